@@ -1,0 +1,1 @@
+"""Tables of the field's facts and the project's thresholds, each row with its source."""

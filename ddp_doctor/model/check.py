@@ -1,0 +1,36 @@
+"""A check: one thing to look at, the probe that looks, and the rules that judge what it saw."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_doctor.model.choices import Level, Where
+from ddp_doctor.model.fact import Fact
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Measurement
+from ddp_doctor.model.rule import Rule
+
+#: ``Callable[[Context], Fact]`` on a node, ``Callable[[RankContext], Fact]`` on a rank; ``where``
+#: tells which, so the parameter cannot be one static type.
+Probe = Callable[[Any], Fact]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One entry of CHECKS.
+
+    ``cost_s`` is the expected time at level standard, for the budget; ``deadline_s`` is when the
+    agent judges a rank check that has not ended, or abandons a node probe.
+    """
+
+    id: str
+    title: str
+    where: Where
+    probe: Probe
+    facts: tuple[type[Fact], ...]
+    rules: tuple[Rule, ...] = ()
+    level: Level = Level.QUICK
+    min_ranks: int = 1
+    cost_s: float = 0.2
+    deadline_s: float = 10.0
+    measurements: Callable[[Recording], Iterable[Measurement]] | None = None

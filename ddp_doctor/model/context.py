@@ -1,0 +1,131 @@
+"""What a probe is handed instead of the machine: Protocols that sources and launch implement."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from ddp_doctor.model.choices import Level
+from ddp_doctor.model.recording import World
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """How a command ended. ``missing``: not found or not executable; nothing is ever raised."""
+
+    argv: tuple[str, ...]
+    status: Literal["ended", "missing", "timed_out"]
+    returncode: int | None = None
+    stdout: str = ""
+    stderr: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the command ran to its end and reported success."""
+        return self.status == "ended" and self.returncode == 0
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Size of a file system, in bytes."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+class Context(Protocol):
+    """The only door to the machine for a probe that runs once per node."""
+
+    env: Mapping[str, str]
+    node: int
+    world: World
+    level: Level
+    deadline: float  # on the clock of ``clock()``
+
+    def clock(self) -> float:
+        """Monotonic seconds."""
+        ...
+
+    def run(self, argv: Sequence[str], timeout_s: float | None = None) -> CommandResult:
+        """Run a command without a shell, killed at the deadline."""
+        ...
+
+    def child(self, name: str, *args: str) -> CommandResult:
+        """Run one of the doctor's own helper scripts (sources/child_NAME.py) in a fresh process.
+
+        For calls into drivers and libraries that may hang or crash. It prints JSON.
+        """
+        ...
+
+    def read(self, path: str) -> str:
+        """The text of a file. Raises OSError as open() does."""
+        ...
+
+    def listdir(self, path: str) -> list[str]:
+        """Sorted names in a folder. Raises OSError as os.listdir() does."""
+        ...
+
+    def readlink(self, path: str) -> str:
+        """Where a symbolic link points to. Raises OSError as os.readlink() does."""
+        ...
+
+    def disk(self, path: str) -> Disk:
+        """Size of the file system that holds ``path``. Raises OSError."""
+        ...
+
+    def limit(self, name: str) -> int | None:
+        """The soft resource limit ``RLIMIT_<name>``; None is unlimited."""
+        ...
+
+    def cpus(self) -> int:
+        """How many logical CPUs this process may run on."""
+        ...
+
+    def keep(self, raw: str) -> None:
+        """Keep the raw text that the fact is parsed from."""
+        ...
+
+
+class RankContext(Protocol):
+    """What a probe sees on one rank: its place in the world and the way to report progress."""
+
+    rank: int  # original rank, for reports
+    group_rank: int  # rank in this trial's process group
+    world_size: int  # of this trial
+    ranks: tuple[int, ...]  # original rank of each group rank
+    local_rank: int
+    backend: str
+    device: str  # "cpu" or "cuda:N", for torch.device
+    env: Mapping[str, str]
+    level: Level
+    deadline: float
+    init_s: float  # how long init_process_group took here
+    started_ago_s: float  # how long ago the launcher was started, when this worker came up
+    skip_pairs: frozenset[tuple[int, int]]  # original ranks; pairs an earlier trial proved stuck
+    group: Any  # the default torch ProcessGroup
+
+    def clock(self) -> float:
+        """Monotonic seconds, the same clock on all ranks of a node."""
+        ...
+
+    def remaining(self) -> float:
+        """Seconds until the check's deadline."""
+        ...
+
+    def step(
+        self,
+        name: str,
+        detail: str = "",
+        *,
+        peers: Sequence[int] = (),
+        deadline_s: float | None = None,
+    ) -> AbstractContextManager[None]:
+        """Mark a step that may block; ``peers`` are original ranks, empty means everyone.
+
+        ``detail`` must be equal on the ranks that meet. ``deadline_s`` is the step's own deadline.
+        """
+        ...
+
+    def keep(self, raw: str) -> None:
+        """Keep raw text beside the fact."""
+        ...

@@ -1,0 +1,89 @@
+"""Findings: the opinion of a rule, with culprits, evidence and remedies."""
+
+from typing import Literal
+
+from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.choices import Confidence, Severity
+
+CulpritKind = Literal["node", "rank", "gpu", "nic", "pair", "setting", "file"]
+
+
+class Culprit(Frozen):
+    """Who is to blame. ``name`` is a variable, file, interface or link, as the kind says."""
+
+    kind: CulpritKind
+    node: str | None = None
+    node_rank: int | None = None
+    rank: int | None = None
+    gpu: int | None = None
+    peer_node: str | None = None
+    peer_rank: int | None = None
+    name: str | None = None
+
+
+class Evidence(Frozen):
+    """One observation that a finding rests on, and what was expected instead."""
+
+    check: str
+    text: str
+    value: float | None = None
+    unit: str | None = None
+    expected: float | None = None
+    expected_from: str | None = None
+
+
+class Setting(Frozen):
+    """One environment variable to set or unset."""
+
+    name: str
+    value: str | None = None
+    action: Literal["set", "unset"] = "set"
+    why: str = ""
+
+
+class Proof(Frozen):
+    """Whether a remedy was tried, and what the trial measured."""
+
+    status: Literal["proved", "disproved", "not_tried"] = "not_tried"
+    before: str | None = None
+    after: str | None = None
+    reason: str | None = None
+
+
+class Remedy(Frozen):
+    """What mends it: settings to export, or commands and words, with the price and the way back."""
+
+    summary: str
+    settings: tuple[Setting, ...] = ()
+    commands: tuple[str, ...] = ()
+    scope: Literal["job", "node", "cluster", "code"] = "job"
+    cost: str = ""
+    undo: str = ""
+    proof: Proof = Proof()
+    references: tuple[str, ...] = ()
+
+
+class Draft(Frozen):
+    """What a rule yields; the rule's code, name and severity complete it to a finding."""
+
+    title: str
+    detail: str = ""
+    confidence: Confidence = Confidence.LIKELY
+    culprits: tuple[Culprit, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
+    severity: Severity | None = None  # only where it differs from the rule's own
+
+
+class Finding(Frozen):
+    """A fault, its culprits, the evidence and what mends it."""
+
+    code: str
+    name: str
+    severity: Severity
+    title: str
+    detail: str = ""
+    confidence: Confidence
+    culprits: tuple[Culprit, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    remedies: tuple[Remedy, ...] = ()

@@ -1,0 +1,51 @@
+"""The report: what ``--json`` writes. Schema version 1.0, published in docs/reference."""
+
+from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.choices import CheckStatus, Verdict
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import World
+
+REPORT_SCHEMA_VERSION = "1.0"
+
+
+class Tool(Frozen):
+    """Who wrote the report."""
+
+    name: str = "ddp-doctor"
+    version: str
+
+
+class CheckResult(Frozen):
+    """What became of one check over all nodes and ranks."""
+
+    id: str
+    title: str
+    status: CheckStatus
+    reason: str | None = None
+    duration_s: float = 0.0
+
+
+class Measurement(Frozen):
+    """One number that was measured, with its unit and what it was measured of."""
+
+    name: str
+    value: float
+    unit: str
+    labels: dict[str, str | int | float] = {}
+
+
+class Report(Frozen):
+    """The envelope that every diagnosing command writes."""
+
+    schema_version: str = REPORT_SCHEMA_VERSION
+    tool: Tool
+    run_id: str
+    started_at: str
+    duration_s: float
+    world: World | None = None
+    verdict: Verdict
+    exit_code: int
+    summary: str
+    checks: tuple[CheckResult, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    measurements: tuple[Measurement, ...] = ()

@@ -1,0 +1,46 @@
+"""Rules: pure functions from a recording to findings, identified by a stable code."""
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.fact import Fact
+from ddp_doctor.model.finding import Draft, Finding
+from ddp_doctor.model.recording import Recording
+
+RuleFunction = Callable[[Recording], Iterable[Draft]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One opinion. ``doc`` has the sections What it finds, Why it matters, Remedy, References."""
+
+    code: str
+    name: str  # kebab-case, states the fault: "p2p-stalls-between-gpus"
+    severity: Severity
+    needs: tuple[type[Fact], ...]
+    function: RuleFunction
+    doc: str
+
+    def apply(self, recording: Recording) -> list[Finding]:
+        """The findings of this rule, empty where a fact it needs was not recorded."""
+        if any(recording.first(kind) is None for kind in self.needs):
+            return []
+        return [self._complete(draft) for draft in self.function(recording)]
+
+    def _complete(self, draft: Draft) -> Finding:
+        fields = dict(draft)
+        severity = fields.pop("severity") or self.severity
+        return Finding(code=self.code, name=self.name, severity=severity, **fields)
+
+
+def rule(
+    code: str, name: str, severity: Severity, *needs: type[Fact]
+) -> Callable[[RuleFunction], Rule]:
+    """Make a Rule of a function; its docstring becomes the page of ``ddp-doctor explain``."""
+
+    def decorate(function: RuleFunction) -> Rule:
+        return Rule(code, name, severity, needs, function, inspect.getdoc(function) or "")
+
+    return decorate

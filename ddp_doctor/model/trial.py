@@ -1,0 +1,81 @@
+"""What a trial leaves behind: the evidence of each rank, without opinion.
+
+A trial is one world of fresh worker processes that ran some rank checks in order. The judge
+(launch/hang.py) reads nothing but this, live and on replay.
+"""
+
+from typing import Literal
+
+from ddp_doctor.model.base import Frozen, Json
+
+
+class Step(Frozen):
+    """One step that a rank entered: a collective, a barrier, a phase of a check."""
+
+    check: str
+    name: str  # the field's word: all_reduce, send, init_process_group, backward …
+    seq: int  # counts the steps of one check on one rank; equal numbers are meant to meet
+    detail: str = ""  # shape, dtype, peer: what must agree between the ranks that meet
+    peers: tuple[int, ...] = ()  # original ranks this step needs; empty means all of the trial
+    entered_at: float = 0.0  # seconds since the trial began
+    left_at: float | None = None
+    where: str = ""  # file:line of the call
+
+
+class FlightEntry(Frozen):
+    """One entry of torch's flight recorder: the collective that the rank really enqueued."""
+
+    seq: int
+    op: str  # "all_reduce", without the backend prefix
+    sizes: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()
+    retired: bool = False
+
+
+class Raised(Frozen):
+    """An exception that ended a probe on a rank."""
+
+    type: str
+    message: str
+    where: str = ""  # innermost file:line outside torch
+    blames_peer: bool = False  # a broken connection or a time-out: a victim's words, not a cause
+    at: float = 0.0
+
+
+class RankEvidence(Frozen):
+    """All that is known of one rank when its trial ended or was judged."""
+
+    rank: int  # the rank in the first trial; later trials keep it
+    node: int = 0
+    pid: int = 0
+    began: bool = False  # the worker process reported in at all
+    done: bool = False
+    check: str = ""  # the check the rank was in
+    steps: tuple[Step, ...] = ()  # the last steps, oldest first
+    raised: Raised | None = None
+    exit_code: int | None = None  # None while alive; negative is a signal
+    exited_at: float | None = None  # seconds since the trial began
+    state: str | None = None  # R, S, D, T, t, Z as in /proc/PID/stat
+    wait_channel: str | None = None
+    cpu_s_per_s: float | None = None  # processor time used in the last second of watching
+    stack: tuple[str, ...] = ()  # "file:line in function", innermost last
+    flight: tuple[FlightEntry, ...] = ()
+    output_tail: str = ""
+    out_of_memory: bool = False  # the memory cgroup counted an OOM kill when this rank died
+
+
+class TrialRecord(Frozen):
+    """One trial: who took part, what was planned, how it ended."""
+
+    trial: str
+    launcher: Literal["forkserver", "torchrun"] = "forkserver"
+    backend: str = "gloo"
+    ranks: tuple[int, ...] = ()  # original rank numbers
+    checks: tuple[str, ...] = ()
+    outcome: Literal["finished", "stuck", "broken", "slow", "interrupted"] = "finished"
+    judged_check: str | None = None  # the check in which it got stuck or broke
+    waited_s: float = 0.0  # how long that check's ranks had been waiting when judged
+    duration_s: float = 0.0
+    evidence: tuple[RankEvidence, ...] = ()
+    notes: tuple[str, ...] = ()
+    environment: dict[str, Json] = {}

@@ -1,0 +1,1 @@
+"""Reports for people and programs; the terminal renderer is the only user of rich."""

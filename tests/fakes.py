@@ -1,0 +1,85 @@
+"""A machine made of dictionaries, for probes that run once per node."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddp_doctor.model.choices import Level
+from ddp_doctor.model.context import CommandResult, Disk
+from ddp_doctor.model.recording import World
+
+
+@dataclass
+class FakeContext:
+    """Files, links, commands and helper scripts by name; whatever is not given does not exist."""
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str | OSError] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+    commands: Mapping[str, CommandResult | str] = field(default_factory=dict)
+    children: Mapping[str, CommandResult | str] = field(default_factory=dict)
+    disks: Mapping[str, Disk] = field(default_factory=dict)
+    limits: Mapping[str, int | None] = field(default_factory=dict)
+    cpu_count: int = 8
+    node: int = 0
+    world: World = field(default_factory=World)
+    level: Level = Level.STANDARD
+    deadline: float = 1e9
+    raw: str | None = None
+
+    def clock(self) -> float:
+        return 0.0
+
+    def run(self, argv: Sequence[str], timeout_s: float | None = None) -> CommandResult:
+        return self._result(self.commands, argv[0], tuple(argv))
+
+    def child(self, name: str, *args: str) -> CommandResult:
+        return self._result(self.children, name, (name, *args))
+
+    def read(self, path: str) -> str:
+        text = self.files.get(path)
+        if text is None:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        if isinstance(text, OSError):
+            raise text
+        return text
+
+    def listdir(self, path: str) -> list[str]:
+        prefix = path.rstrip("/") + "/"
+        names = {p[len(prefix) :].split("/")[0] for p in (*self.files, *self.links) if p.startswith(prefix)}
+        if not names:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return sorted(names)
+
+    def readlink(self, path: str) -> str:
+        target = self.links.get(posixpath.normpath(path))
+        if target is None:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return target
+
+    def disk(self, path: str) -> Disk:
+        if path not in self.disks:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return self.disks[path]
+
+    def limit(self, name: str) -> int | None:
+        return self.limits.get(name)
+
+    def cpus(self) -> int:
+        return self.cpu_count
+
+    def keep(self, raw: str) -> None:
+        self.raw = raw
+
+    @staticmethod
+    def _result(
+        table: Mapping[str, CommandResult | str], name: str, argv: tuple[str, ...]
+    ) -> CommandResult:
+        known = table.get(name)
+        if known is None:
+            return CommandResult(argv, "missing")
+        if isinstance(known, str):
+            return CommandResult(argv, "ended", 0, known)
+        return known
