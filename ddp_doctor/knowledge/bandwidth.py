@@ -6,7 +6,7 @@ over its link, depending on the collective and the number of ranks; ``busbw`` co
 number can be compared with the rate of the hardware whatever the world size.
 
 Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md ("Bus bandwidth", Summary);
-gather, scatter and sendrecv from the GetBw functions of nccl-tests' src/gather.cu, scatter.cu and sendrecv.cu.
+gather, scatter and sendrecv from nccl-tests' src/gather.cu, scatter.cu and sendrecv.cu (GetBw).
 With in-network reduction (NVLink SHARP) the switch adds, and the busbw of all_reduce may exceed the link.
 """
 

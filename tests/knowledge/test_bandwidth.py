@@ -3,9 +3,10 @@
 from fractions import Fraction
 
 import pytest
-from ddp_doctor.knowledge.bandwidth import FACTORS, busbw
 from hypothesis import given
 from hypothesis import strategies as st
+
+from ddp_doctor.knowledge.bandwidth import FACTORS, busbw
 
 OPS = st.sampled_from(sorted(FACTORS))
 RANKS = st.integers(min_value=1, max_value=100_000)
