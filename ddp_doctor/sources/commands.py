@@ -1,0 +1,170 @@
+"""Running a command so that it can neither hang the doctor nor outlive it.
+
+Every command gets a session of its own, no standard input, a bounded amount of kept output and a time
+limit after which its whole process group is killed. Nothing is ever raised for a command that
+misbehaves: what became of it stands in the ``CommandResult``.
+"""
+
+import ctypes
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ddp_doctor.model.context import CommandResult
+
+#: Kept per stream; the rest is read and dropped, so that a command that prints for ever fills no memory.
+OUTPUT_LIMIT_BYTES = 4 * 1024 * 1024
+#: A killed process is waited for this long. One in state D (a wedged driver) is then left to the kernel.
+REAP_PATIENCE_S = 0.4
+
+#: Searched where the environment has no PATH, as in a SLURM prolog: the usual folders, then where
+#: nvidia-smi stands under WSL 2, the GPU operator's driver container, and on GKE nodes.
+DEFAULT_PATH = (
+    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    ":/usr/lib/wsl/lib:/run/nvidia/driver/usr/bin"
+    ":/usr/local/nvidia/bin:/home/kubernetes/bin/nvidia/bin"
+)
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# Bound at import: between fork and exec a child of a threaded process must not import, open a
+# library or take any lock that another thread may have held when it forked.
+_prctl = ctypes.CDLL(None).prctl
+_prctl.argtypes = (ctypes.c_int, ctypes.c_ulong)
+
+
+def run_command(argv: Sequence[str], env: Mapping[str, str], timeout_s: float) -> CommandResult:
+    """Run ``argv`` with exactly ``env``, for at most ``timeout_s`` seconds, and never raise.
+
+    Bytes that are not UTF-8 are replaced. ``missing`` carries the reason in ``stderr``.
+    """
+    command = tuple(argv)
+    if timeout_s <= 0:
+        return CommandResult(command, "timed_out")
+    executable = find_executable(command[0], env)
+    if executable is None:
+        return CommandResult(command, "missing", stderr=f"{command[0]}: not found or not executable")
+    try:
+        process = _start(command, executable, env)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return CommandResult(command, "missing", stderr=f"{command[0]}: {error}")
+    return _follow(process, command, time.monotonic() + timeout_s)
+
+
+def find_executable(name: str, env: Mapping[str, str]) -> str | None:
+    """The file that ``name`` stands for, or None. Relative PATH entries are ignored: it may be root's."""
+    folders = (env.get("PATH") or DEFAULT_PATH).split(os.pathsep)
+    return shutil.which(name, path=os.pathsep.join(folder for folder in folders if folder.startswith("/")))
+
+
+def _start(command: tuple[str, ...], executable: str, env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        command,
+        executable=executable,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=_dies_with(os.getpid()),  # noqa: PLW1509  the function takes no lock, see _prctl
+    )
+
+
+def _dies_with(parent: int) -> Callable[[], None]:
+    """What a child does before exec: ask for SIGKILL at its parent's death.
+
+    The kernel means the *thread* that forked: a probe's thread stays in ``run_command`` until its command
+    has ended, so the command never loses its parent early.
+    """
+
+    def ask() -> None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died between the fork and the request
+            os._exit(127)
+
+    return ask
+
+
+class _Capture:
+    """One output stream of a command: its first bytes, up to the limit."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self.descriptor = descriptor
+        self.kept = bytearray()
+
+    def fill(self) -> bool:
+        """Read what is there; False at the end of the stream."""
+        try:
+            chunk = os.read(self.descriptor, 65536)
+        except BlockingIOError:
+            return True
+        self.kept += chunk[: OUTPUT_LIMIT_BYTES - len(self.kept)]
+        return bool(chunk)
+
+    def text(self) -> str:
+        return self.kept.decode("utf-8", "replace")
+
+
+def _follow(process: "subprocess.Popen[bytes]", command: tuple[str, ...], end: float) -> CommandResult:
+    """Collect the output until the command ends or ``end`` comes, then leave nothing of it behind."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stdout, process.stderr:
+        captures = (_Capture(process.stdout.fileno()), _Capture(process.stderr.fileno()))
+        try:
+            ended = _collect(process, captures, end)
+        finally:
+            _kill_group(process)
+            returncode = _reap(process, REAP_PATIENCE_S)
+    stdout, stderr = (capture.text() for capture in captures)
+    if not ended:
+        return CommandResult(command, "timed_out", None, stdout, stderr)
+    return CommandResult(command, "ended", returncode, stdout, stderr)
+
+
+def _collect(process: "subprocess.Popen[bytes]", captures: Iterable[_Capture], end: float) -> bool:
+    """Read until the command has ended and its pipes are empty; False where ``end`` came first."""
+    idle_s = 0.001
+    with selectors.DefaultSelector() as selector:
+        for capture in captures:
+            selector.register(capture.descriptor, selectors.EVENT_READ, capture)
+        while True:
+            ended = _has_ended(process)
+            if ended:
+                _kill_group(process)  # what it left in the background may hold the pipes open for ever
+            ready = selector.select(0 if ended else min(idle_s, max(end - time.monotonic(), 0)))
+            for key, _ in ready:
+                if not key.data.fill():
+                    selector.unregister(key.fd)
+            if (ended and not ready) or time.monotonic() >= end:
+                return ended
+            idle_s = 0.001 if ready else min(idle_s * 2, 0.05)
+
+
+def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
+    """Whether the command itself has ended. It stays a zombie, so that its group id is not given away."""
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # the doctor was started with SIGCHLD ignored: the kernel has reaped it
+        return True
+
+
+def _kill_group(process: "subprocess.Popen[bytes]") -> None:
+    """SIGKILL for the command and all that it started, as long as they stay in its session's group."""
+    if process.returncode is None:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):  # all gone; or a set-uid program is among them
+            return
+
+
+def _reap(process: "subprocess.Popen[bytes]", patience_s: float) -> int | None:
+    """The exit code, or None where the killed process does not go away within ``patience_s``."""
+    try:
+        return process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        return None

@@ -1,0 +1,237 @@
+"""Real processes that misbehave in the ways commands do on a sick node."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor.sources import commands
+from ddp_doctor.sources.commands import OUTPUT_LIMIT_BYTES, find_executable, run_command
+
+ENV = {"PATH": "/usr/bin:/bin"}
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", textwrap.dedent(code)]
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def gone_within(pid: int, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while alive(pid):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_output_and_exit_code_of_an_ordinary_command():
+    result = run_command(["sh", "-c", "echo out; echo err >&2; exit 3"], ENV, 5)
+    assert (result.status, result.returncode, result.stdout, result.stderr) == ("ended", 3, "out\n", "err\n")
+    assert not result.ok
+
+
+def test_the_command_sees_the_given_environment_and_no_other(monkeypatch):
+    monkeypatch.setenv("LEAKED", "1")
+    result = run_command(["env"], {"PATH": "/usr/bin:/bin", "GIVEN": "2"}, 5)
+    assert result.ok
+    assert set(result.stdout.split()) == {"PATH=/usr/bin:/bin", "GIVEN=2"}
+
+
+def test_standard_input_is_empty():
+    assert run_command(["cat"], ENV, 5).ok
+
+
+def test_a_missing_command_is_missing():
+    result = run_command(["no-such-command-here"], ENV, 5)
+    assert result.status == "missing"
+    assert "no-such-command-here" in result.stderr
+
+
+def test_a_file_that_is_not_executable_is_missing(tmp_path):
+    script = tmp_path / "tool"
+    script.write_text("#!/bin/sh\n")
+    assert run_command([str(script)], ENV, 5).status == "missing"
+
+
+def test_an_executable_of_no_known_format_is_missing_with_the_reason(tmp_path):
+    script = tmp_path / "tool"
+    script.write_bytes(b"\x00\x01\x02")
+    script.chmod(0o755)
+    result = run_command([str(script)], ENV, 5)
+    assert result.status == "missing"
+    assert "format" in result.stderr.lower()
+
+
+def test_an_argument_with_a_null_byte_raises_nothing():
+    assert run_command(["echo", "a\0b"], ENV, 5).status == "missing"
+
+
+def test_a_folder_named_relative_in_path_is_not_searched(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho planted\n")
+    tool.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    assert find_executable("nvidia-smi", {"PATH": f".::{tmp_path}"}) == str(tool)
+    assert find_executable("nvidia-smi", {"PATH": ".::bin"}) is None
+
+
+def test_without_path_the_usual_folders_are_searched():
+    assert run_command(["sh", "-c", "exit 0"], {}, 5).ok
+
+
+def test_bytes_that_are_not_utf8_are_replaced():
+    assert run_command(["printf", r"a\377b"], ENV, 5).stdout == "a\ufffdb"
+
+
+def test_no_time_left_starts_nothing():
+    assert run_command(["sh", "-c", "exit 0"], ENV, 0).status == "timed_out"
+
+
+def test_a_hung_command_that_ignores_sigterm_is_killed_in_time_and_keeps_its_output():
+    code = """
+        import os, signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print(os.getpid(), flush=True)
+        time.sleep(60)
+    """
+    began = time.monotonic()
+    result = run_command(python(code), ENV, 0.5)
+    assert time.monotonic() - began < 2
+    assert (result.status, result.returncode) == ("timed_out", None)
+    assert not alive(int(result.stdout))
+
+
+def test_a_grandchild_of_a_hung_command_is_killed_too():
+    result = run_command(["sh", "-c", "sleep 60 & echo $!; wait"], ENV, 0.3)
+    assert result.status == "timed_out"
+    assert gone_within(int(result.stdout), 1)
+
+
+def test_a_background_process_that_holds_the_pipe_neither_delays_nor_survives():
+    began = time.monotonic()
+    result = run_command(["sh", "-c", "yes & echo $! >&2"], ENV, 10)
+    assert time.monotonic() - began < 3
+    assert result.ok
+    assert gone_within(int(result.stderr), 1)
+
+
+def test_a_command_that_prints_for_ever_fills_no_memory():
+    result = run_command(["yes"], ENV, 0.5)
+    assert result.status == "timed_out"
+    assert len(result.stdout) <= OUTPUT_LIMIT_BYTES
+
+
+def test_output_beyond_the_limit_is_dropped_and_the_command_still_ends(monkeypatch):
+    monkeypatch.setattr(commands, "OUTPUT_LIMIT_BYTES", 1000)
+    result = run_command(["head", "-c", "300000", "/dev/zero"], ENV, 10)
+    assert result.ok
+    assert len(result.stdout) == 1000
+
+
+def test_a_command_that_closes_its_output_and_lingers_is_followed_to_its_end():
+    result = run_command(["sh", "-c", "exec >&- 2>&-; sleep 0.2; exit 7"], ENV, 5)
+    assert (result.status, result.returncode) == ("ended", 7)
+
+
+def test_a_command_killed_by_a_signal_reports_it():
+    assert run_command(["sh", "-c", "kill -SEGV $$"], ENV, 5).returncode == -signal.SIGSEGV
+
+
+def test_a_stopped_command_is_killed():
+    result = run_command(["sh", "-c", "echo $$; kill -STOP $$"], ENV, 0.3)
+    assert result.status == "timed_out"
+    assert not alive(int(result.stdout))
+
+
+def test_commands_end_with_the_agent_even_when_it_is_killed(tmp_path):
+    code = f"""
+        from ddp_doctor.sources.commands import run_command
+        script = "echo $$ > pid.new; mv pid.new pid; exec sleep 60"
+        run_command(["sh", "-c", "cd {tmp_path}; " + script], {{}}, 60)
+    """
+    agent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+    try:
+        end = time.monotonic() + 10
+        while not (tmp_path / "pid").exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        pid = int((tmp_path / "pid").read_text())
+        assert alive(pid)
+    finally:
+        agent.kill()
+        agent.wait()
+    assert gone_within(pid, 2)
+
+
+def test_an_interrupt_leaves_no_command_behind(tmp_path):
+    mark = tmp_path / "pid"
+
+    def interrupt() -> None:
+        while not mark.exists() or not mark.read_text().strip():
+            time.sleep(0.01)
+        signal.raise_signal(signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_command(["sh", "-c", f"echo $$ > {mark}; exec sleep 60"], ENV, 20)
+    assert gone_within(int(mark.read_text()), 1)
+
+
+def test_many_commands_from_threads_at_once_all_answer():
+    answers: list[str] = []
+
+    def ask(number: int) -> None:
+        answers.append(run_command(["echo", str(number)], ENV, 20).stdout.strip())
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(int, answers)) == list(range(12))
+
+
+def test_no_descriptor_is_leaked():
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(5):
+        run_command(["echo", "x"], ENV, 5)
+        run_command(["no-such-command-here"], ENV, 5)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_process_that_does_not_go_away_is_abandoned_not_waited_for():
+    process = subprocess.Popen(["sleep", "30"])
+    try:
+        began = time.monotonic()
+        assert commands._reap(process, 0.1) is None
+        assert time.monotonic() - began < 1
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_commands_work_where_the_doctor_was_started_with_sigchld_ignored():
+    code = """
+        import signal
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        from ddp_doctor.sources.commands import run_command
+        print(run_command(["echo", "answer"], {}, 10))
+    """
+    argv = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=True)
+    assert "status='ended'" in done.stdout
+    assert "answer" in done.stdout
+    assert done.stderr == ""
