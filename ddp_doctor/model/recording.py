@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ddp_doctor.model.base import Frozen
-from ddp_doctor.model.choices import FailOn, Level, Status
+from ddp_doctor.model.choices import Backend, FailOn, Level, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.trial import TrialRecord
 
@@ -50,6 +50,7 @@ class Options(Frozen):
 
     command: str = "run"
     level: Level = Level.STANDARD
+    backend: Backend = Backend.AUTO
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     budget_s: float = 60.0

@@ -1,0 +1,42 @@
+"""Naming the nodes behind a finding, so that one cause on many nodes stays one finding."""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
+
+from ddp_doctor.model.fact import Fact
+from ddp_doctor.model.finding import Culprit
+from ddp_doctor.model.recording import Recording, Seen
+
+F = TypeVar("F", bound=Fact)
+K = TypeVar("K", bound=Hashable)
+
+#: More host names than this in one sentence help nobody; the culprits name them all.
+NAMES_IN_A_SENTENCE = 4
+
+
+def by_cause(seen: Iterable[Seen[F]], cause: Callable[[F], K | None]) -> dict[K, list[Seen[F]]]:
+    """The facts that share a cause, in the order they were read; a cause of None is no cause."""
+    groups: dict[K, list[Seen[F]]] = {}
+    for one in seen:
+        key = cause(one.fact)
+        if key is not None:
+            groups.setdefault(key, []).append(one)
+    return groups
+
+
+def node_culprits(recording: Recording, seen: Sequence[Seen[F]]) -> tuple[Culprit, ...]:
+    """One culprit per node."""
+    ranks = dict.fromkeys(one.node for one in seen)
+    return tuple(Culprit(kind="node", node=_name(recording, rank), node_rank=rank) for rank in ranks)
+
+
+def node_names(recording: Recording, seen: Sequence[Seen[F]]) -> str:
+    """The nodes' names for a sentence: "node0", "node0 and node1", "node0, node1, node2, node3 and 12 more"."""
+    names = [_name(recording, rank) for rank in dict.fromkeys(one.node for one in seen)]
+    if len(names) > NAMES_IN_A_SENTENCE:
+        names = [*names[:NAMES_IN_A_SENTENCE], f"{len(names) - NAMES_IN_A_SENTENCE} more"]
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _name(recording: Recording, node_rank: int) -> str:
+    return recording.world.hostname(node_rank) if recording.world else f"node rank {node_rank}"
