@@ -1,0 +1,39 @@
+"""What to try where stock DDP, with a model of the doctor's own, averages or broadcasts wrongly."""
+
+from ddp_doctor.model.finding import Proof, Remedy, Setting
+
+_NOT_TRIED = Proof(reason="the doctor cannot tell beforehand which of these is the cause")
+
+_WHICH_CODE = (
+    'python -c "import inspect, torch; from torch.nn.parallel import DistributedDataParallel as D; '
+    'print(torch.__version__, inspect.getsourcefile(D), inspect.getsourcefile(D.no_sync))"'
+)
+
+#: The probe runs none of the user's code, so what is left above the transport is torch itself.
+_SOFTWARE = Remedy(
+    summary="Look for code that replaces parts of torch (sitecustomize, .pth files, a vendor's fork)",
+    commands=(_WHICH_CODE,),
+    scope="node",
+    cost="None: it only prints where the code of DDP and no_sync() comes from",
+    undo="Nothing to undo",
+    proof=_NOT_TRIED,
+    references=("https://pytorch.org/docs/stable/notes/ddp.html",),
+)
+
+
+def remedies(backend: str, check: str) -> tuple[Remedy, ...]:
+    """What to try, the cheapest first; ``check`` is the one to repeat."""
+    if backend != "nccl":
+        return (_SOFTWARE,)
+    # NCCL user guide, NCCL_PROTO: LL128 corrupts data where it is enabled on platforms unfit for it.
+    simple = Setting(name="NCCL_PROTO", value="Simple", why="rules out LL and LL128")
+    transport = Remedy(
+        summary="Repeat the check with NCCL's Simple protocol alone",
+        settings=(simple,),
+        commands=(f"ddp-doctor run --only {check}",),
+        cost="Small messages get slower: a diagnosis, not a cure",
+        undo="unset NCCL_PROTO",
+        proof=_NOT_TRIED,
+        references=("https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-proto",),
+    )
+    return (transport, _SOFTWARE)

@@ -1,0 +1,193 @@
+"""Real ranks for tests: forked processes joined by gloo, started once per module.
+
+A spawned server imports torch once and forks the ranks (1.5 s instead of 1.5 s a rank). Each rank then
+runs the module-level functions it is sent, on a world of any of the ranks::
+
+    with Ranks(4, preload=(__name__,)) as ranks:
+        results = ranks.run(scenario, on=(1, 3))   # scenario(ctx) on original ranks 1 and 3
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import Self
+
+from ddp_doctor.model.choices import Level
+
+#: Imported by the server before it forks: what a rank would otherwise pay for alone.
+_TORCH = ("torch.distributed", "torch.nn.parallel", "torch._dynamo.utils")
+_TIMEOUT_S = 30.0
+
+
+@dataclass
+class HarnessContext:
+    """A RankContext whose steps are kept in a list of (name, detail)."""
+
+    rank: int
+    group_rank: int
+    world_size: int
+    ranks: tuple[int, ...]
+    local_rank: int
+    group: Any
+    backend: str = "gloo"
+    device: str = "cpu"
+    env: Mapping[str, str] = field(default_factory=dict)
+    level: Level = Level.STANDARD
+    deadline: float = field(default_factory=lambda: time.monotonic() + _TIMEOUT_S)
+    init_s: float = 0.01
+    started_ago_s: float = 0.1
+    skip_pairs: frozenset[tuple[int, int]] = frozenset()
+    raw: str | None = None
+    steps: list[tuple[str, str]] = field(default_factory=list)
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+    def remaining(self) -> float:
+        return self.deadline - self.clock()
+
+    @contextmanager
+    def step(
+        self,
+        name: str,
+        detail: str = "",
+        *,
+        peers: Sequence[int] = (),
+        deadline_s: float | None = None,
+    ) -> Iterator[None]:
+        self.steps.append((name, detail))
+        yield
+
+    def keep(self, raw: str) -> None:
+        self.raw = raw
+
+
+@dataclass
+class Result:
+    """What one rank made of a scenario; ``error`` is a traceback."""
+
+    rank: int
+    value: Any = None
+    error: str | None = None
+    steps: tuple[tuple[str, str], ...] = ()
+    duration_s: float = 0.0
+
+
+class Ranks:
+    """``size`` processes, each one rank of a gloo world."""
+
+    def __init__(self, size: int, preload: Sequence[str] = ()) -> None:
+        self.size = size
+        self._preload = (*_TORCH, *preload)
+
+    def __enter__(self) -> Self:
+        spawn = multiprocessing.get_context("spawn")
+        pipes = [spawn.Pipe() for _ in range(self.size)]
+        self._folder = tempfile.TemporaryDirectory(prefix="rank-harness-")
+        self._pipes = [ours for ours, _ in pipes]
+        theirs = [end for _, end in pipes]
+        store = str(Path(self._folder.name) / "store")
+        self._server = spawn.Process(target=_serve, args=(theirs, store, self._preload), daemon=False)
+        self._server.start()
+        for end in theirs:
+            end.close()
+        self._receive(range(self.size))  # each rank says once that it has joined
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        self._server.join(5)
+        if self._server.exitcode is None and self._server.pid is not None:
+            os.killpg(self._server.pid, signal.SIGKILL)
+            self._server.join()
+        self._folder.cleanup()
+
+    def run(self, scenario: Callable[..., Any], *args: Any, on: Sequence[int] | None = None) -> list[Result]:
+        """``scenario(ctx, *args)`` on the ranks ``on`` (all by default), as a world of their own."""
+        world = tuple(range(self.size) if on is None else on)
+        for pipe in self._pipes:  # new_group is a collective: idle ranks are told of the world too
+            pipe.send((world, scenario, args))
+        return [one for one in self._receive(range(self.size)) if one.rank in world]
+
+    def facts(self, scenario: Callable[..., Any], *args: Any, on: Sequence[int] | None = None) -> list[Any]:
+        """The values of ``run``, one per rank; an AssertionError where a rank raised."""
+        results = self.run(scenario, *args, on=on)
+        for one in results:
+            assert one.error is None, f"rank {one.rank}: {one.error}"
+        return [one.value for one in results]
+
+    def _receive(self, ranks: Sequence[int]) -> list[Result]:
+        limit = time.monotonic() + _TIMEOUT_S
+        results = []
+        for rank in ranks:
+            assert self._pipes[rank].poll(max(0.0, limit - time.monotonic())), f"rank {rank} is silent"
+            results.append(self._pipes[rank].recv())
+        return results
+
+
+def _serve(pipes: list[Connection], store: str, preload: Sequence[str]) -> None:
+    import gc
+    import importlib
+    import warnings
+
+    os.setsid()  # one kill ends the server and its ranks
+    gc.disable()
+    warnings.simplefilter("ignore")  # torch without numpy, and its deprecations
+    for module in preload:
+        importlib.import_module(module)
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=_rank, args=(rank, pipes, store)) for rank in range(len(pipes))]
+    for process in ranks:
+        process.start()
+    for pipe in pipes:
+        pipe.close()
+    for process in ranks:
+        process.join()
+
+
+def _rank(rank: int, pipes: list[Connection], store: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    for other, end in enumerate(pipes):
+        if other != rank:
+            end.close()
+    torch.set_num_threads(1)
+    size = len(pipes)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    groups: dict[tuple[int, ...], Any] = {tuple(range(size)): dist.group.WORLD}
+    pipes[rank].send(Result(rank))
+    while True:
+        try:
+            world, scenario, args = pipes[rank].recv()
+        except EOFError:
+            os._exit(0)
+        if world not in groups:
+            groups[world] = dist.new_group(list(world))
+        pipes[rank].send(_run(rank, world, groups[world], scenario, args) if rank in world else Result(rank))
+
+
+def _run(
+    rank: int, world: tuple[int, ...], group: Any, scenario: Callable[..., Any], args: tuple[Any, ...]
+) -> Result:
+    place = world.index(rank)
+    ctx = HarnessContext(rank, place, len(world), world, local_rank=rank, group=group)
+    started = time.monotonic()
+    try:
+        value, error = scenario(ctx, *args), None
+    except Exception:
+        value, error = None, traceback.format_exc()
+    return Result(rank, value, error, tuple(ctx.steps), time.monotonic() - started)
