@@ -3,8 +3,9 @@
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
+from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.fact import Fact
-from ddp_doctor.model.finding import Culprit
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 
 F = TypeVar("F", bound=Fact)
@@ -31,11 +32,33 @@ def node_culprits(recording: Recording, seen: Sequence[Seen[F]]) -> tuple[Culpri
 
 
 def node_names(recording: Recording, seen: Sequence[Seen[F]]) -> str:
-    """The nodes' names for a sentence: "node0", "node0 and node1", "node0, node1, node2, node3 and 12 more"."""
+    """The nodes' names for a sentence: "node0", "node0 and node1", "node0, node1 and 12 more"."""
     names = [_name(recording, rank) for rank in dict.fromkeys(one.node for one in seen)]
     if len(names) > NAMES_IN_A_SENTENCE:
         names = [*names[:NAMES_IN_A_SENTENCE], f"{len(names) - NAMES_IN_A_SENTENCE} more"]
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def node_draft(
+    recording: Recording,
+    group: Sequence[Seen[F]],
+    title: str,
+    evidence: Evidence,
+    *remedies: Remedy,
+    detail: str = "",
+    severity: Severity | None = None,
+    confidence: Confidence = Confidence.PROVED,
+) -> Draft:
+    """A finding about nodes that rests on one observation; ``{nodes}`` in the title becomes their names."""
+    return Draft(
+        title=title.replace("{nodes}", node_names(recording, group)),
+        detail=detail,
+        confidence=confidence,
+        culprits=node_culprits(recording, group),
+        evidence=(evidence,),
+        remedies=remedies,
+        severity=severity,
+    )
 
 
 def _name(recording: Recording, node_rank: int) -> str:

@@ -1,0 +1,88 @@
+"""What metadata, the driver, ldd and libnccl say of their versions.
+
+Samples::
+
+    nvidia-nccl-cu12==2.26.2; platform_system == "Linux"    nvidia-nccl-cu12 (==2.18.1) ; ...
+
+/proc/driver/nvidia/version, the closed and the open kernel module::
+
+    NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023
+    NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (builder@host)
+
+ldd of libtorch_cuda.so; a preloaded library has no arrow::
+
+        libnccl.so.2 => /v/site-packages/torch/lib/../../nvidia/nccl/lib/libnccl.so.2 (0x00007f2a3c000000)
+        libnccl.so.2 => not found
+        /opt/nccl/lib/libnccl.so.2 (0x00007f2a3c000000)
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+
+from ddp_doctor.model.context import CommandResult
+
+_NCCL_PIN = re.compile(r"nvidia-nccl-cu\d+\s*\(?\s*==\s*(\d+(?:\.\d+)+)", re.ASCII)
+_DRIVER = re.compile(
+    r"^NVRM version:.*?\bKernel Module\b.*?\s(\d{2,4}\.\d+(?:\.\d+)?)(?!\S)", re.ASCII | re.MULTILINE
+)
+
+
+def nccl_release(code: int) -> str:
+    """NCCL's version code as text: 22907 is 2.29.7; before 2.9 the minor number had one digit, 2804."""
+    step = 1000 if code < 10000 else 10000
+    return f"{code // step}.{code % step // 100}.{code % 100}"
+
+
+def pinned_nccl(requirements: Iterable[str]) -> str | None:
+    """The exact NCCL version among a package's requirements, or None."""
+    return next((match[1] for text in requirements if (match := _NCCL_PIN.match(text))), None)
+
+
+def driver_version(text: str) -> str | None:
+    """The driver's version in /proc/driver/nvidia/version, or None where the text is not understood."""
+    match = _DRIVER.search(text)
+    return match[1] if match else None
+
+
+def linked_library(ldd_output: str, name: str) -> str | None:
+    """The file that the dynamic linker takes for ``name``, "not found", or None where it is not needed."""
+    for line in ldd_output.splitlines():
+        wanted, arrow, found = line.strip().partition(" => ")
+        path = found if arrow else wanted
+        if wanted.split(" (")[0].rsplit("/", 1)[-1] == name:
+            return "not found" if path.startswith("not found") else path.rsplit(" (", 1)[0]
+    return None
+
+
+def nccl_answer(answer: CommandResult) -> dict[str, str | None]:
+    """What the helper script ``nccl`` found, as fields of the fact.
+
+    A library that fails to load or crashes is at fault; a helper without an answer proves nothing.
+    """
+    try:
+        said = json.loads(last_line(answer.stdout))
+        if "error" in said:
+            return {"nccl_fault": str(said["error"])}
+        return {"nccl_loaded": nccl_release(said["version_code"])}
+    except (ValueError, KeyError, TypeError):
+        if answer.returncode is not None and answer.returncode < 0:
+            return {"nccl_fault": f"asking it for its version ended with signal {-answer.returncode}"}
+        how = "in time" if answer.status == "timed_out" else f"(exit code {answer.returncode})"
+        return {"nccl_problem": f"the helper that asks NCCL for its version gave no answer {how}"}
+
+
+def last_line(text: str) -> str:
+    """The last line that a helper printed; what libraries print comes before."""
+    return text.strip().rpartition("\n")[2]
+
+
+def gpus_hidden_by(env: Mapping[str, str]) -> str | None:
+    """The setting that keeps a machine's GPUs from the job, or None."""
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+        if env.get(name, "all").strip().lower() in ("", "-1", "nodevfiles", "none", "void"):
+            return f"{name}={env[name]}"
+    granted = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", "CUDA_VISIBLE_DEVICES")
+    if "SLURM_JOB_ID" in env and not any(name in env for name in granted):
+        return "SLURM, which granted this job no GPU"
+    return None

@@ -1,0 +1,124 @@
+"""Helper script: what is installed of torch and NCCL, told without importing torch (which takes a second).
+
+Run by path in a process of its own, with -I where the doctor runs isolated, so it imports nothing of
+ddp_doctor. Prints one JSON object, here with a CUDA build of torch::
+
+    {"python": "3.11.7", "machine": "x86_64", "torch_folder": "/v/lib/python3.11/site-packages/torch",
+     "torch_problem": null, "torch_version": "2.7.0+cu126", "torch_cuda": "12.6", "torch_hip": null,
+     "torch_git": "1341794...", "torch_metadata_version": "2.7.0", "torch_requires_python": ">=3.9.0",
+     "torch_requires": ["nvidia-nccl-cu12==2.26.2; platform_system == \"Linux\""],
+     "nccl_packages": {"nvidia-nccl-cu12": "2.26.2"},
+     "torch_cuda_library": "/v/lib/python3.11/site-packages/torch/lib/libtorch_cuda.so",
+     "nccl_files": ["/v/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"]}
+"""
+
+import ast
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+
+#: torch/version.py's names and the names they are reported under.
+VERSION_NAMES = {
+    "__version__": "torch_version",
+    "cuda": "torch_cuda",
+    "hip": "torch_hip",
+    "git_version": "torch_git",
+}
+NCCL_PACKAGES = ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
+NCCL_FILE = "libnccl.so.2"
+
+
+def main() -> None:
+    """Look and print; ``os._exit`` because nothing of a sick installation's exit hooks may matter."""
+    facts = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "nccl_packages": {name: version for name in NCCL_PACKAGES if (version := version_of(name))},
+        **torch_facts(),
+    }
+    print(json.dumps(facts), flush=True)  # noqa: T201  the answer to the agent
+    os._exit(0)
+
+
+def version_of(package: str) -> str | None:
+    """The version in a package's metadata, or None where there is none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def torch_facts() -> dict[str, object]:
+    """What the installed files say of torch."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None:
+        return {"torch_problem": "torch is not installed for this Python"}
+    if spec.origin is None:
+        folders = ", ".join(spec.submodule_search_locations or ())
+        return {"torch_problem": f"{folders} holds no __init__.py: torch is only partly installed"}
+    folder = Path(spec.origin).parent
+    library = folder / "lib" / "libtorch_cuda.so"
+    return {
+        "torch_folder": str(folder),
+        "torch_cuda_library": str(library) if library.exists() else None,
+        "nccl_files": nccl_files(folder),
+        **metadata_facts(),
+        **version_facts(folder / "version.py"),
+    }
+
+
+def metadata_facts() -> dict[str, object]:
+    """What torch's package metadata demands; nothing where torch was built in place."""
+    try:
+        torch = importlib.metadata.distribution("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    return {
+        "torch_metadata_version": torch.version,
+        "torch_requires_python": (torch.metadata.get_all("Requires-Python") or [None])[0],
+        "torch_requires": [demand for demand in torch.requires or () if "nccl" in demand],
+    }
+
+
+def version_facts(file: Path) -> dict[str, object]:
+    """The constants of torch/version.py, read as text and never run."""
+    try:
+        tree = ast.parse(file.read_text("utf-8", "replace"))
+    except (OSError, SyntaxError, ValueError) as error:
+        return {"torch_problem": f"{file} cannot be read: {error}"}
+    found: dict[str, object] = {}
+    for statement in tree.body:
+        name, value = assignment(statement)
+        if name in VERSION_NAMES and isinstance(value, ast.Constant):
+            found[VERSION_NAMES[name]] = value.value
+    if not found.get("torch_version"):
+        return {"torch_problem": f"{file} names no version"}
+    return found
+
+
+def assignment(statement: ast.stmt) -> tuple[str, ast.expr | None]:
+    """Name and value of ``name = value`` and ``name: type = value``; the name is "" for all else."""
+    target: ast.expr | None = None
+    if isinstance(statement, ast.Assign):
+        target = statement.targets[0]
+    elif isinstance(statement, ast.AnnAssign):
+        target = statement.target
+    if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name):
+        return target.id, statement.value
+    return "", None
+
+
+def nccl_files(torch_folder: Path) -> list[str]:
+    """Copies of libnccl: beside torch as the wheels put it, in torch itself, then in LD_LIBRARY_PATH."""
+    folders = [torch_folder.parent / "nvidia" / "nccl" / "lib", torch_folder / "lib"]
+    folders += [Path(name) for name in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if name]
+    return [str(folder / NCCL_FILE) for folder in folders if (folder / NCCL_FILE).exists()]
+
+
+if __name__ == "__main__":
+    sys.path[:] = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
+    main()

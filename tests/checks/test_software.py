@@ -1,0 +1,490 @@
+"""The software check: real files, a real dynamic linker and stand-ins for NVIDIA's libraries."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor.checks.software import CHECK, Software, probe
+from ddp_doctor.model.choices import Backend, Severity, Status
+from ddp_doctor.model.context import CommandResult
+from ddp_doctor.model.fact import Failed, Reading
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.sources import machine
+from ddp_doctor.sources.machine import LiveContext
+from tests.fakes import FakeContext
+
+CC = shutil.which("cc")
+needs_cc = pytest.mark.skipif(CC is None, reason="needs a C compiler (cc) to build stand-in libraries")
+OPEN_DRIVER = (
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (builder@host)\n"
+    "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14+deb12u1)\n"
+)
+GPU_NODE = Software(
+    python="3.11.7",
+    machine="x86_64",
+    torch_version="2.9.1+cu128",
+    torch_metadata_version="2.9.1",
+    torch_cuda="12.8",
+    torch_requires_python=">=3.10",
+    nccl_required_by_torch="2.27.5",
+    nccl_packages={"nvidia-nccl-cu12": "2.27.5"},
+    nccl_library="/v/nvidia/nccl/lib/libnccl.so.2",
+    nccl_loaded="2.27.5",
+    driver="580.95.05",
+    gpu_devices=8,
+)
+
+
+def live(tmp_path: Path | None = None, **env: str) -> LiveContext:
+    paths = {"PYTHONPATH": str(tmp_path)} if tmp_path else {}
+    return LiveContext({"PATH": "/usr/bin:/bin", **paths, **env}, time.monotonic() + 20)
+
+
+def recording(*facts: Software, command: str = "run", **options: object) -> Recording:
+    nodes = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(len(facts)))
+    return Recording(
+        started_at="2026-01-15T10:00:00+00:00",
+        world=World(
+            nnodes=len(facts), nproc_per_node=8, world_size=8 * len(facts), backend="nccl", nodes=nodes
+        ),
+        options=Options(command=command, **options),  # type: ignore[arg-type]
+        readings=tuple(
+            Reading(check="software", status=Status.COLLECTED, node=rank, fact=fact.recorded())
+            for rank, fact in enumerate(facts)
+        ),
+    )
+
+
+def findings(*facts: Software, **options: object) -> list[Finding]:
+    seen = recording(*facts, **options)  # type: ignore[arg-type]
+    return [finding for rule in CHECK.rules for finding in rule.apply(seen)]
+
+
+def verdicts(*facts: Software, **options: object) -> list[tuple[str, Severity]]:
+    return [(finding.code, finding.severity) for finding in findings(*facts, **options)]
+
+
+def but(**changes: object) -> Software:
+    return GPU_NODE.model_copy(update=changes)
+
+
+class Installation:
+    """A site-packages folder with a stand-in torch, and libraries that the real linker resolves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.torch = folder / "torch"
+        (self.torch / "lib").mkdir(parents=True)
+        (self.torch / "__init__.py").write_text("raise SystemExit('torch was imported')\n")
+        self.version("2.7.0+cu126", "'12.6'")
+        self.metadata("torch", "2.7.0", 'Requires-Dist: nvidia-nccl-cu12==2.26.2; platform_system == "Linux"')
+
+    def version(self, version: str, cuda: str) -> None:
+        text = f"from typing import Optional\n__version__ = '{version}'\ncuda: Optional[str] = {cuda}\n"
+        (self.torch / "version.py").write_text(text + "hip: Optional[str] = None\ngit_version = 'abc'\n")
+
+    def metadata(self, name: str, version: str, *lines: str) -> None:
+        folder = self.folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        text = "\n".join(("Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *lines, ""))
+        (folder / "METADATA").write_text(text)
+
+    def nccl(self, body: str = "*v = 22602; return 0;", at: str = "nvidia/nccl/lib") -> Path:
+        """Compile a libnccl.so.2 whose ncclGetVersion has this body."""
+        library = self.folder / at / "libnccl.so.2"
+        library.parent.mkdir(parents=True, exist_ok=True)
+        code = f"#include <stdlib.h>\nint ncclGetVersion(int *v) {{ {body} }}\n"
+        compile_library(library, code, "-Wl,-soname,libnccl.so.2")
+        return library
+
+    def cuda_library(self, nccl: Path | None, *flags: str) -> None:
+        """Compile a libtorch_cuda.so that needs libnccl.so.2, found as in the wheels."""
+        library = self.torch / "lib" / "libtorch_cuda.so"
+        code = "int ncclGetVersion(int *);\nint use(int *v) { return ncclGetVersion(v); }\n"
+        if nccl is None:
+            compile_library(library, "int nothing;\n", *flags)
+        else:
+            compile_library(library, code, str(nccl), "-Wl,--no-as-needed", *flags)
+
+
+def compile_library(library: Path, code: str, *flags: str) -> None:
+    source = library.with_suffix(".c")
+    source.write_text(code)
+    assert CC is not None
+    subprocess.run([CC, "-shared", "-fPIC", "-o", str(library), str(source), *flags], check=True)
+
+
+RPATH = ("-Wl,--disable-new-dtags", "-Wl,-rpath,$ORIGIN/../../nvidia/nccl/lib")
+
+
+@pytest.fixture
+def installation(tmp_path: Path) -> Installation:
+    return Installation(tmp_path / "site")
+
+
+def test_the_real_installation_is_read_without_importing_torch():
+    context = live()
+    began = time.monotonic()
+    fact = probe(context)
+    assert time.monotonic() - began < 5
+    assert fact.python == ".".join(map(str, sys.version_info[:3]))
+    installed = importlib.metadata.version("torch")
+    assert fact.torch_version is not None
+    assert fact.torch_version.split("+")[0] == installed.split("+")[0]
+    assert fact.torch_problem is None
+    assert context.raw is not None
+    assert "torch_version" in context.raw
+
+
+@needs_cc
+def test_loaded_and_required_nccl_of_a_wheel_installation(installation):
+    installation.cuda_library(installation.nccl(), *RPATH)
+    fact = probe(live(installation.folder))
+    assert (fact.torch_version, fact.torch_cuda, fact.torch_hip) == ("2.7.0+cu126", "12.6", None)
+    assert fact.torch_folder == str(installation.torch)
+    assert (fact.nccl_required_by_torch, fact.nccl_loaded) == ("2.26.2", "2.26.2")
+    assert fact.nccl_library is not None
+    assert Path(fact.nccl_library).resolve() == installation.folder / "nvidia/nccl/lib/libnccl.so.2"
+    assert fact.nccl_problem is None
+
+
+@needs_cc
+def test_ld_library_path_does_not_beat_the_rpath_of_the_wheels(installation, tmp_path):
+    other = installation.nccl("*v = 2804; return 0;", at="../other")
+    installation.cuda_library(installation.nccl(), *RPATH)
+    fact = probe(live(installation.folder, LD_LIBRARY_PATH=str(other.parent.resolve())))
+    assert fact.nccl_loaded == "2.26.2"
+
+
+@needs_cc
+def test_ld_library_path_beats_a_runpath(installation):
+    other = installation.nccl("*v = 2804; return 0;", at="../other")
+    installation.cuda_library(installation.nccl(), "-Wl,--enable-new-dtags", *RPATH[1:])
+    fact = probe(live(installation.folder, LD_LIBRARY_PATH=str(other.parent.resolve())))
+    assert fact.nccl_loaded == "2.8.4"
+
+
+@needs_cc
+def test_a_preloaded_library_wins(installation):
+    other = installation.nccl("*v = 22907; return 0;", at="../other").resolve()
+    installation.cuda_library(installation.nccl(), *RPATH)
+    fact = probe(live(installation.folder, LD_PRELOAD=str(other)))
+    assert (fact.nccl_loaded, fact.nccl_library) == ("2.29.7", str(other))
+
+
+@needs_cc
+def test_a_missing_library_is_a_fault(installation):
+    nccl = installation.nccl()
+    installation.cuda_library(nccl, *RPATH)
+    nccl.unlink()
+    fact = probe(live(installation.folder))
+    assert fact.nccl_fault == "libnccl.so.2 is nowhere to be found"
+    assert fact.nccl_loaded is None
+    assert ("DD207", Severity.ERROR) in verdicts(fact)
+
+
+@needs_cc
+def test_a_library_that_the_linker_misses_but_torch_preloads_is_found_in_the_wheel(installation):
+    installation.cuda_library(installation.nccl())
+    assert probe(live(installation.folder)).nccl_loaded == "2.26.2"
+
+
+@needs_cc
+def test_nccl_built_into_torch_is_not_confused_with_a_copy_that_lies_about(installation):
+    installation.nccl()
+    installation.cuda_library(None)
+    fact = probe(live(installation.folder))
+    assert fact.nccl_loaded is None
+    assert fact.nccl_problem is not None
+    assert "built in" in fact.nccl_problem
+    assert verdicts(fact) == []
+
+
+@needs_cc
+def test_a_library_that_crashes_when_asked_costs_only_its_own_answer(installation):
+    installation.cuda_library(installation.nccl("abort();"), *RPATH)
+    fact = probe(live(installation.folder))
+    assert fact.torch_version == "2.7.0+cu126"
+    assert fact.nccl_fault == "asking it for its version ended with signal 6"
+
+
+@needs_cc
+def test_a_library_that_prints_first_is_still_understood(installation):
+    body = "#include <stdio.h>\n"
+    library = installation.nccl()
+    code = body + 'int ncclGetVersion(int *v) { puts("hello"); fflush(stdout); *v = 22005; return 0; }\n'
+    compile_library(library, code, "-Wl,-soname,libnccl.so.2")
+    installation.cuda_library(library, *RPATH)
+    assert probe(live(installation.folder)).nccl_loaded == "2.20.5"
+
+
+@needs_cc
+def test_a_file_that_is_no_library_is_a_fault(installation):
+    library = installation.nccl()
+    installation.cuda_library(library)
+    library.write_bytes(b"not a library")
+    fact = probe(live(installation.folder))
+    assert fact.nccl_fault is not None
+    assert "libnccl.so.2" in fact.nccl_fault
+
+
+def test_a_torch_without_version_file_is_broken(installation):
+    (installation.torch / "version.py").unlink()
+    fact = probe(live(installation.folder))
+    assert fact.torch_problem is not None
+    assert verdicts(fact) == [("DD201", Severity.ERROR)]
+
+
+def test_a_version_file_is_never_run(installation, tmp_path):
+    trap = f"open({str(tmp_path / 'trap')!r}, 'w')\n__version__ = '2.7.0' + open('/dev/null').read()\n"
+    (installation.torch / "version.py").write_text(trap)
+    fact = probe(live(installation.folder))
+    assert fact.torch_problem is not None
+    assert not (tmp_path / "trap").exists()
+
+
+@pytest.mark.parametrize("text", [b"\xff\x00\xfe", b"def (", b"", b"__version__ = None\n"])
+def test_a_version_file_of_garbage_is_a_problem_with_a_reason(installation, text):
+    (installation.torch / "version.py").write_bytes(text)
+    assert probe(live(installation.folder)).torch_problem
+
+
+SCRIPT = str(Path(machine.__file__).with_name("child_software.py"))
+
+
+def test_a_leftover_folder_without_code_is_broken(tmp_path):
+    (tmp_path / "torch" / "lib").mkdir(parents=True)
+    path = f"import runpy, sys; sys.path.insert(0, {str(tmp_path)!r})"
+    run = f"runpy.run_path({SCRIPT!r}, run_name='__main__')"
+    answer = live().run((sys.executable, "-S", "-c", f"{path}; {run}"))
+    assert "only partly installed" in answer.stdout
+
+
+def test_without_site_packages_there_is_no_torch():
+    answer = live().run((sys.executable, "-S", SCRIPT))
+    assert "torch is not installed" in answer.stdout
+
+
+def test_a_helper_without_an_answer_is_a_failure_not_a_fact():
+    for answer in ("", "Traceback\n", "[]", '{"python": 3}'):
+        with pytest.raises(Failed, match="gave no answer"):
+            probe(FakeContext(children={"software": answer}))
+    late = CommandResult(("software",), "timed_out")
+    with pytest.raises(Failed, match="did not end in time"):
+        probe(FakeContext(children={"software": late}))
+
+
+ANSWER = '{"python": "3.11.7", "machine": "x86_64", "torch_version": "2.7.0+cu126", "torch_cuda": "12.6"'
+
+
+def test_driver_and_devices_come_from_proc_and_dev():
+    files = {"/proc/driver/nvidia/version": OPEN_DRIVER, "/dev/nvidia0": "", "/dev/nvidia11": ""}
+    files |= {"/dev/nvidiactl": "", "/dev/nvidia-uvm": "", "/usr/local/cuda/compat/libcuda.so.1": ""}
+    fact = probe(FakeContext(files=files, children={"software": ANSWER + "}"}))
+    assert (fact.driver, fact.gpu_devices) == ("580.95.05", 2)
+    assert fact.forward_compatibility == "/usr/local/cuda/compat"
+
+
+def test_a_driver_that_cannot_be_asked_is_told_so():
+    for text, reason in (
+        (PermissionError(13, "Permission denied"), "Permission denied"),
+        ("???", "understood"),
+    ):
+        fact = probe(
+            FakeContext(files={"/proc/driver/nvidia/version": text}, children={"software": ANSWER + "}"})
+        )
+        assert fact.driver is None
+        assert reason in (fact.driver_problem or "")
+
+
+def test_without_ldd_the_wheels_copy_counts():
+    answer = ANSWER + ', "torch_cuda_library": "/t/libtorch_cuda.so", "nccl_files": ["/w/libnccl.so.2"]}'
+    fact = probe(FakeContext(children={"software": answer, "nccl": '{"version_code": 22602}'}))
+    assert (fact.nccl_library, fact.nccl_loaded) == ("/w/libnccl.so.2", "2.26.2")
+
+
+def test_without_ldd_and_without_a_copy_nothing_is_claimed():
+    fact = probe(
+        FakeContext(children={"software": ANSWER + ', "torch_cuda_library": "/t/libtorch_cuda.so"}'})
+    )
+    assert (fact.nccl_library, fact.nccl_fault) == (None, None)
+    assert "without ldd" in (fact.nccl_problem or "")
+
+
+def test_a_slow_library_is_not_a_faulty_one():
+    answer = ANSWER + ', "torch_cuda_library": "/t/libtorch_cuda.so", "nccl_files": ["/w/libnccl.so.2"]}'
+    late = CommandResult(("nccl",), "timed_out")
+    fact = probe(FakeContext(children={"software": answer, "nccl": late}))
+    assert fact.nccl_fault is None
+    assert "in time" in (fact.nccl_problem or "")
+
+
+def test_a_healthy_gpu_node_gives_nothing():
+    assert verdicts(GPU_NODE, GPU_NODE) == []
+
+
+def test_a_cpu_machine_with_cpu_torch_gives_nothing():
+    assert verdicts(Software(python="3.11.7", machine="x86_64", torch_version="2.13.0+cpu")) == []
+
+
+def test_a_cpu_machine_with_cuda_torch_gives_nothing():
+    assert verdicts(but(driver=None, gpu_devices=0)) == []
+
+
+CPU_BUILD = but(torch_version="2.9.1+cpu", torch_cuda=None, nccl_loaded=None, nccl_required_by_torch=None)
+
+
+def test_cpu_torch_beside_gpus_is_an_error_that_names_a_build_for_the_driver():
+    (finding,) = findings(CPU_BUILD, GPU_NODE, CPU_BUILD)
+    assert (finding.code, finding.severity) == ("DD203", Severity.ERROR)
+    assert [culprit.node for culprit in finding.culprits] == ["node0", "node2"]
+    assert finding.remedies[0].commands[0].endswith("/cu130")
+    (older,) = findings(CPU_BUILD.model_copy(update={"driver": "535.129.03"}))
+    assert older.remedies[0].commands[0].endswith("/cu126")
+    (oldest,) = findings(CPU_BUILD.model_copy(update={"driver": "470.57.02"}))
+    assert oldest.remedies[0].scope == "node"
+
+
+def test_cpu_torch_is_meant_where_gloo_was_asked_for_or_the_gpus_are_hidden():
+    assert verdicts(CPU_BUILD, backend=Backend.GLOO) == []
+    assert verdicts(CPU_BUILD.model_copy(update={"gpus_hidden_by": "CUDA_VISIBLE_DEVICES="})) == []
+
+
+def test_a_rocm_build_is_no_cpu_build():
+    assert verdicts(CPU_BUILD.model_copy(update={"torch_hip": "6.3"})) == []
+
+
+def test_a_prolog_does_not_judge_roots_torch():
+    assert verdicts(CPU_BUILD, but(torch_problem="torch is not installed"), command="prolog") == []
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "expected"),
+    [
+        ("535.129.03", "12.8", []),
+        ("525.60.13", "12.6", []),
+        ("525.60.11", "12.6", [("DD204", Severity.ERROR)]),
+        ("470.82.01", "12.1", [("DD204", Severity.ERROR)]),
+        ("570.124.06", "13.0", [("DD204", Severity.ERROR)]),
+        ("580.65.06", "13.0", []),
+        ("470.82.01", "11.8", []),
+        ("470.82.01", "99.1", []),
+        ("470.82.01", "none", []),
+    ],
+)
+def test_driver_against_cuda(driver, cuda, expected):
+    assert verdicts(but(driver=driver, torch_cuda=cuda)) == expected
+
+
+def test_forward_compatibility_makes_an_old_driver_information():
+    old = but(driver="470.82.01", forward_compatibility="/usr/local/cuda/compat")
+    assert verdicts(old) == [("DD204", Severity.INFO)]
+
+
+@pytest.mark.parametrize(
+    ("loaded", "expected"),
+    [
+        ("2.27.5", []),
+        ("2.27.3", [("DD205", Severity.WARNING)]),
+        ("2.21.5", [("DD205", Severity.ERROR)]),
+        ("2.29.7", [("DD205", Severity.INFO)]),
+    ],
+)
+def test_loaded_nccl_against_the_one_torch_pins(loaded, expected):
+    assert verdicts(but(nccl_loaded=loaded)) == expected
+
+
+def test_an_nccl_that_torch_does_not_pin_is_not_judged():
+    assert verdicts(but(nccl_loaded="2.29.7", nccl_required_by_torch=None)) == []
+
+
+def matching(nccl: str, torch: str, machine: str = "x86_64") -> Software:
+    return but(
+        nccl_loaded=nccl,
+        nccl_required_by_torch=nccl,
+        torch_version=torch,
+        torch_metadata_version=torch,
+        machine=machine,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fact", "nodes", "known"),
+    [
+        (matching("2.26.2", "2.7.0+cu126"), 1, True),
+        (matching("2.26.2", "2.7.1+cu126"), 1, False),
+        (matching("2.29.2", "2.12.0", "aarch64"), 1, True),
+        (matching("2.29.2", "2.12.0", "x86_64"), 1, False),
+        (matching("2.28.7", "2.11.0"), 1, False),
+        (matching("2.28.7", "2.11.0"), 2, True),
+        (matching("2.28.9", "2.11.0"), 2, False),
+    ],
+)
+def test_known_faults_only_where_the_job_can_meet_them(fact, nodes, known):
+    assert verdicts(*[fact] * nodes) == ([("DD206", Severity.WARNING)] if known else [])
+
+
+@pytest.mark.parametrize(
+    ("torch", "nccl"),
+    [
+        ("2.4.1", "2.20.5"),
+        ("2.5.1", "2.21.5"),
+        ("2.6.0", "2.21.5"),
+        ("2.8.0", "2.27.3"),
+        ("2.13.0", "2.29.7"),
+    ],
+)
+def test_no_released_pair_of_torch_and_nccl_is_blamed_wholesale(torch, nccl):
+    assert verdicts(matching(nccl, torch), matching(nccl, torch)) == []
+
+
+def test_a_known_fault_offers_the_setting_and_the_upgrade():
+    (finding,) = findings(matching("2.26.2", "2.7.0+cu126"))
+    assert finding.remedies[0].settings[0].name == "TORCH_NCCL_USE_COMM_NONBLOCKING"
+    assert "2.7.1" in finding.remedies[1].summary
+
+
+def test_old_torch_is_a_warning_and_old_python_an_error():
+    assert ("DD202", Severity.WARNING) in verdicts(matching("2.19.3", "2.2.1"))
+    assert verdicts(but(python="3.9.18")) == [("DD202", Severity.ERROR)]
+
+
+def test_python_without_security_support_is_information():
+    late = recording(but(python="3.10.12")).model_copy(update={"started_at": "2026-11-02T00:00:00+00:00"})
+    found = [finding for rule in CHECK.rules for finding in rule.apply(late)]
+    assert [(finding.code, finding.severity) for finding in found] == [("DD202", Severity.INFO)]
+    assert verdicts(but(python="3.10.12")) == []
+
+
+def test_files_and_metadata_of_different_versions_are_a_warning():
+    assert verdicts(but(torch_metadata_version="2.6.0")) == [("DD201", Severity.WARNING)]
+
+
+def test_torch_of_nvidias_containers_is_whole():
+    container = but(
+        torch_version="2.6.0a0+ecf3bae40a.nv25.01", torch_metadata_version="2.6.0a0+ecf3bae40a.nv25.1"
+    )
+    assert verdicts(container) == []
+
+
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+
+
+@pytest.mark.parametrize(
+    "expected", sorted(RECORDINGS.glob("software-*.expected.json")), ids=lambda path: path.stem
+)
+def test_recordings_give_their_findings(expected):
+    recorded = Recording.model_validate_json(
+        expected.with_name(expected.name.replace(".expected", "")).read_text()
+    )
+    codes = {finding.code for rule in CHECK.rules for finding in rule.apply(recorded)}
+    assert sorted(codes) == json.loads(expected.read_text())["codes"]

@@ -1,0 +1,55 @@
+from typing import ClassVar
+
+from ddp_doctor.model.choices import Confidence, Severity, Status
+from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.finding import Evidence
+from ddp_doctor.model.nodes import by_cause, node_culprits, node_draft, node_names
+from ddp_doctor.model.recording import Node, Recording, World
+
+
+class Colour(Fact):
+    KIND: ClassVar[str] = "colour/1"
+    name: str
+
+
+def seen(*colours: str) -> Recording:
+    return Recording(
+        world=World(
+            nnodes=2, nodes=(Node(node_rank=0, hostname="alpha"), Node(node_rank=1, hostname="beta"))
+        ),
+        readings=tuple(
+            Reading(check="c", status=Status.COLLECTED, node=node, fact=Colour(name=colour).recorded())
+            for node, colour in enumerate(colours)
+        ),
+    )
+
+
+def test_facts_are_grouped_by_cause_and_none_is_no_cause():
+    facts = seen("red", "blue", "red").facts(Colour)
+    groups = by_cause(facts, lambda fact: fact.name if fact.name != "blue" else None)
+    assert {cause: [one.node for one in group] for cause, group in groups.items()} == {"red": [0, 2]}
+
+
+def test_nodes_are_named_as_people_would():
+    recording = seen(*"abcdef")
+    facts = recording.facts(Colour)
+    assert node_names(recording, facts[:1]) == "alpha"
+    assert node_names(recording, facts[:2]) == "alpha and beta"
+    assert node_names(recording, facts[:3]) == "alpha, beta and node rank 2"
+    assert node_names(recording, facts) == "alpha, beta, node rank 2, node rank 3 and 2 more"
+    assert node_names(recording.model_copy(update={"world": None}), facts[:1]) == "node rank 0"
+
+
+def test_a_node_is_a_culprit_once():
+    recording = seen("a", "b")
+    facts = recording.facts(Colour)
+    culprits = node_culprits(recording, [*facts, *facts])
+    assert [(culprit.node, culprit.node_rank) for culprit in culprits] == [("alpha", 0), ("beta", 1)]
+
+
+def test_a_draft_names_the_nodes_in_its_title():
+    recording = seen("a", "b")
+    evidence = Evidence(check="c", text="it is red")
+    draft = node_draft(recording, recording.facts(Colour), "Red on {nodes}", evidence, severity=Severity.INFO)
+    assert (draft.title, draft.severity) == ("Red on alpha and beta", Severity.INFO)
+    assert draft.confidence is Confidence.PROVED
