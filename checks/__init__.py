@@ -6,6 +6,12 @@ tests/recordings/ in which it fires and one in which it stays silent. tests/test
 tells what is still missing; ``make docs`` writes its reference page.
 """
 
+from ddp_doctor.checks import allreduce, p2p, process_group, torchrun
 from ddp_doctor.model.check import Check
 
-CHECKS: tuple[Check, ...] = ()
+CHECKS: tuple[Check, ...] = (
+    torchrun.CHECK,
+    process_group.CHECK,
+    allreduce.CHECK,
+    p2p.CHECK,
+)

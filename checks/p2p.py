@@ -1,0 +1,271 @@
+"""Point to point: does every pair of ranks exchange data, right, and how fast?
+
+Raw input: none; each rank reports one line per peer, e.g.
+
+    rank 0 - rank 3: right, latency 41 us, 1.9 GB/s
+
+A collective uses some links and hides the rest; here every pair is tried alone, in rounds of
+disjoint pairs, each under a deadline of its own. A pair that does not answer is the classic hang of
+GPUs whose peer-to-peer path is blocked by ACS or the IOMMU: every tool calls it OK, and it stalls.
+"""
+
+from collections.abc import Iterator
+from statistics import median
+from typing import TYPE_CHECKING, ClassVar
+
+from ddp_doctor.knowledge.deadlines import FIRST_NCCL_S, PAIR_S
+from ddp_doctor.knowledge.pairs import rounds
+from ddp_doctor.knowledge.thresholds import SLOW_PAIR_RATIO
+from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Confidence, Level, Severity, Where
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.fact import Fact
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Measurement
+from ddp_doctor.model.rule import rule
+
+if TYPE_CHECKING:
+    import torch
+
+MIB = 1 << 20
+
+
+class PairResult(Frozen):
+    """What one rank saw of one peer (original rank). ``wrong_bytes`` counts bytes received wrong."""
+
+    peer: int
+    wrong_bytes: int
+    latency_us: float  # median half round trip of 4 bytes
+    bandwidth_gb_per_s: float  # best of the exchanges, one way
+    size_bytes: int
+
+
+class P2pFact(Fact):
+    """One rank's exchanges with all its peers."""
+
+    KIND: ClassVar[str] = "p2p/1"
+
+    pairs: tuple[PairResult, ...]
+    skipped: tuple[int, ...] = ()  # peers of pairs that hung in an earlier trial
+
+
+def probe(ctx: RankContext) -> P2pFact:
+    """Exchange a checked pattern with every peer, in rounds of disjoint pairs."""
+    results, skipped = [], []
+    size = _size(ctx)
+    for pairs in rounds(ctx.world_size):
+        mine = next((pair for pair in pairs if ctx.group_rank in pair), None)
+        if mine is None:
+            continue  # an odd world leaves one rank out of each round
+        peer = mine[1] if mine[0] == ctx.group_rank else mine[0]
+        original = ctx.ranks[peer]
+        if (min(ctx.rank, original), max(ctx.rank, original)) in ctx.skip_pairs:
+            skipped.append(original)
+        else:
+            results.append(_exchange(ctx, peer, original, size))
+    return P2pFact(pairs=tuple(results), skipped=tuple(skipped))
+
+
+def _size(ctx: RankContext) -> int:
+    """Bytes a way: all pairs of a large world share the machine and the check's deadline."""
+    if ctx.world_size > 16:
+        return 64 * 1024
+    if ctx.device.startswith("cuda"):
+        return {Level.QUICK: 16 * MIB, Level.STANDARD: 64 * MIB, Level.THOROUGH: 256 * MIB}[ctx.level]
+    return {Level.QUICK: MIB, Level.STANDARD: 4 * MIB, Level.THOROUGH: 16 * MIB}[ctx.level]
+
+
+def _exchange(ctx: RankContext, peer: int, original: int, size: int) -> PairResult:
+    import torch
+
+    first_nccl = ctx.backend == "nccl"  # each pair makes its communicator at its first transfer
+    deadline_s = min(FIRST_NCCL_S if first_nccl else PAIR_S, max(ctx.remaining(), 1.0))
+    sent = _pattern(ctx.rank, size, ctx.device)
+    received = torch.zeros_like(sent)
+    with ctx.step("send_recv", f"uint8 [{size}]", peers=(original,), deadline_s=deadline_s):
+        _swap(sent, received, peer)
+        wrong = int((received != _pattern(original, size, ctx.device)).sum().item())
+        latency = _latency(ctx, peer)
+        bandwidth = _bandwidth(ctx, sent, received, peer)
+    return PairResult(
+        peer=original,
+        wrong_bytes=wrong,
+        latency_us=latency * 1e6,
+        bandwidth_gb_per_s=bandwidth / 1e9,
+        size_bytes=size,
+    )
+
+
+def _pattern(rank: int, size: int, device: str) -> "torch.Tensor":
+    """Bytes that differ by sender and by position, so that a shifted or stale block shows."""
+    import torch
+
+    block = (torch.arange(65521, dtype=torch.int32) * (2 * rank + 3) + rank).to(torch.uint8)
+    return block.repeat(size // len(block) + 1)[:size].to(device)
+
+
+def _swap(sent: "torch.Tensor", received: "torch.Tensor", peer: int) -> None:
+    import torch.distributed as dist
+
+    operations = [dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, received, peer)]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+
+
+def _latency(ctx: RankContext, peer: int) -> float:
+    import torch
+
+    sent = torch.zeros(1, device=ctx.device)
+    received = torch.zeros(1, device=ctx.device)
+    times = []
+    for _ in range(5):
+        started = ctx.clock()
+        _swap(sent, received, peer)
+        received.item()
+        times.append(ctx.clock() - started)
+    return median(times)
+
+
+def _bandwidth(ctx: RankContext, sent: "torch.Tensor", received: "torch.Tensor", peer: int) -> float:
+    times = []
+    for _ in range(2 if ctx.level is Level.QUICK else 4):
+        started = ctx.clock()
+        _swap(sent, received, peer)
+        received[0].item()
+        times.append(ctx.clock() - started)
+    return len(sent) / min(times)
+
+
+@rule("DD606", "pair-of-ranks-corrupts-data", Severity.ERROR, P2pFact)
+def corrupts(recording: Recording) -> Iterator[Draft]:
+    """A pair of ranks between which bytes arrive changed.
+
+    What it finds
+        Bytes that differ from the pattern the peer is known to send, pair by pair.
+
+    Why it matters
+        Gradients sent over this link are silently wrong.
+
+    Remedy
+        GPUs: NCCL_P2P_DISABLE=1 sends the data through the host and proves the cause; consumer GPUs
+        with forced peer-to-peer are the usual case. Else look for memory errors.
+
+    References
+        NVIDIA/nccl-tests#117
+    """
+    for seen in recording.facts(P2pFact):
+        for pair in seen.fact.pairs:
+            if pair.wrong_bytes:
+                yield Draft(
+                    title=f"Data from rank {pair.peer} arrives wrong on rank {seen.rank}:"
+                    f" {pair.wrong_bytes} of {pair.size_bytes} bytes",
+                    detail="The other pairs were tested in the same way; only those named here are wrong.",
+                    confidence=Confidence.PROVED,
+                    culprits=(_pair(recording, seen.rank or 0, pair.peer),),
+                    evidence=(
+                        Evidence(
+                            check="p2p",
+                            text=f"bytes from rank {pair.peer} that differ from its pattern",
+                            value=pair.wrong_bytes,
+                            unit="B",
+                            expected=0,
+                            expected_from="the pattern is a function of the sender's rank",
+                        ),
+                    ),
+                    remedies=(
+                        Remedy(
+                            summary="Repeat without GPU peer-to-peer transfers to prove the cause",
+                            commands=("NCCL_P2P_DISABLE=1 ddp-doctor run --only p2p",),
+                            cost="none: a diagnosis, not a cure",
+                        ),
+                    ),
+                )
+
+
+@rule("DD607", "pair-of-ranks-is-slow", Severity.WARNING, P2pFact)
+def slow_pair(recording: Recording) -> Iterator[Draft]:
+    """A GPU pair several times slower than the typical pair of the same node.
+
+    What it finds
+        Pairs whose bandwidth is a small fraction of the median pair's. Only with NCCL, where links
+        are hardware; pairs of CPU processes share cores and differ by chance.
+
+    Why it matters
+        A ring is as fast as its slowest link.
+
+    Remedy
+        Compare the link types in `nvidia-smi topo -m` and the PCIe width under load.
+
+    References
+        docs/explanation/measurements.md
+    """
+    if recording.world is None or recording.world.backend != "nccl":
+        return
+    rates = {
+        (min(seen.rank or 0, pair.peer), max(seen.rank or 0, pair.peer)): pair.bandwidth_gb_per_s
+        for seen in recording.facts(P2pFact)
+        for pair in seen.fact.pairs
+    }
+    if len(rates) < 3:
+        return
+    typical = median(rates.values())
+    for (one, other), rate in sorted(rates.items()):
+        if rate * SLOW_PAIR_RATIO < typical:
+            yield Draft(
+                title=f"Ranks {one} and {other} exchange {rate:.2f} GB/s, the typical pair {typical:.2f} GB/s",
+                detail="The link between these two is slower than its peers.",
+                culprits=(_pair(recording, one, other),),
+                evidence=(
+                    Evidence(
+                        check="p2p",
+                        text=f"best of the exchanges between ranks {one} and {other}",
+                        value=round(rate, 3),
+                        unit="GB/s",
+                        expected=round(typical, 3),
+                        expected_from="median over all pairs of this run",
+                    ),
+                ),
+                remedies=(
+                    Remedy(
+                        summary="Compare link type, PCIe width and NUMA node with those of the faster pairs",
+                        commands=("nvidia-smi topo -m", "nvidia-smi -q -d PCIE"),
+                        scope="node",
+                    ),
+                ),
+            )
+
+
+def _pair(recording: Recording, one: int, other: int) -> Culprit:
+    world = recording.world
+    nodes = (world.node_of(one), world.node_of(other)) if world else (0, 0)
+    names = tuple(world.hostname(node) for node in nodes) if world else (None, None)
+    return Culprit(
+        kind="pair", rank=one, peer_rank=other, node_rank=nodes[0], node=names[0], peer_node=names[1]
+    )
+
+
+def measurements(recording: Recording) -> Iterator[Measurement]:
+    """Latency and bandwidth of each pair, as its lower rank saw it."""
+    for seen in recording.facts(P2pFact):
+        for pair in seen.fact.pairs:
+            if seen.rank is not None and seen.rank < pair.peer:
+                labels: dict[str, str | int | float] = {"rank": seen.rank, "peer": pair.peer}
+                yield Measurement(name="p2p_latency", value=pair.latency_us / 1e6, unit="s", labels=labels)
+                rate = pair.bandwidth_gb_per_s * 1e9
+                labels = labels | {"bytes": pair.size_bytes}
+                yield Measurement(name="p2p_bandwidth", value=rate, unit="B/s", labels=labels)
+
+
+CHECK = Check(
+    id="p2p",
+    title="Every pair of ranks exchanges data",
+    where=Where.RANK,
+    probe=probe,
+    facts=(P2pFact,),
+    rules=(corrupts, slow_pair),
+    min_ranks=2,
+    cost_s=1.0,
+    measurements=measurements,
+)

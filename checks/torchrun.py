@@ -1,0 +1,163 @@
+"""torchrun: does every rank arrive when the real launcher starts them, and what does it export?
+
+Raw input: the environment of each rank that torchrun started, e.g.
+
+    RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=41733
+    OMP_NUM_THREADS=1 TORCH_NCCL_ASYNC_ERROR_HANDLING=1 TORCHELASTIC_RUN_ID=none
+
+The job starts this way. A rank that never arrives keeps the rendezvous waiting for ten minutes;
+MASTER_PORT is a port of the launcher's choice, which a firewall may not know.
+"""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Confidence, Level, Severity, Where
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.fact import Fact
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Measurement
+from ddp_doctor.model.rule import rule
+
+#: What torchrun sets; torch/distributed/elastic/agent/server/local_elastic_agent.py.
+EXPORTED = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMP_NUM_THREADS",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_MAX_RESTARTS",
+)
+#: torchrun took 2.4 s for two ranks where the tests ran, and tens of seconds on a cold file system.
+SLOW_START_S = 60.0
+
+
+class TorchrunFact(Fact):
+    """One rank as torchrun started it."""
+
+    KIND: ClassVar[str] = "torchrun/1"
+
+    exported: dict[str, str]
+    arrived_after_s: float  # from the start of torchrun until this rank's own code ran
+    init_s: float  # init_process_group over env://
+    all_reduce_right: bool
+
+
+def probe(ctx: RankContext) -> TorchrunFact:
+    """One all-reduce in the process group that torchrun's own environment made."""
+    import torch
+    import torch.distributed as dist
+
+    tensor = torch.full((1,), float(ctx.group_rank + 1), device=ctx.device)
+    with ctx.step("all_reduce", "float32 [1]"):
+        dist.all_reduce(tensor)
+        total = float(tensor.item())
+    world = ctx.world_size
+    return TorchrunFact(
+        exported={name: ctx.env[name] for name in EXPORTED if name in ctx.env},
+        arrived_after_s=ctx.started_ago_s,
+        init_s=ctx.init_s,
+        all_reduce_right=total == world * (world + 1) / 2,
+    )
+
+
+@rule("DD501", "torchrun-does-not-bring-all-ranks-up", Severity.ERROR)
+def ranks_missing(recording: Recording) -> Iterator[Draft]:
+    """A torchrun that ended, or had to be ended, without any rank having arrived.
+
+    What it finds
+        The launcher itself fails: none of its ranks wrote a word.
+
+    Why it matters
+        The job will not start under torchrun on this node.
+
+    Remedy
+        torchrun's own output, which stands in the finding.
+
+    References
+        https://docs.pytorch.org/docs/stable/elastic/run.html
+    """
+    for trial in recording.trials:
+        silent = trial.launcher == "torchrun" and not any(one.began for one in trial.evidence)
+        if silent and trial.outcome in ("stuck", "broken"):
+            last = [line for line in (trial.notes[1] if trial.notes[1:] else "").splitlines() if line.strip()]
+            yield Draft(
+                title=f"torchrun started none of its {len(trial.ranks)} ranks within {trial.waited_s:.0f} s",
+                detail=" ".join((*trial.notes[:1], *last[-1:])),
+                confidence=Confidence.LIKELY,
+                evidence=tuple(
+                    Evidence(check="torchrun", text=line[:200]) for line in last[-3:] or trial.notes[:1]
+                ),
+                remedies=(
+                    Remedy(
+                        summary="Run torchrun by hand and mend what it says",
+                        commands=(f"torchrun --nproc-per-node {len(trial.ranks)} --no-python hostname",),
+                        scope="node",
+                    ),
+                ),
+            )
+
+
+@rule("DD502", "torchrun-starts-slowly", Severity.WARNING, TorchrunFact)
+def slow_start(recording: Recording) -> Iterator[Draft]:
+    """Ranks that torchrun brought up only after a long time.
+
+    What it finds
+        More than a minute from the start of torchrun until the last rank ran its first line.
+
+    Why it matters
+        It is paid at every start and restart, and time-outs of the rendezvous come near.
+
+    Remedy
+        Mostly a Python environment on a shared file system: put it on a local disk or in an image.
+
+    References
+        docs/explanation/hangs.md
+    """
+    slowest = max(recording.facts(TorchrunFact), key=lambda seen: seen.fact.arrived_after_s)
+    seconds = slowest.fact.arrived_after_s
+    if seconds > SLOW_START_S:
+        yield Draft(
+            title=f"torchrun needed {seconds:.0f} s until rank {slowest.rank} ran",
+            detail="The time goes into starting Python and importing torch once per rank.",
+            evidence=(
+                Evidence(
+                    check="torchrun",
+                    text=f"rank {slowest.rank} arrived last",
+                    value=round(seconds, 1),
+                    unit="s",
+                    expected=SLOW_START_S,
+                    expected_from="2.4 s measured for two ranks on a local disk",
+                ),
+            ),
+            remedies=(Remedy(summary="Keep the Python environment on a local disk or in a container image"),),
+        )
+
+
+def measurements(recording: Recording) -> Iterator[Measurement]:
+    """How long torchrun took until the last rank had its process group."""
+    facts = [seen.fact for seen in recording.facts(TorchrunFact)]
+    if facts:
+        slowest = max(fact.arrived_after_s + fact.init_s for fact in facts)
+        yield Measurement(name="torchrun_start", value=slowest, unit="s", labels={"ranks": len(facts)})
+
+
+CHECK = Check(
+    id="torchrun",
+    title="torchrun brings all ranks up",
+    where=Where.LAUNCHER,
+    probe=probe,
+    facts=(TorchrunFact,),
+    rules=(ranks_missing, slow_start),
+    level=Level.STANDARD,
+    cost_s=3.0,
+    deadline_s=10.0,
+    measurements=measurements,
+)

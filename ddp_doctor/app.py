@@ -1,0 +1,196 @@
+"""The use cases behind the commands. They return values, print nothing, and parse no options."""
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ddp_doctor import __version__
+from ddp_doctor.checks import CHECKS
+from ddp_doctor.engine.collect import collect
+from ddp_doctor.engine.diagnose import all_rules, diagnose
+from ddp_doctor.engine.plan import Plan, make_plan
+from ddp_doctor.engine.policy import report as make_report
+from ddp_doctor.engine.world import choose_world
+from ddp_doctor.launch.control import PortInUse
+from ddp_doctor.launch.detect import ForeignWorld
+from ddp_doctor.launch.interruption import Interrupted, interruptible
+from ddp_doctor.launch.session import Session, addresses
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Where
+from ddp_doctor.model.recording import SCHEMA_VERSION, NotRun, Options, Recording, World
+from ddp_doctor.model.report import Report
+from ddp_doctor.model.rule import Rule
+
+Progress = Callable[[str], None]
+
+
+class UsageError(Exception):
+    """The user asked for something that cannot be; the message is one sentence with what to do."""
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What ``ddp-doctor run`` was asked to do. ``env`` is the job's environment."""
+
+    options: Options
+    env: Mapping[str, str]
+    nproc_per_node: int | None = None  # None is auto
+    endpoint: tuple[str, int] = ("127.0.0.1", 0)
+    foreign: ForeignWorld | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A recording, what the doctor says of it, and the rules that failed themselves."""
+
+    recording: Recording
+    report: Report
+    rule_failures: tuple[tuple[str, str], ...] = field(default=())
+
+
+def run(request: RunRequest, progress: Progress, checks: Sequence[Check] = CHECKS) -> Outcome:
+    """Test this node. Raises UsageError; Ctrl-C and SIGTERM give a partial outcome."""
+    plan = _plan(request.options, checks)
+    rank_checks = [check for check in plan.checks if check.where is not Where.NODE]
+    started = time.monotonic()
+    recording = _blank(request.options, plan)
+    with interruptible() as interruption, Session(request.env, request.endpoint, progress) as session:
+        try:
+            if rank_checks:
+                session.warm_up()
+            recording = _with_node_facts(recording, plan, request, progress)
+            if rank_checks and recording.world is not None:
+                options = request.options
+                session.run_ranks(rank_checks, recording.world, options.level, options.budget_s)
+        except Interrupted:
+            recording = recording.model_copy(update={"interrupted": True})
+        except PortInUse as error:
+            raise UsageError(f"{error}; choose another with --rdzv-endpoint HOST:PORT") from error
+        finally:
+            interruption.disarm()
+    recording = _with_ranks(recording, session, time.monotonic() - started)
+    return judge(recording, checks)
+
+
+def prolog(env: Mapping[str, str], options: Options, progress: Progress) -> Outcome:
+    """What needs no other node and no torch, in about a second."""
+    plan = _plan(options, [check for check in CHECKS if check.where is Where.NODE])
+    started = time.monotonic()
+    request = RunRequest(options, env)
+    recording = _with_node_facts(_blank(options, plan), plan, request, progress)
+    return judge(recording.model_copy(update={"duration_s": time.monotonic() - started}))
+
+
+def replay(path: Path) -> Outcome:
+    """The findings of an old recording, by today's rules. Raises UsageError for a foreign file."""
+    return judge(load_recording(path))
+
+
+def load_recording(path: Path) -> Recording:
+    """Read a recording. Raises UsageError with one sentence for every kind of wrong file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not a recording: it is not a text file") from error
+    try:
+        recording = Recording.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise UsageError(f"{path} is not a recording of ddp-doctor ({where}: {first['msg']})") from error
+    if "schema_version" not in recording.model_fields_set or not recording.run_id:
+        raise UsageError(f"{path} is not a recording of ddp-doctor (it has no schema_version or run_id)")
+    if _major(recording.schema_version) > _major(SCHEMA_VERSION):
+        raise UsageError(
+            f"{path} was written by a newer ddp-doctor (schema {recording.schema_version}, this one reads"
+            f" {SCHEMA_VERSION}); upgrade ddp-doctor to replay it"
+        )
+    return recording
+
+
+def judge(recording: Recording, checks: Sequence[Check] = CHECKS) -> Outcome:
+    """Diagnose a recording, fresh or old."""
+    diagnosis = diagnose(recording)
+    return Outcome(recording, make_report(recording, diagnosis, checks), diagnosis.failures)
+
+
+def find_rule(code: str) -> Rule:
+    """The rule with this code or name. Raises UsageError."""
+    for rule in all_rules():
+        if code.upper() == rule.code or code == rule.name:
+            return rule
+    raise UsageError(f"there is no rule {code!r}; the codes stand in every finding and in `ddp-doctor checks`")
+
+
+def _plan(options: Options, checks: Sequence[Check]) -> Plan:
+    try:
+        return make_plan(checks, options.level, options.only, options.skip, options.budget_s)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _major(version: str) -> int:
+    number = version.partition(".")[0]
+    return int(number) if number.isdigit() else 0
+
+
+def _blank(options: Options, plan: Plan) -> Recording:
+    now = datetime.now(timezone.utc)
+    return Recording(
+        schema_version=SCHEMA_VERSION,
+        tool_version=__version__,
+        run_id=f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
+        started_at=now.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        options=options,
+        not_run=plan.not_run,
+    )
+
+
+def _with_node_facts(recording: Recording, plan: Plan, request: RunRequest, progress: Progress) -> Recording:
+    from ddp_doctor.sources.machine import LiveContext
+
+    world = World()
+
+    def context(deadline: float) -> LiveContext:
+        return LiveContext(request.env, deadline, world=world, level=request.options.level)
+
+    readings = collect(plan.at(Where.NODE), context, progress)
+    recording = recording.model_copy(update={"readings": tuple(readings)})
+    return recording.model_copy(update={"world": _world(recording, request)})
+
+
+def _world(recording: Recording, request: RunRequest) -> World:
+    return choose_world(
+        gpus=0,
+        cuda_torch=False,
+        asked_ranks=request.nproc_per_node,
+        backend=request.options.backend,
+        foreign=request.foreign,
+        addresses=addresses(),
+    )
+
+
+def _with_ranks(recording: Recording, session: Session, duration_s: float) -> Recording:
+    not_run = tuple(NotRun(check=check, reason=reason) for check, reason in session.left_out)
+    return recording.model_copy(
+        update={
+            "readings": (*recording.readings, *session.readings),
+            "trials": tuple(session.trials),
+            "not_run": (*recording.not_run, *not_run),
+            "duration_s": duration_s,
+        }
+    )
+
+
+def state_folder(env: Mapping[str, str]) -> Path | None:
+    """Where recordings are kept: ``$XDG_STATE_HOME/ddp-doctor``; None where there is no home."""
+    base = env.get("XDG_STATE_HOME") or (f"{env['HOME']}/.local/state" if env.get("HOME") else "")
+    return Path(base) / "ddp-doctor" if os.path.isabs(base) else None

@@ -1,0 +1,220 @@
+"""The command line: parse, call the app, render, exit. The only module that imports typer."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from ddp_doctor import __version__
+from ddp_doctor.model.choices import Backend, ExitCode, FailOn, Level
+
+if TYPE_CHECKING:
+    from ddp_doctor.render.outputs import Outputs
+
+app = typer.Typer(
+    name="ddp-doctor",
+    help="Says before a PyTorch DDP job starts whether it will start, be right and be fast on this"
+    " machine, and if not, which rank, GPU, link or setting is to blame.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+JsonOption = Annotated[
+    str | None, typer.Option("--json", metavar="PATH|-", help="Write the report as JSON.")
+]
+EnvFileOption = Annotated[
+    str | None,
+    typer.Option("--env-file", metavar="PATH|-", help="Write the recommended settings, to be sourced."),
+]
+RecordOption = Annotated[
+    str | None, typer.Option("--record", metavar="PATH|-", help="Write the recording here as well.")
+]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the report.")]
+FailOnOption = Annotated[FailOn, typer.Option(help="The least severity that makes the verdict sick.")]
+OnlyOption = Annotated[
+    list[str] | None, typer.Option("--only", metavar="CHECK", help="Run only this check (repeatable).")
+]
+SkipOption = Annotated[
+    list[str] | None, typer.Option("--skip", metavar="CHECK", help="Leave this check out (repeatable).")
+]
+RequireGpusOption = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="Sick unless the job may use at least N GPUs.")
+]
+
+
+def entry() -> NoReturn:
+    """Run the command and leave at once: a thread stuck in a driver must not keep the process."""
+    code = ExitCode.HEALTHY.value
+    try:
+        app()
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else ExitCode.USAGE.value
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # the reader of a pipe has left; there is nobody to tell
+            code = code or ExitCode.UNSURE.value
+    os._exit(code)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ddp-doctor {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Common to all commands."""
+
+
+@app.command()
+def run(
+    nnodes: Annotated[
+        int, typer.Option(envvar="PET_NNODES", min=1, metavar="N", help="Nodes; this version tests one.")
+    ] = 1,
+    nproc_per_node: Annotated[
+        str,
+        typer.Option(
+            envvar="PET_NPROC_PER_NODE", metavar="auto|N", help="Ranks; auto is one a GPU, or 2 on CPUs."
+        ),
+    ] = "auto",
+    rdzv_endpoint: Annotated[
+        str,
+        typer.Option(
+            envvar="PET_RDZV_ENDPOINT", metavar="HOST:PORT", help="Where the doctor's own ranks meet."
+        ),
+    ] = "",
+    backend: Annotated[Backend, typer.Option(help="auto is NCCL where there are GPUs, else gloo.")] = Backend.AUTO,
+    level: Annotated[Level, typer.Option(help="How much to test.")] = Level.STANDARD,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
+    budget: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="Time for the checks.")] = 60.0,
+    require_gpus: RequireGpusOption = None,
+    fail_on: FailOnOption = FailOn.ERROR,
+    json_path: JsonOption = None,
+    env_file: EnvFileOption = None,
+    record: RecordOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Test this machine with real ranks and say what is wrong, who is to blame and what mends it."""
+    from ddp_doctor import commands
+    from ddp_doctor.model.recording import Options
+
+    options = Options(
+        command="run",
+        level=level,
+        only=tuple(only or ()),
+        skip=tuple(skip or ()),
+        budget_s=budget,
+        fail_on=fail_on,
+        require_gpus=require_gpus,
+        backend=backend,
+    )
+    with commands.guarded():
+        code = commands.run(
+            options,
+            nnodes=nnodes,
+            nproc_per_node=nproc_per_node,
+            endpoint=rdzv_endpoint,
+            outputs=_outputs(json_path, env_file, record, quiet),
+        )
+    raise typer.Exit(code)
+
+
+@app.command()
+def prolog(
+    skip: SkipOption = None,
+    require_gpus: RequireGpusOption = None,
+    unsure: Annotated[
+        str, typer.Option(metavar="pass|fail", help="What an unsure verdict exits with: 0, or 3.")
+    ] = "pass",
+    fail_on: FailOnOption = FailOn.ERROR,
+    json_path: JsonOption = None,
+    record: RecordOption = None,
+) -> None:
+    """Test what needs no ranks and no torch, in about a second; for the SLURM prolog."""
+    from ddp_doctor import commands
+    from ddp_doctor.model.recording import Options
+
+    options = Options(
+        command="prolog", level=Level.QUICK, skip=tuple(skip or ()), fail_on=fail_on, require_gpus=require_gpus
+    )
+    with commands.guarded():
+        code = commands.prolog(options, unsure=unsure, outputs=_outputs(json_path, None, record, quiet=True))
+    raise typer.Exit(code)
+
+
+@app.command()
+def replay(
+    recording: Annotated[Path, typer.Argument(metavar="RECORDING", help="A file written by --record.")],
+    json_path: JsonOption = None,
+    env_file: EnvFileOption = None,
+) -> None:
+    """Judge a recording again, on any machine."""
+    from ddp_doctor import commands
+
+    with commands.guarded():
+        code = commands.replay(recording, _outputs(json_path, env_file, None, quiet=True))
+    raise typer.Exit(code)
+
+
+@app.command()
+def topology(
+    file: Annotated[
+        str | None, typer.Argument(metavar="[FILE|-]", help="Output of `nvidia-smi topo -m`; none asks this machine.")
+    ] = None,
+    json_path: JsonOption = None,
+    env_file: EnvFileOption = None,
+    record: RecordOption = None,
+) -> None:
+    """Read a GPU topology and say what NCCL will make of it."""
+    from ddp_doctor import commands
+
+    with commands.guarded():
+        code = commands.topology(file, _outputs(json_path, env_file, record, quiet=True))
+    raise typer.Exit(code)
+
+
+@app.command()
+def checks() -> None:
+    """List the checks in the order they run, with the rules of each."""
+    from ddp_doctor import commands
+
+    typer.echo(commands.list_checks(), nl=False)
+
+
+@app.command()
+def explain(code: Annotated[str, typer.Argument(help="A rule's code or name, such as DD401.")]) -> None:
+    """Print what a rule finds, why it matters and what mends it."""
+    from ddp_doctor import commands
+
+    with commands.guarded():
+        typer.echo(commands.explain(code), nl=False)
+
+
+@app.command()
+def template(
+    name: Annotated[str | None, typer.Argument(help="The template's name; none lists them.")] = None,
+) -> None:
+    """Print a script for a cluster, such as slurm-prolog."""
+    from ddp_doctor import commands
+
+    with commands.guarded():
+        typer.echo(commands.template(name), nl=False)
+
+
+def _outputs(json_path: str | None, env_file: str | None, record: str | None, quiet: bool) -> "Outputs":
+    from ddp_doctor.render.outputs import Outputs
+
+    return Outputs(json=json_path, env_file=env_file, record=record, quiet=quiet)
+

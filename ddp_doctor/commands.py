@@ -1,0 +1,216 @@
+"""What each command does around its use case: outputs, exit codes, and the one error handler."""
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ddp_doctor import __version__, app
+from ddp_doctor.app import Outcome, UsageError
+from ddp_doctor.checks import CHECKS
+from ddp_doctor.launch import foreign
+from ddp_doctor.launch.detect import ForeignWorld, foreign_world
+from ddp_doctor.model.choices import ExitCode, Verdict, Where
+from ddp_doctor.model.recording import Options, Recording
+from ddp_doctor.render import terminal
+from ddp_doctor.render.files import CannotWrite, write
+from ddp_doctor.render.outputs import Outputs
+from ddp_doctor.render.progress import progress
+
+#: Recordings kept in the state folder.
+_KEPT = 20
+_ENDPOINT = re.compile(r"(?P<host>[^:\s]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
+#: Longest that a rank which is not the agent waits beyond the budget: start, kill, report.
+_WAIT_MARGIN_S = 150.0
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """The outermost error handler: one sentence and exit 2, or a trace in a file and exit 3."""
+    try:
+        yield
+    except UsageError as error:
+        _say(f"ddp-doctor: {error}")
+        raise SystemExit(ExitCode.USAGE.value) from None
+    except KeyboardInterrupt:
+        raise SystemExit(ExitCode.INTERRUPTED.value) from None
+    except BrokenPipeError:
+        raise SystemExit(ExitCode.UNSURE.value) from None
+    except Exception:  # noqa: BLE001 - the border to the user: no traceback on the screen
+        _say(f"ddp-doctor failed itself, so the verdict is unsure; the trace is in {_crash_file()}")
+        raise SystemExit(ExitCode.UNSURE.value) from None
+
+
+def run(
+    options: Options, *, nnodes: int, nproc_per_node: str, endpoint: str, outputs: Outputs
+) -> int:
+    """``ddp-doctor run``: the agent tests; other ranks of a foreign world wait for its verdict."""
+    env = dict(os.environ)
+    if nnodes != 1:
+        raise UsageError("this version tests one node; run it on each node, without --nnodes")
+    request = app.RunRequest(
+        options=options,
+        env=env,
+        nproc_per_node=_ranks(nproc_per_node),
+        endpoint=_endpoint(endpoint),
+        foreign=foreign_world(env, os.getppid()),
+    )
+    world = request.foreign
+    if world is None or world.local_size == 1:
+        return _run_and_report(request, outputs)
+    if not world.is_agent:
+        return _wait_for(world, env, options.budget_s)
+    lock = foreign.AgentLock(world, _meeting_folder(env))
+    code = ExitCode.UNSURE.value
+    try:
+        code = _run_and_report(request, outputs)
+    except UsageError:
+        code = ExitCode.USAGE.value
+        raise
+    finally:
+        lock.tell(code)
+    return code
+
+
+def _run_and_report(request: app.RunRequest, outputs: Outputs) -> int:
+    out = terminal.console(outputs.words_to)
+    with progress(out, quiet=outputs.quiet) as tell:
+        outcome = app.run(request, tell)
+    return _finish(outcome, outputs, request.env)
+
+
+def prolog(options: Options, *, unsure: str, outputs: Outputs) -> int:
+    """``ddp-doctor prolog``: exits 1 only when sick, so that no healthy node is drained."""
+    if unsure not in ("pass", "fail"):
+        raise UsageError(f"--unsure takes pass or fail, not {unsure!r}")
+    outcome = app.prolog(dict(os.environ), options, lambda _text: None)
+    code = _finish(outcome, outputs, os.environ)
+    if outcome.report.verdict is Verdict.UNSURE and unsure == "pass" and code == ExitCode.UNSURE.value:
+        return ExitCode.HEALTHY.value
+    return code
+
+
+def replay(path: Path, outputs: Outputs) -> int:
+    """``ddp-doctor replay``: the same findings from the file alone."""
+    outcome = app.replay(path)
+    return _show_and_write(outcome, outputs, saved_as=None)
+
+
+def topology(file: str | None, outputs: Outputs) -> int:
+    """``ddp-doctor topology``: placeholder."""
+    raise UsageError("not yet")
+
+
+def list_checks() -> str:
+    """The checks in order, each with its rules."""
+    lines = []
+    for check in CHECKS:
+        where = {Where.NODE: "node", Where.LAUNCHER: "torchrun ranks", Where.RANK: "ranks"}[check.where]
+        lines.append(f"{check.id:<14} {check.title} ({where}, from level {check.level.value})")
+        lines += [f"    {rule.code} {rule.name} ({rule.severity.value})" for rule in check.rules]
+    return "\n".join(lines) + "\n"
+
+
+def explain(code: str) -> str:
+    """One rule's page."""
+    rule = app.find_rule(code)
+    return f"{rule.code} {rule.name} ({rule.severity.value})\n\n{rule.doc}\n"
+
+
+def template(name: str | None) -> str:
+    """A template's text, or the names of all."""
+    from ddp_doctor import templates
+
+    if name is None:
+        return "\n".join(templates.names()) + "\n"
+    if name not in templates.names():
+        raise UsageError(f"there is no template {name!r}; there is {', '.join(templates.names())}")
+    return templates.text(name)
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def _ranks(text: str) -> int | None:
+    if text in ("auto", "gpu"):
+        return None
+    if text.isdigit() and 1 <= int(text) <= 1024:
+        return int(text)
+    raise UsageError(f"--nproc-per-node takes auto or a number from 1 to 1024, not {text!r}")
+
+
+def _endpoint(text: str) -> tuple[str, int]:
+    if not text:
+        return "127.0.0.1", 0
+    found = _ENDPOINT.fullmatch(text)
+    if found is None or int(found["port"]) > 65535:
+        raise UsageError(f"--rdzv-endpoint takes HOST:PORT with a port up to 65535, not {text!r}")
+    host = found["host"].strip("[]")
+    return ("127.0.0.1" if host == "localhost" else host), int(found["port"])
+
+
+def _wait_for(world: ForeignWorld, env: Mapping[str, str], budget_s: float) -> int:
+    code = foreign.wait_for_agent(world, _meeting_folder(env), budget_s + _WAIT_MARGIN_S)
+    if code is None:
+        _say(f"ddp-doctor: local rank {world.local_rank} waited for the agent of this node, which is gone")
+        return ExitCode.UNSURE.value
+    return code
+
+
+def _meeting_folder(env: Mapping[str, str]) -> Path:
+    base = env.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    return Path(base) / f"ddp-doctor-{os.getuid()}"
+
+
+def _finish(outcome: Outcome, outputs: Outputs, env: Mapping[str, str]) -> int:
+    """Save the recording before anything else can fail, then report."""
+    return _show_and_write(outcome, outputs, saved_as=_save(outcome.recording, env))
+
+
+def _show_and_write(outcome: Outcome, outputs: Outputs, saved_as: str | None) -> int:
+    problems = outputs.write(outcome.recording, outcome.report)
+    terminal.show(outcome.report, terminal.console(outputs.words_to), saved_as)
+    for code, trace in outcome.rule_failures:
+        _say(f"ddp-doctor: rule {code} failed itself; the trace is in {_crash_file(trace)}")
+    for problem in problems:
+        _say(f"ddp-doctor: {problem}; the recording is in {saved_as}" if saved_as else f"ddp-doctor: {problem}")
+    return ExitCode.USAGE.value if problems else outcome.report.exit_code
+
+
+def _save(recording: Recording, env: Mapping[str, str]) -> str | None:
+    base = app.state_folder(env) or Path(tempfile.gettempdir()) / f"ddp-doctor-{os.getuid()}"
+    for folder in (base / "runs", Path(tempfile.gettempdir()) / f"ddp-doctor-{os.getuid()}" / "runs"):
+        path = folder / recording.run_id / "recording.json"
+        try:
+            path.parent.mkdir(parents=True, mode=0o700)
+            write(str(path), recording.model_dump_json(indent=1) + "\n")
+        except (OSError, CannotWrite):
+            continue
+        _forget_old(folder)
+        return str(path)
+    _say("ddp-doctor: the recording could not be saved; use --record PATH")
+    return None
+
+
+def _forget_old(folder: Path) -> None:
+    with suppress(OSError):
+        runs = sorted(entry for entry in folder.iterdir() if (entry / "recording.json").is_file())
+        for old in runs[:-_KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _crash_file(trace: str | None = None) -> str:
+    text = f"ddp-doctor {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n"
+    handle, path = tempfile.mkstemp(prefix="ddp-doctor-crash-", suffix=".txt")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text + (trace or traceback.format_exc()))
+    return path
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(sentence + "\n")

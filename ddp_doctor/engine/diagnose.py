@@ -1,0 +1,43 @@
+"""From a recording to findings: every rule, pure, live and on replay alike."""
+
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ddp_doctor.checks import CHECKS
+from ddp_doctor.engine.trial_rules import TRIAL_RULES
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import Rule
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The findings, worst first, and the rules that failed themselves (code and traceback)."""
+
+    findings: tuple[Finding, ...]
+    failures: tuple[tuple[str, str], ...] = ()
+
+
+def all_rules() -> list[Rule]:
+    """Every rule of the doctor, by code."""
+    rules = [rule for check in CHECKS for rule in check.rules]
+    return sorted([*rules, *TRIAL_RULES], key=lambda rule: rule.code)
+
+
+def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagnosis:
+    """Apply all rules (or those given)."""
+    findings: list[Finding] = []
+    failures: list[tuple[str, str]] = []
+    for rule in all_rules() if rules is None else rules:
+        try:
+            findings += rule.apply(recording)
+        except Exception:  # noqa: BLE001 - one broken rule must not silence the others
+            failures.append((rule.code, traceback.format_exc(limit=-3)))
+    return Diagnosis(_worst_first(findings), tuple(failures))
+
+
+def _worst_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    order = [Severity.ERROR, Severity.WARNING, Severity.INFO]
+    return tuple(sorted(findings, key=lambda finding: (order.index(finding.severity), finding.code)))

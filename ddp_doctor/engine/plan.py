@@ -1,0 +1,66 @@
+"""What runs, and why the rest does not."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Level, Where
+from ddp_doctor.model.recording import NotRun
+
+
+class UnknownCheck(ValueError):
+    """``--only`` or ``--skip`` names a check that does not exist."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The selected checks in order, and what was left out with the reason."""
+
+    checks: tuple[Check, ...]
+    not_run: tuple[NotRun, ...] = ()
+
+    def at(self, where: Where) -> tuple[Check, ...]:
+        """The selected checks that run there."""
+        return tuple(check for check in self.checks if check.where is where)
+
+
+def make_plan(
+    checks: Sequence[Check], level: Level, only: Sequence[str], skip: Sequence[str], budget_s: float
+) -> Plan:
+    """Select by name, level and time. Raises UnknownCheck."""
+    known = {check.id for check in checks}
+    for name in (*only, *skip):
+        if name not in known:
+            raise UnknownCheck(f"there is no check {name!r}; `ddp-doctor checks` lists them")
+    chosen, not_run = [], []
+    for check in checks:
+        reason = _reason_against(check, level, only, skip)
+        if reason is None:
+            chosen.append(check)
+        else:
+            not_run.append(NotRun(check=check.id, reason=reason))
+    kept = _within(chosen, budget_s)
+    not_run += [
+        NotRun(check=check.id, reason=f"does not fit the budget of {budget_s:g} s (needs {check.cost_s:g} s)")
+        for check in chosen
+        if check not in kept
+    ]
+    return Plan(tuple(kept), tuple(not_run))
+
+
+def _reason_against(check: Check, level: Level, only: Sequence[str], skip: Sequence[str]) -> str | None:
+    if check.id in skip:
+        return "left out by --skip"
+    if only:
+        return None if check.id in only else "not selected by --only"
+    if not level.includes(check.level):
+        return f"belongs to level {check.level.value}; this run is {level.value}"
+    return None
+
+
+def _within(chosen: Iterable[Check], budget_s: float) -> list[Check]:
+    """Each check answers one question, so the dearest go first when time is short."""
+    kept = list(chosen)
+    while kept and sum(check.cost_s for check in kept) > budget_s:
+        kept.remove(max(kept, key=lambda check: check.cost_s))
+    return kept

@@ -1,0 +1,148 @@
+"""From findings to a verdict, an exit code and one sentence."""
+
+from collections.abc import Sequence
+
+from ddp_doctor.checks import CHECKS
+from ddp_doctor.engine.diagnose import Diagnosis
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import CheckStatus, ExitCode, Severity, Status, Verdict
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool
+
+_EXIT = {Verdict.HEALTHY: ExitCode.HEALTHY, Verdict.SICK: ExitCode.SICK, Verdict.UNSURE: ExitCode.UNSURE}
+
+
+def report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check] = CHECKS) -> Report:
+    """The whole report of one recording."""
+    results = check_results(recording, diagnosis.findings, checks)
+    verdict = judge(recording, diagnosis, results)
+    exit_code = ExitCode.INTERRUPTED if recording.interrupted else _EXIT[verdict]
+    return Report(
+        tool=Tool(version=recording.tool_version),
+        run_id=recording.run_id,
+        started_at=recording.started_at,
+        duration_s=round(recording.duration_s, 3),
+        world=recording.world,
+        verdict=verdict,
+        exit_code=exit_code.value,
+        summary=summary(recording, verdict, results, diagnosis),
+        checks=tuple(results),
+        findings=diagnosis.findings,
+        measurements=tuple(measurements(recording, checks)),
+    )
+
+
+def judge(recording: Recording, diagnosis: Diagnosis, results: Sequence[CheckResult]) -> Verdict:
+    """Sick iff a finding stands at or above --fail-on; unsure iff too little could be evaluated."""
+    if any(finding.severity.at_least(_bar(recording)) for finding in diagnosis.findings):
+        return Verdict.SICK
+    if not recording.collected() or diagnosis.failures or recording.interrupted:
+        return Verdict.UNSURE
+    explained = {item.check for finding in diagnosis.findings for item in finding.evidence}
+    unexplained = (CheckStatus.FAILED, CheckStatus.TIMED_OUT)
+    if any(result.status in unexplained and result.id not in explained for result in results):
+        return Verdict.UNSURE
+    return Verdict.HEALTHY
+
+
+def _bar(recording: Recording) -> Severity:
+    return Severity(recording.options.fail_on.value)
+
+
+def check_results(
+    recording: Recording, findings: Sequence[Finding], checks: Sequence[Check] = CHECKS
+) -> list[CheckResult]:
+    """One result per check in order; checks this doctor does not know come last, by their readings."""
+    reasons = {left_out.check: left_out.reason for left_out in recording.not_run}
+    known = {check.id: check.title for check in checks}
+    titles = known | {r.check: r.check for r in recording.readings if r.check not in known}
+    found = {
+        item.check
+        for finding in findings
+        if finding.severity.at_least(Severity.WARNING)
+        for item in finding.evidence
+    }
+    results = []
+    for check_id, title in titles.items():
+        readings = recording.of_check(check_id)
+        if readings or check_id in reasons:
+            results.append(_result(check_id, title, readings, reasons.get(check_id), check_id in found))
+    return results
+
+
+def _result(
+    check_id: str, title: str, readings: Sequence[Reading], left_out: str | None, found: bool
+) -> CheckResult:
+    status, reason = _status(readings, left_out, found)
+    duration_s = max((reading.duration_s for reading in readings), default=0.0)
+    return CheckResult(
+        id=check_id, title=title, status=status, reason=reason, duration_s=round(duration_s, 3)
+    )
+
+
+def _status(readings: Sequence[Reading], left_out: str | None, found: bool) -> tuple[CheckStatus, str | None]:
+    """The worst reading decides: one rank that timed out is not made good by its peers."""
+    by_status = {reading.status: reading for reading in reversed(readings)}
+    for bad, becomes in ((Status.TIMED_OUT, CheckStatus.TIMED_OUT), (Status.FAILED, CheckStatus.FAILED)):
+        if bad in by_status:
+            return becomes, by_status[bad].reason
+    if Status.COLLECTED in by_status:
+        return (CheckStatus.FOUND if found else CheckStatus.PASSED), None
+    for status in (Status.ABSENT, Status.SKIPPED):
+        if status in by_status:
+            return CheckStatus.SKIPPED, by_status[status].reason
+    return CheckStatus.SKIPPED, left_out
+
+
+def measurements(recording: Recording, checks: Sequence[Check] = CHECKS) -> list[Measurement]:
+    """The numbers of every check that measured something."""
+    return [
+        one for check in checks if check.measurements is not None for one in check.measurements(recording)
+    ]
+
+
+def summary(
+    recording: Recording, verdict: Verdict, results: Sequence[CheckResult], diagnosis: Diagnosis
+) -> str:
+    """One sentence: the verdict, on what it rests, or the worst fault."""
+    scope = _scope(recording)
+    if recording.interrupted:
+        return f"Interrupted: {scope} was tested only in part."
+    if verdict is Verdict.SICK:
+        worst = diagnosis.findings[0]
+        others = sum(f.severity.at_least(_bar(recording)) for f in diagnosis.findings) - 1
+        more = f" ({others} more below)" if others else ""
+        return f"Sick: {worst.title.rstrip('.')}{more}."
+    if verdict is Verdict.UNSURE:
+        return f"Unsure: {_why_unsure(recording, results, diagnosis)}"
+    warnings = sum(finding.severity is Severity.WARNING for finding in diagnosis.findings)
+    noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
+    return f"Healthy{noted}: {scope} passed{_only_cpu(recording)}."
+
+
+def _why_unsure(recording: Recording, results: Sequence[CheckResult], diagnosis: Diagnosis) -> str:
+    if not recording.collected():
+        return "nothing could be measured."
+    if diagnosis.failures:
+        return f"the doctor's own rule {diagnosis.failures[0][0]} failed."
+    stuck = [r for r in results if r.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT)]
+    names = ", ".join(result.id for result in stuck)
+    return f"{names} could not be evaluated, and no cause was found."
+
+
+def _scope(recording: Recording) -> str:
+    world = recording.world
+    passed = {reading.check for reading in recording.collected()}
+    if world is None or not any(reading.rank is not None for reading in recording.readings):
+        return f"{len(passed)} check{'s' if len(passed) != 1 else ''} of this node"
+    ranks = f"{world.world_size} rank{'s' if world.world_size != 1 else ''}"
+    return f"{ranks} over {world.backend} on {world.nnodes} node{'s' if world.nnodes != 1 else ''}"
+
+
+def _only_cpu(recording: Recording) -> str:
+    tested = any(reading.rank is not None for reading in recording.collected())
+    if recording.world is None or not tested or recording.world.backend == "nccl":
+        return ""
+    return "; only CPU and gloo were tested, no GPU and no NCCL"

@@ -1,0 +1,35 @@
+"""How long the doctor waits for what, in seconds.
+
+CHECK_S and FIRST_NCCL_S are the contract's default deadlines (docs/explanation/hangs.md); the
+others keep a hang's report within the check's deadline plus 3 s, as the test-suite measures.
+"""
+
+#: A rank check, from the moment its first rank entered it.
+CHECK_S = 10.0
+#: The first NCCL collective creates communicators, loads kernels and may probe a whole fabric.
+FIRST_NCCL_S = 60.0
+#: From the fork of the workers until each has reported in.
+WORKER_START_S = 15.0
+#: Import of torch in the forkserver; a cold one from a shared file system takes tens of seconds.
+IMPORT_S = 60.0
+#: A check in which something moved in the last second gets this share of its deadline once more.
+EXTENSION = 0.5
+#: After a rank died or raised: time for its peers' errors to arrive.
+ECHO_GRACE_S = 0.7
+#: For the workers' second threads to answer; one second is forever for a process that still runs.
+WITNESS_S = 0.8
+#: From SIGTERM to SIGKILL of workers that are done; NCCL frees its memory meanwhile.
+DISMISS_S = 1.0
+#: From SIGKILL until a process is given up as uninterruptible.
+KILL_S = 1.0
+#: A gap in the agent's own clock that means it was stopped, not that its workers hang.
+AGENT_PAUSE_S = 1.0
+#: One pair of ranks in the p2p check.
+PAIR_S = 5.0
+#: Ranks that share a core are slower by right: deadlines grow with ranks per core beyond this.
+RANKS_PER_CORE = 4.0
+#: A step that one rank enters this long after the median rank is worth recording.
+LATE_ENTRY_S = 1.0
+#: … and worth a warning. Twice the worst scheduling delay seen with both cores of the test machine
+#: kept busy (docs/explanation/hangs.md).
+LATE_RANK_S = 2.0

@@ -1,0 +1,94 @@
+"""Payloads of the all-reduce check: rank-coded, exact in every type, and decodable when wrong.
+
+Sum: rank r contributes 2**(r mod b), with b chosen so that the whole sum is exact in the type;
+in a wrong sum, one missing or doubled power names its rank (two ranks share a power in worlds
+larger than b: then both are named possible). Product: every rank contributes 2, one bit of the
+exponent each. Integers that a type holds exactly: IEEE 754 fp16 11 bits, bf16 8, fp32 24, fp64 53.
+"""
+
+from collections import Counter
+
+#: Bits of an integer that the type holds exactly, sign not counted.
+EXACT_BITS = {
+    "float64": 53,
+    "float32": 24,
+    "bfloat16": 8,
+    "float16": 11,
+    "int64": 62,
+    "int32": 30,
+    "uint8": 8,
+}
+#: Largest power of two that a product may reach.
+_EXPONENT = {
+    "float64": 1000,
+    "float32": 120,
+    "bfloat16": 120,
+    "float16": 15,
+    "int64": 62,
+    "int32": 30,
+    "uint8": 7,
+}
+_KIB, _MIB = 1 << 10, 1 << 20
+
+
+def exact_cases(ranks: int) -> list[tuple[str, str]]:
+    """(dtype, op) pairs whose result is exact for this many ranks; gloo and NCCL reduce all of these."""
+
+    cases = [(dtype, "sum") for dtype in EXACT_BITS if _sum_bits(ranks, dtype) > 0]
+    cases += [(dtype, op) for dtype in ("float32", "int64") for op in ("max", "min")]
+    cases += [(dtype, "product") for dtype in ("float32", "int64") if ranks <= _EXPONENT[dtype]]
+    return cases
+
+
+def _sum_bits(ranks: int, dtype: str) -> int:
+    """How many different powers of two the ranks may use so that every partial sum is exact."""
+    bits = EXACT_BITS[dtype]
+    for used in range(min(ranks, bits), 0, -1):
+        if sum(1 << (rank % used) for rank in range(ranks)) < 1 << bits:
+            return used
+    return 0
+
+
+def share(op: str, rank: int, ranks: int, dtype: str) -> int:
+    """What ``rank`` contributes."""
+    if op == "sum":
+        return int(1 << (rank % _sum_bits(ranks, dtype)))
+    if op == "product":
+        return 2
+    return rank + 1
+
+
+def expected(op: str, ranks: int, dtype: str) -> int:
+    """The exact result over ranks 0 … ranks-1."""
+    if op == "sum":
+        return sum(share(op, rank, ranks, dtype) for rank in range(ranks))
+    if op == "product":
+        return int(2**ranks)
+    return ranks if op == "max" else 1
+
+
+def blame(op: str, got: float, ranks: int, dtype: str) -> tuple[int, ...]:
+    """The ranks whose one missing or doubled share explains a wrong sum; empty where nothing does."""
+    if op != "sum":
+        return ()
+    difference = abs(got - expected(op, ranks, dtype))
+    shares = [share(op, rank, ranks, dtype) for rank in range(ranks)]
+    holders = tuple(rank for rank, value in enumerate(shares) if value == difference)
+    unique = Counter(shares)[int(difference)] == 1 if difference == int(difference) else False
+    return holders if unique else ()
+
+
+def sweep_sizes(quick: bool) -> list[int]:
+    """Message sizes in bytes: 4 B for latency, then 1 KiB by fours to 256 MiB (1 MiB when quick)."""
+    largest = _MIB if quick else 256 * _MIB
+    sizes, size = [4], _KIB
+    while size <= largest:
+        sizes.append(size)
+        size *= 4
+    return sizes
+
+
+def iterations(size: int, *, quick: bool) -> int:
+    """Timed repetitions of one size: many where noise is large and time is small."""
+    many = 5 if quick else 20
+    return max(many if size <= _MIB else many * 4 * _MIB // size, 3)

@@ -1,0 +1,213 @@
+"""The agent of a node: forks the ranks of one trial after another until all rank checks were run.
+
+After a trial got stuck, what is left of the plan goes on in the next trial: without the rank that
+is to blame, without the pair that did not answer, or, where nobody could be named, without the
+check. Ranks keep their first numbers in all reports.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddp_doctor.knowledge import deadlines
+from ddp_doctor.launch import hang, torchrun
+from ddp_doctor.launch.control import Control
+from ddp_doctor.launch.environment import rank_environment
+from ddp_doctor.launch.events import EventReader
+from ddp_doctor.launch.forkserver import ForkServer
+from ddp_doctor.launch.rank_state import RankState, Worker
+from ddp_doctor.launch.spec import Task, WorkerSpec
+from ddp_doctor.launch.trial import Trial, TrialResult
+from ddp_doctor.launch.worker import forked
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Level, Where
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import World
+from ddp_doctor.model.trial import TrialRecord
+
+#: A node that needs more trials than this is sick enough; the rest of its plan is not run.
+MOST_TRIALS = 8
+
+
+@dataclass
+class Agent:
+    """Runs the rank checks of one node. ``progress`` is told each check as it begins."""
+
+    scratch: Path
+    server: ForkServer
+    control: Control
+    world: World
+    env: Mapping[str, str]
+    level: Level
+    progress: Callable[[str], None]
+    until: float  # monotonic; no new trial starts later
+    trials: list[TrialRecord]  # these three are the session's and filled in place
+    readings: list[Reading]
+    left_out: list[tuple[str, str]]
+    first_trial: int = 0
+    _ranks: tuple[int, ...] = ()
+    _skip_pairs: set[tuple[int, int]] = field(default_factory=set)
+
+    def run_under_torchrun(self, checks: Sequence[Check]) -> None:
+        """One trial whose ranks the real torchrun starts."""
+        record = self._record(checks, tuple(range(self.world.world_size)), "torchrun")
+        folder = self._folder(record)
+        specs = self._specs(record, folder, checks, env_init=True)
+        with torchrun.Launch(folder, specs, self.env) as launch:
+            states = self._states(specs, launch.workers)
+            result = self._run_trial(self._trial(record, states, checks))
+            ended_s = launch.wait_end(deadlines.CHECK_S) if result.record.outcome == "finished" else None
+        launch_notes = torchrun.notes(launch, ended_s)
+        self._keep(TrialResult(result.record.model_copy(update={"notes": launch_notes}), result.readings))
+        self._note_unread(result.record, checks, result.record.ranks)
+
+    def run(self, checks: Sequence[Check]) -> None:
+        """All rank checks, in as many trials as it takes."""
+        self._ranks = tuple(range(self.world.world_size))
+        left = list(checks)
+        while left:
+            left = self._fit(left)
+            if not left:
+                return
+            record = self._record(left, self._ranks, "forkserver")
+            folder = self._folder(record)
+            specs = self._specs(record, folder, left)
+            workers = [self.server.fork(forked, spec.to_json()) for spec in specs]
+            result = self._run_trial(self._trial(record, self._states(specs, workers), left))
+            self._keep(result)
+            left = self._left_after(result.record, left)
+
+    def _run_trial(self, trial: Trial) -> TrialResult:
+        try:
+            return trial.run()
+        except BaseException:  # an interrupted run still reports what it saw
+            self._keep(trial.partial())
+            raise
+
+    def _fit(self, checks: list[Check]) -> list[Check]:
+        """Drop what the ranks, the time or the number of trials no longer allow."""
+        fitting = []
+        for check in checks:
+            if len(self.trials) >= MOST_TRIALS:
+                self.left_out.append((check.id, f"not run after {MOST_TRIALS} trials"))
+            elif time.monotonic() > self.until:
+                self.left_out.append((check.id, "the time budget was used up"))
+            elif len(self._ranks) < self._needed(check):
+                have = "is left" if len(self._ranks) < self.world.world_size else "is all this run has"
+                self.left_out.append((check.id, f"needs 2 ranks, {len(self._ranks)} {have}"))
+            else:
+                fitting.append(check)
+        return fitting
+
+    def _needed(self, check: Check) -> int:
+        """A world that lost ranks must still be one: one rank alone proves nothing of the others."""
+        return max(check.min_ranks, min(self.world.world_size, 2))
+
+    def _left_after(self, record: TrialRecord, checks: list[Check]) -> list[Check]:
+        if record.outcome == "finished":
+            return []
+        judgement = hang.judge(record)
+        ids = [check.id for check in checks]
+        position = ids.index(record.judged_check) if record.judged_check in ids else 0
+        judged = checks[position : position + 1]
+        if judgement.names_a_rank:
+            self._ranks = tuple(rank for rank in self._ranks if rank not in judgement.suspects)
+            self._note_unread(record, judged, judgement.suspects)
+            return checks[position:]
+        if judgement.pairs and not set(judgement.pairs) <= self._skip_pairs:
+            self._skip_pairs |= set(judgement.pairs)
+            return checks[position:]
+        self._note_unread(record, judged, record.ranks)
+        return checks[position + 1 :]
+
+    def _note_unread(self, record: TrialRecord, checks: Sequence[Check], ranks: Sequence[int]) -> None:
+        """Ranks that no later trial gives another chance: the check failed or timed out on them."""
+        if record.outcome == "finished":
+            return
+        read = {(reading.check, reading.rank) for reading in self.readings}
+        status = "failed" if record.outcome == "broken" else "timed_out"
+        for check in checks:
+            for rank in ranks:
+                if (check.id, rank) not in read:
+                    reason = f"the trial did not get through this check (trial {record.trial})"
+                    self.readings.append(
+                        Reading.model_validate(
+                            {"check": check.id, "status": status, "rank": rank, "reason": reason}
+                        )
+                    )
+
+    def _keep(self, result: TrialResult) -> None:
+        """Later trials repeat a check with fewer ranks: their reading replaces the earlier one."""
+        new = {(reading.check, reading.rank) for reading in result.readings}
+        self.readings[:] = [one for one in self.readings if (one.check, one.rank) not in new]
+        self.readings.extend(result.readings)
+        self.trials.append(result.record)
+
+    def _record(self, checks: Sequence[Check], ranks: tuple[int, ...], launcher: str) -> TrialRecord:
+        return TrialRecord.model_validate(
+            {
+                "trial": f"t{self.first_trial + len(self.trials)}",
+                "launcher": launcher,
+                "backend": self.world.backend,
+                "ranks": ranks,
+                "checks": ("process_group", *(c.id for c in checks if c.id != "process_group")),
+            }
+        )
+
+    def _folder(self, record: TrialRecord) -> Path:
+        folder = self.scratch / record.trial
+        folder.mkdir()
+        return folder
+
+    def _specs(
+        self, record: TrialRecord, folder: Path, checks: Sequence[Check], *, env_init: bool = False
+    ) -> list[WorkerSpec]:
+        tasks = tuple(
+            Task(c.id, f"{c.probe.__module__}:{c.probe.__qualname__}", self._deadline(c)) for c in checks
+        )
+        cuda = self.world.backend == "nccl"
+        first = deadlines.FIRST_NCCL_S if cuda else deadlines.CHECK_S
+        return [
+            WorkerSpec(
+                trial=record.trial,
+                folder=str(folder),
+                rank=rank,
+                group_rank=index,
+                ranks=record.ranks,
+                local_rank=rank % self.world.nproc_per_node,
+                backend=self.world.backend,
+                device=f"cuda:{rank % self.world.nproc_per_node}" if cuda else "cpu",
+                level=self.level,
+                tasks=tasks,
+                launched_at=time.monotonic(),
+                init_deadline_s=first * self._crowd(),
+                env=rank_environment(self.env, self.world, rank, self.control.port),
+                store_host=self.control.host,
+                store_port=0 if env_init else self.control.port,
+                skip_pairs=tuple(sorted(self._skip_pairs)),
+            )
+            for index, rank in enumerate(record.ranks)
+        ]
+
+    def _states(self, specs: Sequence[WorkerSpec], workers: Sequence[Worker]) -> list[RankState]:
+        now = time.monotonic()
+        return [
+            RankState(spec, worker, now, EventReader(spec.path("events")))
+            for spec, worker in zip(specs, workers, strict=True)
+        ]
+
+    def _trial(self, record: TrialRecord, states: Sequence[RankState], checks: Sequence[Check]) -> Trial:
+        allowed = {check.id: self._deadline(check) for check in checks}
+        first = deadlines.FIRST_NCCL_S if self.world.backend == "nccl" else deadlines.CHECK_S
+        allowed["process_group"] = max(allowed.get("process_group", 0.0), first * self._crowd())
+        return Trial(record, states, allowed, self.progress)
+
+    def _deadline(self, check: Check) -> float:
+        return check.deadline_s * self._crowd()
+
+    def _crowd(self) -> float:
+        """Ranks that share a core are slow by right."""
+        cores = len(os.sched_getaffinity(0))
+        return max(1.0, self.world.nproc_per_node / (cores * deadlines.RANKS_PER_CORE))

@@ -1,0 +1,104 @@
+"""The control store: one TCPStore that the doctor's own ranks meet on, in a process of its own.
+
+A process, because the store's calls block in C++ past every time-out while its server is frozen;
+here that costs the agent nothing. On one node it listens on the loopback address only. With many
+nodes the head's agent will host it on the rendezvous endpoint, and the roll call happens on it.
+"""
+
+import errno
+import json
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ddp_doctor.launch import preload
+from ddp_doctor.launch.forkserver import ForkServer
+from ddp_doctor.launch.process import die_with_parent, set_name
+
+
+class PortInUse(Exception):
+    """Another program listens on the port the user asked for."""
+
+
+@dataclass(frozen=True)
+class Control:
+    """A running control store."""
+
+    host: str
+    port: int
+    process: BaseProcess
+
+    def stop(self) -> None:
+        """End it at once; nothing in it is worth saving."""
+        self.process.kill()
+        self.process.join(1.0)
+
+
+def start(server: ForkServer, scratch: Path, host: str, port: int, timeout_s: float = 5.0) -> Control:
+    """Fork the store's process and wait until it listens. Port 0 takes a free one."""
+    told = scratch / "control.json"
+    process = server.fork(_serve, json.dumps({"host": host, "port": port, "told": str(told)}))
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and process.is_alive():
+        with suppress(FileNotFoundError):
+            said = json.loads(told.read_text())
+            if said.get("in_use"):
+                raise PortInUse(f"port {port} of {host} is in use by another program")
+            if said.get("error"):
+                raise RuntimeError(str(said["error"]))
+            return Control(host, int(said["port"]), process)
+        time.sleep(0.005)
+    process.kill()
+    raise RuntimeError(f"the control store did not start within {timeout_s:.0f} s")
+
+
+def connect(host: str, port: int, prefix: str) -> Any:
+    """A client of the store in which all keys begin with ``prefix``: one trial, one namespace."""
+    c10d = _c10d()
+    return c10d.PrefixStore(prefix, c10d.TCPStore(host, port, is_master=False))
+
+
+def _serve(argument: str) -> NoReturn:
+    die_with_parent(preload.FORKSERVER_PID)
+    set_name("ddp-doctor:ctl")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    given = json.loads(argument)
+    try:
+        listener = socket.create_server((given["host"], given["port"]), backlog=1024)
+    except OSError as error:
+        _tell(given["told"], in_use=error.errno == errno.EADDRINUSE, error=str(error))
+        os._exit(1)
+    port = listener.getsockname()[1]
+    _host_store(given["host"], port, listener.detach())
+    _tell(given["told"], port=port)
+    while True:
+        signal.pause()
+
+
+#: Holds the store while this process lives: TCPStore stops serving when it is collected.
+_STORES: list[object] = []
+
+
+def _host_store(host: str, port: int, listening_fd: int) -> None:
+    store = _c10d().TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening_fd
+    )
+    _STORES.append(store)
+
+
+def _c10d() -> Any:
+    import torch.distributed
+
+    return torch.distributed  # untyped: torch's stubs hide the stores it documents
+
+
+def _tell(path: str, **fields: object) -> None:
+    with open(path + ".tmp", "w", encoding="utf-8") as file:
+        json.dump(fields, file)
+    os.replace(path + ".tmp", path)

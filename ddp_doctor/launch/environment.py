@@ -1,0 +1,56 @@
+"""The environment of a trial's ranks: the caller's, with what torchrun would export for the job."""
+
+from collections.abc import Mapping
+
+from ddp_doctor.model.recording import World
+
+#: Exported by a launcher for its own world; a nested launch must not inherit them.
+LAUNCHER_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+_LAUNCHER_PREFIXES = ("TORCHELASTIC_", "PET_")
+
+
+def without_launcher(env: Mapping[str, str]) -> dict[str, str]:
+    """The caller's environment without the variables of a launcher's own world."""
+    return {
+        name: value
+        for name, value in env.items()
+        if name not in LAUNCHER_VARIABLES and not name.startswith(_LAUNCHER_PREFIXES)
+    }
+
+
+def rank_environment(env: Mapping[str, str], world: World, rank: int, port: int) -> dict[str, str]:
+    """What a rank of the doctor's own trials runs with (torchrun's names and defaults).
+
+    Source of the defaults: torch/distributed/run.py (OMP_NUM_THREADS) and
+    torch/distributed/elastic/agent/server/local_elastic_agent.py (TORCH_NCCL_ASYNC_ERROR_HANDLING).
+    """
+    mine = without_launcher(env)
+    mine.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank % world.nproc_per_node),
+        WORLD_SIZE=str(world.world_size),
+        LOCAL_WORLD_SIZE=str(world.nproc_per_node),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    mine.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    if world.nproc_per_node > 1:
+        mine.setdefault("OMP_NUM_THREADS", "1")
+    if world.backend == "nccl":
+        # The transports NCCL chose are evidence; its log goes to the rank's own output file.
+        mine["NCCL_DEBUG"] = "INFO"
+        mine["NCCL_DEBUG_SUBSYS"] = "INIT,ENV,NET,GRAPH,P2P,SHM"
+        mine.pop("NCCL_DEBUG_FILE", None)
+    return mine

@@ -1,0 +1,107 @@
+"""The forkserver of a node: started first, it imports torch while the agent collects node facts."""
+
+import json
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import ddp_doctor
+from ddp_doctor.launch.preload import AGENT_VARIABLE, SCRATCH_VARIABLE
+
+
+@dataclass(frozen=True)
+class Preload:
+    """How the import of torch ended. ``error`` is a traceback; ``stuck_at`` a Python stack."""
+
+    import_s: float = 0.0
+    error: str | None = None
+    stuck_at: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether ranks can be forked."""
+        return self.error is None and self.stuck_at is None
+
+
+class ForkServer:
+    """One forkserver process that imported torch before any thread or CUDA existed in it."""
+
+    def __init__(self, scratch: Path, env: dict[str, str]) -> None:
+        self._scratch = scratch
+        self._env = env
+
+    def start(self) -> None:
+        """Start it. Call from the main thread: it asks to die with the thread that started it."""
+        extra = {
+            SCRATCH_VARIABLE: str(self._scratch),
+            AGENT_VARIABLE: str(os.getpid()),
+            # The forkserver is `python -c`: it would find this package in the working directory only.
+            "PYTHONPATH": self._python_path(),
+            "PYTHONSAFEPATH": "1",  # and not there at all: the user's files may be called anything
+            # torchrun's default; OpenMP reads it when torch loads, later is too late.
+            "OMP_NUM_THREADS": self._env.get("OMP_NUM_THREADS", "1"),
+        }
+        multiprocessing.get_context("forkserver").set_forkserver_preload(["ddp_doctor.launch.preload"])
+        saved = {name: os.environ.get(name) for name in extra}
+        os.environ.update(extra)
+        # multiprocessing keeps its socket in a folder that only a regular exit removes; ours does not.
+        config = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # noqa: SLF001
+        config["tempdir"] = str(self._scratch)
+        try:
+            multiprocessing.forkserver.ensure_running()
+        finally:
+            config.pop("tempdir")
+            for name, value in saved.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+    def wait_ready(self, timeout_s: float) -> Preload:
+        """Wait until torch is imported; past the deadline say where the import stands and kill it."""
+        deadline = time.monotonic() + timeout_s
+        said: dict[str, object] = {}
+        while time.monotonic() < deadline:
+            with suppress(FileNotFoundError):
+                said = json.loads((self._scratch / "preload.json").read_text())
+            if said.get("done"):
+                error = said.get("error")
+                return Preload(float(str(said["import_s"])), str(error) if error else None)
+            time.sleep(0.01)
+        return Preload(timeout_s, stuck_at=self._stack_of(said.get("pid")))
+
+    def fork(self, target: Callable[[str], None], argument: str) -> BaseProcess:
+        """Fork one worker that runs ``target(argument)``."""
+        process = multiprocessing.get_context("forkserver").Process(target=target, args=(argument,))
+        process.start()
+        return process
+
+    def stop(self) -> None:
+        """Kill the forkserver and, with it, all it forked that is still alive."""
+        pid = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)  # noqa: SLF001
+        if isinstance(pid, int):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _python_path(self) -> str:
+        package_parent = str(Path(ddp_doctor.__file__).parent.parent)
+        given = self._env.get("PYTHONPATH")
+        return f"{package_parent}{os.pathsep}{given}" if given else package_parent
+
+    def _stack_of(self, pid: object) -> str:
+        if not isinstance(pid, int):
+            return "the Python interpreter itself did not start"
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+            time.sleep(0.3)
+            os.kill(pid, signal.SIGKILL)
+        with suppress(OSError):
+            return (self._scratch / "forkserver.log").read_text(errors="replace")[-4000:]
+        return "no stack"

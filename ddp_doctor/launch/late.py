@@ -1,0 +1,29 @@
+"""Finished trials keep only the steps that a rank entered late: the others say nothing."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import median
+
+from ddp_doctor.knowledge.deadlines import LATE_ENTRY_S
+from ddp_doctor.model.trial import RankEvidence, Step
+
+Key = tuple[str, int]
+
+
+def late_steps(evidence: Sequence[RankEvidence]) -> list[RankEvidence]:
+    """Drop all steps but those that some rank entered LATE_ENTRY_S after the median rank."""
+    entered: dict[Key, list[float]] = defaultdict(list)
+    for one in evidence:
+        for step in one.steps:
+            entered[_key(step)].append(step.entered_at)
+    late = {key for key, times in entered.items() if max(times) - median(times) > LATE_ENTRY_S}
+    return [_only(one, late) for one in evidence]
+
+
+def _only(one: RankEvidence, keys: set[Key]) -> RankEvidence:
+    steps = tuple(step for step in one.steps if _key(step) in keys)
+    return one.model_copy(update={"steps": steps})
+
+
+def _key(step: Step) -> Key:
+    return step.check, step.seq

@@ -1,0 +1,89 @@
+"""The RankContext of a live worker: its place in the world, and steps written to its event file."""
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddp_doctor.launch.events import EventWriter
+from ddp_doctor.launch.spec import WorkerSpec
+
+
+class LiveRankContext:
+    """Implements ddp_doctor.model.context.RankContext on a worker process."""
+
+    def __init__(self, spec: WorkerSpec, events: EventWriter) -> None:
+        self.rank = spec.rank
+        self.group_rank = spec.group_rank
+        self.world_size = len(spec.ranks)
+        self.ranks = spec.ranks
+        self.local_rank = spec.local_rank
+        self.backend = spec.backend
+        self.device = spec.device
+        self.env: Mapping[str, str] = os.environ
+        self.level = spec.level
+        self.skip_pairs = frozenset(spec.skip_pairs)
+        self.started_ago_s = time.monotonic() - spec.launched_at
+        self.init_s = 0.0
+        self.deadline = float("inf")
+        self.group: Any = None
+        self.raw: str | None = None
+        self._events = events
+        self._check = ""
+        self._seq = 0
+
+    def begin(self, check: str, deadline_s: float) -> None:
+        """Enter a check: its steps count from zero, its deadline from now."""
+        self._check, self._seq, self.raw = check, 0, None
+        self.deadline = time.monotonic() + deadline_s
+        self._events.write("check", check=check)
+
+    def clock(self) -> float:
+        """Monotonic seconds, the same clock on all ranks of a node."""
+        return time.monotonic()
+
+    def remaining(self) -> float:
+        """Seconds until the check's deadline."""
+        return self.deadline - time.monotonic()
+
+    def keep(self, raw: str) -> None:
+        """Keep raw text beside the fact."""
+        self.raw = raw
+
+    def step(
+        self,
+        name: str,
+        detail: str = "",
+        *,
+        peers: Sequence[int] = (),
+        deadline_s: float | None = None,
+    ) -> "_Step":
+        """Mark a step that may block (see the Protocol)."""
+        self._seq += 1
+        fields = {
+            "check": self._check,
+            "name": name,
+            "seq": self._seq,
+            "detail": detail,
+            "peers": list(peers),
+            "deadline_s": deadline_s,
+        }
+        return _Step(self._events, fields)
+
+
+class _Step:
+    """Writes ``enter`` with the caller's line, and ``leave`` unless the body raised."""
+
+    def __init__(self, events: EventWriter, fields: dict[str, Any]) -> None:
+        self._events = events
+        self._fields = fields
+
+    def __enter__(self) -> None:
+        caller = sys._getframe(1)  # noqa: SLF001 - the call site is the evidence
+        where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        self._events.write("enter", **self._fields, where=where)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._events.write("leave", check=self._fields["check"], seq=self._fields["seq"])

@@ -1,0 +1,118 @@
+"""Starting ranks under the real torchrun, and ending it whatever state it is in.
+
+torchrun runs in a session of its own, dies with the agent, and gets the interpreter, the
+environment and the rendezvous that the job would get.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from ddp_doctor.launch.environment import without_launcher
+from ddp_doctor.launch.events import EventReader
+from ddp_doctor.launch.spec import WorkerSpec
+
+
+@dataclass
+class LaunchedWorker:
+    """A rank that torchrun forked: known by the pid it reports; gone when torchrun's session is."""
+
+    reader: EventReader
+    pid: int | None = None
+    _gone: bool = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has reported in and still runs."""
+        return self.exitcode is None and self.pid is not None
+
+    @property
+    def exitcode(self) -> int | None:
+        """None while it lives. Its true code is torchrun's to know: 0 stands for gone."""
+        if self.pid is None:
+            began = next((event for event in self.reader.new() if event["event"] == "begin"), None)
+            self.pid = began["pid"] if began else None
+        if self.pid is not None and not self._gone:
+            self._gone = not os.path.exists(f"/proc/{self.pid}")
+        return 0 if self._gone else None
+
+
+class Launch:
+    """A running torchrun. Leaving the context kills its whole session."""
+
+    def __init__(self, folder: Path, specs: Sequence[WorkerSpec], env: Mapping[str, str]) -> None:
+        for spec in specs:
+            (folder / f"rank{spec.rank}.spec.json").write_text(spec.to_json())
+        self.workers = [LaunchedWorker(EventReader(spec.path("events"))) for spec in specs]
+        self._output = folder / "torchrun.out"
+        argv = [
+            *(sys.executable, "-m", "ddp_doctor.launch.torchrun_main"),
+            *(str(os.getpid()), "--nproc-per-node", str(len(specs))),
+            *("-m", "ddp_doctor.launch.torchrun_worker", str(folder)),
+        ]
+        child_env = {**without_launcher(env), "PYTHONPATH": _python_path(env)}
+        self.started = time.monotonic()
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(
+                argv,
+                env=child_env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> "Launch":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        # torchrun gives its workers sessions of their own; ours asked to die with it.
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline and any(worker.alive for worker in self.workers):
+            time.sleep(0.005)
+
+    def wait_end(self, timeout_s: float) -> float | None:
+        """Seconds from start to torchrun's own end; None when it did not end in time."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+            return time.monotonic() - self.started
+        return None
+
+    @property
+    def returncode(self) -> int | None:
+        """torchrun's exit code; negative is a signal."""
+        return self._process.poll()
+
+    def output(self) -> str:
+        """What torchrun printed, its last 4000 characters."""
+        return self._output.read_text(errors="replace")[-4000:]
+
+
+def notes(launch: Launch, ended_s: float | None) -> tuple[str, ...]:
+    """How the launch ended, for the trial's record."""
+    if ended_s is not None and launch.returncode == 0:
+        return (f"torchrun ended after {ended_s:.2f} s",)
+    if ended_s is not None:
+        return (f"torchrun ended with exit code {launch.returncode} after {ended_s:.2f} s", launch.output())
+    return ("torchrun did not end by itself", launch.output())
+
+
+def _python_path(env: Mapping[str, str]) -> str:
+    import ddp_doctor
+
+    package_parent = str(Path(ddp_doctor.__file__).parent.parent)
+    given = env.get("PYTHONPATH")
+    return f"{package_parent}{os.pathsep}{given}" if given else package_parent

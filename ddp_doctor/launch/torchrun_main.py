@@ -1,0 +1,17 @@
+"""Becomes torchrun in a process that dies with the agent: ``torchrun_main AGENT_PID ARGS…``."""
+
+import runpy
+import sys
+
+from ddp_doctor.launch.process import die_with_parent
+
+
+def main() -> None:
+    """Run torch.distributed.run, which is what the torchrun script runs, with the other arguments."""
+    die_with_parent(int(sys.argv[1]))
+    sys.argv = ["torchrun", *sys.argv[2:]]
+    runpy.run_module("torch.distributed.run", run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

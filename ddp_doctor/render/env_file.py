@@ -1,0 +1,51 @@
+"""The settings that the findings recommend, as a file to ``source``: a comment per line says why."""
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from ddp_doctor.model.finding import Finding, Remedy, Setting
+from ddp_doctor.model.report import Report
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def render(report: Report) -> str:
+    """``export`` and ``unset`` lines with finding, proof and undo; conflicts are shown, not merged."""
+    lines = [f"# Settings recommended by ddp-doctor {report.tool.version}, run {report.run_id}"]
+    given: dict[str, str | None] = {}
+    for finding, remedy, setting in _settings(report):
+        if not _NAME.fullmatch(setting.name):
+            continue  # nothing from outside may break out of its line
+        value = None if setting.action == "unset" else setting.value or ""
+        if given.get(setting.name, value) != value:
+            lines.append(f"# {finding.code} wants another value; conflict, not applied: {_assignment(setting)}")
+            continue
+        if setting.name in given:
+            continue
+        given[setting.name] = value
+        lines += [_comment(finding, remedy, setting), _assignment(setting)]
+    if not given:
+        lines.append("# nothing to set")
+    return "\n".join(lines) + "\n"
+
+
+def _settings(report: Report) -> Iterator[tuple[Finding, Remedy, Setting]]:
+    for finding in report.findings:
+        for remedy in finding.remedies:
+            if remedy.proof.status != "disproved":
+                for setting in remedy.settings:
+                    yield finding, remedy, setting
+
+
+def _comment(finding: Finding, remedy: Remedy, setting: Setting) -> str:
+    proof = remedy.proof
+    tried = "not tried" if proof.status == "not_tried" else f"tried: {proof.before} -> {proof.after}"
+    parts = [finding.code, setting.why or remedy.summary, tried, f"undo: {remedy.undo}" if remedy.undo else ""]
+    return "# " + " ".join("; ".join(part for part in parts if part).split())
+
+
+def _assignment(setting: Setting) -> str:
+    if setting.action == "unset":
+        return f"unset {setting.name}"
+    return f"export {setting.name}={shlex.quote(setting.value or '')}"

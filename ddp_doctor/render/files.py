@@ -1,0 +1,47 @@
+"""Writing outputs whole: a temporary file beside the target, then a rename."""
+
+import os
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+
+class CannotWrite(Exception):
+    """An output could not be written; the message is one sentence for people."""
+
+
+def write(target: str, text: str) -> None:
+    """Write ``text`` to a path, or to stdout for ``-``. Raises CannotWrite."""
+    if target == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    path = Path(target)
+    if path.exists() and not path.is_file():
+        _write_through(path, text)  # /dev/stdout, a pipe: nothing to rename
+        return
+    temporary = ""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise CannotWrite(f"cannot write {target}: {error.strerror}") from error
+
+
+def _write_through(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CannotWrite(f"cannot write {path}: {error.strerror}") from error
+
+
+def _umask() -> int:
+    current = os.umask(0o022)
+    os.umask(current)
+    return current

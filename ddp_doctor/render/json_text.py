@@ -1,0 +1,8 @@
+"""The report as JSON: the envelope of docs/reference/report.schema.json."""
+
+from ddp_doctor.model.report import Report
+
+
+def render(report: Report) -> str:
+    """One JSON document, indented, ending in a newline."""
+    return report.model_dump_json(indent=1) + "\n"

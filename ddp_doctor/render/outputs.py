@@ -1,0 +1,42 @@
+"""Where a command's results go: any number of files, stdout for ``-``, and the screen."""
+
+import sys
+from dataclasses import dataclass
+from typing import TextIO
+
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Report
+from ddp_doctor.render import env_file, json_text
+from ddp_doctor.render.files import CannotWrite, write
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The output options of one command. With ``-`` data go to stdout and words to stderr."""
+
+    json: str | None = None
+    env_file: str | None = None
+    record: str | None = None
+    quiet: bool = False
+
+    @property
+    def words_to(self) -> TextIO:
+        """The stream for people."""
+        takes_stdout = "-" in (self.json, self.env_file, self.record)
+        return sys.stderr if takes_stdout else sys.stdout
+
+    def write(self, recording: Recording, report: Report) -> list[str]:
+        """Write all files asked for, recording first; returns one sentence for each that failed."""
+        texts = (
+            (self.record, lambda: recording.model_dump_json(indent=1) + "\n"),
+            (self.json, lambda: json_text.render(report)),
+            (self.env_file, lambda: env_file.render(report)),
+        )
+        problems = []
+        for target, make in texts:
+            if target is not None:
+                try:
+                    write(target, make())
+                except CannotWrite as error:
+                    problems.append(str(error))
+        return problems

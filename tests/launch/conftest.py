@@ -1,0 +1,84 @@
+"""Real ranks for many scenarios: torch is imported once per test module."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import psutil
+import pytest
+
+from ddp_doctor import app
+from ddp_doctor.app import Outcome
+from ddp_doctor.launch.session import Session
+from ddp_doctor.model.check import Check, Probe
+from ddp_doctor.model.choices import Level, Where
+from ddp_doctor.model.recording import Node, NotRun, Recording, World
+
+
+@dataclass
+class Scenario:
+    """What came of a probe on real ranks."""
+
+    outcome: Outcome
+    seconds: float
+    left: list[psutil.Process]
+
+    @property
+    def codes(self) -> list[str]:
+        return [finding.code for finding in self.outcome.report.findings]
+
+    @property
+    def culprits(self) -> list[int | None]:
+        found = self.outcome.report.findings
+        return [culprit.rank for finding in found for culprit in finding.culprits]
+
+    @property
+    def title(self) -> str:
+        return self.outcome.report.findings[0].title
+
+
+Play = Callable[..., Scenario]
+
+
+@pytest.fixture(scope="module")
+def play() -> Iterator[Play]:
+    """``play(probe, ranks=4, deadline_s=2.0)`` runs one probe on real ranks and judges it."""
+    with Session(dict(os.environ), ("127.0.0.1", 0), lambda _text: None) as session:
+        session.warm_up()
+        assert session._server.wait_ready(60.0).ok
+        before = {process.pid for process in _descendants()}
+
+        def play_one(probe: Probe, ranks: int = 4, deadline_s: float = 2.0, backend: str = "gloo") -> Scenario:
+            world = World(
+                nproc_per_node=ranks, world_size=ranks, backend=backend, nodes=(Node(hostname="node0"),)
+            )
+            for kept in (session.readings, session.trials, session.left_out):
+                kept.clear()
+            check = Check("scenario", "A scenario", Where.RANK, probe, (), deadline_s=deadline_s)
+            agent = session.agent(world, Level.QUICK, time.monotonic() + 60.0)
+            agent.first_trial = getattr(session, "_next_trial", 0)
+            started = time.monotonic()
+            agent.run([check])
+            seconds = time.monotonic() - started
+            session._next_trial = agent.first_trial + len(session.trials)
+            not_run = tuple(NotRun(check=name, reason=reason) for name, reason in session.left_out)
+            recording = Recording(
+                run_id="test",
+                world=world,
+                readings=tuple(session.readings),
+                trials=tuple(session.trials),
+                not_run=not_run,
+            )
+            left = [p for p in _descendants() if p.pid not in before and p.pid != session._control.process.pid]
+            return Scenario(app.judge(recording), seconds, left)
+
+        yield play_one
+
+
+def _descendants() -> list[psutil.Process]:
+    alive = []
+    for process in psutil.Process().children(recursive=True):
+        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            alive.append(process)
+    return alive

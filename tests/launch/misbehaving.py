@@ -1,0 +1,153 @@
+"""Probes that run on real ranks, each with one rank that misbehaves in one way."""
+
+import ctypes
+import os
+import re
+import signal
+import time
+from typing import ClassVar
+
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.fact import Fact
+
+#: The rank that misbehaves.
+BAD = 1
+#: A second of it is far beyond every deadline of the tests.
+FOR_EVER = 600
+
+
+class Done(Fact):
+    KIND: ClassVar[str] = "test-done/1"
+
+
+def _all_reduce(ctx: RankContext, elements: int = 8) -> Done:
+    import torch
+    import torch.distributed as dist
+
+    with ctx.step("all_reduce", "float32 [8] sum"):
+        dist.all_reduce(torch.ones(elements))
+    return Done()
+
+
+def well_behaved(ctx: RankContext) -> Done:
+    for _ in range(3):
+        _all_reduce(ctx)
+    return Done()
+
+
+def never_enters(ctx: RankContext) -> Done:
+    if ctx.rank == BAD:
+        time.sleep(FOR_EVER)  # the line that the report must name
+    return _all_reduce(ctx)
+
+
+def loops_in_python(ctx: RankContext) -> Done:
+    while ctx.rank == BAD:
+        pass
+    return _all_reduce(ctx)
+
+
+def holds_the_interpreter(ctx: RankContext) -> Done:
+    if ctx.rank == BAD:
+        re.match(r"(a+)+$", "a" * 60 + "b")
+    return _all_reduce(ctx)
+
+
+def is_stopped(ctx: RankContext) -> Done:
+    if ctx.rank == BAD:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return _all_reduce(ctx)
+
+
+def exits(ctx: RankContext) -> Done:
+    if ctx.rank == BAD:
+        os._exit(3)
+    return _all_reduce(ctx)
+
+
+def is_killed(ctx: RankContext) -> Done:
+    if ctx.rank == BAD:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _all_reduce(ctx)
+
+
+def segfaults(ctx: RankContext) -> Done:
+    if ctx.rank == BAD:
+        ctypes.string_at(0)
+    return _all_reduce(ctx)
+
+
+def raises(ctx: RankContext) -> Done:
+    if ctx.rank == BAD:
+        raise ValueError("the data set is empty")
+    return _all_reduce(ctx)
+
+
+def calls_another_operation(ctx: RankContext) -> Done:
+    import torch
+    import torch.distributed as dist
+
+    if ctx.rank == BAD:
+        with ctx.step("all_reduce", "float32 [8] sum"):
+            dist.broadcast(torch.ones(8), src=BAD)
+    return _all_reduce(ctx)
+
+
+def calls_another_shape(ctx: RankContext) -> Done:
+    return _all_reduce(ctx, elements=16 if ctx.rank == BAD else 8)
+
+
+def comes_late(ctx: RankContext) -> Done:
+    _all_reduce(ctx)
+    if ctx.rank == BAD:
+        time.sleep(3.0)
+    return _all_reduce(ctx)
+
+
+def moves_slowly(ctx: RankContext) -> Done:
+    while ctx.remaining() > -FOR_EVER:
+        time.sleep(0.2)
+        _all_reduce(ctx)
+    return Done()
+
+
+def both_ends_receive(ctx: RankContext) -> Done:
+    """Ranks 0 and 1 wait for each other's data: what a dead link looks like from both ends."""
+    import torch
+    import torch.distributed as dist
+
+    pair = (0, BAD)
+    if ctx.rank in pair and pair not in ctx.skip_pairs:
+        peer = pair[1 - pair.index(ctx.rank)]
+        with ctx.step("send_recv", "uint8 [8]", peers=(peer,), deadline_s=1.0):
+            dist.recv(torch.zeros(8), src=ctx.ranks.index(peer))
+    return _all_reduce(ctx)
+
+
+def leaves_shared_memory(ctx: RankContext) -> Done:
+    """A rank that hangs with an NCCL segment mapped that only its peers' attaching would unlink."""
+    import mmap
+
+    if ctx.rank == BAD:
+        with open(f"/dev/shm/nccl-ddp-doctor-test-{os.getpid()}", "w+b") as file:
+            file.truncate(4096)
+            mapped = mmap.mmap(file.fileno(), 4096)
+            time.sleep(FOR_EVER)
+            mapped.close()
+    return _all_reduce(ctx)
+
+
+def adds_to_the_sum(ctx: RankContext) -> Fact:
+    """The real all-reduce check on a rank whose share is doubled."""
+    import torch.distributed as dist
+
+    from ddp_doctor.checks import allreduce
+
+    honest = dist.all_reduce
+    if ctx.rank == BAD:
+
+        def doubled(tensor, op=dist.ReduceOp.SUM, **kwargs):
+            return honest(tensor.mul_(2), op, **kwargs)
+
+        dist.all_reduce = doubled
+    return allreduce.probe(ctx)

@@ -1,0 +1,96 @@
+"""Each way a rank can misbehave: named within the check's deadline plus 3 s, and nobody else."""
+
+import os
+
+import pytest
+
+from ddp_doctor.model.choices import Verdict
+from tests.launch import misbehaving
+from tests.launch.conftest import Play
+
+pytestmark = pytest.mark.ranks
+
+DEADLINE_S = 2.0
+
+#: probe, the one finding, what its title says
+CASES = [
+    (misbehaving.never_enters, "DD610", "rank 1 never entered all_reduce 1 of scenario; it stands in misbehaving.py:"),
+    (misbehaving.loops_in_python, "DD610", "rank 1 never entered all_reduce 1"),
+    (misbehaving.holds_the_interpreter, "DD610", "rank 1 never entered all_reduce 1"),
+    (misbehaving.is_stopped, "DD611", "rank 1 is stopped (state T)"),
+    (misbehaving.exits, "DD612", "rank 1 exited with code 3"),
+    (misbehaving.is_killed, "DD612", "rank 1 was killed by SIGKILL"),
+    (misbehaving.segfaults, "DD612", "rank 1 was killed by SIGSEGV"),
+    (misbehaving.raises, "DD613", "rank 1 raised ValueError"),
+    (misbehaving.calls_another_operation, "DD614", "rank 1 called broadcast"),
+    (misbehaving.calls_another_shape, "DD614", "rank 1 called all_reduce[16]"),
+]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("probe", "code", "words"), CASES, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_misbehaving_rank_is_named_in_time_and_nobody_else(play: Play, probe, code, words, ranks):
+    scenario = play(probe, ranks=ranks, deadline_s=DEADLINE_S)
+
+    assert scenario.codes == [code], scenario.outcome.report.findings
+    assert scenario.culprits == [misbehaving.BAD]
+    assert words in scenario.title
+    assert scenario.outcome.report.verdict is Verdict.SICK
+    assert scenario.outcome.recording.trials[0].duration_s < DEADLINE_S + 3.0
+    assert not scenario.left
+
+
+def test_after_a_bad_rank_the_others_pass_in_a_second_trial_and_keep_their_numbers(play: Play):
+    scenario = play(misbehaving.never_enters)
+
+    assert [trial.outcome for trial in scenario.outcome.recording.trials] == ["stuck", "finished"]
+    assert scenario.outcome.recording.trials[1].ranks == (0, 2, 3)
+    assert "passed in a second trial" in scenario.outcome.report.findings[0].detail
+
+
+def test_a_late_rank_is_a_warning_and_the_verdict_healthy(play: Play):
+    scenario = play(misbehaving.comes_late, deadline_s=8.0)
+
+    assert scenario.codes == ["DD619"]
+    assert scenario.culprits == [misbehaving.BAD]
+    assert scenario.outcome.report.verdict is Verdict.HEALTHY
+
+
+def test_a_check_that_moves_is_slow_and_not_hung(play: Play):
+    scenario = play(misbehaving.moves_slowly, deadline_s=1.5)
+
+    assert scenario.codes == ["DD620"]
+    assert scenario.culprits == []
+
+
+def test_a_pair_whose_both_ends_wait_is_named_as_a_pair_and_the_rest_goes_on(play: Play):
+    scenario = play(misbehaving.both_ends_receive, deadline_s=8.0)
+
+    assert scenario.codes == ["DD615"]
+    culprit = scenario.outcome.report.findings[0].culprits[0]
+    assert (culprit.kind, culprit.rank, culprit.peer_rank) == ("pair", 0, 1)
+    assert scenario.outcome.recording.trials[1].outcome == "finished"
+    assert scenario.outcome.recording.trials[1].ranks == (0, 1, 2, 3)
+
+
+def test_a_killed_trial_leaves_no_shared_memory(play: Play):
+    scenario = play(misbehaving.leaves_shared_memory)
+
+    assert scenario.codes == ["DD610"]
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith("nccl-ddp-doctor-test")]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_doubled_share_names_its_rank(play: Play, ranks):
+    scenario = play(misbehaving.adds_to_the_sum, ranks=ranks, deadline_s=10.0)
+
+    assert scenario.codes[0] == "DD601"
+    assert "share of rank 1 is wrong" in scenario.title
+    assert scenario.outcome.report.findings[0].culprits[0].rank == misbehaving.BAD
+
+
+def test_healthy_ranks_give_no_finding(play: Play):
+    scenario = play(misbehaving.well_behaved)
+
+    assert scenario.codes == []
+    assert scenario.outcome.report.verdict is Verdict.HEALTHY
