@@ -1,0 +1,30 @@
+"""Files that ``ddp-doctor template NAME`` prints, ready to be put where an operator wants them.
+
+``@PYTHON@`` in a file stands for the interpreter to call, quoted for the shell.
+"""
+
+import shlex
+import sys
+from importlib.resources import files
+
+#: Template name -> packaged file.
+_FILES = {"slurm-prolog": "slurm-prolog.sh"}
+
+
+def names() -> tuple[str, ...]:
+    """The templates there are."""
+    return tuple(_FILES)
+
+
+def text(name: str, python: str = sys.executable) -> str:
+    """Template ``name``, calling the interpreter ``python``, an absolute path that is kept as it is.
+
+    Raises LookupError for an unknown name, ValueError for a path that a script without PATH cannot call;
+    both messages say what to do.
+    """
+    if name not in _FILES:
+        raise LookupError(f"there is no template {name!r}; there are: {', '.join(names())}")
+    if not python.startswith("/") or "\0" in python:
+        raise ValueError(f"the Python to call must be an absolute path, not {python!r}")
+    template = files(__name__).joinpath(_FILES[name]).read_text(encoding="utf-8")
+    return template.replace("@PYTHON@", shlex.quote(python))
