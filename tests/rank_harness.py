@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from ddp_doctor.model.choices import Level
 
 #: Imported by the server before it forks: what a rank would otherwise pay for alone.
 _TORCH = ("torch.distributed", "torch.nn.parallel", "torch._dynamo.utils")
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 20.0
 
 
 @dataclass
@@ -91,6 +91,7 @@ class Ranks:
     def __init__(self, size: int, preload: Sequence[str] = ()) -> None:
         self.size = size
         self._preload = (*_TORCH, *preload)
+        self._stuck = False
 
     def __enter__(self) -> Self:
         spawn = multiprocessing.get_context("spawn")
@@ -103,13 +104,13 @@ class Ranks:
         self._server.start()
         for end in theirs:
             end.close()
-        self._receive(range(self.size))  # each rank says once that it has joined
+        self._receive()  # each rank says once that it has joined
         return self
 
     def __exit__(self, *_: object) -> None:
         for pipe in self._pipes:
             pipe.close()
-        self._server.join(5)
+        self._server.join(0 if self._stuck else 5)
         if self._server.exitcode is None and self._server.pid is not None:
             os.killpg(self._server.pid, signal.SIGKILL)
             self._server.join()
@@ -120,7 +121,7 @@ class Ranks:
         world = tuple(range(self.size) if on is None else on)
         for pipe in self._pipes:  # new_group is a collective: idle ranks are told of the world too
             pipe.send((world, scenario, args))
-        return [one for one in self._receive(range(self.size)) if one.rank in world]
+        return [one for one in self._receive() if one.rank in world]
 
     def facts(self, scenario: Callable[..., Any], *args: Any, on: Sequence[int] | None = None) -> list[Any]:
         """The values of ``run``, one per rank; an AssertionError where a rank raised."""
@@ -129,13 +130,20 @@ class Ranks:
             assert one.error is None, f"rank {one.rank}: {one.error}"
         return [one.value for one in results]
 
-    def _receive(self, ranks: Sequence[int]) -> list[Result]:
+    def _receive(self) -> list[Result]:
+        """One result of each rank. A rank that says nothing spoils the world for all later runs."""
+        assert not self._stuck, "an earlier scenario never ended"
         limit = time.monotonic() + _TIMEOUT_S
-        results = []
-        for rank in ranks:
-            assert self._pipes[rank].poll(max(0.0, limit - time.monotonic())), f"rank {rank} is silent"
-            results.append(self._pipes[rank].recv())
-        return results
+        results, silent = [], list(self._pipes)
+        while silent and time.monotonic() < limit:
+            for pipe in wait(silent, max(0.0, limit - time.monotonic())):
+                assert isinstance(pipe, Connection)
+                results.append(pipe.recv())
+                silent.remove(pipe)
+        self._stuck = bool(silent)
+        errors = "\n".join(f"rank {one.rank}: {one.error}" for one in results if one.error)
+        assert not silent, f"{len(silent)} ranks said nothing for {_TIMEOUT_S:g} s\n{errors}"
+        return sorted(results, key=lambda one: one.rank)
 
 
 def _serve(pipes: list[Connection], store: str, preload: Sequence[str]) -> None:

@@ -1,0 +1,318 @@
+"""buffers on real ranks: healthy worlds, and every rule fired by a sabotaged DDP."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor.checks import buffers
+from ddp_doctor.checks.buffers import CHECK, Buffers
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Node, Recording, World
+from tests.rank_harness import Ranks
+
+pytestmark = pytest.mark.ranks
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(4, preload=("tests.checks.test_buffers",)) as started:
+        yield started
+
+
+def recording(facts: list[Buffers], ranks: Any = None) -> Recording:
+    """A recording of one node per rank, as the agent would write it, read back from its JSON."""
+    readings = tuple(
+        Reading(check=CHECK.id, status=Status.COLLECTED, node=rank, rank=rank, fact=fact.recorded())
+        for rank, fact in zip(ranks or range(len(facts)), facts, strict=True)
+    )
+    nodes = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(4))
+    whole = Recording(world=World(nnodes=4, world_size=4, nodes=nodes), readings=readings)
+    return Recording.model_validate_json(whole.model_dump_json())
+
+
+def judge(whole: Recording) -> list[Finding]:
+    return [finding for rule in CHECK.rules for finding in rule.apply(whole)]
+
+
+def only(findings: list[Finding], code: str) -> Finding:
+    assert [finding.code for finding in findings] == [code], findings
+    return findings[0]
+
+
+def blamed(finding: Finding) -> list[int | None]:
+    return [culprit.rank for culprit in finding.culprits]
+
+
+# Scenarios: what runs on each rank.
+
+
+def after_forward(module: Any, change: Callable[[Any], object]) -> None:
+    """Let ``change(module)`` run after each forward; its result is not the forward's."""
+
+    def hook(*_: object) -> None:
+        change(module)
+
+    module.register_forward_hook(hook)
+
+
+def wrapped(ctx: Any, module: Any = None, **options: Any) -> Any:
+    """The probe's model in DDP with other options than the probe's."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    module = buffers.stamped_model(ctx) if module is None else module
+    return DistributedDataParallel(module, process_group=ctx.group, **options)
+
+
+def never_broadcasts(ctx):
+    return buffers.measure(ctx, wrapped(ctx, broadcast_buffers=False))
+
+
+def stamps_again_in_forward(ctx, rank):
+    """One rank's forward writes its own stamp after DDP has broadcast."""
+    model = buffers.wrap(ctx, buffers.stamped_model(ctx))
+    if ctx.rank == rank:
+        after_forward(model.module, lambda module: module.float_stamp.fill_(ctx.group_rank + 1.0))
+    return buffers.measure(ctx, model)
+
+
+def reassigns_a_buffer(ctx):
+    """Rank 1 gives its module a new tensor under the old name, as users do; DDP must follow it."""
+    import torch
+
+    model = buffers.wrap(ctx, buffers.stamped_model(ctx))
+    if ctx.rank == 1:
+        model.module.float_stamp = torch.full((500,), 7.0)
+    return buffers.measure(ctx, model)
+
+
+def broadcasts_from_rank_2(ctx):
+    model = buffers.wrap(ctx, buffers.stamped_model(ctx))
+    broadcast = model._sync_module_buffers
+    model._sync_module_buffers = lambda authoritative_rank: broadcast(2)
+    return buffers.measure(ctx, model)
+
+
+def statistics_alone_stray(ctx):
+    """Rank 1's running variance is not what rank 0's makes of its batch in the second forward."""
+    model = buffers.wrap(ctx, buffers.stamped_model(ctx))
+    forwards = iter([0.0, 1.0])
+    if ctx.rank == 1:
+        after_forward(model.module.norm, lambda norm: norm.running_var.add_(next(forwards)))
+    return buffers.measure(ctx, model)
+
+
+def never_starts_equal(ctx):
+    return buffers.measure(ctx, wrapped(ctx, init_sync=False))
+
+
+def loses_its_weights(ctx):
+    """Rank 3's weights are overwritten after wrapping."""
+    import torch
+
+    model = buffers.wrap(ctx, buffers.stamped_model(ctx))
+    if ctx.rank == 3:
+        with torch.no_grad():
+            model.module.weight[17] = float("nan")
+    return buffers.measure(ctx, model)
+
+
+def computes_wrong_statistics(ctx, on):
+    model = buffers.wrap(ctx, buffers.stamped_model(ctx))
+    if ctx.rank in on:
+        after_forward(model.module.norm, lambda norm: norm.running_mean.mul_(1.001))
+    return buffers.measure(ctx, model)
+
+
+def synchronised_model(ctx: Any) -> Any:
+    """The probe's model with a SyncBatchNorm for the CPU, which torch does not have: real all-reduces."""
+    import torch
+    import torch.distributed as dist
+
+    class SyncNorm(torch.nn.BatchNorm1d):
+        def forward(self, given):
+            sums = torch.stack([torch.full((3,), float(len(given))), given.sum(0), given.square().sum(0)])
+            dist.all_reduce(sums, group=ctx.group)
+            count, mean = sums[0], sums[1] / sums[0]
+            unbiased = (sums[2] / count - mean.square()) * count / (count - 1)
+            running: Any = self
+            running.running_mean.lerp_(mean, 0.5)
+            running.running_var.lerp_(unbiased, 0.5)
+            return given
+
+    module = buffers.stamped_model(ctx)
+    module.norm = SyncNorm(3)
+    return module
+
+
+def sync_batch_norm(ctx, module_of, on=()):
+    """As the probe does it on GPUs; ranks ``on`` use their own batch alone afterwards."""
+    fact = buffers.measure(ctx, buffers.wrap(ctx, buffers.stamped_model(ctx)))
+    model = buffers.wrap(ctx, module_of(ctx))
+    if ctx.rank in on:
+        model.module.norm.register_forward_hook(use_own_batch)
+    return fact.model_copy(update={"sync_batch_norm_off": buffers.measure_sync_batch_norm(ctx, model)})
+
+
+def use_own_batch(norm, args, _result):
+    norm.running_mean.copy_(args[0].mean(0) / 2)
+    norm.running_var.copy_(0.5 + args[0].var(0) / 2)
+
+
+# Healthy worlds
+
+
+@pytest.mark.parametrize("on", [(0,), (0, 1), (1, 3), (0, 1, 2), (0, 1, 2, 3)], ids=str)
+def test_healthy_ranks_give_no_finding(ranks, on):
+    facts = ranks.facts(buffers.probe, on=on)
+    assert judge(recording(facts, on)) == []
+    assert {fact.source_rank for fact in facts} == {on[0]}
+
+
+def test_sync_batch_norm_on_a_cpu_is_not_tested_and_says_so(ranks):
+    for fact in ranks.facts(buffers.probe):
+        assert fact.sync_batch_norm_off is None
+        assert "accelerators only" in (fact.sync_batch_norm_reason or "")
+
+
+def test_torch_still_refuses_sync_batch_norm_on_a_cpu(ranks):
+    results = ranks.run(sync_batch_norm, torch_sync_batch_norm)
+    assert all("SyncBatchNorm" in (one.error or "") for one in results)
+
+
+def torch_sync_batch_norm(ctx):
+    import torch
+
+    kind: Any = torch.nn.SyncBatchNorm
+    return kind.convert_sync_batchnorm(buffers.stamped_model(ctx), ctx.group)
+
+
+def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
+    results = ranks.run(buffers.probe)
+    assert len({one.steps for one in results}) == 1
+    assert [name for name, _ in results[0].steps] == ["ddp_construct", "forward", "forward"]
+
+
+def test_two_ranks_take_less_than_the_budget(ranks):
+    ranks.run(buffers.probe, on=(0, 1))
+    quickest = min(max(one.duration_s for one in ranks.run(buffers.probe, on=(0, 1))) for _ in range(3))
+    assert quickest < 0.15
+
+
+def test_a_buffer_that_is_reassigned_is_followed_by_ddp(ranks):
+    assert judge(recording(ranks.facts(reassigns_a_buffer))) == []
+
+
+def test_sync_batch_norm_that_synchronises_is_healthy(ranks):
+    facts = ranks.facts(sync_batch_norm, synchronised_model)
+    assert all(fact.sync_batch_norm_off == () for fact in facts)
+    assert judge(recording(facts)) == []
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5, 64])
+def test_the_overall_statistics_are_those_of_the_batches_joined(world_size):
+    torch = pytest.importorskip("torch")
+    joined = torch.cat([buffers.batch(place, "cpu") for place in range(world_size)]).double()
+    means, variances = buffers.overall(world_size)
+    assert joined.mean(0).tolist() == pytest.approx(means)
+    assert joined.var(0).tolist() == pytest.approx(variances)
+
+
+# Sabotage
+
+
+def test_buffers_that_are_never_broadcast_blame_no_rank(ranks):
+    finding = only(judge(recording(ranks.facts(never_broadcasts))), "DD711")
+    assert "buffers are not rank 0's on ranks 1, 2 and 3: they are the rank's own" in finding.title
+    assert blamed(finding) == []
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_a_rank_with_its_own_buffer_is_named(ranks, rank):
+    finding = only(judge(recording(ranks.facts(stamps_again_in_forward, rank))), "DD711")
+    assert blamed(finding) == [rank]
+    assert finding.culprits[0].node == f"node{rank}"
+    assert "float_stamp" in finding.detail
+
+
+def test_buffers_of_another_rank_are_told(ranks):
+    findings = judge(recording(ranks.facts(broadcasts_from_rank_2)))
+    assert {finding.code for finding in findings} == {"DD711"}
+    assert "rank 2's" in findings[0].title
+    assert all(blamed(finding) == [] for finding in findings)
+
+
+def test_statistics_that_stray_in_the_second_forward_name_their_rank(ranks):
+    finding = only(judge(recording(ranks.facts(statistics_alone_stray))), "DD711")
+    assert blamed(finding) == [1]
+    assert "norm.running_var" in finding.detail
+
+
+def test_parameters_that_are_never_broadcast_blame_no_rank(ranks):
+    finding = only(judge(recording(ranks.facts(never_starts_equal))), "DD712")
+    assert "parameters are not rank 0's on ranks 1, 2 and 3" in finding.title
+    assert blamed(finding) == []
+
+
+def test_a_smaller_world_is_judged_against_its_own_first_rank(ranks):
+    on = (1, 2, 3)
+    finding = only(judge(recording(ranks.facts(never_starts_equal, on=on), on)), "DD712")
+    assert "parameters are not rank 1's on ranks 2 and 3" in finding.title
+    assert finding.evidence[0].expected_from == "rank 1's, broadcast by DDP"
+
+
+def test_a_weight_that_is_not_a_number_names_its_rank(ranks):
+    finding = only(judge(recording(ranks.facts(loses_its_weights))), "DD712")
+    assert blamed(finding) == [3]
+    assert finding.evidence[0].value is None
+
+
+def test_a_rank_that_computes_wrong_statistics_is_named(ranks):
+    findings = judge(recording(ranks.facts(computes_wrong_statistics, (2,))))
+    assert blamed(only(findings, "DD713")) == [2]
+
+
+def test_wrong_statistics_of_one_of_two_ranks_name_it(ranks):
+    facts = ranks.facts(computes_wrong_statistics, (1,), on=(0, 1))
+    assert blamed(only(judge(recording(facts)), "DD713")) == [1]
+
+
+def test_wrong_statistics_on_all_ranks_blame_none(ranks):
+    facts = ranks.facts(computes_wrong_statistics, (0, 1, 2, 3))
+    assert blamed(only(judge(recording(facts)), "DD713")) == []
+
+
+def test_plain_batch_norm_in_place_of_sync_batch_norm_is_found(ranks):
+    facts = ranks.facts(sync_batch_norm, buffers.stamped_model)
+    finding = only(judge(recording(facts)), "DD714")
+    assert "every rank: they are the rank's own" in finding.title
+    assert blamed(finding) == []
+
+
+def test_one_rank_outside_sync_batch_norm_is_named(ranks):
+    facts = ranks.facts(sync_batch_norm, synchronised_model, (2,))
+    assert blamed(only(judge(recording(facts)), "DD714")) == [2]
+
+
+# Rules on recordings
+
+
+@pytest.mark.parametrize(
+    ("situation", "codes"),
+    [
+        ("buffers-broadcast", set()),
+        ("buffers-never-broadcast", {"DD711"}),
+        ("parameters-never-broadcast", {"DD712"}),
+        ("batch-norm-wrong-on-rank-2", {"DD713"}),
+        ("sync-batch-norm-synchronises", set()),
+        ("sync-batch-norm-alone", {"DD714"}),
+    ],
+)
+def test_recordings_give_their_codes(situation, codes):
+    whole = Recording.model_validate_json((RECORDINGS / f"{situation}.json").read_text())
+    assert whole.first(Buffers) is not None
+    assert {finding.code for finding in judge(whole)} == codes
