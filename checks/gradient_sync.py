@@ -2,16 +2,15 @@
 
 What the probe reads on each rank is the ``.grad`` of a small DDP-wrapped model after ``backward()``::
 
-    parameter weight3, 8195 elements, bucket cap 16 KiB, 2 ranks
+    parameter weight3, 8195 elements, bucket cap 32 KiB, 2 ranks
       local gradient, rank 0    12. 4. 12. 4. …    (known in closed form: knowledge/gradient_code.py)
       local gradient, rank 1    4. 12. 4. 12. …
       .grad after backward()     8. 8. 8. 8. …      = the mean, on both ranks, bit for bit
 
-It looks after the first step (one big bucket), the second (rebuilt buckets), a step inside ``no_sync()``
-(the gradient must stay the rank's own) and the step that follows (the mean of what both accumulated).
+It looks after the first step (DDP's one big bucket), after a step inside ``no_sync()`` (the gradient must
+stay the rank's own) and after the step that follows (several buckets; the mean of what both accumulated).
 
-Why it matters: nothing in a training job notices a wrong mean. The loss still falls, and the run is lost
-when somebody compares checkpoints. See pytorch/pytorch issue 109191.
+Why it matters: nothing in a training job notices a wrong mean, and the loss still falls.
 """
 
 from collections import defaultdict
@@ -34,7 +33,7 @@ from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
 
 #: Small enough that the model's parameters fill several buckets.
-BUCKET_CAP_BYTES = 16 * 1024
+BUCKET_CAP_BYTES = 32 * 1024
 _ONCE, _TWICE = 1, 2  # gradients after no_sync() are doubled, so that a lost step shows in the sum
 
 
@@ -46,7 +45,7 @@ class Phase(Frozen):
 
 
 class GradientSync(Fact):
-    """What one rank's gradients were after two steps, inside ``no_sync()``, and after the next step."""
+    """What one rank's gradients were after a step, inside ``no_sync()``, and after the next step."""
 
     KIND: ClassVar[str] = "gradient_sync/1"
 
@@ -54,13 +53,12 @@ class GradientSync(Fact):
     parameters: int
     elements: int
     bucket_cap_bytes: int
-    first_step: Phase
     step: Phase
     no_sync: Phase
     resync: Phase
     ddp_construct_s: float
     forward_s: float
-    backward_s: float  # of the second step: the buckets' all-reduces overlap with it
+    backward_s: float  # of the last step: the buckets' all-reduces overlap with it
     all_gather_s: float
 
 
@@ -103,17 +101,16 @@ def wrap(ctx: RankContext, module: Any) -> Any:
 
 
 def measure(ctx: RankContext, model: Any, ddp_construct_s: float = 0.0) -> GradientSync:
-    """The four looks at a DDP-wrapped ``coded_model``."""
+    """The three looks at a DDP-wrapped ``coded_model``."""
     _one_step(ctx, model, _ONCE, sync=True)
-    first_step = _take(model)
-    seconds = _one_step(ctx, model, _ONCE, sync=True)
-    step = _take(model)
+    step = _grads(model)
+    model.zero_grad()
     _one_step(ctx, model, _ONCE, sync=False)
     own = _grads(model)
-    _one_step(ctx, model, _TWICE, sync=True)
-    resync = _take(model)
+    seconds = _one_step(ctx, model, _TWICE, sync=True)
+    resync = _grads(model)
     started = ctx.clock()
-    identical = iter(_identical(ctx, [*first_step, *step, *resync]))
+    identical = iter(_identical(ctx, [*step, *resync]))
     all_gather_s = ctx.clock() - started
     parameters = list(model.module.parameters())
     return GradientSync(
@@ -121,7 +118,6 @@ def measure(ctx: RankContext, model: Any, ddp_construct_s: float = 0.0) -> Gradi
         parameters=len(parameters),
         elements=sum(one.numel() for one in parameters),
         bucket_cap_bytes=BUCKET_CAP_BYTES,
-        first_step=_phase(ctx, model, first_step, _ONCE, identical),
         step=_phase(ctx, model, step, _ONCE, identical),
         no_sync=_phase(ctx, model, own, _ONCE, None),
         resync=_phase(ctx, model, resync, _ONCE + _TWICE, identical),
@@ -168,13 +164,6 @@ def _grads(model: Any) -> list[Any]:
     return [None if grad is None else grad.detach().clone() for grad in grads]
 
 
-def _take(model: Any) -> list[Any]:
-    """The gradients, none of which are left for the next step."""
-    grads = _grads(model)
-    model.zero_grad()
-    return grads
-
-
 def _identical(ctx: RankContext, grads: Sequence[Any]) -> list[bool]:
     """For each gradient, whether all ranks hold the same bits (by a 64-bit checksum)."""
     import torch
@@ -217,6 +206,20 @@ def _off(recording: Recording, *phases: str) -> list[_Off]:
     seen = recording.facts(GradientSync)
     looks = ((one, getattr(one.fact, phase)) for one in seen for phase in phases)
     return [_Off(one.rank or 0, one.fact.world_size, off) for one, look in looks for off in look.off]
+
+
+def _ordinary(recording: Recording) -> list[_Off]:
+    """What is off after the first step, and what of the last step ``no_sync()`` cannot explain."""
+    first = _off(recording, "step")
+    known = {one.gradient.parameter for one in first}
+    last = [one for one in _off(recording, "resync") if one.gradient.parameter not in known]
+    return first + [one for one in last if not _lost_a_step(one.gradient.held)]
+
+
+def _lost_a_step(held: code.Reading) -> bool:
+    """Whether the accumulated gradient looks as if one of the two steps was not synchronised."""
+    parts = {round(1 / 3, 4), round(2 / 3, 4)}  # the steps' gradients are _ONCE and _TWICE the code
+    return held.holds == "own" or bool(parts & {held.scale, *held.shares.values()})
 
 
 def _by_cause(off: Iterable[_Off]) -> list[list[_Off]]:
@@ -275,8 +278,7 @@ def gradient_is_not_the_mean(recording: Recording) -> Iterator[Draft]:
         gradients are coded, so that a rank whose share is missing or counted twice is named.
 
     Why it matters
-        The job trains with wrong gradients and nothing tells: a missing rank's data is never learnt from,
-        a sum in place of a mean multiplies the learning rate by the number of ranks.
+        Nothing tells: a missing rank's data is never learnt from, a sum multiplies the learning rate.
 
     Remedy
         None of your own code runs in this check: with NCCL, repeat it with NCCL_PROTO=Simple; if a rank is
@@ -286,7 +288,7 @@ def gradient_is_not_the_mean(recording: Recording) -> Iterator[Draft]:
         https://pytorch.org/docs/stable/notes/ddp.html
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-proto
     """
-    agreed = [one for one in _off(recording, "first_step", "step") if one.gradient.identical]
+    agreed = [one for one in _ordinary(recording) if one.gradient.identical]
     # If all hold rank 2's gradient, it is "own" on rank 2 alone: the same cause, seen from there.
     for off in _by_cause(one for one in agreed if one.gradient.held.holds != "own"):
         held = off[0].gradient.held
@@ -302,8 +304,8 @@ def gradients_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
         named. If all are the mean within float32 rounding and only last bits differ, it is a warning.
 
     Why it matters
-        DDP broadcasts the parameters once and from then on relies on equal gradients. Replicas that get
-        different ones drift apart: each rank trains another model, and checkpoints hold rank 0's only.
+        DDP broadcasts the parameters once and then relies on equal gradients. With different ones each
+        rank trains another model, and checkpoints hold rank 0's only.
 
     Remedy
         None of your own code runs in this check: with NCCL, repeat it with NCCL_PROTO=Simple; if a rank is
@@ -313,7 +315,7 @@ def gradients_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
         https://pytorch.org/docs/stable/notes/ddp.html
         https://github.com/pytorch/pytorch/issues/109191
     """
-    differing = [one for one in _off(recording, "first_step", "step") if one.gradient.identical is False]
+    differing = [one for one in _ordinary(recording) if one.gradient.identical is False]
     wrong = [one for one in differing if not one.gradient.equal]
     for off in _by_cause(wrong):
         what = f"The gradient on {_who(off)} is not the mean that DDP owes it"
@@ -353,8 +355,8 @@ def no_sync_still_synchronises(recording: Recording) -> Iterator[Draft]:
 def step_after_no_sync_not_synchronised(recording: Recording) -> Iterator[Draft]:
     """
     What it finds
-        Ordinary steps give the mean, but the first step after ``no_sync()`` does not give the mean of what
-        both steps accumulated.
+        An ordinary step gives the mean, but the step after ``no_sync()`` lacks what one of the two steps
+        contributed, or is not synchronised at all.
 
     Why it matters
         With gradient accumulation every optimiser step then differs between ranks, or loses micro-steps.
@@ -365,9 +367,9 @@ def step_after_no_sync_not_synchronised(recording: Recording) -> Iterator[Draft]
     References
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
-    before = {one.gradient.parameter for one in _off(recording, "first_step", "step", "no_sync")}
-    after = [one for one in _off(recording, "resync") if not one.gradient.equal]
-    wrong = [one for one in after if one.gradient.parameter not in before]
+    before = {one.gradient.parameter for one in _off(recording, "step", "no_sync")}
+    after = [one for one in _off(recording, "resync") if one.gradient.parameter not in before]
+    wrong = [one for one in after if _lost_a_step(one.gradient.held)]
     for off in _by_cause(wrong):
         what = f"The step after no_sync() is not synchronised on {_who(off)}"
         yield _draft(recording, what, off, _minority(off, wrong))

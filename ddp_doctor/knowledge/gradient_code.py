@@ -122,16 +122,22 @@ def compare(place: Place, grad: Any, scale: int, identical: bool | None) -> OffG
     values = grad.double().cpu() if finite else torch.zeros(place.elements, dtype=torch.float64)
     error = (values - expected).abs()
     worst = int(error.argmax())
-    unread = Reading(holds="absent" if grad is None else "not_finite")
+    equal = finite and bool((error <= relative * expected).all())
+    if not finite:
+        reading = Reading(holds="absent" if grad is None else "not_finite")
+    elif equal:
+        reading = Reading(holds="own" if identical is None else "mean")
+    else:
+        reading = held(place, values / scale)
     return OffGradient(
         parameter=place.name,
         elements=place.elements,
         expected=float(expected[worst]),
         got=float(values[worst]) if finite else None,
         max_abs_error=float(error[worst]) if finite else None,
-        equal=finite and bool((error <= relative * expected).all()),
+        equal=equal,
         identical=identical,
-        held=held(place, values / scale) if finite else unread,
+        held=reading,
     )
 
 
