@@ -32,8 +32,9 @@ from ddp_doctor.model.rule import rule
 CHANNELS = 3
 #: Deviations of a batch from its mean: sum 0, sum of squares 10, so variance 2 (biased) or 2.5.
 _DEVIATIONS = (-2, -1, 0, 1, 2)
-#: Relative error allowed in statistics over five elements a rank; float32 rounds by 6e-8 an operation.
-_TOLERANCE = 1e-5
+#: Relative error allowed in statistics. float32 rounds by 6e-8 an operation, and SyncBatchNorm's kernels
+#: carry the variance as 1/sqrt; a rank's share in the statistics of n ranks is about 1/n.
+_TOLERANCE = 1e-4
 _MOMENTUM = 0.5  # exact in binary, unlike torch's default of 0.1
 _BROADCAST = ("parameters_off", "buffers_off")  # what comes from rank 0
 

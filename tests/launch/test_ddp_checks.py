@@ -1,0 +1,33 @@
+"""gradient_sync and buffers on the doctor's own workers, as `run` starts them."""
+
+import pytest
+
+from ddp_doctor.checks import buffers, gradient_sync
+from ddp_doctor.checks.buffers import Buffers
+from ddp_doctor.checks.gradient_sync import GradientSync
+from ddp_doctor.model.rule import Rule
+from tests.launch.conftest import Play, Scenario
+
+pytestmark = pytest.mark.ranks
+
+
+def codes(scenario: Scenario, rules: tuple[Rule, ...]) -> list[str]:
+    return [finding.code for rule in rules for finding in rule.apply(scenario.outcome.recording)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_gradient_sync_is_healthy_on_workers(play: Play, ranks):
+    scenario = play(gradient_sync.probe, ranks=ranks, deadline_s=10.0)
+
+    facts = scenario.outcome.recording.facts(GradientSync)
+    assert [seen.rank for seen in facts] == list(range(ranks))
+    assert codes(scenario, gradient_sync.CHECK.rules) == []
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_buffers_is_healthy_on_workers(play: Play, ranks):
+    scenario = play(buffers.probe, ranks=ranks, deadline_s=10.0)
+
+    facts = scenario.outcome.recording.facts(Buffers)
+    assert [seen.rank for seen in facts] == list(range(ranks))
+    assert codes(scenario, buffers.CHECK.rules) == []
