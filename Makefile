@@ -1,0 +1,61 @@
+# `make run` and `make test` do everything they need, from a fresh checkout on. ARGS="..." is handed on.
+
+VENV   ?= .venv
+ARGS   ?=
+PYTHON ?=
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: help run test check lint types imports coverage lab gpu bench docs clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+run: $(STAMP)  ## test this machine: ddp-doctor run
+	@$(BIN)/ddp-doctor run $(ARGS)
+
+test: $(STAMP)  ## run the tests that need no GPU, no root and no lab
+	$(BIN)/python -m pytest $(ARGS)
+
+check: lint types imports coverage  ## lint, types, import contract, and the tests under coverage
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+imports: $(STAMP)
+	$(BIN)/lint-imports
+
+coverage: $(STAMP)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+lab: $(STAMP)  ## run the tests that need root, network namespaces or other tools
+	$(BIN)/python -m pytest -m lab $(ARGS)
+
+gpu: $(STAMP)  ## run the tests that need an NVIDIA GPU
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+bench: $(STAMP)  ## measure the bars of the project
+	$(BIN)/python -m pytest -m bench --capture=no $(ARGS)
+
+docs: $(STAMP)  ## write docs/reference from the code
+	$(BIN)/python -m tools.generate_docs
+
+clean:  ## remove the environment and all that was built
+	rm -rf $(VENV) build dist .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# An environment whose interpreter is gone (an upgrade of the system, say) is made anew.
+ifneq ($(shell $(BIN)/python -c 'print("alive")' 2>/dev/null),alive)
+.PHONY: $(STAMP)
+endif
+
+$(STAMP): pyproject.toml constraints.txt
+	@PYTHON="$(PYTHON)" tools/make_venv.sh $(VENV)
