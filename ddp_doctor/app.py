@@ -1,6 +1,5 @@
 """The use cases behind the commands. They return values, print nothing, and parse no options."""
 
-import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -193,4 +192,4 @@ def _with_ranks(recording: Recording, session: Session, duration_s: float) -> Re
 def state_folder(env: Mapping[str, str]) -> Path | None:
     """Where recordings are kept: ``$XDG_STATE_HOME/ddp-doctor``; None where there is no home."""
     base = env.get("XDG_STATE_HOME") or (f"{env['HOME']}/.local/state" if env.get("HOME") else "")
-    return Path(base) / "ddp-doctor" if os.path.isabs(base) else None
+    return Path(base) / "ddp-doctor" if Path(base).is_absolute() else None

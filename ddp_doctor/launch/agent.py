@@ -22,7 +22,7 @@ from ddp_doctor.launch.spec import Task, WorkerSpec
 from ddp_doctor.launch.trial import Trial, TrialResult
 from ddp_doctor.launch.worker import forked
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Level, Where
+from ddp_doctor.model.choices import Level
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import World
 from ddp_doctor.model.trial import TrialRecord

@@ -44,7 +44,7 @@ def _import_all() -> str | None:
             import torch.nn.parallel
 
             # DistributedDataParallel imports this at its first construction, 0.6-0.8 s a rank.
-            import torch._dynamo.utils  # isort: skip
+            import torch._dynamo.utils  # noqa: F401  # isort: skip
 
             import ddp_doctor.checks
             import ddp_doctor.launch.worker  # noqa: F401

@@ -38,7 +38,7 @@ class Session:
 
     def __post_init__(self) -> None:
         # A socket lives in it, and the path of a socket holds 107 characters.
-        folder = tempfile.gettempdir() if len(tempfile.gettempdir()) < 60 else "/tmp"  # noqa: S108
+        folder = tempfile.gettempdir() if len(tempfile.gettempdir()) < 60 else "/tmp"
         self.scratch = Path(tempfile.mkdtemp(prefix="ddp-doctor-", dir=folder))
         self._server = ForkServer(self.scratch, dict(self.env))
 

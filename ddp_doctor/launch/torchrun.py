@@ -5,7 +5,6 @@ environment and the rendezvous that the job would get.
 """
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+
+import psutil
 
 from ddp_doctor.launch.environment import without_launcher
 from ddp_doctor.launch.events import EventReader
@@ -27,11 +28,6 @@ class LaunchedWorker:
     reader: EventReader
     pid: int | None = None
     _gone: bool = False
-
-    @property
-    def alive(self) -> bool:
-        """Whether it has reported in and still runs."""
-        return self.exitcode is None and self.pid is not None
 
     @property
     def exitcode(self) -> int | None:
@@ -75,14 +71,17 @@ class Launch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        # torchrun gives its workers sessions of their own, so they are found as its descendants;
+        # psutil compares start times, and kills no stranger that inherited a pid.
+        with suppress(psutil.NoSuchProcess):
+            family = psutil.Process(self._process.pid).children(recursive=True)
+            self._process.kill()
+            for process in family:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(family, timeout=1.0)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
-        # torchrun gives its workers sessions of their own; ours asked to die with it.
-        deadline = time.monotonic() + 1.0
-        while time.monotonic() < deadline and any(worker.alive for worker in self.workers):
-            time.sleep(0.005)
 
     def wait_end(self, timeout_s: float) -> float | None:
         """Seconds from start to torchrun's own end; None when it did not end in time."""

@@ -46,7 +46,6 @@ def forked(spec_json: str) -> NoReturn:
 
 def launched(spec: WorkerSpec) -> NoReturn:
     """Entry point of a rank that torchrun started; leaves by itself, as a job would."""
-    die_with_parent(os.getppid())
     witness.block_signals(signal.SIGUSR2)
     _redirect_output(spec)
     completed = run(spec)

@@ -26,11 +26,11 @@ def write(target: str, text: str) -> None:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
+        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).replace(path)
     except OSError as error:
         with suppress(OSError):
-            os.unlink(temporary)
+            Path(temporary).unlink()
         raise CannotWrite(f"cannot write {target}: {error.strerror}") from error
 
 

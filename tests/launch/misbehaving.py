@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 from typing import ClassVar
 
 from ddp_doctor.model.context import RankContext
@@ -129,7 +130,7 @@ def leaves_shared_memory(ctx: RankContext) -> Done:
     import mmap
 
     if ctx.rank == BAD:
-        with open(f"/dev/shm/nccl-ddp-doctor-test-{os.getpid()}", "w+b") as file:
+        with Path(f"/dev/shm/nccl-ddp-doctor-test-{os.getpid()}").open("w+b") as file:
             file.truncate(4096)
             mapped = mmap.mmap(file.fileno(), 4096)
             time.sleep(FOR_EVER)

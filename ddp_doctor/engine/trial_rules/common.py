@@ -1,0 +1,152 @@
+"""What the rules over trials share: the judged trials, and how they speak of ranks and steps."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.engine import words
+from ddp_doctor.launch.hang import Judgement, Kind, judge
+from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.finding import Culprit, Evidence, Proof, Remedy, Setting
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
+
+
+def judged(recording: Recording, *kinds: Kind) -> Iterator[tuple[TrialRecord, Judgement]]:
+    """The trials that did not finish and whose judgement is one of these kinds."""
+    for trial in recording.trials:
+        if trial.outcome in ("stuck", "broken", "slow"):
+            judgement = judge(trial)
+            if judgement.kind in kinds:
+                yield trial, judgement
+
+
+def of_rank(trial: TrialRecord, rank: int) -> RankEvidence:
+    """The evidence of one rank."""
+    return next(one for one in trial.evidence if one.rank == rank)
+
+
+def check_of(trial: TrialRecord, judgement: Judgement) -> str:
+    """The check in which the trial was judged."""
+    return judgement.step.check if judgement.step else trial.judged_check or trial.checks[0]
+
+
+def step_words(step: Step | None) -> str:
+    """``all_reduce 17``, as the evidence counts the steps of a check."""
+    return f"{step.name} {step.seq}" if step else "its next step"
+
+
+def who_waits(judgement: Judgement) -> str:
+    """``; ranks 0, 2 wait``, or nothing where nobody does."""
+    if not judgement.waiting:
+        return ""
+    verb = "wait" if len(judgement.waiting) > 1 else "waits"
+    return f"; {words.ranks(judgement.waiting)} {verb}"
+
+
+def culprits(recording: Recording, numbers: tuple[int, ...]) -> tuple[Culprit, ...]:
+    """The ranks as culprits."""
+    return tuple(culprit(recording, rank) for rank in numbers)
+
+
+def culprit(recording: Recording, rank: int) -> Culprit:
+    """One rank as a culprit, with its host, and its GPU where the backend is NCCL."""
+    world = recording.world
+    node_rank = world.node_of(rank) if world else 0
+    gpu = rank % world.nproc_per_node if world and world.backend == "nccl" else None
+    host = world.hostname(node_rank) if world else None
+    return Culprit(kind="rank", rank=rank, node_rank=node_rank, node=host, gpu=gpu)
+
+
+def names(recording: Recording, numbers: tuple[int, ...]) -> str:
+    """The ranks for a sentence, each with its host where there are several."""
+    return " and ".join(words.rank_at(recording, rank) for rank in numbers)
+
+
+def stands(one: RankEvidence) -> str:
+    """Where the rank stands, as well as the process could still say."""
+    if one.stack:
+        own = [frame for frame in one.stack if "/torch/" not in frame and "/ddp_doctor/launch/" not in frame]
+        return f"it stands in {words.short((own or list(one.stack))[-1])}"
+    if one.steps:
+        return f"its last step was {step_words(one.steps[-1])} at {words.short(one.steps[-1].where)}"
+    return "it never said where it stands"
+
+
+def rank_evidence(trial: TrialRecord, judgement: Judgement, one: RankEvidence) -> Evidence:
+    """One rank's process state, position and processor time."""
+    parts = [f"rank {one.rank} (pid {one.pid}): {process_words(one)}", stands(one)]
+    if one.cpu_s_per_s is not None and one.exited_at is None:
+        parts.append(f"{one.cpu_s_per_s:.0%} of a core in the last second")
+    return Evidence(check=check_of(trial, judgement), text="; ".join(parts))
+
+
+def process_words(one: RankEvidence) -> str:
+    """What the kernel says of the rank's process."""
+    if one.exited_at is not None:
+        return f"gone {one.exited_at:.1f} s after the start"
+    states = {
+        "R": "running",
+        "S": "sleeping",
+        "D": "uninterruptible",
+        "T": "stopped",
+        "t": "traced",
+        "Z": "dead",
+    }
+    wait = f" in {one.wait_channel}" if one.wait_channel and one.wait_channel != "0" else ""
+    return f"process {states.get(one.state or '', 'state unknown')}{wait}"
+
+
+def waiting_evidence(trial: TrialRecord, judgement: Judgement) -> tuple[Evidence, ...]:
+    """Where the innocent ranks stand, and for how long."""
+    if not judgement.waiting or judgement.step is None:
+        return ()
+    step = judgement.step
+    where = words.short(step.where)
+    text = f"{words.ranks(judgement.waiting)} entered {step_words(step)} at {where} and did not leave it"
+    return (Evidence(check=step.check, text=text, value=round(trial.waited_s, 1), unit="s"),)
+
+
+def evidence(trial: TrialRecord, judgement: Judgement) -> tuple[Evidence, ...]:
+    """The suspects first, then those who wait for them."""
+    guilty = [rank_evidence(trial, judgement, of_rank(trial, rank)) for rank in judgement.suspects]
+    return (*guilty, *waiting_evidence(trial, judgement))
+
+
+def all_well_without(recording: Recording, trial: TrialRecord, judgement: Judgement) -> bool:
+    """Whether a later trial ran the same check to its end without the suspects: a second proof."""
+    later = recording.trials[recording.trials.index(trial) + 1 :]
+    return any(
+        again.outcome == "finished" and not set(again.ranks) & set(judgement.suspects) for again in later
+    )
+
+
+def confidence(recording: Recording, trial: TrialRecord, judgement: Judgement) -> Confidence:
+    """Proved where the same checks passed without the suspects."""
+    proved = all_well_without(recording, trial, judgement)
+    return Confidence.PROVED if proved else Confidence.LIKELY
+
+
+def proof_words(recording: Recording, trial: TrialRecord, judgement: Judgement) -> str:
+    """The sentence that says so."""
+    if all_well_without(recording, trial, judgement):
+        return " The same checks passed in a second trial without it."
+    return ""
+
+
+def try_without_p2p(recording: Recording) -> Remedy:
+    """The remedy for a link: prove the cause on GPUs, look at the network on CPUs."""
+    if recording.world is None or recording.world.backend != "nccl":
+        return Remedy(
+            summary="Look at what connects the two: firewall rules, the interface, the name each resolves to",
+            commands=("ss -tnp", "nft list ruleset"),
+            scope="node",
+        )
+    return Remedy(
+        summary="Turn GPU peer-to-peer off to prove the cause; then repair ACS, the IOMMU or the link",
+        settings=(
+            Setting(name="NCCL_P2P_DISABLE", value="1", why="the pair then goes through shared memory"),
+        ),
+        cost="all GPU pairs lose direct transfers, NVLink included; a stop-gap, not a cure",
+        undo="unset NCCL_P2P_DISABLE",
+        proof=Proof(reason="this version does not try settings"),
+        references=("NCCL user guide: NCCL_P2P_DISABLE",),
+    )

@@ -1,0 +1,168 @@
+"""Ranks that ended, by a signal, an exit or an exception."""
+
+import signal
+from collections.abc import Iterator
+
+from ddp_doctor.engine import words
+from ddp_doctor.engine.trial_rules.common import (
+    check_of,
+    confidence,
+    culprits,
+    evidence,
+    judged,
+    names,
+    of_rank,
+    proof_words,
+    stands,
+    who_waits,
+)
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.model.trial import RankEvidence, TrialRecord
+
+
+@rule("DD612", "rank-died", Severity.ERROR)
+def died(recording: Recording) -> Iterator[Draft]:
+    """A rank whose process ended before its work was done.
+
+    What it finds
+        The first rank that exited or was killed; its exit code or signal, and whether the memory
+        cgroup counted an OOM kill at that time.
+
+    Why it matters
+        The other ranks report "connection closed by peer", and torchrun on each node calls its own
+        first failure the root cause. The rank that went first is the one to look at.
+
+    Remedy
+        SIGKILL with an OOM count: more memory, or fewer or smaller ranks. SIGSEGV or SIGBUS: a
+        library clash or a full /dev/shm. An exit code: the rank's own output says why.
+
+    References
+        signal(7); torch.distributed.elastic.multiprocessing.errors
+    """
+    for trial, judgement in judged(recording, "died"):
+        first = of_rank(trial, judgement.suspects[0])
+        yield Draft(
+            title=f"{names(recording, judgement.suspects)} {_death(trial, first)} in"
+            f" {check_of(trial, judgement)}; {stands(first)}{who_waits(judgement)}",
+            detail="The errors of the other ranks are its echo."
+            f"{proof_words(recording, trial, judgement)}{_last_words(first)}",
+            confidence=Confidence.PROVED,
+            culprits=culprits(recording, judgement.suspects),
+            evidence=evidence(trial, judgement),
+            remedies=(_after_death(first),),
+        )
+
+
+def _death(trial: TrialRecord, one: RankEvidence) -> str:
+    code = one.exit_code
+    if one.out_of_memory and code == -signal.SIGKILL:
+        return "was killed by the kernel for lack of memory (OOM, SIGKILL)"
+    if code is not None and code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    if trial.launcher == "torchrun":
+        return "ended before its work was done"
+    return f"exited with code {code} before its work was done"
+
+
+def _last_words(one: RankEvidence) -> str:
+    lines = [line for line in one.output_tail.splitlines() if line.strip()]
+    return f" Its last output: {lines[-1][:200]}" if lines else ""
+
+
+def _after_death(one: RankEvidence) -> Remedy:
+    code = one.exit_code
+    if one.out_of_memory:
+        return Remedy(
+            summary="Give the job more memory (cgroup or --mem), or run fewer ranks per node",
+            commands=("dmesg | grep -i 'killed process'",),
+            scope="job",
+        )
+    if code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL):
+        return Remedy(
+            summary="Look for clashing native libraries (LD_LIBRARY_PATH, LD_PRELOAD) or a full /dev/shm",
+            commands=("ldconfig -p | grep -e nccl -e cuda", "df -h /dev/shm"),
+            scope="node",
+        )
+    if code is not None and code < 0:
+        return Remedy(
+            summary="Find out who sent the signal: a time limit, an epilog, an administrator", scope="node"
+        )
+    return Remedy(summary="Read the rank's last output: it left by itself", scope="code")
+
+
+@rule("DD613", "rank-raised-an-exception", Severity.ERROR)
+def raised(recording: Recording) -> Iterator[Draft]:
+    """A rank that failed with an exception of its own.
+
+    What it finds
+        A rank whose probe raised an exception that does not speak of a peer, while others did not.
+
+    Why it matters
+        The peers wait for it, or report a broken connection; only this rank's words are a cause.
+
+    Remedy
+        The exception's text and line.
+
+    References
+        torch.distributed.elastic.multiprocessing.errors, which reports the earliest failure
+    """
+    for trial, judgement in judged(recording, "raised"):
+        first = of_rank(trial, judgement.suspects[0])
+        assert first.raised is not None
+        yield Draft(
+            title=f"{names(recording, judgement.suspects)} raised {first.raised.type} in"
+            f" {check_of(trial, judgement)} at {words.short(first.raised.where)}{who_waits(judgement)}",
+            detail=f"{first.raised.message[:400]}{proof_words(recording, trial, judgement)}",
+            confidence=confidence(recording, trial, judgement),
+            culprits=culprits(recording, judgement.suspects),
+            evidence=evidence(trial, judgement),
+            remedies=(
+                Remedy(
+                    summary="Mend what the exception says; the other ranks only wait for it", scope="node"
+                ),
+            ),
+        )
+
+
+@rule("DD617", "process-group-cannot-start", Severity.ERROR)
+def everywhere(recording: Recording) -> Iterator[Draft]:
+    """An exception that all ranks raise in the same place.
+
+    What it finds
+        The same exception on all ranks, mostly while the process group is set up: an interface that
+        does not exist, a library that is missing.
+
+    Why it matters
+        The job will not start, on any rank; no rank is to blame.
+
+    Remedy
+        What the exception names. GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME must name interfaces of
+        this host.
+
+    References
+        gloo transport/tcp/device.cc ("Unable to find address for")
+    """
+    for trial, judgement in judged(recording, "raised-everywhere"):
+        first = of_rank(trial, judgement.waiting[0])
+        step = first.steps[-1] if first.steps else None
+        if first.raised is None or step is None or step.name != "init_process_group":
+            continue  # a probe of the doctor's own that fails everywhere is unsure, not a fault
+        setting = "GLOO_SOCKET_IFNAME" if "find address for" in first.raised.message else None
+        yield Draft(
+            title=f"The {trial.backend} process group cannot start: {first.raised.message.splitlines()[0][:160]}",
+            detail=f"All {len(judgement.waiting)} ranks raised {first.raised.type} in init_process_group.",
+            confidence=Confidence.PROVED,
+            culprits=(Culprit(kind="setting", name=setting),) if setting else (),
+            evidence=(Evidence(check="process_group", text=first.raised.message[:400]),),
+            remedies=(
+                Remedy(
+                    summary=f"Set {setting} to an interface of this host, or unset it"
+                    if setting
+                    else "Mend what the exception names",
+                    commands=("ip -br address",),
+                ),
+            ),
+        )

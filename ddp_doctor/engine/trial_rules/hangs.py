@@ -1,0 +1,169 @@
+"""Ranks that are alive and keep the others waiting."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.engine.trial_rules.common import (
+    check_of,
+    confidence,
+    culprits,
+    evidence,
+    judged,
+    names,
+    of_rank,
+    process_words,
+    proof_words,
+    stands,
+    step_words,
+    try_without_p2p,
+    waiting_evidence,
+    who_waits,
+)
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+
+
+@rule("DD610", "rank-never-entered-a-collective", Severity.ERROR)
+def never_entered(recording: Recording) -> Iterator[Draft]:
+    """A rank that its peers wait for.
+
+    What it finds
+        A rank that is alive and never entered the collective, send or receive in which the other
+        ranks stand; the process state and the Python stack tell what it does instead.
+
+    Why it matters
+        Every collective waits for its last rank. In a job the others would print a time-out after
+        10 (NCCL) or 30 (gloo) minutes and name themselves.
+
+    Remedy
+        Look at the line the rank stands on: a data loader, a lock, a file system, a branch that
+        only this rank takes. Collectives must be called by all ranks in the same order.
+
+    References
+        https://docs.pytorch.org/docs/stable/distributed.html
+    """
+    for trial, judgement in judged(recording, "never-entered"):
+        first = of_rank(trial, judgement.suspects[0])
+        doing = "it is busy, not waiting" if (first.cpu_s_per_s or 0.0) > 0.5 else process_words(first)
+        yield Draft(
+            title=f"{names(recording, judgement.suspects)} never entered {step_words(judgement.step)} of"
+            f" {check_of(trial, judgement)}; {stands(first)}{who_waits(judgement)}",
+            detail=f"{doing.capitalize()}.{proof_words(recording, trial, judgement)}",
+            confidence=confidence(recording, trial, judgement),
+            culprits=culprits(recording, judgement.suspects),
+            evidence=evidence(trial, judgement),
+            remedies=(
+                Remedy(
+                    summary=f"Find out what keeps it: {stands(first)}",
+                    commands=("py-spy dump --pid PID  # in the job, on that rank",),
+                    scope="node",
+                ),
+            ),
+        )
+
+
+@rule("DD611", "rank-stopped-or-uninterruptible", Severity.ERROR)
+def not_running(recording: Recording) -> Iterator[Draft]:
+    """A rank whose process the kernel does not run.
+
+    What it finds
+        A rank in process state T (stopped by a signal or a debugger) or D (uninterruptible: waiting
+        for a device or a file system that does not answer) while its peers wait.
+
+    Why it matters
+        No time-out and no SIGTERM ends such a process; its peers wait for theirs.
+
+    Remedy
+        T: find who sent SIGSTOP (a debugger, a suspended shell, a freezing cgroup) and send SIGCONT.
+        D: the wait channel names the driver or file system; the node needs repair.
+
+    References
+        proc(5), signal(7)
+    """
+    for trial, judgement in judged(recording, "stopped", "uninterruptible"):
+        stopped = judgement.kind == "stopped"
+        first = of_rank(trial, judgement.suspects[0])
+        what = (
+            "is stopped (state T)" if stopped else f"hangs in the kernel ({first.wait_channel or 'state D'})"
+        )
+        cure = (
+            Remedy(
+                summary="Find out who stopped it; SIGCONT lets it go on",
+                commands=(f"kill -CONT PID  # the doctor's own was {first.pid}",),
+                scope="node",
+            )
+            if stopped
+            else Remedy(summary="Repair or reboot the node: no signal ends such a process", scope="node")
+        )
+        yield Draft(
+            title=f"{names(recording, judgement.suspects)} {what} in {check_of(trial, judgement)};"
+            f" {stands(first)}{who_waits(judgement)}",
+            detail=f"Its peers cannot tell this from a slow network.{proof_words(recording, trial, judgement)}",
+            confidence=Confidence.PROVED,
+            culprits=culprits(recording, judgement.suspects),
+            evidence=evidence(trial, judgement),
+            remedies=(cure,),
+        )
+
+
+@rule("DD618", "rank-never-started", Severity.ERROR)
+def never_began(recording: Recording) -> Iterator[Draft]:
+    """A rank whose process was started and never reported in.
+
+    What it finds
+        Under torchrun or the doctor's own launcher, a rank that wrote nothing at all while others did.
+
+    Why it matters
+        The rendezvous waits for it: by default 10 minutes, without a word about who is missing.
+
+    Remedy
+        Look at the process: a slow import from a shared file system, or no memory or pids left.
+
+    References
+        torch.distributed.run, --rdzv-conf join_timeout
+    """
+    for trial, judgement in judged(recording, "never-began"):
+        yield Draft(
+            title=f"{names(recording, judgement.suspects)} was started by {trial.launcher} and never reported in"
+            f"{who_waits(judgement)}",
+            detail="; ".join(trial.notes[:1]),
+            culprits=culprits(recording, judgement.suspects),
+            evidence=evidence(trial, judgement),
+            remedies=(
+                Remedy(
+                    summary="Look at what the process does", commands=("py-spy dump --pid PID",), scope="node"
+                ),
+            ),
+        )
+
+
+@rule("DD616", "collective-never-ends", Severity.ERROR)
+def nobody_left(recording: Recording) -> Iterator[Draft]:
+    """A collective that all ranks entered and none left.
+
+    What it finds
+        All ranks run and stand in the same collective until the deadline. Some link between them is
+        to blame; the pairwise check that follows says which, where it can.
+
+    Why it matters
+        The job hangs at its first collective with all GPUs at 100 % and no message.
+
+    Remedy
+        The finding on the pair, where there is one. Else NCCL_DEBUG=INFO and the transports it chose.
+
+    References
+        docs/explanation/hangs.md
+    """
+    explained = any(True for _ in judged(recording, "pair"))
+    for trial, judgement in judged(recording, "all-entered"):
+        if explained:
+            continue
+        yield Draft(
+            title=f"All {len(judgement.waiting)} ranks entered {step_words(judgement.step)} of"
+            f" {check_of(trial, judgement)} and none left it within {trial.waited_s:.0f} s",
+            detail="All processes run, so a link between them is to blame; no single pair could be named.",
+            confidence=Confidence.POSSIBLE,
+            evidence=waiting_evidence(trial, judgement),
+            remedies=(try_without_p2p(recording),),
+        )

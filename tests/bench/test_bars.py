@@ -1,0 +1,128 @@
+"""The project's bars, each as a ratio measured in one run, interleaved, medians with their spread.
+
+``make bench`` prints what was measured; a bar that is not met fails.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
+
+HERE = Path(__file__).parent
+DOCTOR = (sys.executable, "-m", "ddp_doctor")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+
+
+def _seconds(argv: Sequence[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(argv, check=True, capture_output=True, env={**os.environ, "XDG_STATE_HOME": "/tmp/ddp-bench"})
+    return time.perf_counter() - started
+
+
+def _interleaved(runs: int, *actions: Callable[[], float]) -> list[list[float]]:
+    """One warm-up each, then ``runs`` rounds of all actions in turn."""
+    for action in actions:
+        action()
+    rounds = [[action() for action in actions] for _ in range(runs)]
+    return [list(column) for column in zip(*rounds, strict=True)]
+
+
+def _tell(what: str, values: Sequence[float]) -> float:
+    median = statistics.median(values)
+    print(f"\n  {what}: median {median:.3f} s ({min(values):.3f} to {max(values):.3f}, {len(values)} runs)", end="")
+    return median
+
+
+def _hello(ranks: int) -> Callable[[], float]:
+    return lambda: _seconds((*TORCHRUN, "--nproc-per-node", str(ranks), str(HERE / "hello.py")))
+
+
+def _doctor(*args: str) -> Callable[[], float]:
+    return lambda: _seconds((*DOCTOR, "run", "--quiet", *args))
+
+
+def test_a_run_costs_little_more_than_a_torchrun_hello_world():
+    hello, quick, standard = _interleaved(
+        5, _hello(2), _doctor("--level", "quick"), _doctor("--level", "standard")
+    )
+    base = _tell("torchrun hello-world, 2 ranks", hello)
+    quick_ratio = _tell("run --level quick", quick) / base
+    standard_ratio = _tell("run --level standard", standard) / base
+    print(f"\n  ratios: quick {quick_ratio:.2f} (bar 0.9), standard {standard_ratio:.2f} (bar 2.0)")
+
+    assert quick_ratio <= 0.9
+    assert standard_ratio <= 2.0
+
+
+def test_64_ranks_cost_a_fraction_of_what_torchrun_costs():
+    doctor = _tell("run --level quick, 64 ranks", [_doctor("--level", "quick", "--nproc-per-node", "64")()])
+    hello = _tell("torchrun hello-world, 64 ranks", [_hello(64)()])
+    print(f"\n  ratio: {doctor / hello:.2f} (bar 0.3)")
+
+    assert doctor / hello <= 0.3
+
+
+def test_reported_bandwidth_is_that_of_a_bare_loop(tmp_path):
+    size = 4 << 20
+
+    def doctor() -> float:
+        target = tmp_path / "report.json"
+        argv = (*DOCTOR, "run", "-q", "--only", "allreduce", "--json", str(target))
+        subprocess.run(argv, check=True, capture_output=True)
+        measured = json.loads(target.read_text())["measurements"]
+        times = [m["value"] for m in measured if m["name"] == "allreduce_time" and m["labels"]["bytes"] == size]
+        return float(times[0])
+
+    def bare() -> float:
+        argv = (*TORCHRUN, "--nproc-per-node", "2", str(HERE / "bare_loop.py"), str(size), "20")
+        printed = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+        return float(printed.split()[-1])
+
+    ours, theirs = _interleaved(9, doctor, bare)
+    off = _tell("all-reduce of 4 MiB, doctor", ours) / _tell("bare loop", theirs) - 1
+    print(f"\n  off by {off:+.1%} (bar 5 %)")
+
+    assert abs(off) <= 0.05
+
+
+def test_help_is_instant():
+    (times,) = _interleaved(5, lambda: _seconds((*DOCTOR, "--help")))
+
+    assert _tell("--help (bar 0.25 s)", times) <= 0.25
+
+
+def test_prolog_takes_less_than_a_second():
+    (times,) = _interleaved(5, lambda: _seconds((sys.executable, "-I", "-m", "ddp_doctor", "prolog")))
+
+    assert _tell("prolog (bar 1 s)", times) <= 1.0
+
+
+def test_one_more_trial_is_cheap():
+    from ddp_doctor.launch.session import Session
+    from ddp_doctor.model.check import Check
+    from ddp_doctor.model.choices import Level, Where
+    from ddp_doctor.model.recording import World
+    from tests.launch import misbehaving
+
+    times = []
+    with Session(dict(os.environ), ("127.0.0.1", 0), lambda _text: None) as session:
+        session.warm_up()
+        assert session._server.wait_ready(60).ok
+        check = Check("trial", "A bare trial", Where.RANK, misbehaving.well_behaved, ())
+        for number in range(12):
+            session.trials.clear()
+            agent = session.agent(World(nproc_per_node=2, world_size=2), Level.QUICK, time.monotonic() + 60)
+            agent.first_trial = number
+            started = time.perf_counter()
+            agent.run([check])
+            times.append(time.perf_counter() - started)
+            assert session.trials[0].outcome == "finished"
+    assert _tell("one more trial, 2 ranks (bar 0.2 s)", times[2:]) <= 0.2

@@ -1,0 +1,97 @@
+"""Killed, interrupted or terminated at any moment, the doctor leaves no process and no segment behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.ranks
+
+#: Seconds after the start: while Python starts, torch is imported, torchrun and the trials run.
+MOMENTS = [0.05, 0.4, 1.2, 2.0, 2.8, 3.6]
+
+
+class Doctor:
+    """A ``ddp-doctor run`` in a process of its own, whose descendants carry a mark."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mark = uuid.uuid4().hex
+        self.state = folder / "state"
+        self.segments = set(os.listdir("/dev/shm"))
+        env = {
+            **os.environ,
+            "DDP_DOCTOR_TEST_MARK": self.mark,
+            "XDG_STATE_HOME": str(self.state),
+            "TMPDIR": str(folder),
+        }
+        argv = [sys.executable, "-m", "ddp_doctor", "run", "--nproc-per-node", "2"]
+        self.process = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def alive(self) -> list[int]:
+        """The pids of all processes that carry the mark, from their initial environment."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    if self.mark.encode() in (entry / "environ").read_bytes():
+                        found.append(int(entry.name))
+                except OSError:
+                    continue
+        return found
+
+    def new_segments(self) -> set[str]:
+        return set(os.listdir("/dev/shm")) - self.segments
+
+    def assert_all_gone(self, within_s: float) -> None:
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline and self.alive():
+            time.sleep(0.05)
+        assert self.alive() == []
+        assert self.new_segments() == set()
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_two_seconds_after_sigkill_of_the_agent_nothing_lives(tmp_path, moment):
+    doctor = Doctor(tmp_path)
+    time.sleep(moment)
+    doctor.process.kill()
+    doctor.process.communicate(timeout=5)
+
+    doctor.assert_all_gone(within_s=2.0)
+
+
+@pytest.mark.parametrize("moment", MOMENTS[1:])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_reports_in_part_and_leaves_nothing(tmp_path, number, moment):
+    doctor = Doctor(tmp_path)
+    time.sleep(moment)
+    doctor.process.send_signal(number)
+    out, err = doctor.process.communicate(timeout=10)
+
+    doctor.assert_all_gone(within_s=0.5)
+    assert "Traceback" not in out + err
+    if doctor.process.returncode == 0:
+        pytest.skip("the run had ended before the signal")
+    assert doctor.process.returncode == 130
+    assert "Interrupted" in out
+    saved = list(doctor.state.glob("ddp-doctor/runs/*/recording.json"))
+    assert json.loads(saved[0].read_text())["interrupted"] is True
+
+
+def test_a_second_ctrl_c_does_not_cut_the_clean_up_short(tmp_path):
+    doctor = Doctor(tmp_path)
+    time.sleep(1.5)
+    for _ in range(5):
+        doctor.process.send_signal(signal.SIGINT)
+        time.sleep(0.01)
+    out, err = doctor.process.communicate(timeout=10)
+
+    assert doctor.process.returncode == 130
+    assert "Traceback" not in out + err
+    doctor.assert_all_gone(within_s=0.5)
