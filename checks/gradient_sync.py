@@ -28,7 +28,7 @@ from ddp_doctor.model.choices import Confidence, Level, Severity, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Draft, Evidence
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
 
@@ -202,17 +202,17 @@ class _Off:
     gradient: code.OffGradient
 
 
-def _off(recording: Recording, *phases: str) -> list[_Off]:
-    seen = recording.facts(GradientSync)
+def _off(seen: Sequence[Seen[GradientSync]], *phases: str) -> list[_Off]:
     looks = ((one, getattr(one.fact, phase)) for one in seen for phase in phases)
     return [_Off(one.rank or 0, one.fact.world_size, off) for one, look in looks for off in look.off]
 
 
 def _ordinary(recording: Recording) -> list[_Off]:
     """What is off after the first step, and what of the last step ``no_sync()`` cannot explain."""
-    first = _off(recording, "step")
+    seen = recording.facts(GradientSync)
+    first = _off(seen, "step")
     known = {one.gradient.parameter for one in first}
-    last = [one for one in _off(recording, "resync") if one.gradient.parameter not in known]
+    last = [one for one in _off(seen, "resync") if one.gradient.parameter not in known]
     return first + [one for one in last if not _lost_a_step(one.gradient.held)]
 
 
@@ -245,15 +245,13 @@ def _who(off: Sequence[_Off]) -> str:
 
 def _draft(recording: Recording, what: str, off: Sequence[_Off], blamed: Iterable[int]) -> Draft:
     names = sorted({one.gradient.parameter for one in off})
-    total = recording.facts(GradientSync)[0].fact.parameters
     worst = max(off, key=lambda one: one.gradient.max_abs_error or 0.0)
-    unexplained = worst.gradient.held.holds == "other"
     words = code.words(worst.gradient.held, worst.world_size)
     return Draft(
         title=f"{what}: {words}",
-        detail=f"Off are {len(names)} of {total} parameters of the probe's model ({', '.join(names)}), on "
-        f"{_who(off)}. Each rank's share is known in closed form, and none of your code took part.",
-        confidence=Confidence.POSSIBLE if unexplained else Confidence.LIKELY,
+        detail=f"Off are {', '.join(names)} of the probe's model, on {_who(off)}. Each rank's share is known "
+        "in closed form, and none of your code took part.",
+        confidence=Confidence.POSSIBLE if worst.gradient.held.holds == "other" else Confidence.LIKELY,
         culprits=rank_culprits(recording, GradientSync, blamed),
         evidence=(_evidence(worst),),
         remedies=remedies(recording.world.backend if recording.world else "", "gradient_sync"),
@@ -292,8 +290,9 @@ def gradient_is_not_the_mean(recording: Recording) -> Iterator[Draft]:
     # If all hold rank 2's gradient, it is "own" on rank 2 alone: the same cause, seen from there.
     for off in _by_cause(one for one in agreed if one.gradient.held.holds != "own"):
         held = off[0].gradient.held
+        unsure = ", and it is unsure which rank is off" if held.holds == "other" else ""
         blamed = sorted(held.shares) if held.holds == "shares" else ()
-        yield _draft(recording, "All ranks get the same wrong gradient", off, blamed)
+        yield _draft(recording, f"All ranks get the same wrong gradient{unsure}", off, blamed)
 
 
 @rule("DD702", "gradients-differ-between-ranks", Severity.ERROR, GradientSync)
@@ -343,8 +342,9 @@ def no_sync_still_synchronises(recording: Recording) -> Iterator[Draft]:
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     # Without a gradient in ordinary steps, none is to be expected here: that is DD701's finding.
-    before = {(one.gradient.parameter, one.gradient.held.holds) for one in _off(recording, "step")}
-    off_inside = _off(recording, "no_sync")
+    seen = recording.facts(GradientSync)
+    before = {(one.gradient.parameter, one.gradient.held.holds) for one in _off(seen, "step")}
+    off_inside = _off(seen, "no_sync")
     wrong = [one for one in off_inside if (one.gradient.parameter, one.gradient.held.holds) not in before]
     for off in _by_cause(wrong):
         what = f"no_sync() does not leave {_who(off)} its own gradient"
@@ -367,8 +367,9 @@ def step_after_no_sync_not_synchronised(recording: Recording) -> Iterator[Draft]
     References
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
-    before = {one.gradient.parameter for one in _off(recording, "step", "no_sync")}
-    after = [one for one in _off(recording, "resync") if one.gradient.parameter not in before]
+    seen = recording.facts(GradientSync)
+    before = {one.gradient.parameter for one in _off(seen, "step", "no_sync")}
+    after = [one for one in _off(seen, "resync") if one.gradient.parameter not in before]
     wrong = [one for one in after if _lost_a_step(one.gradient.held)]
     for off in _by_cause(wrong):
         what = f"The step after no_sync() is not synchronised on {_who(off)}"

@@ -205,7 +205,7 @@ def words(reading: Reading, ranks: int) -> str:
         "mean": "it is the mean of all ranks",
         "own": "it is the rank's own gradient alone",
         "scaled": f"it is {reading.scale:g} times the mean",
-        "other": "no rank's share explains it, so it is unsure which rank is off",
+        "other": "no rank's share explains it",
         "absent": "there is none",
         "not_finite": "it is not a finite number",
     }[reading.holds]
