@@ -1,0 +1,199 @@
+"""What NVML's words mean for a training job, and what mends them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ddp_doctor.model.finding import Proof, Remedy
+
+NVML_API = "NVML API reference, nvmlReturn_t, https://docs.nvidia.com/deploy/nvml-api/"
+MEMORY_ERRORS = (
+    "NVIDIA GPU Memory Error Management, Error Recovery and Response Flags, "
+    "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/"
+)
+XID_CATALOG = "NVIDIA Xid catalog, https://docs.nvidia.com/deploy/xid-errors/"
+CLOCK_EVENTS_API = "NVML API reference, nvmlClocksEventReasons, https://docs.nvidia.com/deploy/nvml-api/"
+MIG_GUIDE = "NVIDIA MIG User Guide, https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"
+CUDA_VARIABLES = (
+    "CUDA Programming Guide, CUDA Environment Variables, "
+    "https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html"
+)
+
+#: GPUs whose memory the operating system manages as a NUMA node: it keeps pages there after a process
+#: ended, and its own under memory pressure, so "used" without a process means nothing
+#: (NVML API reference, nvmlDeviceGetMemoryInfo).
+OS_MANAGED_MEMORY = ("GH200", "GB200", "GB300")
+
+#: Clocks event reasons that slow a job down beyond what was set. The first two are the hardware's own and
+#: cut the core clock to half or less (nvml.h). hw_slowdown alone is left out: NVML also raises it while
+#: clocks change. sw_thermal_slowdown is the driver staying below the maximum operating temperature.
+SLOWDOWNS = {
+    "hw_thermal_slowdown": "too hot, the hardware halves the clocks or worse",
+    "hw_power_brake_slowdown": "the power supply pulls the brake, the clocks are halved or worse",
+    "sw_thermal_slowdown": "warm, the driver lowers the clocks",
+}
+
+#: NVML's return values where one GPU as a whole does not answer.
+GPU_ERRORS = {
+    "gpu_is_lost": "lost, it has fallen off the bus or does not answer",
+    "reset_required": "the driver needs it to be reset before it can be used",
+}
+
+#: Answers to NVML_FI_DEV_GET_GPU_RECOVERY_ACTION that leave the GPU usable within its node.
+MILD_RECOVERY_ACTIONS = ("recover_imex_domain",)
+
+Scope = Literal["job", "node", "cluster", "code"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One way in which NVML as a whole fails: what it means, and what mends it."""
+
+    meaning: str  # ends the sentence "On node0 …"
+    mend: str
+    commands: tuple[str, ...] = ()
+    scope: Scope = "node"
+
+
+_RELOAD = "A reboot, or unloading and loading the kernel modules, which ends all GPU jobs of the node."
+
+#: By NVML's return value (nvml.h, nvmlReturn_t), plus what the helper process itself can meet.
+NVML_FAULTS = {
+    "library_not_found": Fault(
+        "the NVIDIA driver's library libnvidia-ml.so.1 is not found",
+        "Install the NVIDIA driver, or mend its installation.",
+        ("ldconfig -p | grep libnvidia-ml", "cat /proc/driver/nvidia/version"),
+    ),
+    "library_not_found_in_container": Fault(
+        "the GPUs were granted, but the driver's library libnvidia-ml.so.1 is not in this container",
+        "Start the container with the driver: docker run --gpus all, apptainer --nv, or the GPU resource of "
+        "the pod.",
+        ("ldconfig -p | grep libnvidia-ml",),
+        "job",
+    ),
+    "driver_not_loaded": Fault(
+        "the NVIDIA kernel driver is not loaded",
+        "Load the kernel driver; where that fails, its build for the running kernel is missing.",
+        ("modprobe nvidia", "dmesg | grep -i nvrm", "dkms status"),
+    ),
+    "lib_rm_version_mismatch": Fault(
+        "the driver's library and the loaded kernel module are of different versions",
+        f"The driver was updated while the old module stays loaded. {_RELOAD}",
+        ("cat /proc/driver/nvidia/version", "reboot"),
+    ),
+    "no_permission": Fault(
+        "this user may not open the NVIDIA devices",
+        "Give the user access to /dev/nvidia*, or run inside the job's allocation.",
+        ("ls -l /dev/nvidia*", "id"),
+    ),
+    "gpu_is_lost": Fault(
+        "a GPU has fallen off the bus, and the driver answers for none",
+        "Reboot the node; look for Xid 79, and have power, cooling and the slot inspected if it returns.",
+        ("dmesg | grep -i xid", "reboot"),
+    ),
+    "irq_issue": Fault(
+        "the kernel finds interrupt trouble with a GPU",
+        "Reboot the node; if it returns, hand the kernel log to the vendor.",
+        ("dmesg | grep -i -e nvrm -e irq",),
+    ),
+    "crashed": Fault(
+        "the driver's library crashes whoever asks it",
+        "Look for mixed driver versions: library and kernel module must come from one installation.",
+        ("ldconfig -p | grep libnvidia-ml", "cat /proc/driver/nvidia/version", "dmesg | tail"),
+    ),
+}
+UNKNOWN_FAULT = Fault(
+    "the NVIDIA driver does not work",
+    "Look at what the kernel driver says; a reboot often mends it, a fault that returns is hardware.",
+    ("nvidia-smi", "dmesg | grep -i nvrm"),
+)
+
+
+def fault_of(code: str, *, in_container: bool) -> Fault:
+    """The row for NVML's return value ``code``."""
+    if in_container and code == "library_not_found":
+        code = "library_not_found_in_container"
+    return NVML_FAULTS.get(code, UNKNOWN_FAULT)
+
+
+def remedy(
+    summary: str,
+    *commands: str,
+    scope: Scope = "node",
+    cost: str = "",
+    undo: str = "nothing is changed",
+    references: tuple[str, ...] = (),
+) -> Remedy:
+    """A remedy that a person carries out; the doctor cannot try it."""
+    return Remedy(
+        summary=summary,
+        commands=commands,
+        scope=scope,
+        cost=cost,
+        undo=undo,
+        proof=Proof(reason="it takes an operator or another allocation; the doctor changes nothing"),
+        references=references,
+    )
+
+
+RESET_GPU = remedy(
+    "Drain the node, then reset the GPU; where it does not come back, reboot, and if the fault returns, "
+    "have the GPU replaced.",
+    "nvidia-smi -q -d ECC,ROW_REMAPPER",
+    "dmesg | grep -i xid",
+    "nvidia-smi --gpu-reset -i INDEX",
+    cost="ends every process on the GPU; GPUs joined by NVSwitch may have to be reset together",
+    undo="none needed",
+    references=(MEMORY_ERRORS, XID_CATALOG),
+)
+FREE_MEMORY = remedy(
+    "End what still runs there, or ask for other GPUs; where no process is listed, look in other containers "
+    "and for defunct processes.",
+    "nvidia-smi --query-compute-apps=pid,name,used_memory,gpu_uuid --format=csv",
+    "fuser -v /dev/nvidia*",
+    cost="the processes found may be somebody's job",
+)
+DEFAULT_MODE = remedy(
+    "Set the compute mode back to default, or end the process that holds the GPU.",
+    "nvidia-smi -i INDEX -c DEFAULT",
+    cost="needs root; several processes may then share the GPU",
+    undo="nvidia-smi -i INDEX -c EXCLUSIVE_PROCESS (or PROHIBITED)",
+)
+COOL_DOWN = remedy(
+    "Have cooling and power inspected: air flow, fans, heat sinks, power supplies and their cables.",
+    "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
+    cost="the node is out of work meanwhile",
+    references=(CLOCK_EVENTS_API,),
+)
+WHOLE_GPUS = remedy(
+    "For DDP over several GPUs ask for whole GPUs; an operator can turn MIG mode off.",
+    "nvidia-smi -i INDEX -mig 0",
+    scope="cluster",
+    cost="needs root and an idle GPU; ends the slices",
+    undo="nvidia-smi -i INDEX -mig 1, and create the slices again",
+    references=(MIG_GUIDE,),
+)
+SAME_MODEL = remedy(
+    "Use GPUs of one model: name them in CUDA_VISIBLE_DEVICES by UUID, or ask the scheduler for one type.",
+    "nvidia-smi --query-gpu=index,name,uuid --format=csv",
+    scope="job",
+    cost="fewer GPUs take part",
+    undo="unset CUDA_VISIBLE_DEVICES",
+    references=(CUDA_VARIABLES,),
+)
+FIND_GPU = remedy(
+    "Look at the kernel log for the missing GPU (RmInitAdapter failed, Xid 79, PCIe errors); then reboot "
+    "or take the node out.",
+    "dmesg | grep -i -e nvrm -e xid -e pcieport",
+    "lspci -nn -d 10de:",
+    cost="the node is out of work meanwhile",
+    undo="none needed",
+    references=(XID_CATALOG,),
+)
+REBOOT = remedy(
+    "Reboot the node; before that, look for the Xid that began it and for processes in state D.",
+    "dmesg | grep -i -e xid -e nvrm",
+    "ps -eo pid,stat,wchan:32,cmd | awk '$2 ~ /^D/'",
+    cost="ends all jobs of the node",
+    undo="none needed",
+    references=(XID_CATALOG, "NVIDIA Driver Persistence, https://docs.nvidia.com/deploy/driver-persistence/"),
+)

@@ -1,0 +1,68 @@
+"""Numbers above or below which a rule speaks. Each stands with its source; all else is in the rules."""
+
+GIB = 1024**3
+
+# --- GPUs -----------------------------------------------------------------------------------------------
+
+#: Memory in use on a GPU before the job starts. An idle GPU holds some MiB (nvidia-smi counts the
+#: driver's own share apart), a bare CUDA context about half a GiB (judgement); above this lie tensors.
+GPU_MEMORY_IN_USE_BYTES = GIB
+GPU_MEMORY_IN_USE_SHARE = 0.10
+
+#: So much in use that a training job will not fit. Serving engines take 0.9 of a GPU by default (vLLM,
+#: gpu_memory_utilization), so this is also what a forgotten server looks like.
+GPU_MEMORY_FULL_SHARE = 0.90
+
+#: What a driver without nvmlDeviceGetMemoryInfo_v2 counts as used on an idle GPU: 0.5 GiB on an A10,
+#: 0.9 GiB on an A100 (rust-nvml/nvml-wrapper issue 57), up to 1 GB on H20 and B200 (scitix/sichek pull 113).
+GPU_MEMORY_RESERVED_BYTES = 5 * GIB // 4
+
+#: How long NVML may take to answer. Without persistence mode the driver initialises every GPU first:
+#: more than 25 s were seen on nodes with eight A100s (Azure/AgentBaker pull 2829).
+NVML_BASE_LIMIT_S = 10.0
+NVML_LIMIT_PER_GPU_S = 5.0
+#: A GPU pair this many times slower than the median pair of its node is called slow. Links of one
+#: node differ by design up to 4 x (NVLink 3 against PCIe 4 x16: 300 and 31 GB/s differ more, but
+#: mixed boards are rare; vendor specifications).
+SLOW_PAIR_RATIO = 4.0
+
+# --- Host -----------------------------------------------------------------------------------------------
+
+MIB = 1024**2
+
+#: One shared-memory segment of NCCL: "/dev/shm/nccl-… (size 9637888)" in its warnings of 2.8 to 2.18 with
+#: default buffers. Less free space than that, and the first connection fails.
+NCCL_SHM_SEGMENT_BYTES = 9637888
+
+#: What one rank's segments take: two directions on two channels. Two ranks exceed Docker's default of
+#: 64 MiB, where NCCL is known to fail (NCCL user guide, "Memory issues", Docker).
+NCCL_SHM_PER_RANK_BYTES = 4 * NCCL_SHM_SEGMENT_BYTES
+
+#: Docker's default size of /dev/shm; data loaders with worker processes outgrow it (torch's README asks
+#: for --ipc=host or --shm-size).
+DOCKER_SHM_BYTES = 64 * MIB
+
+#: The size that NCCL's user guide recommends for a container ("Memory issues": --shm-size=1g).
+RECOMMENDED_SHM_BYTES = GIB
+
+#: Locked memory under which RDMA connections cannot be made: the kernel's default is 64 KiB, since 5.16
+#: 8 MiB, and NCCL registers one or more buffers of 4 MiB and more per connection (NCCL_BUFFSIZE).
+RDMA_MEMLOCK_BYTES = 64 * MIB
+
+#: Descriptors of one rank: a bare DDP rank on gloo was measured with 8 and one per rank (torch 2.13, 2 to
+#: 8 ranks); rank 0 also holds the store's connections, and data loaders pass tensors as descriptors.
+OPEN_FILES_BASE = 128
+OPEN_FILES_PER_RANK = 2
+
+#: Memory of its own that a bare DDP rank took: 206 MiB measured (torch 2.13, CPU, 8 ranks; smaps_rollup).
+MEMORY_PER_RANK_BYTES = 206 * MIB
+
+#: Threads per CPU above which OMP_NUM_THREADS is called harmful and not just worth knowing.
+OMP_THREADS_PER_CPU = 2.0
+
+#: Load per CPU above which the host counts as busy with other work.
+LOAD_PER_CPU = 2.0
+
+#: Clock sources that cost a microsecond or more per reading instead of some 20 ns, because they read a
+#: device instead of a register (kernel documentation, timers/timekeeping).
+SLOW_CLOCK_SOURCES = ("hpet", "acpi_pm", "pit", "jiffies", "refined-jiffies")

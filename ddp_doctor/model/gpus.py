@@ -1,0 +1,147 @@
+"""A node's GPUs as the driver and the kernel describe them.
+
+The fact of the check ``gpus`` stands here because rules in two places need it: checks/gpus.py (are they
+there, can the job use them) and knowledge/gpu_health.py (is each of them well).
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.fact import Fact
+
+
+def sysfs_bus_id(text: str) -> str:
+    """A PCI address as /sys writes it: "00000000:1B:00.0" becomes "0000:1b:00.0"."""
+    domain, separator, rest = text.strip().lower().partition(":")
+    return f"{domain.lstrip('0').rjust(4, '0')}:{rest}" if separator else domain
+
+
+def _bus_id(value: object) -> object:
+    return sysfs_bus_id(value) if isinstance(value, str) else value
+
+
+BusId = Annotated[str, BeforeValidator(_bus_id)]
+
+
+class GpuProcess(Frozen):
+    """A process that uses a GPU. Inside a container the pid may be the host's, and the name unknown."""
+
+    pid: int
+    kind: Literal["compute", "graphics"]
+    name: str | None = None
+    memory_used_bytes: int | None = None
+
+
+class Gpu(Frozen):
+    """What NVML says of one GPU; None where it says nothing, with the reason in ``unavailable``."""
+
+    index: int  # NVML's, as nvidia-smi shows it
+    uuid: str | None = None
+    name: str | None = None
+    bus_id: BusId | None = None
+    minor_number: int | None = None  # N of /dev/nvidiaN, the number SLURM counts by
+    compute_capability: str | None = None
+    compute_mode: str | None = None
+    persistence_mode: bool | None = None
+    mig_enabled: bool | None = None
+    mig_uuids: tuple[str, ...] = ()
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    memory_used_counts_reserved: bool = False  # an old driver counts its own share as used
+    processes: tuple[GpuProcess, ...] = ()
+    ecc_enabled: bool | None = None
+    ecc_volatile_uncorrected: int | None = None  # since the driver was loaded
+    ecc_aggregate_uncorrected: int | None = None  # over the GPU's life
+    recovery_action: str | None = None  # what NVML asks for, e.g. "gpu_reset"; "none" is well
+    clock_events: tuple[str, ...] | None = None  # NVML's clocks event reasons in force
+    sm_clock_mhz: int | None = None
+    sm_clock_max_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    error: str | None = None  # NVML's word where the whole GPU does not answer
+    unavailable: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """Index, UUID and bus id: "GPU 3 (GPU-8932f933-…, 0000:61:00.0)"."""
+        known = ", ".join(part for part in (self.uuid, self.bus_id) if part)
+        return f"GPU {self.index} ({known})" if known else f"GPU {self.index}"
+
+    def computing(self) -> tuple[GpuProcess, ...]:
+        """The processes with a CUDA context on it."""
+        return tuple(process for process in self.processes if process.kind == "compute")
+
+
+class NvmlError(Frozen):
+    """Why NVML as a whole gave no answer."""
+
+    code: str  # NVML's word, "timed_out", "crashed", or "pynvml_missing"
+    call: str = ""  # the call that failed, or never came back
+    gpu: int | None = None  # the GPU it asked about
+    text: str = ""
+
+
+class PciGpu(Frozen):
+    """An NVIDIA display-class device on the PCI bus."""
+
+    bus_id: str
+    driver: str | None = None  # nvidia, nouveau, vfio-pci, …; None where none is bound
+
+    @property
+    def passed_through(self) -> bool:
+        """Whether it is set aside for virtual machines."""
+        return self.driver in ("vfio-pci", "pci-stub")
+
+
+class GpusFact(Fact):
+    """What NVML says, what it is held against, and which GPUs the job may use."""
+
+    KIND: ClassVar[str] = "gpus/1"
+
+    gpus: tuple[Gpu, ...] = ()  # in NVML's order; with ``nvml_error`` those asked before it
+    driver_version: str | None = None
+    cuda_driver_version: str | None = None
+    nvml_error: NvmlError | None = None
+    nvml_elapsed_s: float = 0.0
+    kernel_module: str | None = None  # first line of /proc/driver/nvidia/version
+    pci_gpus: tuple[PciGpu, ...] | None = None  # None where the bus cannot be read
+    excluded_bus_ids: tuple[str, ...] = ()  # taken out by the operator
+    device_nodes: tuple[str, ...] = ()  # nvidia0, nvidiactl, …, kfd of /dev
+    in_container: bool = False
+    granted: int | None = None  # GPUs that a scheduler or container runtime says it gave
+    environment: dict[str, str] = Field(default_factory=dict)  # the variables that choose GPUs
+    visible: tuple[int, ...] = ()  # NVML indices that a CUDA process of the job is shown, in its order
+    rejected: str | None = None  # the entry of CUDA_VISIBLE_DEVICES at which CUDA stops: it names no GPU
+    hidden: bool = False  # CUDA_VISIBLE_DEVICES hides all on purpose
+    used: tuple[int, ...] = ()  # NVML indices of the job's GPUs, also before CUDA_VISIBLE_DEVICES is set
+
+    def of_the_job(self) -> tuple[Gpu, ...]:
+        """The GPUs to judge: others' on a shared node are not this job's business."""
+        return tuple(gpu for gpu in self.gpus if gpu.index in self.used)
+
+    def due(self) -> tuple[PciGpu, ...]:
+        """The GPUs on this machine's bus that the driver should serve to us.
+
+        None in a container or a SLURM step: both show the whole bus, and only what was granted is ours.
+        """
+        if self.in_container or ("SLURM_PROCID" in self.environment and not self.granted):
+            return ()
+        return tuple(gpu for gpu in self.pci_gpus or () if not gpu.passed_through)
+
+    def is_owed(self) -> bool:
+        """Whether NVIDIA GPUs were granted. SLURM counts AMD's (/dev/kfd) under the same names."""
+        return bool(self.granted) and not (not self.pci_gpus and "kfd" in self.device_nodes)
+
+    def unlisted(self) -> tuple[str, ...]:
+        """Bus ids bound to the driver that NVML leaves out. A SLURM step may be shown its own GPUs only."""
+        listed = {*(gpu.bus_id for gpu in self.gpus), *self.excluded_bus_ids}
+        if "SLURM_PROCID" in self.environment or None in listed:
+            return ()
+        return tuple(it.bus_id for it in self.due() if it.driver == "nvidia" and it.bus_id not in listed)

@@ -1,0 +1,79 @@
+"""The NVIDIA GPUs that the kernel shows, whatever the driver says, and whether they are ours.
+
+    /sys/bus/pci/devices/0000:61:00.0/vendor   0x10de
+    /sys/bus/pci/devices/0000:61:00.0/class    0x030200    display class: 0x0300 VGA, 0x0302 3D
+    /sys/bus/pci/devices/0000:61:00.0/driver   -> ../../../../bus/pci/drivers/nvidia
+    /sys/bus/pci/devices/0000:61:00.4/physfn   -> ../0000:61:00.0    a virtual function of a vGPU host
+    /proc/1/cgroup                             0::/kubepods/besteffort/pod3c0f…
+
+Read through the probe's context; nothing is raised, what cannot be read does not exist.
+"""
+
+import re
+
+from ddp_doctor.model.context import Context
+from ddp_doctor.model.gpus import PciGpu
+
+PCI = "/sys/bus/pci/devices"
+CONTAINER_VARIABLES = ("container", "KUBERNETES_SERVICE_HOST", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
+CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv", "/run/systemd/container")
+CONTAINER_CGROUP = re.compile(r"docker|kubepods|containerd|libpod|crio|\blxc\b|machine\.slice")
+
+
+def pci_gpus(ctx: Context) -> tuple[PciGpu, ...] | None:
+    """The NVIDIA GPUs on the bus; None where the bus cannot be read."""
+    try:
+        bus_ids = ctx.listdir(PCI)
+    except OSError:
+        return None
+    return tuple(PciGpu(bus_id=it, driver=_driver(ctx, it)) for it in bus_ids if _is_nvidia_gpu(ctx, it))
+
+
+def _is_nvidia_gpu(ctx: Context, bus_id: str) -> bool:
+    if first_line(ctx, f"{PCI}/{bus_id}/vendor") != "0x10de":
+        return False
+    display = (first_line(ctx, f"{PCI}/{bus_id}/class") or "").startswith("0x03")
+    return display and _link(ctx, f"{PCI}/{bus_id}/physfn") is None
+
+
+def _driver(ctx: Context, bus_id: str) -> str | None:
+    target = _link(ctx, f"{PCI}/{bus_id}/driver")
+    return target.rpartition("/")[2] if target else None
+
+
+def device_nodes(ctx: Context) -> tuple[str, ...]:
+    """The names in /dev that matter: nvidia0, nvidiactl, …; kfd is AMD's."""
+    try:
+        names = ctx.listdir("/dev")
+    except OSError:
+        return ()
+    return tuple(name for name in names if name.startswith("nvidia") or name == "kfd")
+
+
+def in_container(ctx: Context) -> bool:
+    """Whether this process lives in a container, as far as it shows; a virtual machine is none."""
+    if any(ctx.env.get(name) for name in CONTAINER_VARIABLES):
+        return True
+    if any(first_line(ctx, path) is not None for path in CONTAINER_FILES):
+        return True
+    return CONTAINER_CGROUP.search(_text(ctx, "/proc/1/cgroup") or "") is not None
+
+
+def first_line(ctx: Context, path: str) -> str | None:
+    """The first line of a file, or None."""
+    text = _text(ctx, path)
+    return None if text is None else text.partition("\n")[0].strip()
+
+
+def _text(ctx: Context, path: str) -> str | None:
+    try:
+        return ctx.read(path)
+    except OSError:
+        return None
+
+
+def _link(ctx: Context, path: str) -> str | None:
+    try:
+        return ctx.readlink(path)
+    except OSError:
+        return None

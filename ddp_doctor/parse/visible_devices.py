@@ -1,0 +1,201 @@
+"""Which GPUs a job may use: CUDA_VISIBLE_DEVICES, and what a scheduler says it granted.
+
+    CUDA_VISIBLE_DEVICES=2,0                    CUDA device 0 is GPU 2, device 1 is GPU 0
+    CUDA_VISIBLE_DEVICES=0,1,9,2                there is no GPU 9: CUDA stops there and shows 0 and 1
+    CUDA_VISIBLE_DEVICES=0,2,-1,1               -1 ends the list on purpose: 0 and 2
+    CUDA_VISIBLE_DEVICES=GPU-8932f937,GPU-5a    UUIDs, or as much of their beginning as is unique
+    CUDA_VISIBLE_DEVICES=MIG-5e7d…,MIG-77aa…    a process is shown one MIG slice only: the first
+    CUDA_VISIBLE_DEVICES=                       set and empty: no GPU
+
+Sources: CUDA C++ Programming Guide, "CUDA Environment Variables"; torch/cuda/__init__.py,
+_parse_visible_devices and _transform_uuid_to_ordinals (strtoul reading, a repeated entry hides all);
+NVIDIA MIG User Guide, "CUDA Device Enumeration" (one compute instance per process, and no whole GPU
+beside it).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+#: Entries that hide the rest on purpose; SLURM writes NoDevFiles for a step without GPUs.
+DELIBERATE_ENDS = ("", "-1", "none", "void", "nodevfiles")
+
+#: Every variable that decides which GPUs a job has; the gpus check records them.
+GPU_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "NVIDIA_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+    "SLURM_JOB_GPUS",
+    "SLURM_STEP_GPUS",
+    "SLURM_GPUS_ON_NODE",
+    "SLURM_STEP_ID",
+    "SLURM_PROCID",
+)
+
+
+class GpuLike(Protocol):
+    """What this module needs to know of a GPU."""
+
+    @property
+    def index(self) -> int: ...  # noqa: D102
+    @property
+    def uuid(self) -> str | None: ...  # noqa: D102
+    @property
+    def minor_number(self) -> int | None: ...  # noqa: D102
+    @property
+    def mig_enabled(self) -> bool | None: ...  # noqa: D102
+    @property
+    def mig_uuids(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def error(self) -> str | None: ...  # noqa: D102
+
+
+G = TypeVar("G", bound=GpuLike)
+G_co = TypeVar("G_co", bound=GpuLike, covariant=True)
+
+
+class GpusLike(Protocol[G_co]):
+    """A fact with GPUs in NVML's order."""
+
+    @property
+    def gpus(self) -> tuple[G_co, ...]: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What CUDA_VISIBLE_DEVICES selects: positions in NVML's order, and what CUDA does not follow."""
+
+    positions: tuple[int, ...]
+    rejected: str | None = None  # the first entry that names no GPU, or a GPU twice
+    ignored: tuple[str, ...] = ()  # that entry and all after it
+
+
+def visible_gpus(fact: GpusLike[G], env: Mapping[str, str]) -> tuple[G, ...]:
+    """The GPUs that a CUDA process with this environment is shown, in its order.
+
+    An index counts as in NVML. CUDA counts so too where all GPUs are of one model or CUDA_DEVICE_ORDER is
+    PCI_BUS_ID; else it counts the fastest first, and only the number of GPUs is sure. A GPU in MIG mode
+    stands for the one slice that CUDA shows. GPUs that NVML denies us are not ours to use.
+    """
+    return tuple(fact.gpus[position] for position in select_devices(fact.gpus, env).positions)
+
+
+def select_devices(gpus: Sequence[GpuLike], env: Mapping[str, str]) -> Selection:
+    """What CUDA_VISIBLE_DEVICES of ``env`` selects out of ``gpus``."""
+    allowed = tuple(at for at, gpu in enumerate(gpus) if _is_shown(gpu))
+    value = env.get("CUDA_VISIBLE_DEVICES")
+    selection = Selection(allowed) if value is None else _select(gpus, allowed, value)
+    sliced = tuple(at for at in selection.positions if gpus[at].mig_uuids)
+    return Selection(sliced[:1], selection.rejected, selection.ignored) if sliced else selection
+
+
+def job_view(gpus: tuple[G, ...], env: Mapping[str, str], *, in_container: bool) -> dict[str, object]:
+    """The fields of GpusFact that tell which of ``gpus`` the job of this environment may use."""
+    selection = select_devices(gpus, env)
+    sliceless = {gpu.index for gpu in gpus if gpu.mig_enabled and not gpu.mig_uuids}
+    return {
+        "granted": granted_gpus(env, in_container=in_container),
+        "environment": {name: env[name] for name in GPU_VARIABLES if name in env},
+        "visible": tuple(gpus[position].index for position in selection.positions),
+        "rejected": selection.rejected,
+        "hidden": hides_all(env),
+        "used": tuple(sorted(sliceless | {gpu.index for gpu in job_gpus(gpus, env)})),
+    }
+
+
+def hides_all(env: Mapping[str, str]) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES hides every GPU on purpose: the job is meant to run on the CPU."""
+    value = env.get("CUDA_VISIBLE_DEVICES")
+    return value is not None and not _ids(value)
+
+
+def _is_shown(gpu: GpuLike) -> bool:
+    """Whether CUDA lists it at all: not where we may not open it, nor in MIG mode without a slice."""
+    return gpu.error != "no_permission" and not (gpu.mig_enabled and not gpu.mig_uuids)
+
+
+def _select(gpus: Sequence[GpuLike], allowed: tuple[int, ...], value: str) -> Selection:
+    entries = value.split(",")
+    positions: list[int] = []
+    for number, entry in enumerate(entries):
+        position = _position(gpus, allowed, entry.strip(), by_name=value.startswith(("GPU-", "MIG-")))
+        if position is not None and position not in positions:
+            positions.append(position)
+            continue
+        if position is not None:
+            if value.startswith("MIG-"):  # two slices of one GPU
+                continue
+            return Selection((), entry.strip(), tuple(entries))
+        deliberate = entry.strip().lower() in DELIBERATE_ENDS
+        return Selection(tuple(positions), None if deliberate else entry.strip(), tuple(entries[number:]))
+    return Selection(tuple(positions))
+
+
+def _position(gpus: Sequence[GpuLike], allowed: tuple[int, ...], entry: str, *, by_name: bool) -> int | None:
+    """Where the GPU that ``entry`` names stands in ``gpus``; None where it names none, or several."""
+    if not by_name:
+        number = re.match(r"\+?[0-9]+", entry)
+        index = int(number.group()) if number else -1
+        return allowed[index] if 0 <= index < len(allowed) else None
+    if not entry.startswith(("GPU-", "MIG-")):
+        return None
+    matches = [at for at in allowed if _is_named(gpus[at], entry)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def _is_named(gpu: GpuLike, entry: str) -> bool:
+    if entry.startswith("GPU-"):
+        return gpu.uuid is not None and gpu.uuid.startswith(entry)
+    if entry.startswith("MIG-GPU-"):  # MIG-<GPU uuid>/<GPU instance>/<compute instance>, before driver 470
+        return gpu.uuid == entry[4:].partition("/")[0]
+    return any(uuid.startswith(entry) for uuid in gpu.mig_uuids)
+
+
+def granted_gpus(env: Mapping[str, str], *, in_container: bool = False) -> int | None:
+    """How many GPUs a scheduler or container runtime says it gave this process; None where none says so.
+
+    CUDA_VISIBLE_DEVICES alone is no grant (people set it by hand), but it lowers one: a task may be bound
+    to a part of its step's GPUs. NVIDIA_VISIBLE_DEVICES counts in a container only, and "all" not even
+    there: images and shells carry it onto machines without a GPU (NVIDIA/enroot issue 213). Inside a SLURM step only the step's own
+    list counts, since the job's is inherited by steps on other nodes. 0 is a grant of nothing.
+    """
+    lists = ("SLURM_STEP_GPUS",) if "SLURM_STEP_ID" in env else ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
+    counts = [len(_ids(env[name])) for name in lists if env.get(name)]
+    on_node = env.get("SLURM_GPUS_ON_NODE", "")
+    if on_node.isdecimal() and ("SLURM_STEP_ID" not in env or counts):
+        counts.append(int(on_node))
+    given = env.get("NVIDIA_VISIBLE_DEVICES", "")
+    if in_container and re.match(r"[0-9]|GPU-|MIG-", given):
+        counts.append(len(_ids(given)))
+    if counts and "CUDA_VISIBLE_DEVICES" in env:
+        counts.append(len(_ids(env["CUDA_VISIBLE_DEVICES"])))
+    return min(counts, default=None)
+
+
+def _ids(value: str) -> list[str]:
+    """The entries of a comma list up to the one that ends it on purpose; SLURM may write "0-3"."""
+    found: list[str] = []
+    for entry in value.split(","):
+        if entry.strip().lower() in DELIBERATE_ENDS:
+            break
+        span = re.fullmatch(r"\s*([0-9]{1,4})-([0-9]{1,4})\s*", entry)
+        found += map(str, range(int(span[1]), int(span[2]) + 1)) if span else [entry.strip()]
+    return found
+
+
+def job_gpus(gpus: tuple[G, ...], env: Mapping[str, str]) -> tuple[G, ...]:
+    """The GPUs that the job with this environment will use, for judging their health.
+
+    Those that CUDA_VISIBLE_DEVICES shows; where only SLURM_JOB_GPUS stands, as in a prolog, those with
+    these device numbers. Others' GPUs on a shared node are not this job's business.
+    """
+    shown = tuple(gpus[position] for position in select_devices(gpus, env).positions)
+    granted = env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS")
+    if "CUDA_VISIBLE_DEVICES" in env or not granted:
+        return shown
+    numbers = set(_ids(granted))
+    named = tuple(gpu for gpu in shown if str(gpu.minor_number) in numbers)
+    # Inside a device cgroup NVML lists nothing but the granted ones, under numbers that may differ.
+    return named if len(named) == len(numbers) else shown

@@ -1,0 +1,325 @@
+"""Ask NVML about every GPU; a program of its own that prints one JSON object and leaves.
+
+    python -I child_nvml.py 15
+    {"error": null, "call": "", "gpu": null, "text": "", "elapsed_s": 0.06, "driver_version": "550.90.07",
+     "cuda_driver_version": "12.4", "unavailable": {}, "excluded_bus_ids": [],
+     "gpus": [{"index": 0, "uuid": "GPU-8932f937-…", "ecc_volatile_uncorrected": 0, …,
+               "error": null, "unavailable": {"mig_enabled": "not_supported"}}, …]}
+
+It runs in a process of its own because a sick driver hangs or crashes whoever calls it. The argument is
+how long NVML may take, in seconds: a second thread then prints what is known so far, with the call that
+never came back (ctypes releases the interpreter lock during a call). No single refusal loses the rest: a
+value that NVML does not give is null, and ``unavailable`` says why, in NVML's own word
+(``not_supported``; ``function_not_found`` is an older driver; ``binding_too_old`` an older nvidia-ml-py).
+
+Only the standard library and pynvml (of nvidia-ml-py) are imported.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+DEFAULT_LIMIT_S = 10.0
+#: A slowdown is reported only where a second look, this much later, still sees it: NVML also raises the
+#: bit while clocks change (nvml.h, nvmlClocksThrottleReasonHwSlowdown).
+SECOND_LOOK_S = 0.5
+
+COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
+
+#: Bits of nvmlClocksEventReasons (nvml.h); the names are NVML's.
+CLOCK_EVENTS = {
+    0x1: "gpu_idle",
+    0x2: "applications_clocks_setting",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+}
+SLOWDOWN_BITS = 0x8 | 0x20 | 0x40 | 0x80
+
+#: nvmlDeviceGpuRecoveryAction_t (nvml.h, driver 565 and newer).
+RECOVERY_ACTIONS = {
+    0: "none",
+    1: "gpu_reset",
+    2: "node_reboot",
+    3: "drain_p2p",
+    4: "drain_and_reset",
+    5: "recover_imex_domain",
+    6: "bus_reset",
+    7: "system_reboot",
+}
+#: These say that the whole GPU is gone, whichever call they come from.
+LOST = ("gpu_is_lost", "reset_required")
+
+_leaving = threading.Lock()
+
+
+def main() -> None:
+    """Ask, print, leave; the watchdog does the last two where NVML never answers."""
+    limit_s = float(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_LIMIT_S
+    answer: dict[str, Any] = {
+        "error": None,
+        "call": "",
+        "gpu": None,
+        "text": "",
+        "elapsed_s": 0.0,
+        "driver_version": None,
+        "cuda_driver_version": None,
+        "excluded_bus_ids": [],
+        "gpus": [],
+        "unavailable": {},
+    }
+    started = time.monotonic()
+    threading.Thread(target=_watch, args=(answer, limit_s, started), daemon=True).start()
+    _ask(answer)
+    _leave(answer, started)
+
+
+def _watch(answer: dict[str, Any], limit_s: float, started: float) -> None:
+    """Give up after ``limit_s`` seconds in the name of the main thread."""
+    time.sleep(limit_s)
+    text = f"no answer within {limit_s:g} s"
+    _leave({**answer, "error": "timed_out", "text": text}, started)
+
+
+def _leave(answer: dict[str, Any], started: float) -> NoReturn:
+    """Print the answer once and end the process without any clean-up that the driver could hang in."""
+    if not _leaving.acquire(blocking=False):
+        time.sleep(60)  # the other thread is printing and ends the process in a moment
+    answer["elapsed_s"] = round(time.monotonic() - started, 3)
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _ask(answer: dict[str, Any]) -> None:
+    try:
+        import pynvml
+    except ImportError as error:
+        answer.update(error="pynvml_missing", call="import pynvml", text=str(error))
+        return
+    nvml = _Nvml(pynvml, answer)
+    _, reason = nvml.call("nvmlInit")
+    count, reason = (None, reason) if reason else nvml.call("nvmlDeviceGetCount")
+    if reason:
+        answer.update(error=reason, text=nvml.last_text)
+        return
+    nvml.fill(answer, "driver_version", "nvmlSystemGetDriverVersion")
+    nvml.fill(answer, "cuda_driver_version", "nvmlSystemGetCudaDriverVersion_v2", use=_cuda_version)
+    answer["excluded_bus_ids"] = _excluded(nvml)
+    slowed = []
+    for index in range(count or 0):
+        gpu, handle = _gpu(nvml, index)
+        answer["gpus"].append(gpu)
+        if set(gpu.get("clock_events") or ()) & _names(SLOWDOWN_BITS):
+            slowed.append((gpu, handle))
+    _look_again(nvml, slowed)
+    answer.update(call="", gpu=None)
+
+
+class _Nvml:
+    """pynvml, with every refusal turned into its name and the call in progress noted in the answer."""
+
+    def __init__(self, pynvml: Any, answer: dict[str, Any]) -> None:
+        self.pynvml = pynvml
+        self.answer = answer
+        self.last_text = ""
+        self.mismatch = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError)
+        prefix = "NVML_ERROR_"
+        names = [name for name in dir(pynvml) if name.startswith(prefix)]
+        self.codes = {getattr(pynvml, name): name[len(prefix) :].lower() for name in names}
+
+    def call(self, name: str, *args: Any) -> tuple[Any, str | None]:
+        """(value, None), or (None, why there is none)."""
+        self.answer["call"] = name
+        function = getattr(self.pynvml, name, None)
+        if function is None:
+            return None, "binding_too_old"
+        try:
+            return function(*args), None
+        except self.pynvml.NVMLError as error:
+            self.last_text = str(error)
+            return None, self.code(error.value)
+        except self.mismatch:  # the binding's own word for an older library, outside NVMLError
+            return None, "function_not_found"
+        except (TypeError, ValueError, OSError) as error:  # a binding and a library that do not fit
+            self.last_text = f"{type(error).__name__}: {error}"
+            return None, "unexpected"
+
+    def code(self, value: int) -> str:
+        """NVML's name of a return value, in lower case."""
+        return self.codes.get(value, f"error_{value}")
+
+    def fill(self, values: dict[str, Any], field: str, name: str, *args: Any, use: Any = None) -> None:
+        """Put what the call gives, through ``use``, in ``values[field]``, or null and the reason."""
+        value, reason = self.call(name, *args)
+        values[field] = value if reason or use is None else use(value)
+        if reason:
+            values["unavailable"][field] = reason
+
+
+def _cuda_version(number: int) -> str:
+    """12040 -> "12.4"."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _excluded(nvml: _Nvml) -> list[str]:
+    """Bus ids of the GPUs that the operator took out with NVreg_ExcludedGpus."""
+    count, _ = nvml.call("nvmlGetExcludedDeviceCount")
+    infos = [nvml.call("nvmlGetExcludedDeviceInfoByIndex", index)[0] for index in range(count or 0)]
+    return [_bus_id(info.pci) for info in infos if info is not None]
+
+
+def _gpu(nvml: _Nvml, index: int) -> tuple[dict[str, Any], Any]:
+    """All that NVML says of one GPU, and its handle."""
+    nvml.answer["gpu"] = index
+    gpu: dict[str, Any] = {"index": index, "error": None, "unavailable": {}}
+    handle, gpu["error"] = nvml.call("nvmlDeviceGetHandleByIndex", index)
+    if gpu["error"] is None:
+        _identity(nvml, gpu, handle)
+        _memory(nvml, gpu, handle)
+        _health(nvml, gpu, handle)
+        _clocks(nvml, gpu, handle)
+        gpu["error"] = next((code for code in LOST if code in gpu["unavailable"].values()), None)
+    return gpu, handle
+
+
+def _identity(nvml: _Nvml, gpu: dict[str, Any], handle: Any) -> None:
+    nvml.fill(gpu, "uuid", "nvmlDeviceGetUUID", handle)
+    nvml.fill(gpu, "name", "nvmlDeviceGetName", handle)
+    nvml.fill(gpu, "bus_id", "nvmlDeviceGetPciInfo", handle, use=_bus_id)
+    nvml.fill(gpu, "minor_number", "nvmlDeviceGetMinorNumber", handle)
+    nvml.fill(gpu, "compute_capability", "nvmlDeviceGetCudaComputeCapability", handle, use=_dotted)
+    nvml.fill(gpu, "compute_mode", "nvmlDeviceGetComputeMode", handle, use=COMPUTE_MODES.get)
+    nvml.fill(gpu, "persistence_mode", "nvmlDeviceGetPersistenceMode", handle, use=bool)
+    nvml.fill(gpu, "mig_enabled", "nvmlDeviceGetMigMode", handle, use=lambda modes: bool(modes[0]))
+    gpu["mig_uuids"] = _mig_uuids(nvml, handle) if gpu["mig_enabled"] else []
+
+
+def _bus_id(pci: Any) -> str:
+    text = pci.busId
+    return text.decode("ascii", "replace") if isinstance(text, bytes) else str(text)
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def _mig_uuids(nvml: _Nvml, gpu_handle: Any) -> list[str]:
+    count, _ = nvml.call("nvmlDeviceGetMaxMigDeviceCount", gpu_handle)
+    uuids = []
+    for index in range(count or 0):
+        handle, reason = nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", gpu_handle, index)
+        uuid = None if reason else nvml.call("nvmlDeviceGetUUID", handle)[0]
+        if uuid:
+            uuids.append(uuid)
+    return uuids
+
+
+def _memory(nvml: _Nvml, gpu: dict[str, Any], handle: Any) -> None:
+    """Memory as nvidia-smi counts it; the old call (driver < 510) counts the driver's own share as used."""
+    version = getattr(nvml.pynvml, "nvmlMemory_v2", None)
+    info, reason = nvml.call("nvmlDeviceGetMemoryInfo", handle, version)
+    gpu["memory_used_counts_reserved"] = reason is not None
+    if reason:
+        info, reason = nvml.call("nvmlDeviceGetMemoryInfo", handle)
+    for field, name in (("memory_total_bytes", "total"), ("memory_used_bytes", "used")):
+        gpu[field] = None if reason else getattr(info, name)
+        if reason:
+            gpu["unavailable"][field] = reason
+    gpu["processes"] = [
+        *_processes(nvml, gpu, handle, "compute", "nvmlDeviceGetComputeRunningProcesses"),
+        *_processes(nvml, gpu, handle, "graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
+    ]
+
+
+def _processes(nvml: _Nvml, gpu: dict[str, Any], handle: Any, kind: str, name: str) -> list[dict[str, Any]]:
+    found, reason = nvml.call(name, handle)
+    if reason in ("function_not_found", "binding_too_old"):
+        found, reason = nvml.call(f"{name}_v2", handle)
+    if reason:
+        gpu["unavailable"][f"{kind}_processes"] = reason
+    return [
+        {"pid": it.pid, "kind": kind, "name": _name(it.pid), "memory_used_bytes": it.usedGpuMemory}
+        for it in found or ()
+    ]
+
+
+def _name(pid: int) -> str | None:
+    """The process's name; None where the pid is of another namespace."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _health(nvml: _Nvml, gpu: dict[str, Any], handle: Any) -> None:
+    uncorrected = getattr(nvml.pynvml, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", 1)
+    nvml.fill(gpu, "ecc_enabled", "nvmlDeviceGetEccMode", handle, use=lambda modes: bool(modes[0]))
+    for field, counter in (("ecc_volatile_uncorrected", 0), ("ecc_aggregate_uncorrected", 1)):
+        nvml.fill(gpu, field, "nvmlDeviceGetTotalEccErrors", handle, uncorrected, counter)
+    gpu["recovery_action"], reason = _recovery_action(nvml, handle)
+    if reason:
+        gpu["unavailable"]["recovery_action"] = reason
+
+
+def _recovery_action(nvml: _Nvml, handle: Any) -> tuple[str | None, str | None]:
+    field = getattr(nvml.pynvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+    if field is None:
+        return None, "binding_too_old"
+    values, reason = nvml.call("nvmlDeviceGetFieldValues", handle, [field])
+    if reason is None and values[0].nvmlReturn != 0:
+        reason = nvml.code(values[0].nvmlReturn)
+    if reason:
+        return None, reason
+    number = values[0].value.uiVal
+    return RECOVERY_ACTIONS.get(number, f"action_{number}"), None
+
+
+def _clocks(nvml: _Nvml, gpu: dict[str, Any], handle: Any) -> None:
+    mask, reason = _clock_events(nvml, handle)
+    gpu["clock_events"] = None if mask is None else sorted(_names(mask))
+    if reason:
+        gpu["unavailable"]["clock_events"] = reason
+    nvml.fill(gpu, "sm_clock_mhz", "nvmlDeviceGetClockInfo", handle, 1)  # NVML_CLOCK_SM
+    nvml.fill(gpu, "sm_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", handle, 1)
+    nvml.fill(gpu, "memory_clock_mhz", "nvmlDeviceGetClockInfo", handle, 2)  # NVML_CLOCK_MEM
+    nvml.fill(gpu, "temperature_c", "nvmlDeviceGetTemperature", handle, 0)  # NVML_TEMPERATURE_GPU
+    nvml.fill(gpu, "power_w", "nvmlDeviceGetPowerUsage", handle, use=lambda milliwatts: milliwatts / 1000)
+    nvml.fill(gpu, "pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration", handle)
+    nvml.fill(gpu, "pcie_generation_max", "nvmlDeviceGetMaxPcieLinkGeneration", handle)
+    nvml.fill(gpu, "pcie_width", "nvmlDeviceGetCurrPcieLinkWidth", handle)
+    nvml.fill(gpu, "pcie_width_max", "nvmlDeviceGetMaxPcieLinkWidth", handle)
+
+
+def _clock_events(nvml: _Nvml, handle: Any) -> tuple[int | None, str | None]:
+    mask, reason = nvml.call("nvmlDeviceGetCurrentClocksEventReasons", handle)
+    if reason in ("function_not_found", "binding_too_old"):  # its name before driver 535
+        mask, reason = nvml.call("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+    return mask, reason
+
+
+def _names(mask: int) -> set[str]:
+    return {name for bit, name in CLOCK_EVENTS.items() if mask & bit}
+
+
+def _look_again(nvml: _Nvml, slowed: list[tuple[dict[str, Any], Any]]) -> None:
+    """Keep only the slowdowns that a second look still sees."""
+    if slowed:
+        time.sleep(SECOND_LOOK_S)
+    for gpu, handle in slowed:
+        nvml.answer["gpu"] = gpu["index"]
+        mask, _ = _clock_events(nvml, handle)
+        gone = _names(SLOWDOWN_BITS) - _names(mask or 0)
+        gpu["clock_events"] = sorted(set(gpu["clock_events"]) - gone)
+
+
+if __name__ == "__main__":
+    main()

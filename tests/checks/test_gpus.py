@@ -1,0 +1,626 @@
+"""The gpus check end to end: real child, real pynvml, a compiled NVML, a tree for /sys; then the rules."""
+
+import functools
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor.checks.gpus import CHECK, GpusFact, probe
+from ddp_doctor.model.choices import Backend, Severity, Status
+from ddp_doctor.model.context import CommandResult
+from ddp_doctor.model.fact import Absent, Failed, Reading, TookTooLong
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.gpus import Gpu, GpuProcess, NvmlError, PciGpu
+from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.sources.machine import LiveContext
+from tests.fakes import FakeContext
+from tests.nvml_stand_in import environment
+
+BUSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
+GIB = 2**30
+
+
+class Machine:
+    """A tree in place of /, with the PCI bus of a node and nothing else."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "sys/bus/pci/devices").mkdir(parents=True)
+
+    def plug(
+        self, bus_id: str, driver: str | None = "nvidia", *, kind: str = "0x030200", vendor: str = "0x10de"
+    ) -> Path:
+        device = self.root / "sys/bus/pci/devices" / bus_id
+        device.mkdir()
+        (device / "vendor").write_text(f"{vendor}\n")
+        (device / "class").write_text(f"{kind}\n")
+        if driver:
+            (device / "driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
+        return device
+
+    def file(self, path: str, text: str = "") -> None:
+        target = self.root / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+
+    def context(self, env: dict[str, str], limit_s: float = 30) -> LiveContext:
+        return LiveContext(env, time.monotonic() + limit_s, root=str(self.root))
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Machine:
+    """A machine with a CPU and its usual devices, without any NVIDIA GPU."""
+    machine = Machine(tmp_path)
+    machine.plug("0000:00:02.0", "ast", kind="0x030000", vendor="0x1a03")
+    return machine
+
+
+@pytest.fixture
+def node(bare: Machine) -> Machine:
+    """A node with eight H100s, their audio and their NVSwitch, all well."""
+    for bus in BUSES:
+        bare.plug(f"0000:{bus}:00.0")
+    bare.plug("0000:1b:00.1", "snd_hda_intel", kind="0x040300")
+    bare.plug("0000:05:00.0", "nvidia-nvswitch", kind="0x068000")
+    return bare
+
+
+NO_LIBRARY = {"LD_LIBRARY_PATH": "/nowhere"}
+
+
+def recorded(*facts: GpusFact, world: World | None = None, **options: Any) -> Recording:
+    readings = tuple(
+        Reading(check="gpus", status=Status.COLLECTED, node=at, fact=fact.recorded())
+        for at, fact in enumerate(facts)
+    )
+    return Recording(world=world, options=Options(**options), readings=readings)
+
+
+def judge(recording: Recording) -> list[Finding]:
+    # Through JSON and back: what the rules see is what a replay would see.
+    again = Recording.model_validate_json(recording.model_dump_json())
+    return [finding for rule in CHECK.rules for finding in rule.apply(again)]
+
+
+def verdicts(recording: Recording) -> list[tuple[str, str]]:
+    return [(finding.code, finding.severity.value) for finding in judge(recording)]
+
+
+@functools.cache
+def _answer(fault: str, defines: tuple[str, ...], limit: str) -> CommandResult:
+    """The real child's answer; the variables that choose GPUs do not change it."""
+    return LiveContext(environment(fault, *defines), time.monotonic() + 30).child("nvml", limit)
+
+
+class StandInContext(LiveContext):
+    """The live machine below another root, whose NVML is the stand-in."""
+
+    def child(self, name: str, *args: str) -> CommandResult:
+        defines = tuple(self.env["DEFINES"].split())
+        return _answer(self.env["NVML_STAND_IN"], defines, *args)
+
+
+def look(machine: Machine, fault: str = "healthy", *defines: str, **more: str) -> GpusFact:
+    env = {"NVML_STAND_IN": fault, "DEFINES": " ".join(defines), **more}
+    return probe(StandInContext(env, time.monotonic() + 1000, root=str(machine.root)))
+
+
+def world(nproc: int = 8, backend: str = "nccl", nodes: int = 1) -> World:
+    hosts = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(nodes))
+    return World(nnodes=nodes, nproc_per_node=nproc, world_size=nproc * nodes, backend=backend, nodes=hosts)
+
+
+# --- the probe and the rules on a whole machine ---------------------------------------------------------
+
+
+def test_a_healthy_node_gives_eight_gpus_and_no_finding(node: Machine) -> None:
+    fact = look(node)
+    assert [gpu.bus_id for gpu in fact.gpus] == [f"0000:{bus}:00.0" for bus in BUSES]
+    assert [gpu.bus_id for gpu in fact.pci_gpus or ()] == sorted(f"0000:{bus}:00.0" for bus in BUSES)
+    assert (fact.driver_version, fact.visible, fact.used) == ("550.90.07", tuple(range(8)), tuple(range(8)))
+    assert verdicts(recorded(fact, world=world())) == []
+
+
+def test_a_healthy_node_with_an_old_driver_gives_no_finding(node: Machine) -> None:
+    fact = look(node, "healthy", "OLD_DRIVER")
+    assert fact.gpus[0].unavailable
+    assert verdicts(recorded(fact, world=world())) == []
+
+
+def test_the_answer_of_nvml_is_kept_as_raw_text(node: Machine) -> None:
+    context = node.context(environment())
+    probe(context)
+    assert '"GPU-8932f930-' in (context.raw or "")
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("ecc", [("DD307", "error")]),
+        ("ecc_contained", [("DD307", "warning")]),
+        ("throttled", [("DD308", "warning")]),
+        ("throttled_once", []),
+        ("busy", [("DD305", "warning")]),
+        ("full", [("DD305", "error")]),
+        ("desktop", [("DD305", "info")]),
+        ("exclusive", []),
+        ("exclusive_taken", [("DD305", "warning"), ("DD306", "warning")]),  # the holder's name is not known
+        ("prohibited", [("DD306", "error")]),
+        ("mig", [("DD309", "info"), ("DD311", "error")]),
+        ("mixed", [("DD310", "warning")]),
+        ("gpu_lost", [("DD304", "error")]),
+        ("lost_later", [("DD304", "error")]),
+        ("reset", [("DD304", "error")]),
+        ("seven", [("DD303", "error")]),
+        ("not_loaded", [("DD301", "error")]),
+        ("mismatch", [("DD301", "error")]),
+        ("no_permission", [("DD301", "error")]),
+        ("crash", [("DD301", "error")]),
+        ("none", [("DD303", "error")]),
+    ],
+)
+def test_each_planted_fault_is_found_and_nothing_else(
+    node: Machine, fault: str, expected: list[tuple[str, str]]
+) -> None:
+    assert verdicts(recorded(look(node, fault), world=world())) == expected
+
+
+@pytest.mark.parametrize("fault", ["ecc", "throttled", "busy", "prohibited", "lost_later", "reset"])
+def test_the_sick_gpu_is_named_by_index_uuid_and_bus_id_and_no_other(node: Machine, fault: str) -> None:
+    finding = judge(recorded(look(node, fault), world=world()))[0]
+    assert finding.title.startswith("GPU 3 (0000:61:00.0) on node0: ")
+    assert [(one.kind, one.node, one.gpu) for one in finding.culprits] == [("gpu", "node0", 3)]
+    label = "GPU 3 (GPU-8932f933-d72c-4106-c12f-20bd9faed9f6, 0000:61:00.0)"
+    assert finding.culprits[0].name == label
+    assert [one.text.startswith(f"{label}: ") for one in finding.evidence] == [True]
+
+
+def test_a_gpu_lost_at_once_is_named_by_its_index(node: Machine) -> None:
+    finding = judge(recorded(look(node, "gpu_lost"), world=world()))[0]
+    assert finding.title == "GPU 3 on node0: lost, it has fallen off the bus or does not answer"
+
+
+def test_a_missing_gpu_is_named_by_its_bus_id(node: Machine) -> None:
+    finding = judge(recorded(look(node, "seven"), world=world(7)))[0]
+    assert finding.title == "node0: 7 of 8 GPUs; missing: 0000:df:00.0"
+
+
+def test_memory_in_use_names_the_process(node: Machine) -> None:
+    fact = probe(node.context(environment("busy", NVML_STAND_IN_PID=str(os.getpid()))))
+    text = judge(recorded(fact, world=world()))[0].evidence[0].text
+    assert f"12.0 of 80.0 GiB in use, by pid {os.getpid()} (" in text
+
+
+def test_an_exclusive_gpu_held_by_a_named_process_is_an_error(node: Machine) -> None:
+    fact = probe(node.context(environment("exclusive_taken", NVML_STAND_IN_PID=str(os.getpid()))))
+    assert ("DD306", "error") in verdicts(recorded(fact, world=world()))
+
+
+def test_the_mps_server_in_exclusive_mode_is_well(node: Machine) -> None:
+    fact = look(node, "exclusive_mps")
+    server = GpuProcess(pid=7, kind="compute", name="nvidia-cuda-mps", memory_used_bytes=30 << 20)
+    gpus = tuple(
+        gpu.model_copy(update={"processes": (server,)}) if gpu.processes else gpu for gpu in fact.gpus
+    )
+    assert verdicts(recorded(fact.model_copy(update={"gpus": gpus}), world=world())) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "title"),
+    [
+        ("hang_init", "The NVIDIA driver hangs on node0: no answer to nvmlInit"),
+        ("hang_gpu", "The NVIDIA driver hangs on node0: no answer to nvmlDeviceGetMemoryInfo of GPU 3"),
+    ],
+)
+def test_a_hanging_driver_is_an_error_and_no_hang(node: Machine, fault: str, title: str) -> None:
+    started = time.monotonic()
+    fact = probe(node.context(environment(fault), 1.6))
+    assert time.monotonic() - started < 4
+    finding, *rest = judge(recorded(fact, world=world()))
+    assert (finding.code, finding.severity, finding.title, rest) == ("DD302", Severity.ERROR, title, [])
+
+
+def test_a_driver_hangs_also_where_no_gpu_shows_on_the_bus(bare: Machine) -> None:
+    assert verdicts(recorded(probe(bare.context(environment("hang_init"), 1.6)))) == [("DD302", "error")]
+
+
+# --- GPUs that are there, or granted, and no driver -----------------------------------------------------
+
+
+def test_no_gpu_and_no_driver_is_absent(bare: Machine) -> None:
+    with pytest.raises(
+        Absent, match="no NVIDIA GPU on this machine: no PCI device of vendor 10de, no driver"
+    ):
+        probe(bare.context(NO_LIBRARY))
+
+
+def test_this_very_machine_says_what_it_has() -> None:
+    try:
+        fact = probe(LiveContext(os.environ, time.monotonic() + 30))
+    except Absent as absent:
+        reason = str(absent)
+    else:
+        reason = "" if fact.gpus or fact.nvml_error is not None or fact.due() else "a fact about nothing"
+    assert not reason or "NVIDIA GPU" in reason
+
+
+@pytest.mark.parametrize("driver", ["nvidia", "nouveau", None])
+def test_gpus_on_the_bus_without_a_working_driver_are_an_error(bare: Machine, driver: str | None) -> None:
+    bare.plug("0000:61:00.0", driver)
+    fact = probe(bare.context(NO_LIBRARY))
+    finding, *rest = judge(recorded(fact, world=world(1, "gloo")))
+    assert (finding.code, finding.severity, rest) == ("DD301", Severity.ERROR, [])
+    assert finding.title == (
+        "The GPUs of node0 cannot be used: the NVIDIA driver's library libnvidia-ml.so.1 is not found"
+    )
+    assert finding.detail == f"NVIDIA GPUs: 1 on the PCI bus (kernel driver: {driver or 'none'})."
+
+
+def test_gpus_passed_through_to_virtual_machines_are_absent(bare: Machine) -> None:
+    bare.plug("0000:61:00.0", "vfio-pci")
+    with pytest.raises(Absent, match="set aside for virtual machines"):
+        probe(bare.context(NO_LIBRARY))
+
+
+def test_virtual_functions_of_a_vgpu_host_are_no_gpus(node: Machine) -> None:
+    function = node.plug("0000:61:00.4")
+    (function / "physfn").symlink_to("../0000:61:00.0")
+    assert verdicts(recorded(look(node), world=world())) == []
+
+
+def test_a_container_that_was_given_no_gpu_is_absent(node: Machine) -> None:
+    node.file("/.dockerenv")
+    with pytest.raises(Absent, match="no NVIDIA GPU was given to this container; the machine has 8"):
+        probe(node.context(NO_LIBRARY))
+
+
+@pytest.mark.parametrize("value", ["all", "void"])
+def test_the_default_of_cuda_images_is_no_grant(node: Machine, value: str) -> None:
+    node.file("/run/.containerenv")
+    with pytest.raises(Absent):
+        probe(node.context({**NO_LIBRARY, "NVIDIA_VISIBLE_DEVICES": value}))
+
+
+def test_a_container_that_was_given_gpus_but_no_driver_is_an_error(node: Machine) -> None:
+    node.file("/.dockerenv")
+    fact = probe(node.context({**NO_LIBRARY, "NVIDIA_VISIBLE_DEVICES": "0,1"}))
+    finding = judge(recorded(fact))[0]
+    assert (finding.code, finding.severity) == ("DD301", Severity.ERROR)
+    assert "not in this container" in finding.title
+    assert finding.detail == "NVIDIA GPUs: 2 granted by the scheduler or container runtime."
+
+
+def test_a_container_with_two_of_eight_gpus_is_well(node: Machine) -> None:
+    node.file("/proc/1/cgroup", "0::/kubepods/besteffort/pod3c0f\n")
+    fact = look(node, "two", NVIDIA_VISIBLE_DEVICES="GPU-8932f930,GPU-8932f931")
+    assert fact.in_container
+    assert verdicts(recorded(fact, world=world(2))) == []
+
+
+def test_gpus_granted_by_slurm_on_a_machine_without_any_are_an_error(bare: Machine) -> None:
+    fact = probe(bare.context({**NO_LIBRARY, "SLURM_JOB_GPUS": "0,1,2,3"}))
+    assert verdicts(recorded(fact)) == [("DD301", "error")]
+
+
+def test_amd_gpus_granted_by_slurm_are_not_nvidias(bare: Machine) -> None:
+    bare.file("/dev/kfd")
+    with pytest.raises(Absent):
+        probe(bare.context({**NO_LIBRARY, "SLURM_JOB_GPUS": "0,1,2,3"}))
+
+
+def test_cuda_visible_devices_alone_is_no_grant(bare: Machine) -> None:
+    with pytest.raises(Absent):
+        probe(bare.context({**NO_LIBRARY, "CUDA_VISIBLE_DEVICES": "0,1"}))
+
+
+def test_a_cpu_step_of_slurm_on_a_gpu_node_is_absent(node: Machine) -> None:
+    with pytest.raises(Absent, match="no NVIDIA GPU was given to this SLURM step"):
+        probe(node.context({**NO_LIBRARY, "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}))
+
+
+def test_a_slurm_step_bound_to_two_of_eight_gpus_is_well(node: Machine) -> None:
+    slurm = {
+        "SLURM_STEP_GPUS": "4,5",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": "0",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+    }
+    fact = look(node, "two", **slurm)
+    assert verdicts(recorded(fact, world=world(2))) == []
+
+
+def test_slurm_granted_eight_and_the_driver_shows_two_is_an_error(bare: Machine) -> None:
+    fact = look(bare, "two", SLURM_JOB_GPUS="0-7")
+    finding, *rest = judge(recorded(fact))
+    assert (finding.code, finding.title, rest) == ("DD303", "node rank 0: 2 of 8 GPUs", [])
+
+
+def test_a_gpu_without_kernel_driver_beside_working_ones_is_a_warning(node: Machine) -> None:
+    node.plug("0000:e5:00.0", None)
+    assert verdicts(recorded(look(node), world=world())) == [("DD303", "warning")]
+
+
+def test_a_faulty_gpu_of_another_job_is_not_our_business(node: Machine) -> None:
+    fact = look(node, "busy", SLURM_JOB_GPUS="0,1")
+    assert verdicts(recorded(fact)) == []
+    fact = look(node, "ecc", CUDA_VISIBLE_DEVICES="4,5")
+    assert verdicts(recorded(fact, world=world(2))) == []
+    fact = look(node, "half_ours")
+    assert fact.visible == (0, 1, 2, 3)
+    assert verdicts(recorded(fact, world=world(4))) == []
+
+
+def test_a_broken_driver_is_information_where_the_job_leaves_the_gpus_alone(node: Machine) -> None:
+    fact = look(node, "mismatch")
+    assert verdicts(recorded(fact, backend=Backend.GLOO)) == [("DD301", "info")]
+    hidden = look(node, "mismatch", CUDA_VISIBLE_DEVICES="")
+    assert verdicts(recorded(hidden)) == [("DD301", "info")]
+
+
+def test_the_loaded_kernel_module_is_shown_beside_a_version_mismatch(node: Machine) -> None:
+    line = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023"
+    node.file("/proc/driver/nvidia/version", f"{line}\nGCC version: 11\n")
+    finding = judge(recorded(look(node, "mismatch")))[0]
+    assert finding.evidence[0].text.endswith(f"; loaded: {line}")
+
+
+# --- a helper that gives no answer is never a healthy machine -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("result", "error", "words"),
+    [
+        (CommandResult((), "timed_out"), TookTooLong, "said nothing"),
+        (CommandResult((), "missing", stderr="python: not found"), Failed, "python: not found"),
+        (CommandResult((), "ended", 1, "", "Traceback\nKeyError: 3"), Failed, "KeyError: 3"),
+        (CommandResult((), "ended", 0, '{"gpus": 3}'), Failed, "ended"),
+        (
+            CommandResult((), "ended", 0, '{"error": "pynvml_missing", "text": "no pynvml"}'),
+            Failed,
+            "nvidia-ml-py",
+        ),
+        (CommandResult((), "ended", 0, '{"error": "timed_out", "call": ""}'), TookTooLong, "had not reached"),
+    ],
+)
+def test_a_child_without_an_answer_is_no_fact(
+    result: CommandResult, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        probe(FakeContext(children={"nvml": result}))
+
+
+def test_an_answer_printed_before_the_child_got_stuck_counts() -> None:
+    text = '{"error": "timed_out", "call": "nvmlInit", "text": "no answer within 10 s"}\n'
+    fact = probe(FakeContext(children={"nvml": CommandResult((), "timed_out", None, text)}))
+    assert fact.nvml_error == NvmlError(code="timed_out", call="nvmlInit", text="no answer within 10 s")
+
+
+@pytest.mark.parametrize(("gpus", "limit"), [(0, "10.0"), (8, "50.0")])
+def test_the_driver_is_given_more_time_where_it_may_have_to_start_more_gpus(gpus: int, limit: str) -> None:
+    asked: list[str] = []
+
+    class Context(FakeContext):
+        def child(self, name: str, *args: str) -> CommandResult:
+            asked.extend(args)
+            return CommandResult((), "ended", 0, '{"gpus": [{"index": 0}]}')
+
+    files = {
+        f"/sys/bus/pci/devices/0000:{at}:00.0/{name}": text
+        for at in range(gpus)
+        for name, text in (("vendor", "0x10de"), ("class", "0x030200"))
+    }
+    probe(Context(files=files))
+    assert asked == [limit]
+
+
+# --- the rules alone ------------------------------------------------------------------------------------
+
+
+def gpu(index: int = 0, **values: Any) -> Gpu:
+    sound: dict[str, Any] = {
+        "uuid": f"GPU-{index:08x}",
+        "name": "NVIDIA A100-SXM4-80GB",
+        "bus_id": f"0000:{index:02x}:00.0",
+        "memory_total_bytes": 80 * GIB,
+        "memory_used_bytes": 4 << 20,
+        "compute_mode": "default",
+    }
+    return Gpu(index=index, **{**sound, **values})
+
+
+def fact_of(*gpus: Gpu, **values: Any) -> GpusFact:
+    indices = tuple(one.index for one in gpus)
+    return GpusFact(**{"gpus": gpus, "visible": indices, "used": indices, **values})
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"memory_used_bytes": GIB}, []),
+        ({"memory_used_bytes": GIB + 1}, [("DD305", "warning")]),
+        ({"memory_used_bytes": 300 << 20, "memory_total_bytes": 2 * GIB}, [("DD305", "warning")]),
+        ({"memory_used_bytes": 72 * GIB}, [("DD305", "error")]),
+        ({"memory_used_bytes": GIB + 1, "memory_used_counts_reserved": True}, []),  # driver's own, old call
+        ({"memory_used_bytes": 20 * GIB, "mig_enabled": True}, [("DD309", "info")]),
+        ({"memory_used_bytes": 20 * GIB, "name": "NVIDIA GH200 480GB"}, []),  # the page cache, says NVML
+        ({"memory_used_bytes": None}, []),
+        ({"memory_total_bytes": None}, []),
+    ],
+)
+def test_memory_in_use_is_graded(values: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+    assert verdicts(recorded(fact_of(gpu(**values)))) == expected
+
+
+def test_memory_that_a_process_of_grace_hopper_uses_is_a_warning() -> None:
+    process = GpuProcess(pid=3, kind="compute", name="python", memory_used_bytes=20 * GIB)
+    taken = gpu(name="NVIDIA GH200 480GB", memory_used_bytes=20 * GIB, processes=(process,))
+    assert verdicts(recorded(fact_of(taken))) == [("DD305", "warning")]
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        (None, []),
+        ("none", []),
+        ("gpu_reset", [("DD304", "error")]),
+        ("action_9", [("DD304", "error")]),
+        ("recover_imex_domain", [("DD304", "warning")]),
+    ],
+)
+def test_what_the_driver_asks_for_is_taken_at_its_word(
+    action: str | None, expected: list[tuple[str, str]]
+) -> None:
+    assert verdicts(recorded(fact_of(gpu(recovery_action=action)))) == expected
+
+
+def test_memory_errors_with_a_demanded_reset_are_one_finding() -> None:
+    finding, *rest = judge(recorded(fact_of(gpu(recovery_action="gpu_reset", ecc_volatile_uncorrected=7))))
+    assert (finding.code, rest) == ("DD304", [])
+    assert "7 uncorrected memory errors" in finding.evidence[0].text
+
+
+def test_errors_over_the_life_of_a_gpu_alone_are_no_finding() -> None:
+    assert verdicts(recorded(fact_of(gpu(ecc_volatile_uncorrected=0, ecc_aggregate_uncorrected=3)))) == []
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        (("gpu_idle",), []),
+        (("sw_power_cap", "applications_clocks_setting", "sync_boost", "display_clock_setting"), []),
+        (("hw_slowdown",), []),  # also raised while clocks change
+        (("sw_thermal_slowdown",), [("DD308", "info")]),
+        (("hw_power_brake_slowdown",), [("DD308", "warning")]),
+        (None, []),
+    ],
+)
+def test_only_slowdowns_by_heat_and_power_brake_count(
+    events: tuple[str, ...] | None, expected: list[tuple[str, str]]
+) -> None:
+    assert verdicts(recorded(fact_of(gpu(clock_events=events)))) == expected
+
+
+def test_one_fault_on_gpus_of_two_nodes_is_one_finding() -> None:
+    hot = {"clock_events": ("hw_thermal_slowdown",)}
+    recording = recorded(fact_of(gpu(1, **hot)), fact_of(gpu(2, **hot)), world=world(1, nodes=2))
+    finding, *rest = judge(recording)
+    assert rest == []
+    assert finding.title.startswith("GPU 1 (0000:01:00.0) on node0 and GPU 2 (0000:02:00.0) on node1: ")
+    assert [(one.node, one.gpu) for one in finding.culprits] == [("node0", 1), ("node1", 2)]
+
+
+def test_a_fault_on_very_many_gpus_is_counted_in_the_title() -> None:
+    lost = fact_of(*(gpu(at, error="gpu_is_lost") for at in range(8)))
+    finding = judge(recorded(lost, lost, world=world(8, nodes=2)))[0]
+    assert finding.title.startswith("16 GPUs on node0 and node1: ")
+    assert len(finding.culprits) == 16
+
+
+A_SMALL_CARD = {"name": "NVIDIA T400"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "ranks", "expected"),
+    [
+        ((fact_of(gpu(0), gpu(1), gpu(2, **A_SMALL_CARD)),), 2, []),  # a card for the display
+        ((fact_of(gpu(0), gpu(1), gpu(2, **A_SMALL_CARD)),), 3, [("DD310", "warning")]),
+        ((fact_of(gpu(0)), fact_of(gpu(0, **A_SMALL_CARD))), 1, [("DD310", "warning")]),
+        ((fact_of(gpu(0)), fact_of(gpu(0))), 1, []),
+        ((fact_of(gpu(0, name=None)),), 1, []),
+    ],
+)
+def test_models_differ_only_where_ranks_cannot_avoid_it(
+    facts: tuple[GpusFact, ...], ranks: int, expected: list[tuple[str, str]]
+) -> None:
+    assert verdicts(recorded(*facts, world=world(ranks, nodes=len(facts)))) == expected
+
+
+def test_a_job_without_nccl_may_have_more_ranks_than_gpus() -> None:
+    assert verdicts(recorded(fact_of(gpu()), world=world(4, "gloo"))) == []
+
+
+def test_more_ranks_than_gpus_with_nccl_is_an_error_with_the_count() -> None:
+    finding, *rest = judge(recorded(fact_of(gpu(0), gpu(1)), world=world(4)))
+    assert (finding.code, finding.severity, rest) == ("DD311", Severity.ERROR, [])
+    assert finding.title == "node0: 4 ranks, but 2 GPUs are visible"
+    assert any("--nproc-per-node 2" in remedy.summary for remedy in finding.remedies)
+
+
+def test_ranks_without_a_gpu_are_counted_where_the_missing_one_only_lacks_a_driver(node: Machine) -> None:
+    node.plug("0000:e5:00.0", None)
+    assert verdicts(recorded(look(node), world=world(9))) == [("DD303", "warning"), ("DD311", "error")]
+
+
+def test_a_wrong_entry_in_cuda_visible_devices_is_the_culprit(node: Machine) -> None:
+    fact = look(node, CUDA_VISIBLE_DEVICES="0,1,9,2")
+    finding, *rest = judge(recorded(fact, world=world(4)))
+    assert (finding.code, finding.severity, rest) == ("DD311", Severity.ERROR, [])
+    assert finding.title == (
+        'node0: 4 ranks, but 2 GPUs are visible with CUDA_VISIBLE_DEVICES="0,1,9,2"; its entry "9" names no further GPU'
+    )
+    assert (finding.culprits[0].kind, finding.culprits[0].name) == ("setting", "CUDA_VISIBLE_DEVICES")
+    assert finding.remedies[0].undo == "export CUDA_VISIBLE_DEVICES=0,1,9,2"
+    assert verdicts(recorded(fact, world=world(2))) == [("DD311", "warning")]
+
+
+def test_gpus_hidden_on_purpose_are_no_finding_for_gloo(node: Machine) -> None:
+    assert verdicts(recorded(look(node, CUDA_VISIBLE_DEVICES="-1"), world=world(2, "gloo"))) == []
+
+
+def test_required_gpus_are_missed_on_a_machine_without_any() -> None:
+    reading = Reading(check="gpus", status=Status.ABSENT, reason="no NVIDIA GPU")
+    recording = Recording(options=Options(require_gpus=2), readings=(reading,))
+    assert [(one.code, one.title) for one in judge(recording)] == [("DD303", "node rank 0: 0 of 2 GPUs")]
+    assert judge(Recording(readings=(reading,))) == []
+
+
+def test_required_gpus_count_those_the_job_is_shown(node: Machine) -> None:
+    fact = look(node, CUDA_VISIBLE_DEVICES="0,1")
+    assert verdicts(recorded(fact, require_gpus=2)) == []
+    assert verdicts(recorded(fact, require_gpus=8, backend=Backend.GLOO)) == [("DD303", "error")]
+
+
+def test_a_failed_reading_is_no_missing_gpu() -> None:
+    reading = Reading(check="gpus", status=Status.FAILED, reason="no answer")
+    assert judge(Recording(options=Options(require_gpus=2), readings=(reading,))) == []
+
+
+def test_gpus_excluded_by_the_operator_are_not_missing() -> None:
+    bus = (PciGpu(bus_id="0000:00:00.0", driver="nvidia"), PciGpu(bus_id="0000:07:00.0", driver="nvidia"))
+    assert verdicts(recorded(fact_of(gpu(), pci_gpus=bus))) == [("DD303", "error")]
+    assert verdicts(recorded(fact_of(gpu(), pci_gpus=bus, excluded_bus_ids=("0000:07:00.0",)))) == []
+
+
+def test_a_gpu_whose_bus_id_is_not_known_accuses_no_other() -> None:
+    bus = (PciGpu(bus_id="0000:00:00.0", driver="nvidia"),)
+    assert verdicts(recorded(fact_of(gpu(bus_id=None), pci_gpus=bus))) == []
+
+
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+
+
+@pytest.mark.parametrize("path", sorted(RECORDINGS.glob("gpus-*.expected.json")), ids=lambda path: path.name)
+def test_a_recording_gives_the_findings_it_should(path: Path) -> None:
+    recording = path.with_name(path.name.replace(".expected", "")).read_text()
+    found = [code for code, _ in verdicts(Recording.model_validate_json(recording))]
+    assert found == json.loads(path.read_text())["codes"]
+
+
+def test_a_return_value_nobody_knows_is_still_a_driver_that_does_not_work() -> None:
+    failed = GpusFact(nvml_error=NvmlError(code="error_77", call="nvmlInit"), granted=1)
+    assert judge(recorded(failed))[0].title.endswith("cannot be used: the NVIDIA driver does not work")
+
+
+@pytest.mark.parametrize("rule", CHECK.rules, ids=lambda rule: rule.code)
+def test_every_rule_is_documented_in_the_four_sections(rule: Any) -> None:
+    headings = [line for line in rule.doc.splitlines()[1:] if line and not line.startswith(" ")]
+    assert headings == ["What it finds", "Why it matters", "Remedy", "References"]
+
+
+def test_codes_are_unique_and_in_order() -> None:
+    codes = [rule.code for rule in CHECK.rules]
+    assert codes == sorted(set(codes)) == [f"DD{number}" for number in range(301, 312)]

@@ -1,0 +1,300 @@
+/* A stand-in for libnvidia-ml.so.1: eight H100s, healthy or with one planted fault.
+ *
+ *     cc -shared -fPIC -Wl,-soname,libnvidia-ml.so.1 -o libnvidia-ml.so.1 nvml.c
+ *     LD_LIBRARY_PATH=. NVML_STAND_IN=ecc python -I child_nvml.py
+ *
+ * NVML_STAND_IN names the fault (GPU 3 has it, where it is one GPU's):
+ *   healthy (also when unset) · ecc · ecc_contained · throttled · throttled_once · busy · full · desktop
+ *   exclusive · exclusive_taken · exclusive_mps · prohibited · mig · mixed · two (GPUs) · none · seven
+ *   half_ours · gpu_lost · lost_later · reset · not_loaded · mismatch · no_permission · hang_init · hang_gpu · crash
+ * -DOLD_DRIVER leaves out what a 470 driver lacks, so that pynvml raises NVMLError_FunctionNotFound.
+ *
+ * Structures and values follow the public nvml.h.
+ */
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    SUCCESS = 0,
+    NOT_SUPPORTED = 3,
+    NO_PERMISSION = 4,
+    NOT_FOUND = 6,
+    INSUFFICIENT_SIZE = 7,
+    DRIVER_NOT_LOADED = 9,
+    GPU_IS_LOST = 15,
+    LIB_RM_VERSION_MISMATCH = 18,
+};
+
+#define SICK 3
+#define GIB (1024ull * 1024 * 1024)
+#define MIB (1024ull * 1024)
+#define TOTAL (80 * GIB)
+#define RESERVED (600 * MIB)
+#define NOT_MIG 0xFFFFFFFFu
+
+typedef struct { int index; int slice; } Device;
+typedef struct {
+    char busIdLegacy[16];
+    unsigned domain, bus, device, pciDeviceId, pciSubSystemId;
+    char busId[32];
+} PciInfo;
+typedef struct { unsigned long long total, free, used; } Memory;
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } MemoryV2;
+typedef struct { unsigned pid; unsigned long long used; unsigned gpuInstance, computeInstance; } Process;
+typedef struct {
+    unsigned fieldId, scopeId;
+    int64_t timestamp, latencyUsec;
+    int valueType, nvmlReturn;
+    union { double dVal; unsigned uiVal; unsigned long long ullVal; } value;
+} FieldValue;
+
+static Device gpus[8] = {{0, -1}, {1, -1}, {2, -1}, {3, -1}, {4, -1}, {5, -1}, {6, -1}, {7, -1}};
+
+static int is(const char *name) {
+    const char *fault = getenv("NVML_STAND_IN");
+    return strcmp(fault ? fault : "healthy", name) == 0;
+}
+
+static int sick(const Device *gpu, const char *name) { return gpu->index == SICK && is(name); }
+
+static void hang(void) {
+    for (;;) pause();
+}
+
+int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    if (is("hang_init")) hang();
+    if (is("crash")) raise(SIGSEGV);
+    if (is("not_loaded")) return DRIVER_NOT_LOADED;
+    if (is("mismatch")) return LIB_RM_VERSION_MISMATCH;
+    if (is("no_permission")) return NO_PERMISSION;
+    return SUCCESS;
+}
+
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+int nvmlShutdown(void) { return SUCCESS; }
+
+int nvmlDeviceGetCount_v2(unsigned *count) {
+    *count = is("none") ? 0 : is("two") ? 2 : is("seven") ? 7 : 8;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **gpu) {
+    *gpu = &gpus[index];
+    if (is("half_ours") && index >= 4) return NO_PERMISSION;
+    return sick(*gpu, "gpu_lost") ? GPU_IS_LOST : SUCCESS;
+}
+
+int nvmlSystemGetDriverVersion(char *text, unsigned size) {
+    snprintf(text, size, "550.90.07");
+    return SUCCESS;
+}
+
+int nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    *version = 12040;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetUUID(Device *gpu, char *text, unsigned size) {
+    if (gpu->slice >= 0)
+        snprintf(text, size, "MIG-5e7d0000-0000-4000-8000-00000000000%d", gpu->slice);
+    else
+        snprintf(text, size, "GPU-8932f93%d-d72c-4106-c12f-20bd9faed9f6", gpu->index);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetName(Device *gpu, char *text, unsigned size) {
+    snprintf(text, size, "%s", sick(gpu, "mixed") ? "NVIDIA A100-SXM4-80GB" : "NVIDIA H100 80GB HBM3");
+    return SUCCESS;
+}
+
+static const unsigned buses[8] = {0x1b, 0x43, 0x52, 0x61, 0x9d, 0xc3, 0xd1, 0xdf};
+
+int nvmlDeviceGetPciInfo_v3(Device *gpu, PciInfo *pci) {
+    memset(pci, 0, sizeof *pci);
+    pci->bus = buses[gpu->index];
+    snprintf(pci->busId, sizeof pci->busId, "00000000:%02X:00.0", buses[gpu->index]);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMinorNumber(Device *gpu, unsigned *minor) {
+    *minor = gpu->index;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCudaComputeCapability(Device *gpu, int *major, int *minor) {
+    *major = sick(gpu, "mixed") ? 8 : 9;
+    *minor = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetComputeMode(Device *gpu, unsigned *mode) {
+    int exclusive = is("exclusive") || is("exclusive_taken") || is("exclusive_mps");
+    *mode = sick(gpu, "prohibited") ? 2 : exclusive ? 3 : 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPersistenceMode(Device *gpu, unsigned *enabled) {
+    (void)gpu;
+    *enabled = 1;
+    return SUCCESS;
+}
+
+static unsigned long long used(const Device *gpu) {
+    if (gpu->index != SICK) return 4 * MIB;
+    if (is("full")) return 76 * GIB;
+    if (is("busy") || is("desktop")) return 12 * GIB;
+    if (is("exclusive_taken")) return 3 * GIB;
+    return 4 * MIB;
+}
+
+int nvmlDeviceGetMemoryInfo(Device *gpu, Memory *memory) {
+    if (sick(gpu, "hang_gpu")) hang();
+    memory->total = TOTAL;
+    memory->used = used(gpu) + RESERVED;
+    memory->free = TOTAL - memory->used;
+    return sick(gpu, "lost_later") ? GPU_IS_LOST : SUCCESS;
+}
+
+static int one_process(unsigned pid, unsigned long long bytes, unsigned *count, Process *found) {
+    if (*count == 0) {
+        *count = 1;
+        return INSUFFICIENT_SIZE;
+    }
+    *count = 1;
+    *found = (Process){pid, bytes, NOT_MIG, NOT_MIG};
+    return SUCCESS;
+}
+
+static int processes(const Device *gpu, int compute, unsigned *count, Process *found) {
+    const char *pid = getenv("NVML_STAND_IN_PID");
+    unsigned number = pid ? (unsigned)atoi(pid) : 4194000;
+    int computing = is("busy") || is("full") || is("exclusive_taken") || is("exclusive_mps");
+    if (gpu->index == SICK && (compute ? computing : is("desktop")))
+        return one_process(number, used(gpu), count, found);
+    *count = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v2(Device *gpu, unsigned *count, Process *found) {
+    return processes(gpu, 1, count, found);
+}
+
+int nvmlDeviceGetGraphicsRunningProcesses_v2(Device *gpu, unsigned *count, Process *found) {
+    return processes(gpu, 0, count, found);
+}
+
+int nvmlDeviceGetEccMode(Device *gpu, unsigned *current, unsigned *pending) {
+    (void)gpu;
+    *current = *pending = 1;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTotalEccErrors(Device *gpu, unsigned type, unsigned counter, unsigned long long *count) {
+    *count = 0;
+    if (type == 1 && (sick(gpu, "ecc") || sick(gpu, "ecc_contained"))) *count = counter ? 5 : 2;
+    return SUCCESS;
+}
+
+static int reasons(const Device *gpu, unsigned long long *mask) {
+    static int looks = 0;
+    *mask = 0x1;
+    if (sick(gpu, "throttled")) *mask = 0x8 | 0x40;
+    if (sick(gpu, "throttled_once") && looks++ == 0) *mask = 0x8 | 0x80;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(Device *gpu, unsigned long long *mask) {
+    return reasons(gpu, mask);
+}
+
+int nvmlDeviceGetClockInfo(Device *gpu, unsigned type, unsigned *mhz) {
+    *mhz = type == 2 ? 2619 : sick(gpu, "throttled") ? 345 : 1980;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMaxClockInfo(Device *gpu, unsigned type, unsigned *mhz) {
+    (void)gpu;
+    *mhz = type == 2 ? 2619 : 1980;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTemperature(Device *gpu, unsigned sensor, unsigned *celsius) {
+    (void)sensor;
+    *celsius = sick(gpu, "throttled") ? 94 : 31;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPowerUsage(Device *gpu, unsigned *milliwatts) {
+    (void)gpu;
+    *milliwatts = 71500;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCurrPcieLinkGeneration(Device *gpu, unsigned *value) { (void)gpu; *value = 5; return SUCCESS; }
+int nvmlDeviceGetMaxPcieLinkGeneration(Device *gpu, unsigned *value) { (void)gpu; *value = 5; return SUCCESS; }
+int nvmlDeviceGetCurrPcieLinkWidth(Device *gpu, unsigned *value) { (void)gpu; *value = 16; return SUCCESS; }
+int nvmlDeviceGetMaxPcieLinkWidth(Device *gpu, unsigned *value) { (void)gpu; *value = 16; return SUCCESS; }
+
+#ifndef OLD_DRIVER
+
+static Device slices[2] = {{SICK, 0}, {SICK, 1}};
+
+int nvmlDeviceGetMemoryInfo_v2(Device *gpu, MemoryV2 *memory) {
+    Memory old;
+    int result = nvmlDeviceGetMemoryInfo(gpu, &old);
+    memory->total = old.total;
+    memory->reserved = RESERVED;
+    memory->used = old.used - RESERVED;
+    memory->free = old.free;
+    return result;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(Device *gpu, unsigned *count, Process *found) {
+    return processes(gpu, 1, count, found);
+}
+
+int nvmlDeviceGetGraphicsRunningProcesses_v3(Device *gpu, unsigned *count, Process *found) {
+    return processes(gpu, 0, count, found);
+}
+
+int nvmlDeviceGetCurrentClocksEventReasons(Device *gpu, unsigned long long *mask) {
+    return reasons(gpu, mask);
+}
+
+int nvmlGetExcludedDeviceCount(unsigned *count) {
+    *count = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMigMode(Device *gpu, unsigned *current, unsigned *pending) {
+    *current = *pending = sick(gpu, "mig");
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(Device *gpu, unsigned *count) {
+    (void)gpu;
+    *count = 7;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(Device *gpu, unsigned index, Device **slice) {
+    if (gpu->index != SICK || index > 1) return NOT_FOUND;
+    *slice = &slices[index];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetFieldValues(Device *gpu, int count, FieldValue *values) {
+    for (int i = 0; i < count; i++) {
+        int contained = is("ecc_contained") || is("healthy");
+        values[i].nvmlReturn = contained || is("reset") ? SUCCESS : NOT_SUPPORTED;
+        values[i].value.uiVal = sick(gpu, "reset") ? 1 : 0;
+    }
+    return SUCCESS;
+}
+
+#endif

@@ -1,0 +1,185 @@
+"""child_nvml.py as a program: the real pynvml over the compiled stand-in for the driver's library."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor.sources import child_nvml
+from tests.nvml_stand_in import environment
+
+SCRIPT = Path(child_nvml.__file__)
+
+
+def ask(fault: str = "healthy", *defines: str, limit_s: float = 10, **more: str) -> dict[str, Any]:
+    done = run(environment(fault, *defines, **more), limit_s)
+    assert (done.returncode, done.stderr) == (0, "")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def run(env: dict[str, str], limit_s: float = 10) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-I", str(SCRIPT), str(limit_s)]
+    return subprocess.run(command, env=env, check=False, capture_output=True, text=True, timeout=20)
+
+
+def test_a_healthy_node_gives_eight_whole_gpus() -> None:
+    answer = ask()
+    assert (answer["error"], answer["driver_version"], answer["cuda_driver_version"]) == (
+        None,
+        "550.90.07",
+        "12.4",
+    )
+    assert [gpu["index"] for gpu in answer["gpus"]] == list(range(8))
+    gpu = answer["gpus"][3]
+    assert gpu == {
+        "index": 3,
+        "error": None,
+        "unavailable": {},
+        "uuid": "GPU-8932f933-d72c-4106-c12f-20bd9faed9f6",
+        "name": "NVIDIA H100 80GB HBM3",
+        "bus_id": "00000000:61:00.0",
+        "minor_number": 3,
+        "compute_capability": "9.0",
+        "compute_mode": "default",
+        "persistence_mode": True,
+        "mig_enabled": False,
+        "mig_uuids": [],
+        "memory_total_bytes": 80 * 2**30,
+        "memory_used_bytes": 4 * 2**20,
+        "memory_used_counts_reserved": False,
+        "processes": [],
+        "ecc_enabled": True,
+        "ecc_volatile_uncorrected": 0,
+        "ecc_aggregate_uncorrected": 0,
+        "recovery_action": "none",
+        "clock_events": ["gpu_idle"],
+        "sm_clock_mhz": 1980,
+        "sm_clock_max_mhz": 1980,
+        "memory_clock_mhz": 2619,
+        "temperature_c": 31,
+        "power_w": 71.5,
+        "pcie_generation": 5,
+        "pcie_generation_max": 5,
+        "pcie_width": 16,
+        "pcie_width_max": 16,
+    }
+
+
+def test_an_old_driver_costs_only_the_values_it_lacks() -> None:
+    gpu = ask("healthy", "OLD_DRIVER")["gpus"][0]
+    assert gpu["unavailable"] == {
+        "mig_enabled": "function_not_found",
+        "recovery_action": "function_not_found",
+    }
+    assert gpu["mig_enabled"] is None
+    assert gpu["clock_events"] == ["gpu_idle"]  # by its former name
+    assert gpu["processes"] == []  # by the former version of the call
+    assert gpu["memory_used_counts_reserved"] is True
+    assert gpu["memory_used_bytes"] == 604 * 2**20
+
+
+def test_a_value_that_nvml_does_not_support_is_null_with_nvmls_reason() -> None:
+    gpu = ask("ecc")["gpus"][3]
+    assert gpu["recovery_action"] is None
+    assert gpu["unavailable"] == {"recovery_action": "not_supported"}
+    assert (gpu["ecc_volatile_uncorrected"], gpu["ecc_aggregate_uncorrected"]) == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ("not_loaded", "driver_not_loaded"),
+        ("mismatch", "lib_rm_version_mismatch"),
+        ("no_permission", "no_permission"),
+    ],
+)
+def test_a_driver_that_refuses_is_named_as_nvml_names_it(fault: str, code: str) -> None:
+    answer = ask(fault)
+    assert (answer["error"], answer["call"], answer["gpus"]) == (code, "nvmlInit", [])
+    assert answer["text"]
+
+
+def test_no_library_is_its_own_answer() -> None:
+    done = run({"LD_LIBRARY_PATH": "/nowhere"})
+    answer = json.loads(done.stdout)
+    if answer["error"] is None:
+        pytest.skip("this machine has an NVIDIA driver")
+    assert answer["error"] in ("library_not_found", "driver_not_loaded")
+    assert done.returncode == 0
+
+
+def test_a_lost_gpu_costs_only_itself() -> None:
+    gpus = ask("gpu_lost")["gpus"]
+    assert gpus[3] == {"index": 3, "error": "gpu_is_lost", "unavailable": {}}
+    assert [gpu["error"] for gpu in gpus].count(None) == 7
+
+
+def test_a_gpu_that_is_lost_while_asked_keeps_what_it_said_before() -> None:
+    gpu = ask("lost_later")["gpus"][3]
+    assert (gpu["error"], gpu["uuid"]) == ("gpu_is_lost", "GPU-8932f933-d72c-4106-c12f-20bd9faed9f6")
+    assert gpu["unavailable"]["memory_used_bytes"] == "gpu_is_lost"
+
+
+def test_gpus_of_others_are_refused_one_by_one() -> None:
+    errors = [gpu["error"] for gpu in ask("half_ours")["gpus"]]
+    assert errors == [None] * 4 + ["no_permission"] * 4
+
+
+def test_mig_slices_are_listed_by_uuid() -> None:
+    gpu = ask("mig")["gpus"][3]
+    assert gpu["mig_enabled"] is True
+    assert [uuid[:12] for uuid in gpu["mig_uuids"]] == ["MIG-5e7d0000"] * 2
+
+
+def test_a_process_on_a_gpu_is_told_by_pid_name_and_memory() -> None:
+    gpu = ask("busy", NVML_STAND_IN_PID=str(os.getpid()))["gpus"][3]
+    name = Path(f"/proc/{os.getpid()}/comm").read_text().strip()
+    expected = {"pid": os.getpid(), "kind": "compute", "name": name, "memory_used_bytes": 12 * 2**30}
+    assert gpu["processes"] == [expected]
+
+
+def test_a_process_of_another_namespace_has_no_name() -> None:
+    assert ask("busy")["gpus"][3]["processes"][0]["name"] is None
+
+
+def test_a_slowdown_that_stays_is_reported() -> None:
+    gpu = ask("throttled")["gpus"][3]
+    assert gpu["clock_events"] == ["hw_slowdown", "hw_thermal_slowdown"]
+    assert (gpu["sm_clock_mhz"], gpu["temperature_c"]) == (345, 94)
+
+
+def test_a_slowdown_gone_at_the_second_look_is_not() -> None:
+    assert ask("throttled_once")["gpus"][3]["clock_events"] == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "call", "gpu", "answered"),
+    [("hang_init", "nvmlInit", None, 0), ("hang_gpu", "nvmlDeviceGetMemoryInfo", 3, 3)],
+)
+def test_a_driver_that_hangs_is_named_with_the_call_within_the_limit(
+    fault: str, call: str, gpu: int | None, answered: int
+) -> None:
+    started = time.monotonic()
+    answer = ask(fault, limit_s=0.5)
+    assert time.monotonic() - started < 3
+    assert (answer["error"], answer["call"], answer["gpu"]) == ("timed_out", call, gpu)
+    assert len(answer["gpus"]) == answered
+    assert answer["text"] == "no answer within 0.5 s"
+
+
+def test_a_library_that_crashes_takes_only_the_child() -> None:
+    assert run(environment("crash")).returncode == -11
+
+
+def test_it_imports_nothing_of_the_doctor() -> None:
+    code = (
+        f"import sys, runpy; runpy.run_path({str(SCRIPT)!r}); print([m for m in sys.modules if 'ddp' in m])"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
