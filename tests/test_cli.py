@@ -1,0 +1,198 @@
+"""The command line as a person and a script use it: real processes, exit codes, one sentence per error."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor.model.recording import Recording
+
+DOCTOR = (sys.executable, "-m", "ddp_doctor")
+
+
+def doctor(*args: str, env: dict[str, str] | None = None, cwd: Path | None = None):
+    return subprocess.run(
+        (*DOCTOR, *args),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+    )
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> dict[str, str]:
+    return {"XDG_STATE_HOME": str(tmp_path / "state")}
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["run", "--colour"], "--colour"),
+        (["run", "--only", "gpu"], "there is no check 'gpu'"),
+        (["run", "--nproc-per-node", "-3"], "--nproc-per-node takes auto or a number"),
+        (["run", "--nproc-per-node", "many"], "--nproc-per-node takes auto or a number"),
+        (["run", "--nnodes", "2"], "this version tests one node"),
+        (["run", "--rdzv-endpoint", "host"], "--rdzv-endpoint takes HOST:PORT"),
+        (["run", "--rdzv-endpoint", "localhost:70000"], "--rdzv-endpoint takes HOST:PORT"),
+        (["run", "--budget", "-1"], "--budget"),
+        (["run", "--level", "deep"], "--level"),
+        (["replay", "/nowhere/recording.json"], "cannot read /nowhere/recording.json"),
+        (["replay", "/"], "cannot read /"),
+        (["explain", "DD000"], "there is no rule 'DD000'"),
+        (["template", "pbs"], "there is no template 'pbs'"),
+        (["prolog", "--unsure", "maybe"], "--unsure takes pass or fail"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_a_wrong_request_is_one_sentence_and_exit_2(args, sentence):
+    done = doctor(*args)
+
+    assert done.returncode == 2, done
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "is not a recording"),
+        (b"{}", "is not a recording"),
+        (b'{"hello": 1}', "is not a recording"),
+        (b"[1, 2]", "is not a recording"),
+        (b"\xff\xfe\x00garbage", "is not a text file"),
+        (b'{"schema_version": "2.0", "run_id": "x"}', "written by a newer ddp-doctor (schema 2.0"),
+        (b'{"schema_version": "1.0", "run_id": "x", "readings": [{"check": 3}]}', "is not a recording"),
+    ],
+)
+def test_a_foreign_file_is_refused_with_the_reason(tmp_path, content, sentence):
+    path = tmp_path / "recording.json"
+    path.write_bytes(content)
+    done = doctor("replay", str(path))
+
+    assert done.returncode == 2, done
+    assert sentence in done.stderr
+
+
+def test_a_recording_with_an_unknown_fact_of_the_same_schema_is_replayed(tmp_path):
+    path = tmp_path / "recording.json"
+    reading = {"check": "future", "status": "collected", "fact": {"kind": "future/7", "value": 1}}
+    path.write_text(json.dumps({"schema_version": "1.3", "run_id": "x", "readings": [reading], "new": 1}))
+    done = doctor("replay", str(path), "--json", "-")
+
+    assert done.returncode == 0, done
+    assert [check["id"] for check in json.loads(done.stdout)["checks"]] == ["future"]
+
+
+@pytest.mark.ranks
+def test_a_run_reports_records_and_replays_to_the_same_findings(tmp_path, state):
+    report_path, recording_path = tmp_path / "out.json", tmp_path / "recording.json"
+    done = doctor(
+        *("run", "--level", "quick", "--nproc-per-node", "4"),
+        *("--json", str(report_path), "--record", str(recording_path), "--env-file", str(tmp_path / "env")),
+        env=state,
+    )
+    report = json.loads(report_path.read_text())
+
+    assert done.returncode == 0, done
+    assert report["verdict"] == "healthy"
+    assert report["world"]["world_size"] == 4
+    assert done.stdout.rstrip().endswith(report["summary"].split()[-1])
+    assert {check["status"] for check in report["checks"]} <= {"passed", "skipped"}
+    names = {measurement["name"] for measurement in report["measurements"]}
+    assert {"allreduce_busbw", "p2p_latency", "init_process_group"} <= names
+    assert "# nothing to set" in (tmp_path / "env").read_text()
+    assert len(list((tmp_path / "state").glob("ddp-doctor/runs/*/recording.json"))) == 1
+
+    again = json.loads(doctor("replay", str(recording_path), "--json", "-").stdout)
+    for changing in ("findings", "verdict", "checks", "measurements", "summary"):
+        assert again[changing] == report[changing]
+
+
+@pytest.mark.ranks
+def test_json_on_stdout_leaves_the_words_to_stderr(state):
+    done = doctor("run", "-q", "--level", "quick", "--only", "process_group", "--json", "-", env=state)
+
+    assert json.loads(done.stdout)["exit_code"] == done.returncode == 0
+    assert "Healthy" in done.stderr
+
+
+@pytest.mark.ranks
+def test_a_port_in_use_is_named(state):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = doctor("run", "-q", "--only", "process_group", "--rdzv-endpoint", f"localhost:{port}", env=state)
+
+    assert done.returncode == 2, done
+    assert f"port {port} of 127.0.0.1 is in use" in done.stderr
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("target", ["/nowhere/out.json", "/dev/full"])
+def test_an_output_that_cannot_be_written_loses_nothing(state, target):
+    done = doctor("run", "-q", "--only", "process_group", "--json", target, env=state)
+
+    assert done.returncode == 2, done
+    assert f"cannot write {target}" in done.stderr
+    saved = done.stderr.rpartition("the recording is in ")[2].strip()
+    assert Recording.model_validate_json(Path(saved).read_text()).readings
+    assert "Healthy" in done.stdout
+
+
+@pytest.mark.ranks
+def test_under_torchrun_all_ranks_give_one_report_and_one_code(state):
+    argv = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ddp_doctor")
+    done = subprocess.run(
+        (*argv, "run", "-q", "--level", "quick"),
+        capture_output=True,
+        text=True,
+        timeout=90,
+        env={**os.environ, **state},
+    )
+
+    assert done.returncode == 0, done
+    assert done.stdout.count("Healthy") == 1
+    assert len(list(Path(state["XDG_STATE_HOME"]).glob("ddp-doctor/runs/*"))) == 1
+
+
+def test_a_crash_of_the_doctor_is_unsure_and_its_trace_is_in_a_file(monkeypatch, capsys):
+    from ddp_doctor import app, commands
+
+    def broken(_path: Path) -> None:
+        raise ZeroDivisionError("the doctor is ill")
+
+    monkeypatch.setattr(app, "replay", broken)
+    with pytest.raises(SystemExit) as left, commands.guarded():
+        commands.replay(Path("x"), commands.Outputs())
+
+    said = capsys.readouterr().err
+    assert left.value.code == 3
+    trace = Path(said.rpartition(" in ")[2].strip())
+    assert "the doctor is ill" in trace.read_text()
+    trace.unlink()
+
+
+def test_help_names_every_command():
+    done = doctor("--help")
+
+    for command in ("run", "prolog", "replay", "topology", "checks", "explain", "template"):
+        assert f"  {command} " in done.stdout
+
+
+def test_the_options_of_run_are_these():
+    """The surface is frozen: a new option is a decision, not an accident."""
+    import typer
+
+    from ddp_doctor.cli import app
+
+    command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
+    assert sorted(option for parameter in command.params for option in parameter.opts) == [
+        *("--backend", "--budget", "--env-file", "--fail-on", "--json", "--level", "--nnodes"),
+        *("--nproc-per-node", "--only", "--quiet", "--rdzv-endpoint", "--record", "--require-gpus"),
+        *("--skip", "-q"),
+    ]
