@@ -158,8 +158,8 @@ def granted_gpus(env: Mapping[str, str], *, in_container: bool = False) -> int |
 
     CUDA_VISIBLE_DEVICES alone is no grant (people set it by hand), but it lowers one: a task may be bound
     to a part of its step's GPUs. NVIDIA_VISIBLE_DEVICES counts in a container only, and "all" not even
-    there: images and shells carry it onto machines without a GPU (NVIDIA/enroot issue 213). Inside a SLURM step only the step's own
-    list counts, since the job's is inherited by steps on other nodes. 0 is a grant of nothing.
+    there: images and shells carry it onto machines without a GPU (NVIDIA/enroot issue 213). Inside a SLURM
+    step only the step's own list counts: steps on other nodes inherit the job's. 0 is a grant of nothing.
     """
     lists = ("SLURM_STEP_GPUS",) if "SLURM_STEP_ID" in env else ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
     counts = [len(_ids(env[name])) for name in lists if env.get(name)]
