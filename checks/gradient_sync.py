@@ -10,7 +10,7 @@ What the probe reads on each rank is the ``.grad`` of a small DDP-wrapped model 
 It looks after the first step (DDP's one big bucket), after a step inside ``no_sync()`` (the gradient must
 stay the rank's own) and after the step that follows (several buckets; the mean of what both accumulated).
 
-Why it matters: nothing in a training job notices a wrong mean, and the loss still falls.
+Why it matters: no training job notices a wrong mean, and the loss still falls.
 """
 
 from collections import defaultdict
@@ -246,9 +246,8 @@ def _who(off: Sequence[_Off]) -> str:
 def _draft(recording: Recording, what: str, off: Sequence[_Off], blamed: Iterable[int]) -> Draft:
     names = sorted({one.gradient.parameter for one in off})
     worst = max(off, key=lambda one: one.gradient.max_abs_error or 0.0)
-    words = code.words(worst.gradient.held, worst.world_size)
     return Draft(
-        title=f"{what}: {words}",
+        title=f"{what}: {code.words(worst.gradient.held, worst.world_size)}",
         detail=f"Off are {', '.join(names)} of the probe's model, on {_who(off)}. Each rank's share is known "
         "in closed form, and none of your code took part.",
         confidence=Confidence.POSSIBLE if worst.gradient.held.holds == "other" else Confidence.LIKELY,
