@@ -1,0 +1,104 @@
+"""Remedies for limits of a host or container: shared memory, locked memory, open files, CPUs."""
+
+import math
+
+from ddp_doctor.knowledge.thresholds import GIB, NCCL_SHM_PER_RANK_BYTES, RECOMMENDED_SHM_BYTES
+from ddp_doctor.model.finding import Proof, Remedy, Setting
+
+NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
+_NOT_TRIED = Proof(reason="the doctor changes no limit of the host")
+
+
+def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy:
+    """A bigger /dev/shm: twice what was found, and at least what NCCL's guide and these ranks ask for."""
+    wanted = max(RECOMMENDED_SHM_BYTES, 2 * found_bytes, ranks * NCCL_SHM_PER_RANK_BYTES)
+    gib = math.ceil(wanted / GIB)
+    if in_container:
+        return Remedy(
+            summary=f"start the container with --shm-size={gib}g or --ipc=host; in Kubernetes mount an "
+            f"emptyDir with medium: Memory and sizeLimit: {gib}Gi at /dev/shm",
+            commands=(f"docker run --shm-size={gib}g …", "docker run --ipc=host …"),
+            scope="node",
+            cost="takes memory only as far as it is used; --ipc=host shares the host's segments",
+            undo="start it without the option",
+            proof=_NOT_TRIED,
+            references=(NCCL_GUIDE,),
+        )
+    return Remedy(
+        summary=f"delete segments that no process uses any more, or give /dev/shm {gib} GiB",
+        commands=("ls -l /dev/shm", f"mount -o remount,size={gib}g /dev/shm"),
+        scope="node",
+        cost="takes memory only as far as it is used",
+        undo=f"mount -o remount,size={found_bytes} /dev/shm",
+        proof=_NOT_TRIED,
+        references=(NCCL_GUIDE,),
+    )
+
+
+def locked_memory(launcher: str, *, in_container: bool) -> Remedy:
+    """Unlimited locked memory, set where this process got its limit from."""
+    if in_container:
+        summary, command = "start the container with --ulimit memlock=-1", "docker run --ulimit memlock=-1 …"
+    elif launcher == "slurm":
+        summary = (
+            "let slurmd give jobs its own limit: PropagateResourceLimitsExcept=MEMLOCK in slurm.conf and "
+            "LimitMEMLOCK=infinity in slurmd.service"
+        )
+        command = "systemctl edit slurmd"
+    else:
+        summary = 'allow it in /etc/security/limits.d ("* - memlock unlimited") and log in again'
+        command = "ulimit -l unlimited"
+    return Remedy(
+        summary=summary,
+        commands=(command,),
+        scope="node",
+        cost="a process may then pin all memory",
+        undo="set the former limit again",
+        proof=_NOT_TRIED,
+        references=(NCCL_GUIDE,),
+    )
+
+
+def open_files(wanted: int) -> Remedy:
+    """More file descriptors, in the shell that starts the job."""
+    return Remedy(
+        summary=f"raise the limit of open files to {wanted} or more before the job starts",
+        commands=(f"ulimit -n {wanted}",),
+        undo="start a new shell",
+        proof=_NOT_TRIED,
+    )
+
+
+def cpus(ranks: int) -> Remedy:
+    """A CPU for each rank, and one more for its data loaders."""
+    return Remedy(
+        summary=f"give the job at least {2 * ranks} CPUs on the node, or start fewer ranks: --cpus-per-task in "
+        "SLURM, --cpus in Docker, resources.limits.cpu in Kubernetes",
+        commands=(f"sbatch --cpus-per-task={2 * ranks} …", f"docker run --cpus={2 * ranks} …"),
+        cost="other jobs get fewer CPUs",
+        undo="ask for fewer again",
+        proof=Proof(reason="the doctor cannot give itself more CPUs"),
+    )
+
+
+def memory(ranks: int) -> Remedy:
+    """More memory, or fewer ranks."""
+    return Remedy(
+        summary=f"give the job more memory, start fewer than {ranks} ranks, or end what else fills it",
+        commands=("ps -eo pid,user,rss,comm --sort=-rss | head",),
+        scope="node",
+        proof=Proof(reason="the doctor cannot give itself more memory"),
+    )
+
+
+def omp_threads(ranks: int, cpu_count: int) -> Remedy:
+    """As many OpenMP threads as each rank has CPUs."""
+    threads = max(cpu_count // ranks, 1)
+    why = f"{cpu_count} CPUs shared by {ranks} ranks"
+    return Remedy(
+        summary=f"give each rank {threads} OpenMP thread{'s' if threads > 1 else ''}",
+        settings=(Setting(name="OMP_NUM_THREADS", value=str(threads), why=why),),
+        cost="a rank that alone does heavy CPU work has fewer threads",
+        undo="export the former value",
+        proof=Proof(reason="it is read when a library loads, and no trial was made with it"),
+    )

@@ -1,0 +1,151 @@
+"""The CPU and memory limits of the control groups a process is in, of version 1 or 2.
+
+/proc/self/cgroup, version 2, then version 1 in a Docker container without cgroup namespace::
+
+    0::/user.slice/user-1000.slice/session-3.scope
+
+    4:memory:/docker/0c6a4f
+    1:cpu,cpuacct:/docker/0c6a4f
+
+/proc/self/mountinfo: root and mount point are fields 4 and 5, the type follows the dash::
+
+    35 25 0:30 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate
+    34 31 0:31 /docker/0c6a4f /sys/fs/cgroup/memory ro,nosuid - cgroup cgroup rw,memory
+
+cpu.max is "200000 100000" (2 CPUs) or "max 100000"; memory.max a number or "max". Version 1 has
+cpu.cfs_quota_us (-1: none), cpu.cfs_period_us and memory.limit_in_bytes (9223372036854771712: none).
+A limit of any parent binds too, so every folder up to the mount point is read.
+"""
+
+import posixpath
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+#: The text of a file, or None where it cannot be read.
+Reader = Callable[[str], str | None]
+
+_UNLIMITED_BYTES = 1 << 60  # version 1 writes the largest page-aligned number of 63 bits
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What binds the process; None is no limit."""
+
+    cpu_quota_cpus: float | None = None
+    memory_limit_bytes: int | None = None
+    memory_free_bytes: int | None = None  # under that limit, with what the kernel can reclaim of files
+
+
+@dataclass(frozen=True)
+class _Mount:
+    root: str
+    point: str
+    version: int
+    controllers: tuple[str, ...]
+
+
+def limits(read: Reader) -> Limits:
+    """The tightest limits over all levels; ``read`` gives the text of a file by its path."""
+    groups = _groups(read("/proc/self/cgroup") or "")
+    mounts = list(_mounts(read("/proc/self/mountinfo") or ""))
+    version, folders = _folders(groups, mounts, "cpu")
+    quotas = [_cpu_quota(read, folder, version) for folder in folders]
+    version, folders = _folders(groups, mounts, "memory")
+    memory = [pair for folder in folders if (pair := _memory(read, folder, version)) is not None]
+    return Limits(
+        cpu_quota_cpus=min((quota for quota in quotas if quota is not None), default=None),
+        memory_limit_bytes=min((limit for limit, _ in memory), default=None),
+        memory_free_bytes=min((free for _, free in memory if free is not None), default=None),
+    )
+
+
+def _groups(text: str) -> dict[str, str]:
+    """Path by controller; version 2 has the empty controller."""
+    groups = {}
+    for line in text.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if colon and path.startswith("/"):
+            groups.update(dict.fromkeys(controllers.split(","), path))
+    return groups
+
+
+def _mounts(text: str) -> Iterator[_Mount]:
+    for line in text.splitlines():
+        before, dash, after = line.partition(" - ")
+        place, kind = before.split(" "), after.split(" ")
+        if not dash or len(place) < 6 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
+            continue
+        version = 2 if kind[0] == "cgroup2" else 1
+        controllers = ("",) if version == 2 else tuple(kind[-1].split(","))
+        yield _Mount(_unescaped(place[3]), _unescaped(place[4]), version, controllers)
+
+
+def _unescaped(path: str) -> str:
+    """A path of mountinfo, where blanks and the like stand as octal numbers."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), path)
+
+
+def _folders(groups: dict[str, str], mounts: list[_Mount], controller: str) -> tuple[int, list[str]]:
+    """The process's folder and its parents up to the mount point, and the version they are of.
+
+    A controller is mounted in one version only; in a hybrid system version 1 holds it.
+    """
+    for name in (controller, ""):
+        matching = [mount for mount in mounts if name in mount.controllers]
+        if name in groups and matching:
+            mount = max(matching, key=lambda mount: (_is_below(groups[name], mount.root), len(mount.root)))
+            return mount.version, list(_upwards(mount, groups[name]))
+    return 0, []
+
+
+def _is_below(path: str, root: str) -> bool:
+    return root in ("/", path) or path.startswith(root + "/")
+
+
+def _upwards(mount: _Mount, path: str) -> Iterator[str]:
+    """From the group's folder to the mount point, which stands for a group that is not below it."""
+    inside = path[len(mount.root.rstrip("/")) :] if _is_below(path, mount.root) else ""
+    parts = [part for part in inside.split("/") if part]
+    if ".." in parts:  # the process is outside of its cgroup namespace's root
+        parts = []
+    for depth in range(len(parts), -1, -1):
+        yield posixpath.join(mount.point, *parts[:depth])
+
+
+def _cpu_quota(read: Reader, folder: str, version: int) -> float | None:
+    if version == 2:
+        quota, _, period = (read(f"{folder}/cpu.max") or "").strip().partition(" ")
+    else:
+        quota = read(f"{folder}/cpu.cfs_quota_us") or ""
+        period = read(f"{folder}/cpu.cfs_period_us") or ""
+    allowed_us, period_us = _number(quota), _number(period)
+    return allowed_us / period_us if allowed_us and period_us else None
+
+
+def _memory(read: Reader, folder: str, version: int) -> tuple[int, int | None] | None:
+    """The limit of one level and what is free under it, or None where it has no limit."""
+    names = (
+        ("memory.max", "memory.current")
+        if version == 2
+        else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    )
+    limit, used = (_number(read(f"{folder}/{name}") or "") for name in names)
+    if limit is None or limit >= _UNLIMITED_BYTES:
+        return None
+    if used is None:
+        return limit, None
+    return limit, max(limit - used + _reclaimable(read(f"{folder}/memory.stat") or "", version), 0)
+
+
+def _reclaimable(stat: str, version: int) -> int:
+    """Bytes of files in the page cache that nobody used lately."""
+    name = "inactive_file" if version == 2 else "total_inactive_file"
+    match = re.search(rf"^{name} (\d+)$", stat, re.MULTILINE | re.ASCII)
+    return _number(match[1]) or 0 if match else 0
+
+
+def _number(text: str) -> int | None:
+    """A whole number that is not negative and fits in 64 bits; else None, as for "max" and -1."""
+    return int(text) if re.fullmatch(r"\d{1,19}\s*", text, re.ASCII) else None

@@ -1,0 +1,118 @@
+r"""What /proc, /sys and the environment say of a host's limits.
+
+/proc/meminfo, /proc/loadavg, /proc/stat, /proc/self/status and /proc/self/uid_map::
+
+    MemAvailable:   23492432 kB
+    3.25 1.11 0.99 2/138 16370
+    cpu0 3357 0 4313 1362393 0 0 0 0 0 0
+    CapEff:	000001ffffffffff
+             0          0 4294967295
+"""
+
+import re
+from collections.abc import Mapping
+
+from ddp_doctor.model.context import Context, Disk
+from ddp_doctor.parse.cgroup import Reader
+
+_INFINIBAND = "/sys/class/infiniband"
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108  where NCCL and data loaders put their segments
+_TOO_LONG_TO_KEEP = ("/proc/stat", "/proc/self/mountinfo", "/proc/self/status")
+_CAP_IPC_LOCK = 14  # linux/capability.h
+
+
+def reader(ctx: Context) -> Reader:
+    """Read files through the probe's context and keep their text; None for what cannot be read."""
+
+    def read(path: str) -> str | None:
+        try:
+            text = ctx.read(path)
+        except OSError:
+            return None
+        if path not in _TOO_LONG_TO_KEEP:
+            ctx.keep(f"{path}: {text}")
+        return text
+
+    return read
+
+
+def shared_memory(ctx: Context) -> tuple[Disk | None, str | None]:
+    """Size of /dev/shm, or why it is not known; neither where it has no limit (a tmpfs of size=0)."""
+    try:
+        disk = ctx.disk(_SHARED_MEMORY)
+    except OSError as error:
+        return None, f"{_SHARED_MEMORY}: {error.strerror}"
+    return (disk, None) if disk.total_bytes else (None, None)
+
+
+def rdma_devices(ctx: Context) -> tuple[str, ...]:
+    """RDMA devices with an active port; NCCL uses no other."""
+    read = reader(ctx)
+
+    def is_active(device: str) -> bool:
+        ports = f"{_INFINIBAND}/{device}/ports"
+        return any("ACTIVE" in (read(f"{ports}/{port}/state") or "") for port in _listing(ctx, ports))
+
+    return tuple(device for device in _listing(ctx, _INFINIBAND) if is_active(device))
+
+
+def _listing(ctx: Context, folder: str) -> list[str]:
+    try:
+        return ctx.listdir(folder)
+    except OSError:
+        return []
+
+
+def memlock_is_ignored(read: Reader) -> bool:
+    """Whether the kernel lets this process lock more than RLIMIT_MEMLOCK."""
+    return may_exceed_memlock(read("/proc/self/status") or "", read("/proc/self/uid_map") or "")
+
+
+def memory_bytes(meminfo: str, name: str) -> int | None:
+    """One value of /proc/meminfo in bytes."""
+    match = re.search(rf"^{name}:\s+(\d{{1,15}}) kB$", meminfo, re.MULTILINE | re.ASCII)
+    return int(match[1]) * 1024 if match else None
+
+
+def load_1min(loadavg: str) -> float | None:
+    """The load average of the last minute, over the whole host."""
+    match = re.match(r"\d{1,9}\.\d+", loadavg, re.ASCII)
+    return float(match[0]) if match else None
+
+
+def online_cpus(stat: str) -> int | None:
+    """The logical CPUs of the whole host, also inside a container."""
+    return len(re.findall(r"^cpu\d+ ", stat, re.MULTILINE | re.ASCII)) or None
+
+
+def may_exceed_memlock(status: str, uid_map: str) -> bool:
+    """Whether the kernel ignores RLIMIT_MEMLOCK for this process, as it does for root of the host.
+
+    It asks for CAP_IPC_LOCK outside of any user namespace, so a rootless container's root does not count.
+    """
+    match = re.search(r"^CapEff:\s*([0-9a-f]{1,16})$", status, re.MULTILINE | re.ASCII)
+    initial = uid_map.split() in ([], ["0", "0", "4294967295"])
+    return initial and match is not None and bool(int(match[1], 16) >> _CAP_IPC_LOCK & 1)
+
+
+def omp_threads(value: str) -> int | None:
+    """The threads that OMP_NUM_THREADS gives the outermost level ("4" or "4,2"), None for nonsense."""
+    match = re.match(r"\s*(\d{1,6})\s*(,|$)", value, re.ASCII)
+    return int(match[1]) or None if match else None
+
+
+def rdma_unused_by(env: Mapping[str, str]) -> str | None:
+    """The setting that keeps NCCL from RDMA devices, or None."""
+    disabled = env.get("NCCL_IB_DISABLE", "")
+    if re.match(r"\s*\+?0*[1-9]", disabled, re.ASCII):  # NCCL reads it with strtoll; "true" is 0
+        return f"NCCL_IB_DISABLE={disabled}"
+    net = env.get("NCCL_NET", "")
+    return f"NCCL_NET={net}" if net.lower() == "socket" else None
+
+
+def in_units(size_bytes: float) -> str:
+    """A size for people: "64 MiB", "9.2 MiB", "1 GiB"."""
+    for unit, scale in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{size_bytes:.0f} bytes"

@@ -1,0 +1,318 @@
+"""The host check: this machine's real limits, made-up files, and what each limit means for a job."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor.checks.host import CHECK, Host, probe
+from ddp_doctor.model.choices import Severity, Status
+from ddp_doctor.model.context import Disk
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.sources.machine import LiveContext
+from tests.fakes import FakeContext
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+
+#: A well set up node with eight GPUs and InfiniBand.
+GPU_NODE = Host(
+    kernel="5.15.0-105-generic",
+    cpus=128,
+    host_cpus=128,
+    load_1min=1.2,
+    memory_total_bytes=1008 * GIB,
+    memory_available_bytes=990 * GIB,
+    shm_total_bytes=504 * GIB,
+    shm_free_bytes=503 * GIB,
+    open_files=1048576,
+    clock_source="tsc",
+    rdma_devices=("mlx5_0", "mlx5_1"),
+)
+
+#: A small container on a laptop, as Docker starts it.
+SANDBOX = Host(
+    kernel="6.8.0-45-generic",
+    in_container=True,
+    cpus=2,
+    host_cpus=2,
+    load_1min=0.4,
+    memory_total_bytes=4 * GIB,
+    memory_available_bytes=2 * GIB,
+    shm_total_bytes=64 * MIB,
+    shm_free_bytes=64 * MIB,
+    memlock_bytes=64 * KIB,
+    open_files=1024,
+    clock_source="tsc",
+)
+
+
+def recording(*facts: Host, command: str = "run", **world: object) -> Recording:
+    nodes = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(len(facts)))
+    shape = {"nnodes": len(facts), "nproc_per_node": 8, "backend": "nccl", **world}
+    size = int(str(shape["nnodes"])) * int(str(shape["nproc_per_node"]))
+    return Recording(
+        started_at="2026-01-15T10:00:00+00:00",
+        world=World(world_size=size, nodes=nodes, **shape),  # type: ignore[arg-type]
+        options=Options(command=command),
+        readings=tuple(
+            Reading(check="host", status=Status.COLLECTED, node=rank, fact=fact.recorded())
+            for rank, fact in enumerate(facts)
+        ),
+    )
+
+
+def findings(seen: Recording) -> list[Finding]:
+    return [finding for rule in CHECK.rules for finding in rule.apply(seen)]
+
+
+def verdicts(*facts: Host, **world: object) -> list[tuple[str, Severity]]:
+    found = findings(recording(*facts, **world))  # type: ignore[arg-type]
+    return [(finding.code, finding.severity) for finding in found]
+
+
+def but(**changes: object) -> Host:
+    return GPU_NODE.model_copy(update=changes)
+
+
+def test_this_machine_is_read_as_the_system_calls_tell():
+    live = LiveContext({"OMP_NUM_THREADS": "3"}, time.monotonic() + 10)
+    fact = probe(live)
+    assert fact.kernel == os.uname().release
+    assert fact.cpus == len(os.sched_getaffinity(0))
+    assert fact.host_cpus is not None
+    assert fact.host_cpus >= fact.cpus
+    assert fact.omp_num_threads == 3
+    assert fact.memory_available_bytes is not None
+    assert fact.memory_total_bytes is not None
+    assert 0 < fact.memory_available_bytes <= fact.memory_total_bytes
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert fact.open_files == (None if soft == resource.RLIM_INFINITY else soft)
+    assert live.raw is not None
+    assert "MemAvailable" in live.raw
+
+
+def test_this_machine_is_healthy_for_two_ranks_on_gloo():
+    fact = probe(LiveContext(dict(os.environ), time.monotonic() + 10))
+    assert all(severity is Severity.INFO for _, severity in verdicts(fact, nproc_per_node=2, backend="gloo"))
+
+
+def test_a_small_container_with_two_gloo_ranks_gives_nothing_above_info():
+    found = verdicts(SANDBOX, nproc_per_node=2, backend="gloo")
+    assert all(severity is Severity.INFO for _, severity in found)
+    assert ("DD221", Severity.INFO) in found
+
+
+def test_a_well_set_up_node_gives_nothing():
+    assert verdicts(GPU_NODE, GPU_NODE) == []
+
+
+def test_nothing_is_told_of_a_machine_that_tells_nothing():
+    assert verdicts(Host(cpus=8)) == []
+
+
+FILES = {
+    "/proc/meminfo": "MemTotal:       16384000 kB\nMemAvailable:    8192000 kB\n",
+    "/proc/loadavg": "3.25 1.11 0.99 2/138 16370\n",
+    "/proc/stat": "cpu  1 2 3\ncpu0 1 2 3\ncpu1 1 2 3\nintr 5\n",
+    "/proc/sys/kernel/osrelease": "5.15.0\n",
+    "/proc/self/status": "Name:\tx\nCapEff:\t0000000000000000\n",
+    "/proc/self/uid_map": "         0          0 4294967295\n",
+    "/proc/self/cgroup": "0::/\n",
+    "/proc/self/mountinfo": "35 25 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+    "/sys/fs/cgroup/cpu.max": "150000 100000\n",
+    "/sys/fs/cgroup/memory.max": "1073741824\n",
+    "/sys/fs/cgroup/memory.current": "1073741824\n",
+    "/sys/fs/cgroup/memory.stat": "anon 5\ninactive_file 73741824\n",
+    "/sys/devices/system/clocksource/clocksource0/current_clocksource": "hpet\n",
+    "/sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
+    "/sys/class/infiniband/mlx5_1/ports/1/state": "1: DOWN\n",
+    "/.dockerenv": "",
+}
+
+
+def test_a_container_is_read_from_its_files():
+    context = FakeContext(
+        files=FILES,
+        env={"NCCL_IB_DISABLE": "1"},
+        disks={"/dev/shm": Disk(67108864, 0)},
+        limits={"MEMLOCK": 65536, "NOFILE": 1024},
+        cpu_count=2,
+    )
+    assert probe(context) == Host(
+        kernel="5.15.0",
+        in_container=True,
+        cpus=2,
+        host_cpus=2,
+        cpu_quota_cpus=1.5,
+        load_1min=3.25,
+        memory_total_bytes=16384000 * KIB,
+        memory_available_bytes=8192000 * KIB,
+        cgroup_memory_limit_bytes=GIB,
+        cgroup_memory_free_bytes=73741824,
+        shm_total_bytes=67108864,
+        shm_free_bytes=0,
+        memlock_bytes=65536,
+        open_files=1024,
+        clock_source="hpet",
+        rdma_devices=("mlx5_0",),
+        rdma_unused_by="NCCL_IB_DISABLE=1",
+    )
+
+
+def test_what_cannot_be_read_is_none_and_never_a_finding():
+    fact = probe(FakeContext(cpu_count=8))
+    assert fact == Host(cpus=8, shm_problem="/dev/shm: No such file or directory")
+    assert verdicts(fact) == []
+
+
+def test_a_tmpfs_without_limit_is_no_full_one():
+    fact = probe(FakeContext(disks={"/dev/shm": Disk(0, 0)}))
+    assert (fact.shm_total_bytes, fact.shm_free_bytes, fact.shm_problem) == (None, None, None)
+
+
+def test_a_full_shared_memory_is_an_error_for_nccl_with_a_remedy_of_the_right_size():
+    full = but(in_container=True, shm_total_bytes=2 * GIB, shm_free_bytes=0)
+    (finding,) = findings(recording(full))
+    assert (finding.code, finding.severity) == ("DD221", Severity.ERROR)
+    assert finding.remedies[0].commands == ("docker run --shm-size=4g …", "docker run --ipc=host …")
+    assert finding.evidence[0].value == 0
+
+
+def test_a_full_shared_memory_on_bare_metal_is_emptied_or_remounted():
+    (finding,) = findings(recording(but(shm_total_bytes=2 * GIB, shm_free_bytes=KIB)))
+    assert "mount -o remount,size=4g /dev/shm" in finding.remedies[0].commands
+
+
+@pytest.mark.parametrize(
+    ("free", "backend", "ranks", "expected"),
+    [
+        (0, "nccl", 2, Severity.ERROR),
+        (64 * MIB, "nccl", 2, Severity.WARNING),
+        (256 * MIB, "nccl", 8, Severity.WARNING),
+        (1 * GIB, "nccl", 8, None),
+        (64 * MIB, "nccl", 1, Severity.INFO),
+        (0, "gloo", 2, Severity.WARNING),
+        (64 * MIB, "gloo", 2, Severity.INFO),
+        (128 * MIB, "gloo", 2, None),
+    ],
+)
+def test_shared_memory_counts_where_it_is_used(free, backend, ranks, expected):
+    fact = but(shm_total_bytes=GIB, shm_free_bytes=free)
+    found = verdicts(fact, nproc_per_node=ranks, backend=backend)
+    assert found == ([("DD221", expected)] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "nodes", "backend", "expected"),
+    [
+        ({"memlock_bytes": 8 * MIB}, 2, "nccl", Severity.ERROR),
+        ({"memlock_bytes": 64 * KIB}, 1, "nccl", Severity.WARNING),
+        ({"memlock_bytes": 64 * KIB}, 2, "gloo", None),
+        ({"memlock_bytes": 64 * KIB, "rdma_devices": ()}, 2, "nccl", None),
+        ({"memlock_bytes": 64 * KIB, "rdma_unused_by": "NCCL_IB_DISABLE=1"}, 2, "nccl", None),
+        ({"memlock_bytes": 64 * KIB, "memlock_is_ignored": True}, 2, "nccl", None),
+        ({"memlock_bytes": 32 * GIB}, 2, "nccl", None),
+        ({"memlock_bytes": None}, 2, "nccl", None),
+    ],
+)
+def test_locked_memory_counts_only_where_nccl_uses_rdma(changes, nodes, backend, expected):
+    found = verdicts(*[but(**changes)] * nodes, backend=backend)
+    assert found == ([("DD222", expected)] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("launcher", "in_container", "said"),
+    [("plain", True, "--ulimit memlock=-1"), ("slurm", False, "slurm.conf"), ("plain", False, "limits.d")],
+)
+def test_locked_memory_is_raised_where_the_limit_comes_from(launcher, in_container, said):
+    fact = but(memlock_bytes=64 * KIB, in_container=in_container)
+    (finding,) = findings(recording(fact, fact, launcher=launcher))
+    assert said in finding.remedies[0].summary
+    assert [culprit.node for culprit in finding.culprits] == ["node0", "node1"]
+
+
+def test_open_files_count_against_the_size_of_the_world():
+    assert verdicts(but(open_files=1024)) == []
+    assert verdicts(but(open_files=1024), nproc_per_node=512) == [
+        ("DD223", Severity.WARNING),
+        ("DD224", Severity.WARNING),
+    ]
+    assert verdicts(but(open_files=64)) == [("DD223", Severity.WARNING)]
+
+
+def test_a_quota_under_the_ranks_is_a_warning_for_nccl_and_information_for_gloo():
+    (finding,) = findings(recording(but(cpu_quota_cpus=4.0)))
+    assert (finding.code, finding.severity) == ("DD224", Severity.WARNING)
+    assert "quota of 4" in finding.evidence[0].text
+    assert verdicts(but(cpu_quota_cpus=4.0), backend="gloo") == [("DD224", Severity.INFO)]
+    assert verdicts(but(cpu_quota_cpus=8.0)) == []
+    assert verdicts(but(cpus=1)) == [("DD224", Severity.WARNING)]
+    assert verdicts(but(cpu_quota_cpus=0.5), nproc_per_node=1) == []
+
+
+def test_memory_counts_on_the_host_and_under_the_control_group():
+    assert verdicts(but(memory_available_bytes=GIB)) == [("DD225", Severity.WARNING)]
+    assert verdicts(but(cgroup_memory_free_bytes=100 * MIB)) == [("DD225", Severity.WARNING)]
+    assert verdicts(but(cgroup_memory_free_bytes=4 * GIB)) == []
+
+
+@pytest.mark.parametrize(
+    ("threads", "expected"),
+    [(None, None), (1, None), (16, None), (32, Severity.INFO), (64, Severity.WARNING)],
+)
+def test_openmp_threads_against_cpus(threads, expected):
+    found = verdicts(but(omp_num_threads=threads))
+    assert found == ([("DD226", expected)] if expected else [])
+
+
+def test_one_thread_each_is_never_too_many():
+    assert verdicts(but(omp_num_threads=1, cpus=2)) == [("DD224", Severity.WARNING)]
+
+
+def test_the_openmp_remedy_shares_the_cpus():
+    (finding,) = findings(recording(but(omp_num_threads=128)))
+    assert finding.remedies[0].settings[0].value == "16"
+
+
+def test_a_slow_clock_and_a_busy_host_are_information():
+    assert verdicts(but(clock_source="hpet")) == [("DD227", Severity.INFO)]
+    assert verdicts(but(clock_source="kvm-clock")) == []
+    assert verdicts(but(load_1min=300.0)) == [("DD227", Severity.INFO)]
+
+
+def test_a_prolog_does_not_judge_roots_own_limits():
+    limits = but(memlock_bytes=64 * KIB, open_files=64, cpu_quota_cpus=0.5, omp_num_threads=512)
+    assert findings(recording(limits, command="prolog")) == []
+    full = limits.model_copy(update={"shm_free_bytes": 0})
+    assert [finding.code for finding in findings(recording(full, command="prolog"))] == ["DD221"]
+
+
+def test_without_a_world_no_limit_is_judged():
+    lonely = recording(but(shm_free_bytes=0, memlock_bytes=1)).model_copy(update={"world": None})
+    assert findings(lonely) == []
+
+
+def test_many_nodes_with_one_fault_are_one_finding_that_shows_the_worst():
+    nodes = [but(shm_free_bytes=free) for free in (5, 3, 900 * GIB, 4)]
+    (finding,) = findings(recording(*nodes))
+    assert finding.evidence[0].value == 3
+    assert [culprit.node_rank for culprit in finding.culprits] == [0, 1, 3]
+
+
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+
+
+@pytest.mark.parametrize(
+    "expected", sorted(RECORDINGS.glob("host-*.expected.json")), ids=lambda path: path.stem
+)
+def test_recordings_give_their_findings(expected):
+    text = expected.with_name(expected.name.replace(".expected", "")).read_text()
+    codes = {finding.code for finding in findings(Recording.model_validate_json(text))}
+    assert sorted(codes) == json.loads(expected.read_text())["codes"]
