@@ -1,0 +1,160 @@
+r"""The affinity cells at the end of a row of ``nvidia-smi topo -m``: which cell belongs to which column.
+
+nvidia-smi prints the CPU list, one tab, the NUMA list, two tabs, the GPU's own NUMA node; a NUMA
+list of N/A has two tabs in front. It does not align them with their titles, and any may be blank:
+
+    GPU0\t X \t0-63,128-191\t0\t\tN/A      all three
+    GPU0\t X \t\t0\t\tN/A                  no CPU of this socket in the job's cpuset
+    GPU0\t X \t\t\t\tN/A                   WSL2
+
+So a row with fewer cells than columns is read by its tabs (or by the 8-column stops they became),
+never by what stands above it. Copying a wide matrix out of a terminal may also lose one separator
+(``0-47,96-1430    N/A``); such cells are split again where exactly one way makes sense.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+CPU, NUMA, GPU_NUMA = "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"
+
+_LIST = re.compile(r"\d{1,12}(?:-\d{1,12})?(?:,\d{1,12}(?:-\d{1,12})?)*")
+_ONE_NUMBER = re.compile(r"0|[1-9]\d{0,5}")
+_NONE = "N/A"
+#: Tabs after the first affinity field -> column, where a cell is not N/A, and where it is.
+_FIELDS = {0: CPU, 1: NUMA, 3: GPU_NUMA, 4: GPU_NUMA}
+_FIELDS_OF_NONE = {**_FIELDS, 2: NUMA}
+#: A longer run of digits and commas is not worth splitting: it is cut or damaged.
+_LONGEST_GLUED = 200
+
+
+class UnclearError(Exception):
+    """The cells of the row in ``line`` cannot be told apart; the message says why."""
+
+    def __init__(self, reason: str, line: int) -> None:
+        self.line = line
+        super().__init__(reason)
+
+
+@dataclass(frozen=True)
+class Tail:
+    """What follows the link cells of one GPU's row; ``fields`` is None where the layout is lost."""
+
+    label: str
+    line: int
+    cells: tuple[str, ...]
+    fields: tuple[int, ...] | None
+
+
+def read_tails(tails: Sequence[Tail], titles: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The cells of every row by column title, blank ones left out. Raises UnclearError."""
+    tails = [_with_none_apart(tail) for tail in tails]
+    placed = {tail.label: _placed(tail, titles) for tail in tails}
+    read = [cells for cells in placed.values() if cells]
+    rows: dict[str, dict[str, str]] = {}
+    for tail in tails:
+        cells = placed[tail.label]
+        rows[tail.label] = _split(tail, titles, read) if cells is None else cells
+    _refuse_cut_rows(tails, rows, titles[-1])
+    return rows
+
+
+def _with_none_apart(tail: Tail) -> Tail:
+    """Cuts the N/A off a cell that it was glued to: no number is followed by it otherwise."""
+    cells: list[str] = []
+    for cell in tail.cells:
+        cells += [cell.removesuffix(_NONE), _NONE] if cell.endswith(_NONE) and cell != _NONE else [cell]
+    return tail if len(cells) == len(tail.cells) else Tail(tail.label, tail.line, tuple(cells), None)
+
+
+def _placed(tail: Tail, titles: Sequence[str]) -> dict[str, str] | None:
+    if not tail.cells:
+        return {}
+    if len(tail.cells) == len(titles):
+        return _checked(dict(zip(titles, tail.cells, strict=True)))
+    if tail.fields is None or len(tail.cells) > len(titles):
+        return None
+    found: dict[str, str] = {}
+    for text, field in zip(tail.cells, tail.fields, strict=True):
+        title = (_FIELDS_OF_NONE if text == _NONE else _FIELDS).get(field)
+        if title not in titles or title in found:
+            return None
+        found[str(title)] = text
+    return _checked(found)
+
+
+def _checked(cells: dict[str, str]) -> dict[str, str] | None:
+    return cells if all(_valid(title, text) for title, text in cells.items()) else None
+
+
+def _valid(title: str, text: str) -> bool:
+    if text == _NONE:
+        return True
+    if title == GPU_NUMA:
+        return _ONE_NUMBER.fullmatch(text) is not None
+    return _LIST.fullmatch(text) is not None and all(low <= high for low, high in _ranges(text))
+
+
+def _split(tail: Tail, titles: Sequence[str], read: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Puts back a separator that was lost, where that can be done in one way only.
+
+    ``read`` are the rows that are whole. A NUMA list that one of them prints is not blank here either,
+    and the CPUs here are those of one of them or none of theirs: sockets do not overlap.
+    """
+    ways: list[dict[str, str]] = []
+    numa_printed = any(NUMA in cells for cells in read)
+    if numa_printed and len(tail.cells) < len(titles) and max(map(len, tail.cells)) <= _LONGEST_GLUED:
+        known = [cells[CPU] for cells in read if cells.get(CPU, _NONE) != _NONE]
+        ways = [way for way in _ways(tail.cells, titles) if _equal_or_apart(way[CPU], known)]
+    if len(ways) != 1:
+        shown = "  ".join(tail.cells)[:80] or "nothing"
+        raise UnclearError(f"the affinity cells of {tail.label} cannot be told apart: {shown}", tail.line)
+    return ways[0]
+
+
+def _equal_or_apart(cpus: str, known: Sequence[str]) -> bool:
+    if cpus == _NONE:
+        return True
+    return all(
+        other == cpus or not any(a <= d and c <= b for a, b in _ranges(cpus) for c, d in _ranges(other))
+        for other in known
+    )
+
+
+def _ranges(cpus: str) -> list[tuple[int, int]]:
+    pairs = [part.split("-") for part in cpus.split(",")]
+    return [(int(pair[0]), int(pair[-1])) for pair in pairs]
+
+
+def _ways(cells: Sequence[str], titles: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Every way to cut ``cells`` into one valid text for each title."""
+    if not titles or not cells:
+        if not titles and not cells:
+            yield {}
+        return
+    first = cells[0]
+    for cut in range(1, len(first) + 1):
+        head, rest = first[:cut], first[cut:]
+        if _valid_glued(titles[0], head):
+            for more in _ways([rest, *cells[1:]] if rest else cells[1:], titles[1:]):
+                yield {titles[0]: head, **more}
+
+
+def _valid_glued(title: str, text: str) -> bool:
+    """Stricter than ``_valid``: a kernel's CPU list ascends, a NUMA node is one plain number."""
+    if text == _NONE:
+        return True
+    if title != CPU:
+        return _ONE_NUMBER.fullmatch(text) is not None
+    if _LIST.fullmatch(text) is None:
+        return False
+    numbers = [int(number) for number in re.split("[-,]", text)]
+    return all(one < two for one, two in pairwise(numbers))
+
+
+def _refuse_cut_rows(tails: Sequence[Tail], rows: Mapping[str, Mapping[str, str]], last: str) -> None:
+    """Where a row has any affinity, it has the last one: nvidia-smi always prints that."""
+    without = [tail for tail in tails if last not in rows[tail.label]]
+    if without and (len(without) < len(tails) or any(rows.values())):
+        raise UnclearError(f"{last} of {without[0].label} is missing: the row is cut off", without[0].line)

@@ -1,0 +1,158 @@
+r"""Reads the output of ``nvidia-smi topo -m``, of every driver generation, or refuses it with a reason.
+
+            GPU0    GPU1    NIC0    CPU Affinity    NUMA Affinity   GPU NUMA ID
+    GPU0     X      SYS     PIX     0-31,64-95      0               N/A
+    GPU1    SYS      X      SYS     32-63,96-127    1               N/A
+    NIC0    PIX     SYS      X
+
+    Legend: …
+
+    NIC Legend:
+
+      NIC0: mlx5_0
+
+Met in the wild and read: SOC for SYS and no NUMA columns (2015-17), device names in the header
+instead of a NIC legend (up to driver 520), tabs or the spaces they became, underlined headers, CRLF,
+log prefixes, quoted and numbered lines, Markdown tables, prompts before and other output after,
+several hosts in one text, and a separator lost in copying. Rows go by their label and cells by their
+count, never by their position; the diagonal must be X. Whatever else stands there is refused, never
+guessed.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from ddp_doctor.knowledge.link_codes import link_code
+from ddp_doctor.knowledge.nvidia_smi_words import explain
+from ddp_doctor.model.base import Frozen
+from ddp_doctor.parse.terminal_text import plain_lines
+from ddp_doctor.parse.topo_affinity import CPU, GPU_NUMA, NUMA, UnclearError, read_tails
+from ddp_doctor.parse.topo_legend import nic_names, read_legend
+from ddp_doctor.parse.topo_rows import GPU, NUMBERED, Block, TopologyError, read_blocks
+
+__all__ = ["TopologyError", "TopologyMatrix", "parse_matrices", "parse_matrix"]
+
+_MOST_PAIRS_TOLD = 8
+#: No machine has more logical CPUs; above it the list is damaged, though nothing depends on it.
+_MOST_CPUS = 100_000
+
+
+class TopologyMatrix(Frozen):
+    """One matrix. Names as the header prints them, codes as printed, X left out.
+
+    ``nics`` maps a column to its device ("NIC0" to "mlx5_0"), or to itself where no usable name is
+    known. Affinities are the printed strings, "N/A" included, and None where the cell is blank or
+    the column does not exist; nvidia-smi cuts long CPU lists, so they may be incomplete.
+    """
+
+    gpus: tuple[str, ...]
+    nics: dict[str, str]
+    links: dict[str, dict[str, str]]
+    cpu_affinity: dict[str, str | None]
+    numa_affinity: dict[str, str | None]
+    gpu_numa_id: dict[str, str | None]
+    warnings: tuple[str, ...] = ()
+
+    def gpu_pairs(self) -> Iterator[tuple[str, str, str]]:
+        """Each pair of GPUs and its code; a pair whose two rows disagree is left out."""
+        for index, one in enumerate(self.gpus):
+            for two in self.gpus[index + 1 :]:
+                if self.links[one][two] == self.links[two][one]:
+                    yield one, two, self.links[one][two]
+
+    def hcas(self) -> dict[str, str]:
+        """The NIC columns whose device name is known, and that name."""
+        return {nic: name for nic, name in self.nics.items() if not NUMBERED.fullmatch(name)}
+
+    def nearest_hcas(self, gpu: str) -> tuple[str, tuple[str, ...]]:
+        """The nearest code from this GPU to a NIC of known name, and those NICs; ("", ()) if none."""
+        codes = {name: self.links[gpu][nic] for nic, name in self.hcas().items()}
+        if not codes:
+            return "", ()
+        best = min(codes.values(), key=lambda code: link_code(code).distance)
+        return best, tuple(name for name, code in codes.items() if code == best)
+
+    def nearest_in_words(self) -> list[str]:
+        """One phrase for each GPU that has a NIC of known name."""
+        near = [(gpu, *self.nearest_hcas(gpu)) for gpu in self.gpus]
+        return [f"nearest NIC to {gpu}: {', '.join(names)} ({code})" for gpu, code, names in near if names]
+
+    def candidate_hcas(self) -> tuple[str, ...]:
+        """The bonded NICs, else the nearest to each GPU, in the order of the columns."""
+        names = tuple(self.hcas().values())
+        nearest = {name for gpu in self.gpus for name in self.nearest_hcas(gpu)[1]}
+        return tuple(name for name in names if "bond" in name) or tuple(n for n in names if n in nearest)
+
+
+def parse_matrices(text: str) -> tuple[TopologyMatrix, ...]:
+    """All matrices of a text, in order, at least one. Raises TopologyError."""
+    if "\0" in text:
+        raise TopologyError("the text holds NUL bytes: save it as UTF-8, not as UTF-16")
+    lines = plain_lines(text)
+    blocks = list(read_blocks(lines))
+    if not blocks:
+        raise TopologyError(_why_none(text))
+    ends = [block.header.line - 1 for block in blocks[1:]] + [len(lines)]
+    return tuple(
+        _matrix(block, read_legend(lines[block.end : end])) for block, end in zip(blocks, ends, strict=True)
+    )
+
+
+def parse_matrix(text: str) -> TopologyMatrix:
+    """The first matrix of a text. Raises TopologyError, also where a later one is not understood."""
+    return parse_matrices(text)[0]
+
+
+def _why_none(text: str) -> str:
+    if not text.strip("\ufeff \t\r\n"):
+        return "the input is empty"
+    return explain(text) or "no matrix of nvidia-smi topo -m was found in the text"
+
+
+def _matrix(block: Block, legend: Sequence[tuple[str, str]]) -> TopologyMatrix:
+    columns = block.header.columns
+    gpus = tuple(name for name in columns if GPU.fullmatch(name))
+    nics, warnings = nic_names([name for name in columns if name not in gpus], legend)
+    cells = _affinities(block, gpus)
+    warnings += [*block.warnings, *_asymmetries(columns, block.links), *_odd_cpus(cells)]
+    return TopologyMatrix(
+        gpus=gpus,
+        nics=nics,
+        links={name: block.links[name] for name in columns},
+        cpu_affinity={gpu: cells[gpu].get(CPU) for gpu in gpus},
+        numa_affinity={gpu: cells[gpu].get(NUMA) for gpu in gpus},
+        gpu_numa_id={gpu: cells[gpu].get(GPU_NUMA) for gpu in gpus},
+        warnings=tuple(warnings),
+    )
+
+
+def _affinities(block: Block, gpus: Sequence[str]) -> dict[str, dict[str, str]]:
+    if not block.header.titles:
+        return {gpu: {} for gpu in gpus}
+    try:
+        return read_tails([block.tails[gpu] for gpu in gpus], block.header.titles)
+    except UnclearError as unclear:
+        raise TopologyError(str(unclear), unclear.line) from None
+
+
+def _asymmetries(columns: Sequence[str], links: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Pairs whose two rows disagree, as nvidia-smi prints them where one GPU has MIG enabled."""
+    odd = [
+        f"{one}-{two} reads {links[one][two]} in the row of {one} and {links[two][one]} in the row of {two}"
+        for index, one in enumerate(columns)
+        for two in columns[index + 1 :]
+        if links[one][two] != links[two][one]
+    ]
+    more = len(odd) - _MOST_PAIRS_TOLD
+    return odd[:_MOST_PAIRS_TOLD] + ([f"{more} more pairs disagree in the same way"] if more > 0 else [])
+
+
+def _odd_cpus(cells: Mapping[str, Mapping[str, str]]) -> list[str]:
+    highest = {
+        gpu: max(map(int, re.findall(r"\d+", row.get(CPU, ""))), default=0) for gpu, row in cells.items()
+    }
+    return [
+        f"the CPU list of {gpu} names CPU {cpu}, which no machine has"
+        for gpu, cpu in highest.items()
+        if cpu > _MOST_CPUS
+    ]

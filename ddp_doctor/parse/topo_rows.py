@@ -1,0 +1,281 @@
+"""The lines of pasted text that make up matrices of ``nvidia-smi topo -m``, checked cell by cell.
+
+A header names the columns; each column has one row, found by its label; each row has exactly one
+link code a column, and X under its own label alone. Anything else between the first and the last
+row is refused. What may stand before a label (a line number, a time stamp, a quote sign) must look
+alike on all lines.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ddp_doctor.parse.topo_affinity import CPU, GPU_NUMA, NUMA, Tail
+
+#: No real line is longer (72 GPUs and 62 NICs need 1,200 characters); no real matrix is wider.
+_LONGEST_LINE = 20_000
+_MOST_COLUMNS = 512
+
+CODE = re.compile(r"NV\d{1,3}|SYS|NODE|PHB|PXB|PIX|SOC|X")
+#: The cells of ``nvidia-smi topo -p2p``, whose matrix looks much the same.
+_P2P_CELL = re.compile(r"(?<!\S)(?:OK|CNS|GNS|TNS|NS|DR|U)(?!\S)")
+GPU = re.compile(r"GPU\d{1,4}")
+NUMBERED = re.compile(r"(?:GPU|NIC)\d{1,4}")
+_NUMBERED_GLUED = re.compile(r"((?:(?:GPU|NIC)\d{1,4})+)(.*)")
+#: What RDMA devices are called (mlx5_bond_0, rocep177s0f0, ibp0): safe to put into a setting.
+DEVICE = re.compile(r"(?=[^\d]*\d)[A-Za-z][A-Za-z0-9_.-]{1,63}")
+_FIRST_GPU = re.compile(r"(?<![\w.-])GPU\d")
+_CPU_TITLE = re.compile(r"CPU\s*Affinity")
+_TITLES = re.compile(r"CPU\s*Affinity\s*(NUMA\s*Affinity)?\s*(GPU\s*NUMA\s*ID)?\s*")
+_ROW_LIKE = re.compile(rf"[\s>]*{NUMBERED.pattern}\s+(?:{CODE.pattern})(?=\s|$)")
+_ONLY_CODES = re.compile(rf"\S+(?:\s+(?:{CODE.pattern})){{2,}}\s*")
+_NOTHING = re.compile(r"[\s:|+\-=>{}]*")
+
+
+class TopologyError(Exception):
+    """The text is not understood; ``line`` counts from 1 and is None where no line is to blame."""
+
+    def __init__(self, reason: str, line: int | None = None, text: str = "") -> None:
+        self.reason = reason
+        self.line = line
+        self.text = text.strip()[:200]
+        super().__init__(reason if line is None else f"line {line}: {reason}")
+
+
+@dataclass(frozen=True)
+class Header:
+    """``shape`` is what stands before the first name; ``titles`` are the affinity columns."""
+
+    line: int
+    shape: str
+    columns: tuple[str, ...]
+    titles: tuple[str, ...]
+
+
+@dataclass
+class Block:
+    """One matrix as it stands in the text; ``end`` is the index of the first line behind its rows."""
+
+    header: Header
+    end: int
+    links: dict[str, dict[str, str]] = field(default_factory=dict)
+    tails: dict[str, Tail] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every column has its row."""
+        return len(self.links) == len(self.header.columns)
+
+
+def read_blocks(lines: Sequence[str]) -> Iterator[Block]:
+    """The matrices in the text, in order. Raises TopologyError."""
+    index = 0
+    while index < len(lines):
+        line = _bare(lines[index])
+        header = _header(line, index, lines)
+        if header is not None:
+            block = _block(header, lines)
+            index = block.end
+            yield block
+            continue
+        if _looks_like_row(line):
+            raise TopologyError("a row of a matrix stands here without its header", index + 1, line)
+        index += 1
+
+
+def _bare(line: str) -> str:
+    """The line with the bars of Markdown tables as blanks."""
+    return line[:_LONGEST_LINE].replace("|", " ")
+
+
+def _looks_like_row(line: str) -> bool:
+    return _ROW_LIKE.match(line) is not None and not _P2P_CELL.search(line)
+
+
+# --- the header ----------------------------------------------------------------------------------
+
+
+def _header(line: str, index: int, lines: Sequence[str]) -> Header | None:
+    start = _FIRST_GPU.search(line)
+    if start is None:
+        return None
+    body = line[start.start() :]
+    cpu_title = _CPU_TITLE.search(body)
+    columns = _columns(body[: cpu_title.start()] if cpu_title else body)
+    if columns is None:
+        return None
+    titles: tuple[str, ...] = ()
+    if cpu_title is not None:
+        known = _TITLES.fullmatch(body, cpu_title.start())
+        if known is None:
+            raise TopologyError("a column title is not understood", index + 1, line)
+        titles = (CPU, *((NUMA,) if known[1] else ()), *((GPU_NUMA,) if known[2] else ()))
+    elif len(columns) == 1 or not _row_follows(lines[index + 1 : index + 3]):
+        return None
+    _refuse_odd_columns(columns, index + 1, line)
+    return Header(index + 1, _shape(line[: start.start()]), columns, titles)
+
+
+def _row_follows(lines: Sequence[str]) -> bool:
+    return any(_looks_like_row(_bare(line)) for line in lines)
+
+
+def _columns(text: str) -> tuple[str, ...] | None:
+    """The names in the header, glued ones split; None where this is no header."""
+    names: list[str] = []
+    for token in text.split():
+        glued = _NUMBERED_GLUED.fullmatch(token)
+        rest = glued[2] if glued else token
+        names += NUMBERED.findall(glued[1]) if glued else []
+        if rest and (not DEVICE.fullmatch(rest) or not split_codes(rest)[1]):
+            return None
+        names += [rest] if rest else []
+    return tuple(names) if names and GPU.fullmatch(names[0]) else None
+
+
+def _refuse_odd_columns(columns: tuple[str, ...], line: int, text: str) -> None:
+    if len(columns) > _MOST_COLUMNS:
+        raise TopologyError("the matrix is too wide to be real", line, text)
+    twice = next((name for name in columns if columns.count(name) > 1), None)
+    if twice:
+        raise TopologyError(f"{twice} appears twice in the header", line, text)
+
+
+def _shape(prefix: str) -> str:
+    """What stands before a label (a line number, a time stamp, a quote sign), with all numbers alike."""
+    return re.sub(r"\d+", "0", " ".join(prefix.split()))
+
+
+# --- the rows ------------------------------------------------------------------------------------
+
+
+def _block(header: Header, lines: Sequence[str]) -> Block:
+    block = Block(header, len(lines))
+    for index in range(header.line, len(lines)):
+        line = _bare(lines[index])
+        if block.links and _header(line, index, lines):
+            block.end = index
+            break
+        label, start = _label(line, header)
+        # Behind the last row only a line of codes is taken for one more.
+        if label and (not block.complete or _ONLY_CODES.fullmatch(line[start:])):
+            _add_row(block, label, line[start:], index + 1)
+        elif block.complete and _ONLY_CODES.fullmatch(line.strip()):
+            raise TopologyError("this row has no column of its own in the header", index + 1, line)
+        elif not _NOTHING.fullmatch(line) and _shape(line) != header.shape:
+            block.end = index
+            break
+    _refuse_missing_rows(block, lines)
+    return block
+
+
+def _label(line: str, header: Header) -> tuple[str | None, int]:
+    """The row's label and where it starts; None where this line is no row."""
+    for found in re.finditer(r"\S+", line):
+        name = found[0]
+        if name in header.columns or NUMBERED.fullmatch(name):
+            shape = _shape(line[: found.start()])
+            is_row = shape in {"", header.shape} and line[found.end() :].strip() != ""
+            return (name if is_row else None), found.start()
+    return None, 0
+
+
+def _refuse_missing_rows(block: Block, lines: Sequence[str]) -> None:
+    missing = [name for name in block.header.columns if name not in block.links]
+    if not missing:
+        return
+    if not block.links:
+        raise TopologyError("no row of a matrix follows this header", block.header.line)
+    more = f" and of {len(missing) - 1} more" if len(missing) > 1 else ""
+    reason = f"the row of {missing[0]}{more} is missing: the matrix is cut off or interrupted"
+    cut_off = block.end == len(lines)
+    raise TopologyError(reason, None if cut_off else block.end + 1, "" if cut_off else lines[block.end])
+
+
+def _add_row(block: Block, label: str, text: str, line: int) -> None:
+    columns = block.header.columns
+    if label not in columns:
+        raise TopologyError(f"row {label} has no column of its own in the header", line, text)
+    cells, tail = _cells(label, text, line, len(columns))
+    if cells[columns.index(label)] != "X" or cells.count("X") != 1:
+        raise TopologyError(f"row {label} does not have its X under {label}", line, text)
+    links = {name: code for name, code in zip(columns, cells, strict=True) if name != label}
+    if label in block.links:
+        if links != block.links[label] or tail.cells != block.tails[label].cells:
+            raise TopologyError(f"row {label} appears twice with different cells", line, text)
+        if f"row {label} appears twice" not in block.warnings:
+            block.warnings.append(f"row {label} appears twice")
+        return
+    if tail.cells and (not GPU.fullmatch(label) or not block.header.titles):
+        raise TopologyError(f"row {label} has more cells than the header has columns", line, text)
+    block.links[label] = links
+    block.tails[label] = tail
+
+
+# --- the cells of one row ------------------------------------------------------------------------
+
+
+def split_codes(token: str) -> tuple[list[str], str]:
+    """The link codes at the beginning of a token ("PIXSYS" has two), and what is left of it."""
+    codes: list[str] = []
+    position = 0
+    while found := CODE.match(token, position):
+        codes.append(found[0])
+        position = found.end()
+    return codes, token[position:]
+
+
+def _cells(label: str, text: str, line: int, count: int) -> tuple[list[str], Tail]:
+    """The link cells of a row, exactly ``count``, and the cells behind them."""
+    cells: list[str] = []
+    starts: list[int] = []
+    tokens = list(re.finditer(r"\S+", text))[1:]
+    for index, token in enumerate(tokens):
+        codes, rest = split_codes(token[0])
+        cells += codes
+        starts += [token.start()] * len(codes)
+        if len(cells) > count:
+            break
+        if len(cells) == count:
+            behind = tokens[index + 1 :]
+            texts = ((rest,) if rest else ()) + tuple(one[0] for one in behind)
+            fields = None if rest else _fields(text, starts, token.end(), behind)
+            return cells, Tail(label, line, texts, fields)
+        if rest:
+            raise TopologyError(_unknown_cell(label, token[0], len(cells), count), line, text)
+    many = "more" if len(cells) > count else len(cells)
+    raise TopologyError(f"row {label} has {many} link cells under {count} columns", line, text)
+
+
+def _unknown_cell(label: str, cell: str, read: int, count: int) -> str:
+    if _P2P_CELL.fullmatch(cell):
+        return f"{cell} is a word of nvidia-smi topo -p2p; run nvidia-smi topo -m for the links"
+    if re.match(r"\d|N/A", cell):
+        return f"row {label} has {read} link cells under {count} columns, then {cell[:40]}"
+    return f"{cell[:40]} in row {label} is no link code of nvidia-smi topo -m"
+
+
+def _fields(
+    text: str, starts: Sequence[int], end: int, behind: Sequence[re.Match[str]]
+) -> tuple[int, ...] | None:
+    """How many tabs each cell behind the links stands right of the first affinity field."""
+    ends = [end, *(one.end() for one in behind)]
+    gaps = [(one, two.start()) for one, two in zip(ends, behind, strict=False)]
+    if "\t" in text[end:]:
+        steps = [two - one if text[one:two].strip("\t") == "" else 0 for one, two in _after_x(text, gaps)]
+    elif "\t" not in text and _on_tab_stops(text, starts):
+        steps = [two // 8 - one // 8 if two % 8 == 0 else 0 for one, two in gaps]
+    else:
+        return None
+    return None if 0 in steps else tuple(sum(steps[: index + 1]) - 1 for index in range(len(steps)))
+
+
+def _after_x(text: str, gaps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The gaps without the blank that nvidia-smi prints behind X."""
+    return [(one + 1 if text[one] == " " else one, two) for one, two in gaps]
+
+
+def _on_tab_stops(text: str, starts: Sequence[int]) -> bool:
+    """Whether the link cells stand where tabs would have put them; nvidia-smi prints X as " X "."""
+    return all(start - (text[start] == "X") == 8 * (index + 1) for index, start in enumerate(starts))

@@ -1,0 +1,67 @@
+"""The topology for people and for programs: plain text for a terminal, and the report's JSON.
+
+     GPU0  GPU1  NIC0  CPUs           NUMA  GPU memory
+GPU0  X    SYS   NODE  0-31,64-95     0     N/A
+GPU1  SYS   X    SYS   32-63,96-127   1     N/A
+NIC0  NODE  SYS   X
+
+NIC0 is mlx5_bond_0
+SYS   across the link between CPU sockets or NUMA nodes: GPU0-GPU1
+GPU0  nearest NIC: mlx5_bond_0 (NODE)
+"""
+
+from collections.abc import Iterator, Sequence
+
+from ddp_doctor.knowledge.link_codes import link_code
+from ddp_doctor.model.base import Json
+from ddp_doctor.parse.topo_matrix import TopologyMatrix
+
+_TITLES = ("CPUs", "NUMA", "GPU memory")
+#: More pairs of one kind than this are counted, not listed.
+_MOST_PAIRS = 12
+
+
+def topology_json(matrices: Sequence[TopologyMatrix]) -> dict[str, Json]:
+    """The keys that the report gets: ``topology`` (null without a matrix), ``topologies`` for several."""
+    views = [matrix.model_dump(mode="json", include=set(TopologyMatrix.model_fields)) for matrix in matrices]
+    report: dict[str, Json] = {"topology": views[0] if views else None}
+    return {**report, "topologies": views} if len(views) > 1 else report
+
+
+def matrix_rows(matrix: TopologyMatrix) -> list[list[str]]:
+    """The table cell by cell: the first row is the header, the first cell of each row its name."""
+    columns = list(matrix.links)
+    affinities = (matrix.cpu_affinity, matrix.numa_affinity, matrix.gpu_numa_id)
+    shown = [
+        (title, cells)
+        for title, cells in zip(_TITLES, affinities, strict=True)
+        if any(text is not None for text in cells.values())
+    ]
+    rows = [["", *columns, *(title for title, _ in shown)]]
+    for name in columns:
+        links = [" X" if name == other else matrix.links[name][other] for other in columns]
+        rows.append([name, *links, *(cells.get(name) or "" for _, cells in shown)])
+    return rows
+
+
+def matrix_text(matrix: TopologyMatrix) -> str:
+    """The table and what it says, in plain ASCII."""
+    rows = matrix_rows(matrix)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in (*table, "", *_notes(matrix)))
+
+
+def _notes(matrix: TopologyMatrix) -> Iterator[str]:
+    for nic, device in matrix.nics.items():
+        if nic != device:
+            yield f"{nic} is {device}"
+    by_code: dict[str, list[str]] = {}
+    for one, two, code in matrix.gpu_pairs():
+        by_code.setdefault(code, []).append(f"{one}-{two}")
+    for code, pairs in sorted(by_code.items(), key=lambda item: (link_code(item[0]).distance, item[0])):
+        listed = ", ".join(pairs) if len(pairs) <= _MOST_PAIRS else f"{len(pairs)} pairs of GPUs"
+        yield f"{code:5} {link_code(code).meaning.replace('#', code[2:])}: {listed}"
+    yield from matrix.nearest_in_words()
+    for warning in matrix.warnings:
+        yield f"Unclear: {warning}"

@@ -1,0 +1,31 @@
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor.parse.cpuinfo import cpu_vendor
+from tests.fakes import FakeContext
+
+
+@pytest.mark.parametrize(
+    ("text", "vendor"),
+    [
+        ("processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\n", "AuthenticAMD"),
+        ("processor\t: 0\nBogoMIPS\t: 2000.00\nCPU implementer\t: 0x41\n", "ARM"),
+        ("processor\t: 0\ncpu\t\t: POWER9\n", None),
+    ],
+)
+def test_vendor_as_the_kernel_prints_it(text: str, vendor: str | None):
+    assert cpu_vendor(FakeContext(files={"/proc/cpuinfo": text})) == vendor
+
+
+def test_no_cpuinfo_no_vendor():
+    assert cpu_vendor(FakeContext()) is None
+
+
+def test_this_machine_has_the_vendor_it_prints():
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        pytest.skip("no /proc/cpuinfo on this system")
+    text = path.read_text()
+    vendor = cpu_vendor(FakeContext(files={"/proc/cpuinfo": text}))
+    assert vendor is None or (vendor if vendor != "ARM" else "CPU implementer") in text

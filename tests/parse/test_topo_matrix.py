@@ -1,0 +1,365 @@
+"""The parser of ``nvidia-smi topo -m``: samples of every generation, made-up matrices, and hostile text."""
+
+import re
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ddp_doctor.parse.topo_matrix import TopologyError, TopologyMatrix, parse_matrices, parse_matrix
+
+SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
+CODES = ("NV1", "NV4", "NV12", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS")
+
+
+def sample(name: str) -> str:
+    with (SAMPLES / name).open(newline="") as file:
+        return file.read()
+
+
+def read(name: str) -> TopologyMatrix:
+    return parse_matrix(sample(name))
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(TopologyError) as caught:
+        parse_matrices(text)
+    return str(caught.value)
+
+
+# --- samples -------------------------------------------------------------------------------------
+
+
+def test_classic_two_socket_machine_is_read_cell_by_cell():
+    matrix = read("classic-two-socket.txt")
+    assert matrix.gpus == ("GPU0", "GPU1")
+    assert matrix.nics == {"NIC0": "mlx5_2", "NIC1": "mlx5_3", "NIC2": "mlx5_bond_0"}
+    assert matrix.links["GPU0"] == {"GPU1": "SYS", "NIC0": "SYS", "NIC1": "SYS", "NIC2": "NODE"}
+    assert matrix.links["GPU1"] == {"GPU0": "SYS", "NIC0": "NODE", "NIC1": "NODE", "NIC2": "SYS"}
+    assert matrix.links["NIC0"]["NIC1"] == "PIX"
+    assert matrix.cpu_affinity == {"GPU0": "0-31,64-95", "GPU1": "32-63,96-127"}
+    assert matrix.numa_affinity == {"GPU0": "0", "GPU1": "1"}
+    assert matrix.gpu_numa_id == {"GPU0": "N/A", "GPU1": "N/A"}
+    assert matrix.warnings == ()
+
+
+def test_nearest_nic_of_each_gpu_and_the_bonded_one_come_from_the_matrix():
+    matrix = read("classic-two-socket.txt")
+    assert matrix.nearest_hcas("GPU0") == ("NODE", ("mlx5_bond_0",))
+    assert matrix.nearest_hcas("GPU1") == ("NODE", ("mlx5_2", "mlx5_3"))
+    assert matrix.candidate_hcas() == ("mlx5_bond_0",)
+
+
+def test_without_a_bond_the_nearest_nic_of_each_gpu_is_the_candidate():
+    matrix = read("nvswitch-eight-gpus-raw.txt")
+    assert matrix.candidate_hcas() == ("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3")
+
+
+def test_old_driver_keeps_soc_and_has_no_numa_columns():
+    matrix = read("driver-375-soc.txt")
+    assert matrix.links["GPU0"]["GPU2"] == "SOC"
+    assert matrix.nics == {"mlx4_0": "mlx4_0"}
+    assert matrix.numa_affinity["GPU0"] is None
+    assert matrix.gpu_numa_id["GPU3"] is None
+
+
+def test_device_names_in_the_header_stand_for_themselves():
+    matrix = read("driver-450-nvlink-mesh.txt")
+    assert matrix.nics == {"mlx5_0": "mlx5_0", "mlx5_2": "mlx5_2"}
+    assert matrix.links["GPU2"]["GPU3"] == "NV2"
+
+
+def test_raw_terminal_output_with_underline_and_tabs_is_read():
+    matrix = read("nvswitch-eight-gpus-raw.txt")
+    assert len(matrix.gpus) == 8
+    assert {code for *_, code in matrix.gpu_pairs()} == {"NV18"}
+    assert matrix.links["GPU2"]["NIC1"] == "PIX"
+
+
+def test_wsl2_prints_only_the_gpu_numa_id_and_nothing_shifts():
+    matrix = read("wsl2-blank-affinities.txt")
+    assert matrix.cpu_affinity == {"GPU0": None, "GPU1": None}
+    assert matrix.numa_affinity == {"GPU0": None, "GPU1": None}
+    assert matrix.gpu_numa_id == {"GPU0": "N/A", "GPU1": "N/A"}
+
+
+def test_blank_cpu_list_in_a_slurm_job_does_not_move_the_numa_node_there():
+    matrix = read("slurm-cpuset-blank-cpus.txt")
+    assert matrix.cpu_affinity == {"GPU0": None, "GPU1": "24"}
+    assert matrix.numa_affinity == {"GPU0": "0", "GPU1": "1"}
+    assert matrix.nics == {"NIC0": "ibp12s0"}
+
+
+def test_gpus_with_memory_of_their_own_have_a_numa_id():
+    assert read("grace-gpu-numa-ids.txt").gpu_numa_id["GPU3"] == "26"
+
+
+def test_separators_lost_at_the_edge_of_the_terminal_are_put_back():
+    whole, glued = read("classic-two-socket.txt"), read("glued-by-the-terminal.txt")
+    assert glued == whole
+
+
+@pytest.mark.parametrize("name", ["log-prefixed.txt", "mail-quoted.txt"])
+def test_prefixed_lines_are_read(name: str):
+    matrix = read(name)
+    assert matrix.links == {"GPU0": {"GPU1": "PHB"}, "GPU1": {"GPU0": "PHB"}}
+    assert matrix.cpu_affinity["GPU1"] == "0-15"
+
+
+def test_markdown_table_is_read():
+    matrix = read("markdown-table.txt")
+    assert matrix.links["GPU0"] == {"GPU1": "NODE"}
+    assert matrix.numa_affinity == {"GPU0": "0", "GPU1": "0"}
+
+
+def test_two_hosts_in_one_text_give_two_matrices():
+    one, two = parse_matrices(sample("two-hosts.txt"))
+    assert one == read("classic-two-socket.txt")
+    assert two.links["GPU0"] == {"GPU1": "PHB"}
+    assert two.nics == {}
+
+
+def test_rows_that_disagree_are_kept_as_printed_and_told():
+    matrix = read("mig-rows-disagree.txt")
+    assert (matrix.links["GPU0"]["GPU2"], matrix.links["GPU2"]["GPU0"]) == ("NV12", "SYS")
+    assert len(matrix.warnings) == 2
+    assert list(matrix.gpu_pairs()) == [("GPU0", "GPU1", "NV12")]
+
+
+def test_hostile_nic_names_are_told_and_never_used():
+    matrix = read("hostile-nic-names.txt")
+    assert matrix.nics == {"NIC0": "NIC0", "NIC1": "NIC1"}
+    assert matrix.hcas() == {}
+    assert matrix.candidate_hcas() == ()
+    assert matrix.nearest_hcas("GPU0") == ("", ())
+    quoted = [warning.rpartition(": ")[2] for warning in matrix.warnings]
+    assert quoted == ["'mlx5_0$(reboot)'", "'`id`'"]
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+PAIR = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tPIX\t0-7\t0\nGPU1\tPIX\t X \t8-15\t0\n"
+
+
+def test_refusal_names_the_line_and_shows_it():
+    with pytest.raises(TopologyError) as caught:
+        parse_matrix("some prompt\n" + PAIR.replace("PIX\t X ", "P1X\t X "))
+    assert caught.value.line == 4
+    assert caught.value.reason == "P1X in row GPU1 is no link code of nvidia-smi topo -m"
+    assert caught.value.text.startswith("GPU1")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "empty"),
+        (" \r\n\ufeff", "empty"),
+        ("GPU prices are up 12 % in this NODE", "no matrix"),
+        (sample("cut-off.txt"), "row GPU6 has 1 link cells"),
+        (sample("p2p-capabilities.txt"), "topo -p2p"),
+        (PAIR.split("\n", 1)[1], "without its header"),
+        (PAIR.partition("\n")[0], "no row of a matrix follows"),
+        (PAIR.replace("\tGPU1\t", "\tGPU0\t", 1), "GPU0 appears twice in the header"),
+        ("\n".join(PAIR.split("\n")[:2]), "the row of GPU1 is missing"),
+        (PAIR.replace("\nGPU1", "\nTraceback: boom\nGPU1"), "the row of GPU1 is missing"),
+        (PAIR + "GPU2\tPIX\tPIX\t0-7\t0\n", "without its header"),
+        (PAIR + "GPU2\tPIX\tPIX\n", "row GPU2 has no column"),
+        (PAIR + "GPU1\tSYS\t X \t8-15\t0\n", "without its header"),
+        (PAIR.replace("GPU1\tPIX\t X ", "GPU1\t X \tPIX"), "does not have its X under GPU1"),
+        (PAIR.replace("GPU1\tPIX", "GPU1\tNV"), "no link code"),
+        (PAIR.replace("GPU1\tPIX", "GPU1\tNV#"), "no link code"),
+        (PAIR.replace("GPU1\tPIX", "GPU1\tCNS"), "topo -p2p"),
+        (PAIR.replace("GPU1\tPIX\t", "GPU1\t\t"), "1 link cells under 2 columns"),
+        (PAIR.replace("8-15", "15-8"), "affinity"),
+        (PAIR.replace("8-15\t0", "8-11"), "is cut off"),
+        (PAIR.replace("8-15\t0", "8-"), "affinity"),
+        (PAIR.replace("8-15\t0", ""), "is cut off"),
+        (PAIR.replace("NUMA Affinity", "Power Affinity"), "column title"),
+        (PAIR.replace("\tGPU0", "\tG\0PU0"), "NUL"),
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", "could not reach"),
+        ("Failed to initialize NVML: Driver/library version mismatch", "different versions"),
+        ("Failed to initialize NVML: Unknown Error", "NVML could not be initialised"),
+        ("No devices were found", "no GPU"),
+        ("bash: nvidia-smi: command not found", "not installed"),
+        ("  X    = Self\n  SYS  = Connection", "only the legend"),
+        ("=== ROCm System Management Interface ===\n GPU0 GPU1\nGPU0 0 72\nGPU1 72 0", "rocm-smi"),
+        ('<system version="1">', "topology file of NCCL"),
+    ],
+)
+def test_what_is_not_understood_is_refused(text: str, says: str):
+    assert says in refusal(text)
+
+
+def test_other_output_behind_the_matrix_does_no_harm():
+    behind = "\nGPU0 is an L4, GPU1 too.\n$ nvidia-smi topo -p2p r\n" + sample("p2p-capabilities.txt")
+    assert parse_matrices(PAIR + behind) == parse_matrices(PAIR)
+
+
+def test_one_cell_of_glued_affinity_that_can_be_cut_in_two_ways_is_refused():
+    text = PAIR.replace("\t", "  ")
+    assert parse_matrix(text.replace("8-15  0", "8-150")).cpu_affinity["GPU1"] == "8-15"
+    assert "cannot be told apart" in refusal(text.replace("8-15  0", "8-1511"))
+
+
+def test_glued_affinity_that_overlaps_the_other_socket_is_refused():
+    assert "cannot be told apart" in refusal(PAIR.replace("\t", "  ").replace("8-15  0", "5-150"))
+
+
+def test_glued_affinity_in_every_row_is_refused():
+    text = PAIR.replace("0-7\t0", "0-70").replace("8-15\t0", "8-150")
+    assert "cut off" in refusal(text)
+
+
+def test_duplicate_row_is_told():
+    text = PAIR + PAIR.split("\n")[2] + "\n"
+    with_links_only = (
+        text.replace("\t0-7\t0", "").replace("\t8-15\t0", "").replace("\tCPU Affinity\tNUMA Affinity", "")
+    )
+    assert parse_matrix(with_links_only).warnings == ("row GPU1 appears twice",)
+
+
+# --- made-up matrices ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Made:
+    """A matrix and the way it is printed."""
+
+    matrix: TopologyMatrix
+    text: str
+
+
+CPU_LISTS = st.sampled_from(["0", "0-15", "0-31,64-95", "0,2,4,6,8,10", "112-127,240-255", "1,4-89", "N/A"])
+NUMA_LISTS = st.sampled_from(["0", "1", "7", "0-1", "0-7", "N/A"])
+GPU_NUMA_IDS = st.sampled_from(["N/A", "2", "26"])
+DEVICES = st.sampled_from(["mlx5_{}", "mlx5_bond_{}", "mlx4_{}", "rocep{}s0f0", "ibp{}s0", "bnxt_re{}"])
+
+
+@st.composite
+def made(draw: st.DrawFn) -> Made:
+    gpus = [f"GPU{number}" for number in range(draw(st.integers(1, 6)))]
+    device = draw(DEVICES)
+    numbered = draw(st.booleans())
+    devices = [device.format(number) for number in range(draw(st.integers(0, 4)))]
+    nics = {f"NIC{number}" if numbered else name: name for number, name in enumerate(devices)}
+    columns = [*gpus, *nics]
+    pairs = {pair: draw(st.sampled_from(CODES)) for pair in combinations(columns, 2)}
+    links = {
+        one: {two: pairs.get((one, two)) or pairs[two, one] for two in columns if two != one}
+        for one in columns
+    }
+    width = draw(st.integers(1, 3))
+    cpus = {gpu: draw(CPU_LISTS if width < 3 else st.none() | CPU_LISTS) for gpu in gpus}
+    numas = {gpu: draw(NUMA_LISTS) if width > 1 else None for gpu in gpus}
+    ids = {gpu: draw(GPU_NUMA_IDS) if width > 2 else None for gpu in gpus}
+    matrix = TopologyMatrix(
+        gpus=tuple(gpus), nics=nics, links=links, cpu_affinity=cpus, numa_affinity=numas, gpu_numa_id=ids
+    )
+    return Made(matrix, _printed(draw, matrix, width, numbered))
+
+
+def _printed(draw: st.DrawFn, matrix: TopologyMatrix, width: int, numbered: bool) -> str:
+    """As nvidia-smi prints it, then as terminals, browsers and people hand it on."""
+    underline = draw(st.sampled_from([("", ""), ("\x1b[4m", "\x1b[0m"), ("\ufffd[4m", "\ufffd[0m")]))
+    titles = ["CPU Affinity", "NUMA Affinity", "GPU NUMA ID"][:width]
+    lines = ["\t" + underline[0] + "\t".join([*matrix.links, *titles]) + underline[1]]
+    for name, row in matrix.links.items():
+        cells = [" X " if other == name else row[other] for other in matrix.links]
+        lines.append("\t".join([name, *cells]) + _tail(matrix, name, width))
+    rows = draw(st.permutations(lines[1:])) if draw(st.booleans()) else lines[1:]
+    text = "\n".join([lines[0], *rows]) + "\n"
+    if draw(st.booleans()) and max(map(len, matrix.links)) < 8:
+        text = text.replace(underline[0], "").replace(underline[1], "").expandtabs(8)
+    if numbered and matrix.nics:
+        text += "\nNIC Legend:\n\n" + "".join(f"  {nic}: {name}\n" for nic, name in matrix.nics.items())
+    before = draw(st.sampled_from(["", "\ufeff", "$ nvidia-smi topo -m\n", "GPU Topology:\n\n", "```\n"]))
+    after = draw(st.sampled_from(["", "\n$ \n", "```\n", "\nGPU0 is slow\n"]))
+    return (before + text + after).replace("\n", draw(st.sampled_from(["\n", "\r\n", "\r"])))
+
+
+def _tail(matrix: TopologyMatrix, name: str, width: int) -> str:
+    if name not in matrix.gpus:
+        return ""
+    numa = matrix.numa_affinity[name] or ""
+    tail = "\t" + (matrix.cpu_affinity[name] or "")
+    if width > 1:
+        tail += ("\t\t" if numa == "N/A" else "\t") + numa
+    return tail + (f"\t\t{matrix.gpu_numa_id[name]}" if width > 2 else "")
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(made())
+def test_whatever_is_printed_is_read_back(one: Made):
+    assert parse_matrices(one.text) == (one.matrix,)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(made(), st.data())
+def test_a_damaged_matrix_never_gives_other_links_in_silence(one: Made, data: st.DataObject):
+    """Any token or line deleted, the text cut anywhere: the same links, a refusal, or a warning."""
+    spans = [found.span() for found in re.finditer(r"[^ \t\r\n]+|[^\r\n]+[\r\n]+", one.text)]
+    start, end = data.draw(st.sampled_from(spans))
+    damaged = data.draw(st.sampled_from([one.text[:start] + one.text[end:], one.text[:start]]))
+    try:
+        found = parse_matrices(damaged)
+    except TopologyError:
+        return
+    assert found[0].warnings or (found[0].links, found[0].gpus) == (one.matrix.links, one.matrix.gpus)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(made(), st.data())
+def test_a_separator_lost_in_every_row_changes_nothing(one: Made, data: st.DataObject):
+    columns = len(one.matrix.links)
+    column = data.draw(st.integers(1, columns))
+    if (
+        "\t" not in one.text
+        or columns < 2
+        or column == columns
+        or not set(one.matrix.nics) <= {"NIC0", "NIC1"}
+    ):
+        return
+    glued = re.sub(rf"^((?:GPU|NIC)\d(?:\t[^\t\r\n]*){{{column}}})\t", r"\1", one.text, flags=re.MULTILINE)
+    assert parse_matrices(glued)[0].links == one.matrix.links
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.text(
+        alphabet=st.sampled_from("GPUNIC0123456789 \t\n\r|XSYPBHODEV/A-,.:_\x1b[4m\ufeff\x00"), max_size=300
+    )
+)
+def test_any_text_is_read_or_refused(text: str):
+    with suppress(TopologyError):
+        assert parse_matrices(text)
+
+
+# --- bounded time --------------------------------------------------------------------------------
+
+HEADER = "\tGPU0\tGPU1\tCPU Affinity\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("x9 GPU SYS\n" * 300_000, id="lines"),
+        pytest.param("GPU0 " * 600_000, id="one line"),
+        pytest.param("GPU0 GPU1\n" * 100_000, id="headers"),
+        pytest.param("\r" * 1_000_000, id="carriage returns"),
+        pytest.param("\x1b[" * 1_000_000 + "\x1b]" * 1_000_000, id="escapes"),
+        pytest.param("<br" + "<" * 2_000_000, id="tags"),
+        pytest.param(HEADER + "GPU0\t X \tSYS\t" + "1," * 1_000_000, id="list"),
+        pytest.param(HEADER + "GPU0\t X \tSYS\t" + "1" * 2_000_000, id="number"),
+        pytest.param(HEADER + "GPU0\t X \tSYS\t0-3\n" * 50_000, id="same row"),
+        pytest.param("GPU0 " + " ".join(f"mlx5_{n}" for n in range(2_000)) + " CPU Affinity", id="wide"),
+    ],
+)
+def test_huge_text_is_refused_in_bounded_time(text: str):
+    started = time.monotonic()
+    refusal(text)
+    assert time.monotonic() - started < 4.0

@@ -1,0 +1,97 @@
+"""Real pasted topologies with their ground truth, where a folder of them stands beside the checkout.
+
+The project neither ships nor needs them; they show that no real output is misread.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor.parse.topo_matrix import TopologyError, TopologyMatrix, parse_matrices, parse_matrix
+
+CORPUS = Path(__file__).parents[3] / "shared" / "corpus"
+REAL, NASTY = CORPUS / "topology", CORPUS / "topology-nasty"
+MATRIX = "nvidia-smi topo -m"
+LEAST_READ = 0.85
+
+
+def entries(folder: Path) -> list[dict[str, Any]]:
+    if not (folder / "index.jsonl").exists():
+        pytest.skip(f"no folder of real topologies beside the checkout ({folder})")
+    with (folder / "index.jsonl").open() as lines:
+        return [json.loads(line) for line in lines]
+
+
+def text_of(folder: Path, entry: dict[str, Any]) -> str:
+    return (folder / str(entry["file"])).read_bytes().decode("utf-8", "replace")
+
+
+def read_or_none(text: str) -> tuple[TopologyMatrix, ...] | None:
+    try:
+        return parse_matrices(text)
+    except TopologyError:
+        return None
+
+
+def as_expected(matrix: TopologyMatrix) -> dict[str, Any]:
+    gpus = matrix.gpus
+    return {
+        "matrix": [["X" if one == two else matrix.links[one][two] for two in gpus] for one in gpus],
+        "gpu_names": list(gpus),
+        "nic_columns": list(matrix.nics),
+        "nic_names": list(matrix.nics.values()),
+        "gpu_nic": {gpu: {nic: matrix.links[gpu][nic] for nic in matrix.nics} for gpu in gpus},
+        "cpu_affinity": list(matrix.cpu_affinity.values()),
+        "numa_affinity": list(matrix.numa_affinity.values()),
+        "gpu_numa_id": list(matrix.gpu_numa_id.values()),
+    }
+
+
+def wrong_fields(matrix: TopologyMatrix, expected: dict[str, Any]) -> list[str]:
+    found = as_expected(matrix)
+    return [name for name, value in expected.items() if name in found and found[name] != value]
+
+
+def test_real_matrices_are_read_exactly_or_refused():
+    count: Counter[str] = Counter()
+    for entry in entries(REAL):
+        if entry["kind"] != MATRIX:
+            continue
+        try:
+            wrong = wrong_fields(parse_matrix(text_of(REAL, entry)), entry["expected"])
+        except TopologyError as error:
+            print(f"{entry['id']} refused: {error}")
+            count["refused"] += 1
+            continue
+        assert wrong == [], f"{entry['id']} is misread"
+        count["right"] += 1
+    print(dict(count))
+    assert count["right"] >= LEAST_READ * count.total()
+
+
+def test_relatives_of_the_matrix_are_refused():
+    for entry in entries(REAL):
+        if entry["kind"] != MATRIX:
+            with pytest.raises(TopologyError):
+                parse_matrices(text_of(REAL, entry))
+
+
+def test_hostile_inputs_are_read_exactly_or_refused():
+    count: Counter[str] = Counter()
+    for entry in entries(NASTY):
+        if not (NASTY / str(entry["file"])).exists():
+            continue
+        matrices = read_or_none(text_of(NASTY, entry))
+        count["refused" if matrices is None else "read"] += 1
+        if matrices is None:
+            assert entry["status"] != "ok", f"{entry['id']} should be read"
+            continue
+        assert entry["status"] != "error" or len(matrices) > 1, f"{entry['id']} should be refused"
+        expected = entry["expected"] or {}
+        allowed = {"nic_names"} if entry["reason"] == "suspicious_nic_name" else set()
+        assert set(wrong_fields(matrices[0], expected)) <= allowed, f"{entry['id']} is misread"
+        assert matrices[0].warnings or entry["status"] == "ok" or len(matrices) > 1
+    print(dict(count))
