@@ -1,0 +1,86 @@
+"""What mends GPUs that cannot talk directly, with the price of each.
+
+Sources: NCCL user guide (troubleshooting: PCI Access Control Services; environment variables
+NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_IB_HCA, NCCL_IB_GID_INDEX) and reports in which a user confirmed
+the cure: NVIDIA/nccl issues 667 and 2079 (ACS, IOMMU), pytorch/pytorch issue 79299 (IOMMU).
+"""
+
+from ddp_doctor.model.finding import Proof, Remedy, Setting
+
+_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/"
+
+REPAIR_PATH = Remedy(
+    summary="Repair the path: turn off ACS on the PCIe bridges, or the IOMMU, and measure again",
+    commands=("sudo lspci -vvv | grep ACSCtl   # SrcValid+ means that ACS is on", "cat /proc/cmdline"),
+    scope="node",
+    cost="an administrator's work in the BIOS or on the kernel's command line, and a reboot",
+    undo="turn ACS or the IOMMU on again; virtual machines need both",
+    proof=Proof(reason="it takes an administrator and a reboot"),
+    references=(_GUIDE + "troubleshooting.html",),
+)
+
+DISABLE_P2P = Remedy(
+    summary="Until then, send the traffic through host memory",
+    settings=(Setting(name="NCCL_P2P_DISABLE", value="1", why="NCCL then copies through shared memory"),),
+    cost=(
+        "a proof and a stop-gap, not a cure: all GPUs of the node give up P2P, NVLink too, and what went"
+        " directly now crosses host memory twice"
+    ),
+    undo="unset NCCL_P2P_DISABLE",
+    proof=Proof(reason="no trial with this setting was recorded"),
+    references=(_GUIDE + "env.html#nccl-p2p-disable",),
+)
+
+UNSET_LEVEL = Remedy(
+    summary="Give NCCL its own limit back, if nobody needs the wider one",
+    settings=(
+        Setting(name="NCCL_P2P_LEVEL", action="unset", why="it lets P2P reach farther than by default"),
+    ),
+    cost="GPUs beyond the limit talk through host memory, as NCCL intends",
+    undo="set NCCL_P2P_LEVEL to its old value",
+    proof=Proof(reason="no trial with this setting was recorded"),
+    references=(_GUIDE + "env.html#nccl-p2p-level",),
+)
+
+
+def use_hca(devices: tuple[str, ...], others: tuple[str, ...], why: str) -> Remedy:
+    """Point NCCL at these RDMA devices; the GID index is only named, never guessed.
+
+    Names in NCCL_IB_HCA are prefixes unless = stands before them, so it does where ``others`` would match.
+    """
+    exact = any(other.startswith(name) for name in devices for other in others)
+    value = ("=" if exact else "") + ",".join(devices)
+    return Remedy(
+        summary=(
+            f"Only for jobs of several nodes: {', '.join(devices)} is the candidate for NCCL_IB_HCA. Whether"
+            " NCCL_IB_GID_INDEX must be set as well needs show_gids or sysfs; NCCL 2.21 and newer find the"
+            " RoCE v2 entry themselves"
+        ),
+        settings=(Setting(name="NCCL_IB_HCA", value=value, why=why),),
+        commands=(
+            "show_gids",
+            *(f"grep . /sys/class/infiniband/{name}/ports/1/gid_attrs/types/*" for name in devices),
+        ),
+        cost="other NICs stay idle; nothing changes within one node",
+        undo="unset NCCL_IB_HCA",
+        proof=Proof(reason="it takes several nodes to try"),
+        references=(_GUIDE + "env.html#nccl-ib-hca", _GUIDE + "env.html#nccl-ib-gid-index"),
+    )
+
+
+def look_at_nvlinks(gpus: tuple[str, ...]) -> Remedy:
+    """Find out which link is down, and why."""
+    numbers = [gpu.removeprefix("GPU") for gpu in gpus]
+    return Remedy(
+        summary=f"Look at the links of {' and '.join(gpus)}; reset or reseat what is down",
+        commands=(
+            *(f"nvidia-smi nvlink -s -i {number}" for number in numbers),
+            *(f"nvidia-smi nvlink -e -i {number}" for number in numbers),
+            "sudo dmesg | grep -i xid   # 74 and 144-150 are NVLink errors",
+        ),
+        scope="node",
+        cost="a reset needs the node drained; a bridge or board needs hands",
+        undo="nothing to undo",
+        proof=Proof(reason="it takes an administrator"),
+        references=("https://docs.nvidia.com/deploy/xid-errors/",),
+    )

@@ -1,0 +1,147 @@
+"""Which pairs of ranks stand still over NCCL's P2P: read from a stuck trial and the NCCL log in it.
+
+A stall of P2P leaves no message. What is left is that both ranks entered the same step, neither left
+it, both processes run as they should, and the log in their output says ``0[0] -> 1[1] via P2P/CUMEM``.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ddp_doctor.knowledge.link_codes import nvlinks
+from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
+from ddp_doctor.parse.nccl_log import NcclTransportFact, Transport, parse_nccl_log
+from ddp_doctor.parse.topo_matrix import TopologyMatrix
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Two ranks of one node, their GPUs, and the path between them."""
+
+    trial: TrialRecord
+    node: int
+    ranks: tuple[int, int]
+    gpus: tuple[str, str]
+    code: str
+    via: str
+    log: NcclTransportFact
+
+    @property
+    def isolated(self) -> bool:
+        """Whether the pair was alone with itself, as in the p2p check, and not part of a ring."""
+        return self.trial.judged_check == "p2p"
+
+
+def find_stalls(matrices: Mapping[int, TopologyMatrix], trials: Sequence[TrialRecord]) -> list[Stall]:
+    """The pairs that stand still over P2P, on the nodes with a matrix: those isolated, where any is."""
+    found = [
+        one
+        for trial in trials
+        if trial.backend == "nccl" and trial.outcome == "stuck"
+        for node, ranks in _by_node(trial).items()
+        if node in matrices
+        for one in _stalls_on(matrices[node], node, trial, ranks)
+    ]
+    passed = [set(trial.ranks) for trial in _ended(trials) if "p2p" in trial.checks]
+    isolated = [one for one in found if one.isolated]
+    return isolated or [one for one in found if not any(set(one.ranks) <= ranks for ranks in passed)]
+
+
+def nodes_nccl_ran_on(trials: Sequence[TrialRecord]) -> set[int]:
+    """The nodes between whose own ranks NCCL moved data, in a trial that ended."""
+    tried = (trial for trial in _ended(trials) if {"allreduce", "p2p"} & set(trial.checks))
+    return {node for trial in tried for node, ranks in _by_node(trial).items() if len(ranks) > 1}
+
+
+def logs_by_node(trials: Sequence[TrialRecord]) -> dict[int, NcclTransportFact]:
+    """What NCCL logged on each node, in all trials."""
+    texts: dict[int, list[str]] = {}
+    for trial in trials:
+        for one in trial.evidence:
+            texts.setdefault(one.node, []).append(one.output_tail)
+    return {node: parse_nccl_log("\n".join(tails)) for node, tails in texts.items()}
+
+
+def _ended(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    return [trial for trial in trials if trial.backend == "nccl" and trial.outcome == "finished"]
+
+
+def _by_node(trial: TrialRecord) -> dict[int, list[RankEvidence]]:
+    nodes: dict[int, list[RankEvidence]] = {}
+    for one in trial.evidence:
+        nodes.setdefault(one.node, []).append(one)
+    return nodes
+
+
+def _stalls_on(
+    matrix: TopologyMatrix, node: int, trial: TrialRecord, here: Sequence[RankEvidence]
+) -> Iterator[Stall]:
+    check = trial.judged_check
+    if check not in {"p2p", "allreduce"}:
+        return
+    steps = {one.rank: step for one in here if (step := _open_step(one, check))}
+    if check == "allreduce" and not (_all_wait(trial, steps) and _same_calls(trial)):
+        return
+    log = parse_nccl_log("\n".join(one.output_tail for one in here))
+    for ranks, transport in _by_pair(log).items():
+        gpus = _gpus_of(transport, matrix)
+        if gpus is not None and _meet(ranks, steps):
+            code = matrix.links[gpus[0]][gpus[1]]
+            if nvlinks(code) == 0:
+                yield Stall(trial, node, ranks, gpus, code, transport.via, log)
+
+
+def _all_wait(trial: TrialRecord, steps: Mapping[int, Step]) -> bool:
+    """Whether every rank stands in the step.
+
+    One that died, stopped or never entered would explain the others, and so would the network, where
+    some of them are on other nodes.
+    """
+    return all(one.done or one.rank in steps for one in trial.evidence)
+
+
+def _same_calls(trial: TrialRecord) -> bool:
+    """Whether torch's flight recorder saw all ranks call the same; a mismatch hangs just as silently."""
+    calls: dict[int, tuple[object, ...]] = {}
+    entries = (entry for one in trial.evidence for entry in one.flight)
+    return all(
+        calls.setdefault(entry.seq, (entry.op, entry.sizes, entry.dtypes))
+        == (entry.op, entry.sizes, entry.dtypes)
+        for entry in entries
+    )
+
+
+def _open_step(one: RankEvidence, check: str) -> Step | None:
+    """The step of this check that a running process entered and has not left."""
+    last = one.steps[-1] if one.steps else None
+    runs = one.began and one.exit_code is None and one.raised is None and (one.state or "R") in "RS"
+    return last if runs and last and last.check == check and last.left_at is None else None
+
+
+def _by_pair(log: NcclTransportFact) -> dict[tuple[int, int], Transport]:
+    """One P2P transport for each pair of ranks, the lower rank first."""
+    pairs: dict[tuple[int, int], Transport] = {}
+    for transport in log.transports:
+        if transport.via.startswith("P2P/"):
+            one, two = sorted((transport.from_rank, transport.to_rank))
+            pairs.setdefault((one, two), transport)
+    return pairs
+
+
+def _meet(ranks: tuple[int, int], steps: Mapping[int, Step]) -> bool:
+    """Whether both stand in one and the same step, each waiting for the other."""
+    if not set(ranks) <= set(steps):
+        return False
+    one, two = (steps[rank] for rank in ranks)
+    # A step with peers is a pair's own; its ends may have come through different numbers of rounds.
+    facing = ranks[1] in one.peers and ranks[0] in two.peers
+    together = not one.peers and not two.peers and one.seq == two.seq
+    return (facing or together) and (one.name, one.detail) == (two.name, two.detail)
+
+
+def _gpus_of(transport: Transport, matrix: TopologyMatrix) -> tuple[str, str] | None:
+    """The columns of both ends: by NVML index, else because there are only two."""
+    ends = (transport.from_gpu, transport.to_gpu)
+    if None in ends:
+        return (matrix.gpus[0], matrix.gpus[1]) if len(matrix.gpus) == 2 else None
+    one, two = (f"GPU{number}" for number in sorted(end for end in ends if end is not None))
+    return (one, two) if one != two and {one, two} <= set(matrix.gpus) else None

@@ -1,0 +1,346 @@
+"""topology: what the probe makes of nvidia-smi, and what the rules make of recorded machines."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor.checks.topology import CHECK, TopologyFact, probe, read_pasted
+from ddp_doctor.model.choices import Severity, Status
+from ddp_doctor.model.context import CommandResult
+from ddp_doctor.model.fact import Absent, CouldNotLook, Failed, Reading, TookTooLong
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.model.trial import RankEvidence, TrialRecord
+from ddp_doctor.sources.machine import LiveContext
+from tests.fakes import FakeContext
+
+TESTS = Path(__file__).parents[1]
+SAMPLES = TESTS / "samples" / "topology"
+RECORDINGS = TESTS / "recordings"
+OURS = sorted(
+    path.name.removesuffix(".expected.json")
+    for path in RECORDINGS.glob("*.expected.json")
+    if path.name.startswith(("classic-two-socket", "healthy-two-socket", "nvswitch-", "nvlink-", "topology-"))
+)
+DRIVER_GONE = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure …\n"
+
+
+def sample(name: str) -> str:
+    return (SAMPLES / name).read_text()
+
+
+def load(name: str) -> Recording:
+    return Recording.model_validate_json((RECORDINGS / f"{name}.json").read_text())
+
+
+def judge(recording: Recording) -> list[Finding]:
+    return [finding for rule in CHECK.rules for finding in rule.apply(recording)]
+
+
+def classic(trials: tuple[TrialRecord, ...] = (), **fact: Any) -> Recording:
+    (reading,) = read_pasted(sample("classic-two-socket.txt"))
+    assert reading.fact is not None
+    changed = reading.model_copy(update={"fact": {**reading.fact, **fact}})
+    world = World(nodes=(Node(hostname="l4node"),), world_size=2, nproc_per_node=2, backend="nccl")
+    return Recording(world=world, readings=(changed,), trials=trials)
+
+
+# --- the probe -----------------------------------------------------------------------------------
+
+
+def test_matrix_cpu_vendor_and_settings_of_this_host_are_recorded():
+    ctx = FakeContext(
+        env={"NCCL_P2P_LEVEL": "SYS", "HOME": "/root"},
+        files={"/proc/cpuinfo": "vendor_id\t: AuthenticAMD\n"},
+        commands={"nvidia-smi": sample("classic-two-socket.txt")},
+    )
+    fact = probe(ctx)
+    assert fact.links["GPU0"]["GPU1"] == "SYS"
+    assert fact.cpu_vendor == "AuthenticAMD"
+    assert fact.nccl_settings == {"NCCL_P2P_LEVEL": "SYS"}
+    assert ctx.raw == sample("classic-two-socket.txt")
+    assert TopologyFact.model_validate(fact.recorded()) == fact
+
+
+def test_without_nvidia_smi_the_topology_is_absent():
+    with pytest.raises(Absent, match="not installed"):
+        probe(FakeContext())
+
+
+def test_nvidia_smi_that_hangs_took_too_long():
+    hung = CommandResult(("nvidia-smi",), "timed_out")
+    with pytest.raises(TookTooLong, match="driver may hang"):
+        probe(FakeContext(commands={"nvidia-smi": hung}))
+
+
+def gpu_on_pci(driver: str, vendor: str = "0x10de") -> dict[str, Any]:
+    device = "/sys/bus/pci/devices/0000:61:00.0"
+    return {
+        "files": {f"{device}/vendor": f"{vendor}\n", f"{device}/class": "0x030200\n"},
+        "links": {f"{device}/driver": f"../../../../bus/pci/drivers/{driver}"},
+    }
+
+
+def test_driver_that_does_not_answer_for_a_gpu_fails_with_its_words():
+    gone = CommandResult(("nvidia-smi",), "ended", 9, DRIVER_GONE)
+    ctx = FakeContext(commands={"nvidia-smi": gone}, **gpu_on_pci("nvidia"))
+    with pytest.raises(Failed, match="couldn't communicate with the NVIDIA driver"):
+        probe(ctx)
+    assert ctx.raw == DRIVER_GONE
+
+
+def test_nvidia_smi_on_a_machine_without_a_gpu_is_absent():
+    gone = CommandResult(("nvidia-smi",), "ended", 9, DRIVER_GONE)
+    with pytest.raises(Absent, match="no NVIDIA GPU here"):
+        probe(FakeContext(commands={"nvidia-smi": gone}, **gpu_on_pci("ast", vendor="0x1a03")))
+    with pytest.raises(Absent, match="no NVIDIA GPU here"):
+        probe(FakeContext(commands={"nvidia-smi": gone}, **gpu_on_pci("vfio-pci")))
+
+
+def test_nvidia_smi_that_fails_where_the_bus_cannot_be_read_is_no_proof_of_absence():
+    gone = CommandResult(("nvidia-smi",), "ended", 9, DRIVER_GONE)
+    with pytest.raises(Failed):
+        probe(FakeContext(commands={"nvidia-smi": gone}))
+
+
+def test_container_without_a_gpu_on_a_host_with_gpus_is_absent():
+    gone = CommandResult(("nvidia-smi",), "ended", 9, "", "Failed to initialize NVML: Unknown Error\n")
+    env = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    machine = gpu_on_pci("nvidia")
+    with pytest.raises(Absent, match="Unknown Error"):
+        probe(FakeContext(env=env, commands={"nvidia-smi": gone}, **machine))
+    machine["files"]["/dev/nvidia0"] = ""
+    with pytest.raises(Failed, match="NVML could not be initialised"):
+        probe(FakeContext(env=env, commands={"nvidia-smi": gone}, **machine))
+
+
+def test_matrix_that_is_not_understood_fails_with_the_line():
+    ctx = FakeContext(commands={"nvidia-smi": sample("cut-off.txt")}, **gpu_on_pci("nvidia"))
+    with pytest.raises(Failed, match="line 8: row GPU6"):
+        probe(ctx)
+
+
+def nvidia_smi(folder: Path, body: str) -> LiveContext:
+    """The real machine, with this script in the place of nvidia-smi."""
+    script = folder / "nvidia-smi"
+    script.write_text(f"#!/bin/sh\n{body}\n")
+    script.chmod(0o755)
+    return LiveContext({"PATH": f"{folder}:/usr/bin:/bin"}, time.monotonic() + 1.5)
+
+
+def test_a_real_process_that_prints_the_matrix_is_read(tmp_path: Path):
+    ctx = nvidia_smi(tmp_path, f'[ "$*" = "topo -m" ] && cat {SAMPLES}/nvswitch-eight-gpus-raw.txt')
+    assert len(probe(ctx).gpus) == 8
+
+
+def test_a_real_process_that_hangs_is_given_up_before_the_deadline(tmp_path: Path):
+    ctx = nvidia_smi(tmp_path, "exec sleep 60")
+    with pytest.raises(TookTooLong):
+        probe(ctx)
+    assert time.monotonic() < ctx.deadline
+
+
+def test_this_machine_has_a_topology_or_a_reason_why_not():
+    try:
+        fact = probe(LiveContext(dict(os.environ), time.monotonic() + 20))
+    except CouldNotLook as reason:
+        said = str(reason)
+        assert said
+    else:
+        assert fact.gpus
+
+
+# --- recordings ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_recording_gives_exactly_the_expected_codes(name: str):
+    expected = json.loads((RECORDINGS / f"{name}.expected.json").read_text())
+    assert [finding.code for finding in judge(load(name))] == expected["codes"]
+
+
+def test_classic_machine_from_the_matrix_alone_is_a_warning_with_candidates_not_tried():
+    (finding,) = judge(load("classic-two-socket-matrix-alone"))
+    assert (finding.name, finding.severity) == ("p2p-may-cross-sockets", Severity.WARNING)
+    assert "GPU0-GPU1" in finding.title
+    assert "not recorded" in finding.detail
+    settings = {one.name: one.value for remedy in finding.remedies for one in remedy.settings}
+    assert settings == {"NCCL_P2P_DISABLE": "1", "NCCL_IB_HCA": "mlx5_bond_0"}
+    assert all(remedy.proof.status == "not_tried" and remedy.proof.reason for remedy in finding.remedies)
+    assert "needs show_gids or sysfs" in finding.remedies[1].summary
+    assert "nearest NIC to GPU0: mlx5_bond_0 (NODE)" in [one.text for one in finding.evidence]
+
+
+def test_classic_machine_with_recorded_facts_is_an_error_that_names_the_pair():
+    (finding,) = judge(load("classic-two-socket-with-recorded-facts"))
+    assert (finding.name, finding.severity) == ("p2p-stalls-between-gpus", Severity.ERROR)
+    assert finding.title == (
+        "GPUs on l4node stall when NCCL copies directly between them: GPU0-GPU1 (P2P/CUMEM over SYS)"
+    )
+    (culprit,) = finding.culprits
+    assert (culprit.kind, culprit.node, culprit.rank, culprit.peer_rank) == ("pair", "l4node", 0, 1)
+    settings = [(one.name, one.value, one.action) for remedy in finding.remedies for one in remedy.settings]
+    assert settings == [("NCCL_P2P_DISABLE", "1", "set"), ("NCCL_P2P_LEVEL", None, "unset")]
+    assert "stop-gap" in finding.remedies[1].cost
+    texts = [one.text for one in finding.evidence]
+    assert "P2P is allowed up to SYS: NCCL_P2P_LEVEL=SYS is set" in texts
+
+
+def test_a_limit_that_nobody_widened_is_not_to_be_unset():
+    recorded = load("classic-two-socket-with-recorded-facts")
+    amd = classic(recorded.trials, cpu_vendor="AuthenticAMD", nccl_settings={"NCCL_P2P_LEVEL": "SYS"})
+    (finding,) = judge(amd)
+    assert [one.name for remedy in finding.remedies for one in remedy.settings] == ["NCCL_P2P_DISABLE"]
+
+
+def stuck_on_two_nodes(used: int) -> Recording:
+    """The classic machine as one of two nodes, whose NCCL sends over device number ``used``."""
+    recorded = load("classic-two-socket-with-recorded-facts")
+    assert recorded.world is not None
+    channel = f"l4node:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 2[0] [send] via NET/IB/{used}/GDRDMA\n"
+    trial = recorded.trials[1]
+    evidence = tuple(
+        one.model_copy(update={"output_tail": one.output_tail + channel}) for one in trial.evidence
+    )
+    return recorded.model_copy(
+        update={
+            "world": recorded.world.model_copy(update={"nnodes": 2, "world_size": 4}),
+            "trials": (trial.model_copy(update={"evidence": evidence}),),
+        }
+    )
+
+
+def hca_values(recording: Recording) -> list[str | None]:
+    settings = [one for finding in judge(recording) for remedy in finding.remedies for one in remedy.settings]
+    return [one.value for one in settings if one.name == "NCCL_IB_HCA"]
+
+
+def test_hca_is_advised_on_several_roce_nodes_where_nccl_took_another():
+    assert hca_values(stuck_on_two_nodes(used=0)) == ["mlx5_bond_0"]
+
+
+def test_hca_is_left_out_where_nccl_took_it_itself_or_there_is_one_node():
+    assert hca_values(stuck_on_two_nodes(used=2)) == []
+    assert hca_values(load("classic-two-socket-with-recorded-facts")) == []
+
+
+@pytest.mark.parametrize(
+    ("fact", "codes"),
+    [
+        ({"cpu_vendor": "AuthenticAMD"}, ["DD402"]),
+        ({"cpu_vendor": "GenuineIntel"}, []),
+        ({"cpu_vendor": "ARM"}, []),
+        ({"cpu_vendor": "GenuineIntel", "nccl_settings": {"NCCL_P2P_LEVEL": "SYS"}}, ["DD402"]),
+        ({"cpu_vendor": "GenuineIntel", "nccl_settings": {"NCCL_P2P_LEVEL": "5"}}, ["DD402"]),
+        ({"cpu_vendor": "AuthenticAMD", "nccl_settings": {"NCCL_P2P_LEVEL": "PXB"}}, []),
+        ({"cpu_vendor": "AuthenticAMD", "nccl_settings": {"NCCL_P2P_DISABLE": "1"}}, []),
+        ({"cpu_vendor": "AuthenticAMD", "nccl_settings": {"NCCL_P2P_DISABLE": "true"}}, ["DD402"]),
+    ],
+)
+def test_p2p_over_sys_is_told_only_where_nccl_allows_it(fact: dict[str, Any], codes: list[str]):
+    assert [finding.code for finding in judge(classic(**fact))] == codes
+
+
+def test_hca_that_the_user_set_is_left_alone():
+    assert hca_values(classic(nccl_settings={"NCCL_IB_HCA": "mlx5_2"})) == []
+
+
+def test_exact_names_where_a_prefix_would_match_another_nic():
+    text = sample("classic-two-socket.txt").replace("mlx5_bond_0", "mlx5_1").replace("mlx5_2", "mlx5_10")
+    (reading,) = read_pasted(text)
+    assert hca_values(Recording(readings=(reading,))) == ["mlx5_10,mlx5_3,mlx5_1"]
+    away = text.replace(
+        "GPU0     X      SYS     SYS     SYS     NODE", "GPU0     X      SYS     SYS     SYS     PIX "
+    )
+    away = away.replace("NIC2    NODE", "NIC2    PIX ").replace(
+        "NODE    NODE    SYS     32", "SYS     SYS     PIX     32"
+    )
+    (reading,) = read_pasted(away)
+    assert hca_values(Recording(readings=(reading,))) == ["=mlx5_1"]
+
+
+def test_hostile_nic_name_never_reaches_a_setting_or_command():
+    (reading,) = read_pasted(sample("hostile-nic-names.txt"))
+    findings = judge(Recording(readings=(reading,)))
+    assert [finding.code for finding in findings] == ["DD402", "DD404"]
+    remedies = [remedy for finding in findings for remedy in finding.remedies]
+    assert not any("reboot" in remedy.model_dump_json() for remedy in remedies)
+    assert hca_values(Recording(readings=(reading,))) == []
+
+
+def test_one_cause_on_many_nodes_is_one_finding():
+    (reading,) = read_pasted(sample("classic-two-socket.txt"))
+    readings = tuple(reading.model_copy(update={"node": node}) for node in range(6))
+    nodes = tuple(Node(node_rank=node, hostname=f"n{node}") for node in range(6))
+    (finding,) = judge(Recording(world=World(nnodes=6, nodes=nodes), readings=readings))
+    assert "n0, n1, n2, n3 and 2 more" in finding.title
+    assert len(finding.culprits) == 6
+
+
+def test_gpu_without_any_nvlink_among_linked_peers_is_an_info():
+    lines = sample("nvswitch-one-link-down.txt").replace("NV17", "SYS ").splitlines()
+    (reading,) = read_pasted("\n".join(lines))
+    (finding,) = judge(Recording(readings=(reading,)))
+    assert (finding.code, finding.severity) == ("DD403", Severity.INFO)
+    assert finding.title == "NVLinks are missing on this host: GPU3 has none where the others have 18"
+
+
+def test_missing_nvlink_names_the_gpu_and_what_its_peers_have():
+    (finding,) = judge(load("nvswitch-one-link-down"))
+    assert finding.title == "NVLinks are missing on hgx3: GPU3 has 17 where the others have 18"
+    assert [(one.kind, one.gpu) for one in finding.culprits] == [("gpu", 3)]
+    assert (finding.evidence[0].value, finding.evidence[0].expected) == (17, 18)
+
+
+# --- pasted text ---------------------------------------------------------------------------------
+
+
+def test_two_pasted_hosts_are_told_apart():
+    readings = read_pasted(sample("two-hosts.txt").replace("PHB", "SYS"))
+    assert [reading.node for reading in readings] == [0, 1]
+    titles = [finding.title for finding in judge(Recording(readings=readings))]
+    assert ["host 1 of the text" in titles[0], "host 2 of the text" in titles[1]] == [True, True]
+
+
+def test_refused_text_is_a_failed_reading_and_one_finding():
+    (reading,) = read_pasted("Failed to initialize NVML: Unknown Error")
+    assert (reading.status, reading.fact) == (Status.FAILED, None)
+    recording = Recording(options=Options(command="topology"), readings=(reading,))
+    (finding,) = judge(recording)
+    assert finding.code == "DD405"
+    assert "NVML could not be initialised" in finding.title
+
+
+def test_live_failure_is_no_finding_about_pasted_text():
+    failed = Reading(check="topology", status=Status.FAILED, reason="nvidia-smi gave no topology")
+    assert judge(Recording(readings=(failed,))) == []
+
+
+def test_huge_paste_keeps_only_its_beginning():
+    (reading,) = read_pasted("x" * 1_000_000)
+    assert len(reading.raw or "") == 200_000
+
+
+def test_rules_are_fast_on_many_nodes():
+    (reading,) = read_pasted(sample("nvswitch-one-link-down.txt"))
+    count = 512
+    readings = tuple(reading.model_copy(update={"node": node}) for node in range(count))
+    evidence = tuple(RankEvidence(rank=rank, node=rank // 8, began=True) for rank in range(8 * count))
+    trial = TrialRecord(
+        trial="0", backend="nccl", outcome="stuck", judged_check="allreduce", evidence=evidence
+    )
+    recording = Recording(readings=readings, trials=(trial,))
+    started = time.monotonic()
+    (finding,) = judge(recording)
+    assert time.monotonic() - started < 4.0
+    assert len(finding.culprits) == count
+
+
+def test_docs_have_the_four_sections_in_order():
+    headings = ["What it finds", "Why it matters", "Remedy", "References"]
+    for rule in CHECK.rules:
+        assert [line for line in rule.doc.splitlines() if line in headings] == headings
