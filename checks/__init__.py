@@ -6,12 +6,31 @@ tests/recordings/ in which it fires and one in which it stays silent. tests/test
 tells what is still missing; ``make docs`` writes its reference page.
 """
 
-from ddp_doctor.checks import allreduce, p2p, process_group, torchrun
+from ddp_doctor.checks import (
+    allreduce,
+    buffers,
+    env_vars,
+    gpus,
+    gradient_sync,
+    host,
+    p2p,
+    process_group,
+    software,
+    topology,
+    torchrun,
+)
 from ddp_doctor.model.check import Check
 
 CHECKS: tuple[Check, ...] = (
+    env_vars.CHECK,
+    software.CHECK,
+    host.CHECK,
+    gpus.CHECK,
+    topology.CHECK,
     torchrun.CHECK,
     process_group.CHECK,
     allreduce.CHECK,
+    gradient_sync.CHECK,
+    buffers.CHECK,
     p2p.CHECK,
 )

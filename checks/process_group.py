@@ -45,6 +45,16 @@ class ProcessGroupFact(Fact):
     pid: int
 
 
+class TorchImport(Fact):
+    """The import of torch, once per node. ``error`` is a traceback, ``stuck_at`` a Python stack."""
+
+    KIND: ClassVar[str] = "torch-import/1"
+
+    import_s: float
+    error: str | None = None
+    stuck_at: str | None = None
+
+
 def probe(ctx: RankContext) -> ProcessGroupFact:
     """Run the first collective and say where this rank ended up."""
     import os
@@ -85,6 +95,53 @@ def _gpu(device: str) -> tuple[str | None, str | None]:
     properties = torch.cuda.get_device_properties(device)
     uuid = getattr(properties, "uuid", None)
     return (f"GPU-{uuid}" if uuid is not None else None), properties.name
+
+
+@rule("DD603", "torch-cannot-be-imported", Severity.ERROR, TorchImport)
+def cannot_import(recording: Recording) -> Iterator[Draft]:
+    """A torch whose import raises, or does not end.
+
+    What it finds
+        The import of torch failed in the job's own interpreter and environment, or still ran after
+        a minute; then the line on which it stands is shown.
+
+    Why it matters
+        No rank will start.
+
+    Remedy
+        A missing library: repair the installation. An import that does not end: mostly a shared
+        file system that does not answer.
+
+    References
+        docs/explanation/hangs.md
+    """
+    for seen in recording.facts(TorchImport):
+        why = seen.fact.error or seen.fact.stuck_at
+        if why is None:
+            continue
+        lines = [line.strip() for line in why.splitlines() if line.strip()] or ["no words"]
+        last = lines[-1] if seen.fact.error else lines[0]
+        what = "cannot be imported" if seen.fact.error else f"is not imported after {seen.fact.import_s:.0f} s"
+        host = recording.world.hostname(seen.node) if recording.world else None
+        yield Draft(
+            title=f"torch {what}: {last[:160]}",
+            detail="No rank was started.",
+            confidence=Confidence.PROVED,
+            culprits=(Culprit(kind="node", node=host, node_rank=seen.node),),
+            evidence=tuple(
+                Evidence(check=reading.check, text=last[:300])
+                for reading in recording.readings
+                if reading.fact == seen.reading.fact
+            ),
+            remedies=(
+                Remedy(
+                    summary="Make this command work first",
+                    commands=("python -X importtime -c 'import torch'",),
+                    scope="node",
+                ),
+            ),
+        )
+        return  # the other checks failed for the same reason
 
 
 @rule("DD605", "two-ranks-share-one-gpu", Severity.ERROR, ProcessGroupFact)
@@ -135,6 +192,8 @@ def shared_gpu(recording: Recording) -> Iterator[Draft]:
 def measurements(recording: Recording) -> Iterator[Measurement]:
     """Start-up times of the slowest rank."""
     facts = [seen.fact for seen in recording.facts(ProcessGroupFact)]
+    for seen in recording.facts(TorchImport):
+        yield Measurement(name="torch_import", value=seen.fact.import_s, unit="s", labels={"node": seen.node})
     if facts:
         labels: dict[str, str | int | float] = {"backend": facts[0].backend, "ranks": len(facts)}
         yield Measurement(
@@ -149,8 +208,8 @@ CHECK = Check(
     title="Ranks meet in a process group",
     where=Where.RANK,
     probe=probe,
-    facts=(ProcessGroupFact,),
-    rules=(shared_gpu,),
+    facts=(ProcessGroupFact, TorchImport),
+    rules=(cannot_import, shared_gpu),
     cost_s=0.1,
     deadline_s=CHECK_S,
     measurements=measurements,

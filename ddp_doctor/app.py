@@ -10,7 +10,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ddp_doctor import __version__
-from ddp_doctor.checks import CHECKS
+from ddp_doctor.checks import CHECKS, topology
+from ddp_doctor.checks.gpus import GpusFact
+from ddp_doctor.checks.software import Software
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.diagnose import all_rules, diagnose
 from ddp_doctor.engine.plan import Plan, make_plan
@@ -25,6 +27,7 @@ from ddp_doctor.model.choices import Where
 from ddp_doctor.model.recording import SCHEMA_VERSION, NotRun, Options, Recording, World
 from ddp_doctor.model.report import Report
 from ddp_doctor.model.rule import Rule
+from ddp_doctor.parse.visible_devices import visible_gpus
 
 Progress = Callable[[str], None]
 
@@ -84,6 +87,20 @@ def prolog(env: Mapping[str, str], options: Options, progress: Progress) -> Outc
     request = RunRequest(options, env)
     recording = _with_node_facts(_blank(options, plan), plan, request, progress)
     return judge(recording.model_copy(update={"duration_s": time.monotonic() - started}))
+
+
+def read_topology(text: str) -> Outcome:
+    """Judge a pasted ``nvidia-smi topo -m``; one that is not understood is a finding and unsure."""
+    options = Options(command="topology")
+    recording = _blank(options, Plan(()))
+    return judge(recording.model_copy(update={"readings": topology.read_pasted(text)}))
+
+
+def live_topology(env: Mapping[str, str], progress: Progress) -> Outcome:
+    """The topology of this machine, with what decides about P2P on it."""
+    options = Options(command="topology", only=("topology",))
+    plan = _plan(options, CHECKS)
+    return judge(_with_node_facts(_blank(options, plan), plan, RunRequest(options, env), progress))
 
 
 def replay(path: Path) -> Outcome:
@@ -167,9 +184,10 @@ def _with_node_facts(recording: Recording, plan: Plan, request: RunRequest, prog
 
 
 def _world(recording: Recording, request: RunRequest) -> World:
+    gpus, software = recording.first(GpusFact), recording.first(Software)
     return choose_world(
-        gpus=0,
-        cuda_torch=False,
+        gpus=len(visible_gpus(gpus, request.env)) if gpus else 0,
+        cuda_torch=software is not None and software.torch_cuda is not None,
         asked_ranks=request.nproc_per_node,
         backend=request.options.backend,
         foreign=request.foreign,

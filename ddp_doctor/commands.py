@@ -1,5 +1,6 @@
 """What each command does around its use case: outputs, exit codes, and the one error handler."""
 
+import dataclasses
 import os
 import re
 import shutil
@@ -13,14 +14,17 @@ from pathlib import Path
 from ddp_doctor import __version__, app
 from ddp_doctor.app import Outcome, UsageError
 from ddp_doctor.checks import CHECKS
+from ddp_doctor.checks.topology import TopologyFact
 from ddp_doctor.launch import foreign
 from ddp_doctor.launch.detect import ForeignWorld, foreign_world
 from ddp_doctor.model.choices import ExitCode, Verdict, Where
 from ddp_doctor.model.recording import Options, Recording
+from ddp_doctor.model.report import TopologyReport
 from ddp_doctor.render import terminal
 from ddp_doctor.render.files import CannotWrite, write
 from ddp_doctor.render.outputs import Outputs
 from ddp_doctor.render.progress import progress
+from ddp_doctor.render.topology_matrix import matrix_text, topology_json
 
 #: Recordings kept in the state folder.
 _KEPT = 20
@@ -102,8 +106,28 @@ def replay(path: Path, outputs: Outputs) -> int:
 
 
 def topology(file: str | None, outputs: Outputs) -> int:
-    """``ddp-doctor topology``: placeholder."""
-    raise UsageError("not yet")
+    """``ddp-doctor topology``: the matrix, what it means, and the advice; exit 2 for what is refused."""
+    if file is None:
+        outcome = app.live_topology(dict(os.environ), lambda _text: None)
+    else:
+        outcome = app.read_topology(_pasted(file))
+    matrices = [seen.fact for seen in outcome.recording.facts(TopologyFact)]
+    report = TopologyReport(**dict(outcome.report), **topology_json(matrices))
+    out = terminal.console(outputs.words_to)
+    for matrix in matrices:
+        out.print(matrix_text(matrix), soft_wrap=True)
+    refused = file is not None and not matrices
+    if refused:
+        report = report.model_copy(update={"exit_code": ExitCode.USAGE.value})
+    return _show_and_write(dataclasses.replace(outcome, report=report), outputs, saved_as=None)
+
+
+def _pasted(file: str) -> str:
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from error
+    return data.decode("utf-8", errors="replace")
 
 
 def list_checks() -> str:

@@ -37,7 +37,7 @@ class Agent:
 
     scratch: Path
     server: ForkServer
-    control: Control
+    control: Control | None  # None: ranks meet where the launcher says
     world: World
     env: Mapping[str, str]
     level: Level
@@ -54,7 +54,7 @@ class Agent:
         """One trial whose ranks the real torchrun starts."""
         record = self._record(checks, tuple(range(self.world.world_size)), "torchrun")
         folder = self._folder(record)
-        specs = self._specs(record, folder, checks, env_init=True)
+        specs = self._specs(record, folder, checks)
         with torchrun.Launch(folder, specs, self.env) as launch:
             states = self._states(specs, launch.workers)
             result = self._run_trial(self._trial(record, states, checks))
@@ -162,12 +162,13 @@ class Agent:
         return folder
 
     def _specs(
-        self, record: TrialRecord, folder: Path, checks: Sequence[Check], *, env_init: bool = False
+        self, record: TrialRecord, folder: Path, checks: Sequence[Check]
     ) -> list[WorkerSpec]:
         tasks = tuple(
             Task(c.id, f"{c.probe.__module__}:{c.probe.__qualname__}", self._deadline(c)) for c in checks
         )
         cuda = self.world.backend == "nccl"
+        store_port = self.control.port if self.control and record.launcher == "forkserver" else 0
         first = deadlines.FIRST_NCCL_S if cuda else deadlines.CHECK_S
         return [
             WorkerSpec(
@@ -183,9 +184,9 @@ class Agent:
                 tasks=tasks,
                 launched_at=time.monotonic(),
                 init_deadline_s=first * self._crowd(),
-                env=rank_environment(self.env, self.world, rank, self.control.port),
-                store_host=self.control.host,
-                store_port=0 if env_init else self.control.port,
+                env=rank_environment(self.env, self.world, rank, store_port),
+                store_host=self.control.host if self.control else "",
+                store_port=store_port,
                 skip_pairs=tuple(sorted(self._skip_pairs)),
             )
             for index, rank in enumerate(record.ranks)
@@ -202,7 +203,8 @@ class Agent:
         allowed = {check.id: self._deadline(check) for check in checks}
         first = deadlines.FIRST_NCCL_S if self.world.backend == "nccl" else deadlines.CHECK_S
         allowed["process_group"] = max(allowed.get("process_group", 0.0), first * self._crowd())
-        return Trial(record, states, allowed, self.progress)
+        start_s = deadlines.IMPORT_S if record.launcher == "torchrun" else deadlines.WORKER_START_S
+        return Trial(record, states, allowed, self.progress, start_s * self._crowd())
 
     def _deadline(self, check: Check) -> float:
         return check.deadline_s * self._crowd()

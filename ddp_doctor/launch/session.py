@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ddp_doctor.checks.process_group import TorchImport
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.launch import control
 from ddp_doctor.launch.agent import Agent
 from ddp_doctor.launch.forkserver import ForkServer
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Level, Where
+from ddp_doctor.model.choices import Level, Status, Where
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import World
 from ddp_doctor.model.trial import TrialRecord
@@ -58,22 +59,38 @@ class Session:
     def run_ranks(self, checks: Sequence[Check], world: World, level: Level, budget_s: float) -> None:
         """Run the launcher's and the ranks' checks. Raises control.PortInUse."""
         until = time.monotonic() + budget_s
+        launcher = [check for check in checks if check.where is Where.LAUNCHER]
+        ranks = [check for check in checks if check.where is Where.RANK]
+        if launcher:  # in the time that the forkserver needs to import torch
+            self.agent(world, level, until).run_under_torchrun(launcher)
+        if ranks and self._torch_is_imported(ranks):
+            self._start_control()
+            self.agent(world, level, until).run(ranks)
+
+    def _torch_is_imported(self, checks: Sequence[Check]) -> bool:
         self.progress("import torch")
         preload = self._server.wait_ready(deadlines.IMPORT_S)
-        if not preload.ok:
-            self._cannot_fork(checks, preload.error or preload.stuck_at or "")
-            return
-        agent = self.agent(world, level, until)
-        launcher = [check for check in checks if check.where is Where.LAUNCHER]
-        if launcher:
-            agent.run_under_torchrun(launcher)
-        agent.run([check for check in checks if check.where is Where.RANK])
+        fact = TorchImport(import_s=preload.import_s, error=preload.error, stuck_at=preload.stuck_at)
+        problem = None if preload.ok else "torch cannot be imported"
+        for check in checks if problem else checks[:1]:
+            self.readings.append(
+                Reading(
+                    check=check.id if problem else "process_group",
+                    status=Status.FAILED if problem else Status.COLLECTED,
+                    fact=fact.recorded(),
+                    reason=problem,
+                    duration_s=preload.import_s,
+                )
+            )
+        return preload.ok
 
-    def agent(self, world: World, level: Level, until: float) -> Agent:
-        """The agent of this node, with its control store. Raises control.PortInUse."""
+    def _start_control(self) -> None:
         host, port = self.endpoint
         if self._control is None:
             self._control = control.start(self._server, self.scratch, host, port)
+
+    def agent(self, world: World, level: Level, until: float) -> Agent:
+        """The agent of this node; it can fork ranks once torch is imported and the store is up."""
         return Agent(
             scratch=self.scratch,
             server=self._server,
@@ -87,11 +104,6 @@ class Session:
             readings=self.readings,
             left_out=self.left_out,
         )
-
-    def _cannot_fork(self, checks: Sequence[Check], why: str) -> None:
-        for check in checks:
-            reading = {"check": check.id, "status": "failed", "reason": f"torch cannot be imported: {why}"}
-            self.readings.append(Reading.model_validate(reading))
 
 
 def addresses() -> dict[str, tuple[str, ...]]:

@@ -38,11 +38,13 @@ class Trial:
         ranks: Sequence[RankState],
         check_deadlines: dict[str, float],
         progress: Callable[[str], None],
+        start_s: float,
     ) -> None:
         self._record = record
         self._ranks = ranks
         self._check_deadlines = check_deadlines
         self._progress = progress
+        self._start_s = start_s
         self._started = time.monotonic()
         self._epoch = time.time() - 1.0
         self._extended: set[str] = set()
@@ -146,7 +148,7 @@ class Trial:
         factor = 1.0 + deadlines.EXTENSION * (check in self._extended)
         start = min(begun, default=self._started)
         if not check or not waiting:
-            return self._started + deadlines.WORKER_START_S
+            return self._started + self._start_s
         return start + allowed * factor
 
     def _judged(self) -> tuple[str | None, float]:

@@ -1,6 +1,6 @@
 """The report: what ``--json`` writes. Schema version 1.0, published in docs/reference."""
 
-from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.base import Frozen, Json
 from ddp_doctor.model.choices import CheckStatus, Verdict
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import World
@@ -49,3 +49,10 @@ class Report(Frozen):
     checks: tuple[CheckResult, ...] = ()
     findings: tuple[Finding, ...] = ()
     measurements: tuple[Measurement, ...] = ()
+
+
+class TopologyReport(Report):
+    """What ``topology --json`` writes: the envelope, the first matrix, and all where there are several."""
+
+    topology: Json = None
+    topologies: tuple[Json, ...] | None = None

@@ -5,4 +5,5 @@ from ddp_doctor.model.report import Report
 
 def render(report: Report) -> str:
     """One JSON document, indented, ending in a newline."""
-    return report.model_dump_json(indent=1) + "\n"
+    absent = {"topologies"} if getattr(report, "topologies", 0) is None else None
+    return report.model_dump_json(indent=1, exclude=absent) + "\n"

@@ -27,7 +27,7 @@ def console(stream: TextIO, *, width: int | None = None) -> "Console":
     """A console that colours only terminals and never turns host names into links or emoji."""
     from rich.console import Console
 
-    return Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=False, width=width)
+    return Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True, width=width)
 
 
 def show(report: Report, out: "Console", saved_as: str | None = None) -> None:
@@ -38,7 +38,7 @@ def show(report: Report, out: "Console", saved_as: str | None = None) -> None:
         _show_finding(finding, out)
     out.print()
     if saved_as:
-        out.print(f"Recording: {saved_as}", style="dim", soft_wrap=True)
+        out.print(f"Recording: {saved_as}", style="dim")
     out.print(report.summary, style=_VERDICT_STYLE[report.verdict])
 
 
@@ -77,7 +77,7 @@ def _show_finding(finding: Finding, out: "Console") -> None:
     out.print(f"{finding.severity.value.upper()} {finding.code} ", style=_STYLE[finding.severity], end="")
     out.print(finding.title, style="bold")
     for line in _finding_lines(finding):
-        out.print(f"  {line}", soft_wrap=True)
+        out.print(f"  {line}")
 
 
 def _finding_lines(finding: Finding) -> Iterator[str]:

@@ -116,6 +116,7 @@ def test_one_more_trial_is_cheap():
     with Session(dict(os.environ), ("127.0.0.1", 0), lambda _text: None) as session:
         session.warm_up()
         assert session._server.wait_ready(60).ok
+        session._start_control()
         check = Check("trial", "A bare trial", Where.RANK, misbehaving.well_behaved, ())
         for number in range(12):
             session.trials.clear()

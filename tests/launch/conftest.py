@@ -47,6 +47,7 @@ def play() -> Iterator[Play]:
     with Session(dict(os.environ), ("127.0.0.1", 0), lambda _text: None) as session:
         session.warm_up()
         assert session._server.wait_ready(60.0).ok
+        session._start_control()
         before = {process.pid for process in _descendants()}
 
         def play_one(probe: Probe, ranks: int = 4, deadline_s: float = 2.0, backend: str = "gloo") -> Scenario:
