@@ -11,21 +11,19 @@ where something uses it. Raw input (parse/cgroup.py shows the control groups')::
 """
 
 from collections.abc import Callable, Iterator
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from ddp_doctor.knowledge import raise_limits, thresholds
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, Severity, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Fact
-from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.nodes import by_cause, node_draft
 from ddp_doctor.model.recording import Recording, Seen, World
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse import cgroup, host_gpus, host_limits
 from ddp_doctor.parse.host_limits import in_units
-
-CLOCK_SOURCE = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 
 
 class Host(Fact):
@@ -36,6 +34,7 @@ class Host(Fact):
     kernel: str | None = None
     in_container: bool = False
     cpus: int  # logical CPUs this process may run on
+    cpus_are_per_rank: bool = False  # the launcher starts, and may bind, each rank by itself
     host_cpus: int | None = None
     cpu_quota_cpus: float | None = None  # limit: the control group's processor time
     load_1min: float | None = None
@@ -72,9 +71,10 @@ def probe(ctx: Context) -> Host:
     meminfo, group = read("/proc/meminfo") or "", cgroup.limits(read)
     shm, shm_problem = host_limits.shared_memory(ctx)
     return Host(
-        kernel=(read("/proc/sys/kernel/osrelease") or "").strip() or None,
+        kernel=host_limits.kernel(read),
         in_container=host_gpus.in_container(ctx),
         cpus=ctx.cpus(),
+        cpus_are_per_rank=host_limits.several_tasks(ctx.env),
         host_cpus=host_limits.online_cpus(read("/proc/stat") or ""),
         cpu_quota_cpus=group.cpu_quota_cpus,
         load_1min=host_limits.load_1min(read("/proc/loadavg") or ""),
@@ -89,30 +89,46 @@ def probe(ctx: Context) -> Host:
         memlock_is_ignored=host_limits.memlock_is_ignored(read),
         open_files=ctx.limit("NOFILE"),
         omp_num_threads=host_limits.omp_threads(ctx.env.get("OMP_NUM_THREADS", "")),
-        clock_source=(read(CLOCK_SOURCE) or "").strip() or None,
+        clock_source=host_limits.clock_source(read),
         rdma_devices=host_limits.rdma_devices(ctx),
         rdma_unused_by=host_limits.rdma_unused_by(ctx.env),
     )
 
 
-Groups = Iterator[tuple[Severity, list[Seen[Host]], World]]
+class Hit(NamedTuple):
+    """Nodes that share a fault, and the world that meets it."""
+
+    severity: Severity
+    nodes: list[Seen[Host]]
+    world: World
+
+    def worst(self, key: Callable[[Host], float | None]) -> Host:
+        """The node with the least of something."""
+        return min((seen.fact for seen in self.nodes), key=lambda fact: key(fact) or 0)
 
 
-def _judged(
+def _hits(
     recording: Recording, judge: Callable[[Host, World], Severity | None], *, of_the_job: bool = True
-) -> Groups:
+) -> Iterator[Hit]:
     """The nodes that ``judge`` speaks of, by severity. Without a world nothing uses a limit.
 
     ``of_the_job``: about limits of the job's own process, which a prolog, being root's, does not have.
     """
     world = recording.world
     if world is not None and not (of_the_job and recording.options.command == "prolog"):
-        for severity, group in by_cause(recording.facts(Host), lambda fact: judge(fact, world)).items():
-            yield severity, group, world
+        groups = by_cause(recording.facts(Host), lambda fact: judge(fact, world))
+        yield from (Hit(severity, nodes, world) for severity, nodes in groups.items())
 
 
 def _saw(text: str, value: float, unit: str, expected: float, source: str) -> Evidence:
     return Evidence(check="host", text=text, value=value, unit=unit, expected=expected, expected_from=source)
+
+
+def _draft(
+    recording: Recording, hit: Hit, title: str, saw: Evidence, remedy: Remedy, *, detail: str
+) -> Draft:
+    draft = node_draft(recording, hit.nodes, title, saw, remedy, detail=detail, severity=hit.severity)
+    return draft.model_copy(update={"confidence": Confidence.LIKELY})
 
 
 @rule("DD221", "shared-memory-too-small", Severity.WARNING, Host)
@@ -124,8 +140,7 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
         than the segments of these ranks (a warning), or no more than Docker's 64 MiB (information).
 
     Why it matters
-        NCCL fails to initialise ("Error while creating shared memory segment"), and the worker processes of
-        data loaders die of a bus error.
+        NCCL fails to initialise, and the worker processes of data loaders die of a bus error.
 
     Remedy
         Docker: --shm-size or --ipc=host. Kubernetes: an emptyDir with medium: Memory at /dev/shm. Elsewhere:
@@ -134,23 +149,21 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
-    for severity, group, world in _judged(recording, _shm, of_the_job=False):
-        fact = min((seen.fact for seen in group), key=lambda fact: fact.shm_free_bytes or 0)
-        free, total, ranks = fact.shm_free_bytes or 0, fact.shm_total_bytes or 0, world.nproc_per_node
+    for hit in _hits(recording, _shm, of_the_job=False):
+        fact, ranks = hit.worst(lambda fact: fact.shm_free_bytes), hit.world.nproc_per_node
+        free, total = fact.shm_free_bytes or 0, fact.shm_total_bytes or 0
         wanted = max(ranks * thresholds.NCCL_SHM_PER_RANK_BYTES, thresholds.DOCKER_SHM_BYTES)
-        text = f"{in_units(free)} of {in_units(total)} free"
+        text, users = (
+            f"{in_units(free)} of {in_units(total)} free",
+            "NCCL" if _nccl(hit.world) else "data loaders",
+        )
         saw = _saw(
             f"in /dev/shm {text}", free, "B", wanted, f"segments of {ranks} NCCL ranks; Docker's default"
         )
-        title = f"Shared memory on {{nodes}} is too small for {_users(world)}: {text} in /dev/shm"
+        title = f"Shared memory on {{nodes}} is too small for {users}: {text} in /dev/shm"
         remedy = raise_limits.shared_memory(total, ranks, in_container=fact.in_container)
-        yield node_draft(
-            recording, group, title, saw, remedy, severity=severity, confidence=Confidence.LIKELY
-        )
-
-
-def _users(world: World) -> str:
-    return "NCCL" if _nccl(world) else "data loaders"
+        detail = f"{in_units(wanted)} or more are wanted. NCCL fails at its start, worker processes by a bus error."
+        yield _draft(recording, hit, title, saw, remedy, detail=detail)
 
 
 def _nccl(world: World) -> bool:
@@ -185,25 +198,21 @@ def locked_memory_too_low_for_rdma(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
-    for severity, group, world in _judged(recording, _memlock):
-        fact = min((seen.fact for seen in group), key=lambda fact: fact.memlock_bytes or 0)
+    for hit in _hits(recording, _memlock):
+        fact = hit.worst(lambda fact: fact.memlock_bytes)
         allowed, devices = fact.memlock_bytes or 0, ", ".join(fact.rdma_devices)
         text, wanted = f"RLIMIT_MEMLOCK {in_units(allowed)} beside {devices}", thresholds.RDMA_MEMLOCK_BYTES
         saw = _saw(text, allowed, "B", wanted, "NCCL's user guide asks for unlimited")
-        title = (
-            f"Only {in_units(allowed)} of memory may be locked on {{nodes}}, too little for RDMA on {devices}"
-        )
-        remedy = raise_limits.locked_memory(world.launcher, in_container=fact.in_container)
-        yield node_draft(
-            recording, group, title, saw, remedy, severity=severity, confidence=Confidence.LIKELY
-        )
+        title = f"Only {in_units(allowed)} of memory may be locked on {{nodes}}, too little for RDMA"
+        remedy = raise_limits.locked_memory(hit.world.launcher, in_container=fact.in_container)
+        detail = f"NCCL pins the buffers of every connection over {devices}, and fails where it may not."
+        yield _draft(recording, hit, title, saw, remedy, detail=detail)
 
 
 def _memlock(fact: Host, world: World) -> Severity | None:
     unused = world.backend != "nccl" or not fact.rdma_devices or fact.rdma_unused_by is not None
-    if unused or fact.memlock_is_ignored or fact.memlock_bytes is None:
-        return None
-    if fact.memlock_bytes >= thresholds.RDMA_MEMLOCK_BYTES:
+    too_low = fact.memlock_bytes is not None and fact.memlock_bytes < thresholds.RDMA_MEMLOCK_BYTES
+    if unused or fact.memlock_is_ignored or not too_low:
         return None
     return Severity.ERROR if world.nnodes > 1 else Severity.WARNING
 
@@ -224,22 +233,19 @@ def too_few_open_files(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/multiprocessing.html#sharing-strategies
     """
-    for severity, group, world in _judged(recording, _files):
-        allowed, wanted = min(seen.fact.open_files or 0 for seen in group), _files_wanted(world)
-        saw = _saw(f"RLIMIT_NOFILE {allowed}", allowed, "files", wanted, "measured on ranks with gloo")
-        title = f"Only {allowed} files may be open on {{nodes}}, too few for {world.world_size} ranks"
-        remedy = raise_limits.open_files(max(wanted, 4096))
-        yield node_draft(
-            recording, group, title, saw, remedy, severity=severity, confidence=Confidence.LIKELY
+    for hit in _hits(recording, _files):
+        allowed, wanted = (
+            hit.worst(lambda fact: fact.open_files).open_files or 0,
+            thresholds.open_files(hit.world.world_size),
         )
-
-
-def _files_wanted(world: World) -> int:
-    return thresholds.OPEN_FILES_BASE + thresholds.OPEN_FILES_PER_RANK * world.world_size
+        saw = _saw(f"RLIMIT_NOFILE {allowed}", allowed, "files", wanted, "measured on ranks with gloo")
+        title = f"Only {allowed} files may be open on {{nodes}}, too few for {hit.world.world_size} ranks"
+        detail = "Each connection takes one; a rank that runs out fails with Too many open files."
+        yield _draft(recording, hit, title, saw, raise_limits.open_files(max(wanted, 4096)), detail=detail)
 
 
 def _files(fact: Host, world: World) -> Severity | None:
-    few = fact.open_files is not None and fact.open_files < _files_wanted(world)
+    few = fact.open_files is not None and fact.open_files < thresholds.open_files(world.world_size)
     return Severity.WARNING if few else None
 
 
@@ -260,21 +266,19 @@ def too_few_cpus_for_ranks(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.kernel.org/scheduler/sched-bwc.html
     """
-    for severity, group, world in _judged(recording, _cpus):
-        fact, ranks = (
-            min((seen.fact for seen in group), key=lambda fact: fact.usable_cpus),
-            world.nproc_per_node,
-        )
+    for hit in _hits(recording, _cpus):
+        fact, ranks = hit.worst(lambda fact: fact.usable_cpus), hit.world.nproc_per_node
         quota = "no quota" if fact.cpu_quota_cpus is None else f"a quota of {fact.cpu_quota_cpus:g}"
-        saw = _saw(
-            f"affinity to {fact.cpus} CPUs, {quota}", fact.usable_cpus, "CPUs", ranks, "one for each rank"
-        )
-        title = f"{ranks} ranks share {fact.usable_cpus:g} CPUs on {{nodes}}"
-        yield node_draft(recording, group, title, saw, raise_limits.cpus(ranks), severity=severity)
+        text, has = f"{fact.cpus} CPUs in the affinity mask, {quota}", fact.usable_cpus
+        title = f"{ranks} ranks share {has:g} CPUs on {{nodes}}"
+        detail = "A rank that waits for its turn on a CPU makes all others wait at every all-reduce."
+        saw = _saw(text, has, "CPUs", ranks, "one for each rank")
+        yield _draft(recording, hit, title, saw, raise_limits.cpus(ranks), detail=detail)
 
 
 def _cpus(fact: Host, world: World) -> Severity | None:
-    if world.nproc_per_node < 2 or fact.usable_cpus >= world.nproc_per_node:
+    sharing = 1 if fact.cpus_are_per_rank else world.nproc_per_node
+    if sharing < 2 or fact.usable_cpus >= sharing:
         return None
     return Severity.WARNING if world.backend == "nccl" else Severity.INFO
 
@@ -295,21 +299,18 @@ def too_little_memory_for_ranks(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.kernel.org/admin-guide/cgroup-v2.html#memory
     """
-    for severity, group, world in _judged(recording, _memory, of_the_job=False):
-        free, ranks = min(seen.fact.free_memory_bytes or 0 for seen in group), world.nproc_per_node
-        wanted = ranks * thresholds.MEMORY_PER_RANK_BYTES
+    for hit in _hits(recording, _memory, of_the_job=False):
+        free = hit.worst(lambda fact: fact.free_memory_bytes).free_memory_bytes or 0
+        ranks, wanted = hit.world.nproc_per_node, thresholds.memory(hit.world.nproc_per_node)
         saw = _saw(f"{in_units(free)} available", free, "B", wanted, "measured: a bare rank takes 206 MiB")
         title = f"{in_units(free)} of memory are free on {{nodes}}, too little for {ranks} ranks"
-        remedy = raise_limits.memory(ranks)
-        yield node_draft(
-            recording, group, title, saw, remedy, severity=severity, confidence=Confidence.LIKELY
-        )
+        detail = "The kernel will kill a rank, and the others will wait for it until their time-out."
+        yield _draft(recording, hit, title, saw, raise_limits.memory(ranks), detail=detail)
 
 
 def _memory(fact: Host, world: World) -> Severity | None:
     free = fact.free_memory_bytes
-    short = free is not None and free < world.nproc_per_node * thresholds.MEMORY_PER_RANK_BYTES
-    return Severity.WARNING if short else None
+    return Severity.WARNING if free is not None and free < thresholds.memory(world.nproc_per_node) else None
 
 
 @rule("DD226", "omp-threads-oversubscribe-cpus", Severity.WARNING, Host)
@@ -329,15 +330,14 @@ def omp_threads_oversubscribe_cpus(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/elastic/run.html
     """
-    for severity, group, world in _judged(recording, _omp):
-        fact, ranks = max((seen.fact for seen in group), key=_threads_per_cpu), world.nproc_per_node
+    for hit in _hits(recording, _omp):
+        fact, ranks = hit.worst(lambda fact: -_threads_per_cpu(fact)), hit.world.nproc_per_node
         threads, has = (fact.omp_num_threads or 1) * ranks, fact.usable_cpus
         text = f"OMP_NUM_THREADS={fact.omp_num_threads} and {ranks} ranks"
         title = f"{text} start {threads} threads on {{nodes}} for {has:g} CPUs"
-        remedy = raise_limits.omp_threads(ranks, int(has))
-        yield node_draft(
-            recording, group, title, _saw(text, threads, "threads", has, "CPUs"), remedy, severity=severity
-        )
+        detail = "Threads that wait for each other spin, so work on the CPU slows down in every rank."
+        saw = _saw(text, threads, "threads", has, "one thread for each CPU")
+        yield _draft(recording, hit, title, saw, raise_limits.omp_threads(ranks, int(has)), detail=detail)
 
 
 def _threads_per_cpu(fact: Host) -> float:
@@ -346,7 +346,7 @@ def _threads_per_cpu(fact: Host) -> float:
 
 def _omp(fact: Host, world: World) -> Severity | None:
     ratio = _threads_per_cpu(fact) * world.nproc_per_node
-    if ratio <= 1 or world.nproc_per_node < 2 or fact.omp_num_threads == 1:
+    if ratio <= 1 or world.nproc_per_node < 2 or fact.omp_num_threads == 1 or fact.cpus_are_per_rank:
         return None
     return Severity.WARNING if ratio > thresholds.OMP_THREADS_PER_CPU else Severity.INFO
 
@@ -370,7 +370,8 @@ def slow_clock_or_busy_host(recording: Recording) -> Iterator[Draft]:
     """
     for fault, group in by_cause(recording.facts(Host), _slowed).items():
         saw = Evidence(check="host", text=fault, expected_from="an idle host with tsc or a virtual clock")
-        yield node_draft(recording, group, f"Slow host {{nodes}}: {fault}", saw)
+        detail = "What is measured here may be slower than the job will be."
+        yield node_draft(recording, group, f"Slow host {{nodes}}: {fault}", saw, detail=detail)
 
 
 def _slowed(fact: Host) -> str | None:

@@ -185,7 +185,8 @@ def torch_installation_broken(recording: Recording) -> Iterator[Draft]:
     for (problem, severity), group in by_cause(_of_the_job(recording), _broken_torch).items():
         remedy = install.anew("install torch anew here, or run the doctor with the job's Python", "torch")
         title, saw = f"torch is broken on {{nodes}}: {problem}", _saw(problem, "importing torch")
-        yield node_draft(recording, group, title, saw, remedy, severity=severity)
+        detail = "Ranks fail where they import torch, or later where two versions meet."
+        yield node_draft(recording, group, title, saw, remedy, detail=detail, severity=severity)
 
 
 def _broken_torch(fact: Software) -> tuple[str, Severity] | None:
@@ -217,7 +218,8 @@ def torch_or_python_too_old(recording: Recording) -> Iterator[Draft]:
     """
     for old, group in by_cause(_of_the_job(recording), lambda fact: _too_old(fact, recording)).items():
         title, newer = f"{old.what} on {{nodes}} is too old: {old.why}", install.anew("move to a newer one")
-        yield node_draft(recording, group, title, _saw(old.what, old.source), newer, severity=old.severity)
+        detail, saw = "New releases pass it by, and nobody tests them with it.", _saw(old.what, old.source)
+        yield node_draft(recording, group, title, saw, newer, detail=detail, severity=old.severity)
 
 
 def _too_old(fact: Software, recording: Recording) -> versions.TooOld | None:
@@ -309,8 +311,12 @@ def nccl_differs_from_torch(recording: Recording) -> Iterator[Draft]:
     for (loaded, needed, library, cuda), group in by_cause(_of_the_job(recording), _nccl_differs).items():
         title = f"torch would load NCCL {loaded} on {{nodes}}, but was built with {needed}"
         saw = _saw(f"{library} is of version {loaded}", f"torch's package metadata pins {needed}")
-        severity = versions.nccl_mismatch(release(loaded), release(needed))
-        yield node_draft(recording, group, title, saw, install.nccl(cuda, needed), severity=severity)
+        severity, remedy = (
+            versions.nccl_mismatch(release(loaded), release(needed)),
+            install.nccl(cuda, needed),
+        )
+        detail = "An older NCCL lacks what torch calls; a newer one was never tested with this torch."
+        yield node_draft(recording, group, title, saw, remedy, detail=detail, severity=severity)
 
 
 def _nccl_differs(fact: Software) -> tuple[str, str, str, str | None] | None:
@@ -336,17 +342,15 @@ def nccl_with_known_fault(recording: Recording) -> Iterator[Draft]:
 
     References
         https://docs.nvidia.com/deeplearning/nccl/release-notes
-        https://github.com/pytorch/pytorch/issues/153960
     """
     nnodes = recording.world.nnodes if recording.world else 1
     for (nccl, torch, machine), group in by_cause(_with_gpus(recording), _nccl_in_use).items():
         for issue in versions.nccl_issues(release(nccl), release(torch), machine, nnodes):
             title = f"NCCL {nccl} on {{nodes}} {issue.effect}"
-            detail = f"Mended in NCCL {dotted(issue.mended)}. Not every job meets it."
+            detail = f"Known of NCCL {dotted(issue.since)} to before {dotted(issue.before)}; not every job meets it."
             saw, remedies = _saw(f"NCCL {nccl} with torch {torch}", issue.source), install.without(issue)
-            yield node_draft(
-                recording, group, title, saw, *remedies, detail=detail, confidence=Confidence.POSSIBLE
-            )
+            maybe = Confidence.POSSIBLE
+            yield node_draft(recording, group, title, saw, *remedies, detail=detail, confidence=maybe)
 
 
 def _nccl_in_use(fact: Software) -> tuple[str, str, str] | None:
@@ -372,8 +376,9 @@ def nccl_library_unusable(recording: Recording) -> Iterator[Draft]:
     """
     for fault, group in by_cause(_of_the_job(recording), lambda fact: fact.nccl_fault).items():
         remedy = install.nccl(group[0].fact.torch_cuda, group[0].fact.nccl_required_by_torch)
-        saw = _saw(fault, "ldd of libtorch_cuda.so")
-        yield node_draft(recording, group, f"torch cannot load NCCL on {{nodes}}: {fault}", saw, remedy)
+        title, saw = f"torch cannot load NCCL on {{nodes}}: {fault}", _saw(fault, "ldd of libtorch_cuda.so")
+        detail = "libtorch_cuda.so is linked with libnccl.so.2, so importing torch fails on every rank."
+        yield node_draft(recording, group, title, saw, remedy, detail=detail)
 
 
 CHECK = Check(

@@ -57,6 +57,6 @@ def without(issue: NcclIssue) -> Iterator[Remedy]:
             proof=Proof(reason="a short trial cannot show that a fault which comes at random is gone"),
             references=(issue.source,),
         )
-    torch = issue.torch_before or first_torch_with(issue.mended)
+    torch = issue.torch_before or first_torch_with(issue.before)
     if torch:
         yield anew(f"upgrade torch to {dotted(torch)} or newer", f"'torch>={dotted(torch)}'")

@@ -2,7 +2,12 @@
 
 import math
 
-from ddp_doctor.knowledge.thresholds import GIB, NCCL_SHM_PER_RANK_BYTES, RECOMMENDED_SHM_BYTES
+from ddp_doctor.knowledge.thresholds import (
+    GIB,
+    LARGE_SHM_BYTES,
+    NCCL_SHM_PER_RANK_BYTES,
+    RECOMMENDED_SHM_BYTES,
+)
 from ddp_doctor.model.finding import Proof, Remedy, Setting
 
 NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
@@ -10,7 +15,19 @@ _NOT_TRIED = Proof(reason="the doctor changes no limit of the host")
 
 
 def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy:
-    """A bigger /dev/shm: twice what was found, and at least what NCCL's guide and these ranks ask for."""
+    """A bigger /dev/shm: twice what was found, and at least what NCCL's guide and these ranks ask for.
+
+    A large one that is full is not too small: something filled it.
+    """
+    if found_bytes >= LARGE_SHM_BYTES:
+        return Remedy(
+            summary="delete the segments in /dev/shm that no process uses any more",
+            commands=("ls -l /dev/shm", "fuser -v /dev/shm/*"),
+            scope="node",
+            cost="a segment still in use must stay",
+            proof=_NOT_TRIED,
+            references=(NCCL_GUIDE,),
+        )
     wanted = max(RECOMMENDED_SHM_BYTES, 2 * found_bytes, ranks * NCCL_SHM_PER_RANK_BYTES)
     gib = math.ceil(wanted / GIB)
     if in_container:

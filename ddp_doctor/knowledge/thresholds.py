@@ -45,6 +45,9 @@ DOCKER_SHM_BYTES = 64 * MIB
 #: The size that NCCL's user guide recommends for a container ("Memory issues": --shm-size=1g).
 RECOMMENDED_SHM_BYTES = GIB
 
+#: A /dev/shm of this size suits any job; where it is full, something leaked.
+LARGE_SHM_BYTES = 16 * GIB
+
 #: Locked memory under which RDMA connections cannot be made: the kernel's default is 64 KiB, since 5.16
 #: 8 MiB, and NCCL registers one or more buffers of 4 MiB and more per connection (NCCL_BUFFSIZE).
 RDMA_MEMLOCK_BYTES = 64 * MIB
@@ -54,8 +57,20 @@ RDMA_MEMLOCK_BYTES = 64 * MIB
 OPEN_FILES_BASE = 128
 OPEN_FILES_PER_RANK = 2
 
+
+def open_files(world_size: int) -> int:
+    """The descriptors that one process of a world wants."""
+    return OPEN_FILES_BASE + OPEN_FILES_PER_RANK * world_size
+
+
 #: Memory of its own that a bare DDP rank took: 206 MiB measured (torch 2.13, CPU, 8 ranks; smaps_rollup).
 MEMORY_PER_RANK_BYTES = 206 * MIB
+
+
+def memory(ranks: int) -> int:
+    """The bytes that bare ranks take on one node."""
+    return ranks * MEMORY_PER_RANK_BYTES
+
 
 #: Threads per CPU above which OMP_NUM_THREADS is called harmful and not just worth knowing.
 OMP_THREADS_PER_CPU = 2.0

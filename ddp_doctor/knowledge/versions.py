@@ -54,10 +54,10 @@ PYTHON_END_OF_LIFE: dict[Version, str] = {
 
 @dataclass(frozen=True)
 class NcclIssue:
-    """A fault of NCCL releases ``since`` to before ``mended`` that plain DDP jobs can meet."""
+    """A fault of NCCL releases from ``since`` on, ``before`` excluded, that plain DDP jobs can meet."""
 
     since: Version
-    mended: Version
+    before: Version
     effect: str  # completes "NCCL 2.x on node0 …"
     source: str
     several_nodes: bool = False  # only where the job spans nodes
@@ -68,7 +68,7 @@ class NcclIssue:
     def applies(self, nccl: Version, torch: Version, machine: str, nnodes: int) -> bool:
         """Whether a job with these versions, on this many nodes, can meet the fault."""
         return (
-            self.since <= nccl < self.mended
+            self.since <= nccl < self.before
             and (not self.several_nodes or nnodes > 1)
             and self.machine in (None, machine)
             and (self.torch_before is None or torch < self.torch_before)
@@ -80,7 +80,7 @@ class NcclIssue:
 NCCL_ISSUES: tuple[NcclIssue, ...] = (
     NcclIssue(
         since=(2, 0),
-        mended=(2, 18, 3),
+        before=(2, 18, 3),
         effect="can corrupt data with Tree/LL128 where each GPU has a NIC of its own",
         source="NVIDIA/nccl release notes of 2.18.3",
         several_nodes=True,
@@ -88,13 +88,13 @@ NCCL_ISSUES: tuple[NcclIssue, ...] = (
     ),
     NcclIssue(
         since=(2, 17, 1),
-        mended=(2, 18, 1),
+        before=(2, 18, 1),
         effect="sometimes sends no FIN when it closes a socket, so that ranks hang at the end",
         source="github.com/pytorch/pytorch/issues/97843",
     ),
     NcclIssue(
         since=(2, 26),
-        mended=(2, 27),
+        before=(2, 27),
         effect="hangs at random in the non-blocking mode that torch 2.7.0 chooses when "
         "init_process_group is given a device_id",
         source="github.com/pytorch/pytorch/issues/153960 (avoided in torch 2.7.1, pull request 154055)",
@@ -103,14 +103,14 @@ NCCL_ISSUES: tuple[NcclIssue, ...] = (
     ),
     NcclIssue(
         since=(2, 28),
-        mended=(2, 28, 9),
+        before=(2, 28, 9),
         effect="can hang at large scale because its main and proxy threads are not ordered",
         source="NVIDIA/nccl release notes of 2.28.9",
         several_nodes=True,
     ),
     NcclIssue(
         since=(2, 29, 2),
-        mended=(2, 29, 3),
+        before=(2, 29, 3),
         effect="can hang on Arm when it was built with gcc older than 10",
         source="NVIDIA/nccl release notes of 2.29.3, github.com/pytorch/pytorch/issues/174338",
         machine="aarch64",

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from ddp_doctor.model.context import Context, Disk
 from ddp_doctor.parse.cgroup import Reader
 
+_CLOCK_SOURCES = "/sys/devices/system/clocksource/clocksource0"
 _INFINIBAND = "/sys/class/infiniband"
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108  where NCCL and data loaders put their segments
 _TOO_LONG_TO_KEEP = ("/proc/stat", "/proc/self/mountinfo", "/proc/self/status")
@@ -63,6 +64,16 @@ def _listing(ctx: Context, folder: str) -> list[str]:
         return []
 
 
+def kernel(read: Reader) -> str | None:
+    """The kernel's release."""
+    return (read("/proc/sys/kernel/osrelease") or "").strip() or None
+
+
+def clock_source(read: Reader) -> str | None:
+    """The clock source in use."""
+    return (read(f"{_CLOCK_SOURCES}/current_clocksource") or "").strip() or None
+
+
 def memlock_is_ignored(read: Reader) -> bool:
     """Whether the kernel lets this process lock more than RLIMIT_MEMLOCK."""
     return may_exceed_memlock(read("/proc/self/status") or "", read("/proc/self/uid_map") or "")
@@ -99,6 +110,16 @@ def omp_threads(value: str) -> int | None:
     """The threads that OMP_NUM_THREADS gives the outermost level ("4" or "4,2"), None for nonsense."""
     match = re.match(r"\s*(\d{1,6})\s*(,|$)", value, re.ASCII)
     return int(match[1]) or None if match else None
+
+
+def several_tasks(env: Mapping[str, str]) -> bool:
+    """Whether srun or mpirun started several tasks on this node, each perhaps bound to CPUs of its own.
+
+    SLURM_STEP_TASKS_PER_NODE is "8" or "8(x2),4"; Open MPI and Intel MPI give the number.
+    """
+    names = ("SLURM_STEP_TASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+    counts = (re.match(r"\d{1,6}", env.get(name, ""), re.ASCII) for name in names)
+    return any(count is not None and int(count[0]) > 1 for count in counts)
 
 
 def rdma_unused_by(env: Mapping[str, str]) -> str | None:

@@ -190,6 +190,12 @@ def test_a_full_shared_memory_on_bare_metal_is_emptied_or_remounted():
     assert "mount -o remount,size=4g /dev/shm" in finding.remedies[0].commands
 
 
+def test_a_large_shared_memory_that_is_full_wants_cleaning_not_growing():
+    (finding,) = findings(recording(but(shm_free_bytes=0)))
+    assert finding.remedies[0].commands[0] == "ls -l /dev/shm"
+    assert "remount" not in str(finding.remedies)
+
+
 @pytest.mark.parametrize(
     ("free", "backend", "ranks", "expected"),
     [
@@ -255,6 +261,10 @@ def test_a_quota_under_the_ranks_is_a_warning_for_nccl_and_information_for_gloo(
     assert verdicts(but(cpu_quota_cpus=8.0)) == []
     assert verdicts(but(cpus=1)) == [("DD224", Severity.WARNING)]
     assert verdicts(but(cpu_quota_cpus=0.5), nproc_per_node=1) == []
+
+
+def test_cpus_that_the_launcher_binds_for_each_rank_are_not_shared():
+    assert verdicts(but(cpus=4, cpus_are_per_rank=True, omp_num_threads=4), launcher="slurm") == []
 
 
 def test_memory_counts_on_the_host_and_under_the_control_group():

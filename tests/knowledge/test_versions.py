@@ -54,9 +54,9 @@ def test_a_newer_torch_never_bundles_an_older_nccl():
 
 def test_every_known_fault_has_a_range_a_source_and_a_way_out():
     for issue in NCCL_ISSUES:
-        assert issue.since < issue.mended
+        assert issue.since < issue.before
         assert issue.source
-        assert issue.torch_before or first_torch_with(issue.mended)
+        assert issue.torch_before or first_torch_with(issue.before)
 
 
 def test_python_before_torch_before_end_of_life():

@@ -10,6 +10,7 @@ from ddp_doctor.parse.host_limits import (
     omp_threads,
     online_cpus,
     rdma_unused_by,
+    several_tasks,
 )
 
 HOST_MAP = "         0          0 4294967295\n"
@@ -59,6 +60,20 @@ def test_openmp_threads(value, threads):
 )
 def test_settings_that_keep_nccl_from_rdma(env, reason):
     assert rdma_unused_by(env) == reason
+
+
+@pytest.mark.parametrize(
+    ("env", "several"),
+    [
+        ({}, False),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, False),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2),4"}, True),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, True),
+        ({"MPI_LOCALNRANKS": "many"}, False),
+    ],
+)
+def test_launchers_that_start_a_task_for_each_rank(env, several):
+    assert several_tasks(env) is several
 
 
 @pytest.mark.parametrize(
