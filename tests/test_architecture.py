@@ -1,0 +1,210 @@
+"""What a newcomer could forget: the registry, the rules' identity and pages, sizes and imports."""
+
+import ast
+import pkgutil
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from functools import cache
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import ddp_doctor.checks
+from ddp_doctor import app
+from ddp_doctor.checks import CHECKS
+from ddp_doctor.engine.diagnose import all_rules
+from ddp_doctor.engine.trial_rules import TRIAL_RULES
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import Rule
+from tests.test_recordings import SITUATIONS
+from tools import generate_docs
+
+ROOT = Path(__file__).parent.parent
+RULES = all_rules()
+
+#: The order of a run: what is cheap and explains the rest comes first.
+ORDER = (
+    "env_vars",
+    "software",
+    "host",
+    "gpus",
+    "topology",
+    "torchrun",
+    "process_group",
+    "allreduce",
+    "gradient_sync",
+    "buffers",
+    "p2p",
+)
+#: The hundreds that a check's codes may come from (docs/reference/rules.md).
+BLOCKS = {
+    "env_vars": "1",
+    "software": "2",
+    "host": "2",
+    "gpus": "3",
+    "topology": "4",
+    "torchrun": "5",
+    "process_group": "6",
+    "allreduce": "6",
+    "gradient_sync": "7",
+    "buffers": "7",
+    "p2p": "6",
+}
+SECTIONS = ("What it finds", "Why it matters", "Remedy", "References")
+LONGEST_MODULE = 400
+LONGEST_FUNCTION = 60
+
+
+def _code(rule: Rule) -> str:
+    return rule.code
+
+
+def _sources() -> list[Path]:
+    tops = ("checks", "ddp_doctor", "tools")
+    found = [path for top in tops for path in (ROOT / top).rglob("*.py")]
+    return sorted(path for path in found if "ddp_doctor/checks/" not in path.as_posix())
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+def test_every_module_of_the_checks_folder_stands_in_checks_under_its_name():
+    modules = {module.name for module in pkgutil.iter_modules(ddp_doctor.checks.__path__)}
+
+    assert modules == {check.id for check in CHECKS}
+    for check in CHECKS:
+        assert check.probe.__module__ == f"ddp_doctor.checks.{check.id}"
+
+
+def test_checks_run_in_the_agreed_order():
+    assert tuple(check.id for check in CHECKS) == ORDER
+
+
+def test_every_check_is_described_by_its_module_docstring():
+    for check in CHECKS:
+        assert sys.modules[check.probe.__module__].__doc__, check.id
+        assert check.title, check.id
+
+
+def test_fact_kinds_are_unique_and_versioned():
+    kinds = [fact.KIND for check in CHECKS for fact in check.facts]
+
+    assert len(kinds) == len(set(kinds))
+    assert all(re.fullmatch(r"[a-z][a-z0-9_-]*/[1-9]\d*", kind) for kind in kinds), kinds
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
+def test_codes_and_names_are_unique():
+    assert len({rule.code for rule in RULES}) == len(RULES)
+    assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=_code)
+def test_a_rule_is_well_formed(rule: Rule):
+    assert re.fullmatch(r"DD[1-9]\d\d", rule.code)
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", rule.name)
+
+
+def test_codes_come_from_the_block_of_their_check():
+    misplaced = [
+        rule.code for check in CHECKS for rule in check.rules if rule.code[2] != BLOCKS[check.id]
+    ] + [rule.code for rule in TRIAL_RULES if rule.code[2] != "6"]
+
+    assert misplaced == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=_code)
+def test_a_rule_has_the_four_sections_of_its_page_in_order(rule: Rule):
+    lines = rule.doc.splitlines()
+    headings = [line for line, below in pairwise(lines) if line and below.startswith("    ")]
+
+    assert tuple(line for line in headings if not line.startswith(" ")) == SECTIONS
+
+
+@cache
+def _judged() -> list[tuple[Recording, frozenset[str]]]:
+    recordings = [app.load_recording(path) for path in SITUATIONS]
+    return [(one, frozenset(f.code for f in app.judge(one).report.findings)) for one in recordings]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=_code)
+def test_a_rule_fires_in_one_recording_and_is_silent_in_another_that_has_its_facts(rule: Rule):
+    able = [codes for recording, codes in _judged() if _can_judge(rule, recording)]
+
+    assert any(rule.code in codes for codes in able), "no recording in which it fires"
+    assert any(rule.code not in codes for codes in able), "no recording in which it stays silent"
+
+
+def _can_judge(rule: Rule, recording: Recording) -> bool:
+    if rule in TRIAL_RULES:
+        return bool(recording.trials)
+    return all(recording.first(fact) is not None for fact in rule.needs)
+
+
+# --- sizes, imports, pages ------------------------------------------------------------------------
+
+
+def test_no_module_is_longer_than_its_cap():
+    lengths = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in _sources()}
+
+    assert {path: lines for path, lines in lengths.items() if lines > LONGEST_MODULE} == {}
+
+
+def test_no_function_is_longer_than_its_cap():
+    long = defaultdict(list)
+    for path in _sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > LONGEST_FUNCTION:
+                    long[path.relative_to(ROOT).as_posix()].append(f"{node.name}: {lines}")
+
+    assert long == {}
+
+
+def test_checks_parsers_and_knowledge_read_no_environment():
+    pure = [path for path in _sources() if path.parts[-2] in ("checks", "parse", "knowledge")]
+
+    assert [path.name for path in pure if _reads_environment(path)] == []
+
+
+def _reads_environment(path: Path) -> bool:
+    attributes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
+    return any(ast.unparse(node) in ("os.environ", "os.getenv") for node in attributes)
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_the_import_contract_holds():
+    done = _run(str(Path(sys.executable).with_name("lint-imports")))
+
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_command_line_starts_without_torch():
+    code = "import ddp_doctor.cli, ddp_doctor.commands, ddp_doctor.app, sys; print('torch' in sys.modules)"
+
+    done = _run(sys.executable, "-c", code)
+
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_the_reference_pages_are_what_the_code_says():
+    if metadata.version("typer") != _pinned("typer"):
+        pytest.skip(f"the help pages were made with typer {_pinned('typer')}, which formats them")
+
+    assert generate_docs.stale() == [], "run `make docs`"
+
+
+def _pinned(package: str) -> str:
+    found = re.search(rf"^{package}==([^\s;]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert found
+    return found[1]

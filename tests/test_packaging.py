@@ -1,0 +1,106 @@
+"""What is shipped: tree, sdist and both wheels hold the same files, and the wheel works by itself.
+
+Without both force-includes of pyproject.toml a wheel built from the sdist silently lacks the checks.
+"""
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+#: Folders of the tree that the sdist carries besides single files of the root.
+SHIPPED = ("ddp_doctor", "checks", "tests", "docs", "tools", ".ci")
+
+
+@dataclass(frozen=True)
+class Built:
+    """File names: of the sdist below its top folder, of both wheels without their metadata."""
+
+    sdist: set[str]
+    wheel_from_tree: set[str]
+    wheel_from_sdist: set[str]
+    wheel: Path
+
+
+def _run(*command: str | Path, cwd: Path, **env: str) -> str:
+    words = [str(part) for part in command]
+    done = subprocess.run(words, cwd=cwd, env=os.environ | env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def _build(cwd: Path, hook: str, folder: Path) -> Path:
+    """Call the build backend as pip and build do, without an isolated environment to download."""
+    code = f"import hatchling.build, sys; print(hatchling.build.{hook}(sys.argv[1]))"
+    return folder / _run(sys.executable, "-c", code, folder, cwd=cwd).split()[-1]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("dist")
+    sdist = _build(ROOT, "build_sdist", folder)
+    from_tree = _build(ROOT, "build_wheel", folder)
+    names_from_tree = _wheel_names(from_tree)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    unpacked = folder / sdist.name.removesuffix(".tar.gz")
+    from_sdist = _build(unpacked, "build_wheel", folder)
+    return Built(names, names_from_tree, _wheel_names(from_sdist), from_sdist)
+
+
+def _wheel_names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def _tree() -> set[str]:
+    """The files to ship, found by walking: the link ddp_doctor/checks is not followed."""
+    found = set()
+    for top in SHIPPED:
+        for folder, folders, files in os.walk(ROOT / top):
+            folders[:] = [name for name in folders if name != "__pycache__"]
+            found |= {(Path(folder) / name).relative_to(ROOT).as_posix() for name in files}
+    return found
+
+
+def test_the_sdist_holds_every_file_of_the_tree(built: Built):
+    assert {name for name in built.sdist if name.startswith(tuple(f"{top}/" for top in SHIPPED))} == _tree()
+    root_files = {"pyproject.toml", "Makefile", "constraints.txt", "README.md", "LICENSE", "CHANGELOG.md"}
+    assert root_files <= built.sdist
+
+
+def test_both_wheels_hold_the_package_with_its_checks_and_nothing_else(built: Built):
+    tree = _tree()
+    expected = {name for name in tree if name.startswith("ddp_doctor/")}
+    expected |= {f"ddp_doctor/{name}" for name in tree if name.startswith("checks/")}
+
+    assert built.wheel_from_tree == expected
+    assert built.wheel_from_sdist == expected
+    assert "ddp_doctor/checks/__init__.py" in expected
+    assert "ddp_doctor/py.typed" in expected
+    assert any(name.startswith("ddp_doctor/templates/") and name.endswith(".sh") for name in expected)
+    assert any(name.startswith("ddp_doctor/knowledge/data/") for name in expected)
+
+
+def test_the_installed_wheel_works_from_an_empty_folder(built: Built, tmp_path: Path):
+    target, empty = tmp_path / "site", tmp_path / "empty"
+    empty.mkdir()
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet", "--target"]
+    _run(*pip, target, built.wheel, cwd=empty)
+    assert not (target / "checks").exists()
+
+    def doctor(*arguments: str) -> str:
+        return _run(sys.executable, "-m", "ddp_doctor", *arguments, cwd=empty, PYTHONPATH=str(target))
+
+    where = "import ddp_doctor.checks as checks; print(checks.__file__)"
+    assert _run(sys.executable, "-c", where, cwd=empty, PYTHONPATH=str(target)).startswith(str(target))
+    assert "prolog" in doctor("--help")
+    assert "allreduce" in doctor("checks")
+    assert doctor("template", "slurm-prolog").startswith("#!/bin/sh")

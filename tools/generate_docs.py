@@ -1,0 +1,212 @@
+"""Write docs/reference from the code: ``python -m tools.generate_docs [--check]``.
+
+It stands in tools/ and not in the package because only maintainers run it, and not in docs/ because
+that folder holds what people read. The pages are committed, so that they can be read without
+running anything; tests/test_architecture.py fails where one is stale.
+"""
+
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from ddp_doctor.checks import CHECKS
+from ddp_doctor.engine.diagnose import all_rules
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import ExitCode, Where
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Report
+from ddp_doctor.model.rule import Rule
+
+REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
+_NOTE = "<!-- Written by `make docs`; edit the code instead. -->\n"
+_PLACES = {
+    Where.NODE: "once on the node, in the agent; no torch needed",
+    Where.LAUNCHER: "on ranks that the real torchrun starts",
+    Where.RANK: "on every rank",
+}
+_BLOCKS = {
+    "1": "the environment",
+    "2": "software and host",
+    "3": "GPUs",
+    "4": "topology",
+    "5": "network and rendezvous",
+    "6": "collectives, point-to-point and ranks that hang",
+    "7": "what DDP promises",
+    "8": "performance",
+    "9": "the doctor itself",
+}
+_EXIT_CODES = {
+    ExitCode.HEALTHY: "Healthy: no finding at or above `--fail-on`. What was not tested is listed in the report.",
+    ExitCode.SICK: "Sick: at least one finding at or above `--fail-on` (default: error).",
+    ExitCode.USAGE: "Usage error: an unknown option or check, an unreadable or foreign file, a port in use, an"
+    " output that cannot be written. One sentence on stderr says which.",
+    ExitCode.UNSURE: "Unsure: nothing could be measured, or a check failed or timed out and no finding explains"
+    " why, or the doctor failed itself (the trace is in a file that the last line names).",
+    ExitCode.INTERRUPTED: "Interrupted by Ctrl-C or SIGTERM. The report and the recording hold what was seen.",
+}
+
+
+def pages() -> dict[str, str]:
+    """Every generated page: path below docs/reference, and its text."""
+    made = {
+        "cli.md": cli_page(),
+        "checks.md": checks_page(),
+        "rules.md": rules_page(),
+        "exit-codes.md": exit_codes_page(),
+        "report.schema.json": _schema(Report),
+        "recording.schema.json": _schema(Recording),
+    }
+    owners = {rule.code: check for check in CHECKS for rule in check.rules}
+    for rule in all_rules():
+        made[f"rules/{rule.code}.md"] = rule_page(rule, owners.get(rule.code))
+    return made
+
+
+def stale() -> list[str]:
+    """Pages that are missing, differ from the code, or describe what no longer exists."""
+    wanted = pages()
+    present = {path.relative_to(REFERENCE).as_posix() for path in REFERENCE.rglob("*") if path.is_file()}
+    differing = [
+        name for name in wanted if name in present and (REFERENCE / name).read_text() != wanted[name]
+    ]
+    return sorted({*differing, *(wanted.keys() ^ present)})
+
+
+def write() -> None:
+    """Write all pages and remove those of rules that no longer exist."""
+    wanted = pages()
+    for name in stale():
+        path = REFERENCE / name
+        if name in wanted:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(wanted[name])
+        else:
+            path.unlink()
+
+
+def cli_page() -> str:
+    """The help of every command."""
+    from typer.main import get_command
+    from typer.testing import CliRunner
+
+    from ddp_doctor.cli import app
+
+    runner = CliRunner(env={"COLUMNS": "100"})
+
+    def help_of(*words: str) -> str:
+        shown = runner.invoke(app, [*words, "--help"], prog_name="ddp-doctor").output
+        return f"```text\n{shown.strip()}\n```\n"
+
+    commands = getattr(get_command(app), "commands", {})
+    parts = [f"{_NOTE}\n# Commands\n\nThe [exit codes](exit-codes.md) are common to all.\n", help_of()]
+    return "\n".join([*parts, *(f"## ddp-doctor {name}\n\n{help_of(name)}" for name in commands)])
+
+
+def checks_page() -> str:
+    """The checks in the order of a run."""
+    head = (
+        f"{_NOTE}\n# Checks\n\nIn the order in which `ddp-doctor run` shows them. A check says what was seen;"
+        " its [rules](rules.md) say what that means.\n"
+    )
+    return "\n".join([head, *(_check_section(check) for check in CHECKS)])
+
+
+def _check_section(check: Check) -> str:
+    lines = [
+        f"## {check.id}: {check.title}\n",
+        f"Runs {_PLACES[check.where]}, from level {check.level.value} on"
+        + (f", with {check.min_ranks} ranks or more" if check.min_ranks > 1 else "")
+        + f". Expected to take {check.cost_s:g} s; judged or given up after {check.deadline_s:g} s.\n",
+    ]
+    documentation = sys.modules[check.probe.__module__].__doc__ or ""
+    lines.append(f"```text\n{documentation.strip()}\n```\n")
+    lines += [f"* {_link(rule)}" for rule in check.rules]
+    return "\n".join(lines) + "\n"
+
+
+def rules_page() -> str:
+    """All rules by code."""
+    head = (
+        f"{_NOTE}\n# Rules\n\n`ddp-doctor explain CODE` prints the same pages. A code is never reused. Its first"
+        " digit tells the subject:\n"
+    )
+    blocks = "\n".join(f"* DD{digit}: {subject}" for digit, subject in _BLOCKS.items())
+    rows = ["| code | name | severity | what it finds |", "|---|---|---|---|"]
+    for rule in all_rules():
+        gist = _gist(rule).replace("|", "\\|")
+        rows.append(f"| [{rule.code}](rules/{rule.code}.md) | {rule.name} | {rule.severity.value} | {gist} |")
+    return f"{head}\n{blocks}\n\n" + "\n".join(rows) + "\n"
+
+
+def _gist(rule: Rule) -> str:
+    """The docstring's summary; where it begins with the first section, that section's first sentence."""
+    first = rule.doc.partition("\n\n")[0].removeprefix("What it finds\n")
+    return _escaped(re.split(r"(?<=\.)\s", " ".join(first.split()))[0])
+
+
+def rule_page(rule: Rule, owner: Check | None) -> str:
+    """One rule's page, from its docstring."""
+    whose = f"check [{owner.id}](../checks.md)" if owner else "every check that runs on ranks"
+    parts = [
+        f"{_NOTE}\n# {rule.code} {rule.name}\n",
+        f"Severity {rule.severity.value}; judges what {whose} saw.\n",
+    ]
+    return "\n".join([*parts, *_sections(rule.doc)])
+
+
+def _sections(documentation: str) -> Iterable[str]:
+    """The docstring's paragraphs in Markdown: unindented single lines before indented text are headings."""
+    for block in re.split(r"\n(?=\S)", documentation):
+        first, _, rest = block.partition("\n")
+        if rest.startswith("    "):
+            text = _escaped(textwrap.dedent(rest).strip())
+            yield f"## {first}\n\n{_references(text) if first == 'References' else text}\n"
+        else:
+            yield f"{_escaped(block.strip())}\n"
+
+
+def _references(text: str) -> str:
+    """One line each; our own pages as links."""
+    linked = re.sub(r"\bdocs/(explanation/[a-z-]+\.md)", r"[\1](../../\1)", text)
+    return linked.replace("\n", "\\\n")
+
+
+def exit_codes_page() -> str:
+    """The exit codes and what each promises."""
+    rows = [f"| {code.value} | {_EXIT_CODES[code]} |" for code in ExitCode]
+    return (
+        f"{_NOTE}\n# Exit codes\n\n| code | meaning |\n|---|---|\n" + "\n".join(rows) + "\n\n"
+        "`ddp-doctor prolog` exits 1 only when the node is sick: unsure is 0 unless `--unsure fail` is given,"
+        " because a doctor that fails must not drain healthy nodes.\n\n"
+        "The verdict behind the code is explained in [Verdicts](../explanation/verdicts.md).\n"
+    )
+
+
+def _schema(model: type[BaseModel]) -> str:
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | model.model_json_schema(
+        mode="serialization"
+    )
+    return json.dumps(schema, indent=2) + "\n"
+
+
+def _link(rule: Rule) -> str:
+    return f"[{rule.code} {rule.name}](rules/{rule.code}.md) ({rule.severity.value})"
+
+
+def _escaped(text: str) -> str:
+    """Stars and angle brackets of prose, which Markdown would take for its own; code and lists are kept."""
+    pieces = re.split(r"(`+[^`]*`+|^\s*[*-] )", text, flags=re.MULTILINE)
+    pieces[::2] = [re.sub(r"([*<])", r"\\\1", piece) for piece in pieces[::2]]
+    return "".join(pieces)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--check"]:
+        found = stale()
+        sys.exit("\n".join(["stale, run `make docs`:", *found]) if found else 0)
+    write()
