@@ -120,8 +120,11 @@ def cannot_import(recording: Recording) -> Iterator[Draft]:
         if why is None:
             continue
         lines = [line.strip() for line in why.splitlines() if line.strip()] or ["no words"]
-        last = lines[-1] if seen.fact.error else lines[0]
-        what = "cannot be imported" if seen.fact.error else f"is not imported after {seen.fact.import_s:.0f} s"
+        frames = [line for line in lines if line.startswith("File ")]
+        last = lines[-1] if seen.fact.error else (frames or lines)[0]
+        what = (
+            "cannot be imported" if seen.fact.error else f"is not imported after {seen.fact.import_s:.0f} s"
+        )
         host = recording.world.hostname(seen.node) if recording.world else None
         yield Draft(
             title=f"torch {what}: {last[:160]}",

@@ -35,6 +35,11 @@ def rank_at(recording: Recording, rank: int) -> str:
     return f"rank {rank} ({', '.join(place)})" if place else f"rank {rank}"
 
 
+def capital(sentence: str) -> str:
+    """The sentence with a capital first letter; the rest stays as it is."""
+    return sentence[:1].upper() + sentence[1:]
+
+
 def short(where: str) -> str:
     """``/long/path/train.py:88`` as ``train.py:88``."""
     return where.rpartition("/")[2]

@@ -14,16 +14,16 @@ DEADLINE_S = 2.0
 
 #: probe, the one finding, what its title says
 CASES = [
-    (misbehaving.never_enters, "DD610", "rank 1 never entered all_reduce 1 of scenario; it stands in misbehaving.py:"),
-    (misbehaving.loops_in_python, "DD610", "rank 1 never entered all_reduce 1"),
-    (misbehaving.holds_the_interpreter, "DD610", "rank 1 never entered all_reduce 1"),
-    (misbehaving.is_stopped, "DD611", "rank 1 is stopped (state T)"),
-    (misbehaving.exits, "DD612", "rank 1 exited with code 3"),
-    (misbehaving.is_killed, "DD612", "rank 1 was killed by SIGKILL"),
-    (misbehaving.segfaults, "DD612", "rank 1 was killed by SIGSEGV"),
-    (misbehaving.raises, "DD613", "rank 1 raised ValueError"),
-    (misbehaving.calls_another_operation, "DD614", "rank 1 called broadcast"),
-    (misbehaving.calls_another_shape, "DD614", "rank 1 called all_reduce[16]"),
+    (misbehaving.never_enters, "DD610", "Rank 1 never entered all_reduce 1 of scenario; it stands in misbehaving.py:"),
+    (misbehaving.loops_in_python, "DD610", "Rank 1 never entered all_reduce 1"),
+    (misbehaving.holds_the_interpreter, "DD610", "Rank 1 never entered all_reduce 1"),
+    (misbehaving.is_stopped, "DD611", "Rank 1 is stopped (state T)"),
+    (misbehaving.exits, "DD612", "Rank 1 exited with code 3"),
+    (misbehaving.is_killed, "DD612", "Rank 1 was killed by SIGKILL"),
+    (misbehaving.segfaults, "DD612", "Rank 1 was killed by SIGSEGV"),
+    (misbehaving.raises, "DD613", "Rank 1 raised ValueError"),
+    (misbehaving.calls_another_operation, "DD614", "Rank 1 called broadcast"),
+    (misbehaving.calls_another_shape, "DD614", "Rank 1 called all_reduce[16]"),
 ]
 
 

@@ -2,12 +2,18 @@
 
 from collections.abc import Iterator
 
+from ddp_doctor.checks.topology import p2p_stalls
 from ddp_doctor.engine import words
 from ddp_doctor.launch.hang import Judgement, Kind, judge
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
+
+
+def explained_by_topology(recording: Recording) -> bool:
+    """Whether the topology's own rule names the cause of the hang: one cause, one finding."""
+    return bool(p2p_stalls.apply(recording))
 
 
 def judged(recording: Recording, *kinds: Kind) -> Iterator[tuple[TrialRecord, Judgement]]:
@@ -57,8 +63,8 @@ def culprit(recording: Recording, rank: int) -> Culprit:
 
 
 def names(recording: Recording, numbers: tuple[int, ...]) -> str:
-    """The ranks for a sentence, each with its host where there are several."""
-    return " and ".join(words.rank_at(recording, rank) for rank in numbers)
+    """The ranks at the beginning of a sentence, each with its host where there are several."""
+    return words.capital(" and ".join(words.rank_at(recording, rank) for rank in numbers))
 
 
 def stands(one: RankEvidence) -> str:

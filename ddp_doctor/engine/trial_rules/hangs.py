@@ -7,6 +7,7 @@ from ddp_doctor.engine.trial_rules.common import (
     confidence,
     culprits,
     evidence,
+    explained_by_topology,
     judged,
     names,
     of_rank,
@@ -155,7 +156,7 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
     References
         docs/explanation/hangs.md
     """
-    explained = any(True for _ in judged(recording, "pair"))
+    explained = explained_by_topology(recording) or any(True for _ in judged(recording, "pair"))
     for trial, judgement in judged(recording, "all-entered"):
         if explained:
             continue

@@ -8,6 +8,7 @@ from ddp_doctor.engine.trial_rules.common import (
     confidence,
     culprit,
     culprits,
+    explained_by_topology,
     judged,
     names,
     of_rank,
@@ -97,6 +98,8 @@ def pair(recording: Recording) -> Iterator[Draft]:
     References
         NCCL user guide, Troubleshooting: GPU Direct and PCI Access Control Services
     """
+    if explained_by_topology(recording):
+        return
     seen: dict[tuple[int, int], tuple[TrialRecord, Judgement]] = {}
     for trial, judgement in judged(recording, "pair"):
         seen.update(dict.fromkeys(judgement.pairs, (trial, judgement)))
@@ -133,7 +136,7 @@ def _many_pairs(
         for trial, judgement in list(seen.values())[:1]
     ]
     return Draft(
-        title=f"{words.rank_at(recording, common)} exchanges nothing with {words.ranks(others)}: each of these"
+        title=f"{names(recording, (common,))} exchanges nothing with {words.ranks(others)}: each of these"
         " links hangs with both ends inside the transfer",
         detail=f"{len(seen)} stuck pairs share this rank, and pairs without it work.",
         confidence=Confidence.LIKELY,

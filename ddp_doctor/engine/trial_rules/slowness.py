@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.engine import words
-from ddp_doctor.engine.trial_rules.common import culprit, judged, step_words, waiting_evidence
+from ddp_doctor.engine.trial_rules.common import culprit, judged, names, step_words, waiting_evidence
 from ddp_doctor.knowledge.deadlines import LATE_RANK_S
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
@@ -49,7 +49,7 @@ def _late_in(recording: Recording, trial: TrialRecord) -> Iterator[Draft]:
         return  # a slow machine, not a slow rank
     for rank, (delay, step) in delays.items():
         yield Draft(
-            title=f"{words.rank_at(recording, rank)} entered {step_words(step)} of {step.check} {delay:.1f} s after"
+            title=f"{names(recording, (rank,))} entered {step_words(step)} of {step.check} {delay:.1f} s after"
             " the others",
             detail="All ranks run the same code, so this rank alone lost the time.",
             culprits=(culprit(recording, rank),),
