@@ -371,6 +371,6 @@ CHECK = Check(
         batch_norm_statistics_wrong,
         sync_batch_norm_not_synchronised,
     ),
-    level=Level.STANDARD,
+    level=Level.QUICK,
     min_ranks=2,
 )

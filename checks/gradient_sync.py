@@ -395,6 +395,6 @@ CHECK = Check(
         no_sync_still_synchronises,
         step_after_no_sync_not_synchronised,
     ),
-    level=Level.STANDARD,
+    level=Level.QUICK,
     measurements=_measurements,
 )
