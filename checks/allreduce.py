@@ -93,7 +93,7 @@ def _correctness(ctx: RankContext) -> tuple[list[str], list[Wrong]]:
     ops = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
     ops["product"] = dist.ReduceOp.PRODUCT
     tested, wrong = [], []
-    for dtype, op in payload.exact_cases(ctx.world_size):
+    for dtype, op in payload.exact_cases(ctx.world_size, few=_is_crowded(ctx)):
         value = payload.share(op, ctx.group_rank, ctx.world_size, dtype)
         tensor = torch.full((ELEMENTS,), value, dtype=getattr(torch, dtype), device=ctx.device)
         with ctx.step("all_reduce", f"{dtype} [{ELEMENTS}] {op}"):
@@ -105,9 +105,15 @@ def _correctness(ctx: RankContext) -> tuple[list[str], list[Wrong]]:
     return tested, wrong
 
 
+def _is_crowded(ctx: RankContext) -> bool:
+    """Many CPU ranks on one node: each collective costs what a whole check costs elsewhere."""
+    return ctx.world_size > payload.CROWD and ctx.device == "cpu" and ctx.level is Level.QUICK
+
+
 def _compare(tensor: "torch.Tensor", dtype: str, op: str, ctx: RankContext) -> Wrong | None:
     expected = payload.expected(op, ctx.world_size, dtype)
-    off = (tensor != expected).nonzero()
+    # A product of floats may exceed the largest integer that torch compares with.
+    off = (tensor != (float(expected) if tensor.is_floating_point() else expected)).nonzero()
     if len(off) == 0:
         return None
     got = float(tensor[off[0]].item())

@@ -131,7 +131,7 @@ class Agent:
         for check in checks:
             for rank in ranks:
                 if (check.id, rank) not in read:
-                    reason = f"the trial did not get through this check (trial {record.trial})"
+                    reason = _why_unread(record, rank)
                     self.readings.append(
                         Reading.model_validate(
                             {"check": check.id, "status": status, "rank": rank, "reason": reason}
@@ -213,3 +213,10 @@ class Agent:
         """Ranks that share a core are slow by right."""
         cores = len(os.sched_getaffinity(0))
         return max(1.0, self.world.nproc_per_node / (cores * deadlines.RANKS_PER_CORE))
+
+
+def _why_unread(record: TrialRecord, rank: int) -> str:
+    raised = next((one.raised for one in record.evidence if one.rank == rank), None)
+    if raised is not None:
+        return f"{raised.type} at {raised.where}: {raised.message[:300]}"
+    return f"trial {record.trial} ended before rank {rank} was through"
