@@ -1,0 +1,276 @@
+r"""What NCCL, torch, gloo and torchrun make of a variable's value, where that is not what it says.
+
+    NCCL_IB_DISABLE=true       strtoll finds no digit and yields 0: InfiniBand stays on, without a word
+    NCCL_BUFFSIZE=4M           strtoll stops at the M: 4 bytes
+    NCCL_P2P_LEVEL=sys         compared with SYS as it stands: ignored
+    NCCL_DEBUG_FILE=/l/%r.log  only %h and %p are filled in: all ranks write one file named %r.log
+    TORCH_GLOO_LAZY_INIT=on    RuntimeError: Invalid value for environment variable
+    TORCH_FR_BUFFER_SIZE=many  init_process_group never returns (torch 2.13)
+
+Each row of the table of variables names in ``type`` which of the readers below applies. Sources: NCCL 2.30.7
+src/misc/param.cc (numbers, the same in 2.4.8 and 2.12.12), src/graph/paths.cc ncclGetLevel, src/debug.cc,
+src/misc/socket.cc and src/os/linux.cc (interfaces), src/graph/tuning.cc parseList; torch 2.13
+torch/csrc/distributed/c10d/Utils.hpp getCvarBool and getCvarInt, torch/distributed/argparse_util.py.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ddp_doctor.knowledge.variables import Variable, variables
+
+Fate = Literal["misread", "refused", "hangs"]
+
+_ON = {"true", "yes", "on", "y", "t", "enable", "enabled"}
+_OFF = {"false", "no", "off", "n", "f", "disable", "disabled", "none"}
+_SCALE = {"K": 1024, "M": 1024**2, "G": 1024**3}
+_LARGEST = 2**63
+_AROUND = " \t\r\n\"'"
+_STRTOLL = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)", re.ASCII)
+
+#: NCCL's path types that may stand in a level, up to SYS (src/include/graph.h).
+LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
+
+
+@dataclass(frozen=True)
+class Misread:
+    """A value that does something else than it says.
+
+    ``becomes`` completes "NAME=value …"; ``instead`` is a value that says what was probably meant.
+    """
+
+    becomes: str
+    why: str
+    instead: str | None = None
+    fate: Fate = "misread"
+    harmless: bool = False  # only logs suffer, or the value does what unset does
+
+
+Reader = Callable[[Variable, str], Misread | None]
+
+
+def misread(name: str, value: str) -> Misread | None:
+    """What is wrong with the value of a variable in the table; None where it means what it says."""
+    variable = variables().get(name)
+    if variable is None or variable.type == "launch":
+        return None
+    reader = _READERS.get(variable.type, _text)
+    if not value:
+        return _empty(variable, reader)
+    found = reader(variable, value)
+    if found is None and reader not in (_number, _strict_int, _python_int, _omp_threads):
+        found = _text(variable, value)  # the readers of numbers skip white space themselves
+    bare = value.strip(_AROUND)
+    if found is None or bare == value or reader(variable, bare) is not None:
+        return found
+    return replace(
+        found, why=f"{found.why} The quotes or white space around it are taken literally.", instead=bare
+    )
+
+
+def strtoll(text: str) -> tuple[int | None, str]:
+    """The number that NCCL reads, decimal, 0x or octal, and the text it leaves over; None without digits."""
+    found = _STRTOLL.match(text)
+    if found is None:
+        return None, text
+    sign, digits = found.groups()
+    is_octal = len(digits) > 1 and digits[0] == "0" and digits[1] not in "xX"
+    number = int(digits, 8 if is_octal else 0)
+    return -number if sign == "-" else number, text[found.end() :]
+
+
+def _empty(variable: Variable, reader: Reader) -> Misread | None:
+    if variable.owner == "nccl":
+        return Misread(
+            "is set but empty", "Empty numbers count as unset, empty names may not.", harmless=True
+        )
+    return None if reader in (_text, _flag, _interfaces) or _takes_empty(variable) else reader(variable, "")
+
+
+def _takes_empty(variable: Variable) -> bool:
+    return variable.type == "enum" and variable.otherwise == "ignored"
+
+
+def _number(variable: Variable, value: str) -> Misread | None:
+    """NCCL's integers and booleans: strtoll with base 0, whatever follows is dropped without a word."""
+    number, rest = strtoll(value)
+    word, rest = value.strip().lower(), rest.strip()
+    if number is None:
+        why = "NCCL reads a number; a word without a leading digit is 0."
+        meant = "1" if word in _ON else None
+        return None if word in _OFF else Misread(f"is read as 0{_effect_of_zero(variable.name)}", why, meant)
+    if abs(number) >= _LARGEST:
+        return Misread("is too large and ignored", "NCCL then keeps its default.")
+    if rest and not rest.startswith("#"):
+        scaled = str(number * _SCALE[rest[0].upper()]) if rest[0].upper() in _SCALE else None
+        return Misread(f"is read as {number}", "NCCL reads the leading digits and drops the rest.", scaled)
+    if re.fullmatch(r"[+-]?0[0-7]+", word) and number != int(word):
+        return Misread(f"is read as {number}", "A leading 0 makes it an octal number.", str(int(word)))
+    if variable.name == "NCCL_P2P_DISABLE" and number not in (0, 1):
+        return Misread("does not disable P2P", "Of all numbers, only 1 does.", "1")
+    return None
+
+
+def _effect_of_zero(name: str) -> str:
+    last = name.rpartition("_")[2]
+    return {"DISABLE": ", so nothing is disabled", "ENABLE": ", so it is switched off"}.get(last, "")
+
+
+def _level(_: Variable, value: str) -> Misread | None:
+    if value in LEVELS or value[0] in "0123456789":  # 0 to 4 are the names of NCCL before 2.7
+        return None
+    meant = value.upper() if value.upper() in LEVELS else None
+    return Misread("is ignored", f"NCCL knows {', '.join(LEVELS)}, in capitals.", meant)
+
+
+def _enum(variable: Variable, value: str) -> Misread | None:
+    known = value if variable.case == "exact" else value.upper()
+    if known in variable.values:
+        return None
+    why = f"The values are {', '.join(variable.values)}."
+    meant = next((word for word in variable.values if word.upper() == value.upper()), None)
+    if variable.otherwise == "ignored":
+        becomes = "is no level, so NCCL logs nothing" if variable.name == "NCCL_DEBUG" else "is ignored"
+        return Misread(becomes, why, meant, harmless=variable.owner == "torch")
+    return _refused(variable, why, meant)
+
+
+def _words(variable: Variable, value: str) -> Misread | None:
+    """Comma lists of names, for NCCL_ALGO and NCCL_PROTO also by function (``^LL;AllReduce:Tree``)."""
+    known = {word.upper() for word in variable.values}
+    lists = [part.rpartition(":")[2].removeprefix("^") for part in value.split(";")]
+    strange = [word for words in lists for word in words.split(",") if word and word.upper() not in known]
+    if not strange:
+        return None
+    why = f"NCCL knows {', '.join(variable.values)}."
+    if variable.name == "NCCL_DEBUG_SUBSYS":
+        return Misread(f"asks for no subsystem with {strange[0]!r}", why)
+    return Misread(f"is refused for {strange[0]!r} by NCCL 2.24 and later, and init fails", why)
+
+
+def _names(variable: Variable, value: str) -> Misread | None:
+    """NCCL's interface and HCA lists: prefixes; ``^`` (not), ``=`` (exactly) or ``^=`` only at the front."""
+    if len(value) == 1 and variable.name != "NCCL_IB_HCA":
+        return Misread("is ignored", "NCCL takes names of at least two characters.")
+    if value.startswith("=^"):
+        return Misread("matches no device", "The order of the two signs is ^=.", f"^={value[2:]}")
+    mark, names = re.match(r"\^?=?", value), re.sub(r"^\^?=?", "", value)
+    front = mark.group() if mark else ""
+    if re.search(r"(^|,)[\^=]", names):
+        why = "^ and = count at the front of the whole list; before a later name they are part of it."
+        return Misread(
+            "matches other devices than it says", why, front + re.sub(r"(^|,)[\^=]+", r"\1", names)
+        )
+    if re.search(r"[*?\[\s]", names):
+        why = "Names are taken literally, as prefixes: no patterns, no white space."
+        return Misread("matches no such device", why, front + re.sub(r"[*\s]", "", names))
+    return None
+
+
+def _interfaces(variable: Variable, value: str) -> Misread | None:
+    """Gloo's interface list: exact names."""
+    strange = re.search(r"[\^=*?\s]", value)
+    if strange is None:
+        return None
+    meant = re.sub(r"[=\s]", "", value)
+    why = "Gloo takes exact interface names, without the signs that NCCL_SOCKET_IFNAME knows."
+    return _refused(variable, why, None if re.search(r"[\^*?]", value) else meant)
+
+
+def _log_file(_: Variable, value: str) -> Misread | None:
+    unknown = [sign for sign in re.findall(r"%(.)", value) if sign not in "hp%"]
+    if unknown:
+        why = "NCCL fills in %h (host) and %p (process); ranks of one host then overwrite one file."
+        meant = re.sub(r"%[^hp%]", "%p", value)
+        return Misread(f"keeps %{unknown[0]} in the file name", why, meant)
+    if value.startswith("~"):
+        return Misread("keeps its ~", "NCCL does not expand ~, so the file cannot be opened.")
+    if value.startswith("/dev/") or re.search(r"%[hp]", value):
+        return None
+    why = "Each rank truncates the file when it starts; %h and %p keep them apart."
+    return Misread("is one file for all ranks", why, f"{value}.%h.%p", harmless=True)
+
+
+def _strict_bool(variable: Variable, value: str) -> Misread | None:
+    word = value.lower()
+    if word in {"y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"}:
+        return None
+    meant = "1" if word in _ON else "0" if word in _OFF else None
+    return _refused(
+        variable, "torch takes 1, true, yes, t, y and 0, false, no, f, n, and nothing else.", meant
+    )
+
+
+def _strict_int(variable: Variable, value: str) -> Misread | None:
+    found = re.match(r"\s*([+-]?[0-9]+)", value)
+    if found is None or abs(int(found[1])) >= 2**31:
+        return _refused(variable, "torch takes a number.", None)
+    if value[found.end() :].strip():
+        return Misread(f"is read as {int(found[1])}", "torch reads the leading digits and drops the rest.")
+    return None
+
+
+def _python_int(variable: Variable, value: str) -> Misread | None:
+    if re.fullmatch(r"\s*[+-]?[0-9]+(_[0-9]+)*\s*", value):
+        return None
+    meant = "1" if value.lower() in _ON else "0" if value.lower() in _OFF else None
+    return _refused(variable, "It is handed to Python's int().", meant)
+
+
+def _node_range(variable: Variable, value: str) -> Misread | None:
+    fits = re.fullmatch(r"[0-9]+(:[0-9]+)?", value)
+    return None if fits else _refused(variable, "It is a number of nodes, or MIN:MAX.", None)
+
+
+def _process_count(variable: Variable, value: str) -> Misread | None:
+    fits = re.fullmatch(r"[0-9]+|auto|cpu|gpu|xpu", value)
+    return None if fits else _refused(variable, "It is a number, auto, cpu, gpu or xpu.", None)
+
+
+def _flag(variable: Variable, value: str) -> Misread | None:
+    word = value.lower()
+    if word in _OFF or value in ("0", "1"):
+        return None
+    why = f"Only {variable.name}=1 switches it on; any other value switches it off."
+    return Misread("counts as off", why, "1" if word in _ON else None)
+
+
+def _omp_threads(_: Variable, value: str) -> Misread | None:
+    if re.fullmatch(r"\s*[1-9][0-9]*\s*(,\s*[1-9][0-9]*\s*)*", value):
+        return None
+    why = "libgomp calls it invalid, and torchrun does not set 1 where it is set: each rank takes all cores."
+    return Misread("is ignored", why)
+
+
+def _text(variable: Variable, value: str) -> Misread | None:
+    if value == value.strip(_AROUND):
+        return None
+    return Misread("is taken with what surrounds it", f"{variable.name} is text, read as it stands.")
+
+
+def _refused(variable: Variable, why: str, instead: str | None) -> Misread:
+    if variable.otherwise == "hangs":
+        return Misread("makes init_process_group hang in torch 2.13", why, instead, fate="hangs")
+    becomes = "stops torchrun" if variable.owner == "torchrun" else "is refused with an error"
+    return Misread(becomes, why, instead, fate="refused")
+
+
+_READERS: dict[str, Reader] = {
+    "bool": _number,
+    "int": _number,
+    "size": _number,
+    "level": _level,
+    "enum": _enum,
+    "words": _words,
+    "names": _names,
+    "interfaces": _interfaces,
+    "log_file": _log_file,
+    "strict_bool": _strict_bool,
+    "strict_int": _strict_int,
+    "python_int": _python_int,
+    "node_range": _node_range,
+    "process_count": _process_count,
+    "flag": _flag,
+    "omp_threads": _omp_threads,
+}

@@ -1,0 +1,219 @@
+"""How values are read, compared with the C library and with the torch that is installed."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddp_doctor.knowledge.values import misread, strtoll
+from ddp_doctor.knowledge.variables import variables
+
+#: What torch 2.13 was seen to take and to refuse, asked again of the torch that is installed. Of the first,
+#: torch never reads a value again once it took one.
+TORCH_VALUES = {
+    "TORCH_GLOO_LAZY_INIT": ["on", "", "1 ", "2", "enable"],
+    "TORCH_DISTRIBUTED_DEBUG": ["1", "", "debug", "detail", "INFO", "OFF"],
+    "TORCH_DIST_INIT_BARRIER": ["true", "", "1.0", " 1", "0"],
+    "GLOO_SOCKET_IFNAME": ["^lo", "=lo", " lo", "lo*", "lo", ""],
+}
+
+ASK_TORCH = """
+import json, os, sys
+import torch.distributed as dist
+accepted = {}
+for name, values in json.load(sys.stdin).items():
+    for value in values:
+        os.environ[name] = value
+        try:
+            dist.set_debug_level_from_env()
+            dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        except (RuntimeError, ValueError):
+            accepted.setdefault(name, []).append(False)
+        else:
+            accepted.setdefault(name, []).append(True)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    del os.environ[name]
+print(json.dumps(accepted))
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="the loopback interface is called lo on Linux"
+)
+def test_torch_and_gloo_refuse_what_the_table_says_they_refuse():
+    answer = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ASK_TORCH],
+        input=json.dumps(TORCH_VALUES),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith(("TORCH_", "GLOO_"))},
+    )
+    expected = {
+        name: [(found := misread(name, value)) is None or found.fate == "misread" for value in values]
+        for name, values in TORCH_VALUES.items()
+    }
+    assert json.loads(answer.stdout.splitlines()[-1]) == expected
+
+
+LIBC = ctypes.CDLL(None)
+LIBC.strtoll.restype = ctypes.c_longlong
+LIBC.strtoll.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_char_p), ctypes.c_int)
+
+
+def c_strtoll(text: str) -> tuple[int, int]:
+    """The C library's answer: the number and how many characters it read."""
+    buffer = ctypes.create_string_buffer(text.encode())
+    end = ctypes.c_char_p()
+    number = LIBC.strtoll(ctypes.cast(buffer, ctypes.c_char_p), ctypes.byref(end), 0)
+    return number, len(text.encode()) - len(end.value or b"")
+
+
+@settings(deadline=None)
+@given(st.from_regex(r"[ \t]*[+-]?(0[xX]?)?[0-9a-fA-F]{0,8}[a-zA-Z. ]{0,4}", fullmatch=True))
+def test_strtoll_reads_as_the_c_library_does(text):
+    number, rest = strtoll(text)
+    expected, read = c_strtoll(text)
+    assert (number or 0) == expected
+    assert number is None or len(text) - len(rest) == read
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "becomes"),
+    [
+        ("NCCL_IB_DISABLE", "true", "is read as 0, so nothing is disabled"),
+        ("NCCL_DMABUF_ENABLE", "true", "is read as 0, so it is switched off"),
+        ("NCCL_IB_DISABLE", '"1"', "is read as 0, so nothing is disabled"),
+        ("NCCL_BUFFSIZE", "4M", "is read as 4"),
+        ("NCCL_IB_TC", "0106", "is read as 70"),
+        ("NCCL_IB_GID_INDEX", "9" * 20, "is too large and ignored"),
+        ("NCCL_P2P_DISABLE", "2", "does not disable P2P"),
+        ("NCCL_P2P_LEVEL", "sys", "is ignored"),
+        ("NCCL_NET_GDR_LEVEL", "PHB ", "is ignored"),
+        ("NCCL_DEBUG", "DEBUG", "is no level, so NCCL logs nothing"),
+        ("NCCL_DEBUG_SUBSYS", "INIT,NETWORK", "asks for no subsystem with 'NETWORK'"),
+        ("NCCL_DEBUG_FILE", "/l/n.%h.%r.log", "keeps %r in the file name"),
+        ("NCCL_DEBUG_FILE", "~/n.%p.log", "keeps its ~"),
+        ("NCCL_SOCKET_FAMILY", "ipv4", "is ignored"),
+        ("NCCL_SOCKET_IFNAME", "e", "is ignored"),
+        ("NCCL_SOCKET_IFNAME", "=^eth0", "matches no device"),
+        ("NCCL_SOCKET_IFNAME", "^docker0,^lo", "matches other devices than it says"),
+        ("NCCL_SOCKET_IFNAME", "eth*", "matches no such device"),
+        ("NCCL_SOCKET_IFNAME", '"eth0"', "is taken with what surrounds it"),
+        ("NCCL_IB_HCA", "mlx5_0, mlx5_1", "matches no such device"),
+        ("TORCH_FR_BUFFER_SIZE", "2k", "is read as 2"),
+        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "10min", "is read as 10"),
+        ("USE_LIBUV", "true", "counts as off"),
+        ("OMP_NUM_THREADS", "", "is ignored"),
+        ("OMP_NUM_THREADS", "0", "is ignored"),
+    ],
+)
+def test_values_that_do_not_do_what_they_say(name, value, becomes):
+    found = misread(name, value)
+    assert found is not None
+    assert (found.fate, found.becomes) == ("misread", becomes)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fate"),
+    [
+        ("TORCH_NCCL_BLOCKING_WAIT", "on", "refused"),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "true", "refused"),
+        ("LOGLEVEL", "debug", "refused"),
+        ("PET_STANDALONE", "true", "refused"),
+        ("PET_NNODES", "", "refused"),
+        ("PET_NPROC_PER_NODE", "all", "refused"),
+        ("TORCH_FR_BUFFER_SIZE", "many", "hangs"),
+        ("TORCH_FR_CPP_STACK", "on", "hangs"),
+    ],
+)
+def test_values_that_stop_the_job(name, value, fate):
+    found = misread(name, value)
+    assert found is not None
+    assert found.fate == fate
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NCCL_IB_DISABLE", "1"),
+        ("NCCL_IB_DISABLE", "false"),
+        ("NCCL_IB_DISABLE", "1 "),
+        ("NCCL_IB_DISABLE", "1 # no InfiniBand here"),
+        ("NCCL_BUFFSIZE", "0x400000"),
+        ("NCCL_IB_TIMEOUT", "22"),
+        ("NCCL_CROSS_NIC", "2"),
+        ("NCCL_CUMEM_ENABLE", "-2"),
+        ("NCCL_P2P_LEVEL", "NVL"),
+        ("NCCL_P2P_LEVEL", "4"),
+        ("NCCL_DEBUG", "info"),
+        ("NCCL_DEBUG_SUBSYS", "^ALL"),
+        ("NCCL_DEBUG_FILE", "/logs/nccl.%h.%p.log"),
+        ("NCCL_DEBUG_FILE", "/dev/stderr"),
+        ("NCCL_ALGO", "ring,collnetdirect;allreduce:tree"),
+        ("NCCL_ALGO", "^NVLS"),
+        ("NCCL_PROTO", "^LL128"),
+        ("NCCL_SOCKET_IFNAME", "eth0"),
+        ("NCCL_SOCKET_IFNAME", "^docker0,lo"),
+        ("NCCL_SOCKET_IFNAME", "=eth0:1234"),
+        ("NCCL_IB_HCA", "=mlx5_0:1,mlx5_1:1"),
+        ("NCCL_NET", "AWS Libfabric"),
+        ("GLOO_SOCKET_IFNAME", "eth0,eth1"),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        ("TORCH_NCCL_BLOCKING_WAIT", "False"),
+        ("TORCH_DISTRIBUTED_DEBUG", "DETAIL"),
+        ("PET_NNODES", "1:4"),
+        ("PET_NPROC_PER_NODE", "gpu"),
+        ("OMP_NUM_THREADS", "4,2"),
+        ("LOGLEVEL", "INFO"),
+        ("CUDA_VISIBLE_DEVICES", ""),
+        ("PATH", "/usr/bin"),
+    ],
+)
+def test_values_that_mean_what_they_say(name, value):
+    assert misread(name, value) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [
+        ("NCCL_IB_DISABLE", "true", "1"),
+        ("NCCL_BUFFSIZE", "4M", "4194304"),
+        ("NCCL_P2P_LEVEL", "sys", "SYS"),
+        ("NCCL_DEBUG_FILE", "/l/%r.log", "/l/%p.log"),
+        ("NCCL_SOCKET_IFNAME", "^docker0,^lo", "^docker0,lo"),
+        ("NCCL_SOCKET_IFNAME", "'eth0'", "eth0"),
+        ("GLOO_SOCKET_IFNAME", "=eth0", "eth0"),
+        ("TORCH_GLOO_LAZY_INIT", "1\r", "1"),
+        ("LOGLEVEL", "debug", "DEBUG"),
+    ],
+)
+def test_the_value_that_was_meant_is_offered_where_it_is_clear(name, value, instead):
+    found = misread(name, value)
+    assert found is not None
+    assert found.instead == instead
+
+
+@settings(deadline=None)
+@given(st.sampled_from(sorted(variables())), st.text(alphabet=st.characters(codec="utf-8"), max_size=30))
+def test_any_value_is_judged_and_what_is_offered_instead_is_good(name, value):
+    found = misread(name, value)
+    if found is not None and found.instead is not None and found.fate != "misread":
+        assert misread(name, found.instead) is None
+
+
+@pytest.mark.parametrize("name", sorted(variables()))
+def test_the_default_of_every_variable_is_no_fault(name):
+    default = variables()[name].default
+    if default and " " not in default and not default.startswith(("~", "ncclConfig")):
+        assert misread(name, default) is None

@@ -1,0 +1,167 @@
+"""The table of variables: complete, consistent, quick, and in step with the torch that is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddp_doctor.knowledge import variables
+from ddp_doctor.knowledge.variables import is_gone, is_recorded, is_unknown, nearest, never_read
+
+TABLE = Path(variables.__file__).parent / "data" / "variables.json"
+
+
+def torch_folder() -> Path:
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def test_every_row_names_its_source_and_only_known_replacements():
+    table = variables.variables()
+    assert all(variable.source for variable in table.values())
+    assert {v.replaced_by for v in table.values() if v.replaced_by} <= set(table)
+    assert {n.instead for n in never_read().values() if n.instead} <= set(table)
+    assert not set(table) & set(never_read())
+
+
+def test_no_variable_is_listed_twice():
+    names = re.findall(r'^ *\{"name": "(\w+)"', TABLE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(names) == len(set(names)) == len(variables.variables()) + len(never_read())
+
+
+def test_removed_variables_tell_when_and_the_others_do_not():
+    for variable in variables.variables().values():
+        assert (variable.last is not None) == (variable.status == "removed"), variable.name
+
+
+def test_table_is_small_and_loads_within_15_ms():
+    assert TABLE.stat().st_size < 150_000
+    times = []
+    for _ in range(10):
+        for cached in (variables._tables, variables.variables, variables.never_read, variables._foreign):
+            cached.cache_clear()
+        started = time.perf_counter()
+        variables.variables(), never_read(), is_unknown("NCCL_NOBODY")
+        times.append(time.perf_counter() - started)
+    assert min(times) < 0.015
+
+
+@pytest.mark.parametrize("header", ["ProcessGroupNCCL.hpp", "ProcessGroupGloo.hpp", "FlightRecorder.hpp"])
+def test_every_variable_of_torchs_headers_is_in_the_table(header):
+    path = torch_folder() / "include/torch/csrc/distributed/c10d" / header
+    if not path.exists():
+        pytest.skip("this torch brings no C++ headers")
+    named = set(re.findall(r'"((?:TORCH|NCCL|GLOO)_[A-Z0-9_]+)"', path.read_text(encoding="utf-8")))
+    assert named <= set(variables.variables())
+
+
+def test_every_option_of_torchrun_has_its_variable_in_the_table():
+    source = (torch_folder() / "distributed/run.py").read_text(encoding="utf-8")
+    options = re.findall(r"add_argument\(\s*((?:\"-[\w-]+\",\s*)+)[^)]*?action=(?:check_)?env", source)
+    longest = {max(re.findall(r'"--([\w-]+)"', option), key=len) for option in options}
+    assert len(longest) > 20
+    assert {f"PET_{option.replace('-', '_').upper()}" for option in longest} <= set(variables.variables())
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("NCCL_SOCKET_IFNAM", "NCCL_SOCKET_IFNAME"),
+        ("NCCL_SOCKET_IF_NAME", "NCCL_SOCKET_IFNAME"),
+        ("NCCL_DEUBG", "NCCL_DEBUG"),
+        ("nccl_debug", "NCCL_DEBUG"),
+        ("NCCL_DISABLE_IB", "NCCL_IB_DISABLE"),
+        ("NCCL_IB_DISABLED", "NCCL_IB_DISABLE"),
+        ("NCCL_NSOCKS_PER_THREAD", "NCCL_NSOCKS_PERTHREAD"),
+        ("NCCL_IB_GID", "NCCL_IB_GID_INDEX"),
+        ("NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
+        ("TORCH_NAN_CHECK", "TORCH_NCCL_NAN_CHECK"),
+        ("TORCH_NCCL_HEARTBEAT_TIMEOUT", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"),
+        ("GLOO_SOCKET_IFNAMES", "GLOO_SOCKET_IFNAME"),
+        ("TORCHELASTIC_RUNID", "TORCHELASTIC_RUN_ID"),
+        ("PET_NNODE", "PET_NNODES"),
+    ],
+)
+def test_misspelled_names_find_their_variable(name, meant):
+    assert is_unknown(name)
+    assert nearest(name) == meant
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NCCL_IB_TX",  # not NCCL_IB_TC
+        "NCCL_NET_DISABLE",
+        "NCCL_LL256_BUFFSIZE",  # not NCCL_LL128_BUFFSIZE
+        "NCCL_GRAPH_DUMP",  # two variables go on so
+        "NCCL_CTRAN_ENABLE",
+        "NCCL_FROB",
+        "NCCL_",
+    ],
+)
+def test_unknown_names_that_are_nothings_misspelling_find_none(name):
+    assert is_unknown(name)
+    assert nearest(name) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NCCL_VERSION",  # every nvidia/cuda image
+        "NCCL_HOME",
+        "NCCL_LIBRARY_DIR",
+        "NCCL_FASTRAK_IFNAME",
+        "NCCL_GPUDIRECTTCPX_CTRL_DEV",
+        "NCCL_SHARP_DISABLE",
+        "NCCL_IBEXT_DISABLE",
+        "NCCL_INSPECTOR_ENABLE",
+        "NCCL_EP_TIMEOUT_MS",
+        "OFI_NCCL_PROTOCOL",
+        "RCCL_MSCCL_ENABLE",
+        "TORCH_CUDA_ARCH_LIST",
+        "TORCH_HOME",
+        "TORCH_EXTENSIONS_DIR",
+        "TORCH_COMPILE_DEBUG",
+        "TORCH_LOGS",
+        "TORCHINDUCTOR_CACHE_DIR",
+    ],
+)
+def test_names_of_plug_ins_images_and_compilers_are_left_alone(name):
+    assert not is_unknown(name)
+
+
+def test_no_known_variable_is_unknown_or_hidden_behind_a_plug_ins_prefix():
+    assert not [name for name in variables.variables() if is_unknown(name)]
+    assert not [name for name in never_read() if is_unknown(name)]
+
+
+def test_only_names_that_matter_are_recorded():
+    assert is_recorded("NCCL_ANYTHING")
+    assert is_recorded("RANK")
+    assert not is_recorded("AWS_SECRET_ACCESS_KEY")
+    assert not is_recorded("PATH")
+    assert not is_recorded("NCCL_A;rm")
+
+
+def test_gone_is_what_no_nccl_of_a_supported_torch_reads():
+    assert is_gone(variables.variables()["NCCL_TREE_THRESHOLD"])
+    assert not is_gone(
+        variables.variables()["NCCL_WORK_FIFO_DEPTH"]
+    )  # torch 2.6 brings 2.21.5, which reads it
+    assert not is_gone(variables.variables()["NCCL_DEBUG"])
+
+
+@settings(deadline=None)
+@given(st.text(alphabet=st.characters(codec="utf-8"), max_size=40))
+def test_any_name_can_be_asked_about(text):
+    for name in (text, f"NCCL_{text}", f"TORCH_NCCL_{text}"):
+        is_recorded(name), is_unknown(name)
+        assert nearest(name) in {None, *variables.variables()}
