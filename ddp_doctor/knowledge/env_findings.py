@@ -1,0 +1,250 @@
+"""What is wrong with an environment, in words: from the launch variables and the table of variables.
+
+Each function yields one draft per cause, without the nodes, so that equal drafts of several nodes are one
+finding.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from ddp_doctor.knowledge import launchers, variables
+from ddp_doctor.knowledge.launchers import Launcher
+from ddp_doctor.knowledge.setting_words import in_words, listed, set_to, setting_draft, shown, unset
+from ddp_doctor.knowledge.values import Misread, misread
+from ddp_doctor.knowledge.variables import Variable
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Remedy
+
+Env = Mapping[str, str]
+
+
+class Environment(Protocol):
+    """What was recorded of a process's environment."""
+
+    @property
+    def variables(self) -> dict[str, str]: ...  # noqa: D102
+    @property
+    def launcher(self) -> Launcher | None: ...  # noqa: D102
+    @property
+    def in_kubernetes(self) -> bool: ...  # noqa: D102
+
+
+_LAUNCHERS = "neither torchrun nor srun nor mpirun"
+_NO_LAUNCHER = "neither TORCHELASTIC_RUN_ID nor a SLURM step nor an Open MPI rank in the environment"
+_STARTED_BY: dict[Launcher | None, str] = {
+    "torchrun": "torchrun started this process, by TORCHELASTIC_RUN_ID",
+    "slurm": "srun started this process, by SLURM_STEP_ID and SLURM_PROCID",
+    "mpi": "mpirun started this process, by OMPI_COMM_WORLD_RANK",
+    None: "torch/distributed/rendezvous.py reads them",
+}
+_PER_TASK = "start the ranks with torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each task"
+_MEETING = "set MASTER_ADDR to a name of node 0 that the others resolve, MASTER_PORT to a free port, both for all ranks"
+
+
+def leftovers(seen: Environment) -> Iterator[Draft]:
+    """Variables that make a process without a launcher take itself for one rank of a world."""
+    env, complete = seen.variables, all(seen.variables.get(name) for name in launchers.RENDEZVOUS)
+    if seen.launcher is not None or (seen.in_kubernetes and complete):  # a training operator sets all of them
+        return
+    names = launchers.leftovers(env, in_job=seen.in_kubernetes or "SLURM_JOB_ID" in env)
+    pairs = {name: env[name] for name in names}
+    if pairs:
+        yield setting_draft(
+            pairs,
+            f"{listed(pairs)} {'is' if len(pairs) == 1 else 'are'} set, though {_LAUNCHERS} started this process",
+            listed(pairs),
+            _NO_LAUNCHER,
+            unset(pairs, "left over from another launch"),
+            detail=f"{launchers.consequence(env)} torchrun gives its workers values of its own.",
+            severity=Severity.INFO if launchers.is_alone(env) else None,
+            confidence=Confidence.LIKELY,
+        )
+
+
+def inconsistencies(seen: Environment) -> Iterator[Draft]:
+    """Launch variables that are set in part, or that cannot be true together."""
+    env, launcher = seen.variables, seen.launcher
+    in_world = launcher is not None or seen.in_kubernetes
+    lacking = launchers.missing(env, launcher) if in_world else ()
+    if lacking:
+        known = "TORCHELASTIC_RUN_ID" if launcher == "torchrun" else "RANK"
+        text = f"{shown(known, env.get(known, ''))} is set, but not {', '.join(lacking)}"
+        yield _inconsistent(env, lacking, text, launcher)
+    sure = in_world and not lacking and bool(env.get("RANK"))
+    for fault in launchers.faults(env, launcher):
+        # Outside a world, ranks and sizes are leftovers, which are reported with what is wrong in them.
+        if in_world or set(fault.names) <= {"MASTER_ADDR", "MASTER_PORT"}:
+            severity = Severity.ERROR if fault.fatal and sure else None
+            yield _inconsistent(env, fault.names, fault.text, launcher, severity)
+
+
+def _inconsistent(
+    env: Env, names: tuple[str, ...], text: str, launcher: Launcher | None, severity: Severity | None = None
+) -> Draft:
+    told = ("TORCHELASTIC_RUN_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+    saw = {name: env[name] for name in dict.fromkeys((*names, *launchers.RENDEZVOUS, *told)) if name in env}
+    return setting_draft(
+        names,
+        text,
+        listed(saw),
+        _STARTED_BY[launcher],
+        in_words(_MEETING if set(names) <= {"MASTER_ADDR", "MASTER_PORT"} else _PER_TASK),
+        detail='A script that reads them, as init_process_group("env://") does, does not find its peers.',
+        severity=severity,
+    )
+
+
+def too_few_gpus(seen: Environment) -> Iterator[Draft]:
+    """A local rank past the end of CUDA_VISIBLE_DEVICES, or more local ranks than it lists."""
+    env = seen.variables
+    count = launchers.visible(env.get("CUDA_VISIBLE_DEVICES", ""))
+    needed = {"LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 0}  # what to add for a number of GPUs
+    if count == 1:  # maybe each task has a GPU of its own
+        del needed["LOCAL_WORLD_SIZE"]
+    for name, more in needed.items():
+        value = env.get(name, "")
+        if seen.launcher and count and value.isdecimal() and int(value) + more > count:
+            title = f"{shown(name, value)} needs {int(value) + more} GPUs, CUDA_VISIBLE_DEVICES shows {count}"
+            pairs = {name: value, "CUDA_VISIBLE_DEVICES": env["CUDA_VISIBLE_DEVICES"]}
+            remedy = in_words(
+                "start one rank per visible GPU, or list more GPUs; with one GPU per task use device 0"
+            )
+            why = "torch.cuda.set_device(LOCAL_RANK) counts through the visible GPUs"
+            detail = 'It fails with "invalid device ordinal", unless ranks share a GPU or use the CPU.'
+            sure = Confidence.LIKELY
+            yield setting_draft(pairs, title, listed(pairs), why, remedy, detail=detail, confidence=sure)
+            return
+
+
+def torchrun_options(seen: Environment) -> Iterator[Draft]:
+    """Options of torchrun in a plain shell's environment."""
+    env = seen.variables
+    defaults = {name: {variables.variables()[name].default, ""} for name in launchers.REDIRECTING}
+    pairs = {name: env[name] for name in defaults if env.get(name, "") not in defaults[name]}
+    if pairs and seen.launcher is None and not seen.in_kubernetes and "SLURM_JOB_ID" not in env:
+        title = f"torchrun takes {listed(pairs)} from the environment for options"
+        detail = "Left over from another job, they make torchrun wait for other nodes or meet elsewhere."
+        remedy = unset(pairs, "an option of torchrun")
+        source, sure = "torch/distributed/argparse_util.py", Confidence.LIKELY
+        yield setting_draft(pairs, title, listed(pairs), source, remedy, detail=detail, confidence=sure)
+
+
+def misspelled(seen: Environment) -> Iterator[Draft]:
+    """Names one slip away from a variable that is read."""
+    for name, value in (env := seen.variables).items():
+        meant = variables.nearest(name) if variables.is_unknown(name) else None
+        if meant is None:
+            continue
+        wrong = misread(meant, value)
+        better = wrong.instead if wrong and wrong.instead else value
+        why = f"{name} is read by nothing"
+        yield setting_draft(
+            (name,),
+            f"{name} is read by nothing; did you mean {meant}?",
+            shown(name, value),
+            f"not among the variables of {variables.RELEASES}",
+            unset({name: value}, why) if meant in env else set_to(meant, better, why, (name, value)),
+            detail=f"So {shown(meant, env[meant])} stands."
+            if meant in env
+            else f"So {meant} keeps its default.",
+            confidence=Confidence.LIKELY,
+        )
+
+
+def unread(seen: Environment) -> Iterator[Draft]:
+    """Names that nothing reads, and names that nobody knows."""
+    for name, value in seen.variables.items():
+        never = variables.never_read().get(name)
+        if never:
+            yield setting_draft(
+                (name,),
+                f"{name} is read by nothing",
+                shown(name, value),
+                never.source,
+                unset({name: value}, "read by nothing", _see(name, never.instead)),
+                detail=f"Meant is {never.meant}.",
+            )
+        elif variables.is_unknown(name) and not name.startswith("PET_") and not variables.nearest(name):
+            source, detail = f"not among the variables of {variables.RELEASES}", "A plug-in may read it."
+            title, severity, sure = f"{name} is not a known variable", Severity.INFO, Confidence.POSSIBLE
+            saw = shown(name, value)
+            yield setting_draft(
+                (name,), title, saw, source, detail=detail, severity=severity, confidence=sure
+            )
+
+
+def _see(name: str, instead: str | None) -> str:
+    return f"unset {name}; see {instead}" if instead else f"unset {name}"
+
+
+def obsolete(seen: Environment) -> Iterator[Draft]:
+    """Names of older releases; information where some release of interest still reads them."""
+    for name, value in seen.variables.items():
+        old = variables.variables().get(name)
+        if old is None or old.status == "active":
+            continue
+        until = f"not read after NCCL {old.last}" if old.last else "deprecated, though still read"
+        title = (
+            f"{name} is {until}; {old.replaced_by} took its place"
+            if old.replaced_by
+            else f"{name} is {until}"
+        )
+        severity = None if variables.is_gone(old) else Severity.INFO
+        yield setting_draft(
+            (name,),
+            title,
+            shown(name, value),
+            old.source,
+            _renamed(seen.variables, old, value),
+            severity=severity,
+        )
+
+
+def _renamed(env: Env, old: Variable, value: str) -> Remedy:
+    new = variables.variables().get(old.replaced_by or "")
+    if new and new.type == old.type and new.name not in env:
+        summary = f"set {new.name} in the place of {old.name}"
+        return set_to(new.name, value, f"replaces {old.name}", (old.name, value), summary)
+    return unset({old.name: value}, "obsolete", _see(old.name, old.replaced_by))
+
+
+def misread_values(seen: Environment) -> Iterator[Draft]:
+    """Values that do not do what they say."""
+    for variable, value, found in _misread(seen.variables):
+        if found.fate == "misread":
+            yield _value(variable, value, found, Severity.INFO if found.harmless else None)
+
+
+def refused_values(backend: str, seen: Environment) -> Iterator[Draft]:
+    """Values on which torch stops or hangs; a warning where only another backend, or torchrun, reads them."""
+    always = ("import torch.distributed", "every process group", f"{backend} process group".lower())
+    for variable, value, found in _misread(seen.variables):
+        if found.fate != "misread":
+            sure = (variable.read_when or "").lower() in always
+            yield _value(variable, value, found, None if sure else Severity.WARNING)
+
+
+def _misread(env: Env) -> Iterator[tuple[Variable, str, Misread]]:
+    for name, value in env.items():
+        found = misread(name, value)
+        if found:
+            yield variables.variables()[name], value, found
+
+
+def _value(variable: Variable, value: str, found: Misread, severity: Severity | None) -> Draft:
+    name = variable.name
+    if found.instead is None:
+        remedy = unset({name: value}, found.becomes, f"unset {name}, or give it a value that is read")
+    else:
+        remedy = set_to(name, found.instead, found.why, (name, value))
+    when = f" It is read by: {variable.read_when}." if variable.read_when else ""
+    saw = shown(name, value)
+    return setting_draft(
+        (name,),
+        f"{saw} {found.becomes}",
+        saw,
+        variable.source,
+        remedy,
+        detail=found.why + when,
+        severity=severity,
+    )

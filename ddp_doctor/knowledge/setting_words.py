@@ -1,0 +1,108 @@
+"""How a finding shows environment variables, and what unsets or sets them."""
+
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.fact import Fact
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy, Setting
+from ddp_doctor.model.nodes import node_culprits, node_names
+from ddp_doctor.model.recording import Recording, Seen
+
+F = TypeVar("F", bound=Fact)
+
+#: A longer value is cut in a sentence; the recording has it whole.
+LONGEST_VALUE = 80
+
+_PROOF = Proof(reason="nothing to measure: it follows from which names and values are read")
+
+
+def printable(value: str) -> str:
+    """A value for a sentence: control characters escaped, cut where it is long."""
+    text = value if len(value) <= LONGEST_VALUE else value[:LONGEST_VALUE] + "…"
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
+def shown(name: str, value: str) -> str:
+    """``NAME=value`` as one would type it."""
+    return f"{name}={shlex.quote(printable(value))}"
+
+
+def listed(pairs: Mapping[str, str]) -> str:
+    """``A=1, B=2``."""
+    return ", ".join(shown(name, value) for name, value in pairs.items())
+
+
+def unset(pairs: Mapping[str, str], why: str, summary: str = "") -> Remedy:
+    """Take these variables, given with their values, out of the job's environment."""
+    return Remedy(
+        summary=summary or f"unset {' '.join(pairs)}",
+        settings=tuple(Setting(name=name, action="unset", why=why) for name in pairs),
+        cost="none, unless something else relies on it",
+        undo="; ".join(f"export {shown(name, value)}" for name, value in pairs.items()),
+        proof=_PROOF,
+    )
+
+
+def set_to(name: str, value: str, why: str, instead_of: tuple[str, str], summary: str = "") -> Remedy:
+    """Set a variable in the place of another name, or of its own old value."""
+    old_name, old_value = instead_of
+    settings = [Setting(name=name, value=value, why=why)]
+    undo = f"export {shown(old_name, old_value)}"
+    if old_name != name:
+        settings.append(Setting(name=old_name, action="unset", why=why))
+        undo = f"unset {name}; {undo}"
+    return Remedy(
+        summary=summary or f"set {shown(name, value)} if that is meant, else unset it",
+        settings=tuple(settings),
+        cost="the setting takes effect, with what it costs",
+        undo=undo,
+        proof=_PROOF,
+    )
+
+
+def in_words(summary: str) -> Remedy:
+    """A remedy that only the owner of the job script can spell out."""
+    return Remedy(summary=summary, undo="put the former lines back", proof=_PROOF)
+
+
+def setting_draft(
+    names: Iterable[str],
+    title: str,
+    text: str,
+    expected_from: str,
+    *remedies: Remedy,
+    detail: str = "",
+    severity: Severity | None = None,
+    confidence: Confidence = Confidence.PROVED,
+) -> Draft:
+    """A finding about variables, on whichever nodes they are; ``text`` is the evidence."""
+    return Draft(
+        title=title,
+        detail=detail,
+        confidence=confidence,
+        culprits=tuple(Culprit(kind="setting", name=name) for name in names),
+        evidence=(Evidence(check="env_vars", text=text, expected_from=expected_from),),
+        remedies=remedies,
+        severity=severity,
+    )
+
+
+def one_per_cause(
+    recording: Recording, kind: type[F], drafts: Callable[[F], Iterable[Draft]]
+) -> Iterator[Draft]:
+    """Equal drafts of several nodes as one that names the nodes: a job script's line is on all of them."""
+    groups: dict[Draft, list[Seen[F]]] = {}
+    for seen in recording.facts(kind):
+        for draft in drafts(seen.fact):
+            groups.setdefault(draft, []).append(seen)
+    several = recording.world is not None and recording.world.nnodes > 1
+    for draft, group in groups.items():
+        culprits = tuple(
+            node.model_copy(update={"kind": one.kind, "name": one.name})
+            for node in node_culprits(recording, group)
+            for one in draft.culprits
+        )
+        title = f"{draft.title} (on {node_names(recording, group)})" if several else draft.title
+        yield draft.model_copy(update={"title": title, "culprits": culprits})

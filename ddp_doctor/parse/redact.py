@@ -1,0 +1,30 @@
+"""Keeps credentials out of recordings: people paste them, and recordings are sent around.
+
+PET_RDZV_ENDPOINT=etcd://user:secret@host:2379   a password in an address
+TORCH_HUB_TOKEN=abc                              a name that says so
+NCCL_NOTE=ghp_16C7e42F292c6912E7710c838347Ae178B4a   the form of a known kind of token
+"""
+
+import re
+
+_NAMES = re.compile(
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE
+)
+_VALUES = re.compile(
+    r"://[^/\s:@]*:[^/\s@]+@"  # user:password@host
+    r"|\b(?:password|passwd|secret|token|api_?key|access_?key)\s*[=:]"
+    r"|-----BEGIN "
+    r"|\bAKIA[0-9A-Z]{16}\b|\bgh[a-z]_[A-Za-z0-9]{30,}|\bgithub_pat_|\bhf_[A-Za-z0-9]{20,}"
+    r"|\bsk-[A-Za-z0-9_-]{20,}|\bglpat-|\bxox[a-z]-|\beyJ[A-Za-z0-9_-]{10,}\.",
+    re.IGNORECASE,
+)
+
+#: A longer value is no setting.
+LONGEST_RECORDED = 4096
+
+
+def is_withheld(name: str, value: str) -> bool:
+    """Whether a variable looks like a credential, by its name or value, or is too long for a setting."""
+    return bool(value) and (
+        len(value) > LONGEST_RECORDED or bool(_NAMES.search(name)) or bool(_VALUES.search(value))
+    )

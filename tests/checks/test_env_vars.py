@@ -1,0 +1,414 @@
+"""The environment check: what is recorded, what each rule says, and what must be left alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddp_doctor.checks.env_vars import CHECK, EnvVars, probe
+from ddp_doctor.knowledge.variables import variables
+from ddp_doctor.model.choices import Level, Severity, Status, Where
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.sources.machine import LiveContext
+from tests.fakes import FakeContext
+
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+
+#: A worker of torchrun (torch 2.13), as a real run exported it.
+TORCHRUN_WORKER = {
+    "OMP_NUM_THREADS": "1",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+    "RANK": "0",
+    "GROUP_RANK": "0",
+    "ROLE_RANK": "0",
+    "ROLE_NAME": "default",
+    "LOCAL_WORLD_SIZE": "2",
+    "WORLD_SIZE": "2",
+    "GROUP_WORLD_SIZE": "1",
+    "ROLE_WORLD_SIZE": "2",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "41613",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_MAX_RESTARTS": "0",
+    "TORCHELASTIC_RUN_ID": "9e696fd8-0788-40d1-a987-6d068a7a90e8",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    "LOCAL_RANK": "0",
+    "TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_k7fvidlm/attempt_0/0/error.json",
+}
+SLURM_TASK = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NTASKS": "8",
+    "SLURM_NNODES": "2",
+}
+RENDEZVOUS = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
+
+
+def recording(*environments: Mapping[str, str], backend: str = "gloo") -> Recording:
+    nodes = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(len(environments)))
+    facts = [probe(FakeContext(env=env)) for env in environments]
+    return Recording(
+        world=World(
+            nnodes=len(nodes), nproc_per_node=2, world_size=2 * len(nodes), backend=backend, nodes=nodes
+        ),
+        readings=tuple(
+            Reading(check="env_vars", status=Status.COLLECTED, node=rank, fact=fact.recorded())
+            for rank, fact in enumerate(facts)
+        ),
+    )
+
+
+def findings(*environments: Mapping[str, str], backend: str = "gloo") -> list[Finding]:
+    seen = recording(*environments, backend=backend)
+    return [finding for rule in CHECK.rules for finding in rule.apply(seen)]
+
+
+def only(env: Mapping[str, str], backend: str = "gloo") -> Finding:
+    (finding,) = findings(env, backend=backend)
+    return finding
+
+
+def codes(env: Mapping[str, str]) -> list[str]:
+    return [finding.code for finding in findings(env)]
+
+
+def above_info(env: Mapping[str, str], backend: str = "nccl") -> list[str]:
+    return [f.title for f in findings(env, backend=backend) if f.severity.at_least(Severity.WARNING)]
+
+
+# --- the probe ---------------------------------------------------------------------------------------------
+
+
+def test_check_is_quick_and_runs_once_per_node():
+    assert (CHECK.id, CHECK.where, CHECK.level) == ("env_vars", Where.NODE, Level.QUICK)
+
+
+def test_only_names_that_matter_are_recorded_with_their_values():
+    fact = probe(
+        FakeContext(env={"RANK": "0", "NCCL_DEBUG": "INFO", "HOME": "/root", "DB_PASSWORD": "hunter2"})
+    )
+    assert fact.variables == {"NCCL_DEBUG": "INFO", "RANK": "0"}
+
+
+def test_credentials_are_withheld_and_named():
+    fact = probe(
+        FakeContext(env={"PET_RDZV_ENDPOINT": "etcd://me:hunter2@host:2379", "TORCH_HUB_TOKEN": "abc"})
+    )
+    assert fact.variables == {}
+    assert fact.withheld == ("PET_RDZV_ENDPOINT", "TORCH_HUB_TOKEN")
+    assert "hunter2" not in fact.model_dump_json()
+
+
+def test_bytes_that_are_no_text_can_be_recorded():
+    fact = probe(FakeContext(env={"NCCL_DEBUG_FILE": "/logs/\udcff%p"}))
+    assert json.loads(fact.model_dump_json())["variables"] == {"NCCL_DEBUG_FILE": "/logs/\\udcff%p"}
+
+
+def test_this_machine_has_nothing_above_info():
+    fact = probe(LiveContext(dict(os.environ), time.monotonic() + 5))
+    assert isinstance(fact, EnvVars)
+    assert above_info(fact.variables) == []
+
+
+NAMES = st.one_of(
+    st.sampled_from(sorted(variables())),
+    st.from_regex(r"(NCCL|TORCH_NCCL|GLOO|PET|nccl)_[A-Za-z_]{0,12}", fullmatch=True),
+    st.sampled_from(["SLURM_STEP_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "KUBERNETES_SERVICE_HOST"]),
+)
+VALUES = st.one_of(st.integers(-9, 99).map(str), st.text(max_size=12))
+
+
+@settings(deadline=None)
+@given(st.dictionaries(NAMES, VALUES, max_size=8), st.sampled_from(["gloo", "nccl"]))
+def test_any_environment_is_judged_and_every_sentence_can_be_printed(env, backend):
+    for finding in findings(env, backend=backend):
+        assert finding.title.isprintable()
+        assert finding.detail.isprintable()
+        assert all(item.text.isprintable() for item in finding.evidence)
+
+
+# --- launch variables --------------------------------------------------------------------------------------
+
+
+def test_leftover_rank_without_world_size_is_a_warning():
+    finding = only({"RANK": "3"})
+    assert (finding.code, finding.severity) == ("DD101", Severity.WARNING)
+    assert finding.title == "RANK=3 is set, though neither torchrun nor srun nor mpirun started this process"
+    assert "fails, for lack of WORLD_SIZE" in finding.detail
+    assert [(s.name, s.action) for s in finding.remedies[0].settings] == [("RANK", "unset")]
+    assert finding.remedies[0].undo == "export RANK=3"
+
+
+def test_leftover_world_of_eight_is_one_finding_that_says_where_a_script_would_wait():
+    finding = only({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", **RENDEZVOUS})
+    assert "joins as rank 3 of 8 at node0:29500" in finding.detail
+    assert [culprit.name for culprit in finding.culprits] == ["RANK", "LOCAL_RANK", "WORLD_SIZE"]
+
+
+def test_world_of_one_is_information():
+    assert only({"RANK": "0", "WORLD_SIZE": "1", **RENDEZVOUS}).severity is Severity.INFO
+    assert only({"WORLD_SIZE": "1"}).severity is Severity.INFO
+
+
+def test_sizes_that_a_batch_script_exports_are_left_alone():
+    assert codes({"SLURM_JOB_ID": "1", "WORLD_SIZE": "16", **RENDEZVOUS}) == []
+
+
+def test_rank_exported_by_a_batch_script_is_a_warning():
+    assert codes({"SLURM_JOB_ID": "1", "RANK": "0", "WORLD_SIZE": "16", **RENDEZVOUS}) == ["DD101"]
+
+
+def test_pod_of_a_training_operator_is_left_alone():
+    pod = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "RANK": "1", "WORLD_SIZE": "2", **RENDEZVOUS}
+    assert codes({**pod, "PET_NNODES": "2", "PET_NODE_RANK": "1"}) == []
+
+
+def test_a_torchrun_worker_has_no_finding():
+    assert findings(TORCHRUN_WORKER) == []
+
+
+def test_nothing_that_the_installed_torchrun_exports_is_flagged():
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    agent = Path(str(spec.origin)).parent / "distributed/elastic/agent/server/local_elastic_agent.py"
+    source = agent.read_text(encoding="utf-8")
+    start = source.index("def _start_workers")
+    exported = set(re.findall(r'"([A-Z_]+)": ', source[start : source.index("def _shutdown", start)]))
+    assert {"RANK", "TORCHELASTIC_RUN_ID", "TORCH_NCCL_ASYNC_ERROR_HANDLING"} <= exported
+    assert exported <= set(TORCHRUN_WORKER)
+    for level in (
+        TORCHRUN_WORKER,
+        {**SLURM_TASK, **TORCHRUN_WORKER, "RANK": "1", "CUDA_VISIBLE_DEVICES": "0,1"},
+    ):
+        assert findings(level) == []
+
+
+def test_plain_slurm_task_has_no_finding():
+    assert findings(SLURM_TASK) == []
+    assert findings({**SLURM_TASK, "RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0", **RENDEZVOUS}) == []
+
+
+def test_slurm_task_with_rank_but_no_rendezvous_is_a_warning():
+    finding = only({**SLURM_TASK, "RANK": "0"})
+    assert (finding.code, finding.severity) == ("DD102", Severity.WARNING)
+    assert finding.title == "RANK=0 is set, but not WORLD_SIZE, MASTER_ADDR, MASTER_PORT"
+
+
+def test_rank_inherited_by_every_task_is_a_warning():
+    finding = only({**SLURM_TASK, "SLURM_PROCID": "5", "RANK": "0", "WORLD_SIZE": "8", **RENDEZVOUS})
+    assert finding.title == "RANK is 0, but the launcher set SLURM_PROCID=5"
+
+
+def test_complete_set_that_cannot_be_true_is_an_error():
+    finding = only({**SLURM_TASK, "SLURM_PROCID": "8", "RANK": "8", "WORLD_SIZE": "8", **RENDEZVOUS})
+    assert (finding.code, finding.severity) == ("DD102", Severity.ERROR)
+
+
+def test_loopback_master_in_a_job_of_two_nodes_is_a_warning():
+    env = {**TORCHRUN_WORKER, "GROUP_WORLD_SIZE": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1"}
+    finding = only(env)
+    assert (finding.code, finding.severity) == ("DD102", Severity.WARNING)
+    assert "2 nodes" in finding.title
+
+
+def test_remains_of_torchrun_without_a_rank_are_a_warning():
+    finding = only({"TORCHELASTIC_RUN_ID": "x"})
+    assert finding.title.startswith("TORCHELASTIC_RUN_ID=x is set, but not RANK")
+
+
+def test_impossible_port_outside_any_world_is_a_warning():
+    finding = only({"MASTER_PORT": "70000"})
+    assert (finding.code, finding.severity) == ("DD102", Severity.WARNING)
+
+
+def test_more_local_ranks_than_visible_gpus_is_a_warning():
+    env = {**TORCHRUN_WORKER, "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "0,1"}
+    finding = only(env)
+    assert (finding.code, finding.severity) == ("DD103", Severity.WARNING)
+    assert finding.title == "LOCAL_WORLD_SIZE=4 needs 4 GPUs, CUDA_VISIBLE_DEVICES shows 2"
+
+
+@pytest.mark.parametrize("devices", ["", "-1", "NoDevFiles", "3", "0,1", "0,1,2,3"])
+def test_no_gpus_one_per_task_or_enough_of_them_pass(devices):
+    assert codes({**TORCHRUN_WORKER, "CUDA_VISIBLE_DEVICES": devices}) == []
+
+
+def test_local_rank_beyond_the_only_visible_gpu_is_a_warning():
+    env = {**TORCHRUN_WORKER, "RANK": "1", "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "1"}
+    assert codes(env) == ["DD103"]
+
+
+def test_torchrun_options_in_a_login_shell_are_a_warning():
+    finding = only({"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "node7:29400"})
+    assert (finding.code, finding.severity) == ("DD104", Severity.WARNING)
+
+
+@pytest.mark.parametrize(
+    "env", [{"PET_NNODES": "1:1"}, {"PET_NNODES": "2", "SLURM_JOB_ID": "1"}, {"PET_LOG_DIR": "/logs"}]
+)
+def test_torchrun_options_that_redirect_nothing_or_belong_to_a_job_pass(env):
+    assert codes(env) == []
+
+
+# --- names -------------------------------------------------------------------------------------------------
+
+
+def test_misspelled_name_is_a_warning_with_the_right_name_and_value():
+    finding = only({"NCCL_IB_DISABEL": "true"})
+    assert (finding.code, finding.severity) == ("DD111", Severity.WARNING)
+    assert finding.title == "NCCL_IB_DISABEL is read by nothing; did you mean NCCL_IB_DISABLE?"
+    settings = [(s.action, s.name, s.value) for s in finding.remedies[0].settings]
+    assert settings == [("set", "NCCL_IB_DISABLE", "1"), ("unset", "NCCL_IB_DISABEL", None)]
+
+
+def test_misspelled_name_beside_the_right_one_is_only_to_be_unset():
+    finding = only({"NCCL_SOCKET_IFNAM": "eth0", "NCCL_SOCKET_IFNAME": "eth1"})
+    assert finding.detail == "So NCCL_SOCKET_IFNAME=eth1 stands."
+    assert [s.action for s in finding.remedies[0].settings] == ["unset"]
+
+
+def test_nccl_timeout_is_a_warning_that_says_what_was_meant():
+    finding = only({"NCCL_TIMEOUT": "1800"})
+    assert (finding.code, finding.severity) == ("DD112", Severity.WARNING)
+    assert "init_process_group(timeout=...)" in finding.detail
+
+
+def test_unknown_name_is_information():
+    finding = only({"NCCL_FROB": "1"})
+    assert (finding.code, finding.severity, finding.remedies) == ("DD112", Severity.INFO, ())
+
+
+def test_removed_name_is_a_warning_and_deprecated_name_is_information():
+    assert only({"NCCL_TREE_THRESHOLD": "0"}).severity is Severity.WARNING
+    deprecated = only({"NCCL_ASYNC_ERROR_HANDLING": "1"})
+    assert (deprecated.code, deprecated.severity) == ("DD113", Severity.INFO)
+    assert [s.name for s in deprecated.remedies[0].settings] == [
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "NCCL_ASYNC_ERROR_HANDLING",
+    ]
+
+
+# --- values ------------------------------------------------------------------------------------------------
+
+
+def test_ib_disable_true_is_a_warning_that_says_it_is_read_as_0():
+    finding = only({"NCCL_IB_DISABLE": "true"})
+    assert (finding.code, finding.severity) == ("DD121", Severity.WARNING)
+    assert finding.title == "NCCL_IB_DISABLE=true is read as 0, so nothing is disabled"
+
+
+def test_debug_file_with_r_is_a_warning():
+    finding = only({"NCCL_DEBUG_FILE": "/logs/%h.%r"})
+    assert finding.severity is Severity.WARNING
+    assert finding.remedies[0].settings[0].value == "/logs/%h.%p"
+
+
+@pytest.mark.parametrize("env", [{"NCCL_DEBUG": ""}, {"NCCL_DEBUG_FILE": "/logs/nccl.log"}])
+def test_empty_values_and_shared_log_files_are_information(env):
+    assert only(env).severity is Severity.INFO
+
+
+@pytest.mark.parametrize(
+    ("env", "backend", "severity"),
+    [
+        ({"TORCH_NCCL_BLOCKING_WAIT": "on"}, "nccl", Severity.ERROR),
+        ({"TORCH_NCCL_BLOCKING_WAIT": "on"}, "gloo", Severity.WARNING),
+        ({"GLOO_SOCKET_IFNAME": "^lo"}, "gloo", Severity.ERROR),
+        ({"GLOO_SOCKET_IFNAME": "=lo"}, "nccl", Severity.WARNING),
+        ({"TORCH_DISTRIBUTED_DEBUG": "1"}, "gloo", Severity.ERROR),
+        ({"TORCH_DIST_INIT_BARRIER": "true"}, "nccl", Severity.ERROR),
+        ({"TORCH_FR_BUFFER_SIZE": "many"}, "gloo", Severity.ERROR),
+        ({"LOGLEVEL": "debug"}, "gloo", Severity.WARNING),
+        ({"PET_STANDALONE": "true", "SLURM_JOB_ID": "1"}, "gloo", Severity.WARNING),
+    ],
+)
+def test_refused_value_is_an_error_where_this_backend_reads_it(env, backend, severity):
+    finding = only(env, backend)
+    assert (finding.code, finding.severity) == ("DD122", severity)
+
+
+def test_same_line_on_two_nodes_is_one_finding_that_names_both():
+    (finding,) = findings({"NCCL_IB_DISABLE": "true"}, {"NCCL_IB_DISABLE": "true"})
+    assert finding.title.endswith("(on node0 and node1)")
+    assert [(c.kind, c.node, c.name) for c in finding.culprits] == [
+        ("setting", "node0", "NCCL_IB_DISABLE"),
+        ("setting", "node1", "NCCL_IB_DISABLE"),
+    ]
+
+
+def test_the_node_with_the_fault_is_named_alone():
+    (finding,) = findings({"NCCL_DEBUG": "INFO"}, {"NCCL_IB_DISABLE": "true"})
+    assert [c.node for c in finding.culprits] == ["node1"]
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        {"NCCL_DEBUG": "INFO"},
+        {"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0"},
+        {"NCCL_VERSION": "2.27.3-1", "NCCL_HOME": "/opt/nccl", "TORCH_CUDA_ARCH_LIST": "9.0"},
+        {
+            "OMP_NUM_THREADS": "8",
+            "CUDA_VISIBLE_DEVICES": "0,1",
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": "29500",
+        },
+        {
+            "NCCL_NET": "AWS Libfabric",
+            "NCCL_TUNER_PLUGIN": "libnccl-ofi-tuner.so",
+            "OFI_NCCL_PROTOCOL": "RDMA",
+        },
+        {
+            "NCCL_FASTRAK_IFNAME": "eth1",
+            "NCCL_TUNER_CONFIG_PATH": "/x",
+            "NCCL_CROSS_NIC": "0",
+            "NCCL_PROTO": "Simple",
+        },
+        {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1", "NCCL_SHM_DISABLE": "0", "NCCL_ALGO": "Ring"},
+        {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1", "NCCL_WORK_FIFO_DEPTH": "4194304", "TORCH_LOGS": "+dynamo"},
+    ],
+)
+def test_ordinary_environments_give_nothing_above_info(env):
+    assert above_info(env) == []
+
+
+# --- rules and recordings ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", CHECK.rules, ids=lambda rule: rule.code)
+def test_every_rule_explains_itself(rule):
+    headings = re.findall(r"^(\S.*)$", rule.doc, re.MULTILINE)[1:]
+    assert headings == ["What it finds", "Why it matters", "Remedy", "References"]
+
+
+@pytest.mark.parametrize(
+    "expected", sorted(RECORDINGS.glob("env-*.expected.json")), ids=lambda path: path.name
+)
+def test_recordings_give_their_findings(expected):
+    wanted = json.loads(expected.read_text(encoding="utf-8"))
+    text = expected.with_name(expected.name.replace(".expected", "")).read_text(encoding="utf-8")
+    seen = Recording.model_validate_json(text)
+    found = [finding for rule in CHECK.rules for finding in rule.apply(seen)]
+    assert sorted({finding.code for finding in found}) == wanted["codes"]
+    assert (wanted["verdict"] == "sick") == any(f.severity is Severity.ERROR for f in found)
+
+
+@pytest.mark.parametrize("rule", CHECK.rules, ids=lambda rule: rule.code)
+def test_every_rule_has_a_recording_in_which_it_fires(rule):
+    wanted = [json.loads(path.read_text(encoding="utf-8")) for path in RECORDINGS.glob("env-*.expected.json")]
+    assert any(rule.code in expected["codes"] for expected in wanted)

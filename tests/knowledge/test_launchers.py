@@ -1,0 +1,126 @@
+"""Who launched a process, and launch variables that cannot be true together."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddp_doctor.knowledge import launchers
+from ddp_doctor.knowledge.launchers import consequence, faults, launcher_of, missing, visible
+
+RANK_3_OF_8 = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
+
+
+def test_rank_alone_is_no_launcher():
+    assert launcher_of(RANK_3_OF_8) is None
+    assert launcher_of({"SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}) is None  # the batch script itself
+
+
+def test_torchrun_wins_over_the_step_it_runs_in():
+    step = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
+    assert launcher_of(step) == "slurm"
+    assert launcher_of({**step, "TORCHELASTIC_RUN_ID": "x"}) == "torchrun"
+    assert launcher_of({"OMPI_COMM_WORLD_RANK": "0"}) == "mpi"
+
+
+def test_empty_variables_count_as_missing():
+    assert missing({"RANK": "0", "WORLD_SIZE": ""}, "slurm") == ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    assert missing({"RANK": ""}, "slurm") == ()
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"RANK": "8"}, "RANK is 8, but with WORLD_SIZE=8 the last is 7"),
+        ({"RANK": "-1"}, "RANK is -1, but ranks count from 0"),
+        ({"RANK": "two"}, "RANK=two is no number"),
+        ({"WORLD_SIZE": "0", "RANK": ""}, "WORLD_SIZE is 0, but a world has at least one"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT is 70000, but ports end at 65535"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT is 0, so that each rank would pick a port of its own"),
+        ({"MASTER_ADDR": "http://node0"}, "MASTER_ADDR=http://node0 is not a bare host name or address"),
+        ({"MASTER_ADDR": "node0:29500"}, "MASTER_ADDR=node0:29500 is not a bare host name or address"),
+    ],
+)
+def test_variables_that_no_rendezvous_can_work_with_are_fatal(changed, text):
+    assert [
+        (fault.text, fault.fatal) for fault in faults({**RANK_3_OF_8, **changed}, "slurm") if fault.fatal
+    ] == [(text, True)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "launcher", "text"),
+    [
+        (
+            {"LOCAL_RANK": "4", "LOCAL_WORLD_SIZE": "4"}, "mpi",
+            "LOCAL_RANK is 4, but with LOCAL_WORLD_SIZE=4 the last is 3",
+        ),
+        ({"LOCAL_WORLD_SIZE": "3"}, None, "WORLD_SIZE=8 is no multiple of LOCAL_WORLD_SIZE=3"),
+        (
+            {"MASTER_ADDR": "127.0.0.1", "LOCAL_WORLD_SIZE": "4"}, None,
+            "MASTER_ADDR=127.0.0.1 is each host itself, but the job has 2 nodes",
+        ),
+        (
+            {"MASTER_ADDR": "localhost", "SLURM_NNODES": "2", "SLURM_PROCID": "3"}, "slurm",
+            "MASTER_ADDR=localhost is each host itself, but the job has 2 nodes",
+        ),
+        ({"SLURM_PROCID": "5"}, "slurm", "RANK is 3, but the launcher set SLURM_PROCID=5"),
+    ],
+)  # fmt: skip
+def test_contradictions_are_told_but_not_fatal(changed, launcher, text):
+    found = list(faults({**RANK_3_OF_8, **changed}, launcher))
+    assert text in [fault.text for fault in found]
+    assert not any(fault.fatal for fault in found)
+
+
+@pytest.mark.parametrize(
+    "address", ["node0", "10.0.0.1", "::1", "fe80::1", "localhost", "node0.cluster.local"]
+)
+def test_ordinary_variables_have_no_fault(address):
+    assert list(faults({**RANK_3_OF_8, "MASTER_ADDR": address}, "mpi")) == [
+        launchers.Fault(("RANK",), "RANK is 3, but the launcher set OMPI_COMM_WORLD_RANK=''")
+    ]
+    assert not list(faults({**RANK_3_OF_8, "MASTER_ADDR": address}, None))
+
+
+def test_torchrun_may_start_different_numbers_of_workers_per_node():
+    assert not list(faults({**RANK_3_OF_8, "WORLD_SIZE": "7", "LOCAL_WORLD_SIZE": "4"}, "torchrun"))
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"RANK": "3"}, "fails, for lack of WORLD_SIZE, MASTER_ADDR, MASTER_PORT"),
+        (RANK_3_OF_8, "joins as rank 3 of 8 at node0:29500"),
+        ({**RANK_3_OF_8, "RANK": "9"}, "RANK is 9, but with WORLD_SIZE=8 the last is 7"),
+        ({**RANK_3_OF_8, "RANK": "0", "WORLD_SIZE": "1"}, "a world of one"),
+        ({"LOCAL_RANK": "2"}, "one rank of a world"),
+        ({"TORCHELASTIC_USE_AGENT_STORE": "True"}, "a store that only torchrun hosts"),
+    ],
+)
+def test_what_a_script_started_by_hand_would_do_is_told(env, words):
+    assert words in consequence(env)
+
+
+@pytest.mark.parametrize(
+    ("devices", "count"), [("", 0), ("-1", 0), ("0", 1), ("0,1, 2", 3), ("0,-1,2", 1), ("GPU-5a,GPU-89", 2)]
+)
+def test_visible_devices_are_counted_up_to_the_end_of_the_list(devices, count):
+    assert visible(devices) == count
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from([*launchers.NUMBERS, "MASTER_ADDR", *launchers.OTHERS]),
+        st.one_of(
+            st.integers(-5, 99999).map(str), st.text(alphabet=st.characters(codec="utf-8"), max_size=12)
+        ),
+    ),
+    st.sampled_from([None, "torchrun", "slurm", "mpi"]),
+)
+def test_any_launch_variables_can_be_judged(env, launcher):
+    for fault in faults(env, launcher):
+        assert fault.text.isprintable()
+    assert consequence(env).isprintable()
+    missing(env, launcher)

@@ -1,0 +1,44 @@
+"""Credentials stay out of recordings, settings stay in."""
+
+import pytest
+
+from ddp_doctor.knowledge.variables import variables
+from ddp_doctor.parse.redact import LONGEST_RECORDED, is_withheld
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PET_RDZV_ENDPOINT", "etcd://user:hunter2@host:2379"),
+        ("PET_RDZV_CONF", "timeout=5,password=hunter2"),
+        ("TORCH_HUB_TOKEN", "abc"),
+        ("NCCL_MY_SECRET", "abc"),
+        ("NCCL_NOTE", "ghp_16C7e42F292c6912E7710c838347Ae178B4a"),
+        ("NCCL_NOTE", "AKIAIOSFODNN7EXAMPLE"),
+        ("NCCL_NOTE", "-----BEGIN RSA PRIVATE KEY-----"),
+        ("TORCH_NOTE", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.x"),
+        ("NCCL_NOTE", "x" * (LONGEST_RECORDED + 1)),
+    ],
+)
+def test_what_looks_like_a_credential_is_withheld(name, value):
+    assert is_withheld(name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NCCL_IB_PKEY", "3"),
+        ("NCCL_SOCKET_IFNAME", "eth0,eth1"),
+        ("GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY", "/etc/ssl/node.pem"),
+        ("PET_RDZV_ENDPOINT", "node0:29400"),
+        ("MASTER_ADDR", "node0.cluster.local"),
+        ("NCCL_COMM_ID", "[fe80::1]:4444"),
+        ("TORCH_HUB_TOKEN", ""),
+    ],
+)
+def test_settings_are_recorded(name, value):
+    assert not is_withheld(name, value)
+
+
+def test_no_known_variable_is_withheld_for_its_name():
+    assert not [name for name in variables() if is_withheld(name, "1")]
