@@ -5,7 +5,7 @@ r"""What NCCL, torch, gloo and torchrun make of a variable's value, where that i
     NCCL_P2P_LEVEL=sys         compared with SYS as it stands: ignored
     NCCL_DEBUG_FILE=/l/%r.log  only %h and %p are filled in: all ranks write one file named %r.log
     TORCH_GLOO_LAZY_INIT=on    RuntimeError: Invalid value for environment variable
-    TORCH_FR_BUFFER_SIZE=many  init_process_group never returns (torch 2.13)
+    TORCH_FR_BUFFER_SIZE=many  init_process_group hangs or aborts (torch 2.13)
 
 Each row of the table of variables names in ``type`` which of the readers below applies. Sources: NCCL 2.30.7
 src/misc/param.cc (numbers, the same in 2.4.8 and 2.12.12), src/graph/paths.cc ncclGetLevel, src/debug.cc,
@@ -251,7 +251,7 @@ def _text(variable: Variable, value: str) -> Misread | None:
 
 def _refused(variable: Variable, why: str, instead: str | None) -> Misread:
     if variable.otherwise == "hangs":
-        return Misread("makes init_process_group hang in torch 2.13", why, instead, fate="hangs")
+        return Misread("makes init_process_group hang or abort in torch 2.13", why, instead, fate="hangs")
     becomes = "stops torchrun" if variable.owner == "torchrun" else "is refused with an error"
     return Misread(becomes, why, instead, fate="refused")
 
