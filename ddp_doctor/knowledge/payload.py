@@ -6,6 +6,7 @@ larger than b: then both are named possible). Product: every rank contributes 2,
 exponent each. Integers that a type holds exactly: IEEE 754 fp16 11 bits, bf16 8, fp32 24, fp64 53.
 """
 
+import math
 from collections import Counter
 
 #: Bits of an integer that the type holds exactly, sign not counted.
@@ -76,7 +77,7 @@ def expected(op: str, ranks: int, dtype: str) -> int:
 
 def blame(op: str, got: float, ranks: int, dtype: str) -> tuple[int, ...]:
     """The ranks whose one missing or doubled share explains a wrong sum; empty where nothing does."""
-    if op != "sum":
+    if op != "sum" or not math.isfinite(got):
         return ()
     difference = abs(got - expected(op, ranks, dtype))
     shares = [share(op, rank, ranks, dtype) for rank in range(ranks)]

@@ -27,6 +27,10 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import World
 from ddp_doctor.model.trial import TrialRecord
 
+#: Every trial begins with it, and no check can do without it.
+_FIRST = "process_group"
+#: The check that tests links one by one.
+_PAIRWISE = "p2p"
 #: A node that needs more trials than this is sick enough; the rest of its plan is not run.
 MOST_TRIALS = 8
 
@@ -118,9 +122,24 @@ class Agent:
             return checks[position:]
         if judgement.pairs and not set(judgement.pairs) <= self._skip_pairs:
             self._skip_pairs |= set(judgement.pairs)
-            return checks[position:]
+            return self._without_collectives(checks[position:])
         self._note_unread(record, judged, record.ranks)
-        return checks[position + 1 :]
+        if record.judged_check == _FIRST:
+            return self._leave_out(checks, "the process group could not be set up")
+        # A link is to blame: the pairwise check says which, and must not wait behind more hangs.
+        return sorted(checks[position + 1 :], key=lambda check: check.id != _PAIRWISE)
+
+    def _without_collectives(self, checks: list[Check]) -> list[Check]:
+        """A collective over a pair that does not answer hangs again; the other pairs are still tested."""
+        pairs = ", ".join(f"{one} and {other}" for one, other in sorted(self._skip_pairs))
+        others = [check for check in checks if check.id != _PAIRWISE]
+        self._leave_out(others, f"the link between ranks {pairs} hangs")
+        return [check for check in checks if check.id == _PAIRWISE]
+
+    def _leave_out(self, checks: Sequence[Check], reason: str) -> list[Check]:
+        read = {reading.check for reading in self.readings}
+        self.left_out.extend((check.id, reason) for check in checks if check.id not in read)
+        return []
 
     def _note_unread(self, record: TrialRecord, checks: Sequence[Check], ranks: Sequence[int]) -> None:
         """Ranks that no later trial gives another chance: the check failed or timed out on them."""
@@ -152,7 +171,7 @@ class Agent:
                 "launcher": launcher,
                 "backend": self.world.backend,
                 "ranks": ranks,
-                "checks": ("process_group", *(c.id for c in checks if c.id != "process_group")),
+                "checks": (_FIRST, *(c.id for c in checks if c.id != _FIRST)),
             }
         )
 
@@ -202,7 +221,7 @@ class Agent:
     def _trial(self, record: TrialRecord, states: Sequence[RankState], checks: Sequence[Check]) -> Trial:
         allowed = {check.id: self._deadline(check) for check in checks}
         first = deadlines.FIRST_NCCL_S if self.world.backend == "nccl" else deadlines.CHECK_S
-        allowed["process_group"] = max(allowed.get("process_group", 0.0), first * self._crowd())
+        allowed[_FIRST] = max(allowed.get(_FIRST, 0.0), first * self._crowd())
         start_s = deadlines.IMPORT_S if record.launcher == "torchrun" else deadlines.WORKER_START_S
         return Trial(record, states, allowed, self.progress, start_s * self._crowd())
 

@@ -156,7 +156,7 @@ class RankState:
             stack=tuple(witness.get("stack", ())) or self._faulthandler_stack(),
             flight=tuple(FlightEntry.model_validate(entry) for entry in witness.get("flight", ())),
             output_tail=self._output(),
-            out_of_memory=out_of_memory and died,
+            out_of_memory=out_of_memory and died and self.worker.exitcode == -signal.SIGKILL,
         )
 
     def has_witness(self) -> bool:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+from ddp_doctor.checks.env_vars import value_refused
 from ddp_doctor.checks.topology import p2p_stalls
 from ddp_doctor.engine import words
 from ddp_doctor.launch.hang import Judgement, Kind, judge
-from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
@@ -17,12 +18,20 @@ def explained_by_topology(recording: Recording) -> bool:
 
 
 def judged(recording: Recording, *kinds: Kind) -> Iterator[tuple[TrialRecord, Judgement]]:
-    """The trials that did not finish and whose judgement is one of these kinds."""
+    """The trials that did not finish and whose judgement is one of these kinds.
+
+    Trials that ended while the process group was set up are left out where a setting that torch
+    refuses explains them.
+    """
+    refused = any(finding.severity is Severity.ERROR for finding in value_refused.apply(recording))
     for trial in recording.trials:
-        if trial.outcome in ("stuck", "broken", "slow"):
-            judgement = judge(trial)
-            if judgement.kind in kinds:
-                yield trial, judgement
+        if trial.outcome not in ("stuck", "broken", "slow"):
+            continue
+        if refused and trial.judged_check == "process_group":
+            continue
+        judgement = judge(trial)
+        if judgement.kind in kinds:
+            yield trial, judgement
 
 
 def of_rank(trial: TrialRecord, rank: int) -> RankEvidence:

@@ -1,0 +1,32 @@
+"""Run by test_oom.py inside a memory cgroup: two ranks, of which rank 1 takes more memory than there is."""
+
+import os
+import sys
+
+from ddp_doctor import app
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Where
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.recording import Options
+from tests.launch.misbehaving import BAD, Done, well_behaved
+
+
+def takes_too_much(ctx: RankContext) -> Done:
+    hoard = []
+    while ctx.rank == BAD:
+        hoard.append(bytearray(os.urandom(1 << 20)) * 16)
+    return well_behaved(ctx)
+
+
+def main() -> None:
+    with open(os.path.join(sys.argv[1], "cgroup.procs"), "w") as procs:
+        procs.write("0")
+    check = Check("scenario", "A scenario", Where.RANK, takes_too_much, (), deadline_s=20.0)
+    request = app.RunRequest(Options(), dict(os.environ), nproc_per_node=2)
+    print(app.run(request, lambda _text: None, (check,)).report.model_dump_json())
+
+
+if __name__ == "__main__":
+    from tests.lab import oom_run  # workers import the probe by this name
+
+    oom_run.main()
