@@ -21,10 +21,11 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, Level, Severity, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Fact
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.ranks import rank_culprit
 
 if TYPE_CHECKING:
     import torch
@@ -258,7 +259,7 @@ def wrong_result(recording: Recording) -> Iterator[Draft]:
         title=f"All-reduce gives wrong results on rank {on}: {who}",
         detail="A training on these ranks would go on, and its gradients would be wrong.",
         confidence=Confidence.PROVED,
-        culprits=tuple(_culprit(recording, rank) for rank in blamed or [s.rank or 0 for s in faulty]),
+        culprits=tuple(rank_culprit(recording, rank) for rank in blamed or [s.rank or 0 for s in faulty]),
         evidence=tuple(_errors(first.fact))[:6],
         remedies=(
             Remedy(
@@ -291,14 +292,6 @@ def _errors(fact: AllReduceFact) -> list[Evidence]:
     return shares + sweeps
 
 
-def _culprit(recording: Recording, rank: int) -> Culprit:
-    world = recording.world
-    node_rank = world.node_of(rank) if world else 0
-    return Culprit(
-        kind="rank", rank=rank, node_rank=node_rank, node=world.hostname(node_rank) if world else None
-    )
-
-
 @rule("DD602", "all-reduce-is-not-repeatable", Severity.WARNING, AllReduceFact)
 def not_repeatable(recording: Recording) -> Iterator[Draft]:
     """Two all-reduces of the same inputs that differ in their last bits.
@@ -320,7 +313,7 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
         yield Draft(
             title=f"All-reduce is not repeatable bit for bit on rank {', '.join(map(str, odd))}",
             detail="The same inputs were reduced twice in one process group and the bits differ.",
-            culprits=tuple(_culprit(recording, rank) for rank in odd),
+            culprits=tuple(rank_culprit(recording, rank) for rank in odd),
             evidence=(Evidence(check="allreduce", text="two float32 sums of equal inputs differ"),),
             remedies=(
                 Remedy(summary="Fix the algorithm where bit-for-bit repeatability matters", cost="speed"),

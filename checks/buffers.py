@@ -18,8 +18,6 @@ apart make the saved model, rank 0's, worse in evaluation than the losses of the
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from ddp_doctor.knowledge.ddp_remedies import remedies
-from ddp_doctor.knowledge.rank_words import rank_culprits, ranks_in_words
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, Level, Severity, Where
@@ -28,6 +26,8 @@ from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.ddp import remedies
+from ddp_doctor.phrases.ranks import rank_culprits, ranks_in_words
 
 CHANNELS = 3
 #: Deviations of a batch from its mean: sum 0, sum of squares 10, so variance 2 (biased) or 2.5.

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import ClassVar
 
-from ddp_doctor.knowledge import env_findings, launchers, variables
-from ddp_doctor.knowledge.setting_words import one_per_cause
+from ddp_doctor.knowledge import variables
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Severity, Where
 from ddp_doctor.model.context import Context
@@ -21,6 +20,8 @@ from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.redact import is_withheld
+from ddp_doctor.phrases import environment, launchers
+from ddp_doctor.phrases.settings import one_per_cause
 
 
 class EnvVars(Fact):
@@ -67,7 +68,7 @@ def leftover_launch_variables(recording: Recording) -> Iterable[Draft]:
     References
         torch/distributed/rendezvous.py, _env_rendezvous_handler
     """
-    return one_per_cause(recording, EnvVars, env_findings.leftovers)
+    return one_per_cause(recording, EnvVars, environment.leftovers)
 
 
 @rule("DD102", "launch-variables-inconsistent", Severity.WARNING, EnvVars)
@@ -88,7 +89,7 @@ def launch_variables_inconsistent(recording: Recording) -> Iterable[Draft]:
     References
         https://pytorch.org/docs/stable/distributed.html#environment-variable-initialization
     """
-    return one_per_cause(recording, EnvVars, env_findings.inconsistencies)
+    return one_per_cause(recording, EnvVars, environment.inconsistencies)
 
 
 @rule("DD103", "local-rank-beyond-visible-gpus", Severity.WARNING, EnvVars)
@@ -107,7 +108,7 @@ def local_rank_beyond_visible_gpus(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars
     """
-    return one_per_cause(recording, EnvVars, env_findings.too_few_gpus)
+    return one_per_cause(recording, EnvVars, environment.too_few_gpus)
 
 
 @rule("DD104", "torchrun-options-left-behind", Severity.WARNING, EnvVars)
@@ -126,7 +127,7 @@ def torchrun_options_left_behind(recording: Recording) -> Iterable[Draft]:
     References
         torch/distributed/argparse_util.py
     """
-    return one_per_cause(recording, EnvVars, env_findings.torchrun_options)
+    return one_per_cause(recording, EnvVars, environment.torchrun_options)
 
 
 @rule("DD111", "variable-misspelled", Severity.WARNING, EnvVars)
@@ -145,7 +146,7 @@ def variable_misspelled(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return one_per_cause(recording, EnvVars, env_findings.misspelled)
+    return one_per_cause(recording, EnvVars, environment.misspelled)
 
 
 @rule("DD112", "variable-read-by-nothing", Severity.WARNING, EnvVars)
@@ -164,7 +165,7 @@ def variable_read_by_nothing(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return one_per_cause(recording, EnvVars, env_findings.unread)
+    return one_per_cause(recording, EnvVars, environment.unread)
 
 
 @rule("DD113", "variable-obsolete", Severity.WARNING, EnvVars)
@@ -183,7 +184,7 @@ def variable_obsolete(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return one_per_cause(recording, EnvVars, env_findings.obsolete)
+    return one_per_cause(recording, EnvVars, environment.obsolete)
 
 
 @rule("DD121", "value-read-otherwise", Severity.WARNING, EnvVars)
@@ -204,7 +205,7 @@ def value_read_otherwise(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return one_per_cause(recording, EnvVars, env_findings.misread_values)
+    return one_per_cause(recording, EnvVars, environment.misread_values)
 
 
 @rule("DD122", "value-refused", Severity.ERROR, EnvVars)
@@ -225,7 +226,7 @@ def value_refused(recording: Recording) -> Iterable[Draft]:
         torch/csrc/distributed/c10d/Utils.hpp, getCvarBool and getCvarInt
     """
     backend = recording.world.backend if recording.world else ""
-    return one_per_cause(recording, EnvVars, partial(env_findings.refused_values, backend))
+    return one_per_cause(recording, EnvVars, partial(environment.refused_values, backend))
 
 
 CHECK = Check(

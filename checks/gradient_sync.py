@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ddp_doctor.knowledge import gradient_code as code
-from ddp_doctor.knowledge.ddp_remedies import remedies
-from ddp_doctor.knowledge.rank_words import rank_culprits, ranks_in_words
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, Level, Severity, Where
@@ -31,6 +29,8 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.ddp import remedies
+from ddp_doctor.phrases.ranks import rank_culprits, ranks_in_words
 
 #: Small enough that the model's parameters fill several buckets.
 BUCKET_CAP_BYTES = 32 * 1024

@@ -13,17 +13,18 @@ where something uses it. Raw input (parse/cgroup.py shows the control groups')::
 from collections.abc import Callable, Iterator
 from typing import ClassVar, NamedTuple
 
-from ddp_doctor.knowledge import raise_limits, thresholds
+from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, Severity, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
-from ddp_doctor.model.nodes import by_cause, node_draft
 from ddp_doctor.model.recording import Recording, Seen, World
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse import cgroup, host_gpus, host_limits
 from ddp_doctor.parse.host_limits import in_units
+from ddp_doctor.phrases import limits
+from ddp_doctor.phrases.nodes import by_cause, node_draft
 
 
 class Host(Fact):
@@ -161,7 +162,7 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
             f"in /dev/shm {text}", free, "B", wanted, f"segments of {ranks} NCCL ranks; Docker's default"
         )
         title = f"Shared memory on {{nodes}} is too small for {users}: {text} in /dev/shm"
-        remedy = raise_limits.shared_memory(total, ranks, in_container=fact.in_container)
+        remedy = limits.shared_memory(total, ranks, in_container=fact.in_container)
         detail = f"{in_units(wanted)} or more are wanted. NCCL fails at its start, worker processes by a bus error."
         yield _draft(recording, hit, title, saw, remedy, detail=detail)
 
@@ -204,7 +205,7 @@ def locked_memory_too_low_for_rdma(recording: Recording) -> Iterator[Draft]:
         text, wanted = f"RLIMIT_MEMLOCK {in_units(allowed)} beside {devices}", thresholds.RDMA_MEMLOCK_BYTES
         saw = _saw(text, allowed, "B", wanted, "NCCL's user guide asks for unlimited")
         title = f"Only {in_units(allowed)} of memory may be locked on {{nodes}}, too little for RDMA"
-        remedy = raise_limits.locked_memory(hit.world.launcher, in_container=fact.in_container)
+        remedy = limits.locked_memory(hit.world.launcher, in_container=fact.in_container)
         detail = f"NCCL pins the buffers of every connection over {devices}, and fails where it may not."
         yield _draft(recording, hit, title, saw, remedy, detail=detail)
 
@@ -241,7 +242,7 @@ def too_few_open_files(recording: Recording) -> Iterator[Draft]:
         saw = _saw(f"RLIMIT_NOFILE {allowed}", allowed, "files", wanted, "measured on ranks with gloo")
         title = f"Only {allowed} files may be open on {{nodes}}, too few for {hit.world.world_size} ranks"
         detail = "Each connection takes one; a rank that runs out fails with Too many open files."
-        yield _draft(recording, hit, title, saw, raise_limits.open_files(max(wanted, 4096)), detail=detail)
+        yield _draft(recording, hit, title, saw, limits.open_files(max(wanted, 4096)), detail=detail)
 
 
 def _files(fact: Host, world: World) -> Severity | None:
@@ -273,7 +274,7 @@ def too_few_cpus_for_ranks(recording: Recording) -> Iterator[Draft]:
         title = f"{ranks} ranks share {has:g} CPUs on {{nodes}}"
         detail = "A rank that waits for its turn on a CPU makes all others wait at every all-reduce."
         saw = _saw(text, has, "CPUs", ranks, "one for each rank")
-        yield _draft(recording, hit, title, saw, raise_limits.cpus(ranks), detail=detail)
+        yield _draft(recording, hit, title, saw, limits.cpus(ranks), detail=detail)
 
 
 def _cpus(fact: Host, world: World) -> Severity | None:
@@ -305,7 +306,7 @@ def too_little_memory_for_ranks(recording: Recording) -> Iterator[Draft]:
         saw = _saw(f"{in_units(free)} available", free, "B", wanted, "measured: a bare rank takes 206 MiB")
         title = f"{in_units(free)} of memory are free on {{nodes}}, too little for {ranks} ranks"
         detail = "The kernel will kill a rank, and the others will wait for it until their time-out."
-        yield _draft(recording, hit, title, saw, raise_limits.memory(ranks), detail=detail)
+        yield _draft(recording, hit, title, saw, limits.memory(ranks), detail=detail)
 
 
 def _memory(fact: Host, world: World) -> Severity | None:
@@ -337,7 +338,7 @@ def omp_threads_oversubscribe_cpus(recording: Recording) -> Iterator[Draft]:
         title = f"{text} start {threads} threads on {{nodes}} for {has:g} CPUs"
         detail = "Threads that wait for each other spin, so work on the CPU slows down in every rank."
         saw = _saw(text, threads, "threads", has, "one thread for each CPU")
-        yield _draft(recording, hit, title, saw, raise_limits.omp_threads(ranks, int(has)), detail=detail)
+        yield _draft(recording, hit, title, saw, limits.omp_threads(ranks, int(has)), detail=detail)
 
 
 def _threads_per_cpu(fact: Host) -> float:

@@ -22,10 +22,11 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, Level, Severity, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Fact
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.ranks import pair_culprit
 
 if TYPE_CHECKING:
     import torch
@@ -167,7 +168,7 @@ def corrupts(recording: Recording) -> Iterator[Draft]:
                     f" {pair.wrong_bytes} of {pair.size_bytes} bytes",
                     detail="The other pairs were tested in the same way; only those named here are wrong.",
                     confidence=Confidence.PROVED,
-                    culprits=(_pair(recording, seen.rank or 0, pair.peer),),
+                    culprits=(pair_culprit(recording, seen.rank or 0, pair.peer),),
                     evidence=(
                         Evidence(
                             check="p2p",
@@ -220,7 +221,7 @@ def slow_pair(recording: Recording) -> Iterator[Draft]:
             yield Draft(
                 title=f"Ranks {one} and {other} exchange {rate:.2f} GB/s, the typical pair {typical:.2f} GB/s",
                 detail="The link between these two is slower than its peers.",
-                culprits=(_pair(recording, one, other),),
+                culprits=(pair_culprit(recording, one, other),),
                 evidence=(
                     Evidence(
                         check="p2p",
@@ -239,15 +240,6 @@ def slow_pair(recording: Recording) -> Iterator[Draft]:
                     ),
                 ),
             )
-
-
-def _pair(recording: Recording, one: int, other: int) -> Culprit:
-    world = recording.world
-    nodes = (world.node_of(one), world.node_of(other)) if world else (0, 0)
-    names = tuple(world.hostname(node) for node in nodes) if world else (None, None)
-    return Culprit(
-        kind="pair", rank=one, peer_rank=other, node_rank=nodes[0], node=names[0], peer_node=names[1]
-    )
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:

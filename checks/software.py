@@ -19,17 +19,18 @@ from typing import ClassVar
 
 from pydantic import ValidationError
 
-from ddp_doctor.knowledge import install, versions
+from ddp_doctor.knowledge import versions
 from ddp_doctor.knowledge.versions import dotted, release
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Backend, Confidence, Severity, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Fact, Failed
 from ddp_doctor.model.finding import Draft, Evidence
-from ddp_doctor.model.nodes import by_cause, node_draft
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse import software as parse
+from ddp_doctor.phrases import install
+from ddp_doctor.phrases.nodes import by_cause, node_draft
 
 
 class Software(Fact):

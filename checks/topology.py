@@ -20,13 +20,11 @@ from pydantic import Field
 
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.knowledge.nvlink_peers import Shortfall, shortfalls
-from ddp_doctor.knowledge.p2p_remedies import DISABLE_P2P, REPAIR_PATH, UNSET_LEVEL, look_at_nvlinks, use_hca
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, Severity, Status, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent, Fact, Failed, Reading, TookTooLong
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
-from ddp_doctor.model.nodes import by_cause, node_culprits, node_names
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse import host_gpus
@@ -34,6 +32,8 @@ from ddp_doctor.parse.cpuinfo import cpu_vendor
 from ddp_doctor.parse.nccl_log import NcclTransportFact
 from ddp_doctor.parse.p2p_stalls import Stall, find_stalls, logs_by_node, nodes_nccl_ran_on
 from ddp_doctor.parse.topo_matrix import TopologyError, TopologyMatrix, parse_matrices, parse_matrix
+from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names
+from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH, UNSET_LEVEL, look_at_nvlinks, use_hca
 
 #: A paste may be a whole log; only its beginning goes into the recording.
 _KEPT_CHARACTERS = 200_000

@@ -143,7 +143,9 @@ def find_rule(code: str) -> Rule:
     for rule in all_rules():
         if code.upper() == rule.code or code == rule.name:
             return rule
-    raise UsageError(f"there is no rule {code!r}; the codes stand in every finding and in `ddp-doctor checks`")
+    raise UsageError(
+        f"there is no rule {code!r}; the codes stand in every finding and in `ddp-doctor checks`"
+    )
 
 
 def _plan(options: Options, checks: Sequence[Check]) -> Plan:

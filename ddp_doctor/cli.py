@@ -24,9 +24,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
-JsonOption = Annotated[
-    str | None, typer.Option("--json", metavar="PATH|-", help="Write the report as JSON.")
-]
+JsonOption = Annotated[str | None, typer.Option("--json", metavar="PATH|-", help="Write the report as JSON.")]
 EnvFileOption = Annotated[
     str | None,
     typer.Option("--env-file", metavar="PATH|-", help="Write the recommended settings, to be sourced."),
@@ -94,7 +92,9 @@ def run(
             envvar="PET_RDZV_ENDPOINT", metavar="HOST:PORT", help="Where the doctor's own ranks meet."
         ),
     ] = "",
-    backend: Annotated[Backend, typer.Option(help="auto is NCCL where there are GPUs, else gloo.")] = Backend.AUTO,
+    backend: Annotated[
+        Backend, typer.Option(help="auto is NCCL where there are GPUs, else gloo.")
+    ] = Backend.AUTO,
     level: Annotated[Level, typer.Option(help="How much to test.")] = Level.STANDARD,
     only: OnlyOption = None,
     skip: SkipOption = None,
@@ -147,7 +147,11 @@ def prolog(
     from ddp_doctor.model.recording import Options
 
     options = Options(
-        command="prolog", level=Level.QUICK, skip=tuple(skip or ()), fail_on=fail_on, require_gpus=require_gpus
+        command="prolog",
+        level=Level.QUICK,
+        skip=tuple(skip or ()),
+        fail_on=fail_on,
+        require_gpus=require_gpus,
     )
     with commands.guarded():
         code = commands.prolog(options, unsure=unsure, outputs=_outputs(json_path, None, record, quiet=True))
@@ -171,7 +175,8 @@ def replay(
 @app.command()
 def topology(
     file: Annotated[
-        str | None, typer.Argument(metavar="[FILE|-]", help="Output of `nvidia-smi topo -m`; none asks this machine.")
+        str | None,
+        typer.Argument(metavar="[FILE|-]", help="Output of `nvidia-smi topo -m`; none asks this machine."),
     ] = None,
     json_path: JsonOption = None,
     env_file: EnvFileOption = None,
@@ -217,4 +222,3 @@ def _outputs(json_path: str | None, env_file: str | None, record: str | None, qu
     from ddp_doctor.render.outputs import Outputs
 
     return Outputs(json=json_path, env_file=env_file, record=record, quiet=quiet)
-

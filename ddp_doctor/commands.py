@@ -50,9 +50,7 @@ def guarded() -> Iterator[None]:
         raise SystemExit(ExitCode.UNSURE.value) from None
 
 
-def run(
-    options: Options, *, nnodes: int, nproc_per_node: str, endpoint: str, outputs: Outputs
-) -> int:
+def run(options: Options, *, nnodes: int, nproc_per_node: str, endpoint: str, outputs: Outputs) -> int:
     """``ddp-doctor run``: the agent tests; other ranks of a foreign world wait for its verdict."""
     env = dict(os.environ)
     if nnodes != 1:
@@ -202,7 +200,9 @@ def _show_and_write(outcome: Outcome, outputs: Outputs, saved_as: str | None) ->
     for code, trace in outcome.rule_failures:
         _say(f"ddp-doctor: rule {code} failed itself; the trace is in {_crash_file(trace)}")
     for problem in problems:
-        _say(f"ddp-doctor: {problem}; the recording is in {saved_as}" if saved_as else f"ddp-doctor: {problem}")
+        _say(
+            f"ddp-doctor: {problem}; the recording is in {saved_as}" if saved_as else f"ddp-doctor: {problem}"
+        )
     return ExitCode.USAGE.value if problems else outcome.report.exit_code
 
 

@@ -74,9 +74,7 @@ class FakeContext:
         self.raw = raw
 
     @staticmethod
-    def _result(
-        table: Mapping[str, CommandResult | str], name: str, argv: tuple[str, ...]
-    ) -> CommandResult:
+    def _result(table: Mapping[str, CommandResult | str], name: str, argv: tuple[str, ...]) -> CommandResult:
         known = table.get(name)
         if known is None:
             return CommandResult(argv, "missing")

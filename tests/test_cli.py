@@ -17,6 +17,7 @@ DOCTOR = (sys.executable, "-m", "ddp_doctor")
 def doctor(*args: str, env: dict[str, str] | None = None, cwd: Path | None = None):
     return subprocess.run(
         (*DOCTOR, *args),
+        check=False,
         capture_output=True,
         text=True,
         timeout=60,
@@ -126,7 +127,9 @@ def test_json_on_stdout_leaves_the_words_to_stderr(state):
 def test_a_port_in_use_is_named(state):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = doctor("run", "-q", "--only", "process_group", "--rdzv-endpoint", f"localhost:{port}", env=state)
+        done = doctor(
+            "run", "-q", "--only", "process_group", "--rdzv-endpoint", f"localhost:{port}", env=state
+        )
 
     assert done.returncode == 2, done
     assert f"port {port} of 127.0.0.1 is in use" in done.stderr
@@ -149,6 +152,7 @@ def test_under_torchrun_all_ranks_give_one_report_and_one_code(state):
     argv = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ddp_doctor")
     done = subprocess.run(
         (*argv, "run", "-q", "--level", "quick"),
+        check=False,
         capture_output=True,
         text=True,
         timeout=90,
@@ -162,13 +166,14 @@ def test_under_torchrun_all_ranks_give_one_report_and_one_code(state):
 
 def test_a_crash_of_the_doctor_is_unsure_and_its_trace_is_in_a_file(monkeypatch, capsys):
     from ddp_doctor import app, commands
+    from ddp_doctor.render.outputs import Outputs
 
     def broken(_path: Path) -> None:
         raise ZeroDivisionError("the doctor is ill")
 
     monkeypatch.setattr(app, "replay", broken)
     with pytest.raises(SystemExit) as left, commands.guarded():
-        commands.replay(Path("x"), commands.Outputs())
+        commands.replay(Path("x"), Outputs())
 
     said = capsys.readouterr().err
     assert left.value.code == 3

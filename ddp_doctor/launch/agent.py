@@ -180,9 +180,7 @@ class Agent:
         folder.mkdir()
         return folder
 
-    def _specs(
-        self, record: TrialRecord, folder: Path, checks: Sequence[Check]
-    ) -> list[WorkerSpec]:
+    def _specs(self, record: TrialRecord, folder: Path, checks: Sequence[Check]) -> list[WorkerSpec]:
         tasks = tuple(
             Task(c.id, f"{c.probe.__module__}:{c.probe.__qualname__}", self._deadline(c)) for c in checks
         )

@@ -4,7 +4,7 @@ from enum import Enum
 
 
 class Severity(str, Enum):
-    """How bad a finding is (DESIGN: error = will not start, hangs, is wrong, or ≥ 3 × slower)."""
+    """How bad a finding is (DESIGN: error = will not start, hangs, is wrong, or at least 3 times slower)."""
 
     ERROR = "error"
     WARNING = "warning"

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from pydantic import Field
+
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.choices import Backend, FailOn, Level, Status
 from ddp_doctor.model.fact import Fact, Reading
@@ -20,7 +22,7 @@ class Node(Frozen):
 
     node_rank: int = 0
     hostname: str = "localhost"
-    addresses: dict[str, tuple[str, ...]] = {}
+    addresses: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
 class World(Frozen):

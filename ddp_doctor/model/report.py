@@ -1,5 +1,7 @@
 """The report: what ``--json`` writes. Schema version 1.0, published in docs/reference."""
 
+from pydantic import Field
+
 from ddp_doctor.model.base import Frozen, Json
 from ddp_doctor.model.choices import CheckStatus, Verdict
 from ddp_doctor.model.finding import Finding
@@ -31,7 +33,7 @@ class Measurement(Frozen):
     name: str
     value: float
     unit: str
-    labels: dict[str, str | int | float] = {}
+    labels: dict[str, str | int | float] = Field(default_factory=dict)
 
 
 class Report(Frozen):

@@ -35,9 +35,7 @@ class Rule:
         return Finding(code=self.code, name=self.name, severity=severity, **fields)
 
 
-def rule(
-    code: str, name: str, severity: Severity, *needs: type[Fact]
-) -> Callable[[RuleFunction], Rule]:
+def rule(code: str, name: str, severity: Severity, *needs: type[Fact]) -> Callable[[RuleFunction], Rule]:
     """Make a Rule of a function; its docstring becomes the page of ``ddp-doctor explain``."""
 
     def decorate(function: RuleFunction) -> Rule:

@@ -6,7 +6,7 @@ A trial is one world of fresh worker processes that ran some rank checks in orde
 
 from typing import Literal
 
-from ddp_doctor.model.base import Frozen, Json
+from ddp_doctor.model.base import Frozen
 
 
 class Step(Frozen):
@@ -78,4 +78,3 @@ class TrialRecord(Frozen):
     duration_s: float = 0.0
     evidence: tuple[RankEvidence, ...] = ()
     notes: tuple[str, ...] = ()
-    environment: dict[str, Json] = {}

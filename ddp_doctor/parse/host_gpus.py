@@ -12,7 +12,7 @@ Read through the probe's context; nothing is raised, what cannot be read does no
 import re
 
 from ddp_doctor.model.context import Context
-from ddp_doctor.model.gpus import PciGpu
+from ddp_doctor.parse.gpu_facts import PciGpu
 
 PCI = "/sys/bus/pci/devices"
 CONTAINER_VARIABLES = ("container", "KUBERNETES_SERVICE_HOST", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")

@@ -8,7 +8,7 @@ One JSON object; see that module for a whole sample:
 """
 
 from ddp_doctor.model.base import Frozen
-from ddp_doctor.model.gpus import BusId, Gpu, NvmlError
+from ddp_doctor.parse.gpu_facts import BusId, Gpu, NvmlError
 
 
 class NvmlAnswer(Frozen):

@@ -19,7 +19,9 @@ def render(report: Report) -> str:
             continue  # nothing from outside may break out of its line
         value = None if setting.action == "unset" else setting.value or ""
         if given.get(setting.name, value) != value:
-            lines.append(f"# {finding.code} wants another value; conflict, not applied: {_assignment(setting)}")
+            lines.append(
+                f"# {finding.code} wants another value; conflict, not applied: {_assignment(setting)}"
+            )
             continue
         if setting.name in given:
             continue
@@ -41,7 +43,12 @@ def _settings(report: Report) -> Iterator[tuple[Finding, Remedy, Setting]]:
 def _comment(finding: Finding, remedy: Remedy, setting: Setting) -> str:
     proof = remedy.proof
     tried = "not tried" if proof.status == "not_tried" else f"tried: {proof.before} -> {proof.after}"
-    parts = [finding.code, setting.why or remedy.summary, tried, f"undo: {remedy.undo}" if remedy.undo else ""]
+    parts = [
+        finding.code,
+        setting.why or remedy.summary,
+        tried,
+        f"undo: {remedy.undo}" if remedy.undo else "",
+    ]
     return "# " + " ".join("; ".join(part for part in parts if part).split())
 
 

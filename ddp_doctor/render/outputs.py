@@ -1,6 +1,7 @@
 """Where a command's results go: any number of files, stdout for ``-``, and the screen."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -27,7 +28,7 @@ class Outputs:
 
     def write(self, recording: Recording, report: Report) -> list[str]:
         """Write all files asked for, recording first; returns one sentence for each that failed."""
-        texts = (
+        texts: tuple[tuple[str | None, Callable[[], str]], ...] = (
             (self.record, lambda: recording.model_dump_json(indent=1) + "\n"),
             (self.json, lambda: json_text.render(report)),
             (self.env_file, lambda: env_file.render(report)),

@@ -23,6 +23,6 @@ def progress(out: "Console", *, quiet: bool) -> Iterator[Progress]:
         yield lambda _text: None
     elif out.is_terminal:
         with out.status("starting", spinner="dots") as status:
-            yield status.update
+            yield lambda text: status.update(text)  # noqa: PLW0108 - update takes more
     else:
         yield lambda text: out.print(f"... {text}", soft_wrap=True)

@@ -23,7 +23,9 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 def _seconds(argv: Sequence[str]) -> float:
     started = time.perf_counter()
-    subprocess.run(argv, check=True, capture_output=True, env={**os.environ, "XDG_STATE_HOME": "/tmp/ddp-bench"})
+    subprocess.run(
+        argv, check=True, capture_output=True, env={**os.environ, "XDG_STATE_HOME": "/tmp/ddp-bench"}
+    )
     return time.perf_counter() - started
 
 
@@ -37,7 +39,10 @@ def _interleaved(runs: int, *actions: Callable[[], float]) -> list[list[float]]:
 
 def _tell(what: str, values: Sequence[float]) -> float:
     median = statistics.median(values)
-    print(f"\n  {what}: median {median:.3f} s ({min(values):.3f} to {max(values):.3f}, {len(values)} runs)", end="")
+    print(
+        f"\n  {what}: median {median:.3f} s ({min(values):.3f} to {max(values):.3f}, {len(values)} runs)",
+        end="",
+    )
     return median
 
 
@@ -78,7 +83,9 @@ def test_reported_bandwidth_is_that_of_a_bare_loop(tmp_path):
         argv = (*DOCTOR, "run", "-q", "--only", "allreduce", "--json", str(target))
         subprocess.run(argv, check=True, capture_output=True)
         measured = json.loads(target.read_text())["measurements"]
-        times = [m["value"] for m in measured if m["name"] == "allreduce_time" and m["labels"]["bytes"] == size]
+        times = [
+            m["value"] for m in measured if m["name"] == "allreduce_time" and m["labels"]["bytes"] == size
+        ]
         return float(times[0])
 
     def bare() -> float:

@@ -14,8 +14,8 @@ from ddp_doctor.model.choices import Backend, Severity, Status
 from ddp_doctor.model.context import CommandResult
 from ddp_doctor.model.fact import Absent, Failed, Reading, TookTooLong
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.gpus import Gpu, GpuProcess, NvmlError, PciGpu
 from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.parse.gpu_facts import Gpu, GpuProcess, NvmlError, PciGpu
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
 from tests.nvml_stand_in import environment

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 from ddp_doctor import app
 from ddp_doctor.model.check import Check
@@ -19,14 +20,13 @@ def takes_too_much(ctx: RankContext) -> Done:
 
 
 def main() -> None:
-    with open(os.path.join(sys.argv[1], "cgroup.procs"), "w") as procs:
-        procs.write("0")
+    Path(sys.argv[1], "cgroup.procs").write_text("0")
     check = Check("scenario", "A scenario", Where.RANK, takes_too_much, (), deadline_s=20.0)
     request = app.RunRequest(Options(), dict(os.environ), nproc_per_node=2)
     print(app.run(request, lambda _text: None, (check,)).report.model_dump_json())
 
 
 if __name__ == "__main__":
-    from tests.lab import oom_run  # workers import the probe by this name
+    from tests.lab import oom_run  # noqa: PLW0406 - workers import the probe by this name
 
     oom_run.main()

@@ -48,9 +48,15 @@ def play() -> Iterator[Play]:
         session.warm_up()
         assert session._server.wait_ready(60.0).ok
         session._start_control()
+        assert session._control is not None
+        store = session._control.process.pid
+        played = 0
         before = {process.pid for process in _descendants()}
 
-        def play_one(probe: Probe, ranks: int = 4, deadline_s: float = 2.0, backend: str = "gloo") -> Scenario:
+        def play_one(
+            probe: Probe, ranks: int = 4, deadline_s: float = 2.0, backend: str = "gloo"
+        ) -> Scenario:
+            nonlocal played
             world = World(
                 nproc_per_node=ranks, world_size=ranks, backend=backend, nodes=(Node(hostname="node0"),)
             )
@@ -58,11 +64,11 @@ def play() -> Iterator[Play]:
                 kept.clear()
             check = Check("scenario", "A scenario", Where.RANK, probe, (), deadline_s=deadline_s)
             agent = session.agent(world, Level.QUICK, time.monotonic() + 60.0)
-            agent.first_trial = getattr(session, "_next_trial", 0)
+            agent.first_trial = played
             started = time.monotonic()
             agent.run([check])
             seconds = time.monotonic() - started
-            session._next_trial = agent.first_trial + len(session.trials)
+            played += len(session.trials)
             not_run = tuple(NotRun(check=name, reason=reason) for name, reason in session.left_out)
             recording = Recording(
                 run_id="test",
@@ -71,7 +77,7 @@ def play() -> Iterator[Play]:
                 trials=tuple(session.trials),
                 not_run=not_run,
             )
-            left = [p for p in _descendants() if p.pid not in before and p.pid != session._control.process.pid]
+            left = [p for p in _descendants() if p.pid not in before and p.pid != store]
             return Scenario(app.judge(recording), seconds, left)
 
         yield play_one

@@ -150,5 +150,5 @@ def adds_to_the_sum(ctx: RankContext) -> Fact:
         def doubled(tensor, op=dist.ReduceOp.SUM, **kwargs):
             return honest(tensor.mul_(2), op, **kwargs)
 
-        dist.all_reduce = doubled
+        setattr(dist, "all_reduce", doubled)  # noqa: B010 - a sabotage that types cannot describe
     return allreduce.probe(ctx)

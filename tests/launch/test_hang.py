@@ -1,5 +1,7 @@
 """The judge, on evidence written by hand: what no single machine can be made to show at will."""
 
+from typing import Literal
+
 import pytest
 
 from ddp_doctor.launch.hang import judge
@@ -23,7 +25,7 @@ def rank(number: int, *steps: Step, **fields) -> RankEvidence:
     return RankEvidence(rank=number, began=True, state="S", steps=steps, **fields)
 
 
-def trial(*evidence: RankEvidence, outcome: str = "stuck") -> TrialRecord:
+def trial(*evidence: RankEvidence, outcome: Literal["stuck", "broken", "slow"] = "stuck") -> TrialRecord:
     return TrialRecord(
         trial="t0",
         ranks=tuple(one.rank for one in evidence),
@@ -174,7 +176,9 @@ def test_a_slow_trial_blames_nobody():
     assert (found.kind, found.suspects) == ("slow", ())
 
 
-@pytest.mark.parametrize("message", ["Connection reset by peer", "Timed out waiting 20000ms for recv operation"])
+@pytest.mark.parametrize(
+    "message", ["Connection reset by peer", "Timed out waiting 20000ms for recv operation"]
+)
 def test_victims_words_are_known(message):
     from ddp_doctor.knowledge.victims import blames_peer
 

@@ -14,7 +14,11 @@ DEADLINE_S = 2.0
 
 #: probe, the one finding, what its title says
 CASES = [
-    (misbehaving.never_enters, "DD610", "Rank 1 never entered all_reduce 1 of scenario; it stands in misbehaving.py:"),
+    (
+        misbehaving.never_enters,
+        "DD610",
+        "Rank 1 never entered all_reduce 1 of scenario; it stands in misbehaving.py:",
+    ),
     (misbehaving.loops_in_python, "DD610", "Rank 1 never entered all_reduce 1"),
     (misbehaving.holds_the_interpreter, "DD610", "Rank 1 never entered all_reduce 1"),
     (misbehaving.is_stopped, "DD611", "Rank 1 is stopped (state T)"),

@@ -23,7 +23,7 @@ class Doctor:
     def __init__(self, folder: Path) -> None:
         self.mark = uuid.uuid4().hex
         self.state = folder / "state"
-        self.segments = set(os.listdir("/dev/shm"))
+        self.segments = set(Path("/dev/shm").iterdir())
         env = {
             **os.environ,
             "DDP_DOCTOR_TEST_MARK": self.mark,
@@ -31,7 +31,9 @@ class Doctor:
             "TMPDIR": str(folder),
         }
         argv = [sys.executable, "-m", "ddp_doctor", "run", "--nproc-per-node", "2"]
-        self.process = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     def alive(self) -> list[int]:
         """The pids of all processes that carry the mark, from their initial environment."""
@@ -45,8 +47,8 @@ class Doctor:
                     continue
         return found
 
-    def new_segments(self) -> set[str]:
-        return set(os.listdir("/dev/shm")) - self.segments
+    def new_segments(self) -> set[Path]:
+        return set(Path("/dev/shm").iterdir()) - self.segments
 
     def assert_all_gone(self, within_s: float) -> None:
         deadline = time.monotonic() + within_s

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.env_vars import value_refused
 from ddp_doctor.checks.topology import p2p_stalls
-from ddp_doctor.engine import words
 from ddp_doctor.launch.hang import Judgement, Kind, judge
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
+from ddp_doctor.phrases import ranks as words
 
 
 def explained_by_topology(recording: Recording) -> bool:
@@ -54,21 +54,12 @@ def who_waits(judgement: Judgement) -> str:
     if not judgement.waiting:
         return ""
     verb = "wait" if len(judgement.waiting) > 1 else "waits"
-    return f"; {words.ranks(judgement.waiting)} {verb}"
+    return f"; {words.rank_list(judgement.waiting)} {verb}"
 
 
 def culprits(recording: Recording, numbers: tuple[int, ...]) -> tuple[Culprit, ...]:
     """The ranks as culprits."""
-    return tuple(culprit(recording, rank) for rank in numbers)
-
-
-def culprit(recording: Recording, rank: int) -> Culprit:
-    """One rank as a culprit, with its host, and its GPU where the backend is NCCL."""
-    world = recording.world
-    node_rank = world.node_of(rank) if world else 0
-    gpu = rank % world.nproc_per_node if world and world.backend == "nccl" else None
-    host = world.hostname(node_rank) if world else None
-    return Culprit(kind="rank", rank=rank, node_rank=node_rank, node=host, gpu=gpu)
+    return tuple(words.rank_culprit(recording, rank) for rank in numbers)
 
 
 def names(recording: Recording, numbers: tuple[int, ...]) -> str:
@@ -116,7 +107,7 @@ def waiting_evidence(trial: TrialRecord, judgement: Judgement) -> tuple[Evidence
         return ()
     step = judgement.step
     where = words.short(step.where)
-    text = f"{words.ranks(judgement.waiting)} entered {step_words(step)} at {where} and did not leave it"
+    text = f"{words.rank_list(judgement.waiting)} entered {step_words(step)} at {where} and did not leave it"
     return (Evidence(check=step.check, text=text, value=round(trial.waited_s, 1), unit="s"),)
 
 

@@ -3,7 +3,6 @@
 import signal
 from collections.abc import Iterator
 
-from ddp_doctor.engine import words
 from ddp_doctor.engine.trial_rules.common import (
     check_of,
     confidence,
@@ -21,6 +20,7 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
+from ddp_doctor.phrases import ranks as words
 
 
 @rule("DD612", "rank-died", Severity.ERROR)

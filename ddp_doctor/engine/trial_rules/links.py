@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.engine import words
 from ddp_doctor.engine.trial_rules.common import (
     check_of,
     confidence,
-    culprit,
     culprits,
     explained_by_topology,
     judged,
@@ -20,10 +18,11 @@ from ddp_doctor.engine.trial_rules.common import (
 )
 from ddp_doctor.launch.hang import Judgement
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import TrialRecord
+from ddp_doctor.phrases import ranks as words
 
 
 @rule("DD614", "ranks-call-different-collectives", Severity.ERROR)
@@ -50,7 +49,7 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
         if judgement.suspects and mine:
             title = (
                 f"{names(recording, judgement.suspects)} called {', '.join(mine)} where"
-                f" {words.ranks(judgement.waiting)} called {', '.join(theirs)} in {check_of(trial, judgement)}"
+                f" {words.rank_list(judgement.waiting)} called {', '.join(theirs)} in {check_of(trial, judgement)}"
             )
         else:
             every = "; ".join(f"rank {rank} called {call}" for rank, call in calls.items())
@@ -113,7 +112,7 @@ def pair(recording: Recording) -> Iterator[Draft]:
             f" hangs: both entered {step_words(judgement.step)} of {check_of(trial, judgement)} and neither left it",
             detail="Both processes run, so what connects them is to blame. All other pairs were tested without it.",
             confidence=Confidence.LIKELY,
-            culprits=(_pair_culprit(recording, one, other),),
+            culprits=(words.pair_culprit(recording, one, other),),
             evidence=tuple(rank_evidence(trial, judgement, of_rank(trial, rank)) for rank in (one, other)),
             remedies=(try_without_p2p(recording),),
         )
@@ -136,17 +135,11 @@ def _many_pairs(
         for trial, judgement in list(seen.values())[:1]
     ]
     return Draft(
-        title=f"{names(recording, (common,))} exchanges nothing with {words.ranks(others)}: each of these"
+        title=f"{names(recording, (common,))} exchanges nothing with {words.rank_list(others)}: each of these"
         " links hangs with both ends inside the transfer",
         detail=f"{len(seen)} stuck pairs share this rank, and pairs without it work.",
         confidence=Confidence.LIKELY,
-        culprits=(culprit(recording, common),),
+        culprits=(words.rank_culprit(recording, common),),
         evidence=tuple(evidence),
         remedies=(try_without_p2p(recording),),
     )
-
-
-def _pair_culprit(recording: Recording, one: int, other: int) -> Culprit:
-    end = culprit(recording, one)
-    peer = culprit(recording, other)
-    return end.model_copy(update={"kind": "pair", "peer_rank": other, "peer_node": peer.node})

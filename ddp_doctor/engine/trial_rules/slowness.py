@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.engine import words
-from ddp_doctor.engine.trial_rules.common import culprit, judged, names, step_words, waiting_evidence
+from ddp_doctor.engine.trial_rules.common import judged, names, step_words, waiting_evidence
 from ddp_doctor.knowledge.deadlines import LATE_RANK_S
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import Step, TrialRecord
+from ddp_doctor.phrases import ranks as words
 
 
 @rule("DD619", "rank-comes-late", Severity.WARNING)
@@ -52,7 +52,7 @@ def _late_in(recording: Recording, trial: TrialRecord) -> Iterator[Draft]:
             title=f"{names(recording, (rank,))} entered {step_words(step)} of {step.check} {delay:.1f} s after"
             " the others",
             detail="All ranks run the same code, so this rank alone lost the time.",
-            culprits=(culprit(recording, rank),),
+            culprits=(words.rank_culprit(recording, rank),),
             evidence=(
                 Evidence(
                     check=step.check,
@@ -90,7 +90,7 @@ def slow(recording: Recording) -> Iterator[Draft]:
     for trial, judgement in judged(recording, "slow"):
         yield Draft(
             title=f"{trial.judged_check} still moved after {trial.waited_s:.0f} s: slow, not hung",
-            detail=f"{words.ranks(judgement.waiting).capitalize()} went on from step to step until the end.",
+            detail=f"{words.rank_list(judgement.waiting).capitalize()} went on from step to step until the end.",
             evidence=waiting_evidence(trial, judgement)
             or (Evidence(check=trial.judged_check or "", text="steps were still being entered"),),
             remedies=(Remedy(summary="Run again on an idle machine, or with --budget and fewer checks"),),

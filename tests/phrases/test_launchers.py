@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_doctor.knowledge import launchers
-from ddp_doctor.knowledge.launchers import consequence, faults, launcher_of, missing, visible
+from ddp_doctor.phrases import launchers
+from ddp_doctor.phrases.launchers import consequence, faults, launcher_of, missing, visible
 
 RANK_3_OF_8 = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 

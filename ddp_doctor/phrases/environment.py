@@ -7,13 +7,14 @@ finding.
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-from ddp_doctor.knowledge import launchers, variables
-from ddp_doctor.knowledge.launchers import Launcher
-from ddp_doctor.knowledge.setting_words import in_words, listed, set_to, setting_draft, shown, unset
+from ddp_doctor.knowledge import variables
 from ddp_doctor.knowledge.values import Misread, misread
 from ddp_doctor.knowledge.variables import Variable
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy
+from ddp_doctor.phrases import launchers
+from ddp_doctor.phrases.launchers import Launcher
+from ddp_doctor.phrases.settings import in_words, listed, set_to, setting_draft, shown, unset
 
 Env = Mapping[str, str]
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ddp_doctor.knowledge.setting_words import printable, shown
+from ddp_doctor.phrases.settings import printable, shown
 
 Launcher = Literal["torchrun", "slurm", "mpi"]
 

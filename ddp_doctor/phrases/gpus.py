@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from ddp_doctor.model.choices import Backend, Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
-from ddp_doctor.model.gpus import Gpu
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.parse.gpu_facts import Gpu
 
 #: A sentence with more GPUs than this gives their number; culprits and evidence name them all.
 NAMES_IN_A_SENTENCE = 4

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 
 from ddp_doctor.knowledge import nvml as known
 from ddp_doctor.knowledge import thresholds as limits
-from ddp_doctor.knowledge.gpu_words import Hits, Sight, gpu_draft
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
-from ddp_doctor.model.gpus import Gpu, GpusFact
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.gpu_facts import Gpu, GpusFact
+from ddp_doctor.phrases.gpus import Hits, Sight, gpu_draft
 
 
 def _hits(recording: Recording, is_hit: Callable[[Gpu], object]) -> Hits:

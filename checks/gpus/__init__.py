@@ -10,29 +10,29 @@ own, since a sick driver hangs whoever asks it), and what it is held against (pa
     SLURM_JOB_GPUS=0,1,2,3   NVIDIA_VISIBLE_DEVICES=GPU-8932f933-…   CUDA_VISIBLE_DEVICES=0,1
 
 A container sees the host's PCI bus without owning its GPUs, so there only granted GPUs count. The rules
-about single GPUs (memory, ECC, clocks, modes, models) are in knowledge/gpu_health.py.
+about single GPUs (memory, ECC, clocks, modes, models) are in knowledge/health.py.
 """
 
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ddp_doctor.knowledge import gpu_health
+from ddp_doctor.checks.gpus import health
 from ddp_doctor.knowledge import nvml as known
 from ddp_doctor.knowledge import thresholds as limits
-from ddp_doctor.knowledge.gpu_words import asked_for
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, Severity, Status, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent, Failed, TookTooLong
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
-from ddp_doctor.model.gpus import GpusFact
-from ddp_doctor.model.nodes import by_cause, node_culprits, node_names
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse import host_gpus
 from ddp_doctor.parse import visible_devices as devices
+from ddp_doctor.parse.gpu_facts import GpusFact
 from ddp_doctor.parse.nvml import NvmlAnswer, parse_nvml
+from ddp_doctor.phrases.gpus import asked_for
+from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names
 
 __all__ = ["CHECK", "GpusFact", "probe"]
 
@@ -363,7 +363,7 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(GpusFact,),
-    rules=(driver_not_working, driver_hangs, gpus_missing, *gpu_health.RULES, too_few_visible),
+    rules=(driver_not_working, driver_hangs, gpus_missing, *health.RULES, too_few_visible),
     cost_s=0.3,
     deadline_s=60.0,
 )

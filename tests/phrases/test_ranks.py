@@ -2,10 +2,10 @@
 
 import pytest
 
-from ddp_doctor.knowledge.rank_words import rank_culprits, ranks_in_words
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.phrases.ranks import rank_culprits, ranks_in_words
 
 
 @pytest.mark.parametrize(
