@@ -1,0 +1,44 @@
+"""Fail where a test was skipped that this machine should have been able to run.
+
+    python -m tools.refuse_skips JUNIT.xml ...
+
+Reads pytest's JUnit files. Continuous integration installs every tool the tests need, so a skip
+there means that something is not tested which everybody believes to be.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+#: Reasons that no package to install would remove.
+ALLOWED = (
+    re.compile(r"beside the checkout"),  # a collection of real topologies that not everybody has
+    re.compile(r"the run had ended before the signal"),  # a fast machine
+    re.compile(r"no control group can be made here|controller is not given"),  # an unprivileged container
+    re.compile(r"this machine has an NVIDIA driver"),
+)
+
+
+def refused(junit: Path) -> Iterator[str]:
+    """``test: reason`` for every skip that is not allowed."""
+    for case in ElementTree.parse(junit).iter("testcase"):  # noqa: S314 - written by our own pytest
+        skipped = case.find("skipped")
+        if skipped is None or skipped.get("type") == "pytest.xfail":
+            continue
+        reason = skipped.get("message") or ""
+        if not any(allowed.search(reason) for allowed in ALLOWED):
+            yield f"{case.get('classname')}.{case.get('name')}: {reason}"
+
+
+def main(paths: list[str]) -> int:
+    """0 where all skips are allowed, else 1 with one line each on stderr."""
+    found = [line for path in paths for line in refused(Path(path))]
+    for line in found:
+        sys.stderr.write(f"skipped, but must run here: {line}\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
