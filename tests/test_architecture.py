@@ -208,3 +208,10 @@ def _pinned(package: str) -> str:
     found = re.search(rf"^{package}==([^\s;]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert found
     return found[1]
+
+
+def test_links_between_the_pages_lead_somewhere():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    links = {(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text())}
+
+    assert sorted(f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()) == []

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 #: Reasons that no package to install would remove.
 ALLOWED = (
@@ -23,7 +23,7 @@ ALLOWED = (
 
 def refused(junit: Path) -> Iterator[str]:
     """``test: reason`` for every skip that is not allowed."""
-    for case in ElementTree.parse(junit).iter("testcase"):  # noqa: S314 - written by our own pytest
+    for case in ET.parse(junit).iter("testcase"):  # noqa: S314 - written by our own pytest
         skipped = case.find("skipped")
         if skipped is None or skipped.get("type") == "pytest.xfail":
             continue
