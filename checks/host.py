@@ -1,8 +1,7 @@
 """The host's limits that a DDP job runs into: shared memory, locked memory, files, CPUs, memory, clock.
 
-NCCL fails to start where /dev/shm is full (Docker gives a container 64 MiB) and where RDMA memory cannot be
-locked; a CPU quota or a wrong OMP_NUM_THREADS makes all ranks wait for the slowest. A limit is a finding only
-where something uses it. Raw input (parse/cgroup.py shows the control groups')::
+NCCL fails to start where /dev/shm is full (Docker gives 64 MiB) or RDMA memory cannot be locked; a CPU quota
+slows all ranks. A limit is a finding only where something uses it. Raw input (cgroups: parse/cgroup.py)::
 
     statvfs("/dev/shm")                      67108864 bytes, 0 free
     getrlimit(MEMLOCK), getrlimit(NOFILE)    8388608, 1024

@@ -3,8 +3,7 @@
 A CPU build of torch beside idle GPUs, a driver too old for torch's CUDA, or a libnccl that is not the one
 torch was built with decide whether a DDP job starts at all. Importing torch takes a second, so the helper
 script ``software`` reads the installed files instead; the dynamic linker (ldd) tells which libnccl torch
-would load, and the helper ``nccl`` asks that file. Whether NCCL and gloo work is told by the ranks, which
-have torch. Raw input::
+would load, and the helper ``nccl`` asks that file. The ranks tell whether NCCL and gloo work. Raw input::
 
     {"python": "3.11.7", "torch_version": "2.7.0+cu126", "torch_cuda": "12.6", "torch_requires":
      ["nvidia-nccl-cu12==2.26.2; platform_system == 'Linux'"], "torch_cuda_library": "/v/libtorch_cuda.so"}
