@@ -345,6 +345,7 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
         yield Measurement(
             name="allreduce_busbw", value=result.busbw_gb_per_s * 1e9, unit="B/s", labels=labels
         )
+        yield Measurement(name="allreduce_wrong", value=result.wrong, unit="elements", labels=labels)
         jitter = (result.max_us - result.min_us) / 1e6
         yield Measurement(name="allreduce_jitter", value=jitter, unit="s", labels=labels)
 

@@ -15,6 +15,7 @@ from ddp_doctor import __version__, app
 from ddp_doctor.app import Outcome, UsageError
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.checks.topology import TopologyFact
+from ddp_doctor.engine.trial_rules import TRIAL_RULES
 from ddp_doctor.launch import foreign
 from ddp_doctor.launch.detect import ForeignWorld, foreign_world
 from ddp_doctor.model.choices import ExitCode, Verdict, Where
@@ -135,6 +136,8 @@ def list_checks() -> str:
         where = {Where.NODE: "node", Where.LAUNCHER: "torchrun ranks", Where.RANK: "ranks"}[check.where]
         lines.append(f"{check.id:<14} {check.title} ({where}, from level {check.level.value})")
         lines += [f"    {rule.code} {rule.name} ({rule.severity.value})" for rule in check.rules]
+    lines.append("any rank check  What happens to ranks while they run any of these")
+    lines += [f"    {rule.code} {rule.name} ({rule.severity.value})" for rule in TRIAL_RULES]
     return "\n".join(lines) + "\n"
 
 

@@ -66,10 +66,13 @@ def _show_table(report: Report, out: "Console") -> None:
     if not rows:
         return
     out.print()
-    out.print(f" {'size':>12} {'time':>10} {'algbw':>8} {'busbw':>8}   all_reduce, slowest rank", style="dim")
-    out.print(f" {'(B)':>12} {'(us)':>10} {'(GB/s)':>8} {'(GB/s)':>8}", style="dim")
-    for size, time_us, algbw, busbw in rows:
-        out.print(f" {size:>12} {time_us:>10.1f} {algbw:>8.2f} {busbw:>8.2f}")
+    out.print(f" {'size':>12} {'time':>10} {'algbw':>8} {'busbw':>8} {'#wrong':>7}", style="dim")
+    out.print(
+        f" {'(B)':>12} {'(us)':>10} {'(GB/s)':>8} {'(GB/s)':>8}          all_reduce float32 sum, slowest rank",
+        style="dim",
+    )
+    for size, time_us, algbw, busbw, wrong in rows:
+        out.print(f" {size:>12} {time_us:>10.1f} {algbw:>8.2f} {busbw:>8.2f} {wrong:>7}")
 
 
 def _show_finding(finding: Finding, out: "Console") -> None:

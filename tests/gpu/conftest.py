@@ -1,0 +1,15 @@
+"""Tests of this folder run where a GPU is to be had; elsewhere they say so."""
+
+import shutil
+import subprocess
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="session")
+def gpu() -> None:
+    if shutil.which("nvidia-smi") is None:
+        pytest.skip("needs an NVIDIA GPU: nvidia-smi is not installed here")
+    listing = subprocess.run(("nvidia-smi", "-L"), check=False, capture_output=True, text=True, timeout=60)
+    if "GPU 0" not in listing.stdout:
+        pytest.skip(f"needs an NVIDIA GPU: {listing.stdout or listing.stderr}")
