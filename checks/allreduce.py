@@ -162,7 +162,7 @@ def _bandwidth(ctx: RankContext) -> tuple[list[SizeResult], int | None]:
 
 
 def _time_for_sizes(ctx: RankContext) -> float:
-    share = {Level.QUICK: 0.15, Level.STANDARD: 1.5, Level.THOROUGH: 5.0}[ctx.level]
+    share = {Level.QUICK: 0.15, Level.STANDARD: 1.0, Level.THOROUGH: 5.0}[ctx.level]
     return min(share, ctx.remaining() * 0.6)
 
 

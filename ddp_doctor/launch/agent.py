@@ -7,7 +7,8 @@ check. Ranks keep their first numbers in all reports.
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,18 +55,21 @@ class Agent:
     _ranks: tuple[int, ...] = ()
     _skip_pairs: set[tuple[int, int]] = field(default_factory=set)
 
-    def run_under_torchrun(self, checks: Sequence[Check]) -> None:
-        """One trial whose ranks the real torchrun starts."""
+    @contextmanager
+    def running_under_torchrun(self, checks: Sequence[Check]) -> Iterator[None]:
+        """One trial whose ranks the real torchrun starts; the block runs while torchrun shuts down."""
         record = self._record(checks, tuple(range(self.world.world_size)), "torchrun")
         folder = self._folder(record)
         specs = self._specs(record, folder, checks)
         with torchrun.Launch(folder, specs, self.env) as launch:
             states = self._states(specs, launch.workers)
             result = self._run_trial(self._trial(record, states, checks))
-            ended_s = launch.wait_end(deadlines.CHECK_S) if result.record.outcome == "finished" else None
-        launch_notes = torchrun.notes(launch, ended_s)
-        self._keep(TrialResult(result.record.model_copy(update={"notes": launch_notes}), result.readings))
-        self._note_unread(result.record, checks, result.record.ranks)
+            self._keep(result)
+            self._note_unread(result.record, checks, result.record.ranks)
+            yield
+            notes = launch.notes(deadlines.CHECK_S if result.record.outcome == "finished" else 0.0)
+        position = self.trials.index(result.record)
+        self.trials[position] = result.record.model_copy(update={"notes": notes})
 
     def run(self, checks: Sequence[Check]) -> None:
         """All rank checks, in as many trials as it takes."""

@@ -5,6 +5,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,11 +62,13 @@ class Session:
         until = time.monotonic() + budget_s
         launcher = [check for check in checks if check.where is Where.LAUNCHER]
         ranks = [check for check in checks if check.where is Where.RANK]
-        if launcher:  # in the time that the forkserver needs to import torch
-            self.agent(world, level, until).run_under_torchrun(launcher)
-        if ranks and self._torch_is_imported(ranks):
-            self._start_control()
-            self.agent(world, level, until).run(ranks)
+        with ExitStack() as torchrun_ends:
+            if launcher:  # in the time that the forkserver needs to import torch
+                agent = self.agent(world, level, until)
+                torchrun_ends.enter_context(agent.running_under_torchrun(launcher))
+            if ranks and self._torch_is_imported(ranks):
+                self._start_control()
+                self.agent(world, level, until).run(ranks)
 
     def _torch_is_imported(self, checks: Sequence[Check]) -> bool:
         self.progress("import torch")

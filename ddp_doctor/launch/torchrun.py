@@ -7,7 +7,6 @@ environment and the rendezvous that the job would get.
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,7 +53,6 @@ class Launch:
             *("-m", "ddp_doctor.launch.torchrun_worker", str(folder)),
         ]
         child_env = {**without_launcher(env), "PYTHONPATH": _python_path(env)}
-        self.started = time.monotonic()
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 argv,
@@ -83,30 +81,18 @@ class Launch:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
 
-    def wait_end(self, timeout_s: float) -> float | None:
-        """Seconds from start to torchrun's own end; None when it did not end in time."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout_s)
-            return time.monotonic() - self.started
-        return None
+    def notes(self, timeout_s: float) -> tuple[str, ...]:
+        """How torchrun ended, for the trial's record; waits that long for its end."""
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return ("torchrun did not end by itself", self._said())
+        if code == 0:
+            return ("torchrun ended by itself",)
+        return (f"torchrun ended with exit code {code}", self._said())
 
-    @property
-    def returncode(self) -> int | None:
-        """torchrun's exit code; negative is a signal."""
-        return self._process.poll()
-
-    def output(self) -> str:
-        """What torchrun printed, its last 4000 characters."""
+    def _said(self) -> str:
         return self._output.read_text(errors="replace")[-4000:]
-
-
-def notes(launch: Launch, ended_s: float | None) -> tuple[str, ...]:
-    """How the launch ended, for the trial's record."""
-    if ended_s is not None and launch.returncode == 0:
-        return (f"torchrun ended after {ended_s:.2f} s",)
-    if ended_s is not None:
-        return (f"torchrun ended with exit code {launch.returncode} after {ended_s:.2f} s", launch.output())
-    return ("torchrun did not end by itself", launch.output())
 
 
 def _python_path(env: Mapping[str, str]) -> str:

@@ -3,16 +3,23 @@
 ``make bench`` prints what was measured; a bar that is not met fails.
 """
 
-import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from ddp_doctor.launch.session import Session
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Level, Where
+from ddp_doctor.model.recording import World
+from tests.bench import paired
+from tests.launch import misbehaving
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
 
@@ -75,26 +82,15 @@ def test_64_ranks_cost_a_fraction_of_what_torchrun_costs():
     assert doctor / hello <= 0.3
 
 
-def test_reported_bandwidth_is_that_of_a_bare_loop(tmp_path):
-    size = 4 << 20
-
-    def doctor() -> float:
-        target = tmp_path / "report.json"
-        argv = (*DOCTOR, "run", "-q", "--only", "allreduce", "--json", str(target))
-        subprocess.run(argv, check=True, capture_output=True)
-        measured = json.loads(target.read_text())["measurements"]
-        times = [
-            m["value"] for m in measured if m["name"] == "allreduce_time" and m["labels"]["bytes"] == size
-        ]
-        return float(times[0])
-
-    def bare() -> float:
-        argv = (*TORCHRUN, "--nproc-per-node", "2", str(HERE / "bare_loop.py"), str(size), "20")
-        printed = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
-        return float(printed.split()[-1])
-
-    ours, theirs = _interleaved(9, doctor, bare)
-    off = _tell("all-reduce of 4 MiB, doctor", ours) / _tell("bare loop", theirs) - 1
+def test_reported_bandwidth_is_that_of_a_bare_loop():
+    with _session() as session:
+        check = Check("paired", "Paired", Where.RANK, paired.probe, (), deadline_s=60.0)
+        session.agent(World(nproc_per_node=2, world_size=2), Level.STANDARD, time.monotonic() + 60).run(
+            [check]
+        )
+        assert session.trials[0].outcome == "finished"
+        fact = paired.Paired.model_validate(session.readings[0].fact)
+    off = _tell("all-reduce of 4 MiB, doctor", fact.ours) / _tell("bare loop", fact.bare) - 1
     print(f"\n  off by {off:+.1%} (bar 5 %)")
 
     assert abs(off) <= 0.05
@@ -113,17 +109,8 @@ def test_prolog_takes_less_than_a_second():
 
 
 def test_one_more_trial_is_cheap():
-    from ddp_doctor.launch.session import Session
-    from ddp_doctor.model.check import Check
-    from ddp_doctor.model.choices import Level, Where
-    from ddp_doctor.model.recording import World
-    from tests.launch import misbehaving
-
     times = []
-    with Session(dict(os.environ), ("127.0.0.1", 0), lambda _text: None) as session:
-        session.warm_up()
-        assert session._server.wait_ready(60).ok
-        session._start_control()
+    with _session() as session:
         check = Check("trial", "A bare trial", Where.RANK, misbehaving.well_behaved, ())
         for number in range(12):
             session.trials.clear()
@@ -134,3 +121,12 @@ def test_one_more_trial_is_cheap():
             times.append(time.perf_counter() - started)
             assert session.trials[0].outcome == "finished"
     assert _tell("one more trial, 2 ranks (bar 0.2 s)", times[2:]) <= 0.2
+
+
+@contextmanager
+def _session() -> Iterator[Session]:
+    with Session(dict(os.environ), ("127.0.0.1", 0), lambda _text: None) as session:
+        session.warm_up()
+        assert session._server.wait_ready(60).ok
+        session._start_control()
+        yield session

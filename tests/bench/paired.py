@@ -1,0 +1,44 @@
+"""The all-reduce check's own measurement and a bare loop, in turn, on the same ranks."""
+
+import statistics
+import time
+from typing import ClassVar
+
+from ddp_doctor.checks import allreduce
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.fact import Fact
+
+SIZE = 4 << 20
+ITERATIONS = 20  # as many as the check takes of this size
+ROUNDS = 25
+
+
+class Paired(Fact):
+    """Median seconds of one all-reduce, one entry a round."""
+
+    KIND: ClassVar[str] = "bench-paired/1"
+
+    ours: tuple[float, ...]
+    bare: tuple[float, ...]
+
+
+def probe(ctx: RankContext) -> Paired:
+    """Interleaved rounds, after one of each to warm up."""
+    rounds = [(allreduce._measure(ctx, SIZE).time_us / 1e6, _bare_loop()) for _ in range(ROUNDS + 1)]
+    ours, bare = zip(*rounds[1:], strict=True)
+    return Paired(ours=ours, bare=bare)
+
+
+def _bare_loop() -> float:
+    """As a person would write it."""
+    import torch
+    import torch.distributed as dist
+
+    tensor = torch.zeros(SIZE // 4)
+    dist.all_reduce(tensor)
+    times = []
+    for _ in range(ITERATIONS):
+        started = time.perf_counter()
+        dist.all_reduce(tensor)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
