@@ -54,15 +54,13 @@ def play() -> Iterator[Play]:
         before = {process.pid for process in _descendants()}
 
         def play_one(
-            probe: Probe, ranks: int = 4, deadline_s: float = 2.0, backend: str = "gloo"
+            probe: Probe, ranks: int = 4, deadline_s: float = 2.0, check_id: str = "scenario"
         ) -> Scenario:
             nonlocal played
-            world = World(
-                nproc_per_node=ranks, world_size=ranks, backend=backend, nodes=(Node(hostname="node0"),)
-            )
+            world = World(nproc_per_node=ranks, world_size=ranks, nodes=(Node(hostname="node0"),))
             for kept in (session.readings, session.trials, session.left_out):
                 kept.clear()
-            check = Check("scenario", "A scenario", Where.RANK, probe, (), deadline_s=deadline_s)
+            check = Check(check_id, "A scenario", Where.RANK, probe, (), deadline_s=deadline_s)
             agent = session.agent(world, Level.QUICK, time.monotonic() + 60.0)
             agent.first_trial = played
             started = time.monotonic()

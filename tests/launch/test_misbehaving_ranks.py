@@ -68,13 +68,20 @@ def test_a_check_that_moves_is_slow_and_not_hung(play: Play):
 
 
 def test_a_pair_whose_both_ends_wait_is_named_as_a_pair_and_the_rest_goes_on(play: Play):
-    scenario = play(misbehaving.both_ends_receive, deadline_s=8.0)
+    scenario = play(misbehaving.both_ends_receive, deadline_s=8.0, check_id="p2p")
 
     assert scenario.codes == ["DD615"]
     culprit = scenario.outcome.report.findings[0].culprits[0]
     assert (culprit.kind, culprit.rank, culprit.peer_rank) == ("pair", 0, 1)
     assert scenario.outcome.recording.trials[1].outcome == "finished"
     assert scenario.outcome.recording.trials[1].ranks == (0, 1, 2, 3)
+
+
+def test_a_collective_is_not_tried_again_over_a_pair_that_hangs(play: Play):
+    scenario = play(misbehaving.both_ends_receive, deadline_s=8.0)
+
+    assert scenario.codes == ["DD615"]
+    assert scenario.outcome.recording.not_run[0].reason == "the link between ranks 0 and 1 hangs"
 
 
 def test_a_killed_trial_leaves_no_shared_memory(play: Play):
