@@ -82,7 +82,6 @@ class Session:
                     status=Status.FAILED if problem else Status.COLLECTED,
                     fact=fact.recorded(),
                     reason=problem,
-                    duration_s=preload.import_s,
                 )
             )
         return preload.ok
