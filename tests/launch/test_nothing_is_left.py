@@ -21,7 +21,6 @@ class Doctor:
     """A ``ddp-doctor run`` in a process of its own, whose descendants carry a mark."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         self.mark = uuid.uuid4().hex
         self.state = folder / "state"
         self.segments = set(Path("/dev/shm").iterdir())
@@ -37,9 +36,9 @@ class Doctor:
         )
 
     def wait_until_it_handles_signals(self) -> None:
-        """Until its scratch folder appears; before that, a signal ends it as it ends any Python."""
+        """Until its first process appears; before that, a signal ends it as it ends any Python."""
         deadline = time.monotonic() + 10.0
-        while not any(self.folder.glob("ddp-doctor-*")):
+        while len(self.alive()) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
