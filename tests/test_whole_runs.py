@@ -1,0 +1,106 @@
+"""Each command once from end to end, in a real process, as the README and the how-to pages show it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor.checks import CHECKS
+from ddp_doctor.model.report import Report
+from tests.test_cli import doctor, state
+
+__all__ = ["state"]  # a fixture
+
+SAMPLE = Path(__file__).parent / "samples" / "topology" / "classic-two-socket.txt"
+#: What coverage hands to the processes it measures.
+MEASURED = {name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")}
+
+
+@pytest.mark.ranks
+def test_a_standard_run_makes_every_check_and_tells_its_time(tmp_path, state):
+    path = tmp_path / "report.json"
+
+    done = doctor("run", "--nproc-per-node", "2", "--json", str(path), env=state)
+    report = Report.model_validate_json(path.read_text())
+
+    assert done.returncode == 0, done
+    assert [check.id for check in report.checks] == [check.id for check in CHECKS]
+    status = {check.id: check.status.value for check in report.checks}
+    assert {status[name] for name in ("torchrun", "allreduce", "gradient_sync", "buffers", "p2p")} == {
+        "passed"
+    }
+    assert all(check.reason for check in report.checks if check.status.value == "skipped")
+    assert all(check.duration_s > 0 for check in report.checks if check.status.value == "passed")
+
+
+def test_the_prolog_needs_no_environment_and_no_torch(tmp_path):
+    path = tmp_path / "report.json"
+    argv = [sys.executable, "-I", "-X", "importtime", "-m", "ddp_doctor", "prolog", "--json", str(path)]
+
+    done = subprocess.run(
+        argv, check=False, capture_output=True, text=True, cwd="/", env=MEASURED, timeout=30
+    )
+    report = Report.model_validate_json(path.read_text())
+
+    assert done.returncode == 0, done.stdout
+    assert [check.id for check in report.checks] == [
+        check.id for check in CHECKS if check.where.value == "node"
+    ]
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "pydantic" in imported
+    assert "torch" not in imported
+
+
+def test_an_unsure_prolog_passes_unless_asked_to_fail(tmp_path):
+    everything = [word for check in CHECKS if check.where.value == "node" for word in ("--skip", check.id)]
+    env = {"XDG_STATE_HOME": str(tmp_path)}
+
+    passes, fails = (
+        doctor("prolog", *everything, env=env),
+        doctor("prolog", *everything, "--unsure", "fail", env=env),
+    )
+
+    assert "Unsure: nothing could be measured" in passes.stdout
+    assert (passes.returncode, fails.returncode) == (0, 3)
+
+
+def test_a_pasted_topology_is_read_from_stdin_and_gives_settings_to_source(tmp_path):
+    target = tmp_path / "settings.sh"
+
+    done = subprocess.run(
+        [sys.executable, "-m", "ddp_doctor", "topology", "-", "--json", "-", "--env-file", str(target)],
+        check=False,
+        capture_output=True,
+        text=True,
+        input=SAMPLE.read_text(),
+        timeout=30,
+    )
+    report = json.loads(done.stdout)
+
+    assert done.returncode == 0, done.stderr
+    assert report["topology"]["links"]["GPU0"]["GPU1"] == "SYS"
+    assert [finding["code"] for finding in report["findings"]] == ["DD402"]
+    shell = f". {target}; echo $NCCL_P2P_DISABLE"
+    sourced = subprocess.run(["sh", "-c", shell], check=True, capture_output=True, text=True)
+    assert sourced.stdout == "1\n"
+
+
+def test_a_text_that_is_no_topology_is_refused_with_a_finding(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("GPU0 is slow today\n")
+
+    done = doctor("topology", str(path), "--json", "-")
+
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["topology"] is None
+    assert "DD405" in done.stderr
+
+
+def test_templates_are_listed_and_printed():
+    names = doctor("template").stdout.split()
+
+    assert names == ["slurm-prolog"]
+    assert sys.executable in doctor("template", names[0]).stdout
