@@ -107,7 +107,7 @@ class Trial:
             rank.step_deadlines = {key: at + pause_s for key, at in rank.step_deadlines.items()}
 
     def _show_progress(self) -> None:
-        order = self._record.checks
+        order = self._record.checks[self._record.launcher == "torchrun" :]
         reached = max((order.index(r.check) for r in self._ranks if r.check in order), default=-1)
         if reached > self._shown:
             self._shown = reached

@@ -1,5 +1,6 @@
 """What the rules over trials share: the judged trials, and how they speak of ranks and steps."""
 
+import re
 from collections.abc import Iterator
 
 from ddp_doctor.checks.env_vars import value_refused
@@ -67,13 +68,18 @@ def names(recording: Recording, numbers: tuple[int, ...]) -> str:
     return words.capital(" and ".join(words.rank_at(recording, rank) for rank in numbers))
 
 
+#: Frames that wait on behalf of somebody: torch, the standard library, the doctor's own worker.
+_LIBRARY = re.compile(r"/torch/|/ddp_doctor/launch/|/lib/python3[^/]*/(?!site-packages|dist-packages)|<frozen")
+
+
 def stands(one: RankEvidence) -> str:
     """Where the rank stands, as well as the process could still say."""
     if one.stack:
-        own = [frame for frame in one.stack if "/torch/" not in frame and "/ddp_doctor/launch/" not in frame]
+        own = [frame for frame in one.stack if not _LIBRARY.search(frame)]
         return f"it stands in {words.short((own or list(one.stack))[-1])}"
     if one.steps:
-        return f"its last step was {step_words(one.steps[-1])} at {words.short(one.steps[-1].where)}"
+        last = one.steps[-1]
+        return f"its last step was {step_words(last)} at {words.short(last.where)}"
     return "it never said where it stands"
 
 
