@@ -1,7 +1,6 @@
 """Each command once from end to end, in a real process, as the README and the how-to pages show it."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,13 +9,12 @@ import pytest
 
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.model.report import Report
+from tests.measured import MEASURED
 from tests.test_cli import doctor, state
 
 __all__ = ["state"]  # a fixture
 
 SAMPLE = Path(__file__).parent / "samples" / "topology" / "classic-two-socket.txt"
-#: What coverage hands to the processes it measures.
-MEASURED = {name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")}
 
 
 @pytest.mark.ranks

@@ -21,6 +21,7 @@ from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.sources import machine
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
+from tests.measured import MEASURED
 
 CC = shutil.which("cc")
 needs_cc = pytest.mark.skipif(CC is None, reason="needs a C compiler (cc) to build stand-in libraries")
@@ -46,7 +47,7 @@ GPU_NODE = Software(
 
 def live(tmp_path: Path | None = None, **env: str) -> LiveContext:
     paths = {"PYTHONPATH": str(tmp_path)} if tmp_path else {}
-    return LiveContext({"PATH": "/usr/bin:/bin", **paths, **env}, time.monotonic() + 20)
+    return LiveContext({"PATH": "/usr/bin:/bin", **MEASURED, **paths, **env}, time.monotonic() + 20)
 
 
 def recording(*facts: Software, command: str = "run", **options: object) -> Recording:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.measured import MEASURED
+
 SOURCE = Path(__file__).with_name("nvml.c")
 SONAME = "libnvidia-ml.so.1"
 
@@ -32,4 +34,4 @@ def library_folder(*defines: str) -> str:
 
 def environment(fault: str = "healthy", *defines: str, **more: str) -> dict[str, str]:
     """What a process needs in its environment to meet the stand-in with ``fault`` planted."""
-    return {"LD_LIBRARY_PATH": library_folder(*defines), "NVML_STAND_IN": fault, **more}
+    return {"LD_LIBRARY_PATH": library_folder(*defines), "NVML_STAND_IN": fault, **MEASURED, **more}
