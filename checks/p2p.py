@@ -263,5 +263,6 @@ CHECK = Check(
     rules=(corrupts, slow_pair),
     min_ranks=2,
     cost_s=1.0,
+    deadline_s=20.0,  # on GPUs every pair makes a communicator of its own first
     measurements=measurements,
 )

@@ -45,6 +45,8 @@ class ForkServer:
             # The forkserver is `python -c`: it would find this package in the working directory only.
             "PYTHONPATH": self._python_path(),
             "PYTHONSAFEPATH": "1",  # and not there at all: the user's files may be called anything
+            # A library that asks for GPUs while it is imported must not initialise CUDA before the fork.
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             # torchrun's default; OpenMP reads it when torch loads, later is too late.
             "OMP_NUM_THREADS": self._env.get("OMP_NUM_THREADS", "1"),
         }

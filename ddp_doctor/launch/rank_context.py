@@ -69,15 +69,20 @@ class LiveRankContext:
             "peers": list(peers),
             "deadline_s": deadline_s,
         }
-        return _Step(self._events, fields)
+        return _Step(self._events, fields, on_gpu=self.device.startswith("cuda"))
 
 
 class _Step:
-    """Writes ``enter`` with the caller's line, and ``leave`` unless the body raised."""
+    """Writes ``enter`` with the caller's line, and ``leave`` unless the body raised.
 
-    def __init__(self, events: EventWriter, fields: dict[str, Any]) -> None:
+    On a GPU a call returns before its work is done: the step ends when the device is idle, so that
+    a hang stands inside the step that caused it.
+    """
+
+    def __init__(self, events: EventWriter, fields: dict[str, Any], *, on_gpu: bool) -> None:
         self._events = events
         self._fields = fields
+        self._on_gpu = on_gpu
 
     def __enter__(self) -> None:
         caller = sys._getframe(1)  # noqa: SLF001 - the call site is the evidence
@@ -86,4 +91,8 @@ class _Step:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
+            if self._on_gpu:
+                import torch
+
+                torch.cuda.synchronize()
             self._events.write("leave", check=self._fields["check"], seq=self._fields["seq"])
