@@ -69,7 +69,9 @@ def names(recording: Recording, numbers: tuple[int, ...]) -> str:
 
 
 #: Frames that wait on behalf of somebody: torch, the standard library, the doctor's own worker.
-_LIBRARY = re.compile(r"/torch/|/ddp_doctor/launch/|/lib/python3[^/]*/(?!site-packages|dist-packages)|<frozen")
+_LIBRARY = re.compile(
+    r"/torch/|/ddp_doctor/launch/|/lib/python3[^/]*/(?!site-packages|dist-packages)|<frozen"
+)
 
 
 def stands(one: RankEvidence) -> str:
