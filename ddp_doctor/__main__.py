@@ -4,12 +4,23 @@ Nothing heavy may be imported at module level: multiprocessing runs the console 
 module-level code again in every worker.
 """
 
+import os
+import signal
+
 
 def main() -> None:
     """Run the command line and leave the process with the doctor's exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
     from ddp_doctor.cli import entry
 
     entry()
+
+
+def _leave(_number: int, _frame: object) -> None:
+    """Until a run takes the signals over there is nothing to clean up and nothing to report."""
+    os.write(2, b"ddp-doctor: interrupted before anything was tested\n")
+    os._exit(130)
 
 
 if __name__ == "__main__":

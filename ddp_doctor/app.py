@@ -1,7 +1,10 @@
 """The use cases behind the commands. They return values, print nothing, and parse no options."""
 
+import errno
 import secrets
+import socket
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -18,7 +21,7 @@ from ddp_doctor.engine.diagnose import all_rules, diagnose
 from ddp_doctor.engine.plan import Plan, make_plan
 from ddp_doctor.engine.policy import report as make_report
 from ddp_doctor.engine.world import choose_world
-from ddp_doctor.launch.control import PortInUse
+from ddp_doctor.launch.control import listen
 from ddp_doctor.launch.detect import ForeignWorld
 from ddp_doctor.launch.interruption import Interrupted, interruptible
 from ddp_doctor.launch.session import Session, addresses
@@ -59,6 +62,7 @@ class Outcome:
 def run(request: RunRequest, progress: Progress, checks: Sequence[Check] = CHECKS) -> Outcome:
     """Test this node. Raises UsageError; Ctrl-C and SIGTERM give a partial outcome."""
     plan = _plan(request.options, checks)
+    _require_endpoint(*request.endpoint)
     rank_checks = [check for check in plan.checks if check.where is not Where.NODE]
     started = time.monotonic()
     recording = _blank(request.options, plan)
@@ -72,12 +76,27 @@ def run(request: RunRequest, progress: Progress, checks: Sequence[Check] = CHECK
                 session.run_ranks(rank_checks, recording.world, options.level, options.budget_s)
         except Interrupted:
             recording = recording.model_copy(update={"interrupted": True})
-        except PortInUse as error:
-            raise UsageError(f"{error}; choose another with --rdzv-endpoint HOST:PORT") from error
+        except Exception:  # noqa: BLE001 - the doctor's own failure must not lose what it has seen
+            session.fail(rank_checks, f"the doctor failed itself: {traceback.format_exc(limit=-4)}")
         finally:
             interruption.disarm()
     recording = _with_ranks(recording, session, time.monotonic() - started)
     return judge(recording, checks)
+
+
+def _require_endpoint(host: str, port: int) -> None:
+    """Refuse an endpoint that is not this host's or is taken, before anything is started."""
+    try:
+        with listen(host, port):
+            return
+    except socket.gaierror as error:
+        raise UsageError(f"--rdzv-endpoint: the name {host} does not resolve ({error.strerror})") from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            why = f"port {port} of {host} is in use by another program"
+        else:
+            why = f"cannot listen on port {port} of {host} ({error.strerror})"
+        raise UsageError(f"{why}; choose another with --rdzv-endpoint HOST:PORT") from error
 
 
 def prolog(env: Mapping[str, str], options: Options, progress: Progress) -> Outcome:

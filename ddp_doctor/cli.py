@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -47,11 +48,13 @@ RequireGpusOption = Annotated[
 
 def entry() -> NoReturn:
     """Run the command and leave at once: a thread stuck in a driver must not keep the process."""
-    code = ExitCode.HEALTHY.value
+    code = ExitCode.UNSURE.value  # also where an import fails: an ill doctor is not a sick node
     try:
         app()
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else ExitCode.USAGE.value
+    except Exception:  # noqa: BLE001 - outside of a command's own handler only imports can fail
+        sys.stderr.write(f"ddp-doctor failed itself, so the verdict is unsure\n{traceback.format_exc()}")
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

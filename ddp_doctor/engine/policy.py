@@ -40,10 +40,8 @@ def judge(recording: Recording, diagnosis: Diagnosis, results: Sequence[CheckRes
         return Verdict.SICK
     if not recording.collected() or diagnosis.failures or recording.interrupted:
         return Verdict.UNSURE
-    explained = {item.check for finding in diagnosis.findings for item in finding.evidence}
-    unexplained = (CheckStatus.FAILED, CheckStatus.TIMED_OUT)
-    if any(result.status in unexplained and result.id not in explained for result in results):
-        return Verdict.UNSURE
+    if any(result.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT) for result in results):
+        return Verdict.UNSURE  # a lesser finding beside it does not make up for what was not seen
     return Verdict.HEALTHY
 
 
@@ -119,7 +117,7 @@ def summary(
         return f"Unsure: {_why_unsure(recording, results, diagnosis)}"
     warnings = sum(finding.severity is Severity.WARNING for finding in diagnosis.findings)
     noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
-    return f"Healthy{noted}: {scope} passed{_only_cpu(recording)}."
+    return f"Healthy{noted}: {scope} passed{_untested(recording)}."
 
 
 def _why_unsure(recording: Recording, results: Sequence[CheckResult], diagnosis: Diagnosis) -> str:
@@ -129,7 +127,7 @@ def _why_unsure(recording: Recording, results: Sequence[CheckResult], diagnosis:
         return f"the doctor's own rule {diagnosis.failures[0][0]} failed."
     stuck = [r for r in results if r.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT)]
     names = ", ".join(result.id for result in stuck)
-    return f"{names} could not be evaluated, and no cause was found."
+    return f"{names} could not be evaluated, and no fault was found that explains it."
 
 
 def _scope(recording: Recording) -> str:
@@ -141,8 +139,11 @@ def _scope(recording: Recording) -> str:
     return f"{ranks} over {world.backend} on {world.nnodes} node{'s' if world.nnodes != 1 else ''}"
 
 
-def _only_cpu(recording: Recording) -> str:
+def _untested(recording: Recording) -> str:
     tested = any(reading.rank is not None for reading in recording.collected())
-    if recording.world is None or not tested or recording.world.backend == "nccl":
+    if recording.world is None or not tested:
         return ""
-    return "; only CPU and gloo were tested, no GPU and no NCCL"
+    nodes = recording.world.foreign_nodes
+    between = f"; nothing between the {nodes} nodes of this world was tested" if nodes > 1 else ""
+    only = "; only CPU and gloo were tested, no GPU and no NCCL" if recording.world.backend == "gloo" else ""
+    return only + between

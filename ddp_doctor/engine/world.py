@@ -32,6 +32,7 @@ def choose_world(
         world_size=ranks,
         backend=chosen,
         launcher=foreign.launcher if foreign else "plain",
+        foreign_nodes=foreign.nnodes if foreign else 1,
         nodes=(Node(node_rank=0, hostname=socket.gethostname(), addresses=addresses),),
     )
 

@@ -79,6 +79,9 @@ class Agent:
             left = self._fit(left)
             if not left:
                 return
+            if not self._helpers_live():
+                self._leave_out(left, "a helper process of the doctor died (killed from outside, or OOM)")
+                return
             record = self._record(left, self._ranks, "forkserver")
             folder = self._folder(record)
             specs = self._specs(record, folder, left)
@@ -86,6 +89,10 @@ class Agent:
             result = self._run_trial(self._trial(record, self._states(specs, workers), left))
             self._keep(result)
             left = self._left_after(result.record, left)
+
+    def _helpers_live(self) -> bool:
+        """Without the forkserver or the store every rank fails, and none of them is to blame."""
+        return self.server.is_alive() and (self.control is None or self.control.process.is_alive())
 
     def _run_trial(self, trial: Trial) -> TrialResult:
         try:
@@ -128,7 +135,7 @@ class Agent:
             self._skip_pairs |= set(judgement.pairs)
             return self._without_collectives(checks[position:])
         self._note_unread(record, judged, record.ranks)
-        if record.judged_check == _FIRST:
+        if record.judged_check == _FIRST and not _have_met(record):
             return self._leave_out(checks, "the process group could not be set up")
         # A link is to blame: the pairwise check says which, and must not wait behind more hangs.
         return sorted(checks[position + 1 :], key=lambda check: check.id != _PAIRWISE)
@@ -185,8 +192,9 @@ class Agent:
         return folder
 
     def _specs(self, record: TrialRecord, folder: Path, checks: Sequence[Check]) -> list[WorkerSpec]:
+        allowed = self._deadlines(checks)
         tasks = tuple(
-            Task(c.id, f"{c.probe.__module__}:{c.probe.__qualname__}", self._deadline(c)) for c in checks
+            Task(c.id, f"{c.probe.__module__}:{c.probe.__qualname__}", allowed[c.id]) for c in checks
         )
         cuda = self.world.backend == "nccl"
         store_port = self.control.port if self.control and record.launcher == "forkserver" else 0
@@ -221,19 +229,28 @@ class Agent:
         ]
 
     def _trial(self, record: TrialRecord, states: Sequence[RankState], checks: Sequence[Check]) -> Trial:
-        allowed = {check.id: self._deadline(check) for check in checks}
-        first = deadlines.FIRST_NCCL_S if self.world.backend == "nccl" else deadlines.CHECK_S
-        allowed[_FIRST] = max(allowed.get(_FIRST, 0.0), first * self._crowd())
+        allowed = self._deadlines(checks)
         start_s = deadlines.IMPORT_S if record.launcher == "torchrun" else deadlines.WORKER_START_S
         return Trial(record, states, allowed, self.progress, start_s * self._crowd())
 
-    def _deadline(self, check: Check) -> float:
-        return check.deadline_s * self._crowd()
+    def _deadlines(self, checks: Sequence[Check]) -> dict[str, float]:
+        """Seconds per check; whichever comes first creates the communicators."""
+        first = deadlines.FIRST_NCCL_S if self.world.backend == "nccl" else deadlines.CHECK_S
+        allowed = {check.id: check.deadline_s * self._crowd() for check in checks}
+        for check_id in (_FIRST, *(check.id for check in checks[:1])):
+            allowed[check_id] = max(allowed.get(check_id, 0.0), first * self._crowd())
+        return allowed
 
     def _crowd(self) -> float:
         """Ranks that share a core are slow by right."""
         cores = len(os.sched_getaffinity(0))
         return max(1.0, self.world.nproc_per_node / (cores * deadlines.RANKS_PER_CORE))
+
+
+def _have_met(record: TrialRecord) -> bool:
+    """Whether some rank came out of init_process_group."""
+    steps = [step for one in record.evidence for step in one.steps]
+    return any(step.name == "init_process_group" and step.left_at is not None for step in steps)
 
 
 def _why_unread(record: TrialRecord, rank: int) -> str:

@@ -5,7 +5,6 @@ here that costs the agent nothing. On one node it listens on the loopback addres
 nodes the head's agent will host it on the rendezvous endpoint, and the roll call happens on it.
 """
 
-import errno
 import json
 import os
 import signal
@@ -20,10 +19,6 @@ from typing import Any, NoReturn
 from ddp_doctor.launch import preload
 from ddp_doctor.launch.forkserver import ForkServer
 from ddp_doctor.launch.process import die_with_parent, set_name
-
-
-class PortInUse(Exception):
-    """Another program listens on the port the user asked for."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +43,18 @@ def start(server: ForkServer, scratch: Path, host: str, port: int, timeout_s: fl
     while time.monotonic() < deadline and process.is_alive():
         with suppress(FileNotFoundError):
             said = json.loads(told.read_text())
-            if said.get("in_use"):
-                raise PortInUse(f"port {port} of {host} is in use by another program")
             if said.get("error"):
-                raise RuntimeError(str(said["error"]))
+                raise RuntimeError(f"the control store did not start: {said['error']}")
             return Control(host, int(said["port"]), process)
         time.sleep(0.005)
     process.kill()
     raise RuntimeError(f"the control store did not start within {timeout_s:.0f} s")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket on one address of this host. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=1024)
 
 
 def connect(host: str, port: int, prefix: str) -> Any:
@@ -70,12 +69,12 @@ def _serve(argument: str) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     given = json.loads(argument)
     try:
-        listener = socket.create_server((given["host"], given["port"]), backlog=1024)
-    except OSError as error:
-        _tell(given["told"], in_use=error.errno == errno.EADDRINUSE, error=str(error))
+        listener = listen(given["host"], given["port"])
+        port = listener.getsockname()[1]
+        _host_store(given["host"], port, listener.detach())
+    except Exception as error:  # noqa: BLE001 - whatever it is, the agent must hear of it
+        _tell(given["told"], error=f"{type(error).__name__}: {error}")
         os._exit(1)
-    port = listener.getsockname()[1]
-    _host_store(given["host"], port, listener.detach())
     _tell(given["told"], port=port)
     while True:
         signal.pause()
@@ -86,9 +85,11 @@ _STORES: list[object] = []
 
 
 def _host_store(host: str, port: int, listening_fd: int) -> None:
-    store = _c10d().TCPStore(
-        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening_fd
-    )
+    fields = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listening_fd}
+    try:
+        store = _c10d().TCPStore(host, port, **fields)
+    except Exception:  # noqa: BLE001 - torch 2.4's libuv server takes no socket of ours
+        store = _c10d().TCPStore(host, port, use_libuv=False, **fields)
     _STORES.append(store)
 
 

@@ -46,6 +46,9 @@ def rank_environment(env: Mapping[str, str], world: World, rank: int, port: int)
         MASTER_PORT=str(port),
     )
     mine.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    # The recorder tells which rank called something else; off by default for gloo before torch 2.13.
+    for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
+        mine.setdefault(name, "2000")
     if world.nproc_per_node > 1:
         mine.setdefault("OMP_NUM_THREADS", "1")
     if world.backend == "nccl":

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import ddp_doctor
 from ddp_doctor.launch.preload import AGENT_VARIABLE, SCRATCH_VARIABLE
+from ddp_doctor.launch.process import state
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class ForkServer:
     def __init__(self, scratch: Path, env: dict[str, str]) -> None:
         self._scratch = scratch
         self._env = env
+        self._pid: int | None = None
 
     def start(self) -> None:
         """Start it. Call from the main thread: it asks to die with the thread that started it."""
@@ -44,7 +46,7 @@ class ForkServer:
             AGENT_VARIABLE: str(os.getpid()),
             # The forkserver is `python -c`: it would find this package in the working directory only.
             "PYTHONPATH": self._python_path(),
-            "PYTHONSAFEPATH": "1",  # and not there at all: the user's files may be called anything
+            "PYTHONSAFEPATH": "1",  # and, from Python 3.11 on, not there: files may be called anything
             # A library that asks for GPUs while it is imported must not initialise CUDA before the fork.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             # torchrun's default; OpenMP reads it when torch loads, later is too late.
@@ -58,6 +60,7 @@ class ForkServer:
         config["tempdir"] = str(self._scratch)
         try:
             multiprocessing.forkserver.ensure_running()
+            self._pid = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # noqa: SLF001
         finally:
             config.pop("tempdir")
             for name, value in saved.items():
@@ -73,6 +76,8 @@ class ForkServer:
         while time.monotonic() < deadline:
             with suppress(FileNotFoundError):
                 said = json.loads((self._scratch / "preload.json").read_text())
+            if not self.is_alive():
+                return Preload(timeout_s, error=f"the import of torch killed its process\n{self._log()}")
             if said.get("done"):
                 error = said.get("error")
                 return Preload(float(str(said["import_s"])), str(error) if error else None)
@@ -85,12 +90,14 @@ class ForkServer:
         process.start()
         return process
 
+    def is_alive(self) -> bool:
+        """Whether it still serves; multiprocessing would start another one, without torch, unasked."""
+        return self._pid is not None and state(self._pid) not in (None, "Z")
+
     def stop(self) -> None:
         """Kill the forkserver and, with it, all it forked that is still alive."""
-        pid = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)  # noqa: SLF001
-        if isinstance(pid, int):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        if self._pid is not None and self.is_alive():
+            os.kill(self._pid, signal.SIGKILL)
 
     def _python_path(self) -> str:
         package_parent = str(Path(ddp_doctor.__file__).parent.parent)
@@ -104,6 +111,9 @@ class ForkServer:
             os.kill(pid, signal.SIGUSR1)
             time.sleep(0.3)
             os.kill(pid, signal.SIGKILL)
+        return self._log() or "no stack"
+
+    def _log(self) -> str:
         with suppress(OSError):
             return (self._scratch / "forkserver.log").read_text(errors="replace")[-4000:]
-        return "no stack"
+        return ""

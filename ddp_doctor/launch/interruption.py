@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+#: What ends a run early.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class Interrupted(BaseException):
     """The run is to end now, with a partial report."""
@@ -29,13 +32,14 @@ class Interruption:
 
 @contextmanager
 def interruptible() -> Iterator[Interruption]:
-    """Handle the signals while the block runs; main thread only."""
+    """Handle the signals while the block runs; main thread only.
+
+    Afterwards they stay ignored: what was seen is still to be saved and shown.
+    """
     interruption = Interruption()
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    saved = {number: signal.signal(number, interruption.handle) for number in numbers}
+    for number in SIGNALS:
+        signal.signal(number, interruption.handle)
     try:
         yield interruption
     finally:
         interruption.disarm()
-        for number, handler in saved.items():
-            signal.signal(number, handler)

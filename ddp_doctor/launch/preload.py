@@ -31,6 +31,7 @@ def _prepare(scratch: str) -> None:
     log = os.open(os.path.join(scratch, "forkserver.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    faulthandler.enable()  # an import that crashes says where
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 

@@ -55,6 +55,7 @@ class RankState:
     raised: Raised | None = None
     exited_at: float | None = None
     cpu_s_per_s: float | None = None
+    output_size: int = 0
     state: str | None = None
     wait_channel: str | None = None
 
@@ -124,6 +125,14 @@ class RankState:
         step = self.open_step
         return step is not None and now > self.step_deadlines.get((step.check, step.seq), now)
 
+    def note_output_size(self) -> None:
+        """Remember how much the rank has printed: NCCL's log grows while it still works."""
+        self.output_size = _size(self.spec.path("out"))
+
+    def output_grew(self) -> bool:
+        """Whether the rank has printed anything since."""
+        return _size(self.spec.path("out")) > self.output_size
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to this rank's process, if it still is ours and alive."""
         if self.worker.pid is not None and self.worker.exitcode is None:
@@ -182,6 +191,13 @@ class RankState:
         lines = _tail(self.spec.path("stacks")).rpartition("(most recent call first):")[2].splitlines()
         frames = [line.strip().removeprefix("File ") for line in lines if line.strip().startswith("File ")]
         return tuple(_frame(frame) for frame in reversed(frames))
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 def _frame(text: str) -> str:

@@ -58,7 +58,7 @@ class Session:
         self._server.start()
 
     def run_ranks(self, checks: Sequence[Check], world: World, level: Level, budget_s: float) -> None:
-        """Run the launcher's and the ranks' checks. Raises control.PortInUse."""
+        """Run the launcher's and the ranks' checks."""
         until = time.monotonic() + budget_s
         launcher = [check for check in checks if check.where is Where.LAUNCHER]
         ranks = [check for check in checks if check.where is Where.RANK]
@@ -69,6 +69,13 @@ class Session:
             if ranks and self._torch_is_imported(ranks):
                 self._start_control()
                 self.agent(world, level, until).run(ranks)
+
+    def fail(self, checks: Sequence[Check], why: str) -> None:
+        """Note that these checks were not evaluated, except where a rank already answered."""
+        read = {reading.check for reading in self.readings}
+        for check in checks:
+            if check.id not in read:
+                self.readings.append(Reading(check=check.id, status=Status.FAILED, reason=why))
 
     def _torch_is_imported(self, checks: Sequence[Check]) -> bool:
         self.progress("import torch")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -25,6 +25,7 @@ class LaunchedWorker:
     """A rank that torchrun forked: known by the pid it reports; gone when torchrun's session is."""
 
     reader: EventReader
+    torchrun: "subprocess.Popen[bytes]"
     pid: int | None = None
     _gone: bool = False
 
@@ -36,6 +37,8 @@ class LaunchedWorker:
             self.pid = began["pid"] if began else None
         if self.pid is not None and not self._gone:
             self._gone = not os.path.exists(f"/proc/{self.pid}")
+        if self.pid is None and self.torchrun.poll() is not None:
+            return self.torchrun.returncode or 1
         return 0 if self._gone else None
 
 
@@ -44,8 +47,9 @@ class Launch:
 
     def __init__(self, folder: Path, specs: Sequence[WorkerSpec], env: Mapping[str, str]) -> None:
         for spec in specs:
-            (folder / f"rank{spec.rank}.spec.json").write_text(spec.to_json())
-        self.workers = [LaunchedWorker(EventReader(spec.path("events"))) for spec in specs]
+            # Their environment is torchrun's to make; a file is no place for the user's secrets.
+            text = replace(spec, env={}).to_json()
+            (folder / f"rank{spec.rank}.spec.json").write_text(text)
         self._output = folder / "torchrun.out"
         argv = [
             *(sys.executable, "-m", "ddp_doctor.launch.torchrun_main"),
@@ -61,7 +65,9 @@ class Launch:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                cwd=folder,  # the first place where its Python looks for modules
             )
+        self.workers = [LaunchedWorker(EventReader(spec.path("events")), self._process) for spec in specs]
 
     def __enter__(self) -> "Launch":
         return self

@@ -51,6 +51,7 @@ class Trial:
         self._oom = OomCounter()
         self._sampled: tuple[float, dict[int, float]] | None = None
         self._shown = -1
+        self._watched = ""
 
     def run(self) -> TrialResult:
         """Watch to the end. Always kills what is left, also when interrupted."""
@@ -102,6 +103,8 @@ class Trial:
 
     def _forgive(self, pause_s: float) -> None:
         """The agent itself was stopped or starved (Ctrl-Z, a debugger): so were its deadlines."""
+        self._started += pause_s
+        self._sampled = None
         for rank in self._ranks:
             rank.check_at += pause_s
             rank.step_deadlines = {key: at + pause_s for key, at in rank.step_deadlines.items()}
@@ -118,18 +121,21 @@ class Trial:
         waiting = [rank for rank in self._ranks if not rank.over]
         check = self._slowest_check(waiting)
         deadline = self._deadline(check, waiting)
+        if self._watched != check:  # the last second of another check says nothing of this one
+            self._watched, self._sampled = check, None
         if now > deadline - 1.0 and self._sampled is None:
-            self._sampled = (now, self._cpu())
+            self._sample(now)
         stepping = any(rank.overdue_step(now) for rank in waiting)
         if now <= deadline and not stepping:
             return None
         if self._sampled is None:
-            self._sampled = (now, self._cpu())
+            self._sample(now)
+        assert self._sampled is not None
         since, before = self._sampled
         if now - since < 1.0:
             return None
         self._note_cpu(before, now - since)
-        moving = any(rank.last_event_at > since for rank in waiting)
+        moving = any(rank.last_event_at > since or rank.output_grew() for rank in waiting)
         self._sampled = None
         if moving and not stepping:
             if check in self._extended:
@@ -137,6 +143,11 @@ class Trial:
             self._extended.add(check)
             return None
         return "stuck"
+
+    def _sample(self, now: float) -> None:
+        self._sampled = (now, self._cpu())
+        for rank in self._ranks:
+            rank.note_output_size()
 
     def _slowest_check(self, waiting: Sequence[RankState]) -> str:
         order = {check: index for index, check in enumerate(self._record.checks)}

@@ -33,6 +33,7 @@ class World(Frozen):
     world_size: int = 1
     backend: str = "gloo"
     launcher: str = "plain"
+    foreign_nodes: int = 1  # how many nodes the launcher's own world has; each is tested by itself
     nodes: tuple[Node, ...] = ()
 
     def hostname(self, node_rank: int) -> str:

@@ -106,3 +106,24 @@ def test_a_second_ctrl_c_does_not_cut_the_clean_up_short(tmp_path):
     assert doctor.process.returncode == 130
     assert "Traceback" not in out + err
     doctor.assert_all_gone(within_s=0.5)
+
+
+@pytest.mark.parametrize("helper", ["ddp-doctor:fork", "ddp-doctor:ctl"])
+def test_a_killed_helper_of_the_doctor_makes_it_unsure_and_blames_nobody(tmp_path, helper):
+    doctor = Doctor(tmp_path)
+    pid = None
+    while pid is None and doctor.process.poll() is None:
+        time.sleep(0.005)
+        names = {pid: Path(f"/proc/{pid}/comm") for pid in doctor.alive()}
+        pid = next(
+            (pid for pid, comm in names.items() if comm.exists() and comm.read_text().strip() == helper), None
+        )
+    time.sleep(0.3 if helper == "ddp-doctor:fork" else 0.0)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    out, err = doctor.process.communicate(timeout=60)
+
+    assert "Traceback" not in out + err
+    assert doctor.process.returncode == 3 or "torch cannot be imported" in out, out
+    assert "link" not in out
+    doctor.assert_all_gone(within_s=0.5)
