@@ -12,6 +12,10 @@ from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
 from ddp_doctor.parse.nccl_log import NcclTransportFact, Transport, parse_nccl_log
 from ddp_doctor.parse.topo_matrix import TopologyMatrix
 
+#: The step of each check in which data first moves between GPUs. The first all-reduce of a run is that
+#: of process_group; a rank that still stands in its init_process_group has moved none.
+_STEPS = {"process_group": "all_reduce", "allreduce": "all_reduce", "p2p": "send_recv"}
+
 
 @dataclass(frozen=True)
 class Stall:
@@ -76,13 +80,13 @@ def _stalls_on(
     matrix: TopologyMatrix, node: int, trial: TrialRecord, here: Sequence[RankEvidence]
 ) -> Iterator[Stall]:
     check = trial.judged_check
-    if check not in {"p2p", "allreduce"}:
+    if check is None or check not in _STEPS:
         return
     steps = {one.rank: step for one in here if (step := _open_step(one, check))}
-    if check == "allreduce" and not (_all_wait(trial, steps) and _same_calls(trial)):
+    if check != "p2p" and not (_all_wait(trial, steps) and _same_calls(trial)):
         return
     log = parse_nccl_log("\n".join(one.output_tail for one in here))
-    for ranks, transport in _by_pair(log).items():
+    for ranks, transport in _by_pair(log, trial.ranks).items():
         gpus = _gpus_of(transport, matrix)
         if gpus is not None and _meet(ranks, steps):
             code = matrix.links[gpus[0]][gpus[1]]
@@ -114,15 +118,20 @@ def _open_step(one: RankEvidence, check: str) -> Step | None:
     """The step of this check that a running process entered and has not left."""
     last = one.steps[-1] if one.steps else None
     runs = one.began and one.exit_code is None and one.raised is None and (one.state or "R") in "RS"
-    return last if runs and last and last.check == check and last.left_at is None else None
+    stands = last is not None and last.left_at is None and (last.check, last.name) == (check, _STEPS[check])
+    return last if runs and stands else None
 
 
-def _by_pair(log: NcclTransportFact) -> dict[tuple[int, int], Transport]:
-    """One P2P transport for each pair of ranks, the lower rank first."""
+def _by_pair(log: NcclTransportFact, ranks: Sequence[int]) -> dict[tuple[int, int], Transport]:
+    """One P2P transport for each pair of original ranks, the lower one first.
+
+    NCCL numbers the ranks of its communicator: number i is ``ranks[i]``, once a trial left some out.
+    """
     pairs: dict[tuple[int, int], Transport] = {}
     for transport in log.transports:
-        if transport.via.startswith("P2P/"):
-            one, two = sorted((transport.from_rank, transport.to_rank))
+        ends = (transport.from_rank, transport.to_rank)
+        if transport.via.startswith("P2P/") and max(ends) < len(ranks):
+            one, two = sorted(ranks[end] for end in ends)
             pairs.setdefault((one, two), transport)
     return pairs
 

@@ -54,7 +54,8 @@ def test_two_ranks_in_one_all_reduce_over_p2p_stall():
 
 def test_pair_isolated_by_the_p2p_check_is_named_alone():
     ring = [waiting(rank, output_tail=channel(rank, (rank + 1) % 8)) for rank in range(8)]
-    alone = stuck(waiting(2, (3,), "p2p"), waiting(3, (2,), "p2p"), waiting(4, (2,), "p2p"), check="p2p")
+    pair = [waiting(2, (3,), "p2p"), waiting(3, (2,), "p2p"), waiting(4, (2,), "p2p")]
+    alone = stuck(*pair, check="p2p", ranks=tuple(range(8)))
     assert len(find_stalls({0: EIGHT}, [stuck(*ring)])) == 8
     (stall,) = find_stalls({0: EIGHT}, [stuck(*ring), alone])
     assert stall.gpus == ("GPU2", "GPU3")
@@ -114,3 +115,35 @@ def test_a_node_that_nccl_ran_on_and_its_log():
     ended = stuck(waiting(0), waiting(1), waiting(2, node=1), outcome="finished")
     assert nodes_nccl_ran_on([ended]) == {0}
     assert [one.via for one in logs_by_node([ended])[1].transports] == ["P2P/CUMEM"]
+
+
+def met(rank: int, name: str = "all_reduce", **more) -> RankEvidence:
+    """A rank in the first check, whose all-reduce is the first collective of a run."""
+    steps = (
+        Step(check="process_group", name="init_process_group", seq=1, detail="nccl", left_at=0.2),
+        Step(check="process_group", name=name, seq=1, detail="float32 [1]"),
+    )
+    return waiting(rank, check="process_group", steps=steps, **more)
+
+
+def test_first_all_reduce_of_the_run_over_p2p_stalls():
+    (stall,) = find_stalls({0: PAIR}, [stuck(met(0), met(1), check="process_group")])
+    assert (stall.ranks, stall.via, stall.isolated) == ((0, 1), "P2P/CUMEM", False)
+
+
+def test_ranks_that_have_not_met_do_not_stall_over_p2p():
+    name = "init_process_group"
+    assert find_stalls({0: PAIR}, [stuck(met(0, name), met(1, name), check="process_group")]) == []
+    assert find_stalls({0: PAIR}, [stuck(met(0), met(1, name), check="process_group")]) == []
+
+
+def test_ranks_of_the_log_are_numbers_within_the_trial_and_are_told_by_their_first_number():
+    logs = {2: channel(0, 1), 3: channel(1, 0)}  # ranks 0 and 1 left the world after the first trial
+    later = stuck(*(waiting(rank, output_tail=log) for rank, log in logs.items()))
+    (stall,) = find_stalls({0: EIGHT}, [later])
+    assert (stall.ranks, stall.gpus) == ((2, 3), ("GPU0", "GPU1"))
+
+
+def test_rank_of_the_log_that_the_trial_does_not_have_is_passed_over():
+    ranks = [waiting(rank, output_tail=channel(6, 7)) for rank in (0, 1)]
+    assert find_stalls({0: EIGHT}, [stuck(*ranks)]) == []
