@@ -23,7 +23,7 @@ from ddp_doctor.launch.spec import Task, WorkerSpec
 from ddp_doctor.launch.trial import Trial, TrialResult
 from ddp_doctor.launch.worker import forked
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Level
+from ddp_doctor.model.choices import Level, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import World
 from ddp_doctor.model.trial import TrialRecord
@@ -32,6 +32,7 @@ from ddp_doctor.model.trial import TrialRecord
 _FIRST = "process_group"
 #: The check that tests links one by one.
 _PAIRWISE = "p2p"
+_HELPER_DIED = "a helper process of the doctor died: killed from outside, or for lack of memory"
 #: A node that needs more trials than this is sick enough; the rest of its plan is not run.
 MOST_TRIALS = 8
 
@@ -80,19 +81,33 @@ class Agent:
             if not left:
                 return
             if not self._helpers_live():
-                self._leave_out(left, "a helper process of the doctor died (killed from outside, or OOM)")
+                self._give_up(left)
                 return
             record = self._record(left, self._ranks, "forkserver")
             folder = self._folder(record)
             specs = self._specs(record, folder, left)
             workers = [self.server.fork(forked, spec.to_json()) for spec in specs]
             result = self._run_trial(self._trial(record, self._states(specs, workers), left))
+            if result.record.outcome != "finished" and not self._helpers_live():
+                unjudged = result.record.model_copy(update={"outcome": "interrupted", "notes": (_HELPER_DIED,)})
+                self._keep(TrialResult(unjudged, result.readings))
+                self._give_up(left)
+                return
             self._keep(result)
             left = self._left_after(result.record, left)
 
     def _helpers_live(self) -> bool:
         """Without the forkserver or the store every rank fails, and none of them is to blame."""
         return self.server.is_alive() and (self.control is None or self.control.process.is_alive())
+
+    def _give_up(self, checks: Sequence[Check]) -> None:
+        """What was not read yet has failed, through no fault of the machine's."""
+        read = {reading.check for reading in self.readings if reading.rank is not None}
+        self.readings.extend(
+            Reading(check=check.id, status=Status.FAILED, reason=_HELPER_DIED)
+            for check in checks
+            if check.id not in read
+        )
 
     def _run_trial(self, trial: Trial) -> TrialResult:
         try:
