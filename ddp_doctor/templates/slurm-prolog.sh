@@ -9,9 +9,9 @@
 #     PrologFlags=Alloc
 # Python and ddp-doctor must be installed where root trusts what lies there, never in a user's home.
 #
-# Exit code 1 makes SLURM drain the node and requeue the job; only a finding of severity error gives it. A
-# doctor that is missing, fails, cannot decide or takes too long exits 0 and leaves a line in the log: an
-# ill doctor must not drain healthy nodes.
+# Exit code 1 makes SLURM drain the node and requeue the job; only a report that says "sick" gives it, for
+# Python exits 1 by itself too. A doctor that is missing, fails, cannot decide or takes too long exits 0 and
+# leaves a line in the log: an ill doctor must not drain healthy nodes.
 #
 # SLURM runs this as root, without PATH and HOME. Nothing of the user's is loaded: Python runs isolated
 # (-I), and the loader's variables are removed.
@@ -28,7 +28,8 @@ SCONTROL=
 unset LD_PRELOAD LD_LIBRARY_PATH LD_AUDIT PYTHONPATH PYTHONHOME ENV BASH_ENV IFS
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 LC_ALL=C.UTF-8
-export PATH LC_ALL
+XDG_STATE_HOME=/var/lib               # recordings go to /var/lib/ddp-doctor
+export PATH LC_ALL XDG_STATE_HOME
 umask 077
 cd / || exit 0
 
@@ -67,13 +68,17 @@ case $code in
 *) unsure "ddp-doctor could not decide (exit $code)" ;;
 esac
 
-reason=$("$TIMEOUT" -k 1 5 @PYTHON@ -I -c '
+reason=$("$TIMEOUT" -k 1 15 @PYTHON@ -I -c '
 import json, sys
-findings = json.load(open(sys.argv[1], encoding="utf-8"))["findings"]
+report = json.load(open(sys.argv[1], encoding="utf-8"))
+if report["verdict"] != "sick":
+    sys.exit(1)
+findings = report["findings"] or [{"severity": "error", "code": "sick", "title": report["summary"]}]
 worst = next((f for f in findings if f["severity"] == "error"), findings[0])
-print(" ".join(("%s: %s" % (worst["code"], worst["title"])).split())[:200])
-' "$work/report.json" 2>/dev/null)
-reason="ddp-doctor ${reason:-found this node sick, see $LOG}"
+words = " ".join(("%s: %s" % (worst["code"], worst["title"])).split())[:200]
+print("".join(c if " " <= c <= "~" else "?" for c in words))
+' "$work/report.json" 2>/dev/null) || unsure "ddp-doctor exited 1 without a report that says sick"
+reason="ddp-doctor $reason"
 say "sick: $reason"
 if [ -n "$SCONTROL" ] && [ -n "$SLURMD_NODENAME" ]; then
     "$TIMEOUT" -k 1 10 "$SCONTROL" update "nodename=$SLURMD_NODENAME" state=drain "reason=$reason" \

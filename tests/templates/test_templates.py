@@ -10,8 +10,9 @@ import pytest
 
 from ddp_doctor import templates
 
-REPORT = '{"findings": [{"severity": "warning", "code": "DD308", "title": "warm"}, %s]}'
+WARM = '{"severity": "warning", "code": "DD308", "title": "warm"}'
 SICK = '{"severity": "error", "code": "DD304", "title": "GPU 3 (0000:61:00.0) on node0: lost"}'
+REPORT = '{"verdict": "%s", "summary": "Sick", "findings": [' + WARM + ", " + SICK + "]}"
 
 
 class Prolog:
@@ -30,6 +31,12 @@ class Prolog:
             f'#!/bin/sh\nprintf "<%s>" "$@" >> {self.calls}; echo >> {self.calls}\n{body}\n'
         )
         self.python.chmod(0o755)
+
+    def stub_report(self, report: str, code: int) -> None:
+        """A doctor that writes ``report`` and exits ``code``; other Python runs as it is."""
+        prepared = self.folder / "prepared.json"
+        prepared.write_text(report)
+        self.stub(f'[ "$2" = -c ] && exec {sys.executable} "$@"\ncp {prepared} "$6"\nexit {code}')
 
     def run(
         self, *edits: tuple[str, str], limit_s: int = 20, **env: str
@@ -106,7 +113,7 @@ def test_shellcheck_has_nothing_to_say() -> None:
 
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 1), (2, 0), (3, 0), (130, 0), (126, 0)])
 def test_only_a_sick_node_fails_the_prolog(prolog: Prolog, code: int, expected: int) -> None:
-    prolog.stub(f"exit {code}")
+    prolog.stub_report(REPORT % "sick", code)
     done = prolog.run(SLURM_JOB_ID="4711", SLURMD_NODENAME="node0")
     assert (done.returncode, done.stdout) == (expected, "")
     first = prolog.calls.read_text().splitlines()[0]
@@ -147,12 +154,10 @@ def test_a_missing_timeout_lets_the_job_start_and_says_so(prolog: Prolog) -> Non
 
 
 def test_a_sick_node_is_drained_with_a_reason_that_names_the_gpu(prolog: Prolog) -> None:
-    report = prolog.folder / "prepared.json"
-    report.write_text(REPORT % SICK)
     scontrol = Prolog(prolog.folder, "scontrol")
     scontrol.calls = prolog.folder / "scontrol-calls"
     scontrol.stub("exit 0")
-    prolog.stub(f'[ "$2" = -c ] && exec {sys.executable} "$@"\ncp {report} "$6"\nexit 1')
+    prolog.stub_report(REPORT % "sick", 1)
     done = prolog.run(("SCONTROL=\n", f"SCONTROL={scontrol.python}\n"), SLURMD_NODENAME="node0")
     assert done.returncode == 1
     reason = "ddp-doctor DD304: GPU 3 (0000:61:00.0) on node0: lost"
@@ -160,10 +165,36 @@ def test_a_sick_node_is_drained_with_a_reason_that_names_the_gpu(prolog: Prolog)
     assert f"sick: {reason}" in prolog.log.read_text()
 
 
-def test_a_sick_node_without_a_readable_report_is_still_sick(prolog: Prolog) -> None:
-    prolog.stub("exit 1")
+def test_a_sick_node_without_a_finding_is_drained_with_the_summary(prolog: Prolog) -> None:
+    prolog.stub_report('{"verdict": "sick", "summary": "Sick: 1 error\\u001b]52;", "findings": []}', 1)
     assert prolog.run().returncode == 1
-    assert "found this node sick" in prolog.log.read_text()
+    assert "sick: ddp-doctor sick: Sick: 1 error?]52;" in prolog.log.read_text()
+
+
+@pytest.mark.parametrize(
+    "report",
+    ["", "{", "[]", '{"findings": []}', REPORT % "unsure"],
+    ids=["empty", "broken", "foreign", "no verdict", "unsure"],
+)
+def test_exit_1_without_a_report_that_says_sick_lets_the_job_start(prolog: Prolog, report: str) -> None:
+    prolog.stub_report(report, 1)
+    assert prolog.run().returncode == 0
+    assert "without a report that says sick" in prolog.log.read_text()
+
+
+def test_a_python_without_the_package_lets_the_job_start(tmp_path: Path) -> None:
+    prolog = Prolog(tmp_path)
+    prolog.python.write_text(f'#!/bin/sh\nexec {Path(sys.executable).resolve()} -S "$@"\n')
+    prolog.python.chmod(0o755)
+    assert prolog.run().returncode == 0
+    assert "No module named ddp_doctor" in prolog.log.read_text()
+    assert "the job may start" in prolog.log.read_text()
+
+
+def test_recordings_of_root_are_kept_outside_the_world_writable_folder(prolog: Prolog) -> None:
+    prolog.stub(f"/usr/bin/env > {prolog.folder / 'env'}")
+    prolog.run()
+    assert "XDG_STATE_HOME=/var/lib\n" in (prolog.folder / "env").read_text()
 
 
 def test_by_default_the_scheduler_is_not_called() -> None:
@@ -190,7 +221,7 @@ def test_the_users_loader_variables_do_not_reach_python(prolog: Prolog) -> None:
 
 
 def test_without_a_log_file_the_prolog_still_decides(prolog: Prolog) -> None:
-    prolog.stub("exit 1")
+    prolog.stub_report(REPORT % "sick", 1)
     prolog.log = prolog.folder / "missing" / "prolog.log"
     done = prolog.run(("/usr/bin/logger", "/nowhere/logger"))
     assert done.returncode == 1
