@@ -360,6 +360,6 @@ HEADER = "\tGPU0\tGPU1\tCPU Affinity\n"
     ],
 )
 def test_huge_text_is_refused_in_bounded_time(text: str):
-    started = time.monotonic()
+    started = time.process_time()  # other work on the machine does not count
     refusal(text)
-    assert time.monotonic() - started < 4.0
+    assert time.process_time() - started < 8.0  # under coverage; what grows with the square takes minutes
