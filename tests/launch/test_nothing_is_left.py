@@ -124,6 +124,7 @@ def test_a_killed_helper_of_the_doctor_makes_it_unsure_and_blames_nobody(tmp_pat
     out, err = doctor.process.communicate(timeout=60)
 
     assert "Traceback" not in out + err
-    assert doctor.process.returncode == 3 or "torch cannot be imported" in out, out
+    # 0: it was no longer needed; a forkserver killed while it imports torch looks like a bad torch.
+    assert doctor.process.returncode in (0, 3) or "torch cannot be imported" in out, out
     assert "link" not in out
     doctor.assert_all_gone(within_s=0.5)
