@@ -7,7 +7,8 @@ Raw input: none; measured on every rank and shown as nccl-tests does:
          1048576       1423.1    0.74    0.74       0
 
 Every backward pass of DistributedDataParallel is a row of all-reduces. The payload of each rank is
-coded by its number (knowledge/payload.py), so that a wrong sum names the rank whose share is wrong.
+coded by its number (knowledge/payload.py), so that wrong sums that agree name the rank whose share is
+wrong. A few wrong elements, or wrong ones that differ, name nobody: that is a flipped bit on the way.
 """
 
 from collections.abc import Iterator
@@ -40,10 +41,11 @@ class Wrong(Frozen):
 
     dtype: str
     op: str
-    elements: int
+    elements: int  # how many are wrong
     expected: float
-    got: float
-    blamed: tuple[int, ...] = ()  # original ranks whose share is missing or doubled, where it decodes
+    got: float  # the first wrong element
+    alike: bool = False  # every wrong element is ``got``
+    blamed: tuple[int, ...] = ()  # original ranks of which one's share is missing or doubled, throughout
 
 
 class SizeResult(Frozen):
@@ -117,14 +119,17 @@ def _compare(tensor: "torch.Tensor", dtype: str, op: str, ctx: RankContext) -> W
     off = (tensor != (float(expected) if tensor.is_floating_point() else expected)).nonzero()
     if len(off) == 0:
         return None
-    got = float(tensor[off[0]].item())
-    blamed = payload.blame(op, got, ctx.world_size, dtype)
+    first = tensor[off[0]]
+    got, alike = first.item(), bool((tensor[off] == first).all().item())  # integers as integers
+    throughout = alike and len(off) == ELEMENTS
+    blamed = payload.blame(op, got, ctx.world_size, dtype) if throughout else ()
     return Wrong(
         dtype=dtype,
         op=op,
         elements=len(off),
         expected=float(expected),
-        got=got,
+        got=float(got),
+        alike=alike,
         blamed=tuple(ctx.ranks[rank] for rank in blamed),
     )
 
@@ -235,8 +240,8 @@ def wrong_result(recording: Recording) -> Iterator[Draft]:
     """An all-reduce whose result is not the true sum, maximum, minimum or product.
 
     What it finds
-        Elements that differ from the closed form. The shares are coded by rank, so that a missing
-        or doubled share names its rank.
+        Elements that differ from the closed form. The shares are coded by rank: a rank is named where
+        every wrong sum, on every rank, is off throughout by one and the same rank's share.
 
     Why it matters
         Gradients are summed this way: the training goes on and is wrong.
@@ -248,19 +253,22 @@ def wrong_result(recording: Recording) -> Iterator[Draft]:
     References
         nccl-tests, verifiable/: the same idea; NVIDIA/nccl-tests#117: wrong data over P2P
     """
-    faulty = [seen for seen in recording.facts(AllReduceFact) if _errors(seen.fact)]
+    seen = recording.facts(AllReduceFact)
+    faulty = [one for one in seen if _errors(one.fact)]
     if not faulty:
         return
-    blamed = sorted({rank for seen in faulty for wrong in seen.fact.wrong for rank in wrong.blamed})
-    first = faulty[0]
-    who = f"the share of rank {', '.join(map(str, blamed))} is wrong" if blamed else "unsure whose share"
-    on = ", ".join(str(seen.rank) for seen in faulty)
+    # A share that was wrong at its source is wrong on every rank: a rank that saw none speaks against it.
+    sums = [_wrong_sums(one.fact) for one in seen]
+    blamed = payload.agreed(wrong.blamed for one in sums for wrong in one) if all(sums) else None
+    several = len({wrong.dtype for one in sums for wrong in one}) > 1
+    on = ", ".join(str(one.rank) for one in faulty)
+    whose = "unsure whose share" if blamed is None else f"the share of rank {blamed}"
     yield Draft(
-        title=f"All-reduce gives wrong results on rank {on}: {who}",
+        title=f"All-reduce gives wrong results on rank {on}: {whose} is wrong",
         detail="A training on these ranks would go on, and its gradients would be wrong.",
-        confidence=Confidence.PROVED,
-        culprits=tuple(rank_culprit(recording, rank) for rank in blamed or [s.rank or 0 for s in faulty]),
-        evidence=tuple(_errors(first.fact))[:6],
+        confidence=Confidence.PROVED if blamed is None or several else Confidence.LIKELY,
+        culprits=() if blamed is None else (rank_culprit(recording, blamed),),
+        evidence=tuple(_errors(faulty[0].fact))[:6],
         remedies=(
             Remedy(
                 summary="Repeat without GPU peer-to-peer transfers and look for memory errors",
@@ -271,11 +279,20 @@ def wrong_result(recording: Recording) -> Iterator[Draft]:
     )
 
 
+def _wrong_sums(fact: AllReduceFact) -> list[Wrong]:
+    """The wrong sums, without the blame that an older recording may put on a few wrong elements."""
+    sums = [wrong for wrong in fact.wrong if wrong.op == "sum"]
+    return [
+        wrong if wrong.elements == ELEMENTS else wrong.model_copy(update={"blamed": ()}) for wrong in sums
+    ]
+
+
 def _errors(fact: AllReduceFact) -> list[Evidence]:
     shares = [
         Evidence(
             check="allreduce",
-            text=f"{wrong.dtype} {wrong.op}: {wrong.elements} of {ELEMENTS} elements are off",
+            text=f"{wrong.dtype} {wrong.op}: {wrong.elements} of {ELEMENTS} elements are off"
+            + (", all alike" if wrong.alike and wrong.elements > 1 else ""),
             value=wrong.got,
             expected=wrong.expected,
             expected_from="closed form of rank-coded shares",
@@ -331,7 +348,7 @@ def slowest(recording: Recording) -> list[SizeResult]:
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """Time, bandwidths and jitter per size, of the slowest rank."""
+    """Time, bandwidths and jitter per size, of the slowest rank, and the size at which it ended early."""
     fact = recording.first(AllReduceFact)
     for result in slowest(recording):
         labels: dict[str, str | int | float] = {
@@ -348,6 +365,11 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
         yield Measurement(name="allreduce_wrong", value=result.wrong, unit="elements", labels=labels)
         jitter = (result.max_us - result.min_us) / 1e6
         yield Measurement(name="allreduce_jitter", value=jitter, unit="s", labels=labels)
+    if fact is not None and fact.stopped_at_bytes is not None:  # the ranks stop together
+        untested = fact.stopped_at_bytes
+        yield Measurement(
+            name="allreduce_untested_from", value=untested, unit="B", labels={"ranks": fact.ranks}
+        )
 
 
 CHECK = Check(

@@ -1,13 +1,15 @@
 """Payloads of the all-reduce check: rank-coded, exact in every type, and decodable when wrong.
 
-Sum: rank r contributes 2**(r mod b), with b chosen so that the whole sum is exact in the type;
-in a wrong sum, one missing or doubled power names its rank (two ranks share a power in worlds
-larger than b: then both are named possible). Product: every rank contributes 2, one bit of the
-exponent each. Integers that a type holds exactly: IEEE 754 fp16 11 bits, bf16 8, fp32 24, fp64 53.
+Sum: rank r contributes 2**(r mod b), with b chosen so that the whole sum, also with one share in it
+twice, is exact in the type. In a wrong sum one missing or doubled power names the ranks that hold it:
+one, or several in worlds larger than b, where the types, whose b differ, narrow it down together.
+One flipped bit looks the same, but not in every element of a tensor. Product: every rank contributes
+2, one bit of the exponent each. Integers that a type holds exactly: IEEE 754 fp16 11 bits, bf16 8,
+fp32 24, fp64 53.
 """
 
 import math
-from collections import Counter
+from collections.abc import Iterable
 
 #: Bits of an integer that the type holds exactly, sign not counted.
 EXACT_BITS = {
@@ -49,10 +51,10 @@ def exact_cases(ranks: int, *, few: bool = False) -> list[tuple[str, str]]:
 
 
 def _sum_bits(ranks: int, dtype: str) -> int:
-    """How many different powers of two the ranks may use so that every partial sum is exact."""
+    """How many powers of two the ranks may use so that every sum is exact, also with a doubled share."""
     bits = EXACT_BITS[dtype]
     for used in range(min(ranks, bits), 0, -1):
-        if sum(1 << (rank % used) for rank in range(ranks)) < 1 << bits:
+        if sum(1 << (rank % used) for rank in range(ranks)) + (1 << (used - 1)) < 1 << bits:
             return used
     return 0
 
@@ -76,14 +78,21 @@ def expected(op: str, ranks: int, dtype: str) -> int:
 
 
 def blame(op: str, got: float, ranks: int, dtype: str) -> tuple[int, ...]:
-    """The ranks whose one missing or doubled share explains a wrong sum; empty where nothing does."""
+    """The ranks of which one missing or doubled share explains a wrong sum; empty where none does.
+
+    ``got`` must be the value of every element: a single wrong element may be a flipped bit.
+    """
     if op != "sum" or not math.isfinite(got):
         return ()
     difference = abs(got - expected(op, ranks, dtype))
-    shares = [share(op, rank, ranks, dtype) for rank in range(ranks)]
-    holders = tuple(rank for rank, value in enumerate(shares) if value == difference)
-    unique = Counter(shares)[int(difference)] == 1 if difference == int(difference) else False
-    return holders if unique else ()
+    return tuple(rank for rank in range(ranks) if share(op, rank, ranks, dtype) == difference)
+
+
+def agreed(blamed: Iterable[tuple[int, ...]]) -> int | None:
+    """The one rank that every wrong sum allows for; None where they contradict or leave several."""
+    sets = [set(ranks) for ranks in blamed]
+    common = set.intersection(*sets) if sets else set()
+    return common.pop() if len(common) == 1 else None
 
 
 def sweep_sizes(quick: bool) -> list[int]:

@@ -37,20 +37,44 @@ def _apply(op: str, one: Any, other: Any) -> Any:
     return torch.maximum(one, other) if op == "max" else torch.minimum(one, other)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8, 16, 64])
 @pytest.mark.parametrize("factor", [0, 2])
-def test_a_missing_or_doubled_share_names_its_rank(ranks, factor):
-    for dtype, op in payload.exact_cases(ranks):
-        if op == "sum":
-            shares = [payload.share(op, rank, ranks, dtype) for rank in range(ranks)]
-            for rank in range(ranks):
-                got = sum(shares) + (factor - 1) * shares[rank]
-                assert payload.blame(op, got, ranks, dtype) == (rank,), dtype
+def test_a_missing_or_doubled_share_names_its_rank_in_what_the_type_makes_of_it(ranks, factor):
+    import torch
+
+    for rank in {0, 1, ranks // 2, ranks - 1}:
+        blamed = []
+        for dtype, op in payload.exact_cases(ranks):
+            shares = [payload.share(op, one, ranks, dtype) for one in range(ranks)]
+            shares[rank] *= factor
+            total = torch.tensor(0, dtype=getattr(torch, dtype))
+            for share in shares:
+                total = total + torch.tensor(share, dtype=total.dtype)
+            if op == "sum":
+                blamed.append(payload.blame(op, total.item(), ranks, dtype))
+                assert rank in blamed[-1], dtype
+        assert payload.agreed(blamed) == rank
 
 
-@given(st.integers(min_value=2, max_value=64), st.floats(allow_nan=True, allow_infinity=True))
-def test_blame_names_at_most_one_rank_whatever_came_out(ranks, got):
-    assert len(payload.blame("sum", got, ranks, "float32")) <= 1
+@given(st.integers(min_value=2, max_value=24), st.floats(allow_nan=True, allow_infinity=True))
+def test_blame_takes_any_value_and_names_ranks_of_one_power(ranks, got):
+    blamed = payload.blame("sum", got, ranks, "float32")
+    assert len({payload.share("sum", rank, ranks, "float32") for rank in blamed}) <= 1
+
+
+@pytest.mark.parametrize(
+    ("blamed", "rank"),
+    [
+        ([(2,)], 2),
+        ([(0, 7), (0,)], 0),
+        ([(2,), (1,)], None),
+        ([(2,), ()], None),
+        ([(0, 7)], None),
+        ([], None),
+    ],
+)
+def test_a_rank_is_named_where_all_wrong_sums_allow_for_it_alone(blamed, rank):
+    assert payload.agreed(blamed) == rank
 
 
 @given(st.integers(min_value=1, max_value=40))
