@@ -1,6 +1,7 @@
 """How findings speak of ranks: in words, and as culprits on a host."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Culprit
@@ -23,13 +24,38 @@ def rank_culprits(recording: Recording, kind: type[Fact], ranks: Iterable[int]) 
 
 
 def rank_culprit(recording: Recording, rank: int, node: int | None = None) -> Culprit:
-    """One rank with its host, and with its GPU where the backend is NCCL."""
+    """One rank with its host, and with its GPU where it is known which one that is."""
     world = recording.world
     if world is None:
         return Culprit(kind="rank", rank=rank, node_rank=node)
     node = world.node_of(rank) if node is None else node
-    gpu = rank % max(world.nproc_per_node, 1) if world.backend == "nccl" else None
+    gpu = gpu_of(recording, rank)
     return Culprit(kind="rank", rank=rank, node_rank=node, node=world.hostname(node), gpu=gpu)
+
+
+def gpu_of(recording: Recording, rank: int) -> int | None:
+    """NVML's index of the rank's GPU, by its UUID; None where no such GPU was read.
+
+    A rank's CUDA device is no such index: CUDA_VISIBLE_DEVICES=4,5 makes GPU 4 device 0. The recorded
+    facts are looked at as they are, for their classes belong to the checks.
+    """
+    node, group = _read(recording, "process-group/1", rank=rank)
+    uuid = group.get("gpu_uuid")
+    if uuid is None:
+        return None
+    gpus = _read(recording, "gpus/1", node=node)[1].get("gpus", ())
+    return next((gpu["index"] for gpu in gpus if gpu.get("uuid") == uuid), None)
+
+
+def _read(
+    recording: Recording, kind: str, *, node: int | None = None, rank: int | None = None
+) -> tuple[int, Mapping[str, Any]]:
+    """Node and content of the first fact of this kind, of one node or rank; empty where there is none."""
+    for one in recording.readings:
+        here = one.rank == rank and node in {None, one.node}
+        if here and one.fact is not None and one.fact.get("kind") == kind:
+            return one.node, one.fact
+    return 0, {}
 
 
 def pair_culprit(recording: Recording, rank: int, peer: int) -> Culprit:
@@ -58,13 +84,15 @@ def _run(run: Sequence[int]) -> str:
 
 
 def rank_at(recording: Recording, rank: int) -> str:
-    """``rank 5 (node2, GPU1)``: with its host, and its GPU where the backend is NCCL."""
+    """``rank 5 (node2, GPU1)``: with its host, and with NCCL its GPU, or its CUDA device."""
     world = recording.world
     if world is None:
         return f"rank {rank}"
     place = [world.hostname(world.node_of(rank))] if world.nnodes > 1 else []
     if world.backend == "nccl":
-        place.append(f"GPU{rank % max(world.nproc_per_node, 1)}")
+        gpu = gpu_of(recording, rank)
+        device = f"CUDA device {rank % max(world.nproc_per_node, 1)}"
+        place.append(device if gpu is None else f"GPU{gpu}")
     return f"rank {rank} ({', '.join(place)})" if place else f"rank {rank}"
 
 

@@ -5,7 +5,7 @@ import pytest
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Node, Recording, World
-from ddp_doctor.phrases.ranks import rank_culprits, ranks_in_words
+from ddp_doctor.phrases.ranks import pair_culprit, rank_at, rank_culprit, rank_culprits, ranks_in_words
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,52 @@ def test_a_culprit_stands_on_the_node_that_read_it_else_where_its_rank_belongs()
 def test_without_a_world_a_culprit_has_no_host():
     culprit = rank_culprits(Recording(), _Seen, [2])[0]
     assert (culprit.rank, culprit.node, culprit.node_rank) == (2, None, None)
+
+
+def _of(check: str, kind: str, rank: int | None = None, node: int = 0, **fact: object) -> Reading:
+    whole = {"kind": kind, **fact}
+    return Reading(check=check, status=Status.COLLECTED, node=node, rank=rank, fact=whole)
+
+
+def _job(*readings: Reading, backend: str = "nccl") -> Recording:
+    """Two nodes of two ranks, started with CUDA_VISIBLE_DEVICES=4,5."""
+    nodes = (Node(node_rank=0, hostname="a"), Node(node_rank=1, hostname="b"))
+    world = World(nnodes=2, nproc_per_node=2, world_size=4, backend=backend, nodes=nodes)
+    return Recording(world=world, readings=readings)
+
+
+_GPUS = [
+    _of("gpus", "gpus/1", node=node, gpus=[{"index": at, "uuid": f"GPU-{node}-{at}"} for at in range(6)])
+    for node in (0, 1)
+]
+_GROUP = [
+    _of("process_group", "process-group/1", rank, rank // 2, gpu_uuid=f"GPU-{rank // 2}-{4 + rank % 2}")
+    for rank in range(4)
+]
+
+
+def test_a_rank_has_the_gpu_that_nvml_knows_by_its_uuid_and_not_its_cuda_device():
+    job = _job(*_GPUS, *_GROUP)
+    assert rank_culprit(job, 3).gpu == 5
+    assert pair_culprit(job, 2, 3).gpu == 4
+    assert rank_at(job, 3) == "rank 3 (b, GPU5)"
+
+
+@pytest.mark.parametrize(
+    "readings",
+    [
+        pytest.param([], id="nothing read"),
+        pytest.param(_GPUS, id="the rank told no UUID"),
+        pytest.param(_GROUP, id="NVML did not answer"),
+        pytest.param([*_GPUS[:1], *_GROUP], id="NVML did not answer on that node"),
+        pytest.param([*_GPUS, _of("process_group", "process-group/1", 3, 1, gpu_uuid=None)], id="old torch"),
+    ],
+)
+def test_a_rank_whose_gpu_is_not_known_has_a_cuda_device_in_words_and_no_gpu(readings):
+    job = _job(*readings)
+    assert rank_culprit(job, 3).gpu is None
+    assert rank_at(job, 3) == "rank 3 (b, CUDA device 1)"
+
+
+def test_a_rank_on_the_cpu_has_no_gpu():
+    assert rank_at(_job(backend="gloo"), 3) == "rank 3 (b)"
