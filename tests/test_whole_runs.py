@@ -65,7 +65,7 @@ def test_an_unsure_prolog_passes_unless_asked_to_fail(tmp_path):
     assert (passes.returncode, fails.returncode) == (0, 3)
 
 
-def test_a_pasted_topology_is_read_from_stdin_and_gives_settings_to_source(tmp_path):
+def test_a_pasted_topology_is_read_from_stdin_and_gives_a_candidate_that_is_not_applied(tmp_path):
     target = tmp_path / "settings.sh"
 
     done = subprocess.run(
@@ -81,9 +81,10 @@ def test_a_pasted_topology_is_read_from_stdin_and_gives_settings_to_source(tmp_p
     assert done.returncode == 0, done.stderr
     assert report["topology"]["links"]["GPU0"]["GPU1"] == "SYS"
     assert [finding["code"] for finding in report["findings"]] == ["DD402"]
-    shell = f". {target}; echo $NCCL_P2P_DISABLE"
+    assert "# export NCCL_P2P_DISABLE=1   # a candidate, not tried\n" in target.read_text()
+    shell = f". {target}; echo ${{NCCL_P2P_DISABLE-unset}}"
     sourced = subprocess.run(["sh", "-c", shell], check=True, capture_output=True, text=True)
-    assert sourced.stdout == "1\n"
+    assert sourced.stdout == "unset\n"
 
 
 def test_a_text_that_is_no_topology_is_refused_with_a_finding(tmp_path):

@@ -4,14 +4,19 @@ import re
 import shlex
 from collections.abc import Iterator
 
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding, Remedy, Setting
 from ddp_doctor.model.report import Report
+from ddp_doctor.render.plain import plain
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def render(report: Report) -> str:
-    """``export`` and ``unset`` lines with finding, proof and undo; conflicts are shown, not merged."""
+    """``export`` and ``unset`` lines with finding, proof and undo; conflicts are shown, not merged.
+
+    A candidate that was not tried stands there as a comment: sourced into a healthy job it could harm.
+    """
     lines = [f"# Settings recommended by ddp-doctor {report.tool.version}, run {report.run_id}"]
     given: dict[str, str | None] = {}
     for finding, remedy, setting in _settings(report):
@@ -19,17 +24,23 @@ def render(report: Report) -> str:
             continue  # nothing from outside may break out of its line
         value = None if setting.action == "unset" else setting.value or ""
         if given.get(setting.name, value) != value:
-            lines.append(
-                f"# {finding.code} wants another value; conflict, not applied: {_assignment(setting)}"
-            )
-            continue
-        if setting.name in given:
-            continue
-        given[setting.name] = value
-        lines += [_comment(finding, remedy, setting), _assignment(setting)]
+            conflict = f"{finding.code} wants another value; conflict, not applied: {_assignment(setting)}"
+            lines.append(_commented(conflict))
+        elif setting.name not in given and _is_sure(finding, remedy, setting):
+            given[setting.name] = value
+            lines += [_comment(finding, remedy, setting), _assignment(setting)]
+        elif setting.name not in given:
+            candidate = _commented(f"{_assignment(setting)}   # a candidate, not tried")
+            lines += [_comment(finding, remedy, setting), candidate]
     if not given:
         lines.append("# nothing to set")
     return "\n".join(lines) + "\n"
+
+
+def _is_sure(finding: Finding, remedy: Remedy, setting: Setting) -> bool:
+    """Proved, needed by an error, or no more than a leftover that goes away."""
+    leftover = setting.action == "unset" and finding.code.startswith("DD1")
+    return leftover or finding.severity is Severity.ERROR or remedy.proof.status == "proved"
 
 
 def _settings(report: Report) -> Iterator[tuple[Finding, Remedy, Setting]]:
@@ -49,7 +60,12 @@ def _comment(finding: Finding, remedy: Remedy, setting: Setting) -> str:
         tried,
         f"undo: {remedy.undo}" if remedy.undo else "",
     ]
-    return "# " + " ".join("; ".join(part for part in parts if part).split())
+    return _commented("; ".join(part for part in parts if part))
+
+
+def _commented(text: str) -> str:
+    """One line whatever stands in ``text``: a line of its own would be run by the shell."""
+    return "# " + plain(" ".join(line.strip() for line in text.splitlines()))
 
 
 def _assignment(setting: Setting) -> str:
