@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from ddp_doctor.render.plain import one_line
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -22,7 +24,9 @@ def progress(out: "Console", *, quiet: bool) -> Iterator[Progress]:
     if quiet:
         yield lambda _text: None
     elif out.is_terminal:
+        from rich.markup import escape
+
         with out.status("starting", spinner="dots") as status:
-            yield lambda text: status.update(text)  # noqa: PLW0108 - update takes more
+            yield lambda text: status.update(escape(one_line(text)))  # a status reads markup
     else:
-        yield lambda text: out.print(f"... {text}", soft_wrap=True)
+        yield lambda text: out.print(f"... {one_line(text)}", soft_wrap=True)

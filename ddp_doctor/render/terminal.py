@@ -2,12 +2,13 @@
 
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ddp_doctor.model.choices import CheckStatus, Severity, Verdict
 from ddp_doctor.model.finding import Evidence, Finding, Remedy, Setting
 from ddp_doctor.model.report import CheckResult, Report
 from ddp_doctor.render import table
+from ddp_doctor.render.plain import one_line, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,10 +25,15 @@ _MARK = {
 
 
 def console(stream: TextIO, *, width: int | None = None) -> "Console":
-    """A console that colours only terminals and never turns host names into links or emoji."""
+    """A console that colours only terminals, and prints every string as it is but for control characters."""
     from rich.console import Console
+    from rich.text import Text
 
-    return Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True, width=width)
+    class PlainConsole(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(plain(text), **options)
+
+    return PlainConsole(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True, width=width)
 
 
 def show(report: Report, out: "Console", saved_as: str | None = None) -> None:
@@ -39,14 +45,14 @@ def show(report: Report, out: "Console", saved_as: str | None = None) -> None:
     out.print()
     if saved_as:
         out.print(f"Recording: {saved_as}", style="dim")
-    out.print(report.summary, style=_VERDICT_STYLE[report.verdict])
+    out.print(one_line(report.summary), style=_VERDICT_STYLE[report.verdict])
 
 
 def _show_checks(report: Report, out: "Console") -> None:
     out.print()
     for check in report.checks:
         mark, style = _MARK[check.status]
-        line = f"{check.id:<14} {_what_became(check)}"
+        line = f"{one_line(check.id):<14} {_what_became(check)}"
         out.print(f" {mark} ", style=style, end="")
         out.print(line, style="dim" if check.status is CheckStatus.SKIPPED else None)
 
@@ -56,7 +62,7 @@ def _what_became(check: CheckResult) -> str:
         return f"{check.title} ({check.duration_s:.2f} s)"
     if check.status is CheckStatus.FOUND:
         return f"{check.title}: see below"
-    reason = " ".join((check.reason or "").split())
+    reason = one_line(check.reason or "")
     word = {"timed_out": "timed out", "skipped": "not tested"}.get(check.status.value, check.status.value)
     return f"{word}: {reason[:160]}"
 
@@ -78,16 +84,16 @@ def _show_table(report: Report, out: "Console") -> None:
 def _show_finding(finding: Finding, out: "Console") -> None:
     out.print()
     out.print(f"{finding.severity.value.upper()} {finding.code} ", style=_STYLE[finding.severity], end="")
-    out.print(finding.title, style="bold")
+    out.print(one_line(finding.title), style="bold")
     for line in _finding_lines(finding):
-        out.print(f"  {line}")
+        out.print(f"  {line}".replace("\n", "\n      "))
 
 
 def _finding_lines(finding: Finding) -> Iterator[str]:
     if finding.detail:
-        yield finding.detail
+        yield one_line(finding.detail)
     for item in finding.evidence:
-        yield f"- {evidence_text(item)}"
+        yield f"- {one_line(evidence_text(item))}"
     for remedy in finding.remedies:
         yield from remedy_lines(remedy)
     yield f"({finding.confidence.value}; more: ddp-doctor explain {finding.code})"
@@ -108,7 +114,7 @@ def evidence_text(item: Evidence) -> str:
 
 def remedy_lines(remedy: Remedy) -> Iterator[str]:
     """The remedy with its exact lines to paste, its cost and the way back."""
-    yield f"Remedy: {remedy.summary}"
+    yield f"Remedy: {one_line(remedy.summary)}"
     for setting in remedy.settings:
         yield f"    {setting_line(setting)}"
     for command in remedy.commands:

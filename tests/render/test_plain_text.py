@@ -1,0 +1,81 @@
+"""What is printed is text: nothing from a recording or a child process steers the reader's terminal."""
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_doctor.model.choices import CheckStatus, Confidence, Severity, Verdict
+from ddp_doctor.model.finding import Evidence, Finding, Remedy
+from ddp_doctor.model.report import CheckResult, Report, Tool
+from ddp_doctor.render import terminal
+from ddp_doctor.render.plain import one_line, plain
+from ddp_doctor.render.progress import progress
+
+CLIPBOARD = "\x1b]52;c;ZXZpbA==\x07"
+
+
+@given(st.text())
+def test_plain_text_has_no_control_character_but_tabs_and_newlines(text: str) -> None:
+    controls = {chr(code) for code in (*range(32), *range(0x7F, 0xA0))} - {"\n", "\t"}
+
+    assert not controls & set(plain(text))
+    assert not {"\n", "\t"} & set(one_line(text))
+
+
+@pytest.mark.parametrize("text", ["GPU0\tGPU1\nGPU1", "zwölf µs → 1", "", "[bold]host[/bold] :smile:"])
+def test_ordinary_text_stays_as_it_is(text: str) -> None:
+    assert plain(text) == text
+
+
+def hostile_report() -> Report:
+    evil = f"rank 3{CLIPBOARD}\x9b2J\x7f"
+    return Report(
+        tool=Tool(version="1"),
+        run_id="x",
+        started_at="",
+        duration_s=0.0,
+        verdict=Verdict.SICK,
+        exit_code=1,
+        summary=f"Sick: {evil}\nHealthy: all ranks passed.",
+        checks=(
+            CheckResult(id=f"p2p{evil}", title=evil, status=CheckStatus.PASSED),
+            CheckResult(id="host", title="host", status=CheckStatus.FAILED, reason=evil),
+        ),
+        findings=(
+            Finding(
+                code="DD601",
+                name="x-y",
+                severity=Severity.ERROR,
+                title=f"{evil}\nHealthy: all ranks passed.",
+                detail=evil,
+                confidence=Confidence.LIKELY,
+                evidence=(Evidence(check="p2p", text=evil),),
+                remedies=(Remedy(summary=evil, commands=(evil,), cost=evil, undo=evil),),
+            ),
+        ),
+    )
+
+
+def test_escapes_in_a_report_do_not_reach_the_terminal() -> None:
+    out = io.StringIO()
+    terminal.show(hostile_report(), terminal.console(out), f"/tmp/{CLIPBOARD}")
+
+    assert "rank 3?]52;c;ZXZpbA==?" in out.getvalue()
+    assert plain(out.getvalue()) == out.getvalue()
+
+
+def test_a_newline_in_a_title_or_summary_does_not_forge_a_line() -> None:
+    out = io.StringIO()
+    terminal.show(hostile_report(), terminal.console(out))
+
+    assert not any(line.startswith("Healthy") for line in out.getvalue().splitlines())
+
+
+def test_progress_is_one_plain_line() -> None:
+    out = io.StringIO()
+    with progress(terminal.console(out), quiet=False) as tell:
+        tell(f"[red]{CLIPBOARD}\nrank 0")
+
+    assert out.getvalue() == "... [red]?]52;c;ZXZpbA==? rank 0\n"
