@@ -1,20 +1,33 @@
 """Messages that point away from the rank that prints them: a peer closed, or never answered.
 
-Sources: gloo transport/tcp/pair.cc (Connection closed by peer, Read error, Timed out waiting),
-c10d/socket.cpp and TCPStore.cpp (recvVector failed, Broken pipe), NCCL's ncclRemoteError and
-ncclSystemError texts; all seen in torch 2.13 with planted faults.
+A message that names a fault of the rank's own host is never a victim's, whatever else it says: NCCL
+puts both under "unhandled system error".
+
+Sources: gloo transport/tcp/pair.cc (Connection closed by peer, Read error, Timed out waiting,
+Application timeout caused pair closure), c10d/socket.cpp and TCPStore.cpp (recvVector failed, Broken
+pipe, client socket has timed out), ProcessGroupNCCL.cpp (Watchdog caught collective operation timeout,
+communicator was aborted), connect(2), NCCL's ncclRemoteError and ncclSystemError texts. Local faults:
+gloo transport/tcp/device.cc, NCCL bootstrap.cc and init.cc, the CUDA runtime's error strings, errno(3).
 """
 
 import re
 
 _VICTIM = re.compile(
-    r"connection (closed|reset|refused)|broken pipe|timed out waiting|read error|write error"
+    r"connection (closed|reset|refused|timed out)|broken pipe|timed out waiting|read error|write error"
     r"|socket (closed|timeout)|recvVector failed|sendBytes failed|remote (process|peer)"
-    r"|connectFullMesh failed|ncclRemoteError|remote error|unexpected eof|wait timeout",
+    r"|connectFullMesh failed|ncclRemoteError|remote error|unexpected eof|wait timeout"
+    r"|no route to host|communicator was aborted|watchdog caught collective operation timeout"
+    r"|application timeout caused pair closure|client socket has timed out"
+    r"|ncclSystemError|unhandled system error",
+    re.IGNORECASE,
+)
+_OWN_HOST = re.compile(
+    r"unable to find address for|no socket interface found|duplicate gpu detected|invalid device ordinal"
+    r"|no space left on device|cannot allocate memory|too many open files|out of memory",
     re.IGNORECASE,
 )
 
 
 def blames_peer(message: str) -> bool:
     """Whether an exception's text tells of a peer's silence rather than of a fault of its own."""
-    return _VICTIM.search(message) is not None
+    return _OWN_HOST.search(message) is None and _VICTIM.search(message) is not None

@@ -4,8 +4,11 @@ The order is the order of certainty. A process that is gone, stopped or raised a
 own explains what its peers report; only among ranks that are all alive and waiting do the steps
 and torch's flight recorder decide. A rank is named only on evidence that points at it; where the
 evidence points at a link, the pair is named, and where it points nowhere, nobody is.
+
+Ranks are compared by their *place*: the check, in the trial's order, and the number of the step in it.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +34,17 @@ Kind = Literal[
 #: Deaths this close together have one cause: the forkserver, the agent or the machine.
 _SAME_MOMENT_S = 0.25
 _SIGABRT = -6
+#: gloo aborts a rank in its own transport, on whatever its peer did (gloo/common/logging.h).
+_GLOO_SPEAKS = re.compile(r"gloo::|gloo/transport")
+#: The one complaint of it that tells of a wrong size (gloo transport/tcp/pair.cc).
+_GLOO_SIZE = re.compile(r"op\.preamble\.length|op\.nbytes")
+#: Steps named after the call they make; a backward or a constructor makes calls of other names.
+_COLLECTIVES = frozenset(
+    {"all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather"}
+    | {"reduce", "reduce_scatter", "scatter"}
+)
+
+Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -55,8 +69,9 @@ def judge(trial: TrialRecord) -> Judgement:
     ranks = [one for one in trial.evidence if not one.done]
     if trial.outcome == "slow":
         return Judgement("slow", waiting=tuple(one.rank for one in ranks))
-    for look in (_mismatch, _died, _raised, _not_running, _never_began, _behind, _deadlock):
-        found = look(ranks, trial.evidence)
+    looks = (_mismatch, _died, _raised, _stopped, _never_began, _behind, _uninterruptible, _deadlock)
+    for look in looks:
+        found = look(ranks, trial)
         if found is not None:
             return found
     return Judgement("unsure", waiting=_numbers(ranks))
@@ -79,24 +94,40 @@ def open_step(one: RankEvidence) -> Step | None:
 def _shared_step(ranks: Sequence[RankEvidence]) -> Step | None:
     """The step that most of these ranks stand in."""
     steps = [step for one in ranks if (step := open_step(one)) is not None]
-    counted = Counter((step.check, step.seq) for step in steps)
+    counted = Counter(_key(step) for step in steps)
     if not counted:
         return None
     key = counted.most_common(1)[0][0]
-    return next(step for step in steps if (step.check, step.seq) == key)
+    return next(step for step in steps if _key(step) == key)
+
+
+def _key(step: Step) -> tuple[str, int]:
+    """What makes two ranks' steps the same one; the group is made before its check begins to count."""
+    return step.check, 0 if step.name == "init_process_group" else step.seq
+
+
+def _place(step: Step, trial: TrialRecord) -> Place:
+    """Where a step stands in the trial; a check that the plan does not know comes last."""
+    check, seq = _key(step)
+    return (trial.checks.index(check) if check in trial.checks else len(trial.checks)), seq
+
+
+def _reached(one: RankEvidence, trial: TrialRecord) -> Place:
+    """The furthest step a rank ever entered: only the last steps are kept, so further is entered too."""
+    return max((_place(step, trial) for step in one.steps), default=(-1, 0))
 
 
 # --- the looks, most certain first ---------------------------------------------------------------
 
 
-def _died(ranks: Sequence[RankEvidence], _all: Sequence[RankEvidence]) -> Judgement | None:
+def _died(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
     dead = [one for one in ranks if one.exited_at is not None]
-    if not dead:
-        return None
-    if all(one.exit_code == _SIGABRT and "gloo" in one.output_tail for one in dead):
-        return _aborted_over_a_mismatch(ranks)
-    first = min(one.exited_at or 0.0 for one in dead)
-    at_once = [one for one in dead if (one.exited_at or 0.0) - first <= _SAME_MOMENT_S]
+    own = [one for one in dead if not _aborted_by_gloo(one)]
+    if not own:
+        wrong_size = any(_GLOO_SIZE.search(one.output_tail) for one in dead)
+        return _aborted_over_a_mismatch(ranks) if wrong_size else None
+    first = min(one.exited_at or 0.0 for one in own)
+    at_once = [one for one in own if (one.exited_at or 0.0) - first <= _SAME_MOMENT_S]
     # gloo aborts a rank whose peer vanished: an abort beside another kind of death is an echo.
     causes = [one for one in at_once if one.exit_code != _SIGABRT] or at_once
     if len(ranks) > 1 and len(causes) == len(ranks):
@@ -105,48 +136,75 @@ def _died(ranks: Sequence[RankEvidence], _all: Sequence[RankEvidence]) -> Judgem
     return Judgement("died", _numbers(causes), _numbers(innocent), _shared_step(innocent))
 
 
+def _aborted_by_gloo(one: RankEvidence) -> bool:
+    return one.exit_code == _SIGABRT and _GLOO_SPEAKS.search(one.output_tail) is not None
+
+
 def _aborted_over_a_mismatch(ranks: Sequence[RankEvidence]) -> Judgement:
     """gloo aborts the rank that *receives* a message of the wrong size: it is the victim.
 
     The recorder of the dead rank is lost; a survivor whose real call is not its announced one did it.
     """
     calls = {one.rank: one.flight[-1] for one in ranks if one.flight}
-    suspects = tuple(rank for rank in calls if rank in _off_the_plan(ranks, calls, dead_too=True))
+    suspects = _off_the_plan(ranks, calls, len(ranks))
     innocent = [one for one in ranks if one.rank not in suspects]
     flights = tuple((rank, calls[rank]) for rank in sorted(calls))
     return Judgement("mismatch", suspects, _numbers(innocent), _shared_step(innocent), flights=flights)
 
 
-def _raised(ranks: Sequence[RankEvidence], everyone: Sequence[RankEvidence]) -> Judgement | None:
+def _raised(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
+    everyone = trial.evidence
     own = [one for one in ranks if one.raised is not None and not one.raised.blames_peer]
     if not own:
         return None
-    alike = {(one.raised.type, one.raised.where) for one in own if one.raised is not None}
+    alike: dict[object, list[RankEvidence]] = defaultdict(list)
+    for one in own:
+        assert one.raised is not None
+        alike[one.raised.type, one.raised.where].append(one)
     if len(everyone) > 1 and len(own) == len(everyone):
         kind: Kind = "raised-everywhere" if len(alike) == 1 else "unsure"
         return Judgement(kind, waiting=_numbers(ranks), step=_shared_step(ranks))
+    most = max(alike.values(), key=len)
+    if len(everyone) > 1 and 2 * len(most) > len(everyone):
+        return _what_most_met(ranks, trial, set(_numbers(most)))
     innocent = [one for one in ranks if one not in own]
     return Judgement("raised", _numbers(own), _numbers(innocent), _shared_step(innocent))
 
 
-def _not_running(ranks: Sequence[RankEvidence], _all: Sequence[RankEvidence]) -> Judgement | None:
-    kinds: tuple[tuple[Kind, str], ...] = (("stopped", "Tt"), ("uninterruptible", "D"))
-    for kind, letters in kinds:
-        found = [one for one in ranks if one.state and one.state in letters]
-        if found and len(found) < max(len(ranks), 2):
-            innocent = [one for one in ranks if one not in found]
-            return Judgement(kind, _numbers(found), _numbers(innocent), _shared_step(innocent))
-    return None
+def _what_most_met(ranks: Sequence[RankEvidence], trial: TrialRecord, most: set[int]) -> Judgement:
+    """Most ranks failed alike: they met something, and a rank that never came may be it."""
+    for look in (_stopped, _never_began, _behind):
+        found = look(ranks, trial)
+        if found is not None and found.suspects and not most & set(found.suspects):
+            return found
+    return Judgement("unsure", waiting=_numbers(ranks), step=_shared_step(ranks))
 
 
-def _never_began(ranks: Sequence[RankEvidence], everyone: Sequence[RankEvidence]) -> Judgement | None:
+def _stopped(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
+    return _not_running(ranks, "stopped", "Tt")
+
+
+def _uninterruptible(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
+    """State D is seen once and may pass, so it counts only where no rank is missing from a step."""
+    return _not_running(ranks, "uninterruptible", "D")
+
+
+def _not_running(ranks: Sequence[RankEvidence], kind: Kind, letters: str) -> Judgement | None:
+    found = [one for one in ranks if one.state and one.state in letters]
+    if not found or len(found) >= max(len(ranks), 2):
+        return None
+    innocent = [one for one in ranks if one not in found]
+    return Judgement(kind, _numbers(found), _numbers(innocent), _shared_step(innocent))
+
+
+def _never_began(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
     missing = [one for one in ranks if not one.began]
-    if not missing or len(missing) == len(everyone):
+    if not missing or len(missing) == len(trial.evidence):
         return None
     return Judgement("never-began", _numbers(missing), _waiting(ranks, missing), _shared_step(ranks))
 
 
-def _mismatch(ranks: Sequence[RankEvidence], _all: Sequence[RankEvidence]) -> Judgement | None:
+def _mismatch(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
     """Different calls at one place: the flight recorder knows what each rank really enqueued."""
     by_seq: dict[int, dict[int, FlightEntry]] = defaultdict(dict)
     for one in ranks:
@@ -158,7 +216,7 @@ def _mismatch(ranks: Sequence[RankEvidence], _all: Sequence[RankEvidence]) -> Ju
         for rank, entry in calls.items():
             groups[entry.op, entry.sizes, entry.dtypes].append(rank)
         if len(groups) > 1:
-            suspects = _minority(groups) or _off_the_plan(ranks, calls)
+            suspects = _minority(groups) or _off_the_plan(ranks, calls, len(calls))
             waiting = tuple(one.rank for one in ranks if one.rank not in suspects)
             stands_in = _shared_step([one for one in ranks if one.rank in waiting])
             return Judgement("mismatch", suspects, waiting, stands_in, flights=tuple(sorted(calls.items())))
@@ -171,7 +229,7 @@ def _announced_mismatch(ranks: Sequence[RankEvidence]) -> Judgement | None:
     for one in ranks:
         step = open_step(one)
         if step is not None and not step.peers:
-            by_key[step.check, step.seq][one.rank] = step
+            by_key[_key(step)][one.rank] = step
     for steps in by_key.values():
         groups: dict[object, list[int]] = defaultdict(list)
         for rank, step in steps.items():
@@ -193,50 +251,67 @@ def _minority(groups: dict[object, list[int]]) -> tuple[int, ...]:
 
 
 def _off_the_plan(
-    ranks: Sequence[RankEvidence], calls: dict[int, FlightEntry], *, dead_too: bool = False
+    ranks: Sequence[RankEvidence], calls: dict[int, FlightEntry], compared: int
 ) -> tuple[int, ...]:
-    """Between two equal halves: the rank whose real call is not the one it had announced."""
+    """Between two equal halves: the ranks whose real call is not the one they had announced.
+
+    Nobody, where that is said of more than half of them: then the announcement is what is wrong.
+    """
     off = []
     for one in ranks:
         step, entry = open_step(one) or (one.steps[-1] if one.steps else None), calls.get(one.rank)
         if step is not None and entry is not None and not _is_announced(step, entry):
             off.append(one.rank)
-    compared = len(ranks) if dead_too else len(calls)
-    return tuple(off) if len(off) < compared else ()
+    return tuple(off) if 2 * len(off) <= compared else ()
 
 
 def _is_announced(step: Step, entry: FlightEntry) -> bool:
+    """Whether a call is what its step says; a step that names no collective says nothing."""
+    if step.name not in _COLLECTIVES:
+        return True
     shapes = [str(list(size)) for size in entry.sizes]
-    return step.name == entry.op and (not step.detail or any(shape in step.detail for shape in shapes))
+    op = entry.op.removeprefix("_").removesuffix("_base")  # _all_gather_base is an all_gather
+    return step.name == op and ("[" not in step.detail or any(shape in step.detail for shape in shapes))
 
 
-def _behind(ranks: Sequence[RankEvidence], _all: Sequence[RankEvidence]) -> Judgement | None:
+def _behind(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
     """Ranks that never entered a step in which others wait for them."""
-    waiting = [one for one in ranks if open_step(one) is not None]
+    waiting = {one.rank: step for one in ranks if (step := open_step(one)) is not None}
     if not waiting:
         return None
-    first_open = min((_place(one, ranks) for one in waiting), default=None)
-    earliest = next(one for one in waiting if _place(one, ranks) == first_open)
-    step = open_step(earliest)
-    if step is None or step.peers:
-        return _absent_peer(waiting, ranks)
-    # Whoever stands further on has passed this step, so only those before it are missing.
-    absent = [one for one in ranks if one not in waiting]
-    if not absent:
+    # At one place a transfer comes before a collective: those who stand in it have passed nothing.
+    step = min(waiting.values(), key=lambda open_: (_place(open_, trial), not open_.peers))
+    if step.peers:
+        return _absent_peer([one for one in ranks if one.rank in waiting], ranks)
+    here = _place(step, trial)
+    absent = [one for one in ranks if _reached(one, trial) < here and not _ended(one)]
+    if absent:
+        return Judgement("never-entered", _numbers(absent), tuple(waiting), step)
+    return _left_behind(ranks, trial, here)
+
+
+def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place) -> Judgement | None:
+    """The one rank, or the few, still in a step that all others left, while some wait further on."""
+    waiting = {one.rank: step for one in ranks if (step := open_step(one)) is not None}
+    further = [step for step in waiting.values() if _place(step, trial) > here]
+    if not further or any(step.peers for step in waiting.values()):
         return None
-    return Judgement("never-entered", _numbers(absent), _numbers(waiting), step)
+    last = [one for one in ranks if one.rank in waiting and _place(waiting[one.rank], trial) == here]
+    if any(_ended(one) for one in last) or not _few(len(last), len(trial.evidence)):
+        return None
+    step = min(further, key=lambda open_: _place(open_, trial))
+    there = _place(step, trial)
+    absent = [one for one in ranks if _reached(one, trial) < there and not _ended(one)]
+    return Judgement("never-entered", _numbers(absent), _waiting(ranks, absent), step)
 
 
-def _place(one: RankEvidence, ranks: Sequence[RankEvidence]) -> tuple[int, int]:
-    """Where a rank stands: the number of checks it has passed as seen by all, and its step."""
-    checks: list[str] = []
-    for other in ranks:
-        for taken in other.steps:
-            if taken.check not in checks:
-                checks.append(taken.check)
-    step = open_step(one)
-    assert step is not None
-    return checks.index(step.check), step.seq
+def _few(count: int, of: int) -> bool:
+    return count == 1 or 2 * count < of
+
+
+def _ended(one: RankEvidence) -> bool:
+    """Whether a rank failed or is gone: then it is judged by its words, not by its place."""
+    return one.raised is not None or one.exited_at is not None
 
 
 def _absent_peer(waiting: Sequence[RankEvidence], ranks: Sequence[RankEvidence]) -> Judgement | None:
@@ -251,7 +326,7 @@ def _absent_peer(waiting: Sequence[RankEvidence], ranks: Sequence[RankEvidence])
     return Judgement("never-entered", tuple(suspects), callers, entered)
 
 
-def _deadlock(ranks: Sequence[RankEvidence], everyone: Sequence[RankEvidence]) -> Judgement | None:
+def _deadlock(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
     """Everyone entered and nobody left: a link. A point-to-point step says which."""
     steps = {one.rank: step for one in ranks if (step := open_step(one)) is not None}
     if len(steps) < len(ranks) or not steps:
@@ -266,6 +341,8 @@ def _deadlock(ranks: Sequence[RankEvidence], everyone: Sequence[RankEvidence]) -
         ends = {rank for pair in pairs for rank in pair}
         waiting = tuple(rank for rank in steps if rank not in ends)
         return Judgement("pair", (), waiting, steps[min(ends)], tuple(sorted(pairs)))
-    if len(ranks) == len(everyone) and not any(step.peers for step in steps.values()):
+    gone = any(one.exited_at is not None for one in ranks)
+    one_place = len({_key(step) for step in steps.values()}) == 1
+    if len(ranks) == len(trial.evidence) and one_place and not gone and not next(iter(steps.values())).peers:
         return Judgement("all-entered", (), tuple(steps), _shared_step(ranks))
     return None

@@ -4,14 +4,17 @@ from typing import Literal
 
 import pytest
 
+from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.launch.hang import judge
 from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step, TrialRecord
 
 
-def step(seq: int = 1, *, left: bool = False, check: str = "allreduce", peers=(), detail="float32 [8]"):
+def step(
+    seq: int = 1, *, left: bool = False, check: str = "allreduce", peers=(), detail="float32 [8]", name=None
+):
     return Step(
         check=check,
-        name="send_recv" if peers else "all_reduce",
+        name=name or ("send_recv" if peers else "all_reduce"),
         seq=seq,
         detail=detail,
         peers=tuple(peers),
@@ -41,6 +44,14 @@ def flight(op: str = "all_reduce", *sizes: int, seq: int = 5) -> FlightEntry:
 
 
 WAITING = step(3)
+WRONG_SIZE = (
+    "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+    "[enforce fail at gloo/transport/tcp/pair.cc:462] op.preamble.length <= op.nbytes. 64 vs 32"
+)
+PEER_GONE = (
+    "terminate called after throwing an instance of 'gloo::IoException'\n"
+    "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:29133"
+)
 CLOSED = Raised(type="RuntimeError", message="Connection closed by peer [::1]:1", blames_peer=True)
 
 
@@ -135,14 +146,14 @@ def test_two_equal_halves_that_both_announced_what_they_called_are_unsure():
 
 
 def test_an_aborted_receiver_is_not_blamed_for_its_peers_wrong_size():
-    aborted = rank(0, WAITING, exit_code=-6, exited_at=1.0, output_tail="gloo::EnforceNotMet")
+    aborted = rank(0, WAITING, exit_code=-6, exited_at=1.0, output_tail=WRONG_SIZE)
     other = rank(1, WAITING, flight=(flight("all_reduce", 16),))
     found = judge(trial(aborted, other, outcome="broken"))
     assert (found.kind, found.suspects) == ("mismatch", (1,))
 
 
 def test_an_aborted_receiver_without_further_evidence_blames_nobody():
-    aborted = rank(0, WAITING, exit_code=-6, exited_at=1.0, output_tail="gloo::EnforceNotMet")
+    aborted = rank(0, WAITING, exit_code=-6, exited_at=1.0, output_tail=WRONG_SIZE)
     assert judge(trial(aborted, rank(1, WAITING), outcome="broken")).suspects == ()
 
 
@@ -176,16 +187,142 @@ def test_a_slow_trial_blames_nobody():
     assert (found.kind, found.suspects) == ("slow", ())
 
 
+# --- places ---------------------------------------------------------------------------------------
+
+
+def test_a_rank_still_in_a_step_that_all_others_left_never_reached_where_they_wait():
+    forward, backward = step(4, name="forward"), step(5, name="backward")
+    ahead = (step(4, name="forward", left=True), backward)
+    found = judge(trial(rank(0, *ahead), rank(1, forward), rank(2, *ahead)))
+    assert (found.kind, found.suspects, found.waiting) == ("never-entered", (1,), (0, 2))
+    assert found.step == backward
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_in_the_collective_that_the_others_left_is_the_suspect(ranks):
+    ahead = (step(17, left=True), step(18))
+    found = judge(trial(*(rank(n, *((step(17),) if n == 1 else ahead)) for n in range(ranks))))
+    assert (found.kind, found.suspects) == ("never-entered", (1,))
+    assert found.step is not None
+    assert found.step.seq == 18
+
+
+def test_a_rank_that_left_the_collective_is_not_missing_from_it():
+    found = judge(trial(rank(0, step(17, left=True)), rank(1, step(17))))
+    assert (found.kind, found.suspects) == ("unsure", ())
+
+
+def test_a_rank_far_ahead_is_not_missing_though_its_old_steps_are_forgotten():
+    ahead = [step(seq, left=True) for seq in range(20, 60)]
+    found = judge(trial(rank(0, *ahead), rank(1, step(17)), rank(2, *ahead)))
+    assert found.suspects == ()
+
+
+def test_half_of_the_ranks_one_step_behind_the_other_half_blame_nobody():
+    ahead = (step(17, left=True), step(18))
+    found = judge(trial(rank(0, *ahead), rank(1, step(17)), rank(2, step(17)), rank(3, *ahead)))
+    assert (found.kind, found.suspects) == ("unsure", ())
+
+
+def test_the_first_all_reduce_comes_after_the_making_of_the_group():
+    init = step(1, check="process_group", name="init_process_group", detail="nccl")
+    made = init.model_copy(update={"left_at": 1.1})
+    first = step(1, check="process_group", detail="float32 [1]")
+    found = judge(trial(rank(0, made, first), rank(1, init), rank(2, made, first)))
+    assert (found.kind, found.suspects, found.step) == ("never-entered", (1,), first)
+
+
+def test_a_rank_in_uninterruptible_sleep_is_not_blamed_for_one_that_never_came():
+    asleep = rank(0, WAITING).model_copy(update={"state": "D"})
+    found = judge(trial(asleep, rank(1, step(2, left=True)), rank(2, WAITING)))
+    assert (found.kind, found.suspects) == ("never-entered", (1,))
+
+
+# --- aborts ---------------------------------------------------------------------------------------
+
+
+def test_an_abort_that_only_speaks_of_a_vanished_peer_blames_nobody():
+    aborted = rank(0, WAITING, exit_code=-6, exited_at=1.0, output_tail=PEER_GONE)
+    other = rank(1, WAITING, flight=(flight("all_reduce", 16),))
+    assert judge(trial(aborted, other, outcome="broken")).suspects == ()
+
+
+def test_an_abort_of_the_ranks_own_is_its_death():
+    aborted = rank(0, WAITING, exit_code=-6, exited_at=1.0, output_tail="free(): invalid pointer")
+    found = judge(trial(aborted, rank(1, WAITING), outcome="broken"))
+    assert (found.kind, found.suspects) == ("died", (0,))
+
+
+@pytest.mark.parametrize("name", ["forward", "backward", "ddp_construct"])
+def test_calls_inside_a_step_of_another_name_are_not_off_the_plan(name):
+    inside = step(3, name=name, detail="2 parameters")
+    aborted = rank(0, inside, exit_code=-6, exited_at=1.0, output_tail=WRONG_SIZE)
+    others = [rank(n, inside, flight=(flight("all_reduce", 16),)) for n in (1, 2)]
+    found = judge(trial(aborted, *others, outcome="broken"))
+    assert (found.kind, found.suspects) == ("mismatch", ())
+
+
+def test_an_all_gather_announced_without_a_shape_is_on_the_plan():
+    inside = step(3, name="all_gather", detail="7 int64 checksums")
+    aborted = rank(0, inside, exit_code=-6, exited_at=1.0, output_tail=WRONG_SIZE)
+    other = rank(1, inside, flight=(flight("_all_gather_base", 7),))
+    assert judge(trial(aborted, other, outcome="broken")).suspects == ()
+
+
+# --- exceptions of many ---------------------------------------------------------------------------
+
+UNKNOWN = Raised(type="DistBackendError", message="NCCL error: unhandled cuda error", where="a.py:1")
+
+
+def test_most_ranks_that_raised_alike_are_not_blamed_while_one_never_came():
+    failed = [rank(n, WAITING, raised=UNKNOWN) for n in (0, 2, 3)]
+    found = judge(trial(*failed, rank(1, step(2, left=True)), outcome="broken"))
+    assert (found.kind, found.suspects) == ("never-entered", (1,))
+
+
+def test_most_ranks_that_raised_alike_are_not_blamed_while_one_is_stopped():
+    stopped = rank(1, WAITING).model_copy(update={"state": "T"})
+    found = judge(trial(*(rank(n, WAITING, raised=UNKNOWN) for n in (0, 2)), stopped, outcome="broken"))
+    assert (found.kind, found.suspects) == ("stopped", (1,))
+
+
+def test_most_ranks_that_raised_alike_blame_nobody_while_the_rest_waits():
+    failed = [rank(n, WAITING, raised=UNKNOWN) for n in (0, 2)]
+    found = judge(trial(*failed, rank(1, WAITING), outcome="broken"))
+    assert (found.kind, found.suspects) == ("unsure", ())
+
+
+# --- a victim's words -----------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
-    "message", ["Connection reset by peer", "Timed out waiting 20000ms for recv operation"]
+    "message",
+    [
+        "Connection reset by peer",
+        "Timed out waiting 20000ms for recv operation",
+        "ncclSystemError: System call (e.g. socket, malloc) or external library call failed",
+        "connect to 10.0.0.2 failed : Connection timed out",
+        "No route to host",
+        "NCCL communicator was aborted on rank 1",
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE)",
+        "Application timeout caused pair closure",
+        "The client socket has timed out after 600000ms while trying to connect",
+        "NCCL error in: ProcessGroupNCCL.cpp:3, unhandled system error",
+    ],
 )
 def test_victims_words_are_known(message):
-    from ddp_doctor.knowledge.victims import blames_peer
-
     assert blames_peer(message)
 
 
-def test_a_missing_interface_is_not_a_victims_word():
-    from ddp_doctor.knowledge.victims import blames_peer
-
-    assert not blames_peer("Unable to find address for: ib0")
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Unable to find address for: ib0",
+        "unhandled system error\nLast error:\nBootstrap : no socket interface found",
+        "ncclInvalidUsage\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 3000",
+        "CUDA error: invalid device ordinal",
+        "ncclSystemError: Error while creating shared memory segment: No space left on device",
+    ],
+)
+def test_a_fault_of_the_ranks_own_host_is_not_a_victims_word(message):
+    assert not blames_peer(message)
