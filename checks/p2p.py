@@ -103,11 +103,11 @@ def _deadline(ctx: RankContext) -> float:
     """How long a pair may take, its peer's lateness included.
 
     A peer still stands in its earlier pairs, and longer on a crowded machine: the check's deadline has
-    grown with the ranks per core, and half of what is left of it grows along.
+    grown with the ranks per core, and a quarter of what is left of it grows along.
     """
     # NCCL connects two ranks at their first transfer, within the communicator that the group has.
     least = FIRST_NCCL_S if ctx.backend == "nccl" else PAIR_S
-    return min(max(least, ctx.remaining() / 2), max(ctx.remaining(), 1.0))
+    return min(max(least, ctx.remaining() / 4), max(ctx.remaining(), 1.0))
 
 
 def _pattern(rank: int, size: int, device: str) -> "torch.Tensor":

@@ -24,7 +24,7 @@ DISMISS_S = 1.0
 KILL_S = 1.0
 #: A gap in the agent's own clock that means it was stopped, not that its workers hang.
 AGENT_PAUSE_S = 1.0
-#: One pair of ranks in the p2p check.
+#: The least that one pair of ranks gets in the p2p check.
 PAIR_S = 5.0
 #: Ranks that share a core are slower by right: deadlines grow with ranks per core beyond this.
 RANKS_PER_CORE = 4.0
