@@ -1,6 +1,7 @@
 """What the rules over trials share: the judged trials, and how they speak of ranks and steps."""
 
 import re
+import signal
 from collections.abc import Iterator
 
 from ddp_doctor.checks.env_vars import value_refused
@@ -12,27 +13,47 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
 from ddp_doctor.phrases import ranks as words
 
+#: What a setting that torch refuses can look like: never a rank that is stopped, killed or missing.
+_REFUSED_LOOKS: tuple[Kind, ...] = ("all-entered", "raised-everywhere", "unsure")
 
-def explained_by_topology(recording: Recording) -> bool:
-    """Whether the topology's own rule names the cause of the hang: one cause, one finding."""
-    return bool(p2p_stalls.apply(recording))
+
+def pairs_of_topology(recording: Recording) -> set[tuple[int, int]]:
+    """The pairs of ranks that the topology's own rule names: one cause, one finding."""
+    named = [one for finding in p2p_stalls.apply(recording) for one in finding.culprits]
+    return {
+        (min(one.rank, one.peer_rank), max(one.rank, one.peer_rank))
+        for one in named
+        if one.rank is not None and one.peer_rank is not None
+    }
+
+
+def holds_one_of(trial: TrialRecord, pairs: set[tuple[int, int]]) -> bool:
+    """Whether both ends of one of these pairs took part, so that its link may explain the trial."""
+    return any(set(pair) <= set(trial.ranks) for pair in pairs)
 
 
 def judged(recording: Recording, *kinds: Kind) -> Iterator[tuple[TrialRecord, Judgement]]:
     """The trials that did not finish and whose judgement is one of these kinds.
 
-    Trials that ended while the process group was set up are left out where a setting that torch
-    refuses explains them.
+    A trial that failed as a whole while the process group was set up is left out where a setting
+    that torch refuses explains it.
     """
     refused = any(finding.severity is Severity.ERROR for finding in value_refused.apply(recording))
     for trial in recording.trials:
         if trial.outcome not in ("stuck", "broken", "slow"):
             continue
-        if refused and trial.judged_check == "process_group":
-            continue
         judgement = judge(trial)
+        if refused and trial.judged_check == "process_group" and _may_be_refused(trial, judgement):
+            continue
         if judgement.kind in kinds:
             yield trial, judgement
+
+
+def _may_be_refused(trial: TrialRecord, judgement: Judgement) -> bool:
+    aborted = judgement.kind == "died" and all(
+        of_rank(trial, rank).exit_code == -signal.SIGABRT for rank in judgement.suspects
+    )
+    return aborted or judgement.kind in _REFUSED_LOOKS
 
 
 def of_rank(trial: TrialRecord, rank: int) -> RankEvidence:
@@ -128,8 +149,12 @@ def evidence(trial: TrialRecord, judgement: Judgement) -> tuple[Evidence, ...]:
 def all_well_without(recording: Recording, trial: TrialRecord, judgement: Judgement) -> bool:
     """Whether a later trial ran the same check to its end without the suspects: a second proof."""
     later = recording.trials[recording.trials.index(trial) + 1 :]
+    check = trial.judged_check or check_of(trial, judgement)
     return any(
-        again.outcome == "finished" and not set(again.ranks) & set(judgement.suspects) for again in later
+        again.outcome == "finished"
+        and check in again.checks
+        and not set(again.ranks) & set(judgement.suspects)
+        for again in later
     )
 
 

@@ -1,8 +1,10 @@
 """Ranks that ended, by a signal, an exit or an exception."""
 
+import re
 import signal
 from collections.abc import Iterator
 
+from ddp_doctor.checks.env_vars import EnvVars
 from ddp_doctor.engine.trial_rules.common import (
     check_of,
     confidence,
@@ -110,6 +112,8 @@ def raised(recording: Recording) -> Iterator[Draft]:
         torch.distributed.elastic.multiprocessing.errors, which reports the earliest failure
     """
     for trial, judgement in judged(recording, "raised"):
+        if _sharing(trial):
+            continue  # process-group-cannot-start names both ranks
         first = of_rank(trial, judgement.suspects[0])
         assert first.raised is not None
         yield Draft(
@@ -127,42 +131,108 @@ def raised(recording: Recording) -> Iterator[Draft]:
         )
 
 
+#: NCCL init.cc: "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 3000".
+_DUPLICATE = re.compile(
+    r"Duplicate GPU detected\s*: rank (\d+) and rank (\d+) both on CUDA device (\w+)", re.IGNORECASE
+)
+
+
 @rule("DD617", "process-group-cannot-start", Severity.ERROR)
 def everywhere(recording: Recording) -> Iterator[Draft]:
-    """An exception that all ranks raise in the same place.
+    """A process group that cannot be made, for a reason that torch, gloo or NCCL names.
 
     What it finds
-        The same exception on all ranks, mostly while the process group is set up: an interface that
-        does not exist, a library that is missing.
+        The same exception on all ranks while the process group is set up or used for the first time:
+        an interface that does not exist, a library that is missing. And two ranks on one GPU, which
+        NCCL refuses.
 
     Why it matters
-        The job will not start, on any rank; no rank is to blame.
+        The job will not start, on any rank.
 
     Remedy
         What the exception names. GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME must name interfaces of
-        this host.
+        this host. Two ranks on one GPU: choose the device by LOCAL_RANK.
 
     References
         gloo transport/tcp/device.cc ("Unable to find address for")
+        NCCL bootstrap.cc ("no socket interface found"), init.cc ("Duplicate GPU detected")
     """
-    for trial, judgement in judged(recording, "raised-everywhere"):
-        first = of_rank(trial, judgement.waiting[0])
-        step = first.steps[-1] if first.steps else None
-        if first.raised is None or step is None or step.name != "init_process_group":
-            continue  # a probe of the doctor's own that fails everywhere is unsure, not a fault
-        setting = "GLOO_SOCKET_IFNAME" if "find address for" in first.raised.message else None
-        yield Draft(
-            title=f"The {trial.backend} process group cannot start: {first.raised.message.splitlines()[0][:160]}",
-            detail=f"All {len(judgement.waiting)} ranks raised {first.raised.type} in init_process_group.",
-            confidence=Confidence.PROVED,
-            culprits=(Culprit(kind="setting", name=setting),) if setting else (),
-            evidence=(Evidence(check="process_group", text=first.raised.message[:400]),),
-            remedies=(
-                Remedy(
-                    summary=f"Set {setting} to an interface of this host, or unset it"
-                    if setting
-                    else "Mend what the exception names",
-                    commands=("ip -br address",),
-                ),
+    for trial, judgement in judged(recording, "raised-everywhere", "raised", "unsure"):
+        sharing = _sharing(trial)
+        if sharing:
+            yield _one_gpu(recording, sharing)
+            continue
+        first = of_rank(trial, judgement.waiting[0]) if judgement.kind == "raised-everywhere" else None
+        # A probe of the doctor's own that fails everywhere is unsure, not a fault.
+        if first is not None and first.steps and first.steps[-1].check == "process_group":
+            yield _cannot_start(recording, trial, first)
+
+
+def _sharing(trial: TrialRecord) -> dict[str, set[int]]:
+    """The ranks that NCCL found on one GPU, by that GPU's bus number; NCCL counts within the trial."""
+    found: dict[str, set[int]] = {}
+    for one in trial.evidence:
+        said = one.output_tail + (one.raised.message if one.raised else "")
+        for rank, other, device in _DUPLICATE.findall(said):
+            if max(int(rank), int(other)) < len(trial.ranks):
+                found.setdefault(device, set()).update((trial.ranks[int(rank)], trial.ranks[int(other)]))
+    return found
+
+
+def _one_gpu(recording: Recording, sharing: dict[str, set[int]]) -> Draft:
+    ranks = tuple(sorted(set().union(*sharing.values())))
+    places = "; ".join(f"{words.rank_list(sorted(of))} on CUDA device {gpu}" for gpu, of in sharing.items())
+    return Draft(
+        title=f"NCCL cannot start, for ranks share a GPU: {places}",
+        detail='NCCL refuses a GPU that two ranks use ("Duplicate GPU detected"); each needs its own.',
+        confidence=Confidence.PROVED,
+        culprits=culprits(recording, ranks),
+        evidence=tuple(
+            Evidence(check="process_group", text=f"NCCL: {words.rank_list(sorted(of))} on bus {gpu}")
+            for gpu, of in sharing.items()
+        ),
+        remedies=(
+            Remedy(
+                summary="Start as many ranks as there are GPUs, and choose the device by LOCAL_RANK",
+                commands=("torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",),
+                scope="code",
             ),
-        )
+        ),
+    )
+
+
+def _cannot_start(recording: Recording, trial: TrialRecord, first: RankEvidence) -> Draft:
+    assert first.raised is not None
+    message = first.raised.message
+    setting = _interface_setting(recording, message)
+    return Draft(
+        title=f"The {trial.backend} process group cannot start: {_cause(message)[:160]}",
+        detail=f"All {len(trial.ranks)} ranks raised {first.raised.type} in {first.steps[-1].name}.",
+        confidence=Confidence.PROVED,
+        culprits=(Culprit(kind="setting", name=setting),) if setting else (),
+        evidence=(Evidence(check="process_group", text=message[:400]),),
+        remedies=(
+            Remedy(
+                summary=f"Set {setting} to an interface of this host, or unset it"
+                if setting
+                else "Mend what the exception names",
+                commands=("ip -br address",),
+            ),
+        ),
+    )
+
+
+def _cause(message: str) -> str:
+    """The line that says why: NCCL's stands under ``Last error:``, others come first."""
+    lines = [line.strip() for line in message.partition("Last error:")[2].splitlines() if line.strip()]
+    return (lines or message.splitlines() or ["no words"])[0]
+
+
+def _interface_setting(recording: Recording, message: str) -> str | None:
+    if "find address for" in message:
+        return "GLOO_SOCKET_IFNAME"
+    if "no socket interface found" not in message:
+        return None
+    environments = [seen.fact.variables for seen in recording.facts(EnvVars)]
+    named = any("NCCL_SOCKET_IFNAME" in variables for variables in environments)
+    return "NCCL_SOCKET_IFNAME" if named else None

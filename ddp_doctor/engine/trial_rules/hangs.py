@@ -7,10 +7,11 @@ from ddp_doctor.engine.trial_rules.common import (
     confidence,
     culprits,
     evidence,
-    explained_by_topology,
+    holds_one_of,
     judged,
     names,
     of_rank,
+    pairs_of_topology,
     process_words,
     proof_words,
     stands,
@@ -101,7 +102,7 @@ def not_running(recording: Recording) -> Iterator[Draft]:
             title=f"{names(recording, judgement.suspects)} {what} in {check_of(trial, judgement)};"
             f" {stands(first)}{who_waits(judgement)}",
             detail=f"Its peers cannot tell this from a slow network.{proof_words(recording, trial, judgement)}",
-            confidence=Confidence.PROVED,
+            confidence=Confidence.PROVED if stopped else Confidence.LIKELY,  # D may pass
             culprits=culprits(recording, judgement.suspects),
             evidence=evidence(trial, judgement),
             remedies=(cure,),
@@ -156,9 +157,10 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
     References
         docs/explanation/hangs.md
     """
-    explained = explained_by_topology(recording) or any(True for _ in judged(recording, "pair"))
+    hanging = {pair for _, judgement in judged(recording, "pair") for pair in judgement.pairs}
+    explained = pairs_of_topology(recording) | hanging
     for trial, judgement in judged(recording, "all-entered"):
-        if explained:
+        if holds_one_of(trial, explained):
             continue
         yield Draft(
             title=f"All {len(judgement.waiting)} ranks entered {step_words(judgement.step)} of"

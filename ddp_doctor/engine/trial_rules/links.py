@@ -6,17 +6,17 @@ from ddp_doctor.engine.trial_rules.common import (
     check_of,
     confidence,
     culprits,
-    explained_by_topology,
     judged,
     names,
     of_rank,
+    pairs_of_topology,
     proof_words,
     rank_evidence,
     step_words,
     try_without_p2p,
     waiting_evidence,
 )
-from ddp_doctor.launch.hang import Judgement
+from ddp_doctor.launch.hang import Judgement, open_step
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
@@ -43,7 +43,7 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
         TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective at a price
     """
     for trial, judgement in judged(recording, "mismatch"):
-        calls = {rank: f"{entry.op}{_sizes(entry.sizes)}" for rank, entry in judgement.flights}
+        calls = _calls(trial, judgement)
         theirs = sorted({calls[rank] for rank in judgement.waiting if rank in calls})
         mine = sorted({calls[rank] for rank in judgement.suspects if rank in calls})
         if judgement.suspects and mine:
@@ -52,8 +52,9 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
                 f" {words.rank_list(judgement.waiting)} called {', '.join(theirs)} in {check_of(trial, judgement)}"
             )
         else:
-            every = "; ".join(f"rank {rank} called {call}" for rank, call in calls.items())
-            title = f"The ranks call different collectives in {check_of(trial, judgement)}: {every}"
+            every = "; ".join(f"rank {rank} called {call}" for rank, call in sorted(calls.items()))
+            title = f"The ranks call different collectives in {check_of(trial, judgement)}"
+            title += f": {every}" if every else ""
         yield Draft(
             title=title,
             detail="Collectives must be called by all ranks in the same order with the same shape and type."
@@ -63,6 +64,14 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
             evidence=(*_flight_evidence(trial, judgement), *waiting_evidence(trial, judgement)),
             remedies=(Remedy(summary="Make that rank take the same path as the others", scope="code"),),
         )
+
+
+def _calls(trial: TrialRecord, judgement: Judgement) -> dict[int, str]:
+    """What each rank called by its flight recorder; without any recorder, what it had announced."""
+    if judgement.flights:
+        return {rank: f"{entry.op}{_sizes(entry.sizes)}" for rank, entry in judgement.flights}
+    steps = {one.rank: open_step(one) for one in trial.evidence}
+    return {rank: f"{step.name} {step.detail}".strip() for rank, step in steps.items() if step is not None}
 
 
 def _sizes(sizes: tuple[tuple[int, ...], ...]) -> str:
@@ -97,11 +106,10 @@ def pair(recording: Recording) -> Iterator[Draft]:
     References
         NCCL user guide, Troubleshooting: GPU Direct and PCI Access Control Services
     """
-    if explained_by_topology(recording):
-        return
+    explained = pairs_of_topology(recording)
     seen: dict[tuple[int, int], tuple[TrialRecord, Judgement]] = {}
     for trial, judgement in judged(recording, "pair"):
-        seen.update(dict.fromkeys(judgement.pairs, (trial, judgement)))
+        seen.update((pair, (trial, judgement)) for pair in judgement.pairs if pair not in explained)
     common = _common_rank(set(seen))
     if common is not None:
         yield _many_pairs(recording, common, seen)

@@ -1,0 +1,127 @@
+"""What the rules over trials say and keep silent about, on trials written by hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ddp_doctor import app
+from ddp_doctor.engine.trial_rules import common, deaths, hangs, links
+from ddp_doctor.launch.hang import judge
+from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
+
+RECORDINGS = Path(__file__).parent.parent / "recordings"
+
+
+def _recorded(name: str) -> Recording:
+    return app.load_recording(RECORDINGS / f"{name}.json")
+
+
+def _with(recording: Recording, *trials: TrialRecord) -> Recording:
+    return recording.model_copy(update={"trials": (*recording.trials, *trials)})
+
+
+def _rank(number: int, *, check: str = "allreduce", seq: int = 3, **fields: Any) -> RankEvidence:
+    detail, peers = fields.pop("detail", "float32 [8]"), fields.pop("peers", ())
+    step = Step(check=check, name="all_reduce", seq=seq, detail=detail, peers=peers, where="a.py:1")
+    return RankEvidence(rank=number, began=True, state="S", steps=(step,)).model_copy(update=fields)
+
+
+def _stuck(*evidence: RankEvidence, check: str = "allreduce", **fields: Any) -> TrialRecord:
+    return TrialRecord(
+        trial="t7",
+        ranks=tuple(one.rank for one in evidence),
+        checks=("process_group", "allreduce", "p2p"),
+        outcome="stuck",
+        judged_check=check,
+        evidence=evidence,
+        **fields,
+    )
+
+
+def _only(findings: list[Finding]) -> Finding:
+    assert len(findings) == 1, findings
+    return findings[0]
+
+
+def test_a_mismatch_without_any_recorder_says_what_the_ranks_announced():
+    trial = _stuck(_rank(0, detail="float32 [8]"), _rank(1, detail="float32 [16]"))
+
+    found = _only(links.mismatch.apply(_with(_recorded("torchrun-healthy"), trial)))
+
+    assert found.title == (
+        "The ranks call different collectives in allreduce: rank 0 called all_reduce float32 [8];"
+        " rank 1 called all_reduce float32 [16]"
+    )
+
+
+def test_uninterruptible_sleep_seen_once_is_likely_and_not_proved():
+    trial = _stuck(_rank(0, state="D"), _rank(1))
+
+    assert _only(hangs.not_running.apply(_with(_recorded("torchrun-healthy"), trial))).confidence is (
+        Confidence.LIKELY
+    )
+
+
+def test_a_later_trial_without_the_judged_check_proves_nothing():
+    trial = _stuck(_rank(0), _rank(1, seq=2), _rank(2))
+    other = TrialRecord(trial="t8", ranks=(0, 2), checks=("process_group", "buffers"))
+    same = other.model_copy(update={"checks": ("process_group", "allreduce")})
+    recording = _recorded("torchrun-healthy")
+
+    assert not common.all_well_without(_with(recording, trial, other), trial, judge(trial))
+    assert common.all_well_without(_with(recording, trial, same), trial, judge(trial))
+
+
+def test_a_stall_that_topology_explains_does_not_hide_another_pair():
+    recording = _recorded("classic-two-socket-with-recorded-facts")  # names ranks 0 and 1
+    explained = _stuck(_rank(0, check="p2p", peers=(1,)), _rank(1, check="p2p", peers=(0,)), check="p2p")
+    another = _stuck(_rank(2, check="p2p", peers=(3,)), _rank(3, check="p2p", peers=(2,)), check="p2p")
+
+    assert links.pair.apply(_with(recording, explained)) == []
+    culprit = _only(links.pair.apply(_with(recording, explained, another))).culprits[0]
+    assert (culprit.rank, culprit.peer_rank) == (2, 3)
+
+
+def test_a_refused_setting_does_not_hide_a_stopped_rank_while_the_group_is_made():
+    recording = _recorded("env-torch-bool-on")
+    ranks = (_rank(0, check="process_group"), _rank(1, check="process_group"))
+    stopped = ranks[1].model_copy(update={"state": "T"})
+    whole, one = _stuck(*ranks, check="process_group"), _stuck(ranks[0], stopped, check="process_group")
+
+    assert hangs.nobody_left.apply(_with(recording, whole)) == []
+    assert _only(hangs.not_running.apply(_with(recording, one))).culprits[0].rank == 1
+
+
+def test_a_refused_setting_explains_an_abort_but_no_kill():
+    recording = _recorded("env-torch-bool-on")
+    waits = _rank(0, check="process_group")
+    aborted = _rank(1, check="process_group", exit_code=-6, exited_at=1.0)
+    killed = aborted.model_copy(update={"exit_code": -9})
+
+    assert deaths.died.apply(_with(recording, _stuck(waits, aborted, check="process_group"))) == []
+    found = _only(deaths.died.apply(_with(recording, _stuck(waits, killed, check="process_group"))))
+    assert found.culprits[0].rank == 1
+
+
+def test_two_ranks_on_one_gpu_are_both_named_once():
+    found = _only(list(app.judge(_recorded("nccl-refuses-two-ranks-on-one-gpu")).report.findings))
+
+    assert found.title == "NCCL cannot start, for ranks share a GPU: ranks 1, 2 on CUDA device 3000"
+    assert [one.rank for one in found.culprits] == [1, 2]
+
+
+def test_the_interface_setting_of_nccl_is_named_only_where_it_is_set():
+    plain = _recorded("nccl-finds-no-socket-interface")
+    environment = json.loads((RECORDINGS / "env-ordinary-settings.json").read_text())["readings"]
+    environment[0]["fact"]["variables"]["NCCL_SOCKET_IFNAME"] = "ib0"
+    readings = (*Recording.model_validate({**plain.model_dump(), "readings": environment}).readings,)
+
+    unset = _only(deaths.everywhere.apply(plain))
+    with_it = _only(deaths.everywhere.apply(plain.model_copy(update={"readings": readings})))
+
+    assert unset.title == "The nccl process group cannot start: Bootstrap : no socket interface found"
+    assert unset.culprits == ()
+    assert [one.name for one in with_it.culprits] == ["NCCL_SOCKET_IFNAME"]
