@@ -9,9 +9,11 @@ The job starts this way. A rank that never arrives keeps the rendezvous waiting 
 MASTER_PORT is a port of the launcher's choice, which a firewall may not know.
 """
 
+import re
 from collections.abc import Iterator
 from typing import ClassVar
 
+from ddp_doctor.knowledge.deadlines import CHECK_S
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, Level, Severity, Where
 from ddp_doctor.model.context import RankContext
@@ -37,6 +39,8 @@ EXPORTED = (
 )
 #: torchrun took 2.4 s for two ranks where the tests ran, and tens of seconds on a cold file system.
 SLOW_START_S = 60.0
+#: How torchrun words a rank that a signal ended, "exitcode: -9" and "Signal 15 (SIGTERM) received".
+_OUR_SIGNALS = re.compile(r"SIGTERM|SIGKILL|exitcode\s*: -(9|15)\b")
 
 
 class TorchrunFact(Fact):
@@ -141,6 +145,50 @@ def slow_start(recording: Recording) -> Iterator[Draft]:
         )
 
 
+@rule("DD503", "torchrun-does-not-end", Severity.WARNING)
+def does_not_end(recording: Recording) -> Iterator[Draft]:
+    """A torchrun that fails, or stays, when all of its ranks have done their work.
+
+    What it finds
+        All ranks were done and left, and torchrun ended with an exit code other than 0 (an error), or
+        was still there ten seconds later (a warning). A torchrun that complains of SIGTERM or SIGKILL
+        is left out: the doctor itself ends ranks that are done.
+
+    Why it matters
+        The scheduler counts the job as failed, or keeps its GPUs, after a training that went well.
+
+    Remedy
+        torchrun's own output, which stands in the finding.
+
+    References
+        https://docs.pytorch.org/docs/stable/elastic/run.html
+    """
+    for trial in recording.trials:
+        note, said = ((*trial.notes, "", ""))[:2]
+        failed = note.startswith("torchrun ended with exit code")
+        stayed = note.startswith("torchrun did not end by itself")
+        if trial.launcher != "torchrun" or trial.outcome != "finished" or not (failed or stayed):
+            continue
+        if _OUR_SIGNALS.search(said):
+            continue
+        last = [line.strip() for line in said.splitlines() if line.strip()][-3:]
+        what = note if failed else f"torchrun had not ended {CHECK_S:.0f} s"
+        yield Draft(
+            title=f"{what} after all its {len(trial.ranks)} ranks were done",
+            detail=" ".join(("The ranks themselves found nothing wrong.", *last[-1:])),
+            severity=Severity.ERROR if failed else None,
+            confidence=Confidence.LIKELY,
+            evidence=tuple(Evidence(check="torchrun", text=line[:200]) for line in last or [note]),
+            remedies=(
+                Remedy(
+                    summary="Run torchrun by hand and mend what it says",
+                    commands=(f"torchrun --nproc-per-node {len(trial.ranks)} --no-python hostname",),
+                    scope="node",
+                ),
+            ),
+        )
+
+
 def measurements(recording: Recording) -> Iterator[Measurement]:
     """How long torchrun took until the last rank had its process group."""
     facts = [seen.fact for seen in recording.facts(TorchrunFact)]
@@ -155,7 +203,7 @@ CHECK = Check(
     where=Where.LAUNCHER,
     probe=probe,
     facts=(TorchrunFact,),
-    rules=(ranks_missing, slow_start),
+    rules=(ranks_missing, slow_start, does_not_end),
     level=Level.STANDARD,
     cost_s=3.0,
     deadline_s=10.0,
