@@ -6,6 +6,7 @@ login shell is a finding, not a world.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 Launcher = Literal["plain", "slurm", "torchrun", "kubernetes", "mpi", "ssh"]
@@ -45,19 +46,20 @@ def _torchrun(env: Mapping[str, str], parent_pid: int) -> ForeignWorld:
         local_rank=_number(env, "LOCAL_RANK", 0),
         local_size=_number(env, "LOCAL_WORLD_SIZE", 1),
         nnodes=_number(env, "GROUP_WORLD_SIZE", 1),
-        key=f"torchrun-{env['TORCHELASTIC_RUN_ID']}-{parent_pid}-{attempt}",
+        key=f"torchrun-{env['TORCHELASTIC_RUN_ID']}-{_process(parent_pid)}-{attempt}",
     )
 
 
 def _slurm(env: Mapping[str, str]) -> ForeignWorld:
     nodes = _number(env, "SLURM_STEP_NUM_NODES", _number(env, "SLURM_NNODES", 1))
+    restart = _number(env, "SLURM_RESTART_COUNT", 0)  # a requeued job keeps its job and step id
     tasks = env.get("SLURM_STEP_TASKS_PER_NODE", "1").partition("(")[0].partition(",")[0]
     return ForeignWorld(
         launcher="slurm",
         local_rank=_number(env, "SLURM_LOCALID", 0),
         local_size=int(tasks) if tasks.isdigit() else 1,
         nnodes=nodes,
-        key=f"slurm-{env.get('SLURM_JOB_ID', '0')}-{env['SLURM_STEP_ID']}",
+        key=f"slurm-{env.get('SLURM_JOB_ID', '0')}-{env['SLURM_STEP_ID']}-{restart}",
     )
 
 
@@ -68,8 +70,18 @@ def _open_mpi(env: Mapping[str, str], parent_pid: int) -> ForeignWorld:
         local_rank=_number(env, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
         local_size=local_size,
         nnodes=max(_number(env, "OMPI_COMM_WORLD_SIZE", 1) // max(local_size, 1), 1),
-        key=f"mpi-{parent_pid}",
+        key=f"mpi-{_process(parent_pid)}",
     )
+
+
+def _process(pid: int) -> str:
+    """The process and when it started (proc(5), stat, field 22): a pid alone comes round again."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return str(pid)
+    fields = stat.rpartition(")")[2].split()  # the name, field 2, may hold spaces and parentheses
+    return f"{pid}.{fields[19]}" if len(fields) > 19 else str(pid)
 
 
 def _number(env: Mapping[str, str], name: str, otherwise: int) -> int:

@@ -1,71 +1,110 @@
 """Ranks of a foreign world that are not their node's agent: they wait for its exit code, bounded.
 
 The agent holds a lock on a file while it lives and writes its code there; a waiter that gets the
-lock and finds no code knows that the agent is gone.
+lock and finds no code knows that the agent is gone. The file stays for ranks that come late; what an
+earlier launch left is told apart by its age.
 """
 
 import fcntl
 import os
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from ddp_doctor.launch.detect import ForeignWorld
 
 #: For the agent to appear; the ranks of one launch start within seconds of each other.
 _APPEAR_S = 30.0
+#: A file last written longer than this before a waiter started is of an earlier launch.
+_FRESH_S = 60.0
+#: For the lock; waiters hold it for microseconds when they look whether the agent lives.
+_LOCK_S = 5.0
+#: Files of launches that ended long ago.
+_FORGOTTEN_S = 86400.0
 
 
 class AgentLock:
-    """Held by the agent of a foreign world from start to end."""
+    """Held by the agent of a foreign world from start to end; ``folder`` is this user's alone.
+
+    An agent that cannot get the lock tests all the same; the others then give up, unsure.
+    """
 
     def __init__(self, world: ForeignWorld, folder: Path) -> None:
-        self._fd = os.open(_path(world, folder), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, b"agent\n", 0)
+        _remove_forgotten(folder)
+        self._fd: int | None = None
+        with suppress(OSError):
+            self._fd = _locked(_path(world, folder))
 
     def tell(self, code: int) -> None:
         """Hand the exit code to the waiting ranks."""
-        os.pwrite(self._fd, f"agent\n{code}\n".encode(), 0)
+        if self._fd is not None:
+            with suppress(OSError):
+                os.pwrite(self._fd, f"agent\n{code}\n".encode(), 0)
 
 
 def wait_for_agent(world: ForeignWorld, folder: Path, timeout_s: float) -> int | None:
     """The agent's exit code; None when it never came, died, or did not end within the time."""
     path = _path(world, folder)
-    started = time.monotonic()
+    started, oldest = time.monotonic(), time.time() - _FRESH_S
     while time.monotonic() - started < timeout_s:
-        said = _said(path)
+        said = _said(path, oldest)
+        held = _is_held(path)  # after the look at the file: an agent has the lock before it writes
+        if len(said) == 1 and not held:
+            said = _said(path, oldest)
+            if len(said) < 2:
+                return None
         if len(said) > 1:
-            return int(said[1])
-        if said and not _is_held(path):
-            said = _said(path)
-            return int(said[1]) if len(said) > 1 else None
-        if not said and time.monotonic() - started > _APPEAR_S:
+            return int(said[1]) if said[1].isdigit() else None
+        if not held and time.monotonic() - started > _APPEAR_S:
             return None
         time.sleep(0.05)
     return None
 
 
 def _path(world: ForeignWorld, folder: Path) -> str:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return str(folder / (re.sub(r"[^A-Za-z0-9_.-]", "_", world.key)[:120] + ".agent"))
+    return str(folder / (re.sub(r"[^A-Za-z0-9_.-]", "_", world.key)[-120:] + ".agent"))
 
 
-def _said(path: str) -> list[str]:
+def _locked(path: str) -> int | None:
+    """The file, locked and marked as the agent's; None where another process keeps the lock."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    started = time.monotonic()
+    while time.monotonic() - started < _LOCK_S:
+        with suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"agent\n", 0)
+            return fd
+        time.sleep(0.01)
+    os.close(fd)
+    return None
+
+
+def _remove_forgotten(folder: Path) -> None:
+    for path in folder.glob("*.agent"):
+        with suppress(OSError):
+            if path.lstat().st_mtime < time.time() - _FORGOTTEN_S:
+                path.unlink()
+
+
+def _said(path: str, oldest: float) -> list[str]:
+    """The words in the file, none if it was last written before ``oldest`` (seconds since the epoch)."""
     try:
-        return Path(path).read_text().split()
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(fd, encoding="ascii", errors="replace") as file:
+            return file.read(100).split() if os.fstat(fd).st_mtime >= oldest else []
     except OSError:
         return []
 
 
 def _is_held(path: str) -> bool:
     try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
     finally:

@@ -1,0 +1,140 @@
+"""The ranks beside the agent: they believe its code only, and never wait without an end."""
+
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor.launch import foreign
+from ddp_doctor.launch.detect import ForeignWorld, foreign_world
+
+WORLD = ForeignWorld(launcher="slurm", local_rank=1, local_size=2, nnodes=1, key="slurm-7-0-0")
+SLURM = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_JOB_ID": "7"}
+
+
+def agent_file(folder: Path) -> Path:
+    return folder / "slurm-7-0-0.agent"
+
+
+def written(path: Path, text: str, age_s: float) -> None:
+    path.write_text(text)
+    os.utime(path, (time.time() - age_s,) * 2)
+
+
+def test_the_code_reaches_a_rank_that_waits_and_one_that_comes_late(tmp_path: Path) -> None:
+    lock = foreign.AgentLock(WORLD, tmp_path)
+    threading.Timer(0.2, lock.tell, (1,)).start()
+
+    assert foreign.wait_for_agent(WORLD, tmp_path, 10) == 1
+    assert foreign.wait_for_agent(WORLD, tmp_path, 10) == 1
+
+
+def test_a_code_of_an_earlier_launch_is_not_believed(tmp_path: Path) -> None:
+    written(agent_file(tmp_path), "agent\n0\n", age_s=120)
+
+    assert foreign.wait_for_agent(WORLD, tmp_path, 0.3) is None
+
+
+def test_an_old_file_does_not_make_a_late_agent_look_gone(tmp_path: Path) -> None:
+    written(agent_file(tmp_path), "agent\n", age_s=120)
+    locks: list[foreign.AgentLock] = []
+
+    def agent() -> None:
+        locks.append(foreign.AgentLock(WORLD, tmp_path))
+        locks[0].tell(0)
+
+    threading.Timer(0.3, agent).start()
+
+    assert foreign.wait_for_agent(WORLD, tmp_path, 10) == 0
+
+
+def test_an_agent_that_died_is_noticed_at_once(tmp_path: Path) -> None:
+    agent_file(tmp_path).write_text("agent\n")
+    started = time.monotonic()
+
+    assert foreign.wait_for_agent(WORLD, tmp_path, 10) is None
+    assert time.monotonic() - started < 2
+
+
+def test_an_agent_that_started_long_ago_and_lives_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreign, "_APPEAR_S", 0.1)
+    lock = foreign.AgentLock(WORLD, tmp_path)
+    written(agent_file(tmp_path), "agent\n", age_s=120)
+    threading.Timer(0.4, lock.tell, (0,)).start()
+
+    assert foreign.wait_for_agent(WORLD, tmp_path, 10) == 0
+
+
+@pytest.mark.parametrize("text", ["agent\nroot\n", "agent\n-1\n"])
+def test_a_code_that_is_no_number_is_no_code(tmp_path: Path, text: str) -> None:
+    agent_file(tmp_path).write_text(text)
+
+    assert foreign.wait_for_agent(WORLD, tmp_path, 5) is None
+
+
+def test_the_agent_goes_on_without_a_lock_that_another_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreign, "_LOCK_S", 0.2)
+    agent_file(tmp_path).write_text("agent\n3\n")
+    with agent_file(tmp_path).open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        foreign.AgentLock(WORLD, tmp_path).tell(0)
+
+    assert agent_file(tmp_path).read_text() == "agent\n3\n"
+
+
+def test_the_agent_goes_on_where_no_file_can_be_made(tmp_path: Path) -> None:
+    agent_file(tmp_path).symlink_to(tmp_path / "planted")
+
+    foreign.AgentLock(WORLD, tmp_path).tell(0)
+
+    assert not (tmp_path / "planted").exists()
+
+
+def test_the_agent_starts_afresh_and_removes_files_of_days_ago(tmp_path: Path) -> None:
+    written(agent_file(tmp_path), "agent\n1\n", age_s=10)
+    written(tmp_path / "old.agent", "agent\n0\n", age_s=2 * 86400)
+    written(tmp_path / "recent.agent", "agent\n0\n", age_s=3600)
+
+    lock = foreign.AgentLock(WORLD, tmp_path)
+
+    assert agent_file(tmp_path).read_text() == "agent\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["recent.agent", "slurm-7-0-0.agent"]
+    lock.tell(0)
+
+
+def test_a_requeued_slurm_job_is_another_launch() -> None:
+    first, again = foreign_world(SLURM, 1), foreign_world({**SLURM, "SLURM_RESTART_COUNT": "1"}, 1)
+
+    assert first is not None
+    assert again is not None
+    assert first.key != again.key
+
+
+@pytest.mark.parametrize(
+    "env", [{"OMPI_COMM_WORLD_RANK": "0"}, {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "0"}]
+)
+def test_a_parent_is_known_by_its_pid_and_its_start(env: dict[str, str]) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        world, same = foreign_world(env, child.pid), foreign_world(env, child.pid)
+        stat = Path(f"/proc/{child.pid}/stat").read_text().split()
+        child.communicate(b"\n")
+
+    assert world == same
+    assert world is not None
+    assert f"{child.pid}.{stat[21]}" in world.key
+
+
+def test_a_parent_that_is_gone_is_known_by_its_pid() -> None:
+    world = foreign_world({"OMPI_COMM_WORLD_RANK": "0"}, 2**22 + 1)
+
+    assert world is not None
+    assert world.key == f"mpi-{2**22 + 1}"
