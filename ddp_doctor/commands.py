@@ -23,12 +23,15 @@ from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import TopologyReport
 from ddp_doctor.render import terminal
 from ddp_doctor.render.files import CannotWrite, write
+from ddp_doctor.render.folders import private_folder
 from ddp_doctor.render.outputs import Outputs
+from ddp_doctor.render.plain import plain
 from ddp_doctor.render.progress import progress
 from ddp_doctor.render.topology_matrix import matrix_text, topology_json
 
 #: Recordings kept in the state folder.
 _KEPT = 20
+_RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}", re.ASCII)
 _ENDPOINT = re.compile(r"(?P<host>[^:\s]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
 #: Longest that a rank which is not the agent waits beyond the budget: start, kill, report.
 _WAIT_MARGIN_S = 150.0
@@ -36,7 +39,7 @@ _WAIT_MARGIN_S = 150.0
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """The outermost error handler: one sentence and exit 2, or a trace in a file and exit 3."""
+    """The outermost error handler: one sentence and exit 2, or a trace kept and exit 3."""
     try:
         yield
     except UsageError as error:
@@ -46,8 +49,10 @@ def guarded() -> Iterator[None]:
         raise SystemExit(ExitCode.INTERRUPTED.value) from None
     except BrokenPipeError:
         raise SystemExit(ExitCode.UNSURE.value) from None
-    except Exception:  # noqa: BLE001 - the border to the user: no traceback on the screen
-        _say(f"ddp-doctor failed itself, so the verdict is unsure; the trace is in {_crash_file()}")
+    except SystemExit:
+        raise
+    except BaseException:  # noqa: BLE001 - the border to the user; a panic of pydantic's core is no Exception
+        _say(f"ddp-doctor failed itself, so the verdict is unsure; {_kept(traceback.format_exc())}")
         raise SystemExit(ExitCode.UNSURE.value) from None
 
 
@@ -68,7 +73,8 @@ def run(options: Options, *, nnodes: int, nproc_per_node: str, endpoint: str, ou
         return _run_and_report(request, outputs)
     if not world.is_agent:
         return _wait_for(world, env, options.budget_s)
-    lock = foreign.AgentLock(world, _meeting_folder(env))
+    folder = _meeting_folder(env)
+    lock = foreign.AgentLock(world, folder) if folder else None
     code = ExitCode.UNSURE.value
     try:
         code = _run_and_report(request, outputs)
@@ -76,7 +82,8 @@ def run(options: Options, *, nnodes: int, nproc_per_node: str, endpoint: str, ou
         code = ExitCode.USAGE.value
         raise
     finally:
-        lock.tell(code)
+        if lock is not None:
+            lock.tell(code)
     return code
 
 
@@ -180,16 +187,31 @@ def _endpoint(text: str) -> tuple[str, int]:
 
 
 def _wait_for(world: ForeignWorld, env: Mapping[str, str], budget_s: float) -> int:
-    code = foreign.wait_for_agent(world, _meeting_folder(env), budget_s + _WAIT_MARGIN_S)
+    folder = _meeting_folder(env)
+    if folder is None:
+        _say(f"ddp-doctor: local rank {world.local_rank} has no folder of its own to meet the agent in")
+        return ExitCode.UNSURE.value
+    code = foreign.wait_for_agent(world, folder, budget_s + _WAIT_MARGIN_S)
     if code is None:
         _say(f"ddp-doctor: local rank {world.local_rank} waited for the agent of this node, which is gone")
         return ExitCode.UNSURE.value
     return code
 
 
-def _meeting_folder(env: Mapping[str, str]) -> Path:
-    base = env.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    return Path(base) / f"ddp-doctor-{os.getuid()}"
+def _meeting_folder(env: Mapping[str, str]) -> Path | None:
+    """Equal on all ranks of this node; None where none is ours alone: a planted code would be believed."""
+    for base in (env.get("XDG_RUNTIME_DIR"), _temporary()):
+        folder = private_folder(Path(base) / f"ddp-doctor-{os.getuid()}") if base else None
+        if folder is not None:
+            return folder
+    return None
+
+
+def _temporary() -> str | None:
+    try:
+        return tempfile.gettempdir()
+    except OSError:
+        return None
 
 
 def _finish(outcome: Outcome, outputs: Outputs, env: Mapping[str, str]) -> int:
@@ -201,7 +223,7 @@ def _show_and_write(outcome: Outcome, outputs: Outputs, saved_as: str | None) ->
     problems = outputs.write(outcome.recording, outcome.report)
     terminal.show(outcome.report, terminal.console(outputs.words_to), saved_as)
     for code, trace in outcome.rule_failures:
-        _say(f"ddp-doctor: rule {code} failed itself; the trace is in {_crash_file(trace)}")
+        _say(f"ddp-doctor: rule {code} failed itself; {_kept(trace)}")
     for problem in problems:
         _say(
             f"ddp-doctor: {problem}; the recording is in {saved_as}" if saved_as else f"ddp-doctor: {problem}"
@@ -210,11 +232,10 @@ def _show_and_write(outcome: Outcome, outputs: Outputs, saved_as: str | None) ->
 
 
 def _save(recording: Recording, env: Mapping[str, str]) -> str | None:
-    base = app.state_folder(env) or Path(tempfile.gettempdir()) / f"ddp-doctor-{os.getuid()}"
-    for folder in (base / "runs", Path(tempfile.gettempdir()) / f"ddp-doctor-{os.getuid()}" / "runs"):
+    for folder in _save_folders(env):
         path = folder / recording.run_id / "recording.json"
         try:
-            path.parent.mkdir(parents=True, mode=0o700)
+            path.parent.mkdir(mode=0o700)
             write(str(path), recording.model_dump_json(indent=1) + "\n")
         except (OSError, CannotWrite):
             continue
@@ -224,20 +245,40 @@ def _save(recording: Recording, env: Mapping[str, str]) -> str | None:
     return None
 
 
-def _forget_old(folder: Path) -> None:
+def _save_folders(env: Mapping[str, str]) -> Iterator[Path]:
+    """Folders that are ours alone, the best first; the last one has a name nobody can foresee."""
+    temporary = _temporary()
+    for base in (app.state_folder(env), temporary and Path(temporary) / f"ddp-doctor-{os.getuid()}"):
+        if base and private_folder(base) and private_folder(base / "runs"):
+            yield base / "runs"
     with suppress(OSError):
-        runs = sorted(entry for entry in folder.iterdir() if (entry / "recording.json").is_file())
+        yield Path(tempfile.mkdtemp(prefix="ddp-doctor-"))
+
+
+def _forget_old(folder: Path) -> None:
+    """Keep the newest runs of a folder that is ours alone; a run's name begins with its time."""
+    with suppress(OSError):
+        runs = sorted(
+            entry
+            for entry in folder.iterdir()
+            if _RUN_ID.fullmatch(entry.name) and entry.is_dir() and not entry.is_symlink()
+        )
         for old in runs[:-_KEPT]:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _crash_file(trace: str | None = None) -> str:
-    text = f"ddp-doctor {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n"
-    handle, path = tempfile.mkstemp(prefix="ddp-doctor-crash-", suffix=".txt")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text + (trace or traceback.format_exc()))
-    return path
+def _kept(trace: str) -> str:
+    """Where the trace is: in a file, or, where there is no room for one, in the text itself."""
+    text = f"ddp-doctor {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n{trace}"
+    try:
+        handle, path = tempfile.mkstemp(prefix="ddp-doctor-crash-", suffix=".txt")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+    except OSError:
+        return f"no file could be written, the trace follows\n{text}"
+    return f"the trace is in {path}"
 
 
 def _say(sentence: str) -> None:
-    sys.stderr.write(sentence + "\n")
+    with suppress(OSError, ValueError, AttributeError):  # stderr may be closed, or None
+        sys.stderr.write(plain(sentence) + "\n")

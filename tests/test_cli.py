@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,125 @@ def test_a_crash_of_the_doctor_is_unsure_and_its_trace_is_in_a_file(monkeypatch,
     trace = Path(said.rpartition(" in ")[2].strip())
     assert "the doctor is ill" in trace.read_text()
     trace.unlink()
+
+
+@pytest.mark.parametrize("usable", [True, False], ids=["stderr", "no stderr"])
+def test_a_crash_without_a_temporary_folder_is_unsure_and_shows_its_trace(monkeypatch, capsys, usable):
+    from ddp_doctor import commands
+
+    def unusable(**_options: str) -> None:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr(tempfile, "mkstemp", unusable)
+    if not usable:
+        monkeypatch.setattr(sys, "stderr", None)
+    with pytest.raises(SystemExit) as left, commands.guarded():
+        raise ZeroDivisionError("the doctor is ill")
+
+    assert left.value.code == 3
+    assert ("ZeroDivisionError: the doctor is ill\n" in capsys.readouterr().err) == usable
+
+
+def test_a_panic_that_is_no_exception_is_unsure(monkeypatch, tmp_path):
+    from ddp_doctor import commands
+
+    class Panic(BaseException):
+        """As pyo3, under pydantic, raises it."""
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(SystemExit) as left, commands.guarded():
+        raise Panic
+
+    assert left.value.code == 3
+
+
+def test_an_error_message_does_not_steer_the_terminal(capsys):
+    from ddp_doctor import app, commands
+
+    with pytest.raises(SystemExit) as left, commands.guarded():
+        raise app.UsageError("cannot read \x1b]52;c;ZXZpbA==\x07")
+
+    assert left.value.code == 2
+    assert capsys.readouterr().err == "ddp-doctor: cannot read ?]52;c;ZXZpbA==?\n"
+
+
+# --- where recordings are kept ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """A temporary folder of this test's own, as everything in this process sees it."""
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+RUN_ID = "20260102T030405Z-0a1b2c"
+
+
+def test_without_a_home_the_recording_is_kept_in_a_folder_of_this_user_alone(temporary):
+    from ddp_doctor import commands
+
+    saved = commands._save(Recording(run_id=RUN_ID), {})
+
+    assert saved == str(temporary / f"ddp-doctor-{os.getuid()}" / "runs" / RUN_ID / "recording.json")
+    assert Recording.model_validate_json(Path(saved).read_text()).run_id == RUN_ID
+    assert (temporary / f"ddp-doctor-{os.getuid()}").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("planted", ["", "runs"])
+def test_a_planted_link_leads_nowhere_and_nothing_behind_it_is_deleted(temporary, planted):
+    from ddp_doctor import commands
+
+    theirs = temporary / "theirs"
+    for day in range(10, 40):
+        (theirs / "runs" / f"202601{day}T000000Z-000000").mkdir(parents=True)
+        (theirs / f"202601{day}T000000Z-000000").mkdir()
+    before = sorted(theirs.rglob("*"))
+    link = temporary / f"ddp-doctor-{os.getuid()}" / planted
+    link.parent.mkdir(mode=0o700, exist_ok=True)
+    link.symlink_to(theirs)
+
+    saved = commands._save(Recording(run_id=RUN_ID), {"XDG_STATE_HOME": "/proc/none"})
+
+    assert saved is not None
+    assert Path(saved).resolve() == Path(saved)
+    assert Path(saved).parent.parent.stat().st_mode & 0o777 == 0o700
+    assert sorted(theirs.rglob("*")) == before
+
+
+def test_the_newest_twenty_runs_are_kept_and_nothing_else_is_touched(temporary):
+    from ddp_doctor import commands
+
+    runs = temporary / "state" / "ddp-doctor" / "runs"
+    for folder in (runs.parent, runs, runs / "mine", runs / "20250101T000000Z-zzzzzz"):
+        folder.mkdir(mode=0o700, parents=True)
+    (runs.parent.parent / "elsewhere").mkdir()
+    (runs / "20240101T000000Z-000000").symlink_to(runs.parent.parent / "elsewhere")
+    for day in range(10, 40):
+        (runs / f"202501{day}T000000Z-000000").mkdir()
+
+    commands._save(Recording(run_id=RUN_ID), {"XDG_STATE_HOME": str(temporary / "state")})
+
+    kept = sorted(path.name for path in runs.iterdir())
+    assert kept[:1] == ["20240101T000000Z-000000"]
+    assert kept[-2:] == [RUN_ID, "mine"]
+    assert [name for name in kept if name.startswith("202501")][1:] == [
+        f"202501{day}T000000Z-000000" for day in range(21, 40)
+    ]
+
+
+def test_a_rank_does_not_meet_its_agent_in_a_folder_of_another(temporary, capsys):
+    from ddp_doctor import commands
+    from ddp_doctor.launch.detect import ForeignWorld
+
+    (temporary / f"ddp-doctor-{os.getuid()}").mkdir()
+    (temporary / f"ddp-doctor-{os.getuid()}").chmod(0o777)
+    (temporary / f"ddp-doctor-{os.getuid()}" / "k.agent").write_text("agent\n0\n")
+    world = ForeignWorld(launcher="slurm", local_rank=1, local_size=2, nnodes=1, key="k")
+
+    assert commands._wait_for(world, {}, 60.0) == 3
+    assert "local rank 1 has no folder" in capsys.readouterr().err
 
 
 def test_help_names_every_command():
