@@ -318,12 +318,24 @@ def _absent_peer(waiting: Sequence[RankEvidence], ranks: Sequence[RankEvidence])
     """Point-to-point: a rank whose partner waits, and that itself waits for nobody."""
     waits_for = {one.rank: set(step.peers) for one in waiting if (step := open_step(one)) is not None}
     idle = {one.rank for one in ranks} - waits_for.keys()
-    suspects = sorted({peer for peers in waits_for.values() for peer in peers} & idle)
-    if not suspects:
+    by_rank = {one.rank: one for one in ranks}
+    missing = {
+        (rank, peer)
+        for rank, peers in waits_for.items()
+        for peer in peers & idle
+        if _transfers(by_rank[peer], rank) < _transfers(by_rank[rank], peer)
+    }
+    if not missing:
         return None
-    callers = tuple(sorted(rank for rank, peers in waits_for.items() if peers & set(suspects)))
+    suspects = sorted({peer for _, peer in missing})
+    callers = tuple(sorted({rank for rank, _ in missing}))
     entered = open_step(next(one for one in waiting if one.rank in callers))
     return Judgement("never-entered", tuple(suspects), callers, entered)
+
+
+def _transfers(one: RankEvidence, peer: int) -> int:
+    """How often a rank entered a transfer with this peer: who did so as often is not missing from it."""
+    return sum(peer in step.peers for step in one.steps)
 
 
 def _deadlock(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:

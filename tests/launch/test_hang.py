@@ -167,6 +167,11 @@ def test_a_partner_that_waits_for_nobody_is_missing_from_the_transfer():
     assert (found.kind, found.suspects, found.waiting) == ("never-entered", (1,), (0,))
 
 
+def test_a_partner_that_left_the_transfer_is_not_missing_from_it():
+    found = judge(trial(rank(0, step(1, peers=[1])), rank(1, step(1, left=True, peers=[0]))))
+    assert (found.kind, found.suspects) == ("unsure", ())
+
+
 def test_a_chain_of_waiting_pairs_names_the_pair_at_its_end():
     ranks = (
         rank(0, step(2, peers=[1])),  # waits for 1, which still waits for 2
