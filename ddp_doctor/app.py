@@ -1,6 +1,8 @@
 """The use cases behind the commands. They return values, print nothing, and parse no options."""
 
 import errno
+import json
+import math
 import secrets
 import socket
 import time
@@ -135,20 +137,39 @@ def load_recording(path: Path) -> Recording:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not a recording: it is not a text file") from error
+    version = _schema_version(path, text)
+    if _major(version) > _major(SCHEMA_VERSION):
+        raise UsageError(
+            f"{path} was written by a newer ddp-doctor (schema {version}, this one reads"
+            f" {SCHEMA_VERSION}); upgrade ddp-doctor to replay it"
+        )
     try:
         recording = Recording.model_validate_json(text)
+        for kind in (kind for check in CHECKS for kind in check.facts):
+            recording.facts(kind)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise UsageError(f"{path} is not a recording of ddp-doctor ({where}: {first['msg']})") from error
-    if "schema_version" not in recording.model_fields_set or not recording.run_id:
+    if not version or not recording.run_id:
         raise UsageError(f"{path} is not a recording of ddp-doctor (it has no schema_version or run_id)")
-    if _major(recording.schema_version) > _major(SCHEMA_VERSION):
-        raise UsageError(
-            f"{path} was written by a newer ddp-doctor (schema {recording.schema_version}, this one reads"
-            f" {SCHEMA_VERSION}); upgrade ddp-doctor to replay it"
-        )
     return recording
+
+
+def _schema_version(path: Path, text: str) -> str:
+    """The version that the file names, looked at first: a newer schema may have any shape."""
+
+    def finite(number: str) -> float:
+        if not math.isfinite(float(number)):
+            raise ValueError(f"{number[:20]} is not a finite number")
+        return float(number)
+
+    try:
+        data = json.loads(text, parse_int=finite, parse_float=finite, parse_constant=finite)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not a recording of ddp-doctor ({error})") from error
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    return version if isinstance(version, str) else ""
 
 
 def judge(recording: Recording, checks: Sequence[Check] = CHECKS) -> Outcome:
@@ -176,7 +197,7 @@ def _plan(options: Options, checks: Sequence[Check]) -> Plan:
 
 def _major(version: str) -> int:
     number = version.partition(".")[0]
-    return int(number) if number.isdigit() else 0
+    return int(number) if number.isdecimal() and len(number) < 10 else 0
 
 
 def _blank(options: Options, plan: Plan) -> Recording:

@@ -1,11 +1,14 @@
 """The command line as a person and a script use it: real processes, exit codes, one sentence per error."""
 
+import io
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -69,7 +72,13 @@ def test_a_wrong_request_is_one_sentence_and_exit_2(args, sentence):
         (b"[1, 2]", "is not a recording"),
         (b"\xff\xfe\x00garbage", "is not a text file"),
         (b'{"schema_version": "2.0", "run_id": "x"}', "written by a newer ddp-doctor (schema 2.0"),
+        (b'{"schema_version": "2.0", "readings": {"another": "shape"}}', "written by a newer ddp-doctor"),
         (b'{"schema_version": "1.0", "run_id": "x", "readings": [{"check": 3}]}', "is not a recording"),
+        (b'{"schema_version": 2, "run_id": "x"}', "is not a recording"),
+        (b"[" * 100_000, "is not a recording"),
+        (b'{"schema_version": "1.0", "run_id": "x", "duration_s": NaN}', "NaN is not a finite number"),
+        (b'{"schema_version": "1.0", "run_id": "x", "duration_s": 1e999}', "1e999 is not a finite number"),
+        (b'{"schema_version": "1.0", "run_id": "x", "n": -1' + b"0" * 5000 + b"}", "is not a finite number"),
     ],
 )
 def test_a_foreign_file_is_refused_with_the_reason(tmp_path, content, sentence):
@@ -79,6 +88,37 @@ def test_a_foreign_file_is_refused_with_the_reason(tmp_path, content, sentence):
 
     assert done.returncode == 2, done
     assert sentence in done.stderr
+
+
+@pytest.mark.parametrize("number", ["1e308", "-1e308", "1e20", "0", "-1", "9" * 30])
+def test_a_recording_with_a_strange_number_is_replayed_or_refused(tmp_path, number):
+    """Every number in the recordings of two fabrics, one at a time: a report or one sentence, no crash."""
+    from ddp_doctor import app
+    from ddp_doctor.render import env_file, json_text, terminal
+
+    path, replayed = tmp_path / "recording.json", 0
+    for name in ("all-reduce-not-repeatable", "two-gpu-ranks-healthy"):
+        text = (Path(__file__).parent / "recordings" / f"{name}.json").read_text()
+        for found in list(re.finditer(r"(?<=: )-?\d[\d.e+-]*(?=[,\n])", text))[:60]:
+            path.write_text(text[: found.start()] + number + text[found.end() :])
+            with suppress(app.UsageError):
+                report = app.replay(path).report
+                terminal.show(report, terminal.console(io.StringIO()))
+                assert json_text.render(report)
+                assert env_file.render(report)
+                replayed += 1
+    assert replayed
+
+
+def test_a_title_from_a_recording_does_not_steer_the_terminal(tmp_path):
+    path = tmp_path / "recording.json"
+    reading = {"check": "p2p", "status": "failed", "reason": "rank 3 \x1b]52;c;ZXZpbA==\x07\x9b2J\nHealthy"}
+    path.write_text(json.dumps({"schema_version": "1.0", "run_id": "x", "readings": [reading]}))
+    done = doctor("replay", str(path))
+
+    assert done.returncode == 3
+    assert "rank 3 ?]52;c;ZXZpbA==??2J Healthy" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
 
 
 def test_a_recording_with_an_unknown_fact_of_the_same_schema_is_replayed(tmp_path):
