@@ -72,8 +72,8 @@ def test_the_first_exchange_is_timed_like_the_others(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("left_s", "backend", "deadline_s"),
     [
-        pytest.param(20.0, "gloo", 10.0, id="half of what is left"),
-        pytest.param(160.0, "gloo", 80.0, id="more on a machine with eight times the ranks"),
+        pytest.param(40.0, "gloo", 10.0, id="a quarter of what is left"),
+        pytest.param(160.0, "gloo", 40.0, id="more on a machine with eight times the ranks"),
         pytest.param(8.0, "gloo", PAIR_S, id="never under a pair's own time"),
         pytest.param(3.0, "gloo", 3.0, id="never over the check's"),
         pytest.param(-1.0, "gloo", 1.0, id="a second, when the check is overdue"),
