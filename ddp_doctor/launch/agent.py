@@ -89,7 +89,9 @@ class Agent:
             workers = [self.server.fork(forked, spec.to_json()) for spec in specs]
             result = self._run_trial(self._trial(record, self._states(specs, workers), left))
             if result.record.outcome != "finished" and not self._helpers_live():
-                unjudged = result.record.model_copy(update={"outcome": "interrupted", "notes": (_HELPER_DIED,)})
+                unjudged = result.record.model_copy(
+                    update={"outcome": "interrupted", "notes": (_HELPER_DIED,)}
+                )
                 self._keep(TrialResult(unjudged, result.readings))
                 self._give_up(left)
                 return
@@ -249,11 +251,12 @@ class Agent:
         return Trial(record, states, allowed, self.progress, start_s * self._crowd())
 
     def _deadlines(self, checks: Sequence[Check]) -> dict[str, float]:
-        """Seconds per check; whichever comes first creates the communicators."""
-        first = deadlines.FIRST_NCCL_S if self.world.backend == "nccl" else deadlines.CHECK_S
+        """Seconds per check; on NCCL whichever comes first also creates the communicators."""
         allowed = {check.id: check.deadline_s * self._crowd() for check in checks}
-        for check_id in (_FIRST, *(check.id for check in checks[:1])):
-            allowed[check_id] = max(allowed.get(check_id, 0.0), first * self._crowd())
+        allowed.setdefault(_FIRST, deadlines.CHECK_S * self._crowd())
+        if self.world.backend == "nccl":
+            for check_id in (_FIRST, *(check.id for check in checks[:1])):
+                allowed[check_id] = max(allowed[check_id], deadlines.FIRST_NCCL_S * self._crowd())
         return allowed
 
     def _crowd(self) -> float:

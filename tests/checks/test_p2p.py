@@ -57,7 +57,7 @@ def test_an_exchange_is_timed_until_its_data_is_here(monkeypatch: pytest.MonkeyP
 
 
 def test_the_first_exchange_is_timed_like_the_others(monkeypatch: pytest.MonkeyPatch):
-    ctx = Context(20.0)
+    ctx = Context(40.0)
 
     def measured(*_: Any) -> float:
         return 0.5
