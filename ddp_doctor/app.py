@@ -78,8 +78,9 @@ def run(request: RunRequest, progress: Progress, checks: Sequence[Check] = CHECK
                 session.run_ranks(rank_checks, recording.world, options.level, options.budget_s)
         except Interrupted:
             recording = recording.model_copy(update={"interrupted": True})
-        except Exception:  # noqa: BLE001 - the doctor's own failure must not lose what it has seen
-            session.fail(rank_checks, f"the doctor failed itself: {traceback.format_exc(limit=-4)}")
+        except Exception as error:  # noqa: BLE001 - its own failure must not lose what it has seen
+            why = f"the doctor failed itself: {type(error).__name__}: {error}"
+            session.fail(rank_checks, why, traceback.format_exc())
         finally:
             interruption.disarm()
     recording = _with_ranks(recording, session, time.monotonic() - started)

@@ -47,6 +47,8 @@ def start(server: ForkServer, scratch: Path, host: str, port: int, timeout_s: fl
                 raise RuntimeError(f"the control store did not start: {said['error']}")
             return Control(host, int(said["port"]), process)
         time.sleep(0.005)
+    if not process.is_alive():
+        raise RuntimeError("the process of the control store died before it listened")
     process.kill()
     raise RuntimeError(f"the control store did not start within {timeout_s:.0f} s")
 

@@ -70,12 +70,12 @@ class Session:
                 self._start_control()
                 self.agent(world, level, until).run(ranks)
 
-    def fail(self, checks: Sequence[Check], why: str) -> None:
+    def fail(self, checks: Sequence[Check], why: str, trace: str) -> None:
         """Note that these checks were not evaluated, except where a rank already answered."""
         read = {reading.check for reading in self.readings}
         for check in checks:
             if check.id not in read:
-                self.readings.append(Reading(check=check.id, status=Status.FAILED, reason=why))
+                self.readings.append(Reading(check=check.id, status=Status.FAILED, reason=why, raw=trace))
 
     def _torch_is_imported(self, checks: Sequence[Check]) -> bool:
         self.progress("import torch")
