@@ -6,6 +6,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,15 @@ def test_commands_end_with_the_agent_even_when_it_is_killed(tmp_path):
     assert gone_within(pid, 2)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell without job control starts background jobs with SIGINT ignored; Python leaves it so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_leaves_no_command_behind(tmp_path):
     mark = tmp_path / "pid"
 
