@@ -33,3 +33,29 @@ LATE_ENTRY_S = 1.0
 #: … and worth a warning. The worst delay of 2 to 8 healthy ranks was 0.12 s with both cores of the test
 #: machine kept busy (docs/explanation/hangs.md); machines may be much busier.
 LATE_RANK_S = 2.0
+
+# --- many nodes -----------------------------------------------------------------------------------
+
+#: Between two beats of an agent, by which the others see that it lives.
+BEAT_S = 0.1
+#: Between two rounds of the process that speaks with the control store.
+TURN_S = 0.02
+#: Without a new beat for this long a node is suspected. The worst gap of 4 healthy agents was 0.17 s, on
+#: two cores that torchrun's start kept busy (docs/explanation/many-nodes.md).
+SILENT_S = 6.0
+#: For the other nodes to say whether the suspect answers them.
+CONFIRM_S = 2.5
+#: A name that does not resolve for this long will not.
+UNRESOLVED_S = 6.0
+#: Connection attempts that only time out, or find no route, for this long: nobody starts late behind a
+#: firewall. A refused one means a host that is up, and is worth waiting for.
+UNREACHABLE_S = 12.0
+#: One connection attempt.
+CONNECT_S = 4.0
+#: A server that accepted a connection and says nothing for this long is not the control store.
+MUTE_S = 6.0
+#: For every node to hand in what it read of a trial, beyond the time its own agent needs.
+HAND_IN_S = 8.0
+#: For every node that is heard to take the report, before the head takes the store away. A node without
+#: it says that the head is lost: it is worth more than a silent node's time (SILENT_S).
+FAREWELL_S = 8.0

@@ -95,6 +95,10 @@ def agreed(blamed: Iterable[tuple[int, ...]]) -> int | None:
     return common.pop() if len(common) == 1 else None
 
 
+#: Up to here the time of an all-reduce hardly grows with its size (docs/explanation/measurements.md).
+LATENCY_BOUND_BYTES = 64 * _KIB
+
+
 def sweep_sizes(quick: bool) -> list[int]:
     """Message sizes in bytes: 4 B for latency, then 1 KiB by fours to 256 MiB (1 MiB when quick)."""
     largest = _MIB if quick else 256 * _MIB

@@ -21,8 +21,8 @@ GPU_MEMORY_RESERVED_BYTES = 5 * GIB // 4
 #: more than 25 s were seen on nodes with eight A100s (Azure/AgentBaker pull 2829).
 NVML_BASE_LIMIT_S = 10.0
 NVML_LIMIT_PER_GPU_S = 5.0
-#: A GPU pair this many times slower than the median pair of its node is called slow. Links of one
-#: node differ by design up to 4 x (NVLink 3 against PCIe 4 x16: 300 and 31 GB/s differ more, but
+#: A GPU pair this many times slower than the median pair within a node, or across nodes, is called slow.
+#: Links of one node differ by design up to 4 x (NVLink 3 against PCIe 4 x16: 300 and 31 GB/s differ more, but
 #: mixed boards are rare; vendor specifications).
 SLOW_PAIR_RATIO = 4.0
 
@@ -81,3 +81,14 @@ LOAD_PER_CPU = 2.0
 #: Clock sources that cost a microsecond or more per reading instead of some 20 ns, because they read a
 #: device instead of a register (kernel documentation, timers/timekeeping).
 SLOW_CLOCK_SOURCES = ("hpet", "acpi_pm", "pit", "jiffies", "refined-jiffies")
+
+# --- Nodes ----------------------------------------------------------------------------------------------
+
+#: How far a node's clock may be measured wrong: the way of one beat through the control store.
+CLOCK_ERROR_S = 0.2
+
+#: Clocks kept by NTP agree within milliseconds; a second is worth knowing where logs are compared.
+CLOCKS_APART_S = 1.0
+
+#: Nobody's NTP is so far off: no client runs. Kerberos allows 300 s, make and NFS notice far less (judgement).
+CLOCKS_FAR_APART_S = 5.0

@@ -1,14 +1,44 @@
 """The pydantic base of everything that is recorded or reported."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 #: A JSON value. Recursive aliases confuse pydantic schemas, and every use is validated later.
 Json = Any
 
+T = TypeVar("T")
+
 
 class Frozen(BaseModel):
     """An immutable value; unknown fields of a newer minor schema are dropped, not fatal."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Memo:
+    """What was worked out of a frozen value; a private attribute of it, and no part of the value.
+
+    ``model_copy`` hands a model's private attributes on to its copy, also where the copy is given other
+    fields. So what is kept here belongs to the very objects it was worked out of, and to no others.
+    """
+
+    def __init__(self) -> None:
+        self._of: tuple[object, ...] = ()
+        self._kept: dict[object, Any] = {}
+
+    def once(self, of: tuple[object, ...], name: object, make: Callable[[], T]) -> T:
+        """``make()``, called once for each ``name`` as long as ``of`` are the same objects."""
+        if len(of) != len(self._of) or any(one is not other for one, other in zip(of, self._of, strict=True)):
+            self._of, self._kept = of, {}
+        kept = self._kept  # of these objects, whatever ``make`` asks a copy for
+        if name not in kept:
+            kept[name] = make()
+        made: T = kept[name]
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Memo)
+
+    __hash__ = None  # type: ignore[assignment]

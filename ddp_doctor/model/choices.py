@@ -64,6 +64,7 @@ class Where(str, Enum):
     """Where a probe runs."""
 
     NODE = "node"  # once per node, in the agent
+    NODES = "nodes"  # once per node, in the agent, when all nodes of a run have met
     LAUNCHER = "launcher"  # on ranks that the job's own launcher, torchrun, started
     RANK = "rank"  # on ranks that the agent started
 

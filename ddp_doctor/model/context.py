@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.recording import World
 
@@ -31,6 +32,18 @@ class Disk:
 
     total_bytes: int
     free_bytes: int
+
+
+class Interface(Frozen):
+    """A network interface as getifaddrs(3) and the kernel's flags tell it."""
+
+    name: str
+    up: bool = True
+    running: bool = True  # IFF_RUNNING: up, and attached to something that carries
+    loopback: bool = False
+    mtu: int = 1500
+    speed_mbps: int | None = None  # None where the driver does not tell, as in most virtual machines
+    addresses: tuple[str, ...] = ()  # "10.0.0.1/24", "fe80::1%eth0/64": IPv4 first, in the kernel's order
 
 
 class Context(Protocol):
@@ -81,8 +94,77 @@ class Context(Protocol):
         """How many logical CPUs this process may run on."""
         ...
 
+    def interfaces(self) -> tuple[Interface, ...]:
+        """The network interfaces, in the kernel's order. Raises OSError."""
+        ...
+
+    def hostname(self) -> str:
+        """This host's name, as gethostname(2) tells it."""
+        ...
+
+    def resolve(self, name: str, timeout_s: float) -> tuple[str, ...]:
+        """The addresses of a host name, in the resolver's order.
+
+        Raises OSError: socket.gaierror where there are none, TimeoutError past the time.
+        """
+        ...
+
     def keep(self, raw: str) -> None:
         """Keep the raw text that the fact is parsed from."""
+        ...
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another node of the run, as it can be dialled: its listener stands on an ephemeral port.
+
+    ``address`` is the one that the backend of this run would advertise there; ``met_at`` the source
+    address of its connection to the roll call, which is known to work in that direction.
+    """
+
+    node: int
+    hostname: str
+    port: int
+    address: str
+    met_at: str
+
+
+@dataclass(frozen=True)
+class TcpInfo:
+    """What the kernel counted on a connection (TCP_INFO of tcp(7))."""
+
+    retransmits: int  # segments sent again, since the connection was made
+    mss_bytes: int  # the largest segment that it sends
+
+
+class Line(Protocol):
+    """A TCP connection to a peer's listener, which answers; all times are seconds."""
+
+    def round_trip(self, timeout_s: float) -> float:
+        """Time until a few bytes came back. Raises OSError (TimeoutError past the time)."""
+        ...
+
+    def send(self, size: int, timeout_s: float) -> float:
+        """Time until the peer acknowledged ``size`` bytes. Raises OSError (TimeoutError past the time)."""
+        ...
+
+    def tcp(self) -> TcpInfo | None:
+        """What the kernel counted on this connection; None where it does not tell."""
+        ...
+
+    def close(self) -> None:
+        """End the connection."""
+        ...
+
+
+class NodesContext(Context, Protocol):
+    """What a probe sees on one node of several, once all have met."""
+
+    peers: tuple[Peer, ...]  # the nodes that this one is to dial, in an order that spreads the load
+    clock_offset_s: float | None  # this node's clock less the head's, wrong by up to 0.2 s; None: not known
+
+    def dial(self, address: str, port: int, timeout_s: float) -> Line:
+        """Connect to a peer's listener and be recognised by it. Raises OSError with its errno."""
         ...
 
 

@@ -1,12 +1,14 @@
 """The recording: all that a run saw. It is always saved and is the only input of the rules."""
 
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Generic, TypeVar
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
-from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.base import Frozen, Memo
 from ddp_doctor.model.choices import Backend, FailOn, Level, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.trial import TrialRecord
@@ -15,6 +17,7 @@ from ddp_doctor.model.trial import TrialRecord
 SCHEMA_VERSION = "1.0"
 
 F = TypeVar("F", bound=Fact)
+T = TypeVar("T")
 
 
 class Node(Frozen):
@@ -23,29 +26,67 @@ class Node(Frozen):
     node_rank: int = 0
     hostname: str = "localhost"
     addresses: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    nproc: int | None = None  # ranks on this node; None is the world's nproc_per_node
 
 
 class World(Frozen):
     """The ranks the doctor tested with, and how they were started."""
 
     nnodes: int = 1
-    nproc_per_node: int = 1
+    nproc_per_node: int = 1  # of the first node, where nodes differ
     world_size: int = 1
     backend: str = "gloo"
     launcher: str = "plain"
     foreign_nodes: int = 1  # how many nodes the launcher's own world has; each is tested by itself
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[Node, ...] = ()  # those that reported in
+    expected_hosts: tuple[str, ...] = ()  # by node rank, where a scheduler or the user named them
+
+    _memo: Memo = PrivateAttr(default_factory=Memo)
 
     def hostname(self, node_rank: int) -> str:
-        """The node's host name, or "node rank N" where it never reported."""
-        for node in self.nodes:
-            if node.node_rank == node_rank:
-                return node.hostname
+        """The node's host name, the expected one, or "node rank N" where it never reported."""
+        node = self._by_rank().get(node_rank)
+        if node is not None:
+            return node.hostname
+        if 0 <= node_rank < len(self.expected_hosts):
+            return self.expected_hosts[node_rank]
         return f"node rank {node_rank}"
 
+    def ranks_of(self, node_rank: int) -> range:
+        """The global ranks of a node: dense by node rank, then by local rank."""
+        return range(self._first_rank(node_rank), self._first_rank(node_rank + 1))
+
     def node_of(self, rank: int) -> int:
-        """The node rank of global rank ``rank`` (ranks are dense by node rank)."""
+        """The node rank of global rank ``rank``."""
+        if 0 <= rank < self._first_rank(self.nnodes):
+            return bisect_right(range(self.nnodes), rank, key=self._first_rank) - 1
         return rank // max(self.nproc_per_node, 1)
+
+    def local_rank(self, rank: int) -> int:
+        """The number of global rank ``rank`` on its own node."""
+        return rank - self._first_rank(self.node_of(rank))
+
+    def _first_rank(self, node_rank: int) -> int:
+        """The first rank of a node, which is also the number of ranks before it."""
+        nodes, more = self._once("uneven", self._uneven)
+        return node_rank * self.nproc_per_node + more[bisect_left(nodes, node_rank)]
+
+    def _uneven(self) -> tuple[list[int], list[int]]:
+        """The nodes with another number of ranks than usual, and how many more all before them have."""
+        more = {
+            node.node_rank: node.nproc - self.nproc_per_node
+            for node in self._by_rank().values()
+            if node.nproc is not None and node.nproc != self.nproc_per_node and node.node_rank >= 0
+        }
+        nodes = sorted(more)
+        return nodes, list(accumulate((more[node] for node in nodes), initial=0))
+
+    def _by_rank(self) -> Mapping[int, Node]:
+        """The nodes by their rank; of two that claim one rank the first."""
+        return self._once("nodes", lambda: {node.node_rank: node for node in reversed(self.nodes)})
+
+    def _once(self, name: str, make: Callable[[], T]) -> T:
+        return self._memo.once((self.nodes, self.nproc_per_node), name, make)
 
 
 class Options(Frozen):
@@ -93,23 +134,47 @@ class Recording(Frozen):
     trials: tuple[TrialRecord, ...] = ()
     not_run: tuple[NotRun, ...] = ()
 
+    _memo: Memo = PrivateAttr(default_factory=Memo)
+
     def facts(self, kind: type[F]) -> list[Seen[F]]:
         """All collected facts of one class, in the order they were read."""
-        return list(self._facts(kind))
-
-    def _facts(self, kind: type[F]) -> Iterator[Seen[F]]:
-        for reading in self.readings:
-            if reading.fact is not None and reading.fact.get("kind") == kind.KIND:
-                yield Seen(kind.model_validate(reading.fact), reading.node, reading.rank, reading)
+        return list(self.once(kind, lambda: [_seen(kind, reading) for reading in self.of_kind(kind.KIND)]))
 
     def first(self, kind: type[F]) -> F | None:
         """The first collected fact of one class, or None."""
-        return next((seen.fact for seen in self._facts(kind)), None)
+        readings = self.of_kind(kind.KIND)
+        return self.once(("first", kind), lambda: _seen(kind, readings[0]).fact) if readings else None
 
     def of_check(self, check_id: str) -> list[Reading]:
         """All readings of one check."""
-        return [reading for reading in self.readings if reading.check == check_id]
+        by_check = self.once("by check", lambda: _grouped(self.readings, lambda one: one.check))
+        return list(by_check.get(check_id, ()))
+
+    def of_kind(self, kind: str) -> Sequence[Reading]:
+        """The readings whose fact is of this kind, as they are: nothing is validated."""
+        by_kind = self.once("by kind", lambda: _grouped(self.readings, _kind))
+        return by_kind.get(kind, ())
 
     def collected(self) -> list[Reading]:
         """The readings that carry a fact."""
         return [reading for reading in self.readings if reading.status is Status.COLLECTED]
+
+    def once(self, name: object, make: Callable[[], T]) -> T:
+        """What several rules need of this recording, worked out once; ``make`` is a pure function of it."""
+        return self._memo.once((self.readings, self.trials, self.world, self.options), name, make)
+
+
+def _seen(kind: type[F], reading: Reading) -> Seen[F]:
+    return Seen(kind.model_validate(reading.fact), reading.node, reading.rank, reading)
+
+
+def _kind(reading: Reading) -> str | None:
+    kind = reading.fact.get("kind") if reading.fact is not None else None
+    return kind if isinstance(kind, str) else None
+
+
+def _grouped(readings: Sequence[Reading], key: Callable[[Reading], T]) -> dict[T, list[Reading]]:
+    groups: dict[T, list[Reading]] = {}
+    for reading in readings:
+        groups.setdefault(key(reading), []).append(reading)
+    return groups

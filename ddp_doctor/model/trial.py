@@ -78,3 +78,4 @@ class TrialRecord(Frozen):
     duration_s: float = 0.0
     evidence: tuple[RankEvidence, ...] = ()
     notes: tuple[str, ...] = ()
+    lost_nodes: tuple[int, ...] = ()  # node ranks that fell silent while it ran

@@ -2,14 +2,16 @@
 
 import os
 import resource
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddp_doctor.model.choices import Level
-from ddp_doctor.model.context import CommandResult, Disk
+from ddp_doctor.model.context import CommandResult, Disk, Interface
 from ddp_doctor.model.recording import World
+from ddp_doctor.sources import network
 from ddp_doctor.sources.commands import run_command
 from ddp_doctor.sources.files import Files
 
@@ -83,6 +85,18 @@ class LiveContext:
     def cpus(self) -> int:
         """How many logical CPUs this process may run on."""
         return len(os.sched_getaffinity(0))
+
+    def interfaces(self) -> tuple[Interface, ...]:
+        """The network interfaces, in the kernel's order."""
+        return network.interfaces()
+
+    def hostname(self) -> str:
+        """This host's name."""
+        return socket.gethostname()
+
+    def resolve(self, name: str, timeout_s: float) -> tuple[str, ...]:
+        """The addresses of a host name, in the resolver's order."""
+        return network.resolve(name, timeout_s)
 
     def keep(self, raw: str) -> None:
         """Keep raw text; what is kept later is appended."""

@@ -1,0 +1,113 @@
+"""Addresses: who can be reached at which, who dials whom, and which networks several hosts share.
+
+gloo makes one connection for each pair of ranks: the side whose address is larger, byte by byte, dials the
+smaller one (gloo/transport/tcp/device.cc, Device::isInitiator). So a host that gives out 127.0.1.1 still dials all
+of 10.0.0.0/8, and is dialled by all of 172.16.0.0/12 and 192.168.0.0/16, which then reach themselves.
+"""
+
+import ipaddress
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import reduce
+
+from ddp_doctor.model.context import Interface
+
+#: Bridges that a container engine, libvirt or LXC makes for this host alone: docker0, docker's networks
+#: (br- and 12 hexadecimal digits), podman, CNI's default, containerd's nerdctl, LXC, VirtualBox, VMware.
+_OWN_BRIDGES = re.compile(
+    r"(docker|virbr|podman|cni-podman|nerdctl|lxcbr|lxdbr|vboxnet|vmnet)\d+(-nic)?|br-[0-9a-f]{12}"
+)
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def address_of(with_prefix: str) -> str:
+    """ "10.0.0.1" of "10.0.0.1/24"."""
+    return with_prefix.partition("/")[0]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether the address means the host itself, on every host."""
+    return ipaddress.ip_address(address).is_loopback
+
+
+def is_own_bridge(interface: str) -> bool:
+    """Whether such an interface usually leads to containers or virtual machines of this host only."""
+    return _OWN_BRIDGES.fullmatch(interface) is not None
+
+
+def is_ipv6(address: str) -> bool:
+    """Whether the address is of IPv6."""
+    return ":" in address
+
+
+def packed(address: str) -> bytes:
+    """The address as gloo compares it: in network order, without a scope."""
+    return ipaddress.ip_address(address).packed
+
+
+def network_of(interfaces: Sequence[Interface], address: str) -> Network | None:
+    """The network in which a host has the address; None where it does not, or alone (/32, /128)."""
+    for one in interfaces:
+        for held in one.addresses:
+            if address_of(held) == address:
+                network = ipaddress.ip_interface(held).network
+                return network if network.num_addresses > 1 else None
+    return None
+
+
+def is_in(address: str, network: Network) -> bool:
+    """Whether the address belongs to the network."""
+    return ipaddress.ip_address(address) in network
+
+
+def shared_interface(
+    hosts: Mapping[int, Sequence[Interface]],
+    *,
+    ipv6: bool | None = None,
+    in_use: frozenset[str] = frozenset(),
+) -> dict[int, str]:
+    """For each host its interface on a network (of the family) that all have; empty where there is none.
+
+    Loopback, link-local and single addresses are no network, nor is one in which two hosts have the same
+    address (every docker0). Of several that one is taken in which most addresses ``in_use`` are, then the
+    fastest, then the first.
+    """
+    offers = [_networks(interfaces, ipv6) for interfaces in hosts.values()]
+    if not offers:
+        return {}
+    shared = reduce(lambda left, right: left & right, (set(one) for one in offers))
+    usable = [network for network in offers[0] if network in shared and _is_network(network, offers)]
+    if not usable:
+        return {}
+
+    def worth(network: Network) -> tuple[int, int]:
+        used = sum(one[network][0] in in_use for one in offers)
+        return used, min(one[network][1].speed_mbps or 0 for one in offers)
+
+    best = max(usable, key=worth)
+    return {host: offer[best][1].name for host, offer in zip(hosts, offers, strict=True)}
+
+
+def _networks(interfaces: Sequence[Interface], ipv6: bool | None) -> dict[Network, tuple[str, Interface]]:
+    """The first address and interface in each network (of the family) that may lead to other hosts."""
+    found: dict[Network, tuple[str, Interface]] = {}
+    for one in interfaces:
+        for held in one.addresses if one.running and not is_own_bridge(one.name) else ():
+            own = ipaddress.ip_interface(held)
+            wanted = ipv6 is None or ipv6 == (own.version == 6)
+            if wanted and not own.is_loopback and not own.is_link_local:
+                found.setdefault(own.network, (address_of(held), one))
+    return found
+
+
+def _is_network(network: Network, offers: Sequence[Mapping[Network, tuple[str, Interface]]]) -> bool:
+    """Whether there is room for several hosts, and each of these has an address of its own."""
+    distinct = max(Counter(one[network][0] for one in offers).values()) == 1
+    return network.num_addresses > 1 and distinct
+
+
+def likely_interface(interfaces: Sequence[Interface], *, ipv6: bool | None = None) -> str | None:
+    """The first running interface with an address (of the family) that may lead to other hosts, if any."""
+    return next((one.name for _, one in _networks(interfaces, ipv6).values()), None)

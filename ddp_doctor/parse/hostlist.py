@@ -1,0 +1,115 @@
+"""Lists of host names: SLURM's brackets without scontrol, Open MPI's daemon list, and host files.
+
+A SLURM list (``SLURM_STEP_NODELIST``)::
+
+    node[1-4,7],gpu-[01-03]-ib
+
+The list that Open MPI 4 hands to its daemons (``OMPI_MCA_orte_node_regex``), the host of mpirun first;
+the number before the colon is how many digits a name has at least, what follows ``@`` is no name::
+
+    node[2:3,1-2],login@0(4)
+
+A host file, as Open MPI and MPICH read it::
+
+    node1 slots=8   # comment
+    admin@node2
+    node3:8
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import product
+
+#: More than any cluster has; a list that names more is a mistake or an attack.
+MOST_HOSTS = 65_536
+_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_:][A-Za-z0-9_.:-]*", re.ASCII)
+_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
+_PIECE = re.compile(r"\[([^\[\]]*)\]")
+_ITEM = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """The hosts of a list in its order, as often as they stand there.
+
+    Raises ValueError with one sentence for what is no list, or names more than ``MOST_HOSTS``.
+    """
+    hosts: list[str] = []
+    for item in _items(text):
+        hosts += _expand_item(item, MOST_HOSTS - len(hosts))
+    wrong = next((host for host in hosts if not _NAME.fullmatch(host)), None)
+    if wrong is not None or not hosts:
+        raise ValueError(f"{_short(wrong or text)!r} is not a host name")
+    return tuple(hosts)
+
+
+def expand_open_mpi(text: str) -> tuple[str, ...]:
+    """The hosts of Open MPI's daemons, that of mpirun first. Raises ValueError."""
+
+    def padded(found: re.Match[str]) -> str:
+        digits, colon, ranges = found[1].partition(":")
+        if not colon or not digits.isdecimal() or int(digits) > 18:
+            raise ValueError(f"{_short(text)!r} is not a list of Open MPI's hosts")
+        return f"[{re.sub(r'[0-9]+', lambda number: number[0].zfill(int(digits)), ranges)}]"
+
+    return expand(_PIECE.sub(padded, text.partition("@")[0]))
+
+
+def read_host_file(text: str) -> tuple[str, ...]:
+    """The hosts of a host file. Raises ValueError with the line that is none."""
+    hosts: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if words:
+            name, _, slots = words[0].rpartition(":")
+            try:
+                hosts += expand(name if name and slots.isdecimal() and ":" not in name else words[0])
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from None
+    return tuple(hosts)
+
+
+def _items(text: str) -> Iterator[str]:
+    """Split at the commas outside of brackets."""
+    position = 0
+    for found in _ITEM.finditer(text):
+        if text[position : found.start()] not in ("", ","):
+            break
+        position = found.end()
+        yield found[0].strip()
+    if position != len(text):
+        raise ValueError(f"{_short(text)!r} is not a list of hosts such as node[1-4,7],login")
+
+
+def _expand_item(item: str, room: int) -> list[str]:
+    parts = _PIECE.split(item)  # text, ranges, text, ranges, text
+    spans = [list(_spans(ranges)) for ranges in parts[1::2]]
+    count = 1
+    for one in spans:
+        count *= sum(last - first + 1 for first, last, _width in one)
+    if count > room:
+        raise ValueError(f"{_short(item)!r} names more than {MOST_HOSTS} hosts")
+    numbers = [
+        [f"{number:0{width}d}" for first, last, width in one for number in range(first, last + 1)]
+        for one in spans
+    ]
+    return [_woven(parts[::2], chosen) for chosen in product(*numbers)]
+
+
+def _spans(ranges: str) -> Iterator[tuple[int, int, int]]:
+    """First, last and width of each; the width is the first number's where that begins with 0."""
+    for part in ranges.split(","):
+        found = _RANGE.fullmatch(part.strip())
+        if found is None:
+            raise ValueError(f"[{_short(ranges)}] is not a range such as [1-4,7]")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last < first:
+            raise ValueError(f"[{_short(ranges)}] counts backwards")
+        yield first, last, len(found[1]) if found[1].startswith("0") else 1
+
+
+def _woven(texts: list[str], numbers: tuple[str, ...]) -> str:
+    return "".join(text + number for text, number in zip(texts, (*numbers, ""), strict=True))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,66 @@
+"""What is recorded of one node's network interfaces, and what others ask of it."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from ddp_doctor.knowledge.addresses import shared_interface
+from ddp_doctor.knowledge.interface_choice import Choice, gloo_choice, nccl_choice
+from ddp_doctor.knowledge.interface_faults import Offer, is_fine
+from ddp_doctor.model.context import Interface
+from ddp_doctor.model.fact import Fact
+from ddp_doctor.model.recording import Seen
+
+
+class InterfacesFact(Fact):
+    """One node's interfaces, what its own name means there, and what the backends choose."""
+
+    KIND: ClassVar[str] = "interfaces/1"
+
+    interfaces: tuple[Interface, ...] = ()
+    hostname: str = ""
+    hostname_addresses: tuple[str, ...] = ()  # of its own name, in the resolver's order
+    hostname_error: str | None = None  # why there are none
+    gloo: Choice
+    nccl: Choice  # foretold
+    libnccl: Choice | None = None  # what the library itself chose
+    settings: dict[str, str] = {}  # noqa: RUF012  what chooses, where it is set
+    port_range: tuple[int, int] | None = None  # ip_local_port_range: the ports the backends listen on
+    host_id: str | None = None  # of the booted kernel and the network namespace: of one set of interfaces
+
+
+def chosen(fact: InterfacesFact, backend: str) -> Choice:
+    """What the backend takes on this node: the library's own word where it was asked."""
+    return fact.gloo if backend == "gloo" else fact.libnccl or fact.nccl
+
+
+def advertised(fact: InterfacesFact, backend: str) -> str | None:
+    """The address that the backend gives to the other nodes; None where it finds none or it is not known."""
+    choice = chosen(fact, backend)
+    return None if choice.error else choice.address
+
+
+def common_interface(facts: Mapping[int, InterfacesFact]) -> dict[int, str]:
+    """For each node (by its rank) its interface in a network that all share; empty where there is none."""
+    return shared_interface({node: fact.interfaces for node, fact in facts.items()})
+
+
+def offer_of(seen: Seen[InterfacesFact], backend: str) -> Offer:
+    """The node as this backend presents it to the others."""
+    fact, choice = seen.fact, chosen(seen.fact, backend)
+    without = {name: value for name, value in fact.settings.items() if name != choice.setting}
+    default = (
+        gloo_choice(fact.interfaces, without, fact.hostname_addresses)
+        if backend == "gloo"
+        else nccl_choice(fact.interfaces, without)
+    )
+    held = " ".join(address for one in fact.interfaces for address in one.addresses)
+    return Offer(
+        node=seen.node,
+        choice=choice,
+        interfaces=fact.interfaces,
+        own_addresses=fact.hostname_addresses,
+        backend=backend,
+        setting=fact.settings.get(choice.setting or ""),
+        default_does=is_fine(default, fact.interfaces),
+        host=f"{fact.host_id or fact.hostname} {held}",
+    )

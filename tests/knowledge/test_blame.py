@@ -1,0 +1,144 @@
+"""Who is to blame for bad paths: never an innocent, whatever is broken."""
+
+from collections.abc import Collection
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_doctor.knowledge.blame import Blame, Path, blame, both_ways
+
+
+def every(nodes: int) -> set[Path]:
+    return {(one, other) for one in range(nodes) for other in range(nodes) if one != other}
+
+
+def judge(nodes: int, bad: Collection[Path], **options: bool) -> Blame:
+    return blame(bad, every(nodes) - set(bad), **options)
+
+
+def inbound(nodes: int, node: int) -> set[Path]:
+    return {path for path in every(nodes) if path[1] == node}
+
+
+def outbound(nodes: int, node: int) -> set[Path]:
+    return {path for path in every(nodes) if path[0] == node}
+
+
+def test_nothing_bad_is_nobodys_fault():
+    assert judge(4, set()) == Blame()
+
+
+nodes_and_one = st.integers(3, 12).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1)))
+
+
+@given(nodes_and_one)
+def test_a_node_that_nobody_can_dial_is_blamed_and_nobody_else(case):
+    nodes, node = case
+    assert judge(nodes, inbound(nodes, node)) == Blame(inbound=(node,))
+
+
+@given(nodes_and_one)
+def test_a_node_that_cannot_dial_is_blamed_and_nobody_else(case):
+    nodes, node = case
+    assert judge(nodes, outbound(nodes, node)) == Blame(outbound=(node,))
+
+
+@given(nodes_and_one)
+def test_a_node_cut_off_both_ways_is_blamed_and_nobody_else(case):
+    nodes, node = case
+    bad = inbound(nodes, node) | outbound(nodes, node)
+    assert judge(nodes, bad) == Blame(inbound=(node,), outbound=(node,))
+
+
+@given(nodes_and_one, st.data())
+def test_a_single_bad_path_is_that_path(case, data):
+    nodes, node = case
+    path = data.draw(st.sampled_from(sorted(outbound(nodes, node))))
+    assert judge(nodes, {path}) == Blame(paths=(path,))
+    assert judge(nodes, {path, path[::-1]}) == Blame(paths=tuple(sorted((path, path[::-1]))))
+
+
+@given(nodes_and_one, st.data())
+def test_with_rows_missing_a_bad_node_is_blamed_alone_or_its_paths_are(case, data):
+    nodes, node = case
+    rows = data.draw(st.sets(st.integers(0, nodes - 1)))
+    seen = {path for path in every(nodes) if path[0] in rows}
+    bad = seen & inbound(nodes, node)
+    found = blame(bad, seen - bad, one_of_two=True)
+    assert set(found.nodes) <= {node}
+    assert all(node in path for path in found.paths)
+    assert not found.everyone
+
+
+@given(st.integers(3, 12))
+def test_when_every_path_is_bad_it_is_everyone(nodes):
+    assert judge(nodes, every(nodes)) == Blame(everyone=True)
+
+
+@given(st.integers(5, 12), st.data())
+def test_two_bad_nodes_are_both_blamed(nodes, data):
+    one, other = data.draw(st.lists(st.integers(0, nodes - 1), min_size=2, max_size=2, unique=True))
+    found = judge(nodes, inbound(nodes, one) | inbound(nodes, other))
+    assert found == Blame(inbound=tuple(sorted((one, other))))
+
+
+def test_a_network_split_in_halves_is_no_nodes_fault():
+    across = {path for path in every(4) if (path[0] < 2) != (path[1] < 2)}
+    assert judge(4, across) == Blame(paths=tuple(sorted(across)))
+
+
+def test_a_bad_node_beside_a_bad_path_leaves_only_that_path():
+    bad = inbound(6, 5) | {(0, 1), (1, 0)}
+    assert judge(6, bad) == Blame(inbound=(5,), paths=((0, 1), (1, 0)))
+
+
+def test_one_lucky_path_of_many_does_not_save_a_node():
+    bad = inbound(8, 3) - {(6, 3)}
+    assert judge(8, bad) == Blame(inbound=(3,))
+
+
+def test_a_row_alone_blames_nobody_but_its_paths():
+    # node 0 reached nobody, and nothing else is known: its fault or theirs?
+    assert blame(outbound(4, 0), ()) == Blame(paths=((0, 1), (0, 2), (0, 3)))
+
+
+def test_one_observer_among_three_blames_the_path():
+    assert blame({(2, 0)}, {(0, 1), (0, 2), (2, 1)}) == Blame(paths=((2, 0),))
+
+
+@pytest.mark.parametrize(
+    ("bad", "one_of_two", "expected"),
+    [
+        ({(0, 1)}, True, Blame(inbound=(1,))),
+        ({(0, 1)}, False, Blame(paths=((0, 1),))),
+        ({(0, 1), (1, 0)}, True, Blame(paths=((0, 1), (1, 0)))),
+    ],
+)
+def test_of_two_nodes_the_one_is_blamed_that_can_dial_and_not_be_dialled(bad, one_of_two, expected):
+    assert judge(2, bad, one_of_two=one_of_two) == expected
+
+
+def test_of_two_nodes_of_which_one_reported_the_path_is_blamed():
+    assert blame({(0, 1)}, (), one_of_two=True) == Blame(paths=((0, 1),))
+
+
+def test_pairs_without_direction_blame_a_node_on_both_sides():
+    bad, good = both_ways({(0, 2), (1, 2)}), both_ways({(0, 1)})
+    assert blame(bad, good).nodes == (2,)
+    assert blame(bad, good).paths == ()
+
+
+@given(st.integers(2, 9), st.data())
+def test_every_bad_path_is_explained_and_no_node_that_works(nodes, data):
+    bad = data.draw(st.sets(st.sampled_from(sorted(every(nodes)))))
+    found = judge(nodes, bad)
+    for source, target in bad:
+        assert (
+            found.everyone
+            or source in found.outbound
+            or target in found.inbound
+            or (source, target) in found.paths
+        )
+    for node in found.nodes:
+        assert any(node in path for path in bad)

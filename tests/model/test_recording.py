@@ -1,0 +1,118 @@
+"""What a recording and its world answer, by itself and as a copy with other fields."""
+
+from typing import ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.recording import Node, Recording, World
+
+
+class Colour(Fact):
+    KIND: ClassVar[str] = "colour/1"
+    name: str
+
+
+def _reading(name: str, node: int = 0, check: str = "paint") -> Reading:
+    return Reading(check=check, status=Status.COLLECTED, node=node, fact=Colour(name=name).recorded())
+
+
+def test_facts_come_in_the_order_they_were_read_and_are_the_callers_own_list():
+    recording = Recording(readings=(_reading("red"), _reading("blue", node=1)))
+
+    recording.facts(Colour).clear()
+
+    assert [(seen.fact.name, seen.node) for seen in recording.facts(Colour)] == [("red", 0), ("blue", 1)]
+    assert recording.first(Colour) == Colour(name="red")
+
+
+def test_a_fact_is_validated_once_however_many_rules_ask_for_it():
+    recording = Recording(readings=(_reading("red"),))
+
+    assert recording.facts(Colour)[0].fact is recording.facts(Colour)[0].fact
+
+
+def test_a_copy_with_other_readings_forgets_what_was_read_before():
+    red = Recording(readings=(_reading("red"),))
+    assert red.first(Colour) == Colour(name="red")
+
+    blue = red.model_copy(update={"readings": (_reading("blue", check="brush"),)})
+
+    assert (blue.first(Colour), red.first(Colour)) == (Colour(name="blue"), Colour(name="red"))
+    assert [len(one.of_check("paint")) for one in (red, blue)] == [1, 0]
+
+
+def test_what_was_looked_up_changes_neither_equality_nor_what_is_written():
+    one, other = (Recording(world=World(nodes=(Node(),)), readings=(_reading("red"),)) for _ in range(2))
+
+    one.facts(Colour)
+    assert one.world is not None
+    one.world.hostname(0)
+
+    assert one == other
+    assert one.model_dump_json() == other.model_dump_json()
+
+
+def test_what_a_copy_works_out_meanwhile_does_not_get_mixed_up():
+    whole = Recording(run_id="whole", readings=(_reading("red"),))
+    part = whole.model_copy(update={"readings": ()})
+
+    names = whole.once("names", lambda: (part.once("names", lambda: "of the part"), "of the whole"))
+
+    assert names == ("of the part", "of the whole")
+    assert part.once("names", lambda: "of the part") == "of the part"
+
+
+@pytest.mark.parametrize("kind", [None, ["colour/1"], 7])
+def test_a_fact_without_a_proper_kind_is_kept_and_read_by_nobody(kind):
+    strange = Reading(check="paint", status=Status.COLLECTED, fact={"kind": kind, "name": "red"})
+    recording = Recording(readings=(strange, _reading("blue")))
+
+    assert [seen.fact.name for seen in recording.facts(Colour)] == ["blue"]
+    assert recording.of_check("paint")[0] is strange
+
+
+def _world(counts: list[int]) -> World:
+    nodes = tuple(Node(node_rank=at, nproc=count, hostname=f"n{at}") for at, count in enumerate(counts))
+    return World(nnodes=len(counts), nproc_per_node=counts[0], world_size=sum(counts), nodes=nodes)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=12))
+def test_ranks_are_dense_by_node_rank_then_local_rank(counts):
+    world = _world(counts)
+
+    ranks = [rank for node in range(world.nnodes) for rank in world.ranks_of(node)]
+
+    assert ranks == list(range(world.world_size))
+    for node, count in enumerate(counts):
+        assert [world.node_of(rank) for rank in world.ranks_of(node)] == [node] * count
+        assert [world.local_rank(rank) for rank in world.ranks_of(node)] == list(range(count))
+
+
+def test_a_node_that_never_reported_has_the_usual_number_of_ranks_and_its_expected_name():
+    world = World(
+        nnodes=3, nproc_per_node=4, world_size=9, nodes=(Node(node_rank=2, hostname="c", nproc=1),),
+        expected_hosts=("a", "b"),
+    )  # fmt: skip
+
+    assert [world.ranks_of(node) for node in range(3)] == [range(4), range(4, 8), range(8, 9)]
+    assert [world.hostname(node) for node in range(4)] == ["a", "b", "c", "node rank 3"]
+    assert world.node_of(9) == 2  # outside the world: by the usual number
+
+
+def test_a_world_copied_with_other_nodes_forgets_the_old_ones():
+    world = _world([2, 2])
+    assert (world.hostname(1), world.ranks_of(1)) == ("n1", range(2, 4))
+
+    other = world.model_copy(update={"nodes": (Node(node_rank=0, nproc=1), Node(node_rank=1, hostname="m"))})
+
+    assert (other.hostname(1), other.ranks_of(1)) == ("m", range(1, 3))
+
+
+def test_a_world_of_an_absurd_size_is_answered_at_once():
+    world = World(nnodes=10**15, nproc_per_node=8, world_size=8 * 10**15)
+
+    assert world.node_of(8 * 10**14 + 3) == 10**14

@@ -1,0 +1,73 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_doctor.model.context import CommandResult, Interface
+from ddp_doctor.parse.nccl_interface import file_settings, library_choice, nccl_environment
+from tests.fakes import FakeContext
+
+INTERFACES = (
+    Interface(name="lo", loopback=True, addresses=("127.0.0.1/8",)),
+    Interface(name="eth0", addresses=("10.0.0.1/24", "fe80::1%eth0/64")),
+)
+
+
+def answer(stdout: str) -> CommandResult:
+    return CommandResult(("nccl_interface",), "ended", 0, stdout)
+
+
+def test_a_file_is_read_as_nccl_reads_it():
+    text = "# NCCL_DEBUG=INFO\nNCCL_SOCKET_IFNAME=eth0\nNCCL_SOCKET_IFNAME=eth1\nnonsense\n=x\nNCCL_IB_HCA==mlx5_0"
+    assert file_settings(text) == {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_IB_HCA": "=mlx5_0"}
+
+
+def test_the_environment_comes_before_the_users_file_and_that_before_the_systems():
+    files = {
+        "/etc/nccl.conf": "NCCL_SOCKET_IFNAME=eth0\nNCCL_DEBUG=WARN\nNCCL_IB_TC=1\n",
+        "/home/me/.nccl.conf": "NCCL_SOCKET_IFNAME=eth1\nNCCL_DEBUG=INFO\n",
+        "/other.conf": "NCCL_SOCKET_IFNAME=eth2\n",
+    }
+    env = {"HOME": "/home/me", "NCCL_DEBUG": "TRACE"}
+    found = nccl_environment(FakeContext(env=env, files=files))
+    assert found == {**env, "NCCL_SOCKET_IFNAME": "eth1", "NCCL_IB_TC": "1"}
+    named = nccl_environment(FakeContext(env={**env, "NCCL_CONF_FILE": "/other.conf"}, files=files))
+    assert named["NCCL_SOCKET_IFNAME"] == "eth2"
+    assert nccl_environment(FakeContext(env=env)) == env
+
+
+def test_the_address_in_the_unique_id_is_the_choice():
+    choice = library_choice(
+        answer('NCCL version 2.32.3\n{"version_code": 1, "address": "10.0.0.1"}\n'), INTERFACES
+    )
+    assert choice is not None
+    assert (choice.interface, choice.address, choice.error) == ("eth0", "10.0.0.1", None)
+
+
+def test_no_interface_is_a_choice_that_failed():
+    told = '{"version_code": 1, "status": 5, "error": "Bootstrap : no socket interface found"}'
+    choice = library_choice(answer(told), INTERFACES)
+    assert choice is not None
+    assert (choice.address, choice.error) == (None, "Bootstrap : no socket interface found")
+
+
+@pytest.mark.parametrize(
+    "stdout",
+    [
+        "",
+        '{"absent": "no libnccl.so.2"}',
+        '{"status": 1, "error": "unhandled cuda error"}',
+        '{"status": 1, "error": ""}',
+        '{"address": null}',
+        "[1]",
+        "{",
+        "Segmentation fault",
+    ],
+)
+def test_a_library_that_is_absent_or_cannot_be_asked_tells_nothing(stdout):
+    assert library_choice(answer(stdout), INTERFACES) is None
+
+
+@given(st.text())
+def test_no_answer_breaks_the_parser(stdout):
+    library_choice(answer(stdout), INTERFACES)
+    file_settings(stdout)

@@ -1,0 +1,441 @@
+"""The listener and its lines over real connections on the loopback interface."""
+
+import contextlib
+import errno
+import json
+import random
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from ddp_doctor.model.base import Json
+from ddp_doctor.sources import sockets
+from ddp_doctor.sources.sockets import Listener, dial
+
+TOKEN = "the run's secret"
+BIG = 3 * sockets.FREE_TRANSFER
+
+
+def _has_ipv6_loopback() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+needs_ipv6 = pytest.mark.skipif(not _has_ipv6_loopback(), reason="the loopback interface has no IPv6 address")
+
+
+def _answer(question):
+    return {"you asked": question["n"]} if "n" in question else {}
+
+
+def ask(
+    address: str, port: int, token: str, question: Mapping[str, Json], timeout_s: float
+) -> dict[str, Json]:
+    line = dial(address, port, token, timeout_s)
+    try:
+        return line.ask(question, timeout_s)
+    finally:
+        line.close()
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    one = Listener(_answer)
+    one.admit(TOKEN)
+    yield one
+    one.stop()
+
+
+@pytest.fixture
+def line(listener) -> Iterator[sockets.TcpLine]:
+    one = dial("127.0.0.1", listener.port, TOKEN, 2)
+    yield one
+    one.close()
+
+
+@contextlib.contextmanager
+def raw(port: int, *sent: bytes) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", port), 2) as one:
+        for part in sent:
+            one.sendall(part)
+        yield one
+
+
+def closed_by_peer(one: socket.socket) -> bool:
+    """Whether the other end hangs up within the socket's time, whatever it sends before."""
+    try:
+        while one.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+# --- lines ----------------------------------------------------------------------------------------
+
+
+def test_a_line_makes_round_trips_and_sends_small_and_large(line):
+    assert 0 < line.round_trip(1) < 1
+    assert 0 < line.send(1, 1) < 1
+    assert 0 < line.send(sockets.FREE_TRANSFER, 1) < 1
+    assert 0 < line.send(BIG, 2) < 2
+    assert 0 < line.round_trip(1) < 1
+
+
+def test_the_kernel_tells_of_a_line(line):
+    line.round_trip(1)
+
+    told = line.tcp()
+
+    assert told is not None
+    assert told.retransmits == 0
+    assert 500 < told.mss_bytes < 70_000
+
+
+def test_a_closed_line_tells_nothing(line):
+    line.close()
+
+    assert line.tcp() is None
+
+
+@needs_ipv6
+def test_the_listener_is_reached_over_ipv6_too(listener):
+    line = dial("::1", listener.port, TOKEN, 2)
+
+    assert line.round_trip(1) > 0
+    line.close()
+    line = dial("::ffff:127.0.0.1", listener.port, TOKEN, 2)
+    assert line.round_trip(1) > 0
+    line.close()
+
+
+def test_a_scope_names_its_interface():
+    with pytest.raises(OSError, match=r"."):
+        dial("fe80::1%lo", 1, TOKEN, 0.3)
+
+
+def test_without_ipv6_the_listener_takes_ipv4(monkeypatch):
+    real = socket.create_server
+
+    def no_ipv6(address, **options):
+        if options.get("family") == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "no IPv6 here")
+        return real(address, **options)
+
+    monkeypatch.setattr(socket, "create_server", no_ipv6)
+    listener = Listener()
+    listener.admit(TOKEN)
+
+    line = dial("127.0.0.1", listener.port, TOKEN, 2)
+    assert line.round_trip(1) > 0
+    line.close()
+    listener.stop()
+
+
+# --- failures keep their errno --------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port: int = one.getsockname()[1]
+        return port
+
+
+def test_a_closed_port_refuses():
+    with pytest.raises(ConnectionRefusedError) as raised:
+        dial("127.0.0.1", free_port(), TOKEN, 1)
+
+    assert raised.value.errno == errno.ECONNREFUSED
+
+
+def test_a_full_queue_answers_nothing_and_times_out():
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, contextlib.ExitStack() as stack:
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                waiting.connect(server.getsockname())
+        with pytest.raises(TimeoutError) as raised:
+            dial("127.0.0.1", server.getsockname()[1], TOKEN, 0.3)
+
+    assert raised.value.errno == errno.ETIMEDOUT
+
+
+def test_a_mute_program_on_the_port_is_told_from_a_firewall():
+    with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(OSError, match="nothing") as raised:
+        dial("127.0.0.1", mute.getsockname()[1], TOKEN, 0.2)
+
+    assert raised.value.errno == errno.ETIME
+
+
+def test_a_foreign_program_on_the_port_is_recognised():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            with server.accept()[0] as caller:
+                caller.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+                caller.recv(100)
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        with pytest.raises(OSError, match="message of kind b'S'") as raised:
+            dial("127.0.0.1", server.getsockname()[1], TOKEN, 2)
+        thread.join(2)
+
+    assert raised.value.errno == errno.EPROTO
+
+
+def test_a_host_name_is_no_address():
+    with pytest.raises(socket.gaierror):
+        dial("localhost", 80, TOKEN, 1)
+
+
+def test_a_peer_that_stops_answering_times_out_in_time(listener, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=_recognise_and_fall_silent, args=(server,), daemon=True).start()
+        line = dial("127.0.0.1", server.getsockname()[1], TOKEN, 2)
+        for attempt in (line.round_trip, lambda s: line.send(BIG, s)):
+            started = time.monotonic()
+            with pytest.raises(OSError, match=r"."):
+                attempt(0.2)
+            assert time.monotonic() - started < 1
+        line.close()
+
+
+def _recognise_and_fall_silent(server: socket.socket) -> None:
+    caller, _ = server.accept()
+    caller.recv(100)
+    caller.sendall(struct.pack("!cI", b"H", 0))
+    time.sleep(3)
+    caller.close()
+
+
+def test_a_line_to_a_stopped_listener_is_reset(listener, line):
+    listener.stop()
+    time.sleep(0.05)
+
+    with pytest.raises(ConnectionError) as raised:
+        line.round_trip(1)
+
+    assert raised.value.errno in {errno.ECONNRESET, errno.EPIPE}
+    with pytest.raises(ConnectionRefusedError):
+        dial("127.0.0.1", listener.port, TOKEN, 1)
+
+
+# --- one large transfer at a time -----------------------------------------------------------------
+
+
+def test_large_transfers_take_turns_and_small_ones_do_not_wait(listener):
+    lines = [dial("127.0.0.1", listener.port, TOKEN, 2) for _ in range(3)]
+    listener._turn.acquire()
+    threads = [threading.Thread(target=one.send, args=(BIG, 3)) for one in lines[:2]]
+    for thread in threads:
+        thread.start()
+
+    assert lines[2].send(1000, 1) < 1  # while the others wait
+    assert all(thread.is_alive() for thread in threads)
+    listener._turn.release()
+    for thread in threads:
+        thread.join(3)
+
+    assert not any(thread.is_alive() for thread in threads)
+    for one in lines:
+        one.close()
+
+
+def test_who_never_gets_a_turn_is_told_that_the_peer_is_busy(listener, line):
+    listener._turn.acquire()
+
+    with pytest.raises(OSError, match="busy") as raised:
+        line.send(BIG, 0.1)
+
+    assert raised.value.errno == errno.EBUSY
+    listener._turn.release()
+
+
+def test_who_leaves_in_the_middle_of_a_transfer_gives_the_turn_back(listener, line):
+    hello = struct.pack("!cI", b"H", len(TOKEN)) + TOKEN.encode()
+    with raw(listener.port, hello, struct.pack("!cI", b"T", BIG), b"x" * 1000) as one:
+        one.recv(10)
+
+    assert line.send(BIG, 2) < 2
+
+
+# --- questions ------------------------------------------------------------------------------------
+
+
+def test_a_question_is_answered(listener):
+    assert ask("127.0.0.1", listener.port, TOKEN, {"n": 3}, 2) == {"you asked": 3}
+
+
+def test_an_agent_without_answers_says_so_by_an_empty_one():
+    listener = Listener()
+    listener.admit(TOKEN)
+
+    assert ask("127.0.0.1", listener.port, TOKEN, {"n": 3}, 2) == {}
+    listener.stop()
+
+
+def test_an_agent_that_fails_to_answer_hangs_up_and_lives_on():
+    def fail(_):
+        raise ZeroDivisionError
+
+    listener = Listener(fail)
+    listener.admit(TOKEN)
+
+    for _ in range(2):
+        with pytest.raises(ConnectionResetError):
+            ask("127.0.0.1", listener.port, TOKEN, {}, 2)
+    listener.stop()
+
+
+def test_a_question_or_an_answer_that_is_too_long_is_refused(listener):
+    with pytest.raises(OSError, match="too many"):
+        ask("127.0.0.1", listener.port, TOKEN, {"n": "x" * sockets.LONGEST_JSON}, 2)
+    with pytest.raises(ConnectionResetError):  # the answer is some bytes longer than the question
+        ask("127.0.0.1", listener.port, TOKEN, {"n": "x" * (sockets.LONGEST_JSON - 9)}, 2)
+
+
+@pytest.mark.parametrize("answer", [b"[1]", b"{", b"[" * 60_000, b"\xff", b"null"])
+def test_an_answer_that_is_no_object_is_refused(answer):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def reply() -> None:
+            with server.accept()[0] as caller:
+                caller.recv(100)
+                caller.sendall(struct.pack("!cI", b"H", 0))
+                caller.recv(1000)
+                caller.sendall(struct.pack("!cI", b"Q", len(answer)) + answer)
+                caller.recv(1)
+
+        thread = threading.Thread(target=reply)
+        thread.start()
+        with pytest.raises(OSError, match="no JSON") as raised:
+            ask("127.0.0.1", server.getsockname()[1], TOKEN, {}, 2)
+        thread.join(2)
+
+    assert raised.value.errno == errno.EPROTO
+
+
+# --- strangers and hostile input ------------------------------------------------------------------
+
+
+def test_who_calls_before_the_token_is_known_waits_for_it():
+    listener = Listener()
+    threading.Timer(0.2, listener.admit, (TOKEN,)).start()
+
+    line = dial("127.0.0.1", listener.port, TOKEN, 2)
+
+    assert line.round_trip(1) > 0
+    line.close()
+    listener.stop()
+
+
+@pytest.mark.parametrize("shown", ["", "the run's secreT", "x" * 256, "é"])
+def test_strangers_are_dropped(listener, shown):
+    with pytest.raises(ConnectionError):
+        dial("127.0.0.1", listener.port, shown, 2)
+
+
+def test_the_right_token_in_the_wrong_message_is_dropped(listener):
+    with raw(listener.port, struct.pack("!cI", b"Q", len(TOKEN)) + TOKEN.encode()) as one:
+        assert closed_by_peer(one)
+
+
+def test_a_second_hello_is_dropped(listener):
+    hello = struct.pack("!cI", b"H", len(TOKEN)) + TOKEN.encode()
+    with raw(listener.port, hello, hello) as one:
+        assert closed_by_peer(one)
+
+
+@pytest.mark.parametrize("kind", [b"H", b"R", b"S", b"T", b"Q", b"X", b"\0"])
+def test_a_huge_length_is_dropped_at_once(listener, kind):
+    hello = struct.pack("!cI", b"H", len(TOKEN)) + TOKEN.encode()
+    for known in (b"", hello):
+        with raw(listener.port, known, struct.pack("!cI", kind, 2**32 - 1)) as one:
+            assert closed_by_peer(one)
+
+
+def test_a_slow_loris_is_dropped_at_its_deadline(monkeypatch):
+    monkeypatch.setattr(sockets, "HELLO_S", 0.3)
+    listener = Listener()
+    listener.admit(TOKEN)
+    started = time.monotonic()
+
+    with raw(listener.port) as one:
+        with contextlib.suppress(OSError):
+            for letter in b"H\0\0\0\x10" + b"x" * 11:
+                one.sendall(bytes((letter,)))
+                time.sleep(0.05)
+        assert closed_by_peer(one)
+
+    assert time.monotonic() - started < 2
+    listener.stop()
+
+
+def test_garbage_and_half_messages_leave_the_listener_answering(listener):
+    chance = random.Random(20)
+    hello = struct.pack("!cI", b"H", len(TOKEN)) + TOKEN.encode()
+    for _ in range(150):
+        start = hello if chance.random() < 0.6 else b""
+        kind = chance.choice([b"R", b"S", b"T", b"Q", chance.randbytes(1)])
+        length = chance.choice([0, 1, 8, 64, 65, 1000, 65536, 65537, chance.getrandbits(32)])
+        body = chance.randbytes(chance.randrange(min(length, 2000) + 1))
+        with contextlib.suppress(OSError), raw(listener.port, start, struct.pack("!cI", kind, length), body):
+            pass
+
+    assert ask("127.0.0.1", listener.port, TOKEN, {"n": 1}, 2) == {"you asked": 1}
+    deadline = time.monotonic() + 2
+    while listener._open and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not listener._open
+
+
+@pytest.mark.parametrize("question", [b"[1]", b"{", b"[" * 60_000, b"\xff", b"null", b""])
+def test_a_question_that_is_no_object_is_dropped(listener, question):
+    hello = struct.pack("!cI", b"H", len(TOKEN)) + TOKEN.encode()
+    with raw(listener.port, hello, struct.pack("!cI", b"Q", len(question)) + question) as one:
+        assert closed_by_peer(one)
+
+
+def test_more_connections_than_bounded_are_closed_and_later_ones_taken():
+    listener = Listener(connections=2)
+    listener.admit(TOKEN)
+    lines = [dial("127.0.0.1", listener.port, TOKEN, 2) for _ in range(2)]
+
+    with pytest.raises(ConnectionError):
+        dial("127.0.0.1", listener.port, TOKEN, 2)
+    lines[0].close()
+    time.sleep(0.1)
+
+    line = dial("127.0.0.1", listener.port, TOKEN, 2)
+    assert line.round_trip(1) > 0
+    for one in (*lines, line):
+        one.close()
+    listener.stop()
+
+
+def test_stopping_waits_for_nobody_and_ends_all_threads(listener, line):
+    before = {thread for thread in threading.enumerate() if thread.name in {"listener", "line"}}
+    with raw(listener.port, b"H"):
+        started = time.monotonic()
+        listener.stop()
+        listener.stop()
+
+        assert time.monotonic() - started < 0.1
+    for thread in before:
+        thread.join(2)
+    assert not any(thread.is_alive() for thread in before)
+
+
+def test_the_longest_question_is_counted_in_bytes():
+    assert len(json.dumps({"n": "x" * (sockets.LONGEST_JSON - 9)})) == sockets.LONGEST_JSON
