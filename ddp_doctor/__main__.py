@@ -6,15 +6,26 @@ module-level code again in every worker.
 
 import os
 import signal
+import sys
 
 
 def main() -> None:
     """Run the command line and leave the process with the doctor's exit code."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
+    _replace_closed_streams()
     from ddp_doctor.cli import entry
 
     entry()
+
+
+def _replace_closed_streams() -> None:
+    """Python has no object for a stream that was closed before it, and sockets would take its number."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(nothing, True)  # what this process starts would have the same trouble
+            setattr(sys, name, os.fdopen(nothing, "r" if name == "stdin" else "w", encoding="utf-8"))
 
 
 def _leave(_number: int, _frame: object) -> None:

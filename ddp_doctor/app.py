@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from ddp_doctor import __version__
 from ddp_doctor.checks import CHECKS, topology
 from ddp_doctor.checks.gpus import GpusFact
+from ddp_doctor.checks.roll_call.facts import NotStarted, Present, RollCallFact
 from ddp_doctor.checks.software import Software
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.diagnose import all_rules, diagnose
@@ -24,17 +26,30 @@ from ddp_doctor.engine.plan import Plan, make_plan
 from ddp_doctor.engine.policy import report as make_report
 from ddp_doctor.engine.world import choose_world
 from ddp_doctor.launch.control import listen
-from ddp_doctor.launch.detect import ForeignWorld
+from ddp_doctor.launch.detect import ForeignWorld, Launcher
 from ddp_doctor.launch.interruption import Interrupted, interruptible
+from ddp_doctor.launch.place import Place
 from ddp_doctor.launch.session import Session, addresses
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Where
+from ddp_doctor.model.choices import Status, Where
+from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import SCHEMA_VERSION, NotRun, Options, Recording, World
 from ddp_doctor.model.report import Report
 from ddp_doctor.model.rule import Rule
 from ddp_doctor.parse.visible_devices import visible_gpus
 
+if TYPE_CHECKING:
+    from ddp_doctor.engine.many_nodes import ManyNodes
+
 Progress = Callable[[str], None]
+
+
+#: A dead name server would cost each job its two seconds.
+_NOT_IN_PROLOG = ("interfaces",)
+
+
+def _unheard(_text: str) -> None:
+    """For those whom nobody hears."""
 
 
 class UsageError(Exception):
@@ -50,6 +65,14 @@ class RunRequest:
     nproc_per_node: int | None = None  # None is auto
     endpoint: tuple[str, int] = ("127.0.0.1", 0)
     foreign: ForeignWorld | None = None
+    place: Place | None = None  # None, or one of one node: this node alone
+    join_timeout_s: float = 60.0
+    announce: Progress = _unheard  # told what to type on the other hosts, where this one is the head
+
+    @property
+    def nnodes(self) -> int:
+        """How many nodes the run has."""
+        return self.place.nnodes if self.place else 1
 
 
 @dataclass(frozen=True)
@@ -59,11 +82,17 @@ class Outcome:
     recording: Recording
     report: Report
     rule_failures: tuple[tuple[str, str], ...] = field(default=())
+    spoken_by: str | None = None  # the head whose report this is, on the other nodes
 
 
 def run(request: RunRequest, progress: Progress, checks: Sequence[Check] = CHECKS) -> Outcome:
-    """Test this node. Raises UsageError; Ctrl-C and SIGTERM give a partial outcome."""
-    plan = _plan(request.options, checks)
+    """Test this node, or with others its part of a run over several.
+
+    Raises UsageError; Ctrl-C and SIGTERM give a partial outcome.
+    """
+    plan = _plan(request.options, checks, request.nnodes)
+    if request.nnodes > 1:
+        return _run_with_others(request, plan, progress, checks)
     _require_endpoint(*request.endpoint)
     rank_checks = [check for check in plan.checks if check.where is not Where.NODE]
     started = time.monotonic()
@@ -87,6 +116,80 @@ def run(request: RunRequest, progress: Progress, checks: Sequence[Check] = CHECK
     return judge(recording, checks)
 
 
+def _run_with_others(request: RunRequest, plan: Plan, progress: Progress, checks: Sequence[Check]) -> Outcome:
+    """This node's part of a run; the head's outcome is every node's, as long as the head is heard."""
+    from ddp_doctor.engine.many_nodes import ManyNodes
+
+    assert request.place is not None
+    started = time.monotonic()
+    recording = _blank(request.options, plan)
+    with interruptible() as interruption, Session(request.env, request.endpoint, progress) as session:
+        session.warm_up()
+        many = ManyNodes(
+            session=session,
+            place=request.place,
+            plan=plan,
+            recording=recording,
+            judge=lambda so_far: judge(so_far, checks).report,
+            join_timeout_s=request.join_timeout_s,
+            announce=request.announce,
+            known={check.id: check for check in checks},
+        )
+        try:
+            many.recording = _with_node_facts(recording, plan, request, progress)
+            many.run()
+        except Interrupted:
+            many.interrupted()
+        except Exception as error:  # noqa: BLE001 - its own failure must not lose what it has seen
+            why = f"the doctor failed itself: {type(error).__name__}: {error}"
+            many.failed(why, traceback.format_exc())
+        finally:
+            interruption.disarm()
+        outcome = _of_many(many, checks, time.monotonic() - started)
+        many.close()
+    return outcome
+
+
+def _of_many(many: "ManyNodes", checks: Sequence[Check], duration_s: float) -> Outcome:
+    if many.report is not None:
+        return Outcome(many.recording, many.report, spoken_by=many.spoken_by)
+    recording = many.so_far().model_copy(update={"duration_s": duration_s})
+    outcome = judge(recording, checks)
+    many.dismiss(recording, outcome.report)
+    return outcome
+
+
+def not_started(
+    options: Options,
+    hosts: Sequence[str],
+    endpoint: tuple[str, int],
+    launcher: Launcher,
+    reasons: Mapping[int, str],
+) -> Outcome:
+    """A run whose head could not be started, seen from where it was typed; ``reasons`` by node rank."""
+    fact = RollCallFact(
+        role="head",
+        outcome="missing",
+        endpoint_host=endpoint[0],
+        endpoint_port=endpoint[1],
+        nnodes=len(hosts),
+        hostname=hosts[0],
+        present=tuple(
+            Present(hostname=host, nnodes=len(hosts))
+            for rank, host in enumerate(hosts)
+            if rank not in reasons
+        ),
+        missing=tuple(sorted(reasons)),
+        not_started=tuple(
+            NotStarted(hostname=hosts[rank], reason=why) for rank, why in sorted(reasons.items())
+        ),
+    )
+    world = World(nnodes=len(hosts), world_size=len(hosts), launcher=launcher, expected_hosts=tuple(hosts))
+    reading = Reading(check="roll_call", status=Status.COLLECTED, fact=fact.recorded())
+    recording = _blank(options, Plan(()))
+    return judge(recording.model_copy(update={"world": world, "readings": (reading,)}))
+
+
 def _require_endpoint(host: str, port: int) -> None:
     """Refuse an endpoint that is not this host's or is taken, before anything is started."""
     try:
@@ -104,11 +207,18 @@ def _require_endpoint(host: str, port: int) -> None:
 
 def prolog(env: Mapping[str, str], options: Options, progress: Progress) -> Outcome:
     """What needs no other node and no torch, in about a second."""
-    plan = _plan(options, [check for check in CHECKS if check.where is Where.NODE])
+    plan = _in_prolog(_plan(options, [check for check in CHECKS if check.where is Where.NODE]))
     started = time.monotonic()
     request = RunRequest(options, env)
     recording = _with_node_facts(_blank(options, plan), plan, request, progress)
     return judge(recording.model_copy(update={"duration_s": time.monotonic() - started}))
+
+
+def _in_prolog(plan: Plan) -> Plan:
+    checks = tuple(check for check in plan.checks if check.id not in _NOT_IN_PROLOG)
+    left_out = [check.id for check in plan.checks if check.id in _NOT_IN_PROLOG]
+    not_run = [NotRun(check=name, reason="says nothing of one node alone") for name in left_out]
+    return Plan(checks, (*plan.not_run, *not_run))
 
 
 def read_topology(text: str) -> Outcome:
@@ -189,9 +299,9 @@ def find_rule(code: str) -> Rule:
     )
 
 
-def _plan(options: Options, checks: Sequence[Check]) -> Plan:
+def _plan(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Plan:
     try:
-        return make_plan(checks, options.level, options.only, options.skip, options.budget_s)
+        return make_plan(checks, options.level, options.only, options.skip, options.budget_s, nnodes)
     except ValueError as error:
         raise UsageError(str(error)) from error
 
@@ -235,6 +345,7 @@ def _world(recording: Recording, request: RunRequest) -> World:
         backend=request.options.backend,
         foreign=request.foreign,
         addresses=addresses(),
+        nnodes=request.nnodes,
     )
 
 

@@ -25,7 +25,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
-JsonOption = Annotated[str | None, typer.Option("--json", metavar="PATH|-", help="Write the report as JSON.")]
+JsonOption = Annotated[
+    str | None,
+    typer.Option(
+        "--json",
+        metavar="PATH|-",
+        help="Write the report as JSON; in a path %h is the host, %n the node rank.",
+    ),
+]
 EnvFileOption = Annotated[
     str | None,
     typer.Option("--env-file", metavar="PATH|-", help="Write the recommended settings, to be sourced."),
@@ -45,6 +52,47 @@ RequireGpusOption = Annotated[
     int | None, typer.Option(min=0, metavar="N", help="Sick unless the job may use at least N GPUs.")
 ]
 
+# torchrun's own, with its names, meanings and PET_* variables
+NnodesOption = Annotated[
+    str,
+    typer.Option(
+        envvar="PET_NNODES",
+        metavar="N|MIN:MAX",
+        help="Nodes, at most MAX; by default all that SLURM, mpirun or torchrun has, else this one.",
+    ),
+]
+NprocOption = Annotated[
+    str,
+    typer.Option(
+        envvar="PET_NPROC_PER_NODE", metavar="auto|N", help="Ranks; auto is one a GPU, or 2 on CPUs."
+    ),
+]
+NodeRankOption = Annotated[
+    int | None, typer.Option(envvar="PET_NODE_RANK", metavar="R", help="This node's number; the head's is 0.")
+]
+EndpointOption = Annotated[
+    str,
+    typer.Option(
+        envvar="PET_RDZV_ENDPOINT",
+        metavar="HOST[:PORT]",
+        help="Where the nodes meet: the head and a free port of it (29400).",
+    ),
+]
+MasterAddrOption = Annotated[
+    str, typer.Option(envvar="PET_MASTER_ADDR", metavar="HOST", help="The head, as torchrun names it.")
+]
+MasterPortOption = Annotated[
+    int | None, typer.Option(envvar="PET_MASTER_PORT", metavar="PORT", help="Its port (29500).")
+]
+
+HostsOption = Annotated[
+    str | None, typer.Option(metavar="A,B", help="Start on these hosts over ssh; the first is the head.")
+]
+HostfileOption = Annotated[str | None, typer.Option(metavar="FILE", help="The same, one host on each line.")]
+JoinTimeoutOption = Annotated[
+    float, typer.Option(min=1.0, metavar="SECONDS", help="Time for all nodes to report in.")
+]
+
 
 def entry() -> NoReturn:
     """Run the command and leave at once: a thread stuck in a driver must not keep the process."""
@@ -52,7 +100,13 @@ def entry() -> NoReturn:
     try:
         app()
     except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else ExitCode.USAGE.value
+        code = leaving.code if isinstance(leaving.code, int) else ExitCode.UNSURE.value
+        if isinstance(
+            leaving.code, str
+        ):  # some module that was imported ended the program with its own words
+            sys.stderr.write(
+                f"ddp-doctor was ended by what it imported, so the verdict is unsure: {leaving.code}\n"
+            )
     except Exception:  # noqa: BLE001 - outside of a command's own handler only imports can fail
         sys.stderr.write(f"ddp-doctor failed itself, so the verdict is unsure\n{traceback.format_exc()}")
     for stream in (sys.stdout, sys.stderr):
@@ -80,21 +134,15 @@ def main(
 
 @app.command()
 def run(
-    nnodes: Annotated[
-        int, typer.Option(envvar="PET_NNODES", min=1, metavar="N", help="Nodes; this version tests one.")
-    ] = 1,
-    nproc_per_node: Annotated[
-        str,
-        typer.Option(
-            envvar="PET_NPROC_PER_NODE", metavar="auto|N", help="Ranks; auto is one a GPU, or 2 on CPUs."
-        ),
-    ] = "auto",
-    rdzv_endpoint: Annotated[
-        str,
-        typer.Option(
-            envvar="PET_RDZV_ENDPOINT", metavar="HOST:PORT", help="Where the doctor's own ranks meet."
-        ),
-    ] = "",
+    nnodes: NnodesOption = "",
+    nproc_per_node: NprocOption = "auto",
+    node_rank: NodeRankOption = None,
+    rdzv_endpoint: EndpointOption = "",
+    master_addr: MasterAddrOption = "",
+    master_port: MasterPortOption = None,
+    hosts: HostsOption = None,
+    hostfile: HostfileOption = None,
+    join_timeout: JoinTimeoutOption = 60.0,
     backend: Annotated[
         Backend, typer.Option(help="auto is NCCL where there are GPUs, else gloo.")
     ] = Backend.AUTO,
@@ -109,8 +157,10 @@ def run(
     record: RecordOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Test this machine with real ranks and say what is wrong, who is to blame and what mends it."""
+    """Test these nodes with real ranks and say what is wrong, who is to blame and what mends it."""
     from ddp_doctor import commands
+    from ddp_doctor.guard import guarded
+    from ddp_doctor.launch.place import Asked
     from ddp_doctor.model.recording import Options
 
     options = Options(
@@ -123,14 +173,10 @@ def run(
         require_gpus=require_gpus,
         backend=backend,
     )
-    with commands.guarded():
-        code = commands.run(
-            options,
-            nnodes=nnodes,
-            nproc_per_node=nproc_per_node,
-            endpoint=rdzv_endpoint,
-            outputs=_outputs(json_path, env_file, record, quiet),
-        )
+    asked = Asked(nnodes, node_rank, rdzv_endpoint, master_addr, master_port)
+    launch = commands.Launch(asked, hosts, hostfile, nproc_per_node, join_timeout)
+    with guarded():
+        code = commands.run(options, launch, _outputs(json_path, env_file, record, quiet))
     raise typer.Exit(code)
 
 
@@ -147,6 +193,7 @@ def prolog(
 ) -> None:
     """Test what needs no ranks and no torch, in about a second; for the SLURM prolog."""
     from ddp_doctor import commands
+    from ddp_doctor.guard import guarded
     from ddp_doctor.model.recording import Options
 
     options = Options(
@@ -156,7 +203,7 @@ def prolog(
         fail_on=fail_on,
         require_gpus=require_gpus,
     )
-    with commands.guarded():
+    with guarded():
         code = commands.prolog(options, unsure=unsure, outputs=_outputs(json_path, None, record, quiet=True))
     raise typer.Exit(code)
 
@@ -169,8 +216,9 @@ def replay(
 ) -> None:
     """Judge a recording again, on any machine."""
     from ddp_doctor import commands
+    from ddp_doctor.guard import guarded
 
-    with commands.guarded():
+    with guarded():
         code = commands.replay(recording, _outputs(json_path, env_file, None, quiet=True))
     raise typer.Exit(code)
 
@@ -187,8 +235,9 @@ def topology(
 ) -> None:
     """Read a GPU topology and say what NCCL will make of it."""
     from ddp_doctor import commands
+    from ddp_doctor.guard import guarded
 
-    with commands.guarded():
+    with guarded():
         code = commands.topology(file, _outputs(json_path, env_file, record, quiet=True))
     raise typer.Exit(code)
 
@@ -205,8 +254,9 @@ def checks() -> None:
 def explain(code: Annotated[str, typer.Argument(help="A rule's code or name, such as DD401.")]) -> None:
     """Print what a rule finds, why it matters and what mends it."""
     from ddp_doctor import commands
+    from ddp_doctor.guard import guarded
 
-    with commands.guarded():
+    with guarded():
         typer.echo(commands.explain(code), nl=False)
 
 
@@ -216,8 +266,9 @@ def template(
 ) -> None:
     """Print a script for a cluster, such as slurm-prolog."""
     from ddp_doctor import commands
+    from ddp_doctor.guard import guarded
 
-    with commands.guarded():
+    with guarded():
         typer.echo(commands.template(name), nl=False)
 
 

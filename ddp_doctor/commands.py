@@ -1,79 +1,99 @@
-"""What each command does around its use case: outputs, exit codes, and the one error handler."""
+"""What each command does around its use case: options that belong together, outputs, exit codes."""
 
-import dataclasses
 import os
-import re
-import shutil
+import shlex
+import socket
 import sys
-import tempfile
-import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ddp_doctor import __version__, app
+from pydantic import ValidationError
+
+from ddp_doctor import app
 from ddp_doctor.app import Outcome, UsageError
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.checks.topology import TopologyFact
 from ddp_doctor.engine.trial_rules import TRIAL_RULES
-from ddp_doctor.launch import foreign
-from ddp_doctor.launch.detect import ForeignWorld, foreign_world
+from ddp_doctor.guard import kept, say
+from ddp_doctor.launch import foreign, leash
+from ddp_doctor.launch.detect import HOSTS_VARIABLE, ForeignWorld, foreign_world, number
+from ddp_doctor.launch.everywhere import Everywhere, everywhere
+from ddp_doctor.launch.fanout import Ended, FanOut
+from ddp_doctor.launch.place import Asked, NotNeeded, Place, place
+from ddp_doctor.launch.wire import Wire
 from ddp_doctor.model.choices import ExitCode, Verdict, Where
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import TopologyReport
-from ddp_doctor.render import terminal
-from ddp_doctor.render.files import CannotWrite, write
-from ddp_doctor.render.folders import private_folder
+from ddp_doctor.parse.hostlist import expand, read_host_file
+from ddp_doctor.parse.torchrun_options import endpoint
+from ddp_doctor.render import state, terminal
 from ddp_doctor.render.outputs import Outputs
-from ddp_doctor.render.plain import plain
 from ddp_doctor.render.progress import progress
 from ddp_doctor.render.topology_matrix import matrix_text, topology_json
 
-#: Recordings kept in the state folder.
-_KEPT = 20
-_RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}", re.ASCII)
-_ENDPOINT = re.compile(r"(?P<host>[^:\s]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
 #: Longest that a rank which is not the agent waits beyond the budget: start, kill, report.
 _WAIT_MARGIN_S = 150.0
+#: For srun or ssh to start the agents of all nodes.
+_START_S = 60.0
 
 
-@contextmanager
-def guarded() -> Iterator[None]:
-    """The outermost error handler: one sentence and exit 2, or a trace kept and exit 3."""
-    try:
-        yield
-    except UsageError as error:
-        _say(f"ddp-doctor: {error}")
-        raise SystemExit(ExitCode.USAGE.value) from None
-    except KeyboardInterrupt:
-        raise SystemExit(ExitCode.INTERRUPTED.value) from None
-    except BrokenPipeError:
-        raise SystemExit(ExitCode.UNSURE.value) from None
-    except SystemExit:
-        raise
-    except BaseException:  # noqa: BLE001 - the border to the user; a panic of pydantic's core is no Exception
-        _say(f"ddp-doctor failed itself, so the verdict is unsure; {_kept(traceback.format_exc())}")
-        raise SystemExit(ExitCode.UNSURE.value) from None
+@dataclass(frozen=True)
+class Launch:
+    """The options of ``run`` about nodes and ranks, as typed."""
+
+    asked: Asked = field(default_factory=Asked)
+    hosts: str | None = None
+    hostfile: str | None = None
+    nproc_per_node: str = "auto"
+    join_timeout_s: float = 60.0
+
+    def read(self) -> Asked:
+        """With the hosts of --hosts or --hostfile. Raises UsageError."""
+        if self.hosts is not None and self.hostfile is not None:
+            raise UsageError("--hosts and --hostfile are two ways to say the same: give one")
+        hosts: tuple[str, ...] = ()
+        with _one_sentence():
+            if self.hostfile is not None:
+                hosts = read_host_file(_text(self.hostfile))
+            elif self.hosts is not None:
+                hosts = expand(self.hosts)
+        if self.hostfile is not None and not hosts:
+            raise UsageError(f"{self.hostfile} names no host; write one on each line")
+        return replace(self.asked, hosts=hosts)
 
 
-def run(options: Options, *, nnodes: int, nproc_per_node: str, endpoint: str, outputs: Outputs) -> int:
-    """``ddp-doctor run``: the agent tests; other ranks of a foreign world wait for its verdict."""
+def run(options: Options, launch: Launch, outputs: Outputs) -> int:
+    """``ddp-doctor run``: start the agents of all nodes, or be one, or wait for that of this node."""
     env = dict(os.environ)
-    if nnodes != 1:
-        raise UsageError("this version tests one node; run it on each node, without --nnodes")
-    request = app.RunRequest(
-        options=options,
-        env=env,
-        nproc_per_node=_ranks(nproc_per_node),
-        endpoint=_endpoint(endpoint),
-        foreign=foreign_world(env, os.getppid()),
-    )
+    if leash.take(env):
+        return _run_for_starter(options, launch, env)
+    world = foreign_world(env, os.getppid())
+    asked = launch.read()
+    arguments = _arguments(options, _ranks(launch.nproc_per_node), launch.join_timeout_s)
+    with _one_sentence():
+        here = everywhere(asked, env, world, arguments)
+    if isinstance(here, Everywhere):
+        return _run_everywhere(here, options, launch, outputs, env)
+    try:
+        request = _request(options, launch, here, env)
+    except NotNeeded as why:
+        if world is None or world.is_agent:
+            say(f"ddp-doctor: {why}")
+        return ExitCode.HEALTHY.value
+    return _run_as_rank(request, outputs)
+
+
+def _run_as_rank(request: app.RunRequest, outputs: Outputs) -> int:
+    """One process of a node tests; the others of a foreign world wait for its code."""
     world = request.foreign
     if world is None or world.local_size == 1:
         return _run_and_report(request, outputs)
     if not world.is_agent:
-        return _wait_for(world, env, options.budget_s)
-    folder = _meeting_folder(env)
+        meeting = request.join_timeout_s if request.nnodes > 1 else 0.0
+        return _wait_for(world, request.env, request.options.budget_s + meeting)
+    folder = state.meeting_folder(request.env)
     lock = foreign.AgentLock(world, folder) if folder else None
     code = ExitCode.UNSURE.value
     try:
@@ -88,10 +108,74 @@ def run(options: Options, *, nnodes: int, nproc_per_node: str, endpoint: str, ou
 
 
 def _run_and_report(request: app.RunRequest, outputs: Outputs) -> int:
-    out = terminal.console(outputs.words_to)
-    with progress(out, quiet=outputs.quiet) as tell:
-        outcome = app.run(request, tell)
-    return _finish(outcome, outputs, request.env)
+    if request.foreign is not None and request.foreign.launcher == "mpi":
+        outputs = replace(outputs, is_piped=True)  # Open MPI gives its ranks pseudo-terminals
+    out, here = terminal.console(outputs.words_to, is_piped=outputs.is_piped), request.place
+
+    def announce(command: str) -> None:
+        others = f"{request.nnodes - 1} hosts" if request.nnodes > 2 else "host"
+        options = _arguments(request.options, request.nproc_per_node, request.join_timeout_s)
+        line = " ".join((command, *map(shlex.quote, options)))
+        out.print(f"This host is the head. Type on the other {others}:\n    {line}")
+
+    speaks = here is None or not here.is_started_by_us or here.is_head is not False
+    with progress(out, quiet=outputs.quiet or not speaks) as tell:
+        outcome = app.run(replace(request, announce=announce), tell)
+    return _finish(outcome, outputs, request.env, here)
+
+
+def _run_for_starter(options: Options, launch: Launch, env: dict[str, str]) -> int:
+    """An agent that another ddp-doctor started, to which it hands what it saw; it shows nothing itself."""
+    rank = launch.asked.node_rank
+    starter = Wire(number(env, "SLURM_NODEID", 0) if rank is None else rank)
+    code = ExitCode.UNSURE.value
+    try:
+        request = _request(options, launch, launch.asked, env)
+        starter.tell("hello")
+        outcome = app.run(request, lambda text: starter.tell("progress", text))
+        if outcome.spoken_by is None:
+            starter.tell_recording(outcome.recording.model_dump_json())
+        _save(outcome.recording, env, None if rank == 0 else socket.gethostname())
+        code = outcome.report.exit_code
+    except UsageError as error:
+        starter.tell("refused", str(error))
+        code = ExitCode.USAGE.value
+    finally:
+        starter.tell("done", str(code))
+    return code
+
+
+def _run_everywhere(
+    here: Everywhere, options: Options, launch: Launch, outputs: Outputs, env: Mapping[str, str]
+) -> int:
+    """Start all agents, wait for the head's recording, and report it here, where the user is."""
+    timeout_s = _START_S + launch.join_timeout_s + options.budget_s + _WAIT_MARGIN_S
+    with progress(terminal.console(outputs.words_to), quiet=outputs.quiet) as tell:
+        tell(f"start on {', '.join(here.hosts[:8])}{', ...' if here.hosts[8:] else ''}")
+        ended = FanOut(here.starts, here.hosts, tell, timeout_s).run()
+    outcome = _heard(ended, here, options)
+    for rank, why in ended.broken_off.items() if not ended.not_started else ():
+        say(f"ddp-doctor: the agent of {here.hosts[rank]} broke off: {why}")
+    if outcome is not None:
+        return _finish(outcome, outputs, env)
+    if ended.timed_out:
+        say(f"ddp-doctor: no report came within {timeout_s:.0f} s, so the verdict is unsure")
+    return ExitCode.INTERRUPTED.value if ended.interrupted else ExitCode.UNSURE.value
+
+
+def _heard(ended: Ended, here: Everywhere, options: Options) -> Outcome | None:
+    """What the agents saw; where there is no word of the head as some were not started, that."""
+    if ended.recording is not None:
+        try:
+            return app.judge(Recording.model_validate_json(ended.recording))
+        except ValidationError:
+            say("ddp-doctor: what the agents saw cannot be read here; are all hosts on one release?")
+            return None
+    if ended.refused is not None:
+        raise UsageError(ended.refused)
+    if ended.not_started and not ended.interrupted:
+        return app.not_started(options, here.hosts, here.endpoint, here.launcher, ended.not_started)
+    return None
 
 
 def prolog(options: Options, *, unsure: str, outputs: Outputs) -> int:
@@ -125,22 +209,31 @@ def topology(file: str | None, outputs: Outputs) -> int:
     refused = file is not None and not matrices
     if refused:
         report = report.model_copy(update={"exit_code": ExitCode.USAGE.value})
-    return _show_and_write(dataclasses.replace(outcome, report=report), outputs, saved_as=None)
+    return _show_and_write(replace(outcome, report=report), outputs, saved_as=None)
 
 
 def _pasted(file: str) -> str:
+    return sys.stdin.buffer.read().decode("utf-8", errors="replace") if file == "-" else _text(file)
+
+
+def _text(path: str) -> str:
     try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        return Path(path).read_bytes().decode("utf-8", errors="replace")
     except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror}") from error
-    return data.decode("utf-8", errors="replace")
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
 
 
 def list_checks() -> str:
     """The checks in order, each with its rules."""
+    places = {
+        Where.NODE: "node",
+        Where.NODES: "between nodes",
+        Where.LAUNCHER: "torchrun ranks",
+        Where.RANK: "ranks",
+    }
     lines = []
     for check in CHECKS:
-        where = {Where.NODE: "node", Where.LAUNCHER: "torchrun ranks", Where.RANK: "ranks"}[check.where]
+        where = places[check.where]
         lines.append(f"{check.id:<14} {check.title} ({where}, from level {check.level.value})")
         lines += [f"    {rule.code} {rule.name} ({rule.severity.value})" for rule in check.rules]
     lines.append("any rank check  What happens to ranks while they run any of these")
@@ -176,109 +269,102 @@ def _ranks(text: str) -> int | None:
     raise UsageError(f"--nproc-per-node takes auto or a number from 1 to 1024, not {text!r}")
 
 
-def _endpoint(text: str) -> tuple[str, int]:
-    if not text:
-        return "127.0.0.1", 0
-    found = _ENDPOINT.fullmatch(text)
-    if found is None or int(found["port"]) > 65535:
-        raise UsageError(f"--rdzv-endpoint takes HOST:PORT with a port up to 65535, not {text!r}")
-    host = found["host"].strip("[]")
-    return ("127.0.0.1" if host == "localhost" else host), int(found["port"])
+def _request(options: Options, launch: Launch, asked: Asked, env: dict[str, str]) -> app.RunRequest:
+    """What this node's agent is to do. Raises UsageError, and NotNeeded."""
+    world = foreign_world(env, os.getppid())
+    with _one_sentence():
+        here = place(asked, env, world)
+        own = asked.typed(env) if world is not None and world.launcher == "torchrun" else asked
+        alone = endpoint(own.rdzv_endpoint) if own.rdzv_endpoint and here.nnodes == 1 else ("127.0.0.1", 0)
+    env.pop(HOSTS_VARIABLE, None)
+    return app.RunRequest(
+        options=options,
+        env=env,
+        nproc_per_node=_ranks(launch.nproc_per_node),
+        endpoint=("127.0.0.1", alone[1]) if alone[0] == "localhost" else alone,
+        foreign=world,
+        place=here if here.nnodes > 1 else None,
+        join_timeout_s=launch.join_timeout_s,
+    )
+
+
+def _arguments(options: Options, nproc_per_node: int | None, join_timeout_s: float) -> tuple[str, ...]:
+    """The options of ``run`` for the agents of other nodes: all but where they are and what is written."""
+    usual = Options()
+    named = (
+        ("--nproc-per-node", f"{nproc_per_node}", "None"),
+        ("--join-timeout", f"{join_timeout_s:g}", f"{Launch.join_timeout_s:g}"),
+        ("--backend", options.backend.value, usual.backend.value),
+        ("--level", options.level.value, usual.level.value),
+        ("--budget", f"{options.budget_s:g}", f"{usual.budget_s:g}"),
+        ("--fail-on", options.fail_on.value, usual.fail_on.value),
+        ("--require-gpus", f"{options.require_gpus}", "None"),
+    )
+    words = [word for name, value, default in named if value != default for word in (name, value)]
+    words += [word for check in options.only for word in ("--only", check)]
+    words += [word for check in options.skip for word in ("--skip", check)]
+    return tuple(words)
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """A ValueError says what is wrong with what was asked, and what to do."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _wait_for(world: ForeignWorld, env: Mapping[str, str], budget_s: float) -> int:
-    folder = _meeting_folder(env)
+    folder = state.meeting_folder(env)
     if folder is None:
-        _say(f"ddp-doctor: local rank {world.local_rank} has no folder of its own to meet the agent in")
+        say(f"ddp-doctor: local rank {world.local_rank} has no folder of its own to meet the agent in")
         return ExitCode.UNSURE.value
     code = foreign.wait_for_agent(world, folder, budget_s + _WAIT_MARGIN_S)
     if code is None:
-        _say(f"ddp-doctor: local rank {world.local_rank} waited for the agent of this node, which is gone")
+        say(f"ddp-doctor: local rank {world.local_rank} waited for the agent of this node, which is gone")
         return ExitCode.UNSURE.value
     return code
 
 
-def _meeting_folder(env: Mapping[str, str]) -> Path | None:
-    """Equal on all ranks of this node; None where none is ours alone: a planted code would be believed."""
-    for base in (env.get("XDG_RUNTIME_DIR"), _temporary()):
-        folder = private_folder(Path(base) / f"ddp-doctor-{os.getuid()}") if base else None
-        if folder is not None:
-            return folder
-    return None
-
-
-def _temporary() -> str | None:
-    try:
-        return tempfile.gettempdir()
-    except OSError:
-        return None
-
-
-def _finish(outcome: Outcome, outputs: Outputs, env: Mapping[str, str]) -> int:
+def _finish(outcome: Outcome, outputs: Outputs, env: Mapping[str, str], here: Place | None = None) -> int:
     """Save the recording before anything else can fail, then report."""
-    return _show_and_write(outcome, outputs, saved_as=_save(outcome.recording, env))
+    host = socket.gethostname()
+    follows = outcome.spoken_by is not None or (here is not None and here.is_head is False)
+    saved_as = _save(outcome.recording, env, host if follows else None)
+    if follows and here is not None and here.is_started_by_us:
+        outputs = outputs.without_files()  # the head writes them: one command started all
+        if outcome.spoken_by is not None:
+            return outcome.report.exit_code
+    return _show_and_write(outcome, outputs.at_node(host, _node_rank(outcome, here, host)), saved_as)
+
+
+def _node_rank(outcome: Outcome, here: Place | None, host: str) -> int:
+    """This node's, by the launcher or, where nodes are numbered as they come, by what the run made of it."""
+    if here is not None and here.node_rank is not None:
+        return here.node_rank
+    nodes = outcome.recording.world.nodes if outcome.recording.world else ()
+    return next((node.node_rank for node in nodes if node.hostname == host), 0)
 
 
 def _show_and_write(outcome: Outcome, outputs: Outputs, saved_as: str | None) -> int:
     problems = outputs.write(outcome.recording, outcome.report)
-    terminal.show(outcome.report, terminal.console(outputs.words_to), saved_as)
+    out = terminal.console(outputs.words_to, is_piped=outputs.is_piped)
+    if outcome.spoken_by is None:
+        terminal.show(outcome.report, out, saved_as)
+    else:
+        terminal.show_short(outcome.report, out, outcome.spoken_by, saved_as)
     for code, trace in outcome.rule_failures:
-        _say(f"ddp-doctor: rule {code} failed itself; {_kept(trace)}")
+        say(f"ddp-doctor: rule {code} failed itself; {kept(trace)}")
     for problem in problems:
-        _say(
+        say(
             f"ddp-doctor: {problem}; the recording is in {saved_as}" if saved_as else f"ddp-doctor: {problem}"
         )
     return ExitCode.USAGE.value if problems else outcome.report.exit_code
 
 
-def _save(recording: Recording, env: Mapping[str, str]) -> str | None:
-    for folder in _save_folders(env):
-        path = folder / recording.run_id / "recording.json"
-        try:
-            path.parent.mkdir(mode=0o700)
-            write(str(path), recording.model_dump_json(indent=1) + "\n")
-        except (OSError, CannotWrite):
-            continue
-        _forget_old(folder)
-        return str(path)
-    _say("ddp-doctor: the recording could not be saved; use --record PATH")
-    return None
-
-
-def _save_folders(env: Mapping[str, str]) -> Iterator[Path]:
-    """Folders that are ours alone, the best first; the last one has a name nobody can foresee."""
-    temporary = _temporary()
-    for base in (app.state_folder(env), temporary and Path(temporary) / f"ddp-doctor-{os.getuid()}"):
-        if base and private_folder(base) and private_folder(base / "runs"):
-            yield base / "runs"
-    with suppress(OSError):
-        yield Path(tempfile.mkdtemp(prefix="ddp-doctor-"))
-
-
-def _forget_old(folder: Path) -> None:
-    """Keep the newest runs of a folder that is ours alone; a run's name begins with its time."""
-    with suppress(OSError):
-        runs = sorted(
-            entry
-            for entry in folder.iterdir()
-            if _RUN_ID.fullmatch(entry.name) and entry.is_dir() and not entry.is_symlink()
-        )
-        for old in runs[:-_KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
-
-
-def _kept(trace: str) -> str:
-    """Where the trace is: in a file, or, where there is no room for one, in the text itself."""
-    text = f"ddp-doctor {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n{trace}"
-    try:
-        handle, path = tempfile.mkstemp(prefix="ddp-doctor-crash-", suffix=".txt")
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-    except OSError:
-        return f"no file could be written, the trace follows\n{text}"
-    return f"the trace is in {path}"
-
-
-def _say(sentence: str) -> None:
-    with suppress(OSError, ValueError, AttributeError):  # stderr may be closed, or None
-        sys.stderr.write(plain(sentence) + "\n")
+def _save(recording: Recording, env: Mapping[str, str], copy_of: str | None = None) -> str | None:
+    saved_as = state.save(recording, app.state_folder(env), copy_of)
+    if saved_as is None:
+        say("ddp-doctor: the recording could not be saved; use --record PATH")
+    return saved_as

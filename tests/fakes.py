@@ -5,9 +5,10 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from socket import EAI_NONAME, gaierror
 
 from ddp_doctor.model.choices import Level
-from ddp_doctor.model.context import CommandResult, Disk
+from ddp_doctor.model.context import CommandResult, Disk, Interface
 from ddp_doctor.model.recording import World
 
 
@@ -23,6 +24,9 @@ class FakeContext:
     disks: Mapping[str, Disk] = field(default_factory=dict)
     limits: Mapping[str, int | None] = field(default_factory=dict)
     cpu_count: int = 8
+    network: Sequence[Interface] = ()
+    host: str = "node0"
+    names: Mapping[str, tuple[str, ...] | OSError] = field(default_factory=dict)
     node: int = 0
     world: World = field(default_factory=World)
     level: Level = Level.STANDARD
@@ -69,6 +73,18 @@ class FakeContext:
 
     def cpus(self) -> int:
         return self.cpu_count
+
+    def interfaces(self) -> tuple[Interface, ...]:
+        return tuple(self.network)
+
+    def hostname(self) -> str:
+        return self.host
+
+    def resolve(self, name: str, timeout_s: float) -> tuple[str, ...]:
+        known = self.names.get(name, gaierror(EAI_NONAME, "Name or service not known"))
+        if isinstance(known, OSError):
+            raise known
+        return known
 
     def keep(self, raw: str) -> None:
         self.raw = raw

@@ -42,8 +42,20 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["run", "--only", "gpu"], "there is no check 'gpu'"),
         (["run", "--nproc-per-node", "-3"], "--nproc-per-node takes auto or a number"),
         (["run", "--nproc-per-node", "many"], "--nproc-per-node takes auto or a number"),
-        (["run", "--nnodes", "2"], "this version tests one node"),
-        (["run", "--rdzv-endpoint", "host"], "--rdzv-endpoint takes HOST:PORT"),
+        (["run", "--nnodes", "0"], "--nnodes takes a number from 1"),
+        (["run", "--nnodes", "2", "--node-rank", "1"], "--node-rank needs the head's address"),
+        (["run", "--node-rank", "first"], "--node-rank"),
+        (["run", "--nnodes", "2", "--master-port", "1"], "--master-port needs --master-addr"),
+        (["run", "--hosts", ""], "'' is not a host name"),
+        (["run", "--hosts", "a,a"], "a stands twice among the hosts"),
+        (["run", "--hosts", "a,b", "--nnodes", "3"], "--nnodes asks for 3, but only 2 hosts are named"),
+        (["run", "--hosts", "a,b", "--node-rank", "0"], "--hosts numbers the nodes itself"),
+        (["run", "--hosts", "a,b", "--hostfile", "hosts"], "--hosts and --hostfile are two ways"),
+        (["run", "--hosts", "a,localhost"], "the other hosts cannot reach this one as localhost"),
+        (["run", "--hosts", "-oProxyCommand=id"], "is not a host name"),
+        (["run", "--hostfile", "/nowhere/hosts"], "cannot read /nowhere/hosts"),
+        (["run", "--hostfile", "/dev/null"], "/dev/null names no host"),
+        (["run", "--rdzv-endpoint", "host:"], "--rdzv-endpoint takes HOST:PORT"),
         (["run", "--rdzv-endpoint", "localhost:70000"], "--rdzv-endpoint takes HOST:PORT"),
         (["run", "--budget", "-1"], "--budget"),
         (["run", "--level", "deep"], "--level"),
@@ -206,14 +218,14 @@ def test_under_torchrun_all_ranks_give_one_report_and_one_code(state):
 
 
 def test_a_crash_of_the_doctor_is_unsure_and_its_trace_is_in_a_file(monkeypatch, capsys):
-    from ddp_doctor import app, commands
+    from ddp_doctor import app, commands, guard
     from ddp_doctor.render.outputs import Outputs
 
     def broken(_path: Path) -> None:
         raise ZeroDivisionError("the doctor is ill")
 
     monkeypatch.setattr(app, "replay", broken)
-    with pytest.raises(SystemExit) as left, commands.guarded():
+    with pytest.raises(SystemExit) as left, guard.guarded():
         commands.replay(Path("x"), Outputs())
 
     said = capsys.readouterr().err
@@ -225,7 +237,7 @@ def test_a_crash_of_the_doctor_is_unsure_and_its_trace_is_in_a_file(monkeypatch,
 
 @pytest.mark.parametrize("usable", [True, False], ids=["stderr", "no stderr"])
 def test_a_crash_without_a_temporary_folder_is_unsure_and_shows_its_trace(monkeypatch, capsys, usable):
-    from ddp_doctor import commands
+    from ddp_doctor import guard
 
     def unusable(**_options: str) -> None:
         raise FileNotFoundError("no usable temporary directory")
@@ -233,7 +245,7 @@ def test_a_crash_without_a_temporary_folder_is_unsure_and_shows_its_trace(monkey
     monkeypatch.setattr(tempfile, "mkstemp", unusable)
     if not usable:
         monkeypatch.setattr(sys, "stderr", None)
-    with pytest.raises(SystemExit) as left, commands.guarded():
+    with pytest.raises(SystemExit) as left, guard.guarded():
         raise ZeroDivisionError("the doctor is ill")
 
     assert left.value.code == 3
@@ -241,22 +253,22 @@ def test_a_crash_without_a_temporary_folder_is_unsure_and_shows_its_trace(monkey
 
 
 def test_a_panic_that_is_no_exception_is_unsure(monkeypatch, tmp_path):
-    from ddp_doctor import commands
+    from ddp_doctor import guard
 
     class Panic(BaseException):
         """As pyo3, under pydantic, raises it."""
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(SystemExit) as left, commands.guarded():
+    with pytest.raises(SystemExit) as left, guard.guarded():
         raise Panic
 
     assert left.value.code == 3
 
 
 def test_an_error_message_does_not_steer_the_terminal(capsys):
-    from ddp_doctor import app, commands
+    from ddp_doctor import app, guard
 
-    with pytest.raises(SystemExit) as left, commands.guarded():
+    with pytest.raises(SystemExit) as left, guard.guarded():
         raise app.UsageError("cannot read \x1b]52;c;ZXZpbA==\x07")
 
     assert left.value.code == 2
@@ -357,7 +369,171 @@ def test_the_options_of_run_are_these():
 
     command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
     assert sorted(option for parameter in command.params for option in parameter.opts) == [
-        *("--backend", "--budget", "--env-file", "--fail-on", "--json", "--level", "--nnodes"),
+        *("--backend", "--budget", "--env-file", "--fail-on", "--hostfile", "--hosts", "--join-timeout"),
+        *("--json", "--level", "--master-addr", "--master-port", "--nnodes", "--node-rank"),
         *("--nproc-per-node", "--only", "--quiet", "--rdzv-endpoint", "--record", "--require-gpus"),
         *("--skip", "-q"),
     ]
+
+
+# --- many nodes -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tools(tmp_path):
+    """An ssh and an srun that start what they are given on this host."""
+    ssh = (
+        "#!/bin/sh\n"
+        'for word; do host="$before"; before="$word"; done\n'
+        '[ "$host" = denied ] && { echo "root@denied: Permission denied (publickey)." >&2; exit 255; }\n'
+        'exec sh -c "$before"\n'
+    )
+    srun = (
+        "#!/bin/sh\n"
+        'while [ "$1" != ddp-doctor ]; do shift; done; shift; shift\n'
+        "export SLURM_STEP_ID=0 SLURM_STEP_NODELIST=fan[1-2] SLURM_STEP_NUM_NODES=2 SLURM_STEP_TASKS_PER_NODE=1\n"
+        "exec 3<&0\n"
+        'SLURM_NODEID=1 SLURM_PROCID=1 "$@" <&3 & SLURM_NODEID=0 SLURM_PROCID=0 "$@" <&3 & wait\n'
+    )
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, text in (("ssh", ssh), ("srun", srun)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def quick(*args: str) -> tuple[str, ...]:
+    endpoint = ("--rdzv-endpoint", f"localhost:{free_port()}")
+    return ("run", "--level", "quick", "--only", "process_group", *endpoint, *args)
+
+
+@pytest.mark.ranks
+def test_over_ssh_one_command_reports_all_nodes_once_where_it_was_typed(tools, state, tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text(f"{socket.gethostname()} slots=8\nfar # over ssh\n")
+    done = doctor(
+        *quick("--hostfile", str(hosts), "--json", "-", "--record", "record-%h-%n.json"),
+        env={**state, **tools},
+        cwd=tmp_path,
+    )
+    report = json.loads(done.stdout)
+
+    assert done.returncode == 0, done
+    assert (report["world"]["nnodes"], report["world"]["launcher"]) == (2, "ssh")
+    assert report["world"]["expected_hosts"] == [socket.gethostname(), "far"]
+    assert done.stderr.count("Healthy") == 1
+    assert "... process_group\n" in done.stderr
+    assert (tmp_path / f"record-{socket.gethostname()}-0.json").exists()
+
+
+@pytest.mark.ranks
+def test_a_host_that_ssh_cannot_reach_is_a_finding_with_sshs_words(tools, state):
+    done = doctor(*quick("--hosts", f"{socket.gethostname()},denied", "-q"), env={**state, **tools})
+
+    assert done.returncode == 1, done
+    assert "DD516" in done.stdout
+    assert "Permission denied (publickey)" in done.stdout.splitlines()[-1]
+
+
+def test_a_head_that_ssh_cannot_reach_is_the_same_finding(tools, state):
+    done = doctor("run", "--hosts", "denied,far", "--only", "process_group", env={**state, **tools})
+
+    assert done.returncode == 1, done
+    assert "denied could not be started: root@denied: Permission denied (publickey)." in done.stdout
+    assert "DD516" in done.stdout
+
+
+def test_what_the_agents_refuse_is_one_sentence_and_exit_2(tools, state):
+    done = doctor("run", "--hosts", f"{socket.gethostname()},far", "--only", "gpu", env={**state, **tools})
+
+    assert done.returncode == 2, done
+    assert done.stderr.count("there is no check 'gpu'") == 1
+
+
+@pytest.mark.ranks
+def test_in_an_allocation_one_command_is_a_step_on_all_nodes(tools, state):
+    job = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "fan[1-2]",
+        "SLURMD_NODENAME": "fan1",
+        "SLURM_NODEID": "0",
+    }
+    done = doctor(*quick(), env={**state, **tools, **job})
+
+    assert done.returncode == 0, done
+    assert "... start on fan1, fan2\n" in done.stdout
+    assert done.stdout.count("Healthy: 2 ranks over gloo on 2 nodes") == 1
+    (run,) = Path(state["XDG_STATE_HOME"]).glob("ddp-doctor/runs/*")
+    assert "recording.json" in {path.name for path in run.iterdir()}
+
+
+@pytest.mark.ranks
+def test_typed_on_each_host_all_print_the_verdict_and_the_head_tells_what_to_type(state):
+    try:
+        socket.create_server(("", 29400)).close()
+    except OSError:
+        pytest.skip("port 29400, which a bare head takes, is in use on this host")
+    args = ("-m", "ddp_doctor", "run", "--nnodes", "2", "--level", "quick", "--only", "process_group")
+    env = {**os.environ, **state}
+    with subprocess.Popen((sys.executable, *args), stdout=subprocess.PIPE, text=True, env=env) as head:
+        assert head.stdout is not None
+        while "--rdzv-endpoint" not in (line := head.stdout.readline()):
+            assert head.poll() is None
+        other = doctor(*line.split()[1:-2], "--only", "process_group", env=state)
+        shown, code = head.stdout.read(), head.wait(60)
+
+    assert line.strip().endswith("--level quick --only process_group")
+    assert (other.returncode, code) == (0, 0), other
+    assert "Healthy: 2 ranks over gloo on 2 nodes" in shown
+    assert f"The full report is the head's, {socket.gethostname()}.\n" in other.stdout
+    assert other.stdout.splitlines()[-1] == shown.splitlines()[-1]
+
+
+def test_a_node_that_is_not_needed_leaves_with_exit_0(state):
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NODEID": "1"}
+    nodes = {
+        "SLURM_STEP_NODELIST": "fan[1-2]",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    }
+    done = doctor("run", "--nnodes", "1", env={**state, **step, **nodes})
+
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "ddp-doctor: node rank 1 is not needed: --nnodes takes the first 1\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_makes_no_node_sick(closed, tmp_path):
+    command = f"exec {sys.executable} -m ddp_doctor run --only process_group {closed}"
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+
+    done = subprocess.run(("sh", "-c", command), env=env, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_that_has_left_makes_no_node_sick(tmp_path):
+    argv = (
+        sys.executable,
+        "-m",
+        "ddp_doctor",
+        "run",
+        "--only",
+        "env_vars",
+        "--record",
+        str(tmp_path / "r.json"),
+    )
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        code = process.wait(60)
+
+    assert code == 3
+    assert (tmp_path / "r.json").exists()

@@ -25,9 +25,14 @@ class Plan:
 
 
 def make_plan(
-    checks: Sequence[Check], level: Level, only: Sequence[str], skip: Sequence[str], budget_s: float
+    checks: Sequence[Check],
+    level: Level,
+    only: Sequence[str],
+    skip: Sequence[str],
+    budget_s: float,
+    nnodes: int = 1,
 ) -> Plan:
-    """Select by name, level and time. Raises UnknownCheck."""
+    """Select by name, level, number of nodes and time. Raises UnknownCheck."""
     known = {check.id for check in checks}
     for name in (*only, *skip):
         if name not in known:
@@ -35,6 +40,8 @@ def make_plan(
     chosen, not_run = [], []
     for check in checks:
         reason = _reason_against(check, level, only, skip)
+        if check.where is Where.NODES and nnodes == 1:
+            reason = reason or "this run has one node; see --nnodes"
         if reason is None:
             chosen.append(check)
         else:

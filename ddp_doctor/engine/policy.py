@@ -10,6 +10,8 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool
+from ddp_doctor.phrases.nodes import host, in_words
+from ddp_doctor.phrases.ranks import ranks_at
 
 _EXIT = {Verdict.HEALTHY: ExitCode.HEALTHY, Verdict.SICK: ExitCode.SICK, Verdict.UNSURE: ExitCode.UNSURE}
 
@@ -66,32 +68,58 @@ def check_results(
     for check_id, title in titles.items():
         readings = recording.of_check(check_id)
         if readings or check_id in reasons:
-            results.append(_result(check_id, title, readings, reasons.get(check_id), check_id in found))
+            status, reason = _status(recording, readings, reasons.get(check_id), check_id in found)
+            results.append(_result(check_id, title, readings, status, reason))
     return results
 
 
 def _result(
-    check_id: str, title: str, readings: Sequence[Reading], left_out: str | None, found: bool
+    check_id: str, title: str, readings: Sequence[Reading], status: CheckStatus, reason: str | None
 ) -> CheckResult:
-    status, reason = _status(readings, left_out, found)
     duration_s = max((reading.duration_s for reading in readings), default=0.0)
     return CheckResult(
         id=check_id, title=title, status=status, reason=reason, duration_s=round(duration_s, 3)
     )
 
 
-def _status(readings: Sequence[Reading], left_out: str | None, found: bool) -> tuple[CheckStatus, str | None]:
+def _status(
+    recording: Recording, readings: Sequence[Reading], left_out: str | None, found: bool
+) -> tuple[CheckStatus, str | None]:
     """The worst reading decides: one rank that timed out is not made good by its peers."""
-    by_status = {reading.status: reading for reading in reversed(readings)}
-    for bad, becomes in ((Status.TIMED_OUT, CheckStatus.TIMED_OUT), (Status.FAILED, CheckStatus.FAILED)):
+    by_status: dict[Status, list[Reading]] = {}
+    for reading in readings:
+        by_status.setdefault(reading.status, []).append(reading)
+    for bad, becomes in _BAD.items():
         if bad in by_status:
-            return becomes, by_status[bad].reason
+            return becomes, _reason(recording, by_status[bad], readings)
+    idle = [reading for status in _IDLE for reading in by_status.get(status, ())]
     if Status.COLLECTED in by_status:
-        return (CheckStatus.FOUND if found else CheckStatus.PASSED), None
-    for status in (Status.ABSENT, Status.SKIPPED):
-        if status in by_status:
-            return CheckStatus.SKIPPED, by_status[status].reason
-    return CheckStatus.SKIPPED, left_out
+        status = CheckStatus.FOUND if found else CheckStatus.PASSED
+        return status, _reason(recording, idle, readings) if idle and _nodes(recording) > 1 else None
+    return CheckStatus.SKIPPED, _reason(recording, idle, readings) if idle else left_out
+
+
+_BAD = {Status.TIMED_OUT: CheckStatus.TIMED_OUT, Status.FAILED: CheckStatus.FAILED}
+_IDLE = (Status.ABSENT, Status.SKIPPED)
+
+
+def _reason(recording: Recording, some: Sequence[Reading], of: Sequence[Reading]) -> str | None:
+    """Why, as the first of them says, and where, if that is not everywhere."""
+    where = _where(recording, some) if len(some) < len(of) else ""
+    return f"on {where}: {some[0].reason}" if where else some[0].reason
+
+
+def _where(recording: Recording, readings: Sequence[Reading]) -> str:
+    """The nodes or ranks of readings, where there are several nodes to tell apart."""
+    if _nodes(recording) == 1:
+        return ""
+    ranks = [reading.rank for reading in readings if reading.rank is not None]
+    nodes = dict.fromkeys(reading.node for reading in readings)
+    return ranks_at(recording, ranks) if ranks else in_words([host(recording, node) for node in nodes])
+
+
+def _nodes(recording: Recording) -> int:
+    return recording.world.nnodes if recording.world is not None else 1
 
 
 def measurements(recording: Recording, checks: Sequence[Check] = CHECKS) -> list[Measurement]:
@@ -107,7 +135,7 @@ def summary(
     """One sentence: the verdict, on what it rests, or the worst fault."""
     scope = _scope(recording)
     if recording.interrupted:
-        return f"Interrupted: {scope} was tested only in part."
+        return f"Interrupted: tested only in part ({scope})."
     if verdict is Verdict.SICK:
         worst = diagnosis.findings[0]
         others = sum(f.severity.at_least(_bar(recording)) for f in diagnosis.findings) - 1
@@ -126,15 +154,24 @@ def _why_unsure(recording: Recording, results: Sequence[CheckResult], diagnosis:
     if diagnosis.failures:
         return f"the doctor's own rule {diagnosis.failures[0][0]} failed."
     stuck = [r for r in results if r.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT)]
-    names = ", ".join(result.id for result in stuck)
+    names = ", ".join(_stuck_where(recording, result.id) for result in stuck)
     return f"{names} could not be evaluated, and no fault was found that explains it."
+
+
+def _stuck_where(recording: Recording, check_id: str) -> str:
+    """``gpus on node2``, or the check alone where it could be evaluated nowhere."""
+    readings = recording.of_check(check_id)
+    stuck = [reading for reading in readings if reading.status in _BAD]
+    where = _where(recording, stuck) if len(stuck) < len(readings) else ""
+    return f"{check_id} on {where}" if where else check_id
 
 
 def _scope(recording: Recording) -> str:
     world = recording.world
     passed = {reading.check for reading in recording.collected()}
     if world is None or not any(reading.rank is not None for reading in recording.readings):
-        return f"{len(passed)} check{'s' if len(passed) != 1 else ''} of this node"
+        whose = "this node" if _nodes(recording) == 1 else f"{_nodes(recording)} nodes"
+        return f"{len(passed)} check{'s' if len(passed) != 1 else ''} of {whose}"
     ranks = f"{world.world_size} rank{'s' if world.world_size != 1 else ''}"
     return f"{ranks} over {world.backend} on {world.nnodes} node{'s' if world.nnodes != 1 else ''}"
 

@@ -18,21 +18,23 @@ def choose_world(
     backend: Backend,
     foreign: ForeignWorld | None,
     addresses: dict[str, tuple[str, ...]],
+    nnodes: int = 1,
 ) -> World:
     """One node's world. ``gpus`` is how many a job may use, ``cuda_torch`` whether torch can.
 
-    The number of ranks is the one asked for, else the foreign launcher's, else one per GPU.
+    The number of ranks is the one asked for, else the foreign launcher's, else one per GPU. ``nnodes``
+    is how many such nodes the run has: without GPUs one rank of each is a world.
     """
     chosen = _backend(backend, gpus if cuda_torch else 0)
     ranks = asked_ranks or (foreign.local_size if foreign and foreign.local_size > 1 else None)
-    ranks = ranks or (gpus if chosen == "nccl" and gpus else CPU_RANKS)
+    ranks = ranks or (gpus if chosen == "nccl" and gpus else CPU_RANKS if nnodes == 1 else 1)
     return World(
         nnodes=1,
         nproc_per_node=ranks,
         world_size=ranks,
         backend=chosen,
         launcher=foreign.launcher if foreign else "plain",
-        foreign_nodes=foreign.nnodes if foreign else 1,
+        foreign_nodes=foreign.nnodes if foreign and nnodes == 1 else 1,
         nodes=(Node(node_rank=0, hostname=socket.gethostname(), addresses=addresses),),
     )
 

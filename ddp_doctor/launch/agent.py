@@ -1,35 +1,31 @@
-"""The agent of a node: forks the ranks of one trial after another until all rank checks were run.
+"""The agent that decides: plans one trial after another until all rank checks were run.
 
 After a trial got stuck, what is left of the plan goes on in the next trial: without the rank that
 is to blame, without the pair that did not answer, or, where nobody could be named, without the
-check. Ranks keep their first numbers in all reports.
+check. Ranks keep their first numbers in all reports. On several nodes it is the head's; the others
+follow its orders (follower.py).
 """
 
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ddp_doctor.knowledge import deadlines
-from ddp_doctor.launch import hang, torchrun
+from ddp_doctor.launch import hang
+from ddp_doctor.launch.company import Company
 from ddp_doctor.launch.control import Control
-from ddp_doctor.launch.environment import rank_environment
-from ddp_doctor.launch.events import EventReader
-from ddp_doctor.launch.forkserver import ForkServer
-from ddp_doctor.launch.rank_state import RankState, Worker
-from ddp_doctor.launch.spec import Task, WorkerSpec
-from ddp_doctor.launch.trial import Trial, TrialResult
-from ddp_doctor.launch.worker import forked
+from ddp_doctor.launch.crew import FIRST, Crew
+from ddp_doctor.launch.merge import merged
+from ddp_doctor.launch.others import OtherNodes
+from ddp_doctor.launch.trial import TrialResult
+from ddp_doctor.model.base import Json
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Level, Status
+from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import World
 from ddp_doctor.model.trial import TrialRecord
 
-#: Every trial begins with it, and no check can do without it.
-_FIRST = "process_group"
 #: The check that tests links one by one.
 _PAIRWISE = "p2p"
 _HELPER_DIED = "a helper process of the doctor died: killed from outside, or for lack of memory"
@@ -39,36 +35,38 @@ MOST_TRIALS = 8
 
 @dataclass
 class Agent:
-    """Runs the rank checks of one node. ``progress`` is told each check as it begins."""
+    """Runs the rank checks of a world, of one node or, with a ``company``, of several."""
 
-    scratch: Path
-    server: ForkServer
+    crew: Crew
     control: Control | None  # None: ranks meet where the launcher says
-    world: World
-    env: Mapping[str, str]
-    level: Level
-    progress: Callable[[str], None]
     until: float  # monotonic; no new trial starts later
     trials: list[TrialRecord]  # these three are the session's and filled in place
     readings: list[Reading]
     left_out: list[tuple[str, str]]
-    first_trial: int = 0
+    company: Company | None = None
+    first_trial: int = 0  # trials of one store are told apart by their numbers
     _ranks: tuple[int, ...] = ()
     _skip_pairs: set[tuple[int, int]] = field(default_factory=set)
 
-    @contextmanager
-    def running_under_torchrun(self, checks: Sequence[Check]) -> Iterator[None]:
-        """One trial whose ranks the real torchrun starts; the block runs while torchrun shuts down."""
+    @property
+    def world(self) -> World:
+        """The ranks there are."""
+        return self.crew.world
+
+    def run_under_torchrun(
+        self, checks: Sequence[Check], meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
+        """One trial whose ranks the real torchrun starts; ``meanwhile`` runs while torchrun shuts down."""
         record = self._record(checks, tuple(range(self.world.world_size)), "torchrun")
-        folder = self._folder(record)
-        specs = self._specs(record, folder, checks)
-        with torchrun.Launch(folder, specs, self.env) as launch:
-            states = self._states(specs, launch.workers)
-            result = self._run_trial(self._trial(record, states, checks))
+        others = self._order("torchrun", record, checks)
+        running = self.crew.running_under_torchrun(record, checks, others)
+        with self._keeping_what_was_seen(), running as (mine, launch):
+            result = self._with_the_others(mine)
             self._keep(result)
             self._note_unread(result.record, checks, result.record.ranks)
-            yield
-            notes = launch.notes(deadlines.CHECK_S if result.record.outcome == "finished" else 0.0)
+            meanwhile()
+            finished = result.record.outcome == "finished"
+            notes = launch.notes(deadlines.CHECK_S if finished else 0.0)
         position = self.trials.index(result.record)
         self.trials[position] = result.record.model_copy(update={"notes": notes})
 
@@ -84,10 +82,9 @@ class Agent:
                 self._give_up(left)
                 return
             record = self._record(left, self._ranks, "forkserver")
-            folder = self._folder(record)
-            specs = self._specs(record, folder, left)
-            workers = [self.server.fork(forked, spec.to_json()) for spec in specs]
-            result = self._run_trial(self._trial(record, self._states(specs, workers), left))
+            others = self._order("trial", record, left)
+            with self._keeping_what_was_seen():
+                result = self._with_the_others(self.crew.run(record, left, tuple(self._skip_pairs), others))
             if result.record.outcome != "finished" and not self._helpers_live():
                 unjudged = result.record.model_copy(
                     update={"outcome": "interrupted", "notes": (_HELPER_DIED,)}
@@ -98,9 +95,46 @@ class Agent:
             self._keep(result)
             left = self._left_after(result.record, left)
 
+    # --- the other nodes ------------------------------------------------------------------------
+
+    def _order(self, what: str, record: TrialRecord, checks: Sequence[Check]) -> OtherNodes | None:
+        """Have the other nodes start their part of a trial."""
+        if self.company is None:
+            return None
+        order: dict[str, Json] = {
+            "do": what,
+            "record": record.model_dump(mode="json"),
+            "checks": [check.id for check in checks],
+            "skip_pairs": sorted(self._skip_pairs),
+        }
+        self.company.order(order)
+        return OtherNodes(self.company, record.trial)
+
+    def _with_the_others(self, mine: TrialResult) -> TrialResult:
+        if self.company is None:
+            return mine
+        parts = self.company.gather(f"result/{mine.record.trial}", deadlines.HAND_IN_S)
+        self.company.require_store()
+        absent = tuple(rank for rank in self.company.others if rank not in parts)
+        results = [TrialResult.from_json(part) for part in parts.values()]
+        return merged([mine, *results], absent)
+
+    @contextmanager
+    def _keeping_what_was_seen(self) -> Iterator[None]:
+        """An interrupted run still reports it."""
+        try:
+            yield
+        except BaseException:
+            partial = self.crew.take_partial()
+            if partial is not None:
+                self._keep(partial)
+            raise
+
+    # --- one node or many ---------------------------------------------------------------------
+
     def _helpers_live(self) -> bool:
         """Without the forkserver or the store every rank fails, and none of them is to blame."""
-        return self.server.is_alive() and (self.control is None or self.control.process.is_alive())
+        return self.crew.server.is_alive() and (self.control is None or self.control.process.is_alive())
 
     def _give_up(self, checks: Sequence[Check]) -> None:
         """What was not read yet has failed, through no fault of the machine's."""
@@ -110,13 +144,6 @@ class Agent:
             for check in checks
             if check.id not in read
         )
-
-    def _run_trial(self, trial: Trial) -> TrialResult:
-        try:
-            return trial.run()
-        except BaseException:  # an interrupted run still reports what it saw
-            self._keep(trial.partial())
-            raise
 
     def _fit(self, checks: list[Check]) -> list[Check]:
         """Drop what the ranks, the time or the number of trials no longer allow."""
@@ -140,6 +167,10 @@ class Agent:
     def _left_after(self, record: TrialRecord, checks: list[Check]) -> list[Check]:
         if record.outcome == "finished":
             return []
+        if record.lost_nodes:
+            self._note_late(record, checks)
+            names = ", ".join(self.world.hostname(node) for node in record.lost_nodes)
+            return self._leave_out(checks, f"no word of {names}")
         judgement = hang.judge(record)
         ids = [check.id for check in checks]
         position = ids.index(record.judged_check) if record.judged_check in ids else 0
@@ -152,7 +183,7 @@ class Agent:
             self._skip_pairs |= set(judgement.pairs)
             return self._without_collectives(checks[position:])
         self._note_unread(record, judged, record.ranks)
-        if record.judged_check == _FIRST and not _have_met(record):
+        if record.judged_check == FIRST and not _have_met(record):
             return self._leave_out(checks, "the process group could not be set up")
         # A link is to blame: the pairwise check says which, and must not wait behind more hangs.
         return sorted(checks[position + 1 :], key=lambda check: check.id != _PAIRWISE)
@@ -178,12 +209,25 @@ class Agent:
         for check in checks:
             for rank in ranks:
                 if (check.id, rank) not in read:
-                    reason = _why_unread(record, rank)
+                    reason, node = _why_unread(record, rank), self.world.node_of(rank)
                     self.readings.append(
                         Reading.model_validate(
-                            {"check": check.id, "status": status, "rank": rank, "reason": reason}
+                            {
+                                "check": check.id,
+                                "status": status,
+                                "node": node,
+                                "rank": rank,
+                                "reason": reason,
+                            }
                         )
                     )
+
+    def _note_late(self, record: TrialRecord, checks: Sequence[Check]) -> None:
+        """A node that is heard and handed nothing in: its ranks are not through because the others' are."""
+        assert self.company is not None
+        silent = {*self.company.lost, *self.company.silent()}
+        late = [node for node in record.lost_nodes if node not in silent]
+        self._note_unread(record, checks, [rank for node in late for rank in self.world.ranks_of(node)])
 
     def _keep(self, result: TrialResult) -> None:
         """Later trials repeat a check with fewer ranks: their reading replaces the earlier one."""
@@ -199,70 +243,9 @@ class Agent:
                 "launcher": launcher,
                 "backend": self.world.backend,
                 "ranks": ranks,
-                "checks": (_FIRST, *(c.id for c in checks if c.id != _FIRST)),
+                "checks": (FIRST, *(c.id for c in checks if c.id != FIRST)),
             }
         )
-
-    def _folder(self, record: TrialRecord) -> Path:
-        folder = self.scratch / record.trial
-        folder.mkdir()
-        return folder
-
-    def _specs(self, record: TrialRecord, folder: Path, checks: Sequence[Check]) -> list[WorkerSpec]:
-        allowed = self._deadlines(checks)
-        tasks = tuple(
-            Task(c.id, f"{c.probe.__module__}:{c.probe.__qualname__}", allowed[c.id]) for c in checks
-        )
-        cuda = self.world.backend == "nccl"
-        store_port = self.control.port if self.control and record.launcher == "forkserver" else 0
-        first = deadlines.FIRST_NCCL_S if cuda else deadlines.CHECK_S
-        return [
-            WorkerSpec(
-                trial=record.trial,
-                folder=str(folder),
-                rank=rank,
-                group_rank=index,
-                ranks=record.ranks,
-                local_rank=rank % self.world.nproc_per_node,
-                backend=self.world.backend,
-                device=f"cuda:{rank % self.world.nproc_per_node}" if cuda else "cpu",
-                level=self.level,
-                tasks=tasks,
-                launched_at=time.monotonic(),
-                init_deadline_s=first * self._crowd(),
-                env=rank_environment(self.env, self.world, rank, store_port),
-                store_host=self.control.host if self.control else "",
-                store_port=store_port,
-                skip_pairs=tuple(sorted(self._skip_pairs)),
-            )
-            for index, rank in enumerate(record.ranks)
-        ]
-
-    def _states(self, specs: Sequence[WorkerSpec], workers: Sequence[Worker]) -> list[RankState]:
-        now = time.monotonic()
-        return [
-            RankState(spec, worker, now, EventReader(spec.path("events")))
-            for spec, worker in zip(specs, workers, strict=True)
-        ]
-
-    def _trial(self, record: TrialRecord, states: Sequence[RankState], checks: Sequence[Check]) -> Trial:
-        allowed = self._deadlines(checks)
-        start_s = deadlines.IMPORT_S if record.launcher == "torchrun" else deadlines.WORKER_START_S
-        return Trial(record, states, allowed, self.progress, start_s * self._crowd())
-
-    def _deadlines(self, checks: Sequence[Check]) -> dict[str, float]:
-        """Seconds per check; on NCCL whichever comes first also creates the communicators."""
-        allowed = {check.id: check.deadline_s * self._crowd() for check in checks}
-        allowed.setdefault(_FIRST, deadlines.CHECK_S * self._crowd())
-        if self.world.backend == "nccl":
-            for check_id in (_FIRST, *(check.id for check in checks[:1])):
-                allowed[check_id] = max(allowed[check_id], deadlines.FIRST_NCCL_S * self._crowd())
-        return allowed
-
-    def _crowd(self) -> float:
-        """Ranks that share a core are slow by right."""
-        cores = len(os.sched_getaffinity(0))
-        return max(1.0, self.world.nproc_per_node / (cores * deadlines.RANKS_PER_CORE))
 
 
 def _have_met(record: TrialRecord) -> bool:

@@ -2,9 +2,11 @@
 
 A process, because the store's calls block in C++ past every time-out while its server is frozen;
 here that costs the agent nothing. On one node it listens on the loopback address only. With many
-nodes the head's agent will host it on the rendezvous endpoint, and the roll call happens on it.
+nodes the head's agent hosts it on the port of the rendezvous endpoint, on every address as torchrun
+does, and the roll call happens on it.
 """
 
+import errno
 import json
 import os
 import signal
@@ -12,6 +14,7 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +22,16 @@ from typing import Any, NoReturn
 from ddp_doctor.launch import preload
 from ddp_doctor.launch.forkserver import ForkServer
 from ddp_doctor.launch.process import die_with_parent, set_name
+
+#: What begins the keys of the agents: equal for all releases whose agents understand one another.
+PREFIX = "ddp-doctor/1"
+#: torch's own default.
+_CLIENT_TIMEOUT = timedelta(minutes=5)
+#: Bytes of a segment, both ways, on the lines of the store: a path that swallows large packets carries these,
+#: and so a run over such a path still ends with its finding. Inherited from the listener (tcp(7)).
+_SMALL_SEGMENT = 1200
+#: Every address of this host, IPv4 and IPv6: the others may reach it on any of them.
+EVERYWHERE = ""
 
 
 @dataclass(frozen=True)
@@ -40,29 +53,43 @@ def start(server: ForkServer, scratch: Path, host: str, port: int, timeout_s: fl
     told = scratch / "control.json"
     process = server.fork(_serve, json.dumps({"host": host, "port": port, "told": str(told)}))
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline and process.is_alive():
+    while time.monotonic() < deadline:
+        alive = process.is_alive()  # asked first: what it said before it died is still read
         with suppress(FileNotFoundError):
             said = json.loads(told.read_text())
             if said.get("error"):
                 raise RuntimeError(f"the control store did not start: {said['error']}")
-            return Control(host, int(said["port"]), process)
+            return Control(host or "127.0.0.1", int(said["port"]), process)
+        if not alive:
+            raise RuntimeError("the process of the control store died before it listened")
         time.sleep(0.005)
-    if not process.is_alive():
-        raise RuntimeError("the process of the control store died before it listened")
     process.kill()
     raise RuntimeError(f"the control store did not start within {timeout_s:.0f} s")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket on one address of this host. Raises OSError."""
+    """A listening socket on one address of this host, or on EVERYWHERE. Raises OSError."""
+    if host == EVERYWHERE:
+        return _listen_everywhere(port)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=1024)
 
 
-def connect(host: str, port: int, prefix: str) -> Any:
+def _listen_everywhere(port: int) -> socket.socket:
+    try:
+        server = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
+    except OSError as error:
+        if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+            raise
+        server = socket.create_server(("0.0.0.0", port), backlog=1024)  # noqa: S104 - as torchrun's store
+    server.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SMALL_SEGMENT)
+    return server
+
+
+def connect(host: str, port: int, prefix: str, timeout: timedelta = _CLIENT_TIMEOUT) -> Any:
     """A client of the store in which all keys begin with ``prefix``: one trial, one namespace."""
     c10d = _c10d()
-    return c10d.PrefixStore(prefix, c10d.TCPStore(host, port, is_master=False))
+    return c10d.PrefixStore(prefix, c10d.TCPStore(host, port, is_master=False, timeout=timeout))
 
 
 def _serve(argument: str) -> NoReturn:
@@ -73,7 +100,7 @@ def _serve(argument: str) -> NoReturn:
     try:
         listener = listen(given["host"], given["port"])
         port = listener.getsockname()[1]
-        _host_store(given["host"], port, listener.detach())
+        _host_store(given["host"] or "127.0.0.1", port, listener.detach())
     except Exception as error:  # noqa: BLE001 - whatever it is, the agent must hear of it
         _tell(given["told"], error=f"{type(error).__name__}: {error}")
         os._exit(1)

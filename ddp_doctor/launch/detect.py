@@ -1,15 +1,23 @@
 """Who started this process: torchrun, a SLURM step, Open MPI, or a person.
 
 A foreign world is recognised by the launcher's own marks, never by RANK alone: a leftover RANK in a
-login shell is a finding, not a world.
+login shell is a finding, not a world. Launchers start each other, so the innermost counts: SLURM
+starts Open MPI's daemons (their ranks then carry the daemon's SLURM_PROCID), and both start torchrun.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 Launcher = Literal["plain", "slurm", "torchrun", "kubernetes", "mpi", "ssh"]
+
+#: Set by the doctor for the agents that it starts over ssh: the hosts by node rank, with commas.
+HOSTS_VARIABLE = "DDP_DOCTOR_HOSTS"
+#: SLURM numbers its own steps (interactive, batch, extern) from the top (slurm/slurm.h): a person types there.
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+_TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -30,46 +38,65 @@ class ForeignWorld:
 
 def foreign_world(env: Mapping[str, str], parent_pid: int) -> ForeignWorld | None:
     """The world this process is a rank of, or None where a person (or a script) typed the command."""
+    if HOSTS_VARIABLE in env:
+        return None
     if "TORCHELASTIC_RUN_ID" in env and "LOCAL_RANK" in env:
         return _torchrun(env, parent_pid)
-    if "SLURM_STEP_ID" in env and "SLURM_PROCID" in env:
-        return _slurm(env)
     if "OMPI_COMM_WORLD_RANK" in env:
         return _open_mpi(env, parent_pid)
+    if "SLURM_PROCID" in env and number(env, "SLURM_STEP_ID", _FIRST_SPECIAL_STEP) < _FIRST_SPECIAL_STEP:
+        return _slurm(env)
     return None
+
+
+def number(env: Mapping[str, str], name: str, otherwise: int) -> int:
+    """A variable that is a plain number, else ``otherwise``."""
+    text = env.get(name, "")
+    return int(text) if re.fullmatch(r"\d{1,18}", text, re.ASCII) else otherwise
 
 
 def _torchrun(env: Mapping[str, str], parent_pid: int) -> ForeignWorld:
     attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
     return ForeignWorld(
         launcher="torchrun",
-        local_rank=_number(env, "LOCAL_RANK", 0),
-        local_size=_number(env, "LOCAL_WORLD_SIZE", 1),
-        nnodes=_number(env, "GROUP_WORLD_SIZE", 1),
+        local_rank=number(env, "LOCAL_RANK", 0),
+        local_size=number(env, "LOCAL_WORLD_SIZE", 1),
+        nnodes=number(env, "GROUP_WORLD_SIZE", 1),
         key=f"torchrun-{env['TORCHELASTIC_RUN_ID']}-{_process(parent_pid)}-{attempt}",
     )
 
 
 def _slurm(env: Mapping[str, str]) -> ForeignWorld:
-    nodes = _number(env, "SLURM_STEP_NUM_NODES", _number(env, "SLURM_NNODES", 1))
-    restart = _number(env, "SLURM_RESTART_COUNT", 0)  # a requeued job keeps its job and step id
-    tasks = env.get("SLURM_STEP_TASKS_PER_NODE", "1").partition("(")[0].partition(",")[0]
+    nodes = number(env, "SLURM_STEP_NUM_NODES", number(env, "SLURM_NNODES", 1))
+    restart = number(env, "SLURM_RESTART_COUNT", 0)  # a requeued job keeps its job and step id
     return ForeignWorld(
         launcher="slurm",
-        local_rank=_number(env, "SLURM_LOCALID", 0),
-        local_size=int(tasks) if tasks.isdigit() else 1,
+        local_rank=number(env, "SLURM_LOCALID", 0),
+        local_size=tasks_on(env.get("SLURM_STEP_TASKS_PER_NODE", ""), number(env, "SLURM_NODEID", 0)),
         nnodes=nodes,
         key=f"slurm-{env.get('SLURM_JOB_ID', '0')}-{env['SLURM_STEP_ID']}-{restart}",
     )
 
 
+def tasks_on(listed: str, node_rank: int) -> int:
+    """Tasks of one node from a list such as ``4(x3),2``: three nodes with 4, then one with 2."""
+    for item in listed.split(","):
+        found = _TASKS.fullmatch(item)
+        if found is None:
+            break
+        node_rank -= int(found[2] or 1)
+        if node_rank < 0:
+            return int(found[1])
+    return 1
+
+
 def _open_mpi(env: Mapping[str, str], parent_pid: int) -> ForeignWorld:
-    local_size = _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", 1)
+    local_size = number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", 1)
     return ForeignWorld(
         launcher="mpi",
-        local_rank=_number(env, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
+        local_rank=number(env, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
         local_size=local_size,
-        nnodes=max(_number(env, "OMPI_COMM_WORLD_SIZE", 1) // max(local_size, 1), 1),
+        nnodes=max(number(env, "OMPI_COMM_WORLD_SIZE", 1) // max(local_size, 1), 1),
         key=f"mpi-{_process(parent_pid)}",
     )
 
@@ -82,8 +109,3 @@ def _process(pid: int) -> str:
         return str(pid)
     fields = stat.rpartition(")")[2].split()  # the name, field 2, may hold spaces and parentheses
     return f"{pid}.{fields[19]}" if len(fields) > 19 else str(pid)
-
-
-def _number(env: Mapping[str, str], name: str, otherwise: int) -> int:
-    text = env.get(name, "")
-    return int(text) if text.isdigit() else otherwise

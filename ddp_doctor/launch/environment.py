@@ -30,26 +30,27 @@ def without_launcher(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def rank_environment(env: Mapping[str, str], world: World, rank: int, port: int) -> dict[str, str]:
+def rank_environment(env: Mapping[str, str], world: World, rank: int, host: str, port: int) -> dict[str, str]:
     """What a rank of the doctor's own trials runs with (torchrun's names and defaults).
 
     Source of the defaults: torch/distributed/run.py (OMP_NUM_THREADS) and
     torch/distributed/elastic/agent/server/local_elastic_agent.py (TORCH_NCCL_ASYNC_ERROR_HANDLING).
     """
     mine = without_launcher(env)
+    node = world.ranks_of(world.node_of(rank))
     mine.update(
         RANK=str(rank),
-        LOCAL_RANK=str(rank % world.nproc_per_node),
+        LOCAL_RANK=str(rank - node.start),
         WORLD_SIZE=str(world.world_size),
-        LOCAL_WORLD_SIZE=str(world.nproc_per_node),
-        MASTER_ADDR="127.0.0.1",
+        LOCAL_WORLD_SIZE=str(len(node)),
+        MASTER_ADDR=host,
         MASTER_PORT=str(port),
     )
     mine.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     # The recorder tells which rank called something else; off by default for gloo before torch 2.13.
     for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
         mine.setdefault(name, "2000")
-    if world.nproc_per_node > 1:
+    if len(node) > 1:
         mine.setdefault("OMP_NUM_THREADS", "1")
     if world.backend == "nccl":
         # The transports NCCL chose are evidence; its log goes to the rank's own output file.

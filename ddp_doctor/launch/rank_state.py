@@ -20,6 +20,8 @@ _OUTPUT_KEPT = 4000
 #: What NCCL's log says of its choices is kept of every NCCL trial, also of a healthy one.
 _NCCL_LOG_READ = 256 * 1024
 _NCCL_WORDS = (" via ", "NCCL version", "set by environment", "NET/IB", "Using network", "nNodes")
+#: What torch prints in healthy runs too: of a name that older releases know, and of hosts without reverse DNS.
+_CHATTER = ("TORCH_NCCL_TRACE_BUFFER_SIZE is deprecated", "hostname of the client socket cannot be retrieved")
 
 
 class Worker(Protocol):
@@ -56,6 +58,7 @@ class RankState:
     exited_at: float | None = None
     cpu_s_per_s: float | None = None
     output_size: int = 0
+    events: int = 0  # how many there were
     state: str | None = None
     wait_channel: str | None = None
 
@@ -73,6 +76,7 @@ class RankState:
     def absorb(self, now: float) -> bool:
         """Take in new events and the process's end; True when anything was new."""
         events = self.reader.new()
+        self.events += len(events)
         for event in events:
             self.last_event_at = event["t"]
             self._take(event)
@@ -151,6 +155,7 @@ class RankState:
         died = self.exited_at is not None
         return RankEvidence(
             rank=self.spec.rank,
+            node=self.spec.node,
             pid=self.worker.pid or 0,
             began=self.began,
             done=self.done,
@@ -173,7 +178,8 @@ class RankState:
         return os.path.exists(self.spec.path("witness.json"))
 
     def _output(self) -> str:
-        tail = _tail(self.spec.path("out"))
+        lines = _tail(self.spec.path("out")).splitlines(keepends=True)
+        tail = "".join(line for line in lines if not any(words in line for words in _CHATTER))
         if self.spec.backend != "nccl":
             return tail if not self.done else ""
         lines = _tail(self.spec.path("out"), _NCCL_LOG_READ).splitlines()

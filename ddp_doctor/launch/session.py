@@ -5,7 +5,6 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +12,8 @@ from ddp_doctor.checks.process_group import TorchImport
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.launch import control
 from ddp_doctor.launch.agent import Agent
+from ddp_doctor.launch.company import Company
+from ddp_doctor.launch.crew import Crew
 from ddp_doctor.launch.forkserver import ForkServer
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Status, Where
@@ -35,14 +36,14 @@ class Session:
     trials: list[TrialRecord] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
     scratch: Path = field(init=False)
-    _server: ForkServer = field(init=False)
+    server: ForkServer = field(init=False)
     _control: control.Control | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         # A socket lives in it, and the path of a socket holds 107 characters.
         folder = tempfile.gettempdir() if len(tempfile.gettempdir()) < 60 else "/tmp"
         self.scratch = Path(tempfile.mkdtemp(prefix="ddp-doctor-", dir=folder))
-        self._server = ForkServer(self.scratch, dict(self.env))
+        self.server = ForkServer(self.scratch, dict(self.env))
 
     def __enter__(self) -> "Session":
         return self
@@ -50,25 +51,28 @@ class Session:
     def __exit__(self, *_: object) -> None:
         if self._control is not None:
             self._control.stop()
-        self._server.stop()
+        self.server.stop()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def warm_up(self) -> None:
         """Start importing torch in the forkserver. Call from the main thread, first of all."""
-        self._server.start()
+        self.server.start()
 
     def run_ranks(self, checks: Sequence[Check], world: World, level: Level, budget_s: float) -> None:
-        """Run the launcher's and the ranks' checks."""
+        """Run the launcher's and the ranks' checks of one node."""
         until = time.monotonic() + budget_s
         launcher = [check for check in checks if check.where is Where.LAUNCHER]
         ranks = [check for check in checks if check.where is Where.RANK]
-        with ExitStack() as torchrun_ends:
-            if launcher:  # in the time that the forkserver needs to import torch
-                agent = self.agent(world, level, until)
-                torchrun_ends.enter_context(agent.running_under_torchrun(launcher))
-            if ranks and self._torch_is_imported(ranks):
+
+        def run_forked() -> None:
+            if ranks and self.torch_is_imported(ranks):
                 self._start_control()
-                self.agent(world, level, until).run(ranks)
+                self.agent_alone(world, level, until).run(ranks)
+
+        if launcher:  # in the time that the forkserver needs to import torch
+            self.agent_alone(world, level, until).run_under_torchrun(launcher, meanwhile=run_forked)
+        else:
+            run_forked()
 
     def fail(self, checks: Sequence[Check], why: str, trace: str) -> None:
         """Note that these checks were not evaluated, except where a rank already answered."""
@@ -77,9 +81,10 @@ class Session:
             if check.id not in read:
                 self.readings.append(Reading(check=check.id, status=Status.FAILED, reason=why, raw=trace))
 
-    def _torch_is_imported(self, checks: Sequence[Check]) -> bool:
+    def torch_is_imported(self, checks: Sequence[Check]) -> bool:
+        """Wait until ranks can be forked; where torch cannot be imported the checks have failed."""
         self.progress("import torch")
-        preload = self._server.wait_ready(deadlines.IMPORT_S)
+        preload = self.server.wait_ready(deadlines.IMPORT_S)
         fact = TorchImport(import_s=preload.import_s, error=preload.error, stuck_at=preload.stuck_at)
         problem = None if preload.ok else "torch cannot be imported"
         for check in checks if problem else checks[:1]:
@@ -96,23 +101,24 @@ class Session:
     def _start_control(self) -> None:
         host, port = self.endpoint
         if self._control is None:
-            self._control = control.start(self._server, self.scratch, host, port)
+            self._control = control.start(self.server, self.scratch, host, port)
 
-    def agent(self, world: World, level: Level, until: float) -> Agent:
-        """The agent of this node; it can fork ranks once torch is imported and the store is up."""
-        return Agent(
-            scratch=self.scratch,
-            server=self._server,
-            control=self._control,
-            world=world,
-            env=self.env,
-            level=level,
-            progress=self.progress,
-            until=until,
-            trials=self.trials,
-            readings=self.readings,
-            left_out=self.left_out,
-        )
+    def agent_alone(self, world: World, level: Level, until: float) -> Agent:
+        """The agent of a world of one node."""
+        return self.agent(self.crew(world, 0, level, self._control), self._control, until)
+
+    def crew(
+        self, world: World, node: int, level: Level, store: control.Control | tuple[str, int] | None
+    ) -> Crew:
+        """This node's part of a world; it can fork ranks once torch is imported and the store is up."""
+        at = (store.host, store.port) if isinstance(store, control.Control) else store
+        return Crew(self.scratch, self.server, at, world, node, self.env, level, self.progress)
+
+    def agent(
+        self, crew: Crew, store: control.Control | None, until: float, company: Company | None = None
+    ) -> Agent:
+        """The agent that decides, which fills this session's readings and trials."""
+        return Agent(crew, store, until, self.trials, self.readings, self.left_out, company)
 
 
 def addresses() -> dict[str, tuple[str, ...]]:

@@ -22,6 +22,7 @@ class WorkerSpec:
 
     trial: str
     folder: str  # of the trial: events, output, evidence
+    node: int
     rank: int
     group_rank: int
     ranks: tuple[int, ...]

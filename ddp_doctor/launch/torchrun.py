@@ -42,18 +42,51 @@ class LaunchedWorker:
         return 0 if self._gone else None
 
 
+@dataclass(frozen=True)
+class Meeting:
+    """The rendezvous of a torchrun on several nodes: the job's own kind, c10d, on the control store.
+
+    The store stands on the port that the job's rendezvous would use; what torchrun opens beyond it, such
+    as its ephemeral MASTER_PORT, it opens as it would for the job.
+    """
+
+    nnodes: int
+    store: tuple[str, int] | None
+    name: str
+
+    def options(self) -> list[str]:
+        """torchrun's options. ``is_host=0``: the store is there already, on every node a client."""
+        host, port = self.store or ("127.0.0.1", 0)
+        at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return [
+            *("--nnodes", str(self.nnodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", at),
+            *("--rdzv-id", f"ddp-doctor-{self.name}", "--rdzv-conf", "is_host=0"),
+        ]
+
+
 class Launch:
     """A running torchrun. Leaving the context kills its whole session."""
 
-    def __init__(self, folder: Path, specs: Sequence[WorkerSpec], env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        specs: Sequence[WorkerSpec],
+        env: Mapping[str, str],
+        meeting: Meeting | None = None,
+    ) -> None:
         for spec in specs:
             # Their environment is torchrun's to make; a file is no place for the user's secrets.
             text = replace(spec, env={}).to_json()
-            (folder / f"rank{spec.rank}.spec.json").write_text(text)
+            (folder / f"local{spec.local_rank}.spec.json").write_text(text)
         self._output = folder / "torchrun.out"
         argv = [
             *(sys.executable, "-m", "ddp_doctor.launch.torchrun_main"),
             *(str(os.getpid()), "--nproc-per-node", str(len(specs))),
+            *(
+                "--log-dir",
+                str(folder),
+            ),  # by default a folder in TMPDIR, which a killed torchrun leaves there
+            *(meeting.options() if meeting else ()),
             *("-m", "ddp_doctor.launch.torchrun_worker", str(folder)),
         ]
         child_env = {**without_launcher(env), "PYTHONPATH": _python_path(env)}

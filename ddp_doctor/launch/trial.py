@@ -16,7 +16,9 @@ from ddp_doctor.knowledge import deadlines
 from ddp_doctor.launch import process
 from ddp_doctor.launch.late import late_steps
 from ddp_doctor.launch.memory_events import OomCounter
+from ddp_doctor.launch.others import Others
 from ddp_doctor.launch.rank_state import RankState
+from ddp_doctor.model.base import Json
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
 
@@ -27,6 +29,17 @@ class TrialResult:
 
     record: TrialRecord
     readings: tuple[Reading, ...]
+
+    def to_json(self) -> Json:
+        """As it travels to the head."""
+        readings = [reading.model_dump(mode="json") for reading in self.readings]
+        return {"record": self.record.model_dump(mode="json"), "readings": readings}
+
+    @classmethod
+    def from_json(cls, value: Json) -> "TrialResult":
+        """The inverse of ``to_json``. Raises pydantic.ValidationError."""
+        readings = tuple(Reading.model_validate(reading) for reading in value["readings"])
+        return cls(TrialRecord.model_validate(value["record"]), readings)
 
 
 class Trial:
@@ -39,7 +52,9 @@ class Trial:
         check_deadlines: dict[str, float],
         progress: Callable[[str], None],
         start_s: float,
+        others: Others | None = None,
     ) -> None:
+        self._others = others
         self._record = record
         self._ranks = ranks
         self._check_deadlines = check_deadlines
@@ -58,6 +73,8 @@ class Trial:
         try:
             outcome = self._watch()
         except BaseException:
+            if self._others is not None:
+                self._others.abandon()
             self._kill()
             raise
         if outcome == "finished":
@@ -85,16 +102,35 @@ class Trial:
             last_tick = now
             moved = [rank.absorb(now) for rank in self._ranks]
             self._show_progress()
+            ended = self._ended_for_all()
+            if ended is not None:
+                return ended
             if all(rank.done for rank in self._ranks):
-                return "finished"
+                time.sleep(0.005)  # other nodes are not through yet, and have deadlines of their own
+                continue
             if broken_at is None and any(rank.over and not rank.done for rank in self._ranks):
                 broken_at = now
             if broken_at is not None and self._echoes_are_in(now - broken_at):
-                return "broken"
+                return self._end("broken")
             overdue = self._overdue(now)
             if overdue is not None:
-                return overdue
+                return self._end(overdue)
             time.sleep(0.002 if any(moved) else 0.01)
+
+    def _ended_for_all(self) -> str | None:
+        """How the trial ended on all nodes; on one node alone, whether its ranks are all done."""
+        done = all(rank.done for rank in self._ranks)
+        if self._others is None:
+            return "finished" if done else None
+        self._others.note(sum(rank.events for rank in self._ranks))
+        if done:
+            self._others.done()
+        return self._others.ended()
+
+    def _end(self, outcome: str) -> str:
+        if self._others is not None:
+            self._others.end(outcome)
+        return outcome
 
     def _echoes_are_in(self, since_s: float) -> bool:
         # A death is followed by its peers' errors, which show who waited for whom.
@@ -136,6 +172,7 @@ class Trial:
             return None
         self._note_cpu(before, now - since)
         moving = any(rank.last_event_at > since or rank.output_grew() for rank in waiting)
+        moving = moving or (self._others is not None and self._others.moved_since(since))
         self._sampled = None
         if moving and not stepping:
             if check in self._extended:
@@ -223,7 +260,7 @@ class Trial:
     def _result(self, outcome: str, check: str | None, waited_s: float) -> TrialResult:
         ooms = self._oom.since_start() > 0
         evidence = [rank.evidence(ooms) for rank in self._ranks]
-        if outcome == "finished":
+        if outcome == "finished" and self._others is None:
             evidence = late_steps(evidence)
         record = self._record.model_copy(
             update={
@@ -232,6 +269,7 @@ class Trial:
                 "waited_s": round(waited_s, 2),
                 "duration_s": round(time.monotonic() - self._started, 3),
                 "evidence": tuple(evidence),
+                "lost_nodes": self._others.lost if self._others is not None else (),
                 "notes": self._abandoned(evidence),
             }
         )

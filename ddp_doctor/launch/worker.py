@@ -64,7 +64,8 @@ def run(spec: WorkerSpec) -> bool:
     try:
         _join(spec, context)
         for task in spec.tasks:
-            events.write("reading", reading=_look(task, context).model_dump(mode="json"))
+            reading = _look(task, context).model_copy(update={"node": spec.node})
+            events.write("reading", reading=reading.model_dump(mode="json"))
     except BaseException as error:  # noqa: BLE001 - even SystemExit of a probe is evidence
         events.write("raised", **_raised(error).model_dump())
         return False

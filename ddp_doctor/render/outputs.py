@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TextIO
 
 from ddp_doctor.model.recording import Recording
@@ -19,12 +19,25 @@ class Outputs:
     env_file: str | None = None
     record: str | None = None
     quiet: bool = False
+    is_piped: bool = False  # a launcher shows a terminal to its ranks and puts what they say in a file
 
     @property
     def words_to(self) -> TextIO:
         """The stream for people."""
         takes_stdout = "-" in (self.json, self.env_file, self.record)
         return sys.stderr if takes_stdout else sys.stdout
+
+    def at_node(self, host: str, node_rank: int) -> "Outputs":
+        """With ``%h`` in paths as the host's name and ``%n`` as the node rank."""
+
+        def named(path: str | None) -> str | None:
+            return path and path.replace("%h", host).replace("%n", str(node_rank))
+
+        return replace(self, json=named(self.json), env_file=named(self.env_file), record=named(self.record))
+
+    def without_files(self) -> "Outputs":
+        """For a node that leaves the outputs to the head."""
+        return replace(self, json=None, env_file=None, record=None)
 
     def write(self, recording: Recording, report: Report) -> list[str]:
         """Write all files asked for, recording first; returns one sentence for each that failed."""

@@ -1,7 +1,7 @@
 """Live progress: a spinner line on a terminal, one plain line per check elsewhere, or nothing."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from ddp_doctor.render.plain import one_line
@@ -29,4 +29,9 @@ def progress(out: "Console", *, quiet: bool) -> Iterator[Progress]:
         with out.status("starting", spinner="dots") as status:
             yield lambda text: status.update(escape(one_line(text)))  # a status reads markup
     else:
-        yield lambda text: out.print(f"... {one_line(text)}", soft_wrap=True)
+
+        def show(text: str) -> None:
+            with suppress(OSError):  # a full disk, or a reader that has left, ends no run
+                out.print(f"... {one_line(text)}", soft_wrap=True)
+
+        yield show

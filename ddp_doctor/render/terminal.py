@@ -22,10 +22,15 @@ _MARK = {
     CheckStatus.TIMED_OUT: ("??", "yellow"),
     CheckStatus.FAILED: ("??", "yellow"),
 }
+#: A screen has room for no more; rules group what is alike, and the JSON report holds all.
+_MOST_EVIDENCE = 24
 
 
-def console(stream: TextIO, *, width: int | None = None) -> "Console":
-    """A console that colours only terminals, and prints every string as it is but for control characters."""
+def console(stream: TextIO, *, width: int | None = None, is_piped: bool = False) -> "Console":
+    """A console that colours only terminals, and prints every string as it is but for control characters.
+
+    ``is_piped``: the stream looks like a terminal and is none.
+    """
     from rich.console import Console
     from rich.text import Text
 
@@ -33,7 +38,18 @@ def console(stream: TextIO, *, width: int | None = None) -> "Console":
         def render_str(self, text: str, **options: Any) -> Text:
             return super().render_str(plain(text), **options)
 
-    return PlainConsole(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True, width=width)
+        def on_broken_pipe(self) -> None:
+            raise  # noqa: PLE0704 - rich would exit with 1, which is the code of a sick node
+
+    return PlainConsole(
+        file=stream,
+        force_terminal=False if is_piped else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=True,
+        width=width,
+    )
 
 
 def show(report: Report, out: "Console", saved_as: str | None = None) -> None:
@@ -43,6 +59,18 @@ def show(report: Report, out: "Console", saved_as: str | None = None) -> None:
     for finding in report.findings:
         _show_finding(finding, out)
     out.print()
+    if saved_as:
+        out.print(f"Recording: {saved_as}", style="dim")
+    out.print(one_line(report.summary), style=_VERDICT_STYLE[report.verdict])
+
+
+def show_short(report: Report, out: "Console", head: str, saved_as: str | None = None) -> None:
+    """What a node shows that is not the head: the errors by title, the verdict, and where all of it stands."""
+    out.print()
+    for finding in report.findings:
+        if finding.severity is Severity.ERROR:
+            _show_title(finding, out)
+    out.print(f"The full report is the head's, {one_line(head)}.", style="dim")
     if saved_as:
         out.print(f"Recording: {saved_as}", style="dim")
     out.print(one_line(report.summary), style=_VERDICT_STYLE[report.verdict])
@@ -58,11 +86,12 @@ def _show_checks(report: Report, out: "Console") -> None:
 
 
 def _what_became(check: CheckResult) -> str:
-    if check.status is CheckStatus.PASSED:
-        return f"{check.title} ({check.duration_s:.2f} s)"
-    if check.status is CheckStatus.FOUND:
-        return f"{check.title}: see below"
     reason = one_line(check.reason or "")
+    but = f"; not tested {reason[:160]}" if reason else ""  # on some of several nodes
+    if check.status is CheckStatus.PASSED:
+        return f"{check.title} ({check.duration_s:.2f} s){but}"
+    if check.status is CheckStatus.FOUND:
+        return f"{check.title}: see below{but}"
     word = {"timed_out": "timed out", "skipped": "not tested"}.get(check.status.value, check.status.value)
     return f"{word}: {reason[:160]}"
 
@@ -86,17 +115,24 @@ def _show_table(report: Report, out: "Console") -> None:
 
 def _show_finding(finding: Finding, out: "Console") -> None:
     out.print()
-    out.print(f"{finding.severity.value.upper()} {finding.code} ", style=_STYLE[finding.severity], end="")
-    out.print(one_line(finding.title), style="bold")
+    _show_title(finding, out)
     for line in _finding_lines(finding):
         out.print(f"  {line}".replace("\n", "\n      "))
+
+
+def _show_title(finding: Finding, out: "Console") -> None:
+    out.print(f"{finding.severity.value.upper()} {finding.code} ", style=_STYLE[finding.severity], end="")
+    out.print(one_line(finding.title), style="bold")
 
 
 def _finding_lines(finding: Finding) -> Iterator[str]:
     if finding.detail:
         yield one_line(finding.detail)
-    for item in finding.evidence:
+    shown, left = finding.evidence[:_MOST_EVIDENCE], len(finding.evidence) - _MOST_EVIDENCE
+    for item in shown:
         yield f"- {one_line(evidence_text(item))}"
+    if left > 0:
+        yield f"- and {left} lines more in the JSON report"
     for remedy in finding.remedies:
         yield from remedy_lines(remedy)
     yield f"({finding.confidence.value}; more: ddp-doctor explain {finding.code})"

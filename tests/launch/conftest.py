@@ -46,7 +46,7 @@ def play() -> Iterator[Play]:
     """``play(probe, ranks=4, deadline_s=2.0)`` runs one probe on real ranks and judges it."""
     with Session(dict(os.environ), ("127.0.0.1", 0), lambda _text: None) as session:
         session.warm_up()
-        assert session._server.wait_ready(60.0).ok
+        assert session.server.wait_ready(60.0).ok
         session._start_control()
         assert session._control is not None
         store = session._control.process.pid
@@ -61,7 +61,7 @@ def play() -> Iterator[Play]:
             for kept in (session.readings, session.trials, session.left_out):
                 kept.clear()
             check = Check(check_id, "A scenario", Where.RANK, probe, (), deadline_s=deadline_s)
-            agent = session.agent(world, Level.QUICK, time.monotonic() + 60.0)
+            agent = session.agent_alone(world, Level.QUICK, time.monotonic() + 60.0)
             agent.first_trial = played
             started = time.monotonic()
             agent.run([check])

@@ -2,9 +2,10 @@
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from ddp_doctor.checks.env_vars import value_refused
+from ddp_doctor.checks.roll_call import silent_nodes
 from ddp_doctor.checks.topology import p2p_stalls
 from ddp_doctor.launch.hang import Judgement, Kind, judge
 from ddp_doctor.model.choices import Confidence, Severity
@@ -17,8 +18,16 @@ from ddp_doctor.phrases import ranks as words
 _REFUSED_LOOKS: tuple[Kind, ...] = ("all-entered", "raised-everywhere", "unsure")
 
 
+#: More lines of evidence of one kind than these help nobody; the culprits name every rank.
+MOST_LINES = 8
+
+
 def pairs_of_topology(recording: Recording) -> set[tuple[int, int]]:
     """The pairs of ranks that the topology's own rule names: one cause, one finding."""
+    return recording.once("pairs of topology", lambda: _pairs_of_topology(recording))
+
+
+def _pairs_of_topology(recording: Recording) -> set[tuple[int, int]]:
     named = [one for finding in p2p_stalls.apply(recording) for one in finding.culprits]
     return {
         (min(one.rank, one.peer_rank), max(one.rank, one.peer_rank))
@@ -36,17 +45,33 @@ def judged(recording: Recording, *kinds: Kind) -> Iterator[tuple[TrialRecord, Ju
     """The trials that did not finish and whose judgement is one of these kinds.
 
     A trial that failed as a whole while the process group was set up is left out where a setting
-    that torch refuses explains it.
+    that torch refuses explains it, and any trial that a silent node explains: the ranks of the others
+    only wait for that node's, and nothing is known of these.
     """
-    refused = any(finding.severity is Severity.ERROR for finding in value_refused.apply(recording))
-    for trial in recording.trials:
-        if trial.outcome not in ("stuck", "broken", "slow"):
-            continue
-        judgement = judge(trial)
-        if refused and trial.judged_check == "process_group" and _may_be_refused(trial, judgement):
-            continue
+    for trial, judgement in recording.once("judged trials", lambda: _judged(recording)):
         if judgement.kind in kinds:
             yield trial, judgement
+
+
+def _judged(recording: Recording) -> list[tuple[TrialRecord, Judgement]]:
+    refused = any(finding.severity is Severity.ERROR for finding in value_refused.apply(recording))
+    unfinished = (trial for trial in recording.trials if trial.outcome in ("stuck", "broken", "slow"))
+    found = [(trial, judge(trial)) for trial in unfinished if not lacks_a_node(recording, trial)]
+    return [
+        (trial, judgement)
+        for trial, judgement in found
+        if not (refused and trial.judged_check == "process_group" and _may_be_refused(trial, judgement))
+    ]
+
+
+def lacks_a_node(recording: Recording, trial: TrialRecord) -> bool:
+    """Whether a node fell silent during this trial, or handed in nothing of its ranks and then was lost."""
+    heard = {one.node for one in trial.evidence}
+    world = recording.world
+    silent = silent_nodes(recording) if world is not None and world.nnodes > 1 else frozenset()
+    return bool(trial.lost_nodes) or any(
+        world is not None and set(world.ranks_of(node)) & set(trial.ranks) for node in silent - heard
+    )
 
 
 def _may_be_refused(trial: TrialRecord, judgement: Judgement) -> bool:
@@ -86,7 +111,7 @@ def culprits(recording: Recording, numbers: tuple[int, ...]) -> tuple[Culprit, .
 
 def names(recording: Recording, numbers: tuple[int, ...]) -> str:
     """The ranks at the beginning of a sentence, each with its host where there are several."""
-    return words.capital(" and ".join(words.rank_at(recording, rank) for rank in numbers))
+    return words.capital(words.ranks_at(recording, numbers))
 
 
 #: Frames that wait on behalf of somebody: torch, the standard library, the doctor's own worker.
@@ -106,9 +131,13 @@ def stands(one: RankEvidence) -> str:
     return "it never said where it stands"
 
 
-def rank_evidence(trial: TrialRecord, judgement: Judgement, one: RankEvidence) -> Evidence:
+def rank_evidence(
+    recording: Recording, trial: TrialRecord, judgement: Judgement, one: RankEvidence
+) -> Evidence:
     """One rank's process state, position and processor time."""
-    parts = [f"rank {one.rank} (pid {one.pid}): {process_words(one)}", stands(one)]
+    world = recording.world
+    host = f"{world.hostname(one.node)}, " if world is not None and world.nnodes > 1 else ""
+    parts = [f"rank {one.rank} ({host}pid {one.pid}): {process_words(one)}", stands(one)]
     if one.cpu_s_per_s is not None and one.exited_at is None:
         parts.append(f"{one.cpu_s_per_s:.0%} of a core in the last second")
     return Evidence(check=check_of(trial, judgement), text="; ".join(parts))
@@ -140,9 +169,12 @@ def waiting_evidence(trial: TrialRecord, judgement: Judgement) -> tuple[Evidence
     return (Evidence(check=step.check, text=text, value=round(trial.waited_s, 1), unit="s"),)
 
 
-def evidence(trial: TrialRecord, judgement: Judgement) -> tuple[Evidence, ...]:
+def evidence(recording: Recording, trial: TrialRecord, judgement: Judgement) -> tuple[Evidence, ...]:
     """The suspects first, then those who wait for them."""
-    guilty = [rank_evidence(trial, judgement, of_rank(trial, rank)) for rank in judgement.suspects]
+    shown, left = judgement.suspects[:MOST_LINES], judgement.suspects[MOST_LINES:]
+    guilty = [rank_evidence(recording, trial, judgement, of_rank(trial, rank)) for rank in shown]
+    if left:
+        guilty.append(Evidence(check=check_of(trial, judgement), text=f"alike: {words.rank_list(left)}"))
     return (*guilty, *waiting_evidence(trial, judgement))
 
 
@@ -171,21 +203,37 @@ def proof_words(recording: Recording, trial: TrialRecord, judgement: Judgement) 
     return ""
 
 
-def try_without_p2p(recording: Recording) -> Remedy:
-    """The remedy for a link: prove the cause on GPUs, look at the network on CPUs."""
-    if recording.world is None or recording.world.backend != "nccl":
-        return Remedy(
-            summary="Look at what connects the two: firewall rules, the interface, the name each resolves to",
-            commands=("ss -tnp", "nft list ruleset"),
-            scope="node",
-        )
-    return Remedy(
-        summary="Turn GPU peer-to-peer off to prove the cause; then repair ACS, the IOMMU or the link",
-        settings=(
-            Setting(name="NCCL_P2P_DISABLE", value="1", why="the pair then goes through shared memory"),
-        ),
-        cost="all GPU pairs lose direct transfers, NVLink included; a stop-gap, not a cure",
-        undo="unset NCCL_P2P_DISABLE",
-        proof=Proof(reason="this version does not try settings"),
-        references=("NCCL user guide: NCCL_P2P_DISABLE",),
-    )
+def link_remedies(recording: Recording, pairs: Collection[tuple[int, int]] = ()) -> tuple[Remedy, ...]:
+    """What to try where links hang: between these pairs, or, where none could be named, between any.
+
+    Peer-to-peer transfers are NCCL's between the GPUs of one node; between nodes there is the network.
+    """
+    world = recording.world
+    several = world is not None and world.nnodes > 1
+    across = several and (not pairs or any(is_across(recording, pair) for pair in pairs))
+    within = not pairs or any(not is_across(recording, pair) for pair in pairs)
+    on_gpus = world is not None and world.backend == "nccl"
+    found = [_WITHOUT_P2P] if on_gpus and within else []
+    return (*found, _LOOK_AT_NETWORK) if across or not on_gpus else tuple(found)
+
+
+def is_across(recording: Recording, pair: tuple[int, int]) -> bool:
+    """Whether two ranks are on different nodes."""
+    world = recording.world
+    return world is not None and world.node_of(pair[0]) != world.node_of(pair[1])
+
+
+_LOOK_AT_NETWORK = Remedy(
+    summary="Look at what connects them: firewall rules, the interface, the name each resolves to, the largest"
+    " packet that passes",
+    commands=("ss -tnp", "nft list ruleset", "tracepath PEER"),
+    scope="node",
+)
+_WITHOUT_P2P = Remedy(
+    summary="Turn GPU peer-to-peer off to prove the cause; then repair ACS, the IOMMU or the link",
+    settings=(Setting(name="NCCL_P2P_DISABLE", value="1", why="the pair then goes through shared memory"),),
+    cost="all GPU pairs lose direct transfers, NVLink included; a stop-gap, not a cure",
+    undo="unset NCCL_P2P_DISABLE",
+    proof=Proof(reason="this version does not try settings"),
+    references=("NCCL user guide: NCCL_P2P_DISABLE",),
+)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.env_vars import EnvVars
 from ddp_doctor.engine.trial_rules.common import (
+    MOST_LINES,
     check_of,
     confidence,
     culprits,
@@ -23,6 +24,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.phrases import ranks as words
+from ddp_doctor.phrases.nodes import host
 
 
 @rule("DD612", "rank-died", Severity.ERROR)
@@ -53,7 +55,7 @@ def died(recording: Recording) -> Iterator[Draft]:
             f"{proof_words(recording, trial, judgement)}{_last_words(first)}",
             confidence=Confidence.PROVED,
             culprits=culprits(recording, judgement.suspects),
-            evidence=evidence(trial, judgement),
+            evidence=evidence(recording, trial, judgement),
             remedies=(_after_death(first),),
         )
 
@@ -122,7 +124,7 @@ def raised(recording: Recording) -> Iterator[Draft]:
             detail=f"{first.raised.message[:400]}{proof_words(recording, trial, judgement)}",
             confidence=confidence(recording, trial, judgement),
             culprits=culprits(recording, judgement.suspects),
-            evidence=evidence(trial, judgement),
+            evidence=evidence(recording, trial, judgement),
             remedies=(
                 Remedy(
                     summary="Mend what the exception says; the other ranks only wait for it", scope="node"
@@ -168,28 +170,29 @@ def everywhere(recording: Recording) -> Iterator[Draft]:
             yield _cannot_start(recording, trial, first)
 
 
-def _sharing(trial: TrialRecord) -> dict[str, set[int]]:
-    """The ranks that NCCL found on one GPU, by that GPU's bus number; NCCL counts within the trial."""
-    found: dict[str, set[int]] = {}
+def _sharing(trial: TrialRecord) -> dict[tuple[int, str], set[int]]:
+    """The ranks that NCCL found on one GPU, by node and bus number; NCCL counts ranks within the trial."""
+    found: dict[tuple[int, str], set[int]] = {}
     for one in trial.evidence:
         said = one.output_tail + (one.raised.message if one.raised else "")
         for rank, other, device in _DUPLICATE.findall(said):
             if max(int(rank), int(other)) < len(trial.ranks):
-                found.setdefault(device, set()).update((trial.ranks[int(rank)], trial.ranks[int(other)]))
+                ends = (trial.ranks[int(rank)], trial.ranks[int(other)])
+                found.setdefault((one.node, device), set()).update(ends)
     return found
 
 
-def _one_gpu(recording: Recording, sharing: dict[str, set[int]]) -> Draft:
+def _one_gpu(recording: Recording, sharing: dict[tuple[int, str], set[int]]) -> Draft:
     ranks = tuple(sorted(set().union(*sharing.values())))
-    places = "; ".join(f"{words.rank_list(sorted(of))} on CUDA device {gpu}" for gpu, of in sharing.items())
+    places = [f"{words.rank_list(sorted(of))} on {_device(recording, at)}" for at, of in sharing.items()]
+    more = f"; and {len(places) - MOST_LINES} more GPUs" if places[MOST_LINES:] else ""
     return Draft(
-        title=f"NCCL cannot start, for ranks share a GPU: {places}",
+        title=f"NCCL cannot start, for ranks share a GPU: {'; '.join(places[:MOST_LINES])}{more}",
         detail='NCCL refuses a GPU that two ranks use ("Duplicate GPU detected"); each needs its own.',
         confidence=Confidence.PROVED,
         culprits=culprits(recording, ranks),
         evidence=tuple(
-            Evidence(check="process_group", text=f"NCCL: {words.rank_list(sorted(of))} on bus {gpu}")
-            for gpu, of in sharing.items()
+            Evidence(check="process_group", text=f"NCCL: {place}") for place in places[:MOST_LINES]
         ),
         remedies=(
             Remedy(
@@ -199,6 +202,13 @@ def _one_gpu(recording: Recording, sharing: dict[str, set[int]]) -> Draft:
             ),
         ),
     )
+
+
+def _device(recording: Recording, at: tuple[int, str]) -> str:
+    """A GPU as NCCL names it, by its bus number, and its host where there are several."""
+    node, bus = at
+    several = recording.world is not None and recording.world.nnodes > 1
+    return f"CUDA device {bus}" + (f" of {host(recording, node)}" if several else "")
 
 
 def _cannot_start(recording: Recording, trial: TrialRecord, first: RankEvidence) -> Draft:

@@ -9,6 +9,7 @@ from ddp_doctor.engine.trial_rules.common import (
     evidence,
     holds_one_of,
     judged,
+    link_remedies,
     names,
     of_rank,
     pairs_of_topology,
@@ -16,7 +17,6 @@ from ddp_doctor.engine.trial_rules.common import (
     proof_words,
     stands,
     step_words,
-    try_without_p2p,
     waiting_evidence,
     who_waits,
 )
@@ -54,7 +54,7 @@ def never_entered(recording: Recording) -> Iterator[Draft]:
             detail=f"{doing.capitalize()}.{proof_words(recording, trial, judgement)}",
             confidence=confidence(recording, trial, judgement),
             culprits=culprits(recording, judgement.suspects),
-            evidence=evidence(trial, judgement),
+            evidence=evidence(recording, trial, judgement),
             remedies=(
                 Remedy(
                     summary=f"Find out what keeps it: {stands(first)}",
@@ -104,7 +104,7 @@ def not_running(recording: Recording) -> Iterator[Draft]:
             detail=f"Its peers cannot tell this from a slow network.{proof_words(recording, trial, judgement)}",
             confidence=Confidence.PROVED if stopped else Confidence.LIKELY,  # D may pass
             culprits=culprits(recording, judgement.suspects),
-            evidence=evidence(trial, judgement),
+            evidence=evidence(recording, trial, judgement),
             remedies=(cure,),
         )
 
@@ -126,12 +126,13 @@ def never_began(recording: Recording) -> Iterator[Draft]:
         torch.distributed.run, --rdzv-conf join_timeout
     """
     for trial, judgement in judged(recording, "never-began"):
+        were = "was" if len(judgement.suspects) == 1 else "were"
         yield Draft(
-            title=f"{names(recording, judgement.suspects)} was started by {trial.launcher} and never reported in"
+            title=f"{names(recording, judgement.suspects)} {were} started by {trial.launcher} and never reported in"
             f"{who_waits(judgement)}",
             detail="; ".join(trial.notes[:1]),
             culprits=culprits(recording, judgement.suspects),
-            evidence=evidence(trial, judgement),
+            evidence=evidence(recording, trial, judgement),
             remedies=(
                 Remedy(
                     summary="Look at what the process does", commands=("py-spy dump --pid PID",), scope="node"
@@ -162,11 +163,13 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
     for trial, judgement in judged(recording, "all-entered"):
         if holds_one_of(trial, explained):
             continue
+        nodes = recording.world.nnodes if recording.world else 1
+        where = f" on {nodes} nodes" if nodes > 1 else ""
         yield Draft(
-            title=f"All {len(judgement.waiting)} ranks entered {step_words(judgement.step)} of"
+            title=f"All {len(judgement.waiting)} ranks{where} entered {step_words(judgement.step)} of"
             f" {check_of(trial, judgement)} and none left it within {trial.waited_s:.0f} s",
             detail="All processes run, so a link between them is to blame; no single pair could be named.",
             confidence=Confidence.POSSIBLE,
             evidence=waiting_evidence(trial, judgement),
-            remedies=(try_without_p2p(recording),),
+            remedies=link_remedies(recording),
         )

@@ -1,19 +1,21 @@
 """Ranks that met and disagree, or met and cannot reach each other."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from ddp_doctor.engine.trial_rules.common import (
+    MOST_LINES,
     check_of,
     confidence,
     culprits,
+    is_across,
     judged,
+    link_remedies,
     names,
     of_rank,
     pairs_of_topology,
     proof_words,
     rank_evidence,
     step_words,
-    try_without_p2p,
     waiting_evidence,
 )
 from ddp_doctor.launch.hang import Judgement, open_step
@@ -23,6 +25,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.phrases import ranks as words
+from ddp_doctor.phrases.nodes import host, node_culprit, node_pair
 
 
 @rule("DD614", "ranks-call-different-collectives", Severity.ERROR)
@@ -52,7 +55,7 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
                 f" {words.rank_list(judgement.waiting)} called {', '.join(theirs)} in {check_of(trial, judgement)}"
             )
         else:
-            every = "; ".join(f"rank {rank} called {call}" for rank, call in sorted(calls.items()))
+            every = "; ".join(f"{ranks} called {call}" for call, ranks in _by_call(calls).items())
             title = f"The ranks call different collectives in {check_of(trial, judgement)}"
             title += f": {every}" if every else ""
         yield Draft(
@@ -74,18 +77,26 @@ def _calls(trial: TrialRecord, judgement: Judgement) -> dict[int, str]:
     return {rank: f"{step.name} {step.detail}".strip() for rank, step in steps.items() if step is not None}
 
 
+def _by_call(calls: dict[int, str]) -> dict[str, str]:
+    """The ranks behind each call, in words."""
+    by_call: dict[str, list[int]] = {}
+    for rank, call in sorted(calls.items()):
+        by_call.setdefault(call, []).append(rank)
+    return {call: words.rank_list(ranks) for call, ranks in by_call.items()}
+
+
 def _sizes(sizes: tuple[tuple[int, ...], ...]) -> str:
     return " ".join(str(list(size)) for size in sizes)
 
 
 def _flight_evidence(trial: TrialRecord, judgement: Judgement) -> tuple[Evidence, ...]:
-    return tuple(
-        Evidence(
-            check=check_of(trial, judgement),
-            text=f"rank {rank}: collective {entry.seq} is {entry.op} {_sizes(entry.sizes)}"
-            f" {' '.join(entry.dtypes)} (flight recorder)",
-        )
+    calls = {
+        rank: f"collective {entry.seq} is {entry.op} {_sizes(entry.sizes)} {' '.join(entry.dtypes)}"
         for rank, entry in judgement.flights
+    }
+    return tuple(
+        Evidence(check=check_of(trial, judgement), text=f"{ranks}: {call} (flight recorder)")
+        for call, ranks in list(_by_call(calls).items())[:MOST_LINES]
     )
 
 
@@ -107,47 +118,138 @@ def pair(recording: Recording) -> Iterator[Draft]:
         NCCL user guide, Troubleshooting: GPU Direct and PCI Access Control Services
     """
     explained = pairs_of_topology(recording)
-    seen: dict[tuple[int, int], tuple[TrialRecord, Judgement]] = {}
+    seen: _Stuck = {}
     for trial, judgement in judged(recording, "pair"):
         seen.update((pair, (trial, judgement)) for pair in judgement.pairs if pair not in explained)
-    common = _common_rank(set(seen))
-    if common is not None:
+    common = _common_rank(recording, set(seen))
+    between = _nodes_between(recording, set(seen))
+    if common is not None and _others_passed(recording, seen, (common,)):
         yield _many_pairs(recording, common, seen)
-        return
-    for (one, other), (trial, judgement) in seen.items():
-        yield Draft(
-            title=f"The link between {words.rank_at(recording, one)} and {words.rank_at(recording, other)}"
-            f" hangs: both entered {step_words(judgement.step)} of {check_of(trial, judgement)} and neither left it",
-            detail="Both processes run, so what connects them is to blame. All other pairs were tested without it.",
-            confidence=Confidence.LIKELY,
-            culprits=(words.pair_culprit(recording, one, other),),
-            evidence=tuple(rank_evidence(trial, judgement, of_rank(trial, rank)) for rank in (one, other)),
-            remedies=(try_without_p2p(recording),),
-        )
+    elif between[1:] or (between and _others_passed(recording, seen, _ranks_of(recording, between[0]))):
+        yield _between_nodes(recording, between, seen)
+    elif len(seen) > MOST_LINES:
+        yield _everywhere(recording, seen)
+    else:
+        for ends, (trial, judgement) in seen.items():
+            yield _one_pair(recording, ends, trial, judgement)
 
 
-def _common_rank(pairs: set[tuple[int, int]]) -> int | None:
-    """The one rank that is an end of all of at least two stuck pairs: two observers name it."""
+#: Pairs of ranks, lower first, with the trial in which they got stuck.
+_Stuck = dict[tuple[int, int], tuple[TrialRecord, Judgement]]
+
+
+def _one_pair(recording: Recording, ends: tuple[int, int], trial: TrialRecord, judgement: Judgement) -> Draft:
+    one, other = ends
+    return Draft(
+        title=f"The link between {words.rank_at(recording, one)} and {words.rank_at(recording, other)}"
+        f" hangs: both entered {step_words(judgement.step)} of {check_of(trial, judgement)} and neither left it",
+        detail="Both processes run, so what connects them is to blame. All other pairs were tested without it.",
+        confidence=Confidence.LIKELY,
+        culprits=(words.pair_culprit(recording, one, other),),
+        evidence=tuple(
+            rank_evidence(recording, trial, judgement, of_rank(trial, rank)) for rank in (one, other)
+        ),
+        remedies=link_remedies(recording, [ends]),
+    )
+
+
+def _common_end(pairs: set[tuple[int, int]]) -> int | None:
+    """The one that is an end of all of at least two stuck pairs: two observers name it."""
     if len(pairs) < 2:
         return None
     shared = set.intersection(*(set(pair) for pair in pairs))
     return shared.pop() if len(shared) == 1 else None
 
 
-def _many_pairs(
-    recording: Recording, common: int, seen: dict[tuple[int, int], tuple[TrialRecord, Judgement]]
-) -> Draft:
+def _common_rank(recording: Recording, pairs: set[tuple[int, int]]) -> int | None:
+    """The rank that all stuck pairs share; one that is its node's only rank stands for the node."""
+    rank, world = _common_end(pairs), recording.world
+    if rank is None or world is None or not all(is_across(recording, pair) for pair in pairs):
+        return rank
+    return rank if len(world.ranks_of(world.node_of(rank))) > 1 else None
+
+
+def _ranks_of(recording: Recording, node: int) -> range:
+    return recording.world.ranks_of(node) if recording.world else range(0)
+
+
+def _others_passed(recording: Recording, seen: _Stuck, suspects: Collection[int]) -> bool:
+    """Whether some pair without the suspects passed, so that not every path between nodes is bad.
+
+    Where pairs within one node hang too, no path between nodes is to blame, and this is not asked for.
+    """
+    if not all(is_across(recording, pair) for pair in seen):
+        return True
+    facts = recording.of_kind("p2p/1")
+    passed = {(one.rank, pair["peer"]) for one in facts for pair in (one.fact or {}).get("pairs", ())}
+    for trial, _ in seen.values():
+        passed |= {
+            (one.rank, peer)
+            for one in trial.evidence
+            for step in one.steps
+            if step.left_at
+            for peer in step.peers
+        }
+        through = {one.node for one in trial.evidence if one.done and one.rank not in suspects}
+        if len(through) > 1:  # two ranks on two nodes had finished, so they had met
+            return True
+    return any(one not in suspects and other not in suspects for one, other in passed)
+
+
+def _nodes_between(recording: Recording, pairs: set[tuple[int, int]]) -> tuple[int, ...]:
+    """The node that all stuck pairs have an end on, or the two nodes between which they all are."""
+    world = recording.world
+    if world is None or len(pairs) < 2 or not all(is_across(recording, pair) for pair in pairs):
+        return ()
+    nodes = {(world.node_of(one), world.node_of(other)) for one, other in pairs}
+    if len(nodes) == 1:
+        return nodes.pop()
+    common = _common_end(nodes)
+    return () if common is None else (common,)
+
+
+def _many_pairs(recording: Recording, common: int, seen: _Stuck) -> Draft:
     others = sorted(rank for pair in seen for rank in pair if rank != common)
-    evidence = [
-        rank_evidence(trial, judgement, of_rank(trial, common))
-        for trial, judgement in list(seen.values())[:1]
-    ]
+    trial, judgement = next(iter(seen.values()))
     return Draft(
-        title=f"{names(recording, (common,))} exchanges nothing with {words.rank_list(others)}: each of these"
-        " links hangs with both ends inside the transfer",
+        title=f"{names(recording, (common,))} exchanges nothing with {words.ranks_at(recording, others)}: each of"
+        " these links hangs with both ends inside the transfer",
         detail=f"{len(seen)} stuck pairs share this rank, and pairs without it work.",
         confidence=Confidence.LIKELY,
         culprits=(words.rank_culprit(recording, common),),
-        evidence=tuple(evidence),
-        remedies=(try_without_p2p(recording),),
+        evidence=(rank_evidence(recording, trial, judgement, of_rank(trial, common)),),
+        remedies=link_remedies(recording, seen),
     )
+
+
+def _between_nodes(recording: Recording, nodes: tuple[int, ...], seen: _Stuck) -> Draft:
+    hosts = [host(recording, node) for node in nodes]
+    where = f"{hosts[0]} and {hosts[1]}" if hosts[1:] else f"{hosts[0]} and the other nodes"
+    return Draft(
+        title=f"The links between {where} hang: {len(seen)} pairs of ranks entered a transfer and did not leave it",
+        detail="All processes run, and pairs of ranks elsewhere work, so the path over the network is to blame.",
+        confidence=Confidence.LIKELY,
+        culprits=(node_pair(recording, *nodes) if hosts[1:] else node_culprit(recording, *nodes),),
+        evidence=_pair_lines(recording, seen),
+        remedies=link_remedies(recording, seen),
+    )
+
+
+def _everywhere(recording: Recording, seen: _Stuck) -> Draft:
+    return Draft(
+        title=f"{len(seen)} pairs of ranks entered a transfer and did not leave it",
+        detail="All processes run. The pairs have no rank and no node in common, so nobody is named.",
+        confidence=Confidence.POSSIBLE,
+        evidence=_pair_lines(recording, seen),
+        remedies=link_remedies(recording, seen),
+    )
+
+
+def _pair_lines(recording: Recording, seen: _Stuck) -> tuple[Evidence, ...]:
+    lines = [
+        (check_of(*where), f"{words.rank_at(recording, one)} and {words.rank_at(recording, other)}")
+        for (one, other), where in list(seen.items())[:MOST_LINES]
+    ]
+    left = len(seen) - len(lines)
+    more = [(lines[0][0], f"and {left} pairs more")] if left else []
+    return tuple(Evidence(check=check, text=text) for check, text in (*lines, *more))

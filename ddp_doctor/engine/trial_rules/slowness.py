@@ -1,6 +1,8 @@
 """Ranks that make the others wait, though not for ever."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median_low
 
 from ddp_doctor.engine.trial_rules.common import judged, names, step_words, waiting_evidence
 from ddp_doctor.knowledge.deadlines import LATE_RANK_S
@@ -10,6 +12,17 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import Step, TrialRecord
 from ddp_doctor.phrases import ranks as words
+from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE
+
+
+@dataclass(frozen=True)
+class _Late:
+    """How long after the typical rank one rank entered a step."""
+
+    rank: int
+    node: int
+    delay_s: float
+    step: Step
 
 
 @rule("DD619", "rank-comes-late", Severity.WARNING)
@@ -35,40 +48,88 @@ def late(recording: Recording) -> Iterator[Draft]:
 
 
 def _late_in(recording: Recording, trial: TrialRecord) -> Iterator[Draft]:
-    delays: dict[int, tuple[float, Step]] = {}
-    keys = {(step.check, step.seq) for one in trial.evidence for step in one.steps}
-    for key in keys:
-        entered = {o.rank: s for o in trial.evidence for s in o.steps if (s.check, s.seq) == key}
-        times = sorted(step.entered_at for step in entered.values())
-        typical = times[(len(times) - 1) // 2]
-        for rank, step in entered.items():
-            delay = step.entered_at - typical
-            if delay >= LATE_RANK_S and delay > delays.get(rank, (0.0, step))[0]:
-                delays[rank] = (delay, step)
-    if not delays or len(delays) * 2 > len(trial.ranks):
+    late = _late_ranks(trial)
+    if not late or len(late) * 2 > len(trial.ranks):
         return  # a slow machine, not a slow rank
-    for rank, (delay, step) in delays.items():
-        yield Draft(
-            title=f"{names(recording, (rank,))} entered {step_words(step)} of {step.check} {delay:.1f} s after"
-            " the others",
-            detail="All ranks run the same code, so this rank alone lost the time.",
-            culprits=(words.rank_culprit(recording, rank),),
-            evidence=(
-                Evidence(
-                    check=step.check,
-                    text=f"rank {rank} came last to {step_words(step)}",
-                    value=round(delay, 2),
-                    unit="s",
-                    expected=LATE_RANK_S,
-                    expected_from="ranks that run the same code enter within this time of each other",
-                ),
+    by_node: dict[int, list[_Late]] = {}
+    for one in late:
+        by_node.setdefault(one.node, []).append(one)
+    groups = list(by_node.values())
+    for group in groups if len(groups) <= NAMES_IN_A_SENTENCE else [late]:
+        yield _late_draft(recording, group)
+
+
+def _late_draft(recording: Recording, late: Sequence[_Late]) -> Draft:
+    """One finding for the late ranks of a node: what slows one of them mostly slows its neighbours."""
+    worst = max(late, key=lambda one: one.delay_s)
+    ranks = tuple(sorted(one.rank for one in late))
+    alone = "this rank alone" if len(ranks) == 1 else "these ranks alone"
+    return Draft(
+        title=f"{names(recording, ranks)} entered {step_words(worst.step)} of {worst.step.check}"
+        f" {worst.delay_s:.1f} s after the others",
+        detail=f"All ranks run the same code, so {alone} lost the time.",
+        culprits=tuple(words.rank_culprit(recording, rank) for rank in ranks),
+        evidence=(
+            Evidence(
+                check=worst.step.check,
+                text=f"rank {worst.rank} came last to {step_words(worst.step)}",
+                value=round(worst.delay_s, 2),
+                unit="s",
+                expected=LATE_RANK_S,
+                expected_from="ranks that run the same code enter within this time of each other",
             ),
-            remedies=(
-                Remedy(
-                    summary="Compare this rank's core, clocks and neighbours with its peers'", scope="node"
-                ),
-            ),
-        )
+        ),
+        remedies=(
+            Remedy(summary="Compare this rank's core, clocks and neighbours with its peers'", scope="node"),
+        ),
+    )
+
+
+def _late_ranks(trial: TrialRecord) -> list[_Late]:
+    """The ranks that entered a step long after the others, each with its worst step."""
+    steps = _by_step(trial)
+    ahead = _clocks(steps)
+    worst: dict[int, _Late] = {}
+    for entered in steps.values():
+        times = sorted(step.entered_at - ahead[node] for _, node, step in entered)
+        typical = times[(len(times) - 1) // 2]
+        for rank, node, step in entered:
+            delay = step.entered_at - ahead[node] - typical
+            if delay >= LATE_RANK_S and (rank not in worst or delay > worst[rank].delay_s):
+                worst[rank] = _Late(rank, node, delay, step)
+    return list(worst.values())
+
+
+def _by_step(trial: TrialRecord) -> dict[tuple[str, int], list[tuple[int, int, Step]]]:
+    """Rank, node and step of all that met: equal numbers of one check."""
+    met: dict[tuple[str, int], list[tuple[int, int, Step]]] = {}
+    for one in trial.evidence:
+        for step in one.steps:
+            met.setdefault((step.check, step.seq), []).append((one.rank, one.node, step))
+    return met
+
+
+#: Steps in which every rank waits for every other one.
+_LEFT_TOGETHER = frozenset({"init_process_group", "all_reduce", "all_gather", "ddp_construct", "backward"})
+
+
+def _clocks(steps: Mapping[tuple[str, int], Sequence[tuple[int, int, Step]]]) -> dict[int, float]:
+    """How far each node's clock is ahead: an agent counts from the moment when it began the trial itself.
+
+    Nobody leaves a collective before the last rank entered it, so all leave it at about one moment.
+    """
+    ahead: dict[int, list[float]] = {}
+    for met in steps.values():
+        left: dict[int, list[float]] = {}
+        for _, node, step in met:
+            at = left.setdefault(node, [])
+            if step.name in _LEFT_TOGETHER and step.left_at is not None:
+                at.append(step.left_at)
+        moments = {node: median_low(times) for node, times in left.items() if times}
+        typical = median_low(moments.values()) if moments else 0.0
+        for node in left:
+            ahead.setdefault(node, []).extend([moments[node] - typical] if node in moments else [])
+    return {node: median_low(offsets) if offsets else 0.0 for node, offsets in ahead.items()}
 
 
 @rule("DD620", "check-moves-too-slowly", Severity.WARNING)

@@ -1,0 +1,50 @@
+"""The border to the user: one error handler for all commands, and sentences on stderr."""
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from ddp_doctor import __version__
+from ddp_doctor.app import UsageError
+from ddp_doctor.model.choices import ExitCode
+from ddp_doctor.render.plain import plain
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """The outermost error handler: one sentence and exit 2, or a trace kept and exit 3."""
+    try:
+        yield
+    except UsageError as error:
+        say(f"ddp-doctor: {error}")
+        raise SystemExit(ExitCode.USAGE.value) from None
+    except KeyboardInterrupt:
+        raise SystemExit(ExitCode.INTERRUPTED.value) from None
+    except BrokenPipeError:
+        raise SystemExit(ExitCode.UNSURE.value) from None
+    except SystemExit:
+        raise
+    except BaseException:  # noqa: BLE001 - the border to the user; a panic of pydantic's core is no Exception
+        say(f"ddp-doctor failed itself, so the verdict is unsure; {kept(traceback.format_exc())}")
+        raise SystemExit(ExitCode.UNSURE.value) from None
+
+
+def kept(trace: str) -> str:
+    """Where the trace is: in a file, or, where there is no room for one, in the text itself."""
+    text = f"ddp-doctor {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n{trace}"
+    try:
+        handle, path = tempfile.mkstemp(prefix="ddp-doctor-crash-", suffix=".txt")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+    except OSError:
+        return f"no file could be written, the trace follows\n{text}"
+    return f"the trace is in {path}"
+
+
+def say(sentence: str) -> None:
+    """One line on stderr; where that is closed, nobody can be told."""
+    with suppress(OSError, ValueError, AttributeError):  # it may be None, too
+        sys.stderr.write(plain(sentence) + "\n")

@@ -1,0 +1,140 @@
+"""The courier's own process: carries messages between its agent and the control store.
+
+A process, because the store's calls block in C++ past every time-out while the server is frozen, and
+say nothing of it; here that costs the agent nothing, and it sees that the courier's turns stop.
+
+The agent speaks over a local socket, one JSON object a line::
+
+    {"set": "order/1", "value": {…}}   {"first": "stop/t0", "value": "stuck"}   {"watch": "order/2"}
+    {"follow": [1, 2, 3]}   {"beat": 17, "fields": {…}}   {"join": {…}}
+
+and hears ``connected``, ``joined``, ``value``, ``beats`` and ``turn`` lines. Values are compressed JSON in
+parts, for the store drops a connection that carries a value above 8 MiB (torch TCPStoreLibUvBackend.cpp).
+"""
+
+import json
+import os
+import signal
+import socket
+import time
+import zlib
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from ddp_doctor.knowledge.deadlines import MUTE_S, TURN_S
+from ddp_doctor.launch import control, preload
+from ddp_doctor.launch.process import die_with_parent, set_name
+from ddp_doctor.model.base import Json
+
+#: The agent is told of every fifth round: often enough to see silence, seldom enough to cost nothing.
+_TOLD_TURNS = 5
+_PART_BYTES = 4 * 1024 * 1024
+#: What a value may grow to when it is unpacked: the store has no authentication, as torchrun's has none.
+_LARGEST_BYTES = 256 * 1024 * 1024
+
+
+def serve(argument: str) -> NoReturn:
+    """Carry messages until the agent hangs up or the store is lost."""
+    die_with_parent(preload.FORKSERVER_PID)
+    set_name("ddp-doctor:post")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    given = json.loads(argument)
+    agent = socket.socket(socket.AF_UNIX)
+    agent.connect(given["socket"])
+    courier = _Courier(agent, int(given["id"]))
+    try:
+        courier.connect(given["host"], given["port"])
+        while courier.turn():
+            pass
+    except Exception as error:  # noqa: BLE001 - whatever torch raises is what the agent is told
+        courier.say({"error": f"{type(error).__name__}: {error}"[:2000]})
+    os._exit(0)
+
+
+class _Courier:
+    def __init__(self, agent: socket.socket, my_id: int) -> None:
+        self._agent = agent
+        self._id = my_id
+        self._store: Any = None
+        self._heard = b""
+        self._watched: list[str] = []
+        self._followed: list[int] = []
+        self._beating: set[int] = set()  # of those, whose first beat is there: a key that is there stays
+        self._turns = 0
+
+    def say(self, message: Json) -> None:
+        """Tell the agent; one that has gone needs no more telling."""
+        self._agent.settimeout(None)  # one that is stopped takes it when it goes on
+        try:
+            self._agent.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            os._exit(0)
+
+    def connect(self, host: str, port: int) -> None:
+        self._store = control.connect(host, port, control.PREFIX, timedelta(seconds=MUTE_S))
+        self._store.set(f"hello/{self._id}/{os.getpid()}", b"1")
+        self.say({"connected": True})
+
+    def turn(self) -> bool:
+        """One round: what the agent says, what the store has, and that it went round; False at the end."""
+        self._agent.settimeout(TURN_S)
+        try:
+            data = self._agent.recv(1 << 20)
+        except TimeoutError:
+            data = None
+        if data == b"":
+            return False
+        self._heard += data or b""
+        *lines, self._heard = self._heard.split(b"\n")
+        for line in lines:
+            self._carry(json.loads(line))
+        self._look()
+        self._turns += 1
+        if self._turns % _TOLD_TURNS == 0:
+            self.say({"turn": self._turns})
+        if data is not None:
+            time.sleep(TURN_S / 4)  # an agent that talks much must not keep the store's server busy
+        return True
+
+    def _carry(self, told: dict[str, Json]) -> None:
+        if "set" in told:
+            self._put(told["set"], told["value"])
+        elif "first" in told:
+            self._store.compare_set(told["first"], "", json.dumps(told["value"]))
+        elif "watch" in told:
+            self._watched.append(told["watch"])
+        elif "follow" in told:
+            self._followed = told["follow"]
+        elif "beat" in told:
+            fields = {"n": told["beat"], "at": time.time(), **told["fields"]}
+            self._store.set(f"beat/{self._id}", json.dumps(fields))
+        elif "join" in told:
+            self._id = self._store.add("arrivals", 1)
+            self._put(f"join/{self._id}", told["join"])
+            self.say({"joined": self._id})
+
+    def _look(self) -> None:
+        for key in list(self._watched):
+            if self._store.check([key]):
+                self._watched.remove(key)
+                self.say({"value": self._get(key), "key": key})
+        late = [one for one in self._followed if one not in self._beating]
+        self._beating.update(one for one in late if self._store.check([f"beat/{one}"]))
+        there = [one for one in self._followed if one in self._beating]
+        if there:
+            values = self._store.multi_get([f"beat/{one}" for one in there])
+            self.say({"beats": {one: json.loads(value) for one, value in zip(there, values, strict=True)}})
+
+    def _put(self, key: str, value: Json) -> None:
+        packed = zlib.compress(json.dumps(value).encode(), 1)
+        parts = [packed[at : at + _PART_BYTES] for at in range(0, len(packed), _PART_BYTES)]
+        for number, part in enumerate(parts):
+            self._store.set(f"{key}/{number}", part)
+        self._store.set(key, json.dumps({"parts": len(parts)}))
+
+    def _get(self, key: str) -> Json:
+        said = json.loads(self._store.get(key))
+        if not (isinstance(said, dict) and "parts" in said):
+            return said
+        packed = b"".join(self._store.get(f"{key}/{number}") for number in range(min(said["parts"], 64)))
+        return json.loads(zlib.decompressobj().decompress(packed, _LARGEST_BYTES))

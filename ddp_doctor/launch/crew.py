@@ -1,0 +1,152 @@
+"""The ranks of one node in one trial: forks them, watches them, and brings back what was seen."""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddp_doctor.knowledge import deadlines
+from ddp_doctor.launch import torchrun
+from ddp_doctor.launch.environment import rank_environment
+from ddp_doctor.launch.events import EventReader
+from ddp_doctor.launch.forkserver import ForkServer
+from ddp_doctor.launch.others import Others
+from ddp_doctor.launch.rank_state import RankState, Worker
+from ddp_doctor.launch.spec import Task, WorkerSpec
+from ddp_doctor.launch.trial import Trial, TrialResult
+from ddp_doctor.launch.worker import forked
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Level
+from ddp_doctor.model.recording import World
+from ddp_doctor.model.trial import TrialRecord
+
+#: Every trial begins with it, and no check can do without it.
+FIRST = "process_group"
+_TRIAL = re.compile(r"t\d{1,9}", re.ASCII)
+Pairs = Sequence[tuple[int, int]]
+
+
+@dataclass
+class Crew:
+    """Runs this node's part of a trial. ``store`` is where the control store is reached from here."""
+
+    scratch: Path
+    server: ForkServer
+    store: tuple[str, int] | None  # None: there is none yet, torchrun's ranks may need none
+    world: World
+    node: int
+    env: Mapping[str, str]
+    level: Level
+    progress: Callable[[str], None]
+    _partial: TrialResult | None = None
+
+    def run(
+        self,
+        record: TrialRecord,
+        checks: Sequence[Check],
+        skip_pairs: Pairs = (),
+        others: Others | None = None,
+    ) -> TrialResult:
+        """Fork the ranks and watch them to the end. An interruption carries what was seen until then."""
+        folder = self._folder(record)
+        specs = self._specs(record, folder, checks, skip_pairs)
+        workers = [self.server.fork(forked, spec.to_json()) for spec in specs]
+        return self._watch(record, specs, workers, checks, others)
+
+    def take_partial(self) -> TrialResult | None:
+        """What an interrupted trial had seen, once."""
+        partial, self._partial = self._partial, None
+        return partial
+
+    @contextmanager
+    def running_under_torchrun(
+        self, record: TrialRecord, checks: Sequence[Check], others: Others | None = None
+    ) -> Iterator[tuple[TrialResult, torchrun.Launch]]:
+        """The same with ranks that the real torchrun starts; the block runs while torchrun shuts down."""
+        folder = self._folder(record)
+        specs = self._specs(record, folder, checks, ())
+        meeting = torchrun.Meeting(self.world.nnodes, self.store, record.trial) if others else None
+        with torchrun.Launch(folder, specs, self.env, meeting) as launch:
+            yield self._watch(record, specs, launch.workers, checks, others), launch
+
+    def _watch(
+        self,
+        record: TrialRecord,
+        specs: Sequence[WorkerSpec],
+        workers: Sequence[Worker],
+        checks: Sequence[Check],
+        others: Others | None,
+    ) -> TrialResult:
+        now = time.monotonic()
+        states = [
+            RankState(spec, worker, now, EventReader(spec.path("events")))
+            for spec, worker in zip(specs, workers, strict=True)
+        ]
+        start_s = deadlines.IMPORT_S if record.launcher == "torchrun" else deadlines.WORKER_START_S
+        allowed = self._deadlines(checks)
+        trial = Trial(record, states, allowed, self.progress, start_s * self._crowd(), others)
+        try:
+            return trial.run()
+        except BaseException:
+            self._partial = trial.partial()
+            raise
+
+    def _folder(self, record: TrialRecord) -> Path:
+        if not _TRIAL.fullmatch(record.trial):  # it may come over the network, and is a path here
+            raise ValueError(f"{record.trial[:40]!r} is no name of a trial")
+        folder = self.scratch / record.trial
+        folder.mkdir()
+        return folder
+
+    def _specs(
+        self, record: TrialRecord, folder: Path, checks: Sequence[Check], skip_pairs: Pairs
+    ) -> list[WorkerSpec]:
+        allowed = self._deadlines(checks)
+        tasks = tuple(
+            Task(c.id, f"{c.probe.__module__}:{c.probe.__qualname__}", allowed[c.id]) for c in checks
+        )
+        cuda = self.world.backend == "nccl"
+        host, port = self.store if self.store and record.launcher == "forkserver" else ("", 0)
+        first = deadlines.FIRST_NCCL_S if cuda else deadlines.CHECK_S
+        mine = self.world.ranks_of(self.node)
+        return [
+            WorkerSpec(
+                trial=record.trial,
+                folder=str(folder),
+                node=self.node,
+                rank=rank,
+                group_rank=index,
+                ranks=record.ranks,
+                local_rank=rank - mine.start,
+                backend=self.world.backend,
+                device=f"cuda:{rank - mine.start}" if cuda else "cpu",
+                level=self.level,
+                tasks=tasks,
+                launched_at=time.monotonic(),
+                init_deadline_s=first * self._crowd(),
+                env=rank_environment(self.env, self.world, rank, host or "127.0.0.1", port),
+                store_host=host,
+                store_port=port,
+                skip_pairs=tuple(sorted(skip_pairs)),
+            )
+            for index, rank in enumerate(record.ranks)
+            if rank in mine
+        ]
+
+    def _deadlines(self, checks: Sequence[Check]) -> dict[str, float]:
+        """Seconds per check; on NCCL whichever comes first also creates the communicators."""
+        allowed = {check.id: check.deadline_s * self._crowd() for check in checks}
+        allowed.setdefault(FIRST, deadlines.CHECK_S * self._crowd())
+        if self.world.backend == "nccl":
+            for check_id in (FIRST, *(check.id for check in checks[:1])):
+                allowed[check_id] = max(allowed[check_id], deadlines.FIRST_NCCL_S * self._crowd())
+        return allowed
+
+    def _crowd(self) -> float:
+        """Ranks that share a core are slow by right."""
+        cores = len(os.sched_getaffinity(0))
+        most = max((len(self.world.ranks_of(node.node_rank)) for node in self.world.nodes), default=1)
+        return max(1.0, most / (cores * deadlines.RANKS_PER_CORE))

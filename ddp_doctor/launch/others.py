@@ -1,0 +1,105 @@
+"""The rest of a trial's world, as the trial on one node sees it: the ranks of the other nodes."""
+
+import time
+from typing import Protocol
+
+from ddp_doctor.launch.company import Company, Lost
+
+
+class Others(Protocol):
+    """How a trial ends everywhere at once."""
+
+    lost: tuple[int, ...]
+
+    def ended(self) -> str | None:
+        """How the trial ended for all, None while it goes on."""
+        ...
+
+    def done(self) -> None:
+        """This node's ranks are through; the trial is finished when all nodes' are."""
+        ...
+
+    def end(self, outcome: str) -> None:
+        """This node's ranks got no further: the trial is over for all."""
+        ...
+
+    def abandon(self) -> None:
+        """This node leaves the trial before its end."""
+        ...
+
+    def note(self, events: int) -> None:
+        """Tell how many events this node's ranks have had."""
+        ...
+
+    def moved_since(self, moment: float) -> bool:
+        """Whether any node's ranks have had one since then (monotonic)."""
+        ...
+
+
+class OtherNodes:
+    """The others by way of the company: who is first to end a trial is heard by all."""
+
+    def __init__(self, company: Company, trial: str) -> None:
+        self._company = company
+        self._courier = company.courier
+        self._trial = trial
+        self._key = f"stop/{trial}"
+        self._is_done = False
+        self._ending = False
+        self._events = 0
+        self._moved_at = 0.0
+        self.lost: tuple[int, ...] = ()
+        self._courier.watch(self._key)
+
+    def ended(self) -> str | None:
+        """How the trial ended. Raises Left where another agent took its leave, and StoreLost."""
+        outcome = self._courier.value(self._key)
+        if outcome is not None:
+            return str(outcome)
+        try:
+            self._company.check()
+        except Lost as lost:
+            self.lost = lost.nodes
+            self.end("stuck")
+            return "stuck"
+        if self._company.is_head and self._is_done and not self._ending:
+            late = tuple(rank for rank in self._company.others if not self._is_through(rank))
+            if not late:
+                self.end("finished")
+            elif time.monotonic() > self._company.until:  # they are heard, and have got stuck themselves
+                self.lost = late
+                self.end("stuck")
+        return None
+
+    def _is_through(self, rank: int) -> bool:
+        beat = self._courier.beats.get(self._company.ids[rank])
+        return beat is not None and beat.fields.get("done") == self._trial
+
+    def done(self) -> None:
+        """Say so with the next beat."""
+        if not self._is_done:
+            self._is_done = True
+            self._courier.say(urgent=True, done=self._trial)
+
+    def end(self, outcome: str) -> None:
+        """The first to end it decides; the store sees to that."""
+        self._ending = True
+        self._courier.put_first(self._key, outcome)
+
+    def abandon(self) -> None:
+        """The others' ranks would wait for the head's, and their agents for them: it is over for all."""
+        if self._company.is_head:
+            self.end("interrupted")
+
+    def note(self, events: int) -> None:
+        """The head adds up what all nodes count; the sum goes round with its beats."""
+        seen = [beat.fields.get("events", 0) for beat in self._courier.beats.values()]
+        total = events + sum(seen) if self._company.is_head else events
+        self._courier.say(events=total)
+        grown = max([total, *seen])
+        if grown != self._events:
+            self._events, self._moved_at = grown, time.monotonic()
+
+    def moved_since(self, moment: float) -> bool:
+        """Whether the sum has changed since then."""
+        return self._moved_at > moment

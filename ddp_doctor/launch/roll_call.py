@@ -1,0 +1,363 @@
+"""The roll call: all agents of a run meet on one store, on the endpoint's port, or learn why they cannot."""
+
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ddp_doctor.checks.roll_call.facts import AttemptSeen, NotStarted, Outcome, Present, RollCallFact
+from ddp_doctor.knowledge.deadlines import MUTE_S, SILENT_S
+from ddp_doctor.launch import control
+from ddp_doctor.launch.cards import Begin, Card, ranked
+from ddp_doctor.launch.company import Company, Lost
+from ddp_doctor.launch.control import Control
+from ddp_doctor.launch.courier import HEAD, Courier, StoreLost
+from ddp_doctor.launch.endpoint import Approach, approach, holder_of, is_mine, resolve
+from ddp_doctor.launch.forkserver import ForkServer
+from ddp_doctor.launch.place import Place
+from ddp_doctor.model.base import Json
+
+#: Of torchrun's c10d rendezvous (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py).
+DEFAULT_PORT = 29400
+#: A head says who it is as soon as its store serves; a store that keeps still is another program's.
+_HEAD_SPEAKS_S = 6.0
+_LOOK_ELSEWHERE_S = 2.0
+#: Two agents with one node rank are both heard for this long before it is said.
+_RIVALS_S = 1.5
+#: Nodes that expect different numbers of nodes wait this long for the others.
+_DISAGREE_S = 3.0
+#: A head that is heard, and this long after its own deadline has not closed the roll call, is stuck.
+_HEAD_CLOSES_S = 60.0
+#: Arrivals that are watched for beyond the nodes that are not here: agents that are ended and started anew.
+_AGENTS_BEYOND = 4
+
+
+class NotMet(Exception):
+    """The roll call failed; ``fact`` says how, ``company`` are those who met the head all the same."""
+
+    def __init__(self, fact: RollCallFact, company: Company | None = None) -> None:
+        super().__init__(fact.outcome)
+        self.fact, self.company = fact, company
+
+
+@dataclass
+class RollCall:
+    """One agent at the roll call. ``close`` ends what it started."""
+
+    server: ForkServer
+    scratch: Path
+    place: Place
+    run_id: str
+    until: float  # monotonic
+    tell: Callable[[str], None]
+    not_started: Callable[[], tuple[NotStarted, ...]] = tuple
+    command: str = ""
+    way: tuple[str, int] | None = None  # to the store, from a follower
+    control: Control | None = None
+    courier: Courier | None = None
+    cards: dict[int, Card] = field(default_factory=dict)
+    _began: float = field(default_factory=time.monotonic)
+    _told: str = ""
+    _expected: list[int] = field(default_factory=list)  # arrivals that are watched for
+    _seen: set[int] = field(default_factory=set)
+    _agreed_at: float = field(default_factory=time.monotonic)
+    _rivals_since: float = field(default_factory=time.monotonic)
+    _addresses: tuple[str, ...] = ()  # of the endpoint's name, on the head
+
+    def hold(self, card: Card) -> Company:
+        """Meet the others. The head returns when all are here, a follower when the head says so."""
+        addresses, _ = resolve(self._host) if self.place.endpoint else ((), "")
+        mine = not self.place.endpoint or is_mine(addresses)
+        leads = mine if self.place.is_head is None else self.place.is_head
+        if leads:
+            held = self._cannot_listen()
+            if not held:
+                return self._lead(card, addresses, mine)
+            if not self._is_held_by_a_head():
+                raise NotMet(self._fact("head", "held", card, error=held, held_by=holder_of(self._port)))
+        return self._join(card)
+
+    def close(self) -> None:
+        """End the couriers and the store."""
+        if self.courier is not None:
+            self.courier.close()
+        if self.control is not None:
+            self.control.stop()
+
+    def _tell(self, text: str) -> None:
+        if text != self._told:
+            self._told = text
+            self.tell(text)
+
+    @property
+    def _host(self) -> str:
+        return self.place.endpoint[0] if self.place.endpoint else ""
+
+    @property
+    def _port(self) -> int:
+        return self.place.endpoint[1] if self.place.endpoint else DEFAULT_PORT
+
+    # --- the head -------------------------------------------------------------------------------
+
+    def _cannot_listen(self) -> str:
+        try:
+            with control.listen(control.EVERYWHERE, self._port):
+                return ""
+        except OSError as error:
+            return error.strerror or str(error)
+
+    def _is_held_by_a_head(self) -> bool:
+        try:
+            courier = self._call("127.0.0.1")
+        except StoreLost:
+            return False
+        courier.close()
+        return True
+
+    def _lead(self, card: Card, addresses: tuple[str, ...], mine: bool) -> Company:
+        try:
+            self.control = control.start(self.server, self.scratch, control.EVERYWHERE, self._port)
+        except RuntimeError as error:
+            raise NotMet(self._fact("head", "held", card, error=str(error))) from error
+        self.courier = Courier(self.server, self.scratch, "127.0.0.1", self._port, HEAD)
+        self.courier.wait_connected(MUTE_S)
+        self.courier.put("head", {"run_id": self.run_id, "join_s": self.until - time.monotonic()})
+        self._addresses = addresses
+        self.cards = {HEAD: card.model_copy(update={"claimed_rank": 0, "met_at": self._own_end(addresses)})}
+        elsewhere_at = time.monotonic() + _LOOK_ELSEWHERE_S
+        while True:
+            self._admit()
+            outcome = self._outcome()
+            if outcome == "missing" and not mine:
+                outcome = "misplaced"
+            if outcome == "met":
+                return Company(self.courier, ranked(self.cards), my_rank=0)
+            if outcome is not None:
+                raise NotMet(self._head_fact(outcome), self.present())
+            if not mine and time.monotonic() > elsewhere_at:
+                elsewhere_at = time.monotonic() + _LOOK_ELSEWHERE_S
+                leader = self._who_leads_there()
+                if leader not in ("", self.run_id):
+                    self.close()
+                    self.control, self.cards = None, {}
+                    return self._join(card)
+                mine = leader == self.run_id  # a service's address, say, that leads back here
+            self._tell_who_is_here()
+
+    def _own_end(self, addresses: tuple[str, ...]) -> str:
+        """Where the others meet the head: the endpoint's address, if it can be met from elsewhere."""
+        return next((one for one in addresses if not one.startswith("127.") and one != "::1"), "")
+
+    def _who_leads_there(self) -> str:
+        """The run of the head at the endpoint, which is no address of this host; empty where there is none."""
+        seen = approach(self._host, self._port, 0.0, lambda _text: None, timeout_s=1.0)
+        if seen.outcome != "connected":
+            return ""
+        with suppress(StoreLost):
+            courier = self._call(seen.address)
+            said = courier.value("head")
+            courier.close()
+            return str(said["run_id"])
+        return ""
+
+    def _admit(self) -> None:
+        """Take in those who have come, and take out those who are gone again; waits a moment for news."""
+        courier = self.courier
+        assert courier is not None
+        absent = max(self.place.nnodes - len(self.cards), 0)
+        while len(self._expected) < len(self._seen) + absent + _AGENTS_BEYOND:
+            self._expected.append(len(self._expected) + 1)
+            courier.watch(f"join/{self._expected[-1]}")
+        new = [one for one in self._expected if one not in self._seen]
+        courier.wait(lambda: any(courier.value(f"join/{one}") is not None for one in new), 0.2)
+        if courier.error is not None:
+            raise StoreLost(courier.error)
+        for one in new:
+            said = courier.value(f"join/{one}")
+            if said is not None and not self._is_full():
+                self._seen.add(one)
+                with suppress(ValidationError):  # a stranger's, or of a release that counts as absent
+                    self.cards[one] = Card.model_validate(said)
+                courier.follow(sorted(self._seen))
+        for one in [one for one in self.cards if one != HEAD and self._is_gone(one)]:
+            del self.cards[one]
+
+    def _is_full(self) -> bool:
+        """Whether there is no room, by any node's count: who comes later than enough waits for one to go."""
+        return len(self.cards) >= max(card.nnodes for card in self.cards.values())
+
+    def _is_gone(self, one: int) -> bool:
+        """An agent that was ended while the others still came; it may have been started anew."""
+        assert self.courier is not None
+        beat = self.courier.beats.get(one)
+        return bool(beat and beat.fields.get("leaving")) or self.courier.silent_s(one) > SILENT_S
+
+    def _outcome(self) -> Outcome | None:
+        if len({card.nnodes for card in self.cards.values()}) > 1:
+            return "disagree" if self._have_disagreed() else None
+        self._agreed_at = time.monotonic()
+        if self._claimed_twice():
+            return "duplicate"
+        claims = [card.claimed_rank for card in self.cards.values() if card.claimed_rank is not None]
+        if len(self.cards) == self.place.nnodes and len(claims) == len(set(claims)):
+            return "met"
+        failed = len(self.not_started())
+        is_hopeless = failed > 0 and len(self.cards) + failed >= self.place.nnodes
+        if not is_hopeless and time.monotonic() < self.until:
+            return None
+        return "missing" if len(claims) == len(set(claims)) else "duplicate"
+
+    def _have_disagreed(self) -> bool:
+        """Whether all have been heard on the number of nodes: then it shows who is alone in it."""
+        everyone = len(self.cards) >= max(card.nnodes for card in self.cards.values())
+        return everyone or time.monotonic() - self._agreed_at > _DISAGREE_S
+
+    def _claimed_twice(self) -> bool:
+        """Whether two agents that both live claim one rank: one of them might be a dead one's successor."""
+        by_rank: dict[int, list[int]] = {}
+        for one, card in self.cards.items():
+            if card.claimed_rank is not None:
+                by_rank.setdefault(card.claimed_rank, []).append(one)
+        rivals = [one for ids in by_rank.values() if len(ids) > 1 for one in ids]
+        if not rivals:
+            self._rivals_since = time.monotonic()
+            return False
+        assert self.courier is not None
+        living = all(one == HEAD or self.courier.silent_s(one) < 1.0 for one in rivals)
+        return living and time.monotonic() - self._rivals_since > _RIVALS_S
+
+    def _tell_who_is_here(self) -> None:
+        missing = self._missing()
+        hosts = self.place.expected_hosts
+        names = [hosts[rank] for rank in missing if rank < len(hosts)]
+        text = f"{len(self.cards)} of {self.place.nnodes} nodes here"
+        if names:
+            text += f"; waiting for {', '.join(names[:8])}{', …' if names[8:] else ''}"
+        assert self.courier is not None
+        self.courier.say(roll=text)
+        self._tell(text)
+
+    def _missing(self) -> tuple[int, ...]:
+        here = ranked(self.cards)
+        return tuple(rank for rank in range(self.place.nnodes) if rank not in here)
+
+    def present(self) -> Company | None:
+        """Those who have come so far, to take leave of; None where this agent has met nobody."""
+        return None if self.courier is None else Company(self.courier, dict(enumerate(self.cards)), my_rank=0)
+
+    def _head_fact(self, outcome: Outcome) -> RollCallFact:
+        missing = self._missing() if outcome == "missing" else ()
+        return self._fact("head", outcome, self.cards[HEAD], missing=missing)
+
+    # --- the others -----------------------------------------------------------------------------
+
+    def _join(self, card: Card) -> Company:
+        way = approach(self._host or "127.0.0.1", self._port, self.until, self._tell)
+        if way.outcome != "connected":
+            raise NotMet(self._fact("follower", way.outcome, card, way))
+        self.courier = self._call_twice(way, card)
+        self.way = (way.address, self._port)
+        self.courier.follow([HEAD])
+        self.courier.join(card.model_copy(update={"met_at": way.met_at}).model_dump(mode="json"), MUTE_S)
+        company = Company(self.courier, {0: HEAD}, my_rank=-1, until=time.monotonic() + self._head_closes_s())
+        order = self._await_begin(company, card, way)
+        if order["do"] == "end":
+            company.ended = order
+            return company
+        begin = Begin.model_validate(order["begin"])
+        company.ids, company.begin = begin.ids, begin
+        mine = [rank for rank, one in begin.ids.items() if one == self.courier.my_id]
+        if not mine:
+            raise NotMet(self._fact("follower", "too_many", card, way))
+        company.my_rank = mine[0]
+        if len(begin.world.ranks_of(mine[0])) != card.world.nproc_per_node:
+            error = "its plan has another number of ranks for this node than this node reported"
+            raise NotMet(self._fact("follower", "foreign", card, way, error=error))
+        return company
+
+    def _await_begin(self, company: Company, card: Card, way: Approach) -> dict[str, Json]:
+        """The head's own deadline counts, and until then this agent waits for its word if it is heard."""
+        assert self.courier is not None
+        self.courier.watch("order/1")
+        while self.courier.value("order/1") is None:
+            try:
+                if company.wait(lambda: company.courier.value("order/1") is not None, 0.5):
+                    break
+            except Lost:
+                raise NotMet(
+                    self._fact("follower", "missing", card, way, error="the head fell silent")
+                ) from None
+            heard = self.courier.beats[HEAD].fields.get("roll")
+            self._tell(str(heard or "waiting for the head"))
+        return company.next_order()
+
+    def _head_closes_s(self) -> float:
+        """Until the head, where it is not stuck itself, has closed the roll call."""
+        assert self.courier is not None
+        said = self.courier.value("head")
+        told = said.get("join_s") if isinstance(said, dict) else None
+        return (told if isinstance(told, int | float) else 0.0) + _HEAD_CLOSES_S
+
+    def _call_twice(self, way: Approach, card: Card) -> Courier:
+        """A server that does not speak gets a second chance: it may be a head that only begins to serve."""
+        try:
+            return self._call(way.address)
+        except StoreLost:
+            self._tell(f"something listens on {self._host}:{self._port} and does not answer")
+        try:
+            return self._call(way.address)
+        except StoreLost as error:
+            mute = str(error) == "no answer"
+            raise NotMet(
+                self._fact("follower", "mute" if mute else "foreign", card, way, error=str(error))
+            ) from error
+
+    def _call(self, address: str) -> Courier:
+        """A courier to a store that a head of ours speaks on. Raises StoreLost."""
+        courier = Courier(self.server, self.scratch, address, self._port, -1)
+        try:
+            courier.wait_connected(MUTE_S)
+            courier.await_value("head", _HEAD_SPEAKS_S, "a store without a head of ddp-doctor")
+        except StoreLost:
+            courier.close()
+            raise
+        return courier
+
+    # --- what is recorded -----------------------------------------------------------------------
+
+    def _fact(
+        self, role: str, outcome: str, card: Card, way: Approach | None = None, **more: object
+    ) -> RollCallFact:
+        fields = {
+            "role": role,
+            "outcome": outcome,
+            "endpoint_host": self._host,
+            "endpoint_port": self._port,
+            "endpoint_addresses": way.addresses if way else self._addresses,
+            "attempts": tuple(AttemptSeen.model_validate(vars(one)) for one in (way.attempts if way else ())),
+            "error": way.error if way else "",
+            "nnodes": self.place.nnodes,
+            "claimed_rank": self.place.node_rank,
+            "hostname": card.hostname,
+            "present": tuple(
+                Present(hostname=one.hostname, claimed_rank=one.claimed_rank, nnodes=one.nnodes)
+                for one in self.cards.values()
+            ),
+            "not_started": self.not_started(),
+            "command": self.command,
+            "waited_s": round(time.monotonic() - self._began, 1),
+        }
+        return RollCallFact.model_validate(fields | more)
+
+    def met_fact(self, card: Card, company: Company) -> RollCallFact:
+        """The fact of a roll call that all came to."""
+        return self._fact("head" if company.is_head else "follower", "met", card)
+
+
+def secret() -> str:
+    """What the listeners of one run know one another by."""
+    return secrets.token_hex(16)

@@ -1,0 +1,74 @@
+"""Where runs are kept: recordings in folders that are this user's alone, the newest twenty of them."""
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.render.files import CannotWrite, write
+from ddp_doctor.render.folders import private_folder
+
+#: Recordings kept in the state folder.
+_KEPT = 20
+_RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}", re.ASCII)
+
+
+def save(recording: Recording, state: Path | None, copy_of: str | None = None) -> str | None:
+    """Keep a recording in ``state`` or, where that cannot be, in a temporary folder; the path, or None.
+
+    ``copy_of`` is this host's name where another node keeps the same run: homes may be shared.
+    """
+    for folder in _folders(state):
+        path = folder / recording.run_id / "recording.json"
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            if copy_of is not None and path.exists():
+                path = path.with_name(f"recording-{re.sub(r'[^A-Za-z0-9_.-]', '_', copy_of)}.json")
+            write(str(path), recording.model_dump_json(indent=1) + "\n")
+        except (OSError, CannotWrite):
+            continue
+        _forget_old(folder)
+        return str(path)
+    return None
+
+
+def meeting_folder(env: Mapping[str, str]) -> Path | None:
+    """Equal on all ranks of this node; None where none is ours alone: a planted code would be believed."""
+    for base in (env.get("XDG_RUNTIME_DIR"), _temporary()):
+        folder = private_folder(Path(base) / f"ddp-doctor-{os.getuid()}") if base else None
+        if folder is not None:
+            return folder
+    return None
+
+
+def _folders(state: Path | None) -> Iterator[Path]:
+    """Folders that are ours alone, the best first; the last one has a name nobody can foresee."""
+    temporary = _temporary()
+    for base in (state, temporary and Path(temporary) / f"ddp-doctor-{os.getuid()}"):
+        if base and private_folder(base) and private_folder(base / "runs"):
+            yield base / "runs"
+    with suppress(OSError):
+        yield Path(tempfile.mkdtemp(prefix="ddp-doctor-"))
+
+
+def _temporary() -> str | None:
+    try:
+        return tempfile.gettempdir()
+    except OSError:
+        return None
+
+
+def _forget_old(folder: Path) -> None:
+    """Keep the newest runs of a folder that is ours alone; a run's name begins with its time."""
+    with suppress(OSError):
+        runs = sorted(
+            entry
+            for entry in folder.iterdir()
+            if _RUN_ID.fullmatch(entry.name) and entry.is_dir() and not entry.is_symlink()
+        )
+        for old in runs[:-_KEPT]:
+            shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,111 @@
+"""What the report says of checks that went well on some nodes or ranks and not on others."""
+
+from typing import Any
+
+import pytest
+
+from ddp_doctor.engine import policy
+from ddp_doctor.engine.diagnose import Diagnosis
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import CheckStatus, Status, Verdict, Where
+from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.model.report import Report
+
+
+class Light(Fact):
+    """A fact for these tests."""
+
+    KIND = "light/1"
+
+
+def _probe(_: Any) -> Light:
+    return Light()
+
+
+CHECKS = tuple(
+    Check(id=name, title=f"The {name}", where=where, probe=_probe, facts=(Light,))
+    for name, where in (("lamp", Where.NODE), ("ring", Where.RANK))
+)
+
+
+def _reading(status: Status, node: int, rank: int | None = None) -> Reading:
+    fact = Light().recorded() if status is Status.COLLECTED else None
+    reason = None if fact else f"it is {status.value}"
+    check = "lamp" if rank is None else "ring"
+    return Reading(check=check, status=status, node=node, rank=rank, fact=fact, reason=reason)
+
+
+def _report(nodes: int, *readings: Reading, nproc: int = 2) -> Report:
+    hosts = tuple(Node(node_rank=at, hostname=f"node{at}") for at in range(nodes))
+    world = World(nnodes=nodes, nproc_per_node=nproc, world_size=nproc * nodes, backend="nccl", nodes=hosts)
+    return policy.report(Recording(world=world, readings=readings), Diagnosis(()), CHECKS)
+
+
+def test_a_probe_that_fails_on_one_of_three_nodes_makes_unsure_and_names_it():
+    report = _report(
+        3, *(_reading(Status.FAILED if node == 1 else Status.COLLECTED, node) for node in range(3))
+    )
+
+    (lamp,) = report.checks
+    assert (lamp.status, lamp.reason) == (CheckStatus.FAILED, "on node1: it is failed")
+    assert report.verdict is Verdict.UNSURE
+    assert report.summary == (
+        "Unsure: lamp on node1 could not be evaluated, and no fault was found that explains it."
+    )
+
+
+def test_what_fails_on_every_node_needs_no_names():
+    report = _report(
+        2, *(_reading(Status.TIMED_OUT, node) for node in range(2)), _reading(Status.COLLECTED, 0, 0)
+    )
+
+    assert report.checks[0].reason == "it is timed_out"
+    assert report.summary.startswith("Unsure: lamp could not be evaluated")
+
+
+def test_ranks_that_could_not_be_looked_at_are_named_with_their_host():
+    states = [Status.COLLECTED, Status.COLLECTED, Status.TIMED_OUT, Status.COLLECTED]
+    report = _report(2, *(_reading(state, rank // 2, rank) for rank, state in enumerate(states)))
+
+    assert report.checks[0].reason == "on rank 2 (node1, CUDA device 0): it is timed_out"
+
+
+def test_a_check_that_passes_where_it_could_look_says_where_it_could_not():
+    report = _report(
+        3, *(_reading(Status.ABSENT if node == 2 else Status.COLLECTED, node) for node in range(3))
+    )
+
+    (lamp,) = report.checks
+    assert (lamp.status, lamp.reason) == (CheckStatus.PASSED, "on node2: it is absent")
+    assert report.summary == "Healthy: 1 check of 3 nodes passed."
+
+
+@pytest.mark.parametrize("status", [Status.ABSENT, Status.SKIPPED])
+def test_what_is_absent_everywhere_is_skipped_with_its_bare_reason(status: Status):
+    report = _report(2, *(_reading(status, node) for node in range(2)))
+
+    assert (report.checks[0].status, report.checks[0].reason) == (
+        CheckStatus.SKIPPED,
+        f"it is {status.value}",
+    )
+
+
+def test_one_node_is_not_named():
+    report = _report(
+        1, _reading(Status.COLLECTED, 0), _reading(Status.FAILED, 0, 1), _reading(Status.COLLECTED, 0, 0)
+    )
+
+    assert report.checks[1].reason == "it is failed"
+    assert report.summary.startswith("Unsure: ring could not be evaluated")
+
+
+def test_thousands_of_ranks_are_counted():
+    readings = [
+        _reading(Status.TIMED_OUT if rank % 2 else Status.COLLECTED, rank // 8, rank) for rank in range(8192)
+    ]
+
+    report = _report(1024, *readings, nproc=8)
+
+    assert len(report.summary) < 250
+    assert len(report.checks[0].reason or "") < 250

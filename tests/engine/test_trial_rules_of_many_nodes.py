@@ -1,0 +1,200 @@
+"""What the rules over trials say where ranks are on several nodes: the right host, one finding per cause."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddp_doctor.engine.trial_rules import deaths, hangs, links, slowness
+from ddp_doctor.model.finding import Culprit, Finding
+from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.model.trial import Raised, RankEvidence, Step, TrialRecord
+
+
+def _world(counts: list[int], backend: str = "gloo") -> World:
+    nodes = tuple(Node(node_rank=at, hostname=f"node{at}", nproc=n) for at, n in enumerate(counts))
+    size = sum(counts)
+    return World(nnodes=len(counts), nproc_per_node=counts[0], world_size=size, backend=backend, nodes=nodes)
+
+
+def _step(seq: int = 3, *, entered: float = 1.0, left: float | None = None, **fields: Any) -> Step:
+    given: dict[str, Any] = {"check": "allreduce", "name": "all_reduce", "detail": "float32 [8]"}
+    return Step(seq=seq, entered_at=entered, left_at=left, where="a.py:1", **{**given, **fields})
+
+
+def _run(
+    counts: list[int], steps: Mapping[int, Sequence[Step]], backend: str = "gloo", **fields: Any
+) -> Recording:
+    """A trial of all ranks of these nodes; ``of`` changes the evidence of single ranks."""
+    world, of = _world(counts, backend), fields.pop("of", {})
+    evidence = tuple(
+        RankEvidence(
+            rank=rank, node=world.node_of(rank), pid=100 + rank, began=True, state="S", steps=tuple(steps.get(rank, ()))
+        ).model_copy(update=of.get(rank, {}))
+        for rank in range(world.world_size)
+    )  # fmt: skip
+    given: dict[str, Any] = {"outcome": "stuck", "judged_check": "allreduce", "backend": backend}
+    checks = ("process_group", "allreduce", "p2p")
+    trial = TrialRecord(
+        trial="0", ranks=tuple(range(world.world_size)), checks=checks, evidence=evidence, **{**given, **fields}
+    )  # fmt: skip
+    return Recording(world=world, trials=(trial,))
+
+
+def _only(findings: list[Finding]) -> Finding:
+    assert len(findings) == 1, findings
+    return findings[0]
+
+
+def _pair(one: int, other: int) -> dict[int, list[Step]]:
+    return {
+        rank: [_step(check="p2p", name="send_recv", peers=(peer,))]
+        for rank, peer in ((one, other), (other, one))
+    }
+
+
+def _hosts(culprits: tuple[Culprit, ...]) -> set[str | None]:
+    return {one.node for one in culprits}
+
+
+def test_the_ranks_of_a_whole_node_that_never_enter_are_one_finding_with_its_host():
+    steps = {rank: [_step()] for rank in range(16)}
+    late = {rank: [_step(2, left=1.1)] for rank in range(4, 8)}
+
+    found = _only(hangs.never_entered.apply(_run([4, 4, 4, 4], steps | late)))
+
+    assert found.title.startswith("All 4 ranks of node1 never entered all_reduce 3 of allreduce")
+    assert found.title.endswith("ranks 0-3, 8-15 wait")
+    assert _hosts(found.culprits) == {"node1"}
+    assert found.evidence[0].text.startswith("rank 4 (node1, pid 104): ")
+
+
+def test_thousands_of_suspects_are_counted_and_a_few_shown():
+    counts = [8] * 512
+    steps = {rank: [_step(2 if rank % 2 else 3, left=1.1 if rank % 2 else None)] for rank in range(8 * 512)}
+
+    found = _only(hangs.never_entered.apply(_run(counts, steps)))
+
+    assert len(found.title) < 400
+    assert len(found.evidence) < 12
+    assert len(found.culprits) == 2048
+
+
+def test_pairs_between_two_nodes_name_the_path_between_them():
+    stuck = _pair(0, 2) | _pair(1, 3)
+    done = {rank: {"done": True} for rank in (4, 5)}
+
+    found = _only(links.pair.apply(_run([2, 2, 2], stuck, judged_check="p2p", of=done)))
+
+    assert found.title.startswith("The links between node0 and node1 hang: 2 pairs of ranks")
+    assert [(one.kind, one.node, one.peer_node) for one in found.culprits] == [("pair", "node0", "node1")]
+    assert [one.text for one in found.evidence] == [
+        "rank 0 (node0) and rank 2 (node1)",
+        "rank 1 (node0) and rank 3 (node1)",
+    ]
+
+
+def test_pairs_that_share_a_node_and_no_rank_name_the_node():
+    stuck = _pair(2, 0) | _pair(3, 4)
+    done = {rank: {"done": True} for rank in (1, 5)}
+
+    found = _only(links.pair.apply(_run([2, 2, 2], stuck, judged_check="p2p", of=done)))
+
+    assert found.title.startswith("The links between node1 and the other nodes hang")
+    assert [(one.kind, one.node, one.node_rank) for one in found.culprits] == [("node", "node1", 1)]
+
+
+def test_pairs_all_over_the_world_name_nobody_in_one_finding():
+    stuck: dict[int, list[Step]] = {}
+    for low in range(32):
+        stuck |= _pair(low, 63 - low)
+
+    found = _only(links.pair.apply(_run([1] * 64, stuck, judged_check="p2p")))
+
+    assert (found.title, found.culprits) == ("32 pairs of ranks entered a transfer and did not leave it", ())
+    assert found.evidence[-1].text == "and 24 pairs more"
+
+
+def test_between_nodes_the_remedy_for_a_gpu_pair_is_not_to_disable_peer_to_peer():
+    done = {"done": True}
+    across, within = (
+        links.pair.apply(
+            _run([2, 2], _pair(*ends), "nccl", judged_check="p2p", of=dict.fromkeys(others, done))
+        )
+        for ends, others in (((1, 2), (0, 3)), ((0, 1), (2, 3)))
+    )
+    unknown = hangs.nobody_left.apply(_run([2, 2], {rank: [_step()] for rank in range(4)}, "nccl"))
+
+    named = [
+        [setting.name for one in _only(found).remedies for setting in one.settings]
+        for found in (across, within)
+    ]
+    assert named == [[], ["NCCL_P2P_DISABLE"]]
+    assert len(_only(unknown).remedies) == 2
+
+
+def test_one_bus_number_on_two_nodes_is_two_gpus():
+    said = "Duplicate GPU detected : rank {} and rank {} both on CUDA device 3000"
+    of = {
+        rank: {
+            "raised": Raised(type="RuntimeError", message=said.format(rank, rank - 1)),
+            "steps": (_step(),),
+        }
+        for rank in (1, 3)
+    }
+
+    found = _only(deaths.everywhere.apply(_run([2, 2], {}, "nccl", outcome="broken", of=of)))
+
+    assert found.title == (
+        "NCCL cannot start, for ranks share a GPU: ranks 0, 1 on CUDA device 3000 of node0;"
+        " ranks 2, 3 on CUDA device 3000 of node1"
+    )
+
+
+def test_different_collectives_are_grouped_by_call_and_not_told_rank_by_rank():
+    steps = {rank: [_step(detail="float32 [8]" if rank < 32 else "float32 [16]")] for rank in range(64)}
+
+    found = _only(links.mismatch.apply(_run([8] * 8, steps)))
+
+    assert found.title == (
+        "The ranks call different collectives in allreduce: ranks 0-31 called all_reduce float32 [8];"
+        " ranks 32-63 called all_reduce float32 [16]"
+    )
+
+
+def _walk(ahead: float, late: float = 0.0) -> list[Step]:
+    """Three all-reduces on a node whose clock is ``ahead``, before the second of which a rank lost time."""
+    return [
+        _step(seq, entered=ahead + seq + (late if seq == 2 else 0.0), left=ahead + seq + (4.01 if seq == 2 else 0))
+        for seq in (1, 2, 3)
+    ]  # fmt: skip
+
+
+def test_a_node_that_began_the_trial_later_by_its_own_clock_is_not_late():
+    steps = {0: _walk(0.0), 1: _walk(0.0), 2: _walk(5.0), 3: _walk(5.0), 4: _walk(-7.0), 5: _walk(-7.0)}
+
+    assert slowness.late.apply(_run([2, 2, 2], steps, outcome="finished", judged_check=None)) == []
+
+
+def test_a_late_rank_is_named_whatever_its_nodes_clock_says():
+    steps = {0: _walk(0.0), 1: _walk(0.0), 2: _walk(60.0), 3: _walk(60.0, late=4.0), 4: _walk(0), 5: _walk(0)}
+
+    found = _only(slowness.late.apply(_run([2, 2, 2], steps, outcome="finished", judged_check=None)))
+
+    assert found.title.startswith("Rank 3 (node1) entered all_reduce 2 of allreduce 4.0 s after")
+
+
+def test_late_ranks_of_one_node_are_one_finding():
+    steps = {rank: _walk(0.0, late=4.0 if rank in (4, 5, 6, 7) else 0.0) for rank in range(12)}
+
+    found = _only(slowness.late.apply(_run([4, 4, 4], steps, outcome="finished", judged_check=None)))
+
+    assert found.title.startswith("All 4 ranks of node1 entered all_reduce 2")
+    assert _hosts(found.culprits) == {"node1"}
+
+
+def test_late_ranks_on_many_nodes_are_one_finding():
+    steps = {rank: _walk(0.0, late=4.0 if rank % 8 == 0 else 0.0) for rank in range(512)}
+
+    found = _only(slowness.late.apply(_run([8] * 64, steps, outcome="finished", judged_check=None)))
+
+    assert len(found.culprits) == 64
+    assert len(found.title) < 300

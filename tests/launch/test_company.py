@@ -1,0 +1,135 @@
+"""Company and courier where something behind them dies or stands still; no store, no ranks."""
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor.launch import courier as courier_module
+from ddp_doctor.launch.company import Company
+from ddp_doctor.launch.courier import HEAD, Beat, Courier, StoreLost
+from ddp_doctor.launch.others import OtherNodes
+
+
+class _Process:
+    """What stands for the courier's process: it takes the call, and from then on nothing."""
+
+    def __init__(self) -> None:
+        self.line: socket.socket | None = None
+
+    def fork(self, _target: Callable[[str], None], argument: str) -> "_Process":
+        path = json.loads(argument)["socket"]
+
+        self.line = socket.socket(socket.AF_UNIX)
+        self.line.connect(path)
+        return self
+
+    def kill(self) -> None:
+        assert self.line is not None
+        self.line.close()
+
+    def join(self, _timeout_s: float) -> None:
+        pass
+
+
+@pytest.fixture
+def call(tmp_path: Path) -> Iterator[Callable[[int], tuple[Courier, _Process]]]:
+    """``call(my_id)``: a courier, and the process that it has to do with."""
+    made: list[Courier] = []
+
+    def one(my_id: int) -> tuple[Courier, _Process]:
+        process = _Process()
+        made.append(Courier(process, tmp_path, "127.0.0.1", 1, my_id))  # type: ignore[arg-type]
+        return made[-1], process
+
+    yield one
+    for courier in made:
+        courier.close()
+        courier.wait(lambda: False, 2.0)  # until its thread has closed its end
+
+
+def _break_off(courier: Courier, process: _Process) -> None:
+    process.kill()
+    assert not courier.wait(lambda: False, 2.0)
+    assert courier.error is not None
+
+
+def test_a_head_whose_courier_died_does_not_wait_for_the_others_for_ever(call):
+    courier, process = call(HEAD)
+    others = OtherNodes(Company(courier, {0: HEAD, 1: 1}), "t0")
+    others.done()
+    assert others.ended() is None
+
+    _break_off(courier, process)
+
+    with pytest.raises(StoreLost):
+        others.ended()
+
+
+def test_a_follower_whose_own_courier_died_does_not_say_that_the_head_is_lost(call):
+    courier, process = call(3)
+    company = Company(courier, {0: HEAD, 1: 3}, my_rank=1)
+
+    _break_off(courier, process)
+
+    with pytest.raises(StoreLost):
+        company.check()
+
+
+def test_what_a_courier_cannot_deliver_does_not_stop_its_agent(call, monkeypatch: Any):
+    monkeypatch.setattr(courier_module, "_PATIENCE", struct.pack("@ll", 0, 200_000))
+    courier, _ = call(3)
+    started = time.monotonic()
+
+    courier.put("result/t0/3", "x" * 8_000_000)
+    courier.put("bye/3", value=True)
+
+    assert time.monotonic() - started < 2.0
+    assert courier.error == "the control store takes nothing more"
+
+
+def test_nodes_that_are_heard_and_never_through_end_the_trial_in_the_end(call):
+    courier, _ = call(HEAD)
+    company = Company(courier, {0: HEAD, 1: 1, 2: 2}, until=time.monotonic() + 100.0)
+    courier.beats = {1: _heard(done="t0"), 2: _heard(done="")}
+    said: list[tuple[str, Any]] = []
+    courier.put_first = lambda key, value: said.append((key, value))
+    others = OtherNodes(company, "t0")
+    others.done()
+    assert others.ended() is None
+    assert said == []
+
+    company.until = time.monotonic() - 1.0
+    others.ended()
+
+    assert said == [("stop/t0", "stuck")]
+    assert others.lost == (2,)
+
+
+@pytest.mark.parametrize(("my_id", "said"), [(HEAD, [("stop/t0", "interrupted")]), (3, [])])
+def test_only_the_heads_going_ends_a_trial_for_all(call, my_id, said):
+    courier, _ = call(my_id)
+    heard: list[tuple[str, Any]] = []
+    courier.put_first = lambda key, value: heard.append((key, value))
+
+    OtherNodes(Company(courier, {0: HEAD, 1: 3}, my_rank=min(my_id, 1)), "t0").abandon()
+
+    assert heard == said
+
+
+@pytest.mark.parametrize("said", [None, [], {}, {"n": 1}, {"n": "1", "at": None}])
+def test_what_is_no_beat_is_not_heard(call, said):
+    courier, _ = call(HEAD)
+
+    courier._take({"beats": {"1": said}})
+
+    assert courier.beats[1].count == -1
+
+
+def _heard(**fields: Any) -> Beat:
+    return Beat(1, time.monotonic(), fields)

@@ -1,0 +1,231 @@
+"""One command for all nodes: what its agents say is heard, and none is left. The agents are stand-ins."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor.launch import fanout, process
+from ddp_doctor.launch.fanout import Ended, FanOut, Start
+
+AGENT = """
+import os, signal, sys, time
+from pathlib import Path
+from ddp_doctor.launch import leash
+from ddp_doctor.launch.interruption import Interrupted, interruptible
+from ddp_doctor.launch.wire import Wire
+
+rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+(folder / f"pid{rank}").write_text(str(os.getpid()))
+leash.take(dict(os.environ))
+wire = Wire(rank)
+
+def work():
+    {work}
+
+with interruptible():
+    try:
+        wire.tell("hello")
+        work()
+    except Interrupted:
+        wire.tell_recording(f"partial {rank}")
+        wire.tell("done", "130")
+        os._exit(130)
+wire.tell("done", "1")
+os._exit(1)
+"""
+HEAD = "wire.tell('progress', 'p2p'); time.sleep(0.2); wire.tell_recording('verdict')"
+WAIT = "time.sleep(60)"
+REFUSED = "sys.stderr.write('root@b: Permission denied\\n'); os._exit(255)"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., list[Start]]:
+    def made(*works: str) -> list[Start]:
+        return [
+            Start(
+                name=f"agent {rank}",
+                argv=(sys.executable, "-c", AGENT.replace("{work}", work), str(rank), str(tmp_path)),
+                env={**os.environ, "DDP_DOCTOR_LEASH": "1"},
+                node_ranks=(rank,),
+            )
+            for rank, work in enumerate(works)
+        ]
+
+    return made
+
+
+def ended(starts: list[Start], timeout_s: float = 30.0) -> tuple[Ended, list[str]]:
+    told: list[str] = []
+    return FanOut(starts, ["a", "b", "c"], told.append, timeout_s).run(), told
+
+
+def alive(folder: Path) -> list[str]:
+    pids = {path.name: int(path.read_text()) for path in folder.glob("pid*")}
+    return [name for name, pid in pids.items() if process.state(pid) not in (None, "Z")]
+
+
+def test_the_heads_recording_and_progress_are_heard(start, tmp_path):
+    seen, told = ended(start(HEAD, "wire.tell('progress', 'not shown')"))
+
+    assert seen.recording == "verdict"
+    assert told == ["p2p"]
+    assert [one.code for one in seen.heard.values()] == [1, 1]
+    assert not seen.not_started
+    assert not seen.broken_off
+    assert not alive(tmp_path)
+
+
+def test_a_host_that_cannot_be_started_is_told_to_the_head(start):
+    head = "[time.sleep(0.05) for _ in range(100) if not leash.not_started()];"
+    head += " wire.tell_recording(repr(leash.not_started()))"
+    starts = start(head, WAIT, HEAD)
+    argv = (sys.executable, "-c", f"import os, sys; {REFUSED}")
+    starts[1] = Start("ssh b", argv, os.environ, (1,))
+    seen, told = ended(starts)
+
+    assert seen.not_started == {1: "root@b: Permission denied"}
+    assert seen.recording == "(NotStarted(hostname='b', reason='root@b: Permission denied'),)"
+    assert "b could not be started: root@b: Permission denied" in told
+
+
+def test_a_program_that_does_not_exist_is_a_host_that_cannot_be_started(start):
+    starts = start(WAIT, WAIT)
+    starts[0] = Start("ssh a", ("/nowhere/ssh",), os.environ, (0,))
+    seen, _ = ended(starts)
+
+    assert seen.not_started == {0: "/nowhere/ssh: No such file or directory"}
+
+
+def test_without_the_head_the_others_end_with_what_they_saw(start, tmp_path):
+    starts = start(WAIT, WAIT)
+    starts[0] = Start("ssh a", (sys.executable, "-c", "import sys; sys.exit(3)"), os.environ, (0,))
+    began = time.monotonic()
+    seen, _ = ended(starts)
+
+    assert seen.not_started == {0: f"{sys.executable} ended with exit code 3 and without a word"}
+    assert time.monotonic() - began < 10
+    assert not alive(tmp_path)
+
+
+def test_without_the_head_hosts_that_do_not_answer_are_named_too(start, monkeypatch):
+    monkeypatch.setattr(fanout, "_ANSWER_S", 1.0)
+    mute = Start("ssh b", (sys.executable, "-c", "import time; time.sleep(60)"), os.environ, (1,))
+    failed = Start("ssh a", (sys.executable, "-c", "import sys; sys.exit('no route')"), os.environ, (0,))
+    seen, _ = ended([failed, mute])
+
+    assert seen.not_started == {0: "no route", 1: "no answer within 1 s"}
+
+
+def test_a_survivor_speaks_for_a_head_that_died(start):
+    seen, _ = ended(start("os.kill(os.getpid(), 9)", "time.sleep(0.5); wire.tell_recording('survivor')"))
+
+    assert seen.recording == "survivor"
+    assert "signal 9" in seen.broken_off[0]
+
+
+def test_what_an_agent_refuses_is_heard(start):
+    seen, _ = ended(start("wire.tell('refused', 'there is no check gpu')", "time.sleep(0.1)"))
+
+    assert seen.refused == "there is no check gpu"
+
+
+def test_others_that_stay_after_the_heads_report_are_ended(start, tmp_path, monkeypatch):
+    monkeypatch.setattr(fanout, "GRACE_S", 0.5)
+    began = time.monotonic()
+    seen, _ = ended(start(HEAD, WAIT))
+
+    assert seen.recording == "verdict"
+    assert time.monotonic() - began < 10
+    assert not alive(tmp_path)
+
+
+def test_ctrl_c_reaches_the_agents_once_and_their_partial_reports_come_back(start, tmp_path):
+    me = os.getpid()
+    before = signal.getsignal(signal.SIGINT)
+    threading.Timer(1.5, os.kill, (me, signal.SIGINT)).start()
+    seen, _ = ended(start(WAIT, WAIT))
+
+    assert seen.interrupted
+    assert seen.recording == "partial 0"
+    assert [one.code for one in seen.heard.values()] == [130, 130]
+    assert signal.getsignal(signal.SIGINT) is before
+    assert not alive(tmp_path)
+
+
+def test_a_second_signal_does_not_wait_for_an_agent_that_stays(start, tmp_path, monkeypatch):
+    monkeypatch.setattr(fanout, "_KILL_S", 0.3)
+    stays = "signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
+    me = os.getpid()
+    for seconds in (1.5, 2.0):
+        threading.Timer(seconds, os.kill, (me, signal.SIGTERM)).start()
+    began = time.monotonic()
+    seen, _ = ended(start(stays.replace("SIGINT", "SIGTERM"), WAIT))
+
+    assert seen.interrupted
+    assert time.monotonic() - began < 10
+    assert not alive(tmp_path)
+
+
+def test_at_the_deadline_partial_reports_are_taken_and_nothing_stays(start, tmp_path, monkeypatch):
+    monkeypatch.setattr(fanout, "GRACE_S", 2.0)
+    monkeypatch.setattr(fanout, "_KILL_S", 0.3)
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    seen, _ = ended(start(WAIT, deaf), timeout_s=1.5)
+
+    assert seen.timed_out
+    assert seen.recording == "partial 0"
+    assert 1 in seen.broken_off
+    assert not alive(tmp_path)
+
+
+def test_an_agent_that_never_speaks_is_one_that_was_not_started(start, monkeypatch):
+    monkeypatch.setattr(fanout, "GRACE_S", 0.2)
+    argv = (sys.executable, "-c", "import sys, time; sys.stderr.write('waits for nodes\\n'); time.sleep(60)")
+    seen, _ = ended([Start("srun", argv, os.environ, (0, 1))], timeout_s=1.0)
+
+    assert seen.timed_out
+    assert seen.not_started == {0: "waits for nodes", 1: "waits for nodes"}
+
+
+def test_one_process_carries_the_agents_of_many_nodes_and_explains(start):
+    code = (
+        "from ddp_doctor.launch.wire import written\nimport os, sys, time\n"
+        "for rank in (0, 2): os.write(1, written(rank, 'hello', ''))\n"
+        "sys.stderr.write('srun: failed on node b: no answer\\n'); sys.stderr.flush(); time.sleep(0.3)\n"
+        "for rank in (0, 2): os.write(1, written(rank, 'done', '0'))\n"
+    )
+    argv = (sys.executable, "-c", code)
+    explain = lambda line: {"b": line.rpartition(": ")[2]}  # noqa: E731
+    seen, _ = ended([Start("srun", argv, os.environ, (0, 1, 2), explain)])
+
+    assert seen.not_started == {1: "no answer"}
+    assert {rank: one.code for rank, one in seen.heard.items()} == {0: 0, 1: None, 2: 0}
+
+
+def test_the_reason_is_what_srun_says_first_and_not_how_its_tasks_ended(start):
+    lines = (
+        "srun: cluster configuration lacks support for cpu binding",
+        "slurmstepd-fan1: error: execve(): /x/python: No such file or directory",
+        "srun: error: fan1: task 0: Exited with exit code 2",
+        "srun: error: fan2: tasks 1-2: Exited with exit code 2",
+    )
+    argv = (sys.executable, "-c", f"import sys; sys.exit({chr(10).join(lines)!r})")
+    seen, _ = ended([Start("srun", argv, os.environ, (0,))])
+
+    assert seen.not_started == {0: lines[1]}
+
+
+def test_a_background_process_that_keeps_the_pipes_open_holds_nobody_up(start):
+    """As ssh does with ControlPersist."""
+    code = "import os, sys, time\nif os.fork(): os._exit(0)\nos.setsid(); time.sleep(8)"
+    began = time.monotonic()
+    seen, _ = ended([Start("ssh a", (sys.executable, "-c", code), os.environ, (0,))])
+
+    assert 0 in seen.not_started
+    assert time.monotonic() - began < 6

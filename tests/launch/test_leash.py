@@ -1,0 +1,77 @@
+"""An agent on a leash: it hears of hosts that failed and of Ctrl-C, and ends when its starter is gone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+AGENT = """
+import os, signal, sys, time
+from ddp_doctor.launch import leash
+signal.signal(signal.SIGINT, lambda *_: print("SIGINT", flush=True))
+signal.signal(signal.SIGTERM, lambda *_: (print("SIGTERM", leash.not_started(), flush=True), {end}))
+leash._LAST_S = float(os.environ.get("LAST_S", "30"))
+env = dict(os.environ)
+print(leash.take(env), leash.VARIABLE in env or leash.VARIABLE in os.environ, sys.stdin.read() == "", flush=True)
+time.sleep(60)
+"""
+
+
+def agent(end: str = "os._exit(7)", **env: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        (sys.executable, "-c", AGENT.replace("{end}", end)),
+        env={**os.environ, "DDP_DOCTOR_LEASH": "1", **env},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_an_agent_ends_when_its_starter_is_gone_and_knows_who_could_not_be_started():
+    with agent() as process:
+        assert said(process) == "True False True"  # its own stdin is empty: the line is not for children
+        assert process.stdin is not None
+        process.stdin.write(json.dumps({"host": "node2", "failed": "Permission denied"}) + "\n")
+        process.stdin.write("not json\n[1]\n{}\n" + json.dumps({"host": "node3"}) + "\n")
+        process.stdin.close()
+
+        assert said(process) == "SIGTERM (NotStarted(hostname='node2', reason='Permission denied'),)"
+        assert process.wait(5) == 7
+
+
+def test_the_users_signal_reaches_the_agent_and_no_other_does():
+    with agent() as process:
+        said(process)
+        assert process.stdin is not None
+        for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGINT):
+            process.stdin.write(json.dumps({"signal": int(number)}) + "\n")
+        process.stdin.flush()
+
+        assert said(process) == "SIGINT"
+        process.stdin.close()
+        assert process.wait(5) == 7
+
+
+def test_an_agent_that_does_not_end_itself_is_ended():
+    with agent("None", LAST_S="0.2") as process:
+        said(process)
+        assert process.stdin is not None
+        process.stdin.close()
+
+        assert process.wait(10) == -signal.SIGKILL
+
+
+def test_without_a_leash_stdin_is_left_alone():
+    code = "import os, sys; from ddp_doctor.launch import leash; print(leash.take(dict(os.environ)), input())"
+    env = {name: value for name, value in os.environ.items() if name != "DDP_DOCTOR_LEASH"}
+    done = subprocess.run(
+        (sys.executable, "-c", code), input="data", capture_output=True, text=True, check=True, env=env
+    )
+
+    assert done.stdout == "False data\n"

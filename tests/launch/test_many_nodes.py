@@ -1,0 +1,191 @@
+"""Agents of several nodes, as real processes on this host: they meet, work, and end together."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.launch.agents import Agent, end, free_port
+
+pytestmark = pytest.mark.ranks
+
+Start = Callable[..., Agent]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """``start(nnodes, node_rank, *options)``: an agent of one run; what a test leaves is ended."""
+    agents: list[Agent] = []
+    port = free_port()
+
+    def one(nnodes: int, claims: int, *options: str, name: str = "") -> Agent:
+        agents.append(Agent(tmp_path, port, nnodes, claims, "--level", "quick", *options, name=name))
+        return agents[-1]
+
+    yield one
+    left = [process for agent in agents for process in agent.family()]
+    end(agents)
+    assert left == [], "processes were left"
+
+
+def _codes(report: dict[str, Any], *severities: str) -> list[str]:
+    wanted = severities or ("error", "warning")
+    return [finding["code"] for finding in report["findings"] if finding["severity"] in wanted]
+
+
+def test_two_nodes_meet_and_both_end_with_the_heads_healthy_report(start: Start):
+    head, other = start(2, 0), start(2, 1)
+
+    reports = head.report(), other.report()
+
+    assert [agent.process.returncode for agent in (head, other)] == [0, 0]
+    assert reports[0] == reports[1]
+    assert _codes(reports[0]) == []
+    world = reports[0]["world"]
+    assert (world["nnodes"], world["world_size"], len(world["nodes"])) == (2, 2, 2)
+    assert {check["id"]: check["status"] for check in reports[0]["checks"]}["p2p"] == "passed"
+    assert "The full report is the head's" in other.said.read_text()
+
+
+def test_a_node_that_never_comes_is_missing_by_its_node_rank(start: Start):
+    head, other = start(3, 0, "--join-timeout", "3"), start(3, 1, "--join-timeout", "3")
+
+    reports = head.report(), other.report()
+
+    assert [agent.process.returncode for agent in (head, other)] == [1, 1]
+    assert [_codes(report) for report in reports] == [["DD516"], ["DD516"]]
+    (culprit,) = reports[0]["findings"][0]["culprits"]
+    assert (culprit["kind"], culprit["node_rank"]) == ("node", 2)
+    became = {check["id"]: check["status"] for check in reports[0]["checks"]}
+    assert {became[name] for name in ("reach", "process_group", "allreduce", "p2p")} == {"skipped"}
+
+
+def test_two_agents_with_one_node_rank_are_both_told_so(start: Start):
+    head = start(3, 0, "--join-timeout", "20")
+    twins = start(3, 1, name="one"), start(3, 1, name="other")
+
+    assert [_codes(agent.report()) for agent in (head, *twins)] == [["DD515"]] * 3
+    assert head.process.returncode == 1
+
+
+def test_an_agent_that_was_ended_and_started_anew_takes_its_own_place(start: Start):
+    head = start(2, 0)
+    head.wait_for("import torch")
+    first = start(2, 1, name="first")
+    first.wait_for("import torch")
+    first.signal(signal.SIGINT)
+
+    second = start(2, 1, name="second")
+
+    assert _codes(head.report()) == []
+    assert (head.process.returncode, second.report()["verdict"]) == (0, "healthy")
+    assert first.process.wait(20.0) == 130
+
+
+def test_nodes_that_were_told_different_numbers_end_at_once(start: Start):
+    head, other = start(2, 0), start(3, 1)
+
+    assert [_codes(agent.report()) for agent in (head, other)] == [["DD518"], ["DD518"]]
+
+
+def test_when_the_head_is_killed_the_others_name_it_and_end(start: Start):
+    agents = [start(3, rank, "--level", "thorough", "--skip", "torchrun") for rank in range(3)]
+    agents[1].wait_for("allreduce")
+
+    agents[0].signal(signal.SIGKILL)
+    killed_at = time.monotonic()
+
+    for survivor in agents[1:]:
+        report = survivor.report()
+        assert survivor.process.returncode == 1
+        assert _codes(report) == ["DD540"]
+        assert [culprit["node_rank"] for culprit in report["findings"][0]["culprits"]] == [0]
+    assert time.monotonic() - killed_at < 15.0
+
+
+def test_an_interrupt_on_one_node_ends_the_run_on_all(start: Start):
+    agents = [start(3, rank, "--level", "thorough", "--skip", "torchrun") for rank in range(3)]
+    agents[1].wait_for("allreduce")
+
+    agents[1].signal(signal.SIGINT)
+
+    assert [agent.process.wait(20.0) for agent in agents] == [130, 130, 130]
+    assert _codes(agents[0].report(), "error", "warning") == []
+
+
+def test_a_head_that_is_interrupted_at_the_roll_call_lets_those_who_came_go(start: Start):
+    agents = [start(3, rank) for rank in range(2)]
+    agents[1].wait_for("2 of 3 nodes here")
+
+    agents[0].signal(signal.SIGINT)
+
+    assert [agent.process.wait(20.0) for agent in agents] == [130, 130]
+
+
+@pytest.mark.lab  # long
+def test_a_head_whose_courier_is_killed_is_unsure_and_blames_no_node(start: Start):
+    agents = [start(2, rank, "--level", "thorough", "--skip", "torchrun") for rank in range(2)]
+    agents[0].wait_for("allreduce")
+    posts = [int(one.split()[0]) for one in agents[0].family(0.0) if one.endswith("ddp-doctor:post")]
+
+    os.kill(posts[0], signal.SIGKILL)
+
+    report = agents[0].report()
+    assert (report["verdict"], agents[0].process.returncode) == ("unsure", 3)
+    assert report["findings"] == []
+    agents[1].process.wait(30.0)
+
+
+def test_a_stopped_agent_is_named_by_the_others(start: Start):
+    agents = [start(2, rank, "--level", "thorough", "--skip", "torchrun") for rank in range(2)]
+    agents[0].wait_for("allreduce")
+
+    agents[1].signal(signal.SIGSTOP)
+    report = agents[0].report()
+    agents[1].signal(signal.SIGCONT)
+
+    assert _codes(report) == ["DD540"]
+    assert [(one["kind"], one["node_rank"]) for one in report["findings"][0]["culprits"]] == [("node", 1)]
+    assert agents[1].process.wait(30.0) == 1
+    assert not psutil.pid_exists(agents[1].process.pid)
+
+
+def _end_helper(agent: Agent, name: str) -> None:
+    (pid,) = (line.split()[0] for line in agent.family(grace_s=0.0) if line.endswith(name))
+    os.kill(int(pid), signal.SIGKILL)
+
+
+@pytest.mark.lab  # long
+@pytest.mark.parametrize(
+    ("whose", "helper"), [(0, "ddp-doctor:post"), (0, "ddp-doctor:ctl"), (1, "ddp-doctor:post")]
+)
+def test_a_helper_that_is_killed_ends_the_run_and_leaves_no_node_healthy(
+    start: Start, whose: int, helper: str
+):
+    agents = [start(2, rank, "--level", "thorough", "--skip", "torchrun") for rank in range(2)]
+    agents[0].wait_for("allreduce")
+
+    _end_helper(agents[whose], helper)
+    killed_at = time.monotonic()
+
+    reports = [agent.report() for agent in agents]
+    assert time.monotonic() - killed_at < 20.0
+    assert "healthy" not in {report["verdict"] for report in reports}
+    assert (agents[whose].process.returncode, _codes(reports[whose])) == (3, [])
+    blamed = [one for report in reports for finding in report["findings"] for one in finding["culprits"]]
+    assert {one["node_rank"] for one in blamed if one["kind"] == "node"} <= {whose}
+
+
+def test_a_node_that_leaves_between_the_nodes_is_no_blocked_path(start: Start):
+    head, other = start(2, 0), start(2, 1)
+    head.wait_for("agreement")
+
+    other.signal(signal.SIGINT)
+
+    assert _codes(head.report()) == []
+    assert (head.process.returncode, other.process.wait(20.0)) == (130, 130)

@@ -1,0 +1,59 @@
+"""One trial out of the parts that the nodes hand in."""
+
+from typing import Any
+
+from ddp_doctor.launch.merge import merged
+from ddp_doctor.launch.trial import TrialResult
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
+
+
+def _part(rank: int, outcome: str = "finished", judged: str | None = None, **evidence: Any) -> TrialResult:
+    record = TrialRecord.model_validate(
+        {
+            "trial": "t0",
+            "ranks": (0, 1, 2),
+            "checks": ("process_group", "allreduce", "p2p"),
+            "outcome": outcome,
+            "judged_check": judged,
+            "waited_s": float(rank),
+            "evidence": (RankEvidence(rank=rank, node=rank, **evidence),),
+        }
+    )
+    return TrialResult(record, (Reading(check="p2p", status=Status.COLLECTED, node=rank, rank=rank),))
+
+
+def test_the_parts_of_a_hang_are_one_trial_in_the_order_of_the_ranks():
+    result = merged(
+        [_part(0, "stuck", "p2p"), _part(2, "stuck", "p2p"), _part(1, "stuck", "allreduce")], absent=()
+    )
+
+    assert [one.rank for one in result.record.evidence] == [0, 1, 2]
+    assert result.record.judged_check == "allreduce"
+    assert result.record.waited_s == 2.0
+    assert {reading.node for reading in result.readings} == {0, 1, 2}
+
+
+def test_a_node_that_hands_nothing_in_is_lost_and_the_trial_is_not_finished():
+    result = merged([_part(0), _part(1)], absent=(2,))
+
+    assert (result.record.outcome, result.record.lost_nodes) == ("stuck", (2,))
+
+
+def test_of_a_finished_trial_only_the_steps_are_kept_that_a_rank_of_any_node_entered_late():
+    def steps(entered_at: float) -> tuple[Step, ...]:
+        early = Step(check="allreduce", name="all_reduce", seq=1, entered_at=0.1, left_at=0.2)
+        return early, Step(check="allreduce", name="all_reduce", seq=2, entered_at=entered_at, left_at=9.0)
+
+    result = merged(
+        [_part(0, steps=steps(1.0)), _part(1, steps=steps(1.0)), _part(2, steps=steps(4.5))], absent=()
+    )
+
+    assert [[step.seq for step in one.steps] for one in result.record.evidence] == [[2], [2], [2]]
+
+
+def test_a_part_survives_its_way_to_the_head():
+    part = _part(1, "stuck", "p2p")
+
+    assert TrialResult.from_json(part.to_json()) == part

@@ -1,0 +1,426 @@
+"""Where a process stands among the nodes.
+
+The environments are those of real SLURM 22.05.8, Open MPI 4.1.4 and 5.0.11 and torchrun 2.13 on hosts in
+network namespaces, reduced to what could matter; the pods' are as Kubeflow's training operator sets them.
+"""
+
+import re
+
+import pytest
+
+from ddp_doctor.launch.detect import foreign_world
+from ddp_doctor.launch.place import Allocation, Asked, NotNeeded, Place, allocation, place
+
+#: srun -N2 --ntasks-per-node=2, second task of the second node.
+STEP = {
+    "SLURMD_NODENAME": "fan2",
+    "SLURM_JOB_ID": "1",
+    "SLURM_JOB_NODELIST": "fan[1-2]",
+    "SLURM_LOCALID": "1",
+    "SLURM_NNODES": "2",
+    "SLURM_NODEID": "1",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "fan[1-2]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+}
+#: The batch script of sbatch -N3 --ntasks-per-node=2.
+BATCH = {
+    "SLURMD_NODENAME": "fan1",
+    "SLURM_JOB_ID": "2",
+    "SLURM_JOB_NODELIST": "fan[1-3]",
+    "SLURM_LOCALID": "0",
+    "SLURM_NNODES": "3",
+    "SLURM_NODEID": "0",
+    "SLURM_NTASKS": "6",
+    "SLURM_PROCID": "0",
+    "SLURM_TASKS_PER_NODE": "2(x3)",
+}
+#: The shell of salloc -N2 on a login node.
+SALLOC = {
+    "SLURM_JOB_ID": "4",
+    "SLURM_JOB_NODELIST": "fan[1-2]",
+    "SLURM_NNODES": "2",
+    "SLURM_TASKS_PER_NODE": "1(x2)",
+}
+#: The same with LaunchParameters=use_interactive_step: the shell runs on the first node.
+INTERACTIVE = {
+    "SLURMD_NODENAME": "fan1",
+    "SLURM_JOB_ID": "5",
+    "SLURM_JOB_NODELIST": "fan[1-2]",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_STEP_ID": "4294967290",
+    "SLURM_STEP_NODELIST": "fan1",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "1",
+}
+#: mpirun on fan1, --host fan1,fan2 -n 2 --map-by node: the rank on fan1, then that on fan2.
+MPI_FIRST = {
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    "OMPI_COMM_WORLD_RANK": "0",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_MCA_orte_hnp_uri": "1386414080.0;tcp://10.88.0.1:36129",
+    "OMPI_MCA_orte_local_daemon_uri": "1386414080.0;tcp://10.88.0.1:36129",
+    "OMPI_MCA_orte_num_nodes": "2",
+    "PMIX_HOSTNAME": "fan1",
+    "PMIX_NAMESPACE": "1386414081",
+}
+MPI_SECOND = {
+    **MPI_FIRST,
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_MCA_ess_base_num_procs": "2",
+    "OMPI_MCA_orte_local_daemon_uri": "1386414080.1;tcp://10.88.0.2:38169",
+    "OMPI_MCA_orte_node_regex": "fan[1:1-2]@0(2)",
+    "PMIX_HOSTNAME": "fan2",
+}
+#: mpirun on fan3, which gets no rank; three ranks by slot: two on fan1, one on fan2 (shown).
+MPI_FROM_LOGIN = {
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "3",
+    "OMPI_MCA_ess_base_num_procs": "3",
+    "OMPI_MCA_orte_hnp_uri": "1506410496.0;tcp://10.88.0.3:52771",
+    "OMPI_MCA_orte_local_daemon_uri": "1506410496.2;tcp://10.88.0.2:47071",
+    "OMPI_MCA_orte_node_regex": "fan[1:3,1-2]@0(3)",
+    "OMPI_MCA_orte_num_nodes": "2",
+    "PMIX_HOSTNAME": "fan2",
+    "PMIX_NAMESPACE": "1506410497",
+}
+#: Open MPI 5, mpirun on fan1, the rank on fan2.
+MPI_5 = {
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "PMIX_HOSTNAME": "fan2",
+    "PMIX_NAMESPACE": "prterun-fan1-11492@1",
+    "PMIX_SERVER_URI2": "prterun-fan1-11492@0.1;tcp4://127.0.0.1:38341",
+    "PRTE_LAUNCHED": "1",
+}
+#: torchrun --nnodes 2 --nproc-per-node 2 with the c10d rendezvous.
+TORCHRUN = {
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "node0",
+    "MASTER_PORT": "41765",
+    "RANK": "2",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_RUN_ID": "none",
+    "WORLD_SIZE": "4",
+}
+POD = {
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+    "MASTER_ADDR": "llm-master-0",
+    "MASTER_PORT": "23456",
+    "RANK": "2",
+    "WORLD_SIZE": "3",
+}
+
+
+def place_in(env: dict[str, str], **asked: object) -> Place:
+    return place(Asked(**asked), env, foreign_world(env, 1))  # type: ignore[arg-type]
+
+
+def port(one: Place) -> int:
+    assert one.endpoint is not None
+    return one.endpoint[1]
+
+
+# --- plain hosts ------------------------------------------------------------------------------------
+
+
+def test_without_options_it_is_one_node():
+    assert place_in({}).nnodes == 1
+
+
+@pytest.mark.parametrize(
+    "env", [{"RANK": "3", "WORLD_SIZE": "8"}, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}]
+)
+def test_a_leftover_rank_is_no_world(env):
+    assert place_in(env).nnodes == 1
+    assert place_in({**env, "MASTER_PORT": "1234"}).nnodes == 1
+
+
+def test_bare_this_host_is_the_head():
+    here = place_in({}, nnodes="2")
+
+    assert here == Place(2, None, None, None, (), "plain", is_started_by_us=False)
+    assert here.is_head
+
+
+@pytest.mark.parametrize(
+    ("asked", "endpoint"),
+    [
+        ({"rdzv_endpoint": "node0"}, ("node0", 29400)),
+        ({"rdzv_endpoint": "node0:1234"}, ("node0", 1234)),
+        ({"master_addr": "node0"}, ("node0", 29500)),
+        ({"master_addr": "node0", "master_port": 1234}, ("node0", 1234)),
+        ({"rdzv_endpoint": "node0", "master_addr": "node1", "master_port": 1}, ("node0", 29400)),
+    ],
+)
+def test_the_endpoint_is_torchruns(asked, endpoint):
+    here = place_in({}, nnodes="2", **asked)
+
+    assert here.endpoint == endpoint
+    assert here.node_rank is None
+    assert here.is_head is None
+
+
+def test_a_node_rank_tells_the_head():
+    assert place_in({}, nnodes="2:4", node_rank=0, rdzv_endpoint="a").is_head
+    assert place_in({}, nnodes="2:4", node_rank=3, rdzv_endpoint="a").is_head is False
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"nnodes": "0"}, "--nnodes takes a number from 1 to 65536, or MIN:MAX, not '0'"),
+        ({"nnodes": "4:2"}, "--nnodes takes"),
+        ({"nnodes": "2", "node_rank": 2, "rdzv_endpoint": "a"}, "--node-rank 2 does not exist among 2 nodes"),
+        ({"nnodes": "2", "node_rank": -1, "rdzv_endpoint": "a"}, "--node-rank -1 does not exist"),
+        ({"node_rank": 1}, "--node-rank 1 does not exist among 1 node"),
+        ({"nnodes": "2", "node_rank": 1}, "--node-rank needs the head's address: add --rdzv-endpoint"),
+        ({"nnodes": "2", "master_port": 1234}, "--master-port needs --master-addr"),
+        ({"nnodes": "2", "master_addr": "a", "master_port": 70000}, "a port from 1 to 65535"),
+        ({"nnodes": "2", "rdzv_endpoint": "a:0"}, "a port from 1 to 65535"),
+        ({"nnodes": "2", "rdzv_endpoint": "a:b"}, "--rdzv-endpoint takes HOST:PORT"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_with_what_to_do(asked, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        place_in({}, **asked)
+
+
+def test_an_agent_that_was_started_over_ssh_knows_the_hosts():
+    env = {**BATCH, "DDP_DOCTOR_HOSTS": "a,b"}  # typed with --hosts in a batch script
+    here = place_in(env, nnodes="2", node_rank=1, rdzv_endpoint="a:29400")
+
+    assert here == Place(2, 1, None, ("a", 29400), ("a", "b"), "ssh", is_started_by_us=True)
+    assert allocation(env, None) is None
+
+
+# --- SLURM ------------------------------------------------------------------------------------------
+
+
+def test_a_task_of_a_step_knows_its_node_the_head_and_a_port():
+    here = place_in(STEP)
+
+    assert (here.nnodes, here.node_rank, here.expected_hosts) == (2, 1, ("fan1", "fan2"))
+    assert here.endpoint is not None
+    assert here.endpoint[0] == "fan1"
+    assert 10_000 <= port(here) < 29_000
+    assert port(place_in({**STEP, "SLURM_NODEID": "0"})) == port(here)
+    assert here.is_started_by_us
+    assert not here.is_head
+
+
+def test_two_steps_and_two_jobs_have_ports_of_their_own():
+    ports = {
+        port(place_in({**STEP, "SLURM_JOB_ID": job, "SLURM_STEP_ID": step}))
+        for job in "123"
+        for step in "012"
+    }
+
+    assert len(ports) == 9
+
+
+def test_a_subset_of_a_step_lets_the_other_nodes_leave():
+    first = {**STEP, "SLURM_NODEID": "0"}
+
+    assert place_in({**first, "SLURM_STEP_NUM_NODES": "3"}, nnodes="2").nnodes == 2
+    assert place_in(first, nnodes="1").nnodes == 1
+    with pytest.raises(NotNeeded, match="node rank 1 is not needed: --nnodes takes the first 1"):
+        place_in(STEP, nnodes="1")
+
+
+def test_more_nodes_than_the_step_has_are_refused():
+    with pytest.raises(ValueError, match="--nnodes asks for 3, but this SLURM step has 2 nodes"):
+        place_in(STEP, nnodes="3")
+
+
+def test_a_range_takes_what_the_step_has():
+    assert place_in(STEP, nnodes="1:8").nnodes == 2
+
+
+def test_an_endpoint_that_was_typed_is_taken_in_a_step_too():
+    assert place_in(STEP, rdzv_endpoint="fan1-ib:1234").endpoint == ("fan1-ib", 1234)
+
+
+def test_the_ranks_of_a_node_are_its_own_tasks():
+    uneven = {**STEP, "SLURM_STEP_TASKS_PER_NODE": "4(x2),2,1", "SLURM_LOCALID": "0"}
+
+    def local_size(node: int) -> int:
+        world = foreign_world({**uneven, "SLURM_NODEID": str(node)}, 1)
+        assert world is not None
+        return world.local_size
+
+    assert [local_size(node) for node in range(5)] == [4, 4, 2, 1, 1]
+
+
+def test_a_batch_script_is_an_allocation_and_no_world():
+    assert foreign_world(BATCH, 1) is None
+    assert allocation(BATCH, None) == Allocation("2", ("fan1", "fan2", "fan3"), is_inside=True)
+
+
+def test_the_shell_of_salloc_on_a_login_node_is_outside_of_its_allocation():
+    assert foreign_world(SALLOC, 1) is None
+    assert allocation(SALLOC, None) == Allocation("4", ("fan1", "fan2"), is_inside=False)
+
+
+def test_an_interactive_step_is_an_allocation_and_no_world():
+    assert foreign_world(INTERACTIVE, 1) is None
+    assert allocation(INTERACTIVE, None) == Allocation("5", ("fan1", "fan2"), is_inside=True)
+
+
+@pytest.mark.parametrize("env", [STEP, {**BATCH, **TORCHRUN}, {**BATCH, **MPI_FIRST}])
+def test_what_a_launcher_started_is_not_started_again(env):
+    assert allocation(env, foreign_world(env, 1)) is None
+
+
+# --- Open MPI ---------------------------------------------------------------------------------------
+
+
+def test_mpirun_on_the_first_host_makes_it_the_head():
+    first, second = place_in(MPI_FIRST), place_in(MPI_SECOND)
+
+    assert (first.nnodes, first.order, first.is_head) == (2, 0, True)
+    assert (second.nnodes, second.order, second.is_head) == (2, 1, False)
+    assert first.endpoint == second.endpoint
+    assert first.endpoint is not None
+    assert first.endpoint[0] == "10.88.0.1"
+
+
+def test_mpirun_on_a_login_node_makes_the_first_host_with_ranks_the_head():
+    here = place_in(MPI_FROM_LOGIN)
+    first = {
+        **MPI_FROM_LOGIN,
+        "OMPI_COMM_WORLD_RANK": "0",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "OMPI_MCA_orte_local_daemon_uri": "1506410496.1;tcp://10.88.0.1:35239",
+    }
+
+    assert here.nnodes == 2
+    assert here.endpoint == place_in(first).endpoint == ("fan1", port(here))
+
+
+def test_with_several_addresses_mpiruns_host_is_known_by_its_name():
+    uri = {"OMPI_MCA_orte_hnp_uri": "1386414080.0;tcp://10.88.0.1,172.17.0.1:36129"}
+
+    assert place_in({**MPI_FIRST, **uri}).endpoint == place_in({**MPI_SECOND, **uri}).endpoint
+    assert place_in({**MPI_SECOND, **uri}).endpoint == ("fan1", port(place_in(MPI_FIRST)))
+
+
+def test_open_mpi_5_names_the_host_of_mpirun():
+    here = place_in(MPI_5)
+
+    assert (here.nnodes, here.order, here.endpoint) == (2, 1, ("fan1", port(here)))
+
+
+@pytest.mark.parametrize("env", [MPI_FIRST, MPI_5])
+def test_master_addr_is_taken_where_mpirun_hands_it_on(env):
+    assert place_in({**env, "MASTER_ADDR": "fan1-ib"}).endpoint == ("fan1-ib", 29500)
+    assert place_in({**env, "MASTER_ADDR": "fan1-ib", "MASTER_PORT": "1234"}).endpoint == ("fan1-ib", 1234)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {**MPI_SECOND, "OMPI_COMM_WORLD_RANK": "0"},
+        {**MPI_5, "OMPI_COMM_WORLD_RANK": "0"},
+        {**MPI_5, "PMIX_NAMESPACE": "7"},
+        {**MPI_FIRST, "OMPI_MCA_orte_hnp_uri": "?", "PMIX_HOSTNAME": ""}
+        | {"OMPI_MCA_orte_local_daemon_uri": "x.3;"},
+    ],
+)
+def test_where_rank_0_cannot_be_known_the_user_is_asked_to_name_it(env):
+    with pytest.raises(ValueError, match=r"mpirun -x MASTER_ADDR=HOST"):
+        place_in(env)
+
+
+def test_a_subset_of_mpiruns_nodes_is_refused():
+    with pytest.raises(
+        ValueError, match="mpirun started 2 nodes: leave --nnodes out, or start 1 with mpirun"
+    ):
+        place_in(MPI_FIRST, nnodes="1")
+
+
+def test_ranks_of_daemons_that_slurm_started_are_mpiruns():
+    assert place_in({**STEP, **MPI_SECOND}).launcher == "mpi"
+
+
+def test_one_host_under_mpirun_is_one_node():
+    assert (
+        place_in({**MPI_FIRST, "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_MCA_orte_num_nodes": "1"}).nnodes == 1
+    )
+
+
+# --- torchrun ---------------------------------------------------------------------------------------
+
+
+def test_under_torchrun_the_nodes_are_its_groups_and_the_port_is_another():
+    here = place_in(TORCHRUN)
+
+    assert here == Place(2, 1, None, ("node0", port(here)), (), "torchrun", is_started_by_us=False)
+    assert 10_000 <= port(here) <= 29_000
+    assert port(here) == port(place_in({**TORCHRUN, "GROUP_RANK": "0", "LOCAL_RANK": "1", "RANK": "1"}))
+
+
+def test_the_computed_port_is_never_torchruns_own():
+    ports = [
+        (str(one), port(place_in({**TORCHRUN, "MASTER_PORT": str(one)}))) for one in range(10_000, 29_000)
+    ]
+
+    assert [taken for taken, chosen in ports if int(taken) == chosen] == []
+
+
+def test_what_torchrun_read_from_pet_variables_is_its_own():
+    env = {**TORCHRUN, "PET_NNODES": "1:4", "PET_RDZV_ENDPOINT": "llm-worker-0:23456", "PET_NODE_RANK": "1"}
+
+    assert place_in(env, nnodes="1:4", rdzv_endpoint="llm-worker-0:23456", node_rank=1) == place_in(TORCHRUN)
+    assert place_in(env, rdzv_endpoint="node0:1234").endpoint == ("node0", 1234)
+
+
+# --- Kubernetes -------------------------------------------------------------------------------------
+
+
+def test_a_pod_of_the_older_training_operator_is_a_node():
+    hosts = ("llm-master-0", "llm-worker-0", "llm-worker-1")
+
+    assert place_in(POD) == Place(
+        3, 2, None, ("llm-master-0", 23456), hosts, "kubernetes", is_started_by_us=False
+    )
+
+
+@pytest.mark.parametrize("change", [{"LOCAL_RANK": "0"}, {"RANK": "x"}, {"MASTER_PORT": ""}])
+def test_a_pod_whose_variables_are_no_operators_is_one_node(change):
+    assert place_in({**POD, **change}).nnodes == 1
+
+
+def test_an_elastic_job_takes_the_most_nodes_and_no_rank():
+    here = place_in(
+        {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, nnodes="1:3", rdzv_endpoint="llm-worker-0:23456"
+    )
+
+    assert (here.nnodes, here.node_rank, here.launcher) == (3, None, "kubernetes")
+    assert here.expected_hosts == ("llm-worker-0", "llm-worker-1", "llm-worker-2")
+
+
+def test_the_pods_of_a_job_set_are_known_by_number():
+    asked = {"nnodes": "2", "node_rank": 1, "master_addr": "llm-node-0-0.llm", "master_port": 29400}
+    here = place_in({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, **asked)
+
+    assert here.expected_hosts == ("llm-node-0-0.llm", "llm-node-0-1.llm")
+
+
+def test_no_pod_is_guessed_from_a_name_without_a_number():
+    here = place_in({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, nnodes="2", rdzv_endpoint="trainer")
+
+    assert here.expected_hosts == ()

@@ -1,0 +1,89 @@
+"""What agents tell the command that started them: whole lines, whatever else is printed between them."""
+
+import os
+import subprocess
+import sys
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_doctor.launch.wire import Heard, Message, in_pieces, read, written
+
+AGENT = """
+import os, sys
+from ddp_doctor.launch.wire import Wire
+wire = Wire(3)
+wire.tell("hello")
+print("a library greets")
+os.write(1, b"a driver, too\\n")
+wire.tell("progress", sys.argv[1])
+wire.tell_recording(sys.argv[2] * 100)
+wire.tell("done", "1")
+"""
+
+
+def spoken(progress: str, recording: str = "{}") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run((sys.executable, "-c", AGENT, progress, recording), check=True, capture_output=True)
+
+
+def test_an_agent_is_heard_and_what_others_print_goes_to_stderr():
+    done = spoken("import torch")
+    heard = Heard()
+    messages = [read(line) for line in done.stdout.splitlines()]
+    for message in messages:
+        assert message is not None
+        heard.hear(message)
+
+    assert messages[0] == Message(3, "hello", "")
+    assert messages[1] == Message(3, "progress", "import torch")
+    assert (heard.said_hello, heard.recording, heard.code) == (True, "{}" * 100, 1)
+    assert sorted(done.stderr.splitlines()) == [b"a driver, too", b"a library greets"]
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=3000))
+def test_any_text_is_one_line_that_srun_does_not_break(text):
+    line = written(65_535, "recording", text)
+    message = read(line)
+
+    assert len(line) <= 1024
+    assert line.count(b"\n") == 1
+    assert message is not None
+    assert text.startswith(message.text)
+    assert message.text == text or len(line) > 500
+
+
+def test_a_long_recording_goes_in_pieces_and_arrives():
+    text = os.urandom(40_000).hex()
+    heard = Heard()
+    for piece in in_pieces(text):
+        message = read(written(0, "recording", piece))
+        assert message is not None
+        heard.hear(message)
+
+    assert len(in_pieces(text)) > 50
+    assert heard.recording == text
+
+
+def test_a_broken_recording_is_none():
+    heard = Heard()
+    heard.hear(Message(0, "recording", "0 bm90IHBhY2tlZA=="))
+    heard.hear(Message(0, "recording", "0 \N{SNOWMAN}"))
+    heard.hear(Message(0, "done", "soon"))
+
+    assert (heard.recording, heard.code) == (None, None)
+
+
+@given(st.binary(max_size=200))
+def test_what_is_no_message_is_none(line):
+    assert read(b"::ddp-doctor " + line) is None or line.strip()[:1].isdigit()
+
+
+def test_lines_of_others_are_no_messages():
+    for line in (
+        b"",
+        b"::ddp-doctor",
+        b'::ddp-doctor x hello ""',
+        b'::ddp-doctor 1 hello "',
+        b"Welcome to node1",
+    ):
+        assert read(line) is None

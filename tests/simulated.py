@@ -1,0 +1,157 @@
+"""Recordings of many nodes, made of readings of one node: nobody has 4,096 nodes to test with.
+
+Each reading is a real one's, or one of tests/recordings/, with the node, the rank and the GPU's UUID put in.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
+
+RECORDINGS = Path(__file__).parent / "recordings"
+GPUS = 8
+#: Changes the fact of one check on one node and, where it is a rank's, one rank; None leaves it.
+Change = Callable[[str, int, int | None, dict[str, Any]], None]
+
+_NODE_CHECKS = {
+    "env_vars": "env-ordinary-settings",
+    "software": "software-gpu-nodes-in-order",
+    "host": "host-gpu-nodes-in-order",
+    "gpus": "gpus-eight-healthy",
+    "topology": "healthy-two-socket-eight-gpus",
+}
+_RANK_CHECKS = {
+    "process_group": "two-gpu-ranks-healthy",
+    "allreduce": "all-reduce-not-repeatable",
+    "gradient_sync": "gradients-averaged",
+    "buffers": "buffers-broadcast",
+}
+_TRANSPORT = (
+    "node0:1:1 [0] NCCL INFO Channel {channel:02}/0 : {rank}[{gpu}] -> {next}[{next_gpu}] via P2P/CUMEM\n"
+)
+
+
+@cache
+def _fact(recording: str, check: str) -> dict[str, Any]:
+    """The first fact of a check in a recording, that of the import of torch aside."""
+    text = json.loads((RECORDINGS / f"{recording}.json").read_text())
+    facts = [one["fact"] for one in text["readings"] if one["check"] == check and one.get("fact")]
+    fact: dict[str, Any] = next(one for one in facts if one["kind"] != "torch-import/1")
+    return fact
+
+
+def _no_change(_check: str, _node: int, _rank: int | None, _fact: dict[str, Any]) -> None:
+    pass
+
+
+def world(nodes: int, backend: str = "nccl", gpus: int = GPUS) -> World:
+    """Nodes named node0, node1, …, each with as many ranks as GPUs."""
+    return World(
+        nnodes=nodes,
+        nproc_per_node=gpus,
+        world_size=nodes * gpus,
+        backend=backend,
+        nodes=tuple(
+            Node(node_rank=at, hostname=f"node{at}", addresses={"eth0": (f"10.{at >> 8}.{at & 255}.1",)})
+            for at in range(nodes)
+        ),
+    )
+
+
+def recording(nodes: int, change: Change = _no_change, steps: int = 4) -> Recording:
+    """A healthy run of ``nodes`` nodes of eight GPUs over NCCL, but for what ``change`` does to a fact."""
+    size = nodes * GPUS
+    ranks = [_reading(check, at // GPUS, at, change, size) for check in _RANK_CHECKS for at in range(size)]
+    return Recording(
+        tool_version="0.1.0",
+        run_id="simulated",
+        started_at="2026-01-15T10:00:00Z",
+        duration_s=12.0,
+        world=world(nodes),
+        options=Options(),
+        readings=(
+            *(_reading(check, at, None, change, size) for check in _NODE_CHECKS for at in range(nodes)),
+            *ranks,
+        ),
+        trials=(trial(nodes, steps),),
+    )
+
+
+def _reading(check: str, node: int, rank: int | None, change: Change, world_size: int) -> Reading:
+    fact = json.loads(_text(check))
+    _put_in(fact, check, node, rank, world_size)
+    change(check, node, rank, fact)
+    return Reading(check=check, status=Status.COLLECTED, node=node, rank=rank, fact=fact, duration_s=0.1)
+
+
+@cache
+def _text(check: str) -> str:
+    return json.dumps(_fact((_NODE_CHECKS | _RANK_CHECKS)[check], check))
+
+
+def _uuid(node: int, gpu: int) -> str:
+    return f"GPU-{node:08x}-d72c-4106-c12f-20bd9faed9f{gpu}"
+
+
+def _put_in(fact: dict[str, Any], check: str, node: int, rank: int | None, world_size: int) -> None:
+    """What belongs to this world, node and rank alone."""
+    fact |= {name: world_size for name in ("world_size", "ranks") if name in fact}
+    if check == "gpus":
+        for gpu in fact["gpus"]:
+            gpu["uuid"] = _uuid(node, gpu["index"])
+    elif check == "process_group":
+        local = (rank or 0) % GPUS
+        fact |= {"group_rank": rank, "gpu_uuid": _uuid(node, local), "device": f"cuda:{local}"}
+    elif check == "env_vars":
+        fact["variables"] = {"NCCL_DEBUG": "WARN", "NCCL_IB_HCA": "=mlx5_0,mlx5_1"}
+
+
+def trial(nodes: int, steps: int, **fields: Any) -> TrialRecord:
+    """One trial of all ranks in which everybody entered and left the same ``steps`` steps."""
+    ranks = tuple(range(nodes * GPUS))
+    given: Mapping[str, Any] = {
+        "trial": "0",
+        "backend": "nccl",
+        "ranks": ranks,
+        "checks": tuple(_RANK_CHECKS),
+        "evidence": tuple(_evidence(rank, len(ranks), steps) for rank in ranks),
+        "duration_s": 9.0,
+    }
+    return TrialRecord(**{**given, **fields})
+
+
+def _evidence(rank: int, world_size: int, steps: int) -> RankEvidence:
+    local, following = rank % GPUS, (rank + 1) % world_size
+    ends = {"rank": rank, "gpu": local, "next": following, "next_gpu": following % GPUS}
+    return RankEvidence(
+        rank=rank,
+        node=rank // GPUS,
+        pid=4000 + local,
+        began=True,
+        done=True,
+        check="buffers",
+        steps=tuple(step(at) for at in range(steps)),
+        exit_code=0,
+        output_tail="".join(_TRANSPORT.format(channel=channel, **ends) for channel in range(4)),
+    )
+
+
+def step(seq: int, **fields: Any) -> Step:
+    """The all-reduce number ``seq`` of the check allreduce, entered and left in a millisecond."""
+    at = 1.0 + seq / 100
+    given: Mapping[str, Any] = {
+        "check": "allreduce",
+        "name": "all_reduce",
+        "seq": seq,
+        "detail": "float32 [4096] sum",
+        "entered_at": at,
+        "left_at": at + 0.001,
+        "where": "/opt/venv/checks/allreduce.py:120",
+    }
+    return Step(**{**given, **fields})
