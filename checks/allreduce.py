@@ -26,7 +26,7 @@ from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.ranks import rank_culprit
+from ddp_doctor.phrases.ranks import rank_at, rank_culprit, ranks_at
 
 if TYPE_CHECKING:
     import torch
@@ -156,8 +156,9 @@ def _bandwidth(ctx: RankContext) -> tuple[list[SizeResult], int | None]:
     spent, previous = 0.0, 0.0
     allowed = _time_for_sizes(ctx)
     for size in payload.sweep_sizes(ctx.level is Level.QUICK):
-        # Growing sizes take about four times longer each; the slowest rank decides for all.
-        if not _all_agree(ctx, spent + 5 * previous < allowed and _fits_memory(ctx, size)):
+        # Large sizes take about four times longer each; the slowest rank decides for all.
+        growth = 5 if size > payload.LATENCY_BOUND_BYTES else 2
+        if not _all_agree(ctx, spent + growth * previous < allowed and _fits_memory(ctx, size)):
             return results, size
         started = ctx.clock()
         results.append(_measure(ctx, size))
@@ -167,7 +168,7 @@ def _bandwidth(ctx: RankContext) -> tuple[list[SizeResult], int | None]:
 
 
 def _time_for_sizes(ctx: RankContext) -> float:
-    share = {Level.QUICK: 0.15, Level.STANDARD: 1.0, Level.THOROUGH: 5.0}[ctx.level]
+    share = {Level.QUICK: 0.25, Level.STANDARD: 1.0, Level.THOROUGH: 5.0}[ctx.level]
     return min(share, ctx.remaining() * 0.6)
 
 
@@ -261,10 +262,10 @@ def wrong_result(recording: Recording) -> Iterator[Draft]:
     sums = [_wrong_sums(one.fact) for one in seen]
     blamed = payload.agreed(wrong.blamed for one in sums for wrong in one) if all(sums) else None
     several = len({wrong.dtype for one in sums for wrong in one}) > 1
-    on = ", ".join(str(one.rank) for one in faulty)
-    whose = "unsure whose share" if blamed is None else f"the share of rank {blamed}"
+    on = ranks_at(recording, [one.rank or 0 for one in faulty])
+    whose = "unsure whose share" if blamed is None else f"the share of {rank_at(recording, blamed)}"
     yield Draft(
-        title=f"All-reduce gives wrong results on rank {on}: {whose} is wrong",
+        title=f"All-reduce gives wrong results on {on}: {whose} is wrong",
         detail="A training on these ranks would go on, and its gradients would be wrong.",
         confidence=Confidence.PROVED if blamed is None or several else Confidence.LIKELY,
         culprits=() if blamed is None else (rank_culprit(recording, blamed),),
@@ -328,7 +329,7 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
     odd = [seen.rank or 0 for seen in recording.facts(AllReduceFact) if not seen.fact.repeatable]
     if odd:
         yield Draft(
-            title=f"All-reduce is not repeatable bit for bit on rank {', '.join(map(str, odd))}",
+            title=f"All-reduce is not repeatable bit for bit on {ranks_at(recording, odd)}",
             detail="The same inputs were reduced twice in one process group and the bits differ.",
             culprits=tuple(rank_culprit(recording, rank) for rank in odd),
             evidence=(Evidence(check="allreduce", text="two float32 sums of equal inputs differ"),),

@@ -27,7 +27,7 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.ddp import remedies
-from ddp_doctor.phrases.ranks import rank_culprits, ranks_in_words
+from ddp_doctor.phrases.ranks import rank_culprits, ranks_at
 
 CHANNELS = 3
 #: Deviations of a batch from its mean: sum 0, sum of squares 10, so variance 2 (biased) or 2.5.
@@ -256,7 +256,7 @@ def _draft(
     recording: Recording, group: Sequence[Seen], title: str, blamed: Sequence[int], wanted: str
 ) -> Draft:
     rank, fact, off = group[0]
-    ranks = ranks_in_words(sorted(rank for rank, _, _ in group), fact.world_size)
+    ranks = ranks_at(recording, [rank for rank, _, _ in group])
     names = sorted({one.name for _, _, offs in group for one in offs})
     return Draft(
         title=title.format(ranks=ranks, source=fact.source_rank),

@@ -30,7 +30,7 @@ from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.ddp import remedies
-from ddp_doctor.phrases.ranks import rank_culprits, ranks_in_words
+from ddp_doctor.phrases.ranks import rank_culprits, ranks_at
 
 #: Small enough that the model's parameters fill several buckets.
 BUCKET_CAP_BYTES = 32 * 1024
@@ -239,8 +239,8 @@ def _minority(off: Sequence[_Off], wrong: Sequence[_Off]) -> list[int]:
     return [] if len(_ranks(wrong)) == wrong[0].world_size else _ranks(off)
 
 
-def _who(off: Sequence[_Off]) -> str:
-    return ranks_in_words(_ranks(off), off[0].world_size)
+def _who(recording: Recording, off: Sequence[_Off]) -> str:
+    return ranks_at(recording, _ranks(off))
 
 
 def _draft(recording: Recording, what: str, off: Sequence[_Off], blamed: Iterable[int]) -> Draft:
@@ -248,8 +248,8 @@ def _draft(recording: Recording, what: str, off: Sequence[_Off], blamed: Iterabl
     worst = max(off, key=lambda one: one.gradient.max_abs_error or 0.0)
     return Draft(
         title=f"{what}: {code.words(worst.gradient.held, worst.world_size)}",
-        detail=f"Off are {', '.join(names)} of the probe's model, on {_who(off)}. Each rank's share is known "
-        "in closed form, and none of your code took part.",
+        detail=f"Off are {', '.join(names)} of the probe's model, on {_who(recording, off)}. Each rank's share"
+        " is known in closed form, and none of your code took part.",
         confidence=Confidence.POSSIBLE if worst.gradient.held.holds == "other" else Confidence.LIKELY,
         culprits=rank_culprits(recording, GradientSync, blamed),
         evidence=(_evidence(worst),),
@@ -316,7 +316,7 @@ def gradients_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
     differing = [one for one in _ordinary(recording) if one.gradient.identical is False]
     wrong = [one for one in differing if not one.gradient.equal]
     for off in _by_cause(wrong):
-        what = f"The gradient on {_who(off)} is not the mean that DDP owes it"
+        what = f"The gradient on {_who(recording, off)} is not the mean that DDP owes it"
         yield _draft(recording, what, off, _minority(off, wrong))
     if differing and not wrong:
         title = "Gradients differ between ranks in their last bits: the replicas will drift apart"
@@ -346,7 +346,7 @@ def no_sync_still_synchronises(recording: Recording) -> Iterator[Draft]:
     off_inside = _off(seen, "no_sync")
     wrong = [one for one in off_inside if (one.gradient.parameter, one.gradient.held.holds) not in before]
     for off in _by_cause(wrong):
-        what = f"no_sync() does not leave {_who(off)} its own gradient"
+        what = f"no_sync() does not leave {_who(recording, off)} its own gradient"
         yield _draft(recording, what, off, _minority(off, wrong))
 
 
@@ -371,7 +371,7 @@ def step_after_no_sync_not_synchronised(recording: Recording) -> Iterator[Draft]
     after = [one for one in _off(seen, "resync") if one.gradient.parameter not in before]
     wrong = [one for one in after if _lost_a_step(one.gradient.held)]
     for off in _by_cause(wrong):
-        what = f"The step after no_sync() is not synchronised on {_who(off)}"
+        what = f"The step after no_sync() is not synchronised on {_who(recording, off)}"
         yield _draft(recording, what, off, _minority(off, wrong))
 
 

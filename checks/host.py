@@ -10,19 +10,20 @@ slows all ranks. A limit is a finding only where something uses it. Raw input (c
 """
 
 from collections.abc import Callable, Iterator
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Confidence, Severity, Where
+from ddp_doctor.model.choices import Severity, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Fact
-from ddp_doctor.model.finding import Draft, Evidence, Remedy
-from ddp_doctor.model.recording import Recording, Seen, World
+from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse import cgroup, host_gpus, host_limits
 from ddp_doctor.parse.host_limits import in_units
 from ddp_doctor.phrases import limits
+from ddp_doctor.phrases.limits import Hit
 from ddp_doctor.phrases.nodes import by_cause, node_draft
 
 
@@ -95,40 +96,23 @@ def probe(ctx: Context) -> Host:
     )
 
 
-class Hit(NamedTuple):
-    """Nodes that share a fault, and the world that meets it."""
-
-    severity: Severity
-    nodes: list[Seen[Host]]
-    world: World
-
-    def worst(self, key: Callable[[Host], float | None]) -> Host:
-        """The node with the least of something."""
-        return min((seen.fact for seen in self.nodes), key=lambda fact: key(fact) or 0)
-
-
 def _hits(
-    recording: Recording, judge: Callable[[Host, World], Severity | None], *, of_the_job: bool = True
-) -> Iterator[Hit]:
-    """The nodes that ``judge`` speaks of, by severity. Without a world nothing uses a limit.
+    recording: Recording,
+    judge: Callable[[Host, int, World], Severity | None],
+    least: Callable[[Host], float | None],
+    *,
+    of_the_job: bool = True,
+) -> Iterator[Hit[Host]]:
+    """The nodes that ``judge`` speaks of; the worst has the ``least`` of something.
 
     ``of_the_job``: about limits of the job's own process, which a prolog, being root's, does not have.
     """
-    world = recording.world
-    if world is not None and not (of_the_job and recording.options.command == "prolog"):
-        groups = by_cause(recording.facts(Host), lambda fact: judge(fact, world))
-        yield from (Hit(severity, nodes, world) for severity, nodes in groups.items())
+    if not (of_the_job and recording.options.command == "prolog"):
+        yield from limits.hits(recording, Host, judge, least)
 
 
 def _saw(text: str, value: float, unit: str, expected: float, source: str) -> Evidence:
     return Evidence(check="host", text=text, value=value, unit=unit, expected=expected, expected_from=source)
-
-
-def _draft(
-    recording: Recording, hit: Hit, title: str, saw: Evidence, remedy: Remedy, *, detail: str
-) -> Draft:
-    draft = node_draft(recording, hit.nodes, title, saw, remedy, detail=detail, severity=hit.severity)
-    return draft.model_copy(update={"confidence": Confidence.LIKELY})
 
 
 @rule("DD221", "shared-memory-too-small", Severity.WARNING, Host)
@@ -149,13 +133,13 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
-    for hit in _hits(recording, _shm, of_the_job=False):
-        fact, ranks = hit.worst(lambda fact: fact.shm_free_bytes), hit.world.nproc_per_node
+    for hit in _hits(recording, _shm, lambda fact: fact.shm_free_bytes, of_the_job=False):
+        fact, ranks = hit.worst.fact, hit.ranks
         free, total = fact.shm_free_bytes or 0, fact.shm_total_bytes or 0
         wanted = max(ranks * thresholds.NCCL_SHM_PER_RANK_BYTES, thresholds.DOCKER_SHM_BYTES)
         text, users = (
             f"{in_units(free)} of {in_units(total)} free",
-            "NCCL" if _nccl(hit.world) else "data loaders",
+            "NCCL" if _nccl(hit.world, ranks) else "data loaders",
         )
         saw = _saw(
             f"in /dev/shm {text}", free, "B", wanted, f"segments of {ranks} NCCL ranks; Docker's default"
@@ -163,20 +147,20 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
         title = f"Shared memory on {{nodes}} is too small for {users}: {text} in /dev/shm"
         remedy = limits.shared_memory(total, ranks, in_container=fact.in_container)
         detail = f"{in_units(wanted)} or more are wanted. NCCL fails at its start, worker processes by a bus error."
-        yield _draft(recording, hit, title, saw, remedy, detail=detail)
+        yield limits.hit_draft(recording, hit, title, saw, remedy, detail=detail)
 
 
-def _nccl(world: World) -> bool:
+def _nccl(world: World, ranks: int) -> bool:
     """Whether NCCL's ranks on one node share memory."""
-    return world.backend == "nccl" and world.nproc_per_node > 1
+    return world.backend == "nccl" and ranks > 1
 
 
-def _shm(fact: Host, world: World) -> Severity | None:
+def _shm(fact: Host, ranks: int, world: World) -> Severity | None:
     if fact.shm_free_bytes is None:
         return None
     if fact.shm_free_bytes < thresholds.NCCL_SHM_SEGMENT_BYTES:
-        return Severity.ERROR if _nccl(world) else Severity.WARNING
-    if _nccl(world) and fact.shm_free_bytes < world.nproc_per_node * thresholds.NCCL_SHM_PER_RANK_BYTES:
+        return Severity.ERROR if _nccl(world, ranks) else Severity.WARNING
+    if _nccl(world, ranks) and fact.shm_free_bytes < ranks * thresholds.NCCL_SHM_PER_RANK_BYTES:
         return Severity.WARNING
     return Severity.INFO if fact.shm_free_bytes <= thresholds.DOCKER_SHM_BYTES else None
 
@@ -198,18 +182,18 @@ def locked_memory_too_low_for_rdma(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
-    for hit in _hits(recording, _memlock):
-        fact = hit.worst(lambda fact: fact.memlock_bytes)
+    for hit in _hits(recording, _memlock, lambda fact: fact.memlock_bytes):
+        fact = hit.worst.fact
         allowed, devices = fact.memlock_bytes or 0, ", ".join(fact.rdma_devices)
         text, wanted = f"RLIMIT_MEMLOCK {in_units(allowed)} beside {devices}", thresholds.RDMA_MEMLOCK_BYTES
         saw = _saw(text, allowed, "B", wanted, "NCCL's user guide asks for unlimited")
         title = f"Only {in_units(allowed)} of memory may be locked on {{nodes}}, too little for RDMA"
         remedy = limits.locked_memory(hit.world.launcher, in_container=fact.in_container)
         detail = f"NCCL pins the buffers of every connection over {devices}, and fails where it may not."
-        yield _draft(recording, hit, title, saw, remedy, detail=detail)
+        yield limits.hit_draft(recording, hit, title, saw, remedy, detail=detail)
 
 
-def _memlock(fact: Host, world: World) -> Severity | None:
+def _memlock(fact: Host, _ranks: int, world: World) -> Severity | None:
     unused = world.backend != "nccl" or not fact.rdma_devices or fact.rdma_unused_by is not None
     too_low = fact.memlock_bytes is not None and fact.memlock_bytes < thresholds.RDMA_MEMLOCK_BYTES
     if unused or fact.memlock_is_ignored or not too_low:
@@ -233,18 +217,17 @@ def too_few_open_files(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/multiprocessing.html#sharing-strategies
     """
-    for hit in _hits(recording, _files):
-        allowed, wanted = (
-            hit.worst(lambda fact: fact.open_files).open_files or 0,
-            thresholds.open_files(hit.world.world_size),
-        )
+    for hit in _hits(recording, _files, lambda fact: fact.open_files):
+        allowed, wanted = hit.worst.fact.open_files or 0, thresholds.open_files(hit.world.world_size)
         saw = _saw(f"RLIMIT_NOFILE {allowed}", allowed, "files", wanted, "measured on ranks with gloo")
         title = f"Only {allowed} files may be open on {{nodes}}, too few for {hit.world.world_size} ranks"
         detail = "Each connection takes one; a rank that runs out fails with Too many open files."
-        yield _draft(recording, hit, title, saw, limits.open_files(max(wanted, 4096)), detail=detail)
+        yield limits.hit_draft(
+            recording, hit, title, saw, limits.open_files(max(wanted, 4096)), detail=detail
+        )
 
 
-def _files(fact: Host, world: World) -> Severity | None:
+def _files(fact: Host, _ranks: int, world: World) -> Severity | None:
     few = fact.open_files is not None and fact.open_files < thresholds.open_files(world.world_size)
     return Severity.WARNING if few else None
 
@@ -266,18 +249,18 @@ def too_few_cpus_for_ranks(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.kernel.org/scheduler/sched-bwc.html
     """
-    for hit in _hits(recording, _cpus):
-        fact, ranks = hit.worst(lambda fact: fact.usable_cpus), hit.world.nproc_per_node
+    for hit in _hits(recording, _cpus, lambda fact: fact.usable_cpus):
+        fact, ranks = hit.worst.fact, hit.ranks
         quota = "no quota" if fact.cpu_quota_cpus is None else f"a quota of {fact.cpu_quota_cpus:g}"
         text, has = f"{fact.cpus} CPUs in the affinity mask, {quota}", fact.usable_cpus
         title = f"{ranks} ranks share {has:g} CPUs on {{nodes}}"
         detail = "A rank that waits for its turn on a CPU makes all others wait at every all-reduce."
         saw = _saw(text, has, "CPUs", ranks, "one for each rank")
-        yield _draft(recording, hit, title, saw, limits.cpus(ranks), detail=detail)
+        yield limits.hit_draft(recording, hit, title, saw, limits.cpus(ranks), detail=detail)
 
 
-def _cpus(fact: Host, world: World) -> Severity | None:
-    sharing = 1 if fact.cpus_are_per_rank else world.nproc_per_node
+def _cpus(fact: Host, ranks: int, world: World) -> Severity | None:
+    sharing = 1 if fact.cpus_are_per_rank else ranks
     if sharing < 2 or fact.usable_cpus >= sharing:
         return None
     return Severity.WARNING if world.backend == "nccl" else Severity.INFO
@@ -299,18 +282,18 @@ def too_little_memory_for_ranks(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.kernel.org/admin-guide/cgroup-v2.html#memory
     """
-    for hit in _hits(recording, _memory, of_the_job=False):
-        free = hit.worst(lambda fact: fact.free_memory_bytes).free_memory_bytes or 0
-        ranks, wanted = hit.world.nproc_per_node, thresholds.memory(hit.world.nproc_per_node)
+    for hit in _hits(recording, _memory, lambda fact: fact.free_memory_bytes, of_the_job=False):
+        free = hit.worst.fact.free_memory_bytes or 0
+        ranks, wanted = hit.ranks, thresholds.memory(hit.ranks)
         saw = _saw(f"{in_units(free)} available", free, "B", wanted, "measured: a bare rank takes 206 MiB")
         title = f"{in_units(free)} of memory are free on {{nodes}}, too little for {ranks} ranks"
         detail = "The kernel will kill a rank, and the others will wait for it until their time-out."
-        yield _draft(recording, hit, title, saw, limits.memory(ranks), detail=detail)
+        yield limits.hit_draft(recording, hit, title, saw, limits.memory(ranks), detail=detail)
 
 
-def _memory(fact: Host, world: World) -> Severity | None:
+def _memory(fact: Host, ranks: int, _world: World) -> Severity | None:
     free = fact.free_memory_bytes
-    return Severity.WARNING if free is not None and free < thresholds.memory(world.nproc_per_node) else None
+    return Severity.WARNING if free is not None and free < thresholds.memory(ranks) else None
 
 
 @rule("DD226", "omp-threads-oversubscribe-cpus", Severity.WARNING, Host)
@@ -330,23 +313,23 @@ def omp_threads_oversubscribe_cpus(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/elastic/run.html
     """
-    for hit in _hits(recording, _omp):
-        fact, ranks = hit.worst(lambda fact: -_threads_per_cpu(fact)), hit.world.nproc_per_node
+    for hit in _hits(recording, _omp, lambda fact: -_threads_per_cpu(fact)):
+        fact, ranks = hit.worst.fact, hit.ranks
         threads, has = (fact.omp_num_threads or 1) * ranks, fact.usable_cpus
         text = f"OMP_NUM_THREADS={fact.omp_num_threads} and {ranks} ranks"
         title = f"{text} start {threads} threads on {{nodes}} for {has:g} CPUs"
         detail = "Threads that wait for each other spin, so work on the CPU slows down in every rank."
         saw = _saw(text, threads, "threads", has, "one thread for each CPU")
-        yield _draft(recording, hit, title, saw, limits.omp_threads(ranks, int(has)), detail=detail)
+        yield limits.hit_draft(recording, hit, title, saw, limits.omp_threads(ranks, int(has)), detail=detail)
 
 
 def _threads_per_cpu(fact: Host) -> float:
     return (fact.omp_num_threads or 0) / fact.usable_cpus
 
 
-def _omp(fact: Host, world: World) -> Severity | None:
-    ratio = _threads_per_cpu(fact) * world.nproc_per_node
-    if ratio <= 1 or world.nproc_per_node < 2 or fact.omp_num_threads == 1 or fact.cpus_are_per_rank:
+def _omp(fact: Host, ranks: int, _world: World) -> Severity | None:
+    ratio = _threads_per_cpu(fact) * ranks
+    if ratio <= 1 or ranks < 2 or fact.omp_num_threads == 1 or fact.cpus_are_per_rank:
         return None
     return Severity.WARNING if ratio > thresholds.OMP_THREADS_PER_CPU else Severity.INFO
 

@@ -9,8 +9,8 @@ disjoint pairs, each under a deadline of its own. A pair that does not answer is
 GPUs whose peer-to-peer path is blocked by ACS or the IOMMU: every tool calls it OK, and it stalls.
 """
 
-from collections.abc import Iterator
-from statistics import median
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median, median_high
 from typing import TYPE_CHECKING, ClassVar
 
 from ddp_doctor.knowledge.deadlines import FIRST_NCCL_S, PAIR_S
@@ -26,7 +26,8 @@ from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.ranks import pair_culprit
+from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.phrases.ranks import capital, pair_culprit, rank_at, rank_culprit, ranks_at
 
 if TYPE_CHECKING:
     import torch
@@ -166,86 +167,173 @@ def corrupts(recording: Recording) -> Iterator[Draft]:
     References
         NVIDIA/nccl-tests#117
     """
-    for seen in recording.facts(P2pFact):
-        for pair in seen.fact.pairs:
-            if pair.wrong_bytes:
-                yield Draft(
-                    title=f"Data from rank {pair.peer} arrives wrong on rank {seen.rank}:"
-                    f" {pair.wrong_bytes} of {pair.size_bytes} bytes",
-                    detail="The other pairs were tested in the same way; only those named here are wrong.",
-                    confidence=Confidence.PROVED,
-                    culprits=(pair_culprit(recording, seen.rank or 0, pair.peer),),
-                    evidence=(
-                        Evidence(
-                            check="p2p",
-                            text=f"bytes from rank {pair.peer} that differ from its pattern",
-                            value=pair.wrong_bytes,
-                            unit="B",
-                            expected=0,
-                            expected_from="the pattern is a function of the sender's rank",
-                        ),
-                    ),
-                    remedies=(
-                        Remedy(
-                            summary="Repeat without GPU peer-to-peer transfers to prove the cause",
-                            commands=("NCCL_P2P_DISABLE=1 ddp-doctor run --only p2p",),
-                            cost="none: a diagnosis, not a cure",
-                        ),
-                    ),
-                )
+    wrong = {
+        (pair.peer, seen.rank or 0): pair
+        for seen in recording.facts(P2pFact)
+        for pair in seen.fact.pairs
+        if pair.wrong_bytes
+    }
+    common = _common_end(wrong)
+    if common is not None:
+        yield _corrupts_all(recording, common, wrong)
+        return
+    for (sender, receiver), pair in list(wrong.items())[:LINES_OF_EVIDENCE]:
+        yield Draft(
+            title=f"Data from {rank_at(recording, sender)} arrives wrong on {rank_at(recording, receiver)}:"
+            f" {pair.wrong_bytes} of {pair.size_bytes} bytes",
+            detail=f"All pairs were tested in the same way; {len(wrong)} of their directions are wrong.",
+            confidence=Confidence.PROVED,
+            culprits=(pair_culprit(recording, receiver, sender),),
+            evidence=(_wrong_bytes(sender, receiver, pair),),
+            remedies=_without_p2p(recording, [(sender, receiver)]),
+        )
+
+
+def _common_end(pairs: Iterable[tuple[int, int]]) -> int | None:
+    """The one rank that takes part in all of these pairs, where it has more than one peer in them."""
+    each = [frozenset(pair) for pair in pairs]
+    shared = frozenset.intersection(*each) if len(set(each)) > 1 else frozenset()
+    return next(iter(shared), None)
+
+
+def _corrupts_all(recording: Recording, common: int, wrong: Mapping[tuple[int, int], PairResult]) -> Draft:
+    peers = {rank for pair in wrong for rank in pair} - {common}
+    return Draft(
+        title=f"Data that {rank_at(recording, common)} exchanges with {ranks_at(recording, peers)} arrives wrong",
+        detail="Pairs without this rank were tested in the same way, and their data arrive right.",
+        confidence=Confidence.PROVED,
+        culprits=(rank_culprit(recording, common),),
+        evidence=tuple(_wrong_bytes(*ends, pair) for ends, pair in list(wrong.items())[:LINES_OF_EVIDENCE]),
+        remedies=_without_p2p(recording, wrong),
+    )
+
+
+def _wrong_bytes(sender: int, receiver: int, pair: PairResult) -> Evidence:
+    return Evidence(
+        check="p2p",
+        text=f"bytes from rank {sender} that differ from its pattern on rank {receiver}",
+        value=pair.wrong_bytes,
+        unit="B",
+        expected=0,
+        expected_from="the pattern is a function of the sender's rank",
+    )
+
+
+def _without_p2p(recording: Recording, pairs: Iterable[tuple[int, int]]) -> tuple[Remedy, ...]:
+    """The proof for GPUs of one node; between nodes nothing goes peer to peer."""
+    world = recording.world
+    if world is not None and all(world.node_of(one) != world.node_of(other) for one, other in pairs):
+        return (
+            Remedy(
+                summary="Look for errors of the NICs and of the memory on both nodes; try another NIC",
+                commands=("ethtool -S IFACE | grep -i -e err -e crc", "nvidia-smi -q -d ECC"),
+                scope="node",
+            ),
+        )
+    return (
+        Remedy(
+            summary="Repeat without GPU peer-to-peer transfers to prove the cause",
+            commands=("NCCL_P2P_DISABLE=1 ddp-doctor run --only p2p",),
+            cost="none: a diagnosis, not a cure",
+        ),
+    )
 
 
 @rule("DD607", "pair-of-ranks-is-slow", Severity.WARNING, P2pFact)
 def slow_pair(recording: Recording) -> Iterator[Draft]:
-    """A GPU pair several times slower than the typical pair of the same node.
+    """A pair of GPUs several times slower than the typical pair of its kind.
 
     What it finds
-        Pairs whose bandwidth is a small fraction of the median pair's. Only with NCCL, where links
-        are hardware; pairs of CPU processes share cores and differ by chance.
+        Pairs whose bandwidth is a small fraction of the median pair's: of those within a node, or of those
+        between nodes, which go over the network. Only with NCCL, where links are hardware; pairs of CPU
+        processes share cores and differ by chance.
 
     Why it matters
         A ring is as fast as its slowest link.
 
     Remedy
-        Compare the link types in `nvidia-smi topo -m` and the PCIe width under load.
+        Compare the link types in `nvidia-smi topo -m` and the PCIe width under load; between nodes the
+        NICs and their cables.
 
     References
         docs/explanation/measurements.md
     """
     if recording.world is None or recording.world.backend != "nccl":
         return
-    rates = {
-        (min(seen.rank or 0, pair.peer), max(seen.rank or 0, pair.peer)): pair.bandwidth_gb_per_s
-        for seen in recording.facts(P2pFact)
-        for pair in seen.fact.pairs
-    }
+    for across, rates in _rates_by_kind(recording).items():
+        slow = _slow(rates)
+        common = _common_end(slow)
+        alone = common is not None and all(pair in slow for pair in rates if common in pair)
+        together = slow and (alone or len(slow) > LINES_OF_EVIDENCE)
+        for pairs in [slow] if together else [[pair] for pair in slow]:
+            yield _slow_draft(recording, pairs, rates, across=across)
+
+
+#: Bandwidth in GB/s by pair of ranks, the lower one first.
+_Rates = dict[tuple[int, int], float]
+
+
+def _rates_by_kind(recording: Recording) -> dict[bool, _Rates]:
+    """The pairs within a node, and those across nodes (True)."""
+    world = recording.world
+    kinds: dict[bool, _Rates] = {False: {}, True: {}}
+    for seen in recording.facts(P2pFact):
+        for pair in seen.fact.pairs:
+            ends = (min(seen.rank or 0, pair.peer), max(seen.rank or 0, pair.peer))
+            across = world is not None and world.node_of(ends[0]) != world.node_of(ends[1])
+            kinds[across][ends] = pair.bandwidth_gb_per_s
+    return kinds
+
+
+def _slow(rates: _Rates) -> list[tuple[int, int]]:
     if len(rates) < 3:
-        return
-    typical = median(rates.values())
-    for (one, other), rate in sorted(rates.items()):
-        if rate * SLOW_PAIR_RATIO < typical:
-            yield Draft(
-                title=f"Ranks {one} and {other} exchange {rate:.2f} GB/s, the typical pair {typical:.2f} GB/s",
-                detail="The link between these two is slower than its peers.",
-                culprits=(pair_culprit(recording, one, other),),
-                evidence=(
-                    Evidence(
-                        check="p2p",
-                        text=f"best of the exchanges between ranks {one} and {other}",
-                        value=round(rate, 3),
-                        unit="GB/s",
-                        expected=round(typical, 3),
-                        expected_from="median over all pairs of this run",
-                    ),
-                ),
-                remedies=(
-                    Remedy(
-                        summary="Compare link type, PCIe width and NUMA node with those of the faster pairs",
-                        commands=("nvidia-smi topo -m", "nvidia-smi -q -d PCIE"),
-                        scope="node",
-                    ),
-                ),
+        return []
+    typical = median_high(rates.values())
+    return sorted(pair for pair, rate in rates.items() if rate * SLOW_PAIR_RATIO < typical)
+
+
+def _slow_draft(
+    recording: Recording, pairs: Sequence[tuple[int, int]], rates: _Rates, *, across: bool
+) -> Draft:
+    typical, worst = median_high(rates.values()), min(rates[pair] for pair in pairs)
+    common = _common_end(pairs)
+    if common is not None:
+        peers = {rank for pair in pairs for rank in pair} - {common}
+        who = f"{rank_at(recording, common)} and each of {ranks_at(recording, peers)} exchange"
+    elif len(pairs) == 1:
+        who = f"{rank_at(recording, pairs[0][0])} and {rank_at(recording, pairs[0][1])} exchange"
+    else:
+        who = f"{len(pairs)} pairs of ranks exchange"
+    links = [pair_culprit(recording, *pair) for pair in pairs]
+    return Draft(
+        title=f"{capital(who)} {worst:.2f} GB/s, the typical pair {typical:.2f} GB/s",
+        detail=f"They are slower than other pairs {'across nodes' if across else 'within a node'}.",
+        culprits=tuple(links) if common is None else (rank_culprit(recording, common),),
+        evidence=tuple(
+            Evidence(
+                check="p2p",
+                text=f"best of the exchanges between ranks {one} and {other}",
+                value=round(rates[one, other], 3),
+                unit="GB/s",
+                expected=round(typical, 3),
+                expected_from=f"median over all pairs {'across nodes' if across else 'within a node'} of this run",
             )
+            for one, other in pairs[:LINES_OF_EVIDENCE]
+        ),
+        remedies=(_COMPARE_NICS if across else _COMPARE_LINKS,),
+    )
+
+
+_COMPARE_LINKS = Remedy(
+    summary="Compare link type, PCIe width and NUMA node with those of the faster pairs",
+    commands=("nvidia-smi topo -m", "nvidia-smi -q -d PCIE"),
+    scope="node",
+)
+_COMPARE_NICS = Remedy(
+    summary="Compare the NICs that NCCL uses on these nodes, their speed and errors, with those of the others",
+    commands=("NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=NET ddp-doctor run --only p2p", "ethtool IFACE"),
+    scope="node",
+)
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:

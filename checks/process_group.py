@@ -11,7 +11,7 @@ uses the global rank, or no rank at all, for its device.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from ddp_doctor.knowledge.deadlines import CHECK_S, FIRST_NCCL_S
@@ -19,10 +19,13 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, Severity, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Fact
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, by_cause, host, node_culprits, node_names
+from ddp_doctor.phrases.ranks import capital, rank_culprit, rank_list
 
 
 class ProcessGroupFact(Fact):
@@ -115,27 +118,16 @@ def cannot_import(recording: Recording) -> Iterator[Draft]:
     References
         docs/explanation/hangs.md
     """
-    for seen in recording.facts(TorchImport):
-        why = seen.fact.error or seen.fact.stuck_at
-        if why is None:
-            continue
-        lines = [line.strip() for line in why.splitlines() if line.strip()] or ["no words"]
-        frames = [line for line in lines if line.startswith("File ")]
-        last = lines[-1] if seen.fact.error else (frames or lines)[0]
-        what = (
-            "cannot be imported" if seen.fact.error else f"is not imported after {seen.fact.import_s:.0f} s"
-        )
-        host = recording.world.hostname(seen.node) if recording.world else None
+    for (what, last), group in by_cause(recording.facts(TorchImport), _import_failure).items():
+        several = recording.world is not None and recording.world.nnodes > 1
+        where = f" on {node_names(recording, group)}" if several else ""
+        checks = dict.fromkeys(seen.reading.check for seen in group)  # all of them failed for this reason
         yield Draft(
-            title=f"torch {what}: {last[:160]}",
-            detail="No rank was started.",
+            title=f"torch {what}{where}: {last[:160]}",
+            detail="No rank was started." if not several else "No rank was started there.",
             confidence=Confidence.PROVED,
-            culprits=(Culprit(kind="node", node=host, node_rank=seen.node),),
-            evidence=tuple(
-                Evidence(check=reading.check, text=last[:300])
-                for reading in recording.readings
-                if reading.fact == seen.reading.fact
-            ),
+            culprits=node_culprits(recording, group),
+            evidence=tuple(Evidence(check=check, text=last[:300]) for check in checks),
             remedies=(
                 Remedy(
                     summary="Make this command work first",
@@ -144,7 +136,18 @@ def cannot_import(recording: Recording) -> Iterator[Draft]:
                 ),
             ),
         )
-        return  # the other checks failed for the same reason
+
+
+def _import_failure(fact: TorchImport) -> tuple[str, str] | None:
+    """What is wrong with the import, and the line of the traceback or stack that says most."""
+    why = fact.error or fact.stuck_at
+    if why is None:
+        return None
+    lines = [line.strip() for line in why.splitlines() if line.strip()] or ["no words"]
+    if fact.error:
+        return "cannot be imported", lines[-1]
+    frames = [line for line in lines if line.startswith("File ")]
+    return f"is not imported after {fact.import_s:.0f} s", (frames or lines)[0]
 
 
 @rule("DD605", "two-ranks-share-one-gpu", Severity.ERROR, ProcessGroupFact)
@@ -167,29 +170,40 @@ def shared_gpu(recording: Recording) -> Iterator[Draft]:
     for seen in recording.facts(ProcessGroupFact):
         if seen.fact.gpu_uuid is not None:
             by_uuid[seen.node, seen.fact.gpu_uuid].append(seen)
-    for (node, uuid), sharing in by_uuid.items():
-        if len(sharing) < 2:
-            continue
-        ranks = [seen.rank or 0 for seen in sharing]
-        host = recording.world.hostname(node) if recording.world else None
-        named = " and ".join(str(rank) for rank in ranks)
-        yield Draft(
-            title=f"Ranks {named} run on one GPU ({sharing[0].fact.gpu_name}, {uuid})",
-            detail="Each rank needs a GPU of its own.",
-            confidence=Confidence.PROVED,
-            culprits=tuple(Culprit(kind="rank", rank=rank, node=host, node_rank=node) for rank in ranks),
-            evidence=tuple(
-                Evidence(check="process_group", text=f"rank {seen.rank} uses {seen.fact.device}, {uuid}")
-                for seen in sharing
+    shared = {gpu: sharing for gpu, sharing in by_uuid.items() if len(sharing) > 1}
+    if not shared:
+        return
+    places = [_place(recording, node, sharing) for (node, _), sharing in shared.items()]
+    left = len(places) - NAMES_IN_A_SENTENCE
+    shown = [*places[:NAMES_IN_A_SENTENCE], *([f"and so on, on {left} GPUs more"] if left > 0 else [])]
+    everyone = [seen for sharing in shared.values() for seen in sharing]
+    yield Draft(
+        title=capital("; ".join(shown)),
+        detail="Each rank needs a GPU of its own.",
+        confidence=Confidence.PROVED,
+        culprits=tuple(rank_culprit(recording, seen.rank or 0, seen.node) for seen in everyone),
+        evidence=tuple(
+            Evidence(
+                check="process_group", text=f"rank {seen.rank} uses {seen.fact.device}, {seen.fact.gpu_uuid}"
+            )
+            for seen in everyone[:LINES_OF_EVIDENCE]
+        ),
+        remedies=(
+            Remedy(
+                summary="Start as many ranks as there are GPUs, and choose the device by LOCAL_RANK",
+                commands=("torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",),
+                scope="code",
             ),
-            remedies=(
-                Remedy(
-                    summary="Start as many ranks as there are GPUs, and choose the device by LOCAL_RANK",
-                    commands=("torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",),
-                    scope="code",
-                ),
-            ),
-        )
+        ),
+    )
+
+
+def _place(recording: Recording, node: int, sharing: Sequence[Seen[ProcessGroupFact]]) -> str:
+    """The ranks on one GPU, its name and UUID, and its host where there are several."""
+    several = recording.world is not None and recording.world.nnodes > 1
+    at = f" of {host(recording, node)}" if several else ""
+    fact = sharing[0].fact
+    return f"{rank_list([seen.rank or 0 for seen in sharing])} run on one GPU{at} ({fact.gpu_name}, {fact.gpu_uuid})"
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:

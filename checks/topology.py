@@ -34,6 +34,7 @@ from ddp_doctor.parse.p2p_stalls import Stall, find_stalls, logs_by_node, nodes_
 from ddp_doctor.parse.topo_matrix import TopologyError, TopologyMatrix, parse_matrices, parse_matrix
 from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names
 from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH, UNSET_LEVEL, look_at_nvlinks, use_hca
+from ddp_doctor.phrases.ranks import rank_list
 
 #: A paste may be a whole log; only its beginning goes into the recording.
 _KEPT_CHARACTERS = 200_000
@@ -126,8 +127,8 @@ def p2p_stalls(recording: Recording) -> Iterator[Draft]:
     if not stalls:
         return
     hosts = [seen for seen in recording.facts(TopologyFact) if seen.node in {one.node for one in stalls}]
-    fact, log = hosts[0].fact, stalls[0].log
-    pairs = ", ".join(f"{'-'.join(one.gpus)} ({one.via} over {one.code})" for one in stalls)
+    fact = hosts[0].fact
+    pairs = ", ".join(dict.fromkeys(f"{'-'.join(one.gpus)} ({one.via} over {one.code})" for one in stalls))
     yield Draft(
         title=f"GPUs on {_where(recording, hosts)} stall when NCCL copies directly between them: {pairs}",
         detail=(
@@ -141,7 +142,7 @@ def p2p_stalls(recording: Recording) -> Iterator[Draft]:
             REPAIR_PATH,
             DISABLE_P2P,
             *([UNSET_LEVEL] if _widened(fact, stalls) else []),
-            *(_hca(fact) if _nccl_chose_another(recording, fact, log) else []),
+            *(_hca(fact) if _nccl_chose_another(recording, fact, stalls[0].log) else []),
         ),
     )
 
@@ -153,10 +154,8 @@ def _widened(fact: TopologyFact, stalls: Sequence[Stall]) -> bool:
 
 
 def _stalls(recording: Recording) -> list[Stall]:
-    if all(trial.outcome != "stuck" for trial in recording.trials):
-        return []
     matrices = {seen.node: seen.fact for seen in recording.facts(TopologyFact)}
-    return find_stalls(matrices, recording.trials)
+    return recording.once("stalls over P2P", lambda: find_stalls(matrices, recording.trials))
 
 
 def _where(recording: Recording, seen: Sequence[Seen[TopologyFact]]) -> str:
@@ -181,8 +180,7 @@ def _culprit(recording: Recording, node: int, gpus: Sequence[str], ranks: Sequen
 def _stall_evidence(stalls: Sequence[Stall], fact: TopologyFact) -> Iterator[Evidence]:
     trial = stalls[0].trial
     check = trial.judged_check or ""
-    ranks = sorted({rank for one in stalls for rank in one.ranks})
-    text = f"ranks {', '.join(map(str, ranks))} entered and did not leave"
+    text = f"{rank_list([rank for one in stalls for rank in one.ranks])} entered and did not leave"
     yield Evidence(check=check, text=text, value=trial.waited_s, unit="s")
     for one in stalls:
         yield Evidence(check=check, text=f"NCCL's log: ranks {one.ranks[0]} and {one.ranks[1]} via {one.via}")
@@ -257,14 +255,15 @@ _Cause = tuple[tuple[tuple[str, str], ...], str, tuple[str, ...]]
 
 def _crossing(recording: Recording) -> dict[_Cause, list[Seen[TopologyFact]]]:
     groups: dict[_Cause, list[Seen[TopologyFact]]] = {}
-    logs = logs_by_node(recording.trials)
     settled = nodes_nccl_ran_on(recording.trials) | {stall.node for stall in _stalls(recording)}
-    for seen in recording.facts(TopologyFact):
+    unsettled = [seen for seen in recording.facts(TopologyFact) if seen.node not in settled]
+    logs = logs_by_node(recording.trials) if unsettled else {}
+    for seen in unsettled:
         fact, log = seen.fact, logs.get(seen.node, NcclTransportFact())
         pairs = tuple((one, two) for one, two, code in fact.gpu_pairs() if codes.crosses_sockets(code))
         limit, why = fact.p2p_limit(log)
         off = "1" in {log.p2p_disable, fact.nccl_settings.get("NCCL_P2P_DISABLE")}
-        if pairs and limit == "SYS" and not off and seen.node not in settled:
+        if pairs and limit == "SYS" and not off:
             groups.setdefault((pairs, why, fact.candidate_hcas()), []).append(seen)
     return groups
 

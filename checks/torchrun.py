@@ -22,6 +22,7 @@ from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.ranks import rank_at
 
 #: What torchrun sets; torch/distributed/elastic/agent/server/local_elastic_agent.py.
 EXPORTED = (
@@ -99,14 +100,17 @@ def ranks_missing(recording: Recording) -> Iterator[Draft]:
                 evidence=tuple(
                     Evidence(check="torchrun", text=line[:200]) for line in last[-3:] or trial.notes[:1]
                 ),
-                remedies=(
-                    Remedy(
-                        summary="Run torchrun by hand and mend what it says",
-                        commands=(f"torchrun --nproc-per-node {len(trial.ranks)} --no-python hostname",),
-                        scope="node",
-                    ),
-                ),
+                remedies=(_by_hand(recording),),
             )
+
+
+def _by_hand(recording: Recording) -> Remedy:
+    ranks = recording.world.nproc_per_node if recording.world else 1
+    return Remedy(
+        summary="Run torchrun by hand and mend what it says",
+        commands=(f"torchrun --nproc-per-node {ranks} --no-python hostname",),
+        scope="node",
+    )
 
 
 @rule("DD502", "torchrun-starts-slowly", Severity.WARNING, TorchrunFact)
@@ -129,7 +133,7 @@ def slow_start(recording: Recording) -> Iterator[Draft]:
     seconds = slowest.fact.arrived_after_s
     if seconds > SLOW_START_S:
         yield Draft(
-            title=f"torchrun needed {seconds:.0f} s until rank {slowest.rank} ran",
+            title=f"torchrun needed {seconds:.0f} s until {rank_at(recording, slowest.rank or 0)} ran",
             detail="The time goes into starting Python and importing torch once per rank.",
             evidence=(
                 Evidence(
@@ -179,13 +183,7 @@ def does_not_end(recording: Recording) -> Iterator[Draft]:
             severity=Severity.ERROR if failed else None,
             confidence=Confidence.LIKELY,
             evidence=tuple(Evidence(check="torchrun", text=line[:200]) for line in last or [note]),
-            remedies=(
-                Remedy(
-                    summary="Run torchrun by hand and mend what it says",
-                    commands=(f"torchrun --nproc-per-node {len(trial.ranks)} --no-python hostname",),
-                    scope="node",
-                ),
-            ),
+            remedies=(_by_hand(recording),),
         )
 
 

@@ -14,7 +14,7 @@ about single GPUs (memory, ECC, clocks, modes, models) are in knowledge/health.p
 """
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddp_doctor.checks.gpus import health
@@ -31,7 +31,7 @@ from ddp_doctor.parse import host_gpus
 from ddp_doctor.parse import visible_devices as devices
 from ddp_doctor.parse.gpu_facts import GpusFact
 from ddp_doctor.parse.nvml import NvmlAnswer, parse_nvml
-from ddp_doctor.phrases.gpus import asked_for
+from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE, asked_for
 from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names
 
 __all__ = ["CHECK", "GpusFact", "probe"]
@@ -123,7 +123,7 @@ def driver_not_working(recording: Recording) -> Iterator[Draft]:
             detail=_gpus_expected(group[0].fact),
             confidence=Confidence.PROVED,
             culprits=node_culprits(recording, group),
-            evidence=tuple(_nvml_evidence(one.fact) for one in group),
+            evidence=tuple(dict.fromkeys(_nvml_evidence(one.fact) for one in group))[:LINES_OF_EVIDENCE],
             remedies=(mend,),
             severity=_severity(recording, group),
         )
@@ -305,9 +305,7 @@ def too_few_visible(recording: Recording) -> Iterator[Draft]:
     References
         CUDA Programming Guide, CUDA Environment Variables; NVIDIA/nccl init.cc, "Duplicate GPU detected"
     """
-    world = recording.world
-    ranks = world.nproc_per_node if world is not None and world.backend == "nccl" else 0
-    for (shown, value, rejected), group in by_cause(recording.facts(GpusFact), _selection(ranks)).items():
+    for (ranks, shown, value, rejected), group in _selections(recording).items():
         short = ranks > shown
         count = f"{ranks} ranks, but {shown} GPUs are visible" if short else f"only {shown} GPUs are visible"
         setting = "" if value is None else f' with CUDA_VISIBLE_DEVICES="{value}"'
@@ -337,19 +335,30 @@ def _setting_culprit(value: str | None) -> tuple[Culprit, ...]:
     return () if value is None else (Culprit(kind="setting", name="CUDA_VISIBLE_DEVICES"),)
 
 
-def _selection(ranks: int) -> Callable[[GpusFact], tuple[int, str | None, str | None] | None]:
-    """The cause, by which nodes are grouped: GPUs shown, CUDA_VISIBLE_DEVICES, its wrong entry."""
+#: Ranks, GPUs shown, CUDA_VISIBLE_DEVICES and its wrong entry: nodes alike in all of them are one finding.
+_Selection = tuple[int, int, str | None, str | None]
 
-    def cause(fact: GpusFact) -> tuple[int, str | None, str | None] | None:
-        shown = len(fact.visible)
-        if fact.nvml_error is not None or (ranks <= shown and fact.rejected is None):
-            return None
-        short = _shortfall(fact, None)
-        if short is not None and short.severity is Severity.ERROR and fact.rejected is None:
-            return None  # DD303 names the missing GPUs; ranks without one are its victims
-        return shown, fact.environment.get("CUDA_VISIBLE_DEVICES"), fact.rejected
 
-    return cause
+def _selections(recording: Recording) -> dict[_Selection, list[Seen[GpusFact]]]:
+    """The nodes on which the job is shown too few GPUs, or one of its entries names none."""
+    groups: dict[_Selection, list[Seen[GpusFact]]] = {}
+    world = recording.world
+    for seen in recording.facts(GpusFact):
+        ranks = len(world.ranks_of(seen.node)) if world is not None and world.backend == "nccl" else 0
+        selection = _selection(seen.fact, ranks)
+        if selection is not None:
+            groups.setdefault(selection, []).append(seen)
+    return groups
+
+
+def _selection(fact: GpusFact, ranks: int) -> _Selection | None:
+    shown = len(fact.visible)
+    if fact.nvml_error is not None or (ranks <= shown and fact.rejected is None):
+        return None
+    short = _shortfall(fact, None)
+    if short is not None and short.severity is Severity.ERROR and fact.rejected is None:
+        return None  # DD303 names the missing GPUs; ranks without one are its victims
+    return ranks, shown, fact.environment.get("CUDA_VISIBLE_DEVICES"), fact.rejected
 
 
 def _slices(fact: GpusFact) -> str:

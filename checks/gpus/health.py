@@ -341,34 +341,30 @@ def models_differ(recording: Recording) -> Iterator[Draft]:
     References
         PyTorch docs, DistributedDataParallel: gradients are synchronised in every backward pass
     """
-    seen = [one for one in recording.facts(GpusFact) if not one.fact.hidden and _visible(one)]
-    counts = [Counter(gpu.name for gpu in _visible(one)) for one in seen]
-    mixed_node = any(
-        max(count.values()) < _ranks(recording, one) for one, count in zip(seen, counts, strict=True)
-    )
-    usual = {count.most_common(1)[0][0] for count in counts}
-    if mixed_node or len(usual) > 1:
-        hits = [(one.node, gpu) for one in seen for gpu in _visible(one)]
-        names = sorted({gpu.name or "unknown" for _, gpu in hits})
+    hits = [(one.node, gpu) for one in recording.facts(GpusFact) for gpu in _taking_part(recording, one)]
+    models = Counter(gpu.name or "unknown" for _, gpu in hits)
+    if len(models) > 1:
+        usual, count = models.most_common(1)[0]
+        few = [(node, gpu) for node, gpu in hits if gpu.name != usual] if 2 * count > len(hits) else hits
         yield gpu_draft(
             recording,
-            hits,
-            f"different models, {' and '.join(names)}",
-            lambda gpu: Sight(f"{gpu.name}", expected_from="all ranks run in step, so one model is best"),
+            few,
+            f"different models, {' and '.join(sorted(models))}",
+            lambda gpu: Sight(f"{gpu.name}", expected_from=f"one model is best; most are {usual}"),
             known.SAME_MODEL,
             detail="The job will run at the speed, and with the memory, of the weakest.",
             severity=Severity.WARNING,
         )
 
 
-def _visible(seen: Seen[GpusFact]) -> list[Gpu]:
-    return [gpu for gpu in seen.fact.gpus if gpu.index in seen.fact.visible and gpu.name]
-
-
-def _ranks(recording: Recording, seen: Seen[GpusFact]) -> int:
-    """How many GPUs of this node take part; without a world, all that the job sees."""
-    shown = len(_visible(seen))
-    return min(recording.world.nproc_per_node, shown) if recording.world else shown
+def _taking_part(recording: Recording, seen: Seen[GpusFact]) -> list[Gpu]:
+    """The GPUs of a node that its ranks use: those of one model where there are enough of them."""
+    shown = [gpu for gpu in seen.fact.gpus if gpu.index in seen.fact.visible and gpu.name]
+    if seen.fact.hidden or not shown:
+        return []
+    usual, count = Counter(gpu.name for gpu in shown).most_common(1)[0]
+    ranks = len(recording.world.ranks_of(seen.node)) if recording.world else len(shown)
+    return shown if count < min(ranks, len(shown)) else [gpu for gpu in shown if gpu.name == usual]
 
 
 RULES = (needs_recovery, memory_in_use, compute_mode_refuses, memory_errors, slowed, mig_mode, models_differ)

@@ -1,15 +1,16 @@
 """How findings speak of GPUs: in a title, as culprits, and as one line of evidence each."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.model.choices import Backend, Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.gpu_facts import Gpu
+from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, host, in_words
 
-#: A sentence with more GPUs than this gives their number; culprits and evidence name them all.
-NAMES_IN_A_SENTENCE = 4
+#: Of more GPUs than this the evidence shows the first; the culprits name them all.
+LINES_OF_EVIDENCE = 16
 
 Hits = Sequence[tuple[int, Gpu]]  # node ranks, and GPUs on them
 
@@ -41,53 +42,53 @@ def gpu_draft(
     confidence: Confidence = Confidence.PROVED,
 ) -> Draft:
     """A finding "GPU 3 (0000:61:00.0) on node0: ``what``", with one line of evidence per GPU."""
-    sights = [(gpu.label, sight(gpu)) for _, gpu in hits]
     return Draft(
         title=f"{gpu_names(recording, hits)}: {what}",
         detail=detail,
         confidence=confidence,
         culprits=gpu_culprits(recording, hits),
-        evidence=tuple(
-            Evidence(
-                check="gpus",
-                text=f"{label}: {seen.text}",
-                value=seen.value,
-                unit=seen.unit,
-                expected=seen.expected,
-                expected_from=seen.expected_from,
-            )
-            for label, seen in sights
-        ),
+        evidence=tuple(_evidence(recording, hits, sight)),
         remedies=remedies,
         severity=asked_for(recording, severity),
     )
 
 
+def _evidence(recording: Recording, hits: Hits, sight: Callable[[Gpu], Sight]) -> Iterator[Evidence]:
+    """One line a GPU, with its host where there are several, and the rest of many as their number."""
+    several = recording.world is not None and recording.world.nnodes > 1
+    for node, gpu in hits[:LINES_OF_EVIDENCE]:
+        seen, at = sight(gpu), f" on {host(recording, node)}" if several else ""
+        yield Evidence(
+            check="gpus",
+            text=f"{gpu.label}{at}: {seen.text}",
+            value=seen.value,
+            unit=seen.unit,
+            expected=seen.expected,
+            expected_from=seen.expected_from,
+        )
+    if hits[LINES_OF_EVIDENCE:]:
+        text = f"and {len(hits) - LINES_OF_EVIDENCE} GPUs more, named in the JSON report"
+        yield Evidence(check="gpus", text=text)
+
+
 def gpu_names(recording: Recording, hits: Hits) -> str:
     """Pairs of node and GPU for a sentence: "GPU 3 (0000:61:00.0) on node0", "6 GPUs on node0 and node1"."""
-    hosts = list(dict.fromkeys(_host(recording, node) for node, _ in hits))
+    hosts: dict[str, list[Gpu]] = {}
+    for node, gpu in hits:
+        hosts.setdefault(host(recording, node), []).append(gpu)
     if len(hits) > NAMES_IN_A_SENTENCE:
-        named = hosts if len(hosts) <= NAMES_IN_A_SENTENCE else [f"{len(hosts)} nodes"]
-        return f"{len(hits)} GPUs on {_joined(named)}"
-    return _joined([f"{_joined(_short(hits, host, recording))} on {host}" for host in hosts])
+        named = list(hosts) if len(hosts) <= NAMES_IN_A_SENTENCE else [f"{len(hosts)} nodes"]
+        return f"{len(hits)} GPUs on {in_words(named)}"
+    return in_words([f"{in_words([_short(gpu) for gpu in gpus])} on {name}" for name, gpus in hosts.items()])
 
 
 def gpu_culprits(recording: Recording, hits: Hits) -> tuple[Culprit, ...]:
     """One culprit per GPU, with UUID and bus id for its name."""
     return tuple(
-        Culprit(kind="gpu", node=_host(recording, node), node_rank=node, gpu=gpu.index, name=gpu.label)
+        Culprit(kind="gpu", node=host(recording, node), node_rank=node, gpu=gpu.index, name=gpu.label)
         for node, gpu in hits
     )
 
 
-def _host(recording: Recording, node: int) -> str:
-    return recording.world.hostname(node) if recording.world else f"node rank {node}"
-
-
-def _short(hits: Hits, host: str, recording: Recording) -> list[str]:
-    mine = [gpu for node, gpu in hits if _host(recording, node) == host]
-    return [f"GPU {gpu.index} ({gpu.bus_id})" if gpu.bus_id else f"GPU {gpu.index}" for gpu in mine]
-
-
-def _joined(words: Sequence[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+def _short(gpu: Gpu) -> str:
+    return f"GPU {gpu.index} ({gpu.bus_id})" if gpu.bus_id else f"GPU {gpu.index}"

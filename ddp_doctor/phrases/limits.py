@@ -1,6 +1,9 @@
-"""Remedies for limits of a host or container: shared memory, locked memory, open files, CPUs."""
+"""Limits of a host or container: the nodes that have too little of something, and what mends it."""
 
 import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from ddp_doctor.knowledge.thresholds import (
     GIB,
@@ -8,10 +11,63 @@ from ddp_doctor.knowledge.thresholds import (
     NCCL_SHM_PER_RANK_BYTES,
     RECOMMENDED_SHM_BYTES,
 )
-from ddp_doctor.model.finding import Proof, Remedy, Setting
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.fact import Fact
+from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Setting
+from ddp_doctor.model.recording import Recording, Seen, World
+from ddp_doctor.phrases.nodes import host, node_draft
+
+F = TypeVar("F", bound=Fact)
 
 NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 _NOT_TRIED = Proof(reason="the doctor changes no limit of the host")
+
+
+@dataclass(frozen=True)
+class Hit(Generic[F]):
+    """Nodes that share a fault; what is told of it are the figures of the worst of them."""
+
+    severity: Severity
+    nodes: Sequence[Seen[F]]
+    world: World
+    worst: Seen[F]
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks the worst node has."""
+        return len(self.world.ranks_of(self.worst.node))
+
+
+def hits(
+    recording: Recording,
+    kind: type[F],
+    judge: Callable[[F, int, World], Severity | None],
+    least: Callable[[F], float | None],
+) -> Iterator[Hit[F]]:
+    """The nodes that ``judge``, given each with its number of ranks, finds fault with, by severity.
+
+    The worst has the ``least`` of something. Without a world nothing uses a limit.
+    """
+    groups: dict[Severity, list[Seen[F]]] = {}
+    world = recording.world
+    if world is None:
+        return
+    for seen in recording.facts(kind):
+        severity = judge(seen.fact, len(world.ranks_of(seen.node)), world)
+        if severity is not None:
+            groups.setdefault(severity, []).append(seen)
+    for severity, nodes in groups.items():
+        yield Hit(severity, nodes, world, min(nodes, key=lambda seen: least(seen.fact) or 0))
+
+
+def hit_draft(
+    recording: Recording, hit: Hit[F], title: str, saw: Evidence, remedy: Remedy, *, detail: str
+) -> Draft:
+    """A finding about all nodes of a hit, which says whose figures it shows."""
+    if len(hit.nodes) > 1:
+        saw = saw.model_copy(update={"text": f"worst on {host(recording, hit.worst.node)}: {saw.text}"})
+    draft = node_draft(recording, hit.nodes, title, saw, remedy, detail=detail, severity=hit.severity)
+    return draft.model_copy(update={"confidence": Confidence.LIKELY})
 
 
 def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy:

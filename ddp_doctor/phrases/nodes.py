@@ -27,16 +27,36 @@ def by_cause(seen: Iterable[Seen[F]], cause: Callable[[F], K | None]) -> dict[K,
 
 def node_culprits(recording: Recording, seen: Sequence[Seen[F]]) -> tuple[Culprit, ...]:
     """One culprit per node."""
-    ranks = dict.fromkeys(one.node for one in seen)
-    return tuple(Culprit(kind="node", node=_name(recording, rank), node_rank=rank) for rank in ranks)
+    return tuple(node_culprit(recording, rank) for rank in dict.fromkeys(one.node for one in seen))
+
+
+def node_culprit(recording: Recording, node_rank: int) -> Culprit:
+    """One node as a culprit."""
+    return Culprit(kind="node", node=host(recording, node_rank), node_rank=node_rank)
+
+
+def node_pair(recording: Recording, node_rank: int, peer: int) -> Culprit:
+    """The path between two nodes as a culprit."""
+    return Culprit(
+        kind="pair", node=host(recording, node_rank), node_rank=node_rank, peer_node=host(recording, peer)
+    )
 
 
 def node_names(recording: Recording, seen: Sequence[Seen[F]]) -> str:
     """The nodes' names for a sentence: "node0", "node0 and node1", "node0, node1 and 12 more"."""
-    names = [_name(recording, rank) for rank in dict.fromkeys(one.node for one in seen)]
+    return in_words([host(recording, rank) for rank in dict.fromkeys(one.node for one in seen)])
+
+
+def in_words(names: Sequence[str]) -> str:
+    """Names for a sentence: "node0", "node0 and node1", "node0, node1, node2, node3 and 12 more"."""
     if len(names) > NAMES_IN_A_SENTENCE:
         names = [*names[:NAMES_IN_A_SENTENCE], f"{len(names) - NAMES_IN_A_SENTENCE} more"]
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def host(recording: Recording, node_rank: int) -> str:
+    """A node's host name, or "node rank N" where no name is known."""
+    return recording.world.hostname(node_rank) if recording.world else f"node rank {node_rank}"
 
 
 def node_draft(
@@ -59,7 +79,3 @@ def node_draft(
         remedies=remedies,
         severity=severity,
     )
-
-
-def _name(recording: Recording, node_rank: int) -> str:
-    return recording.world.hostname(node_rank) if recording.world else f"node rank {node_rank}"

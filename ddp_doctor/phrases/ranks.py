@@ -1,20 +1,14 @@
 """How findings speak of ranks: in words, and as culprits on a host."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, host, in_words
 
-
-def ranks_in_words(ranks: Sequence[int], world_size: int) -> str:
-    """ "rank 3", "ranks 1 and 3", "ranks 0, 1 and 3", or "every rank"."""
-    if len(ranks) == world_size and world_size > 1:
-        return "every rank"
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+#: A sentence names no more runs of consecutive ranks than these.
+RUNS_IN_A_SENTENCE = 8
 
 
 def rank_culprits(recording: Recording, kind: type[Fact], ranks: Iterable[int]) -> tuple[Culprit, ...]:
@@ -39,23 +33,20 @@ def gpu_of(recording: Recording, rank: int) -> int | None:
     A rank's CUDA device is no such index: CUDA_VISIBLE_DEVICES=4,5 makes GPU 4 device 0. The recorded
     facts are looked at as they are, for their classes belong to the checks.
     """
-    node, group = _read(recording, "process-group/1", rank=rank)
-    uuid = group.get("gpu_uuid")
-    if uuid is None:
-        return None
-    gpus = _read(recording, "gpus/1", node=node)[1].get("gpus", ())
-    return next((gpu["index"] for gpu in gpus if gpu.get("uuid") == uuid), None)
+    return recording.once("GPU of each rank", lambda: _gpus_of_ranks(recording)).get(rank)
 
 
-def _read(
-    recording: Recording, kind: str, *, node: int | None = None, rank: int | None = None
-) -> tuple[int, Mapping[str, Any]]:
-    """Node and content of the first fact of this kind, of one node or rank; empty where there is none."""
-    for one in recording.readings:
-        here = one.rank == rank and node in {None, one.node}
-        if here and one.fact is not None and one.fact.get("kind") == kind:
-            return one.node, one.fact
-    return 0, {}
+def _gpus_of_ranks(recording: Recording) -> Mapping[int, int | None]:
+    """The first answer counts, of a rank as of a node."""
+    known: dict[int, Mapping[str, int]] = {}
+    for one in recording.of_kind("gpus/1"):
+        gpus = (one.fact or {}).get("gpus", ())
+        known.setdefault(one.node, {gpu["uuid"]: gpu["index"] for gpu in reversed(gpus) if gpu.get("uuid")})
+    found: dict[int, int | None] = {}
+    for one in recording.of_kind("process-group/1"):
+        if one.rank is not None:
+            found.setdefault(one.rank, known.get(one.node, {}).get((one.fact or {}).get("gpu_uuid", "")))
+    return found
 
 
 def pair_culprit(recording: Recording, rank: int, peer: int) -> Culprit:
@@ -65,7 +56,7 @@ def pair_culprit(recording: Recording, rank: int, peer: int) -> Culprit:
 
 
 def rank_list(numbers: Sequence[int]) -> str:
-    """``rank 1``, ``ranks 0-4, 6, 7``: consecutive numbers as a range."""
+    """``rank 1``, ``ranks 0-4, 6, 7``: consecutive numbers as a range, the rest of many as their number."""
     ordered = sorted(set(numbers))
     runs: list[list[int]] = []
     for number in ordered:
@@ -73,8 +64,10 @@ def rank_list(numbers: Sequence[int]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    parts = [_run(run) for run in runs]
-    return f"rank{'s' if len(ordered) != 1 else ''} {', '.join(parts)}"
+    parts = [_run(run) for run in runs[:RUNS_IN_A_SENTENCE]]
+    left = sum(map(len, runs[RUNS_IN_A_SENTENCE:]))
+    more = f" and {left} more" if left else ""
+    return f"rank{'s' if len(ordered) != 1 else ''} {', '.join(parts)}{more}"
 
 
 def _run(run: Sequence[int]) -> str:
@@ -91,9 +84,31 @@ def rank_at(recording: Recording, rank: int) -> str:
     place = [world.hostname(world.node_of(rank))] if world.nnodes > 1 else []
     if world.backend == "nccl":
         gpu = gpu_of(recording, rank)
-        device = f"CUDA device {rank % max(world.nproc_per_node, 1)}"
-        place.append(device if gpu is None else f"GPU{gpu}")
+        place.append(f"CUDA device {world.local_rank(rank)}" if gpu is None else f"GPU{gpu}")
     return f"rank {rank} ({', '.join(place)})" if place else f"rank {rank}"
+
+
+def ranks_at(recording: Recording, ranks: Iterable[int]) -> str:
+    """Ranks for a sentence, with their places: each for itself where they are few, else by their hosts.
+
+    ``rank 5 (node2, GPU1) and rank 6 (node2, GPU2)``, ``all 8 ranks of node2``, ``ranks 0-3, 8-11 (node0
+    and node1)``, ``every rank``.
+    """
+    numbers = sorted(set(ranks))
+    world = recording.world
+    if world is not None and numbers == list(range(world.world_size)) and len(numbers) > 1:
+        return "every rank"
+    if world is None or world.nnodes == 1:
+        each = [rank_at(recording, rank) for rank in numbers]
+        return in_words(each) if len(numbers) <= NAMES_IN_A_SENTENCE else rank_list(numbers)
+    nodes = list(dict.fromkeys(world.node_of(rank) for rank in numbers))
+    hosts = in_words([host(recording, node) for node in nodes])
+    whole = numbers == [rank for node in nodes for rank in world.ranks_of(node)]
+    if whole and len(numbers) > len(nodes):
+        return f"all {len(numbers)} ranks of {hosts}"
+    if len(numbers) <= NAMES_IN_A_SENTENCE:
+        return in_words([rank_at(recording, rank) for rank in numbers])
+    return f"{rank_list(numbers)} ({hosts})"
 
 
 def capital(sentence: str) -> str:

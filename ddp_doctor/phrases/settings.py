@@ -1,7 +1,8 @@
 """How a finding shows environment variables, and what unsets or sets them."""
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from ddp_doctor.model.choices import Confidence, Severity
@@ -14,6 +15,9 @@ F = TypeVar("F", bound=Fact)
 
 #: A longer value is cut in a sentence; the recording has it whole.
 LONGEST_VALUE = 80
+
+#: Where the nodes' values differ, the evidence shows no more of them.
+VALUES_SHOWN = 8
 
 _PROOF = Proof(reason="nothing to measure: it follows from which names and values are read")
 
@@ -92,17 +96,43 @@ def setting_draft(
 def one_per_cause(
     recording: Recording, kind: type[F], drafts: Callable[[F], Iterable[Draft]]
 ) -> Iterator[Draft]:
-    """Equal drafts of several nodes as one that names the nodes: a job script's line is on all of them."""
-    groups: dict[Draft, list[Seen[F]]] = {}
+    """Drafts of several nodes about the same variables as one that names the nodes.
+
+    A job script's line is on all of them, and where the values differ (RANK=0, RANK=1) it is still one line.
+    """
+    groups: dict[Hashable, dict[Draft, list[Seen[F]]]] = {}
     for seen in recording.facts(kind):
+        met: Counter[Hashable] = Counter()
         for draft in drafts(seen.fact):
-            groups.setdefault(draft, []).append(seen)
+            about = (
+                tuple(one.name for one in draft.culprits),
+                draft.severity,
+                draft.evidence[0].expected_from,
+            )
+            groups.setdefault((about, met[about]), {}).setdefault(draft, []).append(seen)
+            met[about] += 1
     several = recording.world is not None and recording.world.nnodes > 1
-    for draft, group in groups.items():
-        culprits = tuple(
-            node.model_copy(update={"kind": one.kind, "name": one.name})
-            for node in node_culprits(recording, group)
-            for one in draft.culprits
+    for alike in groups.values():
+        yield _on_nodes(recording, alike, several=several)
+
+
+def _on_nodes(recording: Recording, alike: Mapping[Draft, list[Seen[F]]], *, several: bool) -> Draft:
+    first, *rest = alike.items()
+    draft, group = first
+    others = [seen for _, more in rest for seen in more]
+    culprits = tuple(
+        node.model_copy(update={"kind": one.kind, "name": one.name})
+        for node in node_culprits(recording, [*group, *others])
+        for one in draft.culprits
+    )
+    title, evidence = draft.title, draft.evidence
+    if several:
+        also = f"; alike on {node_names(recording, others)}" if others else ""
+        title = f"{title} (on {node_names(recording, group)}{also})"
+    if others:
+        evidence = tuple(
+            one.model_copy(update={"text": f"{node_names(recording, seen)}: {one.text}"})
+            for of, seen in list(alike.items())[:VALUES_SHOWN]
+            for one in of.evidence
         )
-        title = f"{draft.title} (on {node_names(recording, group)})" if several else draft.title
-        yield draft.model_copy(update={"title": title, "culprits": culprits})
+    return draft.model_copy(update={"title": title, "culprits": culprits, "evidence": evidence})

@@ -80,7 +80,7 @@ def test_wrong_sums_that_do_not_agree_name_nobody(facts: list[AllReduceFact]):
 def test_one_flipped_bit_names_nobody():
     (finding,) = app.replay(RECORDINGS / "all-reduce-one-flipped-bit.json").report.findings
     assert (finding.title, finding.culprits) == (
-        "All-reduce gives wrong results on rank 1: unsure whose share is wrong",
+        "All-reduce gives wrong results on rank 1 (CUDA device 1): unsure whose share is wrong",
         (),
     )
 

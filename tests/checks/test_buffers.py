@@ -227,7 +227,8 @@ def test_the_overall_statistics_are_those_of_the_batches_joined(world_size):
 
 def test_buffers_that_are_never_broadcast_blame_no_rank(ranks):
     finding = only(judge(recording(ranks.facts(never_broadcasts))), "DD711")
-    assert "buffers are not rank 0's on ranks 1, 2 and 3: they are the rank's own" in finding.title
+    assert "buffers are not rank 0's on rank 1 (node1), rank 2 (node2) and rank 3 (node3): " in finding.title
+    assert finding.title.endswith("they are the rank's own")
     assert blamed(finding) == []
 
 
@@ -254,14 +255,14 @@ def test_statistics_that_stray_in_the_second_forward_name_their_rank(ranks):
 
 def test_parameters_that_are_never_broadcast_blame_no_rank(ranks):
     finding = only(judge(recording(ranks.facts(never_starts_equal))), "DD712")
-    assert "parameters are not rank 0's on ranks 1, 2 and 3" in finding.title
+    assert "parameters are not rank 0's on rank 1 (node1), rank 2 (node2) and rank 3 (node3)" in finding.title
     assert blamed(finding) == []
 
 
 def test_a_smaller_world_is_judged_against_its_own_first_rank(ranks):
     on = (1, 2, 3)
     finding = only(judge(recording(ranks.facts(never_starts_equal, on=on), on)), "DD712")
-    assert "parameters are not rank 1's on ranks 2 and 3" in finding.title
+    assert "parameters are not rank 1's on rank 2 (node2) and rank 3 (node3)" in finding.title
     assert finding.evidence[0].expected_from == "rank 1's, broadcast by DDP"
 
 

@@ -350,6 +350,27 @@ def test_same_line_on_two_nodes_is_one_finding_that_names_both():
     ]
 
 
+def test_one_line_whose_values_differ_from_node_to_node_is_one_finding():
+    (finding,) = findings(*({"RANK": str(rank), "WORLD_SIZE": "4"} for rank in range(4)))
+    assert finding.title.endswith("(on node0; alike on node1, node2 and node3)")
+    assert [one.text for one in finding.evidence[:2]] == [
+        "node0: RANK=0, WORLD_SIZE=4",
+        "node1: RANK=1, WORLD_SIZE=4",
+    ]
+    assert {one.node for one in finding.culprits} == {"node0", "node1", "node2", "node3"}
+
+
+def test_values_of_thousands_of_nodes_are_one_finding_of_a_few_lines():
+    (finding,) = findings(*({"RANK": str(rank), "WORLD_SIZE": "999"} for rank in range(999)))
+    assert len(finding.evidence) == 8
+    assert len(finding.title) < 200
+
+
+def test_two_faults_of_one_variable_stay_two_findings():
+    task = {**SLURM_TASK, **RENDEZVOUS, "WORLD_SIZE": "8", "RANK": "9"}
+    assert len(findings(task)) == len(findings(task, task)) == 2
+
+
 def test_the_node_with_the_fault_is_named_alone():
     (finding,) = findings({"NCCL_DEBUG": "INFO"}, {"NCCL_IB_DISABLE": "true"})
     assert [c.node for c in finding.culprits] == ["node1"]

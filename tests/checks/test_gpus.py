@@ -520,7 +520,41 @@ def test_a_fault_on_very_many_gpus_is_counted_in_the_title() -> None:
     assert len(finding.culprits) == 16
 
 
+def test_one_fault_on_thousands_of_gpus_shows_a_few_and_names_all_as_culprits() -> None:
+    lost = fact_of(*(gpu(at, error="gpu_is_lost") for at in range(8)))
+    finding = judge(recorded(*(lost for _ in range(64)), world=world(8, nodes=64)))[0]
+    assert finding.title.startswith("512 GPUs on 64 nodes: ")
+    assert len(finding.culprits) == 512
+    assert finding.evidence[0].text.startswith("GPU 0 (GPU-00000000, 0000:00:00.0) on node0: ")
+    assert finding.evidence[-1].text == "and 496 GPUs more, named in the JSON report"
+    assert len(finding.evidence) == 17
+
+
 A_SMALL_CARD = {"name": "NVIDIA T400"}
+
+
+def test_of_several_models_the_gpus_of_the_rarer_one_are_named() -> None:
+    usual, other = fact_of(gpu(0), gpu(1)), fact_of(gpu(0), gpu(1, name="NVIDIA A100-PCIE-40GB"))
+    finding = judge(recorded(usual, other, usual, world=world(2, nodes=3)))[0]
+    assert finding.title.startswith("GPU 1 (0000:01:00.0) on node1: different models, ")
+    assert [(one.node, one.gpu) for one in finding.culprits] == [("node1", 1)]
+
+
+def test_of_two_models_on_as_many_gpus_each_all_are_named() -> None:
+    finding = judge(recorded(fact_of(gpu(0)), fact_of(gpu(0, **A_SMALL_CARD)), world=world(1, nodes=2)))[0]
+    assert [one.node for one in finding.culprits] == ["node0", "node1"]
+
+
+def test_a_node_is_held_against_its_own_number_of_ranks() -> None:
+    nodes = world(8, nodes=2).model_copy(
+        update={"nodes": (Node(node_rank=0, hostname="node0"), Node(node_rank=1, hostname="node1", nproc=2))}
+    )
+    full, small = fact_of(*(gpu(at) for at in range(8))), fact_of(gpu(0), gpu(1))
+    assert verdicts(recorded(full, small, world=nodes)) == []
+    found = judge(recorded(small, small, world=nodes))
+    assert [(one.code, one.title) for one in found] == [
+        ("DD311", "node0: 8 ranks, but 2 GPUs are visible"),
+    ]
 
 
 @pytest.mark.parametrize(

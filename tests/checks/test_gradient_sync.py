@@ -284,7 +284,7 @@ def test_a_garbled_element_is_found_and_nobody_is_named(ranks):
 def test_a_rank_that_keeps_its_own_gradient_is_named(ranks):
     finding = only(judge(recording(ranks.facts(sabotaged, rank_1_keeps_its_own))), "DD702")
     assert blamed(finding) == [1]
-    assert "The gradient on rank 1 is not the mean" in finding.title
+    assert "The gradient on rank 1 (node1) is not the mean" in finding.title
 
 
 def test_two_ranks_of_which_one_keeps_its_own_gradient(ranks):

@@ -326,3 +326,22 @@ def test_recordings_give_their_findings(expected):
     text = expected.with_name(expected.name.replace(".expected", "")).read_text()
     codes = {finding.code for finding in findings(Recording.model_validate_json(text))}
     assert sorted(codes) == json.loads(expected.read_text())["codes"]
+
+
+def test_each_node_is_judged_by_its_own_number_of_ranks():
+    seen = recording(but(cpus=4), but(cpus=4), nproc_per_node=8)
+    assert seen.world is not None
+    nodes = (Node(node_rank=0, hostname="node0", nproc=8), Node(node_rank=1, hostname="node1", nproc=1))
+    uneven = seen.model_copy(update={"world": seen.world.model_copy(update={"nodes": nodes})})
+
+    found = findings(uneven)
+
+    assert [(one.code, one.title) for one in found] == [("DD224", "8 ranks share 4 CPUs on node0")]
+
+
+def test_figures_of_several_nodes_are_those_of_the_worst_which_is_named():
+    found = findings(recording(but(cpus=6), but(cpus=128), but(cpus=2)))
+
+    assert [one.title for one in found] == ["8 ranks share 2 CPUs on node0 and node2"]
+    assert found[0].evidence[0].text.startswith("worst on node2: 2 CPUs")
+    assert [one.node for one in found[0].culprits] == ["node0", "node2"]

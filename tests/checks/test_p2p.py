@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks import p2p
+from ddp_doctor.checks.p2p import P2pFact, PairResult
 from ddp_doctor.knowledge.deadlines import FIRST_NCCL_S, PAIR_S
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Node, Recording, World
 from tests.rank_harness import HarnessContext, Ranks
 
 SIZE = 1 << 16
@@ -90,3 +95,70 @@ def test_three_ranks_exchange_with_all_their_peers():
         facts = ranks.facts(p2p.probe)
     assert [sorted(pair.peer for pair in fact.pairs) for fact in facts] == [[1, 2], [0, 2], [0, 1]]
     assert all(pair.wrong_bytes == 0 and pair.latency_us > 0 for fact in facts for pair in fact.pairs)
+
+
+def _judge(
+    counts: list[int], rate: Any = lambda across, _pair: 25.0 if across else 200.0, wrong: Any = ()
+) -> list[Finding]:
+    """All pairs of ranks of these nodes over NCCL; ``rate`` in GB/s, ``wrong`` as (sender, receiver)."""
+    nodes = tuple(Node(node_rank=at, hostname=f"node{at}", nproc=count) for at, count in enumerate(counts))
+    size = sum(counts)
+    world = World(nnodes=len(counts), nproc_per_node=counts[0], world_size=size, backend="nccl", nodes=nodes)
+
+    def result(rank: int, peer: int) -> PairResult:
+        return PairResult(
+            peer=peer,
+            wrong_bytes=7 if (peer, rank) in wrong else 0,
+            latency_us=20.0,
+            bandwidth_gb_per_s=rate(world.node_of(rank) != world.node_of(peer), {rank, peer}),
+            size_bytes=64 << 20,
+        )
+
+    facts = [
+        P2pFact(pairs=tuple(result(rank, peer) for peer in range(size) if peer != rank))
+        for rank in range(size)
+    ]
+    readings = tuple(
+        Reading(
+            check="p2p", status=Status.COLLECTED, node=world.node_of(rank), rank=rank, fact=fact.recorded()
+        )
+        for rank, fact in enumerate(facts)
+    )
+    recording = Recording(world=world, readings=readings)
+    return [finding for rule in p2p.CHECK.rules for finding in rule.apply(recording)]
+
+
+@pytest.mark.parametrize("counts", [[8], [2, 2], [4, 1], [1, 1, 1], [8, 8], [8, 1, 1, 1]])
+def test_pairs_across_nodes_are_not_held_against_those_within_one(counts: list[int]):
+    assert _judge(counts) == []
+
+
+def test_a_node_whose_links_to_all_others_are_slow_is_named_by_its_only_rank():
+    (found,) = _judge([1, 1, 1, 1], lambda _, pair: 1.5 if 2 in pair else 25.0)
+    assert found.title == (
+        "Rank 2 (node2, CUDA device 0) and each of rank 0 (node0, CUDA device 0), rank 1 (node1, CUDA device 0)"
+        " and rank 3 (node3, CUDA device 0) exchange 1.50 GB/s, the typical pair 25.00 GB/s"
+    )
+    assert [(one.kind, one.rank, one.node) for one in found.culprits] == [("rank", 2, "node2")]
+    assert not any(setting for remedy in found.remedies for setting in remedy.settings)
+
+
+def test_two_slow_links_of_a_rank_that_has_fast_ones_too_name_the_links():
+    found = _judge([4], lambda _, pair: 2.0 if pair in ({0, 1}, {0, 2}) else 200.0)
+    assert [(one.culprits[0].rank, one.culprits[0].peer_rank) for one in found] == [(0, 1), (0, 2)]
+
+
+def test_a_rank_whose_data_arrive_wrong_everywhere_is_one_finding():
+    wrong = {(5, peer) for peer in range(8) if peer != 5}
+    (found,) = _judge([4, 4], wrong=wrong)
+    assert found.title == (
+        "Data that rank 5 (node1, CUDA device 1) exchanges with ranks 0-4, 6, 7 (node0 and node1) arrives wrong"
+    )
+    assert [one.rank for one in found.culprits] == [5]
+
+
+def test_wrong_bytes_between_two_nodes_are_no_fault_of_peer_to_peer_transfers():
+    (across,), (within,) = (_judge([2, 2], wrong={pair}) for pair in ((0, 3), (0, 1)))
+    assert across.title.startswith("Data from rank 0 (node0, CUDA device 0) arrives wrong on rank 3 (node1, ")
+    assert "P2P" not in str(across.remedies)
+    assert "P2P" in str(within.remedies)

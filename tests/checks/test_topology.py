@@ -281,6 +281,38 @@ def test_one_cause_on_many_nodes_is_one_finding():
     assert len(finding.culprits) == 6
 
 
+def test_the_same_pair_that_stalls_on_two_nodes_is_told_once_and_both_are_culprits():
+    one = load("classic-two-socket-with-recorded-facts")
+    reading, trial = one.of_check("topology")[0], one.trials[0]
+    ends = {0: (1,), 1: (0,), 2: (3,), 3: (2,)}
+    evidence = tuple(
+        seen.model_copy(
+            update={
+                "rank": rank,
+                "node": rank // 2,
+                "check": "p2p",
+                "steps": (
+                    seen.steps[0].model_copy(update={"check": "p2p", "name": "send_recv", "peers": peers}),
+                ),
+                "output_tail": f"n:1:1 [0] NCCL INFO Channel 00/0 : {rank}[0] -> {peers[0]}[1] via P2P/CUMEM\n",
+            }
+        )
+        for (rank, peers), seen in zip(ends.items(), trial.evidence * 2, strict=True)
+    )
+    stuck = trial.model_copy(update={"ranks": (0, 1, 2, 3), "judged_check": "p2p", "evidence": evidence})
+    nodes = tuple(Node(node_rank=at, hostname=f"n{at}") for at in (0, 1))
+    world = World(nnodes=2, nproc_per_node=2, world_size=4, backend="nccl", nodes=nodes)
+    readings = (reading, reading.model_copy(update={"node": 1}))
+
+    findings = judge(Recording(world=world, readings=readings, trials=(stuck,)))
+
+    (found,) = [finding for finding in findings if finding.code == "DD401"]
+    assert found.title == (
+        "GPUs on n0 and n1 stall when NCCL copies directly between them: GPU0-GPU1 (P2P/CUMEM over SYS)"
+    )
+    assert [(one.node, one.rank, one.peer_rank) for one in found.culprits] == [("n0", 0, 1), ("n1", 2, 3)]
+
+
 def test_gpu_without_any_nvlink_among_linked_peers_is_an_info():
     lines = sample("nvswitch-one-link-down.txt").replace("NV17", "SYS ").splitlines()
     (reading,) = read_pasted("\n".join(lines))

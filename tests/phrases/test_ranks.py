@@ -5,24 +5,54 @@ import pytest
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Node, Recording, World
-from ddp_doctor.phrases.ranks import pair_culprit, rank_at, rank_culprit, rank_culprits, ranks_in_words
+from ddp_doctor.phrases.ranks import pair_culprit, rank_at, rank_culprit, rank_culprits, ranks_at
+
+
+def _on(counts: list[int], backend: str = "gloo") -> Recording:
+    """A world whose nodes have these numbers of ranks."""
+    nodes = tuple(Node(node_rank=at, hostname=f"n{at}", nproc=count) for at, count in enumerate(counts))
+    world = World(nnodes=len(counts), nproc_per_node=counts[0], world_size=sum(counts), nodes=nodes)
+    return Recording(world=world.model_copy(update={"backend": backend}))
 
 
 @pytest.mark.parametrize(
-    ("ranks", "words"),
+    ("counts", "ranks", "words"),
     [
-        ([3], "rank 3"),
-        ([1, 3], "ranks 1 and 3"),
-        ([0, 1, 3], "ranks 0, 1 and 3"),
-        ([0, 1, 2, 3], "every rank"),
+        ([4], [3], "rank 3"),
+        ([4], [1, 3], "rank 1 and rank 3"),
+        ([16], [0, 1, 3, 5, 6, 7], "ranks 0, 1, 3, 5-7"),
+        ([4], [0, 1, 2, 3], "every rank"),
+        ([1], [0], "rank 0"),
+        ([2, 2], [0, 1, 2, 3], "every rank"),
+        ([2, 2, 2], [2, 5], "rank 2 (n1) and rank 5 (n2)"),
+        ([1, 1, 1], [1, 2], "rank 1 (n1) and rank 2 (n2)"),
+        ([8, 8, 8], range(8, 16), "all 8 ranks of n1"),
+        ([2, 3, 4], [2, 3, 4, 5, 6, 7, 8], "all 7 ranks of n1 and n2"),
+        ([8, 8, 8], range(6, 14), "ranks 6-13 (n0 and n1)"),
+        ([2] * 64, range(2, 128), "all 126 ranks of n1, n2, n3, n4 and 59 more"),
+        (
+            [2] * 64,
+            range(0, 128, 2),
+            "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 56 more (n0, n1, n2, n3 and 60 more)",
+        ),
     ],
 )
-def test_ranks_read_as_a_person_would_say_them(ranks, words):
-    assert ranks_in_words(ranks, 4) == words
+def test_ranks_read_as_a_person_would_say_them(counts, ranks, words):
+    assert ranks_at(_on(counts), ranks) == words
 
 
-def test_the_only_rank_of_a_world_is_named():
-    assert ranks_in_words([0], 1) == "rank 0"
+def test_ranks_of_no_known_world_are_bare_numbers():
+    assert ranks_at(Recording(), [2, 0]) == "rank 0 and rank 2"
+
+
+def test_a_rank_is_placed_where_the_nodes_have_different_numbers_of_ranks():
+    recording = _on([1, 4, 2], backend="nccl")
+
+    assert [rank_at(recording, rank) for rank in (0, 3, 5)] == [
+        "rank 0 (n0, CUDA device 0)",
+        "rank 3 (n1, CUDA device 2)",
+        "rank 5 (n2, CUDA device 0)",
+    ]
 
 
 class _Seen(Fact):

@@ -1,0 +1,57 @@
+"""What one node saw of the peers that it dialled."""
+
+from typing import ClassVar, Literal
+
+from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.fact import Fact
+
+#: ``denied``: by the dialling host itself. ``mute``: connected, and nobody ever answered. ``foreign``: another
+#: program answered. ``broken``: answered, and then no more. ``burst_lost``: small messages arrive, larger ones
+#: never do. ``failed``: anything else, mostly of the dialling host, see ``error``.
+Outcome = Literal[
+    "ok",
+    "refused",
+    "timed_out",
+    "unreachable",
+    "denied",
+    "mute",
+    "foreign",
+    "broken",
+    "burst_lost",
+    "failed",
+]
+
+
+class PeerReach(Frozen):
+    """One peer as it was dialled from here; None is "did not come so far", or not told by the kernel."""
+
+    node: int
+    hostname: str = ""
+    address: str  # that the backend would advertise
+    port: int
+    outcome: Outcome
+    errno: int | None = None
+    error: str | None = None
+    connect_s: float | None = None  # until the peer had recognised us
+    round_trips: int = 0
+    round_trip_min_s: float | None = None
+    round_trip_median_s: float | None = None
+    round_trip_max_s: float | None = None
+    retransmits: int | None = None  # during the round trips, each of one small packet
+    mss_bytes: int | None = None
+    burst_bytes: int = 0
+    burst_s: float | None = None
+    passed_bytes: int | None = None  # the largest message that arrived, where a burst was lost
+    lost_bytes: int | None = None  # and the smallest that never did
+    throughput_bytes_per_s: tuple[float, ...] = ()  # samples in the order they were taken
+    met_at: str = ""  # the address from which it came to the roll call
+    met_at_outcome: Outcome | None = None  # only where that is another one
+
+
+class ReachFact(Fact):
+    """One node's row of the matrix: what it saw of each peer it dialled."""
+
+    KIND: ClassVar[str] = "reach/1"
+
+    peers: tuple[PeerReach, ...]
+    port_range: tuple[int, int] | None = None  # first and last ephemeral TCP port of this node

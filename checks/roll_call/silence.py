@@ -1,0 +1,244 @@
+"""Who is to blame when nodes fall silent: a pure function of what each observer still heard.
+
+The beats over the control store say only that two ends do not hear each other. A node is named alone on
+evidence from that node (its kernel answers, its own link is down), on that of two independent observers, or
+where it is cut off from all others; where one end is silent to the other and no more is known, the pair is.
+A report of another node that reached the recording shows that the two still hear each other.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
+from typing import Literal
+
+from ddp_doctor.checks.roll_call.facts import SilenceFact
+from ddp_doctor.knowledge.addresses import is_own_bridge
+from ddp_doctor.knowledge.deadlines import SILENT_S
+from ddp_doctor.model.recording import Recording, Seen
+
+How = Literal[
+    "stopped",  # the blamed node was itself stopped for so long that the others gave it up
+    "link-down",  # the blamed node's own interface lost its link
+    "cut-off",  # the blamed node reaches none of several others
+    "frozen",  # its kernel takes connections, its agent does not speak
+    "gone",  # its kernel refuses connections: the agent has ended
+    "store",  # the head's agent answers several others, its control store does not
+    "dark",  # nothing answers there, and several observers agree
+    "one-sided",  # nothing answers, and which end is to blame is open: the pair
+    "path",  # another node still hears it: the path between the observer and it
+    "beats",  # it answers the observer itself; only its beats over the store ceased: a path, or a pause
+]
+
+_NO_ANSWER = ("timed_out", "unreachable")
+#: What another follower must have missed the head for to count; half the time after which it would say so
+#: itself, and well above the gaps of healthy nodes (knowledge/deadlines.py).
+_HEARD_TOO_LONG_AGO_S = SILENT_S / 2
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Nodes that fell silent for one reason, with what it rests on. ``pairs`` are (observer, silent node)."""
+
+    how: How
+    silent: tuple[int, ...]
+    blamed: tuple[int, ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
+    seen: tuple[Seen[SilenceFact], ...] = ()
+
+    @property
+    def observers(self) -> tuple[int, ...]:
+        """Who does not hear the silent nodes."""
+        return _observers(one for one in self.seen if one.fact.answer != "answers" or one.fact.heartbeat)
+
+
+def silent_nodes(recording: Recording) -> frozenset[int]:
+    """Node ranks that fell silent, left before the end, or are cut off: the ranks of others wait for theirs."""
+    left = {one.fact.node for one in farewells(recording)}
+    lost = {node for cause in causes(recording) for node in (*cause.silent, *cause.blamed)}
+    return frozenset(left | lost)
+
+
+def farewells(recording: Recording) -> list[Seen[SilenceFact]]:
+    """The nodes that left before the end, and said why."""
+    return [one for one in recording.facts(SilenceFact) if one.fact.said_goodbye]
+
+
+def causes(recording: Recording) -> list[Cause]:
+    """Why nodes fell silent, one entry for each cause."""
+    return recording.once("causes of silence", lambda: _causes(recording))
+
+
+def links_lost(recording: Recording, seen: Seen[SilenceFact]) -> tuple[str, ...]:
+    """The observer's interfaces that led to other hosts and lost their link: a container's veth has no address."""
+    nodes = recording.world.nodes if recording.world else ()
+    known = next((node.addresses for node in nodes if node.node_rank == seen.node), {})
+    lost = tuple(name for name in seen.fact.links_down if name != "lo" and not is_own_bridge(name))
+    if not known:
+        return lost
+    return tuple(name for name in lost if any(map(leads_out, known.get(name, ()))))
+
+
+def leads_out(address: str) -> bool:
+    """Whether other hosts can be met at this address: it is neither loopback nor link-local."""
+    try:
+        one = ip_address(address.partition("/")[0].partition("%")[0])
+    except ValueError:
+        return False
+    return not (one.is_loopback or one.is_link_local)
+
+
+# --- from observations to causes ------------------------------------------------------------------
+
+
+def _causes(recording: Recording) -> list[Cause]:
+    left = {one.fact.node for one in farewells(recording)}
+    blocked = _blocked_before(recording)
+    all_seen = [_as_news(one, blocked) for one in recording.facts(SilenceFact) if one.fact.node not in left]
+    seen = [one for one in all_seen if _counts(one.fact)]
+    if seen and all(one.fact.stopped_s >= SILENT_S for one in seen):  # so long that the others gave it up
+        return [Cause("stopped", _silent(seen), _observers(seen), seen=tuple(seen))]
+    alone = _lone_observer(recording, seen)
+    if alone is not None:
+        return [alone]
+    of_node: dict[int, list[Seen[SilenceFact]]] = {}
+    for one in seen:
+        of_node.setdefault(one.fact.node, []).append(one)
+    each = [_cause_of(recording, node, of) for node, of in of_node.items()]
+    return _merged(_outvoted([cause for cause in each if cause is not None]))
+
+
+def _blocked_before(recording: Recording) -> set[tuple[int, int]]:
+    """(node, peer) whose direct line did not work when all had just met: its silence now is no news.
+
+    The fact of reach is looked at as it is recorded, for its class belongs to that check.
+    """
+    return {
+        (one.node, int(peer["node"]))
+        for one in recording.of_kind("reach/1")
+        for peer in (one.fact or {}).get("peers", ())
+        if (peer.get("met_at_outcome") or peer.get("outcome")) != "ok"
+    }
+
+
+def _as_news(seen: Seen[SilenceFact], blocked: set[tuple[int, int]]) -> Seen[SilenceFact]:
+    if (seen.node, seen.fact.node) not in blocked or seen.fact.answer == "answers":
+        return seen
+    return replace(seen, fact=seen.fact.model_copy(update={"answer": "not_asked"}))
+
+
+def _counts(fact: SilenceFact) -> bool:
+    """Who only told how long it has not heard the head may have heard it just before."""
+    return fact.answer != "not_asked" or fact.silent_s >= _HEARD_TOO_LONG_AGO_S
+
+
+def _lone_observer(recording: Recording, seen: Sequence[Seen[SilenceFact]]) -> Cause | None:
+    """The only observer, where nothing reaches it any more: by its own link, or from all of several others."""
+    observers = _observers(seen)
+    if len(observers) != 1 or any(one.fact.answer not in (*_NO_ANSWER, "not_asked") for one in seen):
+        return None
+    silent = _silent(seen)
+    if any(links_lost(recording, one) for one in seen):
+        return Cause("link-down", silent, observers, seen=tuple(seen))
+    others = recording.world.nnodes - 1 if recording.world else len(silent)
+    if len(silent) >= max(others, 2):
+        return Cause("cut-off", silent, observers, seen=tuple(seen))
+    return None
+
+
+@dataclass(frozen=True)
+class _Views:
+    """Who sees what of one silent node, by what its host answered."""
+
+    hearing: tuple[int, ...]
+    frozen: tuple[int, ...]
+    gone: tuple[int, ...]
+    deaf: tuple[int, ...]  # without those whose own link is down
+    excused: tuple[int, ...]  # … and those
+    beatless: tuple[int, ...]  # who did not dial it, or could not before
+
+
+def _views(recording: Recording, seen: Sequence[Seen[SilenceFact]]) -> _Views:
+    dark = [one for one in seen if one.fact.answer in _NO_ANSWER]
+
+    def by(answer: str) -> tuple[int, ...]:
+        return _observers(one for one in seen if one.fact.answer == answer)
+
+    return _Views(
+        hearing=by("answers"),
+        frozen=by("silent"),
+        gone=by("refused"),
+        deaf=_observers(one for one in dark if not links_lost(recording, one)),
+        excused=_observers(one for one in dark if links_lost(recording, one)),
+        beatless=by("not_asked"),
+    )
+
+
+def _cause_of(recording: Recording, node: int, seen: Sequence[Seen[SilenceFact]]) -> Cause | None:
+    """Why one node is silent to these observers; None where that is no news of it."""
+    views = _views(recording, seen)
+    missed = _observers(one for one in seen if one.fact.heartbeat)
+    if not missed and not views.deaf:
+        return None  # asked on the way only: it ended with what it saw, once the head was lost
+    whole = Cause("dark", (node,), (node,), seen=tuple(seen))
+    if not views.hearing:
+        return _of_unheard(whole, views)
+    broken = (*views.deaf, *views.frozen, *views.gone)
+    if broken:
+        return _pairs(whole, "path", broken)
+    if views.excused:
+        return replace(whole, how="link-down", blamed=views.excused)
+    if len(missed) > 1:
+        return replace(whole, how="store")
+    return _pairs(whole, "beats", missed)
+
+
+def _of_unheard(whole: Cause, views: _Views) -> Cause:
+    if views.gone or views.frozen:
+        return replace(whole, how="gone" if views.gone else "frozen")
+    sound = (*views.deaf, *views.beatless)
+    if not sound:
+        return replace(whole, how="link-down", blamed=views.excused)
+    return whole if len(sound) > 1 else _pairs(whole, "one-sided", sound)
+
+
+def _pairs(whole: Cause, how: How, observers: Sequence[int]) -> Cause:
+    pairs = tuple((one, node) for one in dict.fromkeys(observers) for node in whole.silent)
+    return replace(whole, how=how, blamed=(), pairs=pairs)
+
+
+def _outvoted(each: Sequence[Cause]) -> list[Cause]:
+    """Dark nodes that are not fewer than those who miss them may be the other half of a split network."""
+    unheard = [cause for cause in each if cause.how in ("dark", "one-sided")]
+    silent = {node for cause in unheard for node in cause.silent}
+    observers = {one for cause in unheard for one in cause.observers}
+    if len(silent) < len(observers):
+        return list(each)
+    return [_pairs(one, "one-sided", one.observers) if one.how == "dark" else one for one in each]
+
+
+def _merged(each: Sequence[Cause]) -> list[Cause]:
+    """One cause for all nodes that fell silent in the same way; a lost link belongs to its own node."""
+    merged: dict[object, Cause] = {}
+    for one in each:
+        key = (one.how, one.blamed if one.how == "link-down" else ())
+        before = merged.get(key)
+        merged[key] = one if before is None else _both(before, one)
+    return list(merged.values())
+
+
+def _both(one: Cause, other: Cause) -> Cause:
+    return Cause(
+        one.how,
+        silent=(*one.silent, *other.silent),
+        blamed=tuple(dict.fromkeys((*one.blamed, *other.blamed))),
+        pairs=(*one.pairs, *other.pairs),
+        seen=(*one.seen, *other.seen),
+    )
+
+
+def _observers(seen: Iterable[Seen[SilenceFact]]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(one.node for one in seen))
+
+
+def _silent(seen: Iterable[Seen[SilenceFact]]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(one.fact.node for one in seen))

@@ -1,0 +1,64 @@
+"""How the findings of the roll call speak of the endpoint, of the node that looked, and of what to type."""
+
+from collections.abc import Sequence
+
+from ddp_doctor.checks.roll_call.facts import RollCallFact
+from ddp_doctor.model.finding import Culprit
+from ddp_doctor.model.recording import Seen
+from ddp_doctor.phrases.nodes import in_words
+
+#: Nodes in the same situation.
+Group = Sequence[Seen[RollCallFact]]
+
+
+def endpoint(fact: RollCallFact) -> str:
+    """``node0:29400``; an IPv6 address stands in brackets."""
+    host = fact.endpoint_host or (fact.hostname if fact.role == "head" else "the head")
+    return f"[{host}]:{fact.endpoint_port}" if ":" in host else f"{host}:{fact.endpoint_port}"
+
+
+def reader(fact: RollCallFact) -> Culprit:
+    """The node that took the reading; its rank is known only where it was given one."""
+    known = 0 if fact.role == "head" else fact.claimed_rank
+    name = fact.hostname or ("the head" if fact.role == "head" else "this node")
+    return Culprit(kind="node", node=name, node_rank=known)
+
+
+def same_host(name: str, other: str) -> bool:
+    """Whether two names mean one host: a short name and one with its domain do."""
+    short, other_short = name.lower().partition(".")[0], other.lower().partition(".")[0]
+    both_full = "." in name and "." in other
+    return name.lower() == other.lower() if both_full else short == other_short
+
+
+def command_for(fact: RollCallFact, node_rank: int | None = None) -> str:
+    """What to type on another host; with the node rank where ranks are given by hand."""
+    if fact.command and node_rank is None:
+        return fact.command
+    ranked = f" --node-rank {node_rank}" if node_rank is not None else ""
+    return f"ddp-doctor run --nnodes {fact.nnodes}{ranked} --rdzv-endpoint {endpoint(fact)}"
+
+
+def names(group: Group) -> str:
+    """The nodes of the group for a sentence."""
+    return in_words(list(dict.fromkeys(reader(one.fact).node or "" for one in group)))
+
+
+def readers(group: Group) -> tuple[Culprit, ...]:
+    """The nodes of the group as culprits."""
+    return tuple(dict.fromkeys(reader(one.fact) for one in group))
+
+
+def paths(group: Group) -> tuple[Culprit, ...]:
+    """The nodes of the group, each with the endpoint: nothing is known but that the two do not meet."""
+    return tuple(
+        one.model_copy(update={"kind": "pair", "peer_node": group[0].fact.endpoint_host})
+        for one in readers(group)
+    )
+
+
+def system_words(group: Group) -> str:
+    """What the system said, for brackets: "10.77.0.1: No route to host"."""
+    return "; ".join(
+        dict.fromkeys(f"{a.address}: {a.error or a.outcome}" for one in group for a in one.fact.attempts)
+    )

@@ -1,0 +1,147 @@
+"""How findings speak of addresses that other nodes cannot reach: whom it hurts, how badly, and what mends it."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ddp_doctor.knowledge import interface_faults
+from ddp_doctor.knowledge.interface_faults import Fault, Kind, Offer
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.phrases import interfaces as words
+
+#: This many nodes are shown as evidence; the culprits name them all.
+SHOWN = 4
+
+
+class Group:
+    """The nodes that share one cause, among all."""
+
+    def __init__(self, fault: Fault, offers: Sequence[Offer]) -> None:
+        self.fault = fault
+        self.offers = offers
+        self.sick: list[Offer] = []
+
+    @property
+    def backend(self) -> str:
+        """The backend whose choice it is, as people write it."""
+        return words.backend_name(self.sick[0].backend)
+
+    @property
+    def given_out(self) -> str:
+        """ "127.0.1.1": what these nodes give to the others."""
+        return words.given_out(self.sick)
+
+    def nodes(self, recording: Recording) -> str:
+        """The nodes' names for a sentence."""
+        return words.names(recording, (offer.node for offer in self.sick))
+
+    def victims(self) -> list[Offer]:
+        """The nodes that cannot connect with one of these, themselves included."""
+        return interface_faults.victims(self.sick, self.offers)
+
+    def severity(self) -> Severity:
+        """An error where some pair of nodes cannot connect; with gloo's rule of who dials that may be luck."""
+        return Severity.ERROR if self.fault.sure and self.victims() else Severity.WARNING
+
+
+def groups(offers: Sequence[Offer], kind: Kind, alike: Callable[[Offer], object]) -> Iterable[Group]:
+    """The offers with a fault of this kind; ``alike`` tells which of them share a cause."""
+    found = interface_faults.faults(offers)
+    made: dict[object, Group] = {}
+    for offer in offers:
+        fault = found.get(offer.node)
+        if fault is not None and fault.kind == kind:
+            made.setdefault(alike(offer), Group(fault, offers)).sick.append(offer)
+    return made.values()
+
+
+def draft(recording: Recording, group: Group, title: str, severity: Severity | None = None) -> Draft:
+    """A finding about the nodes of a group; ``severity`` where it is not the group's own."""
+    return Draft(
+        title=title,
+        detail=_what_happens(recording, group),
+        confidence=Confidence.PROVED if group.fault.sure else Confidence.POSSIBLE,
+        culprits=culprits(recording, group.sick),
+        evidence=evidence(recording, group.sick),
+        remedies=remedies(recording, group),
+        severity=severity or group.severity(),
+    )
+
+
+def culprits(recording: Recording, offers: Sequence[Offer]) -> tuple[Culprit, ...]:
+    """One for each node: the setting that decided there, or the node itself."""
+    return tuple(
+        Culprit(
+            kind="setting" if offer.choice.setting else "node",
+            node=words.hostname(recording, offer.node),
+            node_rank=offer.node,
+            name=offer.choice.setting,
+        )
+        for offer in offers
+    )
+
+
+def evidence(recording: Recording, offers: Sequence[Offer]) -> tuple[Evidence, ...]:
+    """What the first of these nodes give out, and why."""
+    source = words.DIAL_RULE if offers[0].backend == "gloo" else words.NCCL_ORDER
+    return tuple(
+        Evidence(check="interfaces", text=_choice_in_words(recording, offer), expected_from=source)
+        for offer in offers[:SHOWN]
+    )
+
+
+def _choice_in_words(recording: Recording, offer: Offer) -> str:
+    node, choice = words.hostname(recording, offer.node), offer.choice
+    because = f", for {choice.why}" if choice.why else ""
+    if choice.error or not choice.address:
+        return f"{node}: {choice.error or 'not known'}{because}"
+    return f"{node}: {choice.address} on {choice.interface or 'no interface'}{because}"
+
+
+def _what_happens(recording: Recording, group: Group) -> str:
+    """Who fails over it, or by what luck nobody does."""
+    first = group.sick[0]
+    if first.choice.error:
+        return f"Every rank there fails where {group.backend} starts, and the ranks of the other nodes wait."
+    if not first.address:
+        return "Every rank asks for it where gloo starts, waits, and falls back to loopback if nothing comes."
+    if not group.fault.sure:
+        return f"The ranks on the other nodes may find nobody at {group.given_out}, or somebody else."
+    if first.backend == "gloo":
+        return _who_dials_whom(recording, group)
+    return (
+        f"NCCL's ranks on the other nodes dial {group.given_out} and do not reach {group.nodes(recording)}."
+    )
+
+
+def _who_dials_whom(recording: Recording, group: Group) -> str:
+    """gloo's rule, applied to the first healthy node that it hurts."""
+    hurt, sick = group.victims(), {offer.node for offer in group.sick}
+    if not hurt:
+        return (
+            f"Of two sides the one with the larger address dials. {group.given_out} is larger than all others,"
+            " so nobody dials it: it works by luck."
+        )
+    healthy = next((offer for offer in hurt if offer.node not in sick), None)
+    if healthy is None:
+        return f"Whoever dials {group.given_out} reaches itself."
+    return (
+        "Of two sides the one with the larger address dials, here between"
+        f" {words.hostname(recording, healthy.node)} ({healthy.address}) and {group.given_out}: in vain."
+    )
+
+
+def remedies(recording: Recording, group: Group) -> tuple[Remedy, ...]:
+    """Another interface; then what led to this one: no setting where the default does, or the host's name."""
+    better, first = interface_faults.better_interfaces(group.offers), group.sick[0]
+    made = []
+    stranded = [offer for offer in group.sick if offer.node not in better.interfaces]
+    if len(stranded) < len(group.sick):
+        made.append(words.use_interface(recording, group.offers, better, group.sick))
+    if stranded:
+        made.append(words.connect(recording, stranded))
+    if all(offer.choice.setting and offer.default_does for offer in group.sick):
+        made.append(words.unset_interface(group.sick))
+    if first.backend == "gloo" and first.choice.setting is None:
+        made.append(words.hosts_entry(recording, group.sick, better.interfaces))
+    return tuple(made)

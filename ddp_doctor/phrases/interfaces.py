@@ -1,0 +1,185 @@
+"""The words of findings about network interfaces: who gives out what, and which setting would do.
+
+Sources: PyTorch documentation, "Common environment variables: choosing the network interface to use"; NCCL user
+guide, NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY; hosts(5).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ddp_doctor.knowledge.addresses import address_of, is_ipv6
+from ddp_doctor.knowledge.interface_choice import GLOO_IFNAME, NCCL_FAMILY, NCCL_IFNAME
+from ddp_doctor.knowledge.interface_faults import Better, Offer, better_interfaces, can_speak
+from ddp_doctor.model.finding import Proof, Remedy, Setting
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE
+from ddp_doctor.phrases.settings import shown
+
+_GLOO_GUIDE = "https://docs.pytorch.org/docs/stable/distributed.html"
+_NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname"
+_NOT_TRIED = Proof(reason="computed from the addresses of all nodes; no trial with it was recorded")
+
+#: Where the rules are to be read.
+NCCL_ORDER = "NCCL, misc/socket.cc ncclFindInterfaces: the setting, else its own order"
+DIAL_RULE = "gloo, transport/tcp/device.cc: of two sides the one with the larger address dials"
+
+
+def variable(backend: str) -> str:
+    """The variable that names this backend's interface."""
+    return GLOO_IFNAME if backend == "gloo" else NCCL_IFNAME
+
+
+def backend_name(backend: str) -> str:
+    """As people write it."""
+    return "gloo" if backend == "gloo" else "NCCL"
+
+
+def names(recording: Recording, nodes: Iterable[int]) -> str:
+    """ "node0", "node0 and node1", "node0, node1, node2, node3 and 12 more"."""
+    known = [hostname(recording, node) for node in nodes]
+    if len(known) > NAMES_IN_A_SENTENCE:
+        known = [*known[:NAMES_IN_A_SENTENCE], f"{len(known) - NAMES_IN_A_SENTENCE} more"]
+    return " and ".join([", ".join(known[:-1]), known[-1]] if len(known) > 1 else known)
+
+
+def hostname(recording: Recording, node: int) -> str:
+    """The node's name for a sentence."""
+    return recording.world.hostname(node) if recording.world else f"node rank {node}"
+
+
+def given_out(offers: Sequence[Offer]) -> str:
+    """ "127.0.1.1", or "127.0.0.1 and 127.0.1.1": what these nodes give to the others."""
+    known = list(dict.fromkeys(offer.address for offer in offers if offer.address))
+    return " and ".join([", ".join(known[:-1]), known[-1]] if len(known) > 1 else known)
+
+
+def use_interface(
+    recording: Recording, offers: Sequence[Offer], better: Better, told: Sequence[Offer] = ()
+) -> Remedy:
+    """Name the interfaces: by one setting where one does on all nodes, else by a line for each name.
+
+    ``told`` are the nodes on which the variable has another value now.
+    """
+    backend = offers[0].backend
+    name, value = variable(backend), _one_value(offers, better.interfaces)
+    why = "in the network that all nodes share" if better.shared else "it may lead to the other nodes"
+    old = sorted({offer.setting for offer in told if offer.setting})
+    return Remedy(
+        summary=f"set {name}{f'={value}' if value else ' on each node to its own interface'}: {why}",
+        settings=(Setting(name=name, value=value, why=why),) if value else (),
+        commands=() if value else tuple(_lines(recording, name, better.interfaces)),
+        cost="the job then depends on these names; another cluster has others",
+        undo="; ".join(f"export {shown(name, one)}" for one in old) or f"unset {name}",
+        proof=_NOT_TRIED,
+        references=(_GLOO_GUIDE if backend == "gloo" else _NCCL_GUIDE,),
+    )
+
+
+def _one_value(offers: Sequence[Offer], interfaces: Mapping[int, str]) -> str | None:
+    """A value for all nodes. gloo opens every name of a list, so there it must be one name.
+
+    NCCL takes what it finds of a list, so there a node must not have two of the names; they are prefixes,
+    unless = stands before them.
+    """
+    wanted = list(dict.fromkeys(interfaces.values()))
+    if offers[0].backend == "gloo":
+        return wanted[0] if len(wanted) == 1 else None
+    known = [{one.name for one in offer.interfaces} for offer in offers]
+    if any(len(there & set(wanted)) > 1 for there in known):
+        return None
+    others = set().union(*known) - set(wanted)
+    exactly = any(other.startswith(name) for name in wanted for other in others)
+    return ("=" if exactly else "") + ",".join(wanted)
+
+
+def _lines(recording: Recording, name: str, interfaces: Mapping[int, str]) -> Iterator[str]:
+    nodes: dict[str, list[int]] = {}
+    for node, interface in interfaces.items():
+        nodes.setdefault(interface, []).append(node)
+    for interface, those in nodes.items():
+        yield f"export {name}={interface}   # on {names(recording, those)}"
+
+
+def unset_interface(offers: Sequence[Offer]) -> Remedy:
+    """Let the backend choose by itself again, where that is known to do."""
+    name = offers[0].choice.setting or ""
+    old = sorted({offer.setting for offer in offers if offer.setting})
+    return Remedy(
+        summary=f"or unset {name}: the choice without it can be reached",
+        settings=(Setting(name=name, action="unset", why="the default choice does"),),
+        cost="none, unless something else relies on it",
+        undo="; ".join(f"export {shown(name, one)}" for one in old),
+        proof=_NOT_TRIED,
+    )
+
+
+def hosts_entry(
+    recording: Recording, offers: Sequence[Offer], interfaces: Mapping[int, str], *, ipv6: bool = False
+) -> Remedy:
+    """Give each of these host names the address of its own interface in /etc/hosts."""
+    lines = [
+        f"{address} {hostname(recording, offer.node)}"
+        for offer in offers
+        if (address := _address_on(offer, interfaces.get(offer.node), ipv6))
+    ]
+    entries = f": {'; '.join(lines[:NAMES_IN_A_SENTENCE])}" if lines else ""
+    return Remedy(
+        summary=f"in /etc/hosts of {names(recording, [offer.node for offer in offers])} give the host's own"
+        f" name the address that others reach{entries}",
+        commands=("getent ahosts $(hostname)", "grep -n $(hostname) /etc/hosts"),
+        scope="node",
+        cost="an administrator's work; other programs see the change too",
+        undo="put the former line back",
+        proof=Proof(reason="the doctor changes no file of the host"),
+        references=("hosts(5)",),
+    )
+
+
+def _address_on(offer: Offer, interface: str | None, ipv6: bool) -> str | None:
+    held = [address_of(one) for each in offer.interfaces if each.name == interface for one in each.addresses]
+    return next((one for one in held if is_ipv6(one) == ipv6), None)
+
+
+def connect(recording: Recording, offers: Sequence[Offer]) -> Remedy:
+    """For nodes that have no interface at all which could lead to the others."""
+    down = {one.name for offer in offers for one in offer.interfaces if one.addresses and not one.running}
+    those = f" ({' and '.join(sorted(down))} is down or not connected)" if down else ""
+    return Remedy(
+        summary=f"connect {names(recording, (offer.node for offer in offers))} to the network of the others{those}",
+        commands=("ip -br link", "ip -br address"),
+        scope="node",
+        cost="an administrator's work, and maybe hands at the cable",
+        undo="nothing to undo",
+        proof=Proof(reason="it takes an administrator"),
+    )
+
+
+def one_family(recording: Recording, offers: Sequence[Offer]) -> Remedy:
+    """Let all nodes give out the family that all of them have, IPv4 before IPv6."""
+    common = next((new for new in (False, True) if all(can_speak(one, ipv6=new) for one in offers)), None)
+    if common is None:
+        return Remedy(
+            summary="give all nodes addresses of one family",
+            commands=("ip -br address",),
+            scope="cluster",
+            cost="an administrator's work",
+            undo="take the addresses away again",
+            proof=Proof(reason="it takes an administrator"),
+        )
+    better = better_interfaces(offers, ipv6=common)
+    if offers[0].backend != "gloo":
+        return _use_family("AF_INET6" if common else "AF_INET")
+    if common:  # on an interface that has both, gloo takes IPv4
+        other = [offer for offer in offers if not is_ipv6(offer.address)]
+        return hosts_entry(recording, other, better.interfaces, ipv6=True)
+    return use_interface(recording, offers, better, offers)
+
+
+def _use_family(family: str) -> Remedy:
+    return Remedy(
+        summary=f"set {NCCL_FAMILY}={family}: all nodes have such an address",
+        settings=(Setting(name=NCCL_FAMILY, value=family, why="all nodes then give out one family"),),
+        cost="none between these nodes",
+        undo=f"unset {NCCL_FAMILY}",
+        proof=_NOT_TRIED,
+        references=(_NCCL_GUIDE,),
+    )

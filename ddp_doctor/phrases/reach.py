@@ -1,0 +1,238 @@
+"""The words of findings about paths between nodes, and what mends them, with real ports and addresses.
+
+Sources: PyTorch documentation of torchrun (rendezvous, MASTER_PORT) and of the gloo interface variable; NCCL user
+guide, "Troubleshooting", firewall ("IP ports"); nft(8), iptables-extensions(8); kernel documentation,
+networking/ip-sysctl (ip_local_port_range, tcp_mtu_probing); RFC 2923 (black holes), RFC 4821 (probing).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ddp_doctor.knowledge.addresses import address_of, is_ipv6
+from ddp_doctor.knowledge.blame import Path
+from ddp_doctor.knowledge.interface_choice import GLOO_IFNAME, NCCL_IFNAME
+from ddp_doctor.model.context import Interface
+from ddp_doctor.model.finding import Culprit, Proof, Remedy, Setting
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.parse.interface_facts import InterfacesFact
+from ddp_doctor.phrases.nodes import host, in_words, node_pair
+
+PortRange = tuple[int, int]
+
+#: What of a job stands on these ports.
+NEEDED_BY = (
+    "torchrun's c10d rendezvous gives the workers a MASTER_PORT in this range on node rank 0, and gloo and NCCL"
+    " listen in it on every node, so the job would wait there until its time-outs"
+)
+#: Why none of these was tried.
+ADMIN = Proof(reason="it takes an administrator")
+#: More addresses than this make no line that a person types.
+_ADDRESSES = 16
+#: The headers of a segment: IPv4 or IPv6, TCP, and its time stamps.
+_HEADERS_V4, _HEADERS_V6 = 52, 72
+#: A ping of the same size carries so much more: its header is shorter than that of TCP.
+_PING = 24
+
+
+def port_words(ports: PortRange | None) -> str:
+    """ "ephemeral ports (TCP 32768-60999)"."""
+    return f"ephemeral ports (TCP {ports[0]}-{ports[1]})" if ports else "ephemeral ports"
+
+
+def hosts(recording: Recording, nodes: Iterable[int]) -> str:
+    """The nodes' names for a sentence."""
+    return in_words([host(recording, node) for node in nodes])
+
+
+def path_words(recording: Recording, paths: Iterable[Path]) -> str:
+    """ "from node1 to node3", or "between node1 and node3" where both directions are meant."""
+    known, words = set(paths), []
+    for source, target in sorted(known):
+        names = host(recording, source), host(recording, target)
+        if (target, source) not in known:
+            words.append("from {} to {}".format(*names))
+        elif source < target:
+            words.append("between {} and {}".format(*names))
+    return in_words(words)
+
+
+def path_culprits(recording: Recording, paths: Iterable[Path]) -> tuple[Culprit, ...]:
+    """One culprit for each pair of nodes, whatever the direction."""
+    pairs = dict.fromkeys((min(path), max(path)) for path in sorted(paths))
+    return tuple(node_pair(recording, *pair) for pair in pairs)
+
+
+def interface_with(recording: Recording, node: int, address: str) -> Interface | None:
+    """The node's interface that holds the address, where its interfaces were recorded."""
+    for seen in recording.facts(InterfacesFact):
+        for one in seen.fact.interfaces if seen.node == node else ():
+            if address in {address_of(held) for held in one.addresses}:
+                return one
+    return None
+
+
+def interface_name(recording: Recording, node: int, address: str) -> str | None:
+    """The name of that interface; the world knows it where the interfaces were not recorded."""
+    known = interface_with(recording, node, address)
+    if known is not None or recording.world is None:
+        return known.name if known else None
+    held = (one.addresses for one in recording.world.nodes if one.node_rank == node)
+    return next((name for one in held for name, those in one.items() if address in those), None)
+
+
+def let_in(where: str, ports: PortRange | None, sources: Sequence[str]) -> Remedy:
+    """Open these nodes' firewall for the others. ``where`` names the nodes, or says all."""
+    first, last = map(str, ports) if ports else ("FIRST", "LAST")
+    commands = ["sudo nft list ruleset   # which table and chain filters the input"]
+    for ipv6 in (False, True):
+        family = [one.partition("%")[0] for one in sources if is_ipv6(one) == ipv6]
+        if family:
+            commands += _rules(family[: _ADDRESSES + 1], first, last, where, ipv6=ipv6)
+    return Remedy(
+        summary=f"Let the nodes of the job in on {port_words(ports)}: in the firewall of {where}, or in the"
+        " cloud's security group",
+        commands=tuple(commands),
+        scope="node",
+        cost="an administrator's work; these ports are then open to the nodes named, and to no others",
+        undo="delete the rule again",
+        proof=ADMIN,
+        references=("nft(8)", "iptables-extensions(8)"),
+    )
+
+
+def _rules(sources: Sequence[str], first: str, last: str, where: str, *, ipv6: bool) -> list[str]:
+    network = len(sources) > _ADDRESSES
+    listed = "NETWORK/PREFIX" if network else ", ".join(sources)
+    braces = listed if network else f"{{ {listed} }}"
+    saddr, iptables = ("ip6 saddr", "ip6tables") if ipv6 else ("ip saddr", "iptables")
+    return [
+        f"sudo nft insert rule inet filter input {saddr} {braces} tcp dport {first}-{last} accept   # on {where}",
+        f"sudo {iptables} -I INPUT -p tcp -s {listed.replace(' ', '')} --dport {first}:{last} -j ACCEPT   # or so",
+    ]
+
+
+def let_out(where: str, ports: PortRange | None) -> Remedy:
+    """Open the way out of these nodes."""
+    return Remedy(
+        summary=f"Let {where} out to the other nodes on {port_words(ports)}: in its own firewall, or at the"
+        " edge of its network",
+        commands=("sudo nft list ruleset   # which chain filters the output",),
+        scope="node",
+        cost="an administrator's work",
+        undo="delete the rule again",
+        proof=ADMIN,
+        references=("nft(8)",),
+    )
+
+
+def narrow_ports(ports: PortRange | None) -> Remedy:
+    """Move the ephemeral ports to where the firewall is open."""
+    old = f'sudo sysctl -w net.ipv4.ip_local_port_range="{ports[0]} {ports[1]}"' if ports else ""
+    return Remedy(
+        summary="Or give all nodes an ephemeral port range that the firewall already lets in",
+        commands=('sudo sysctl -w net.ipv4.ip_local_port_range="FIRST LAST"   # on every node',),
+        scope="cluster",
+        cost="all programs of these hosts share the smaller range; a rank takes some ports for each peer",
+        undo=old,
+        proof=ADMIN,
+        references=("https://docs.kernel.org/networking/ip-sysctl.html",),
+    )
+
+
+def trace_path(recording: Recording, paths: Iterable[Path], addresses: Mapping[int, str]) -> Remedy:
+    """Find what stands between two nodes."""
+    known = [(source, addresses[target]) for source, target in sorted(paths) if target in addresses]
+    return Remedy(
+        summary="Compare firewalls, security groups and access lists of the two ends and what is between them",
+        commands=tuple(
+            command
+            for source, address in known[:2]
+            for command in (f"tracepath -n {address}   # on {host(recording, source)}",)
+        ),
+        scope="cluster",
+        cost="none: a diagnosis, not a cure",
+        proof=ADMIN,
+    )
+
+
+def one_mtu(
+    recording: Recording, node: int, address: str, passed_bytes: int, mss_bytes: int | None
+) -> Remedy:
+    """Give the path one MTU. ``address``: of a peer behind it."""
+    headers = _HEADERS_V6 if is_ipv6(address) else _HEADERS_V4
+    ping = (mss_bytes or 8948) + _PING
+    return Remedy(
+        summary="Give interfaces and switch ports on the path one MTU, and let ICMP 'fragmentation needed'"
+        f" pass; packets of {passed_bytes + headers} bytes are known to arrive",
+        commands=(
+            f"ping -c 3 -M do -s {ping} {address}   # on {host(recording, node)}",
+            f"tracepath -n {address}   # where the size drops",
+            "ip link show   # the MTU of each interface",
+        ),
+        scope="cluster",
+        cost="an administrator's work on hosts or switches",
+        proof=ADMIN,
+        references=("RFC 2923",),
+    )
+
+
+def smaller_mtu(places: Sequence[tuple[str, Interface]], passed_bytes: int, *, ipv6: bool) -> Remedy:
+    """Until then send packets that are known to arrive. ``places``: host names and their interfaces."""
+    size = passed_bytes + (_HEADERS_V6 if ipv6 else _HEADERS_V4)
+    return Remedy(
+        summary="Until then send what passes: a smaller MTU, or let TCP find the size by itself",
+        commands=(
+            *(f"sudo ip link set dev {one.name} mtu {size}   # on {name}" for name, one in places),
+            "sudo sysctl -w net.ipv4.tcp_mtu_probing=1   # on every node, instead",
+        ),
+        scope="node",
+        cost="more packets and CPU time for the same data; probing stalls each new connection for seconds",
+        undo="; ".join(
+            [f"sudo ip link set dev {one.name} mtu {one.mtu}" for _, one in places]
+            + ["sudo sysctl -w net.ipv4.tcp_mtu_probing=0"]
+        ),
+        proof=ADMIN,
+        references=("RFC 4821", "https://docs.kernel.org/networking/ip-sysctl.html"),
+    )
+
+
+def look_at_link(places: Sequence[tuple[str, str]]) -> Remedy:
+    """Look at the interfaces, cables and queues. ``places``: host names and interface names."""
+    return Remedy(
+        summary="Look at speed, errors and traffic shaping of the interface, then at cable, port and switch",
+        commands=tuple(
+            command
+            for name, interface in places[:2]
+            for command in (
+                f"ethtool {interface} | grep -E 'Speed|Duplex'   # on {name}",
+                f"ethtool -S {interface} | grep -iE 'err|drop|disc|crc' | grep -v ': 0'",
+                f"ip -s link show {interface}; tc qdisc show dev {interface}",
+            )
+        ),
+        scope="node",
+        cost="none: a diagnosis, not a cure",
+        proof=ADMIN,
+    )
+
+
+def use_met_interface(recording: Recording, met: Mapping[int, str]) -> Remedy:
+    """Give out the address that works: ``met`` holds each node's address at the roll call."""
+    gloo = recording.world is None or recording.world.backend == "gloo"
+    name = GLOO_IFNAME if gloo else NCCL_IFNAME
+    found = {node: interface_name(recording, node, address) for node, address in met.items()}
+    names = {node: one for node, one in found.items() if one is not None}
+    values = set(names.values())
+    one_value = values.pop() if len(values) == 1 and len(names) == len(met) else None
+    why = "it holds the address with which the nodes met"
+    return Remedy(
+        summary=f"set {name} on each node to the interface that holds the roll call's address",
+        settings=(Setting(name=name, value=one_value if gloo else f"={one_value}", why=why),)
+        if one_value
+        else (),
+        commands=()
+        if one_value
+        else tuple(f"export {name}={value}   # on {host(recording, node)}" for node, value in names.items()),
+        cost="the job then depends on these names; another cluster has others",
+        undo=f"unset {name}",
+        proof=Proof(reason="computed from the addresses that answered; no trial with it was recorded"),
+        references=("https://docs.pytorch.org/docs/stable/distributed.html",),
+    )

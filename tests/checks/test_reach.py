@@ -1,0 +1,871 @@
+"""reach: what one node sees of the others, and whom the rows of all blame."""
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddp_doctor.checks import reach
+from ddp_doctor.checks.reach import PeerReach, ReachFact, probe
+from ddp_doctor.knowledge import network
+from ddp_doctor.knowledge.interface_choice import Choice
+from ddp_doctor.model.choices import Severity, Status
+from ddp_doctor.model.context import Interface, Line, Peer, TcpInfo
+from ddp_doctor.model.fact import Failed, Reading, Skip
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.parse.interface_facts import InterfacesFact
+from ddp_doctor.sources.sockets import Listener, dial
+from tests.fakes import FakeContext
+
+TOKEN = "secret"
+PORTS = "32768\t60999\n"
+
+
+# --- the probe over real connections --------------------------------------------------------------
+
+
+@dataclass
+class RealContext(FakeContext):
+    """Dials for real, on a real clock."""
+
+    peers: tuple[Peer, ...] = ()
+    clock_offset_s: float | None = None
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+    def dial(self, address: str, port: int, timeout_s: float) -> Line:
+        return dial(address, port, TOKEN, timeout_s)
+
+
+@pytest.fixture
+def listeners() -> Iterator[list[Listener]]:
+    three = [Listener() for _ in range(3)]
+    for one in three:
+        one.admit(TOKEN)
+    yield three
+    for one in three:
+        one.stop()
+
+
+def peers_of(listeners: Iterable[Listener], address: str = "127.0.0.1") -> tuple[Peer, ...]:
+    return tuple(Peer(i + 1, f"node{i + 1}", one.port, address, address) for i, one in enumerate(listeners))
+
+
+def look(peers: tuple[Peer, ...], **more: Any) -> ReachFact:
+    files = {"/proc/sys/net/ipv4/ip_local_port_range": PORTS}
+    return probe(RealContext(files=files, peers=peers, deadline=time.monotonic() + 12, **more))
+
+
+def test_a_row_of_healthy_peers_is_whole_and_quick(listeners):
+    started = time.monotonic()
+
+    fact = look(peers_of(listeners))
+
+    assert time.monotonic() - started < 5
+    assert fact.port_range == (32768, 60999)
+    assert [peer.node for peer in fact.peers] == [1, 2, 3]
+    for peer in fact.peers:
+        assert (peer.outcome, peer.error, peer.met_at_outcome) == ("ok", None, None)
+        assert peer.round_trips >= network.LEAST_ROUND_TRIPS
+        assert peer.connect_s is not None
+        assert peer.burst_s is not None
+        assert None not in (peer.round_trip_min_s, peer.round_trip_median_s, peer.round_trip_max_s)
+        assert peer.retransmits == 0
+        assert peer.throughput_bytes_per_s
+        assert (peer.passed_bytes, peer.lost_bytes) == (None, None)
+
+
+def test_a_stopped_listener_is_refused_and_the_others_are_measured(listeners):
+    peers = peers_of(listeners)
+    listeners[1].stop()
+    time.sleep(0.05)
+
+    outcomes = [peer.outcome for peer in look(peers).peers]
+
+    assert outcomes == ["ok", "refused", "ok"]
+
+
+def test_the_roll_calls_address_is_tried_beside_the_advertised_one(listeners):
+    port = listeners[0].port
+    well, dead_one = (Peer(n, "n", at, "127.0.0.2", "127.0.0.1") for n, at in ((1, port), (2, free_port())))
+
+    first, second = look((well, dead_one)).peers
+
+    assert (first.outcome, first.met_at_outcome) == ("ok", "ok")
+    assert (second.outcome, second.met_at_outcome) == ("refused", "refused")
+
+
+def free_port() -> int:
+    listener = Listener()
+    listener.stop()
+    time.sleep(0.05)
+    return listener.port
+
+
+def test_several_nodes_that_measure_each_other_at_once_find_nothing(listeners):
+    rows: dict[int, ReachFact] = {}
+
+    def run(node: int) -> None:
+        others = [other for other in range(3) if other != node]
+        peers = tuple(
+            Peer(other, f"node{other}", listeners[other].port, "127.0.0.1", "127.0.0.1") for other in others
+        )
+        rows[node] = look(peers, node=node)
+
+    threads = [threading.Thread(target=run, args=(node,)) for node in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    recording = recorded(rows, World(nnodes=3, world_size=3))
+
+    assert found(recording) == []
+    measured = list(reach.measurements(recording))
+    assert {one.name for one in measured} == {"reach_round_trip", "reach_throughput"}
+    assert len(measured) == 12
+    assert all(one.value > 0 for one in measured)
+
+
+def test_a_node_alone_has_nobody_to_dial():
+    with pytest.raises(Skip):
+        probe(RealContext())
+
+
+def test_the_port_range_is_not_invented_where_the_kernel_does_not_tell(listeners):
+    context = RealContext(peers=peers_of(listeners[:1]), deadline=time.monotonic() + 12)
+
+    assert probe(context).port_range is None
+
+
+# --- the probe over made-up paths -----------------------------------------------------------------
+
+
+@dataclass
+class Wire:
+    """How a path behaves; nothing on it takes time."""
+
+    round_trip_s: float = 0.0001
+    bytes_per_s: float = 1e9
+    largest: int | None = None  # the largest message that passes
+    loses_every: int | None = None
+    breaks_after: int | None = None  # round trips
+    hiccups: int = 0  # bursts that are lost by chance
+    busy: bool = False
+    told: bool = True  # the kernel has TCP_INFO
+    lines: list["FakeLine"] = field(default_factory=list)
+
+
+class FakeLine:
+    def __init__(self, wire: Wire) -> None:
+        self.wire, self.trips, self.lost, self.closed = wire, 0, 0, False
+
+    def round_trip(self, timeout_s: float) -> float:
+        self.trips += 1
+        if self.wire.breaks_after is not None and self.trips > self.wire.breaks_after:
+            raise TimeoutError(errno.ETIMEDOUT, "timed out")
+        if self.wire.loses_every and self.trips % self.wire.loses_every == 0:
+            self.lost += 1
+            return self.wire.round_trip_s + network.RETRANSMIT_S
+        return self.wire.round_trip_s
+
+    def send(self, size: int, timeout_s: float) -> float:
+        if self.wire.busy and size > network.BURST_BYTES:
+            raise OSError(errno.EBUSY, "busy")
+        if size == network.BURST_BYTES and self.wire.hiccups:
+            self.wire.hiccups -= 1
+            raise TimeoutError(errno.ETIMEDOUT, "timed out")
+        if self.wire.largest is not None and size > self.wire.largest:
+            raise TimeoutError(errno.ETIMEDOUT, "timed out")
+        if size / self.wire.bytes_per_s > timeout_s:
+            raise TimeoutError(errno.ETIMEDOUT, "timed out")
+        return size / self.wire.bytes_per_s
+
+    def tcp(self) -> TcpInfo | None:
+        return TcpInfo(self.lost, 1448) if self.wire.told else None
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class WireContext(FakeContext):
+    """``wires`` by address: a path, or what dialling there raises."""
+
+    peers: tuple[Peer, ...] = ()
+    clock_offset_s: float | None = None
+    wires: Mapping[str, Wire | OSError] = field(default_factory=dict)
+    dials: list[str] = field(default_factory=list)
+
+    def dial(self, address: str, port: int, timeout_s: float) -> Line:
+        self.dials.append(address)
+        wire = self.wires[address]
+        if isinstance(wire, OSError):
+            raise wire
+        line = FakeLine(wire)
+        wire.lines.append(line)
+        return line
+
+
+def seen_of(*wires: Wire | OSError) -> list[PeerReach]:
+    return list(context_of(*wires)[1].peers)
+
+
+def context_of(*wires: Wire | OSError) -> tuple[WireContext, ReachFact]:
+    peers = tuple(Peer(i, f"node{i}", 40000, f"10.0.0.{i}", f"10.0.0.{i}") for i, _ in enumerate(wires))
+    context = WireContext(peers=peers, wires={f"10.0.0.{i}": wire for i, wire in enumerate(wires)})
+    return context, probe(context)
+
+
+def oserror(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (oserror(errno.ECONNREFUSED), "refused"),
+        (oserror(errno.ECONNRESET), "refused"),
+        (oserror(errno.ETIMEDOUT), "timed_out"),
+        (TimeoutError("timed out"), "timed_out"),
+        (oserror(errno.EHOSTUNREACH), "unreachable"),
+        (oserror(errno.ENETUNREACH), "unreachable"),
+        (oserror(errno.EPERM), "denied"),
+        (oserror(errno.ETIME), "mute"),
+        (oserror(errno.EPROTO), "foreign"),
+        (oserror(errno.EMFILE), "failed"),
+    ],
+)
+def test_what_the_failure_to_connect_tells(error, outcome):
+    (peer, well) = seen_of(error, Wire())
+
+    assert peer.outcome == outcome
+    assert peer.errno == error.errno
+    assert peer.error
+    assert (peer.round_trips, peer.throughput_bytes_per_s) == (0, ())
+    assert well.outcome == "ok"
+
+
+def test_a_dropped_dial_is_tried_again_and_a_refused_one_is_not():
+    context, _ = context_of(oserror(errno.ETIMEDOUT), oserror(errno.ECONNREFUSED), Wire())
+
+    assert context.dials.count("10.0.0.0") == network.DIALS
+    assert context.dials.count("10.0.0.1") == 1
+
+
+def test_a_host_that_cannot_dial_at_all_has_not_looked():
+    with pytest.raises(Failed, match="Too many open files"):
+        context_of(oserror(errno.EMFILE), oserror(errno.EMFILE))
+
+
+@pytest.mark.parametrize(
+    ("largest", "passed", "lost"), [(1460, 1440, 4000), (1400, 1300, 1440), (8948, 8000, 131072)]
+)
+def test_a_black_hole_is_measured_by_what_still_passes(largest, passed, lost):
+    (peer, well) = seen_of(Wire(largest=largest), Wire())
+
+    assert (peer.outcome, peer.passed_bytes, peer.lost_bytes) == ("burst_lost", passed, lost)
+    assert peer.round_trips >= network.LEAST_ROUND_TRIPS
+    assert (peer.burst_s, peer.throughput_bytes_per_s) == (None, ())
+    assert well.outcome == "ok"
+
+
+def test_a_burst_that_is_lost_once_by_chance_is_no_black_hole():
+    (peer,) = seen_of(Wire(hiccups=1))
+
+    assert (peer.outcome, peer.lost_bytes) == ("ok", None)
+    assert peer.burst_s is not None
+    assert peer.throughput_bytes_per_s
+
+
+def test_a_path_that_carries_nothing_any_more_is_broken_and_no_black_hole():
+    assert seen_of(Wire(largest=100))[0].outcome == "broken"
+    assert seen_of(Wire(breaks_after=5))[0].outcome == "broken"
+
+
+def test_a_path_that_loses_packets_gets_more_round_trips():
+    lossy, well = seen_of(Wire(loses_every=20), Wire())
+
+    assert lossy.round_trips == network.ROUND_TRIPS + network.AGAIN_ROUND_TRIPS
+    assert lossy.retransmits == lossy.round_trips // 20
+    assert (well.round_trips, well.retransmits) == (network.ROUND_TRIPS, 0)
+
+
+def test_a_kernel_that_does_not_count_leaves_the_losses_unknown():
+    (peer,) = seen_of(Wire(told=False))
+
+    assert (peer.outcome, peer.retransmits, peer.mss_bytes) == ("ok", None, None)
+
+
+def test_a_slow_peer_is_measured_again():
+    slow, well = seen_of(Wire(bytes_per_s=10e6), Wire())
+
+    assert len(slow.throughput_bytes_per_s) == 2 * network.SAMPLES
+    assert len(well.throughput_bytes_per_s) == network.SAMPLES
+    assert max(slow.throughput_bytes_per_s) == pytest.approx(10e6)
+
+
+def test_a_transfer_that_does_not_end_counts_as_what_it_moved_at_most():
+    (peer,) = seen_of(Wire(bytes_per_s=90e3))
+
+    assert peer.outcome == "ok"
+    assert peer.throughput_bytes_per_s == (network.SAMPLE_BYTES / network.TRANSFER_S,)
+
+
+def test_a_peer_that_is_busy_with_others_gives_no_sample():
+    (peer,) = seen_of(Wire(busy=True))
+
+    assert (peer.outcome, peer.throughput_bytes_per_s) == ("ok", ())
+
+
+def test_every_line_is_closed():
+    wires = [Wire(), Wire(largest=1460), Wire(breaks_after=3), Wire(busy=True), Wire(hiccups=1)]
+    context_of(*wires)
+
+    assert all(line.closed for wire in wires for line in wire.lines)
+
+
+def test_the_roll_calls_address_is_dialled_only_where_it_is_another():
+    peers = (
+        Peer(0, "node0", 1, "172.17.0.1", "10.0.0.0"),
+        Peer(1, "node1", 1, "10.0.0.1", "::ffff:10.0.0.1"),
+        Peer(2, "node2", 1, "10.0.0.2", ""),
+    )
+    refused = oserror(errno.ECONNREFUSED)
+    wires: dict[str, Wire | OSError] = {"172.17.0.1": refused} | {f"10.0.0.{i}": Wire() for i in range(3)}
+
+    first, second, third = probe(WireContext(peers=peers, wires=wires)).peers
+
+    assert (first.outcome, first.met_at_outcome) == ("refused", "ok")
+    assert (second.outcome, second.met_at_outcome) == ("ok", None)
+    assert (third.outcome, third.met_at_outcome) == ("ok", None)
+
+
+# --- rules over the matrix ------------------------------------------------------------------------
+
+Change = Callable[[int, int], Mapping[str, Any] | None]
+
+
+def peer_seen(node: int, changes: Mapping[str, Any] | None = None) -> PeerReach:
+    well = {
+        "node": node,
+        "hostname": f"node{node}",
+        "address": f"10.0.0.{node + 1}",
+        "met_at": f"10.0.0.{node + 1}",
+        "port": 40000 + node,
+        "outcome": "ok",
+        "connect_s": 0.001,
+        "round_trips": 100,
+        "round_trip_min_s": 0.00005,
+        "round_trip_median_s": 0.0002,
+        "round_trip_max_s": 0.003,
+        "retransmits": 0,
+        "mss_bytes": 1448,
+        "burst_bytes": network.BURST_BYTES,
+        "burst_s": 0.001,
+        "throughput_bytes_per_s": (1.1e9, 1.2e9, 1.0e9),
+    }
+    return PeerReach.model_validate({**well, **(changes or {})})
+
+
+def recorded(rows: Mapping[int, ReachFact | None], world: World, *more: Reading) -> Recording:
+    readings = [
+        Reading(check="reach", status=Status.COLLECTED, node=node, fact=row.recorded())
+        if row
+        else Reading(check="reach", status=Status.TIMED_OUT, node=node, reason="no answer")
+        for node, row in rows.items()
+    ]
+    return Recording(world=world, readings=(*readings, *more))
+
+
+def matrix(
+    nodes: int,
+    change: Change = lambda source, target: None,
+    *,
+    rows: Iterable[int] | None = None,
+    failed: Iterable[int] = (),
+    backend: str = "gloo",
+    more: Iterable[Reading] = (),
+) -> Recording:
+    """The rows of ``nodes`` nodes, all of them unless ``rows`` says which; those that ``failed`` have none."""
+    facts: dict[int, ReachFact | None] = {
+        node: ReachFact(
+            peers=tuple(peer_seen(other, change(node, other)) for other in range(nodes) if other != node),
+            port_range=(32768, 60999),
+        )
+        for node in (range(nodes) if rows is None else rows)
+    }
+    hosts = tuple(
+        Node(node_rank=i, hostname=f"node{i}", addresses={"eth0": (f"10.0.0.{i + 1}",)}) for i in range(nodes)
+    )
+    world = World(nnodes=nodes, world_size=nodes, backend=backend, nodes=hosts)
+    return recorded(facts | dict.fromkeys(failed), world, *more)
+
+
+def found(recording: Recording) -> list[Finding]:
+    return [finding for rule in reach.CHECK.rules for finding in rule.apply(recording)]
+
+
+def only(recording: Recording) -> Finding:
+    (finding,) = found(recording)
+    return finding
+
+
+def named(finding: Finding) -> set[int | tuple[str, str]]:
+    """Node ranks of nodes, host names of pairs."""
+    return {
+        one.node_rank
+        if one.kind == "node" and one.node_rank is not None
+        else (str(one.node), str(one.peer_node))
+        for one in finding.culprits
+    }
+
+
+DEAD: dict[str, Any] = {
+    "connect_s": None,
+    "round_trips": 0,
+    "round_trip_min_s": None,
+    "round_trip_median_s": None,
+    "round_trip_max_s": None,
+    "retransmits": None,
+    "mss_bytes": None,
+    "burst_s": None,
+    "throughput_bytes_per_s": (),
+}
+BLOCKED = ("refused", "timed_out", "unreachable", "denied", "mute", "foreign")
+
+
+def dead(outcome: str = "timed_out", **more: Any) -> dict[str, Any]:
+    return {**DEAD, "outcome": outcome, "error": f"it {outcome}", **more}
+
+
+HOLE = {"outcome": "burst_lost", "passed_bytes": 1440, "lost_bytes": 4000, "burst_s": None} | {
+    "throughput_bytes_per_s": (),
+    "mss_bytes": 8948,
+}
+THIN = {"throughput_bytes_per_s": (11e6, 12e6, 11.5e6)}
+FAR = {"round_trip_min_s": 0.050, "round_trip_median_s": 0.0504, "throughput_bytes_per_s": (3e6, 4e6)}
+LOSSY = {"retransmits": 7, "round_trip_max_s": 0.42, "throughput_bytes_per_s": (70e6, 900e6, 20e6)}
+
+#: code, what a path looks like, and whether the fault has one direction
+FAULTS = {
+    "blocked": ("DD530", dead(), True),
+    "hole": ("DD532", HOLE, False),
+    "thin": ("DD533", THIN, False),
+    "far": ("DD534", FAR, False),
+    "lossy": ("DD536", LOSSY, False),
+}
+PATH_CODES = {"blocked": "DD531"}
+
+
+def test_a_healthy_matrix_gives_no_finding():
+    for nodes in (2, 3, 4, 9):
+        assert found(matrix(nodes)) == []
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+@settings(max_examples=25, deadline=None)
+@given(nodes=st.integers(3, 9), data=st.data())
+def test_a_bad_node_is_named_and_nobody_else(kind, nodes, data):
+    code, fault, one_way = FAULTS[kind]
+    bad = data.draw(st.integers(0, nodes - 1))
+    finding = only(matrix(nodes, lambda a, b: fault if b == bad or (a == bad and not one_way) else None))
+
+    assert finding.code == code
+    assert named(finding) == {bad}
+    assert f"node{bad}" in finding.title
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+@settings(max_examples=25, deadline=None)
+@given(nodes=st.integers(4, 9), data=st.data())
+def test_a_bad_path_is_named_and_no_node(kind, nodes, data):
+    code, fault, _ = FAULTS[kind]
+    one, other = sorted(data.draw(st.lists(st.integers(0, nodes - 1), min_size=2, max_size=2, unique=True)))
+    finding = only(matrix(nodes, lambda a, b: fault if {a, b} == {one, other} else None))
+
+    assert finding.code == PATH_CODES.get(kind, code)
+    assert named(finding) == {(f"node{one}", f"node{other}")}
+
+
+@settings(max_examples=50, deadline=None)
+@given(nodes=st.integers(3, 7), data=st.data())
+def test_with_rows_missing_no_innocent_node_is_named(nodes, data):
+    kind = data.draw(st.sampled_from(sorted(FAULTS)))
+    bad = data.draw(st.integers(0, nodes - 1))
+    rows = data.draw(st.sets(st.integers(0, nodes - 1), min_size=1))
+    _, fault, _ = FAULTS[kind]
+    recording = matrix(nodes, lambda a, b: fault if bad in (a, b) else None, rows=sorted(rows))
+
+    for finding in found(recording):
+        for culprit in finding.culprits:
+            ends = {culprit.node, culprit.peer_node} if culprit.kind == "pair" else {culprit.node}
+            assert f"node{bad}" in ends
+
+
+@pytest.mark.parametrize("outcome", BLOCKED)
+def test_every_way_of_not_getting_through_is_a_blocked_node(outcome):
+    finding = only(matrix(4, lambda a, b: dead(outcome) if b == 2 else None))
+
+    assert (finding.code, finding.severity) == ("DD530", Severity.ERROR)
+    assert finding.title.startswith("Inbound to node2 is blocked for ephemeral ports (TCP 32768-60999)")
+    assert "MASTER_PORT" in finding.detail
+
+
+def test_the_firewall_rule_has_the_real_ports_and_addresses():
+    finding = only(matrix(4, lambda a, b: dead() if b == 2 else None))
+    commands = "\n".join(finding.remedies[0].commands)
+
+    assert "ip saddr { 10.0.0.1, 10.0.0.2, 10.0.0.4 } tcp dport 32768-60999 accept   # on node2" in commands
+    assert "-s 10.0.0.1,10.0.0.2,10.0.0.4 --dport 32768:60999 -j ACCEPT" in commands
+    assert 'ip_local_port_range="32768 60999"' in finding.remedies[1].undo
+
+
+def test_the_evidence_shows_what_fails_and_what_works():
+    finding = only(matrix(5, lambda a, b: dead() if b == 2 else None))
+    texts = [one.text for one in finding.evidence]
+
+    assert texts[0] == "node0 dials node2 at 10.0.0.3:40002: it timed_out"
+    assert texts[3] == "node2 dials node0 at 10.0.0.1:40000: connected after 1.0 ms"
+    assert finding.evidence[-1].value == 4
+
+
+def test_a_node_cut_off_both_ways_is_one_finding():
+    finding = only(matrix(4, lambda a, b: dead() if 2 in (a, b) else None))
+
+    assert (finding.code, named(finding)) == ("DD530", {2})
+    assert "cannot dial the others either" in finding.detail
+
+
+def test_two_blocked_nodes_are_one_finding():
+    finding = only(matrix(5, lambda a, b: dead() if b in (1, 3) else None))
+
+    assert named(finding) == {1, 3}
+    assert "node1 and node3" in finding.title
+
+
+def test_ports_blocked_everywhere_are_one_finding_about_all():
+    finding = only(matrix(4, lambda a, b: dead()))
+
+    assert finding.code == "DD530"
+    assert finding.title == "Ephemeral ports (TCP 32768-60999) are blocked between all 4 nodes"
+    assert named(finding) == {0, 1, 2, 3}
+
+
+def test_outbound_blocked_is_that_node():
+    finding = only(matrix(4, lambda a, b: dead() if a == 2 else None))
+
+    assert (finding.code, finding.severity, named(finding)) == ("DD537", Severity.ERROR, {2})
+    assert "Outbound from node2" in finding.title
+
+
+def test_of_two_nodes_the_one_that_cannot_be_dialled_is_likely():
+    finding = only(matrix(2, lambda a, b: dead() if b == 1 else None))
+
+    assert (finding.code, finding.confidence.value, named(finding)) == ("DD530", "likely", {1})
+
+
+def test_two_nodes_that_cannot_dial_each_other_are_a_pair():
+    finding = only(matrix(2, lambda a, b: dead()))
+
+    assert (finding.code, named(finding)) == ("DD531", {("node0", "node1")})
+    assert "between node0 and node1" in finding.title
+
+
+def test_one_direction_of_a_path_is_told_as_such():
+    finding = only(matrix(4, lambda a, b: dead() if (a, b) == (1, 3) else None))
+
+    assert finding.title.startswith("The path from node1 to node3 is blocked")
+
+
+def test_a_node_of_which_nothing_was_read_is_not_blamed_for_being_silent():
+    rows = [0, 1, 3]
+
+    assert found(matrix(4, lambda a, b: dead() if b == 2 else None, rows=rows)) == []
+
+
+def test_a_node_whose_own_look_failed_is_blamed_when_several_see_it():
+    recording = matrix(4, lambda a, b: dead() if b == 2 else None, rows=[0, 1, 3], failed=[2])
+
+    assert named(only(recording)) == {2}
+
+
+def test_a_failure_of_the_dialling_host_itself_blames_nobody():
+    assert found(matrix(4, lambda a, b: dead("failed") if a == 1 else None)) == []
+
+
+def test_ipv6_addresses_get_rules_of_their_family():
+    def six(a: int, b: int) -> dict[str, Any]:
+        address = {"address": f"fd00::{b + 1}", "met_at": f"fd00::{b + 1}"}
+        return dead(**address) if b == 2 else address
+
+    finding = only(matrix(3, six))
+
+    assert "ip6 saddr { fd00::1, fd00::2 }" in finding.remedies[0].commands[1]
+    assert "ip6tables" in finding.remedies[0].commands[2]
+    assert "[fd00::3]:40002" in finding.evidence[0].text
+
+
+# --- the advertised address -----------------------------------------------------------------------
+
+DOCKER0 = dead("refused", address="172.17.0.1", met_at_outcome="ok")
+
+
+def test_an_address_that_leads_elsewhere_is_told_from_a_blocked_node():
+    finding = only(matrix(4, lambda a, b: DOCKER0 if b == 2 else None))
+
+    assert (finding.code, finding.severity, named(finding)) == ("DD535", Severity.ERROR, {2})
+    assert "172.17.0.1" in finding.title
+    assert "at 10.0.0.3 it answers" in finding.evidence[0].text
+    (setting,) = finding.remedies[0].settings
+    assert (setting.name, setting.value) == ("GLOO_SOCKET_IFNAME", "eth0")
+
+
+def test_with_nccl_the_setting_is_nccls_and_exact():
+    finding = only(matrix(4, lambda a, b: DOCKER0 if b == 2 else None, backend="nccl"))
+
+    (setting,) = finding.remedies[0].settings
+    assert (setting.name, setting.value) == ("NCCL_SOCKET_IFNAME", "=eth0")
+
+
+def test_all_nodes_that_advertise_the_wrong_address_are_one_finding():
+    finding = only(matrix(3, lambda a, b: DOCKER0))
+
+    assert (finding.code, named(finding)) == ("DD535", {0, 1, 2})
+
+
+def test_two_nodes_that_both_do_are_a_pair():
+    finding = only(matrix(2, lambda a, b: DOCKER0))
+
+    assert (finding.code, named(finding)) == ("DD535", {("node0", "node1")})
+
+
+def interfaces(node: int, interface: str, address: str) -> Reading:
+    held = (
+        Interface(name="eth0", addresses=(f"10.0.0.{node + 1}/24",), mtu=9000),
+        Interface(name="docker0", addresses=("172.17.0.1/16",)),
+    )
+    choice = Choice(interface=interface, address=address, why="told")
+    fact = InterfacesFact(interfaces=held, hostname=f"node{node}", gloo=choice, nccl=choice)
+    return Reading(check="interfaces", status=Status.COLLECTED, node=node, fact=fact.recorded())
+
+
+def test_what_the_interfaces_already_tell_is_not_told_again():
+    more = [interfaces(node, "docker0" if node == 2 else "eth0", "172.17.0.1") for node in range(4)]
+
+    assert found(matrix(4, lambda a, b: DOCKER0 if b == 2 else None, more=more)) == []
+
+
+@pytest.mark.parametrize("address", ["127.0.1.1", "::1", "::ffff:127.0.0.1"])
+@pytest.mark.parametrize("met", ["ok", None])
+def test_a_loopback_address_is_another_findings_matter(address, met):
+    fault = dead("refused", address=address, met_at_outcome=met)
+
+    assert found(matrix(4, lambda a, b: fault if b == 2 else None)) == []
+
+
+def test_nodes_on_one_host_that_meet_on_loopback_are_well():
+    assert found(matrix(2, lambda a, b: {"address": "127.0.0.1", "met_at": "127.0.0.1"})) == []
+
+
+# --- black holes, losses, latency, throughput -----------------------------------------------------
+
+
+def test_a_black_hole_tells_sizes_and_a_mtu_that_passes():
+    more = [interfaces(node, "eth0", f"10.0.0.{node + 1}") for node in range(4)]
+    finding = only(matrix(4, lambda a, b: HOLE if 2 in (a, b) else None, more=more))
+
+    assert "messages of 1440 bytes arrive, of 4000 bytes never" in finding.title
+    assert "sudo ip link set dev eth0 mtu 1492   # on node2" in finding.remedies[1].commands
+    assert "sudo ip link set dev eth0 mtu 9000" in finding.remedies[1].undo
+    assert finding.remedies[0].commands[0] == "ping -c 3 -M do -s 8972 10.0.0.3   # on node0"
+
+
+def test_a_black_hole_between_all_is_one_finding():
+    finding = only(matrix(3, lambda a, b: HOLE))
+
+    assert named(finding) == {0, 1, 2}
+    assert finding.title.startswith("Between all nodes")
+
+
+def test_a_slow_node_is_told_by_how_much():
+    finding = only(matrix(4, lambda a, b: THIN if 2 in (a, b) else None))
+
+    assert finding.severity is Severity.ERROR
+    assert finding.title == "node2 is 92 times slower than its peers: 12 MB/s against 1100 MB/s"
+
+
+def test_a_node_that_only_sends_slowly_is_named_by_that_side():
+    finding = only(matrix(4, lambda a, b: THIN if a == 2 else None))
+
+    assert (finding.code, named(finding)) == ("DD533", {2})
+    assert "On the paths from node2" in finding.detail
+
+
+@pytest.mark.parametrize(("rate", "severity"), [(100e6, Severity.WARNING), (12e6, Severity.ERROR)])
+def test_of_three_nodes_only_a_much_slower_one_is_an_error(rate, severity):
+    thin = {"throughput_bytes_per_s": (rate,) * 3}
+    usual = {"throughput_bytes_per_s": (700e6,) * 3}
+
+    finding = only(matrix(3, lambda a, b: thin if 2 in (a, b) else usual))
+
+    assert (finding.code, finding.severity) == ("DD533", severity)
+
+
+def test_a_slow_path_is_a_warning():
+    finding = only(matrix(4, lambda a, b: THIN if {a, b} == {1, 3} else None))
+
+    assert (finding.code, finding.severity) == ("DD533", Severity.WARNING)
+
+
+def test_a_network_of_two_speeds_is_information():
+    finding = only(matrix(6, lambda a, b: THIN if (a < 3) != (b < 3) else None))
+
+    assert (finding.code, finding.severity) == ("DD533", Severity.INFO)
+
+
+def test_two_nodes_have_no_peers_to_compare_with():
+    assert found(matrix(2, lambda a, b: THIN)) == []
+    assert only(matrix(2, lambda a, b: THIN if a == 1 else None)).severity is Severity.INFO
+
+
+def test_samples_that_jump_on_busy_hosts_are_no_finding():
+    # measured on healthy hosts with both cores kept busy and segmentation in software, in MB/s
+    rows = {
+        (0, 3): (3, 481, 8), (0, 2): (17, 6, 15, 7, 11, 15), (0, 1): (24, 42, 7), (1, 2): (4, 2, 3, 2),
+        (1, 3): (11,), (1, 0): (10,), (2, 1): (2, 454, 9), (2, 0): (4,), (2, 3): (6,), (3, 0): (4, 9, 3, 79),
+        (3, 1): (5, 27), (3, 2): (538, 10),
+    }  # fmt: skip
+
+    def busy(a: int, b: int) -> dict[str, Any]:
+        return {"throughput_bytes_per_s": tuple(rate * 1e6 for rate in rows[a, b])}
+
+    assert found(matrix(4, busy)) == []
+
+
+def test_very_fast_paths_are_not_compared():
+    assert (
+        found(matrix(4, lambda a, b: {"throughput_bytes_per_s": (3e9 if 2 not in (a, b) else 3e8,) * 3}))
+        == []
+    )
+
+
+def rdma(node: int, devices: tuple[str, ...] = ("mlx5_0",), unused_by: str | None = None) -> Reading:
+    fact = {"kind": "host/1", "rdma_devices": list(devices), "rdma_unused_by": unused_by}
+    return Reading(check="host", status=Status.COLLECTED, node=node, fact=fact)
+
+
+@pytest.mark.parametrize("fault", [THIN, FAR])
+def test_where_the_data_goes_over_rdma_a_slow_tcp_path_is_information(fault):
+    def thin(a: int, b: int) -> Mapping[str, Any] | None:
+        return fault if 2 in (a, b) else None
+
+    over = [rdma(node) for node in range(4)]
+    off = [rdma(node, unused_by="NCCL_IB_DISABLE=1") for node in range(4)]
+
+    assert only(matrix(4, thin, backend="nccl", more=over)).severity is Severity.INFO
+    assert only(matrix(4, thin, backend="nccl", more=off)).severity is Severity.ERROR
+    assert only(matrix(4, thin, backend="gloo", more=over)).severity is Severity.ERROR
+    assert only(matrix(4, thin, backend="nccl")).severity is Severity.ERROR
+
+
+@pytest.mark.parametrize(("answer_s", "severity"), [(0.010, Severity.WARNING), (0.050, Severity.ERROR)])
+def test_a_far_node_is_as_bad_as_it_is_far(answer_s, severity):
+    far = {"round_trip_min_s": answer_s}
+
+    finding = only(matrix(4, lambda a, b: far if 2 in (a, b) else None))
+
+    assert (finding.code, finding.severity, named(finding)) == ("DD534", severity, {2})
+
+
+@pytest.mark.parametrize("answer_s", [0.001, 0.004])
+def test_a_few_milliseconds_are_no_finding(answer_s):
+    assert found(matrix(4, lambda a, b: {"round_trip_min_s": answer_s} if 2 in (a, b) else None)) == []
+
+
+def test_two_sites_are_paths_and_no_nodes_fault():
+    finding = only(matrix(4, lambda a, b: FAR if (a < 2) != (b < 2) else None))
+
+    assert finding.code == "DD534"
+    assert all(culprit.kind == "pair" for culprit in finding.culprits)
+    assert len(finding.culprits) == 4
+
+
+def test_two_nodes_that_are_far_apart_are_information():
+    finding = only(matrix(2, lambda a, b: FAR))
+
+    assert (finding.code, finding.severity) == ("DD534", Severity.INFO)
+
+
+def test_losses_of_two_nodes_need_no_comparison():
+    finding = only(matrix(2, lambda a, b: LOSSY))
+
+    assert (finding.code, finding.severity, named(finding)) == ("DD536", Severity.ERROR, {("node0", "node1")})
+
+
+def test_losses_between_all_nodes_are_one_finding():
+    finding = only(matrix(4, lambda a, b: LOSSY))
+
+    assert (finding.code, named(finding)) == ("DD536", {0, 1, 2, 3})
+
+
+def test_losses_on_a_slow_path_that_hardly_feels_them_are_a_warning():
+    far = {"round_trip_min_s": 0.05, "round_trip_median_s": 0.05, "retransmits": 2}
+    recording = matrix(4, lambda a, b: far)
+
+    assert [(one.code, one.severity) for one in found(recording)] == [("DD536", Severity.WARNING)]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_single_lost_packet_is_no_finding(lost):
+    assert found(matrix(4, lambda a, b: {"retransmits": lost} if (a, b) == (0, 1) else None)) == []
+
+
+def test_a_pair_with_few_round_trips_does_not_save_its_node():
+    def lossy(a: int, b: int) -> Mapping[str, Any] | None:
+        if {a, b} == {2, 3}:
+            return {"round_trips": 38}  # none of which was lost
+        return LOSSY if 2 in (a, b) else None
+
+    assert named(only(matrix(4, lossy))) == {2}
+
+
+def test_without_tcp_info_nothing_is_said_about_losses():
+    assert found(matrix(4, lambda a, b: {"retransmits": None, "round_trip_max_s": 0.4})) == []
+
+
+@pytest.mark.parametrize("reason", [LOSSY, FAR])
+def test_what_is_slow_for_another_reason_is_told_once(reason):
+    slow = {**reason, **THIN}
+
+    finding = only(matrix(4, lambda a, b: slow if 2 in (a, b) else None))
+
+    assert finding.code in {"DD534", "DD536"}
+
+
+def test_the_rules_of_a_matrix_are_those_of_its_recording():
+    sick, well = matrix(4, lambda a, b: dead() if b == 2 else None), matrix(4)
+
+    for _ in range(2):
+        assert [finding.code for finding in found(sick)] == ["DD530"]
+        assert found(well) == []
+
+
+def test_every_remedy_tells_its_cost_and_why_it_was_not_tried():
+    for _, fault, _ in FAULTS.values():
+        for change in (
+            lambda a, b, fault=fault: fault if 2 in (a, b) else None,
+            lambda a, b, fault=fault: fault if {a, b} == {0, 1} else None,
+        ):
+            for finding in found(matrix(4, change)):
+                assert finding.remedies
+                assert finding.evidence
+                assert all(remedy.cost and remedy.proof.reason for remedy in finding.remedies)

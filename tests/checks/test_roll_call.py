@@ -1,0 +1,662 @@
+"""The roll call's rules: what keeps a node from the endpoint, who did not come, who fell silent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddp_doctor import app
+from ddp_doctor.checks.roll_call import CHECK, probe, silent_nodes
+from ddp_doctor.checks.roll_call.company import fell_silent
+from ddp_doctor.checks.roll_call.facts import (
+    Answer,
+    AttemptSeen,
+    NotStarted,
+    Present,
+    RollCallFact,
+    SilenceFact,
+)
+from ddp_doctor.checks.roll_call.words import same_host
+from ddp_doctor.model.choices import Confidence, Severity, Status
+from ddp_doctor.model.fact import Reading, Skip
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Node, Recording, World
+from tests.fakes import FakeContext
+
+RECORDINGS = Path(__file__).parent.parent / "recordings"
+SITUATIONS = {
+    "endpoint-name-unknown": "node1 cannot resolve nodeX, the name of the endpoint: Temporary failure in name"
+    " resolution",
+    "endpoint-refused": "Nobody listens on node0:29400: node1 was refused for 60 s",
+    "endpoint-port-dropped": "node0:29400 does not answer node1 (10.77.0.1: no answer within 4 s):"
+    " a firewall drops the packets, or the host is down",
+    "endpoint-without-route": "node1 has no route to node0:29400 (10.77.0.1: Network is unreachable)",
+    "endpoint-port-held": "node0: port 29400 is held by nc (pid 712), so nobody can meet there",
+    "endpoint-port-mute": "Something listens on node0:29400 that is no ddp-doctor: it took node1's call and said"
+    " nothing",
+    "endpoint-known-by-ipv6-only": "node1 has only IPv4, and knows the endpoint node0 only by IPv6 (fd77::1)",
+    "endpoint-name-means-the-caller": "On node1, node0 is 127.0.1.1, node1 itself: it never calls the head",
+    "roll-call-one-rank-twice": "node1 and node2 claim node rank 1: each needs its own",
+    "roll-call-second-node-never-came": "1 of 2 nodes reported in to node0:29400 within 60 s: only node0 came",
+    "roll-call-node-not-started-by-ssh": "node2 could not be started: ssh said: Permission denied (publickey).",
+    "roll-call-head-lost-in-it": "The head node0 never closed the roll call: node1 reported in and then heard no"
+    " more of it",
+    "roll-call-numbers-of-nodes-differ": "The nodes were told different numbers of nodes (--nnodes): node2: 3;"
+    " node0 and node1: 4",
+    "node-frozen": "node2 fell silent 14.2 s after the roll call: its host answers, its doctor does not (stopped"
+    " or frozen)",
+    "node-powered-off": "node2 fell silent 14.2 s after the roll call: node0, node1 and node3 get no answer (host"
+    " down, cable out, or a dead switch port)",
+    "node-killed-whole": "node2 fell silent 14.2 s after the roll call: its host answers, its doctor is gone"
+    " (killed or crashed)",
+    "head-powered-off": "The head node0 fell silent 14.2 s after the roll call: node1, node2 and node3 get no"
+    " answer (host down, cable out, or a dead switch port)",
+    "node-cut-off-from-all": "node1 is cut off since 14.2 s after the roll call: it no longer hears node0, node2"
+    " and node3, all of the others",
+    "node-lost-its-own-link": "node1 lost the link of eth0 and no longer hears node0 since 14.2 s after the roll"
+    " call",
+    "node-one-sided-silence": "node0 no longer hears node1 since 14.2 s after the roll call: no answer; which end is"
+    " to blame is open",
+    "path-between-two-nodes-broken": "The path between node0 and node2 broke 14.2 s after the roll call: node1 and"
+    " node3 still hear node2",
+    "node-interrupted": "node2 left before the end: it was interrupted",
+}
+HEALTHY = ("roll-call-all-met", "node-answers-when-asked")
+
+
+def recorded(name: str) -> Recording:
+    return app.load_recording(RECORDINGS / f"{name}.json")
+
+
+def findings(recording: Recording) -> list[Finding]:
+    return [finding for rule in CHECK.rules for finding in rule.apply(recording)]
+
+
+def only(recording: Recording) -> Finding:
+    found = findings(recording)
+    assert len(found) == 1, [one.title for one in found]
+    return found[0]
+
+
+def reading(fact: RollCallFact | SilenceFact, node: int = 0) -> Reading:
+    return Reading(check="roll_call", status=Status.COLLECTED, node=node, fact=fact.recorded())
+
+
+def blamed(found: Finding) -> list[tuple[str, str | None, str | None]]:
+    return [(one.kind, one.node, one.peer_node) for one in found.culprits]
+
+
+# --- recorded situations --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "title"), SITUATIONS.items(), ids=list(SITUATIONS))
+def test_a_recorded_situation_is_one_finding_with_this_title(name: str, title: str):
+    expected = json.loads((RECORDINGS / f"{name}.expected.json").read_text())
+
+    found = only(recorded(name))
+
+    assert found.title == title
+    assert [found.code] == expected["codes"]
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_roll_call_is_no_finding(name: str):
+    assert findings(recorded(name)) == []
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_every_finding_has_evidence_and_a_remedy_with_its_price(name: str):
+    found = only(recorded(name))
+
+    assert found.evidence
+    assert all(one.text for one in found.evidence)
+    assert found.remedies
+    for remedy in found.remedies:
+        assert remedy.summary
+        assert remedy.cost
+        assert remedy.undo
+        assert remedy.proof.reason
+
+
+def test_nothing_is_left_for_the_probe_itself():
+    with pytest.raises(Skip, match="no roll call"):
+        probe(FakeContext())  # type: ignore[arg-type]  # it dials nobody
+
+
+# --- the way to the endpoint ----------------------------------------------------------------------
+
+
+def follower(outcome: str, **fields: Any) -> RollCallFact:
+    given: dict[str, Any] = {
+        "role": "follower",
+        "outcome": outcome,
+        "endpoint_host": "node0",
+        "endpoint_port": 29400,
+        "endpoint_addresses": ("10.77.0.1",),
+        "hostname": "node1",
+        "nnodes": 2,
+        "waited_s": 12.0,
+    }
+    return RollCallFact(**{**given, **fields})
+
+
+def attempt(outcome: Any, error: str = "", address: str = "10.77.0.1") -> tuple[AttemptSeen, ...]:
+    return (AttemptSeen(address=address, outcome=outcome, error=error),)
+
+
+def met_by(*facts: RollCallFact, **world: Any) -> Recording:
+    shape: dict[str, Any] = {"nnodes": 2, "world_size": 2, **world}
+    return Recording(world=World(**shape), readings=tuple(reading(fact, 1) for fact in facts))
+
+
+def node1(**addresses: tuple[str, ...]) -> dict[str, Any]:
+    return {"nodes": (Node(node_rank=1, hostname="node1", addresses=addresses),)}
+
+
+def test_a_refusal_names_the_head_and_not_the_node_that_was_refused():
+    found = only(met_by(follower("refused", attempts=attempt("refused", "Connection refused"))))
+
+    assert (found.code, blamed(found)) == ("DD511", [("node", "node0", None)])
+    assert found.confidence is Confidence.LIKELY  # a firewall that rejects looks the same
+    assert "ddp-doctor run --nnodes 2 --rdzv-endpoint node0:29400" in found.remedies[0].commands
+
+
+def test_with_node_ranks_the_command_for_the_head_has_rank_0():
+    found = only(met_by(follower("refused", claimed_rank=1)))
+
+    assert "--node-rank 0 " in found.remedies[0].commands[0]
+
+
+def test_a_dropped_port_names_the_pair_for_either_end_may_drop_it():
+    found = only(met_by(follower("timed_out", attempts=attempt("timed_out", "no answer within 4 s"))))
+
+    assert (found.code, blamed(found)) == ("DD512", [("pair", "node1", "node0")])
+
+
+def test_an_address_that_nobody_owns_names_the_pair_and_a_missing_network_the_node():
+    nobody = follower("unreachable", attempts=attempt("unreachable", "No route to host"))
+    no_network = follower("unreachable", attempts=attempt("unreachable", "Network is unreachable"))
+
+    assert blamed(only(met_by(nobody))) == [("pair", "node1", "node0")]
+    assert blamed(only(met_by(no_network))) == [("node", "node1", None)]
+
+
+def test_several_nodes_before_one_closed_port_are_one_finding():
+    facts = [follower("timed_out", hostname=f"node{at}", claimed_rank=at) for at in (1, 2, 3)]
+
+    found = only(met_by(*facts))
+
+    assert found.title.startswith("node0:29400 does not answer node1, node2 and node3")
+    assert blamed(found) == [("pair", f"node{at}", "node0") for at in (1, 2, 3)]
+    assert len(found.evidence) == 3
+
+
+@pytest.mark.parametrize("outcome", ["refused", "timed_out", "unreachable"])
+def test_families_that_have_nothing_in_common_explain_any_failure(outcome: str):
+    fact = follower(outcome, endpoint_addresses=("fd77::1",))
+
+    assert only(met_by(fact, **node1(eth0=("10.77.0.2", "fe80::1%eth0")))).code == "DD517"
+
+
+def test_an_address_of_the_endpoints_family_leaves_the_families_out_of_it():
+    fact = follower("timed_out", endpoint_addresses=("fd77::1", "10.77.0.1"))
+    own = node1(lo=("127.0.0.1",), eth0=("10.77.0.2",))
+
+    assert only(met_by(fact, **own)).code == "DD512"
+    assert only(met_by(follower("timed_out"), **node1())).code == "DD512"  # nothing is known of its own
+
+
+@pytest.mark.parametrize(
+    ("host", "kind", "name"),
+    [("node0", "file", "/etc/hosts"), ("localhost", "setting", "--rdzv-endpoint")],
+    ids=["wrong entry", "typed"],
+)
+def test_an_endpoint_that_means_the_caller_itself_is_named_with_its_origin(host: str, kind: str, name: str):
+    fact = follower("refused", endpoint_host=host, endpoint_addresses=("127.0.1.1",))
+
+    found = only(met_by(fact))
+
+    assert found.code == "DD519"
+    assert [(one.kind, one.node, one.name) for one in found.culprits] == [(kind, "node1", name)]
+
+
+def test_a_node_that_takes_itself_for_the_head_is_told_why_it_waits_alone():
+    fact = follower("missing", role="head", endpoint_addresses=("127.0.1.1",), missing=(1,))
+    present = {"present": (Present(hostname="node1", claimed_rank=0, nnodes=2),)}
+
+    assert only(met_by(fact.model_copy(update=present))).code == "DD519"
+    itself = fact.model_copy(update={**present, "hostname": "node0.cluster"})
+    assert only(met_by(itself)).code == "DD516"  # on the head the name may mean itself
+    ranked = fact.model_copy(update={**present, "claimed_rank": 0})
+    assert only(met_by(ranked)).code == "DD516"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"outcome": "held", "role": "head", "error": "Address already in use"}, "held by another program"),
+        (
+            {"outcome": "held", "role": "head", "error": "Permission denied"},
+            "cannot listen on port 29400: Perm",
+        ),
+        ({"outcome": "foreign", "error": "a store without a head"}, "no ddp-doctor: another program, or the"),
+    ],
+    ids=["unknown holder", "not allowed", "another store"],
+)
+def test_a_port_that_is_not_ours_is_told_apart(fields: dict[str, Any], words: str):
+    found = only(met_by(follower(**fields)))
+
+    assert found.code == "DD514"
+    assert words in found.title
+
+
+def test_an_ipv6_endpoint_is_written_in_brackets():
+    found = only(met_by(follower("timed_out", endpoint_host="fd77::1", endpoint_addresses=("fd77::1",))))
+
+    assert found.title.startswith("[fd77::1]:29400 does not answer")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("node0", "NODE0", True),
+        ("node0", "node0.cluster", True),
+        ("node0.a", "node0.b", False),
+        ("node0", "node00", False),
+    ],
+)
+def test_names_mean_one_host_with_and_without_their_domain(one: str, other: str, same: bool):
+    assert same_host(one, other) is same
+
+
+# --- who came -------------------------------------------------------------------------------------
+
+
+def head(outcome: str, present: Sequence[Present], **fields: Any) -> RollCallFact:
+    given: dict[str, Any] = {
+        "role": "head",
+        "hostname": "node0",
+        "present": tuple(present),
+        "nnodes": 4,
+        "waited_s": 60.0,
+        "command": "ddp-doctor run --nnodes 4 --rdzv-endpoint node0:29400",
+    }
+    return follower(outcome, **{**given, **fields})
+
+
+def came(*ranks: int | None, nnodes: int = 4) -> list[Present]:
+    return [Present(hostname=f"node{at}", claimed_rank=rank, nnodes=nnodes) for at, rank in enumerate(ranks)]
+
+
+def test_missing_nodes_are_named_by_the_scheduler_list_even_by_their_full_names():
+    fact = head("missing", came(0, None), missing=(2, 3))
+    hosts = ("node0.cluster", "node1.cluster", "node2.cluster", "node3.cluster")
+
+    found = only(met_by(fact, nnodes=4, expected_hosts=hosts))
+
+    assert found.title.startswith("node2.cluster and node3.cluster never reported in: 2 of 4 nodes")
+    assert [one.node_rank for one in found.culprits] == [2, 3]
+
+
+def test_missing_nodes_are_named_by_number_where_ranks_are_given_by_hand():
+    found = only(met_by(head("missing", came(0, 1, 3), claimed_rank=0, missing=(2,))))
+
+    assert found.title.startswith("node rank 2 never reported in: 3 of 4")
+    assert found.remedies[0].commands == (
+        "ddp-doctor run --nnodes 4 --node-rank 2 --rdzv-endpoint node0:29400   # on node rank 2",
+    )
+
+
+def test_nobody_is_named_where_any_host_may_be_the_missing_one():
+    found = only(met_by(head("missing", came(0, None, None), missing=(3,))))
+
+    assert found.title == (
+        "3 of 4 nodes reported in to node0:29400 within 60 s: only node0, node1 and node2 came"
+    )
+    assert found.culprits == ()
+    assert found.remedies[0].commands == ("ddp-doctor run --nnodes 4 --rdzv-endpoint node0:29400",)
+
+
+def test_hosts_given_by_address_are_named_by_the_command_that_could_not_start_them():
+    failed = (NotStarted(hostname="10.77.0.4", reason="ssh said: No route to host"),)
+    fact = head("missing", came(0, None, None), missing=(3,), not_started=failed)
+    hosts = tuple(f"10.77.0.{at}" for at in (1, 2, 3, 4))
+
+    found = only(met_by(fact, nnodes=4, expected_hosts=hosts, launcher="ssh"))
+
+    assert found.title == "10.77.0.4 could not be started: ssh said: No route to host"
+    assert found.remedies[0].commands == ("ssh -o BatchMode=yes 10.77.0.4 true",)
+    assert blamed(found) == [("node", "10.77.0.4", None)]
+
+
+def test_a_host_that_could_not_be_started_is_one_of_those_that_did_not_come():
+    failed = (NotStarted(hostname="node2", reason="Permission denied"),)
+    hosts = ("node0", "node1", "node2", "node3")
+    fact = head("missing", came(0, 1), claimed_rank=0, missing=(2, 3), not_started=failed)
+
+    found = only(met_by(fact, nnodes=4, expected_hosts=hosts))
+
+    assert found.title.startswith("node2 and node3 never reported in: 2 of 4 nodes")
+    assert found.title.endswith("(Permission denied)")
+
+
+def test_one_host_started_twice_is_told_so():
+    here = [*came(0, 1), Present(hostname="node1", claimed_rank=1, nnodes=4)]
+
+    found = only(met_by(head("duplicate", here, claimed_rank=0)))
+
+    assert found.title == "2 starts on node1 claim node rank 1: each needs its own"
+    assert found.remedies[0].summary == "Start the command once on node1"
+
+
+def test_node_rank_0_on_another_host_than_the_endpoint_is_misplaced():
+    fact = head("misplaced", (), hostname="node1", claimed_rank=0)
+
+    found = only(met_by(fact))
+
+    assert found.title == "node1 was given node rank 0, but the endpoint node0:29400 is another host"
+    assert [(one.node, one.node_rank) for one in found.culprits] == [("node1", 0)]
+
+
+def test_between_two_different_numbers_of_nodes_both_are_named():
+    here = [*came(0, nnodes=2), Present(hostname="node1", nnodes=3)]
+
+    found = only(met_by(head("disagree", here, nnodes=2)))
+
+    assert found.code == "DD518"
+    assert {one.node for one in found.culprits} == {"node0", "node1"}
+
+
+def test_a_node_too_many_is_the_last_one():
+    found = only(met_by(follower("too_many", hostname="node4", nnodes=4)))
+
+    assert (found.code, blamed(found)) == ("DD518", [("node", "node4", None)])
+
+
+# --- who fell silent ------------------------------------------------------------------------------
+
+
+def company(nodes: int, *readings: Reading, **fields: Any) -> Recording:
+    names = tuple(
+        Node(node_rank=at, hostname=f"node{at}", addresses={"eth0": (f"10.77.0.{at + 1}",), "docker0": ("172.17.0.1",)})
+        for at in range(nodes)
+    )  # fmt: skip
+    return Recording(world=World(nnodes=nodes, world_size=nodes, nodes=names), readings=readings, **fields)
+
+
+def sees(
+    observer: int, node: int, answer: Answer, heartbeat: bool = False, silent: float = 6.2, **more: Any
+) -> Reading:
+    fact = SilenceFact(
+        node=node,
+        head=node == 0,
+        heartbeat=heartbeat,
+        answer=answer,
+        silent_s=silent if heartbeat else 0.0,
+        since_s=9.0 if heartbeat and answer != "not_asked" else None,
+        **more,
+    )
+    return reading(fact, observer)
+
+
+def misses(observer: int, node: int, answer: Answer, **more: Any) -> Reading:
+    return sees(observer, node, answer, heartbeat=True, **more)
+
+
+def named(recording: Recording) -> list[str]:
+    """The nodes named alone."""
+    return [
+        one.node or ""
+        for found in fell_silent.apply(recording)
+        for one in found.culprits
+        if one.kind == "node"
+    ]
+
+
+def pairs(recording: Recording) -> set[tuple[str | None, str | None]]:
+    return {
+        (one.node, one.peer_node)
+        for found in fell_silent.apply(recording)
+        for one in found.culprits
+        if one.kind == "pair"
+    }
+
+
+@pytest.mark.parametrize("answer", ["silent", "refused"])
+def test_of_two_nodes_one_is_named_alone_by_what_its_own_kernel_answers(answer: Answer):
+    recording = company(2, misses(0, 1, answer))
+
+    assert named(recording) == ["node1"]
+    assert only(recording).confidence is Confidence.LIKELY
+
+
+def test_of_two_nodes_that_do_not_hear_each_other_neither_is_named():
+    recording = company(2, misses(0, 1, "timed_out"))
+
+    assert named(recording) == []
+    assert pairs(recording) == {("node0", "node1")}
+
+
+def test_an_observer_whose_own_link_is_down_is_the_culprit():
+    recording = company(2, misses(0, 1, "timed_out", links_down=("eth0",)))
+
+    assert named(recording) == ["node0"]
+    assert only(recording).confidence is Confidence.PROVED
+
+
+@pytest.mark.parametrize("link", ["docker0", "veth12ab", "lo"])
+def test_a_link_that_leads_to_containers_only_explains_nothing(link: str):
+    assert named(company(2, misses(0, 1, "timed_out", links_down=(link,)))) == []
+
+
+def test_a_node_that_others_hear_is_not_to_blame_for_an_observers_dead_link():
+    recording = company(3, misses(0, 2, "unreachable", links_down=("eth0",)), sees(1, 2, "answers"))
+
+    assert named(recording) == ["node0"]
+
+
+def test_an_observer_without_a_link_is_no_second_witness():
+    recording = company(3, misses(0, 2, "timed_out", links_down=("eth0",)), sees(1, 2, "timed_out"))
+
+    assert named(recording) == []
+    assert pairs(recording) == {("node1", "node2")}
+
+
+def test_two_observers_without_a_link_are_both_named_and_the_node_they_miss_is_not():
+    down: dict[str, Any] = {"links_down": ("eth0",)}
+    recording = company(3, misses(0, 2, "timed_out", **down), sees(1, 2, "timed_out", **down))
+
+    assert named(recording) == ["node0", "node1"]
+
+
+def test_an_address_that_cannot_be_read_is_no_address():
+    nodes = (Node(node_rank=0, hostname="node0", addresses={"eth0": ("?",)}),)
+    world = World(nnodes=2, world_size=2, nodes=nodes)
+    recording = Recording(world=world, readings=(misses(0, 1, "timed_out", links_down=("eth0",)),))
+
+    assert named(recording) == []
+
+
+def test_a_stopped_agent_whose_kernel_refuses_one_and_hears_another_is_a_path():
+    recording = company(3, misses(0, 2, "refused"), sees(1, 2, "answers"))
+
+    assert named(recording) == []
+    assert pairs(recording) == {("node0", "node2")}
+
+
+def test_two_nodes_that_go_dark_together_are_one_finding():
+    dark = [(0, 3), (0, 4), (1, 3), (1, 4), (2, 3), (2, 4)]
+    recording = company(5, *(sees(one, other, "timed_out", heartbeat=one == 0) for one, other in dark))
+
+    assert only(recording).title.startswith(
+        "node3 and node4 fell silent 9.0 s after the roll call: node0, node1"
+    )
+    assert named(recording) == ["node3", "node4"]
+
+
+def test_two_halves_of_a_split_network_blame_no_node():
+    recording = company(
+        4,
+        misses(0, 2, "timed_out"),
+        misses(0, 3, "timed_out"),
+        sees(1, 2, "timed_out"),
+        sees(1, 3, "timed_out"),
+    )
+
+    assert named(recording) == []
+    assert len(pairs(recording)) == 4
+    assert len(fell_silent.apply(recording)) == 1
+
+
+def test_a_survivor_that_ended_with_what_it_saw_is_not_blamed_when_the_head_is_lost():
+    recording = company(
+        3, misses(1, 0, "timed_out"), sees(1, 2, "refused")
+    )  # node2 was quicker, and its listener is closed
+
+    assert named(recording) == []
+    assert pairs(recording) == {("node1", "node0")}
+
+
+def test_a_short_gap_on_another_node_is_no_witness_against_the_head():
+    fresh = misses(2, 0, "not_asked", silent=1.4)
+    stale = misses(2, 0, "not_asked", silent=5.9)
+
+    assert named(company(3, misses(1, 0, "timed_out"), fresh)) == []
+    assert named(company(3, misses(1, 0, "timed_out"), stale)) == ["node0"]
+
+
+def test_a_head_whose_store_alone_died_is_named_by_two_who_miss_its_beats():
+    recording = company(3, misses(1, 0, "answers"), misses(2, 0, "not_asked", silent=6.0))
+
+    assert named(recording) == ["node0"]
+    assert "no longer serves the others" in only(recording).title
+
+
+def test_a_node_that_answers_when_asked_is_a_warning_about_the_path_of_its_beats():
+    found = only(company(2, misses(0, 1, "answers")))
+
+    assert (found.severity, found.confidence) == (Severity.WARNING, Confidence.POSSIBLE)
+    assert blamed(found) == [("pair", "node0", "node1")]
+
+
+def test_a_node_that_was_itself_stopped_blames_itself_and_nobody_who_gave_it_up():
+    recording = company(3, misses(1, 0, "refused", stopped_s=40.0), sees(1, 2, "refused", stopped_s=40.0))
+
+    assert named(recording) == ["node1"]
+    assert "node1 was itself stopped for 40.0 s" in only(recording).title
+
+
+def test_a_short_stop_of_the_observer_excuses_nobody():
+    assert named(company(2, misses(0, 1, "refused", stopped_s=1.5))) == ["node1"]
+
+
+def blocked_lines(observer: int, *peers: int) -> Reading:
+    fact = {"kind": "reach/1", "peers": [{"node": peer, "outcome": "timed_out"} for peer in peers]}
+    return Reading(check="reach", status=Status.COLLECTED, node=observer, fact=fact)
+
+
+def test_lines_that_never_worked_are_no_news():
+    """Only the endpoint's port is open: the direct lines time out from the beginning."""
+    alone = company(
+        4, blocked_lines(1, 0, 2, 3), misses(1, 0, "timed_out"), sees(1, 2, "timed_out"), sees(1, 3, "timed_out")
+    )  # fmt: skip
+
+    assert named(alone) == []
+    assert pairs(alone) == {("node1", "node0")}
+
+
+def test_a_node_with_a_reason_to_leave_is_information_and_explains_its_silence():
+    left = reading(SilenceFact(node=2, heartbeat=False, said_goodbye="the probe itself failed"), 2)
+    recording = company(3, left, misses(0, 2, "refused"), sees(1, 2, "refused"))
+
+    found = only(recording)
+
+    assert (found.severity, found.culprits) == (Severity.INFO, ())
+    assert found.title == "node2 left before the end: its doctor failed: the probe itself failed"
+    assert silent_nodes(recording) == {2}
+
+
+def test_silent_nodes_are_those_named_alone_or_in_a_pair():
+    assert silent_nodes(recorded("node-frozen")) == {2}
+    assert silent_nodes(recorded("node-one-sided-silence")) == {1}
+    assert silent_nodes(recorded("node-cut-off-from-all")) == {0, 1, 2, 3}
+    assert silent_nodes(recorded("roll-call-all-met")) == frozenset()
+
+
+def test_without_a_world_nodes_are_named_by_rank():
+    recording = Recording(readings=(misses(0, 1, "silent"),))
+
+    assert only(recording).title.startswith("node rank 1 fell silent")
+
+
+# --- one culprit, seen from everywhere ------------------------------------------------------------
+
+MODES = ("frozen", "killed", "dark", "unplugged", "dead port")
+
+
+@st.composite
+def one_culprit(draw: st.DrawFn) -> tuple[int, int, Recording]:
+    """The culprit, whose report this is, and what that node and those that it hears have seen."""
+    nodes = draw(st.integers(3, 8))
+    culprit = draw(st.integers(0, nodes - 1))
+    mode = draw(st.sampled_from(MODES))
+    reports = [0] if culprit else list(range(1, nodes))
+    if mode in ("unplugged", "dead port"):
+        reports.append(culprit)
+    reporter = draw(st.sampled_from(reports))
+    if reporter == culprit:
+        return culprit, nodes, company(nodes, *_own_report(draw, culprit, nodes, mode == "unplugged"))
+    others = [node for node in range(nodes) if node not in (culprit, reporter)]
+    answer: Answer = {"frozen": "silent", "killed": "refused"}.get(mode, "timed_out")  # type: ignore[assignment]
+    return culprit, nodes, company(nodes, *_report(draw, reporter, culprit, others, answer))
+
+
+def _own_report(draw: st.DrawFn, culprit: int, nodes: int, knows: bool) -> Iterable[Reading]:
+    links = ("eth0",) if knows else ()
+    missed = range(nodes) if culprit == 0 else [0]  # a follower hears the head alone, and dials the rest
+    for node in range(nodes):
+        if node != culprit:
+            answer: Answer = draw(st.sampled_from(("timed_out", "unreachable")))
+            yield sees(culprit, node, answer, heartbeat=node in missed, links_down=links)
+
+
+def _report(
+    draw: st.DrawFn, reporter: int, culprit: int, others: Sequence[int], answer: Answer
+) -> Iterable[Reading]:
+    yield misses(reporter, culprit, answer)
+    for node in others:
+        if culprit == 0:
+            yield misses(node, 0, "not_asked", silent=draw(st.floats(4.5, 9.0)))
+        else:
+            yield sees(node, culprit, answer)
+
+
+@given(one_culprit())
+@settings(max_examples=200)
+def test_one_culprit_that_all_see_alike_is_the_only_one_named(case: tuple[int, int, Recording]):
+    culprit, _, recording = case
+
+    assert named(recording) == [f"node{culprit}"]
+    assert pairs(recording) == set()
+
+
+@given(one_culprit(), st.data())
+@settings(max_examples=200)
+def test_where_reports_are_missing_no_innocent_is_named_alone(
+    case: tuple[int, int, Recording], data: st.DataObject
+):
+    culprit, nodes, recording = case
+    kept = data.draw(st.lists(st.booleans(), min_size=nodes, max_size=nodes))
+    readings = [one for at, one in enumerate(recording.readings) if at == 0 or kept[at]]
+
+    fewer = recording.model_copy(update={"readings": tuple(readings)})
+
+    assert set(named(fewer)) <= {f"node{culprit}"}
+    assert all(f"node{culprit}" in pair for pair in pairs(fewer))
+    assert named(fewer) or pairs(fewer)
