@@ -1,6 +1,7 @@
 """Files that ``ddp-doctor template NAME`` prints, ready to be put where an operator wants them.
 
-``@PYTHON@`` in a file stands for the interpreter to call, quoted for the shell.
+``@PYTHON@`` in a file stands for the interpreter to call, quoted for the shell; a line ``@COMMON@`` for
+what the SLURM prolog and the SLURM health check share.
 """
 
 import shlex
@@ -8,7 +9,12 @@ import sys
 from importlib.resources import files
 
 #: Template name -> packaged file.
-_FILES = {"slurm-prolog": "slurm-prolog.sh"}
+_FILES = {
+    "slurm-prolog": "slurm-prolog.sh",
+    "slurm-healthcheck": "slurm-healthcheck.sh",
+    "slurm-gate": "slurm-gate.sh",
+}
+_COMMON = "slurm-common.sh"
 
 
 def names() -> tuple[str, ...]:
@@ -26,5 +32,9 @@ def text(name: str, python: str = sys.executable) -> str:
         raise LookupError(f"there is no template {name!r}; there are: {', '.join(names())}")
     if not python.startswith("/") or "\0" in python:
         raise ValueError(f"the Python to call must be an absolute path, not {python!r}")
-    template = files(__name__).joinpath(_FILES[name]).read_text(encoding="utf-8")
+    template = _packaged(_FILES[name]).replace("@COMMON@\n", _packaged(_COMMON))
     return template.replace("@PYTHON@", shlex.quote(python))
+
+
+def _packaged(file: str) -> str:
+    return files(__name__).joinpath(file).read_text(encoding="utf-8")

@@ -7,6 +7,7 @@
  *   healthy (also when unset) · ecc · ecc_contained · throttled · throttled_once · busy · full · desktop
  *   exclusive · exclusive_taken · exclusive_mps · prohibited · mig · mixed · two (GPUs) · none · seven
  *   half_ours · gpu_lost · lost_later · reset · not_loaded · mismatch · no_permission · hang_init · hang_gpu · crash
+ * -DFAULT='"gpu_lost"' plants one for processes whose environment is not ours, such as a SLURM prolog.
  * -DOLD_DRIVER leaves out what a 470 driver lacks, so that pynvml raises NVMLError_FunctionNotFound.
  *
  * Structures and values follow the public nvml.h.
@@ -54,9 +55,13 @@ typedef struct {
 
 static Device gpus[8] = {{0, -1}, {1, -1}, {2, -1}, {3, -1}, {4, -1}, {5, -1}, {6, -1}, {7, -1}};
 
+#ifndef FAULT
+#define FAULT "healthy"
+#endif
+
 static int is(const char *name) {
     const char *fault = getenv("NVML_STAND_IN");
-    return strcmp(fault ? fault : "healthy", name) == 0;
+    return strcmp(fault ? fault : FAULT, name) == 0;
 }
 
 static int sick(const Device *gpu, const char *name) { return gpu->index == SICK && is(name); }

@@ -1,5 +1,10 @@
-"""The SLURM prolog, run as slurmd runs it: no PATH, no HOME, a stub in place of Python."""
+"""The SLURM templates with stubs in place of Python, scontrol and srun; tests/lab has a real SLURM.
 
+The prolog and the health check run as slurmd runs them, without PATH and HOME.
+"""
+
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -15,10 +20,11 @@ SICK = '{"severity": "error", "code": "DD304", "title": "GPU 3 (0000:61:00.0) on
 REPORT = '{"verdict": "%s", "summary": "Sick", "findings": [' + WARM + ", " + SICK + "]}"
 
 
-class Prolog:
-    """The rendered script with a stub Python, its log and a short limit."""
+class Script:
+    """A rendered template with a stub Python, its log and a short limit."""
 
-    def __init__(self, folder: Path, python: str = "python") -> None:
+    def __init__(self, folder: Path, python: str = "python", template: str = "slurm-prolog") -> None:
+        self.template = template
         self.folder = folder
         self.python = folder / python
         self.log = folder / "prolog.log"
@@ -41,12 +47,10 @@ class Prolog:
     def run(
         self, *edits: tuple[str, str], limit_s: int = 20, **env: str
     ) -> "subprocess.CompletedProcess[str]":
-        text = templates.text("slurm-prolog", str(self.python))
-        for old, new in (
-            ("LIMIT_S=90", f"LIMIT_S={limit_s}"),
-            ("/var/log/ddp-doctor-prolog.log", str(self.log)),
-            *edits,
-        ):
+        text = templates.text(self.template, str(self.python))
+        text = re.sub(r"^LIMIT_S=\d+", f"LIMIT_S={limit_s}", text, flags=re.MULTILINE)
+        text = re.sub(r"^LOG=\S+", f"LOG={self.log}", text, flags=re.MULTILINE)
+        for old, new in edits:
             assert old in text
             text = text.replace(old, new)
         self.script.write_text(text)
@@ -61,14 +65,39 @@ class Prolog:
 
 
 @pytest.fixture
-def prolog(tmp_path: Path) -> Prolog:
-    return Prolog(tmp_path)
+def prolog(tmp_path: Path) -> Script:
+    return Script(tmp_path)
+
+
+@pytest.fixture
+def healthcheck(tmp_path: Path) -> Script:
+    return Script(tmp_path, template="slurm-healthcheck")
+
+
+@pytest.fixture(params=["slurm-prolog", "slurm-healthcheck"])
+def either(tmp_path: Path, request: pytest.FixtureRequest) -> Script:
+    """The prolog and the health check, where both do the same."""
+    return Script(tmp_path, template=request.param)
+
+
+class Scontrol(Script):
+    """A stub for scontrol that shows the node in ``state`` and keeps what it was told."""
+
+    def __init__(self, folder: Path, state: str = "IDLE") -> None:
+        super().__init__(folder, "scontrol")
+        self.calls = folder / "scontrol-calls"
+        shown = f"NodeName=node0 CPUTot=8\n   State={state} ThreadsPerCore=1\n   Comment=DRAIN State=x"
+        self.stub(f'[ "$1" = show ] && printf "{shown}"\nexit 0')
+
+    def updates(self) -> list[str]:
+        calls = self.calls.read_text().splitlines() if self.calls.exists() else []
+        return [call for call in calls if call.startswith("<update>")]
 
 
 def test_every_name_has_a_text_without_placeholders() -> None:
-    assert templates.names() == ("slurm-prolog",)
+    assert templates.names() == ("slurm-prolog", "slurm-healthcheck", "slurm-gate")
     for name in templates.names():
-        assert "@PYTHON@" not in templates.text(name)
+        assert not re.search("@[A-Z]+@", templates.text(name))
 
 
 def test_the_packaged_files_are_exactly_the_named_ones() -> None:
@@ -76,7 +105,7 @@ def test_the_packaged_files_are_exactly_the_named_ones() -> None:
     packaged = {
         path.name for path in folder.iterdir() if path.suffix not in (".py", ".pyc") and path.is_file()
     }
-    assert packaged == {f"{name}.sh" for name in templates.names()}
+    assert packaged == {"slurm-common.sh", *(f"{name}.sh" for name in templates.names())}
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
@@ -95,24 +124,26 @@ def test_an_ordinary_path_stands_unquoted_in_the_call() -> None:
     assert " /opt/doctor/bin/python3 -I -m ddp_doctor prolog " in text
 
 
+@pytest.mark.parametrize("name", templates.names())
 @pytest.mark.parametrize("shell", ["bash", "dash", "sh"])
-def test_the_prolog_is_sound_for_the_shell(shell: str) -> None:
+def test_every_template_is_sound_for_the_shell(shell: str, name: str) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
-    script = templates.text("slurm-prolog", '/opt/it\'s "here" $(reboot)/python\nreboot')
+    script = templates.text(name, '/opt/it\'s "here" $(reboot)/python\nreboot')
     subprocess.run([shell, "-n"], input=script, text=True, check=True, timeout=10)
 
 
-def test_shellcheck_has_nothing_to_say() -> None:
+@pytest.mark.parametrize("name", templates.names())
+def test_shellcheck_has_nothing_to_say(name: str) -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed")
-    script = templates.text("slurm-prolog", "/opt/doctor/bin/python3")
+    script = templates.text(name, "/opt/doctor/bin/python3")
     done = subprocess.run(["shellcheck", "-"], input=script, text=True, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
 
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 1), (2, 0), (3, 0), (130, 0), (126, 0)])
-def test_only_a_sick_node_fails_the_prolog(prolog: Prolog, code: int, expected: int) -> None:
+def test_only_a_sick_node_fails_the_prolog(prolog: Script, code: int, expected: int) -> None:
     prolog.stub_report(REPORT % "sick", code)
     done = prolog.run(SLURM_JOB_ID="4711", SLURMD_NODENAME="node0")
     assert (done.returncode, done.stdout) == (expected, "")
@@ -122,50 +153,95 @@ def test_only_a_sick_node_fails_the_prolog(prolog: Prolog, code: int, expected: 
     assert ("job 4711 on node0" in logged) == (code != 0)
 
 
-def test_a_doctor_that_hangs_is_ended_within_the_limit_and_the_job_starts(prolog: Prolog) -> None:
-    prolog.stub("echo $$ > " + str(prolog.folder / "pid") + "\nexec /bin/sleep 1000")
+def test_a_doctor_that_hangs_is_ended_within_the_limit_and_the_job_starts(either: Script) -> None:
+    either.stub("echo $$ > " + str(either.folder / "pid") + "\nexec /bin/sleep 1000")
     started = time.monotonic()
-    done = prolog.run(limit_s=1)
+    done = either.run(limit_s=1)
     assert done.returncode == 0
     assert time.monotonic() - started < 8
-    assert "did not end within 1 s" in prolog.log.read_text()
-    pid = (prolog.folder / "pid").read_text().strip()
+    assert "did not end within 1 s" in either.log.read_text()
+    pid = (either.folder / "pid").read_text().strip()
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_helper_that_keeps_the_output_open_does_not_hold_the_prolog(prolog: Prolog) -> None:
-    prolog.stub("/usr/bin/setsid /bin/sleep 6 &\nexit 3")
+def test_a_helper_that_keeps_the_output_open_does_not_hold_the_prolog(either: Script) -> None:
+    either.stub("/usr/bin/setsid /bin/sleep 6 &\nexit 3")
     started = time.monotonic()
-    assert prolog.run().returncode == 0
+    assert either.run().returncode == 0
     assert time.monotonic() - started < 4
 
 
-def test_a_missing_python_lets_the_job_start_and_says_so(prolog: Prolog) -> None:
-    done = prolog.run()
+def test_a_missing_python_lets_the_job_start_and_says_so(either: Script) -> None:
+    done = either.run()
     assert done.returncode == 0
-    assert "could not be started (exit 127)" in prolog.log.read_text()
+    assert "could not be started (exit 127)" in either.log.read_text()
 
 
-def test_a_missing_timeout_lets_the_job_start_and_says_so(prolog: Prolog) -> None:
-    prolog.stub("exit 1")
-    assert prolog.run(("/usr/bin/timeout", "/nowhere/timeout")).returncode == 0
-    assert "nothing was looked at" in prolog.log.read_text()
-    assert not prolog.calls.exists()
+def test_a_missing_timeout_lets_the_job_start_and_says_so(either: Script) -> None:
+    either.stub("exit 1")
+    assert either.run(("/usr/bin/timeout", "/nowhere/timeout")).returncode == 0
+    assert "nothing was looked at" in either.log.read_text()
+    assert not either.calls.exists()
 
 
-def test_a_sick_node_is_drained_with_a_reason_that_names_the_gpu(prolog: Prolog) -> None:
-    scontrol = Prolog(prolog.folder, "scontrol")
-    scontrol.calls = prolog.folder / "scontrol-calls"
-    scontrol.stub("exit 0")
+REASON = "ddp-doctor DD304: GPU 3 (0000:61:00.0) on node0: lost"
+
+
+def test_a_sick_node_is_drained_with_a_reason_that_names_the_gpu(prolog: Script) -> None:
+    scontrol = Scontrol(prolog.folder)
     prolog.stub_report(REPORT % "sick", 1)
     done = prolog.run(("SCONTROL=\n", f"SCONTROL={scontrol.python}\n"), SLURMD_NODENAME="node0")
     assert done.returncode == 1
-    reason = "ddp-doctor DD304: GPU 3 (0000:61:00.0) on node0: lost"
-    assert scontrol.calls.read_text() == f"<update><nodename=node0><state=drain><reason={reason}>\n"
-    assert f"sick: {reason}" in prolog.log.read_text()
+    assert scontrol.updates() == [f"<update><nodename=node0><state=drain><reason={REASON}>"]
+    assert f"sick: {REASON}" in prolog.log.read_text()
 
 
-def test_a_sick_node_without_a_finding_is_drained_with_the_summary(prolog: Prolog) -> None:
+@pytest.mark.parametrize("state", ["IDLE+DRAIN", "MIXED+DRAIN", "DOWN*+DRAIN"])
+def test_a_node_that_is_drained_already_keeps_its_reason(healthcheck: Script, state: str) -> None:
+    scontrol = Scontrol(healthcheck.folder, state)
+    healthcheck.stub_report(REPORT % "sick", 1)
+    call = ("/usr/bin/scontrol", str(scontrol.python))
+    assert healthcheck.run(call, SLURMD_NODENAME="node0").returncode == 0
+    assert scontrol.updates() == []
+    assert "drained already" in healthcheck.log.read_text()
+
+
+def test_the_health_check_drains_a_sick_node_and_exits_0(healthcheck: Script) -> None:
+    scontrol = Scontrol(healthcheck.folder)
+    healthcheck.stub_report(REPORT % "sick", 1)
+    done = healthcheck.run(("/usr/bin/scontrol", str(scontrol.python)), SLURMD_NODENAME="node0")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert scontrol.updates() == [f"<update><nodename=node0><state=drain><reason={REASON}>"]
+
+
+@pytest.mark.parametrize("code", [0, 2, 3, 130])
+def test_the_health_check_drains_nothing_that_is_not_sick(healthcheck: Script, code: int) -> None:
+    scontrol = Scontrol(healthcheck.folder)
+    healthcheck.stub_report(REPORT % "unsure", code)
+    done = healthcheck.run(("/usr/bin/scontrol", str(scontrol.python)), SLURMD_NODENAME="node0")
+    assert done.returncode == 0
+    assert not scontrol.calls.exists()
+    assert healthcheck.log.exists() == (code != 0)
+
+
+def test_a_scheduler_that_does_not_answer_does_not_hold_the_script(prolog: Script) -> None:
+    scontrol = Scontrol(prolog.folder)
+    scontrol.stub("exec /bin/sleep 1000")
+    prolog.stub_report(REPORT % "sick", 1)
+    edits = (("SCONTROL=\n", f"SCONTROL={scontrol.python}\n"), ("-k 1 10", "-k 1 0.5"))
+    started = time.monotonic()
+    assert prolog.run(*edits, SLURMD_NODENAME="node0").returncode == 1
+    assert time.monotonic() - started < 5
+    assert "SLURM could not be told" in prolog.log.read_text()
+
+
+def test_the_health_check_ends_before_slurm_kills_it() -> None:
+    limit = re.search(r"^LIMIT_S=(\d+)", templates.text("slurm-healthcheck"), re.MULTILINE)
+    assert limit is not None
+    assert int(limit[1]) + 5 + 1 + 2 * 10 < 60
+
+
+def test_a_sick_node_without_a_finding_is_drained_with_the_summary(prolog: Script) -> None:
     prolog.stub_report('{"verdict": "sick", "summary": "Sick: 1 error\\u001b]52;", "findings": []}', 1)
     assert prolog.run().returncode == 1
     assert "sick: ddp-doctor sick: Sick: 1 error?]52;" in prolog.log.read_text()
@@ -176,14 +252,14 @@ def test_a_sick_node_without_a_finding_is_drained_with_the_summary(prolog: Prolo
     ["", "{", "[]", '{"findings": []}', REPORT % "unsure"],
     ids=["empty", "broken", "foreign", "no verdict", "unsure"],
 )
-def test_exit_1_without_a_report_that_says_sick_lets_the_job_start(prolog: Prolog, report: str) -> None:
+def test_exit_1_without_a_report_that_says_sick_lets_the_job_start(prolog: Script, report: str) -> None:
     prolog.stub_report(report, 1)
     assert prolog.run().returncode == 0
     assert "without a report that says sick" in prolog.log.read_text()
 
 
 def test_a_python_without_the_package_lets_the_job_start(tmp_path: Path) -> None:
-    prolog = Prolog(tmp_path)
+    prolog = Script(tmp_path)
     prolog.python.write_text(f'#!/bin/sh\nexec {Path(sys.executable).resolve()} -S "$@"\n')
     prolog.python.chmod(0o755)
     assert prolog.run().returncode == 0
@@ -191,10 +267,10 @@ def test_a_python_without_the_package_lets_the_job_start(tmp_path: Path) -> None
     assert "the job may start" in prolog.log.read_text()
 
 
-def test_recordings_of_root_are_kept_outside_the_world_writable_folder(prolog: Prolog) -> None:
-    prolog.stub(f"/usr/bin/env > {prolog.folder / 'env'}")
-    prolog.run()
-    assert "XDG_STATE_HOME=/var/lib\n" in (prolog.folder / "env").read_text()
+def test_recordings_of_root_are_kept_outside_the_world_writable_folder(either: Script) -> None:
+    either.stub(f"/usr/bin/env > {either.folder / 'env'}")
+    either.run()
+    assert "XDG_STATE_HOME=/var/lib\n" in (either.folder / "env").read_text()
 
 
 def test_by_default_the_scheduler_is_not_called() -> None:
@@ -205,29 +281,132 @@ def test_by_default_the_scheduler_is_not_called() -> None:
     "name", ["with space/python", "it's/py'thon", 'a"b/$(touch broken)/python', "x;touch broken;/py"]
 )
 def test_a_strange_python_path_does_not_break_out_of_its_quotes(tmp_path: Path, name: str) -> None:
-    prolog = Prolog(tmp_path, name)
+    prolog = Script(tmp_path, name)
     prolog.stub("exit 0")
     assert prolog.run().returncode == 0
     assert prolog.calls.read_text().startswith("<-I><-m><ddp_doctor><prolog>")
     assert not Path("/broken").exists()
 
 
-def test_the_users_loader_variables_do_not_reach_python(prolog: Prolog) -> None:
-    prolog.stub(f"/usr/bin/env > {prolog.folder / 'env'}")
-    prolog.run(LD_LIBRARY_PATH="/home/user/lib", PYTHONPATH="/home/user", SLURM_JOB_GPUS="0,1")
-    seen = (prolog.folder / "env").read_text()
+def test_the_users_loader_variables_do_not_reach_python(either: Script) -> None:
+    either.stub(f"/usr/bin/env > {either.folder / 'env'}")
+    either.run(LD_LIBRARY_PATH="/home/user/lib", PYTHONPATH="/home/user", SLURM_JOB_GPUS="0,1")
+    seen = (either.folder / "env").read_text()
     assert "/home/user" not in seen
     assert "SLURM_JOB_GPUS=0,1" in seen
 
 
-def test_without_a_log_file_the_prolog_still_decides(prolog: Prolog) -> None:
+def test_without_a_log_file_the_prolog_still_decides(prolog: Script) -> None:
     prolog.stub_report(REPORT % "sick", 1)
     prolog.log = prolog.folder / "missing" / "prolog.log"
     done = prolog.run(("/usr/bin/logger", "/nowhere/logger"))
     assert done.returncode == 1
 
 
-def test_no_temporary_folder_is_left(prolog: Prolog) -> None:
-    prolog.stub("exit 0")
-    prolog.run(("/tmp/ddp-doctor-prolog.", f"{prolog.folder}/work."))
-    assert not list(prolog.folder.glob("work.*"))
+def test_no_temporary_folder_is_left(either: Script) -> None:
+    either.stub("exit 0")
+    either.run(("/tmp/$NAME.", f"{either.folder}/work."))
+    assert not list(either.folder.glob("work.*"))
+
+
+# --- the sbatch gate ------------------------------------------------------------------------------
+
+
+class Gate(Script):
+    """The gate in front of a job, with a stub for the doctor."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, template="slurm-gate")
+
+    def doctor(self, verdict: str, code: int) -> None:
+        """A doctor that writes a report with this verdict and exits."""
+        prepared = self.folder / "prepared.json"
+        prepared.write_text(json.dumps({"findings": [{"verdict": "none"}], "verdict": verdict}, indent=1))
+        self.stub(f'echo " ok gpus"\ncp {prepared} "$8"\nexit {code}')
+
+    def job(
+        self, shell: str = "bash", start: str = "", limit_s: str = "20", **env: str
+    ) -> "subprocess.CompletedProcess[str]":
+        text = templates.text("slurm-gate", str(self.python)).replace("limit_s=300", f"limit_s={limit_s}")
+        self.script.write_text(text)
+        job = f"set -eu\n{start}\n. {self.script}\necho trained"
+        return subprocess.run(
+            [shell, "-c", job],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "17", "TMPDIR": str(self.folder), **env},
+        )
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+def test_the_gate_stops_the_script_that_sources_it_only_on_sick(gate: Gate, shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+    gate.doctor("healthy", 0)
+    healthy = gate.job(shell)
+    assert (healthy.returncode, healthy.stdout, healthy.stderr) == (0, " ok gpus\ntrained\n", "")
+    gate.doctor("sick", 1)
+    sick = gate.job(shell)
+    assert (sick.returncode, sick.stdout) == (1, " ok gpus\n")
+    assert sick.stderr.startswith("ddp-doctor gate: sick, the report is above; the job ends here")
+    assert not list(gate.folder.glob("ddp-doctor-gate.*"))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code", "note"),
+    [
+        ("unsure", 3, "unsure, see above; the job goes on"),
+        ("unsure", 1, "unsure, see above; the job goes on"),
+        ("sick", 2, "the nodes could not be tested (exit 2), see above; the job goes on"),
+        ("sick", 130, "the nodes could not be tested (exit 130), see above; the job goes on"),
+    ],
+)
+def test_a_gate_that_cannot_tell_lets_the_job_go_on(gate: Gate, verdict: str, code: int, note: str) -> None:
+    gate.doctor(verdict, code)
+    done = gate.job()
+    assert (done.returncode, done.stdout) == (0, " ok gpus\ntrained\n")
+    assert done.stderr == f"ddp-doctor gate: {note}\n"
+
+
+@pytest.mark.parametrize(
+    ("stub", "note"),
+    [
+        ("exit 1", "unsure, see above"),  # as Python without the package
+        ("exit 127", "the nodes could not be tested (exit 127), see above"),
+        ("exec /bin/sleep 1000", "no answer within 1 s"),
+    ],
+)
+def test_a_gate_without_a_working_doctor_lets_the_job_go_on(gate: Gate, stub: str, note: str) -> None:
+    gate.stub(stub)
+    started = time.monotonic()
+    done = gate.job(limit_s="1")
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert done.stderr.startswith(f"ddp-doctor gate: {note}; the job goes on")
+    assert time.monotonic() - started < 8
+
+
+def test_the_gate_hands_the_jobs_environment_to_the_doctor(gate: Gate) -> None:
+    gate.stub("/usr/bin/env")
+    done = gate.job(start="export NCCL_DEBUG=INFO", PYTHONPATH="/home/user")
+    assert {"NCCL_DEBUG=INFO", "PYTHONPATH=/home/user"} <= set(done.stdout.splitlines())
+
+
+def test_the_gate_outside_of_a_job_tests_nothing_and_says_so(gate: Gate) -> None:
+    gate.doctor("sick", 1)
+    done = gate.job(SLURM_JOB_ID="")
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert done.stderr == "ddp-doctor gate: this is no SLURM job; nothing was tested\n"
+    assert not gate.calls.exists()
+
+
+def test_a_gate_without_a_temporary_folder_tests_nothing_and_says_so(gate: Gate) -> None:
+    done = gate.job(TMPDIR="/nowhere")
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert "no temporary folder; nothing was tested" in done.stderr

@@ -1,0 +1,29 @@
+#!/bin/sh
+# SLURM health check: ddp-doctor looks at this node every few minutes and drains it only where it is sick.
+#
+# Install, on every compute node (docs/how-to/slurm.md tells more):
+#     ddp-doctor template slurm-healthcheck > /etc/slurm/ddp-doctor-healthcheck.sh
+#     chmod 755 /etc/slurm/ddp-doctor-healthcheck.sh
+# and in slurm.conf:
+#     HealthCheckProgram=/etc/slurm/ddp-doctor-healthcheck.sh
+#     HealthCheckInterval=300
+#     HealthCheckNodeState=IDLE,CYCLE
+# Python and ddp-doctor must be installed where root trusts what lies there, never in a user's home.
+#
+# SLURM does nothing with what a health check finds, so this script drains the node itself, and only on a
+# report that says "sick". It never resumes a node. It always exits 0: there are slurmds
+# that do not register a node before its health check has exited 0 once.
+
+LIMIT_S=30                                 # SLURM kills a health check after 60 s
+LOG=/var/log/ddp-doctor-healthcheck.log    # empty: syslog only
+SCONTROL=/usr/bin/scontrol                 # empty: log only, drain nothing
+#export SLURM_CONF=/opt/slurm/etc/slurm.conf    # where scontrol does not find it by itself
+NAME=ddp-doctor-healthcheck
+OTHERWISE="the node stays as it is"
+
+@COMMON@
+examine
+if [ -n "$SCONTROL" ] && [ -n "$SLURMD_NODENAME" ]; then
+    drain
+fi
+exit 0

@@ -1,0 +1,48 @@
+"""Four hosts that the tests of one module share, with a program on each that answers on port 29400."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.hosts import Host, Lab, why_no_lab
+
+WIRE = Path(__file__).with_name("wire.py")
+
+#: dial(host, "node0", port=29400, size=0) -> what tests.lab.wire.dial returns
+Dial = Callable[..., dict[str, object]]
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    if reason := why_no_lab():
+        pytest.skip(reason)
+    with Lab(nodes=4, second_nic=True, ipv6="dual") as made:
+        for host in made.hosts:
+            answers(host)
+        yield made
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[Lab]:
+    """For a test that breaks them beyond repair."""
+    if reason := why_no_lab():
+        pytest.skip(reason)
+    with Lab(nodes=2) as made:
+        yield made
+
+
+@pytest.fixture
+def dial() -> Dial:
+    def run(host: Host, target: str, port: int = 29400, size: int = 0, timeout_s: float = 1.0):
+        argv = (sys.executable, "-S", WIRE, "dial", target, str(port), str(size), str(timeout_s))
+        return json.loads(host.run(argv).stdout)
+
+    return run
+
+
+def answers(host: Host, port: int = 29400) -> None:
+    """Start the program that answers."""
+    host.start((sys.executable, "-S", WIRE, "serve", str(port))).wait_for_output("ready")

@@ -1,0 +1,216 @@
+"""One row of the fault table: plant, run the doctor on all hosts, and say what came of it."""
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+
+from tests.lab import faults
+from tests.lab.fault_rows import JOIN_TIMEOUT_S, Row
+from tests.lab.hosts import Host, Lab
+from tests.lab.planted import Planted
+from tests.lab.processes import HostProcess
+
+BAR_S = 20.0
+#: The doctor has so long to end on all hosts, from the evidence on.
+CAP_S = 45.0
+
+Report = Mapping[str, object]
+
+
+@dataclass
+class Outcome:
+    """What became of a row; a line of the table. ``problems`` is empty where all is as it should be."""
+
+    id: str
+    fault: str
+    torchrun: str
+    codes: dict[str, list[str]] = field(default_factory=dict)  # by host
+    culprits: dict[str, list[str]] = field(default_factory=dict)
+    seconds: float | None = None  # from the evidence until the last host ended
+    exits: dict[str, int | None] = field(default_factory=dict)
+    innocents: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    printed: dict[str, str] = field(default_factory=dict)  # the last lines, where there is a problem
+
+    def as_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+
+@dataclass
+class Scene:
+    """A run under way."""
+
+    lab: Lab
+    row: Row
+    started: dict[str, HostProcess] = field(default_factory=dict)
+    evidence: float = 0.0  # time.monotonic()
+    strike: Planted | None = None
+    planted: frozenset[int] = frozenset()  # processes that a fault consists of
+
+
+def run_row(row: Row) -> Outcome:
+    """Run it on hosts of its own."""
+    outcome = Outcome(row.id, row.fault, row.torchrun)
+    with ExitStack() as stack:
+        lab = Lab(row.nodes, row.network, second_nic=row.second_nic, ipv6=row.ipv6)
+        scene = Scene(stack.enter_context(lab), row)
+        for fault in row.plant:
+            stack.enter_context(faults.plant(lab, fault))
+        scene.planted = frozenset(pid for host in lab.hosts for pid in host.pids())
+        _start(scene)
+        _strike(scene, outcome)
+        _wait(scene, outcome)
+        for host in _speaking(scene):
+            _read(host, outcome)
+        _judge(row, outcome, [host.name for host in _speaking(scene)])
+        _end(scene, outcome)
+        if outcome.problems:
+            outcome.printed = {name: _last_lines(each) for name, each in scene.started.items()}
+    return outcome
+
+
+def _speaking(scene: Scene) -> Iterator[Host]:
+    """The hosts that must end and report."""
+    quiet = {*scene.row.absent, *scene.row.lost}
+    return (host for host in scene.lab.hosts if host.name not in quiet)
+
+
+def command(row: Row, host: Host) -> tuple[str, ...]:
+    """What is typed on a host."""
+    return (
+        *("python", "-m", "ddp_doctor", "run", "--nnodes", str(row.nodes), *row.endpoint),
+        *("--node-rank", str(host.index), "--nproc-per-node", "1", "--level", "quick", "--quiet"),
+        *("--join-timeout", str(JOIN_TIMEOUT_S), "--json", str(host.folder / "out.json")),
+        *row.arguments.get(host.name, ()),
+    )
+
+
+def _start(scene: Scene) -> None:
+    row = scene.row
+    begun = time.monotonic()
+    present = [host for host in scene.lab.hosts if host.name not in row.absent]
+    for host in sorted(present, key=lambda host: row.late_s.get(host.name, 0.0)):
+        time.sleep(max(0.0, begun + row.late_s.get(host.name, 0.0) - time.monotonic()))
+        scene.started[host.name] = host.start(command(row, host))
+    scene.evidence = time.monotonic() + (JOIN_TIMEOUT_S if row.evidence == "join" else 0)
+
+
+def _strike(scene: Scene, outcome: Outcome) -> None:
+    """Plant the fault of a running job, as soon as the process that is waited for runs."""
+    if not scene.row.strike:
+        return
+    name, process = scene.row.strike_at.split()
+    deadline = time.monotonic() + CAP_S
+    while scene.lab[name].find_process(process) is None:
+        if time.monotonic() > deadline or scene.started[name].poll() is not None:
+            outcome.problems.append(f"the fault could not be planted: no process {process} in {name}")
+            break
+        time.sleep(0.02)
+    else:
+        scene.strike = faults.plant(scene.lab, scene.row.strike)
+    scene.evidence = time.monotonic()
+
+
+def _wait(scene: Scene, outcome: Outcome) -> None:
+    """Until all have ended that can, or the cap."""
+    ends = []
+    for host in _speaking(scene):
+        process = scene.started[host.name]
+        try:
+            outcome.exits[host.name] = process.wait(max(0.1, scene.evidence + CAP_S - time.monotonic()))
+            assert process.ended is not None
+            ends.append(process.ended)
+        except subprocess.TimeoutExpired:
+            outcome.exits[host.name] = None
+            outcome.problems.append(f"{host.name} still runs {CAP_S:g} s after the evidence")
+    if ends:
+        outcome.seconds = round(max(ends) - scene.evidence, 1)
+
+
+def _read(host: Host, outcome: Outcome) -> None:
+    """Codes and culprits of the host's report, of findings above info."""
+    try:
+        report = json.loads((host.folder / "out.json").read_text())
+    except (OSError, ValueError):
+        outcome.problems.append(f"{host.name} wrote no report")
+        return
+    findings = [it for it in report["findings"] if it["severity"] != "info"]
+    outcome.codes[host.name] = sorted({it["code"] for it in findings})
+    culprits = (_culprit(it) for finding in findings for it in finding["culprits"])
+    outcome.culprits[host.name] = sorted(set(culprits))
+
+
+def _culprit(culprit: Mapping[str, object]) -> str:
+    """``node1``, ``node0~node1``, or the name of a setting. Hosts have one rank each, of their number."""
+    if culprit["kind"] in {"setting", "file"}:
+        return str(culprit["name"])
+    ends = [_end_of(culprit, "node", "node_rank", "rank")]
+    if culprit["kind"] == "pair":
+        ends.append(_end_of(culprit, "peer_node", "peer_rank"))
+    return "~".join(sorted(ends))
+
+
+def _end_of(culprit: Mapping[str, object], name: str, *numbers: str) -> str:
+    """A host by its name; one that never came has none, and is called by its number."""
+    said = str(culprit.get(name) or "")
+    number = next((culprit[it] for it in numbers if culprit.get(it) is not None), "?")
+    return f"node{number}" if not said or said.startswith("node rank") else said
+
+
+def _judge(row: Row, outcome: Outcome, speaking: list[str]) -> None:
+    for name in speaking:
+        said = row.says.get(name, row.says.get("all", ""))
+        codes, _, allowed = said.partition(" ")
+        found = outcome.codes.get(name, [])
+        fitting = [code for code in found if codes and re.fullmatch(codes, code)]
+        if codes and not fitting:
+            outcome.problems.append(f"{name} says {', '.join(found) or 'nothing'} instead of {codes}")
+        if others := sorted(set(found) - set(fitting)):
+            outcome.problems.append(f"{name} also says {', '.join(others)}")
+        named = outcome.culprits.get(name, [])
+        accused = (it for it in named if it.startswith("node") and it not in allowed.split())
+        outcome.innocents += [it for it in accused if it not in outcome.innocents]
+        if allowed and fitting and not set(named) & set(allowed.split()):
+            outcome.problems.append(f"{name} does not name {allowed}")
+    if outcome.innocents:
+        outcome.problems.append(f"blamed though innocent: {', '.join(outcome.innocents)}")
+    _judge_ends(row, outcome)
+
+
+def _judge_ends(row: Row, outcome: Outcome) -> None:
+    codes = set(outcome.exits.values())
+    if row.exit is not None and codes != {row.exit}:
+        outcome.problems.append(f"exit codes {outcome.exits} instead of {row.exit}")
+    if len(codes) > 1:
+        outcome.problems.append(f"the exit codes differ: {outcome.exits}")
+    if row.says and outcome.seconds is not None and outcome.seconds > BAR_S:
+        outcome.problems.append(f"{outcome.seconds} s after the evidence")
+
+
+def _end(scene: Scene, outcome: Outcome) -> None:
+    """Take the fault away; then nothing of the doctor may be left anywhere."""
+    if scene.strike is not None:
+        scene.strike.undo()
+    for name in scene.row.lost:
+        try:
+            scene.started[name].wait(CAP_S)
+        except subprocess.TimeoutExpired:
+            outcome.problems.append(f"{name} runs on after the fault is gone")
+    left = (line for line in scene.lab.left_behind(without=scene.planted) if _is_the_doctors(scene.row, line))
+    outcome.problems += [f"left behind: {line}" for line in left]
+
+
+def _is_the_doctors(row: Row, line: str) -> bool:
+    """Whether it could have been removed: files of a host that was killed could not."""
+    host, _, what = line.partition(": ")
+    return host not in row.lost or what.startswith("process")
+
+
+def _last_lines(process: HostProcess) -> str:
+    said = f"{process.output()}{process.errors()}".strip().splitlines()
+    return "\n".join(said[-25:])

@@ -1,0 +1,376 @@
+"""Real hosts on one machine: each has its own network, name, processes, /dev/shm and /etc/hosts.
+
+    with Lab(nodes=4) as lab:
+        done = lab["node1"].run(("ping", "-c1", "node0"))
+        started = lab.start_everywhere(lambda host: ("ddp-doctor", "run", "--node-rank", str(host.index)))
+
+A host is a process (init.sh) in network, process, mount, IPC and name namespaces that have no name
+outside. So two labs cannot collide, and nothing can be left: when this process ends, however it
+ends, the pipes to those first processes close, they end, and the kernel kills all that runs in their
+hosts and removes the networks. The switch is one more such host, with a bridge for every network.
+"""
+
+import contextlib
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from tests.lab.processes import HostProcess, comm, pids_in
+
+ROOT = Path(__file__).parent.parent.parent
+INIT, ENTER = (Path(__file__).with_name(name) for name in ("init.sh", "enter.py"))
+PREFIX = "ddp-lab-"
+NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
+TOOLS = ("ip", "nft", "tc", "ethtool", "nsenter", "unshare")
+
+#: On whatever the machine has; no address is lost with the link, nor tried out before it may be used.
+IPV6_SETTINGS = tuple(
+    (f"ipv6.conf.{scope}.{name}", value)
+    for scope in ("all", "default")
+    for name, value in (("disable_ipv6", 0), ("keep_addr_on_down", 1), ("accept_dad", 0))
+)
+
+Ipv6 = Literal["none", "dual", "only"]
+
+
+def why_no_lab(*more_tools: str) -> str | None:
+    """Why no lab can be made here; None where it can."""
+    if os.geteuid() != 0:
+        return "needs root"
+    missing = [tool for tool in (*TOOLS, *more_tools) if shutil.which(tool) is None]
+    return f"needs {', '.join(missing)}" if missing else None
+
+
+class Host:
+    """One host. ``address`` is its IPv4 address on eth0, or the IPv6 one where there is no other."""
+
+    def __init__(self, name: str, index: int, folder: Path) -> None:
+        self.name = name
+        self.index = index
+        self.folder = folder
+        self.addresses: dict[str, tuple[str, ...]] = {}  # interface -> addresses with prefix length
+        self.environment = _environment(folder)
+        self._init: subprocess.Popen[str] | None = None
+        self._pid = 0
+        self._started: list[HostProcess] = []
+        self._numbers = itertools.count()
+        for part in ("etc", "cgroup", "home", "tmp", "out"):
+            (folder / part).mkdir(parents=True)
+        (folder / "etc/resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
+        (folder / "etc/nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files dns\n")
+        (folder / "etc/hosts").write_text("127.0.0.1 localhost\n")
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def pid(self) -> int:
+        """Process id of the host's first process, as seen from outside."""
+        return self._pid
+
+    @property
+    def address(self) -> str:
+        """The address that the other hosts know it by."""
+        return self.addresses["eth0"][0].partition("/")[0]
+
+    @property
+    def root(self) -> Path:
+        """The host's file system as it sees it itself, /dev/shm and /etc/hosts included."""
+        return Path(f"/proc/{self._pid}/root")
+
+    def boot(self) -> None:
+        """Start the host's first process; ``ready`` waits for it."""
+        self._init = subprocess.Popen(
+            (
+                "unshare",
+                *NAMESPACES,
+                "--fork",
+                "--kill-child",
+                "sh",
+                INIT,
+                self.name,
+                self.folder,
+                sys.executable,
+            ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the lab, which then ends the host
+        )
+
+    def ready(self) -> None:
+        """Wait until the host is up. Raises RuntimeError with what its first process said."""
+        assert self._init is not None
+        assert self._init.stdout is not None
+        assert self._init.stderr is not None
+        said = self._init.stdout.readline().strip()
+        if not said:
+            raise RuntimeError(f"{self.name} did not boot: {self._init.stderr.read().strip()}")
+        self._pid = int(said)
+
+    def halt(self) -> None:
+        """End the host with all its processes; nothing where it is down already."""
+        if self._init is None:
+            return
+        for stream in (self._init.stdin, self._init.stdout, self._init.stderr):
+            assert stream is not None
+            stream.close()
+        self._init.wait(20)
+        for process in self._started:
+            process.wait(5)
+        self._init, self._pid, self._started = None, 0, []
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it runs."""
+        return self._init is not None and self._init.poll() is None
+
+    def enter(self, argv: Sequence[str | Path], *, cwd: Path | None = None) -> tuple[str, ...]:
+        """The command that runs ``argv`` in this host, in a session of its own."""
+        folder = cwd or self.folder / "home"
+        inside = (sys.executable, "-I", "-S", str(ENTER), str(self._pid), str(folder))
+        return (*inside, *map(str, argv))
+
+    def start(
+        self, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> HostProcess:
+        """Start a command; its output goes to files. ``env`` is added to the host's environment."""
+        out = self.folder / "out" / str(next(self._numbers))
+        process = HostProcess(self.enter(argv, cwd=cwd), {**self.environment, **(env or {})}, out)
+        self._started.append(process)
+        return process
+
+    def run(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        text: str | None = None,
+        timeout_s: float = 30.0,
+        check: bool = True,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, with ``text`` as its standard input."""
+        done = subprocess.run(
+            self.enter(argv),
+            check=False,
+            capture_output=True,
+            text=True,
+            input=text or "",
+            timeout=timeout_s,
+            env={**self.environment, **(env or {})},
+        )
+        return _checked(self, argv, done) if check else done
+
+    def net(self, *argv: str, text: str = "") -> str:
+        """Run one of the lab's own tools in the host's network only, where process ids are the lab's."""
+        inside = ("nsenter", f"--target={self._pid}", "--net", "--", *argv)
+        done = subprocess.run(inside, check=False, capture_output=True, text=True, input=text, timeout=20)
+        return _checked(self, argv, done).stdout
+
+    def ip(self, *lines: str) -> None:
+        """Run lines of ``ip`` commands in this host's network."""
+        self.net("ip", "-batch", "-", text="\n".join(lines))
+
+    def sysctl(self, *settings: tuple[str, object]) -> None:
+        """Set kernel parameters of this host's network, named without the leading ``net.``."""
+        lines = (f"echo {value} >/proc/sys/net/{name.replace('.', '/')}" for name, value in settings)
+        self.net("sh", "-e", text="\n".join(lines))
+
+    def pids(self) -> list[int]:
+        """All processes that run in this host except its first, by their ids outside."""
+        return [pid for pid in pids_in(self._pid) if pid != self._pid] if self.is_up else []
+
+    def find_process(self, name: str) -> int | None:
+        """The process of this name (/proc/PID/comm, at most 15 characters); None where there is none."""
+        return next((pid for pid in self.pids() if comm(pid) == name), None)
+
+    def wait_for_process(self, name: str, timeout_s: float = 20.0) -> int:
+        """The process of this name, once it runs. Raises TimeoutError."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if (pid := self.find_process(name)) is not None:
+                return pid
+            time.sleep(0.02)
+        raise TimeoutError(f"no process {name} in {self.name} within {timeout_s:g} s")
+
+    def left_behind(self, without: Collection[int] = ()) -> list[str]:
+        """Processes, shared memory and temporary files that are there now, one line each."""
+        if not self.is_up:
+            return []
+        names = ((pid, comm(pid)) for pid in self.pids() if pid not in without)
+        shared = (path.name for path in (self.root / "dev/shm").iterdir())
+        files = (path.name for path in (self.folder / "tmp").iterdir())
+        return [
+            *(f"process {pid} {name}" for pid, name in names if name),
+            *(f"/dev/shm/{name}" for name in shared),
+            *(f"$TMPDIR/{name}" for name in files if not name.startswith("torchinductor_")),  # torch's own
+        ]
+
+    def read_hosts(self) -> str:
+        """Its /etc/hosts."""
+        return (self.folder / "etc/hosts").read_text()
+
+    def write_hosts(self, text: str) -> None:
+        """Replace the content of its /etc/hosts, in place: the file is mounted."""
+        (self.folder / "etc/hosts").write_text(text)
+
+
+class Lab:
+    """``nodes`` hosts node0, node1, … on one switch.
+
+    ``network`` and ``second_network`` are the first three numbers of the IPv4 addresses; node0 has
+    .1. eth1 and its switch are there with ``second_nic``. The IPv6 addresses of eth0 are fd77::1 and on.
+    """
+
+    def __init__(
+        self,
+        nodes: int = 4,
+        network: str = "10.77.0",
+        *,
+        second_nic: bool = False,
+        second_network: str = "10.78.0",
+        ipv6: Ipv6 = "none",
+    ) -> None:
+        sweep()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+        self.switch = Host("switch", nodes, self.folder / "switch")
+        self.hosts = tuple(Host(f"node{i}", i, self.folder / f"node{i}") for i in range(nodes))
+        self.networks = (network, second_network) if second_nic else (network,)
+        self._ipv6: Ipv6 = ipv6
+
+    def __getitem__(self, name: str) -> Host:
+        return next(host for host in self.hosts if host.name == name)
+
+    def __enter__(self) -> "Lab":
+        try:
+            self._up()
+        except BaseException:
+            self.teardown()
+            raise
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.teardown()
+
+    def teardown(self) -> None:
+        """End all hosts and remove their files. May be called twice."""
+        for host in (*self.hosts, self.switch):
+            host.halt()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _up(self) -> None:
+        for host in (self.switch, *self.hosts):
+            host.boot()
+        for host in (self.switch, *self.hosts):
+            host.ready()
+        self.switch.sysctl(("ipv6.conf.default.disable_ipv6", 1))
+        for nic in range(len(self.networks)):
+            self.switch.ip(f"link add br{nic} type bridge forward_delay 0", f"link set br{nic} up")
+        for host in self.hosts:
+            self.connect(host)
+        for host in self.hosts:
+            self.write_names(host)
+
+    def boot(self, host: Host) -> None:
+        """Start a host that was powered off."""
+        for nic in range(len(self.networks)):
+            with contextlib.suppress(RuntimeError):  # the kernel may have removed it already
+                self.switch.ip(f"link delete {self.port(host, f'eth{nic}')}")
+        host.boot()
+        host.ready()
+        self.connect(host)
+        self.write_names(host)
+
+    def connect(self, host: Host) -> None:
+        """Lay the host's cables to the switch and give it its addresses."""
+        host.sysctl(*IPV6_SETTINGS)
+        for nic in range(len(self.networks)):
+            port = self.port(host, f"eth{nic}")
+            hardware = f"02:00:00:00:{nic:02x}:{host.index:02x}"  # the same after a boot
+            self.switch.ip(
+                f"link add {port} type veth peer name eth{nic} address {hardware} netns {host.pid}",
+                f"link set {port} master br{nic} up",
+            )
+            host.addresses[f"eth{nic}"] = tuple(self._addresses(host, nic))
+        host.ip("link set lo up", *_address_lines(host))
+
+    def port(self, host: Host, nic: str = "eth0") -> str:
+        """The switch's end of a host's cable."""
+        return f"p{nic.removeprefix('eth')}-{host.index}"
+
+    def write_names(self, host: Host, families: tuple[int, ...] = (4, 6)) -> None:
+        """Write the host's /etc/hosts with the addresses on eth0 of all hosts in these families."""
+        lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost"]
+        for other in self.hosts:
+            addresses = (address.partition("/")[0] for address in other.addresses.get("eth0", ()))
+            lines += [f"{it} {other.name}" for it in addresses if (6 if ":" in it else 4) in families]
+        host.write_hosts("\n".join([*lines, ""]))
+
+    def start_everywhere(
+        self,
+        argv_of: Callable[[Host], Sequence[str | Path]],
+        *,
+        env_of: Callable[[Host], Mapping[str, str]] = lambda _host: {},
+    ) -> dict[str, HostProcess]:
+        """Start a command on every host at the same time; the processes by host name."""
+        return {host.name: host.start(argv_of(host), env=env_of(host)) for host in self.hosts}
+
+    def left_behind(self, grace_s: float = 3.0, without: Collection[int] = ()) -> list[str]:
+        """What is still there after a time of grace, one line each, without these processes."""
+        deadline = time.monotonic() + grace_s
+        while True:
+            found = [f"{host.name}: {line}" for host in self.hosts for line in host.left_behind(without)]
+            if not found or time.monotonic() >= deadline:
+                return found
+            time.sleep(0.05)
+
+    def _addresses(self, host: Host, nic: int) -> Iterator[str]:
+        if self._ipv6 != "only" or nic > 0:
+            yield f"{self.networks[nic]}.{host.index + 1}/24"
+        if self._ipv6 != "none" and nic == 0:
+            yield f"fd77::{host.index + 1:x}/64"
+
+
+def sweep() -> None:
+    """Remove the files of labs whose process is gone; of their hosts nothing can be left."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        owner = folder.name.removeprefix(PREFIX).partition("-")[0]
+        if not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _checked(
+    host: Host, argv: Sequence[str | Path], done: subprocess.CompletedProcess[str]
+) -> subprocess.CompletedProcess[str]:
+    if done.returncode:
+        said = f"{done.stdout}{done.stderr}".strip()
+        raise RuntimeError(f"{host.name}: {' '.join(map(str, argv))}: exit {done.returncode}: {said}")
+    return done
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """What a login on the host would give: nothing of the lab's own environment but the path."""
+    return {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "LANG": "C.UTF-8",
+        "HOME": str(folder / "home"),
+        "XDG_STATE_HOME": str(folder / "home/.local/state"),
+        "TMPDIR": str(folder / "tmp"),
+    }
+
+
+def _address_lines(host: Host) -> Iterator[str]:
+    for nic, addresses in host.addresses.items():
+        for address in addresses:
+            yield f"address add {address} dev {nic}" + (" nodad" if ":" in address else "")
+        yield f"link set {nic} up"

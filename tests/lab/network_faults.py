@@ -1,0 +1,186 @@
+"""Faults of firewalls, links and the switch.
+
+Filters that speak of connections act on TCP's first packet only, so that what is connected stays so, as
+with any stateful firewall. No filter touches the loopback interface.
+"""
+
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.lab.hosts import Host, Lab
+from tests.lab.planted import Planted
+
+CABLE = Path(__file__).with_name("cable.py")
+NEW = "tcp flags & (syn | ack) == syn"  # the first packet of a connection
+JUMBO, STANDARD = 9000, 1500
+_numbers = itertools.count()
+
+
+# Firewalls
+
+
+def drop_port(host: Host, port: int = 29400) -> Planted:
+    """New connections to one port vanish."""
+    return _filter(host, incoming=f"{NEW} tcp dport {port} drop")
+
+
+def reject_port(host: Host, port: int = 29400) -> Planted:
+    """New connections to one port are refused, as if nobody listened."""
+    return _filter(host, incoming=f"{NEW} tcp dport {port} reject with tcp reset")
+
+
+def prohibit_port(host: Host, port: int = 29400) -> Planted:
+    """New connections to one port are answered "host unreachable", as firewalld does."""
+    return _filter(host, incoming=f"{NEW} tcp dport {port} reject with icmpx admin-prohibited")
+
+
+def drop_all_but(host: Host, port: int = 29400) -> Planted:
+    """New connections to all ports but one vanish."""
+    return _filter(host, incoming=f"{NEW} tcp dport != {port} drop")
+
+
+def reject_all_but(host: Host, port: int = 29400) -> Planted:
+    """New connections to all ports but one are refused."""
+    return _filter(host, incoming=f"{NEW} tcp dport != {port} reject with tcp reset")
+
+
+def block_inbound(host: Host) -> Planted:
+    """Nobody can connect to the host; it can connect to all."""
+    return _filter(host, incoming=f"{NEW} drop")
+
+
+def silence(host: Host) -> Planted:
+    """The host hears and says nothing; its links stay up."""
+    return _filter(host, incoming="drop", outgoing="drop")
+
+
+def cut_path(host: Host, peer: Host) -> Planted:
+    """Nothing passes between these two; both reach all others."""
+    address = _address(peer)
+    return _filter(host, incoming=f"{address('saddr')} drop", outgoing=f"{address('daddr')} drop")
+
+
+def no_route(host: Host, peer: Host) -> Planted:
+    """The host has no route to the peer: connecting fails at once."""
+    host.ip(f"route add unreachable {peer.address}")
+    return Planted(lambda: host.ip(f"route delete unreachable {peer.address}"))
+
+
+# Links and the switch
+
+
+def link_down(host: Host, nic: str = "eth0") -> Planted:
+    """The interface is set down on the host."""
+    host.ip(f"link set {nic} down")
+    return Planted(lambda: host.ip(f"link set {nic} up"))
+
+
+def cable_out(lab: Lab, host: Host, nic: str = "eth0") -> Planted:
+    """The cable is pulled at the switch: the host's interface has no carrier."""
+    port = lab.port(host, nic)
+    lab.switch.ip(f"link set {port} down")
+    return Planted(lambda: lab.switch.ip(f"link set {port} up"))
+
+
+def dead_port(lab: Lab, host: Host, nic: str = "eth0") -> Planted:
+    """The switch forwards nothing for the host, whose link stays up."""
+    port, bridge = lab.port(host, nic), f"br{nic.removeprefix('eth')}"
+    lab.switch.ip(f"link set {port} nomaster")
+    return Planted(lambda: lab.switch.ip(f"link set {port} master {bridge}"))
+
+
+def loss(lab: Lab, host: Host, percent: float = 5.0) -> Planted:
+    """A part of all packets is lost on the way to and from the host."""
+    drop = f"numgen random mod 10000 < {round(percent * 100)} drop"
+    small = _no_segmentation(lab, host)
+    to_host = _filter(host, incoming=drop)
+    from_host = _rule(lab.switch, "bridge", "forward", f"iifname {lab.port(host)} {drop}")
+    return Planted(small.undo, to_host.undo, from_host.undo)
+
+
+def delay(lab: Lab, host: Host, one_way_ms: float = 25.0) -> Planted:
+    """Every packet to and from the host takes longer."""
+    port, near, far = lab.port(host), f"n{next(_numbers)}", f"f{next(_numbers)}"
+    lab.switch.ip(
+        f"link add {near} mtu {JUMBO} type veth peer name {far} mtu {JUMBO}",
+        f"link set {port} nomaster",
+        f"link set {near} up",
+        f"link set {far} master br0 up",
+    )
+    cable = lab.switch.start((sys.executable, "-S", CABLE, port, near, str(one_way_ms)))
+    cable.wait_for_output("ready")
+
+    def undo() -> None:
+        cable.kill()
+        cable.wait(5)
+        lab.switch.ip(f"link delete {near}", f"link set {port} master br0")
+
+    return Planted(undo)
+
+
+def rate(lab: Lab, host: Host, mbit_per_s: int = 100) -> Planted:
+    """The host's link is as slow as this, in both directions."""
+    shape = ("root", "tbf", "rate", f"{mbit_per_s}mbit", "burst", "64kb", "latency", "50ms")
+    ends = ((host, "eth0"), (lab.switch, lab.port(host)))
+    for place, device in ends:
+        place.net("tc", "qdisc", "add", "dev", device, *shape)
+    return Planted(lambda: [it.net("tc", "qdisc", "delete", "dev", device, "root") for it, device in ends])
+
+
+def mtu(host: Host, size: int = JUMBO) -> Planted:
+    """The host alone sends larger packets. TCP agrees on the smaller size, so this does no harm."""
+    host.ip(f"link set eth0 mtu {size}")
+    return Planted(lambda: host.ip(f"link set eth0 mtu {STANDARD}"))
+
+
+def mtu_black_hole(lab: Lab, host: Host) -> Planted:
+    """All hosts send 9000 bytes, and the switch's port of this one takes 1500: large packets vanish."""
+    _mtu(lab, JUMBO, lambda other: STANDARD if other is host else JUMBO)
+    small = [_no_segmentation(lab, other) for other in lab.hosts]
+    return Planted(lambda: _mtu(lab, STANDARD, lambda _: STANDARD), *(each.undo for each in small))
+
+
+def _filter(host: Host, incoming: str = "", outgoing: str = "") -> Planted:
+    """A rule for what comes in from other hosts, and one for what goes out to them."""
+    rules = (("input", "iifname", incoming), ("output", "oifname", outgoing))
+    planted = [_rule(host, "inet", hook, f"{nic} != lo {rule}") for hook, nic, rule in rules if rule]
+    return Planted(*(each.undo for each in planted))
+
+
+def _rule(place: Host, family: str, hook: str, rule: str) -> Planted:
+    """One rule of nftables in a table of its own."""
+    table = f"fault{next(_numbers)}"
+    place.net(
+        *("nft", "-f", "-"),
+        text=f"table {family} {table} {{\nchain c {{\ntype filter hook {hook} priority 0\n{rule}\n}}\n}}\n",
+    )
+    return Planted(lambda: place.net("nft", "delete", "table", family, table))
+
+
+def _address(peer: Host) -> Callable[[str], str]:
+    family = "ip6" if ":" in peer.address else "ip"
+    return lambda field: f"{family} {field} {peer.address}"
+
+
+def _no_segmentation(lab: Lab, host: Host) -> Planted:
+    """Packets to and from the host are as small on the wire as they would be on a real one.
+
+    Otherwise up to 64 kB travel as one packet, for which no MTU counts.
+    """
+
+    ends = ((host, "eth0"), (lab.switch, lab.port(host)))
+
+    def turn(state: str) -> None:
+        for place, device in ends:
+            place.net("ethtool", "-K", device, "tso", state)
+
+    turn("off")
+    return Planted(lambda: turn("on"))
+
+
+def _mtu(lab: Lab, of_hosts: int, of_port: Callable[[Host], int]) -> None:
+    for host in lab.hosts:
+        lab.switch.ip(f"link set {lab.port(host)} mtu {of_port(host)}")
+        host.ip(f"link set eth0 mtu {of_hosts}")

@@ -1,0 +1,239 @@
+"""A real SLURM on one machine: munged and slurmctld on node0, one slurmd on each of node1, node2, …
+
+    with Slurm(nodes=2, HealthCheckProgram="/etc/slurm/healthcheck.sh", HealthCheckInterval="2") as slurm:
+        slurm.run("srun", "-N2", "hostname")
+
+The hosts are those of hosts.py, so nothing is left when they end. They see ``folder/etc`` as /etc/slurm and
+folders of their own as /var/lib and /var/log: a SLURM of the machine itself is neither read nor touched.
+
+Needs root and Debian's slurm-wlm and munge. slurm.conf says what a small machine needs: slurmd can own no
+cgroups in a host (CgroupPlugin, proctrack/linuxproc, task/none), and there are fewer CPUs than the nodes
+claim to have (config_overrides).
+"""
+
+import os
+import secrets
+import shutil
+import stat
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.lab.hosts import Host, Lab, why_no_lab
+from tests.nvml_stand_in import SONAME, library_folder
+
+TOOLS = ("munged", "slurmctld", "slurmd", "srun", "mount", "ldconfig")
+START_S = 20.0
+
+CONFIG = """
+ClusterName=lab
+SlurmctldHost=node0
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+StateSaveLocation={folder}/state
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdPidFile={folder}/%n.pid
+SlurmdLogFile={folder}/%n.log
+SlurmdSpoolDir={folder}/%n.spool
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+TaskProlog={folder}/own-tmp.sh
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=none
+ReturnToService=2
+KillWait=2
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=100000,nohold_on_prolog_fail
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+GresTypes=gpu
+PartitionName=all Nodes=ALL Default=YES State=UP
+"""
+#: The hosts share the machine's /tmp; a job has its node's own, as with SLURM's job_container/tmpfs.
+OWN_TMP = """#!/bin/sh
+echo "export TMPDIR={lab}/$SLURMD_NODENAME/tmp"
+"""
+
+
+def why_no_slurm() -> str | None:
+    """Why no SLURM can be started here; None where it can."""
+    return why_no_lab(*TOOLS)
+
+
+class Slurm:
+    """A cluster whose nodes claim 8 CPUs and 8 GPUs each; of idle nodes a job gets the lowest first.
+
+    Further settings of slurm.conf are keyword arguments.
+    """
+
+    def __init__(self, nodes: int = 2, **settings: str) -> None:
+        self.settings = settings
+        self._lab = Lab(nodes + 1)
+        self.head, *self.nodes = self._lab.hosts
+        #: On the lab's disk, seen by all hosts under the same path.
+        self.folder = self._lab.folder / "slurm"
+        self.etc = self.folder / "etc"
+        self.etc.mkdir(parents=True)
+
+    def __getitem__(self, name: str) -> Host:
+        return self._lab[name]
+
+    def __enter__(self) -> "Slurm":
+        try:
+            self._lab.__enter__()
+            self._start()
+        except BaseException:
+            self._lab.teardown()
+            raise
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._lab.teardown()
+
+    def run(self, *argv: str, timeout_s: float = 60) -> "subprocess.CompletedProcess[str]":
+        """Run a command on node0, as a user would on the login node."""
+        return self.head.run(argv, timeout_s=timeout_s, check=False)
+
+    def script(self, path: str, text: str) -> Path:
+        """Write an executable file that all hosts see: ``etc/prolog.d/50.sh``."""
+        file = self.folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        file.chmod(0o755)
+        return file
+
+    def batch(self, text: str, *options: str) -> "Job":
+        """Submit a batch script."""
+        number = len(list(self.folder.glob("job*.sh")))
+        script = self.script(f"job{number}.sh", f"#!/bin/bash\n{text}\n")
+        output = script.with_suffix(".out")
+        output.touch()
+        submit = ("sbatch", "--parsable", f"--output={output}", "--open-mode=append", *options, str(script))
+        done = self.run(*submit)
+        assert done.returncode == 0, done.stderr
+        return Job(self, done.stdout.strip(), output)
+
+    def state(self, node: str) -> str:
+        """Such as ``idle`` or ``drained``."""
+        return self.run("sinfo", "-h", "-N", "-n", node, "-o", "%T").stdout.strip()
+
+    def reason(self, node: str) -> str:
+        """Why ``sinfo -R`` says that it does not serve; whole, where sinfo by itself cuts; else empty."""
+        rows = self.run("sinfo", "-R", "-h", "-N", "-n", node, "-o", "%E").stdout.splitlines()
+        return rows[0] if rows else ""
+
+    def undrain(self, node: str) -> None:
+        """As an operator does with ``state=resume``, which would wait for SLURM's next ping of the node."""
+        done = self.run("scontrol", "update", f"nodename={node}", "state=undrain")
+        assert done.returncode == 0, done.stderr
+
+    def seen(self, host: Host, path: str) -> Path:
+        """Where a file is that ``host`` calls ``path``, below /var/lib or /var/log."""
+        return self.folder / host.name / path.lstrip("/")
+
+    def plant_gpus(self, host: Host, fault: str = "healthy") -> None:
+        """Give a host the stand-in for NVIDIA's library with this fault, in place of one it had."""
+        folder = self.folder / host.name / "nvidia"
+        library = folder / SONAME
+        new = folder / "new"
+        first = not folder.exists()
+        folder.mkdir(exist_ok=True)
+        shutil.copy(Path(library_folder(f'FAULT="{fault}"'), SONAME), new)
+        new.replace(library)
+        if first:
+            cache = folder / "ld.so.cache"
+            subprocess.run(("ldconfig", "-X", "-C", str(cache), str(folder)), check=True, timeout=20)
+            _mount(host, cache, "/etc/ld.so.cache")
+
+    def start_slurmd(self, host: Host) -> None:
+        """Start a node's slurmd."""
+        host.start(("/usr/sbin/slurmd", "-D"))
+
+    def logs(self) -> str:
+        """The end of every log of SLURM's, for the message of a test that fails."""
+        texts = (
+            f"--- {path}\n{path.read_text(errors='replace')[-4000:]}"
+            for path in sorted((*self.folder.glob("*.log"), *self.folder.glob("job*.out")))
+        )
+        return "\n".join(texts)
+
+    # --- start ---
+
+    def _start(self) -> None:
+        self._lab.folder.chmod(0o755)  # munge wants its socket to be within everybody's reach
+        for made in ("state", "munge", *(f"{node.name}.spool" for node in self.nodes)):
+            (self.folder / made).mkdir()
+        self.script("own-tmp.sh", OWN_TMP.format(lab=self._lab.folder))
+        self._write_config()
+        for host in (self.head, *self.nodes):
+            _mount(host, self.etc, "/etc/slurm")
+            for own in ("/var/lib", "/var/log"):
+                self.seen(host, own).mkdir(parents=True)
+                _mount(host, self.seen(host, own), own)
+        self._start_munged()
+        self.head.start(("/usr/sbin/slurmctld", "-D"))
+        for node in self.nodes:
+            self.start_slurmd(node)
+        wait_for(lambda: all(self.state(node.name) == "idle" for node in self.nodes), START_S, self.logs)
+
+    def _write_config(self) -> None:
+        lines = [CONFIG.format(folder=self.folder)]
+        lines += [f"{name}={value}" for name, value in self.settings.items()]
+        for node in self.nodes:
+            lines.append(f"NodeName={node.name} CPUs=8 RealMemory=1000 Gres=gpu:8 Weight={node.index}")
+        (self.etc / "slurm.conf").write_text("\n".join(lines) + "\n")
+        (self.etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        (self.etc / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-7] Flags=nvidia_gpu_env\n")
+        for number in range(8):
+            os.mknod(self.folder / f"gpu{number}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+
+    def _start_munged(self) -> None:
+        folder = self.folder / "munge"
+        key = folder / "key"
+        key.touch(mode=0o400)
+        key.write_bytes(secrets.token_bytes(128))
+        files = (f"--{name}={folder / name}" for name in ("socket", "pid-file", "log-file", "seed-file"))
+        self.head.start(("/usr/sbin/munged", "--foreground", f"--key-file={key}", *files))
+        wait_for((folder / "socket").exists, START_S, self.logs)
+
+
+class Job:
+    """A batch job."""
+
+    def __init__(self, slurm: Slurm, number: str, output: Path) -> None:
+        self.number = number
+        self._slurm = slurm
+        self._output = output
+
+    @property
+    def output(self) -> str:
+        """What it has printed so far."""
+        return self._output.read_text()
+
+    def field(self, name: str) -> str:
+        """One field of ``scontrol show job``, such as JobState, ExitCode or NodeList."""
+        shown = self._slurm.run("scontrol", "show", "job", self.number).stdout
+        return next((word.partition("=")[2] for word in shown.split() if word.startswith(f"{name}=")), "")
+
+    def wait(self, timeout_s: float = 30) -> str:
+        """Its last state."""
+        ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+        wait_for(lambda: self.field("JobState") in ended, timeout_s, self._slurm.logs)
+        return self.field("JobState")
+
+
+def wait_for(happened: Callable[[], bool], timeout_s: float, explain: Callable[[], str]) -> float:
+    """Seconds until it happened. Raises AssertionError with the explanation."""
+    started = time.monotonic()
+    while not happened():
+        assert time.monotonic() - started < timeout_s, explain()
+        time.sleep(0.05)
+    return time.monotonic() - started
+
+
+def _mount(host: Host, ours: Path, path: str) -> None:
+    host.run(("mount", "--bind", ours, path))

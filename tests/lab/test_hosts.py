@@ -1,0 +1,152 @@
+"""The lab's hosts are hosts: own network, name, processes and files; and nothing of them is ever left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.lab.conftest import answers
+from tests.lab.hosts import PREFIX, ROOT, Lab, sweep, why_no_lab
+
+pytestmark = pytest.mark.lab
+
+MAKE_A_LAB = """
+import signal, time
+from tests.lab.hosts import Lab
+signal.signal(signal.SIGINT, signal.default_int_handler)
+with Lab(nodes=2) as lab:
+    running = [host.start(("sleep", "1000")).pid for host in lab.hosts]
+    print(lab.folder, *running, *(host.pid for host in lab.hosts), flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_every_host_reaches_every_other_by_name(lab, dial):
+    for host in lab.hosts:
+        for other in lab.hosts:
+            assert "error" not in dial(host, other.name)
+
+
+@pytest.mark.parametrize("address", ["10.77.0.1", "10.78.0.1", "fd77::1"])
+def test_both_interfaces_and_both_families_carry(lab, dial, address):
+    assert "error" not in dial(lab["node3"], address)
+
+
+def test_a_host_has_its_own_name_processes_and_files(lab):
+    said = lab["node2"].run(("sh", "-c", "hostname; ls /dev/shm; ls /sys/class/net; echo $HOME; echo $$"))
+    name, *interfaces, home, pid = said.stdout.split()
+    assert (name, sorted(interfaces)) == ("node2", ["eth0", "eth1", "lo"])
+    assert Path(home) == lab["node2"].folder / "home"
+    assert int(pid) < 100
+
+
+def test_a_host_sees_no_process_of_another(lab):
+    with_sleep = lab["node1"].start(("sleep", "77"))
+    assert lab["node1"].wait_for_process("sleep") == with_sleep.pid
+    assert lab["node0"].find_process("sleep") is None
+    assert "sleep" not in lab["node0"].run(("ps", "-e", "-o", "comm")).stdout
+    with_sleep.kill()
+    assert with_sleep.wait(5) == -signal.SIGKILL
+
+
+def test_a_name_that_no_host_has_fails_at_once(lab, dial):
+    said = dial(lab["node1"], "node9")
+    assert said["error"] == "no such name"
+    assert said["error_after_s"] < 1.0
+
+
+def test_output_exit_code_and_environment_of_a_command(lab):
+    started = lab.start_everywhere(
+        lambda host: ("sh", "-c", f'echo "$WHO"; echo no >&2; exit {host.index}'),
+        env_of=lambda host: {"WHO": f"I am {host.name}"},
+    )
+    assert [started[host.name].wait(5) for host in lab.hosts] == [0, 1, 2, 3]
+    assert started["node3"].output() == "I am node3\n"
+    assert started["node3"].errors() == "no\n"
+
+
+def test_an_orphan_that_ends_is_gone(lab):
+    lab["node0"].run(("sh", "-c", "sleep 3 >/dev/null 2>&1 & exit 0"))
+    assert lab["node0"].find_process("sleep") is not None
+    deadline = time.monotonic() + 20
+    while lab["node0"].find_process("sleep") is not None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert lab["node0"].find_process("sleep") is None
+
+
+def test_what_a_command_leaves_behind_is_told(lab):
+    with Lab(nodes=1) as other:
+        node0 = other["node0"]
+        assert other.left_behind() == []
+        node0.run(("sh", "-c", "echo x >/dev/shm/segment; echo x >$TMPDIR/file"))
+        orphan = node0.start(("sh", "-c", "sleep 55 & exit 0"))
+        assert orphan.wait(5) == 0
+        left = [line.split()[-1] for line in other.left_behind(grace_s=0.1)]
+    assert left == ["sleep", "/dev/shm/segment", "$TMPDIR/file"]
+
+
+def test_two_labs_with_the_same_addresses_do_not_meet(lab, dial):
+    with Lab(nodes=2) as other:
+        assert dial(other["node0"], "node1")["error"] == "ECONNREFUSED"  # lab's node1 would answer
+        assert "error" not in dial(lab["node0"], "node1")
+
+
+@pytest.mark.parametrize("network", ["192.168.77", "172.16.5"])
+def test_the_network_is_chosen(lab, dial, network):
+    with Lab(nodes=2, network=network) as other:
+        assert other["node1"].address == f"{network}.2"
+        answers(other["node1"])
+        assert "error" not in dial(other["node0"], "node1")
+
+
+def test_ipv6_alone_is_enough(lab, dial):
+    with Lab(nodes=2, ipv6="only") as other:
+        assert other["node1"].address == "fd77::2"
+        assert "inet " not in other["node1"].run(("ip", "address", "show", "eth0")).stdout
+        answers(other["node1"])
+        assert "error" not in dial(other["node0"], "node1")
+
+
+@pytest.mark.parametrize(
+    "ended_by", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["Ctrl-C", "SIGTERM", "SIGKILL"]
+)
+def test_nothing_runs_on_when_the_process_that_made_the_lab_ends(ended_by):
+    if reason := why_no_lab():
+        pytest.skip(reason)
+    maker = subprocess.Popen(
+        (sys.executable, "-c", MAKE_A_LAB),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=ROOT,
+    )
+    with maker:
+        assert maker.stdout is not None
+        folder, *running = maker.stdout.readline().split()
+        maker.send_signal(ended_by)
+        maker.wait(10)
+    deadline = time.monotonic() + 5.0
+    while (
+        alive := [pid for pid in running if Path(f"/proc/{pid}").exists()]
+    ) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert alive == []
+    sweep()
+    assert not Path(folder).exists()
+
+
+def test_files_of_living_labs_are_not_swept(lab):
+    sweep()
+    assert lab.folder.name.startswith(f"{PREFIX}{os.getpid()}-")
+    assert lab.folder.is_dir()
+
+
+def test_up_and_down_takes_less_than_two_seconds(lab):
+    started = time.monotonic()
+    with Lab(nodes=4):
+        pass
+    assert time.monotonic() - started < 2.0

@@ -1,0 +1,70 @@
+"""The lab by hand: typed as a person would, entered as a person would."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.lab.hosts import ROOT, why_no_lab
+from tests.lab.shell import Shell
+
+pytestmark = pytest.mark.lab
+
+
+def test_a_host_is_entered_by_the_script_of_its_name(lab):
+    shell = Shell(lab)
+    assert str(shell.bin) in shell.introduce()
+    done = subprocess.run(
+        (shell.bin / "node1", "sh", "-c", "hostname; exit 7"), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (7, "node1\n")
+
+
+def test_a_fault_is_planted_and_taken_away(lab):
+    shell = Shell(lab)
+    assert (
+        shell.obey("plant environment:node1:GREETING=good day")
+        == "planted environment:node1:GREETING=good day"
+    )
+    greeting = (shell.bin / "node1", "sh", "-c", "echo $GREETING")
+    assert subprocess.run(greeting, capture_output=True, text=True, check=True).stdout == "good day\n"
+    assert "planted: environment:node1:GREETING=good day" in shell.obey("faults")
+    assert shell.obey("undo") == "undone environment:node1:GREETING=good day"
+    assert subprocess.run(greeting, capture_output=True, text=True, check=True).stdout == "\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ("plant loss", "'loss' is not loss:HOST[:PERCENT]"),
+        ("undo", "no such fault stands; faults lists them"),
+        ("reboot", "no command 'reboot'; try help"),
+        ("", ""),
+    ],
+)
+def test_a_slip_of_the_keyboard_is_answered(lab, typed, answer):
+    assert Shell(lab).obey(typed) == answer
+
+
+@pytest.mark.parametrize("ended_by", ["quit", signal.SIGINT, signal.SIGTERM])
+def test_the_hosts_are_down_when_the_shell_has_ended(ended_by):
+    if reason := why_no_lab():
+        pytest.skip(reason)
+    argv = (sys.executable, "-m", "tests.lab.shell", "--nodes", "1", "--fault", "rate:node0:10")
+    shell = subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    with shell:
+        assert shell.stdout is not None
+        lines = iter(shell.stdout.readline, "")
+        folder = next(Path(line.split(":")[-1].strip()) for line in lines if "export PATH" in line)
+        next(line for line in lines if "planted rate:node0:10" in line)
+        if isinstance(ended_by, signal.Signals):
+            shell.send_signal(ended_by)
+            shell.communicate(timeout=10)
+        else:
+            shell.communicate(f"{ended_by}\n", timeout=10)
+    assert shell.returncode == (143 if ended_by is signal.SIGTERM else 0)
+    assert not folder.parent.exists()

@@ -1,0 +1,114 @@
+"""`ddp-doctor run` over the nodes of a real SLURM: under srun, and by itself from a batch script or a shell."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.lab.slurm import Slurm, wait_for, why_no_slurm
+
+pytestmark = pytest.mark.lab
+
+DOCTOR = (sys.executable, "-m", "ddp_doctor", "run", "--quiet", "--level", "quick")
+TYPED = " ".join(DOCTOR)
+Measure = Callable[[str, float], None]
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Slurm]:
+    reason = why_no_slurm()
+    if reason is not None:
+        pytest.skip(reason)
+    with Slurm(nodes=3) as slurm:
+        yield slurm
+
+
+@pytest.fixture
+def measure(record_property: Callable[[str, object], None]) -> Measure:
+    def keep(what: str, seconds: float) -> None:
+        record_property(what, round(seconds, 2))
+        print(f"\n    {what}: {seconds:.2f} s")
+
+    return keep
+
+
+def hosts(report: Path) -> list[str]:
+    return [node["hostname"] for node in json.loads(report.read_text())["world"]["nodes"]]
+
+
+def doctors(slurm: Slurm, node: str) -> dict[int, str]:
+    """The doctor's processes on a node: command line by process id outside of it. The agent comes first."""
+    found = {}
+    for pid in sorted(slurm[node].pids()):
+        with suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if any(word in (b"ddp_doctor", b"-c") for word in words):
+                found[pid] = b" ".join(words).decode(errors="replace")
+    return {pid: line for pid, line in found.items() if "ddp_doctor" in line}
+
+
+def nothing_runs(slurm: Slurm) -> bool:
+    return not any(doctors(slurm, node.name) for node in slurm.nodes)
+
+
+def test_srun_over_two_nodes_gives_one_report_and_one_exit_code(slurm, measure):
+    started = time.monotonic()
+    done = slurm.run("srun", "-N2", *DOCTOR, "--json", f"{slurm.folder}/srun.json", timeout_s=100)
+    measure("srun -N2 ddp-doctor run", time.monotonic() - started)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("Healthy: ") == 1
+    assert "on 2 nodes passed" in done.stdout
+    assert hosts(slurm.folder / "srun.json") == ["node1", "node2"]
+    wait_for(lambda: nothing_runs(slurm), 5, slurm.logs)
+
+
+def test_typed_once_in_a_batch_script_it_starts_itself_on_all_nodes_and_reports_once(slurm, measure):
+    started = time.monotonic()
+    job = slurm.batch(f"{TYPED} --json {slurm.folder}/batch.json; echo exit $?", "-N2", "--ntasks-per-node=4")
+    assert job.wait(100) == "COMPLETED"
+    measure("ddp-doctor run in a batch script of two nodes", time.monotonic() - started)
+    assert job.output.count("Healthy: ") == 1, job.output
+    assert job.output.endswith("exit 0\n")
+    assert hosts(slurm.folder / "batch.json") == ["node1", "node2"]
+
+
+def test_typed_once_in_an_salloc_shell_it_tests_the_first_nodes_that_nnodes_takes(slurm):
+    line = f"GLOO_SOCKET_IFNAME=ib7 {TYPED} --nnodes 2 --json {slurm.folder}/salloc.json; echo exit $?"
+    done = slurm.run("salloc", "-N3", "sh", "-c", line, timeout_s=100)
+    assert done.stdout.endswith("exit 1\n"), done.stdout
+    assert done.stdout.count("Sick: ") == 1
+    assert "ib7" in done.stdout
+    assert hosts(slurm.folder / "salloc.json") == ["node1", "node2"]
+
+
+def test_a_node_whose_task_cannot_start_is_named(slurm, measure):
+    python = os.path.realpath(sys.executable)
+    slurm["node2"].run(("mount", "--bind", "/dev/null", python))
+    try:
+        started = time.monotonic()
+        done = slurm.run("srun", "-N2", *DOCTOR, "--join-timeout", "5", timeout_s=100)
+        measure("a node without a Python, join time-out 5 s", time.monotonic() - started)
+    finally:
+        slurm["node2"].run(("umount", python))
+    assert done.returncode != 0
+    assert done.stdout.count("Sick: node2 never reported in") == 1, done.stdout
+
+
+def test_an_agent_that_dies_on_the_way_is_named_and_the_batch_script_gets_exit_code_1(slurm, measure):
+    job = slurm.batch(f"{sys.executable} -m ddp_doctor run; echo exit $?", "-N2")
+    wait_for(lambda: "... torchrun" in job.output, 40, slurm.logs)
+    agent = next(pid for pid, line in doctors(slurm, "node2").items() if " run" in line)
+    os.kill(agent, signal.SIGKILL)
+    started = time.monotonic()
+    assert job.wait(100) == "COMPLETED", job.output
+    measure("from the death of an agent to the exit", time.monotonic() - started)
+    assert time.monotonic() - started < 20
+    assert job.output.count("Sick: node2 fell silent") == 1, job.output
+    assert job.output.endswith("exit 1\n")
+    wait_for(lambda: nothing_runs(slurm), 5, slurm.logs)
