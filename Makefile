@@ -6,11 +6,11 @@ PYTHON ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help run test check lint types imports coverage lab gpu bench docs clean
+.PHONY: help run test check lint types imports coverage lab lab-shell gpu bench docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
 run: $(STAMP)  ## test this machine: ddp-doctor run
 	@$(BIN)/ddp-doctor run $(ARGS)
@@ -38,6 +38,9 @@ coverage: $(STAMP)
 
 lab: $(STAMP)  ## run the tests that need root, network namespaces or other tools
 	$(BIN)/python -m pytest -m lab $(ARGS)
+
+lab-shell: $(STAMP)  ## hosts to try things on by hand (root; docs/how-to/lab.md)
+	@$(BIN)/python -m tests.lab.shell $(ARGS)
 
 gpu: $(STAMP)  ## run the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu $(ARGS)

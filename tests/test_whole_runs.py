@@ -101,5 +101,5 @@ def test_a_text_that_is_no_topology_is_refused_with_a_finding(tmp_path):
 def test_templates_are_listed_and_printed():
     names = doctor("template").stdout.split()
 
-    assert names == ["slurm-prolog"]
+    assert names == ["slurm-prolog", "slurm-healthcheck", "slurm-gate"]
     assert sys.executable in doctor("template", names[0]).stdout

@@ -26,6 +26,7 @@ REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 _NOTE = "<!-- Written by `make docs`; edit the code instead. -->\n"
 _PLACES = {
     Where.NODE: "once on the node, in the agent; no torch needed",
+    Where.NODES: "in the agent of each node, once all nodes of a run have met",
     Where.LAUNCHER: "on ranks that the real torchrun starts",
     Where.RANK: "on every rank",
 }

@@ -85,7 +85,7 @@ def test_64_ranks_cost_a_fraction_of_what_torchrun_costs():
 def test_reported_bandwidth_is_that_of_a_bare_loop():
     with _session() as session:
         check = Check("paired", "Paired", Where.RANK, paired.probe, (), deadline_s=60.0)
-        session.agent(World(nproc_per_node=2, world_size=2), Level.STANDARD, time.monotonic() + 60).run(
+        session.agent_alone(World(nproc_per_node=2, world_size=2), Level.STANDARD, time.monotonic() + 60).run(
             [check]
         )
         assert session.trials[0].outcome == "finished"
@@ -114,7 +114,9 @@ def test_one_more_trial_is_cheap():
         check = Check("trial", "A bare trial", Where.RANK, misbehaving.well_behaved, ())
         for number in range(12):
             session.trials.clear()
-            agent = session.agent(World(nproc_per_node=2, world_size=2), Level.QUICK, time.monotonic() + 60)
+            agent = session.agent_alone(
+                World(nproc_per_node=2, world_size=2), Level.QUICK, time.monotonic() + 60
+            )
             agent.first_trial = number
             started = time.perf_counter()
             agent.run([check])
@@ -127,6 +129,6 @@ def test_one_more_trial_is_cheap():
 def _session() -> Iterator[Session]:
     with Session(dict(os.environ), ("127.0.0.1", 0), lambda _text: None) as session:
         session.warm_up()
-        assert session._server.wait_ready(60).ok
+        assert session.server.wait_ready(60).ok
         session._start_control()
         yield session

@@ -101,6 +101,7 @@ def _spec(folder: Path, rank: int) -> str:
     return WorkerSpec(
         trial="t0",
         folder=str(folder),
+        node=0,
         rank=rank,
         group_rank=rank,
         ranks=(0, 1),
