@@ -1,12 +1,16 @@
 """SIGINT, SIGTERM and SIGHUP become one exception, once; after that they are ignored."""
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 #: What ends a run early.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: A library that the signal finds at work may end what it does, and give back a lock that it holds.
+_COURTESY_S = 0.3
+_ASK_AGAIN_S = 0.005
 
 
 class Interrupted(BaseException):
@@ -18,16 +22,26 @@ class Interruption:
 
     def __init__(self) -> None:
         self._armed = True
+        self._since: float | None = None  # monotonic, of the first signal
 
     def disarm(self) -> None:
         """From now on signals are ignored: cleaning up must not be cut short."""
         self._armed = False
 
-    def handle(self, _number: int, _frame: FrameType | None) -> None:
-        """Raise Interrupted at the first signal."""
-        if self._armed:
-            self._armed = False
-            raise Interrupted
+    def handle(self, _number: int, frame: FrameType | None) -> None:
+        """Raise Interrupted at the first signal, as soon as the doctor's own code runs.
+
+        An exception in the midst of foreign code may leave its lock taken, and who wants it next hangs.
+        """
+        if not self._armed:
+            return
+        now = time.monotonic()
+        self._since = self._since or now
+        if _is_foreign(frame) and now - self._since < _COURTESY_S:
+            signal.setitimer(signal.ITIMER_REAL, _ASK_AGAIN_S)
+            return
+        self._armed = False
+        raise Interrupted
 
 
 @contextmanager
@@ -37,9 +51,14 @@ def interruptible() -> Iterator[Interruption]:
     Afterwards they stay ignored: what was seen is still to be saved and shown.
     """
     interruption = Interruption()
-    for number in SIGNALS:
+    for number in (*SIGNALS, signal.SIGALRM):
         signal.signal(number, interruption.handle)
     try:
         yield interruption
     finally:
         interruption.disarm()
+
+
+def _is_foreign(frame: FrameType | None) -> bool:
+    name = str(frame.f_globals.get("__name__", "")) if frame is not None else ""
+    return name.partition(".")[0] not in ("ddp_doctor", "__main__")
