@@ -12,6 +12,8 @@ slows all ranks. A limit is a finding only where something uses it. Raw input (c
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
+from pydantic import PositiveInt
+
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Severity, Where
@@ -34,7 +36,7 @@ class Host(Fact):
 
     kernel: str | None = None
     in_container: bool = False
-    cpus: int  # logical CPUs this process may run on
+    cpus: PositiveInt  # logical CPUs this process may run on
     cpus_are_per_rank: bool = False  # the launcher starts, and may bind, each rank by itself
     host_cpus: int | None = None
     cpu_quota_cpus: float | None = None  # limit: the control group's processor time

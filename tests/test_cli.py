@@ -16,6 +16,7 @@ import pytest
 from ddp_doctor.model.recording import Recording
 
 DOCTOR = (sys.executable, "-m", "ddp_doctor")
+NO_CPUS = b'{"check": "host", "status": "collected", "fact": {"kind": "host/1", "cpus": 0}}'
 
 
 def doctor(*args: str, env: dict[str, str] | None = None, cwd: Path | None = None):
@@ -86,6 +87,10 @@ def test_a_wrong_request_is_one_sentence_and_exit_2(args, sentence):
         (b'{"schema_version": "2.0", "run_id": "x"}', "written by a newer ddp-doctor (schema 2.0"),
         (b'{"schema_version": "2.0", "readings": {"another": "shape"}}', "written by a newer ddp-doctor"),
         (b'{"schema_version": "1.0", "run_id": "x", "readings": [{"check": 3}]}', "is not a recording"),
+        (
+            b'{"schema_version": "1.0", "run_id": "x", "readings": [%s]}' % NO_CPUS,
+            "cpus: Input should be greater",
+        ),
         (b'{"schema_version": 2, "run_id": "x"}', "is not a recording"),
         (b"[" * 100_000, "is not a recording"),
         (b'{"schema_version": "1.0", "run_id": "x", "duration_s": NaN}', "NaN is not a finite number"),
