@@ -12,7 +12,7 @@ minutes and without a word about who is missing. A refused, a dropped and a mute
 messages, and of two nodes with one rank it says nothing at all.
 """
 
-from ddp_doctor.checks.roll_call import attendance, company, endpoint
+from ddp_doctor.checks.roll_call import absence, attendance, company, endpoint_answer, endpoint_name
 from ddp_doctor.checks.roll_call.facts import RollCallFact, SilenceFact
 from ddp_doctor.checks.roll_call.silence import silent_nodes
 from ddp_doctor.model.check import Check
@@ -28,12 +28,20 @@ def probe(ctx: NodesContext) -> Fact:
     raise Skip(f"no roll call was held on node {ctx.node}")
 
 
+_RULES = (
+    *endpoint_name.RULES,
+    *endpoint_answer.RULES,
+    *attendance.RULES,
+    absence.missing,
+    company.fell_silent,
+)
+
 CHECK = Check(
     id="roll_call",
     title="All nodes report in and stay",
     where=Where.NODES,
     probe=probe,
     facts=(RollCallFact, SilenceFact),
-    rules=(*endpoint.RULES, *attendance.RULES, company.fell_silent),
+    rules=tuple(sorted(_RULES, key=lambda rule: rule.code)),
     cost_s=0.1,
 )

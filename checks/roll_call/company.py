@@ -1,7 +1,9 @@
 """DD540: what to say of nodes that fell silent after the roll call (who is to blame: silence.py)."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
+from ddp_doctor.checks.roll_call.advice import advice, look_at
 from ddp_doctor.checks.roll_call.facts import RollCallFact, SilenceFact
 from ddp_doctor.checks.roll_call.silence import Cause, causes, farewells, links_lost
 from ddp_doctor.model.choices import Confidence, Severity
@@ -10,7 +12,6 @@ from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import host, in_words, node_culprit, node_pair
 
-_LOOK_FIRST = Proof(reason="somebody has to look at the host or the network first")
 _ANSWERED = {
     "answers": "answers on the direct line",
     "silent": "takes connections and says nothing: its kernel runs, its doctor does not",
@@ -223,15 +224,12 @@ def _remedy(recording: Recording, cause: Cause) -> Remedy:
     return _between(recording, cause)
 
 
-def _on_node(summary: str, *commands: str) -> Remedy:
-    return Remedy(
-        summary=summary,
-        commands=commands,
-        scope="node",
-        cost="the job runs without the node meanwhile",
-        undo="give the node back to the scheduler",
-        proof=_LOOK_FIRST,
-    )
+_on_node = partial(
+    look_at,
+    scope="node",
+    cost="the job runs without the node meanwhile",
+    undo="give the node back to the scheduler",
+)
 
 
 def _between(recording: Recording, cause: Cause) -> Remedy:
@@ -242,17 +240,12 @@ def _between(recording: Recording, cause: Cause) -> Remedy:
         summary = (
             f"Test the path between {one} and {other} from both ends: firewall, switch, cable; then run again"
         )
-    return Remedy(
-        summary=summary,
-        commands=(
-            f"ping -c 3 {other}   # on {one}, and the other way round",
-            "ip neigh",
-            "sudo nft list ruleset",
-        ),
+    return look_at(
+        summary,
+        f"ping -c 3 {other}   # on {one}, and the other way round",
+        "ip neigh",
+        "sudo nft list ruleset",
         scope="cluster",
-        cost="none: it only looks",
-        undo="nothing to undo",
-        proof=_LOOK_FIRST,
     )
 
 
@@ -269,10 +262,10 @@ def _farewell(recording: Recording, one: Seen[SilenceFact]) -> Draft:
         confidence=Confidence.PROVED,
         evidence=(Evidence(check="roll_call", text=f"{name} took its leave: {why}"),),
         remedies=(
-            Remedy(
-                summary=again,
+            advice(
+                again,
+                scope="job",
                 cost="the time of one run",
-                undo="nothing to undo",
                 proof=Proof(reason="there is no fault to prove"),
             ),
         ),

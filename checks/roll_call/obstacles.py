@@ -1,9 +1,10 @@
 """What keeps a node from the endpoint: one obstacle for each node, so that one rule speaks of it."""
 
+from collections.abc import Iterator
 from ipaddress import ip_address
 from typing import Literal
 
-from ddp_doctor.checks.roll_call.facts import RollCallFact
+from ddp_doctor.checks.roll_call.facts import Outcome, RollCallFact
 from ddp_doctor.checks.roll_call.silence import leads_out
 from ddp_doctor.checks.roll_call.words import same_host
 from ddp_doctor.model.recording import Recording
@@ -22,6 +23,13 @@ def obstacle_of(recording: Recording, fact: RollCallFact) -> Obstacle | None:
     if fact.outcome in ("unresolved", "refused", "timed_out", "unreachable"):
         return fact.outcome
     return None
+
+
+def facts_with(recording: Recording, *outcomes: Outcome) -> Iterator[RollCallFact]:
+    """The facts with one of these outcomes; a host that waits for itself alone has a rule of its own."""
+    for seen in recording.facts(RollCallFact):
+        if seen.fact.outcome in outcomes and not is_led_astray(seen.fact):
+            yield seen.fact
 
 
 def is_led_astray(fact: RollCallFact) -> bool:

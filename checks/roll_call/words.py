@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from ddp_doctor.checks.roll_call.facts import RollCallFact
-from ddp_doctor.model.finding import Culprit
+from ddp_doctor.checks.roll_call.facts import Present, RollCallFact
+from ddp_doctor.model.finding import Culprit, Evidence
 from ddp_doctor.model.recording import Seen
 from ddp_doctor.phrases.nodes import in_words
 
@@ -61,4 +61,17 @@ def system_words(group: Group) -> str:
     """What the system said, for brackets: "10.77.0.1: No route to host"."""
     return "; ".join(
         dict.fromkeys(f"{a.address}: {a.error or a.outcome}" for one in group for a in one.fact.attempts)
+    )
+
+
+def who_came(present: Sequence[Present]) -> Evidence:
+    """The nodes that reported in, with the node ranks that they claimed."""
+    said = [
+        one.hostname if one.claimed_rank is None else f"{one.hostname} as node rank {one.claimed_rank}"
+        for one in present
+    ]
+    return Evidence(
+        check="roll_call",
+        text=f"reported in: {', '.join(said)}",
+        expected_from="each host has a node rank of its own, or none is given",
     )

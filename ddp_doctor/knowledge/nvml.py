@@ -1,9 +1,8 @@
 """What NVML's words mean for a training job, and what mends them."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-from ddp_doctor.model.finding import Proof, Remedy
+from ddp_doctor.model.finding import Proof, Remedy, Scope
 
 NVML_API = "NVML API reference, nvmlReturn_t, https://docs.nvidia.com/deploy/nvml-api/"
 MEMORY_ERRORS = (
@@ -40,8 +39,6 @@ GPU_ERRORS = {
 
 #: Answers to NVML_FI_DEV_GET_GPU_RECOVERY_ACTION that leave the GPU usable within its node.
 MILD_RECOVERY_ACTIONS = ("recover_imex_domain",)
-
-Scope = Literal["job", "node", "cluster", "code"]
 
 
 @dataclass(frozen=True)

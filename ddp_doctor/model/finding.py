@@ -6,6 +6,8 @@ from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.choices import Confidence, Severity
 
 CulpritKind = Literal["node", "rank", "gpu", "nic", "pair", "setting", "file"]
+#: Who can carry a remedy out: whoever starts the job, runs the node or the cluster, or writes the code.
+Scope = Literal["job", "node", "cluster", "code"]
 
 
 class Culprit(Frozen):
@@ -56,7 +58,7 @@ class Remedy(Frozen):
     summary: str
     settings: tuple[Setting, ...] = ()
     commands: tuple[str, ...] = ()
-    scope: Literal["job", "node", "cluster", "code"] = "job"
+    scope: Scope = "job"
     cost: str = ""
     undo: str = ""
     proof: Proof = Proof()
