@@ -1,0 +1,63 @@
+"""What is installed on a node, and of which nodes the rules speak."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from ddp_doctor.model.choices import Backend
+from ddp_doctor.model.fact import Fact
+from ddp_doctor.model.finding import Evidence
+from ddp_doctor.model.recording import Recording, Seen
+
+
+class Software(Fact):
+    """What is installed for this interpreter; None is "not there" where no ``*_problem`` says otherwise."""
+
+    KIND: ClassVar[str] = "software/1"
+
+    python: str
+    machine: str  # as uname -m
+    torch_folder: str | None = None
+    torch_problem: str | None = None  # why torch cannot be imported, as far as the files tell
+    torch_version: str | None = None
+    torch_metadata_version: str | None = None
+    torch_cuda: str | None = None  # the CUDA version torch was built with
+    torch_hip: str | None = None
+    torch_git: str | None = None
+    torch_requires: tuple[str, ...] = ()  # requirements on NCCL only
+    torch_requires_python: str | None = None
+    torch_cuda_library: str | None = None
+    nccl_required_by_torch: str | None = None  # pinned in torch's metadata: what it was built with
+    nccl_packages: dict[str, str] = Field(default_factory=dict)
+    nccl_files: tuple[str, ...] = ()  # copies where the wheels and LD_LIBRARY_PATH have them
+    nccl_library: str | None = None  # the file torch would load
+    nccl_loaded: str | None = None  # what that file itself says
+    nccl_fault: str | None = None  # what went wrong in loading and asking it
+    nccl_problem: str | None = None  # why it is not known which one, or which version
+    driver: str | None = None
+    driver_problem: str | None = None
+    gpu_devices: int = 0  # /dev/nvidia0, /dev/nvidia1, …
+    gpus_hidden_by: str | None = None  # the setting that keeps them from the job
+    forward_compatibility: str | None = None  # folder with a newer libcuda than the driver's own
+
+
+def of_the_job(recording: Recording) -> list[Seen[Software]]:
+    """The facts to judge: a prolog runs in an interpreter of root's, whose torch is not the job's."""
+    return [] if recording.options.command == "prolog" else recording.facts(Software)
+
+
+def with_gpus(recording: Recording) -> list[Seen[Software]]:
+    """The nodes whose NVIDIA GPUs the job is meant to use."""
+    return [
+        seen
+        for seen in of_the_job(recording)
+        if seen.fact.gpu_devices > 0
+        and seen.fact.driver is not None
+        and seen.fact.gpus_hidden_by is None
+        and recording.options.backend is not Backend.GLOO
+    ]
+
+
+def observed(text: str, expected_from: str) -> Evidence:
+    """What was read, and what it was held against."""
+    return Evidence(check="software", text=text, expected_from=expected_from)
