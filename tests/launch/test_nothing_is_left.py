@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,13 @@ class Doctor:
                     continue
         return found
 
+    def end(self) -> None:
+        """After a test that failed: its processes and pipes must not trouble the tests that follow."""
+        for pid in self.alive():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.communicate(timeout=5)
+
     def new_segments(self) -> set[Path]:
         return set(Path("/dev/shm").iterdir()) - self.segments
 
@@ -65,9 +74,15 @@ class Doctor:
         assert self.new_segments() == set()
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_two_seconds_after_sigkill_of_the_agent_nothing_lives(tmp_path, moment):
+@pytest.fixture
+def doctor(tmp_path: Path) -> Iterator[Doctor]:
     doctor = Doctor(tmp_path)
+    yield doctor
+    doctor.end()
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_two_seconds_after_sigkill_of_the_agent_nothing_lives(doctor, moment):
     time.sleep(moment)
     doctor.process.kill()
     doctor.process.communicate(timeout=5)
@@ -77,8 +92,7 @@ def test_two_seconds_after_sigkill_of_the_agent_nothing_lives(tmp_path, moment):
 
 @pytest.mark.parametrize("moment", MOMENTS[:-1])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_reports_in_part_and_leaves_nothing(tmp_path, number, moment):
-    doctor = Doctor(tmp_path)
+def test_an_interrupted_run_reports_in_part_and_leaves_nothing(doctor, number, moment):
     doctor.wait_until_it_handles_signals()
     time.sleep(moment)
     doctor.process.send_signal(number)
@@ -94,8 +108,7 @@ def test_an_interrupted_run_reports_in_part_and_leaves_nothing(tmp_path, number,
     assert json.loads(saved[0].read_text())["interrupted"] is True
 
 
-def test_a_second_ctrl_c_does_not_cut_the_clean_up_short(tmp_path):
-    doctor = Doctor(tmp_path)
+def test_a_second_ctrl_c_does_not_cut_the_clean_up_short(doctor):
     doctor.wait_until_it_handles_signals()
     time.sleep(1.2)
     for _ in range(5):
@@ -109,8 +122,7 @@ def test_a_second_ctrl_c_does_not_cut_the_clean_up_short(tmp_path):
 
 
 @pytest.mark.parametrize("helper", ["ddp-doctor:fork", "ddp-doctor:ctl"])
-def test_a_killed_helper_of_the_doctor_makes_it_unsure_and_blames_nobody(tmp_path, helper):
-    doctor = Doctor(tmp_path)
+def test_a_killed_helper_of_the_doctor_makes_it_unsure_and_blames_nobody(doctor, helper):
     pid = None
     while pid is None and doctor.process.poll() is None:
         time.sleep(0.005)
