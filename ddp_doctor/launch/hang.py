@@ -6,6 +6,7 @@ and torch's flight recorder decide. A rank is named only on evidence that points
 evidence points at a link, the pair is named, and where it points nowhere, nobody is.
 
 Ranks are compared by their *place*: the check, in the trial's order, and the number of the step in it.
+Only deaths are compared by time, and those on several nodes only as far as clocks.py can align them.
 """
 
 import re
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ddp_doctor.launch.clocks import Clock, by_step, clocks
 from ddp_doctor.model.trial import FlightEntry, RankEvidence, Step, TrialRecord
 
 Kind = Literal[
@@ -34,6 +36,9 @@ Kind = Literal[
 #: Deaths this close together have one cause: the forkserver, the agent or the machine.
 _SAME_MOMENT_S = 0.25
 _SIGABRT = -6
+#: How a rank ends because another one did, so an echo beside another kind of death: gloo and NCCL's watchdog
+#: abort a rank whose peer vanished, torchrun sends SIGTERM.
+_ANSWERS = (_SIGABRT, -15)
 #: gloo aborts a rank in its own transport, on whatever its peer did (gloo/common/logging.h).
 _GLOO_SPEAKS = re.compile(r"gloo::|gloo/transport")
 #: The one complaint of it that tells of a wrong size (gloo transport/tcp/pair.cc).
@@ -120,20 +125,29 @@ def _reached(one: RankEvidence, trial: TrialRecord) -> Place:
 # --- the looks, most certain first ---------------------------------------------------------------
 
 
-def _died(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
+def _died(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
     dead = [one for one in ranks if one.exited_at is not None]
     own = [one for one in dead if not _aborted_by_gloo(one)]
     if not own:
         wrong_size = any(_GLOO_SIZE.search(one.output_tail) for one in dead)
         return _aborted_over_a_mismatch(ranks) if wrong_size else None
-    first = min(one.exited_at or 0.0 for one in own)
-    at_once = [one for one in own if (one.exited_at or 0.0) - first <= _SAME_MOMENT_S]
-    # gloo aborts a rank whose peer vanished: an abort beside another kind of death is an echo.
-    causes = [one for one in at_once if one.exit_code != _SIGABRT] or at_once
-    if len(ranks) > 1 and len(causes) == len(ranks):
+    causes = _first_to_go(own, trial)
+    if not causes or (len(ranks) > 1 and len(causes) == len(ranks)):
         return Judgement("unsure", waiting=_numbers(ranks))
     innocent = [one for one in ranks if one not in causes]
     return Judgement("died", _numbers(causes), _numbers(innocent), _shared_step(innocent))
+
+
+def _first_to_go(dead: Sequence[RankEvidence], trial: TrialRecord) -> list[RankEvidence]:
+    """Those whose death was no answer to another's, as far as their moments can be compared."""
+    nodes = {one.node for one in dead}
+    known = clocks(by_step(trial), nodes) if len(nodes) > 1 else dict.fromkeys(nodes, Clock(0.0, 0.0))
+    if not known:  # no order between the nodes: a death that may be an answer names nobody
+        return [one for one in dead if one.exit_code not in _ANSWERS]
+    gone = {one.rank: (one.exited_at or 0.0) - known[one.node].ahead_s for one in dead}
+    margin = _SAME_MOMENT_S + 2 * max(clock.give_or_take_s for clock in known.values())
+    at_once = [one for one in dead if gone[one.rank] - min(gone.values()) <= margin]
+    return [one for one in at_once if one.exit_code not in _ANSWERS] or at_once
 
 
 def _aborted_by_gloo(one: RankEvidence) -> bool:

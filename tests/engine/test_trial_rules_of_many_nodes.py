@@ -182,6 +182,12 @@ def test_a_late_rank_is_named_whatever_its_nodes_clock_says():
     assert found.title.startswith("Rank 3 (node1) entered all_reduce 2 of allreduce 4.0 s after")
 
 
+def test_a_node_whose_count_cannot_be_compared_is_not_late():
+    steps = {rank: [_step(name="send_recv", entered=5.0 if rank < 2 else 0.0, left=6.0)] for rank in range(6)}
+
+    assert slowness.late.apply(_run([2, 2, 2], steps, outcome="finished", judged_check=None)) == []
+
+
 def test_late_ranks_of_one_node_are_one_finding():
     steps = {rank: _walk(0.0, late=4.0 if rank in (4, 5, 6, 7) else 0.0) for rank in range(12)}
 

@@ -95,6 +95,38 @@ def test_the_first_death_is_the_cause_and_the_peers_errors_are_its_echo():
     assert (found.kind, found.suspects) == ("died", (1,))
 
 
+def on_node(number: int, count_s: float, died_s: float, code: int, *, left: bool = True) -> RankEvidence:
+    """A rank of the node of its number, whose agent counts ``count_s`` seconds more than the others'."""
+    one = step(2, left=left)
+    moved = {"entered_at": one.entered_at + count_s, "left_at": one.left_at and one.left_at + count_s}
+    own = rank(number, one.model_copy(update=moved), WAITING, exit_code=code, exited_at=count_s + died_s)
+    return own.model_copy(update={"node": number})
+
+
+@pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
+def test_the_first_death_of_two_nodes_is_told_though_one_of_them_counts_an_hour_more(ahead_s):
+    first, echo = on_node(1, ahead_s, 4.0, code=-11), on_node(2, 0.0, 5.0, code=1)
+    found = judge(trial(rank(0, WAITING), first, echo, outcome="broken"))
+    assert (found.kind, found.suspects) == ("died", (1,))
+
+
+def test_deaths_on_two_nodes_without_a_common_step_are_not_put_in_order():
+    first, second = on_node(1, 0.0, 5.0, code=-9, left=False), on_node(2, 0.0, 4.0, code=-11, left=False)
+    found = judge(trial(rank(0, WAITING), first, second, outcome="broken"))
+    assert (found.kind, found.suspects) == ("died", (1, 2))
+
+
+def test_an_abort_that_may_answer_one_on_another_node_names_nobody():
+    first, second = (on_node(number, 0.0, 3.0 + number, code=-6, left=False) for number in (1, 2))
+    found = judge(trial(rank(0, WAITING), first, second, outcome="broken"))
+    assert (found.kind, found.suspects) == ("unsure", ())
+
+
+def test_a_rank_that_torchrun_ended_is_an_echo_of_the_one_that_exited():
+    found = judge(trial(rank(0, exit_code=-15, exited_at=2.1), rank(1, exit_code=3, exited_at=2.2), rank(2)))
+    assert (found.kind, found.suspects) == ("died", (1,))
+
+
 def test_ranks_that_all_die_at_one_moment_blame_nobody():
     dead = [rank(n, exit_code=-9, exited_at=2.0) for n in range(3)]
     found = judge(trial(*dead, outcome="broken"))

@@ -1,11 +1,11 @@
 """Ranks that make the others wait, though not for ever."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median_low
 
 from ddp_doctor.engine.trial_rules.common import judged, names, step_words, waiting_evidence
 from ddp_doctor.knowledge.deadlines import LATE_RANK_S
+from ddp_doctor.launch.clocks import by_step, clocks
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
@@ -86,50 +86,24 @@ def _late_draft(recording: Recording, late: Sequence[_Late]) -> Draft:
 
 
 def _late_ranks(trial: TrialRecord) -> list[_Late]:
-    """The ranks that entered a step long after the others, each with its worst step."""
-    steps = _by_step(trial)
-    ahead = _clocks(steps)
+    """The ranks that entered a step long after the others, each with its worst step.
+
+    Nobody, where the nodes' counts cannot be compared: a node that began early would look late.
+    """
+    steps, nodes = by_step(trial), {one.node for one in trial.evidence}
+    known = clocks(steps, nodes)
+    if len(nodes) > 1 and not known:
+        return []
+    ahead = {node: clock.ahead_s for node, clock in known.items()}
     worst: dict[int, _Late] = {}
     for entered in steps.values():
-        times = sorted(step.entered_at - ahead[node] for _, node, step in entered)
+        times = sorted(step.entered_at - ahead.get(node, 0.0) for _, node, step in entered)
         typical = times[(len(times) - 1) // 2]
         for rank, node, step in entered:
-            delay = step.entered_at - ahead[node] - typical
+            delay = step.entered_at - ahead.get(node, 0.0) - typical
             if delay >= LATE_RANK_S and (rank not in worst or delay > worst[rank].delay_s):
                 worst[rank] = _Late(rank, node, delay, step)
     return list(worst.values())
-
-
-def _by_step(trial: TrialRecord) -> dict[tuple[str, int], list[tuple[int, int, Step]]]:
-    """Rank, node and step of all that met: equal numbers of one check."""
-    met: dict[tuple[str, int], list[tuple[int, int, Step]]] = {}
-    for one in trial.evidence:
-        for step in one.steps:
-            met.setdefault((step.check, step.seq), []).append((one.rank, one.node, step))
-    return met
-
-
-#: Steps in which every rank waits for every other one.
-_LEFT_TOGETHER = frozenset({"init_process_group", "all_reduce", "all_gather", "ddp_construct", "backward"})
-
-
-def _clocks(steps: Mapping[tuple[str, int], Sequence[tuple[int, int, Step]]]) -> dict[int, float]:
-    """How far each node's clock is ahead: an agent counts from the moment when it began the trial itself.
-
-    Nobody leaves a collective before the last rank entered it, so all leave it at about one moment.
-    """
-    ahead: dict[int, list[float]] = {}
-    for met in steps.values():
-        left: dict[int, list[float]] = {}
-        for _, node, step in met:
-            at = left.setdefault(node, [])
-            if step.name in _LEFT_TOGETHER and step.left_at is not None:
-                at.append(step.left_at)
-        moments = {node: median_low(times) for node, times in left.items() if times}
-        typical = median_low(moments.values()) if moments else 0.0
-        for node in left:
-            ahead.setdefault(node, []).extend([moments[node] - typical] if node in moments else [])
-    return {node: median_low(offsets) if offsets else 0.0 for node, offsets in ahead.items()}
 
 
 @rule("DD620", "check-moves-too-slowly", Severity.WARNING)

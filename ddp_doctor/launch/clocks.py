@@ -1,0 +1,61 @@
+"""How far apart the nodes count the seconds of a trial: pure, from what their ranks did together.
+
+Each agent counts from the moment when it began the trial itself, so equal numbers from two nodes are not
+one moment. Nobody leaves a collective before the last rank entered it, so all leave it at about one
+moment, and what the nodes say of that moment tells their distance. The hosts' own clocks play no part.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from statistics import median_low
+
+from ddp_doctor.model.trial import Step, TrialRecord
+
+#: Steps in which every rank waits for every other one.
+_LEFT_TOGETHER = frozenset({"init_process_group", "all_reduce", "all_gather", "ddp_construct", "backward"})
+
+#: Rank, node and step of all that met: equal numbers of one check.
+Met = Mapping[tuple[str, int], list[tuple[int, int, Step]]]
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How far a node's count is ahead of the typical node's, in seconds; give or take what its steps say."""
+
+    ahead_s: float
+    give_or_take_s: float
+
+
+def by_step(trial: TrialRecord) -> Met:
+    """The ranks that took each step."""
+    met: dict[tuple[str, int], list[tuple[int, int, Step]]] = {}
+    for one in trial.evidence:
+        for step in one.steps:
+            met.setdefault((step.check, step.seq), []).append((one.rank, one.node, step))
+    return met
+
+
+def clocks(met: Met, nodes: Collection[int]) -> dict[int, Clock]:
+    """The clocks of these nodes; of none, where no step is known that all of them left together."""
+    ahead: dict[int, list[float]] = {node: [] for node in nodes}
+    for entered in met.values():
+        left = _left(entered)
+        if not left.keys() >= ahead.keys():
+            continue
+        typical = median_low(left[node] for node in nodes)
+        for node in nodes:
+            ahead[node].append(left[node] - typical)
+    return {node: _clock(offsets) for node, offsets in ahead.items() if offsets}
+
+
+def _left(entered: Collection[tuple[int, int, Step]]) -> dict[int, float]:
+    """When each node left a step."""
+    left: dict[int, list[float]] = {}
+    for _, node, step in entered:
+        if step.name in _LEFT_TOGETHER and step.left_at is not None:
+            left.setdefault(node, []).append(step.left_at)
+    return {node: median_low(times) for node, times in left.items()}
+
+
+def _clock(offsets: Collection[float]) -> Clock:
+    return Clock(median_low(offsets), (max(offsets) - min(offsets)) / 2)
