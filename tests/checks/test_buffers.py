@@ -1,6 +1,7 @@
 """buffers on real ranks: healthy worlds, and every rule fired by a sabotaged DDP."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,44 +9,21 @@ import pytest
 
 from ddp_doctor.checks import buffers
 from ddp_doctor.checks.buffers import CHECK, Buffers
-from ddp_doctor.model.choices import Status
-from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.model.recording import Recording
+from tests.checks.judged_ranks import blamed, judge_by, only, record
 from tests.rank_harness import Ranks
 
 pytestmark = pytest.mark.ranks
 RECORDINGS = Path(__file__).parents[1] / "recordings"
+
+recording = partial(record, CHECK)
+judge = partial(judge_by, CHECK)
 
 
 @pytest.fixture(scope="module")
 def ranks():
     with Ranks(4, preload=("tests.checks.test_buffers",)) as started:
         yield started
-
-
-def recording(facts: list[Buffers], ranks: Any = None) -> Recording:
-    """A recording of one node per rank, as the agent would write it, read back from its JSON."""
-    readings = tuple(
-        Reading(check=CHECK.id, status=Status.COLLECTED, node=rank, rank=rank, fact=fact.recorded())
-        for rank, fact in zip(ranks or range(len(facts)), facts, strict=True)
-    )
-    nodes = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(4))
-    whole = Recording(world=World(nnodes=4, world_size=4, nodes=nodes), readings=readings)
-    return Recording.model_validate_json(whole.model_dump_json())
-
-
-def judge(whole: Recording) -> list[Finding]:
-    return [finding for rule in CHECK.rules for finding in rule.apply(whole)]
-
-
-def only(findings: list[Finding], code: str) -> Finding:
-    assert [finding.code for finding in findings] == [code], findings
-    return findings[0]
-
-
-def blamed(finding: Finding) -> list[int | None]:
-    return [culprit.rank for culprit in finding.culprits]
 
 
 # Scenarios: what runs on each rank.

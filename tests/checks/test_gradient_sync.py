@@ -1,21 +1,24 @@
 """gradient_sync on real ranks: healthy worlds, and DDP sabotaged in every way that a rule names."""
 
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddp_doctor.checks import gradient_sync
-from ddp_doctor.checks.gradient_sync import CHECK, GradientSync
-from ddp_doctor.model.choices import Confidence, Severity, Status
-from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.checks.gradient_sync import CHECK, GradientSync, steps
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.recording import Recording
+from tests.checks.judged_ranks import blamed, judge_by, only, record
 from tests.rank_harness import Ranks
 
 pytestmark = pytest.mark.ranks
 RECORDINGS = Path(__file__).parents[1] / "recordings"
+
+recording = partial(record, CHECK)
+judge = partial(judge_by, CHECK)
 
 
 @pytest.fixture(scope="module")
@@ -24,40 +27,14 @@ def ranks():
         yield started
 
 
-def recording(facts, ranks=None, backend="gloo") -> Recording:
-    """A recording of one node per rank, as the agent would write it, read back from its JSON."""
-    ranks = range(len(facts)) if ranks is None else ranks
-    readings = [
-        Reading(check=CHECK.id, status=Status.COLLECTED, node=rank, rank=rank, fact=fact.recorded())
-        for rank, fact in zip(ranks, facts, strict=True)
-    ]
-    nodes = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(4))
-    world = World(nnodes=4, world_size=4, backend=backend, nodes=nodes)
-    whole = Recording(world=world, readings=tuple(readings))
-    return Recording.model_validate_json(whole.model_dump_json())
-
-
-def judge(whole: Recording) -> list[Finding]:
-    return [finding for rule in CHECK.rules for finding in rule.apply(whole)]
-
-
-def only(findings: list[Finding], code: str) -> Finding:
-    assert [finding.code for finding in findings] == [code], findings
-    return findings[0]
-
-
-def blamed(finding: Finding) -> list[int | None]:
-    return [culprit.rank for culprit in finding.culprits]
-
-
 # Scenarios: what runs on each rank.
 
 
 def sabotaged(ctx, hook):
     """The probe with a communication hook in place of DDP's own average."""
-    model = gradient_sync.wrap(ctx, gradient_sync.coded_model(ctx))
+    model = steps.wrap(ctx, steps.coded_model(ctx))
     model.register_comm_hook(ctx, hook)
-    return gradient_sync.measure(ctx, model)
+    return steps.measure(ctx, model)
 
 
 def reduced(ctx: Any, bucket: Any, weight: float = 1.0, scale: float = 1.0) -> Any:
@@ -132,25 +109,25 @@ def rank_0_is_one_bit_off(ctx, bucket):
 
 def ignored(ctx):
     """One parameter that DDP is told to leave alone."""
-    module = gradient_sync.coded_model(ctx)
+    module = steps.coded_model(ctx)
     module._ddp_params_and_buffers_to_ignore = ["weight3", ".weight3"]  # DDP looks it up both ways
-    return gradient_sync.measure(ctx, gradient_sync.wrap(ctx, module))
+    return steps.measure(ctx, steps.wrap(ctx, module))
 
 
 def frozen(ctx):
-    module = gradient_sync.coded_model(ctx)
+    module = steps.coded_model(ctx)
     module.weight1.requires_grad_(False)
-    return gradient_sync.measure(ctx, gradient_sync.wrap(ctx, module))
+    return steps.measure(ctx, steps.wrap(ctx, module))
 
 
 def no_sync_syncs(ctx):
-    model = gradient_sync.wrap(ctx, gradient_sync.coded_model(ctx))
+    model = steps.wrap(ctx, steps.coded_model(ctx))
     model.no_sync = nullcontext
-    return gradient_sync.measure(ctx, model)
+    return steps.measure(ctx, model)
 
 
 def no_sync_never_ends(ctx):
-    model = gradient_sync.wrap(ctx, gradient_sync.coded_model(ctx))
+    model = steps.wrap(ctx, steps.coded_model(ctx))
 
     @contextmanager
     def for_ever():
@@ -158,29 +135,29 @@ def no_sync_never_ends(ctx):
         yield
 
     model.no_sync = for_ever
-    return gradient_sync.measure(ctx, model)
+    return steps.measure(ctx, model)
 
 
 def no_sync_forgets(ctx):
     """Leaving no_sync() throws away what it accumulated, on rank 2 alone."""
-    model = gradient_sync.wrap(ctx, gradient_sync.coded_model(ctx))
-    whole = gradient_sync._one_step
+    model = steps.wrap(ctx, steps.coded_model(ctx))
+    whole = steps._one_step
 
     def forgetful(context, ddp, scale, *, sync):
         if scale == 2 and context.rank == 2:
             ddp.zero_grad()
         return whole(context, ddp, scale, sync=sync)
 
-    gradient_sync._one_step = forgetful
+    steps._one_step = forgetful
     try:
-        return gradient_sync.measure(ctx, model)
+        return steps.measure(ctx, model)
     finally:
-        gradient_sync._one_step = whole
+        steps._one_step = whole
 
 
 def buckets(ctx):
-    model = gradient_sync.wrap(ctx, gradient_sync.coded_model(ctx))
-    gradient_sync.measure(ctx, model)
+    model = steps.wrap(ctx, steps.coded_model(ctx))
+    steps.measure(ctx, model)
     return len(model._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(","))
 
 

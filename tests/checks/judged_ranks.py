@@ -1,0 +1,36 @@
+"""What came of four real ranks as the agent would record it, and what a check's rules make of it."""
+
+from collections.abc import Sequence
+
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Node, Recording, World
+
+
+def record(
+    check: Check, facts: Sequence[Fact], ranks: Sequence[int] | None = None, backend: str = "gloo"
+) -> Recording:
+    """A recording of one node per rank, as the agent would write it, read back from its JSON."""
+    readings = tuple(
+        Reading(check=check.id, status=Status.COLLECTED, node=rank, rank=rank, fact=fact.recorded())
+        for rank, fact in zip(ranks or range(len(facts)), facts, strict=True)
+    )
+    nodes = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(4))
+    world = World(nnodes=4, world_size=4, backend=backend, nodes=nodes)
+    whole = Recording(world=world, readings=readings)
+    return Recording.model_validate_json(whole.model_dump_json())
+
+
+def judge_by(check: Check, whole: Recording) -> list[Finding]:
+    return [finding for rule in check.rules for finding in rule.apply(whole)]
+
+
+def only(findings: list[Finding], code: str) -> Finding:
+    assert [finding.code for finding in findings] == [code], findings
+    return findings[0]
+
+
+def blamed(finding: Finding) -> list[int | None]:
+    return [culprit.rank for culprit in finding.culprits]
