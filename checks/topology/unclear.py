@@ -1,0 +1,76 @@
+"""DD404, DD405: a matrix that is unclear in part, or not understood."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.topology.culprits import hosts_of
+from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.model.choices import Confidence, Severity, Status
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.nodes import by_cause, node_culprits
+
+
+@rule("DD404", "topology-partly-unclear", Severity.INFO, TopologyFact)
+def topology_partly_unclear(recording: Recording) -> Iterator[Draft]:
+    """Part of the matrix contradicts itself or was not taken over.
+
+    What it finds
+        Two rows that disagree about one pair, a NIC whose name in the legend is garbled, missing or no
+        device name, a row that appears twice, a CPU list that no machine has.
+
+    Why it matters
+        Advice rests on this matrix. A pair whose rows disagree gets none, and a NIC without a proper
+        name is never put into a setting.
+
+    Remedy
+        Rows disagree where one GPU has MIG enabled, which is in order. nvidia-smi garbles its own
+        legend with 40 NICs and more. For anything else, paste the output again, whole.
+
+    References
+        nvidia-smi topo -m; nvidia-smi -q -d MIG
+    """
+    for warnings, group in by_cause(
+        recording.facts(TopologyFact), lambda fact: fact.warnings or None
+    ).items():
+        yield Draft(
+            title=f"Part of the GPU topology of {hosts_of(recording, group)} is unclear: {warnings[0]}",
+            detail="Nothing is concluded from the parts named here.",
+            confidence=Confidence.PROVED,
+            culprits=node_culprits(recording, group) if recording.world else (),
+            evidence=tuple(Evidence(check="topology", text=text) for text in warnings),
+        )
+
+
+@rule("DD405", "topology-not-understood", Severity.WARNING)
+def topology_not_understood(recording: Recording) -> Iterator[Draft]:
+    """The pasted text is not a matrix that can be read with certainty.
+
+    What it finds
+        Text that holds no output of ``nvidia-smi topo -m``, or one that is cut off, interrupted,
+        garbled, or of a format that is not known. The reason and the line are named.
+
+    Why it matters
+        Advice from a misread matrix would be worse than none, so nothing is guessed.
+
+    Remedy
+        Save the output with ``nvidia-smi topo -m > topo.txt`` instead of copying it from a window.
+
+    References
+        nvidia-smi topo --help
+    """
+    if recording.options.command != "topology":
+        return  # a live nvidia-smi that fails is a reading without a fact, and the report says so
+    for reading in recording.of_check("topology"):
+        if reading.status is Status.FAILED:
+            yield Draft(
+                title=f"The topology was not understood: {reading.reason}",
+                detail="Nothing is concluded from a matrix that may be misread.",
+                confidence=Confidence.PROVED,
+                remedies=(
+                    Remedy(summary="Save the whole output", commands=("nvidia-smi topo -m > topo.txt",)),
+                ),
+            )
+
+
+RULES = (topology_partly_unclear, topology_not_understood)
