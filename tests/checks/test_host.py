@@ -7,6 +7,7 @@ import os
 import resource
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,13 +54,13 @@ SANDBOX = Host(
 )
 
 
-def recording(*facts: Host, command: str = "run", **world: object) -> Recording:
+def recording(*facts: Host, command: str = "run", **world: Any) -> Recording:
     nodes = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(len(facts)))
-    shape = {"nnodes": len(facts), "nproc_per_node": 8, "backend": "nccl", **world}
-    size = int(str(shape["nnodes"])) * int(str(shape["nproc_per_node"]))
+    shape: dict[str, Any] = {"nnodes": len(facts), "nproc_per_node": 8, "backend": "nccl", **world}
+    size = shape["nnodes"] * shape["nproc_per_node"]
     return Recording(
         started_at="2026-01-15T10:00:00+00:00",
-        world=World(world_size=size, nodes=nodes, **shape),  # type: ignore[arg-type]
+        world=World(world_size=size, nodes=nodes, **shape),
         options=Options(command=command),
         readings=tuple(
             Reading(check="host", status=Status.COLLECTED, node=rank, fact=fact.recorded())
@@ -72,8 +73,8 @@ def findings(seen: Recording) -> list[Finding]:
     return [finding for rule in CHECK.rules for finding in rule.apply(seen)]
 
 
-def verdicts(*facts: Host, **world: object) -> list[tuple[str, Severity]]:
-    found = findings(recording(*facts, **world))  # type: ignore[arg-type]
+def verdicts(*facts: Host, **world: Any) -> list[tuple[str, Severity]]:
+    found = findings(recording(*facts, **world))
     return [(finding.code, finding.severity) for finding in found]
 
 
