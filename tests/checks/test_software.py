@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,14 +51,14 @@ def live(tmp_path: Path | None = None, **env: str) -> LiveContext:
     return LiveContext({"PATH": "/usr/bin:/bin", **MEASURED, **paths, **env}, time.monotonic() + 20)
 
 
-def recording(*facts: Software, command: str = "run", **options: object) -> Recording:
+def recording(*facts: Software, command: str = "run", **options: Any) -> Recording:
     nodes = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(len(facts)))
     return Recording(
         started_at="2026-01-15T10:00:00+00:00",
         world=World(
             nnodes=len(facts), nproc_per_node=8, world_size=8 * len(facts), backend="nccl", nodes=nodes
         ),
-        options=Options(command=command, **options),  # type: ignore[arg-type]
+        options=Options(command=command, **options),
         readings=tuple(
             Reading(check="software", status=Status.COLLECTED, node=rank, fact=fact.recorded())
             for rank, fact in enumerate(facts)
@@ -65,12 +66,12 @@ def recording(*facts: Software, command: str = "run", **options: object) -> Reco
     )
 
 
-def findings(*facts: Software, **options: object) -> list[Finding]:
-    seen = recording(*facts, **options)  # type: ignore[arg-type]
+def findings(*facts: Software, **options: Any) -> list[Finding]:
+    seen = recording(*facts, **options)
     return [finding for rule in CHECK.rules for finding in rule.apply(seen)]
 
 
-def verdicts(*facts: Software, **options: object) -> list[tuple[str, Severity]]:
+def verdicts(*facts: Software, **options: Any) -> list[tuple[str, Severity]]:
     return [(finding.code, finding.severity) for finding in findings(*facts, **options)]
 
 
