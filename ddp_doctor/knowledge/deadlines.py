@@ -38,8 +38,12 @@ LATE_RANK_S = 2.0
 
 #: Between two beats of an agent, by which the others see that it lives.
 BEAT_S = 0.1
-#: Between two rounds of the process that speaks with the control store.
+#: Between two rounds of the process that speaks with the control store, on a few nodes …
 TURN_S = 0.02
+#: … and on many: so much more for each node, up to this. One thread serves the store and needs 15 us for each
+#: of some four requests a round (measured, torch 2.13), which makes a fourth of a core for 80 to 2,000 nodes.
+TURN_OF_A_NODE_S = 0.00025
+LONGEST_TURN_S = 0.5
 #: Without a new beat for this long a node is suspected. The worst gap of 4 healthy agents was 0.17 s, on
 #: two cores that torchrun's start kept busy (docs/explanation/many-nodes.md).
 SILENT_S = 6.0
@@ -59,3 +63,8 @@ HAND_IN_S = 8.0
 #: For every node that is heard to take the report, before the head takes the store away. A node without
 #: it says that the head is lost: it is worth more than a silent node's time (SILENT_S).
 FAREWELL_S = 8.0
+
+
+def turn_s(nnodes: int) -> float:
+    """Between two rounds with the control store of a run on so many nodes."""
+    return min(max(TURN_S, nnodes * TURN_OF_A_NODE_S), LONGEST_TURN_S)

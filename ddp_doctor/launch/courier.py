@@ -15,13 +15,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
-from ddp_doctor.knowledge.deadlines import AGENT_PAUSE_S, BEAT_S, SILENT_S
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from ddp_doctor.knowledge.deadlines import AGENT_PAUSE_S, BEAT_S, SILENT_S, turn_s
 from ddp_doctor.launch import courier_process
+from ddp_doctor.launch.cards import BeatSaid
 from ddp_doctor.launch.forkserver import ForkServer
 from ddp_doctor.model.base import Json
 
 HEAD = 0
+#: Stands for a value that is in the store and that nobody of ours wrote; no JSON is equal to it.
+UNREADABLE: Final = object()
 #: For the courier's process to take what it is told, as a struct timeval (socket(7), SO_SNDTIMEO).
 _PATIENCE = struct.pack("@ll", int(SILENT_S), 0)
 
@@ -46,7 +53,9 @@ class Beat:
 class Courier:
     """One agent's messages, values and beats. ``my_id`` is HEAD, or -1 until ``join`` was answered."""
 
-    def __init__(self, server: ForkServer, scratch: Path, host: str, port: int, my_id: int) -> None:
+    def __init__(
+        self, server: ForkServer, scratch: Path, host: str, port: int, my_id: int, nnodes: int = 2
+    ) -> None:
         self.my_id = my_id
         self.beats: dict[int, Beat] = {}
         self.error: str | None = None
@@ -60,12 +69,13 @@ class Courier:
         self._closed = False
         self._urgent = threading.Event()
         self._sending = threading.Lock()
+        self._turn_s = turn_s(nnodes)
         path = str(scratch / f"courier{os.urandom(3).hex()}.sock")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen(1)
             listener.settimeout(5.0)
-            told = {"socket": path, "host": host, "port": port, "id": my_id}
+            told = {"socket": path, "host": host, "port": port, "id": my_id, "turn_s": self._turn_s}
             self._process = server.fork(courier_process.serve, json.dumps(told))
             try:
                 self._line, _ = listener.accept()
@@ -102,7 +112,7 @@ class Courier:
         self._send({"watch": key})
 
     def value(self, key: str) -> Json:
-        """The value of a watched key, None until it came."""
+        """The value of a watched key, None until it came; UNREADABLE where it is nothing of ours."""
         return self._values.get(key)
 
     def await_value(self, key: str, timeout_s: float, otherwise: str) -> None:
@@ -179,7 +189,7 @@ class Courier:
             time.sleep(0.02)
 
     def _send(self, message: Json) -> None:
-        line = json.dumps(message).encode() + b"\n"
+        line = json.dumps(message, ensure_ascii=False).encode(errors="replace") + b"\n"
         with self._sending:
             if self.error is not None:
                 return
@@ -193,7 +203,7 @@ class Courier:
     def _listen(self) -> None:
         with suppress(OSError, ValueError), self._line, self._line.makefile("rb") as lines:
             for line in lines:
-                said = json.loads(line)
+                said = from_json(line)
                 with self._changed:
                     self._take(said)
                     self._changed.notify_all()
@@ -207,13 +217,9 @@ class Courier:
             self._turned_at = now
         elif "beats" in said:
             for one, fields in said["beats"].items():
-                beat = self.beats.setdefault(int(one), Beat())
-                if _is_beat(fields) and fields["n"] != beat.count:
-                    ahead = time.time() - fields["at"]
-                    least = ahead if beat.ahead_s is None else min(beat.ahead_s, ahead)
-                    self.beats[int(one)] = Beat(fields["n"], now, fields, least)
+                self._hear(int(one), fields, now)
         elif "key" in said:
-            self._values[said["key"]] = said["value"]
+            self._values[said["key"]] = said.get("value", UNREADABLE)
         elif "joined" in said:
             self.my_id = said["joined"]
         elif "connected" in said:
@@ -221,19 +227,25 @@ class Courier:
         elif "error" in said:
             self.error = said["error"]
 
+    def _hear(self, one: int, fields: Json, now: float) -> None:
+        """Take a beat; what is none was set by a stranger, for the store has no authentication."""
+        beat = self.beats.setdefault(one, Beat())
+        with suppress(ValidationError):
+            said = BeatSaid.model_validate(fields)
+            if said.n != beat.count:
+                ahead = time.time() - said.at
+                least = ahead if beat.ahead_s is None else min(beat.ahead_s, ahead)
+                self.beats[one] = Beat(said.n, now, said.model_dump(exclude_unset=True), least)
+
     def _beat(self) -> None:
         count, last = 0, time.monotonic()
+        pause_s = max(BEAT_S, self._turn_s)
         while not self._closed and self.error is None:
             now = time.monotonic()
-            if now - last > AGENT_PAUSE_S + BEAT_S:  # this agent was stopped, and heard nothing meanwhile
+            if now - last > AGENT_PAUSE_S + pause_s:  # this agent was stopped, and heard nothing meanwhile
                 self._forgiven_until = now + SILENT_S
                 self.stopped_s = max(self.stopped_s, now - last)
             count, last = count + 1, now
             self._send({"beat": count, "fields": self._fields})
-            self._urgent.wait(BEAT_S)
+            self._urgent.wait(pause_s)
             self._urgent.clear()
-
-
-def _is_beat(said: Json) -> bool:
-    """What is no beat was set by a stranger: the store has no authentication."""
-    return isinstance(said, dict) and all(isinstance(said.get(one), int | float) for one in ("n", "at"))

@@ -8,8 +8,8 @@ The agent speaks over a local socket, one JSON object a line::
     {"set": "order/1", "value": {…}}   {"first": "stop/t0", "value": "stuck"}   {"watch": "order/2"}
     {"follow": [1, 2, 3]}   {"beat": 17, "fields": {…}}   {"join": {…}}
 
-and hears ``connected``, ``joined``, ``value``, ``beats`` and ``turn`` lines. Values are compressed JSON in
-parts, for the store drops a connection that carries a value above 8 MiB (torch TCPStoreLibUvBackend.cpp).
+and hears ``connected``, ``joined``, ``value``, ``unreadable``, ``beats`` and ``turn`` lines. What is no value of
+ours is told as that, or, where it should be a beat, as null: another beat follows.
 """
 
 import json
@@ -17,20 +17,19 @@ import os
 import signal
 import socket
 import time
-import zlib
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from ddp_doctor.knowledge.deadlines import MUTE_S, TURN_S
+from pydantic_core import to_json
+
+from ddp_doctor.knowledge.deadlines import BEAT_S, MUTE_S
 from ddp_doctor.launch import control, preload
+from ddp_doctor.launch.parcels import Unreadable, mark, number_of_parts, packed, plain, unpacked
 from ddp_doctor.launch.process import die_with_parent, set_name
 from ddp_doctor.model.base import Json
 
-#: The agent is told of every fifth round: often enough to see silence, seldom enough to cost nothing.
-_TOLD_TURNS = 5
-_PART_BYTES = 4 * 1024 * 1024
-#: What a value may grow to when it is unpacked: the store has no authentication, as torchrun's has none.
-_LARGEST_BYTES = 256 * 1024 * 1024
+#: The agent is told of the rounds this often, or of each: enough to see silence, and it costs nothing.
+_TOLD_S = BEAT_S
 
 
 def serve(argument: str) -> NoReturn:
@@ -41,7 +40,7 @@ def serve(argument: str) -> NoReturn:
     given = json.loads(argument)
     agent = socket.socket(socket.AF_UNIX)
     agent.connect(given["socket"])
-    courier = _Courier(agent, int(given["id"]))
+    courier = _Courier(agent, int(given["id"]), float(given["turn_s"]))
     try:
         courier.connect(given["host"], given["port"])
         while courier.turn():
@@ -52,21 +51,22 @@ def serve(argument: str) -> NoReturn:
 
 
 class _Courier:
-    def __init__(self, agent: socket.socket, my_id: int) -> None:
+    def __init__(self, agent: socket.socket, my_id: int, turn_s: float) -> None:
         self._agent = agent
         self._id = my_id
+        self._turn_s = turn_s
         self._store: Any = None
         self._heard = b""
         self._watched: list[str] = []
         self._followed: list[int] = []
-        self._beating: set[int] = set()  # of those, whose first beat is there: a key that is there stays
+        self._beats: dict[int, bytes] = {}  # of those, whose first beat is there: a key that is there stays
         self._turns = 0
 
     def say(self, message: Json) -> None:
         """Tell the agent; one that has gone needs no more telling."""
         self._agent.settimeout(None)  # one that is stopped takes it when it goes on
         try:
-            self._agent.sendall(json.dumps(message).encode() + b"\n")
+            self._agent.sendall(to_json(message, inf_nan_mode="null") + b"\n")
         except OSError:
             os._exit(0)
 
@@ -77,7 +77,7 @@ class _Courier:
 
     def turn(self) -> bool:
         """One round: what the agent says, what the store has, and that it went round; False at the end."""
-        self._agent.settimeout(TURN_S)
+        self._agent.settimeout(self._turn_s)
         try:
             data = self._agent.recv(1 << 20)
         except TimeoutError:
@@ -90,10 +90,10 @@ class _Courier:
             self._carry(json.loads(line))
         self._look()
         self._turns += 1
-        if self._turns % _TOLD_TURNS == 0:
+        if self._turns % max(round(_TOLD_S / self._turn_s), 1) == 0:
             self.say({"turn": self._turns})
         if data is not None:
-            time.sleep(TURN_S / 4)  # an agent that talks much must not keep the store's server busy
+            time.sleep(self._turn_s / 4)  # an agent that talks much must not keep the store's server busy
         return True
 
     def _carry(self, told: dict[str, Json]) -> None:
@@ -117,24 +117,43 @@ class _Courier:
         for key in list(self._watched):
             if self._store.check([key]):
                 self._watched.remove(key)
-                self.say({"value": self._get(key), "key": key})
-        late = [one for one in self._followed if one not in self._beating]
-        self._beating.update(one for one in late if self._store.check([f"beat/{one}"]))
-        there = [one for one in self._followed if one in self._beating]
+                self.say({"key": key, **self._get(key)})
+        late = [one for one in self._followed if one not in self._beats]
+        self._beats.update({one: b"" for one in late if self._store.check([f"beat/{one}"])})
+        there = [one for one in self._followed if one in self._beats]
         if there:
-            values = self._store.multi_get([f"beat/{one}" for one in there])
-            self.say({"beats": {one: json.loads(value) for one, value in zip(there, values, strict=True)}})
+            values = map(bytes, self._store.multi_get([f"beat/{one}" for one in there]))
+            new = {one: text for one, text in zip(there, values, strict=True) if text != self._beats[one]}
+            self._beats.update(new)
+            if new:
+                self.say({"beats": {one: _beat(text) for one, text in new.items()}})
 
     def _put(self, key: str, value: Json) -> None:
-        packed = zlib.compress(json.dumps(value).encode(), 1)
-        parts = [packed[at : at + _PART_BYTES] for at in range(0, len(packed), _PART_BYTES)]
+        parts = packed(value)
         for number, part in enumerate(parts):
             self._store.set(f"{key}/{number}", part)
-        self._store.set(key, json.dumps({"parts": len(parts)}))
+        self._store.set(key, mark(len(parts)))
 
-    def _get(self, key: str) -> Json:
-        said = json.loads(self._store.get(key))
-        if not (isinstance(said, dict) and "parts" in said):
+    def _get(self, key: str) -> dict[str, Json]:
+        try:
+            return {"value": self._value(key)}
+        except Unreadable as error:
+            return {"unreadable": str(error)}
+
+    def _value(self, key: str) -> Json:
+        """The value of a key that is there; its parts are, too, where one of ours wrote it. Raises Unreadable."""
+        said = plain(bytes(self._store.get(key)))
+        count = number_of_parts(said)
+        if count is None:
             return said
-        packed = b"".join(self._store.get(f"{key}/{number}") for number in range(min(said["parts"], 64)))
-        return json.loads(zlib.decompressobj().decompress(packed, _LARGEST_BYTES))
+        keys = [f"{key}/{number}" for number in range(count)]
+        if not self._store.check(keys):
+            raise Unreadable("a part of the value is not there")
+        return unpacked([bytes(self._store.get(one)) for one in keys])
+
+
+def _beat(text: bytes) -> Json:
+    try:
+        return plain(text)
+    except Unreadable:
+        return None

@@ -11,7 +11,7 @@ from ddp_doctor.model.recording import Node, World
 
 def _card(name: str, rank: int | None = None, order: int | None = None, **world: object) -> Card:
     fields = {"nproc_per_node": 1, "backend": "gloo", "nodes": (Node(hostname=name),)} | world
-    return Card(hostname=name, nnodes=3, claimed_rank=rank, order=order, world=World.model_validate(fields))
+    return Card(hostname=name, nnodes=6, claimed_rank=rank, order=order, world=World.model_validate(fields))
 
 
 def test_nodes_without_a_rank_are_numbered_by_their_arrival():

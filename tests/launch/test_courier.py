@@ -1,0 +1,159 @@
+"""What strangers write into the store that the agents meet on: a real store, real couriers, real clients."""
+
+import json
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor.launch import control
+from ddp_doctor.launch.control import Control
+from ddp_doctor.launch.courier import HEAD, UNREADABLE, Courier
+from ddp_doctor.launch.forkserver import ForkServer
+from ddp_doctor.launch.session import Session
+
+pytestmark = pytest.mark.ranks
+
+JUNK = {
+    "no JSON": b"GET / HTTP/1.0\r\n\r\n",
+    "no text": b"\xff\xfe\x00",
+    "nothing": b"",
+    "not a number": b"NaN",
+    "nested": b"[" * 100_000,
+    "no number of parts": b'{"parts": "many"}',
+    "too many parts": b'{"parts": 1000000000000}',
+    "parts that are not there": b'{"parts": 3}',
+    "lone surrogate": b'"\\ud800"',
+}
+BEATS = {
+    **JUNK,
+    "a list": b"[1, 2]",
+    "no count": b'{"at": 1.0}',
+    "no time": b'{"n": 1, "at": null}',
+    "endless": b'{"n": 1, "at": 1e999}',
+    "too large": b'{"n": 1, "at": ' + b"9" * 400 + b"}",
+    "another event count": b'{"n": 1, "at": 1.0, "events": "all"}',
+    "negative events": b'{"n": 1, "at": 1.0, "events": -5}',
+    "suspects that are none": b'{"n": 1, "at": 1.0, "suspects": [[]]}',
+    "a word that is none": b'{"n": 1, "at": 1.0, "leaving": {"a": 1}}',
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with Session({}, ("127.0.0.1", 0), lambda _text: None) as session:
+        session.warm_up()
+        assert session.server.wait_ready(60.0).ok
+        yield session.server
+
+
+@pytest.fixture
+def store(server: ForkServer, tmp_path: Path) -> Iterator[Control]:
+    one = control.start(server, tmp_path, "127.0.0.1", 0)
+    yield one
+    one.stop()
+
+
+@pytest.fixture
+def stranger(store: Control) -> Any:
+    """A client of somebody else's; its keys are those of the agents."""
+    return control.connect("127.0.0.1", store.port, control.PREFIX, timedelta(seconds=5))
+
+
+@pytest.fixture
+def courier(server: ForkServer, store: Control, tmp_path: Path) -> Iterator[Callable[[int], Courier]]:
+    """``courier(my_id)``: one that is connected."""
+    made: list[Courier] = []
+
+    def one(my_id: int, nnodes: int = 2) -> Courier:
+        made.append(Courier(server, tmp_path, "127.0.0.1", store.port, my_id))
+        made[-1].wait_connected(10.0)
+        return made[-1]
+
+    yield one
+    for each in made:
+        each.close()
+
+
+def _still_carries(courier: Courier, stranger: Any) -> None:
+    """It is as well as before: what is read after the junk arrives."""
+    stranger.set("after", b'"well"')
+    courier.await_value("after", 5.0, "nothing more was heard")
+    assert courier.value("after") == "well"
+
+
+@pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK.keys())
+def test_a_value_that_nobody_of_ours_wrote_is_unreadable_and_ends_nothing(courier, stranger, junk: bytes):
+    mine = courier(HEAD)
+    stranger.set("join/1", junk)
+
+    mine.await_value("join/1", 5.0, "it was not heard at all")
+
+    assert mine.value("join/1") is UNREADABLE
+    _still_carries(mine, stranger)
+
+
+def test_parts_that_unpack_to_no_value_are_unreadable(courier, stranger):
+    mine = courier(HEAD)
+    for key, part in (
+        ("a", b"not packed"),
+        ("b", zlib.compress(b"{")),
+        ("c", zlib.compress(b" " * (1 << 29))),
+    ):
+        stranger.set(f"{key}/0", part)
+        stranger.set(key, b'{"parts": 1}')
+        mine.await_value(key, 20.0, "it was not heard at all")
+        assert mine.value(key) is UNREADABLE
+
+    _still_carries(mine, stranger)
+
+
+@pytest.mark.parametrize("junk", BEATS.values(), ids=BEATS.keys())
+def test_a_beat_that_is_none_is_not_heard_and_the_next_one_is(courier, stranger, junk: bytes):
+    mine = courier(HEAD)
+    mine.follow([1])
+    stranger.set("beat/1", junk)
+    time.sleep(0.3)
+
+    assert (mine.beats[1].count, dict(mine.beats[1].fields)) == (-1, {})
+
+    stranger.set("beat/1", json.dumps({"n": 7, "at": time.time(), "events": 3}).encode())
+    assert mine.wait(lambda: mine.beats[1].count == 7, 5.0)
+    assert mine.beats[1].fields["events"] == 3
+    _still_carries(mine, stranger)
+
+
+def test_what_an_agent_says_with_its_beats_is_words_and_no_more(courier, stranger):
+    mine = courier(HEAD)
+    mine.follow([1])
+    words = "\x1b]52;c;b3Vycw==\x07\x1b[2J" + "x" * 100_000
+    stranger.set("beat/1", json.dumps({"n": 1, "at": time.time(), "leaving": words, "roll": words}).encode())
+
+    assert mine.wait(lambda: mine.beats[1].count == 1, 5.0)
+
+    for said in (mine.beats[1].fields["leaving"], mine.beats[1].fields["roll"]):
+        assert len(said) <= 500
+        assert said.isprintable()
+
+
+def test_numbers_that_are_none_travel_as_nothing_and_not_as_junk(courier):
+    one, other = courier(HEAD), courier(1)
+    one.put("look/1", {"ratio": float("nan"), "most": float("inf"), "name": "caf\udce9"})
+
+    other.await_value("look/1", 5.0, "it was not heard at all")
+
+    assert other.value("look/1") == {"ratio": None, "most": None, "name": "caf?"}
+
+
+def test_a_value_of_many_parts_arrives(courier):
+    one, other = courier(HEAD), courier(1)
+    value = [f"{number:x}" for number in range(2_000_000)]
+    one.put("order/1", value)
+
+    other.await_value("order/1", 30.0, "it was not heard at all")
+
+    assert other.value("order/1") == value

@@ -1,0 +1,76 @@
+"""What is taken for a value of ours, and what is not."""
+
+import json
+import zlib
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_doctor.launch.parcels import Unreadable, mark, number_of_parts, packed, plain, unpacked
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(VALUES.filter(lambda value: "Infinity" not in json.dumps(value)))
+def test_a_value_arrives_as_it_was(value: Any):
+    parts = packed(value)
+
+    assert number_of_parts(plain(mark(len(parts)))) == len(parts)
+    assert unpacked(parts) == value
+
+
+def test_a_number_that_is_not_finite_is_none_at_all():
+    assert unpacked(packed({"a": [float("nan"), float("inf"), 1.5]})) == {"a": [None, None, 1.5]}
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_value_or_unreadable(junk: bytes):
+    for read in (plain, lambda one: unpacked([one]), lambda one: unpacked([zlib.compress(one)])):
+        with suppress(Unreadable):
+            read(junk)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"hello",
+        b"NaN",
+        b"[Infinity]",
+        b"[" * 100_000,
+        b'{"a":' * 500 + b"1" + b"}" * 500,
+        b"9" * 10_000,
+        b'"\\ud800"',
+        b"\xff\xfe",
+    ],
+)
+def test_junk_is_unreadable(text: bytes):
+    with pytest.raises(Unreadable):
+        plain(text)
+    with pytest.raises(Unreadable):
+        unpacked([zlib.compress(text)])
+
+
+@pytest.mark.parametrize("parts", [0, -1, 65, 10**30, 1.0, True, "2", None, [1]])
+def test_a_wrong_number_of_parts_is_unreadable(parts: Any):
+    with pytest.raises(Unreadable):
+        number_of_parts({"parts": parts})
+
+
+def test_a_value_that_is_cut_short_is_unreadable():
+    (whole,) = packed(["x" * 100, "y"])
+
+    with pytest.raises(Unreadable):
+        unpacked([whole[:-6]])
+
+
+def test_what_would_unpack_to_more_than_a_value_may_have_is_unreadable():
+    with pytest.raises(Unreadable):
+        unpacked([zlib.compress(b" " * (257 * 1024 * 1024))])
