@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from ddp_doctor.model.finding import Proof, Remedy, Scope
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Scope
 
 ANOTHER_START = Proof(reason="it takes another start on those hosts")
 _OWNER_OF_HOST = Proof(reason="it takes somebody who may change that host or the network")
@@ -15,7 +15,7 @@ def advice(
     scope: Scope,
     proof: Proof,
     cost: str = "none: it only looks",
-    undo: str = "nothing to undo",
+    undo: str = NOTHING_TO_UNDO,
 ) -> Remedy:
     """A remedy that a person carries out; without a cost it changes nothing."""
     return Remedy(summary=summary, commands=commands, scope=scope, cost=cost, undo=undo, proof=proof)

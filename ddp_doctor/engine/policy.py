@@ -139,7 +139,7 @@ def summary(
     if verdict is Verdict.SICK:
         worst = diagnosis.findings[0]
         others = sum(f.severity.at_least(_bar(recording)) for f in diagnosis.findings) - 1
-        more = f" ({others} more below)" if others else ""
+        more = f" (and {others} more)" if others else ""
         return f"Sick: {worst.title.rstrip('.')}{more}."
     if verdict is Verdict.UNSURE:
         return f"Unsure: {_why_unsure(recording, results, diagnosis)}"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ddp_doctor.model.finding import Proof, Remedy, Scope
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Scope
 
 NVML_API = "NVML API reference, nvmlReturn_t, https://docs.nvidia.com/deploy/nvml-api/"
 MEMORY_ERRORS = (
@@ -139,7 +139,7 @@ RESET_GPU = remedy(
     "dmesg | grep -i xid",
     "nvidia-smi --gpu-reset -i INDEX",
     cost="ends every process on the GPU; GPUs joined by NVSwitch may have to be reset together",
-    undo="none needed",
+    undo=NOTHING_TO_UNDO,
     references=(MEMORY_ERRORS, XID_CATALOG),
 )
 FREE_MEMORY = remedy(
@@ -183,7 +183,7 @@ FIND_GPU = remedy(
     "dmesg | grep -i -e nvrm -e xid -e pcieport",
     "lspci -nn -d 10de:",
     cost="the node is out of work meanwhile",
-    undo="none needed",
+    undo=NOTHING_TO_UNDO,
     references=(XID_CATALOG,),
 )
 REBOOT = remedy(
@@ -191,6 +191,6 @@ REBOOT = remedy(
     "dmesg | grep -i -e xid -e nvrm",
     "ps -eo pid,stat,wchan:32,cmd | awk '$2 ~ /^D/'",
     cost="ends all jobs of the node",
-    undo="none needed",
+    undo=NOTHING_TO_UNDO,
     references=(XID_CATALOG, "NVIDIA Driver Persistence, https://docs.nvidia.com/deploy/driver-persistence/"),
 )

@@ -1,6 +1,6 @@
 """What to try where stock DDP, with a model of the doctor's own, averages or broadcasts wrongly."""
 
-from ddp_doctor.model.finding import Proof, Remedy, Setting
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
 
 _NOT_TRIED = Proof(reason="the doctor cannot tell beforehand which of these is the cause")
 
@@ -15,7 +15,7 @@ _SOFTWARE = Remedy(
     commands=(_WHICH_CODE,),
     scope="node",
     cost="None: it only prints where the code of DDP and no_sync() comes from",
-    undo="Nothing to undo",
+    undo=NOTHING_TO_UNDO,
     proof=_NOT_TRIED,
     references=("https://pytorch.org/docs/stable/notes/ddp.html",),
 )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ddp_doctor.knowledge.addresses import address_of, is_ipv6
 from ddp_doctor.knowledge.interface_choice import GLOO_IFNAME, NCCL_FAMILY, NCCL_IFNAME
 from ddp_doctor.knowledge.interface_faults import Better, Offer, better_interfaces, can_speak
-from ddp_doctor.model.finding import Proof, Remedy, Setting
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE
 from ddp_doctor.phrases.settings import shown
@@ -148,7 +148,7 @@ def connect(recording: Recording, offers: Sequence[Offer]) -> Remedy:
         commands=("ip -br link", "ip -br address"),
         scope="node",
         cost="an administrator's work, and maybe hands at the cable",
-        undo="nothing to undo",
+        undo=NOTHING_TO_UNDO,
         proof=Proof(reason="it takes an administrator"),
     )
 

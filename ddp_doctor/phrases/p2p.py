@@ -5,7 +5,7 @@ NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_IB_HCA, NCCL_IB_GID_INDEX) and reports in
 the cure: NVIDIA/nccl issues 667 and 2079 (ACS, IOMMU), pytorch/pytorch issue 79299 (IOMMU).
 """
 
-from ddp_doctor.model.finding import Proof, Remedy, Setting
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
 
 _GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/"
 
@@ -80,7 +80,7 @@ def look_at_nvlinks(gpus: tuple[str, ...]) -> Remedy:
         ),
         scope="node",
         cost="a reset needs the node drained; a bridge or board needs hands",
-        undo="nothing to undo",
+        undo=NOTHING_TO_UNDO,
         proof=Proof(reason="it takes an administrator"),
         references=("https://docs.nvidia.com/deploy/xid-errors/",),
     )

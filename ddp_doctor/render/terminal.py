@@ -1,13 +1,14 @@
 """The report for people. Findings first worst first, the verdict last: it is what stays on the screen."""
 
-import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
+from textwrap import fill, indent
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ddp_doctor.model.choices import CheckStatus, Severity, Verdict
-from ddp_doctor.model.finding import Evidence, Finding, Remedy, Setting
+from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.report import CheckResult, Report
-from ddp_doctor.render import table
+from ddp_doctor.render import findings, table
+from ddp_doctor.render.findings import Line
 from ddp_doctor.render.plain import one_line, plain
 
 if TYPE_CHECKING:
@@ -22,8 +23,10 @@ _MARK = {
     CheckStatus.TIMED_OUT: ("??", "yellow"),
     CheckStatus.FAILED: ("??", "yellow"),
 }
-#: A screen has room for no more; rules group what is alike, and the JSON report holds all.
-_MOST_EVIDENCE = 24
+#: The JSON report has the whole of a longer reason.
+_LONGEST_REASON = 160
+#: Less prints as 0.00 s.
+_SHORTEST_S = 0.005
 
 
 def console(stream: TextIO, *, width: int | None = None, is_piped: bool = False) -> "Console":
@@ -61,7 +64,7 @@ def show(report: Report, out: "Console", saved_as: str | None = None) -> None:
     out.print()
     if saved_as:
         out.print(f"Recording: {saved_as}", style="dim")
-    out.print(one_line(report.summary), style=_VERDICT_STYLE[report.verdict])
+    _show_verdict(report, out)
 
 
 def show_short(report: Report, out: "Console", head: str, saved_as: str | None = None) -> None:
@@ -73,27 +76,39 @@ def show_short(report: Report, out: "Console", head: str, saved_as: str | None =
     out.print(f"The full report is the head's, {one_line(head)}.", style="dim")
     if saved_as:
         out.print(f"Recording: {saved_as}", style="dim")
-    out.print(one_line(report.summary), style=_VERDICT_STYLE[report.verdict])
+    _show_verdict(report, out)
 
 
 def _show_checks(report: Report, out: "Console") -> None:
     out.print()
-    for check in report.checks:
-        mark, style = _MARK[check.status]
-        line = f"{one_line(check.id):<14} {_what_became(check)}"
+    for alike in _grouped(report.checks):
+        mark, style = _MARK[alike[0].status]
+        ids = one_line(", ".join(check.id for check in alike))
+        line = f"{ids:<14} {' ' if len(alike) > 1 else ''}{_what_became(alike[0])}"
         out.print(f" {mark} ", style=style, end="")
-        out.print(line, style="dim" if check.status is CheckStatus.SKIPPED else None)
+        out.print(line, style="dim" if alike[0].status is CheckStatus.SKIPPED else None)
+
+
+def _grouped(checks: Sequence[CheckResult]) -> Iterable[list[CheckResult]]:
+    """The checks in order; those that told nothing for one reason stand together, where the first of them was."""
+    groups: dict[object, list[CheckResult]] = {}
+    for check in checks:
+        told = check.status in (CheckStatus.PASSED, CheckStatus.FOUND)
+        groups.setdefault(check.id if told else (check.status, check.reason), []).append(check)
+    return groups.values()
 
 
 def _what_became(check: CheckResult) -> str:
     reason = one_line(check.reason or "")
-    but = f"; not tested {reason[:160]}" if reason else ""  # on some of several nodes
+    reason = reason if len(reason) <= _LONGEST_REASON else f"{reason[: _LONGEST_REASON - 3]}..."
+    but = f"; not tested {reason}" if reason else ""  # on some of several nodes
     if check.status is CheckStatus.PASSED:
-        return f"{check.title} ({check.duration_s:.2f} s){but}"
+        took = f" ({check.duration_s:.2f} s)" if check.duration_s >= _SHORTEST_S else ""
+        return f"{check.title}{took}{but}"
     if check.status is CheckStatus.FOUND:
         return f"{check.title}: see below{but}"
     word = {"timed_out": "timed out", "skipped": "not tested"}.get(check.status.value, check.status.value)
-    return f"{word}: {reason[:160]}"
+    return f"{word}: {reason}"
 
 
 def _show_table(report: Report, out: "Console") -> None:
@@ -116,65 +131,30 @@ def _show_table(report: Report, out: "Console") -> None:
 def _show_finding(finding: Finding, out: "Console") -> None:
     out.print()
     _show_title(finding, out)
-    for line in _finding_lines(finding):
-        out.print(f"  {line}".replace("\n", "\n      "))
+    for line in findings.lines(finding):
+        out.print(_laid_out(line, out))
+
+
+def _laid_out(line: Line, out: "Console") -> str:
+    """The line at its indent; on a terminal prose is broken between words, which it would not do itself."""
+    text = indent(line.text, " " * line.indent)
+    if line.to_paste or not out.is_terminal:
+        return text
+    further = " " * (line.indent + line.hang)
+    return fill(text, out.width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False)
 
 
 def _show_title(finding: Finding, out: "Console") -> None:
-    out.print(f"{finding.severity.value.upper()} {finding.code} ", style=_STYLE[finding.severity], end="")
-    out.print(one_line(finding.title), style="bold")
+    severity = (f"{finding.severity.value.upper()} {finding.code} ", _STYLE[finding.severity])
+    _say(out, severity, (one_line(finding.title), "bold"))
 
 
-def _finding_lines(finding: Finding) -> Iterator[str]:
-    if finding.detail:
-        yield one_line(finding.detail)
-    shown, left = finding.evidence[:_MOST_EVIDENCE], len(finding.evidence) - _MOST_EVIDENCE
-    for item in shown:
-        yield f"- {one_line(evidence_text(item))}"
-    if left > 0:
-        yield f"- and {left} lines more in the JSON report"
-    for remedy in finding.remedies:
-        yield from remedy_lines(remedy)
-    yield f"({finding.confidence.value}; more: ddp-doctor explain {finding.code})"
+def _show_verdict(report: Report, out: "Console") -> None:
+    _say(out, (one_line(report.summary), _VERDICT_STYLE[report.verdict]))
 
 
-def evidence_text(item: Evidence) -> str:
-    """Measured, expected, and from where."""
-    text = item.text
-    if item.value is not None:
-        text += f": {item.value:g}{' ' + item.unit if item.unit else ''}"
-    if item.expected is not None:
-        source = f", {item.expected_from}" if item.expected_from else ""
-        text += f" (expected {item.expected:g}{' ' + item.unit if item.unit else ''}{source})"
-    elif item.expected_from:
-        text += f" ({item.expected_from})"
-    return text
+def _say(out: "Console", *parts: tuple[str, str]) -> None:
+    """A sentence in styled parts, broken between words on a terminal."""
+    from rich.text import Text
 
-
-def remedy_lines(remedy: Remedy) -> Iterator[str]:
-    """The remedy with its exact lines to paste, its cost and the way back."""
-    yield f"Remedy: {one_line(remedy.summary)}"
-    for setting in remedy.settings:
-        yield f"    {setting_line(setting)}"
-    for command in remedy.commands:
-        yield f"    {command}"
-    if remedy.cost:
-        yield f"  Cost: {remedy.cost}"
-    if remedy.undo:
-        yield f"  Undo: {remedy.undo}"
-    if remedy.settings:
-        yield f"  {_proof(remedy)}"
-
-
-def _proof(remedy: Remedy) -> str:
-    proof = remedy.proof
-    if proof.status == "not_tried":
-        return f"Not tried{': ' + proof.reason if proof.reason else ''}"
-    return f"{proof.status.capitalize()}: {proof.before} -> {proof.after}"
-
-
-def setting_line(setting: Setting) -> str:
-    """The line for a shell."""
-    if setting.action == "unset":
-        return f"unset {setting.name}"
-    return f"export {setting.name}={shlex.quote(setting.value or '')}"
+    out.print(Text.assemble(*parts), soft_wrap=not out.is_terminal)

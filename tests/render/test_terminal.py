@@ -1,10 +1,11 @@
 """The report for people, where there is more to tell than a screen holds."""
 
 import io
+import re
 from typing import Any
 
 from ddp_doctor.model.choices import CheckStatus, Confidence, Severity, Verdict
-from ddp_doctor.model.finding import Evidence, Finding
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Evidence, Finding, Remedy
 from ddp_doctor.model.report import CheckResult, Report, Tool
 from ddp_doctor.render import terminal
 
@@ -32,13 +33,143 @@ def test_a_check_that_could_not_look_on_one_node_says_so_beside_its_mark():
     assert " ok gpus           GPUs (0.10 s); not tested on node2: no GPU" in _shown(checks=(gpus,))
 
 
+def _untested(name: str, reason: str, status: CheckStatus = CheckStatus.SKIPPED) -> CheckResult:
+    return CheckResult(id=name, title=name, status=status, reason=reason, duration_s=0.0)
+
+
+def test_checks_not_tested_for_one_reason_share_a_line():
+    slow, quick = "DD536 makes every step several times longer", "belongs to level standard"
+    passed = CheckResult(id="allreduce", title="All-reduce", status=CheckStatus.PASSED, duration_s=0.0)
+    checks = (
+        _untested("gradient_sync", slow),
+        _untested("torchrun", quick),
+        passed,
+        _untested("buffers", slow),
+        _untested("p2p", slow),
+        _untested("gpus", slow, CheckStatus.FAILED),
+    )
+
+    assert _shown(checks=checks)[1:5] == [
+        f" -- gradient_sync, buffers, p2p  not tested: {slow}",
+        f" -- torchrun       not tested: {quick}",
+        " ok allreduce      All-reduce",
+        f" ?? gpus           failed: {slow}",
+    ]
+
+
+def test_a_long_reason_is_cut_where_it_can_be_seen():
+    shown = _shown(checks=(_untested("gpus", "x" * 500),))[1]
+
+    assert shown.endswith("xxx...")
+    assert len(shown) < 200
+
+
+def _finding(*evidence: Evidence, **fields: Any) -> Finding:
+    given: dict[str, Any] = {"code": "DD000", "name": "a-b", "severity": Severity.ERROR, "title": "Much"}
+    return Finding(confidence=Confidence.PROVED, evidence=evidence, **given | fields)
+
+
+def test_evidence_stands_in_units_of_its_size():
+    trip = Evidence(
+        check="reach", text="round trip", value=0.050292, unit="s", expected=2.6e-05, expected_from="peers"
+    )
+    rate = Evidence(check="reach", text="throughput", value=1.18398e7, unit="B/s")
+
+    shown = _shown(findings=(_finding(trip, rate),))
+
+    assert "  - round trip: 50.29 ms (expected 26 us, peers)" in shown
+    assert "  - throughput: 11.84 MB/s" in shown
+
+
+def test_an_expectation_is_told_once_for_all_lines_that_share_it():
+    lines = [
+        Evidence(check="reach", text=f"to node{node}", value=9, expected=0, expected_from="peers")
+        for node in (0, 1)
+    ]
+    shown = _shown(findings=(_finding(*lines, Evidence(check="reach", text="to node2", expected_from="x")),))
+
+    assert [line for line in shown if line.startswith("  - ")] == [
+        "  - to node0: 9 (expected 0, peers)",
+        "  - to node1: 9",
+        "  - to node2 (x)",
+    ]
+
+
+def test_evidence_that_every_check_repeats_is_counted():
+    same = [Evidence(check=f"check{number}", text="no module named numpy") for number in range(5)]
+
+    assert "  - no module named numpy (5 times)" in _shown(findings=(_finding(*same),))
+
+
+def test_a_remedy_that_changes_nothing_has_no_line_on_how_to_undo_it():
+    looks = Remedy(summary="Look", cost="none: it only looks", undo=NOTHING_TO_UNDO)
+
+    shown = _shown(findings=(_finding(remedies=(looks,)),))
+
+    assert "    Cost: none: it only looks" in shown
+    assert not any("Undo" in line for line in shown)
+
+
+def _on_a_terminal(finding: Finding, width: int, summary: str) -> list[str]:
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Screen()
+    out = terminal.console(stream, width=width)
+    out.no_color = True
+    report = Report(
+        tool=Tool(version="0"),
+        run_id="r",
+        started_at="",
+        duration_s=1.0,
+        verdict=Verdict.SICK,
+        exit_code=1,
+        summary=summary,
+        findings=(finding,),
+    )
+    terminal.show(report, out)
+    return re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()
+
+
+def test_a_terminal_breaks_prose_between_words_and_never_a_command():
+    command = "sudo nft insert rule inet filter input ip saddr { 10.77.0.1, 10.77.0.2 } accept   # on node2"
+    opened = Remedy(
+        summary="Let the nodes of the job in on all ephemeral ports, everywhere", commands=(command,)
+    )
+    finding = _finding(
+        Evidence(check="reach", text="node0 dials node2 at 10.77.0.3:35815: Connection timed out"),
+        title="Inbound to node2 is blocked for ephemeral ports",
+        remedies=(opened,),
+    )
+
+    assert _on_a_terminal(finding, 40, "Sick: Inbound to node2 is blocked for ephemeral ports.")[2:] == [
+        "ERROR DD000 Inbound to node2 is blocked ",
+        "for ephemeral ports",
+        "  - node0 dials node2 at",
+        "    10.77.0.3:35815: Connection timed",
+        "    out",
+        "  Remedy: Let the nodes of the job in on",
+        "    all ephemeral ports, everywhere",
+        f"      {command}",
+        "  (proved; more: ddp-doctor explain",
+        "  DD000)",
+        "",
+        "Sick: Inbound to node2 is blocked for ",
+        "ephemeral ports.",
+    ]
+
+
+def test_a_file_has_each_sentence_on_one_line():
+    finding = _finding(Evidence(check="reach", text="word " * 60), title="long " * 60)
+
+    assert max(map(len, _shown(findings=(finding,)))) > 250
+
+
 def test_thousands_of_lines_of_evidence_are_cut_and_counted():
     lines = tuple(Evidence(check="p2p", text=f"pair {number}") for number in range(5000))
-    finding = Finding(
-        code="DD000", name="a-b", severity=Severity.ERROR, title="Much", confidence=Confidence.PROVED, evidence=lines
-    )  # fmt: skip
 
-    shown = _shown(findings=(finding,))
+    shown = _shown(findings=(_finding(*lines),))
 
     assert "  - pair 23" in shown
     assert "  - and 4976 lines more in the JSON report" in shown

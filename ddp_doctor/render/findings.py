@@ -1,0 +1,88 @@
+"""The lines below a finding's title: detail, evidence, remedies with what can be pasted."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Evidence, Finding, Remedy, Setting
+from ddp_doctor.render.plain import one_line
+from ddp_doctor.render.quantity import in_words
+
+#: A screen has room for no more; rules group what is alike, and the JSON report holds all.
+_MOST_EVIDENCE = 24
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line at its indent. One to paste is never broken; other lines go on ``hang`` further in."""
+
+    text: str
+    indent: int = 2
+    hang: int = 0
+    to_paste: bool = False
+
+
+def lines(finding: Finding) -> Iterator[Line]:
+    """All of a finding but its title."""
+    if finding.detail:
+        yield Line(one_line(finding.detail))
+    for text in _evidence(finding.evidence):
+        yield Line(f"- {one_line(text)}", hang=2)
+    for remedy in finding.remedies:
+        yield from _remedy(remedy)
+    yield Line(f"({finding.confidence.value}; more: ddp-doctor explain {finding.code})")
+
+
+def _evidence(evidence: Sequence[Evidence]) -> Iterator[str]:
+    """What was measured; what is said again, once and with its number."""
+    shown, left = evidence[:_MOST_EVIDENCE], len(evidence) - _MOST_EVIDENCE
+    expected = None
+    for text, same in groupby(shown, _measured):
+        alike = list(same)
+        times = f" ({len(alike)} times)" if len(alike) > 1 else ""
+        new = _expected(alike[0])
+        yield f"{text}{times}{new if new != expected else ''}"
+        expected = new
+    if left > 0:
+        yield f"and {left} lines more in the JSON report"
+
+
+def _measured(item: Evidence) -> str:
+    return item.text if item.value is None else f"{item.text}: {in_words(item.value, item.unit)}"
+
+
+def _expected(item: Evidence) -> str:
+    """What was expected, and from where, in brackets."""
+    value = [f"expected {in_words(item.expected, item.unit)}"] if item.expected is not None else []
+    source = [item.expected_from] if item.expected_from else []
+    return f" ({', '.join([*value, *source])})" if value or source else ""
+
+
+def _remedy(remedy: Remedy) -> Iterator[Line]:
+    """The remedy with its exact lines to paste, its cost and the way back."""
+    yield Line(f"Remedy: {one_line(remedy.summary)}", hang=2)
+    for setting in remedy.settings:
+        yield Line(_to_paste(setting), indent=6, to_paste=True)
+    for command in remedy.commands:
+        yield Line(command, indent=6, to_paste=True)
+    if remedy.cost:
+        yield Line(f"Cost: {remedy.cost}", indent=4, hang=2)
+    if remedy.undo and remedy.undo != NOTHING_TO_UNDO:
+        yield Line(f"Undo: {remedy.undo}", indent=4, to_paste=True)
+    if remedy.settings:
+        yield Line(_proof(remedy), indent=4, hang=2)
+
+
+def _proof(remedy: Remedy) -> str:
+    proof = remedy.proof
+    if proof.status == "not_tried":
+        return f"Not tried{': ' + proof.reason if proof.reason else ''}"
+    return f"{proof.status.capitalize()}: {proof.before} -> {proof.after}"
+
+
+def _to_paste(setting: Setting) -> str:
+    """The line for a shell."""
+    if setting.action == "unset":
+        return f"unset {setting.name}"
+    return f"export {setting.name}={shlex.quote(setting.value or '')}"
