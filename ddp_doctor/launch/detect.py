@@ -56,14 +56,27 @@ def number(env: Mapping[str, str], name: str, otherwise: int) -> int:
 
 
 def _torchrun(env: Mapping[str, str], parent_pid: int) -> ForeignWorld:
-    attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
     return ForeignWorld(
         launcher="torchrun",
         local_rank=number(env, "LOCAL_RANK", 0),
         local_size=number(env, "LOCAL_WORLD_SIZE", 1),
         nnodes=number(env, "GROUP_WORLD_SIZE", 1),
-        key=f"torchrun-{env['TORCHELASTIC_RUN_ID']}-{_process(parent_pid)}-{attempt}",
+        key=f"torchrun-{_torchrun_launch(env, parent_pid)}",
     )
+
+
+def _torchrun_launch(env: Mapping[str, str], parent_pid: int) -> str:
+    """One start of one node's workers: the folder that torchrun makes for their errors, else their parent.
+
+    Its form is ``…/RUN_ID_random/attempt_0/LOCAL_RANK/error.json`` (torch 2.13,
+    torch/distributed/elastic/multiprocessing/api.py, DefaultLogsSpecs). Where a script wraps the ranks,
+    each of them has another parent.
+    """
+    attempt = Path(env.get("TORCHELASTIC_ERROR_FILE", "")).parent.parent
+    if re.fullmatch(r"attempt_\d{1,9}", attempt.name, re.ASCII):
+        return f"{attempt.parent.name}-{attempt.name}"
+    count = env.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"{env['TORCHELASTIC_RUN_ID']}-{_process(parent_pid)}-{count}"
 
 
 def _slurm(env: Mapping[str, str]) -> ForeignWorld:
@@ -97,7 +110,7 @@ def _open_mpi(env: Mapping[str, str], parent_pid: int) -> ForeignWorld:
         local_rank=number(env, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
         local_size=local_size,
         nnodes=max(number(env, "OMPI_COMM_WORLD_SIZE", 1) // max(local_size, 1), 1),
-        key=f"mpi-{_process(parent_pid)}",
+        key=f"mpi-{env.get('PMIX_NAMESPACE') or _process(parent_pid)}",  # a wrapped rank has another parent
     )
 
 

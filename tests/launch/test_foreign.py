@@ -138,3 +138,32 @@ def test_a_parent_that_is_gone_is_known_by_its_pid() -> None:
 
     assert world is not None
     assert world.key == f"mpi-{2**22 + 1}"
+
+
+def test_ranks_of_one_launch_know_each_other_also_where_a_script_started_each() -> None:
+    def key(launch: str, local_rank: int, parent: int) -> str:
+        file = f"/tmp/torchelastic_a1/{launch}/{local_rank}/error.json"
+        env = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "1", "TORCHELASTIC_ERROR_FILE": file}
+        world = foreign_world(env, parent)
+        assert world is not None
+        return world.key
+
+    here = key("none_x7k2/attempt_0", 0, 1)
+
+    assert here == key("none_x7k2/attempt_0", 1, os.getpid())
+    assert here not in (key("none_x7k2/attempt_1", 1, 1), key("none_q3z9/attempt_0", 1, 1))
+
+
+def test_mpi_ranks_of_one_launch_know_each_other_also_where_a_script_started_each() -> None:
+    env = {"OMPI_COMM_WORLD_RANK": "1", "PMIX_NAMESPACE": "prterun-fan1-11492@1"}
+    here, there = foreign_world(env, 1), foreign_world(env, os.getpid())
+    other = foreign_world({**env, "PMIX_NAMESPACE": "prterun-fan1-11493@1"}, 1)
+
+    assert here == there
+    assert here != other
+
+
+def test_another_torchrun_is_known_by_the_parent_of_its_ranks() -> None:
+    env = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "1", "TORCHELASTIC_ERROR_FILE": "/tmp/error.json"}
+
+    assert foreign_world(env, 1) != foreign_world(env, os.getpid())
