@@ -19,7 +19,7 @@ from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.redact import is_withheld
+from ddp_doctor.parse.redact import open_and_withheld
 from ddp_doctor.phrases import environment, launchers
 from ddp_doctor.phrases.settings import one_per_cause
 
@@ -37,14 +37,14 @@ class EnvVars(Fact):
 
 def probe(ctx: Context) -> EnvVars:
     """Read the environment. Never fails; an empty one is an answer too."""
-    known = {
-        name: value.encode("utf-8", "backslashreplace").decode("utf-8")
-        for name, value in sorted(ctx.env.items())
+    told = {
+        name: value
+        for name, value in ctx.env.items()
         if variables.is_recorded(name) or name in launchers.OTHERS
     }
-    withheld = tuple(name for name, value in known.items() if is_withheld(name, value))
+    known, withheld = open_and_withheld(told)
     return EnvVars(
-        variables={name: value for name, value in known.items() if name not in withheld},
+        variables=known,
         withheld=withheld,
         launcher=launchers.launcher_of(ctx.env),
         in_kubernetes="KUBERNETES_SERVICE_HOST" in ctx.env,

@@ -68,6 +68,7 @@ class RunRequest:
     place: Place | None = None  # None, or one of one node: this node alone
     join_timeout_s: float = 60.0
     announce: Progress = _unheard  # told what to type on the other hosts, where this one is the head
+    of_ranks: Callable[[], Sequence[Reading]] = tuple  # what the launcher's other ranks here have told by now
 
     @property
     def nnodes(self) -> int:
@@ -112,6 +113,7 @@ def run(request: RunRequest, progress: Progress, checks: Sequence[Check] = CHECK
             session.fail(rank_checks, why, traceback.format_exc())
         finally:
             interruption.disarm()
+    session.readings.extend(_of_ranks(request, plan))
     recording = _with_ranks(recording, session, time.monotonic() - started)
     return judge(recording, checks)
 
@@ -134,6 +136,7 @@ def _run_with_others(request: RunRequest, plan: Plan, progress: Progress, checks
             join_timeout_s=request.join_timeout_s,
             announce=request.announce,
             known={check.id: check for check in checks},
+            of_ranks=lambda: _of_ranks(request, plan),
         )
         try:
             many.recording = _with_node_facts(recording, plan, request, progress)
@@ -148,6 +151,11 @@ def _run_with_others(request: RunRequest, plan: Plan, progress: Progress, checks
         outcome = _of_many(many, checks, time.monotonic() - started)
         many.close()
     return outcome
+
+
+def _of_ranks(request: RunRequest, plan: Plan) -> Sequence[Reading]:
+    """Asked as late as can be, so that nobody waits for ranks that start slowly."""
+    return request.of_ranks() if any(check.id == "env_vars" for check in plan.checks) else ()
 
 
 def _of_many(many: "ManyNodes", checks: Sequence[Check], duration_s: float) -> Outcome:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -17,7 +18,7 @@ from ddp_doctor.checks import CHECKS
 from ddp_doctor.checks.topology import TopologyFact
 from ddp_doctor.engine.trial_rules import TRIAL_RULES
 from ddp_doctor.guard import kept, say
-from ddp_doctor.launch import foreign, leash
+from ddp_doctor.launch import foreign, leash, local_ranks
 from ddp_doctor.launch.detect import HOSTS_VARIABLE, ForeignWorld, foreign_world, number
 from ddp_doctor.launch.everywhere import Everywhere, everywhere
 from ddp_doctor.launch.fanout import Ended, FanOut
@@ -97,11 +98,14 @@ def _run_as_rank(request: app.RunRequest, outputs: Outputs) -> int:
     lock = foreign.AgentLock(world, folder) if folder else None
     code = ExitCode.UNSURE.value
     try:
-        code = _run_and_report(request, outputs)
+        told = partial(local_ranks.readings, world, folder, request.env)
+        code = _run_and_report(replace(request, of_ranks=told), outputs)
     except UsageError:
         code = ExitCode.USAGE.value
         raise
     finally:
+        if folder is not None:
+            local_ranks.forget(world, folder)
         if lock is not None:
             lock.tell(code)
     return code
@@ -320,7 +324,8 @@ def _wait_for(world: ForeignWorld, env: Mapping[str, str], budget_s: float) -> i
     if folder is None:
         say(f"ddp-doctor: local rank {world.local_rank} has no folder of its own to meet the agent in")
         return ExitCode.UNSURE.value
-    code = foreign.wait_for_agent(world, folder, budget_s + _WAIT_MARGIN_S)
+    with local_ranks.told(world, folder, env):
+        code = foreign.wait_for_agent(world, folder, budget_s + _WAIT_MARGIN_S)
     if code is None:
         say(f"ddp-doctor: local rank {world.local_rank} waited for the agent of this node, which is gone")
         return ExitCode.UNSURE.value

@@ -1,5 +1,6 @@
 """Agreement: are the nodes alike in all that the ranks of one job must have in common?
 
+On one node too, where a launcher starts the doctor once per rank, the ranks' settings are compared.
 Raw input: what each node read of itself (checks env_vars, software and gpus), how many ranks it brings, and
 how far its clock is from the head's, as the roll call measured it::
 
@@ -13,12 +14,12 @@ brings one rank less makes a smaller world, without a word. So the odd node is n
 
 from ddp_doctor import __version__
 from ddp_doctor.checks.agreement import clocks, settings, shape, versions
-from ddp_doctor.checks.agreement.facts import AgreementFact
+from ddp_doctor.checks.agreement.facts import AgreementFact, RankSettings, settings_of
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import NodesContext
 
-__all__ = ["CHECK", "AgreementFact", "probe"]
+__all__ = ["CHECK", "AgreementFact", "RankSettings", "probe", "settings_of"]
 
 
 def probe(ctx: NodesContext) -> AgreementFact:
@@ -31,13 +32,14 @@ CHECK = Check(
     title="The nodes agree on versions, settings, ranks, GPUs and time",
     where=Where.NODES,
     probe=probe,
-    facts=(AgreementFact,),
+    facts=(AgreementFact, RankSettings),
     rules=(
         versions.different_versions,
         settings.different_settings,
         shape.different_ranks,
         clocks.clocks_apart,
         shape.different_gpus,
+        settings.ranks_differ,
     ),
     cost_s=0.01,
 )

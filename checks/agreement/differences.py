@@ -1,28 +1,29 @@
-"""What versions and settings share: differences that part the nodes alike are one finding."""
+"""What versions and settings share: differences that part the nodes, or the ranks, alike are one finding."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Generic
 
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases.agreement import Split, odd_culprits, told
+from ddp_doctor.phrases.agreement import Split, Who, odd_culprits, told
 
 
 @dataclass(frozen=True)
-class Difference:
-    """One thing in which nodes differ, how much that matters, and what says so."""
+class Difference(Generic[Who]):
+    """One thing in which nodes or ranks differ, how much that matters, and what says so."""
 
     name: str
-    split: Split
+    split: Split[Who]
     severity: Severity
     effect: str
     source: str
 
 
-def together(differences: Iterable[Difference]) -> list[list[Difference]]:
-    """Groups that part the nodes in the same way, each with the worst first: one image, or one shell, is one cause."""
-    groups: dict[object, list[Difference]] = {}
+def together(differences: Iterable[Difference[Who]]) -> list[list[Difference[Who]]]:
+    """Groups that part them in the same way, each with the worst first: one image, or one shell, is one cause."""
+    groups: dict[object, list[Difference[Who]]] = {}
     for one in differences:
         groups.setdefault(one.split.parts, []).append(one)
     order = list(Severity)
@@ -30,20 +31,34 @@ def together(differences: Iterable[Difference]) -> list[list[Difference]]:
 
 
 def difference_draft(
-    recording: Recording, group: Sequence[Difference], title: str, detail: str, remedy: Remedy
+    recording: Recording, group: Sequence[Difference[int]], title: str, detail: str, remedy: Remedy
 ) -> Draft:
-    """One finding about a group, as grave as its worst; it blames nobody where no value is usual."""
+    """One finding about nodes; it blames none of them where no value is usual."""
+    odd = odd_culprits(recording, group[0].split)
+    return draft_of("agreement", group, title, detail, remedy, odd, lambda split: told(recording, split))
+
+
+def draft_of(
+    check: str,
+    group: Sequence[Difference[Who]],
+    title: str,
+    detail: str,
+    remedy: Remedy,
+    odd: tuple[Culprit, ...],
+    told_of: Callable[[Split[Who]], str],
+) -> Draft:
+    """One finding about a group, as grave as its worst."""
     worst = group[0]
     return Draft(
         title=title,
         detail=detail,
         severity=worst.severity,
         confidence=Confidence.LIKELY,
-        culprits=odd_culprits(recording, worst.split),
+        culprits=odd,
         evidence=tuple(
             Evidence(
-                check="agreement",
-                text=f"{one.name}: {told(recording, one.split)}",
+                check=check,
+                text=f"{one.name}: {told_of(one.split)}",
                 expected_from=f"{one.effect}; {one.source}",
             )
             for one in group

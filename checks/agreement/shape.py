@@ -6,7 +6,7 @@ from ddp_doctor.checks.agreement.facts import AgreementFact
 from ddp_doctor.checks.gpus import gpus_missing
 from ddp_doctor.checks.software import Software
 from ddp_doctor.model.choices import Backend, Confidence, Severity, Status
-from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.gpu_facts import GpusFact
@@ -31,7 +31,7 @@ def _gpus(recording: Recording) -> dict[int, int]:
     }
 
 
-def _counted(counts: Mapping[int, int], what: str) -> Split | None:
+def _counted(counts: Mapping[int, int], what: str) -> Split[int] | None:
     def shown(count: int) -> str:
         return f"{count or 'no'} {what}{'' if count == 1 else 's'}"
 
@@ -67,11 +67,11 @@ def different_ranks(recording: Recording) -> Iterator[Draft]:
         confidence=Confidence.PROVED,
         culprits=words.odd_culprits(recording, parts),
         evidence=(Evidence(check="agreement", text=words.told(recording, parts), value=size, unit="ranks"),),
-        remedies=(Remedy(summary="Start every node with the same --nproc-per-node", undo="none needed"),),
+        remedies=(Remedy(summary="Start every node with the same --nproc-per-node", undo=NOTHING_TO_UNDO),),
     )
 
 
-def _unlike(recording: Recording, parts: Split) -> str:
+def _unlike(recording: Recording, parts: Split[int]) -> str:
     """ "node1 brings 1 rank where the other 3 nodes have 2 ranks", or every number with its nodes."""
     if parts.usual is None:
         return words.told(recording, parts)
@@ -134,6 +134,6 @@ def _are_wanted(recording: Recording) -> bool:
     return recording.options.backend is not Backend.GLOO and (not builds or any(builds))
 
 
-def _named_as_missing(recording: Recording, parts: Split) -> bool:
+def _named_as_missing(recording: Recording, parts: Split[int]) -> bool:
     named = {one.node_rank for finding in gpus_missing.apply(recording) for one in finding.culprits}
     return bool(parts.few) and set(parts.few) <= named

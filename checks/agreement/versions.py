@@ -8,7 +8,7 @@ from ddp_doctor.checks.agreement.facts import AgreementFact
 from ddp_doctor.checks.software import Software
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft, Remedy
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import agreement as words
@@ -59,7 +59,7 @@ _SAME_IMAGE = Remedy(
     commands=("python -m torch.utils.collect_env",),
     scope="node",
     cost="the odd node is out of the job until it has the same software",
-    undo="none needed",
+    undo=NOTHING_TO_UNDO,
 )
 
 
@@ -81,7 +81,7 @@ class _Component:
     source: str
     series: int = _ALL
 
-    def difference(self, software: Mapping[int, Software]) -> Difference | None:
+    def difference(self, software: Mapping[int, Software]) -> Difference[int] | None:
         """How the nodes differ, of those on which it is known."""
         told = {node: version for node, fact in software.items() if (version := self.tell(fact))}
         found = split({node: (version, version) for node, version in told.items()})
@@ -111,7 +111,7 @@ def _components(*, on_nccl: bool) -> tuple[_Component, ...]:
     )
 
 
-def _versions(recording: Recording) -> Iterator[Difference]:
+def _versions(recording: Recording) -> Iterator[Difference[int]]:
     software = {seen.node: seen.fact for seen in recording.facts(Software)}
     on_nccl = recording.world is not None and recording.world.backend == "nccl"
     for component in _components(on_nccl=on_nccl):

@@ -53,6 +53,7 @@ class ManyNodes:
     join_timeout_s: float
     announce: Callable[[str], None]  # told once what is to be typed on the other hosts
     known: Mapping[str, Check]  # all checks there are, by id: the head's plan is every node's
+    of_ranks: Callable[[], Sequence[Reading]] = tuple  # what this node's other ranks told meanwhile
     calling: RollCall = field(init=False)
     company: Company | None = None
     report: Report | None = None  # the head's, on the others
@@ -103,6 +104,7 @@ class ManyNodes:
     def _meet_and_work(self) -> None:
         if not self.session.torch_is_imported(self._rank_checks()):
             return
+        self.session.readings.extend(self.of_ranks())
         self.calling.until = time.monotonic() + self.join_timeout_s
         card = self._card()
         self.company = company = self.calling.hold(card)

@@ -1,8 +1,9 @@
-"""What the nodes of one job must have in common: versions, and variables of NCCL, torch and gloo.
+"""What the ranks of one job must have in common: variables of NCCL, torch and gloo.
 
     NCCL_ALGO=Tree on one node, unset on the others     the ranks take different ways through one collective
     NCCL_SOCKET_IFNAME=ens3 here, eth0 there             right, where the interfaces are named so
     NCCL_DEBUG=INFO on one node                          nobody's business
+    NCCL_IB_HCA=mlx5_0 here, mlx5_4 on another rank      right, where each GPU has a NIC of its own
 
 Tried: two ranks on gloo, torch 2.13, the variable set for one of them; both waited until the time-out,
 or the rank with the variable aborted and the other one waited.
@@ -15,7 +16,7 @@ from typing import Literal
 from ddp_doctor.knowledge.variables import is_unknown, variables
 from ddp_doctor.knowledge.versions import release
 
-#: How much it matters that the nodes differ.
+#: How much it matters that nodes or ranks differ.
 Weight = Literal["fatal", "matters", "minor"]
 
 
@@ -63,6 +64,20 @@ _OF_THE_HOST = (
     *("NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_RANGE"),
 )
 
+_EACH_END = "each end of a connection between two GPUs chooses its transport by its own setting"
+_CHOSEN = "NCCL src/transport.cc, selectTransport"
+#: What the ranks of one node must have in common beyond what nodes must, or for another reason.
+_WITHIN_A_NODE: Mapping[str, Stake] = {
+    "NCCL_HOSTID": Stake(
+        "matters",
+        "ranks with another one count as another host's, and are reached over the network",
+        "NCCL src/misc/utils.cc, getHostHash",
+    ),
+    "NCCL_P2P_DISABLE": Stake("matters", _EACH_END, _CHOSEN),
+    "NCCL_P2P_LEVEL": Stake("matters", _EACH_END, _CHOSEN),
+    "NCCL_SHM_DISABLE": Stake("matters", _EACH_END, _CHOSEN),
+}
+
 #: Logs, dumps, files, identities and CPUs of one host: nobody else notices.
 _LOCAL = (
     *("NCCL_DEBUG", "NCCL_HOSTID", "NCCL_CONF_FILE", "NCCL_TOPO_", "NCCL_GRAPH_FILE", "NCCL_GRAPH_DUMP"),
@@ -91,21 +106,38 @@ class Job:
 
     backend: str
     nccl_versions: frozenset[str] = frozenset()
-    has_rdma: bool = False
+    has_rdma: bool = False  # and ranks that could use it, on several nodes
 
 
-def stake(name: str, values: frozenset[str | None], job: Job) -> Stake | None:
-    """What is at stake where a variable has these (effective) values; None where that is nobody's business."""
-    known = variables().get(name)
+def is_compared(name: str) -> bool:
+    """Whether it may be anybody's business that ranks have different values of this variable."""
     if name.startswith(_LOCAL):
+        return name in _WITHIN_A_NODE
+    known = variables().get(name)
+    return is_unknown(name) if known is None else known.owner in _OWNERS
+
+
+def is_of_a_host(name: str) -> bool:
+    """Whether a value of this variable means nothing on another host."""
+    return name in _OF_THE_HOST or name.startswith(_LOCAL)
+
+
+def stake(name: str, values: frozenset[str | None], job: Job, *, within_a_node: bool = False) -> Stake | None:
+    """What is at stake where a variable has these (effective) values; None where that is nobody's business.
+
+    ``within_a_node`` where ranks of one node have different values, not nodes.
+    """
+    special = _WITHIN_A_NODE.get(name) if within_a_node else None
+    if not is_compared(name) or (name.startswith(_LOCAL) and special is None):
         return None
+    known = variables().get(name)
     if known is None:
-        return Stake("minor", _MINOR, "a plug-in may read it") if is_unknown(name) else None
-    if known.owner not in _OWNERS or (name == "TORCH_DISTRIBUTED_DEBUG" and "DETAIL" not in values):
+        return Stake("minor", _MINOR, "a plug-in may read it")
+    if name == "TORCH_DISTRIBUTED_DEBUG" and "DETAIL" not in values:
         return None
     if name in _OF_THE_HOST:
-        return Stake("minor", "forgotten on some nodes?", known.source) if None in values else None
-    found = _fatal(name, values, job) or Stake("matters", _MATTERS, known.source)
+        return Stake("minor", "forgotten on some?", known.source) if None in values else None
+    found = _fatal(name, values, job) or special or Stake("matters", _MATTERS, known.source)
     return (
         found
         if _is_read(name, job.backend)
@@ -147,4 +179,4 @@ def effective(name: str, value: str | None) -> str | None:
         plain = "1" if plain.lower() in _TRUE else "0" if plain.lower() in _FALSE else plain
     if known.case == "any":
         plain = plain.upper()
-    return None if known.default is not None and plain.lower() == known.default.lower() else plain
+    return None if known.default is not None and plain.lower() == known.default.strip().lower() else plain

@@ -22,6 +22,8 @@ _FRESH_S = 60.0
 _LOCK_S = 5.0
 #: Files of launches that ended long ago.
 _FORGOTTEN_S = 86400.0
+#: Those of agents, and of ranks that were killed (local_ranks.py).
+_KINDS = ("*.agent", "*.rank", "*.rank.*.new")
 
 
 class AgentLock:
@@ -62,8 +64,13 @@ def wait_for_agent(world: ForeignWorld, folder: Path, timeout_s: float) -> int |
     return None
 
 
+def file_stem(world: ForeignWorld) -> str:
+    """How the names of all files of one launch begin."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", world.key)[-120:]
+
+
 def _path(world: ForeignWorld, folder: Path) -> str:
-    return str(folder / (re.sub(r"[^A-Za-z0-9_.-]", "_", world.key)[-120:] + ".agent"))
+    return str(folder / f"{file_stem(world)}.agent")
 
 
 def _locked(path: str) -> int | None:
@@ -82,7 +89,7 @@ def _locked(path: str) -> int | None:
 
 
 def _remove_forgotten(folder: Path) -> None:
-    for path in folder.glob("*.agent"):
+    for path in (one for kind in _KINDS for one in folder.glob(kind)):
         with suppress(OSError):
             if path.lstat().st_mtime < time.time() - _FORGOTTEN_S:
                 path.unlink()

@@ -1,54 +1,60 @@
-"""How findings speak of nodes that differ: the few against the many, or all of them where there are no many."""
+"""How findings speak of nodes or ranks that differ: the few against the many, or all where there are no many."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, host, in_words, node_culprit
+from ddp_doctor.phrases.ranks import rank_culprit
+
+#: A rank by its node rank and its local rank.
+Place = tuple[int, int]
+#: A node rank, or a rank's place.
+Who = TypeVar("Who", int, Place)
 
 
 @dataclass(frozen=True)
-class Split:
-    """Nodes that differ in something: each value, as it is shown, with its nodes, the most frequent first.
+class Split(Generic[Who]):
+    """Nodes or ranks that differ in something: each value, as it is shown, with those that have it.
 
-    ``usual`` is the value of more than half of the nodes. Of two nodes, or of two halves, nobody is
-    the odd one.
+    The most frequent comes first; ``usual`` is the value of more than half. Of two, or of two halves,
+    nobody is the odd one.
     """
 
-    groups: tuple[tuple[str, tuple[int, ...]], ...]
+    groups: tuple[tuple[str, tuple[Who, ...]], ...]
     usual: str | None
 
     @property
-    def few(self) -> tuple[int, ...]:
-        """The nodes that are not as most are; none where there are no most."""
-        return (
-            ()
-            if self.usual is None
-            else tuple(sorted(node for _, nodes in self.groups[1:] for node in nodes))
-        )
+    def few(self) -> tuple[Who, ...]:
+        """Those that are not as most are; none where there are no most."""
+        return () if self.usual is None else tuple(sorted(one for _, some in self.groups[1:] for one in some))
 
     @property
     def many(self) -> int:
-        """How many nodes have the usual value."""
+        """How many have the usual value."""
         return len(self.groups[0][1])
 
     @property
     def parts(self) -> Hashable:
-        """Equal for differences that part the nodes in the same way, and so may have one cause."""
-        return self.few or frozenset(nodes for _, nodes in self.groups)
+        """Equal for differences that part them in the same way, and so may have one cause."""
+        return self.few or frozenset(some for _, some in self.groups)
 
 
-def split(values: Mapping[int, tuple[Hashable, str]]) -> Split | None:
-    """How nodes differ, given what is compared of each and how that is shown; None where they agree."""
-    groups: dict[Hashable, list[int]] = {}
-    for node, (value, _) in values.items():
-        groups.setdefault(value, []).append(node)
+def split(values: Mapping[Who, tuple[Hashable, str]], there_are: int = 0) -> Split[Who] | None:
+    """How nodes or ranks differ, given what is compared of each and how that is shown; None where they agree.
+
+    ``there_are`` as many, where not all told: what is usual is usual among all of them.
+    """
+    groups: dict[Hashable, list[Who]] = {}
+    for one, (value, _) in values.items():
+        groups.setdefault(value, []).append(one)
     if len(groups) < 2:
         return None
-    largest = sorted(groups.values(), key=lambda nodes: (-len(nodes), nodes))
-    shown = tuple((values[nodes[0]][1], tuple(sorted(nodes))) for nodes in largest)
-    return Split(shown, shown[0][0] if 2 * len(largest[0]) > len(values) else None)
+    largest = sorted((sorted(some) for some in groups.values()), key=lambda some: (-len(some), some))
+    shown = tuple((values[some[0]][1], tuple(some)) for some in largest)
+    return Split(shown, shown[0][0] if 2 * len(largest[0]) > max(len(values), there_are) else None)
 
 
 def hosts(recording: Recording, nodes: Sequence[int]) -> str:
@@ -56,24 +62,61 @@ def hosts(recording: Recording, nodes: Sequence[int]) -> str:
     return in_words([host(recording, node) for node in nodes])
 
 
-def others(split: Split) -> str:
+def local_ranks(recording: Recording, places: Sequence[Place]) -> str:
+    """ "local rank 1", "local ranks 1 and 3", and on several nodes "local rank 1 of node0 and node1"."""
+    of_node: dict[int, list[str]] = {}
+    for node, local in sorted(places):
+        of_node.setdefault(node, []).append(str(local))
+    with_ranks: dict[tuple[str, ...], list[int]] = {}
+    for node, locals_ in of_node.items():
+        with_ranks.setdefault(tuple(locals_), []).append(node)
+    several = recording.world is not None and recording.world.nnodes > 1
+    each = [
+        f"local rank{'s' if len(numbers) > 1 else ''} {in_words(numbers)}"
+        + (f" of {hosts(recording, nodes)}" if several else "")
+        for numbers, nodes in with_ranks.items()
+    ]
+    return in_words(each)
+
+
+def others(split: Split[int]) -> str:
     """ "the other node", "the other 3 nodes"."""
     return "the other node" if split.many == 1 else f"the other {split.many} nodes"
 
 
-def told(recording: Recording, split: Split) -> str:
+def told(recording: Recording, split: Split[int]) -> str:
     """Every value with its nodes: "2.4.1 on node2; 2.5.0 on node0, node1 and node3"."""
-    each = [f"{value} on {hosts(recording, nodes)}" for value, nodes in split.groups[:NAMES_IN_A_SENTENCE]]
-    left = len(split.groups) - NAMES_IN_A_SENTENCE
-    return "; ".join([*each, *([f"and {left} more"] if left > 0 else [])])
+    return _told([f"{value} on {hosts(recording, nodes)}" for value, nodes in split.groups])
 
 
-def odd_values(split: Split) -> str:
+def told_by_ranks(recording: Recording, split: Split[Place]) -> str:
+    """Every value with its ranks: "NCCL_ALGO unset on local ranks 0 and 1; NCCL_ALGO=Tree on local rank 2"."""
+    return _told([f"{value} on {local_ranks(recording, places)}" for value, places in split.groups])
+
+
+def _told(each: Sequence[str]) -> str:
+    left = len(each) - NAMES_IN_A_SENTENCE
+    return "; ".join([*each[:NAMES_IN_A_SENTENCE], *([f"and {left} more"] if left > 0 else [])])
+
+
+def odd_values(split: Split[Who]) -> str:
     """The values that are not the usual one: "2.4.1", "2.4.1 or 2.3.0"."""
     values = [value for value, _ in split.groups[1:]]
     return " or ".join(values[:NAMES_IN_A_SENTENCE]) + (" and others" if values[NAMES_IN_A_SENTENCE:] else "")
 
 
-def odd_culprits(recording: Recording, split: Split) -> tuple[Culprit, ...]:
+def odd_culprits(recording: Recording, split: Split[int]) -> tuple[Culprit, ...]:
     """The nodes that differ from most; nobody where there are no most."""
     return tuple(node_culprit(recording, node) for node in split.few)
+
+
+def odd_ranks(recording: Recording, split: Split[Place]) -> tuple[Culprit, ...]:
+    """The ranks that differ from most; one beyond those that this run has is known by its node alone."""
+    return tuple(_rank_culprit(recording, node, local) for node, local in split.few)
+
+
+def _rank_culprit(recording: Recording, node: int, local: int) -> Culprit:
+    ranks = recording.world.ranks_of(node) if recording.world else range(0)
+    if local < len(ranks):
+        return rank_culprit(recording, ranks[local], node)
+    return node_culprit(recording, node).model_copy(update={"kind": "rank"})

@@ -1,0 +1,221 @@
+"""Settings of a node's ranks: the odd rank is named, of two nobody; what may be a rank's own is left alone."""
+
+from typing import Any
+
+import pytest
+
+from ddp_doctor.checks.agreement import CHECK, AgreementFact, RankSettings, settings_of
+from ddp_doctor.checks.agreement.facts import Settings
+from ddp_doctor.checks.env_vars import EnvVars
+from ddp_doctor.checks.host import Host
+from ddp_doctor.model.choices import Severity, Status
+from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Node, Recording, World
+
+#: What one rank has set; None is a rank that told nothing.
+Told = dict[str, str] | None
+
+
+def _recording(*nodes: tuple[Told, ...], backend: str = "nccl", more: Any = (), **world: Any) -> Recording:
+    size = len(nodes[0])
+    hosts = tuple(Node(node_rank=at, hostname=f"node{at}", nproc=size) for at in range(len(nodes)))
+    facts: list[tuple[int, str, Fact]] = list(more)
+    for at, ranks in enumerate(nodes):
+        told = {local: settings_of(one) for local, one in enumerate(ranks) if one is not None}
+        facts.append((at, "env_vars", EnvVars(variables=ranks[0] or {})))
+        facts.append((at, "env_vars", RankSettings(local_size=size, ranks=told)))
+        if len(nodes) > 1:
+            facts.append((at, "agreement", AgreementFact(tool_version="0.1.0")))
+    here = World(
+        nnodes=len(nodes),
+        nproc_per_node=size,
+        world_size=size * len(nodes),
+        backend=backend,
+        launcher="torchrun",
+        nodes=hosts,
+    )
+    readings = tuple(
+        Reading(check=check, status=Status.COLLECTED, node=node, fact=fact.recorded())
+        for node, check, fact in facts
+    )
+    return Recording(world=here.model_copy(update=world), readings=readings)
+
+
+def _findings(*nodes: tuple[Told, ...], **options: Any) -> list[Finding]:
+    # Through JSON and back: what the rules see is what a replay would see.
+    again = Recording.model_validate_json(_recording(*nodes, **options).model_dump_json())
+    return [finding for rule in CHECK.rules for finding in rule.apply(again)]
+
+
+def _only(*nodes: tuple[Told, ...], **options: Any) -> Finding:
+    (finding,) = _findings(*nodes, **options)
+    assert finding.code == "DD555"
+    return finding
+
+
+def _ranks(finding: Finding) -> list[tuple[str | None, int | None]]:
+    return [(one.node, one.rank) for one in finding.culprits]
+
+
+TREE = {"NCCL_ALGO": "Tree"}
+
+
+def test_one_rank_with_an_algorithm_of_its_own_is_an_error_that_names_it():
+    found = _only(({}, {}, TREE, {}))
+
+    assert (found.severity, _ranks(found)) == (Severity.ERROR, [("node0", 2)])
+    assert found.title == "local rank 2 has NCCL_ALGO=Tree where the other 3 ranks have NCCL_ALGO unset"
+    assert [one.check for one in found.evidence] == ["env_vars"]
+
+
+def test_the_agents_own_rank_may_be_the_odd_one():
+    assert _ranks(_only((TREE, {}, {}))) == [("node0", 0)]
+
+
+def test_all_that_one_script_sets_for_a_rank_is_one_finding():
+    found = _only(({}, {}, {**TREE, "NCCL_BUFFSIZE": "8388608", "NCCL_IB_TIMEOUT": "22"}))
+
+    assert found.severity is Severity.ERROR
+    assert found.title == (
+        "local rank 2 differs from the other 2 ranks in NCCL_ALGO, NCCL_BUFFSIZE and NCCL_IB_TIMEOUT"
+    )
+
+
+def test_of_two_ranks_neither_is_blamed():
+    found = _only(({}, TREE))
+
+    assert found.culprits == ()
+    assert found.title == (
+        "NCCL_ALGO is not set alike: NCCL_ALGO unset on local rank 0; NCCL_ALGO=Tree on local rank 1"
+    )
+
+
+def test_what_is_usual_is_usual_on_all_nodes_together():
+    found = _only(({}, {}), ({}, TREE))
+
+    assert _ranks(found) == [("node1", 3)]
+    assert found.title == (
+        "local rank 1 of node1 has NCCL_ALGO=Tree where the other 3 ranks have NCCL_ALGO unset"
+    )
+
+
+def test_one_script_on_all_nodes_is_one_finding_and_no_node_differs():
+    found = _only((TREE, {}, {}), (TREE, {}, {}))
+
+    assert _ranks(found) == [("node0", 0), ("node1", 3)]
+    assert found.title.startswith("local rank 0 of node0 and node1 have NCCL_ALGO=Tree where the other 4 ")
+
+
+def test_a_node_of_which_only_the_agents_rank_differs_is_not_blamed_whole():
+    assert _ranks(_only(({}, {}, {}), (TREE, {}, {}), ({}, {}, {}))) == [("node1", 3)]
+
+
+def test_a_node_whose_ranks_agree_is_named_as_a_node():
+    (found,) = _findings(({}, {}), ({}, {}), (TREE, TREE))
+
+    assert (found.code, [one.node for one in found.culprits]) == ("DD551", ["node2"])
+
+
+def test_ranks_that_told_nothing_are_neither_blamed_nor_counted_on():
+    found = _only(({}, {}, TREE, None, {}))
+
+    assert _ranks(found) == [("node0", 2)]
+    assert found.title == "local rank 2 has NCCL_ALGO=Tree where 3 other ranks have NCCL_ALGO unset"
+    assert "Of 1 more rank the settings are not known" in found.detail
+    assert _only(({}, {}, TREE, None)).culprits == ()
+    assert _findings(({}, None, None, None)) == []
+
+
+def test_a_value_that_was_withheld_is_not_taken_for_unset():
+    open_ = Settings(variables={"NCCL_IB_PKEY": "0x7fff"})
+    fact = RankSettings(local_size=2, ranks={0: open_, 1: Settings(variables={}, withheld=("NCCL_IB_PKEY",))})
+    reading = Reading(check="env_vars", status=Status.COLLECTED, fact=fact.recorded())
+
+    assert [found for rule in CHECK.rules for found in rule.apply(Recording(readings=(reading,)))] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "here", "there"),
+    [
+        ("CUDA_VISIBLE_DEVICES", "0", "1"),
+        ("LOCAL_RANK", "0", "1"),
+        ("SLURM_LOCALID", "0", "1"),
+        ("TORCHELASTIC_ERROR_FILE", "/tmp/0/error.json", "/tmp/1/error.json"),
+        ("OMP_NUM_THREADS", "1", "8"),
+        ("NCCL_DEBUG", "INFO", None),
+        ("NCCL_DEBUG_FILE", "/a", "/b"),
+        ("NCCL_TOPO_FILE", "/a", "/b"),
+        ("NCCL_IB_HCA", "mlx5_0", "mlx5_1"),
+        ("NCCL_SOCKET_IFNAME", "eth0", "eth1"),
+        ("GLOO_SOCKET_IFNAME", "eth0", "eth1"),
+        ("NCCL_ALGO", "tree", "Tree"),
+        ("TORCH_DISTRIBUTED_DEBUG", "INFO", None),
+    ],
+)
+def test_what_may_be_a_ranks_own_is_left_alone(name: str, here: str, there: str | None):
+    assert _findings(({name: here}, {name: there} if there else {})) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "backend", "severity"),
+    [
+        ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "gloo", Severity.ERROR),
+        ("NCCL_ALGO", "Tree", "gloo", Severity.INFO),
+        ("NCCL_P2P_DISABLE", "1", "nccl", Severity.WARNING),
+        ("NCCL_SHM_DISABLE", "1", "nccl", Severity.WARNING),
+        ("NCCL_HOSTID", "a", "nccl", Severity.WARNING),
+        ("NCCL_HOSTID", "a", "gloo", Severity.INFO),
+        ("NCCL_IB_HCA", "mlx5_0", "nccl", Severity.INFO),
+    ],
+)
+def test_how_much_a_setting_of_one_rank_matters(name: str, value: str, backend: str, severity: Severity):
+    found = _only(({}, {name: value}, {}), backend=backend)
+
+    assert (found.severity, _ranks(found)) == (severity, [("node0", 1)])
+
+
+@pytest.mark.parametrize(("foreign_nodes", "severity"), [(1, Severity.WARNING), (2, Severity.ERROR)])
+def test_two_networks_part_ranks_only_where_the_job_has_several_nodes(foreign_nodes: int, severity: Severity):
+    rdma = [(0, "host", Host(cpus=8, rdma_devices=("mlx5_0",)))]
+
+    found = _only(({}, {"NCCL_IB_DISABLE": "1"}, {}), more=rdma, foreign_nodes=foreign_nodes)
+
+    assert found.severity is severity
+
+
+def test_what_most_ranks_of_other_nodes_have_says_nothing_of_a_hosts_own_names():
+    found = _only(({"NCCL_HOSTID": "a"},) * 4, ({"NCCL_HOSTID": "b"},) * 2 + ({"NCCL_HOSTID": "c"},) * 2)
+
+    assert found.culprits == ()
+
+
+def test_a_rank_beyond_those_that_the_run_has_is_known_by_its_node_alone():
+    found = _only(({}, {}, {}, TREE), world_size=2, nproc_per_node=2, nodes=())
+
+    assert _ranks(found) == [("node rank 0", None)]
+
+
+def test_thousands_of_ranks_of_which_each_is_different_are_one_short_finding():
+    nodes = [tuple({"NCCL_BUFFSIZE": str(8 * at + local)} for local in range(8)) for at in range(500)]
+
+    found = _only(*nodes)
+
+    assert len(found.title) < 400
+    assert len(found.evidence[0].text) < 400
+
+
+def test_no_secret_and_no_name_of_something_else_is_told():
+    env = {
+        "NCCL_NOTE": "ghp_16C7e42F292c6912E7710c838347Ae178B4a",
+        "HOME": "/root",
+        "HF_TOKEN": "hf_x",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_BUFFSIZE": "1\udcff",
+        "NCCL_\udcff": "1",
+        **TREE,
+    }
+
+    assert settings_of(env) == Settings(
+        variables={**TREE, "NCCL_BUFFSIZE": "1\\udcff"}, withheld=("NCCL_NOTE",)
+    )

@@ -1,0 +1,240 @@
+"""What the ranks beside the agent tell it: real processes, a real torchrun, and files that nobody may believe."""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor import app
+from ddp_doctor.checks.agreement import RankSettings
+from ddp_doctor.launch import foreign, local_ranks
+from ddp_doctor.launch.detect import ForeignWorld
+from tests.launch.agents import ROOT, free_port
+
+AGENT = ForeignWorld(launcher="slurm", local_rank=0, local_size=3, nnodes=1, key="slurm-7-0-0")
+TREE = {"NCCL_ALGO": "Tree"}
+
+#: A rank that tells what it has and waits, as the ranks beside the agent do.
+RANK = """
+import sys
+from pathlib import Path
+from ddp_doctor.launch import local_ranks
+from ddp_doctor.launch.detect import ForeignWorld
+world = ForeignWorld("slurm", int(sys.argv[1]), 3, 1, "slurm-7-0-0")
+with local_ranks.told(world, Path(sys.argv[2]), {"NCCL_ALGO": "Tree"}):
+    print("told", flush=True)
+    sys.stdin.read()
+"""
+Rank = Callable[[int], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[Rank]:
+    """Starts a rank, and returns when it has told."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(local_rank: int) -> "subprocess.Popen[str]":
+        argv = [sys.executable, "-c", RANK, str(local_rank), str(tmp_path)]
+        one = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        started.append(one)
+        assert one.stdout is not None
+        assert one.stdout.readline() == "told\n"
+        return one
+
+    yield start
+    for one in started:
+        one.kill()
+        one.communicate()
+
+
+def heard(folder: Path | None, env: Mapping[str, str] | None = None) -> dict[int, dict[str, str]]:
+    (reading,) = local_ranks.readings(AGENT, folder, env or {})
+    fact = RankSettings.model_validate(reading.fact)
+    assert fact.local_size == 3
+    return {local: one.variables for local, one in fact.ranks.items()}
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_agent_hears_all_ranks_at_once_and_they_leave_no_file(tmp_path: Path, rank: Rank) -> None:
+    ranks = [rank(1), rank(2)]
+    started = time.monotonic()
+
+    assert heard(tmp_path, {"NCCL_PROTO": "LL"}) == {0: {"NCCL_PROTO": "LL"}, 1: TREE, 2: TREE}
+    assert time.monotonic() - started < 0.2
+
+    for one in ranks:
+        one.communicate("")
+    assert files(tmp_path) == []
+
+
+def test_of_a_rank_that_never_comes_nothing_is_claimed_after_half_a_second(
+    tmp_path: Path, rank: Rank
+) -> None:
+    rank(2)
+    started = time.monotonic()
+
+    assert heard(tmp_path) == {0: {}, 2: TREE}
+    assert 0.4 < time.monotonic() - started < 0.9
+
+
+def test_a_rank_that_comes_while_the_agent_listens_is_heard(
+    tmp_path: Path, rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_ranks, "_PATIENCE_S", 20.0)
+    late = f"sleep 0.3; exec {sys.executable} -c '{RANK}' 2 {tmp_path}"
+    rank(1)
+    with subprocess.Popen(
+        ["sh", "-c", late], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=ROOT
+    ) as one:
+        assert heard(tmp_path) == {0: {}, 1: TREE, 2: TREE}
+        one.communicate(b"")
+
+
+def test_a_rank_that_was_killed_is_not_believed_and_its_file_goes_with_the_agent(
+    tmp_path: Path, rank: Rank
+) -> None:
+    one = rank(1)
+    one.kill()
+    one.wait()
+
+    assert heard(tmp_path) == {0: {}}
+    assert files(tmp_path) == ["slurm-7-0-0.1.rank"]
+    local_ranks.forget(AGENT, tmp_path)
+    assert files(tmp_path) == []
+
+
+def test_nothing_but_a_living_ranks_own_file_is_believed(tmp_path: Path, rank: Rank) -> None:
+    rank(1)
+    (tmp_path / "slurm-7-0-0.2.rank").symlink_to(tmp_path / "slurm-7-0-0.1.rank")
+    (tmp_path / "slurm-7-0-0.3.rank").hardlink_to(
+        tmp_path / "slurm-7-0-0.1.rank"
+    )  # of no rank of this launch
+    (tmp_path / "slurm-7-0-1.2.rank").hardlink_to(tmp_path / "slurm-7-0-0.1.rank")  # of another launch
+
+    assert heard(tmp_path) == {0: {}, 1: TREE}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"variables": {"NCCL_ALGO": 1}}', "x" * (1 << 20) + "x"])
+def test_what_is_no_ranks_word_is_not_believed(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "slurm-7-0-0.1.rank"
+    path.write_text(text)
+    with path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+
+        assert heard(tmp_path) == {0: {}}
+
+
+def test_a_pipe_in_place_of_a_ranks_file_stops_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "slurm-7-0-0.1.rank")
+
+    assert heard(tmp_path) == {0: {}}
+
+
+def test_without_a_folder_the_agent_speaks_for_itself_at_once() -> None:
+    started = time.monotonic()
+
+    assert heard(None, TREE) == {0: TREE}
+    assert time.monotonic() - started < 0.2
+
+
+def test_a_rank_that_can_tell_nothing_waits_all_the_same(tmp_path: Path) -> None:
+    with local_ranks.told(AGENT, tmp_path / "missing", TREE):
+        pass
+
+
+def test_what_killed_ranks_left_days_ago_is_removed(tmp_path: Path) -> None:
+    for name in ("old.1.rank", "old.1.rank.7.new"):
+        (tmp_path / name).write_text("")
+        os.utime(tmp_path / name, (time.time() - 2 * 86400,) * 2)
+
+    foreign.AgentLock(AGENT, tmp_path).tell(0)
+
+    assert files(tmp_path) == ["slurm-7-0-0.agent"]
+
+
+# --- ranks that torchrun starts, each in a script -----------------------------------------------------
+
+
+def started(folder: Path, script: str, *options: str, nodes: int = 1, node: int = 0, port: int = 0) -> Any:
+    """torchrun with four ranks on this node, of which each runs ``script`` and then the doctor."""
+    wrapper = folder / f"wrapper{node}.sh"
+    command = f"{sys.executable} -m ddp_doctor run -q --json {folder}/node{node}.json --record {folder}/node{node}.rec"
+    wrapper.write_text(
+        f'#!/bin/sh\n{script}\n{command} "$@"\n'
+    )  # no exec: every rank has a parent of its own
+    wrapper.chmod(0o700)
+    where = ("--master-addr", "127.0.0.1", "--master-port", str(port or free_port()))
+    argv = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", *where, "--no-python")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(folder), "TMPDIR": str(folder)}
+    env.pop("XDG_RUNTIME_DIR", None)
+    return subprocess.Popen(
+        (*argv, "--nnodes", str(nodes), "--node-rank", str(node), str(wrapper), "--level", "quick", *options),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=env,
+        text=True,
+    )
+
+
+def ended(process: Any, folder: Path, node: int = 0) -> tuple[dict[str, Any], int]:
+    said, _ = process.communicate(timeout=90)
+    assert (folder / f"node{node}.json").exists(), said
+    report: dict[str, Any] = json.loads((folder / f"node{node}.json").read_text())
+    return report, process.returncode
+
+
+def meeting_files(folder: Path) -> list[str]:
+    return [name for name in files(folder / f"ddp-doctor-{os.getuid()}") if not name.endswith(".agent")]
+
+
+@pytest.mark.ranks
+def test_a_setting_of_one_torchrun_rank_is_found_and_replayed(tmp_path: Path) -> None:
+    script = '[ "$LOCAL_RANK" != 2 ] || export TORCH_DISTRIBUTED_DEBUG=DETAIL'
+
+    report, code = ended(started(tmp_path, script), tmp_path)
+
+    (found,) = [one for one in report["findings"] if one["severity"] != "info"]
+    assert (code, found["code"], found["severity"]) == (1, "DD555", "error")
+    assert [(one["kind"], one["rank"]) for one in found["culprits"]] == [("rank", 2)]
+    assert "local rank 2 has TORCH_DISTRIBUTED_DEBUG=DETAIL" in found["title"]
+    again = app.replay(tmp_path / "node0.rec").report
+    assert json.loads(again.model_dump_json())["findings"] == report["findings"]
+    assert meeting_files(tmp_path) == []
+
+
+@pytest.mark.ranks
+def test_a_gpu_and_a_log_for_each_torchrun_rank_are_nobodys_business(tmp_path: Path) -> None:
+    script = "export CUDA_VISIBLE_DEVICES=$LOCAL_RANK NCCL_DEBUG_FILE=/tmp/$RANK.%h.%p GLOO_SOCKET_IFNAME=lo"
+
+    report, code = ended(started(tmp_path, script, "--only", "env_vars"), tmp_path)
+
+    recording = app.load_recording(tmp_path / "node0.rec")
+    (seen,) = recording.facts(RankSettings)
+    assert (code, report["verdict"], report["findings"]) == (0, "healthy", [])
+    assert sorted(seen.fact.ranks) == [0, 1, 2, 3]
+    assert meeting_files(tmp_path) == []
+
+
+@pytest.mark.ranks
+def test_a_rank_of_another_node_is_named_with_its_node(tmp_path: Path) -> None:
+    script, port = '[ "$RANK" != 6 ] || export TORCH_DISTRIBUTED_DEBUG=DETAIL', free_port()
+
+    both = [started(tmp_path, script, nodes=2, node=node, port=port) for node in range(2)]
+    reports = [ended(process, tmp_path, node) for node, process in enumerate(both)]
+
+    for report, code in reports:
+        (found,) = [one for one in report["findings"] if one["code"] == "DD555"]
+        assert (code, found["severity"]) == (1, "error")
+        assert [(one["node_rank"], one["rank"]) for one in found["culprits"]] == [(1, 6)]
+        assert "DD551" not in {one["code"] for one in report["findings"]}
+    assert meeting_files(tmp_path) == []
