@@ -1,7 +1,6 @@
 """A node's GPUs as the driver and the kernel describe them.
 
-The fact of the check ``gpus`` stands here because rules in two places need it: checks/gpus.py (are they
-there, can the job use them) and knowledge/gpu_health.py (is each of them well).
+The fact of the check ``gpus`` stands here, not in checks/gpus/, because phrases/gpus.py speaks of it too.
 """
 
 from typing import Annotated, ClassVar, Literal

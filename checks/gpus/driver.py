@@ -1,0 +1,109 @@
+"""DD301, DD302: GPUs are there, and their driver does not serve them."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.gpus.severity import severity_of_use
+from ddp_doctor.knowledge import nvml as known
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.gpu_facts import GpusFact
+from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names
+
+
+@rule("DD301", "nvidia-driver-not-working", Severity.ERROR, GpusFact)
+def driver_not_working(recording: Recording) -> Iterator[Draft]:
+    """GPUs are there, or were granted, and the NVIDIA driver does not serve them.
+
+    What it finds
+        NVIDIA display devices on the PCI bus (other than those of virtual machines), or GPUs granted by the
+        scheduler, while NVML fails: no library, no kernel module, versions that do not fit. In a container
+        only granted GPUs count.
+
+    Why it matters
+        torch.cuda.is_available() is False: the job fails, or runs on the CPU without a word.
+
+    Remedy
+        Named with the finding, since it depends on NVML's answer; after a driver update mostly a reboot.
+
+    References
+        NVML API reference, nvmlInit_v2 and nvmlReturn_t
+    """
+    for code, group in by_cause(recording.facts(GpusFact), _failure).items():
+        fault = known.fault_of(code, in_container=group[0].fact.in_container)
+        mend = known.remedy(fault.mend, *fault.commands, scope=fault.scope, references=(known.NVML_API,))
+        yield Draft(
+            title=f"The GPUs of {node_names(recording, group)} cannot be used: {fault.meaning}",
+            detail=_gpus_expected(group[0].fact),
+            confidence=Confidence.PROVED,
+            culprits=node_culprits(recording, group),
+            evidence=tuple(dict.fromkeys(_nvml_evidence(one.fact) for one in group))[:LINES_OF_EVIDENCE],
+            remedies=(mend,),
+            severity=severity_of_use(recording, group),
+        )
+
+
+def _failure(fact: GpusFact) -> str | None:
+    return fact.nvml_error.code if fact.nvml_error and fact.nvml_error.code != "timed_out" else None
+
+
+def _gpus_expected(fact: GpusFact) -> str:
+    """What there is, although NVML does not say so."""
+    drivers = sorted({gpu.driver or "none" for gpu in fact.due()})
+    bus = f"{len(fact.due())} on the PCI bus (kernel driver: {', '.join(drivers)})" if fact.due() else ""
+    granted = f"{fact.granted} granted by the scheduler or container runtime" if fact.is_owed() else ""
+    return f"NVIDIA GPUs: {', '.join(part for part in (bus, granted) if part) or 'none counted'}."
+
+
+def _nvml_evidence(fact: GpusFact) -> Evidence:
+    error = fact.nvml_error
+    assert error is not None
+    module = f"; loaded: {fact.kernel_module}" if fact.kernel_module else ""
+    text = f"{error.call or 'the program that asks NVML'}: {error.code}, {error.text}{module}"
+    return Evidence(check="gpus", text=text, expected_from="NVML answers wherever the driver works")
+
+
+@rule("DD302", "nvidia-driver-hangs", Severity.ERROR, GpusFact)
+def driver_hangs(recording: Recording) -> Iterator[Draft]:
+    """The NVIDIA driver does not answer at all.
+
+    What it finds
+        A call into NVML that had not come back after 10 s and 5 s more per GPU on the bus, which leaves room
+        for a driver without persistence mode that has to start every GPU first.
+
+    Why it matters
+        Every process of the job that touches CUDA will hang in the same way, often unkillable.
+
+    Remedy
+        Look for Xids and processes in state D, then reboot the node.
+
+    References
+        NVIDIA Xid catalog (79, 119, 120); NVIDIA Driver Persistence
+    """
+    hung = by_cause(recording.facts(GpusFact), lambda fact: fact.nvml_error if not _failure(fact) else None)
+    for error, group in hung.items():
+        call = error.call if error.gpu is None else f"{error.call} of GPU {error.gpu}"
+        nodes = node_culprits(recording, group)
+        waited = group[0].fact.nvml_elapsed_s
+        yield Draft(
+            title=f"The NVIDIA driver hangs on {node_names(recording, group)}: no answer to {call}",
+            detail="A call of NVML never came back; the program that made it was killed.",
+            confidence=Confidence.LIKELY,
+            culprits=tuple(node.model_copy(update={"gpu": error.gpu}) for node in nodes),
+            evidence=(
+                Evidence(
+                    check="gpus",
+                    text=f"{call} had not come back after {waited:.1f} s",
+                    value=waited,
+                    unit="s",
+                    expected_from="NVML answers in a second, without persistence mode in a few seconds a GPU",
+                ),
+            ),
+            remedies=(known.REBOOT,),
+            severity=severity_of_use(recording, group),
+        )
+
+
+RULES = (driver_not_working, driver_hangs)

@@ -1,0 +1,26 @@
+"""How grave a fault is: of a node's GPUs altogether, and of single GPUs."""
+
+from collections.abc import Callable
+
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.parse.gpu_facts import Gpu, GpusFact
+from ddp_doctor.phrases.gpus import Hits, asked_for
+
+
+def severity_of_use(recording: Recording, group: list[Seen[GpusFact]]) -> Severity:
+    """An error where the job wants GPUs; where CUDA_VISIBLE_DEVICES hides them on purpose, information."""
+    return Severity.INFO if all(one.fact.hidden for one in group) else asked_for(recording, Severity.ERROR)
+
+
+def hits_of(recording: Recording, is_hit: Callable[[Gpu], object]) -> Hits:
+    """The job's GPUs with a fault."""
+    seen = recording.facts(GpusFact)
+    return [(one.node, gpu) for one in seen for gpu in one.fact.of_the_job() if is_hit(gpu)]
+
+
+def by_severity(recording: Recording, judge: Callable[[Gpu], Severity | None]) -> dict[Severity, Hits]:
+    """The job's GPUs that ``judge`` finds fault with, the worst first."""
+    judged = [(judge(gpu), (node, gpu)) for node, gpu in hits_of(recording, judge)]
+    found = {severity: [hit for verdict, hit in judged if verdict is severity] for severity in Severity}
+    return {severity: hits for severity, hits in found.items() if hits}

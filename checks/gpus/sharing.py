@@ -1,0 +1,133 @@
+"""DD305, DD306: a GPU of the job that somebody else uses, or that lets no rank in."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.gpus.severity import by_severity
+from ddp_doctor.knowledge import nvml as known
+from ddp_doctor.knowledge import thresholds as limits
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.gpu_facts import Gpu, GpusFact
+from ddp_doctor.phrases.gpus import Sight, gpu_draft
+
+
+@rule("DD305", "gpu-memory-in-use", Severity.WARNING, GpusFact)
+def memory_in_use(recording: Recording) -> Iterator[Draft]:
+    """A GPU of the job in whose memory somebody else's data lie before it starts.
+
+    What it finds
+        More than 1 GiB or a tenth of the memory in use: a warning, an error from nine tenths on, information
+        where only a desktop draws. GPUs in MIG mode, whose other slices are others' right, do not count.
+
+    Why it matters
+        The job runs out of memory, or shares the GPU's time: every rank waits for the slowest one.
+
+    Remedy
+        End what is left over from an earlier job, or take other GPUs.
+
+    References
+        NVML API reference, nvmlDeviceGetMemoryInfo and nvmlDeviceGetComputeRunningProcesses
+    """
+    for severity, hits in by_severity(recording, _memory).items():
+        full = "nearly all " if severity is Severity.ERROR else ""
+        yield gpu_draft(
+            recording,
+            hits,
+            f"{full}memory in use by other processes",
+            _memory_sight,
+            known.FREE_MEMORY,
+            detail="Read before the doctor started anything on the GPU. A pid may be another container's.",
+            severity=severity,
+            confidence=Confidence.PROVED if hits[0][1].processes else Confidence.LIKELY,
+        )
+
+
+def _memory(gpu: Gpu) -> Severity | None:
+    if gpu.mig_enabled or not gpu.memory_total_bytes or gpu.memory_used_bytes is None:
+        return None
+    used = _memory_of_others(gpu)
+    share = used / gpu.memory_total_bytes
+    if share >= limits.GPU_MEMORY_FULL_SHARE:
+        return Severity.ERROR
+    if used <= limits.GPU_MEMORY_IN_USE_BYTES and share <= limits.GPU_MEMORY_IN_USE_SHARE:
+        return None
+    if gpu.computing():
+        return Severity.WARNING
+    if any(model in (gpu.name or "") for model in known.OS_MANAGED_MEMORY):
+        return None
+    return Severity.INFO if gpu.processes else Severity.WARNING
+
+
+def _memory_of_others(gpu: Gpu) -> int:
+    reserved = limits.GPU_MEMORY_RESERVED_BYTES if gpu.memory_used_counts_reserved else 0
+    return max((gpu.memory_used_bytes or 0) - reserved, 0)
+
+
+def _memory_sight(gpu: Gpu) -> Sight:
+    used, total = _memory_of_others(gpu) / limits.GIB, (gpu.memory_total_bytes or 0) / limits.GIB
+    return Sight(
+        f"{used:.1f} of {total:.1f} GiB in use, {_process_words(gpu)}",
+        round(used, 3),
+        "GiB",
+        limits.GPU_MEMORY_IN_USE_BYTES / limits.GIB,
+        "an idle GPU holds some MiB, a bare CUDA context less than 1 GiB",
+    )
+
+
+def _process_words(gpu: Gpu) -> str:
+    if not gpu.processes:
+        return "by no process that can be seen from here"
+    named = [f"pid {process.pid} ({process.name or 'name unknown'})" for process in gpu.processes[:4]]
+    return f"by {', '.join(named)}" + (f" and {len(gpu.processes) - 4} more" if gpu.processes[4:] else "")
+
+
+@rule("DD306", "gpu-compute-mode-refuses-ranks", Severity.ERROR, GpusFact)
+def compute_mode_refuses(recording: Recording) -> Iterator[Draft]:
+    """A GPU of the job on which no rank can open a CUDA context.
+
+    What it finds
+        Compute mode "prohibited"; or "exclusive process" while another process holds the GPU. Exclusive mode
+        alone is well: DDP has one rank a GPU; so is an MPS server, which shares the GPU among its clients.
+
+    Why it matters
+        The rank dies with "CUDA-capable device(s) is/are busy or unavailable", or takes another rank's GPU.
+
+    Remedy
+        Set the mode to default, or end the process that holds the GPU.
+
+    References
+        NVML API reference, nvmlComputeMode_t; CUDA C++ Programming Guide, Compute Modes
+    """
+    for severity, hits in by_severity(recording, _mode).items():
+        yield gpu_draft(
+            recording,
+            hits,
+            "the compute mode lets no rank in",
+            lambda gpu: Sight(_mode_words(gpu), expected_from="one rank a GPU needs one CUDA context"),
+            known.DEFAULT_MODE,
+            detail="Opening the GPU fails with cudaErrorDevicesUnavailable.",
+            severity=severity,
+            confidence=Confidence.PROVED if severity is Severity.ERROR else Confidence.POSSIBLE,
+        )
+
+
+def _mode(gpu: Gpu) -> Severity | None:
+    if gpu.compute_mode == "prohibited":
+        return Severity.ERROR
+    holders = gpu.computing()
+    if gpu.compute_mode not in ("exclusive_process", "exclusive_thread") or not holders:
+        return None
+    if any((process.name or "").startswith("nvidia-cuda-mps") for process in holders):
+        return None
+    # A process of another pid namespace has no name here: it may be the MPS server.
+    return Severity.ERROR if all(process.name for process in holders) else Severity.WARNING
+
+
+def _mode_words(gpu: Gpu) -> str:
+    mode = f"compute mode {(gpu.compute_mode or '').replace('_', ' ')}"
+    return f"{mode}, held {_process_words(gpu)}" if gpu.computing() else mode
+
+
+RULES = (memory_in_use, compute_mode_refuses)
