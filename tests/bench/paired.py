@@ -4,7 +4,7 @@ import statistics
 import time
 from typing import ClassVar
 
-from ddp_doctor.checks import allreduce
+from ddp_doctor.checks.allreduce import sweep
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Fact
 
@@ -24,7 +24,7 @@ class Paired(Fact):
 
 def probe(ctx: RankContext) -> Paired:
     """Interleaved rounds, after one of each to warm up."""
-    rounds = [(allreduce._measure(ctx, SIZE).time_us / 1e6, _bare_loop()) for _ in range(ROUNDS + 1)]
+    rounds = [(sweep.measure(ctx, SIZE).time_us / 1e6, _bare_loop()) for _ in range(ROUNDS + 1)]
     ours, bare = zip(*rounds[1:], strict=True)
     return Paired(ours=ours, bare=bare)
 

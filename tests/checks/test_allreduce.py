@@ -7,7 +7,8 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.checks import allreduce
-from ddp_doctor.checks.allreduce import CHECK, ELEMENTS, AllReduceFact, Wrong
+from ddp_doctor.checks.allreduce import CHECK, AllReduceFact, rules, sums
+from ddp_doctor.checks.allreduce.facts import ELEMENTS, Wrong
 from ddp_doctor.model.choices import Confidence, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
@@ -42,7 +43,7 @@ def recording(*facts: AllReduceFact) -> Recording:
 
 
 def judge(*facts: AllReduceFact) -> Finding:
-    (finding,) = allreduce.wrong_result.apply(recording(*facts))
+    (finding,) = rules.wrong_result.apply(recording(*facts))
     return finding
 
 
@@ -93,7 +94,7 @@ def compared(wrong_elements: dict[int, int]) -> Wrong | None:
     for index, value in wrong_elements.items():
         tensor[index] = value
     ctx = HarnessContext(rank=4, group_rank=0, world_size=4, ranks=(4, 5, 6, 7), local_rank=0, group=None)
-    return allreduce._compare(tensor, "int64", "sum", ctx)
+    return sums.compare(tensor, "int64", "sum", ctx)
 
 
 def test_only_a_tensor_that_is_off_throughout_blames_by_original_number():

@@ -1,0 +1,117 @@
+"""DD601, DD602: all-reduces that are wrong, or not repeatable."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.allreduce.facts import ELEMENTS, AllReduceFact, Wrong
+from ddp_doctor.knowledge import payload
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.ranks import rank_at, rank_culprit, ranks_at
+
+
+@rule("DD601", "all-reduce-is-wrong", Severity.ERROR, AllReduceFact)
+def wrong_result(recording: Recording) -> Iterator[Draft]:
+    """An all-reduce whose result is not the true sum, maximum, minimum or product.
+
+    What it finds
+        Elements that differ from the closed form. The shares are coded by rank: a rank is named where
+        every wrong sum, on every rank, is off throughout by one and the same rank's share.
+
+    Why it matters
+        Gradients are summed this way: the training goes on and is wrong.
+
+    Remedy
+        GPUs: NCCL_P2P_DISABLE=1 tells whether peer-to-peer transfers corrupt data; then memory
+        errors (nvidia-smi -q -d ECC). Else the library: another NCCL or torch.
+
+    References
+        nccl-tests, verifiable/: the same idea; NVIDIA/nccl-tests#117: wrong data over P2P
+    """
+    seen = recording.facts(AllReduceFact)
+    faulty = [one for one in seen if _errors(one.fact)]
+    if not faulty:
+        return
+    # A share that was wrong at its source is wrong on every rank: a rank that saw none speaks against it.
+    sums = [_wrong_sums(one.fact) for one in seen]
+    blamed = payload.agreed(wrong.blamed for one in sums for wrong in one) if all(sums) else None
+    several = len({wrong.dtype for one in sums for wrong in one}) > 1
+    on = ranks_at(recording, [one.rank or 0 for one in faulty])
+    whose = "unsure whose share" if blamed is None else f"the share of {rank_at(recording, blamed)}"
+    yield Draft(
+        title=f"All-reduce gives wrong results on {on}: {whose} is wrong",
+        detail="A training on these ranks would go on, and its gradients would be wrong.",
+        confidence=Confidence.PROVED if blamed is None or several else Confidence.LIKELY,
+        culprits=() if blamed is None else (rank_culprit(recording, blamed),),
+        evidence=tuple(_errors(faulty[0].fact))[:6],
+        remedies=(
+            Remedy(
+                summary="Repeat without GPU peer-to-peer transfers and look for memory errors",
+                commands=("NCCL_P2P_DISABLE=1 ddp-doctor run --only allreduce", "nvidia-smi -q -d ECC"),
+                scope="node",
+            ),
+        ),
+    )
+
+
+def _wrong_sums(fact: AllReduceFact) -> list[Wrong]:
+    """The wrong sums, without the blame that an older recording may put on a few wrong elements."""
+    sums = [wrong for wrong in fact.wrong if wrong.op == "sum"]
+    return [
+        wrong if wrong.elements == ELEMENTS else wrong.model_copy(update={"blamed": ()}) for wrong in sums
+    ]
+
+
+def _errors(fact: AllReduceFact) -> list[Evidence]:
+    shares = [
+        Evidence(
+            check="allreduce",
+            text=f"{wrong.dtype} {wrong.op}: {wrong.elements} of {ELEMENTS} elements are off"
+            + (", all alike" if wrong.alike and wrong.elements > 1 else ""),
+            value=wrong.got,
+            expected=wrong.expected,
+            expected_from="closed form of rank-coded shares",
+        )
+        for wrong in fact.wrong
+    ]
+    sweeps = [
+        Evidence(
+            check="allreduce", text=f"{size.size_bytes} B: #wrong {size.wrong}", value=size.wrong, expected=0
+        )
+        for size in fact.sizes
+        if size.wrong
+    ]
+    return shares + sweeps
+
+
+@rule("DD602", "all-reduce-is-not-repeatable", Severity.WARNING, AllReduceFact)
+def not_repeatable(recording: Recording) -> Iterator[Draft]:
+    """Two all-reduces of the same inputs that differ in their last bits.
+
+    What it finds
+        A rank where the same inexact fp32 inputs gave two different sums in one process group.
+
+    Why it matters
+        Runs cannot be reproduced bit for bit, and silent data corruption cannot be told from noise.
+
+    Remedy
+        Fix the algorithm (NCCL_ALGO=Ring) where repeatability matters; it costs speed.
+
+    References
+        NCCL user guide, NCCL_ALGO
+    """
+    odd = [seen.rank or 0 for seen in recording.facts(AllReduceFact) if not seen.fact.repeatable]
+    if odd:
+        yield Draft(
+            title=f"All-reduce is not repeatable bit for bit on {ranks_at(recording, odd)}",
+            detail="The same inputs were reduced twice in one process group and the bits differ.",
+            culprits=tuple(rank_culprit(recording, rank) for rank in odd),
+            evidence=(Evidence(check="allreduce", text="two float32 sums of equal inputs differ"),),
+            remedies=(
+                Remedy(summary="Fix the algorithm where bit-for-bit repeatability matters", cost="speed"),
+            ),
+        )
+
+
+RULES = (wrong_result, not_repeatable)

@@ -1,0 +1,96 @@
+"""How fast is an all-reduce, over sizes?"""
+
+from statistics import median
+
+from ddp_doctor.checks.allreduce.facts import SizeResult
+from ddp_doctor.knowledge import payload
+from ddp_doctor.knowledge.bandwidth import busbw
+from ddp_doctor.model.choices import Level
+from ddp_doctor.model.context import RankContext
+
+
+def bandwidth(ctx: RankContext) -> tuple[list[SizeResult], int | None]:
+    """Sizes 4 B, then 1 KiB to 256 MiB by fours, until the ranks agree that time or memory is short."""
+    results: list[SizeResult] = []
+    spent, previous = 0.0, 0.0
+    allowed = _time_for_sizes(ctx)
+    for size in payload.sweep_sizes(ctx.level is Level.QUICK):
+        # Large sizes take about four times longer each; the slowest rank decides for all.
+        growth = 5 if size > payload.LATENCY_BOUND_BYTES else 2
+        if not _all_agree(ctx, spent + growth * previous < allowed and _fits_memory(ctx, size)):
+            return results, size
+        started = ctx.clock()
+        results.append(measure(ctx, size))
+        previous = ctx.clock() - started
+        spent += previous
+    return results, None
+
+
+def _time_for_sizes(ctx: RankContext) -> float:
+    share = {Level.QUICK: 0.25, Level.STANDARD: 1.0, Level.THOROUGH: 5.0}[ctx.level]
+    return min(share, ctx.remaining() * 0.6)
+
+
+def _fits_memory(ctx: RankContext, size: int) -> bool:
+    """Twice the payload per rank, never more than a quarter of what is free beside other programs."""
+    import torch
+
+    if ctx.device.startswith("cuda"):
+        free = torch.cuda.mem_get_info()[0]
+    else:
+        import psutil
+
+        free = psutil.virtual_memory().available // max(ctx.world_size, 1)
+    return bool(2 * size < free // 4)
+
+
+def _all_agree(ctx: RankContext, mine: bool) -> bool:
+    import torch
+    import torch.distributed as dist
+
+    vote = torch.tensor([float(mine)], device=ctx.device)
+    with ctx.step("all_reduce", "float32 [1] min"):
+        dist.all_reduce(vote, op=dist.ReduceOp.MIN)
+        return bool(vote.item() == 1.0)
+
+
+def measure(ctx: RankContext, size: int) -> SizeResult:
+    """Time all-reduces of ``size`` bytes, then check one."""
+    import torch
+    import torch.distributed as dist
+
+    elements = max(size // 4, 1)
+    tensor = torch.zeros(elements, device=ctx.device)  # zeros stay zeros: no overflow, any count
+    iterations = payload.iterations(size, quick=ctx.level is Level.QUICK)
+    times = []
+    with ctx.step("all_reduce", f"float32 [{elements}] sum, {iterations + 1} times"):
+        dist.all_reduce(tensor)  # the first one allocates
+        _synchronize(ctx.device)
+        for _ in range(iterations):
+            started = ctx.clock()
+            dist.all_reduce(tensor)
+            _synchronize(ctx.device)
+            times.append(ctx.clock() - started)
+        tensor.fill_(float(ctx.group_rank + 1))
+        dist.all_reduce(tensor)
+        total = ctx.world_size * (ctx.world_size + 1) / 2
+        wrong = int((tensor != total).sum().item())
+    typical = median(times)
+    algbw = size / typical / 1e9
+    return SizeResult(
+        size_bytes=size,
+        time_us=typical * 1e6,
+        min_us=min(times) * 1e6,
+        max_us=max(times) * 1e6,
+        iterations=iterations,
+        algbw_gb_per_s=algbw,
+        busbw_gb_per_s=busbw("all_reduce", algbw, ctx.world_size),
+        wrong=wrong,
+    )
+
+
+def _synchronize(device: str) -> None:
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize()
