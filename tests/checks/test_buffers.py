@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks import buffers
-from ddp_doctor.checks.buffers import CHECK, Buffers
+from ddp_doctor.checks.buffers import CHECK, Buffers, closed_form, stamps
 from ddp_doctor.model.recording import Recording
 from tests.checks.judged_ranks import blamed, judge_by, only, record
 from tests.rank_harness import Ranks
@@ -42,68 +42,68 @@ def wrapped(ctx: Any, module: Any = None, **options: Any) -> Any:
     """The probe's model in DDP with other options than the probe's."""
     from torch.nn.parallel import DistributedDataParallel
 
-    module = buffers.stamped_model(ctx) if module is None else module
+    module = stamps.stamped_model(ctx) if module is None else module
     return DistributedDataParallel(module, process_group=ctx.group, **options)
 
 
 def never_broadcasts(ctx):
-    return buffers.measure(ctx, wrapped(ctx, broadcast_buffers=False))
+    return stamps.measure(ctx, wrapped(ctx, broadcast_buffers=False))
 
 
 def stamps_again_in_forward(ctx, rank):
     """One rank's forward writes its own stamp after DDP has broadcast."""
-    model = buffers.wrap(ctx, buffers.stamped_model(ctx))
+    model = stamps.wrap(ctx, stamps.stamped_model(ctx))
     if ctx.rank == rank:
         after_forward(model.module, lambda module: module.float_stamp.fill_(ctx.group_rank + 1.0))
-    return buffers.measure(ctx, model)
+    return stamps.measure(ctx, model)
 
 
 def reassigns_a_buffer(ctx):
     """Rank 1 gives its module a new tensor under the old name, as users do; DDP must follow it."""
     import torch
 
-    model = buffers.wrap(ctx, buffers.stamped_model(ctx))
+    model = stamps.wrap(ctx, stamps.stamped_model(ctx))
     if ctx.rank == 1:
         model.module.float_stamp = torch.full((500,), 7.0)
-    return buffers.measure(ctx, model)
+    return stamps.measure(ctx, model)
 
 
 def broadcasts_from_rank_2(ctx):
-    model = buffers.wrap(ctx, buffers.stamped_model(ctx))
+    model = stamps.wrap(ctx, stamps.stamped_model(ctx))
     broadcast = model._sync_module_buffers
     model._sync_module_buffers = lambda authoritative_rank: broadcast(2)
-    return buffers.measure(ctx, model)
+    return stamps.measure(ctx, model)
 
 
 def statistics_alone_stray(ctx):
     """Rank 1's running variance is not what rank 0's makes of its batch in the second forward."""
-    model = buffers.wrap(ctx, buffers.stamped_model(ctx))
+    model = stamps.wrap(ctx, stamps.stamped_model(ctx))
     forwards = iter([0.0, 1.0])
     if ctx.rank == 1:
         after_forward(model.module.norm, lambda norm: norm.running_var.add_(next(forwards)))
-    return buffers.measure(ctx, model)
+    return stamps.measure(ctx, model)
 
 
 def never_starts_equal(ctx):
-    return buffers.measure(ctx, wrapped(ctx, init_sync=False))
+    return stamps.measure(ctx, wrapped(ctx, init_sync=False))
 
 
 def loses_its_weights(ctx):
     """Rank 3's weights are overwritten after wrapping."""
     import torch
 
-    model = buffers.wrap(ctx, buffers.stamped_model(ctx))
+    model = stamps.wrap(ctx, stamps.stamped_model(ctx))
     if ctx.rank == 3:
         with torch.no_grad():
             model.module.weight[17] = float("nan")
-    return buffers.measure(ctx, model)
+    return stamps.measure(ctx, model)
 
 
 def computes_wrong_statistics(ctx, on):
-    model = buffers.wrap(ctx, buffers.stamped_model(ctx))
+    model = stamps.wrap(ctx, stamps.stamped_model(ctx))
     if ctx.rank in on:
         after_forward(model.module.norm, lambda norm: norm.running_mean.mul_(1.001))
-    return buffers.measure(ctx, model)
+    return stamps.measure(ctx, model)
 
 
 def synchronised_model(ctx: Any) -> Any:
@@ -122,18 +122,18 @@ def synchronised_model(ctx: Any) -> Any:
             running.running_var.lerp_(unbiased, 0.5)
             return given
 
-    module = buffers.stamped_model(ctx)
+    module = stamps.stamped_model(ctx)
     module.norm = SyncNorm(3)
     return module
 
 
 def sync_batch_norm(ctx, module_of, on=()):
     """As the probe does it on GPUs; ranks ``on`` use their own batch alone afterwards."""
-    fact = buffers.measure(ctx, buffers.wrap(ctx, buffers.stamped_model(ctx)))
-    model = buffers.wrap(ctx, module_of(ctx))
+    fact = stamps.measure(ctx, stamps.wrap(ctx, stamps.stamped_model(ctx)))
+    model = stamps.wrap(ctx, module_of(ctx))
     if ctx.rank in on:
         model.module.norm.register_forward_hook(use_own_batch)
-    return fact.model_copy(update={"sync_batch_norm_off": buffers.measure_sync_batch_norm(ctx, model)})
+    return fact.model_copy(update={"sync_batch_norm_off": stamps.measure_sync_batch_norm(ctx, model)})
 
 
 def use_own_batch(norm, args, _result):
@@ -166,7 +166,7 @@ def torch_sync_batch_norm(ctx):
     import torch
 
     kind: Any = torch.nn.SyncBatchNorm
-    return kind.convert_sync_batchnorm(buffers.stamped_model(ctx), ctx.group)
+    return kind.convert_sync_batchnorm(stamps.stamped_model(ctx), ctx.group)
 
 
 def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
@@ -194,8 +194,8 @@ def test_sync_batch_norm_that_synchronises_is_healthy(ranks):
 @pytest.mark.parametrize("world_size", [1, 2, 5, 64])
 def test_the_overall_statistics_are_those_of_the_batches_joined(world_size):
     torch = pytest.importorskip("torch")
-    joined = torch.cat([buffers.batch(place, "cpu") for place in range(world_size)]).double()
-    means, variances = buffers.overall(world_size)
+    joined = torch.cat([closed_form.batch(place, "cpu") for place in range(world_size)]).double()
+    means, variances = closed_form.overall(world_size)
     assert joined.mean(0).tolist() == pytest.approx(means)
     assert joined.var(0).tolist() == pytest.approx(variances)
 
@@ -266,7 +266,7 @@ def test_wrong_statistics_on_all_ranks_blame_none(ranks):
 
 
 def test_plain_batch_norm_in_place_of_sync_batch_norm_is_found(ranks):
-    facts = ranks.facts(sync_batch_norm, buffers.stamped_model)
+    facts = ranks.facts(sync_batch_norm, stamps.stamped_model)
     finding = only(judge(recording(facts)), "DD714")
     assert "every rank: they are the rank's own" in finding.title
     assert blamed(finding) == []

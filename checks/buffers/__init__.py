@@ -1,0 +1,53 @@
+"""buffers: does DistributedDataParallel give every rank rank 0's parameters and buffers?
+
+What the probe reads on each rank is the state of a small model that every rank filled with its own stamp
+(rank 0 with 1, rank 1 with 2, …)::
+
+                                     before wrapping   after wrapping   stamped anew   after a forward
+    weight, rank 1                   2. 2. 2. …        1. 1. 1. …       -              -
+    float_stamp, rank 1              2. 2. 2. …        1. 1. 1. …       2. 2. 2. …     1. 1. 1. …
+    norm.running_mean, rank 1        0. 0. 0.          0. 0. 0.         -              1. 2. 3.
+
+The batches are known in closed form too: after one forward the running mean of BatchNorm must be half of
+the rank's own (momentum 0.5), the next starts from rank 0's, and SyncBatchNorm's is that of all ranks.
+
+Why it matters: ranks that start from other weights train other models; running statistics that drift
+apart make the saved model, rank 0's, worse in evaluation than the losses of the training promised.
+"""
+
+from typing import Any
+
+from ddp_doctor.checks.buffers import batch_norm, broadcast
+from ddp_doctor.checks.buffers.facts import Buffers
+from ddp_doctor.checks.buffers.stamps import measure, measure_sync_batch_norm, stamped_model, wrap
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Level, Where
+from ddp_doctor.model.context import RankContext
+
+__all__ = ["CHECK", "Buffers", "probe"]
+
+
+def probe(ctx: RankContext) -> Buffers:
+    """Wrap stamped models in DDP and compare their state with its closed form."""
+    fact = measure(ctx, wrap(ctx, stamped_model(ctx)))
+    if not ctx.device.startswith("cuda"):
+        reason = "SyncBatchNorm works on accelerators only, and these ranks are on the CPU"
+        return fact.model_copy(update={"sync_batch_norm_reason": reason})
+    import torch
+
+    kind: Any = torch.nn.SyncBatchNorm  # its methods have no types
+    model = wrap(ctx, kind.convert_sync_batchnorm(stamped_model(ctx), ctx.group))
+    off = measure_sync_batch_norm(ctx, model)
+    return fact.model_copy(update={"sync_batch_norm_off": off})
+
+
+CHECK = Check(
+    id="buffers",
+    title="DDP broadcasts parameters and buffers",
+    where=Where.RANK,
+    probe=probe,
+    facts=(Buffers,),
+    rules=(*broadcast.RULES, *batch_norm.RULES),
+    level=Level.QUICK,
+    min_ranks=2,
+)
