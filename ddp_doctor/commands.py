@@ -135,6 +135,7 @@ def _run_for_starter(options: Options, launch: Launch, env: dict[str, str]) -> i
     code = ExitCode.UNSURE.value
     try:
         request = _request(options, launch, launch.asked, env)
+        leash.when_met(lambda: starter.tell("met"))
         starter.tell("hello")
         outcome = app.run(request, lambda text: starter.tell("progress", text))
         if outcome.spoken_by is None:
@@ -156,7 +157,9 @@ def _run_everywhere(
     timeout_s = _START_S + launch.join_timeout_s + options.budget_s + _WAIT_MARGIN_S
     with progress(terminal.console(outputs.words_to), quiet=outputs.quiet) as tell:
         tell(f"start on {', '.join(here.hosts[:8])}{', ...' if here.hosts[8:] else ''}")
-        ended = FanOut(here.starts, here.hosts, tell, timeout_s).run()
+        with _one_sentence():
+            fan_out = FanOut(here.starts, here.hosts, tell, timeout_s, launch.join_timeout_s)
+        ended = fan_out.run()
     outcome = _heard(ended, here, options)
     for rank, why in ended.broken_off.items() if not ended.not_started else ():
         say(f"ddp-doctor: the agent of {here.hosts[rank]} broke off: {why}")
@@ -168,8 +171,8 @@ def _run_everywhere(
 
 
 def _heard(ended: Ended, here: Everywhere, options: Options) -> Outcome | None:
-    """What the agents saw; where there is no word of the head as some were not started, that."""
-    if ended.recording is not None:
+    """What the agents saw; where the head's was lost before they met, who is missing and why."""
+    if ended.recording is not None and (ended.interrupted or not ended.is_headless):
         try:
             return app.judge(Recording.model_validate_json(ended.recording))
         except ValidationError:
@@ -177,8 +180,8 @@ def _heard(ended: Ended, here: Everywhere, options: Options) -> Outcome | None:
             return None
     if ended.refused is not None:
         raise UsageError(ended.refused)
-    if ended.not_started and not ended.interrupted:
-        return app.not_started(options, here.hosts, here.endpoint, here.launcher, ended.not_started)
+    if ended.absent and not ended.interrupted:
+        return app.not_started(options, here.hosts, here.endpoint, here.launcher, ended.absent)
     return None
 
 

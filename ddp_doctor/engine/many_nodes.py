@@ -107,7 +107,8 @@ class ManyNodes:
         self.session.readings.extend(self.of_ranks())
         self.calling.until = time.monotonic() + self.join_timeout_s
         card = self._card()
-        self.company = company = self.calling.hold(card)
+        with leash.roll_call():
+            self.company = company = self.calling.hold(card)
         if company.ended is not None:
             company.hand_in("bye", value=True)
             company.courier.flush()
@@ -304,6 +305,7 @@ class ManyNodes:
     # --- on every node --------------------------------------------------------------------------
 
     def _know(self, company: Company, begin: Begin) -> None:
+        leash.met()
         company.began_at = time.monotonic()
         beyond_s = _LONGEST_BEYOND_BUDGET_S - (_HEAD_DECIDES_S if company.is_head else 0.0)
         company.until = company.began_at + begin.options.budget_s + beyond_s

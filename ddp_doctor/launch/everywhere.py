@@ -5,8 +5,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ddp_doctor.launch.channel import Start
 from ddp_doctor.launch.detect import ForeignWorld, Launcher
-from ddp_doctor.launch.fanout import Start
 from ddp_doctor.launch.place import Asked, allocation
 from ddp_doctor.launch.srun import by_srun
 from ddp_doctor.launch.ssh import address_of, is_here, names, over_ssh

@@ -4,6 +4,7 @@ The starter writes one JSON object a line::
 
     {"host": "node2", "failed": "Permission denied (publickey)."}     an agent that could not be started
     {"signal": 2}                                                     the user pressed Ctrl-C
+    {"headless": true}                                                the head's agent is gone
 
 When the line ends, the starter or the way to it (ssh, srun) is gone: the agent ends too, so that
 nothing is left on its host.
@@ -14,8 +15,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import MutableMapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager, suppress
 
 from ddp_doctor.checks.roll_call.facts import NotStarted
 from ddp_doctor.launch.interruption import SIGNALS
@@ -27,6 +28,9 @@ _LAST_S = 30.0
 #: Failures kept; a starter has at most one for each host.
 _MOST = 65_536
 _failures: list[NotStarted] = []
+_is_headless = threading.Event()
+_is_in_roll_call = threading.Event()
+_when_met: list[Callable[[], None]] = []
 
 
 def take(env: MutableMapping[str, str]) -> bool:
@@ -46,8 +50,38 @@ def take(env: MutableMapping[str, str]) -> bool:
 
 
 def not_started() -> tuple[NotStarted, ...]:
-    """The hosts whose agents the starter could not start, as far as it has told."""
+    """The hosts whose agents the starter could not start, or saw end, as far as it has told."""
     return tuple(_failures)
+
+
+@contextmanager
+def roll_call() -> Iterator[None]:
+    """While this agent waits to meet the head: one that is gone already ends the run as a signal would.
+
+    Later the agents see for themselves that the head falls silent, and say what they know.
+    """
+    _is_in_roll_call.set()
+    try:
+        _end_if_headless()
+        yield
+    finally:
+        _is_in_roll_call.clear()
+
+
+def when_met(tell: Callable[[], None]) -> None:
+    """Have this called once the nodes have met."""
+    _when_met.append(tell)
+
+
+def met() -> None:
+    """The roll call is over, and the nodes have met."""
+    for tell in _when_met:
+        tell()
+
+
+def _end_if_headless() -> None:
+    if _is_headless.is_set() and _is_in_roll_call.is_set():
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _follow(line: int) -> None:
@@ -63,5 +97,8 @@ def _follow(line: int) -> None:
 def _heed(said: dict[str, object]) -> None:
     if "signal" in said and said["signal"] in {int(one) for one in SIGNALS}:
         os.kill(os.getpid(), int(str(said["signal"])))
+    elif "headless" in said:
+        _is_headless.set()
+        _end_if_headless()
     elif "host" in said and len(_failures) < _MOST:
         _failures.append(NotStarted(hostname=str(said["host"]), reason=str(said["failed"])[:1000]))

@@ -183,7 +183,7 @@ class RollCall:
                 with suppress(ValidationError):  # a stranger's, or of a release that counts as absent
                     self.cards[one] = Card.model_validate(said)
                 courier.follow(sorted(self._seen))
-        for one in [one for one in self.cards if one != HEAD and self._is_gone(one)]:
+        for one in [one for one in self.cards if one != HEAD and (self._is_gone(one) or self._ended(one))]:
             del self.cards[one]
 
     def _is_full(self) -> bool:
@@ -196,6 +196,15 @@ class RollCall:
         beat = self.courier.beats.get(one)
         return bool(beat and beat.fields.get("leaving")) or self.courier.silent_s(one) > SILENT_S
 
+    def _ended(self, one: int) -> bool:
+        """An agent that had come, and that the starter then saw end."""
+        rank, hosts = self.cards[one].claimed_rank, self.place.expected_hosts
+        return (
+            rank is not None
+            and rank < len(hosts)
+            and hosts[rank] in {gone.hostname for gone in self.not_started()}
+        )
+
     def _outcome(self) -> Outcome | None:
         if len({card.nnodes for card in self.cards.values()}) > 1:
             return "disagree" if self._have_disagreed() else None
@@ -206,7 +215,8 @@ class RollCall:
         if len(self.cards) == self.place.nnodes and len(claims) == len(set(claims)):
             return "met"
         failed = len(self.not_started())
-        is_hopeless = failed > 0 and len(self.cards) + failed >= self.place.nnodes
+        living = len([one for one in self.cards if not self._ended(one)])
+        is_hopeless = failed > 0 and living + failed >= self.place.nnodes
         if not is_hopeless and time.monotonic() < self.until:
             return None
         return "missing" if len(claims) == len(set(claims)) else "duplicate"

@@ -10,10 +10,12 @@ and a job with ``--gpus`` can have no step with ``--overlap`` ("Insufficient GRE
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from ddp_doctor.launch import leash
+from ddp_doctor.launch.channel import Start
 from ddp_doctor.launch.detect import tasks_on
-from ddp_doctor.launch.fanout import Start
+from ddp_doctor.parse.hostlist import expand
 
 #: Of srun's input: how many tasks, where, bound to what, how their output goes.
 _NOT_SHOWN = re.compile(
@@ -25,6 +27,8 @@ _NOT_SHOWN = re.compile(
     r"|SRUN_CPUS_PER_TASK|PET_\w+"
 )
 _LAUNCH_FAILED = re.compile(r"srun: error: .*?\bnode (?P<host>[\w.-]+): (?P<why>.+)", re.ASCII)
+_TASK_ENDED = re.compile(r"srun: error: (?P<hosts>\S+): tasks? [\d,-]+: (?P<how>.+)", re.ASCII)
+_NODE_FAILED = re.compile(r"srun: error: (?P<how>Node failure) on (?P<hosts>\S+)", re.ASCII)
 _EXEC_FAILED = re.compile(r"slurmstepd-(?P<host>[\w.-]+): error: (?P<why>execve\(\): .+)", re.ASCII)
 
 
@@ -45,6 +49,7 @@ def by_srun(hosts: Sequence[str], command: Sequence[str], env: Mapping[str, str]
         env={**shown, leash.VARIABLE: "1"},
         node_ranks=tuple(range(len(hosts))),
         explain=_explain,
+        tells_end=tells_end,
     )
 
 
@@ -62,3 +67,13 @@ def _explain(line: str) -> dict[str, str]:
     """Host and reason, such as from ``srun: error: Task launch for StepId=7.3 failed on node fan2: ...``."""
     found = _LAUNCH_FAILED.fullmatch(line) or _EXEC_FAILED.fullmatch(line)
     return {found["host"]: f"SLURM could not start a task there: {found['why']}"} if found else {}
+
+
+def tells_end(line: str) -> dict[str, str]:
+    """Hosts and how, such as from ``srun: error: node[2-3]: tasks 1-2: Killed`` or ``… Exited with exit code 1``."""
+    found = _TASK_ENDED.fullmatch(line) or _NODE_FAILED.fullmatch(line)
+    if found is None:
+        return {}
+    with suppress(ValueError):
+        return dict.fromkeys(expand(found["hosts"].rstrip(",")), f"srun says: {found['how']}")
+    return {}

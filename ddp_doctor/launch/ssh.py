@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from ddp_doctor.launch import leash
+from ddp_doctor.launch.channel import Start
 from ddp_doctor.launch.detect import HOSTS_VARIABLE
 from ddp_doctor.launch.endpoint import is_mine, resolve
-from ddp_doctor.launch.fanout import Start
 
 _CONNECT_S = 10
 #: At the same time: a dead name server takes seconds for each.

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["hello", "progress", "recording", "refused", "done"]
+Kind = Literal["hello", "progress", "met", "recording", "refused", "done"]
 _LINE = re.compile(rb"::ddp-doctor (\d{1,6}) ([a-z]+) (\".{0,900}\")", re.ASCII)
 _LONGEST = 700  # of a piece or a sentence, in characters; JSON makes at most a little more of it
 #: Of a recording; thousands of ranks need less.
@@ -87,6 +87,7 @@ class Heard:
     """What the starter has heard of one agent."""
 
     said_hello: bool = False
+    has_met: bool = False  # the others, at the roll call
     recording: str | None = None
     refused: str | None = None  # why the agent would not run, in one sentence
     code: int | None = None  # its exit code, told as the last thing
@@ -97,6 +98,8 @@ class Heard:
         self.said_hello = True
         if message.kind == "recording":
             self._take_piece(message.text)
+        elif message.kind == "met":
+            self.has_met = True
         elif message.kind == "refused":
             self.refused = message.text
         elif message.kind == "done" and message.text.isdecimal():

@@ -1,6 +1,7 @@
 """One command for all nodes: what its agents say is heard, and none is left. The agents are stand-ins."""
 
 import os
+import resource
 import signal
 import sys
 import threading
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.launch import fanout, process
-from ddp_doctor.launch.fanout import Ended, FanOut, Start
+from ddp_doctor.launch import channel, fanout, process, srun
+from ddp_doctor.launch.channel import Start
+from ddp_doctor.launch.fanout import Ended, FanOut
 
 AGENT = """
 import os, signal, sys, time
@@ -129,6 +131,107 @@ def test_a_survivor_speaks_for_a_head_that_died(start):
     assert "signal 9" in seen.broken_off[0]
 
 
+def test_an_agent_that_dies_while_srun_lives_is_told_to_the_head_within_seconds():
+    code = (
+        "from ddp_doctor.launch.wire import written\nimport json, os, sys, time\n"
+        "for rank in (0, 1): os.write(1, written(rank, 'hello', ''))\n"
+        "sys.stderr.write('srun: error: b: task 1: Killed\\n'); sys.stderr.flush()\n"
+        "os.write(1, written(0, 'recording', '') + written(0, 'refused', json.loads(input())['failed']))\n"
+        "os.write(1, written(0, 'done', '1'))\n"
+    )
+    seen, _ = ended(
+        [Start("srun", (sys.executable, "-c", code), os.environ, (0, 1), tells_end=srun.tells_end)]
+    )
+
+    assert seen.broken_off == {1: "srun says: Killed"}
+    assert seen.heard[0].refused == "its agent ended before the roll call was over: srun says: Killed"
+
+
+def test_an_agent_whose_last_word_comes_after_sruns_has_not_broken_off():
+    code = (
+        "from ddp_doctor.launch.wire import written\nimport os, sys, time\n"
+        "os.write(1, written(0, 'hello', ''))\n"
+        "sys.stderr.write('srun: error: a: task 0: Exited with exit code 1\\n'); sys.stderr.flush()\n"
+        "time.sleep(0.4); os.write(1, written(0, 'done', '1'))\n"
+    )
+    seen, _ = ended([Start("srun", (sys.executable, "-c", code), os.environ, (0,), tells_end=srun.tells_end)])
+
+    assert not seen.broken_off
+    assert seen.heard[0].code == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "hosts"),
+    [
+        ("srun: error: node2: task 1: Killed", {"node2": "srun says: Killed"}),
+        (
+            "srun: error: node[2-3]: tasks 1-2: Exited with exit code 1",
+            dict.fromkeys(("node2", "node3"), "srun says: Exited with exit code 1"),
+        ),
+        (
+            "srun: error: node2: task 1: Segmentation fault (core dumped)",
+            {"node2": "srun says: Segmentation fault (core dumped)"},
+        ),
+        ("srun: error: Node failure on node2", {"node2": "srun says: Node failure"}),
+        ("srun: error: no[de: task 1: Killed", {}),
+        ("srun: Job step aborted: Waiting up to 32 seconds for job step to finish.", {}),
+    ],
+)
+def test_what_srun_says_of_a_task_that_ended(line, hosts):
+    assert srun.tells_end(line) == hosts
+
+
+def test_an_agent_that_never_speaks_does_not_hold_up_the_end(start, monkeypatch):
+    monkeypatch.setattr(fanout, "_ANSWER_S", 2.0)
+    mute = Start("ssh b", (sys.executable, "-c", "import time; time.sleep(60)"), os.environ, (1,))
+    began = time.monotonic()
+    seen, _ = ended([*start(HEAD), mute])
+
+    assert seen.recording == "verdict"
+    assert seen.not_started[1].startswith("no answer within")
+    assert time.monotonic() - began < 6
+
+
+def test_a_host_that_gives_no_answer_for_the_join_timeout_is_told_to_the_head(start):
+    head = "[time.sleep(0.05) for _ in range(200) if not leash.not_started()];"
+    head += " wire.tell_recording(leash.not_started()[0].reason)"
+    mute = Start("ssh b", (sys.executable, "-c", "import time; time.sleep(60)"), os.environ, (1,))
+    seen = FanOut([*start(head), mute], ["a", "b"], lambda _text: None, 30.0, join_timeout_s=1.0).run()
+
+    assert seen.recording == "no answer within 1 s, nor has ssh b failed"
+
+
+def test_of_many_hosts_each_is_heard_with_the_usual_limit_of_open_files_and_ended_at_once(monkeypatch):
+    """ulimit -n 1024, the default of most systems; each host takes three pipes."""
+    hosts = 400
+    monkeypatch.setattr(channel, "_KILL_S", 1.0)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+    said = "printf '::ddp-doctor %s hello \"\"\\n' $0; trap '' TERM; sleep 1; ulimit -n >&2; read end; exec sleep 60"
+    starts = [Start("sh", ("sh", "-c", said, str(rank)), os.environ, (rank,)) for rank in range(hosts)]
+    try:
+        fan_out = FanOut(starts, [f"h{n}" for n in range(hosts)], lambda _text: None, 4.0)
+        monkeypatch.setattr(fanout, "GRACE_S", 1.0)
+        began = time.monotonic()
+        seen = fan_out.run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    assert not seen.not_started
+    assert set(seen.broken_off.values()) == {"1024"}  # the job's programs keep the limit that they would have
+    assert time.monotonic() - began < 25  # one after another they would take 400 s
+
+
+def test_too_many_hosts_for_the_hard_limit_are_refused_before_any_is_started(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (64, 256))
+    start = Start("sh", ("sh", "-c", "exit"), os.environ, (0,))
+
+    with pytest.raises(
+        ValueError, match=r"200 hosts at once take \d+ open files, and this process may have 256"
+    ):
+        FanOut([start] * 200, [], lambda _text: None, 1.0)
+
+
 def test_what_an_agent_refuses_is_heard(start):
     seen, _ = ended(start("wire.tell('refused', 'there is no check gpu')", "time.sleep(0.1)"))
 
@@ -159,7 +262,7 @@ def test_ctrl_c_reaches_the_agents_once_and_their_partial_reports_come_back(star
 
 
 def test_a_second_signal_does_not_wait_for_an_agent_that_stays(start, tmp_path, monkeypatch):
-    monkeypatch.setattr(fanout, "_KILL_S", 0.3)
+    monkeypatch.setattr(channel, "_KILL_S", 0.3)
     stays = "signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
     me = os.getpid()
     for seconds in (1.5, 2.0):
@@ -174,7 +277,7 @@ def test_a_second_signal_does_not_wait_for_an_agent_that_stays(start, tmp_path, 
 
 def test_at_the_deadline_partial_reports_are_taken_and_nothing_stays(start, tmp_path, monkeypatch):
     monkeypatch.setattr(fanout, "GRACE_S", 2.0)
-    monkeypatch.setattr(fanout, "_KILL_S", 0.3)
+    monkeypatch.setattr(channel, "_KILL_S", 0.3)
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     seen, _ = ended(start(WAIT, deaf), timeout_s=1.5)
 

@@ -1,0 +1,161 @@
+"""A started process that carries agents: its pipes, its last words, and its end."""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO
+
+_LONGEST_LINE = 65_536
+#: For a process to end after SIGTERM: srun then kills its step, ssh closes its connection.
+_KILL_S = 3.0
+#: Pipes of each process; while the last is being started, subprocess holds both ends of its pipes.
+_PIPES = 3
+#: For what else this process opens, beyond what is open already.
+_SPARE_FILES = 64
+#: Of srun: how tasks ended that something else had ended, and what it says in any case.
+_NOT_TELLING = re.compile(
+    r"srun: (error: \S+: tasks? [\d,-]+: .*|.*lacks support for cpu binding|Terminating StepId.*)"
+)
+
+Told = Callable[[str], dict[str, str]]
+
+
+def _nothing(_line: str) -> dict[str, str]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Start:
+    """A command that starts the agents of these node ranks and carries what they say."""
+
+    name: str  # "srun", "ssh node2", "this host"
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    node_ranks: tuple[int, ...]
+    explain: Told = _nothing  # host -> why it got no agent, from a line of its stderr
+    tells_end: Told = _nothing  # host -> how its agent ended, from such a line
+
+
+class Channel:
+    """One started process and its three pipes."""
+
+    def __init__(self, start: Start) -> None:
+        self.start = start
+        self.last_words: deque[str] = deque(maxlen=20)
+        self.process: subprocess.Popen[bytes] | None = None
+        self._why_not = ""
+        self._rest: dict[int, bytes] = {}
+        try:
+            self.process = subprocess.Popen(
+                start.argv,
+                env=dict(start.env),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is handed on by us, once, and not by the terminal
+            )
+        except OSError as error:
+            self._why_not = f"{start.argv[0]}: {error.strerror}"
+            return
+        for pipe in self.pipes:
+            os.set_blocking(pipe.fileno(), False)
+
+    @property
+    def pipes(self) -> tuple[IO[bytes], ...]:
+        """stdin, stdout and stderr."""
+        if self.process is None:
+            return ()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        return self.process.stdin, self.process.stdout, self.process.stderr
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process has ended; a background ssh may hold its pipes open longer."""
+        return self.process is None or self.process.poll() is not None
+
+    def lines(self, pipe: IO[bytes]) -> Iterator[bytes]:
+        """The lines that have come in whole. Raises EOFError after the last."""
+        try:
+            read = os.read(pipe.fileno(), 1 << 16)
+        except BlockingIOError:
+            return
+        *lines, rest = (self._rest.pop(pipe.fileno(), b"") + read).split(b"\n")
+        self._rest[pipe.fileno()] = rest[-_LONGEST_LINE:]
+        yield from lines if read else [*lines, rest]
+        if not read:
+            raise EOFError
+
+    def say(self, words: dict[str, object]) -> None:
+        """Write to the leash of all its agents."""
+        if self.process is not None:
+            with suppress(OSError, ValueError):
+                os.write(self.pipes[0].fileno(), (json.dumps(words) + "\n").encode())
+
+    def let_go(self) -> None:
+        """End the leash: the agents end themselves."""
+        if self.process is not None:
+            with suppress(OSError):
+                self.pipes[0].close()
+
+    @property
+    def words(self) -> str:
+        """Its last words that can be a reason."""
+        telling = [line for line in self.last_words if not _NOT_TELLING.fullmatch(line)]
+        return "; ".join(telling[-2:])[:400]
+
+    @property
+    def reason(self) -> str:
+        """Its last words, or how it ended."""
+        code = self.process.returncode if self.process else None
+        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        return self._why_not or self.words or f"{self.start.argv[0]} ended with {how} and without a word"
+
+
+def end_all(channels: Sequence[Channel]) -> None:
+    """End the processes, all at the same time: politely, as srun then ends its step, then not."""
+    processes = [channel.process for channel in channels if channel.process is not None]
+    for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
+        living = [process for process in processes if process.poll() is None]
+        for process in living:
+            end(process)
+        until = time.monotonic() + _KILL_S
+        for process in living:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(until - time.monotonic(), 0.0))
+    for channel in channels:
+        for pipe in channel.pipes:
+            with suppress(OSError):
+                pipe.close()
+
+
+class OpenFiles:
+    """Room for the pipes of many processes, where the usual soft limit of 1024 files has too little."""
+
+    def __init__(self, processes: int) -> None:
+        """Raise the soft limit if need be. Raises ValueError where the hard one does not allow it."""
+        self._before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        soft, hard = self._before
+        needed = _PIPES * (processes + 1) + len(os.listdir("/proc/self/fd")) + _SPARE_FILES
+        if needed <= soft or soft == resource.RLIM_INFINITY:
+            return
+        if needed > hard != resource.RLIM_INFINITY:
+            raise ValueError(
+                f"{processes} hosts at once take {needed} open files, and this process may have {hard}: raise that"
+                " limit (ulimit -Hn), or name fewer hosts"
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+    def as_before(self, process: "subprocess.Popen[bytes]") -> None:
+        """Give a started process the limit that it would have had: the job's programs will have it too."""
+        if resource.getrlimit(resource.RLIMIT_NOFILE) != self._before:
+            with suppress(OSError):  # it has ended already
+                resource.prlimit(process.pid, resource.RLIMIT_NOFILE, self._before)

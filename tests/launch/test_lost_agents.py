@@ -1,0 +1,91 @@
+"""An agent that ends before the nodes have met is named at once, however it was started. The agents are real."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.ranks
+
+#: An ssh and an srun that run the agents here, and kill that of VICTIM as soon as it has said hello.
+STARTER = """#!{python}
+import os, subprocess, sys, threading
+
+def carry(command, host, env):
+    def read():
+        for line in process.stdout:
+            os.write(1, line)
+            if b" hello " in line and host == os.environ["VICTIM"]:
+                process.kill()
+        ends[host] = process.wait()
+        if sys.argv[0].endswith("srun") and ends[host] == -9:
+            sys.stderr.write(f"srun: error: {host}: task {env['SLURM_NODEID']}: Killed\\n")
+            sys.stderr.flush()
+    process = subprocess.Popen(command, env={**os.environ, **env}, stdout=subprocess.PIPE)
+    thread = threading.Thread(target=read)
+    thread.start()
+    return thread
+
+ends = {}
+if sys.argv[0].endswith("ssh"):
+    *_, host, command = sys.argv
+    carry(("sh", "-c", command), host, {}).join()
+    sys.exit(255 if ends[host] < 0 else ends[host])
+step = {
+    "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "fan[1-2]", "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1",
+}
+command = sys.argv[sys.argv.index(sys.executable):]
+tasks = [
+    carry(command, f"fan{n + 1}", {**step, "SLURM_NODEID": str(n), "SLURM_PROCID": str(n)}) for n in range(2)
+]
+for task in tasks:
+    task.join()
+"""
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> dict[str, str]:
+    """A PATH with them."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("ssh", "srun"):
+        (folder / name).write_text(STARTER.replace("{python}", sys.executable))
+        (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "XDG_STATE_HOME": str(tmp_path / "state")}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.mark.parametrize("victim", ["fan1", "fan2"], ids=["the head", "another"])
+@pytest.mark.parametrize("tool", ["ssh", "srun"])
+def test_an_agent_that_is_killed_before_the_roll_call_is_named_at_once(tools, tool, victim):
+    job = {"SLURM_JOB_ID": "2", "SLURM_JOB_NODELIST": "fan[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
+    where = ("--hosts", "fan1,fan2") if tool == "ssh" else ()
+    started = time.monotonic()
+    done = subprocess.run(
+        (
+            *(sys.executable, "-m", "ddp_doctor", "run", "--only", "process_group", "--quiet"),
+            *("--rdzv-endpoint", f"localhost:{free_port()}", *where),
+        ),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **tools, "VICTIM": victim, **(job if tool == "srun" else {})},
+    )
+
+    assert done.returncode == 1, done
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith(
+        f"Sick: {victim} could not be started: its agent ended before the roll call was over: "
+    )
+    assert ("Killed" if tool == "srun" else "255") in last
+    assert time.monotonic() - started < 30  # of the 60 s of --join-timeout
