@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from ipaddress import ip_address
 
-from ddp_doctor.checks.reach import blocked, slow
+from ddp_doctor.checks.reach import answers, blocked, slow, swallowed
 from ddp_doctor.checks.reach.facts import PeerReach, ReachFact
 from ddp_doctor.checks.reach.measure import Dialled
 from ddp_doctor.knowledge import network
@@ -102,13 +102,15 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
                 yield Measurement(name="reach_throughput", value=rate, unit="B/s", labels=labels)
 
 
+_RULES = (*blocked.RULES, swallowed.swallows_large_packets, slow.slow_node, *answers.RULES)
+
 CHECK = Check(
     id="reach",
     title="Every node reaches every other",
     where=Where.NODES,
     probe=probe,
     facts=(ReachFact,),
-    rules=tuple(sorted((*blocked.RULES, *slow.RULES), key=lambda rule: rule.code)),
+    rules=tuple(sorted(_RULES, key=lambda rule: rule.code)),
     cost_s=0.6,
     deadline_s=12.0,
     measurements=measurements,

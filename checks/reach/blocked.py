@@ -1,9 +1,9 @@
-"""Rules about paths on which no connection comes about."""
+"""DD530, DD531, DD535, DD537: paths on which no connection comes about, or to another host."""
 
 from collections.abc import Iterable, Iterator
 
 from ddp_doctor.checks.reach.facts import PeerReach, ReachFact
-from ddp_doctor.checks.reach.matrix import Matrix
+from ddp_doctor.checks.reach.matrix import PATHS_SHOWN, Matrix
 from ddp_doctor.knowledge.blame import Path
 from ddp_doctor.knowledge.interface_faults import faults
 from ddp_doctor.model.choices import Confidence, Severity
@@ -24,8 +24,6 @@ _FATE = {
     "mute": "connections are made and never answered, as by a proxy",
     "foreign": "another program answers",
 }
-#: So many paths are shown one by one.
-_SHOWN = 3
 
 
 @rule("DD530", "inbound-to-node-blocked", Severity.ERROR, ReachFact)
@@ -233,12 +231,13 @@ def _paths_by_fate(matrix: Matrix, paths: Iterable[Path]) -> dict[str, list[Path
 def _evidence(recording: Recording, matrix: Matrix, paths: list[Path]) -> tuple[Evidence, ...]:
     """Some of the dials that failed, how many there are, and one that shows what works."""
     told = [
-        Evidence(check="reach", text=_dial(recording, path, matrix.seen[path])) for path in paths[:_SHOWN]
+        Evidence(check="reach", text=_dial(recording, path, matrix.seen[path]))
+        for path in paths[:PATHS_SHOWN]
     ]
     works = [path for path, peer in matrix.seen.items() if peer.connect_s is not None]
     shown = [path for path in works if path[::-1] in paths] or works
     told += [Evidence(check="reach", text=_dial(recording, path, matrix.seen[path])) for path in shown[:1]]
-    if len(paths) > _SHOWN:
+    if len(paths) > PATHS_SHOWN:
         text = "paths on which no connection came about"
         told.append(Evidence(check="reach", text=text, value=len(paths), expected=0))
     return tuple(told)

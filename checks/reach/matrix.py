@@ -24,6 +24,8 @@ from ddp_doctor.model.recording import Recording
 BLOCKED: tuple[Outcome, ...] = ("refused", "timed_out", "unreachable", "denied", "mute", "foreign")
 #: The peer answered, whatever became of it then.
 CONNECTED: tuple[Outcome, ...] = ("ok", "burst_lost", "broken")
+#: So many paths are shown one by one.
+PATHS_SHOWN = 3
 
 
 @dataclass(frozen=True)
