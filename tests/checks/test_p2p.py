@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks import p2p
-from ddp_doctor.checks.p2p import P2pFact, PairResult
+from ddp_doctor.checks.p2p import P2pFact, exchanges
+from ddp_doctor.checks.p2p.facts import PairResult
 from ddp_doctor.knowledge.deadlines import FIRST_NCCL_S, PAIR_S
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
@@ -56,9 +57,9 @@ def test_an_exchange_is_timed_until_its_data_is_here(monkeypatch: pytest.MonkeyP
     def enqueue(*_: Any) -> None:
         ctx.now += 0.001
 
-    monkeypatch.setattr(p2p, "_swap", enqueue)
+    monkeypatch.setattr(exchanges, "swap", enqueue)
     received: Any = Late(ctx)
-    assert p2p._timed(ctx, received, received, 1) == pytest.approx(2.001)
+    assert exchanges.timed(ctx, received, received, 1) == pytest.approx(2.001)
 
 
 def test_the_first_exchange_is_timed_like_the_others(monkeypatch: pytest.MonkeyPatch):
@@ -67,8 +68,8 @@ def test_the_first_exchange_is_timed_like_the_others(monkeypatch: pytest.MonkeyP
     def measured(*_: Any) -> float:
         return 0.5
 
-    monkeypatch.setattr(p2p, "_timed", measured)
-    result = p2p._exchange(ctx, 1, 1, SIZE)
+    monkeypatch.setattr(exchanges, "timed", measured)
+    result = exchanges.exchange(ctx, 1, 1, SIZE)
     assert result.bandwidth_gb_per_s == pytest.approx(SIZE / 0.5 / 1e9)
     assert result.latency_us == pytest.approx(0.5e6)
     assert ctx.step_deadlines == [10.0]
@@ -86,7 +87,7 @@ def test_the_first_exchange_is_timed_like_the_others(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_a_pair_waits_for_a_late_peer(left_s: float, backend: str, deadline_s: float):
-    assert p2p._deadline(Context(left_s, backend)) == deadline_s
+    assert exchanges.deadline_of_pair(Context(left_s, backend)) == deadline_s
 
 
 @pytest.mark.ranks

@@ -1,0 +1,96 @@
+"""The exchange of a checked pattern with one peer."""
+
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ddp_doctor.checks.p2p.facts import PairResult
+from ddp_doctor.knowledge.deadlines import FIRST_NCCL_S, PAIR_S
+from ddp_doctor.knowledge.payload import CROWD
+from ddp_doctor.model.choices import Level
+from ddp_doctor.model.context import RankContext
+
+if TYPE_CHECKING:
+    import torch
+
+_MIB = 1 << 20
+
+
+def size_of_message(ctx: RankContext) -> int:
+    """Bytes a way: all pairs of a large world share the machine and the check's deadline."""
+    if ctx.world_size > CROWD:
+        return 64 * 1024
+    if ctx.device.startswith("cuda"):
+        return {Level.QUICK: 16 * _MIB, Level.STANDARD: 64 * _MIB, Level.THOROUGH: 256 * _MIB}[ctx.level]
+    return {Level.QUICK: _MIB, Level.STANDARD: 4 * _MIB, Level.THOROUGH: 16 * _MIB}[ctx.level]
+
+
+def exchange(ctx: RankContext, peer: int, original: int, size: int) -> PairResult:
+    """Swap ``size`` bytes with group rank ``peer``, whose original rank is ``original``."""
+    import torch
+
+    deadline_s = deadline_of_pair(ctx)
+    sent = _pattern(ctx.rank, size, ctx.device)
+    received = torch.zeros_like(sent)
+    with ctx.step("send_recv", f"uint8 [{size}]", peers=(original,), deadline_s=deadline_s):
+        first = timed(ctx, sent, received, peer)
+        wrong = int((received != _pattern(original, size, ctx.device)).sum().item())
+        latency = _latency(ctx, peer)
+        again = _times(ctx, sent, received, peer)
+    return PairResult(
+        peer=original,
+        wrong_bytes=wrong,
+        latency_us=latency * 1e6,
+        bandwidth_gb_per_s=size / min([first, *again]) / 1e9,
+        size_bytes=size,
+    )
+
+
+def deadline_of_pair(ctx: RankContext) -> float:
+    """How long a pair may take, its peer's lateness included.
+
+    A peer still stands in its earlier pairs, and longer on a crowded machine: the check's deadline has
+    grown with the ranks per core, and a quarter of what is left of it grows along.
+    """
+    # NCCL connects two ranks at their first transfer, within the communicator that the group has.
+    least = FIRST_NCCL_S if ctx.backend == "nccl" else PAIR_S
+    return min(max(least, ctx.remaining() / 4), max(ctx.remaining(), 1.0))
+
+
+def _pattern(rank: int, size: int, device: str) -> "torch.Tensor":
+    """Bytes that differ by sender and by position, so that a shifted or stale block shows."""
+    import torch
+
+    block = (torch.arange(65521, dtype=torch.int32) * (2 * rank + 3) + rank).to(torch.uint8)
+    return block.repeat(size // len(block) + 1)[:size].to(device)
+
+
+def swap(sent: "torch.Tensor", received: "torch.Tensor", peer: int) -> None:
+    """Send and receive at once."""
+    import torch.distributed as dist
+
+    operations = [dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, received, peer)]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+
+
+def timed(ctx: RankContext, sent: "torch.Tensor", received: "torch.Tensor", peer: int) -> float:
+    """Seconds of one exchange, until the data is here; on a GPU ``wait`` returns before it is."""
+    started = ctx.clock()
+    swap(sent, received, peer)
+    received[0].item()
+    return ctx.clock() - started
+
+
+def _latency(ctx: RankContext, peer: int) -> float:
+    import torch
+
+    sent = torch.zeros(1, device=ctx.device)
+    received = torch.zeros(1, device=ctx.device)
+    times = [timed(ctx, sent, received, peer) for _ in range(1 if ctx.world_size > CROWD else 5)]
+    return median(times)
+
+
+def _times(ctx: RankContext, sent: "torch.Tensor", received: "torch.Tensor", peer: int) -> list[float]:
+    """Seconds of each further exchange; none in a large world, where the first must do."""
+    again = 0 if ctx.world_size > CROWD else 2 if ctx.level is Level.QUICK else 4
+    return [timed(ctx, sent, received, peer) for _ in range(again)]
