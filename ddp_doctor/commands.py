@@ -1,7 +1,6 @@
 """What each command does around its use case: options that belong together, outputs, exit codes."""
 
 import os
-import shlex
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -29,6 +28,7 @@ from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import TopologyReport
 from ddp_doctor.parse.hostlist import expand, read_host_file
 from ddp_doctor.parse.torchrun_options import endpoint
+from ddp_doctor.phrases.run_options import JOIN_TIMEOUT_S, line, typed
 from ddp_doctor.render import state, terminal
 from ddp_doctor.render.outputs import Outputs
 from ddp_doctor.render.progress import progress
@@ -48,7 +48,7 @@ class Launch:
     hosts: str | None = None
     hostfile: str | None = None
     nproc_per_node: str = "auto"
-    join_timeout_s: float = 60.0
+    join_timeout_s: float = JOIN_TIMEOUT_S
 
     def read(self) -> Asked:
         """With the hosts of --hosts or --hostfile. Raises UsageError."""
@@ -72,7 +72,7 @@ def run(options: Options, launch: Launch, outputs: Outputs) -> int:
         return _run_for_starter(options, launch, env)
     world = foreign_world(env, os.getppid())
     asked = launch.read()
-    arguments = _arguments(options, _ranks(launch.nproc_per_node), launch.join_timeout_s)
+    arguments = typed(options, _ranks(launch.nproc_per_node), launch.join_timeout_s)
     with _one_sentence():
         here = everywhere(asked, env, world, arguments)
     if isinstance(here, Everywhere):
@@ -118,9 +118,8 @@ def _run_and_report(request: app.RunRequest, outputs: Outputs) -> int:
 
     def announce(command: str) -> None:
         others = f"{request.nnodes - 1} hosts" if request.nnodes > 2 else "host"
-        options = _arguments(request.options, request.nproc_per_node, request.join_timeout_s)
-        line = " ".join((command, *map(shlex.quote, options)))
-        out.print(f"This host is the head. Type on the other {others}:\n    {line}")
+        options = typed(request.options, request.nproc_per_node, request.join_timeout_s)
+        out.print(f"This host is the head. Type on the other {others}:\n    {line(command, options)}")
 
     speaks = here is None or not here.is_started_by_us or here.is_head is not False
     with progress(out, quiet=outputs.quiet or not speaks) as tell:
@@ -293,24 +292,6 @@ def _request(options: Options, launch: Launch, asked: Asked, env: dict[str, str]
         place=here if here.nnodes > 1 else None,
         join_timeout_s=launch.join_timeout_s,
     )
-
-
-def _arguments(options: Options, nproc_per_node: int | None, join_timeout_s: float) -> tuple[str, ...]:
-    """The options of ``run`` for the agents of other nodes: all but where they are and what is written."""
-    usual = Options()
-    named = (
-        ("--nproc-per-node", f"{nproc_per_node}", "None"),
-        ("--join-timeout", f"{join_timeout_s:g}", f"{Launch.join_timeout_s:g}"),
-        ("--backend", options.backend.value, usual.backend.value),
-        ("--level", options.level.value, usual.level.value),
-        ("--budget", f"{options.budget_s:g}", f"{usual.budget_s:g}"),
-        ("--fail-on", options.fail_on.value, usual.fail_on.value),
-        ("--require-gpus", f"{options.require_gpus}", "None"),
-    )
-    words = [word for name, value, default in named if value != default for word in (name, value)]
-    words += [word for check in options.only for word in ("--only", check)]
-    words += [word for check in options.skip for word in ("--skip", check)]
-    return tuple(words)
 
 
 @contextmanager

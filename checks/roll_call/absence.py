@@ -3,12 +3,26 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddp_doctor.checks.roll_call.advice import ANOTHER_START, advice, start_again
+from ddp_doctor.checks.roll_call.advice import (
+    ANOTHER_START,
+    LAUNCHERS,
+    advice,
+    launch_again,
+    looks,
+    start_again,
+)
 from ddp_doctor.checks.roll_call.facts import RollCallFact
 from ddp_doctor.checks.roll_call.obstacles import facts_with
-from ddp_doctor.checks.roll_call.words import command_for, endpoint, reader, same_host, who_came
+from ddp_doctor.checks.roll_call.words import (
+    command_for,
+    endpoint,
+    reader,
+    same_host,
+    time_given,
+    who_came,
+)
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import in_words
@@ -28,14 +42,16 @@ def missing(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         On the head: which nodes never came, by name where a scheduler, --hosts or a hostfile told them, and
-        why they could not be started, where ssh or srun said so. On another node: a head that never closed the
+        why they could not be started, where ssh or srun said so, and whether one came that sent what this
+        release cannot read. On another node: a head that never closed the
         roll call.
 
     Why it matters
         torchrun waits ten minutes, without a word about how many or who is missing.
 
     Remedy
-        Start the command on the missing hosts, within --join-timeout of the first.
+        Start the command on the missing hosts, within --join-timeout of the first. Where srun, ssh, mpirun or
+        an operator starts it, see why it did not there.
 
     References
         torch.distributed.run, --rdzv-conf join_timeout
@@ -45,6 +61,8 @@ def missing(recording: Recording) -> Iterator[Draft]:
             yield _never_closed(fact)
         elif 0 < fact.nnodes - len(fact.present) == len(fact.not_started):
             yield _not_startable(recording, fact)
+        elif any(fact.unreadable):
+            yield _not_understood(fact)
         else:
             yield _never_came(recording, fact)
 
@@ -60,7 +78,7 @@ def _never_closed(fact: RollCallFact) -> Draft:
         evidence=(
             Evidence(
                 check="roll_call",
-                text=f"on {me.node}: {fact.error or 'the head fell silent'}",
+                text=f"on {me.node}, {fact.error or 'the head fell silent'}; waited for it",
                 value=round(fact.waited_s, 1),
                 unit="s",
                 expected_from="the head tells several times a second who is here",
@@ -80,24 +98,61 @@ def _never_closed(fact: RollCallFact) -> Draft:
 def _never_came(recording: Recording, fact: RollCallFact) -> Draft:
     gone = _who_is_missing(recording, fact)
     here = in_words([one.hostname for one in fact.present]) or fact.hostname
-    came = f"{len(fact.present)} of {fact.nnodes} nodes reported in to {endpoint(fact)} within {fact.waited_s:.0f} s"
+    came = f"{len(fact.present)} of {fact.nnodes} nodes reported in to {endpoint(fact)} within {time_given(fact)}"
     names = in_words([one.node or "" for one in gone.culprits])
     title = f"{names} never reported in: {came}" if gone.named else f"{came}: only {here} came"
     return Draft(
         title=f"{title}{_reason(fact)}",
-        detail="It is not known whether the command was started there, or came so far."
+        detail="It is not known whether the command was started there, or did not get this far."
         if not fact.not_started
         else "The command that was to start the doctor there failed.",
         confidence=Confidence.PROVED if gone.named else Confidence.LIKELY,
         culprits=gone.culprits,
-        evidence=(who_came(fact.present), *_not_started_evidence(fact)),
+        evidence=(who_came(fact.present), *_not_started_evidence(fact), *_unreadable_evidence(fact)),
+        remedies=(_start_there(recording, fact, gone),),
+    )
+
+
+def _start_there(recording: Recording, fact: RollCallFact, gone: _Missing) -> Remedy:
+    """Where one command starts all nodes, nobody types anything on the others."""
+    launcher = recording.world.launcher if recording.world else ""
+    names = in_words([one.node or "" for one in gone.culprits]) if gone.named else "the other hosts"
+    if launcher in LAUNCHERS:
+        return launch_again(launcher, [one.node for one in gone.culprits if gone.named and one.node])
+    return start_again(
+        f"Start the command on {names}, within --join-timeout of the first; if it runs there already, read what"
+        " it says",
+        *_commands(recording, fact, gone),
+    )
+
+
+def _not_understood(fact: RollCallFact) -> Draft:
+    """Nodes that came and could not be taken in; a client that gives no name may be no node."""
+    hosts = [one for one in dict.fromkeys(fact.unreadable) if one]
+    return Draft(
+        title=f"{in_words(hosts)} sent what cannot be read (another release of ddp-doctor?): {len(fact.present)} of"
+        f" {fact.nnodes} nodes could be taken in",
+        detail="A node whose words this release does not understand counts as absent. Nothing else is known of it.",
+        confidence=Confidence.LIKELY,
+        culprits=tuple(Culprit(kind="node", node=host) for host in hosts),
+        evidence=(who_came(fact.present), *_unreadable_evidence(fact)),
         remedies=(
             start_again(
-                f"Start the command on {names if gone.named else 'the other hosts'}, within --join-timeout of the"
-                " first; if it runs there already, read what it says",
-                *_commands(fact, gone),
+                "Install one release of ddp-doctor on all nodes",
+                *(f"ddp-doctor --version   # on {host}" for host in (fact.hostname, *hosts[:3])),
             ),
         ),
+    )
+
+
+def _unreadable_evidence(fact: RollCallFact) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(
+            check="roll_call",
+            text=f"{host or 'a client without a name'} reported in with what cannot be read",
+            expected_from="all nodes run one release, and nobody else speaks on the endpoint's port",
+        )
+        for host in fact.unreadable
     )
 
 
@@ -106,7 +161,6 @@ def _not_startable(recording: Recording, fact: RollCallFact) -> Draft:
     gone = _who_is_missing(recording, fact)
     hosts = [one.hostname for one in fact.not_started]
     launcher = recording.world.launcher if recording.world else ""
-    looks = {"ssh": "ssh -o BatchMode=yes {} true", "slurm": "scontrol show node {}"}
     reasons = dict.fromkeys(one.reason for one in fact.not_started)
     return Draft(
         title=f"{in_words(hosts)} could not be started: {'; '.join(list(reasons)[:2])}",
@@ -117,7 +171,7 @@ def _not_startable(recording: Recording, fact: RollCallFact) -> Draft:
         remedies=(
             advice(
                 "Mend what the reason names: until then no command reaches all of these hosts",
-                *(looks[launcher].format(host) for host in hosts[:4] if launcher in looks),
+                *looks(launcher, hosts),
                 scope="cluster",
                 cost="none: the commands only look",
                 proof=ANOTHER_START,
@@ -131,10 +185,12 @@ def _reason(fact: RollCallFact) -> str:
     return f" ({fact.not_started[0].reason})" if len(fact.not_started) == 1 else ""
 
 
-def _commands(fact: RollCallFact, gone: _Missing) -> tuple[str, ...]:
+def _commands(recording: Recording, fact: RollCallFact, gone: _Missing) -> tuple[str, ...]:
     if not _by_hand(fact) or not all(one.node_rank is not None for one in gone.culprits):
-        return (command_for(fact),)
-    return tuple(f"{command_for(fact, one.node_rank)}   # on {one.node}" for one in gone.culprits[:4])
+        return (command_for(recording, fact),)
+    return tuple(
+        f"{command_for(recording, fact, one.node_rank)}   # on {one.node}" for one in gone.culprits[:4]
+    )
 
 
 def _not_started_evidence(fact: RollCallFact) -> tuple[Evidence, ...]:

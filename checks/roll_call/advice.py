@@ -1,5 +1,6 @@
 """What the findings of the roll call advise. The doctor tries none of it itself; each remedy says why."""
 
+from collections.abc import Sequence
 from functools import partial
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Scope
@@ -29,3 +30,28 @@ look_at = partial(advice, proof=_LOOK_FIRST)
 start_again = partial(
     advice, scope="job", proof=ANOTHER_START, cost="none", undo="start with the former options"
 )
+
+#: Where one command starts all nodes, nobody types anything on the others: what to do instead.
+LAUNCHERS = {
+    "ssh": "ssh was to start it there: see whether ssh works, then type the same command here again",
+    "slurm": "srun was to start it there: see the state of the node and what srun printed, then run it again",
+    "kubernetes": "See what became of the pod, then start the job again",
+    "mpi": "mpirun was to start it there: see what mpirun printed, then run it again",
+}
+_LOOKS = {
+    "ssh": ("ssh -o BatchMode=yes {} true",),
+    "slurm": ("scontrol show node {}",),
+    "kubernetes": ("kubectl describe pod {}", "kubectl logs {}"),
+}
+
+
+def looks(launcher: str, hosts: Sequence[str]) -> list[str]:
+    """What to type to look at hosts on which the launcher was to start the command; a pod goes by its short name."""
+    names = [host.partition(".")[0] if launcher == "kubernetes" else host for host in hosts[:4]]
+    return [look.format(name) for name in names for look in _LOOKS.get(launcher, ())]
+
+
+def launch_again(launcher: str, hosts: Sequence[str], *commands: str) -> Remedy:
+    """For hosts on which one of LAUNCHERS was to start the command."""
+    seen = looks(launcher, hosts)
+    return advice(LAUNCHERS[launcher], *seen, *commands, scope="cluster", proof=ANOTHER_START)

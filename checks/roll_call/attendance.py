@@ -32,7 +32,7 @@ def one_rank_twice(recording: Recording) -> Iterator[Draft]:
         torch.distributed.run, --node-rank
     """
     for fact in facts_with(recording, "duplicate"):
-        yield from _duplicates(fact)
+        yield from _duplicates(recording, fact)
     for fact in facts_with(recording, "misplaced"):
         yield Draft(
             title=f"{fact.hostname} was given node rank 0, but the endpoint {endpoint(fact)} is another host",
@@ -61,7 +61,7 @@ def _claim(hostname: str, rank: int) -> Culprit:
     return Culprit(kind="node", node=hostname, node_rank=rank, name="--node-rank")
 
 
-def _duplicates(fact: RollCallFact) -> Iterator[Draft]:
+def _duplicates(recording: Recording, fact: RollCallFact) -> Iterator[Draft]:
     claims: dict[int, list[str]] = defaultdict(list)
     for one in fact.present:
         if one.claimed_rank is not None:
@@ -84,7 +84,7 @@ def _duplicates(fact: RollCallFact) -> Iterator[Draft]:
                     if len(distinct) > 1
                     else f"Start the command once on {distinct[0]}",
                     *(
-                        f"{command_for(fact, node_rank)}   # on {host}"
+                        f"{command_for(recording, fact, node_rank)}   # on {host}"
                         for node_rank, host in _free_ranks(fact, distinct)
                     ),
                 ),
@@ -116,7 +116,7 @@ def disagree(recording: Recording) -> Iterator[Draft]:
         torch.distributed.run, --nnodes
     """
     for fact in facts_with(recording, "disagree"):
-        yield _different_numbers(fact)
+        yield _different_numbers(recording, fact)
     for fact in facts_with(recording, "too_many"):
         yield Draft(
             title=f"{fact.hostname} is one too many: all {fact.nnodes} nodes had reported in to {endpoint(fact)}",
@@ -136,7 +136,7 @@ def disagree(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _different_numbers(fact: RollCallFact) -> Draft:
+def _different_numbers(recording: Recording, fact: RollCallFact) -> Draft:
     told: dict[int, list[str]] = defaultdict(list)
     for one in fact.present:
         told[one.nnodes].append(one.hostname)
@@ -158,7 +158,7 @@ def _different_numbers(fact: RollCallFact) -> Draft:
                 check="roll_call", text=f"--nnodes by host: {each}", expected_from="one number on all nodes"
             ),
         ),
-        remedies=(start_again("Give all nodes the same --nnodes", command_for(fact)),),
+        remedies=(start_again("Give all nodes the same --nnodes", command_for(recording, fact)),),
     )
 
 

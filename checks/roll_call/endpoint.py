@@ -54,7 +54,7 @@ def _of_one(fact: RollCallFact, expected: str) -> Evidence:
         attempts = [fact.error or f"{fact.endpoint_host} is {', '.join(fact.endpoint_addresses)}"]
     return Evidence(
         check="roll_call",
-        text=f"on {reader(fact).node}: {'; '.join(attempts)}",
+        text=f"on {reader(fact).node}, {'; '.join(attempts)}; tried for",
         value=round(fact.waited_s, 1),
         unit="s",
         expected_from=expected,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.roll_call.advice import mend
+from ddp_doctor.checks.roll_call.advice import LAUNCHERS, launch_again, mend
 from ddp_doctor.checks.roll_call.endpoint import draft, facing, head
 from ddp_doctor.checks.roll_call.facts import RollCallFact
 from ddp_doctor.checks.roll_call.words import (
@@ -13,9 +13,10 @@ from ddp_doctor.checks.roll_call.words import (
     paths,
     readers,
     system_words,
+    time_given,
 )
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 
@@ -48,19 +49,29 @@ def refused(recording: Recording) -> Iterator[Draft]:
             f"{fact.endpoint_host} answers, so it is up: the command was not started there, has ended, or uses"
             " another port. A firewall that rejects looks the same.",
             (head(fact),),
-            mend(
-                f"Start the same command on {fact.endpoint_host}, with the same endpoint",
-                command_for(fact, 0 if fact.claimed_rank is not None else None),
-                f"ss -ltnp 'sport = :{fact.endpoint_port}'   # on {fact.endpoint_host}: who listens",
-                "sudo nft list ruleset   # there, if somebody does: a reject rule",
-                scope="job",
-            ),
+            _start_the_head(recording, fact),
             confidence=Confidence.LIKELY,
         )
 
 
+def _start_the_head(recording: Recording, fact: RollCallFact) -> Remedy:
+    look = (
+        f"ss -ltnp 'sport = :{fact.endpoint_port}'   # on {fact.endpoint_host}: who listens",
+        "sudo nft list ruleset   # there, if somebody does: a reject rule",
+    )
+    launcher = recording.world.launcher if recording.world else ""
+    if launcher in LAUNCHERS:
+        return launch_again(launcher, [fact.endpoint_host], *look)
+    return mend(
+        f"Start the same command on {fact.endpoint_host}, with the same endpoint",
+        command_for(recording, fact, 0 if fact.claimed_rank is not None else None),
+        *look,
+        scope="job",
+    )
+
+
 def _waited(group: Group) -> str:
-    return f"{max(one.fact.waited_s for one in group):.0f} s"
+    return time_given(max((one.fact for one in group), key=lambda fact: fact.waited_s))
 
 
 @rule("DD512", "endpoint-does-not-answer", Severity.ERROR, RollCallFact)

@@ -66,7 +66,9 @@ class RollCallFact(Fact):
     present: tuple[Present, ...] = ()  # on the head: all who reported in, itself first
     missing: tuple[int, ...] = ()  # on the head: node ranks that nobody had claimed when the time was up
     not_started: tuple[NotStarted, ...] = ()
+    unreadable: tuple[str, ...] = ()  # on the head: host names in cards of another shape, empty where none stood
     command: str = ""  # what to type on the other hosts
+    asked_s: float = 0.0  # the time that the roll call was given (--join-timeout); 0: not recorded
     waited_s: float = 0.0
 
 

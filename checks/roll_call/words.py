@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from ddp_doctor.checks.roll_call.facts import Present, RollCallFact
 from ddp_doctor.model.finding import Culprit, Evidence
-from ddp_doctor.model.recording import Seen
+from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.phrases import run_options
 from ddp_doctor.phrases.nodes import in_words
 
 #: Nodes in the same situation.
@@ -31,12 +32,18 @@ def same_host(name: str, other: str) -> bool:
     return name.lower() == other.lower() if both_full else short == other_short
 
 
-def command_for(fact: RollCallFact, node_rank: int | None = None) -> str:
-    """What to type on another host; with the node rank where ranks are given by hand."""
-    if fact.command and node_rank is None:
-        return fact.command
+def command_for(recording: Recording, fact: RollCallFact, node_rank: int | None = None) -> str:
+    """What to type on another host, as here; with the node rank where ranks are given by hand."""
     ranked = f" --node-rank {node_rank}" if node_rank is not None else ""
-    return f"ddp-doctor run --nnodes {fact.nnodes}{ranked} --rdzv-endpoint {endpoint(fact)}"
+    command = f"ddp-doctor run --nnodes {fact.nnodes}{ranked} --rdzv-endpoint {endpoint(fact)}"
+    asked_s = fact.asked_s or run_options.JOIN_TIMEOUT_S
+    options = run_options.typed(recording.options, join_timeout_s=asked_s)
+    return run_options.line(command if ranked else fact.command or command, options)
+
+
+def time_given(fact: RollCallFact) -> str:
+    """``60 s``: what the roll call was given, or took where it ended before."""
+    return f"{min(fact.waited_s, fact.asked_s or fact.waited_s):.0f} s"
 
 
 def names(group: Group) -> str:

@@ -70,6 +70,7 @@ class RollCall:
 
     def hold(self, card: Card) -> Company:
         """Meet the others. The head returns when all are here, a follower when the head says so."""
+        self._began = time.monotonic()
         addresses, _ = resolve(self._host) if self.place.endpoint else ((), "")
         mine = not self.place.endpoint or is_mine(addresses)
         leads = mine if self.place.is_head is None else self.place.is_head
@@ -359,6 +360,7 @@ class RollCall:
             ),
             "not_started": self.not_started(),
             "command": self.command,
+            "asked_s": round(self.until - self._began, 1),
             "waited_s": round(time.monotonic() - self._began, 1),
         }
         return RollCallFact.model_validate(fields | more)

@@ -23,10 +23,10 @@ from ddp_doctor.checks.roll_call.facts import (
     SilenceFact,
 )
 from ddp_doctor.checks.roll_call.words import same_host
-from ddp_doctor.model.choices import Confidence, Severity, Status
+from ddp_doctor.model.choices import Confidence, Level, Severity, Status
 from ddp_doctor.model.fact import Reading, Skip
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.model.recording import Node, Options, Recording, World
 from tests.fakes import FakeContext
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
@@ -67,6 +67,7 @@ SITUATIONS = {
     " node3 still hear node2",
     "node-interrupted": "node2 left before the end: it was interrupted",
 }
+NODES = ("node0", "node1", "node2", "node3")
 HEALTHY = ("roll-call-all-met", "node-answers-when-asked")
 
 
@@ -344,6 +345,50 @@ def test_a_host_that_could_not_be_started_is_one_of_those_that_did_not_come():
 
     assert found.title.startswith("node2 and node3 never reported in: 2 of 4 nodes")
     assert found.title.endswith("(Permission denied)")
+
+
+def test_the_time_that_was_asked_for_is_told_and_not_the_time_it_took():
+    fact = head("missing", came(0, 1, 3), missing=(2,), asked_s=12.0, waited_s=14.3)
+
+    assert "within 12 s" in only(met_by(fact)).title
+    assert "within 3 s" in only(met_by(fact.model_copy(update={"waited_s": 3.2}))).title
+
+
+def test_the_command_for_the_others_has_the_options_of_this_one():
+    typed = "ddp-doctor run --nnodes 2 --rdzv-endpoint node0:29400"
+    fact = head("missing", came(None), missing=(1,), nnodes=2, asked_s=12.0, command=typed)
+    asked = Options(level=Level.QUICK, skip=("torchrun",))
+
+    found = only(met_by(fact).model_copy(update={"options": asked}))
+
+    assert found.remedies[0].commands == (f"{typed} --join-timeout 12 --level quick --skip torchrun",)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "command"),
+    [
+        ("slurm", "scontrol show node node2"),
+        ("ssh", "ssh -o BatchMode=yes node2 true"),
+        ("kubernetes", "kubectl describe pod node2"),
+    ],
+)
+def test_where_a_launcher_starts_all_nodes_nobody_is_told_to_type_on_them(launcher: str, command: str):
+    hosts = ("node0", "node1", "node2.cluster", "node3") if launcher == "kubernetes" else NODES
+
+    here = [one for one in came(0, 1, 2, 3) if one.claimed_rank != 2]
+    absent = only(met_by(head("missing", here, missing=(2,)), expected_hosts=hosts, launcher=launcher))
+    refused = only(met_by(follower("refused", endpoint_host="node2"), launcher=launcher))
+
+    for found in (absent, refused):
+        assert command in found.remedies[0].commands
+        assert not any("ddp-doctor run" in one for one in found.remedies[0].commands)
+
+
+def test_under_mpirun_the_advice_speaks_of_mpirun():
+    found = only(met_by(head("missing", came(0, 1), missing=(2, 3)), launcher="mpi"))
+
+    assert "mpirun" in found.remedies[0].summary
+    assert found.remedies[0].commands == ()
 
 
 def test_one_host_started_twice_is_told_so():

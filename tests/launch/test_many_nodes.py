@@ -61,6 +61,9 @@ def test_a_node_that_never_comes_is_missing_by_its_node_rank(start: Start):
     assert [_codes(report) for report in reports] == [["DD516"], ["DD516"]]
     (culprit,) = reports[0]["findings"][0]["culprits"]
     assert (culprit["kind"], culprit["node_rank"]) == ("node", 2)
+    found = reports[0]["findings"][0]
+    assert found["title"].endswith("within 3 s")  # as asked, however long the import of torch took before
+    assert "--join-timeout 3 --level quick" in found["remedies"][0]["commands"][0]
     became = {check["id"]: check["status"] for check in reports[0]["checks"]}
     assert {became[name] for name in ("reach", "process_group", "allreduce", "p2p")} == {"skipped"}
 

@@ -1,0 +1,32 @@
+"""The options of ``ddp-doctor run`` as they are typed on another node: all but where it is and what is written."""
+
+import shlex
+
+from ddp_doctor.model.recording import Options
+
+JOIN_TIMEOUT_S = 60.0
+
+
+def typed(
+    options: Options, nproc_per_node: int | None = None, join_timeout_s: float = JOIN_TIMEOUT_S
+) -> tuple[str, ...]:
+    """``("--join-timeout", "12", "--level", "quick")``: those that are not as they would be without."""
+    usual = Options()
+    named = (
+        ("--nproc-per-node", f"{nproc_per_node}", "None"),
+        ("--join-timeout", f"{join_timeout_s:g}", f"{JOIN_TIMEOUT_S:g}"),
+        ("--backend", options.backend.value, usual.backend.value),
+        ("--level", options.level.value, usual.level.value),
+        ("--budget", f"{options.budget_s:g}", f"{usual.budget_s:g}"),
+        ("--fail-on", options.fail_on.value, usual.fail_on.value),
+        ("--require-gpus", f"{options.require_gpus}", "None"),
+    )
+    words = [word for name, value, default in named if value != default for word in (name, value)]
+    words += [word for check in options.only for word in ("--only", check)]
+    words += [word for check in options.skip for word in ("--skip", check)]
+    return tuple(words)
+
+
+def line(command: str, words: tuple[str, ...]) -> str:
+    """A command with these options, to paste into a shell."""
+    return " ".join((command, *map(shlex.quote, words)))
