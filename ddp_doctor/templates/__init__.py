@@ -8,18 +8,14 @@ import shlex
 import sys
 from importlib.resources import files
 
-#: Template name -> packaged file.
-_FILES = {
-    "slurm-prolog": "slurm-prolog.sh",
-    "slurm-healthcheck": "slurm-healthcheck.sh",
-    "slurm-gate": "slurm-gate.sh",
-}
+#: Each is packaged as NAME.sh.
+_NAMES = ("slurm-prolog", "slurm-healthcheck", "slurm-gate")
 _COMMON = "slurm-common.sh"
 
 
 def names() -> tuple[str, ...]:
     """The templates there are."""
-    return tuple(_FILES)
+    return _NAMES
 
 
 def text(name: str, python: str = sys.executable) -> str:
@@ -28,11 +24,11 @@ def text(name: str, python: str = sys.executable) -> str:
     Raises LookupError for an unknown name, ValueError for a path that a script without PATH cannot call;
     both messages say what to do.
     """
-    if name not in _FILES:
+    if name not in _NAMES:
         raise LookupError(f"there is no template {name!r}; there are: {', '.join(names())}")
     if not python.startswith("/") or "\0" in python:
         raise ValueError(f"the Python to call must be an absolute path, not {python!r}")
-    template = _packaged(_FILES[name]).replace("@COMMON@\n", _packaged(_COMMON))
+    template = _packaged(f"{name}.sh").replace("@COMMON@\n", _packaged(_COMMON))
     return template.replace("@PYTHON@", shlex.quote(python))
 
 

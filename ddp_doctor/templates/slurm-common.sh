@@ -65,8 +65,11 @@ print("".join(c if " " <= c <= "~" else "?" for c in words))
     say "sick: $reason"
 }
 
-# Tells SLURM why, unless the node is drained already: that reason is a person's, or ours.
+# Tells SLURM why, where it may be told, unless the node is drained already: that reason is a person's, or ours.
 drain() {
+    if [ -z "$SCONTROL" ] || [ -z "$SLURMD_NODENAME" ]; then
+        return
+    fi
     shown=$("$TIMEOUT" -k 1 10 "$SCONTROL" show node "$SLURMD_NODENAME" </dev/null 2>/dev/null)
     shown=${shown#* State=}
     case ${shown%% *} in

@@ -23,7 +23,5 @@ OTHERWISE="the node stays as it is"
 
 @COMMON@
 examine
-if [ -n "$SCONTROL" ] && [ -n "$SLURMD_NODENAME" ]; then
-    drain
-fi
+drain
 exit 0

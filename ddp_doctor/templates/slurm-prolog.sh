@@ -25,7 +25,5 @@ OTHERWISE="the job may start"
 
 @COMMON@
 examine
-if [ -n "$SCONTROL" ] && [ -n "$SLURMD_NODENAME" ]; then
-    drain
-fi
+drain
 exit 1
