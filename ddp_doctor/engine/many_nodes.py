@@ -13,11 +13,12 @@ from ddp_doctor.checks.roll_call.facts import RollCallFact
 from ddp_doctor.engine.between_nodes import Surroundings, command_elsewhere, slows_ranks, stops_ranks
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.knowledge.deadlines import HAND_IN_S
-from ddp_doctor.launch import leash, roll_call, silence
+from ddp_doctor.launch import border, leash, roll_call, silence
 from ddp_doctor.launch.cards import Begin, Card, Contact, at_node, ranked, world_of
 from ddp_doctor.launch.company import Company, Left, Lost
 from ddp_doctor.launch.courier import HEAD, StoreLost
 from ddp_doctor.launch.follower import Follower
+from ddp_doctor.launch.parcels import JUNK, Unreadable
 from ddp_doctor.launch.place import Place
 from ddp_doctor.launch.roll_call import NotMet, RollCall
 from ddp_doctor.launch.session import Session
@@ -83,6 +84,9 @@ class ManyNodes:
             self._not_met(failed)
         except StoreLost as lost:
             self._broken_off(f"the control store broke off: {lost}")
+        except Unreadable as junk:
+            self._broken_off(str(junk))
+            self.leave(str(junk))
         except (Lost, Left) as gone:
             self._note_gone(gone)
 
@@ -172,6 +176,9 @@ class ManyNodes:
         until = time.monotonic() + begin.options.budget_s
         self._look_between(company)
         self._run_ranks(company, until)
+        if company.unreadable:
+            who = in_words([begin.world.hostname(one) for one in sorted(company.unreadable)])
+            self._unfinished(f"{who} sent {JUNK}")
         company.check()
 
     def _begin(self, company: Company) -> Begin:
@@ -211,12 +218,12 @@ class ManyNodes:
         company.order({"do": "look", "checks": [check.id for check in checks]})
         mine = self._look_around(checks)
         left_s = started + max(check.deadline_s for check in checks) - time.monotonic()
-        told = company.gather("look", max(left_s, 0.0) + HAND_IN_S)
+        told = company.gather("look", max(left_s, 0.0) + HAND_IN_S, border.readings)
         company.require_presence()
         self.session.readings.extend(mine)
         for rank in company.others:
             if rank in told:
-                self.session.readings.extend(Reading.model_validate(one) for one in told[rank])
+                self.session.readings.extend(told[rank])
             elif rank not in company.silent():  # silence is a finding of its own
                 self._note_absent(checks, rank)
 
@@ -298,8 +305,7 @@ class ManyNodes:
         self._take_report(follower.run())
 
     def _take_report(self, order: dict[str, Json]) -> None:
-        self.recording = Recording.model_validate(order["recording"])
-        self.report = Report.model_validate(order["report"])
+        self.recording, self.report = order["recording"], order["report"]
         self.spoken_by = order["head"]
 
     # --- on every node --------------------------------------------------------------------------
@@ -340,6 +346,8 @@ class ManyNodes:
         if isinstance(gone, Left):
             self.session.readings.append(silence.goodbye(gone.node, gone.why))
             self.recording = self.recording.model_copy(update={"interrupted": gone.why == "interrupted"})
+            if gone.why != "interrupted":
+                self._broken_off(f"node rank {gone.node} left before the end")
             return
         if self._watch is not None:
             self.session.readings.extend(self._watch.about(gone.nodes))

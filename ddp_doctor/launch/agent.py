@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from ddp_doctor.knowledge import deadlines
-from ddp_doctor.launch import hang
+from ddp_doctor.launch import border, hang
 from ddp_doctor.launch.company import Company
 from ddp_doctor.launch.control import Control
 from ddp_doctor.launch.crew import FIRST, Crew
@@ -113,11 +114,11 @@ class Agent:
     def _with_the_others(self, mine: TrialResult) -> TrialResult:
         if self.company is None:
             return mine
-        parts = self.company.gather(f"result/{mine.record.trial}", deadlines.HAND_IN_S)
+        read = partial(border.trial_part, trial=mine.record.trial)
+        parts = self.company.gather(f"result/{mine.record.trial}", deadlines.HAND_IN_S, read)
         self.company.require_store()
         absent = tuple(rank for rank in self.company.others if rank not in parts)
-        results = [TrialResult.from_json(part) for part in parts.values()]
-        return merged([mine, *results], absent)
+        return merged([mine, *(TrialResult(*part) for part in parts.values())], absent)
 
     @contextmanager
     def _keeping_what_was_seen(self) -> Iterator[None]:

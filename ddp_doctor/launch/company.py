@@ -7,11 +7,17 @@ the others follow its orders, in the order of their numbers, and hand in what th
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from ddp_doctor.knowledge.deadlines import FAREWELL_S, SILENT_S
+from ddp_doctor.launch import border
 from ddp_doctor.launch.cards import Begin
 from ddp_doctor.launch.courier import HEAD, Courier, StoreLost
+from ddp_doctor.launch.parcels import Unreadable
 from ddp_doctor.model.base import Json
+from ddp_doctor.model.recording import World
+
+T = TypeVar("T")
 
 
 class Lost(Exception):
@@ -40,6 +46,7 @@ class Company:
     begin: Begin | None = None
     ended: dict[str, Json] | None = None  # the head's last order, where it ended the roll call
     lost: set[int] = field(default_factory=set)  # node ranks that were silent, if only for a time
+    unreadable: set[int] = field(default_factory=set)  # node ranks that sent what cannot be read
     until: float = float("inf")  # monotonic; a head that is heard, and decides nothing, is lost then
     began_at: float = field(default_factory=time.monotonic)
     _orders: int = 0
@@ -62,20 +69,22 @@ class Company:
         self.courier.put(f"order/{self._orders}", order)
 
     def next_order(self) -> dict[str, Json]:
-        """Follower: wait for the head's next order. Raises Lost when the head is silent."""
+        """Follower: wait for the head's next order. Raises Lost when the head is silent, and Unreadable."""
         self._orders += 1
         key = f"order/{self._orders}"
         self.courier.watch(key)
         self.wait(lambda: self.courier.value(key) is not None)
-        order: dict[str, Json] = self.courier.value(key)
-        return order
+        return border.order(self.courier.value(key))
 
     def hand_in(self, key: str, value: Json) -> None:
         """Follower: give the head a result."""
         self.courier.put(f"{key}/{self.courier.my_id}", value)
 
-    def gather(self, key: str, timeout_s: float) -> dict[int, Json]:
-        """Head: the results of the other nodes, as many as come in time while they are heard."""
+    def gather(self, key: str, timeout_s: float, read: Callable[[Json, int, World], T]) -> dict[int, T]:
+        """Head: the results of the other nodes, as many as come in time while they are heard.
+
+        ``read`` makes one of what a node sent, its node rank and the world, or raises Unreadable.
+        """
         keys = {rank: f"{key}/{self.ids[rank]}" for rank in self.others}
         for name in keys.values():
             self.courier.watch(name)
@@ -85,12 +94,20 @@ class Company:
             return all(self.courier.value(name) is not None or rank in gone for rank, name in keys.items())
 
         self.courier.wait(all_in, timeout_s)
-        return {rank: value for rank, name in keys.items() if (value := self.courier.value(name)) is not None}
+        told: dict[int, T] = {}
+        world = World() if self.begin is None else self.begin.world
+        for rank, name in keys.items():
+            if (value := self.courier.value(name)) is not None:
+                try:
+                    told[rank] = read(value, rank, world)
+                except Unreadable:
+                    self.unreadable.add(rank)
+        return told
 
     def farewell(self, order: dict[str, Json]) -> None:
         """Head: end the run everywhere; waits, bounded, until the others have taken the report."""
         self.order(order)
-        self.gather("bye", FAREWELL_S)
+        self.gather("bye", FAREWELL_S, lambda *_said: True)
 
     def leave(self, why: str) -> None:
         """Follower: tell that this agent goes before the end."""

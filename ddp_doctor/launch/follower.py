@@ -55,7 +55,7 @@ class Follower:
         self.company.hand_in("look", [reading.model_dump(mode="json") for reading in readings])
 
     def _trial(self, order: dict[str, Json], checks: Sequence[Check]) -> None:
-        record = TrialRecord.model_validate(order["record"])
+        record: TrialRecord = order["record"]
         others = OtherNodes(self.company, record.trial)
         try:
             if order["do"] == "torchrun":
@@ -63,8 +63,7 @@ class Follower:
                     self._hand_in(result)
                     launch.notes(deadlines.CHECK_S if result.record.outcome == "finished" else 0.0)
             else:
-                pairs = [(one, other) for one, other in order["skip_pairs"]]
-                self._hand_in(self.crew.run(record, checks, pairs, others))
+                self._hand_in(self.crew.run(record, checks, order["skip_pairs"], others))
         except BaseException:
             partial = self.crew.take_partial()
             if partial is not None:

@@ -1,9 +1,13 @@
 """The rest of a trial's world, as the trial on one node sees it: the ranks of the other nodes."""
 
 import time
-from typing import Protocol
+from typing import Protocol, get_args
 
 from ddp_doctor.launch.company import Company, Lost
+from ddp_doctor.launch.parcels import JUNK, Unreadable
+from ddp_doctor.model.trial import TrialRecord
+
+_OUTCOMES = get_args(TrialRecord.model_fields["outcome"].annotation)
 
 
 class Others(Protocol):
@@ -52,10 +56,12 @@ class OtherNodes:
         self._courier.watch(self._key)
 
     def ended(self) -> str | None:
-        """How the trial ended. Raises Left where another agent took its leave, and StoreLost."""
+        """How the trial ended. Raises Left where another agent took its leave, StoreLost and Unreadable."""
         outcome = self._courier.value(self._key)
-        if outcome is not None:
+        if outcome in _OUTCOMES:
             return str(outcome)
+        if outcome is not None:
+            raise Unreadable(f"somebody ended the trial with {JUNK}")
         try:
             self._company.check()
         except Lost as lost:

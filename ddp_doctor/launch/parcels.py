@@ -20,6 +20,9 @@ _PART_BYTES = 4 * 1024 * 1024
 _LARGEST_BYTES = 256 * 1024 * 1024
 _MOST_PARTS = _LARGEST_BYTES // _PART_BYTES
 
+#: Ends "node2 sent …" and the like.
+JUNK = "what cannot be read (another release of ddp-doctor?)"
+
 
 class Unreadable(Exception):
     """What came from another node is nothing that this release writes."""

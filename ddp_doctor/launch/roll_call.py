@@ -7,17 +7,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from ddp_doctor.checks.roll_call.facts import AttemptSeen, NotStarted, Outcome, Present, RollCallFact
 from ddp_doctor.knowledge.deadlines import MUTE_S, SILENT_S
-from ddp_doctor.launch import control
-from ddp_doctor.launch.cards import Begin, Card, ranked
+from ddp_doctor.launch import border, control
+from ddp_doctor.launch.cards import Begin, Card, Opening, ranked
 from ddp_doctor.launch.company import Company, Lost
 from ddp_doctor.launch.control import Control
 from ddp_doctor.launch.courier import HEAD, Courier, StoreLost
 from ddp_doctor.launch.endpoint import Approach, approach, holder_of, is_mine, resolve
 from ddp_doctor.launch.forkserver import ForkServer
+from ddp_doctor.launch.parcels import Unreadable
 from ddp_doctor.launch.place import Place
 from ddp_doctor.model.base import Json
 
@@ -34,6 +33,7 @@ _DISAGREE_S = 3.0
 _HEAD_CLOSES_S = 60.0
 #: Arrivals that are watched for beyond the nodes that are not here: agents that are ended and started anew.
 _AGENTS_BEYOND = 4
+_NO_HEAD = "a store without a head of ddp-doctor"
 
 
 class NotMet(Exception):
@@ -60,6 +60,7 @@ class RollCall:
     control: Control | None = None
     courier: Courier | None = None
     cards: dict[int, Card] = field(default_factory=dict)
+    unreadable: tuple[str, ...] = ()  # the names in cards that are none, as far as there is one
     _began: float = field(default_factory=time.monotonic)
     _told: str = ""
     _expected: list[int] = field(default_factory=list)  # arrivals that are watched for
@@ -160,9 +161,8 @@ class RollCall:
             return ""
         with suppress(StoreLost):
             courier = self._call(seen.address)
-            said = courier.value("head")
             courier.close()
-            return str(said["run_id"])
+            return _opening(courier).run_id
         return ""
 
     def _admit(self) -> None:
@@ -181,8 +181,10 @@ class RollCall:
             said = courier.value(f"join/{one}")
             if said is not None and not self._is_full():
                 self._seen.add(one)
-                with suppress(ValidationError):  # a stranger's, or of a release that counts as absent
-                    self.cards[one] = Card.model_validate(said)
+                try:
+                    self.cards[one] = border.card(said)
+                except Unreadable:
+                    self.unreadable += (border.sender(said),)
                 courier.follow(sorted(self._seen))
         for one in [one for one in self.cards if one != HEAD and (self._is_gone(one) or self._ended(one))]:
             del self.cards[one]
@@ -279,7 +281,7 @@ class RollCall:
         if order["do"] == "end":
             company.ended = order
             return company
-        begin = Begin.model_validate(order["begin"])
+        begin: Begin = order["begin"]
         company.ids, company.begin = begin.ids, begin
         mine = [rank for rank, one in begin.ids.items() if one == self.courier.my_id]
         if not mine:
@@ -309,9 +311,7 @@ class RollCall:
     def _head_closes_s(self) -> float:
         """Until the head, where it is not stuck itself, has closed the roll call."""
         assert self.courier is not None
-        said = self.courier.value("head")
-        told = said.get("join_s") if isinstance(said, dict) else None
-        return (told if isinstance(told, int | float) else 0.0) + _HEAD_CLOSES_S
+        return _opening(self.courier).join_s + _HEAD_CLOSES_S
 
     def _call_twice(self, way: Approach, card: Card) -> Courier:
         """A server that does not speak gets a second chance: it may be a head that only begins to serve."""
@@ -332,7 +332,8 @@ class RollCall:
         courier = Courier(self.server, self.scratch, address, self._port, -1)
         try:
             courier.wait_connected(MUTE_S)
-            courier.await_value("head", _HEAD_SPEAKS_S, "a store without a head of ddp-doctor")
+            courier.await_value("head", _HEAD_SPEAKS_S, _NO_HEAD)
+            _opening(courier)
         except StoreLost:
             courier.close()
             raise
@@ -359,6 +360,7 @@ class RollCall:
                 for one in self.cards.values()
             ),
             "not_started": self.not_started(),
+            "unreadable": tuple(dict.fromkeys(self.unreadable))[:8],
             "command": self.command,
             "asked_s": round(self.until - self._began, 1),
             "waited_s": round(time.monotonic() - self._began, 1),
@@ -368,6 +370,14 @@ class RollCall:
     def met_fact(self, card: Card, company: Company) -> RollCallFact:
         """The fact of a roll call that all came to."""
         return self._fact("head" if company.is_head else "follower", "met", card)
+
+
+def _opening(courier: Courier) -> Opening:
+    """What the head of this courier's store said first. Raises StoreLost where that is none of ours."""
+    try:
+        return border.read(Opening, courier.value("head"))
+    except Unreadable as error:
+        raise StoreLost(_NO_HEAD) from error
 
 
 def secret() -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from ddp_doctor.checks.roll_call.facts import Answer, SilenceFact
 from ddp_doctor.knowledge.deadlines import CONFIRM_S
+from ddp_doctor.launch import border
 from ddp_doctor.launch.cards import Contact
 from ddp_doctor.launch.company import Company
 from ddp_doctor.launch.courier import HEAD
@@ -65,8 +66,8 @@ class Watch:
         if self.company.is_head:
             mine = self._dial_all(self.company.others, heartbeat=frozenset(lost))
             self.company.courier.say(urgent=True, suspects=list(lost))
-            told = self.company.gather("seen", CONFIRM_S + 1.5)
-            return [*mine, *(Reading.model_validate(one) for said in told.values() for one in said)]
+            told = self.company.gather("seen", CONFIRM_S + 1.5, border.readings)
+            return [*mine, *(one for said in told.values() for one in said)]
         missed_at = time.monotonic()
         mine = self._dial_all(lost, heartbeat=frozenset(lost))
         # Survivors notice at different moments: each is asked a little later, and answers a little longer.

@@ -35,12 +35,6 @@ class TrialResult:
         readings = [reading.model_dump(mode="json") for reading in self.readings]
         return {"record": self.record.model_dump(mode="json"), "readings": readings}
 
-    @classmethod
-    def from_json(cls, value: Json) -> "TrialResult":
-        """The inverse of ``to_json``. Raises pydantic.ValidationError."""
-        readings = tuple(Reading.model_validate(reading) for reading in value["readings"])
-        return cls(TrialRecord.model_validate(value["record"]), readings)
-
 
 class Trial:
     """Watches the ranks of one world until they are done, stuck, broken or interrupted."""

@@ -1,0 +1,157 @@
+"""What another node hands in, and what becomes of what no node of ours would."""
+
+from typing import Any
+
+import pytest
+
+from ddp_doctor.checks.roll_call.facts import SilenceFact
+from ddp_doctor.launch import border
+from ddp_doctor.launch.cards import Begin, Card, Opening
+from ddp_doctor.launch.courier import UNREADABLE
+from ddp_doctor.launch.parcels import JUNK, Unreadable
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import Node, World
+from ddp_doctor.model.trial import RankEvidence, TrialRecord
+
+WORLD = World(
+    nnodes=2,
+    nproc_per_node=2,
+    world_size=4,
+    nodes=(Node(node_rank=0, hostname="node0"), Node(node_rank=1, hostname="node1")),
+)
+SHAPES: list[Any] = [UNREADABLE, None, 1, "x", [], [1], {}, {"a": 1}, [{"check": 1}], {"do": "end"}, {"do": []}]
+
+
+def _card(**fields: Any) -> dict[str, Any]:
+    return Card(hostname="node1", nnodes=2, claimed_rank=1).model_dump(mode="json") | fields
+
+
+def _reading(**fields: Any) -> dict[str, Any]:
+    return Reading(check="memory", status=Status.ABSENT, node=1).model_dump(mode="json") | fields
+
+
+def _result(record: dict[str, Any], *readings: dict[str, Any]) -> dict[str, Any]:
+    return {"record": TrialRecord.model_validate({"trial": "t0", **record}), "readings": list(readings)}
+
+
+@pytest.mark.parametrize("junk", SHAPES, ids=repr)
+def test_values_of_another_shape_are_unreadable(junk: Any):
+    for look in (
+        border.card,
+        border.order,
+        lambda one: border.read(Opening, one),
+        lambda one: border.trial_part(one, 1, WORLD, "t0"),
+    ):
+        with pytest.raises(Unreadable):
+            look(junk)
+    assert border.sender(junk) == ""
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"claimed_rank": 2},
+        {"claimed_rank": -1},
+        {"nnodes": 0},
+        {"nnodes": 10**9},
+        {"port": 70_000},
+        {"hostname": "node1\x1b[2J"},
+        {"hostname": "n" * 300},
+        {"version": "1.0\r\n"},
+        {"advertised": "a name"},
+        {"met_at": "10.0.0.1\x00"},
+        {"world": {"nproc_per_node": 0}},
+        {"world": {"nproc_per_node": 10**9}},
+        {"world": {"nodes": [{}, {}]}},
+        {"readings": [_reading(node=0, rank=3)]},
+    ],
+    ids=repr,
+)
+def test_a_card_that_no_node_would_write_is_unreadable(fields: dict[str, Any]):
+    assert border.card(_card()).hostname == "node1"
+    with pytest.raises(Unreadable):
+        border.card(_card(**fields))
+
+
+def test_the_sender_of_a_card_of_another_release_is_known_by_its_name():
+    assert border.sender(_card(nnodes="two")) == "node1"
+    assert border.sender({"hostname": "node1\x1b[2J"}) == ""
+
+
+def test_a_fact_of_another_shape_fails_its_check_and_leaves_the_other_readings():
+    odd = _reading(status="collected", fact={"kind": SilenceFact.KIND, "node": "two"})
+
+    first, second = border.readings([odd, _reading()], 1, WORLD)
+
+    assert (first.status, first.fact) == (Status.FAILED, None)
+    assert first.reason == f"the node sent {JUNK}"
+    assert second.status is Status.ABSENT
+
+
+def test_nobody_speaks_of_a_node_that_there_is_not():
+    told = _reading(status="collected", fact={"kind": SilenceFact.KIND, "node": 7})
+
+    (reading,) = border.readings([told], 1, WORLD)
+
+    assert reading.fact is None
+
+
+def test_a_fact_of_a_kind_that_no_rule_reads_stays_as_it_is():
+    told = _reading(status="collected", fact={"kind": "weather/1", "sun": True})
+
+    (reading,) = border.readings([told], 1, WORLD)
+
+    assert reading.fact == {"kind": "weather/1", "sun": True}
+
+
+@pytest.mark.parametrize("fields", [{"node": 0}, {"node": 7}, {"rank": 1}, {"rank": 4}], ids=repr)
+def test_nobody_hands_in_what_another_node_read(fields: dict[str, Any]):
+    with pytest.raises(Unreadable):
+        border.readings([_reading(**fields)], 1, WORLD)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"trial": "t1"},
+        {"evidence": (RankEvidence(rank=0, node=0),)},
+        {"evidence": (RankEvidence(rank=1, node=1),)},
+        {"lost_nodes": (2,)},
+        {"outcome": "won"},
+    ],
+    ids=repr,
+)
+def test_a_trial_that_speaks_of_other_ranks_is_unreadable(record: dict[str, Any]):
+    told = {"record": {"trial": "t0", **record}, "readings": []}
+
+    with pytest.raises(Unreadable):
+        border.trial_part(told, 1, WORLD, "t0")
+
+
+def test_a_trial_of_the_nodes_own_ranks_is_taken():
+    told = _result({"evidence": (RankEvidence(rank=3, node=1),)}, _reading(rank=2))
+
+    record, readings = border.trial_part(told, 1, WORLD, "t0")
+
+    assert (record.evidence[0].rank, readings[0].rank) == (3, 2)
+
+
+def test_a_beginning_without_a_place_for_each_node_is_unreadable():
+    begin = {
+        "run_id": "run",
+        "started_at": "",
+        "secret": "s",
+        "world": WORLD,
+        "ids": {0: 0, 1: 1},
+        "contacts": [
+            {"node": node, "hostname": f"node{node}", "port": 1, "advertised": "", "met_at": ""}
+            for node in range(2)
+        ],
+        "options": {},
+        "checks": [],
+    }
+    assert border.read(Begin, begin).ids == {0: 0, 1: 1}
+    for fields in ({"ids": {0: 0}}, {"contacts": begin["contacts"][:1]}, {"ids": {0: 0, 5: 1}}):
+        with pytest.raises(Unreadable):
+            border.read(Begin, begin | fields)

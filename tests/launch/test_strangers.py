@@ -1,0 +1,129 @@
+"""Agents whose store is written into by others: real agents, and a real client that is none."""
+
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor.launch import control
+from ddp_doctor.launch.parcels import JUNK
+from tests.launch.agents import Agent, end, free_port
+
+pytestmark = pytest.mark.ranks
+
+Start = Callable[..., Agent]
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def start(tmp_path: Path, port: int) -> Iterator[Start]:
+    """``start(node_rank, *options)``: one agent of a run of two."""
+    agents: list[Agent] = []
+
+    def one(claims: int, *options: str) -> Agent:
+        agents.append(Agent(tmp_path, port, 2, claims, "--level", "quick", "--skip", "torchrun", *options))
+        return agents[-1]
+
+    yield one
+    left = [process for agent in agents for process in agent.family()]
+    end(agents)
+    assert left == [], "processes were left"
+
+
+def _stranger(port: int) -> Any:
+    return control.connect("127.0.0.1", port, control.PREFIX, timedelta(seconds=5))
+
+
+def _put(store: Any, key: str, value: Any) -> None:
+    store.set(f"{key}/0", zlib.compress(json.dumps(value).encode()))
+    store.set(key, b'{"parts": 1}')
+
+
+def _says_nothing_of_its_own_inside(*agents: Agent) -> None:
+    for agent in agents:
+        said = agent.said.read_text() + agent.json.read_text()
+        assert not [word for word in ("Traceback", "pydantic", "validation error", "\\u001b", "\x1b[2J") if word in said]
+
+
+def _codes(report: dict[str, Any]) -> list[str]:
+    return [one["code"] for one in report["findings"] if one["severity"] in ("error", "warning")]
+
+
+def test_a_client_that_is_no_node_at_the_roll_call_is_passed_over(start: Start, port: int):
+    head = start(0)
+    head.wait_for("1 of 2 nodes here")
+    store = _stranger(port)
+    for junk in (b"GET / HTTP/1.1", b'{"parts": 5}', b"[" * 50_000, b'{"hostname": {"a": "\\u001b[2J"}}'):
+        store.set(f"join/{store.add('arrivals', 1)}", junk)
+
+    other = start(1)
+
+    assert (head.report()["verdict"], other.report()["verdict"]) == ("healthy", "healthy")
+    _says_nothing_of_its_own_inside(head, other)
+
+
+def test_a_node_of_another_release_is_named_as_one_that_cannot_be_read(start: Start, port: int):
+    head = start(0, "--join-timeout", "3")
+    head.wait_for("1 of 2 nodes here")
+    store = _stranger(port)
+    _put(store, f"join/{store.add('arrivals', 1)}", {"hostname": "node7", "nnodes": "two", "version": "9.0"})
+
+    report = head.report()
+
+    assert _codes(report) == ["DD516"]
+    (finding,) = (one for one in report["findings"] if one["code"] == "DD516")
+    assert finding["title"].startswith(f"node7 sent {JUNK}")
+    _says_nothing_of_its_own_inside(head)
+
+
+def test_results_that_cannot_be_read_leave_the_run_unsure_and_nobody_to_blame(start: Start, port: int):
+    head = start(0)
+    head.wait_for("1 of 2 nodes here")
+    store = _stranger(port)
+    for key in ("look/1", "result/t0/1"):
+        _put(store, key, [{"check": "reach", "status": "collected", "node": 0, "fact": {"kind": "\x1b[2J"}}])
+
+    other = start(1)
+    report = head.report()
+
+    assert (report["verdict"], head.process.returncode, other.process.wait(20.0)) == ("unsure", 3, 3)
+    assert _codes(report) == []
+    assert f"sent {JUNK}" in json.dumps(report)
+    _says_nothing_of_its_own_inside(head, other)
+
+
+def test_an_order_that_is_none_ends_the_run_unsure_on_both(start: Start, port: int):
+    head = start(0)
+    head.wait_for("1 of 2 nodes here")
+    store = _stranger(port)
+    for key in ("order/2", "order/3"):  # one of them is a trial, which the head is late to order
+        _put(store, key, {"do": "trial", "record": "\x1b[2J"})
+
+    other = start(1)
+    reports = head.report(), other.report()
+
+    assert "healthy" not in {report["verdict"] for report in reports}
+    assert [_codes(report) for report in reports] == [[], []]
+    assert f"the head sent {JUNK}" in json.dumps(reports[1])
+    _says_nothing_of_its_own_inside(head, other)
+
+
+def test_an_end_of_the_trial_that_nobody_knows_ends_the_run_unsure(start: Start, port: int):
+    head = start(0)
+    head.wait_for("1 of 2 nodes here")
+    _stranger(port).set("stop/t0", b'"\\u001b[2Jwon"')
+
+    other = start(1)
+    reports = head.report(), other.report()
+
+    assert "healthy" not in {report["verdict"] for report in reports}
+    assert [_codes(report) for report in reports] == [[], []]
+    _says_nothing_of_its_own_inside(head, other)
