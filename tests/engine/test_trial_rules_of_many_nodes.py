@@ -3,7 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddp_doctor.checks.agreement import AgreementFact
+from ddp_doctor.checks.agreement.versions import different_versions
+from ddp_doctor.checks.software import Software
 from ddp_doctor.engine.trial_rules import deaths, hangs, links, slowness
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Culprit, Finding
 from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.model.trial import Raised, RankEvidence, Step, TrialRecord
@@ -204,3 +209,98 @@ def test_late_ranks_on_many_nodes_are_one_finding():
 
     assert len(found.culprits) == 64
     assert len(found.title) < 300
+
+
+def _dead(code: int, **fields: Any) -> dict[str, Any]:
+    return {"exit_code": code, "exited_at": 2.0, **fields}
+
+
+def test_ranks_that_ended_in_different_ways_are_each_said_to_have_ended_so():
+    of = {1: _dead(-9), 2: _dead(3), 4: _dead(3)}
+
+    found = _only(deaths.died.apply(_run([2, 2, 2], {0: [_step()]}, outcome="broken", of=of)))
+
+    assert found.title.startswith(
+        "Rank 1 (node0) was killed by SIGKILL, rank 2 (node1) and rank 4 (node2) exited with code 3 before its"
+    )
+
+
+def test_where_a_killed_rank_is_looked_for_its_host_is_named():
+    found = _only(deaths.died.apply(_run([1, 1], {0: [_step()]}, outcome="broken", of={1: _dead(-9)})))
+
+    assert found.remedies[0].commands == ("sudo dmesg -T | grep -i 'killed process'   # on node1",)
+
+
+def test_a_rank_judged_at_once_has_not_waited_for_0_s():
+    found = _only(deaths.died.apply(_run([1, 1], {0: [_step()]}, outcome="broken", of={1: _dead(-9)})))
+
+    assert [(one.value, one.unit) for one in found.evidence] == [(None, None), (None, None)]
+
+
+def test_the_path_between_the_hosts_of_a_stuck_pair_can_be_pasted():
+    done = {rank: {"done": True} for rank in (0, 3)}
+
+    found = _only(links.pair.apply(_run([2, 2], _pair(1, 2), judged_check="p2p", of=done)))
+
+    assert found.remedies[0].commands[-1] == "tracepath node1   # on node0"
+
+
+def _refusing(message: str, *nccl: str) -> Recording:
+    """NCCL refuses on all ranks; what it says is said by each."""
+    raised = Raised(type="DistBackendError", message=message, where="worker.py:9")
+    steps = (_step(1, check="process_group", name="all_reduce"),)
+    of = {rank: {"raised": raised, "steps": steps} for rank in range(len(nccl))}
+    facts = [
+        (check, node, fact)
+        for node, version in enumerate(nccl)
+        for check, fact in (
+            ("agreement", AgreementFact(tool_version="0.1.0")),
+            ("software", NCCL_BUILD.model_copy(update={"nccl_loaded": version})),
+        )
+    ]
+    readings = tuple(
+        Reading(check=check, status=Status.COLLECTED, node=node, fact=fact.recorded())
+        for check, node, fact in facts
+    )
+    run = _run([1] * len(nccl), {}, "nccl", outcome="broken", judged_check="process_group", of=of)
+    return run.model_copy(update={"readings": readings})
+
+
+NCCL_BUILD = Software(python="3.11.7", machine="x86_64", torch_version="2.9.1+cu128", torch_cuda="12.8")
+OTHER_VERSION = (
+    "NCCL error in: NCCLUtils.cpp:77\nLast error:\n"
+    "Mismatched NCCL version detected : rank 0 version 22705 rank 2 version 22703"
+)
+
+
+def test_another_nccl_version_is_one_finding_the_one_that_names_the_node():
+    recording = _refusing(OTHER_VERSION, "2.27.5", "2.27.5", "2.27.3")
+
+    assert deaths.everywhere.apply(recording) == []
+    assert _only(different_versions.apply(recording)).title.startswith("node2 runs NCCL 2.27.3")
+
+
+def test_another_nccl_version_that_no_node_told_is_said_in_the_words_of_nccl():
+    found = _only(deaths.everywhere.apply(_refusing(OTHER_VERSION, "2.27.5", "2.27.5")))
+
+    assert found.title.startswith("The nccl process group cannot start: Mismatched NCCL version detected")
+    assert (found.remedies[0].summary, found.remedies[0].commands) == (
+        "Start all nodes from the same image, module or virtual environment",
+        (),
+    )
+
+
+def test_the_words_of_an_exception_are_a_sentence_of_their_own():
+    raised = Raised(type="ValueError", message="the data set is\n  empty", where="data.py:3")
+
+    found = _only(
+        deaths.raised.apply(_run([1, 1], {0: [_step()]}, outcome="broken", of={1: {"raised": raised}}))
+    )
+
+    assert found.detail == "It says: the data set is empty."
+
+
+def test_a_rank_that_never_reported_in_was_started_by_nobody_whom_the_reader_cannot_know():
+    found = _only(hangs.never_began.apply(_run([1, 1], {0: [_step()]}, of={1: {"began": False}})))
+
+    assert found.title == "Rank 1 (node1) was started and never reported in; rank 0 waits"

@@ -13,6 +13,7 @@ from ddp_doctor.model.finding import Culprit, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
 from ddp_doctor.phrases import ranks as words
+from ddp_doctor.phrases.nodes import host
 
 #: What a setting that torch refuses can look like: never a rank that is stopped, killed or missing.
 _REFUSED_LOOKS: tuple[Kind, ...] = ("all-entered", "raised-everywhere", "unsure")
@@ -136,8 +137,8 @@ def rank_evidence(
 ) -> Evidence:
     """One rank's process state, position and processor time."""
     world = recording.world
-    host = f"{world.hostname(one.node)}, " if world is not None and world.nnodes > 1 else ""
-    parts = [f"rank {one.rank} ({host}pid {one.pid}): {process_words(one)}", stands(one)]
+    place = f"{world.hostname(one.node)}, " if world is not None and world.nnodes > 1 else ""
+    parts = [f"rank {one.rank} ({place}pid {one.pid}): {process_words(one)}", stands(one)]
     if one.cpu_s_per_s is not None and one.exited_at is None:
         parts.append(f"{one.cpu_s_per_s:.0%} of a core in the last second")
     return Evidence(check=check_of(trial, judgement), text="; ".join(parts))
@@ -166,7 +167,8 @@ def waiting_evidence(trial: TrialRecord, judgement: Judgement) -> tuple[Evidence
     step = judgement.step
     where = words.short(step.where)
     text = f"{words.rank_list(judgement.waiting)} entered {step_words(step)} at {where} and did not leave it"
-    return (Evidence(check=step.check, text=text, value=round(trial.waited_s, 1), unit="s"),)
+    waited_s = round(trial.waited_s, 1) or None  # a rank that is gone is judged at once
+    return (Evidence(check=step.check, text=text, value=waited_s, unit="s" if waited_s else None),)
 
 
 def evidence(recording: Recording, trial: TrialRecord, judgement: Judgement) -> tuple[Evidence, ...]:
@@ -214,7 +216,7 @@ def link_remedies(recording: Recording, pairs: Collection[tuple[int, int]] = ())
     within = not pairs or any(not is_across(recording, pair) for pair in pairs)
     on_gpus = world is not None and world.backend == "nccl"
     found = [_WITHOUT_P2P] if on_gpus and within else []
-    return (*found, _LOOK_AT_NETWORK) if across or not on_gpus else tuple(found)
+    return (*found, _look_at_network(recording, pairs)) if across or not on_gpus else tuple(found)
 
 
 def is_across(recording: Recording, pair: tuple[int, int]) -> bool:
@@ -223,12 +225,19 @@ def is_across(recording: Recording, pair: tuple[int, int]) -> bool:
     return world is not None and world.node_of(pair[0]) != world.node_of(pair[1])
 
 
-_LOOK_AT_NETWORK = Remedy(
-    summary="Look at what connects them: firewall rules, the interface, the name each resolves to, the largest"
-    " packet that passes",
-    commands=("ss -tnp", "nft list ruleset", "tracepath PEER"),
-    scope="node",
-)
+def _look_at_network(recording: Recording, pairs: Collection[tuple[int, int]]) -> Remedy:
+    world = recording.world
+    nodes = {(world.node_of(one), world.node_of(other)) for one, other in pairs} if world else set()
+    paths = sorted((one, other) for one, other in nodes if one != other)
+    traces = (f"tracepath {host(recording, other)}   # on {host(recording, one)}" for one, other in paths[:2])
+    return Remedy(
+        summary="Look at what connects them: firewall rules, the interface, the name each resolves to, the largest"
+        " packet that passes",
+        commands=("ss -tnp", "sudo nft list ruleset", *traces),
+        scope="node",
+    )
+
+
 _WITHOUT_P2P = Remedy(
     summary="Turn GPU peer-to-peer off to prove the cause; then repair ACS, the IOMMU or the link",
     settings=(Setting(name="NCCL_P2P_DISABLE", value="1", why="the pair then goes through shared memory"),),

@@ -4,6 +4,7 @@ import re
 import signal
 from collections.abc import Iterator
 
+from ddp_doctor.checks.agreement.versions import different_versions
 from ddp_doctor.checks.env_vars import EnvVars
 from ddp_doctor.engine.trial_rules.common import (
     MOST_LINES,
@@ -18,6 +19,7 @@ from ddp_doctor.engine.trial_rules.common import (
     stands,
     who_waits,
 )
+from ddp_doctor.launch.hang import Judgement
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
@@ -49,15 +51,24 @@ def died(recording: Recording) -> Iterator[Draft]:
     for trial, judgement in judged(recording, "died"):
         first = of_rank(trial, judgement.suspects[0])
         yield Draft(
-            title=f"{names(recording, judgement.suspects)} {_death(trial, first)} in"
-            f" {check_of(trial, judgement)}; {stands(first)}{who_waits(judgement)}",
+            title=f"{_deaths(recording, trial, judgement)} in {check_of(trial, judgement)};"
+            f" {stands(first)}{who_waits(judgement)}",
             detail="The errors of the other ranks are its echo."
             f"{proof_words(recording, trial, judgement)}{_last_words(first)}",
             confidence=Confidence.PROVED,
             culprits=culprits(recording, judgement.suspects),
             evidence=evidence(recording, trial, judgement),
-            remedies=(_after_death(first),),
+            remedies=(_after_death(recording, first),),
         )
+
+
+def _deaths(recording: Recording, trial: TrialRecord, judgement: Judgement) -> str:
+    """How each of the suspects ended; those that ended alike are named together."""
+    alike: dict[str, list[int]] = {}
+    for rank in judgement.suspects:
+        alike.setdefault(_death(trial, of_rank(trial, rank)), []).append(rank)
+    ends = [f"{words.ranks_at(recording, ranks)} {death}" for death, ranks in alike.items()]
+    return words.capital(", ".join(ends))
 
 
 def _death(trial: TrialRecord, one: RankEvidence) -> str:
@@ -76,13 +87,23 @@ def _last_words(one: RankEvidence) -> str:
     return f" Its last output: {lines[-1][:200]}" if lines else ""
 
 
-def _after_death(one: RankEvidence) -> Remedy:
+def _after_death(recording: Recording, one: RankEvidence) -> Remedy:
     code = one.exit_code
+    several = recording.world is not None and recording.world.nnodes > 1
+    killed = "sudo dmesg -T | grep -i 'killed process'"
+    killed += f"   # on {host(recording, one.node)}" if several else ""
     if one.out_of_memory:
         return Remedy(
             summary="Give the job more memory (cgroup or --mem), or run fewer ranks per node",
-            commands=("dmesg | grep -i 'killed process'",),
+            commands=(killed,),
             scope="job",
+        )
+    if code == -signal.SIGKILL:
+        return Remedy(
+            summary="Find out who sent the signal: the kernel for lack of memory, a time limit, an epilog, an"
+            " administrator",
+            commands=(killed,),
+            scope="node",
         )
     if code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL):
         return Remedy(
@@ -121,7 +142,7 @@ def raised(recording: Recording) -> Iterator[Draft]:
         yield Draft(
             title=f"{names(recording, judgement.suspects)} raised {first.raised.type} in"
             f" {check_of(trial, judgement)} at {words.short(first.raised.where)}{who_waits(judgement)}",
-            detail=f"{first.raised.message[:400]}{proof_words(recording, trial, judgement)}",
+            detail=f"It says: {_sentence(first.raised.message)}{proof_words(recording, trial, judgement)}",
             confidence=confidence(recording, trial, judgement),
             culprits=culprits(recording, judgement.suspects),
             evidence=evidence(recording, trial, judgement),
@@ -133,6 +154,13 @@ def raised(recording: Recording) -> Iterator[Draft]:
         )
 
 
+def _sentence(message: str) -> str:
+    said = " ".join(message[:400].split()) or "nothing"
+    return said if said[-1] in ".!?" else f"{said}."
+
+
+#: NCCL init.cc: "Mismatched NCCL version detected : rank 0 version 22705 rank 1 version 22703".
+_OTHER_VERSION = "Mismatched NCCL version"
 #: NCCL init.cc: "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 3000".
 _DUPLICATE = re.compile(
     r"Duplicate GPU detected\s*: rank (\d+) and rank (\d+) both on CUDA device (\w+)", re.IGNORECASE
@@ -166,8 +194,17 @@ def everywhere(recording: Recording) -> Iterator[Draft]:
             continue
         first = of_rank(trial, judgement.waiting[0]) if judgement.kind == "raised-everywhere" else None
         # A probe of the doctor's own that fails everywhere is unsure, not a fault.
-        if first is not None and first.steps and first.steps[-1].check == "process_group":
+        if first is None or not first.steps or first.steps[-1].check != "process_group":
+            continue
+        if not _other_versions_are_told(recording, first):
             yield _cannot_start(recording, trial, first)
+
+
+def _other_versions_are_told(recording: Recording, one: RankEvidence) -> bool:
+    """Whether NCCL refuses its peers for their versions, and the nodes with other ones are named already."""
+    assert one.raised is not None
+    told = (finding.severity is Severity.ERROR for finding in different_versions.apply(recording))
+    return _OTHER_VERSION in one.raised.message and any(told)
 
 
 def _sharing(trial: TrialRecord) -> dict[tuple[int, str], set[int]]:
@@ -221,15 +258,21 @@ def _cannot_start(recording: Recording, trial: TrialRecord, first: RankEvidence)
         confidence=Confidence.PROVED,
         culprits=(Culprit(kind="setting", name=setting),) if setting else (),
         evidence=(Evidence(check="process_group", text=message[:400]),),
-        remedies=(
-            Remedy(
-                summary=f"Set {setting} to an interface of this host, or unset it"
-                if setting
-                else "Mend what the exception names",
-                commands=("ip -br address",),
-            ),
-        ),
+        remedies=(_after_refusal(message, setting),),
     )
+
+
+def _after_refusal(message: str, setting: str | None) -> Remedy:
+    if setting or "interface" in message:
+        summary = (
+            f"Set {setting} to an interface of this host, or unset it" if setting else "Mend what it names"
+        )
+        return Remedy(summary=summary, commands=("ip -br address",))
+    if _OTHER_VERSION in message:
+        return Remedy(
+            summary="Start all nodes from the same image, module or virtual environment", scope="node"
+        )
+    return Remedy(summary="Mend what the exception names")
 
 
 def _cause(message: str) -> str:

@@ -24,6 +24,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases import ranks as words
 
 
 @rule("DD610", "rank-never-entered-a-collective", Severity.ERROR)
@@ -51,14 +52,14 @@ def never_entered(recording: Recording) -> Iterator[Draft]:
         yield Draft(
             title=f"{names(recording, judgement.suspects)} never entered {step_words(judgement.step)} of"
             f" {check_of(trial, judgement)}; {stands(first)}{who_waits(judgement)}",
-            detail=f"{doing.capitalize()}.{proof_words(recording, trial, judgement)}",
+            detail=f"{words.capital(doing)}.{proof_words(recording, trial, judgement)}",
             confidence=confidence(recording, trial, judgement),
             culprits=culprits(recording, judgement.suspects),
             evidence=evidence(recording, trial, judgement),
             remedies=(
                 Remedy(
                     summary=f"Find out what keeps it: {stands(first)}",
-                    commands=("py-spy dump --pid PID  # in the job, on that rank",),
+                    commands=("py-spy dump --pid PID   # in the job, of that rank",),
                     scope="node",
                 ),
             ),
@@ -127,15 +128,18 @@ def never_began(recording: Recording) -> Iterator[Draft]:
     """
     for trial, judgement in judged(recording, "never-began"):
         were = "was" if len(judgement.suspects) == 1 else "were"
+        by = " by torchrun" if trial.launcher == "torchrun" else ""
         yield Draft(
-            title=f"{names(recording, judgement.suspects)} {were} started by {trial.launcher} and never reported in"
+            title=f"{names(recording, judgement.suspects)} {were} started{by} and never reported in"
             f"{who_waits(judgement)}",
             detail="; ".join(trial.notes[:1]),
             culprits=culprits(recording, judgement.suspects),
             evidence=evidence(recording, trial, judgement),
             remedies=(
                 Remedy(
-                    summary="Look at what the process does", commands=("py-spy dump --pid PID",), scope="node"
+                    summary="Look at what the process does",
+                    commands=("py-spy dump --pid PID   # in the job, of that rank",),
+                    scope="node",
                 ),
             ),
         )
