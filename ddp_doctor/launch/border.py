@@ -96,9 +96,7 @@ def readings(value: Json, node: int, world: World) -> tuple[Reading, ...]:
     return tuple(_with_a_fact(one, world) for one in told)
 
 
-def trial_part(
-    value: Json, node: int, world: World, trial: str
-) -> tuple[TrialRecord, tuple[Reading, ...]]:
+def trial_part(value: Json, node: int, world: World, trial: str) -> tuple[TrialRecord, tuple[Reading, ...]]:
     """The record and the readings of one node's ranks in a trial. Raises Unreadable."""
     fields = value if isinstance(value, dict) else {}
     record = read(TrialRecord, fields.get("record"))

@@ -20,7 +20,19 @@ WORLD = World(
     world_size=4,
     nodes=(Node(node_rank=0, hostname="node0"), Node(node_rank=1, hostname="node1")),
 )
-SHAPES: list[Any] = [UNREADABLE, None, 1, "x", [], [1], {}, {"a": 1}, [{"check": 1}], {"do": "end"}, {"do": []}]
+SHAPES: list[Any] = [
+    UNREADABLE,
+    None,
+    1,
+    "x",
+    [],
+    [1],
+    {},
+    {"a": 1},
+    [{"check": 1}],
+    {"do": "end"},
+    {"do": []},
+]
 
 
 def _card(**fields: Any) -> dict[str, Any]:
@@ -138,7 +150,7 @@ def test_a_trial_of_the_nodes_own_ranks_is_taken():
 
 
 def test_a_beginning_without_a_place_for_each_node_is_unreadable():
-    begin = {
+    begin: dict[str, Any] = {
         "run_id": "run",
         "started_at": "",
         "secret": "s",

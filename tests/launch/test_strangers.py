@@ -50,7 +50,8 @@ def _put(store: Any, key: str, value: Any) -> None:
 def _says_nothing_of_its_own_inside(*agents: Agent) -> None:
     for agent in agents:
         said = agent.said.read_text() + agent.json.read_text()
-        assert not [word for word in ("Traceback", "pydantic", "validation error", "\\u001b", "\x1b[2J") if word in said]
+        words = ("Traceback", "pydantic", "validation error", "\\u001b", "\x1b[2J")
+        assert not [word for word in words if word in said]
 
 
 def _codes(report: dict[str, Any]) -> list[str]:
