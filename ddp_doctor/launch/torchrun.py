@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 
@@ -18,6 +19,8 @@ import psutil
 from ddp_doctor.launch.environment import without_launcher
 from ddp_doctor.launch.events import EventReader
 from ddp_doctor.launch.spec import WorkerSpec
+
+_MODULE = "ddp_doctor.launch.torchrun_main"
 
 
 @dataclass
@@ -78,9 +81,10 @@ class Launch:
             # Their environment is torchrun's to make; a file is no place for the user's secrets.
             text = replace(spec, env={}).to_json()
             (folder / f"local{spec.local_rank}.spec.json").write_text(text)
+        self._folder = folder
         self._output = folder / "torchrun.out"
-        argv = [
-            *(sys.executable, "-m", "ddp_doctor.launch.torchrun_main"),
+        self._argv = [
+            *(sys.executable, "-m", _MODULE),
             *(str(os.getpid()), "--nproc-per-node", str(len(specs))),
             *(
                 "--log-dir",
@@ -89,34 +93,32 @@ class Launch:
             *(meeting.options() if meeting else ()),
             *("-m", "ddp_doctor.launch.torchrun_worker", str(folder)),
         ]
-        child_env = {**without_launcher(env), "PYTHONPATH": _python_path(env)}
-        with self._output.open("wb") as output:
-            self._process = subprocess.Popen(
-                argv,
-                env=child_env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                cwd=folder,  # the first place where its Python looks for modules
-            )
-        self.workers = [LaunchedWorker(EventReader(spec.path("events")), self._process) for spec in specs]
+        self._env = {**without_launcher(env), "PYTHONPATH": _python_path(env)}
+        self._specs = specs
 
     def __enter__(self) -> "Launch":
+        try:
+            with self._output.open("wb") as output:
+                self._process = subprocess.Popen(
+                    self._argv,
+                    env=self._env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    cwd=self._folder,  # the first place where its Python looks for modules
+                )
+            readers = [EventReader(spec.path("events")) for spec in self._specs]
+            self.workers = [LaunchedWorker(reader, self._process) for reader in readers]
+        except BaseException:  # a signal, say, that came before the process was even known here
+            end_all(self._folder)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # torchrun gives its workers sessions of their own, so they are found as its descendants;
-        # psutil compares start times, and kills no stranger that inherited a pid.
-        with suppress(psutil.NoSuchProcess):
-            family = psutil.Process(self._process.pid).children(recursive=True)
-            self._process.kill()
-            for process in family:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(family, timeout=1.0)
+        end_all(self._folder)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
 
@@ -132,6 +134,30 @@ class Launch:
 
     def _said(self) -> str:
         return self._output.read_text(errors="replace")[-4000:]
+
+
+def end_all(folder: Path) -> None:
+    """End every torchrun that this process started with its log below ``folder``, and what it started.
+
+    By what is running, not by what is remembered: a signal may come before a process is remembered.
+    """
+    for torchrun in psutil.Process().children():
+        # torchrun gives its workers sessions of their own, so they are found as its descendants;
+        # psutil compares start times, and kills no stranger that inherited a pid.
+        with suppress(psutil.Error):
+            if not _is_below(folder, torchrun.cmdline()):
+                continue
+            family = torchrun.children(recursive=True)
+            torchrun.kill()
+            for process in family:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(family, timeout=1.0)
+
+
+def _is_below(folder: Path, command: Sequence[str]) -> bool:
+    logs = [Path(value) for name, value in pairwise(command) if name == "--log-dir"]
+    return _MODULE in command and any(folder in (path, *path.parents) for path in logs)
 
 
 def _python_path(env: Mapping[str, str]) -> str:
