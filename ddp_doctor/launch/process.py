@@ -31,6 +31,12 @@ def state(pid: int) -> str | None:
     return fields[0] if fields else None
 
 
+def started(pid: int) -> int | None:
+    """When a process started, in clock ticks since the boot: with the pid it names one process for ever."""
+    fields = _stat_fields(pid)
+    return int(fields[19]) if fields else None
+
+
 def cpu_seconds(pid: int) -> float | None:
     """User and system time used so far, in seconds."""
     fields = _stat_fields(pid)

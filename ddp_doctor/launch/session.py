@@ -2,7 +2,6 @@
 
 import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from ddp_doctor.checks.process_group import TorchImport
 from ddp_doctor.knowledge import deadlines
-from ddp_doctor.launch import control
+from ddp_doctor.launch import control, scratch, torchrun
 from ddp_doctor.launch.agent import Agent
 from ddp_doctor.launch.company import Company
 from ddp_doctor.launch.crew import Crew
@@ -40,15 +39,14 @@ class Session:
     _control: control.Control | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        # A socket lives in it, and the path of a socket holds 107 characters.
-        folder = tempfile.gettempdir() if len(tempfile.gettempdir()) < 60 else "/tmp"
-        self.scratch = Path(tempfile.mkdtemp(prefix="ddp-doctor-", dir=folder))
+        self.scratch = scratch.make()
         self.server = ForkServer(self.scratch, dict(self.env))
 
     def __enter__(self) -> "Session":
         return self
 
     def __exit__(self, *_: object) -> None:
+        torchrun.end_all(self.scratch)  # one that a signal kept the agent from ending
         if self._control is not None:
             self._control.stop()
         self.server.stop()
