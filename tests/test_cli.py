@@ -10,6 +10,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -372,7 +373,8 @@ def test_the_options_of_run_are_these():
 
     from ddp_doctor.cli import app
 
-    command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
+    group: Any = typer.main.get_command(app)  # typer types it as a lone command
+    command = group.commands["run"]
     assert sorted(option for parameter in command.params for option in parameter.opts) == [
         *("--backend", "--budget", "--env-file", "--fail-on", "--hostfile", "--hosts", "--join-timeout"),
         *("--json", "--level", "--master-addr", "--master-port", "--nnodes", "--node-rank"),

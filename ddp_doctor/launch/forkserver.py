@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import ddp_doctor
 from ddp_doctor.launch.preload import AGENT_VARIABLE, SCRATCH_VARIABLE
@@ -56,11 +57,13 @@ class ForkServer:
         saved = {name: os.environ.get(name) for name in extra}
         os.environ.update(extra)
         # multiprocessing keeps its socket in a folder that only a regular exit removes; ours does not.
-        config = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # noqa: SLF001
+        process: Any = multiprocessing.current_process()
+        config = process._config  # noqa: SLF001 - nothing public moves the socket
         config["tempdir"] = str(self._scratch)
         try:
             multiprocessing.forkserver.ensure_running()
-            self._pid = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # noqa: SLF001
+            server: Any = multiprocessing.forkserver._forkserver  # noqa: SLF001 - nothing public tells its pid
+            self._pid = server._forkserver_pid  # noqa: SLF001 - see above
         finally:
             config.pop("tempdir")
             for name, value in saved.items():

@@ -45,10 +45,10 @@ def _import_all() -> str | None:
             import torch.nn.parallel
 
             # DistributedDataParallel imports this at its first construction, 0.6-0.8 s a rank.
-            import torch._dynamo.utils  # noqa: F401  # isort: skip
+            import torch._dynamo.utils  # noqa: F401 - for the ranks  # isort: skip
 
             import ddp_doctor.checks
-            import ddp_doctor.launch.worker  # noqa: F401
+            import ddp_doctor.launch.worker  # noqa: F401 - for the ranks
     except BaseException:  # noqa: BLE001 - whatever the user's torch raises is what the agent reports
         return traceback.format_exc()
     finally:

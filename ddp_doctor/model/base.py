@@ -41,4 +41,4 @@ class Memo:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Memo)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # mutable, so in no set; mypy knows no such class

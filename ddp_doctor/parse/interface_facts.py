@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
+from pydantic import Field
+
 from ddp_doctor.knowledge.addresses import shared_interface
 from ddp_doctor.knowledge.interface_choice import Choice, gloo_choice, nccl_choice
 from ddp_doctor.knowledge.interface_faults import Offer, is_fine
@@ -23,7 +25,7 @@ class InterfacesFact(Fact):
     gloo: Choice
     nccl: Choice  # foretold
     libnccl: Choice | None = None  # what the library itself chose
-    settings: dict[str, str] = {}  # noqa: RUF012  what chooses, where it is set
+    settings: dict[str, str] = Field(default_factory=dict)  # what chooses, where it is set
     port_range: tuple[int, int] | None = None  # ip_local_port_range: the ports the backends listen on
     host_id: str | None = None  # of the booted kernel and the network namespace: of one set of interfaces
 

@@ -39,17 +39,28 @@ class GpuLike(Protocol):
     """What this module needs to know of a GPU."""
 
     @property
-    def index(self) -> int: ...  # noqa: D102
+    def index(self) -> int:
+        """NVML's number of the GPU on its node."""
+
     @property
-    def uuid(self) -> str | None: ...  # noqa: D102
+    def uuid(self) -> str | None:
+        """As NVML writes it: "GPU-8932f933-…"."""
+
     @property
-    def minor_number(self) -> int | None: ...  # noqa: D102
+    def minor_number(self) -> int | None:
+        """The N of /dev/nvidiaN."""
+
     @property
-    def mig_enabled(self) -> bool | None: ...  # noqa: D102
+    def mig_enabled(self) -> bool | None:
+        """Whether it is in MIG mode; None where it has none."""
+
     @property
-    def mig_uuids(self) -> tuple[str, ...]: ...  # noqa: D102
+    def mig_uuids(self) -> tuple[str, ...]:
+        """Its slices: "MIG-…"."""
+
     @property
-    def error(self) -> str | None: ...  # noqa: D102
+    def error(self) -> str | None:
+        """What NVML said in place of an answer."""
 
 
 G = TypeVar("G", bound=GpuLike)
@@ -60,7 +71,8 @@ class GpusLike(Protocol[G_co]):
     """A fact with GPUs in NVML's order."""
 
     @property
-    def gpus(self) -> tuple[G_co, ...]: ...  # noqa: D102
+    def gpus(self) -> tuple[G_co, ...]:
+        """All GPUs of the node that NVML lists."""
 
 
 @dataclass(frozen=True)

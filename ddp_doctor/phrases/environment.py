@@ -23,11 +23,16 @@ class Environment(Protocol):
     """What was recorded of a process's environment."""
 
     @property
-    def variables(self) -> dict[str, str]: ...  # noqa: D102
+    def variables(self) -> dict[str, str]:
+        """Those that were recorded, by name."""
+
     @property
-    def launcher(self) -> Launcher | None: ...  # noqa: D102
+    def launcher(self) -> Launcher | None:
+        """Who started the process; None where nothing tells."""
+
     @property
-    def in_kubernetes(self) -> bool: ...  # noqa: D102
+    def in_kubernetes(self) -> bool:
+        """Whether it runs in a pod."""
 
 
 _LAUNCHERS = "neither torchrun nor srun nor mpirun"

@@ -8,6 +8,7 @@ import time
 import warnings
 from pathlib import Path
 from socket import EAI_AGAIN, gaierror
+from typing import Any
 
 import pytest
 
@@ -133,14 +134,14 @@ def fake(**changes: object) -> FakeContext:
         "/proc/sys/kernel/random/boot_id": "7e1c\n",
     }
     links = {"/proc/self/ns/net": "net:[4026531840]"}
-    given = {
+    given: dict[str, Any] = {
         "network": network,
         "files": files,
         "links": links,
         "names": {"node0": ("10.77.0.1",)},
         **changes,
     }
-    return FakeContext(**given)  # type: ignore[arg-type]
+    return FakeContext(**given)
 
 
 def test_a_machine_is_recorded_with_both_choices():

@@ -658,7 +658,8 @@ def one_culprit(draw: st.DrawFn) -> tuple[int, int, Recording]:
     if reporter == culprit:
         return culprit, nodes, company(nodes, *_own_report(draw, culprit, nodes, mode == "unplugged"))
     others = [node for node in range(nodes) if node not in (culprit, reporter)]
-    answer: Answer = {"frozen": "silent", "killed": "refused"}.get(mode, "timed_out")  # type: ignore[assignment]
+    answers: dict[str, Answer] = {"frozen": "silent", "killed": "refused"}
+    answer = answers.get(mode, "timed_out")
     return culprit, nodes, company(nodes, *_report(draw, reporter, culprit, others, answer))
 
 

@@ -304,7 +304,10 @@ def test_one_process_carries_the_agents_of_many_nodes_and_explains(start):
         "for rank in (0, 2): os.write(1, written(rank, 'done', '0'))\n"
     )
     argv = (sys.executable, "-c", code)
-    explain = lambda line: {"b": line.rpartition(": ")[2]}  # noqa: E731
+
+    def explain(line: str) -> dict[str, str]:
+        return {"b": line.rpartition(": ")[2]}
+
     seen, _ = ended([Start("srun", argv, os.environ, (0, 1, 2), explain)])
 
     assert seen.not_started == {1: "no answer"}

@@ -5,6 +5,7 @@ network namespaces, reduced to what could matter; the pods' are as Kubeflow's tr
 """
 
 import re
+from typing import Any
 
 import pytest
 
@@ -125,8 +126,8 @@ POD = {
 }
 
 
-def place_in(env: dict[str, str], **asked: object) -> Place:
-    return place(Asked(**asked), env, foreign_world(env, 1))  # type: ignore[arg-type]
+def place_in(env: dict[str, str], **asked: Any) -> Place:
+    return place(Asked(**asked), env, foreign_world(env, 1))
 
 
 def port(one: Place) -> int:

@@ -42,8 +42,10 @@ def _card(hostname: str, nnodes: int = 2) -> dict[str, Any]:
 
 def _head(courier: _Courier, nnodes: int = 2) -> RollCall:
     place = Place(nnodes, 0, None, ("node0", 1), (), "plain", is_started_by_us=False)
-    call = RollCall(None, Path(), place, "run", time.monotonic() + 60.0, lambda _text: None)  # type: ignore[arg-type]
-    call.courier = courier  # type: ignore[assignment]
+    nobody: Any = None  # no forkserver: the courier is a stand-in that asks nobody
+    stand_in: Any = courier
+    call = RollCall(nobody, Path(), place, "run", time.monotonic() + 60.0, lambda _text: None)
+    call.courier = stand_in
     call.cards = {HEAD: Card(hostname="node0", nnodes=nnodes, claimed_rank=0)}
     return call
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,8 @@ from ddp_doctor.sources import machine
 from ddp_doctor.sources.machine import LiveContext
 
 
-def context(**options: object) -> LiveContext:
-    return LiveContext({"PATH": "/usr/bin:/bin"}, time.monotonic() + 10, **options)  # type: ignore[arg-type]
+def context(**options: Any) -> LiveContext:
+    return LiveContext({"PATH": "/usr/bin:/bin"}, time.monotonic() + 10, **options)
 
 
 def test_it_is_what_probes_are_promised():
