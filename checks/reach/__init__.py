@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from ipaddress import ip_address
 
-from ddp_doctor.checks.reach import answers, blocked, slow, swallowed
+from ddp_doctor.checks.reach import answers, blocked, misled, slow, swallowed
 from ddp_doctor.checks.reach.facts import PeerReach, ReachFact
 from ddp_doctor.checks.reach.measure import Dialled
 from ddp_doctor.knowledge import network
@@ -102,7 +102,13 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
                 yield Measurement(name="reach_throughput", value=rate, unit="B/s", labels=labels)
 
 
-_RULES = (*blocked.RULES, swallowed.swallows_large_packets, slow.slow_node, *answers.RULES)
+_RULES = (
+    *blocked.RULES,
+    *answers.RULES,
+    misled.advertised_address_leads_elsewhere,
+    swallowed.swallows_large_packets,
+    slow.slow_node,
+)
 
 CHECK = Check(
     id="reach",

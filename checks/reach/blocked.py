@@ -1,18 +1,17 @@
-"""DD530, DD531, DD535, DD537: paths on which no connection comes about, or to another host."""
+"""DD530, DD531, DD537: paths on which no connection comes about."""
 
 from collections.abc import Iterable, Iterator
 
-from ddp_doctor.checks.reach.facts import PeerReach, ReachFact
-from ddp_doctor.checks.reach.matrix import PATHS_SHOWN, Matrix
+from ddp_doctor.checks.reach.dials import dials_seen
+from ddp_doctor.checks.reach.facts import ReachFact
+from ddp_doctor.checks.reach.matrix import Matrix
 from ddp_doctor.knowledge.blame import Path
-from ddp_doctor.knowledge.interface_faults import faults
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.interface_facts import InterfacesFact, offer_of
 from ddp_doctor.phrases import reach as words
-from ddp_doctor.phrases.nodes import host, node_culprit
+from ddp_doctor.phrases.nodes import node_culprit
 from ddp_doctor.phrases.ranks import capital
 
 #: What became of the request, for "on these paths …".
@@ -96,7 +95,7 @@ def path_blocked(recording: Recording) -> Iterator[Draft]:
             detail=f"The nodes met at the roll call. {words.NEEDED_BY}.",
             confidence=Confidence.PROVED,
             culprits=words.path_culprits(recording, paths),
-            evidence=_evidence(recording, matrix, paths),
+            evidence=dials_seen(recording, matrix, paths),
             remedies=(
                 words.let_in(
                     words.hosts(recording, targets), ports, matrix.addresses(source for source, _ in paths)
@@ -137,56 +136,11 @@ def outbound_blocked(recording: Recording) -> Iterator[Draft]:
         detail=f"The nodes that it dials are reached by others. {words.NEEDED_BY}.",
         confidence=Confidence.PROVED,
         culprits=tuple(node_culprit(recording, node) for node in nodes),
-        evidence=_evidence(recording, matrix, paths),
+        evidence=dials_seen(recording, matrix, paths),
         remedies=(
             words.let_out(names, ports),
             words.narrow_ports(ports),
         ),
-    )
-
-
-@rule("DD535", "advertised-address-leads-elsewhere", Severity.ERROR, ReachFact)
-def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
-    """An address that the backend gives out and that does not lead to its node, though another one does.
-
-    What it finds
-        Dials that fail on the address that gloo or NCCL would advertise, and succeed, on the same port, on
-        the address with which the node came to the roll call. Silent where a finding about the interfaces
-        (DD520 to DD526) already says why.
-
-    Why it matters
-        The ranks of other nodes dial that address, wait, and blame themselves.
-
-    Remedy
-        GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME with the interface of the address that works.
-
-    References
-        https://docs.pytorch.org/docs/stable/distributed.html
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
-    """
-    matrix = Matrix.of(recording)
-    explained = _told_by_interfaces(recording)
-    found = matrix.misled
-    nodes = [node for node in found.nodes if node not in explained]
-    paths = [path for path in found.paths if not explained & set(path)]
-    if found.everyone and not explained:
-        nodes = matrix.nodes
-    if not nodes and not paths:
-        return
-    wrong = paths or [path for path in matrix.misled_paths if set(path) & set(nodes)]
-    told = sorted({target for _, target in wrong})
-    given_out = ", ".join(dict.fromkeys(matrix.seen[path].address for path in wrong))
-    met = {path[1]: matrix.seen[path].met_at for path in wrong}
-    who = words.hosts(recording, nodes or told)
-    yield Draft(
-        title=f"The address that {who} {'gives' if len(nodes or told) == 1 else 'give'} out ({given_out})"
-        " does not lead there from the other nodes; the roll call's address does",
-        detail="The network works, and the backend takes the wrong part of it.",
-        confidence=Confidence.PROVED,
-        culprits=tuple(node_culprit(recording, node) for node in nodes)
-        or words.path_culprits(recording, paths),
-        evidence=_evidence(recording, matrix, wrong),
-        remedies=(words.use_met_interface(recording, met),),
     )
 
 
@@ -205,7 +159,7 @@ def _blocked(
         detail=f"The nodes met at the roll call, so the network is there.{more} {words.NEEDED_BY}.",
         confidence=Confidence.PROVED if len(matrix.nodes) > 2 else Confidence.LIKELY,
         culprits=tuple(node_culprit(recording, node) for node in nodes),
-        evidence=_evidence(recording, matrix, paths),
+        evidence=dials_seen(recording, matrix, paths),
         remedies=(
             words.let_in(where, ports, matrix.addresses(source for source, _ in paths)),
             words.narrow_ports(ports),
@@ -228,39 +182,10 @@ def _paths_by_fate(matrix: Matrix, paths: Iterable[Path]) -> dict[str, list[Path
     return groups
 
 
-def _evidence(recording: Recording, matrix: Matrix, paths: list[Path]) -> tuple[Evidence, ...]:
-    """Some of the dials that failed, how many there are, and one that shows what works."""
-    told = [
-        Evidence(check="reach", text=_dial(recording, path, matrix.seen[path]))
-        for path in paths[:PATHS_SHOWN]
-    ]
-    works = [path for path, peer in matrix.seen.items() if peer.connect_s is not None]
-    shown = [path for path in works if path[::-1] in paths] or works
-    told += [Evidence(check="reach", text=_dial(recording, path, matrix.seen[path])) for path in shown[:1]]
-    if len(paths) > PATHS_SHOWN:
-        text = "paths on which no connection came about"
-        told.append(Evidence(check="reach", text=text, value=len(paths), expected=0))
-    return tuple(told)
-
-
-def _dial(recording: Recording, path: Path, peer: PeerReach) -> str:
-    address = f"[{peer.address}]" if ":" in peer.address else peer.address
-    result = f"connected after {peer.connect_s * 1e3:.1f} ms" if peer.connect_s is not None else peer.error
-    other = f"; at {peer.met_at} it answers" if peer.met_at_outcome == "ok" else ""
-    source, target = (host(recording, node) for node in path)
-    return f"{source} dials {target} at {address}:{peer.port}: {result}{other}"
-
-
 def _ports(matrix: Matrix, nodes: Iterable[int]) -> words.PortRange | None:
     """The ephemeral ports of these nodes, where they are the same."""
     known = {row.port_range for node in nodes if (row := matrix.rows.get(node)) and row.port_range}
     return known.pop() if len(known) == 1 else None
 
 
-def _told_by_interfaces(recording: Recording) -> set[int]:
-    """The nodes whose address is known to be useless before anybody dials it."""
-    backend = recording.world.backend if recording.world else "gloo"
-    return set(faults([offer_of(seen, backend) for seen in recording.facts(InterfacesFact)]))
-
-
-RULES = (inbound_blocked, path_blocked, advertised_address_leads_elsewhere, outbound_blocked)
+RULES = (inbound_blocked, path_blocked, outbound_blocked)

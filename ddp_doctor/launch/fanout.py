@@ -136,7 +136,7 @@ class FanOut:
         ready = self._selector.select(timeout_s)
         for key, _ in ready:
             channel: Channel = key.data
-            pipe: IO[bytes] = key.fileobj  # type: ignore[assignment]
+            pipe: IO[bytes] = key.fileobj  # type: ignore[assignment]  # nothing but pipes was registered
             try:
                 for line in channel.lines(pipe):
                     self._hear(channel, line, is_stdout=pipe is channel.pipes[1])
