@@ -33,8 +33,8 @@ from ddp_doctor.phrases.nodes import in_words
 from ddp_doctor.sources.sockets import Listener
 
 _ROLL_CALL = "roll_call"
-#: What is still run where the nodes are slow to one another: it says how slow.
-_MEASURING = ("process_group", "allreduce")
+#: What is still run where the nodes are slow to one another: whether the ranks meet. How slow, reach has said.
+_MEETING = ("process_group",)
 #: A head that is still heard, and has ordered nothing to an end for this long after the budget, is lost.
 _LONGEST_BEYOND_BUDGET_S = 240.0
 #: So much earlier the head gives up nodes that are still heard and hand nothing in.
@@ -239,7 +239,7 @@ class ManyNodes:
         for one in filter(stops_ranks, findings):
             return self._leave_out(checks, [], f"{one.code} stands between the nodes: the ranks would hang")
         for one in filter(slows_ranks, findings):
-            return self._leave_out(checks, _MEASURING, f"{one.code} makes every step several times longer")
+            return self._leave_out(checks, _MEETING, f"{one.code} makes every step several times longer")
         return checks
 
     def _leave_out(self, checks: list[Check], kept: Sequence[str], reason: str) -> list[Check]:

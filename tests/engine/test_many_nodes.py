@@ -1,13 +1,21 @@
 """One node's part of a run over several, where it ends before it has begun; no ranks."""
 
 import os
+from pathlib import Path
 
-from ddp_doctor.app import judge
+import pytest
+
+from ddp_doctor.app import judge, load_recording
+from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.many_nodes import ManyNodes
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.launch.place import Place
 from ddp_doctor.launch.session import Session
+from ddp_doctor.model.choices import Where
 from ddp_doctor.model.recording import Recording
+
+RECORDINGS = Path(__file__).parent.parent / "recordings"
+OF_RANKS = [check for check in CHECKS if check.where is Where.RANK]
 
 
 def _many(session: Session) -> ManyNodes:
@@ -38,3 +46,24 @@ def test_a_store_that_is_lost_leaves_the_run_unsure_whatever_was_read_before():
         many._broken_off("the control store broke off")
 
     assert judge(many.so_far()).report.verdict.value == "unsure"
+
+
+@pytest.mark.parametrize(
+    ("recording", "code", "left"),
+    [
+        ("reach-node-50-ms-away", "DD534", ["process_group"]),
+        ("reach-node-loses-packets", "DD536", ["process_group"]),
+        ("reach-node-at-100-mbit", "DD533", ["process_group"]),
+        ("reach-all-ephemeral-ports-dropped", "DD530", []),
+    ],
+)
+def test_behind_a_bad_path_ranks_do_at_most_meet_and_the_rest_is_told_as_not_run(recording, code, left):
+    with Session(dict(os.environ), ("127.0.0.1", 0), lambda _text: None) as session:
+        many = _many(session)
+        many.recording = load_recording(RECORDINGS / f"{recording}.json")
+        allowed = many._allowed(OF_RANKS)
+        not_run = many.so_far().not_run
+
+    assert [check.id for check in allowed] == left
+    assert {one.check for one in not_run} >= {check.id for check in OF_RANKS} - set(left)
+    assert all(code in reason for _, reason in session.left_out)
