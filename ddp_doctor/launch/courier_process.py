@@ -24,7 +24,7 @@ from pydantic_core import to_json
 
 from ddp_doctor.knowledge.deadlines import BEAT_S, MUTE_S
 from ddp_doctor.launch import control, preload
-from ddp_doctor.launch.parcels import Unreadable, mark, number_of_parts, packed, plain, unpacked
+from ddp_doctor.launch.parcels import Unreadable, is_part, mark, number_of_parts, packed, plain, unpacked
 from ddp_doctor.launch.process import die_with_parent, set_name
 from ddp_doctor.model.base import Json
 
@@ -130,6 +130,9 @@ class _Courier:
 
     def _put(self, key: str, value: Json) -> None:
         parts = packed(value)
+        if len(parts) == 1:
+            self._store.set(key, parts[0])
+            return
         for number, part in enumerate(parts):
             self._store.set(f"{key}/{number}", part)
         self._store.set(key, mark(len(parts)))
@@ -142,7 +145,10 @@ class _Courier:
 
     def _value(self, key: str) -> Json:
         """The value of a key that is there; its parts are, too, where one of ours wrote it. Raises Unreadable."""
-        said = plain(bytes(self._store.get(key)))
+        text = bytes(self._store.get(key))
+        if is_part(text):
+            return unpacked([text])
+        said = plain(text)
         count = number_of_parts(said)
         if count is None:
             return said

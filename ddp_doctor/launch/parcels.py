@@ -1,9 +1,10 @@
 """Values on their way through the control store: compressed JSON in parts, and what is taken for one.
 
-The store has no authentication, as torchrun's has none, so that anybody may have written what is read. ``mark``
-stands under the key itself and tells how many parts lie under ``KEY/0``, ``KEY/1`` …::
+The store has no authentication, as torchrun's has none, so that anybody may have written what is read. A value of one
+part, as nearly all are, stands under the key itself: on a slow path each key costs two round trips. Of a larger one
+``mark`` stands there and tells how many parts lie under ``KEY/0``, ``KEY/1`` …::
 
-    b'{"parts": 2}'        b'"stuck"'   (a short value stands there itself)
+    b'x…'        b'{"parts": 2}'        b'"stuck"'   (a word of the first who spoke is not compressed)
 
 A part is smaller than the 8 MiB from which on the store drops a connection (torch TCPStoreLibUvBackend.cpp).
 """
@@ -32,6 +33,11 @@ def packed(value: Json) -> list[bytes]:
     """A value in parts. A number that is not finite becomes null, as in a recording."""
     whole = zlib.compress(to_json(value, inf_nan_mode="null"), 1)
     return [whole[at : at + _PART_BYTES] for at in range(0, len(whole), _PART_BYTES)]
+
+
+def is_part(text: bytes) -> bool:
+    """Whether it is a part, and no JSON: by how zlib begins (RFC 1950, deflate with a window of 32 KiB)."""
+    return text.startswith(b"x")
 
 
 def mark(parts: int) -> bytes:

@@ -28,6 +28,7 @@ JUNK = {
     "too many parts": b'{"parts": 1000000000000}',
     "parts that are not there": b'{"parts": 3}',
     "lone surrogate": b'"\\ud800"',
+    "cut short": b"x\x01",
 }
 BEATS = {
     **JUNK,

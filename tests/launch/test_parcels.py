@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.launch.parcels import Unreadable, mark, number_of_parts, packed, plain, unpacked
+from ddp_doctor.launch.parcels import Unreadable, is_part, mark, number_of_parts, packed, plain, unpacked
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(),
@@ -24,6 +24,13 @@ def test_a_value_arrives_as_it_was(value: Any):
 
     assert number_of_parts(plain(mark(len(parts)))) == len(parts)
     assert unpacked(parts) == value
+
+
+@given(VALUES)
+def test_a_part_is_told_from_the_values_that_stand_there_themselves(value: Any):
+    assert all(map(is_part, packed(value)[:1]))
+    assert not is_part(json.dumps(value).encode())
+    assert not is_part(mark(1))
 
 
 def test_a_number_that_is_not_finite_is_none_at_all():
