@@ -10,6 +10,7 @@ ends, the pipes to those first processes close, they end, and the kernel kills a
 hosts and removes the networks. The switch is one more such host, with a bridge for every network.
 """
 
+import compileall
 import contextlib
 import itertools
 import os
@@ -240,6 +241,7 @@ class Lab:
         ipv6: Ipv6 = "none",
     ) -> None:
         sweep()
+        compile_package()
         self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
         self.switch = Host("switch", nodes, self.folder / "switch")
         self.hosts = tuple(Host(f"node{i}", i, self.folder / f"node{i}") for i in range(nodes))
@@ -345,6 +347,15 @@ def sweep() -> None:
         owner = folder.name.removeprefix(PREFIX).partition("-")[0]
         if not Path(f"/proc/{owner}").exists():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def compile_package() -> None:
+    """Keep the package compiled, as an installation is: else each process of each host compiles it anew."""
+    for folder in (
+        ROOT / "ddp_doctor",
+        ROOT / "ddp_doctor/checks",
+    ):  # the second is a link, which is not followed
+        compileall.compile_dir(folder, quiet=2)
 
 
 def _checked(
