@@ -20,9 +20,12 @@ from typing import Literal
 
 Kind = Literal["hello", "progress", "met", "recording", "refused", "done"]
 _LINE = re.compile(rb"::ddp-doctor (\d{1,6}) ([a-z]+) (\".{0,900}\")", re.ASCII)
+_PIECE = re.compile(r"(\d{1,9}) (\S*)", re.ASCII)
+_CODE = re.compile(r"\d{1,3}", re.ASCII)
 _LONGEST = 700  # of a piece or a sentence, in characters; JSON makes at most a little more of it
-#: Of a recording; thousands of ranks need less.
+#: Of a recording; thousands of ranks need less. Packed it is a fifth of it at most.
 _MOST_BYTES = 1 << 30
+_MOST_PIECES = _MOST_BYTES // 5 // _LONGEST
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class Heard:
     refused: str | None = None  # why the agent would not run, in one sentence
     code: int | None = None  # its exit code, told as the last thing
     _pieces: list[str] = field(default_factory=list)
+    _left: int = 0  # pieces that are to follow
 
     def hear(self, message: Message) -> None:
         """Take a message in."""
@@ -102,15 +106,27 @@ class Heard:
             self.has_met = True
         elif message.kind == "refused":
             self.refused = message.text
-        elif message.kind == "done" and message.text.isdecimal():
+        elif message.kind == "done" and _CODE.fullmatch(message.text) and int(message.text) < 256:
             self.code = int(message.text)
 
     def _take_piece(self, text: str) -> None:
-        left, _, piece = text.partition(" ")
-        self._pieces.append(piece)
-        if left == "0":
-            with suppress(ValueError, zlib.error):
-                unpack = zlib.decompressobj()
-                packed = base64.b64decode("".join(self._pieces))
-                self.recording = unpack.decompress(packed, _MOST_BYTES).decode()
+        found = _PIECE.fullmatch(text)
+        left = int(found[1]) if found else _MOST_PIECES
+        if not self._pieces or left != self._left - 1:  # the first of a recording, or what was before is torn
             self._pieces.clear()
+        if found is None or left >= _MOST_PIECES:
+            return
+        self._pieces.append(found[2])
+        self._left = left
+        if left == 0:
+            self.recording = _unpacked("".join(self._pieces))
+            self._pieces.clear()
+
+
+def _unpacked(packed: str) -> str | None:
+    """The recording, None where it is broken or too large."""
+    unpack = zlib.decompressobj()
+    with suppress(ValueError, zlib.error):
+        text = unpack.decompress(base64.b64decode(packed, validate=True), _MOST_BYTES).decode()
+        return text if unpack.eof else None
+    return None

@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_doctor.launch import wire
 from ddp_doctor.launch.wire import Heard, Message, in_pieces, read, written
 
 AGENT = """
@@ -71,6 +74,49 @@ def test_a_broken_recording_is_none():
     heard.hear(Message(0, "done", "soon"))
 
     assert (heard.recording, heard.code) == (None, None)
+
+
+def _heard(*pieces: str) -> Heard:
+    heard = Heard()
+    for piece in pieces:
+        heard.hear(Message(0, "recording", piece))
+    return heard
+
+
+def test_pieces_that_do_not_follow_one_another_are_no_recording():
+    first, second, third = in_pieces(os.urandom(1400).hex())
+
+    assert _heard(second, third).recording is None
+    assert _heard(first, third).recording is None
+    assert _heard(first, second, second, third).recording is None
+    assert _heard(first, "x " + second, third).recording is None
+    assert _heard("5 broken off", first, second, third).recording is not None
+
+
+def test_pieces_without_an_end_are_not_kept(monkeypatch: Any):
+    monkeypatch.setattr(wire, "_MOST_PIECES", 10)
+    heard = Heard()
+    for left in range(10_000, 9_000, -1):
+        heard.hear(Message(0, "recording", f"{left} {'x' * 600}"))
+
+    assert sum(map(len, heard._pieces)) == 0
+
+
+def test_a_recording_that_unpacks_to_more_than_one_may_have_is_none(monkeypatch: Any):
+    monkeypatch.setattr(wire, "_MOST_BYTES", 10_000)
+    heard = Heard()
+    for piece in in_pieces(" " * 20_000):
+        heard.hear(Message(0, "recording", piece))
+
+    assert heard.recording is None
+
+
+@pytest.mark.parametrize("text", ["-1", "256", "1" * 800, "", "1.0", "\N{SUPERSCRIPT TWO}"])
+def test_what_is_no_exit_code_is_none(text: str):
+    heard = Heard()
+    heard.hear(Message(0, "done", text))
+
+    assert heard.code is None
 
 
 @given(st.binary(max_size=200))
