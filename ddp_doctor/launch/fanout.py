@@ -261,7 +261,8 @@ class FanOut:
         """The head, which would wait for them no longer either, learns what kept them."""
         for channel in self._open_channels:
             for rank in set(channel.start.node_ranks).intersection(self._silent()):
-                late = f"no answer within {self._join_timeout_s:.0f} s, nor has {channel.start.name} failed"
+                late = f"no answer within {self._join_timeout_s:.0f} s"
+                late += f", and {channel.start.name} still runs: the login there may hang"
                 self._note_not_started(rank, channel.words or late)
 
     def _all_have_answered(self) -> bool:

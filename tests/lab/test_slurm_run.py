@@ -112,3 +112,17 @@ def test_an_agent_that_dies_on_the_way_is_named_and_the_batch_script_gets_exit_c
     assert job.output.count("Sick: node2 fell silent") == 1, job.output
     assert job.output.endswith("exit 1\n")
     wait_for(lambda: nothing_runs(slurm), 5, slurm.logs)
+
+
+def test_an_agent_that_is_killed_before_the_roll_call_is_named_at_once(slurm, measure):
+    job = slurm.batch(f"{TYPED}; echo exit $?", "-N2")
+    wait_for(lambda: bool(doctors(slurm, "node2")), 20, slurm.logs)
+    os.kill(min(doctors(slurm, "node2")), signal.SIGKILL)
+    started = time.monotonic()
+    assert job.wait(100) == "COMPLETED", job.output
+    measure("from the death of an agent before the roll call to the exit", time.monotonic() - started)
+    assert time.monotonic() - started < 20  # of the 60 s of --join-timeout
+    assert job.output.count("Sick: node2 could not be started: ") == 1, job.output
+    assert "srun says: Killed" in job.output
+    assert job.output.endswith("exit 1\n")
+    wait_for(lambda: nothing_runs(slurm), 5, slurm.logs)

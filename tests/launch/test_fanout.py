@@ -198,7 +198,7 @@ def test_a_host_that_gives_no_answer_for_the_join_timeout_is_told_to_the_head(st
     mute = Start("ssh b", (sys.executable, "-c", "import time; time.sleep(60)"), os.environ, (1,))
     seen = FanOut([*start(head), mute], ["a", "b"], lambda _text: None, 30.0, join_timeout_s=1.0).run()
 
-    assert seen.recording == "no answer within 1 s, nor has ssh b failed"
+    assert seen.recording == "no answer within 1 s, and ssh b still runs: the login there may hang"
 
 
 def test_of_many_hosts_each_is_heard_with_the_usual_limit_of_open_files_and_ended_at_once(monkeypatch):
