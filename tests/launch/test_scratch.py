@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.launch import scratch
+from ddp_doctor.launch.process import started
 
 RUN = "import sys; from ddp_doctor.launch import scratch; print(scratch.make(), flush=True); sys.stdin.read()"
 
@@ -76,7 +77,7 @@ def swap_for_a_link(folder: Path) -> None:
         note(host="node9"),
         note(boot="an earlier one"),
         note(pid_namespace="pid:[1]"),
-        note(pid=os.getpid(), started=scratch.started(os.getpid())),
+        note(pid=os.getpid(), started=started(os.getpid())),
         note(pid="712"),
         note(pid=[]),
         lambda folder: (folder / "owner.json").unlink(),
