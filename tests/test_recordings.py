@@ -42,6 +42,17 @@ def test_a_recording_survives_being_written_and_read_again(path: Path):
     assert app.judge(again).report == app.judge(recording).report
 
 
+#: A remedy may begin with what is typed or what was to be started.
+TYPED = {"unset", "ssh", "srun", "mpirun"}
+
+
+@pytest.mark.parametrize("path", SITUATIONS, ids=_name)
+def test_a_remedy_reads_like_a_sentence(path: Path):
+    for finding in app.replay(path).report.findings:
+        for remedy in finding.remedies:
+            assert remedy.summary[0].isupper() or remedy.summary.split()[0] in TYPED, remedy.summary
+
+
 def test_every_expectation_has_its_recording_and_says_what_it_shows():
     expectations = sorted(FOLDER.glob("*.expected.json"))
 

@@ -68,8 +68,8 @@ def _title(recording: Recording, cause: Cause) -> str:
         return _of_observer(recording, cause)
     if cause.how == "one-sided":
         return (
-            f"{_hosts(recording, cause.observers)} no longer {_verb(cause.observers, 'hear')}"
-            f" {_hosts(recording, cause.silent)}{_since(cause, ' since')}: no answer; which end is to blame is open"
+            f"{_hosts(recording, cause.observers)} {_hears_no_more(recording, cause, cause.observers)}:"
+            " no answer; which end is to blame is open"
         )
     if cause.how == "path":
         hearing = [one.node for one in cause.seen if one.fact.answer == "answers"]
@@ -98,15 +98,22 @@ def _state(recording: Recording, cause: Cause) -> str:
 
 
 def _of_observer(recording: Recording, cause: Cause) -> str:
-    names, silent = _hosts(recording, cause.blamed), _hosts(recording, cause.silent)
+    names, silent, since = _hosts(recording, cause.blamed), _hosts(recording, cause.silent), _since(cause)
     if cause.how == "stopped":
         stopped = max(one.fact.stopped_s for one in cause.seen)
         return f"{names} was itself stopped for {stopped:.1f} s, and {silent} gave it up meanwhile"
     if cause.how == "link-down":
         lost = in_words(sorted({name for one in cause.seen for name in links_lost(recording, one)}))
-        no_longer = f"no longer {_verb(cause.blamed, 'hear')} {silent}"
-        return f"{names} lost the link of {lost} and {no_longer}{_since(cause, ' since')}"
-    return f"{names} is cut off{_since(cause, ' since')}: it no longer hears {silent}, all of the others"
+        return f"{names} lost the link of {lost} and {_hears_no_more(recording, cause, cause.blamed)}"
+    is_off = f"has been cut off since{since}" if since else "is cut off"
+    return f"{names} {is_off}: it hears none of the others ({silent})"
+
+
+def _hears_no_more(recording: Recording, cause: Cause, observers: Sequence[int]) -> str:
+    silent, since = _hosts(recording, cause.silent), _since(cause)
+    if not since:
+        return f"no longer {_verb(observers, 'hear')} {silent}"
+    return f"{'has' if len(set(observers)) == 1 else 'have'} not heard {silent} since{since}"
 
 
 def _hosts(recording: Recording, nodes: Sequence[int]) -> str:
@@ -127,9 +134,9 @@ def _paths(recording: Recording, cause: Cause) -> str:
     )
 
 
-def _since(cause: Cause, word: str = "") -> str:
+def _since(cause: Cause) -> str:
     since = [one.fact.since_s for one in cause.seen if one.fact.since_s is not None]
-    return f"{word} {max(since):.1f} s after the roll call" if since else ""
+    return f" {max(since):.1f} s after the roll call" if since else ""
 
 
 def _endpoint(recording: Recording) -> str:
@@ -178,14 +185,14 @@ def _evidence(recording: Recording, one: Seen[SilenceFact]) -> Evidence:
     observer, silent = host(recording, one.node), host(recording, fact.node)
     parts = [f"to {observer}, {silent} {_ANSWERED[fact.answer]}"] if fact.answer in _ANSWERED else []
     timed = fact.heartbeat and fact.silent_s < _FOR_EVER_S
-    if timed:
-        parts.append(f"time without a beat of {silent} on {observer}")
-    elif fact.heartbeat:
+    if fact.heartbeat and not timed:
         parts.append(f"the line of {observer} to the control store broke off")
     if fact.stopped_s >= 1.0:
         parts.append(f"{observer} itself had stood still for {fact.stopped_s:.1f} s")
     if fact.links_down:
         parts.append(f"{observer} itself has lost the link of {', '.join(fact.links_down)}")
+    if timed:
+        parts.append(f"{observer} has heard nothing of {silent} for")
     return Evidence(
         check="roll_call",
         text="; ".join(parts),

@@ -65,7 +65,7 @@ def driver_too_old_for_cuda(recording: Recording) -> Iterator[Draft]:
         least = dotted(versions.least_driver(cuda))
         title = f"Driver {driver} on {{nodes}} is too old for torch's CUDA {cuda}, which needs {least}"
         detail = f"{bridge} bridges this on data-centre GPUs." if bridge else "No rank gets its GPU."
-        remedies = install.driver_upgrade(f"upgrade it to {least} or newer"), install.cuda_build(driver)
+        remedies = install.driver_upgrade(f"Upgrade it to {least} or newer"), install.cuda_build(driver)
         saw, severity = (
             observed(f"driver {driver}", versions.DRIVER_SOURCE),
             Severity.INFO if bridge else None,

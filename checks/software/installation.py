@@ -31,7 +31,7 @@ def torch_installation_broken(recording: Recording) -> Iterator[Draft]:
         https://pytorch.org/get-started/locally
     """
     for (problem, severity), group in by_cause(of_the_job(recording), _broken_torch).items():
-        remedy = install.anew("install torch anew here, or run the doctor with the job's Python", "torch")
+        remedy = install.anew("Install torch anew here, or run the doctor with the job's Python", "torch")
         title, saw = f"torch is broken on {{nodes}}: {problem}", observed(problem, "importing torch")
         detail = "Ranks fail where they import torch, or later where two versions meet."
         yield node_draft(recording, group, title, saw, remedy, detail=detail, severity=severity)
@@ -65,7 +65,7 @@ def torch_or_python_too_old(recording: Recording) -> Iterator[Draft]:
         https://devguide.python.org/versions
     """
     for old, group in by_cause(of_the_job(recording), lambda fact: _too_old(fact, recording)).items():
-        title, newer = f"{old.what} on {{nodes}} is too old: {old.why}", install.anew("move to a newer one")
+        title, newer = f"{old.what} on {{nodes}} is too old: {old.why}", install.anew("Move to a newer one")
         detail, saw = (
             "New releases pass it by, and nobody tests them with it.",
             observed(old.what, old.source),

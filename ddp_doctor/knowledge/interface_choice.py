@@ -34,7 +34,7 @@ class Choice(Frozen):
 
     interface: str | None = None
     address: str | None = None  # without a prefix length
-    why: str = ""  # completes "it takes this one, for …"
+    why: str = ""  # completes "it takes this one, because …"; NAME=VALUE where a setting says so
     error: str | None = None  # the backend finds none, and fails
     setting: str | None = None  # the variable that decided
 

@@ -43,7 +43,7 @@ _STARTED_BY: dict[Launcher | None, str] = {
     "mpi": "mpirun started this process, by OMPI_COMM_WORLD_RANK",
     None: "torch/distributed/rendezvous.py reads them",
 }
-_PER_TASK = "start the ranks with torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each task"
+_PER_TASK = "Start the ranks with torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each task"
 _MEETING = "set MASTER_ADDR to a name of node 0 that the others resolve, MASTER_PORT to a free port, both for all ranks"
 
 
@@ -113,7 +113,7 @@ def too_few_gpus(seen: Environment) -> Iterator[Draft]:
             title = f"{shown(name, value)} needs {int(value) + more} GPUs, CUDA_VISIBLE_DEVICES shows {count}"
             pairs = {name: value, "CUDA_VISIBLE_DEVICES": env["CUDA_VISIBLE_DEVICES"]}
             remedy = in_words(
-                "start one rank per visible GPU, or list more GPUs; with one GPU per task use device 0"
+                "Start one rank per visible GPU, or list more GPUs; with one GPU per task use device 0"
             )
             why = "torch.cuda.set_device(LOCAL_RANK) counts through the visible GPUs"
             detail = 'It fails with "invalid device ordinal", unless ranks share a GPU or use the CPU.'
@@ -209,7 +209,7 @@ def obsolete(seen: Environment) -> Iterator[Draft]:
 def _renamed(env: Env, old: Variable, value: str) -> Remedy:
     new = variables.variables().get(old.replaced_by or "")
     if new and new.type == old.type and new.name not in env:
-        summary = f"set {new.name} in the place of {old.name}"
+        summary = f"Set {new.name} in the place of {old.name}"
         return set_to(new.name, value, f"replaces {old.name}", (old.name, value), summary)
     return unset({old.name: value}, "obsolete", _see(old.name, old.replaced_by))
 

@@ -22,9 +22,9 @@ def cuda_build(driver: str) -> Remedy:
     """A torch built with the newest CUDA that the driver runs."""
     index = wheel_index(release(driver))
     if index is None:
-        return driver_upgrade(f"upgrade the driver: {driver} is too old for every CUDA build of torch")
+        return driver_upgrade(f"Upgrade the driver: {driver} is too old for every CUDA build of torch")
     source = f"torch --index-url https://download.pytorch.org/whl/{index}"
-    return anew(f"install a torch built with a CUDA that driver {driver} runs ({index})", source)
+    return anew(f"Install a torch built with a CUDA that driver {driver} runs ({index})", source)
 
 
 def driver_upgrade(summary: str) -> Remedy:
@@ -42,7 +42,7 @@ def nccl(torch_cuda: str | None, version: str | None) -> Remedy:
     """The NCCL package for torch's CUDA, in the version that torch pins where it pins one."""
     major = (release(torch_cuda or "") or (12,))[0]
     package = f"nvidia-nccl-cu{major}" + (f"=={version}" if version else "")
-    return anew(f"reinstall {package}; keep other copies out of LD_LIBRARY_PATH and LD_PRELOAD", package)
+    return anew(f"Reinstall {package}; keep other copies out of LD_LIBRARY_PATH and LD_PRELOAD", package)
 
 
 def without(issue: NcclIssue) -> Iterator[Remedy]:
@@ -50,7 +50,7 @@ def without(issue: NcclIssue) -> Iterator[Remedy]:
     if issue.setting:
         name, value = issue.setting
         yield Remedy(
-            summary=f"set {name}={value}",
+            summary=f"Set {name}={value}",
             settings=(Setting(name=name, value=value, why=f"otherwise NCCL {issue.effect}"),),
             cost="may be slower",
             undo=f"unset {name}",
@@ -59,4 +59,4 @@ def without(issue: NcclIssue) -> Iterator[Remedy]:
         )
     torch = issue.torch_before or first_torch_with(issue.before)
     if torch:
-        yield anew(f"upgrade torch to {dotted(torch)} or newer", f"'torch>={dotted(torch)}'")
+        yield anew(f"Upgrade torch to {dotted(torch)} or newer", f"'torch>={dotted(torch)}'")

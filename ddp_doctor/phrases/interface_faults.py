@@ -92,7 +92,8 @@ def evidence(recording: Recording, offers: Sequence[Offer]) -> tuple[Evidence, .
 
 def _choice_in_words(recording: Recording, offer: Offer) -> str:
     node, choice = words.hostname(recording, offer.node), offer.choice
-    because = f", for {choice.why}" if choice.why else ""
+    of = "of " if choice.setting and choice.why.startswith(f"{choice.setting}=") else ""
+    because = f", because {of}{choice.why}" if choice.why else ""
     if choice.error or not choice.address:
         return f"{node}: {choice.error or 'not known'}{because}"
     return f"{node}: {choice.address} on {choice.interface or 'no interface'}{because}"

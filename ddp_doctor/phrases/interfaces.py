@@ -61,10 +61,10 @@ def use_interface(
     """
     backend = offers[0].backend
     name, value = variable(backend), _one_value(offers, better.interfaces)
-    why = "in the network that all nodes share" if better.shared else "it may lead to the other nodes"
+    why = "it is in the network that all nodes share" if better.shared else "it may lead to the other nodes"
     old = sorted({offer.setting for offer in told if offer.setting})
     return Remedy(
-        summary=f"set {name}{f'={value}' if value else ' on each node to its own interface'}: {why}",
+        summary=f"Set {name}{f'={value}' if value else ' on each node to its own interface'}: {why}",
         settings=(Setting(name=name, value=value, why=why),) if value else (),
         commands=() if value else tuple(_lines(recording, name, better.interfaces)),
         cost="the job then depends on these names; another cluster has others",
@@ -104,7 +104,7 @@ def unset_interface(offers: Sequence[Offer]) -> Remedy:
     name = offers[0].choice.setting or ""
     old = sorted({offer.setting for offer in offers if offer.setting})
     return Remedy(
-        summary=f"or unset {name}: the choice without it can be reached",
+        summary=f"Or unset {name}: the choice without it can be reached",
         settings=(Setting(name=name, action="unset", why="the default choice does"),),
         cost="none, unless something else relies on it",
         undo="; ".join(f"export {shown(name, one)}" for one in old),
@@ -123,7 +123,7 @@ def hosts_entry(
     ]
     entries = f": {'; '.join(lines[:NAMES_IN_A_SENTENCE])}" if lines else ""
     return Remedy(
-        summary=f"in /etc/hosts of {names(recording, [offer.node for offer in offers])} give the host's own"
+        summary=f"In /etc/hosts of {names(recording, [offer.node for offer in offers])} give the host's own"
         f" name the address that others reach{entries}",
         commands=("getent ahosts $(hostname)", "grep -n $(hostname) /etc/hosts"),
         scope="node",
@@ -144,7 +144,7 @@ def connect(recording: Recording, offers: Sequence[Offer]) -> Remedy:
     down = {one.name for offer in offers for one in offer.interfaces if one.addresses and not one.running}
     those = f" ({' and '.join(sorted(down))} is down or not connected)" if down else ""
     return Remedy(
-        summary=f"connect {names(recording, (offer.node for offer in offers))} to the network of the others{those}",
+        summary=f"Connect {names(recording, (offer.node for offer in offers))} to the network of the others{those}",
         commands=("ip -br link", "ip -br address"),
         scope="node",
         cost="an administrator's work, and maybe hands at the cable",
@@ -158,7 +158,7 @@ def one_family(recording: Recording, offers: Sequence[Offer]) -> Remedy:
     common = next((new for new in (False, True) if all(can_speak(one, ipv6=new) for one in offers)), None)
     if common is None:
         return Remedy(
-            summary="give all nodes addresses of one family",
+            summary="Give all nodes addresses of one family",
             commands=("ip -br address",),
             scope="cluster",
             cost="an administrator's work",
@@ -176,7 +176,7 @@ def one_family(recording: Recording, offers: Sequence[Offer]) -> Remedy:
 
 def _use_family(family: str) -> Remedy:
     return Remedy(
-        summary=f"set {NCCL_FAMILY}={family}: all nodes have such an address",
+        summary=f"Set {NCCL_FAMILY}={family}: all nodes have such an address",
         settings=(Setting(name=NCCL_FAMILY, value=family, why="all nodes then give out one family"),),
         cost="none between these nodes",
         undo=f"unset {NCCL_FAMILY}",

@@ -77,7 +77,7 @@ def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy
     """
     if found_bytes >= LARGE_SHM_BYTES:
         return Remedy(
-            summary="delete the segments in /dev/shm that no process uses any more",
+            summary="Delete the segments in /dev/shm that no process uses any more",
             commands=("ls -l /dev/shm", "fuser -v /dev/shm/*"),
             scope="node",
             cost="a segment still in use must stay",
@@ -88,7 +88,7 @@ def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy
     gib = math.ceil(wanted / GIB)
     if in_container:
         return Remedy(
-            summary=f"start the container with --shm-size={gib}g or --ipc=host; in Kubernetes mount an "
+            summary=f"Start the container with --shm-size={gib}g or --ipc=host; in Kubernetes mount an "
             f"emptyDir with medium: Memory and sizeLimit: {gib}Gi at /dev/shm",
             commands=(f"docker run --shm-size={gib}g …", "docker run --ipc=host …"),
             scope="node",
@@ -98,7 +98,7 @@ def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy
             references=(NCCL_GUIDE,),
         )
     return Remedy(
-        summary=f"delete segments that no process uses any more, or give /dev/shm {gib} GiB",
+        summary=f"Delete segments that no process uses any more, or give /dev/shm {gib} GiB",
         commands=("ls -l /dev/shm", f"mount -o remount,size={gib}g /dev/shm"),
         scope="node",
         cost="takes memory only as far as it is used",
@@ -114,7 +114,7 @@ def locked_memory(launcher: str, *, in_container: bool) -> Remedy:
         summary, command = "start the container with --ulimit memlock=-1", "docker run --ulimit memlock=-1 …"
     elif launcher == "slurm":
         summary = (
-            "let slurmd give jobs its own limit: PropagateResourceLimitsExcept=MEMLOCK in slurm.conf and "
+            "Let slurmd give jobs its own limit: PropagateResourceLimitsExcept=MEMLOCK in slurm.conf and "
             "LimitMEMLOCK=infinity in slurmd.service"
         )
         command = "systemctl edit slurmd"
@@ -135,7 +135,7 @@ def locked_memory(launcher: str, *, in_container: bool) -> Remedy:
 def open_files(wanted: int) -> Remedy:
     """More file descriptors, in the shell that starts the job."""
     return Remedy(
-        summary=f"raise the limit of open files to {wanted} or more before the job starts",
+        summary=f"Raise the limit of open files to {wanted} or more before the job starts",
         commands=(f"ulimit -n {wanted}",),
         undo="start a new shell",
         proof=_NOT_TRIED,
@@ -145,7 +145,7 @@ def open_files(wanted: int) -> Remedy:
 def cpus(ranks: int) -> Remedy:
     """A CPU for each rank, and one more for its data loaders."""
     return Remedy(
-        summary=f"give the job at least {2 * ranks} CPUs on the node, or start fewer ranks: --cpus-per-task in "
+        summary=f"Give the job at least {2 * ranks} CPUs on the node, or start fewer ranks: --cpus-per-task in "
         "SLURM, --cpus in Docker, resources.limits.cpu in Kubernetes",
         commands=(f"sbatch --cpus-per-task={2 * ranks} …", f"docker run --cpus={2 * ranks} …"),
         cost="other jobs get fewer CPUs",
@@ -157,7 +157,7 @@ def cpus(ranks: int) -> Remedy:
 def memory(ranks: int) -> Remedy:
     """More memory, or fewer ranks."""
     return Remedy(
-        summary=f"give the job more memory, start fewer than {ranks} ranks, or end what else fills it",
+        summary=f"Give the job more memory, start fewer than {ranks} ranks, or end what else fills it",
         commands=("ps -eo pid,user,rss,comm --sort=-rss | head",),
         scope="node",
         proof=Proof(reason="the doctor cannot give itself more memory"),
@@ -169,7 +169,7 @@ def omp_threads(ranks: int, cpu_count: int) -> Remedy:
     threads = max(cpu_count // ranks, 1)
     why = f"{cpu_count} CPUs shared by {ranks} ranks"
     return Remedy(
-        summary=f"give each rank {threads} OpenMP thread{'s' if threads > 1 else ''}",
+        summary=f"Give each rank {threads} OpenMP thread{'s' if threads > 1 else ''}",
         settings=(Setting(name="OMP_NUM_THREADS", value=str(threads), why=why),),
         cost="a rank that alone does heavy CPU work has fewer threads",
         undo="export the former value",

@@ -224,7 +224,7 @@ def use_met_interface(recording: Recording, met: Mapping[int, str]) -> Remedy:
     one_value = values.pop() if len(values) == 1 and len(names) == len(met) else None
     why = "it holds the address with which the nodes met"
     return Remedy(
-        summary=f"set {name} on each node to the interface that holds the roll call's address",
+        summary=f"Set {name} on each node to the interface that holds the roll call's address",
         settings=(Setting(name=name, value=one_value if gloo else f"={one_value}", why=why),)
         if one_value
         else (),

@@ -58,7 +58,7 @@ def set_to(name: str, value: str, why: str, instead_of: tuple[str, str], summary
         settings.append(Setting(name=old_name, action="unset", why=why))
         undo = f"unset {name}; {undo}"
     return Remedy(
-        summary=summary or f"set {shown(name, value)} if that is meant, else unset it",
+        summary=summary or f"Set {shown(name, value)} if that is meant, else unset it",
         settings=tuple(settings),
         cost="the setting takes effect, with what it costs",
         undo=undo,

@@ -321,6 +321,7 @@ def test_one_docker_address_on_two_nodes_is_an_error_of_both():
         ["node0", "node1"],
     )
     assert settings(finding) == [("GLOO_SOCKET_IFNAME", "eth0"), ("GLOO_SOCKET_IFNAME", None)]
+    assert finding.evidence[0].text == "node0: 172.17.0.1 on docker0, because of GLOO_SOCKET_IFNAME=docker0"
 
 
 def test_containers_of_two_hosts_with_one_address_are_found_without_any_setting():

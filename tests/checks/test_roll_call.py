@@ -57,11 +57,10 @@ SITUATIONS = {
     " (killed or crashed)",
     "head-powered-off": "The head node0 fell silent 14.2 s after the roll call: node1, node2 and node3 get no"
     " answer (host down, cable out, or a dead switch port)",
-    "node-cut-off-from-all": "node1 is cut off since 14.2 s after the roll call: it no longer hears node0, node2"
-    " and node3, all of the others",
-    "node-lost-its-own-link": "node1 lost the link of eth0 and no longer hears node0 since 14.2 s after the roll"
-    " call",
-    "node-one-sided-silence": "node0 no longer hears node1 since 14.2 s after the roll call: no answer; which end is"
+    "node-cut-off-from-all": "node1 has been cut off since 14.2 s after the roll call: it hears none of the others"
+    " (node0, node2 and node3)",
+    "node-lost-its-own-link": "node1 lost the link of eth0 and has not heard node0 since 14.2 s after the roll call",
+    "node-one-sided-silence": "node0 has not heard node1 since 14.2 s after the roll call: no answer; which end is"
     " to blame is open",
     "path-between-two-nodes-broken": "The path between node0 and node2 broke 14.2 s after the roll call: node1 and"
     " node3 still hear node2",
@@ -422,6 +421,15 @@ def test_a_node_too_many_is_the_last_one():
     found = only(met_by(follower("too_many", hostname="node4", nnodes=4)))
 
     assert (found.code, blamed(found)) == ("DD518", [("node", "node4", None)])
+
+
+def test_how_long_a_node_was_not_heard_stands_at_the_end_where_its_value_follows():
+    (seen,) = only(recorded("node-lost-its-own-link")).evidence
+
+    assert seen.text.endswith(
+        "; node1 itself has lost the link of eth0; node1 has heard nothing of node0 for"
+    )
+    assert (seen.value, seen.unit) == (6.2, "s")
 
 
 # --- who fell silent ------------------------------------------------------------------------------
