@@ -140,6 +140,8 @@ def _not_understood(fact: RollCallFact) -> Draft:
             start_again(
                 "Install one release of ddp-doctor on all nodes",
                 *(f"ddp-doctor --version   # on {host}" for host in (fact.hostname, *hosts[:3])),
+                cost="an installation",
+                undo="install the former release there again",
             ),
         ),
     )

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from ddp_doctor.checks.roll_call.advice import LAUNCHERS, launch_again, mend
 from ddp_doctor.checks.roll_call.endpoint import draft, facing, head
 from ddp_doctor.checks.roll_call.facts import RollCallFact
+from ddp_doctor.checks.roll_call.obstacles import jobs_that_clash
 from ddp_doctor.checks.roll_call.words import (
     Group,
     command_for,
@@ -14,11 +15,13 @@ from ddp_doctor.checks.roll_call.words import (
     readers,
     system_words,
     time_given,
+    who_came,
 )
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Remedy
+from ddp_doctor.model.finding import Culprit, Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.nodes import in_words
 
 #: What the kernel says where this host itself knows no way, whatever the other one does (errno(3)).
 _NO_NETWORK = "Network is unreachable"
@@ -156,7 +159,8 @@ def held(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         On the head: a port on which it cannot listen, and which program has it. On the others: a server at
-        the endpoint that accepts the connection and says nothing, or answers and is no ddp-doctor.
+        the endpoint that accepts the connection and says nothing, or answers and is no ddp-doctor, or is one
+        of another job.
 
     Why it matters
         torchrun connects to such a port and hangs without a word, on all nodes.
@@ -187,6 +191,40 @@ def held(recording: Recording) -> Iterator[Draft]:
             expected="the endpoint's port is free on the head, and the head's doctor answers on it",
             confidence=Confidence.LIKELY if fact.outcome == "mute" else Confidence.PROVED,
         )
+    for group in facing(recording, "job"):
+        yield _two_jobs(group)
+
+
+def _two_jobs(group: Group) -> Draft:
+    fact = group[0].fact
+    setting = Culprit(kind="setting", node=fact.endpoint_host or fact.hostname, name="--rdzv-endpoint")
+    found = draft(
+        group,
+        f"Two jobs meet on {endpoint(fact)}: {in_words([*_jobs(fact)])}",
+        "The nodes are those of two jobs, so neither a node nor its rank is to blame. This run was not begun.",
+        (setting,),
+        mend(
+            "Give one of the two jobs another port with --rdzv-endpoint, on all of its nodes",
+            f"ss -ltnp 'sport = :{fact.endpoint_port}'   # on {setting.node}: who it is",
+            scope="job",
+            cost="another port may have to be opened in a firewall",
+            undo="give the old port again",
+        ),
+        expected="each job has a port of its own on the head",
+    )
+    if fact.outcome == "other_job":
+        return found
+    likely = {"evidence": (who_came(fact.present),), "confidence": Confidence.LIKELY}
+    return found.model_copy(update=likely)  # or one run in two allocations, with wrong options
+
+
+def _jobs(fact: RollCallFact) -> Iterator[str]:
+    """Each job with its hosts, as far as they are known."""
+    if fact.outcome == "other_job":
+        yield f"{fact.held_by} has it"
+        yield f"{fact.job} came to it from {fact.hostname}"
+    for job in jobs_that_clash(fact):
+        yield f"{job} ({', '.join(dict.fromkeys(one.hostname for one in fact.present if one.job == job))})"
 
 
 def _held_by(fact: RollCallFact, observers: str) -> str:

@@ -14,6 +14,7 @@ Outcome = Literal[
     "held",  # on the endpoint's own host: another program listens on the port
     "mute",  # a server accepted the connection and never spoke
     "foreign",  # a server answered that is no ddp-doctor: another program, or another job's store
+    "other_job",  # the head that answered is of another launch
     "misplaced",  # node rank 0 was given to a host that is not the endpoint
     "duplicate",  # two nodes claim one node rank
     "disagree",  # the nodes were told different numbers of nodes
@@ -38,6 +39,7 @@ class Present(Frozen):
     hostname: str
     claimed_rank: int | None = None  # None: given no node rank
     nnodes: int = 0  # how many nodes it was told to expect
+    job: str = ""  # "SLURM job 4711", "torchrun's run train", where its launcher told
 
 
 class NotStarted(Frozen):
@@ -59,14 +61,19 @@ class RollCallFact(Fact):
     endpoint_addresses: tuple[str, ...] = ()  # what the name resolves to on this node
     attempts: tuple[AttemptSeen, ...] = ()
     error: str = ""  # the system's or the resolver's words
-    held_by: str = ""  # on the endpoint's host: "nc (pid 712)", as far as this user may know
+    held_by: str = (
+        ""  # on the endpoint's host: "nc (pid 712)", as far as this user may know; or the other job
+    )
     nnodes: int = 1  # asked for on this node
     claimed_rank: int | None = None
     hostname: str = ""
+    job: str = ""  # of this node, as in Present
     present: tuple[Present, ...] = ()  # on the head: all who reported in, itself first
     missing: tuple[int, ...] = ()  # on the head: node ranks that nobody had claimed when the time was up
     not_started: tuple[NotStarted, ...] = ()
-    unreadable: tuple[str, ...] = ()  # on the head: host names in cards of another shape, empty where none stood
+    unreadable: tuple[
+        str, ...
+    ] = ()  # on the head: host names in cards of another shape, empty where none stood
     command: str = ""  # what to type on the other hosts
     asked_s: float = 0.0  # the time that the roll call was given (--join-timeout); 0: not recorded
     waited_s: float = 0.0

@@ -9,7 +9,9 @@ from ddp_doctor.checks.roll_call.silence import leads_out
 from ddp_doctor.checks.roll_call.words import same_host
 from ddp_doctor.model.recording import Recording
 
-Obstacle = Literal["unresolved", "loopback", "family", "refused", "timed_out", "unreachable", "held", "other"]
+Obstacle = Literal[
+    "unresolved", "loopback", "family", "refused", "timed_out", "unreachable", "held", "other", "job"
+]
 
 
 def obstacle_of(recording: Recording, fact: RollCallFact) -> Obstacle | None:
@@ -18,6 +20,8 @@ def obstacle_of(recording: Recording, fact: RollCallFact) -> Obstacle | None:
         return "loopback"
     if fact.outcome in ("refused", "timed_out", "unreachable") and _no_family(recording, fact):
         return "family"
+    if fact.outcome == "other_job" or jobs_that_clash(fact):
+        return "job"
     if fact.outcome in ("held", "mute", "foreign"):
         return "held" if fact.outcome == "held" else "other"
     if fact.outcome in ("unresolved", "refused", "timed_out", "unreachable"):
@@ -26,10 +30,17 @@ def obstacle_of(recording: Recording, fact: RollCallFact) -> Obstacle | None:
 
 
 def facts_with(recording: Recording, *outcomes: Outcome) -> Iterator[RollCallFact]:
-    """The facts with one of these outcomes; a host that waits for itself alone has a rule of its own."""
+    """The facts with one of these outcomes; one that is led astray, or two jobs, have rules of their own."""
     for seen in recording.facts(RollCallFact):
-        if seen.fact.outcome in outcomes and not is_led_astray(seen.fact):
+        led_astray = is_led_astray(seen.fact) or jobs_that_clash(seen.fact)
+        if seen.fact.outcome in outcomes and not led_astray:
             yield seen.fact
+
+
+def jobs_that_clash(fact: RollCallFact) -> tuple[str, ...]:
+    """The jobs of those who came, where they are several and do not go together; a run may span two that do."""
+    jobs = dict.fromkeys(one.job for one in fact.present if one.job)
+    return tuple(jobs) if len(jobs) > 1 and fact.outcome in ("duplicate", "disagree") else ()
 
 
 def is_led_astray(fact: RollCallFact) -> bool:

@@ -13,7 +13,7 @@ from ddp_doctor.checks.roll_call.facts import RollCallFact
 from ddp_doctor.engine.between_nodes import Surroundings, command_elsewhere, slows_ranks, stops_ranks
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.knowledge.deadlines import HAND_IN_S
-from ddp_doctor.launch import border, leash, roll_call, silence
+from ddp_doctor.launch import border, job, leash, roll_call, silence
 from ddp_doctor.launch.cards import Begin, Card, Contact, at_node, ranked, world_of
 from ddp_doctor.launch.company import Company, Left, Lost
 from ddp_doctor.launch.courier import HEAD, StoreLost
@@ -72,6 +72,7 @@ class ManyNodes:
             until=time.monotonic() + self.join_timeout_s,
             tell=self.session.progress,
             not_started=leash.not_started,
+            job=job.job(self.place.launcher, self.session.env),
         )
 
     def run(self) -> None:

@@ -50,6 +50,7 @@ class Opening(Frozen):
 
     run_id: Name
     join_s: float = Field(default=0.0, allow_inf_nan=False)  # until it closes the roll call
+    launch: Name = ""  # of which it is, where that is known for sure
 
 
 class Card(Frozen):
@@ -60,6 +61,7 @@ class Card(Frozen):
     claimed_rank: NodeRank | None = None
     order: int | None = None  # where the launcher gives no node rank, but an order
     version: Name = ""
+    job: Name = ""
     world: World = World()
     readings: tuple[Reading, ...] = ()
     advertised: Address = ""  # the address that the backend would give to the others

@@ -22,7 +22,7 @@ from pydantic_core import from_json
 
 from ddp_doctor.knowledge.deadlines import AGENT_PAUSE_S, BEAT_S, SILENT_S, turn_s
 from ddp_doctor.launch import courier_process
-from ddp_doctor.launch.cards import BeatSaid
+from ddp_doctor.launch.cards import BeatSaid, Opening
 from ddp_doctor.launch.forkserver import ForkServer
 from ddp_doctor.model.base import Json
 
@@ -33,6 +33,7 @@ UNREADABLE: Final = object()
 _PATIENCE = struct.pack("@ll", int(SILENT_S), 0)
 
 
+_NO_HEAD = "a store without a head of ddp-doctor"
 _PROCESS_ENDED = "the courier's process ended"
 
 
@@ -54,7 +55,7 @@ class Courier:
     """One agent's messages, values and beats. ``my_id`` is HEAD, or -1 until ``join`` was answered."""
 
     def __init__(
-        self, server: ForkServer, scratch: Path, host: str, port: int, my_id: int, nnodes: int = 2
+        self, server: ForkServer, scratch: Path, host: str, port: int, my_id: int, nnodes: int
     ) -> None:
         self.my_id = my_id
         self.beats: dict[int, Beat] = {}
@@ -120,6 +121,18 @@ class Courier:
         self.watch(key)
         if not self.wait(lambda: self.value(key) is not None, timeout_s):
             raise StoreLost(self.error or otherwise)
+
+    def await_opening(self, timeout_s: float) -> Opening:
+        """Wait until the store's head has said who it is. Raises StoreLost where that is none of ours."""
+        self.await_value("head", timeout_s, _NO_HEAD)
+        return self.opening()
+
+    def opening(self) -> Opening:
+        """What the head said first. Raises StoreLost."""
+        try:
+            return Opening.model_validate(self.value("head"))
+        except ValidationError as error:
+            raise StoreLost(_NO_HEAD) from error
 
     def follow(self, ids: list[int]) -> None:
         """Whose beats to keep."""

@@ -16,6 +16,7 @@ from ddp_doctor.launch.control import Control
 from ddp_doctor.launch.courier import HEAD, Courier, StoreLost
 from ddp_doctor.launch.endpoint import Approach, approach, holder_of, is_mine, resolve
 from ddp_doctor.launch.forkserver import ForkServer
+from ddp_doctor.launch.job import Job
 from ddp_doctor.launch.parcels import Unreadable
 from ddp_doctor.launch.place import Place
 from ddp_doctor.model.base import Json
@@ -33,7 +34,6 @@ _DISAGREE_S = 3.0
 _HEAD_CLOSES_S = 60.0
 #: Arrivals that are watched for beyond the nodes that are not here: agents that are ended and started anew.
 _AGENTS_BEYOND = 4
-_NO_HEAD = "a store without a head of ddp-doctor"
 
 
 class NotMet(Exception):
@@ -56,6 +56,7 @@ class RollCall:
     tell: Callable[[str], None]
     not_started: Callable[[], tuple[NotStarted, ...]] = tuple
     command: str = ""
+    job: Job = field(default_factory=Job)
     way: tuple[str, int] | None = None  # to the store, from a follower
     control: Control | None = None
     courier: Courier | None = None
@@ -125,11 +126,17 @@ class RollCall:
             self.control = control.start(self.server, self.scratch, control.EVERYWHERE, self._port)
         except RuntimeError as error:
             raise NotMet(self._fact("head", "held", card, error=str(error))) from error
-        self.courier = Courier(self.server, self.scratch, "127.0.0.1", self._port, HEAD)
+        self.courier = Courier(self.server, self.scratch, "127.0.0.1", self._port, HEAD, self.place.nnodes)
         self.courier.wait_connected(MUTE_S)
-        self.courier.put("head", {"run_id": self.run_id, "join_s": self.until - time.monotonic()})
+        opening = Opening(
+            run_id=self.run_id,
+            join_s=self.until - time.monotonic(),
+            launch=self.job.name if self.job.is_launch else "",
+        )
+        self.courier.put("head", opening.model_dump())
         self._addresses = addresses
-        self.cards = {HEAD: card.model_copy(update={"claimed_rank": 0, "met_at": self._own_end(addresses)})}
+        mine_too = {"claimed_rank": 0, "met_at": self._own_end(addresses), "job": self.job.name}
+        self.cards = {HEAD: card.model_copy(update=mine_too)}
         elsewhere_at = time.monotonic() + _LOOK_ELSEWHERE_S
         while True:
             self._admit()
@@ -162,7 +169,7 @@ class RollCall:
         with suppress(StoreLost):
             courier = self._call(seen.address)
             courier.close()
-            return _opening(courier).run_id
+            return courier.opening().run_id
         return ""
 
     def _admit(self) -> None:
@@ -273,9 +280,13 @@ class RollCall:
         if way.outcome != "connected":
             raise NotMet(self._fact("follower", way.outcome, card, way))
         self.courier = self._call_twice(way, card)
+        launch = self.courier.opening().launch
+        if self.job.is_another(launch):
+            raise NotMet(self._fact("follower", "other_job", card, way, held_by=launch))
         self.way = (way.address, self._port)
         self.courier.follow([HEAD])
-        self.courier.join(card.model_copy(update={"met_at": way.met_at}).model_dump(mode="json"), MUTE_S)
+        mine = card.model_copy(update={"met_at": way.met_at, "job": self.job.name})
+        self.courier.join(mine.model_dump(mode="json"), MUTE_S)
         company = Company(self.courier, {0: HEAD}, my_rank=-1, until=time.monotonic() + self._head_closes_s())
         order = self._await_begin(company, card, way)
         if order["do"] == "end":
@@ -283,11 +294,11 @@ class RollCall:
             return company
         begin: Begin = order["begin"]
         company.ids, company.begin = begin.ids, begin
-        mine = [rank for rank, one in begin.ids.items() if one == self.courier.my_id]
-        if not mine:
+        place = [rank for rank, one in begin.ids.items() if one == self.courier.my_id]
+        if not place:
             raise NotMet(self._fact("follower", "too_many", card, way))
-        company.my_rank = mine[0]
-        if len(begin.world.ranks_of(mine[0])) != card.world.nproc_per_node:
+        company.my_rank = place[0]
+        if len(begin.world.ranks_of(place[0])) != card.world.nproc_per_node:
             error = "its plan has another number of ranks for this node than this node reported"
             raise NotMet(self._fact("follower", "foreign", card, way, error=error))
         return company
@@ -311,7 +322,7 @@ class RollCall:
     def _head_closes_s(self) -> float:
         """Until the head, where it is not stuck itself, has closed the roll call."""
         assert self.courier is not None
-        return _opening(self.courier).join_s + _HEAD_CLOSES_S
+        return self.courier.opening().join_s + _HEAD_CLOSES_S
 
     def _call_twice(self, way: Approach, card: Card) -> Courier:
         """A server that does not speak gets a second chance: it may be a head that only begins to serve."""
@@ -329,11 +340,10 @@ class RollCall:
 
     def _call(self, address: str) -> Courier:
         """A courier to a store that a head of ours speaks on. Raises StoreLost."""
-        courier = Courier(self.server, self.scratch, address, self._port, -1)
+        courier = Courier(self.server, self.scratch, address, self._port, -1, self.place.nnodes)
         try:
             courier.wait_connected(MUTE_S)
-            courier.await_value("head", _HEAD_SPEAKS_S, _NO_HEAD)
-            _opening(courier)
+            courier.await_opening(_HEAD_SPEAKS_S)
         except StoreLost:
             courier.close()
             raise
@@ -355,8 +365,9 @@ class RollCall:
             "nnodes": self.place.nnodes,
             "claimed_rank": self.place.node_rank,
             "hostname": card.hostname,
+            "job": self.job.name,
             "present": tuple(
-                Present(hostname=one.hostname, claimed_rank=one.claimed_rank, nnodes=one.nnodes)
+                Present(hostname=one.hostname, claimed_rank=one.claimed_rank, nnodes=one.nnodes, job=one.job)
                 for one in self.cards.values()
             ),
             "not_started": self.not_started(),
@@ -370,14 +381,6 @@ class RollCall:
     def met_fact(self, card: Card, company: Company) -> RollCallFact:
         """The fact of a roll call that all came to."""
         return self._fact("head" if company.is_head else "follower", "met", card)
-
-
-def _opening(courier: Courier) -> Opening:
-    """What the head of this courier's store said first. Raises StoreLost where that is none of ours."""
-    try:
-        return border.read(Opening, courier.value("head"))
-    except Unreadable as error:
-        raise StoreLost(_NO_HEAD) from error
 
 
 def secret() -> str:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,14 @@ class Agent:
     """One agent's process; ``claims`` is the node rank it is started with."""
 
     def __init__(
-        self, folder: Path, port: int, nnodes: int, claims: int, *options: str, name: str = ""
+        self,
+        folder: Path,
+        port: int,
+        nnodes: int,
+        claims: int,
+        *options: str,
+        name: str = "",
+        more_env: Mapping[str, str] | None = None,
     ) -> None:
         name = name or f"node{claims}"
         self.json = folder / f"{name}.json"
@@ -37,7 +44,7 @@ class Agent:
             *options,
         ]
         self.home = folder / name
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(self.home)}
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(self.home), **(more_env or {})}
         with self.said.open("wb") as output:
             self.process = subprocess.Popen(argv, stdout=output, stderr=output, env=env, cwd=folder)
 

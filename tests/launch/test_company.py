@@ -45,7 +45,7 @@ def call(tmp_path: Path) -> Iterator[Callable[[int], tuple[Courier, _Process]]]:
     def one(my_id: int) -> tuple[Courier, _Process]:
         process = _Process()
         stand_in: Any = process
-        made.append(Courier(stand_in, tmp_path, "127.0.0.1", 1, my_id))
+        made.append(Courier(stand_in, tmp_path, "127.0.0.1", 1, my_id, 2))
         return made[-1], process
 
     yield one

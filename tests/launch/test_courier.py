@@ -70,8 +70,8 @@ def courier(server: ForkServer, store: Control, tmp_path: Path) -> Iterator[Call
     """``courier(my_id)``: one that is connected."""
     made: list[Courier] = []
 
-    def one(my_id: int, nnodes: int = 2) -> Courier:
-        made.append(Courier(server, tmp_path, "127.0.0.1", store.port, my_id))
+    def one(my_id: int) -> Courier:
+        made.append(Courier(server, tmp_path, "127.0.0.1", store.port, my_id, 2))
         made[-1].wait_connected(10.0)
         return made[-1]
 

@@ -28,8 +28,10 @@ def start(tmp_path: Path, port: int) -> Iterator[Start]:
     """``start(node_rank, *options)``: one agent of a run of two."""
     agents: list[Agent] = []
 
-    def one(claims: int, *options: str) -> Agent:
-        agents.append(Agent(tmp_path, port, 2, claims, "--level", "quick", "--skip", "torchrun", *options))
+    def one(claims: int, *options: str, **more: Any) -> Agent:
+        agents.append(
+            Agent(tmp_path, port, 2, claims, "--level", "quick", "--skip", "torchrun", *options, **more)
+        )
         return agents[-1]
 
     yield one
@@ -128,3 +130,50 @@ def test_an_end_of_the_trial_that_nobody_knows_ends_the_run_unsure(start: Start,
     assert "healthy" not in {report["verdict"] for report in reports}
     assert [_codes(report) for report in reports] == [[], []]
     _says_nothing_of_its_own_inside(head, other)
+
+
+def _of(run_id: str, node_rank: int) -> dict[str, str]:
+    """The environment of torchrun's worker on one node of two."""
+    return {
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": str(node_rank),
+        "GROUP_WORLD_SIZE": "2",
+        "RANK": str(node_rank),
+        "WORLD_SIZE": "2",
+    }
+
+
+def test_nodes_of_another_launch_do_not_take_part_and_blame_nobody(start: Start, port: int):
+    head = start(0, name="a0", more_env=_of("train", 0))
+    head.wait_for("1 of 2 nodes here")
+    others = [start(rank, name=f"b{rank}", more_env=_of("evaluate", rank)) for rank in range(2)]
+    reports = [other.report() for other in others]
+
+    last = start(1, name="a1", more_env=_of("train", 1))
+
+    assert (head.report()["verdict"], last.process.wait(20.0)) == ("healthy", 0)
+    for report in reports:
+        errors = [one["code"] for one in report["findings"] if one["severity"] == "error"]
+        assert (report["verdict"], errors) == ("sick", ["DD514"])
+        (finding,) = (one for one in report["findings"] if one["code"] == "DD514")
+        assert "torchrun's run train" in finding["title"]
+        assert "torchrun's run evaluate" in finding["title"]
+        assert str(port) in finding["title"]
+        assert [(one["kind"], one["node_rank"]) for one in finding["culprits"]] == [("setting", None)]
+        assert "another port" in finding["remedies"][0]["summary"]
+
+
+def test_two_jobs_that_claim_one_node_rank_are_told_so_and_no_rank_is_blamed(start: Start):
+    head = start(0, name="a0", more_env={"SLURM_JOB_ID": "1"})
+    head.wait_for("1 of 2 nodes here")
+    other = start(0, name="b0", more_env={"SLURM_JOB_ID": "2"})
+
+    for report in (head.report(), other.report()):
+        assert _codes(report) == ["DD514"]
+        (finding,) = (one for one in report["findings"] if one["code"] == "DD514")
+        assert "SLURM job 1" in finding["title"]
+        assert "SLURM job 2" in finding["title"]
+        assert [(one["kind"], one["node_rank"]) for one in finding["culprits"]] == [("setting", None)]
