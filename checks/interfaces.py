@@ -215,7 +215,9 @@ def address_hidden_from_other_nodes(recording: Recording) -> Iterator[Draft]:
     """
     for group in groups(_offers(recording), "hidden", lambda one: (one.setting, one.address)):
         first = group.sick[0]
-        told = f", because of {shown(first.choice.setting, first.setting or '')}" if first.choice.setting else ""
+        told = (
+            f", because of {shown(first.choice.setting, first.setting or '')}" if first.choice.setting else ""
+        )
         title = (
             f"{group.backend} on {group.nodes(recording)} gives out {group.given_out}"
             f" ({first.choice.interface}){told}: {group.fault.why}"

@@ -24,6 +24,7 @@ from ddp_doctor.model.context import NodesContext, Peer
 from ddp_doctor.model.fact import Failed, Skip
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
+from ddp_doctor.phrases import reach as words
 
 __all__ = ["CHECK", "PeerReach", "ReachFact", "probe"]
 
@@ -46,7 +47,7 @@ def probe(ctx: NodesContext) -> ReachFact:
         one.measure(network.SAMPLES, 2 * sample_s)
     peers = tuple(one.result() for one in dialled)
     if all(peer.outcome == "failed" for peer in peers):
-        raise Failed(f"no other node could be dialled: {peers[0].error}")
+        raise Failed(f"no other node could be dialled: {words.system_words(peers[0].error)}")
     return ReachFact(peers=peers, port_range=_port_range(ctx))
 
 

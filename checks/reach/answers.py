@@ -135,7 +135,8 @@ def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path
                 check="reach",
                 text=f"{one.retransmits} of {one.round_trips} round trips"
                 f" {words.path_words(recording, [pair, pair[::-1]])} sent again",
-                value=round(one.share, 4),
+                value=round(100 * one.share, 2),
+                unit="%",
                 expected=0,
                 expected_from="TCP_INFO of healthy paths",
             )

@@ -5,6 +5,7 @@ from ddp_doctor.checks.reach.matrix import PATHS_SHOWN, Matrix
 from ddp_doctor.knowledge.blame import Path
 from ddp_doctor.model.finding import Evidence
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.phrases import reach as words
 from ddp_doctor.phrases.nodes import host
 
 
@@ -25,7 +26,9 @@ def dials_seen(recording: Recording, matrix: Matrix, paths: list[Path]) -> tuple
 
 def _dial(recording: Recording, path: Path, peer: PeerReach) -> str:
     address = f"[{peer.address}]" if ":" in peer.address else peer.address
-    result = f"connected after {peer.connect_s * 1e3:.1f} ms" if peer.connect_s is not None else peer.error
+    result = words.system_words(peer.error)
+    if peer.connect_s is not None:
+        result = f"connected after {peer.connect_s * 1e3:.1f} ms"
     other = f"; at {peer.met_at} it answers" if peer.met_at_outcome == "ok" else ""
     source, target = (host(recording, node) for node in path)
     return f"{source} dials {target} at {address}:{peer.port}: {result}{other}"

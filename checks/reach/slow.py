@@ -64,7 +64,7 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
         culprits=tuple(node_culprit(recording, node) for node in nodes),
         evidence=tuple(
             measured(
-                f"throughput of {host(recording, node)}: best of each of its slow paths, and their median",
+                f"throughput of {host(recording, node)}, the median of the best of each slow path",
                 one,
                 "B/s",
                 usual,

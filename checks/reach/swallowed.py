@@ -58,11 +58,11 @@ def swallows_large_packets(recording: Recording) -> Iterator[Draft]:
 
 def _swallowed(recording: Recording, matrix: Matrix, path: Path) -> Evidence:
     peer = matrix.seen[path]
-    segments = f"; the kernel sends segments of up to {peer.mss_bytes} bytes" if peer.mss_bytes else ""
+    segments = f", in segments of up to {peer.mss_bytes} bytes" if peer.mss_bytes else ""
     return Evidence(
         check="reach",
-        text=f"{words.path_words(recording, [path])}: {peer.passed_bytes} bytes arrive, {peer.lost_bytes} do"
-        f" not{segments}",
+        text=f"{words.path_words(recording, [path])} {peer.lost_bytes} bytes do not arrive{segments}; the longest"
+        " message that does",
         value=peer.passed_bytes,
         unit="B",
         expected=peer.burst_bytes,

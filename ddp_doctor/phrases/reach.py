@@ -5,6 +5,7 @@ guide, "Troubleshooting", firewall ("IP ports"); nft(8), iptables-extensions(8);
 networking/ip-sysctl (ip_local_port_range, tcp_mtu_probing); RFC 2923 (black holes), RFC 4821 (probing).
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ddp_doctor.knowledge.addresses import address_of, is_ipv6
@@ -23,6 +24,8 @@ NEEDED_BY = (
     "torchrun's c10d rendezvous gives the workers a MASTER_PORT in this range on node rank 0, and gloo and NCCL"
     " listen in it on every node, so the job would wait there until its time-outs"
 )
+#: Python puts the number of an error before the system's words for it.
+_NUMBER = re.compile(r"^\[Errno -?\d+\] ")
 #: Why none of these was tried.
 ADMIN = Proof(reason="it takes an administrator")
 #: More addresses than this make no line that a person types.
@@ -36,6 +39,11 @@ _PING = 24
 def port_words(ports: PortRange | None) -> str:
     """ "ephemeral ports (TCP 32768-60999)"."""
     return f"ephemeral ports (TCP {ports[0]}-{ports[1]})" if ports else "ephemeral ports"
+
+
+def system_words(error: str | None) -> str:
+    """``[Errno 110] Connection timed out`` without the number."""
+    return _NUMBER.sub("", error or "no reason is known")
 
 
 def hosts(recording: Recording, nodes: Iterable[int]) -> str:

@@ -15,6 +15,12 @@ def nodes(**interfaces: str) -> Recording:
 THREE = nodes(a="eth0", b="eth0", c="ens3")
 
 
+def test_the_number_of_an_error_is_left_to_the_recording():
+    assert reach.system_words("[Errno 110] Connection timed out") == "Connection timed out"
+    assert reach.system_words("it timed_out") == "it timed_out"
+    assert reach.system_words(None) == "no reason is known"
+
+
 def test_paths_are_told_with_their_direction_or_as_pairs():
     assert reach.path_words(THREE, [(1, 2)]) == "from b to c"
     assert reach.path_words(THREE, [(2, 1), (1, 2)]) == "between b and c"
