@@ -29,7 +29,7 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import NotRun, Recording, World
 from ddp_doctor.model.report import Report
 from ddp_doctor.parse.interface_facts import advertised
-from ddp_doctor.phrases.nodes import in_words
+from ddp_doctor.phrases.nodes import host, in_words
 from ddp_doctor.sources.sockets import Listener
 
 _ROLL_CALL = "roll_call"
@@ -348,12 +348,12 @@ class ManyNodes:
             self.session.readings.append(silence.goodbye(gone.node, gone.why))
             self.recording = self.recording.model_copy(update={"interrupted": gone.why == "interrupted"})
             if gone.why != "interrupted":
-                self._broken_off(f"node rank {gone.node} left before the end")
+                self._broken_off(f"{host(self.recording, gone.node)} left before the end")
             return
         if self._watch is not None:
             self.session.readings.extend(self._watch.about(gone.nodes))
         if self.company is None or self.company.is_head:
-            silent = [f"node rank {node}" for node in gone.nodes]
+            silent = [host(self.recording, node) for node in gone.nodes]
             self._unfinished(f"no word of {in_words(silent)} to the end")
         else:
             self._set_own_part_aside(gone.nodes)

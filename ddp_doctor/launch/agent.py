@@ -259,4 +259,4 @@ def _why_unread(record: TrialRecord, rank: int) -> str:
     raised = next((one.raised for one in record.evidence if one.rank == rank), None)
     if raised is not None:
         return f"{raised.type} at {raised.where}: {raised.message[:300]}"
-    return f"trial {record.trial} ended before rank {rank} was through"
+    return f"the ranks were ended before rank {rank} was through"

@@ -9,10 +9,11 @@ from ddp_doctor.app import judge, load_recording
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.many_nodes import ManyNodes
 from ddp_doctor.engine.plan import Plan
+from ddp_doctor.launch.company import Lost
 from ddp_doctor.launch.place import Place
 from ddp_doctor.launch.session import Session
 from ddp_doctor.model.choices import Where
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Node, Recording, World
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 OF_RANKS = [check for check in CHECKS if check.where is Where.RANK]
@@ -46,6 +47,16 @@ def test_a_store_that_is_lost_leaves_the_run_unsure_whatever_was_read_before():
         many._broken_off("the control store broke off")
 
     assert judge(many.so_far()).report.verdict.value == "unsure"
+
+
+def test_a_node_that_is_no_longer_heard_is_called_by_its_name():
+    nodes = (Node(node_rank=0, hostname="alpha"), Node(node_rank=1, hostname="beta"))
+    with Session(dict(os.environ), ("127.0.0.1", 0), lambda _text: None) as session:
+        many = _many(session)
+        many.recording = Recording(run_id="test", world=World(nnodes=2, nodes=nodes))
+        many._note_gone(Lost((1,)))
+
+    assert session.readings[-1].reason == "no word of beta to the end"
 
 
 @pytest.mark.parametrize(
