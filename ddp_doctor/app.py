@@ -297,6 +297,22 @@ def judge(recording: Recording, checks: Sequence[Check] = CHECKS) -> Outcome:
     return Outcome(recording, make_report(recording, diagnosis, checks), diagnosis.failures)
 
 
+def judge_with_absent(head: Recording, absent: Sequence[Recording]) -> Outcome:
+    """What the head saw, and what those saw who could not come to its roll call and say themselves why."""
+    world = head.world or World()
+    known = {node.hostname for node in world.nodes}
+    nodes = [node for one in absent if one.world for node in one.world.nodes if node.hostname not in known]
+    readings = [reading for one in absent for reading in one.readings if reading.check == "roll_call"]
+    return judge(
+        head.model_copy(
+            update={
+                "world": world.model_copy(update={"nodes": (*world.nodes, *nodes)}),
+                "readings": (*head.readings, *readings),
+            }
+        )
+    )
+
+
 def find_rule(code: str) -> Rule:
     """The rule with this code or name. Raises UsageError."""
     for rule in all_rules():

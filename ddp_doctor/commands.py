@@ -173,7 +173,8 @@ def _heard(ended: Ended, here: Everywhere, options: Options) -> Outcome | None:
     """What the agents saw; where the head's was lost before they met, who is missing and why."""
     if ended.recording is not None and (ended.interrupted or not ended.is_headless):
         try:
-            return app.judge(Recording.model_validate_json(ended.recording))
+            absent = [Recording.model_validate_json(text) for text in ended.recordings_of_absent]
+            return app.judge_with_absent(Recording.model_validate_json(ended.recording), absent)
         except ValidationError:
             say("ddp-doctor: what the agents saw cannot be read here; are all hosts on one release?")
             return None

@@ -12,7 +12,7 @@ from ddp_doctor.checks.roll_call.advice import (
     start_again,
 )
 from ddp_doctor.checks.roll_call.facts import RollCallFact
-from ddp_doctor.checks.roll_call.obstacles import facts_with
+from ddp_doctor.checks.roll_call.obstacles import facts_with, obstacle_of
 from ddp_doctor.checks.roll_call.words import (
     command_for,
     endpoint,
@@ -56,9 +56,12 @@ def missing(recording: Recording) -> Iterator[Draft]:
     References
         torch.distributed.run, --rdzv-conf join_timeout
     """
+    speakers = _who_say_why(recording)
     for fact in facts_with(recording, "missing"):
         if fact.role == "follower":
             yield _never_closed(fact)
+        elif len(speakers) == fact.nnodes - len(fact.present):
+            continue  # a rule about what each of them met with speaks instead
         elif 0 < fact.nnodes - len(fact.present) == len(fact.not_started):
             yield _not_startable(recording, fact)
         elif any(fact.unreadable):
@@ -219,6 +222,15 @@ def _who_is_missing(recording: Recording, fact: RollCallFact) -> _Missing:
         return _Missing()
     numbered = [Culprit(kind="node", node=f"node rank {rank}", node_rank=rank) for rank in fact.missing]
     return _Missing(tuple(numbered), named=_by_hand(fact))
+
+
+def _who_say_why(recording: Recording) -> set[int]:
+    """The node ranks of those whose own reading says what kept them away: a run that one command started."""
+    return {
+        seen.node
+        for seen in recording.facts(RollCallFact)
+        if seen.fact.role == "follower" and obstacle_of(recording, seen.fact) is not None
+    }
 
 
 def _by_hand(fact: RollCallFact) -> bool:

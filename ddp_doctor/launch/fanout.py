@@ -49,6 +49,13 @@ class Ended:
         return self.heard[told[0][2]].recording if told else None
 
     @property
+    def recordings_of_absent(self) -> list[str]:
+        """Of the agents that, as the head's says, did not come to the roll call."""
+        if self.have_met or self.heard[0].recording is None:
+            return []
+        return [one.recording for rank, one in sorted(self.heard.items()) if rank and one.recording]
+
+    @property
     def refused(self) -> str | None:
         """Why the agents would not run."""
         return next((one.refused for _, one in sorted(self.heard.items()) if one.refused), None)

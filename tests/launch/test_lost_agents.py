@@ -1,17 +1,21 @@
 """An agent that ends before the nodes have met is named at once, however it was started. The agents are real."""
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.ranks
 
-#: An ssh and an srun that run the agents here, and kill that of VICTIM as soon as it has said hello.
+#: An ssh and an srun that run the agents here, and kill that of VICTIM as soon as it has said hello. For the
+#: last host ssh puts another PORT, WRONG, in the place of the endpoint's, as where a tunnel leads elsewhere.
 STARTER = """#!{python}
 import os, subprocess, sys, threading
 
@@ -33,6 +37,8 @@ def carry(command, host, env):
 ends = {}
 if sys.argv[0].endswith("ssh"):
     *_, host, command = sys.argv
+    if host == "fan2" and "WRONG" in os.environ:
+        command = command.replace(os.environ["PORT"], os.environ["WRONG"])
     carry(("sh", "-c", command), host, {}).join()
     sys.exit(255 if ends[host] < 0 else ends[host])
 step = {
@@ -89,3 +95,44 @@ def test_an_agent_that_is_killed_before_the_roll_call_is_named_at_once(tools, to
     )
     assert ("Killed" if tool == "srun" else "255") in last
     assert time.monotonic() - started < 30  # of the 60 s of --join-timeout
+
+
+@contextlib.contextmanager
+def another_server() -> Iterator[int]:
+    """The port of a server that greets its clients, as one of ssh or mail does."""
+
+    def greet() -> None:
+        with contextlib.suppress(OSError):  # closed at the end
+            while True:
+                client, _ = server.accept()
+                with client:
+                    client.sendall(b"220 mail.example ESMTP\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=greet)
+        thread.start()
+        yield int(server.getsockname()[1])
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(5.0)
+
+
+def test_what_kept_an_agent_from_the_roll_call_is_told_by_the_command_that_started_it(tools):
+    started = time.monotonic()
+    port = free_port()
+    with another_server() as wrong:
+        done = subprocess.run(
+            (
+                *(sys.executable, "-m", "ddp_doctor", "run", "--only", "process_group", "--quiet"),
+                *("--rdzv-endpoint", f"localhost:{port}", "--hosts", "fan1,fan2"),
+            ),
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, **tools, "VICTIM": "", "PORT": str(port), "WRONG": str(wrong)},
+        )
+
+    assert done.returncode == 1, done
+    assert done.stdout.count("ERROR") == 1
+    assert "localhost is 127.0.0.1" in done.stdout.splitlines()[-1]  # the agent's own finding
+    assert time.monotonic() - started < 40
