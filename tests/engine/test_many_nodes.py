@@ -7,6 +7,7 @@ import pytest
 
 from ddp_doctor.app import judge, load_recording
 from ddp_doctor.checks import CHECKS
+from ddp_doctor.engine.lead import allowed
 from ddp_doctor.engine.many_nodes import ManyNodes
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.launch.company import Lost
@@ -72,9 +73,9 @@ def test_behind_a_bad_path_ranks_do_at_most_meet_and_the_rest_is_told_as_not_run
     with Session(dict(os.environ), ("127.0.0.1", 0), lambda _text: None) as session:
         many = _many(session)
         many.recording = load_recording(RECORDINGS / f"{recording}.json")
-        allowed = many._allowed(OF_RANKS)
+        kept = allowed(many, OF_RANKS)
         not_run = many.so_far().not_run
 
-    assert [check.id for check in allowed] == left
+    assert [check.id for check in kept] == left
     assert {one.check for one in not_run} >= {check.id for check in OF_RANKS} - set(left)
     assert all(code in reason for _, reason in session.left_out)

@@ -1,0 +1,133 @@
+"""The head's part of a run over several nodes, once all have met: begin, look between them, run the ranks."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddp_doctor.engine.between_nodes import slows_ranks, stops_ranks
+from ddp_doctor.engine.node_part import ROLL_CALL, NodePart
+from ddp_doctor.knowledge.deadlines import HAND_IN_S
+from ddp_doctor.launch import border, roll_call
+from ddp_doctor.launch.cards import Begin, Card, Contact, at_node, world_of
+from ddp_doctor.launch.company import Company
+from ddp_doctor.launch.parcels import JUNK
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Status, Where
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.phrases.nodes import in_words
+
+#: What is still run where the nodes are slow to one another: whether the ranks meet. How slow, reach has said.
+_MEETING = ("process_group",)
+
+
+@dataclass
+class Lead:
+    """Decides what all nodes do. The readings of all are the session's."""
+
+    part: NodePart
+    company: Company
+
+    def run(self, card: Card) -> None:
+        """All that the plan and the findings so far allow. Raises Lost, Left, StoreLost and Unreadable."""
+        part, company = self.part, self.company
+        begin = self._begin()
+        company.begin = begin
+        part.know(company, begin)
+        company.order({"do": "begin", "begin": begin.model_dump(mode="json")})
+        part.read(part.calling.met_fact(card, company), 0)
+        until = time.monotonic() + begin.options.budget_s
+        self._look_between()
+        self._run_ranks(until)
+        if company.unreadable:
+            who = in_words([begin.world.hostname(one) for one in sorted(company.unreadable)])
+            part.unfinished(f"{who} sent {JUNK}")
+        company.check()
+
+    def _begin(self) -> Begin:
+        part, company = self.part, self.company
+        cards = {rank: part.calling.cards[one] for rank, one in company.ids.items()}
+        world = world_of(cards, part.place.nnodes, part.place.expected_hosts, part.place.launcher)
+        part.recording = part.recording.model_copy(update={"world": world, "readings": ()})
+        part.session.readings[:] = [
+            reading for rank, card in cards.items() for reading in at_node(card.readings, rank)
+        ]
+        return Begin(
+            run_id=part.recording.run_id,
+            started_at=part.recording.started_at,
+            secret=roll_call.secret(),
+            world=world,
+            ids=company.ids,
+            contacts=tuple(
+                Contact(
+                    node=rank,
+                    hostname=one.hostname,
+                    port=one.port,
+                    advertised=one.advertised,
+                    met_at=one.met_at,
+                )
+                for rank, one in cards.items()
+            ),
+            options=part.recording.options,
+            checks=tuple(check.id for check in part.plan.checks),
+            not_run=part.plan.not_run,
+        )
+
+    def _look_between(self) -> None:
+        """Run the checks between nodes everywhere."""
+        part, company = self.part, self.company
+        checks = [check for check in part.between() if check.id != ROLL_CALL]
+        if not checks:
+            return
+        started = time.monotonic()
+        company.order({"do": "look", "checks": [check.id for check in checks]})
+        mine = part.look_around(checks)
+        left_s = started + max(check.deadline_s for check in checks) - time.monotonic()
+        told = company.gather("look", max(left_s, 0.0) + HAND_IN_S, border.readings)
+        company.require_presence()
+        part.session.readings.extend(mine)
+        for rank in company.others:
+            if rank in told:
+                part.session.readings.extend(told[rank])
+            elif rank not in company.silent():  # silence is a finding of its own
+                self._note_absent(checks, rank)
+
+    def _note_absent(self, checks: Sequence[Check], rank: int) -> None:
+        self.part.session.readings.extend(
+            Reading(check=check.id, status=Status.TIMED_OUT, node=rank, reason="the node handed nothing in")
+            for check in checks
+        )
+
+    def _run_ranks(self, until: float) -> None:
+        part, company = self.part, self.company
+        assert part.recording.world is not None
+        checks = allowed(part, part.rank_checks())
+        if company.silent():
+            checks = _leave_out(part, checks, [], "a node fell silent")
+        if not checks:
+            return
+        control = part.calling.control
+        assert control is not None
+        crew = part.session.crew(part.recording.world, 0, part.recording.options.level, control)
+        agent = part.session.agent(crew, control, until, company)
+        launcher = [check for check in checks if check.where is Where.LAUNCHER]
+        if launcher:
+            agent.run_under_torchrun(launcher)
+        ranks = [check for check in checks if check.where is Where.RANK]
+        if any(trial.lost_nodes for trial in part.session.trials) or company.silent():
+            ranks = _leave_out(part, ranks, [], "no word of a node")
+        agent.run(ranks)
+
+
+def allowed(part: NodePart, checks: list[Check]) -> list[Check]:
+    """Those of the ranks' checks that are worth their time after what was found between the nodes."""
+    findings = part.judge(part.so_far()).findings
+    for one in filter(stops_ranks, findings):
+        return _leave_out(part, checks, [], f"{one.code} stands between the nodes: the ranks would hang")
+    for one in filter(slows_ranks, findings):
+        return _leave_out(part, checks, _MEETING, f"{one.code} makes every step several times longer")
+    return checks
+
+
+def _leave_out(part: NodePart, checks: list[Check], kept: Sequence[str], reason: str) -> list[Check]:
+    part.session.left_out.extend((check.id, reason) for check in checks if check.id not in kept)
+    return [check for check in checks if check.id in kept]
