@@ -212,6 +212,7 @@ def test_a_setting_of_one_torchrun_rank_is_found_and_replayed(tmp_path: Path) ->
     assert meeting_files(tmp_path) == []
 
 
+@pytest.mark.lab  # long
 @pytest.mark.ranks
 def test_a_gpu_and_a_log_for_each_torchrun_rank_are_nobodys_business(tmp_path: Path) -> None:
     script = "export CUDA_VISIBLE_DEVICES=$LOCAL_RANK NCCL_DEBUG_FILE=/tmp/$RANK.%h.%p GLOO_SOCKET_IFNAME=lo"
@@ -225,6 +226,7 @@ def test_a_gpu_and_a_log_for_each_torchrun_rank_are_nobodys_business(tmp_path: P
     assert meeting_files(tmp_path) == []
 
 
+@pytest.mark.lab  # long
 @pytest.mark.ranks
 def test_a_rank_of_another_node_is_named_with_its_node(tmp_path: Path) -> None:
     script, port = '[ "$RANK" != 6 ] || export TORCH_DISTRIBUTED_DEBUG=DETAIL', free_port()

@@ -70,6 +70,7 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
+@pytest.mark.lab  # long
 @pytest.mark.parametrize("victim", ["fan1", "fan2"], ids=["the head", "another"])
 @pytest.mark.parametrize("tool", ["ssh", "srun"])
 def test_an_agent_that_is_killed_before_the_roll_call_is_named_at_once(tools, tool, victim):
@@ -116,6 +117,7 @@ def another_server() -> Iterator[int]:
         thread.join(5.0)
 
 
+@pytest.mark.lab  # long
 def test_what_kept_an_agent_from_the_roll_call_is_told_by_the_command_that_started_it(tools):
     started = time.monotonic()
     port = free_port()

@@ -68,6 +68,7 @@ def test_a_node_that_never_comes_is_missing_by_its_node_rank(start: Start):
     assert {became[name] for name in ("reach", "process_group", "allreduce", "p2p")} == {"skipped"}
 
 
+@pytest.mark.lab  # long
 def test_two_agents_with_one_node_rank_are_both_told_so(start: Start):
     head = start(3, 0, "--join-timeout", "20")
     twins = start(3, 1, name="one"), start(3, 1, name="other")
@@ -76,6 +77,7 @@ def test_two_agents_with_one_node_rank_are_both_told_so(start: Start):
     assert head.process.returncode == 1
 
 
+@pytest.mark.lab  # long
 def test_an_agent_that_was_ended_and_started_anew_takes_its_own_place(start: Start):
     head = start(2, 0)
     head.wait_for("import torch")
@@ -90,6 +92,7 @@ def test_an_agent_that_was_ended_and_started_anew_takes_its_own_place(start: Sta
     assert first.process.wait(20.0) == 130
 
 
+@pytest.mark.lab  # long
 def test_nodes_that_were_told_different_numbers_end_at_once(start: Start):
     head, other = start(2, 0), start(3, 1)
 
@@ -121,6 +124,7 @@ def test_an_interrupt_on_one_node_ends_the_run_on_all(start: Start):
     assert _codes(agents[0].report(), "error", "warning") == []
 
 
+@pytest.mark.lab  # long
 def test_a_head_that_is_interrupted_at_the_roll_call_lets_those_who_came_go(start: Start):
     agents = [start(3, rank) for rank in range(2)]
     agents[1].wait_for("2 of 3 nodes here")
@@ -144,6 +148,7 @@ def test_a_head_whose_courier_is_killed_is_unsure_and_blames_no_node(start: Star
     agents[1].process.wait(30.0)
 
 
+@pytest.mark.lab  # long
 def test_a_stopped_agent_is_named_by_the_others(start: Start):
     agents = [start(2, rank, "--level", "thorough", "--skip", "torchrun") for rank in range(2)]
     agents[0].wait_for("allreduce")

@@ -121,7 +121,9 @@ def test_a_second_ctrl_c_does_not_cut_the_clean_up_short(doctor):
     doctor.assert_all_gone(within_s=0.5)
 
 
-@pytest.mark.parametrize("helper", ["ddp-doctor:fork", "ddp-doctor:ctl"])
+@pytest.mark.parametrize(
+    "helper", ["ddp-doctor:fork", pytest.param("ddp-doctor:ctl", marks=pytest.mark.lab, id="ctl, long")]
+)
 def test_a_killed_helper_of_the_doctor_makes_it_unsure_and_blames_nobody(doctor, helper):
     pid = None
     while pid is None and doctor.process.poll() is None:

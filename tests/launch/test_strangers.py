@@ -13,7 +13,7 @@ from ddp_doctor.launch import control
 from ddp_doctor.launch.parcels import JUNK
 from tests.launch.agents import Agent, end, free_port
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.lab]  # lab: long
 
 Start = Callable[..., Agent]
 
