@@ -95,7 +95,7 @@ def ranks_missing(recording: Recording) -> Iterator[Draft]:
             last = [line for line in (trial.notes[1] if trial.notes[1:] else "").splitlines() if line.strip()]
             yield Draft(
                 title=f"torchrun started none of its {len(trial.ranks)} ranks within {trial.waited_s:.0f} s",
-                detail=" ".join((*trial.notes[:1], *last[-1:])),
+                detail=": ".join((*trial.notes[:1], *last[-1:])),
                 confidence=Confidence.LIKELY,
                 evidence=tuple(
                     Evidence(check="torchrun", text=line[:200]) for line in last[-3:] or trial.notes[:1]

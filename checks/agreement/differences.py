@@ -58,10 +58,15 @@ def draft_of(
         evidence=tuple(
             Evidence(
                 check=check,
-                text=f"{one.name}: {told_of(one.split)}",
+                text=_named(one.name, told_of(one.split)),
                 expected_from=f"{one.effect}; {one.source}",
             )
             for one in group
         ),
         remedies=(remedy,),
     )
+
+
+def _named(name: str, told: str) -> str:
+    """What was told of a setting names it already (``NCCL_ALGO=Tree on node3``)."""
+    return told if told.startswith(name) else f"{name}: {told}"
