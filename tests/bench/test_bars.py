@@ -3,6 +3,7 @@
 ``make bench`` prints what was measured; a bar that is not met fails.
 """
 
+import json
 import os
 import statistics
 import subprocess
@@ -20,6 +21,7 @@ from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.recording import World
 from tests.bench import paired
 from tests.launch import misbehaving
+from tests.launch.agents import Agent, end, free_port
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
 
@@ -123,6 +125,23 @@ def test_one_more_trial_is_cheap():
             times.append(time.perf_counter() - started)
             assert session.trials[0].outcome == "finished"
     assert _tell("one more trial, 2 ranks (bar 0.2 s)", times[2:]) <= 0.2
+
+
+def test_one_more_trial_over_two_nodes_is_cheap(tmp_path):
+    seconds, port = tmp_path / "seconds.json", free_port()
+    options = ("--only", "process_group", "--nproc-per-node", "1")
+    told = {"DDP_DOCTOR_BENCH": str(seconds)}
+    agents = [
+        Agent(tmp_path, port, 2, 0, *options, module="tests.bench.many_trials", more_env=told),
+        Agent(tmp_path, port, 2, 1, *options),
+    ]
+    try:
+        for agent in agents:
+            agent.process.wait(60.0)
+    finally:
+        end(agents)
+    times = json.loads(seconds.read_text())
+    assert _tell("one more trial, 2 nodes (bar 0.3 s)", times[2:]) <= 0.3
 
 
 @contextmanager

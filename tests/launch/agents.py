@@ -33,13 +33,14 @@ class Agent:
         claims: int,
         *options: str,
         name: str = "",
+        module: str = "ddp_doctor",
         more_env: Mapping[str, str] | None = None,
     ) -> None:
         name = name or f"node{claims}"
         self.json = folder / f"{name}.json"
         self.said = folder / f"{name}.txt"
         argv = [
-            *(sys.executable, "-m", "ddp_doctor", "run", "--nnodes", str(nnodes)),
+            *(sys.executable, "-m", module, "run", "--nnodes", str(nnodes)),
             *("--node-rank", str(claims), "--rdzv-endpoint", f"127.0.0.1:{port}", "--json", str(self.json)),
             *options,
         ]

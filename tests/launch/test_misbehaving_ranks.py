@@ -31,7 +31,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.lab), 4])  # lab: long
 @pytest.mark.parametrize(("probe", "code", "words"), CASES, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_misbehaving_rank_is_named_in_time_and_nobody_else(play: Play, probe, code, words, ranks):
     scenario = play(probe, ranks=ranks, deadline_s=DEADLINE_S)
@@ -91,7 +91,7 @@ def test_a_killed_trial_leaves_no_shared_memory(play: Play):
     assert not list(Path("/dev/shm").glob("nccl-ddp-doctor-test*"))
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.lab), 4])  # lab: long
 def test_a_doubled_share_names_its_rank(play: Play, ranks):
     scenario = play(misbehaving.adds_to_the_sum, ranks=ranks, deadline_s=10.0)
 

@@ -1,0 +1,36 @@
+"""``ddp-doctor run`` whose ranks' part is run again and again: what one more trial over the nodes costs.
+
+Started in place of ``python -m ddp_doctor`` on the head; writes the seconds of each trial to $DDP_DOCTOR_BENCH.
+"""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from unittest.mock import patch
+
+from ddp_doctor.__main__ import main
+from ddp_doctor.launch.agent import Agent
+from ddp_doctor.model.check import Check
+
+TRIALS = 12
+once = Agent.run
+
+
+def again(agent: Agent, checks: Sequence[Check]) -> None:
+    seconds = []
+    for number in range(TRIALS):
+        agent.trials.clear()
+        agent.readings.clear()
+        agent.first_trial = number
+        started = time.perf_counter()
+        once(agent, checks)
+        seconds.append(time.perf_counter() - started)
+        assert [one.outcome for one in agent.trials] == ["finished"]
+    Path(os.environ["DDP_DOCTOR_BENCH"]).write_text(json.dumps(seconds))
+
+
+if __name__ == "__main__":
+    with patch.object(Agent, "run", again):
+        main()
