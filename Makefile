@@ -3,10 +3,11 @@
 VENV   ?= .venv
 ARGS   ?=
 PYTHON ?=
+RUNNER ?= python
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help run test check lint types imports coverage lab lab-shell gpu bench docs clean
+.PHONY: help run test check lint types imports coverage report lab lab-shell gpu bench docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -16,7 +17,7 @@ run: $(STAMP)  ## test this machine: ddp-doctor run
 	@$(BIN)/ddp-doctor run $(ARGS)
 
 test: $(STAMP)  ## run the tests that need no GPU, no root and no lab
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/$(RUNNER) -m pytest $(ARGS)
 
 check: lint types imports coverage  ## lint, types, import contract, and the tests under coverage
 
@@ -32,7 +33,10 @@ imports: $(STAMP)
 
 coverage: $(STAMP)
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest $(ARGS)
+	$(MAKE) test RUNNER="coverage run"
+	$(MAKE) report
+
+report: $(STAMP)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
