@@ -134,6 +134,7 @@ def _run_with_others(request: RunRequest, plan: Plan, progress: Progress, checks
             recording=recording,
             judge=lambda so_far: judge(so_far, checks).report,
             join_timeout_s=request.join_timeout_s,
+            asked_ranks=request.nproc_per_node,
             announce=request.announce,
             known={check.id: check for check in checks},
             of_ranks=lambda: _of_ranks(request, plan),

@@ -75,6 +75,7 @@ class RollCallFact(Fact):
         str, ...
     ] = ()  # on the head: host names in cards of another shape, empty where none stood
     command: str = ""  # what to type on the other hosts
+    asked_ranks: int | None = None  # --nproc-per-node on this node; None: auto
     asked_s: float = 0.0  # the time that the roll call was given (--join-timeout); 0: not recorded
     waited_s: float = 0.0
 

@@ -37,7 +37,7 @@ def command_for(recording: Recording, fact: RollCallFact, node_rank: int | None 
     ranked = f" --node-rank {node_rank}" if node_rank is not None else ""
     command = f"ddp-doctor run --nnodes {fact.nnodes}{ranked} --rdzv-endpoint {endpoint(fact)}"
     asked_s = fact.asked_s or run_options.JOIN_TIMEOUT_S
-    options = run_options.typed(recording.options, join_timeout_s=asked_s)
+    options = run_options.typed(recording.options, fact.asked_ranks, asked_s)
     return run_options.line(command if ranked else fact.command or command, options)
 
 

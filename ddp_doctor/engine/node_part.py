@@ -39,6 +39,7 @@ class NodePart:
     recording: Recording
     judge: Judge
     join_timeout_s: float
+    asked_ranks: int | None  # --nproc-per-node; None: auto
     announce: Callable[[str], None]  # told once what is to be typed on the other hosts
     known: Mapping[str, Check]  # all checks there are, by id: the head's plan is every node's
     of_ranks: Callable[[], Sequence[Reading]] = tuple  # what this node's other ranks told meanwhile
@@ -56,6 +57,7 @@ class NodePart:
             run_id=self.recording.run_id,
             until=time.monotonic() + self.join_timeout_s,
             tell=self.session.progress,
+            asked_ranks=self.asked_ranks,
             not_started=leash.not_started,
             job=job.job(self.place.launcher, self.session.env),
         )

@@ -56,6 +56,7 @@ class RollCall:
     tell: Callable[[str], None]
     not_started: Callable[[], tuple[NotStarted, ...]] = tuple
     command: str = ""
+    asked_ranks: int | None = None
     job: Job = field(default_factory=Job)
     way: tuple[str, int] | None = None  # to the store, from a follower
     control: Control | None = None
@@ -373,6 +374,7 @@ class RollCall:
             "not_started": self.not_started(),
             "unreadable": tuple(dict.fromkeys(self.unreadable))[:8],
             "command": self.command,
+            "asked_ranks": self.asked_ranks,
             "asked_s": round(self.until - self._began, 1),
             "waited_s": round(time.monotonic() - self._began, 1),
         }

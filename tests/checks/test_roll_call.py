@@ -355,12 +355,13 @@ def test_the_time_that_was_asked_for_is_told_and_not_the_time_it_took():
 
 def test_the_command_for_the_others_has_the_options_of_this_one():
     typed = "ddp-doctor run --nnodes 2 --rdzv-endpoint node0:29400"
-    fact = head("missing", came(None), missing=(1,), nnodes=2, asked_s=12.0, command=typed)
+    fact = head("missing", came(None), missing=(1,), nnodes=2, asked_s=12.0, asked_ranks=4, command=typed)
     asked = Options(level=Level.QUICK, skip=("torchrun",))
 
     found = only(met_by(fact).model_copy(update={"options": asked}))
 
-    assert found.remedies[0].commands == (f"{typed} --join-timeout 12 --level quick --skip torchrun",)
+    words = "--nproc-per-node 4 --join-timeout 12 --level quick --skip torchrun"
+    assert found.remedies[0].commands == (f"{typed} {words}",)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ def _many(session: Session) -> ManyNodes:
         recording=Recording(run_id="test"),
         judge=lambda recording: judge(recording).report,
         join_timeout_s=5.0,
+        asked_ranks=None,
         announce=lambda _command: None,
         known={},
     )
