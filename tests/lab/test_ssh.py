@@ -3,69 +3,32 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.lab.hosts import Host, Lab, why_no_lab
+from tests.lab.hosts import Lab
+from tests.lab.sshd import environment, know_hosts, serve_ssh, why_no_ssh
 
 pytestmark = pytest.mark.lab
 
 RUN = (sys.executable, "-m", "ddp_doctor", "run", "--level", "quick", "--only", "process_group")
-SSHD = """
-Port 22
-HostKey {folder}/host
-AuthorizedKeysFile {folder}/user.pub
-StrictModes no
-PermitRootLogin yes
-UsePAM no
-PidFile none
-SetEnv TMPDIR={host}/tmp XDG_STATE_HOME={host}/home/.local/state PYTHONDONTWRITEBYTECODE=1
-"""
-SSH = """
-Host *
-    IdentityFile {folder}/user
-    IdentitiesOnly yes
-    UserKnownHostsFile {folder}/known
-    StrictHostKeyChecking yes
-"""
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    if reason := why_no_lab("sshd", "ssh", "ssh-keygen"):
+    if reason := why_no_ssh():
         pytest.skip(reason)
-    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # where sshd locks itself in
     with Lab(nodes=3) as lab:
-        folder = lab.folder / "ssh"
-        folder.mkdir()
-        for key in ("user", "host"):
-            subprocess.run(
-                ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key), check=True, timeout=20
-            )
-        (folder / "config").write_text(SSH.format(folder=folder))
-        (folder / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {folder}/config "$@"\n')
-        (folder / "ssh").chmod(0o755)
-        for host in lab.hosts:
-            (folder / f"{host.name}.conf").write_text(SSHD.format(folder=folder, host=host.folder))
-            sshd = f"exec /usr/sbin/sshd -D -e -f {folder}/{host.name}.conf 2>&1"
-            host.start(("sh", "-c", sshd)).wait_for_output("Server listening")
+        serve_ssh(lab)
         yield lab
 
 
 @pytest.fixture(autouse=True)
 def _known(lab: Lab) -> None:
-    key = (lab.folder / "ssh/host.pub").read_text()
-    (lab.folder / "ssh/known").write_text("".join(f"{host.name} {key}" for host in lab.hosts))
-
-
-def environment(lab: Lab, host: Host) -> dict[str, str]:
-    """The user's own ssh is that of the lab."""
-    return {"PATH": f"{lab.folder}/ssh:{host.environment['PATH']}"}
+    know_hosts(lab)
 
 
 def test_typed_on_a_host_outside_the_list_it_tests_all_of_the_list_and_reports_there(lab):

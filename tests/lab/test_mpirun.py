@@ -1,0 +1,75 @@
+"""`mpirun ddp-doctor run` with a real Open MPI, which reaches the hosts of the lab through real sshds."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.lab.hosts import Host, Lab
+from tests.lab.sshd import environment, know_hosts, serve_ssh, why_no_ssh
+
+pytestmark = pytest.mark.lab
+
+RUN = (sys.executable, "-m", "ddp_doctor", "run", "--level", "quick", "--json", "report-%h.json")
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    if reason := why_no_ssh("mpirun"):
+        pytest.skip(reason)
+    with Lab(nodes=3) as lab:
+        serve_ssh(lab)
+        know_hosts(lab)
+        yield lab
+
+
+def mpirun(lab: Lab, host: Host, *options: str) -> "subprocess.CompletedProcess[str]":
+    """Typed on ``host``; the files that a rank writes land in that host's home."""
+    ssh = lab.folder / "ssh/ssh"
+    mca = ("--allow-run-as-root", "--mca", "plm_rsh_agent", str(ssh), "--mca", "oob_tcp_if_include", "eth0")
+    return host.run(
+        ("mpirun", *mca, "--map-by", "node", *options, *RUN),
+        env=environment(lab, host),
+        timeout_s=90,
+        check=False,
+    )
+
+
+def the_report(lab: Lab) -> dict[str, Any]:
+    """The only one: where one command starts all nodes, the head writes what was asked for."""
+    (path,) = lab.folder.rglob("report-*.json")
+    report: dict[str, Any] = json.loads(path.read_text())
+    path.unlink()
+    return report
+
+
+def test_one_task_on_each_node_is_its_agent_and_the_head_reports(lab):
+    done = mpirun(lab, lab["node0"], "-H", "node0,node1", "-n", "2")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("Healthy: 2 ranks over gloo on 2 nodes passed") == 1
+    world = the_report(lab)["world"]
+    assert (world["launcher"], world["nnodes"], world["world_size"]) == ("mpi", 2, 2)
+    assert [node["hostname"] for node in world["nodes"]] == ["node0", "node1"]
+
+
+def test_typed_on_a_host_without_ranks_several_tasks_of_a_node_have_one_agent(lab):
+    done = mpirun(lab, lab["node2"], "-H", "node0:2,node1:2", "-n", "4")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("Healthy: 4 ranks over gloo on 2 nodes passed") == 1
+    world = the_report(lab)["world"]
+    assert (world["nnodes"], world["nproc_per_node"], world["world_size"]) == (2, 2, 4)
+    assert [node["hostname"] for node in world["nodes"]] == ["node0", "node1"]
+
+
+def test_what_mpirun_sets_on_all_nodes_is_judged_and_mpirun_ends_with_exit_code_1(lab):
+    done = mpirun(lab, lab["node0"], "-H", "node0,node1", "-n", "2", "-x", "GLOO_SOCKET_IFNAME=ib0")
+
+    assert done.returncode == 1, done.stdout + done.stderr
+    (found,) = [one for one in the_report(lab)["findings"] if one["severity"] == "error"]
+    assert found["code"] == "DD521"
+    assert {culprit["name"] for culprit in found["culprits"]} == {"GLOO_SOCKET_IFNAME"}
