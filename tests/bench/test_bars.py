@@ -92,7 +92,9 @@ def test_reported_bandwidth_is_that_of_a_bare_loop():
         )
         assert session.trials[0].outcome == "finished"
         fact = paired.Paired.model_validate(session.readings[0].fact)
-    off = _tell("all-reduce of 4 MiB, doctor", fact.ours) / _tell("bare loop", fact.bare) - 1
+    _tell("all-reduce of 4 MiB, doctor", fact.ours)
+    _tell("bare loop", fact.bare)
+    off = statistics.median(ours / bare for ours, bare in zip(fact.ours, fact.bare, strict=True)) - 1
     print(f"\n  off by {off:+.1%} (bar 5 %)")
 
     assert abs(off) <= 0.05
