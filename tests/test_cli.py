@@ -50,7 +50,7 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["run", "--nnodes", "2", "--master-port", "1"], "--master-port needs --master-addr"),
         (["run", "--hosts", ""], "'' is not a host name"),
         (["run", "--hosts", "a,a"], "a stands twice among the hosts"),
-        (["run", "--hosts", "a,b", "--nnodes", "3"], "--nnodes asks for 3, but only 2 hosts are named"),
+        (["run", "--hosts", "a,b", "--nnodes", "3"], "--nnodes asks for 3, but the list of hosts has only 2"),
         (["run", "--hosts", "a,b", "--node-rank", "0"], "--hosts numbers the nodes itself"),
         (["run", "--hosts", "a,b", "--hostfile", "hosts"], "--hosts and --hostfile are two ways"),
         (["run", "--hosts", "a,localhost"], "the other hosts cannot reach this one as localhost"),

@@ -67,7 +67,7 @@ def _chosen(asked: Asked) -> tuple[str, ...]:
         raise ValueError(f"{twice} stands twice among the hosts; each runs one agent, whatever its slots")
     least, most = nnodes(asked.nnodes) if asked.nnodes else (1, len(called))
     if len(called) < least:
-        raise ValueError(f"--nnodes asks for {least}, but only {len(called)} hosts are named")
+        raise ValueError(f"--nnodes asks for {least}, but the list of hosts has only {len(called)}")
     chosen = asked.hosts[:most]
     if len(chosen) > 1 and any(name in ("localhost", "127.0.0.1", "::1") for name in names(chosen)):
         raise ValueError("the other hosts cannot reach this one as localhost: list it by its name")

@@ -263,7 +263,7 @@ def test_an_ssh_that_cannot_say_what_a_host_stands_for_leaves_it_its_name(tools,
     ("asked", "sentence"),
     [
         (Asked(hosts=("a", "b@a")), "a stands twice among the hosts"),
-        (Asked(hosts=("a", "b"), nnodes="3"), "--nnodes asks for 3, but only 2 hosts are named"),
+        (Asked(hosts=("a", "b"), nnodes="3"), "--nnodes asks for 3, but the list of hosts has only 2"),
         (Asked(hosts=("a", "b"), node_rank=0), "--hosts numbers the nodes itself: leave --node-rank out"),
         (Asked(hosts=("a", "localhost")), "the other hosts cannot reach this one as localhost"),
         (Asked(hosts=("a", "b"), rdzv_endpoint="a:0"), "a port from 1 to 65535"),
