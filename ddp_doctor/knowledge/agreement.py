@@ -136,7 +136,11 @@ def stake(name: str, values: frozenset[str | None], job: Job, *, within_a_node: 
     if name == "TORCH_DISTRIBUTED_DEBUG" and "DETAIL" not in values:
         return None
     if name in _OF_THE_HOST:
-        return Stake("minor", "it may have been forgotten where it is unset", known.source) if None in values else None
+        return (
+            Stake("minor", "it may have been forgotten where it is unset", known.source)
+            if None in values
+            else None
+        )
     found = _fatal(name, values, job) or special or Stake("matters", _MATTERS, known.source)
     return (
         found
