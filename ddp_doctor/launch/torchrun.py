@@ -152,7 +152,7 @@ def end_all(folder: Path) -> None:
             for process in family:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
-            psutil.wait_procs(family, timeout=1.0)
+            psutil.wait_procs([torchrun, *family], timeout=1.0)
 
 
 def _is_below(folder: Path, command: Sequence[str]) -> bool:
