@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_doctor.launch.interruption import SIGNALS, Interrupted, interruptible
 from ddp_doctor.sources import commands
 from ddp_doctor.sources.commands import OUTPUT_LIMIT_BYTES, find_executable, run_command
 
@@ -178,14 +179,15 @@ def test_commands_end_with_the_agent_even_when_it_is_killed(tmp_path):
 
 
 @pytest.fixture
-def interruptible() -> Iterator[None]:
-    """A shell without job control starts background jobs with SIGINT ignored; Python leaves it so."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def signals_as_before() -> Iterator[None]:
+    """They stay ignored after a run."""
+    before = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGALRM)}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
-@pytest.mark.usefixtures("interruptible")
+@pytest.mark.usefixtures("signals_as_before")
 def test_an_interrupt_leaves_no_command_behind(tmp_path):
     mark = tmp_path / "pid"
 
@@ -195,7 +197,7 @@ def test_an_interrupt_leaves_no_command_behind(tmp_path):
         signal.raise_signal(signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted), interruptible():
         run_command(["sh", "-c", f"echo $$ > {mark}; exec sleep 60"], ENV, 20)
     assert gone_within(int(mark.read_text()), 1)
 
