@@ -42,7 +42,7 @@ wire.tell("done", "1")
 os._exit(1)
 """
 HEAD = "wire.tell('progress', 'p2p'); time.sleep(0.2); wire.tell_recording('verdict')"
-WAIT = "time.sleep(60)"
+WAIT = "(folder / f'ready{rank}').touch(); time.sleep(60)"
 REFUSED = "sys.stderr.write('root@b: Permission denied\\n'); os._exit(255)"
 
 
@@ -65,6 +65,20 @@ def start(tmp_path: Path) -> Callable[..., list[Start]]:
 def ended(starts: list[Start], timeout_s: float = 30.0) -> tuple[Ended, list[str]]:
     told: list[str] = []
     return FanOut(starts, ["a", "b", "c"], told.append, timeout_s).run(), told
+
+
+def signal_when_ready(folder: Path, ranks: int, *numbers: signal.Signals) -> None:
+    """Send these signals to this process, half a second apart, once so many agents are at work."""
+
+    def send() -> None:
+        end = time.monotonic() + 20.0
+        while len(list(folder.glob("ready*"))) < ranks and time.monotonic() < end:
+            time.sleep(0.05)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            time.sleep(0.5)
+
+    threading.Thread(target=send, daemon=True).start()
 
 
 def alive(folder: Path) -> list[str]:
@@ -252,9 +266,8 @@ def test_others_that_stay_after_the_heads_report_are_ended(start, tmp_path, monk
 
 
 def test_ctrl_c_reaches_the_agents_once_and_their_partial_reports_come_back(start, tmp_path):
-    me = os.getpid()
     before = signal.getsignal(signal.SIGINT)
-    threading.Timer(1.5, os.kill, (me, signal.SIGINT)).start()
+    signal_when_ready(tmp_path, 2, signal.SIGINT)
     seen, _ = ended(start(WAIT, WAIT))
 
     assert seen.interrupted
@@ -266,12 +279,10 @@ def test_ctrl_c_reaches_the_agents_once_and_their_partial_reports_come_back(star
 
 def test_a_second_signal_does_not_wait_for_an_agent_that_stays(start, tmp_path, monkeypatch):
     monkeypatch.setattr(channel, "_KILL_S", 0.3)
-    stays = "signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
-    me = os.getpid()
-    for seconds in (1.5, 2.0):
-        threading.Timer(seconds, os.kill, (me, signal.SIGTERM)).start()
+    stays = f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {WAIT}"
+    signal_when_ready(tmp_path, 2, signal.SIGTERM, signal.SIGTERM)
     began = time.monotonic()
-    seen, _ = ended(start(stays.replace("SIGINT", "SIGTERM"), WAIT))
+    seen, _ = ended(start(stays, WAIT))
 
     assert seen.interrupted
     assert time.monotonic() - began < 10
@@ -282,7 +293,7 @@ def test_at_the_deadline_partial_reports_are_taken_and_nothing_stays(start, tmp_
     monkeypatch.setattr(fanout, "GRACE_S", 2.0)
     monkeypatch.setattr(channel, "_KILL_S", 0.3)
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
-    seen, _ = ended(start(WAIT, deaf), timeout_s=1.5)
+    seen, _ = ended(start(WAIT, deaf), timeout_s=3.0)
 
     assert seen.timed_out
     assert seen.recording == "partial 0"
