@@ -105,6 +105,7 @@ def disagree(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         Nodes that reported in with another --nnodes than the rest, and a node that came when all were here.
+        Where no number is the usual one, no node is blamed.
 
     Why it matters
         Each waits for another number of nodes: torchrun hangs, or starts a world that somebody is left out of.
@@ -142,17 +143,16 @@ def _different_numbers(recording: Recording, fact: RollCallFact) -> Draft:
         told[one.nnodes].append(one.hostname)
     most = max(map(len, told.values()), default=0)
     usual = [number for number, hosts in told.items() if len(hosts) == most]
-    odd = {n: hosts for n, hosts in told.items() if len(usual) != 1 or n != usual[0]}
+    odd = [host for number, hosts in told.items() if len(usual) == 1 and number != usual[0] for host in hosts]
     each = "; ".join(f"{in_words(hosts)}: {number}" for number, hosts in sorted(told.items()))
     return Draft(
         title=f"The nodes were told different numbers of nodes (--nnodes): {each}",
         detail="Each waits for its own number of nodes, so the job would not start on all of them.",
         confidence=Confidence.PROVED,
         culprits=tuple(
-            Culprit(kind="node", node=host, node_rank=_rank_of(fact, host), name="--nnodes")
-            for hosts in odd.values()
-            for host in hosts
-        ),
+            Culprit(kind="node", node=host, node_rank=_rank_of(fact, host), name="--nnodes") for host in odd
+        )
+        or (Culprit(kind="setting", name="--nnodes"),),
         evidence=(
             Evidence(
                 check="roll_call", text=f"--nnodes by host: {each}", expected_from="one number on all nodes"

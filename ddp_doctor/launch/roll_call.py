@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,8 +29,9 @@ _HEAD_SPEAKS_S = 6.0
 _LOOK_ELSEWHERE_S = 2.0
 #: Two agents with one node rank are both heard for this long before it is said.
 _RIVALS_S = 1.5
-#: Nodes that expect different numbers of nodes wait this long for the others.
+#: Nodes that expect different numbers of nodes wait this long for the others; longer where none is usual yet.
 _DISAGREE_S = 3.0
+_TIE_S = 6.0
 #: A head that is heard, and this long after its own deadline has not closed the roll call, is stuck.
 _HEAD_CLOSES_S = 60.0
 #: Arrivals that are watched for beyond the nodes that are not here: agents that are ended and started anew.
@@ -234,8 +236,12 @@ class RollCall:
 
     def _have_disagreed(self) -> bool:
         """Whether all have been heard on the number of nodes: then it shows who is alone in it."""
-        everyone = len(self.cards) >= max(card.nnodes for card in self.cards.values())
-        return everyone or time.monotonic() - self._agreed_at > _DISAGREE_S
+        told = Counter(card.nnodes for card in self.cards.values())
+        if len(self.cards) >= max(told):
+            return True
+        (_, most), (_, next_most) = told.most_common(2)
+        patience_s = _DISAGREE_S if most > next_most else _TIE_S
+        return time.monotonic() - self._agreed_at > patience_s
 
     def _claimed_twice(self) -> bool:
         """Whether two agents that both live claim one rank: one of them might be a dead one's successor."""

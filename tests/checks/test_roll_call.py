@@ -409,13 +409,14 @@ def test_node_rank_0_on_another_host_than_the_endpoint_is_misplaced():
     assert [(one.node, one.node_rank) for one in found.culprits] == [("node1", 0)]
 
 
-def test_between_two_different_numbers_of_nodes_both_are_named():
+def test_between_two_different_numbers_of_nodes_the_setting_is_blamed_and_neither_node():
     here = [*came(0, nnodes=2), Present(hostname="node1", nnodes=3)]
 
     found = only(met_by(head("disagree", here, nnodes=2)))
 
     assert found.code == "DD518"
-    assert {one.node for one in found.culprits} == {"node0", "node1"}
+    assert found.title.endswith("(--nnodes): node0: 2; node1: 3")
+    assert [(one.kind, one.node, one.name) for one in found.culprits] == [("setting", None, "--nnodes")]
 
 
 def test_a_node_too_many_is_the_last_one():

@@ -4,6 +4,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ddp_doctor.launch.cards import Card, ranked
 from ddp_doctor.launch.courier import HEAD, Beat
 from ddp_doctor.launch.place import Place
@@ -89,3 +91,16 @@ def test_nodes_that_expect_more_nodes_are_all_taken_in_to_be_counted():
 
     assert len(call.cards) == 3
     assert call._outcome() == "disagree"
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "others", "outcome"),
+    [(4.0, (4, 3), "disagree"), (4.0, (3,), None), (7.0, (3,), "disagree")],
+    ids=["one is alone in it", "nobody knows yet who is", "nobody else came"],
+)
+def test_who_is_alone_with_a_number_of_nodes_is_waited_for(waited_s, others, outcome):
+    call = _head(_Courier(*(_card(f"node{n}", told) for n, told in enumerate(others, 1))), nnodes=4)
+    call._admit()
+    call._agreed_at -= waited_s
+
+    assert call._outcome() == outcome
