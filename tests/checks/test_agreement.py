@@ -92,7 +92,7 @@ def test_a_node_hands_in_its_doctors_version_and_its_clock():
     ctx = NodesContext()
     ctx.clock_offset_s = -0.07
 
-    fact = agreement.probe(ctx)  # type: ignore[arg-type]
+    fact = agreement.probe(ctx)  # type: ignore[arg-type]  # it asks for nothing else
 
     assert (fact.tool_version, fact.clock_offset_s) == (ddp_doctor.__version__, -0.07)
 
@@ -391,9 +391,11 @@ def test_more_gpus_than_ranks_on_one_node_is_information():
 
 def test_a_gpu_that_is_missing_on_the_bus_is_named_once():
     (first, *_), (lost, *_) = _gpus(8), _gpus(7)
+    seven = lost[1]
+    assert isinstance(seven, GpusFact)
     bus = tuple(PciGpu(bus_id=f"0000:0{at}:00.0", driver="nvidia") for at in range(8))
-    at_bus = tuple(gpu.model_copy(update={"bus_id": bus[at].bus_id}) for at, gpu in enumerate(lost[1].gpus))  # type: ignore[attr-defined]
-    short = lost[1].model_copy(update={"gpus": at_bus, "pci_gpus": bus})
+    at_bus = tuple(gpu.model_copy(update={"bus_id": bus[at].bus_id}) for at, gpu in enumerate(seven.gpus))
+    short = seven.model_copy(update={"gpus": at_bus, "pci_gpus": bus})
 
     assert _findings(_recording(3, first, (1, first[1]), (2, short), nproc=(8, 8, 7))) == []
 

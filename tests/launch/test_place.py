@@ -119,7 +119,7 @@ TORCHRUN = {
 }
 POD = {
     "KUBERNETES_SERVICE_HOST": "10.96.0.1",
-    "MASTER_ADDR": "llm-master-0",
+    "MASTER_ADDR": "train-master-0",
     "MASTER_PORT": "23456",
     "RANK": "2",
     "WORLD_SIZE": "3",
@@ -383,9 +383,11 @@ def test_the_computed_port_is_never_torchruns_own():
 
 
 def test_what_torchrun_read_from_pet_variables_is_its_own():
-    env = {**TORCHRUN, "PET_NNODES": "1:4", "PET_RDZV_ENDPOINT": "llm-worker-0:23456", "PET_NODE_RANK": "1"}
+    env = {**TORCHRUN, "PET_NNODES": "1:4", "PET_RDZV_ENDPOINT": "train-worker-0:23456", "PET_NODE_RANK": "1"}
 
-    assert place_in(env, nnodes="1:4", rdzv_endpoint="llm-worker-0:23456", node_rank=1) == place_in(TORCHRUN)
+    assert place_in(env, nnodes="1:4", rdzv_endpoint="train-worker-0:23456", node_rank=1) == place_in(
+        TORCHRUN
+    )
     assert place_in(env, rdzv_endpoint="node0:1234").endpoint == ("node0", 1234)
 
 
@@ -393,10 +395,10 @@ def test_what_torchrun_read_from_pet_variables_is_its_own():
 
 
 def test_a_pod_of_the_older_training_operator_is_a_node():
-    hosts = ("llm-master-0", "llm-worker-0", "llm-worker-1")
+    hosts = ("train-master-0", "train-worker-0", "train-worker-1")
 
     assert place_in(POD) == Place(
-        3, 2, None, ("llm-master-0", 23456), hosts, "kubernetes", is_started_by_us=False
+        3, 2, None, ("train-master-0", 23456), hosts, "kubernetes", is_started_by_us=False
     )
 
 
@@ -407,11 +409,11 @@ def test_a_pod_whose_variables_are_no_operators_is_one_node(change):
 
 def test_an_elastic_job_takes_the_most_nodes_and_no_rank():
     here = place_in(
-        {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, nnodes="1:3", rdzv_endpoint="llm-worker-0:23456"
+        {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, nnodes="1:3", rdzv_endpoint="train-worker-0:23456"
     )
 
     assert (here.nnodes, here.node_rank, here.launcher) == (3, None, "kubernetes")
-    assert here.expected_hosts == ("llm-worker-0", "llm-worker-1", "llm-worker-2")
+    assert here.expected_hosts == ("train-worker-0", "train-worker-1", "train-worker-2")
 
 
 def test_the_pods_of_a_job_set_are_known_by_number():

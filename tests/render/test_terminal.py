@@ -110,6 +110,19 @@ def test_a_remedy_that_changes_nothing_has_no_line_on_how_to_undo_it():
     assert not any("Undo" in line for line in shown)
 
 
+def _sick(summary: str, *findings: Finding) -> Report:
+    return Report(
+        tool=Tool(version="0"),
+        run_id="r",
+        started_at="",
+        duration_s=1.0,
+        verdict=Verdict.SICK,
+        exit_code=1,
+        summary=summary,
+        findings=findings,
+    )
+
+
 def _on_a_terminal(finding: Finding, width: int, summary: str) -> list[str]:
     class Screen(io.StringIO):
         def isatty(self) -> bool:
@@ -118,17 +131,7 @@ def _on_a_terminal(finding: Finding, width: int, summary: str) -> list[str]:
     stream = Screen()
     out = terminal.console(stream, width=width)
     out.no_color = True
-    report = Report(
-        tool=Tool(version="0"),
-        run_id="r",
-        started_at="",
-        duration_s=1.0,
-        verdict=Verdict.SICK,
-        exit_code=1,
-        summary=summary,
-        findings=(finding,),
-    )
-    terminal.show(report, out)
+    terminal.show(_sick(summary, finding), out)
     return re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()
 
 
@@ -185,16 +188,7 @@ def test_another_node_shows_the_errors_the_verdict_and_who_has_the_rest():
         )
     )
     stream = io.StringIO()
-    report = Report(
-        tool=Tool(version="0"),
-        run_id="r",
-        started_at="",
-        duration_s=1.0,
-        verdict=Verdict.SICK,
-        exit_code=1,
-        summary="Sick: node2 never reported in.",
-        findings=findings,
-    )
+    report = _sick("Sick: node2 never reported in.", *findings)
     terminal.show_short(
         report, terminal.console(stream), "node0\x1b[2J", saved_as="/runs/recording-node1.json"
     )
