@@ -16,18 +16,17 @@ utilisation and nothing is logged; where an NVLink is down, every step waits for
 from ddp_doctor.checks.topology import nvlinks, p2p, unclear
 from ddp_doctor.checks.topology.facts import TopologyFact
 from ddp_doctor.checks.topology.p2p import p2p_stalls
+from ddp_doctor.checks.topology.pasted import read_pasted
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Status, Where
+from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
-from ddp_doctor.model.fact import Absent, Failed, Reading, TookTooLong
+from ddp_doctor.model.fact import Absent, Failed, TookTooLong
 from ddp_doctor.parse import host_gpus
 from ddp_doctor.parse.cpuinfo import cpu_vendor
-from ddp_doctor.parse.topo_matrix import TopologyError, parse_matrices, parse_matrix
+from ddp_doctor.parse.topo_matrix import TopologyError, parse_matrix
 
 __all__ = ["CHECK", "TopologyFact", "p2p_stalls", "probe", "read_pasted"]
 
-#: A paste may be a whole log; only its beginning goes into the recording.
-_KEPT_CHARACTERS = 200_000
 _SETTINGS = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_IB_HCA")
 
 
@@ -58,19 +57,6 @@ def _gpu_is_due(ctx: Context) -> bool:
     if found is None or host_gpus.in_container(ctx):
         return given or found is None
     return given or any(not gpu.passed_through for gpu in found)
-
-
-def read_pasted(text: str) -> tuple[Reading, ...]:
-    """A pasted or saved output as readings: one a matrix, or the one that says why there is none."""
-    raw = text[:_KEPT_CHARACTERS]
-    try:
-        facts = [TopologyFact(**dict(matrix)) for matrix in parse_matrices(text)]
-    except TopologyError as error:
-        return (Reading(check="topology", status=Status.FAILED, reason=str(error), raw=raw),)
-    return tuple(
-        Reading(check="topology", status=Status.COLLECTED, node=host, fact=fact.recorded(), raw=raw)
-        for host, fact in enumerate(facts)
-    )
 
 
 CHECK = Check(
