@@ -237,6 +237,7 @@ def list_checks() -> str:
         Where.NODES: "between nodes",
         Where.LAUNCHER: "torchrun ranks",
         Where.RANK: "ranks",
+        Where.AFTERWARDS: "node, after the ranks",
     }
     lines = []
     for check in CHECKS:

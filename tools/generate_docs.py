@@ -29,6 +29,7 @@ _PLACES = {
     Where.NODES: "in the agent of each node, once all nodes of a run have met",
     Where.LAUNCHER: "on ranks that the real torchrun starts",
     Where.RANK: "on every rank",
+    Where.AFTERWARDS: "once on each node, in the agent, when the ranks have ended",
 }
 _BLOCKS = {
     "1": "the environment",

@@ -36,8 +36,9 @@ class Lead:
         company.order({"do": "begin", "begin": begin.model_dump(mode="json")})
         part.read(part.calling.met_fact(card, company), 0)
         until = time.monotonic() + begin.options.budget_s
-        self._look_between()
+        self._look("look", [check for check in part.between() if check.id != ROLL_CALL])
         self._run_ranks(until)
+        self._look("afterwards", self._worth_a_last_look())
         if company.unreadable:
             who = in_words([begin.world.hostname(one) for one in sorted(company.unreadable)])
             part.unfinished(f"{who} sent {JUNK}")
@@ -72,17 +73,25 @@ class Lead:
             not_run=part.plan.not_run,
         )
 
-    def _look_between(self) -> None:
-        """Run the checks between nodes everywhere."""
+    def _worth_a_last_look(self) -> list[Check]:
+        """What is looked at when the ranks have ended; nothing where none ran, or a node is gone."""
+        part, checks = self.part, list(self.part.afterwards())
+        if not part.session.trials:
+            return _leave_out(part, checks, [], "no ranks ran, after which it looks")
+        if self.company.silent():
+            return _leave_out(part, checks, [], "a node fell silent")
+        return checks
+
+    def _look(self, when: str, checks: Sequence[Check]) -> None:
+        """Run checks of the agents everywhere; ``when`` is what the others hand their readings in as."""
         part, company = self.part, self.company
-        checks = [check for check in part.between() if check.id != ROLL_CALL]
         if not checks:
             return
         started = time.monotonic()
-        company.order({"do": "look", "checks": [check.id for check in checks]})
+        company.order({"do": "look", "when": when, "checks": [check.id for check in checks]})
         mine = part.look_around(checks)
         left_s = started + max(check.deadline_s for check in checks) - time.monotonic()
-        told = company.gather("look", max(left_s, 0.0) + HAND_IN_S, border.readings)
+        told = company.gather(when, max(left_s, 0.0) + HAND_IN_S, border.readings)
         company.require_presence()
         part.session.readings.extend(mine)
         for rank in company.others:

@@ -114,4 +114,8 @@ class NodePart:
 
     def rank_checks(self) -> list[Check]:
         """The plan's checks on ranks, torchrun's first."""
-        return [check for check in self.plan.checks if check.where in (Where.LAUNCHER, Where.RANK)]
+        return list(self.plan.at(Where.LAUNCHER, Where.RANK))
+
+    def afterwards(self) -> tuple[Check, ...]:
+        """The plan's checks for when the ranks have ended."""
+        return self.plan.at(Where.AFTERWARDS)

@@ -19,9 +19,9 @@ class Plan:
     checks: tuple[Check, ...]
     not_run: tuple[NotRun, ...] = ()
 
-    def at(self, where: Where) -> tuple[Check, ...]:
+    def at(self, *where: Where) -> tuple[Check, ...]:
         """The selected checks that run there."""
-        return tuple(check for check in self.checks if check.where is where)
+        return tuple(check for check in self.checks if check.where in where)
 
 
 def make_plan(
@@ -46,6 +46,10 @@ def make_plan(
             chosen.append(check)
         else:
             not_run.append(NotRun(check=check.id, reason=reason))
+    if not any(check.where in (Where.LAUNCHER, Where.RANK) for check in chosen):
+        idle = [check for check in chosen if check.where is Where.AFTERWARDS]
+        not_run += [NotRun(check=check.id, reason="no ranks run, after which it looks") for check in idle]
+        chosen = [check for check in chosen if check not in idle]
     kept = _within(chosen, budget_s)
     not_run += [
         NotRun(check=check.id, reason=f"does not fit the budget of {budget_s:g} s (needs {check.cost_s:g} s)")

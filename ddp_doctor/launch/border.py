@@ -31,6 +31,7 @@ class _BeginOrder(Frozen):
 
 class _LookOrder(Frozen):
     do: Literal["look"]
+    when: Literal["look", "afterwards"]
     checks: tuple[str, ...]
 
 

@@ -38,7 +38,7 @@ class Follower:
                 return order
             checks = self._known(order["checks"])
             if order["do"] == "look":
-                self._look(checks)
+                self._look(order["when"], checks)
             else:
                 self._trial(order, checks)
 
@@ -49,10 +49,10 @@ class Follower:
             raise ValueError(f"the head runs another release: this one has no check {', '.join(unknown)}")
         return [self.known[name] for name in names]
 
-    def _look(self, checks: Sequence[Check]) -> None:
+    def _look(self, when: str, checks: Sequence[Check]) -> None:
         readings = self.look_around(checks)
         self.readings.extend(readings)
-        self.company.hand_in("look", [reading.model_dump(mode="json") for reading in readings])
+        self.company.hand_in(when, [reading.model_dump(mode="json") for reading in readings])
 
     def _trial(self, order: dict[str, Json], checks: Sequence[Check]) -> None:
         record: TrialRecord = order["record"]

@@ -67,6 +67,7 @@ class Where(str, Enum):
     NODES = "nodes"  # once per node, in the agent, when all nodes of a run have met
     LAUNCHER = "launcher"  # on ranks that the job's own launcher, torchrun, started
     RANK = "rank"  # on ranks that the agent started
+    AFTERWARDS = "afterwards"  # once per node, in the agent, when the ranks have ended
 
 
 class Status(str, Enum):

@@ -1,0 +1,27 @@
+"""The use cases behind the commands. They return values, print nothing, and parse no options."""
+
+from ddp_doctor.app.absent import judge_with_absent, not_started
+from ddp_doctor.app.inspection import live_topology, prolog, read_topology
+from ddp_doctor.app.outcome import Outcome, Progress, UsageError, judge
+from ddp_doctor.app.recordings import load_recording, replay, state_folder
+from ddp_doctor.app.request import RunRequest
+from ddp_doctor.app.rules import find_rule
+from ddp_doctor.app.running import run
+
+__all__ = [
+    "Outcome",
+    "Progress",
+    "RunRequest",
+    "UsageError",
+    "find_rule",
+    "judge",
+    "judge_with_absent",
+    "live_topology",
+    "load_recording",
+    "not_started",
+    "prolog",
+    "read_topology",
+    "replay",
+    "run",
+    "state_folder",
+]

@@ -1,0 +1,57 @@
+"""What is planned and collected on one node, before any rank is started and when all have ended."""
+
+from collections.abc import Sequence
+
+from ddp_doctor.app.outcome import Progress, UsageError
+from ddp_doctor.app.request import RunRequest
+from ddp_doctor.checks.gpus import GpusFact
+from ddp_doctor.checks.software import Software
+from ddp_doctor.engine.collect import collect
+from ddp_doctor.engine.plan import Plan, make_plan
+from ddp_doctor.engine.world import choose_world
+from ddp_doctor.launch.session import addresses
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Where
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import Options, Recording, World
+from ddp_doctor.parse.visible_devices import visible_gpus
+
+
+def plan_of(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Plan:
+    """Which checks run. Raises UsageError."""
+    try:
+        return make_plan(checks, options.level, options.only, options.skip, options.budget_s, nnodes)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def with_node_facts(recording: Recording, plan: Plan, request: RunRequest, progress: Progress) -> Recording:
+    """The recording with what this node is, and the world of ranks that follows from it."""
+    readings = look_here(plan.at(Where.NODE), World(), request, progress)
+    recording = recording.model_copy(update={"readings": tuple(readings)})
+    return recording.model_copy(update={"world": _world(recording, request)})
+
+
+def look_here(
+    checks: Sequence[Check], world: World, request: RunRequest, progress: Progress
+) -> list[Reading]:
+    """Run probes that need no other node, all at once."""
+    from ddp_doctor.sources.machine import LiveContext
+
+    def context(deadline: float) -> LiveContext:
+        return LiveContext(request.env, deadline, world=world, level=request.options.level)
+
+    return collect(checks, context, progress)
+
+
+def _world(recording: Recording, request: RunRequest) -> World:
+    gpus, software = recording.first(GpusFact), recording.first(Software)
+    return choose_world(
+        gpus=len(visible_gpus(gpus, request.env)) if gpus else 0,
+        cuda_torch=software is not None and software.torch_cuda is not None,
+        asked_ranks=request.nproc_per_node,
+        backend=request.options.backend,
+        foreign=request.foreign,
+        addresses=addresses(),
+        nnodes=request.nnodes,
+    )

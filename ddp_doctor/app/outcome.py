@@ -1,0 +1,50 @@
+"""What every use case returns: a recording and what the doctor says of it."""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+
+from ddp_doctor import __version__
+from ddp_doctor.checks import CHECKS
+from ddp_doctor.engine.diagnose import diagnose
+from ddp_doctor.engine.plan import Plan
+from ddp_doctor.engine.policy import report as make_report
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.recording import SCHEMA_VERSION, Options, Recording
+from ddp_doctor.model.report import Report
+
+Progress = Callable[[str], None]
+
+
+class UsageError(Exception):
+    """The user asked for something that cannot be; the message is one sentence with what to do."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A recording, what the doctor says of it, and the rules that failed themselves."""
+
+    recording: Recording
+    report: Report
+    rule_failures: tuple[tuple[str, str], ...] = field(default=())
+    spoken_by: str | None = None  # the head whose report this is, on the other nodes
+
+
+def judge(recording: Recording, checks: Sequence[Check] = CHECKS) -> Outcome:
+    """Diagnose a recording, fresh or old."""
+    diagnosis = diagnose(recording)
+    return Outcome(recording, make_report(recording, diagnosis, checks), diagnosis.failures)
+
+
+def blank(options: Options, plan: Plan) -> Recording:
+    """A recording of a run that begins now, and has seen nothing yet."""
+    now = datetime.now(timezone.utc)
+    return Recording(
+        schema_version=SCHEMA_VERSION,
+        tool_version=__version__,
+        run_id=f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
+        started_at=now.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        options=options,
+        not_run=plan.not_run,
+    )

@@ -1,0 +1,33 @@
+"""What runs: by name, level, number of nodes and time."""
+
+from ddp_doctor.engine.plan import make_plan
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Level, Where
+from ddp_doctor.model.context import Context
+from ddp_doctor.model.fact import Absent, Fact
+
+
+def _nothing(_ctx: Context) -> Fact:
+    raise Absent("nothing is looked at")
+
+
+BEFORE, RANKS, AFTER = (
+    Check("before", "Before", Where.NODE, _nothing, ()),
+    Check("ranks", "Ranks", Where.RANK, _nothing, ()),
+    Check("after", "After", Where.AFTERWARDS, _nothing, ()),
+)
+
+
+def _plan(only: tuple[str, ...] = ()):
+    return make_plan((BEFORE, RANKS, AFTER), Level.STANDARD, only, (), 60.0)
+
+
+def test_what_looks_after_the_ranks_runs_with_them():
+    assert _plan().at(Where.AFTERWARDS) == (AFTER,)
+
+
+def test_what_looks_after_the_ranks_is_left_out_with_a_reason_where_none_run():
+    plan = _plan(("before", "after"))
+
+    assert plan.checks == (BEFORE,)
+    assert {one.check: one.reason for one in plan.not_run}["after"] == "no ranks run, after which it looks"

@@ -1,0 +1,45 @@
+"""A look at the node after the ranks: real ranks, and probes that note when they ran."""
+
+import os
+import time
+from typing import ClassVar
+
+import pytest
+
+from ddp_doctor import app
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Backend, Level, Status, Where
+from ddp_doctor.model.fact import Fact
+from ddp_doctor.model.recording import Options
+
+pytestmark = pytest.mark.ranks
+
+
+class Noted(Fact):
+    KIND: ClassVar[str] = "noted/1"
+
+    at: float
+
+
+def note(_ctx) -> Noted:
+    return Noted(at=time.monotonic())
+
+
+def checks() -> tuple[Check, ...]:
+    places = {"before": Where.NODE, "ranks": Where.RANK, "after": Where.AFTERWARDS}
+    return tuple(Check(name, name, where, note, (Noted,)) for name, where in places.items())
+
+
+def test_a_probe_of_the_node_looks_when_the_ranks_have_ended():
+    options = Options(command="run", level=Level.QUICK, backend=Backend.GLOO)
+    request = app.RunRequest(options, dict(os.environ), nproc_per_node=2)
+
+    recording = app.run(request, lambda _text: None, checks()).recording
+
+    at = {
+        name: [Noted.model_validate(one.fact).at for one in recording.of_check(name) if one.fact]
+        for name in ("before", "ranks", "after")
+    }
+    assert [one.status for one in recording.of_check("after")] == [Status.COLLECTED]
+    assert len(at["ranks"]) == 2
+    assert max(at["before"]) < min(at["ranks"]) <= max(at["ranks"]) < min(at["after"])
