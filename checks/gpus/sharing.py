@@ -45,28 +45,15 @@ def memory_in_use(recording: Recording) -> Iterator[Draft]:
 
 
 def _memory(gpu: Gpu) -> Severity | None:
-    if gpu.mig_enabled or not gpu.memory_total_bytes or gpu.memory_used_bytes is None:
+    if not gpu.holds_foreign_data():
         return None
-    used = _memory_of_others(gpu)
-    share = used / gpu.memory_total_bytes
-    if share >= limits.GPU_MEMORY_FULL_SHARE:
+    if gpu.memory_of_others_bytes >= limits.GPU_MEMORY_FULL_SHARE * (gpu.memory_total_bytes or 0):
         return Severity.ERROR
-    if used <= limits.GPU_MEMORY_IN_USE_BYTES and share <= limits.GPU_MEMORY_IN_USE_SHARE:
-        return None
-    if gpu.computing():
-        return Severity.WARNING
-    if any(model in (gpu.name or "") for model in known.OS_MANAGED_MEMORY):
-        return None
-    return Severity.INFO if gpu.processes else Severity.WARNING
-
-
-def _memory_of_others(gpu: Gpu) -> int:
-    reserved = limits.GPU_MEMORY_RESERVED_BYTES if gpu.memory_used_counts_reserved else 0
-    return max((gpu.memory_used_bytes or 0) - reserved, 0)
+    return Severity.INFO if gpu.processes and not gpu.computing() else Severity.WARNING
 
 
 def _memory_sight(gpu: Gpu) -> Sight:
-    used, total = _memory_of_others(gpu) / limits.GIB, (gpu.memory_total_bytes or 0) / limits.GIB
+    used, total = gpu.memory_of_others_bytes / limits.GIB, (gpu.memory_total_bytes or 0) / limits.GIB
     return Sight(
         f"{used:.1f} of {total:.1f} GiB in use, {_process_words(gpu)}",
         round(used, 3),
@@ -119,7 +106,7 @@ def _mode(gpu: Gpu) -> Severity | None:
     holders = gpu.computing()
     if gpu.compute_mode not in ("exclusive_process", "exclusive_thread") or not holders:
         return None
-    if any((process.name or "").startswith("nvidia-cuda-mps") for process in holders):
+    if any((process.name or "").startswith(known.MPS_SERVER) for process in holders):
         return None
     # A process of another pid namespace has no name here: it may be the MPS server.
     return Severity.ERROR if all(process.name for process in holders) else Severity.WARNING

@@ -22,6 +22,9 @@ CUDA_VARIABLES = (
 #: (NVML API reference, nvmlDeviceGetMemoryInfo).
 OS_MANAGED_MEMORY = ("GH200", "GB200", "GB300")
 
+#: How the process of CUDA's Multi-Process Service begins that holds a GPU in its clients' name ("comm" is cut at 15).
+MPS_SERVER = "nvidia-cuda-mps"
+
 #: Clocks event reasons that slow a job down beyond what was set. The first two are the hardware's own and
 #: cut the core clock to half or less (nvml.h). hw_slowdown alone is left out: NVML also raises it while
 #: clocks change. sw_thermal_slowdown is the driver staying below the maximum operating temperature.

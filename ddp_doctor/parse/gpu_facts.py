@@ -1,4 +1,4 @@
-"""A node's GPUs as the driver and the kernel describe them.
+"""A node's GPUs as the driver and the kernel describe them, and which of them others use.
 
 The fact of the check ``gpus`` stands here, not in checks/gpus/, because phrases/gpus.py speaks of it too.
 """
@@ -7,6 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from ddp_doctor.knowledge import thresholds as limits
+from ddp_doctor.knowledge.nvml import MPS_SERVER, OS_MANAGED_MEMORY
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
 
@@ -77,6 +79,23 @@ class Gpu(Frozen):
         """The processes with a CUDA context on it."""
         return tuple(process for process in self.processes if process.kind == "compute")
 
+    @property
+    def memory_of_others_bytes(self) -> int:
+        """Memory in use, less what an old driver counts of its own."""
+        reserved = limits.GPU_MEMORY_RESERVED_BYTES if self.memory_used_counts_reserved else 0
+        return max((self.memory_used_bytes or 0) - reserved, 0)
+
+    def holds_foreign_data(self) -> bool:
+        """Whether more memory is in use than an idle GPU, or a bare CUDA context, takes."""
+        if self.mig_enabled or not self.memory_total_bytes or self.memory_used_bytes is None:
+            return False  # in MIG mode the other slices are others' right
+        share = self.memory_of_others_bytes / self.memory_total_bytes
+        little = self.memory_of_others_bytes <= limits.GPU_MEMORY_IN_USE_BYTES
+        if little and share <= limits.GPU_MEMORY_IN_USE_SHARE:
+            return False
+        page_cache = any(model in (self.name or "") for model in OS_MANAGED_MEMORY)
+        return bool(self.computing()) or not page_cache
+
 
 class NvmlError(Frozen):
     """Why NVML as a whole gave no answer."""
@@ -144,3 +163,42 @@ class GpusFact(Fact):
         if "SLURM_PROCID" in self.environment or None in listed:
             return ()
         return tuple(it.bus_id for it in self.due() if it.driver == "nvidia" and it.bus_id not in listed)
+
+
+class BusyGpu(Frozen):
+    """A GPU of the job that somebody else uses, as it was before the doctor started anything on it."""
+
+    index: int  # NVML's
+    uuid: str | None
+    used_bytes: int | None  # by others; None where NVML does not tell
+    free_bytes: int | None
+    holders: tuple[GpuProcess, ...]  # empty where none can be seen from here, as in a container
+
+
+def busy_gpus(fact: GpusFact) -> tuple[BusyGpu, ...]:
+    """Which of the job's GPUs are busy: foreign data in their memory, or a process that computes.
+
+    An MPS server is there for the job itself, and a desktop that only draws counts by its memory. GPUs in
+    MIG mode are left out: what is free in the job's slice is not known.
+    """
+    return tuple(_as_busy(gpu) for gpu in fact.of_the_job() if not gpu.mig_enabled and _is_busy(gpu))
+
+
+def _is_busy(gpu: Gpu) -> bool:
+    return gpu.holds_foreign_data() or any(not _is_mps(process) for process in gpu.computing())
+
+
+def _is_mps(process: GpuProcess) -> bool:
+    return (process.name or "").startswith(MPS_SERVER)
+
+
+def _as_busy(gpu: Gpu) -> BusyGpu:
+    known = gpu.memory_total_bytes is not None and gpu.memory_used_bytes is not None
+    free = max((gpu.memory_total_bytes or 0) - (gpu.memory_used_bytes or 0), 0)
+    return BusyGpu(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        used_bytes=gpu.memory_of_others_bytes if known else None,
+        free_bytes=free if known else None,
+        holders=tuple(process for process in gpu.processes if not _is_mps(process)),
+    )

@@ -1,0 +1,71 @@
+"""Which GPUs of a job are busy, by whom, and how much memory they leave."""
+
+from typing import Any
+
+import pytest
+
+from ddp_doctor.parse.gpu_facts import Gpu, GpuProcess, GpusFact, busy_gpus
+
+GIB = 2**30
+
+
+def gpu(index: int = 0, **values: Any) -> Gpu:
+    sound = {
+        "uuid": f"GPU-{index}",
+        "memory_total_bytes": 80 * GIB,
+        "memory_used_bytes": 4 << 20,
+    }
+    return Gpu(index=index, **{**sound, **values})
+
+
+def fact_of(*gpus: Gpu, **values: Any) -> GpusFact:
+    return GpusFact(**{"gpus": gpus, "used": tuple(one.index for one in gpus), **values})
+
+
+TRAINING = GpuProcess(pid=7, kind="compute", name="python", memory_used_bytes=20 * GIB)
+UNKNOWN = GpuProcess(pid=9, kind="compute")
+SERVER = GpuProcess(pid=8, kind="compute", name="nvidia-cuda-mps", memory_used_bytes=30 << 20)
+DESKTOP = GpuProcess(pid=5, kind="graphics", name="Xorg", memory_used_bytes=300 << 20)
+
+
+def test_a_gpu_with_foreign_data_is_busy_and_its_free_memory_known() -> None:
+    taken = gpu(1, memory_used_bytes=20 * GIB, processes=(TRAINING,))
+    (busy,) = busy_gpus(fact_of(gpu(0), taken))
+    assert (busy.index, busy.uuid, busy.used_bytes, busy.free_bytes) == (1, "GPU-1", 20 * GIB, 60 * GIB)
+    assert busy.holders == (TRAINING,)
+
+
+@pytest.mark.parametrize(
+    ("values", "busy"),
+    [
+        ({}, False),
+        ({"memory_used_bytes": 12 * GIB}, True),  # of a container's, or left behind: nobody is seen
+        ({"processes": (UNKNOWN,)}, True),  # little memory, and yet its time is shared
+        ({"processes": (SERVER,)}, False),
+        ({"processes": (SERVER, TRAINING)}, True),
+        ({"processes": (DESKTOP,), "memory_used_bytes": 300 << 20}, False),
+        ({"processes": (DESKTOP,), "memory_used_bytes": 12 * GIB}, True),
+        ({"memory_used_bytes": GIB + 1, "memory_used_counts_reserved": True}, False),
+        ({"mig_enabled": True, "memory_used_bytes": 70 * GIB, "processes": (TRAINING,)}, False),
+        ({"name": "NVIDIA GH200 480GB", "memory_used_bytes": 79 * GIB}, False),  # the page cache
+        ({"memory_used_bytes": None, "memory_total_bytes": None}, False),
+    ],
+)
+def test_a_gpu_is_busy_where_others_compute_or_keep_data(values: dict[str, Any], busy: bool) -> None:
+    assert bool(busy_gpus(fact_of(gpu(**values)))) is busy
+
+
+def test_a_busy_gpu_of_another_job_does_not_count() -> None:
+    assert busy_gpus(fact_of(gpu(0), gpu(1, processes=(TRAINING,)), used=(0,))) == ()
+
+
+def test_a_busy_gpu_whose_memory_nvml_does_not_tell_has_unknown_free_memory() -> None:
+    (busy,) = busy_gpus(fact_of(gpu(processes=(TRAINING,), memory_used_bytes=None)))
+    assert (busy.used_bytes, busy.free_bytes) == (None, None)
+
+
+def test_memory_that_an_old_driver_counts_as_its_own_is_not_free() -> None:
+    taken = gpu(memory_used_bytes=20 * GIB, memory_used_counts_reserved=True)
+    (busy,) = busy_gpus(fact_of(taken))
+    assert busy.free_bytes == 60 * GIB
+    assert busy.used_bytes == 20 * GIB - 5 * GIB // 4
