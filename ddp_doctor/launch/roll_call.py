@@ -2,15 +2,15 @@
 
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddp_doctor.checks.roll_call.facts import AttemptSeen, NotStarted, Outcome, Present, RollCallFact
-from ddp_doctor.knowledge.deadlines import MUTE_S, SILENT_S
-from ddp_doctor.launch import border, control
+from ddp_doctor.knowledge.deadlines import MUTE_S
+from ddp_doctor.launch import control
+from ddp_doctor.launch.attendance import Attendance
 from ddp_doctor.launch.cards import Begin, Card, Opening, ranked
 from ddp_doctor.launch.company import Company, Lost
 from ddp_doctor.launch.control import Control
@@ -18,7 +18,6 @@ from ddp_doctor.launch.courier import HEAD, Courier, StoreLost
 from ddp_doctor.launch.endpoint import Approach, approach, holder_of, is_mine, resolve
 from ddp_doctor.launch.forkserver import ForkServer
 from ddp_doctor.launch.job import Job
-from ddp_doctor.launch.parcels import Unreadable
 from ddp_doctor.launch.place import Place
 from ddp_doctor.model.base import Json
 
@@ -27,15 +26,8 @@ DEFAULT_PORT = 29400
 #: A head says who it is as soon as its store serves; a store that keeps still is another program's.
 _HEAD_SPEAKS_S = 6.0
 _LOOK_ELSEWHERE_S = 2.0
-#: Two agents with one node rank are both heard for this long before it is said.
-_RIVALS_S = 1.5
-#: Nodes that expect different numbers of nodes wait this long for the others; longer where none is usual yet.
-_DISAGREE_S = 3.0
-_TIE_S = 6.0
 #: A head that is heard, and this long after its own deadline has not closed the roll call, is stuck.
 _HEAD_CLOSES_S = 60.0
-#: Arrivals that are watched for beyond the nodes that are not here: agents that are ended and started anew.
-_AGENTS_BEYOND = 4
 
 
 class NotMet(Exception):
@@ -63,14 +55,9 @@ class RollCall:
     way: tuple[str, int] | None = None  # to the store, from a follower
     control: Control | None = None
     courier: Courier | None = None
-    cards: dict[int, Card] = field(default_factory=dict)
-    unreadable: tuple[str, ...] = ()  # the names in cards that are none, as far as there is one
+    attendance: Attendance | None = None  # on the head
     _began: float = field(default_factory=time.monotonic)
     _told: str = ""
-    _expected: list[int] = field(default_factory=list)  # arrivals that are watched for
-    _seen: set[int] = field(default_factory=set)
-    _agreed_at: float = field(default_factory=time.monotonic)
-    _rivals_since: float = field(default_factory=time.monotonic)
     _addresses: tuple[str, ...] = ()  # of the endpoint's name, on the head
 
     def hold(self, card: Card) -> Company:
@@ -93,6 +80,11 @@ class RollCall:
             self.courier.close()
         if self.control is not None:
             self.control.stop()
+
+    @property
+    def cards(self) -> dict[int, Card]:
+        """The cards of those who have come, by their agents' ids; on the head alone."""
+        return self.attendance.cards if self.attendance else {}
 
     def _tell(self, text: str) -> None:
         if text != self._told:
@@ -139,11 +131,13 @@ class RollCall:
         self.courier.put("head", opening.model_dump())
         self._addresses = addresses
         mine_too = {"claimed_rank": 0, "met_at": self._own_end(addresses), "job": self.job.name}
-        self.cards = {HEAD: card.model_copy(update=mine_too)}
+        own = card.model_copy(update=mine_too)
+        attendance = Attendance(self.courier, self.place, self.until, self.not_started, {HEAD: own})
+        self.attendance = attendance
         elsewhere_at = time.monotonic() + _LOOK_ELSEWHERE_S
         while True:
-            self._admit()
-            outcome = self._outcome()
+            attendance.admit()
+            outcome = attendance.outcome()
             if outcome == "missing" and not mine:
                 outcome = "misplaced"
             if outcome == "met":
@@ -155,7 +149,7 @@ class RollCall:
                 leader = self._who_leads_there()
                 if leader not in ("", self.run_id):
                     self.close()
-                    self.control, self.cards = None, {}
+                    self.control = self.attendance = None
                     return self._join(card)
                 mine = leader == self.run_id  # a service's address, say, that leads back here
             self._tell_who_is_here()
@@ -174,88 +168,6 @@ class RollCall:
             courier.close()
             return courier.opening().run_id
         return ""
-
-    def _admit(self) -> None:
-        """Take in those who have come, and take out those who are gone again; waits a moment for news."""
-        courier = self.courier
-        assert courier is not None
-        absent = max(self.place.nnodes - len(self.cards), 0)
-        while len(self._expected) < len(self._seen) + absent + _AGENTS_BEYOND:
-            self._expected.append(len(self._expected) + 1)
-            courier.watch(f"join/{self._expected[-1]}")
-        new = [one for one in self._expected if one not in self._seen]
-        courier.wait(lambda: any(courier.value(f"join/{one}") is not None for one in new), 0.2)
-        if courier.error is not None:
-            raise StoreLost(courier.error)
-        for one in new:
-            said = courier.value(f"join/{one}")
-            if said is not None and not self._is_full():
-                self._seen.add(one)
-                try:
-                    self.cards[one] = border.card(said)
-                except Unreadable:
-                    self.unreadable += (border.sender(said),)
-                courier.follow(sorted(self._seen))
-        for one in [one for one in self.cards if one != HEAD and (self._is_gone(one) or self._ended(one))]:
-            del self.cards[one]
-
-    def _is_full(self) -> bool:
-        """Whether there is no room, by any node's count: who comes later than enough waits for one to go."""
-        return len(self.cards) >= max(card.nnodes for card in self.cards.values())
-
-    def _is_gone(self, one: int) -> bool:
-        """An agent that was ended while the others still came; it may have been started anew."""
-        assert self.courier is not None
-        beat = self.courier.beats.get(one)
-        return bool(beat and beat.fields.get("leaving")) or self.courier.silent_s(one) > SILENT_S
-
-    def _ended(self, one: int) -> bool:
-        """An agent that had come, and that the starter then saw end."""
-        rank, hosts = self.cards[one].claimed_rank, self.place.expected_hosts
-        return (
-            rank is not None
-            and rank < len(hosts)
-            and hosts[rank] in {gone.hostname for gone in self.not_started()}
-        )
-
-    def _outcome(self) -> Outcome | None:
-        if len({card.nnodes for card in self.cards.values()}) > 1:
-            return "disagree" if self._have_disagreed() else None
-        self._agreed_at = time.monotonic()
-        if self._claimed_twice():
-            return "duplicate"
-        claims = [card.claimed_rank for card in self.cards.values() if card.claimed_rank is not None]
-        if len(self.cards) == self.place.nnodes and len(claims) == len(set(claims)):
-            return "met"
-        failed = len(self.not_started())
-        living = len([one for one in self.cards if not self._ended(one)])
-        is_hopeless = failed > 0 and living + failed >= self.place.nnodes
-        if not is_hopeless and time.monotonic() < self.until:
-            return None
-        return "missing" if len(claims) == len(set(claims)) else "duplicate"
-
-    def _have_disagreed(self) -> bool:
-        """Whether all have been heard on the number of nodes: then it shows who is alone in it."""
-        told = Counter(card.nnodes for card in self.cards.values())
-        if len(self.cards) >= max(told):
-            return True
-        (_, most), (_, next_most) = told.most_common(2)
-        patience_s = _DISAGREE_S if most > next_most else _TIE_S
-        return time.monotonic() - self._agreed_at > patience_s
-
-    def _claimed_twice(self) -> bool:
-        """Whether two agents that both live claim one rank: one of them might be a dead one's successor."""
-        by_rank: dict[int, list[int]] = {}
-        for one, card in self.cards.items():
-            if card.claimed_rank is not None:
-                by_rank.setdefault(card.claimed_rank, []).append(one)
-        rivals = [one for ids in by_rank.values() if len(ids) > 1 for one in ids]
-        if not rivals:
-            self._rivals_since = time.monotonic()
-            return False
-        assert self.courier is not None
-        living = all(one == HEAD or self.courier.silent_s(one) < 1.0 for one in rivals)
-        return living and time.monotonic() - self._rivals_since > _RIVALS_S
 
     def _tell_who_is_here(self) -> None:
         missing = self._missing()
@@ -378,7 +290,7 @@ class RollCall:
                 for one in self.cards.values()
             ),
             "not_started": self.not_started(),
-            "unreadable": tuple(dict.fromkeys(self.unreadable))[:8],
+            "unreadable": self.attendance.unreadable_names() if self.attendance else (),
             "command": self.command,
             "asked_ranks": self.asked_ranks,
             "asked_s": round(self.until - self._began, 1),
