@@ -11,7 +11,7 @@ import pytest
 
 from tests.measured import MEASURED
 
-SOURCE = Path(__file__).with_name("nvml.c")
+SOURCES = sorted(Path(__file__).parent.glob("*.c"))
 SONAME = "libnvidia-ml.so.1"
 
 
@@ -27,7 +27,8 @@ def library_folder(*defines: str) -> str:
     folder = Path(tempfile.mkdtemp(prefix="nvml-stand-in-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{SONAME}"]
-    command = [compiler, *flags, *(f"-D{name}" for name in defines), "-o", str(folder / SONAME), str(SOURCE)]
+    command = [compiler, *flags, *(f"-D{name}" for name in defines), "-o", str(folder / SONAME)]
+    command += map(str, SOURCES)
     subprocess.run(command, check=True, timeout=60)
     return str(folder)
 

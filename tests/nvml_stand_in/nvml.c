@@ -1,6 +1,6 @@
 /* A stand-in for libnvidia-ml.so.1: eight H100s, healthy or with one planted fault.
  *
- *     cc -shared -fPIC -Wl,-soname,libnvidia-ml.so.1 -o libnvidia-ml.so.1 nvml.c
+ *     cc -shared -fPIC -Wl,-soname,libnvidia-ml.so.1 -o libnvidia-ml.so.1 *.c
  *     LD_LIBRARY_PATH=. NVML_STAND_IN=ecc python -I child_nvml.py
  *
  * NVML_STAND_IN names the fault (GPU 3 has it, where it is one GPU's):
@@ -13,31 +13,10 @@
  * Structures and values follow the public nvml.h.
  */
 #include <signal.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-enum {
-    SUCCESS = 0,
-    NOT_SUPPORTED = 3,
-    NO_PERMISSION = 4,
-    NOT_FOUND = 6,
-    INSUFFICIENT_SIZE = 7,
-    DRIVER_NOT_LOADED = 9,
-    GPU_IS_LOST = 15,
-    LIB_RM_VERSION_MISMATCH = 18,
-};
+#include "stand_in.h"
 
-#define SICK 3
-#define GIB (1024ull * 1024 * 1024)
-#define MIB (1024ull * 1024)
-#define TOTAL (80 * GIB)
-#define RESERVED (600 * MIB)
-#define NOT_MIG 0xFFFFFFFFu
-
-typedef struct { int index; int slice; } Device;
 typedef struct {
     char busIdLegacy[16];
     unsigned domain, bus, device, pciDeviceId, pciSubSystemId;
@@ -46,25 +25,8 @@ typedef struct {
 typedef struct { unsigned long long total, free, used; } Memory;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } MemoryV2;
 typedef struct { unsigned pid; unsigned long long used; unsigned gpuInstance, computeInstance; } Process;
-typedef struct {
-    unsigned fieldId, scopeId;
-    int64_t timestamp, latencyUsec;
-    int valueType, nvmlReturn;
-    union { double dVal; unsigned uiVal; unsigned long long ullVal; } value;
-} FieldValue;
 
-static Device gpus[8] = {{0, -1}, {1, -1}, {2, -1}, {3, -1}, {4, -1}, {5, -1}, {6, -1}, {7, -1}};
-
-#ifndef FAULT
-#define FAULT "healthy"
-#endif
-
-static int is(const char *name) {
-    const char *fault = getenv("NVML_STAND_IN");
-    return strcmp(fault ? fault : FAULT, name) == 0;
-}
-
-static int sick(const Device *gpu, const char *name) { return gpu->index == SICK && is(name); }
+Device gpus[8] = {{0, -1}, {1, -1}, {2, -1}, {3, -1}, {4, -1}, {5, -1}, {6, -1}, {7, -1}};
 
 static void hang(void) {
     for (;;) pause();
@@ -295,6 +257,7 @@ int nvmlDeviceGetMigDeviceHandleByIndex(Device *gpu, unsigned index, Device **sl
 
 int nvmlDeviceGetFieldValues(Device *gpu, int count, FieldValue *values) {
     for (int i = 0; i < count; i++) {
+        if (topology_field && topology_field(gpu, &values[i])) continue;
         int contained = is("ecc_contained") || is("healthy");
         values[i].nvmlReturn = contained || is("reset") ? SUCCESS : NOT_SUPPORTED;
         values[i].value.uiVal = sick(gpu, "reset") ? 1 : 0;

@@ -1,0 +1,53 @@
+/* What the files of the stand-in for libnvidia-ml share: NVML's return values, a GPU, and which fault is planted. */
+#ifndef STAND_IN_H
+#define STAND_IN_H
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SUCCESS = 0,
+    NOT_SUPPORTED = 3,
+    NO_PERMISSION = 4,
+    NOT_FOUND = 6,
+    INSUFFICIENT_SIZE = 7,
+    DRIVER_NOT_LOADED = 9,
+    GPU_IS_LOST = 15,
+    LIB_RM_VERSION_MISMATCH = 18,
+};
+
+#define SICK 3
+#define GIB (1024ull * 1024 * 1024)
+#define MIB (1024ull * 1024)
+#define TOTAL (80 * GIB)
+#define RESERVED (600 * MIB)
+#define NOT_MIG 0xFFFFFFFFu
+
+typedef struct { int index; int slice; } Device;
+
+typedef struct {
+    unsigned fieldId, scopeId;
+    int64_t timestamp, latencyUsec;
+    int valueType, nvmlReturn;
+    union { double dVal; unsigned uiVal; unsigned long long ullVal; } value;
+} FieldValue;
+
+extern Device gpus[8];
+
+#ifndef FAULT
+#define FAULT "healthy"
+#endif
+
+static inline int is(const char *name) {
+    const char *fault = getenv("NVML_STAND_IN");
+    return strcmp(fault ? fault : FAULT, name) == 0;
+}
+
+static inline int sick(const Device *gpu, const char *name) { return gpu->index == SICK && is(name); }
+
+/* A file that knows further fields of nvmlDeviceGetFieldValues defines this: 1 where it has filled in the value. */
+__attribute__((weak)) int topology_field(const Device *gpu, FieldValue *value);
+
+#endif
