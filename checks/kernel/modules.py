@@ -1,0 +1,176 @@
+"""DD338, DD339, DD340: kernel modules that are of another version, missing, or the wrong ones."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.knowledge import gpudirect
+from ddp_doctor.knowledge.nvml import remedy
+from ddp_doctor.model.choices import Backend, Confidence, Severity
+from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.gpu_facts import GpusFact
+from ddp_doctor.parse.kernel_facts import KernelFact
+from ddp_doctor.phrases.gpus import asked_for
+from ddp_doctor.phrases.nodes import by_cause, node_draft
+
+_LIBRARY_FOLDERS = "/usr/lib*, as links from libcuda.so.1 and libnvidia-ml.so.1"
+
+
+@rule("DD338", "nvidia-library-and-module-differ", Severity.WARNING, KernelFact)
+def versions_differ(recording: Recording) -> Iterator[Draft]:
+    """The driver's library that programs load is of another version than the loaded kernel module.
+
+    What it finds
+        libcuda or libnvidia-ml in the usual folders, of which no copy has the version of the loaded kernel
+        module. Silent where NVML itself has said so (DD301).
+
+    Why it matters
+        CUDA refuses to start: "system has unsupported display driver / cuda driver combination" (803).
+
+    Remedy
+        After an update of the driver: reboot, or unload and load the kernel modules. In a container: let the
+        container runtime bring the libraries, instead of the image.
+
+    References
+        https://docs.nvidia.com/deploy/cuda-compatibility
+    """
+    seen = [one for one in recording.facts(KernelFact) if not _nvml_said_so(recording, one)]
+    for (library, versions, module, in_container), group in by_cause(seen, _mismatch).items():
+        if in_container:
+            mend = remedy(
+                "Remove the driver's libraries from the image; the container runtime brings those of the host.",
+                "ldconfig -p | grep libcuda",
+                scope="job",
+                cost="the image must be built anew",
+                undo="build the image as before",
+            )
+        else:
+            mend = remedy(
+                "Reboot the node, or unload and load the NVIDIA kernel modules.",
+                "cat /proc/driver/nvidia/version",
+                "ldconfig -p | grep -e libcuda -e libnvidia-ml",
+                cost="ends all GPU jobs of the node",
+                undo="install the former driver again",
+            )
+        found = " and ".join(versions)
+        yield node_draft(
+            recording,
+            group,
+            f"{library} {found} on {{nodes}} does not fit the loaded kernel module {module}",
+            Evidence(
+                check="kernel", text=f"{library}: {found}; module: {module}", expected_from=_LIBRARY_FOLDERS
+            ),
+            mend,
+            detail="Mostly the driver was updated while the old module stayed loaded.",
+            severity=asked_for(recording, Severity.WARNING),
+            confidence=Confidence.LIKELY,
+        )
+
+
+def _nvml_said_so(recording: Recording, seen: Seen[KernelFact]) -> bool:
+    errors = (one.fact.nvml_error for one in recording.facts(GpusFact) if one.node == seen.node)
+    return any(error is not None and error.code == "lib_rm_version_mismatch" for error in errors)
+
+
+def _mismatch(fact: KernelFact) -> tuple[str, tuple[str, ...], str, bool] | None:
+    module = fact.driver_version
+    if module is None:
+        return None
+    for library in ("libcuda.so", "libnvidia-ml.so"):
+        versions = tuple(sorted({value for path, value in fact.libraries.items() if f"/{library}." in path}))
+        if versions and module not in versions:
+            return library, versions, module, fact.in_container
+    return None
+
+
+@rule("DD339", "gpudirect-rdma-off", Severity.WARNING, KernelFact)
+def gpudirect_rdma_off(recording: Recording) -> Iterator[Draft]:
+    """InfiniBand or RoCE beside GPUs, and no way for the NIC to reach their memory.
+
+    What it finds
+        An active port of an NVIDIA (Mellanox) NIC and a loaded NVIDIA driver, without a peer memory module
+        (nvidia_peermem, nv_peer_mem) and without dma-buf, which the proprietary kernel module, or one before
+        515, does not offer. A warning for a run over several nodes with NCCL, else information.
+
+    Why it matters
+        NCCL copies everything through host memory: between nodes often half the bandwidth or less, and CPU
+        memory bandwidth is lost to it.
+
+    Remedy
+        Load nvidia_peermem, or install the open kernel modules of the driver.
+
+    References
+        https://docs.nvidia.com/cuda/gpudirect-rdma/
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
+    """
+    world = recording.world
+    several = world is not None and world.nnodes > 1 and world.backend == "nccl"
+    for (why, devices), group in by_cause(recording.facts(KernelFact), _no_gpudirect).items():
+        yield node_draft(
+            recording,
+            group,
+            "GPUDirect RDMA is off on {nodes}: the NICs cannot reach the memory of the GPUs",
+            Evidence(
+                check="kernel", text=f"active RDMA ports: {devices}; {why}", expected_from=gpudirect.GUIDE
+            ),
+            remedy(
+                "Load the peer memory module, or install the open NVIDIA kernel modules.",
+                "sudo modprobe nvidia_peermem",
+                "echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf   # at each boot",
+                cost="an administrator's work; needs a kernel or MLNX_OFED with the peer memory interface",
+                undo="sudo modprobe -r nvidia_peermem; sudo rm /etc/modules-load.d/nvidia-peermem.conf",
+                references=(gpudirect.GUIDE,),
+            ),
+            detail="NCCL then copies what goes between nodes through host memory.",
+            severity=asked_for(recording, Severity.WARNING if several else Severity.INFO),
+        )
+
+
+def _no_gpudirect(fact: KernelFact) -> tuple[str, str] | None:
+    devices = [name for name, driver in fact.rdma_drivers.items() if driver in gpudirect.RDMA_DRIVERS]
+    possible, why = fact.gpudirect_rdma()
+    served = any(gpu.driver == "nvidia" for gpu in fact.gpus)
+    return (why, ", ".join(devices)) if devices and served and possible is False else None
+
+
+@rule("DD340", "nouveau-holds-the-gpus", Severity.INFO, KernelFact)
+def nouveau_holds_gpus(recording: Recording) -> Iterator[Draft]:
+    """The kernel's own driver nouveau holds NVIDIA GPUs.
+
+    What it finds
+        GPUs on the PCI bus that are bound to nouveau, unless gloo was asked for.
+
+    Why it matters
+        CUDA cannot use them, and NVIDIA's driver does not load beside it: DD301 tells that it does not work,
+        this tells why.
+
+    Remedy
+        Keep nouveau from loading, install NVIDIA's driver, reboot.
+
+    References
+        https://docs.nvidia.com/datacenter/tesla/driver-installation-guide
+    """
+    if recording.options.backend is Backend.GLOO:
+        return
+    for buses, group in by_cause(recording.facts(KernelFact), _nouveau).items():
+        yield node_draft(
+            recording,
+            group,
+            f"The driver nouveau holds {len(buses)} GPU{'s' if len(buses) > 1 else ''} of {{nodes}}",
+            Evidence(check="kernel", text=f"bound to nouveau: {', '.join(buses)}"),
+            remedy(
+                "Keep nouveau from loading, install NVIDIA's driver, and reboot.",
+                "echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/blacklist-nouveau.conf",
+                "sudo update-initramfs -u   # or: sudo dracut --force",
+                cost="a reboot; a desktop on this GPU then runs on NVIDIA's driver",
+                undo="sudo rm /etc/modprobe.d/blacklist-nouveau.conf, and the same again",
+            ),
+            detail="CUDA works with NVIDIA's own driver alone.",
+        )
+
+
+def _nouveau(fact: KernelFact) -> tuple[str, ...] | None:
+    return tuple(gpu.bus_id for gpu in fact.gpus if gpu.driver == "nouveau") or None
+
+
+RULES = (versions_differ, gpudirect_rdma_off, nouveau_holds_gpus)
