@@ -463,6 +463,7 @@ def test_what_the_agents_refuse_is_one_sentence_and_exit_2(tools, state):
     assert done.stderr.count("there is no check 'gpu'") == 1
 
 
+@pytest.mark.lab  # long
 @pytest.mark.ranks
 def test_in_an_allocation_one_command_is_a_step_on_all_nodes(tools, state):
     job = {
@@ -480,6 +481,7 @@ def test_in_an_allocation_one_command_is_a_step_on_all_nodes(tools, state):
     assert "recording.json" in {path.name for path in run.iterdir()}
 
 
+@pytest.mark.lab  # long
 @pytest.mark.ranks
 def test_typed_on_each_host_all_print_the_verdict_and_the_head_tells_what_to_type(state):
     try:
@@ -515,7 +517,14 @@ def test_a_node_that_is_not_needed_leaves_with_exit_0(state):
     assert done.stderr == "ddp-doctor: node rank 1 is not needed: --nnodes takes the first 1\n"
 
 
-@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed",
+    [
+        pytest.param(">&-", marks=pytest.mark.lab),
+        pytest.param(">&- 2>&-", marks=pytest.mark.lab),
+        "<&- >&- 2>&-",
+    ],
+)
 def test_a_closed_stream_makes_no_node_sick(closed, tmp_path):
     command = f"exec {sys.executable} -m ddp_doctor run --only process_group {closed}"
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}

@@ -197,6 +197,7 @@ def meeting_files(folder: Path) -> list[str]:
     return [name for name in files(folder / f"ddp-doctor-{os.getuid()}") if not name.endswith(".agent")]
 
 
+@pytest.mark.lab  # long
 @pytest.mark.ranks
 def test_a_setting_of_one_torchrun_rank_is_found_and_replayed(tmp_path: Path) -> None:
     script = '[ "$LOCAL_RANK" != 2 ] || export TORCH_DISTRIBUTED_DEBUG=DETAIL'

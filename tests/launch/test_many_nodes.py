@@ -99,6 +99,7 @@ def test_nodes_that_were_told_different_numbers_end_at_once(start: Start):
     assert [_codes(agent.report()) for agent in (head, other)] == [["DD518"], ["DD518"]]
 
 
+@pytest.mark.lab  # long
 def test_when_the_head_is_killed_the_others_name_it_and_end(start: Start):
     agents = [start(3, rank, "--level", "thorough", "--skip", "torchrun") for rank in range(3)]
     agents[1].wait_for("allreduce")
@@ -114,6 +115,7 @@ def test_when_the_head_is_killed_the_others_name_it_and_end(start: Start):
     assert time.monotonic() - killed_at < 15.0
 
 
+@pytest.mark.lab  # long
 def test_an_interrupt_on_one_node_ends_the_run_on_all(start: Start):
     agents = [start(3, rank, "--level", "thorough", "--skip", "torchrun") for rank in range(3)]
     agents[1].wait_for("allreduce")
@@ -189,6 +191,7 @@ def test_a_helper_that_is_killed_ends_the_run_and_leaves_no_node_healthy(
     assert {one["node_rank"] for one in blamed if one["kind"] == "node"} <= {whose}
 
 
+@pytest.mark.lab  # long
 def test_a_node_that_leaves_between_the_nodes_is_no_blocked_path(start: Start):
     head, other = start(2, 0), start(2, 1)
     head.wait_for("agreement")
