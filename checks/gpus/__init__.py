@@ -13,7 +13,7 @@ A container sees the host's PCI bus without owning its GPUs, so there only grant
 finding names all GPUs with the same fault.
 """
 
-from ddp_doctor.checks.gpus import condition, driver, models, numbers, sharing
+from ddp_doctor.checks.gpus import condition, driver, fabric, memory, models, modes, numbers, peers, sharing
 from ddp_doctor.checks.gpus.numbers import gpus_missing
 from ddp_doctor.knowledge import thresholds as limits
 from ddp_doctor.model.check import Check
@@ -32,16 +32,20 @@ def probe(ctx: Context) -> GpusFact:
     """Ask NVML in a process of its own. Raises Absent only where no GPU is due or granted either."""
     pci = host_gpus.pci_gpus(ctx)
     answer = _ask(ctx, limits.NVML_BASE_LIMIT_S + limits.NVML_LIMIT_PER_GPU_S * len(pci or ()))
+    nodes = host_gpus.device_nodes(ctx)
     seen = GpusFact(
         gpus=answer.gpus,
         driver_version=answer.driver_version,
         cuda_driver_version=answer.cuda_driver_version,
+        nvml_version=answer.nvml_version,
+        confidential_compute=answer.confidential_compute,
         nvml_error=answer.failure(),
         nvml_elapsed_s=answer.elapsed_s,
         kernel_module=host_gpus.first_line(ctx, "/proc/driver/nvidia/version"),
         pci_gpus=pci,
         excluded_bus_ids=answer.excluded_bus_ids,
-        device_nodes=host_gpus.device_nodes(ctx),
+        device_nodes=nodes,
+        fabric_manager=host_gpus.fabric_manager_runs(ctx, nodes),
         in_container=host_gpus.in_container(ctx),
     )
     fact = seen.model_copy(update=devices.job_view(seen.gpus, ctx.env, in_container=seen.in_container))
@@ -81,7 +85,7 @@ def _absence(fact: GpusFact) -> str:
     return f"no NVIDIA GPU on this machine: {bus}, {driver}"
 
 
-_RULES = (*driver.RULES, *numbers.RULES, *condition.RULES, *sharing.RULES, *models.RULES)
+_GROUPS = (driver, numbers, condition, sharing, models, memory, peers, fabric, modes)
 
 CHECK = Check(
     id="gpus",
@@ -89,7 +93,7 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(GpusFact,),
-    rules=tuple(sorted(_RULES, key=lambda rule: rule.code)),
+    rules=tuple(sorted((rule for group in _GROUPS for rule in group.RULES), key=lambda rule: rule.code)),
     cost_s=0.3,
     deadline_s=60.0,
 )

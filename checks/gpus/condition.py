@@ -30,7 +30,7 @@ def needs_recovery(recording: Recording) -> Iterator[Draft]:
         NVML API reference, nvmlReturn_t; NVIDIA GPU Memory Error Management, Error Recovery and Response
         Flags; NVIDIA Xid catalog, Xid 79 and 154
     """
-    for severity, hits in by_severity(recording, _recovery).items():
+    for severity, hits in by_severity(recording, recovery).items():
         yield gpu_draft(
             recording,
             hits,
@@ -42,7 +42,8 @@ def needs_recovery(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _recovery(gpu: Gpu) -> Severity | None:
+def recovery(gpu: Gpu) -> Severity | None:
+    """How gravely the GPU as a whole fails."""
     if gpu.error not in (None, "no_permission"):
         return Severity.ERROR
     if gpu.recovery_action in (None, "none"):
@@ -58,7 +59,17 @@ def _recovery_words(gpu: Gpu) -> str:
 
 def _ecc_words(gpu: Gpu) -> str:
     count = gpu.ecc_volatile_uncorrected
-    return f"; {count} uncorrected memory errors since the driver was loaded" if count else ""
+    errors = f"; {count} uncorrected memory errors since the driver was loaded" if count else ""
+    return errors + _pending_words(gpu)
+
+
+def _pending_words(gpu: Gpu) -> str:
+    return "; a reset will replace the bad memory" if repair_pending(gpu) else ""
+
+
+def repair_pending(gpu: Gpu) -> bool:
+    """Whether bad memory waits for a reset to be taken out of use."""
+    return bool(gpu.row_remap_pending or gpu.page_retirement_pending)
 
 
 @rule("DD307", "gpu-memory-errors-uncorrected", Severity.ERROR, GpusFact)
@@ -94,8 +105,8 @@ def memory_errors(recording: Recording) -> Iterator[Draft]:
 
 
 def _memory_errors(gpu: Gpu) -> Severity | None:
-    if not gpu.ecc_volatile_uncorrected or _recovery(gpu) is not None:  # DD304 has named it with the errors
-        return None
+    if not gpu.ecc_volatile_uncorrected or recovery(gpu) is not None or gpu.row_remap_failed:
+        return None  # DD304 or DD312 has named it with the errors
     return Severity.WARNING if gpu.recovery_action == "none" else Severity.ERROR
 
 
@@ -103,12 +114,20 @@ def _memory_error_sight(gpu: Gpu) -> Sight:
     action = gpu.recovery_action or "not told by this driver"
     return Sight(
         f"{gpu.ecc_volatile_uncorrected} uncorrected ECC errors since the driver was loaded, "
-        f"{gpu.ecc_aggregate_uncorrected} in its life; recovery action {action}",
+        f"{gpu.ecc_aggregate_uncorrected} in its life{_places(gpu)}; recovery action {action}"
+        f"{_pending_words(gpu)}",
         gpu.ecc_volatile_uncorrected,
         "errors",
         0,
         known.MEMORY_ERRORS,
     )
+
+
+def _places(gpu: Gpu) -> str:
+    """Where the errors since the driver was loaded were, as far as NVML tells."""
+    counts = (("DRAM", gpu.ecc_volatile_uncorrected_dram), ("SRAM", gpu.ecc_volatile_uncorrected_sram))
+    told = [f"{count} in {place}" for place, count in counts if count]
+    return f", of the former {' and '.join(told)}" if told else ""
 
 
 @rule("DD308", "gpu-slowed-by-hardware", Severity.WARNING, GpusFact)

@@ -1,4 +1,4 @@
-"""DD301, DD302: GPUs are there, and their driver does not serve them."""
+"""DD301, DD302, DD322: GPUs are there, and their driver does not serve them, or is of two versions."""
 
 from collections.abc import Iterator
 
@@ -8,8 +8,9 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.parse import software as parse
 from ddp_doctor.parse.gpu_facts import GpusFact
-from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE, asked_for
 from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names
 
 
@@ -106,4 +107,46 @@ def driver_hangs(recording: Recording) -> Iterator[Draft]:
         )
 
 
-RULES = (driver_not_working, driver_hangs)
+@rule("DD322", "driver-library-differs-from-module", Severity.WARNING, GpusFact)
+def library_differs(recording: Recording) -> Iterator[Draft]:
+    """The NVIDIA library and the loaded kernel module are of different versions, and yet NVML answers.
+
+    What it finds
+        The version of libnvidia-ml against the one in /proc/driver/nvidia/version. Where NVML refuses to work for
+        it, nvidia-driver-not-working says so. WSL has no such file: its driver is that of Windows.
+
+    Why it matters
+        An update was half done, or a second copy of the driver's libraries is in the way; CUDA may fail where
+        NVML does not.
+
+    Remedy
+        Make library and module one installation; after an update reboot.
+
+    References
+        NVML API reference, nvmlSystemGetNVMLVersion and nvmlSystemGetDriverVersion
+    """
+    for (library, module), group in by_cause(recording.facts(GpusFact), _two_versions).items():
+        yield Draft(
+            title=f"The NVIDIA library on {node_names(recording, group)} is version {library}, the module {module}",
+            detail="NVML answers all the same; CUDA is more particular.",
+            confidence=Confidence.LIKELY,
+            culprits=node_culprits(recording, group),
+            evidence=(
+                Evidence(
+                    check="gpus",
+                    text=f"libnvidia-ml.so.1 of {library}; loaded: {group[0].fact.kernel_module}",
+                    expected_from="both come from one installation",
+                ),
+            ),
+            remedies=(known.ONE_DRIVER,),
+            severity=asked_for(recording, Severity.WARNING),
+        )
+
+
+def _two_versions(fact: GpusFact) -> tuple[str, str] | None:
+    module = parse.driver_version(fact.kernel_module or "")
+    library = (fact.nvml_version or "").partition(".")[2]  # without CUDA's major version before it
+    return (library, module) if module and library and library != module else None
+
+
+RULES = (driver_not_working, driver_hangs, library_differs)

@@ -1,4 +1,4 @@
-"""How grave a fault is: of a node's GPUs altogether, and of single GPUs."""
+"""How grave a fault is, of a node's GPUs altogether and of single GPUs, and which GPUs are peers."""
 
 from collections.abc import Callable
 
@@ -24,3 +24,11 @@ def by_severity(recording: Recording, judge: Callable[[Gpu], Severity | None]) -
     judged = [(judge(gpu), (node, gpu)) for node, gpu in hits_of(recording, judge)]
     found = {severity: [hit for verdict, hit in judged if verdict is severity] for severity in Severity}
     return {severity: hits for severity, hits in found.items() if hits}
+
+
+def by_model(recording: Recording) -> dict[str, Hits]:
+    """The job's GPUs by model, on all nodes: those of one model should be alike."""
+    models: dict[str, list[tuple[int, Gpu]]] = {}
+    for node, gpu in hits_of(recording, lambda gpu: gpu.name and gpu.error is None):
+        models.setdefault(gpu.name or "", []).append((node, gpu))
+    return dict(models)

@@ -11,6 +11,12 @@ MEMORY_ERRORS = (
 )
 XID_CATALOG = "NVIDIA Xid catalog, https://docs.nvidia.com/deploy/xid-errors/"
 CLOCK_EVENTS_API = "NVML API reference, nvmlClocksEventReasons, https://docs.nvidia.com/deploy/nvml-api/"
+PAGE_RETIREMENT = "NVIDIA Dynamic Page Retirement, https://docs.nvidia.com/deploy/dynamic-page-retirement/"
+FABRIC_GUIDE = (
+    "NVIDIA Fabric Manager User Guide, https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/"
+)
+FABRIC_API = "NVML API reference, nvmlGpuFabricInfo_v2_t, https://docs.nvidia.com/deploy/nvml-api/"
+PERSISTENCE_GUIDE = "NVIDIA Driver Persistence, https://docs.nvidia.com/deploy/driver-persistence/"
 MIG_GUIDE = "NVIDIA MIG User Guide, https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"
 CUDA_VARIABLES = (
     "CUDA Programming Guide, CUDA Environment Variables, "
@@ -38,6 +44,27 @@ SLOWDOWNS = {
 GPU_ERRORS = {
     "gpu_is_lost": "lost, it has fallen off the bus or does not answer",
     "reset_required": "the driver needs it to be reset before it can be used",
+}
+
+#: What the fabric's registration of a GPU is waiting for (nvml.h, nvmlGpuFabricState_t).
+FABRIC_STATES = {
+    "not_started": "its registration with the fabric manager has not started",
+    "in_progress": "its registration with the fabric manager is in progress",
+}
+
+#: What a fabric health mask can complain of (nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*).
+FABRIC_FAULTS = {
+    "degraded_bandwidth": "its bandwidth is degraded",
+    "route_recovery": "a route is being recovered",
+    "route_unhealthy": "a route is unhealthy",
+    "access_timeout_recovery": "it recovers from accesses that timed out",
+    "incorrect_sysguid": "its system GUID is wrong",
+    "incorrect_chassis_serial_number": "its chassis serial number is wrong",
+    "no_partition": "it is in no partition",
+    "insufficient_nvlinks": "too few of its NVLinks are up",
+    "incompatible_gpu_firmware": "its firmware does not fit",
+    "invalid_location": "its location is not valid",
+    "gpu_state_invalid": "its state is not valid",
 }
 
 #: Answers to NVML_FI_DEV_GET_GPU_RECOVERY_ACTION that leave the GPU usable within its node.
@@ -195,5 +222,89 @@ REBOOT = remedy(
     "ps -eo pid,stat,wchan:32,cmd | awk '$2 ~ /^D/'",
     cost="ends all jobs of the node",
     undo=NOTHING_TO_UNDO,
-    references=(XID_CATALOG, "NVIDIA Driver Persistence, https://docs.nvidia.com/deploy/driver-persistence/"),
+    references=(XID_CATALOG, PERSISTENCE_GUIDE),
+)
+REPLACE_GPU = remedy(
+    "Drain the node and have the GPU looked at: what NVIDIA's field diagnostic confirms is replaced.",
+    "nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT",
+    "nvidia-bug-report.sh",
+    cost="the node is out of work meanwhile",
+    undo=NOTHING_TO_UNDO,
+    references=(MEMORY_ERRORS,),
+)
+RESET_WHEN_IDLE = remedy(
+    "Reset the GPU when the node is idle, or reboot: only then is the bad memory taken out of use.",
+    "nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT",
+    "nvidia-smi --gpu-reset -i INDEX",
+    cost="ends every process on the GPU; GPUs joined by NVSwitch may have to be reset together",
+    undo=NOTHING_TO_UNDO,
+    references=(MEMORY_ERRORS, PAGE_RETIREMENT),
+)
+WATCH_GPU = remedy(
+    "Watch the counters; have the GPU looked at when they grow, or at the next maintenance.",
+    "nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT",
+    undo=NOTHING_TO_UNDO,
+    references=(MEMORY_ERRORS, PAGE_RETIREMENT),
+)
+ECC_ALIKE = remedy(
+    "Set ECC alike on all GPUs of one model, and reboot: on, where errors must not pass unseen.",
+    "nvidia-smi -i INDEX -e 1",
+    cost="needs root and a reset or reboot; on cards without HBM ECC takes memory and bandwidth",
+    undo="nvidia-smi -i INDEX -e 0, and reset",
+    references=("nvidia-smi manual, --ecc-config",),
+)
+FABRIC_MANAGER = remedy(
+    "Start the fabric manager of exactly the driver's version, and read in its log why it has not taken the "
+    "GPU in; where the node has just booted, wait a minute.",
+    "systemctl status nvidia-fabricmanager",
+    "nv-fabricmanager --version; cat /proc/driver/nvidia/version",
+    "tail -n 50 /var/log/fabricmanager.log",
+    "nvidia-smi -q | grep -A 3 Fabric",
+    cost="needs root; restarting the fabric manager ends running jobs",
+    undo=NOTHING_TO_UNDO,
+    references=(FABRIC_GUIDE,),
+)
+LIMIT_POWER_ALIKE = remedy(
+    "Set the power limit alike on all GPUs, or find out who lowered it: a script, a power budget, the BMC.",
+    "nvidia-smi -q -d POWER",
+    "nvidia-smi -i INDEX -pl WATTS",
+    cost="needs root; more power and heat, which the node must be able to carry",
+    undo="nvidia-smi -i INDEX -pl with the limit it had",
+    references=("nvidia-smi manual, --power-limit",),
+)
+RESET_CLOCKS = remedy(
+    "Reset the application clocks.",
+    "nvidia-smi -q -d CLOCK",
+    "nvidia-smi -i INDEX -rac",
+    cost="needs root; more power and heat",
+    undo="nvidia-smi -i INDEX -ac with the clocks it had",
+    references=("nvidia-smi manual, --reset-applications-clocks",),
+)
+KEEP_DRIVER_LOADED = remedy(
+    "Let nvidia-persistenced run, so that the driver keeps the GPUs initialised between processes.",
+    "systemctl enable --now nvidia-persistenced",
+    cost="needs root; the GPUs draw a little more power when idle",
+    undo="systemctl disable --now nvidia-persistenced",
+    references=(PERSISTENCE_GUIDE,),
+)
+SAME_FIRMWARE = remedy(
+    "Nothing, as long as all is well; bring the GPUs to one VBIOS at the next maintenance.",
+    "nvidia-smi --query-gpu=index,name,vbios_version,memory.total --format=csv",
+    undo=NOTHING_TO_UNDO,
+)
+ONE_DRIVER = remedy(
+    "Make library and kernel module one installation: reload the module or reboot after an update, and remove "
+    "copies of the libraries from other places.",
+    "cat /proc/driver/nvidia/version",
+    "ldconfig -p | grep -e libcuda -e libnvidia-ml",
+    cost="ends all GPU jobs of the node",
+    undo=NOTHING_TO_UNDO,
+    references=(NVML_API,),
+)
+INFOROM = remedy(
+    "Have the GPU looked at by its vendor: what the InfoROM keeps, such as bad rows and error counts, is not safe.",
+    "nvidia-smi -q | grep -i -A 6 inforom",
+    "nvidia-bug-report.sh",
+    undo=NOTHING_TO_UNDO,
+    references=("DCGM, DCGM_FR_CORRUPT_INFOROM",),
 )

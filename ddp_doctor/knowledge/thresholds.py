@@ -17,6 +17,17 @@ GPU_MEMORY_FULL_SHARE = 0.90
 #: 0.9 GiB on an A100 (rust-nvml/nvml-wrapper issue 57), up to 1 GB on H20 and B200 (scitix/sichek pull 113).
 GPU_MEMORY_RESERVED_BYTES = 5 * GIB // 4
 
+#: A power limit or a set clock below this share of the peers', or of the default, is called lower. GPUs of
+#: one model have equal limits; 10 % less power costs some 5 % of speed, about what GPUs differ by anyway (judgement).
+GPU_LIMIT_SHARE = 0.90
+
+#: Retired pages at which DCGM fails a GPU (dcgm_gpu_hardware_limits, DCGM_LIMIT_MAX_RETIRED_PAGES); 64 are
+#: all there is room for (NVIDIA, Dynamic Page Retirement).
+GPU_RETIRED_PAGES = 63
+
+#: Memory sizes of one model differ by some MiB with the driver's own share; by more than this, by design.
+GPU_MEMORY_SIZE_SHARE = 0.02
+
 #: How long NVML may take to answer. Without persistence mode the driver initialises every GPU first:
 #: more than 25 s were seen on nodes with eight A100s (Azure/AgentBaker pull 2829).
 NVML_BASE_LIMIT_S = 10.0

@@ -55,6 +55,20 @@ class Gpu(Frozen):
     ecc_enabled: bool | None = None
     ecc_volatile_uncorrected: int | None = None  # since the driver was loaded
     ecc_aggregate_uncorrected: int | None = None  # over the GPU's life
+    ecc_volatile_uncorrected_dram: int | None = None
+    ecc_volatile_uncorrected_sram: int | None = None
+    ecc_volatile_corrected: int | None = None
+    ecc_aggregate_corrected: int | None = None
+    sram_threshold_exceeded: bool | None = None  # more uncorrected errors than NVIDIA's policy allows
+    rows_remapped_corrected: int | None = None  # replaced for errors that ECC corrected (Ampere and newer)
+    rows_remapped_uncorrected: int | None = None
+    row_remap_pending: bool | None = None
+    row_remap_failed: bool | None = None  # ever
+    spare_rows: dict[str, int] | None = None  # memory banks by the spare rows they have left: max … none
+    pages_retired_single_bit: int | None = None  # before Ampere
+    pages_retired_double_bit: int | None = None
+    page_retirement_pending: bool | None = None
+    page_retirement_pending_double_bit: bool | None = None
     recovery_action: str | None = None  # what NVML asks for, e.g. "gpu_reset"; "none" is well
     clock_events: tuple[str, ...] | None = None  # NVML's clocks event reasons in force
     sm_clock_mhz: int | None = None
@@ -62,10 +76,22 @@ class Gpu(Frozen):
     memory_clock_mhz: int | None = None
     temperature_c: int | None = None
     power_w: float | None = None
+    power_limit_w: float | None = None  # in force
+    power_limit_default_w: float | None = None
+    application_clock_mhz: int | None = None  # what the core is set to run at under load
+    application_clock_default_mhz: int | None = None
     pcie_generation: int | None = None
     pcie_generation_max: int | None = None
     pcie_width: int | None = None
     pcie_width_max: int | None = None
+    vbios_version: str | None = None
+    gsp_firmware_version: str | None = None
+    display_active: bool | None = None
+    virtualization: str | None = None  # none, passthrough, vgpu, host_vgpu, host_vsga
+    fabric_state: str | None = None  # not_supported, not_started, in_progress, completed (Hopper and newer)
+    fabric_status: str | None = None  # NVML's error where the fabric manager refused the GPU
+    fabric_faults: tuple[str, ...] = ()  # what its health mask says is wrong
+    inforom_valid: bool | None = None
     error: str | None = None  # NVML's word where the whole GPU does not answer
     unavailable: dict[str, str] = Field(default_factory=dict)
 
@@ -126,12 +152,15 @@ class GpusFact(Fact):
     gpus: tuple[Gpu, ...] = ()  # in NVML's order; with ``nvml_error`` those asked before it
     driver_version: str | None = None
     cuda_driver_version: str | None = None
+    nvml_version: str | None = None  # of the library that answered: CUDA's major version and a driver's
+    confidential_compute: bool | None = None
     nvml_error: NvmlError | None = None
     nvml_elapsed_s: float = 0.0
     kernel_module: str | None = None  # first line of /proc/driver/nvidia/version
     pci_gpus: tuple[PciGpu, ...] | None = None  # None where the bus cannot be read
     excluded_bus_ids: tuple[str, ...] = ()  # taken out by the operator
     device_nodes: tuple[str, ...] = ()  # nvidia0, nvidiactl, …, kfd of /dev
+    fabric_manager: bool | None = None  # whether its process runs; None where that cannot be seen
     in_container: bool = False
     granted: int | None = None  # GPUs that a scheduler or container runtime says it gave
     environment: dict[str, str] = Field(default_factory=dict)  # the variables that choose GPUs

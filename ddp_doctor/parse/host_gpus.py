@@ -4,6 +4,8 @@
     /sys/bus/pci/devices/0000:61:00.0/class    0x030200    display class: 0x0300 VGA, 0x0302 3D
     /sys/bus/pci/devices/0000:61:00.0/driver   -> ../../../../bus/pci/drivers/nvidia
     /sys/bus/pci/devices/0000:61:00.4/physfn   -> ../0000:61:00.0    a virtual function of a vGPU host
+    /dev/nvidia-nvswitchctl                    the control device of NVSwitches
+    /proc/2201/comm                            nv-fabricmanage
     /proc/1/cgroup                             0::/kubepods/besteffort/pod3c0f…
 
 Read through the probe's context; nothing is raised, what cannot be read does not exist.
@@ -15,6 +17,9 @@ from ddp_doctor.model.context import Context
 from ddp_doctor.parse.gpu_facts import PciGpu
 
 PCI = "/sys/bus/pci/devices"
+#: The device node by which the fabric manager drives NVSwitches, and its process ("comm" is cut at 15).
+NVSWITCHES = "nvidia-nvswitchctl"
+FABRIC_MANAGER = "nv-fabricmanage"
 CONTAINER_VARIABLES = ("container", "KUBERNETES_SERVICE_HOST", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
 CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv", "/run/systemd/container")
 CONTAINER_CGROUP = re.compile(r"docker|kubepods|containerd|libpod|crio|\blxc\b|machine\.slice")
@@ -48,6 +53,20 @@ def device_nodes(ctx: Context) -> tuple[str, ...]:
     except OSError:
         return ()
     return tuple(name for name in names if name.startswith("nvidia") or name == "kfd")
+
+
+def fabric_manager_runs(ctx: Context, nodes: tuple[str, ...]) -> bool | None:
+    """Whether the process of NVIDIA's fabric manager is there; None where that cannot be seen, or matters not.
+
+    A container shows its own processes only, and a /proc mounted with hidepid those of the user.
+    """
+    if NVSWITCHES not in nodes or in_container(ctx) or first_line(ctx, "/proc/1/comm") is None:
+        return None
+    try:
+        pids = [name for name in ctx.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return None
+    return any((first_line(ctx, f"/proc/{pid}/comm") or "").startswith(FABRIC_MANAGER) for pid in pids)
 
 
 def in_container(ctx: Context) -> bool:

@@ -17,6 +17,8 @@ class NvmlAnswer(Frozen):
     gpus: tuple[Gpu, ...] = ()
     driver_version: str | None = None
     cuda_driver_version: str | None = None  # the newest CUDA that this driver can serve
+    nvml_version: str | None = None
+    confidential_compute: bool | None = None
     excluded_bus_ids: tuple[BusId, ...] = ()  # GPUs that the operator took out (NVreg_ExcludedGpus)
     elapsed_s: float = 0.0
     error: str | None = None

@@ -12,11 +12,12 @@ never came back (ctypes releases the interpreter lock during a call). No single 
 value that NVML does not give is null, and ``unavailable`` says why, in NVML's own word
 (``not_supported``; ``function_not_found`` is an older driver; ``binding_too_old`` an older nvidia-ml-py).
 
-Only the standard library and pynvml (of nvidia-ml-py) are imported.
+Only the standard library, pynvml (of nvidia-ml-py) and the neighbour nvml_health.py are imported.
 """
 
 import json
 import os
+import runpy
 import sys
 import threading
 import time
@@ -55,6 +56,9 @@ RECOVERY_ACTIONS = {
     6: "bus_reset",
     7: "system_reboot",
 }
+#: What is asked beyond identity, use and clocks. By path: isolated, there is no package to import from.
+HEALTH = runpy.run_path(str(Path(__file__).with_name("nvml_health.py")))
+
 #: These say that the whole GPU is gone, whichever call they come from.
 LOST = ("gpu_is_lost", "reset_required")
 
@@ -72,6 +76,8 @@ def main() -> None:
         "elapsed_s": 0.0,
         "driver_version": None,
         "cuda_driver_version": None,
+        "nvml_version": None,
+        "confidential_compute": None,
         "excluded_bus_ids": [],
         "gpus": [],
         "unavailable": {},
@@ -114,13 +120,14 @@ def _ask(answer: dict[str, Any]) -> None:
     nvml.fill(answer, "driver_version", "nvmlSystemGetDriverVersion")
     nvml.fill(answer, "cuda_driver_version", "nvmlSystemGetCudaDriverVersion_v2", use=_cuda_version)
     answer["excluded_bus_ids"] = _excluded(nvml)
-    slowed = []
+    HEALTH["ask_system"](nvml, answer)
+    asked = []
     for index in range(count or 0):
         gpu, handle = _gpu(nvml, index)
         answer["gpus"].append(gpu)
-        if set(gpu.get("clock_events") or ()) & _names(SLOWDOWN_BITS):
-            slowed.append((gpu, handle))
-    _look_again(nvml, slowed)
+        asked.append((gpu, handle))
+    _look_again(nvml, asked)
+    HEALTH["check_inforoms"](nvml, asked)
     answer.update(call="", gpu=None)
 
 
@@ -187,6 +194,8 @@ def _gpu(nvml: _Nvml, index: int) -> tuple[dict[str, Any], Any]:
         _memory(nvml, gpu, handle)
         _health(nvml, gpu, handle)
         _clocks(nvml, gpu, handle)
+        for name in ("ask_memory", "ask_limits", "ask_firmware", "ask_fabric"):
+            HEALTH[name](nvml, gpu, handle)
         gpu["error"] = next((code for code in LOST if code in gpu["unavailable"].values()), None)
     return gpu, handle
 
@@ -265,22 +274,9 @@ def _health(nvml: _Nvml, gpu: dict[str, Any], handle: Any) -> None:
     nvml.fill(gpu, "ecc_enabled", "nvmlDeviceGetEccMode", handle, use=lambda modes: bool(modes[0]))
     for field, counter in (("ecc_volatile_uncorrected", 0), ("ecc_aggregate_uncorrected", 1)):
         nvml.fill(gpu, field, "nvmlDeviceGetTotalEccErrors", handle, uncorrected, counter)
-    gpu["recovery_action"], reason = _recovery_action(nvml, handle)
-    if reason:
-        gpu["unavailable"]["recovery_action"] = reason
-
-
-def _recovery_action(nvml: _Nvml, handle: Any) -> tuple[str | None, str | None]:
-    field = getattr(nvml.pynvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
-    if field is None:
-        return None, "binding_too_old"
-    values, reason = nvml.call("nvmlDeviceGetFieldValues", handle, [field])
-    if reason is None and values[0].nvmlReturn != 0:
-        reason = nvml.code(values[0].nvmlReturn)
-    if reason:
-        return None, reason
-    number = values[0].value.uiVal
-    return RECOVERY_ACTIONS.get(number, f"action_{number}"), None
+    action = {"recovery_action": "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"}
+    number = HEALTH["fields"](nvml, gpu, handle, action)["recovery_action"]
+    gpu["recovery_action"] = None if number is None else RECOVERY_ACTIONS.get(number, f"action_{number}")
 
 
 def _clocks(nvml: _Nvml, gpu: dict[str, Any], handle: Any) -> None:
@@ -310,15 +306,16 @@ def _names(mask: int) -> set[str]:
     return {name for bit, name in CLOCK_EVENTS.items() if mask & bit}
 
 
-def _look_again(nvml: _Nvml, slowed: list[tuple[dict[str, Any], Any]]) -> None:
+def _look_again(nvml: _Nvml, asked: list[tuple[dict[str, Any], Any]]) -> None:
     """Keep only the slowdowns that a second look still sees."""
+    slow = _names(SLOWDOWN_BITS)
+    slowed = [(gpu, handle) for gpu, handle in asked if slow & set(gpu.get("clock_events") or ())]
     if slowed:
         time.sleep(SECOND_LOOK_S)
     for gpu, handle in slowed:
         nvml.answer["gpu"] = gpu["index"]
         mask, _ = _clock_events(nvml, handle)
-        gone = _names(SLOWDOWN_BITS) - _names(mask or 0)
-        gpu["clock_events"] = sorted(set(gpu["clock_events"]) - gone)
+        gpu["clock_events"] = sorted(set(gpu["clock_events"]) - (slow - _names(mask or 0)))
 
 
 if __name__ == "__main__":

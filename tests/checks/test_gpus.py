@@ -1,6 +1,5 @@
 """The gpus check end to end: real child, real pynvml, a compiled NVML, a tree for /sys; then the rules."""
 
-import functools
 import json
 import os
 import time
@@ -19,54 +18,19 @@ from ddp_doctor.parse.gpu_facts import Gpu, GpuProcess, NvmlError, PciGpu
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
 from tests.nvml_stand_in import environment
+from tests.nvml_stand_in.machine import BUSES, Machine, bare_machine, plug_eight
 
-BUSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
 GIB = 2**30
-
-
-class Machine:
-    """A tree in place of /, with the PCI bus of a node and nothing else."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        (root / "sys/bus/pci/devices").mkdir(parents=True)
-
-    def plug(
-        self, bus_id: str, driver: str | None = "nvidia", *, kind: str = "0x030200", vendor: str = "0x10de"
-    ) -> Path:
-        device = self.root / "sys/bus/pci/devices" / bus_id
-        device.mkdir()
-        (device / "vendor").write_text(f"{vendor}\n")
-        (device / "class").write_text(f"{kind}\n")
-        if driver:
-            (device / "driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
-        return device
-
-    def file(self, path: str, text: str = "") -> None:
-        target = self.root / path.lstrip("/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
-
-    def context(self, env: dict[str, str], limit_s: float = 30) -> LiveContext:
-        return LiveContext(env, time.monotonic() + limit_s, root=str(self.root))
 
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Machine:
-    """A machine with a CPU and its usual devices, without any NVIDIA GPU."""
-    machine = Machine(tmp_path)
-    machine.plug("0000:00:02.0", "ast", kind="0x030000", vendor="0x1a03")
-    return machine
+    return bare_machine(tmp_path)
 
 
 @pytest.fixture
 def node(bare: Machine) -> Machine:
-    """A node with eight H100s, their audio and their NVSwitch, all well."""
-    for bus in BUSES:
-        bare.plug(f"0000:{bus}:00.0")
-    bare.plug("0000:1b:00.1", "snd_hda_intel", kind="0x040300")
-    bare.plug("0000:05:00.0", "nvidia-nvswitch", kind="0x068000")
-    return bare
+    return plug_eight(bare)
 
 
 NO_LIBRARY = {"LD_LIBRARY_PATH": "/nowhere"}
@@ -90,23 +54,8 @@ def verdicts(recording: Recording) -> list[tuple[str, str]]:
     return [(finding.code, finding.severity.value) for finding in judge(recording)]
 
 
-@functools.cache
-def _answer(fault: str, defines: tuple[str, ...], limit: str) -> CommandResult:
-    """The real child's answer; the variables that choose GPUs do not change it."""
-    return LiveContext(environment(fault, *defines), time.monotonic() + 30).child("nvml", limit)
-
-
-class StandInContext(LiveContext):
-    """The live machine below another root, whose NVML is the stand-in."""
-
-    def child(self, name: str, *args: str) -> CommandResult:
-        defines = tuple(self.env["DEFINES"].split())
-        return _answer(self.env["NVML_STAND_IN"], defines, *args)
-
-
 def look(machine: Machine, fault: str = "healthy", *defines: str, **more: str) -> GpusFact:
-    env = {"NVML_STAND_IN": fault, "DEFINES": " ".join(defines), **more}
-    return probe(StandInContext(env, time.monotonic() + 1000, root=str(machine.root)))
+    return probe(machine.stand_in(fault, *defines, **more))
 
 
 def world(nproc: int = 8, backend: str = "nccl", nodes: int = 1) -> World:
@@ -657,4 +606,4 @@ def test_every_rule_is_documented_in_the_four_sections(rule: Any) -> None:
 
 def test_codes_are_unique_and_in_order() -> None:
     codes = [rule.code for rule in CHECK.rules]
-    assert codes == sorted(set(codes)) == [f"DD{number}" for number in range(301, 312)]
+    assert codes == sorted(set(codes)) == [f"DD{number}" for number in range(301, 325)]

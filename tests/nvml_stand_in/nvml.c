@@ -7,6 +7,7 @@
  *   healthy (also when unset) · ecc · ecc_contained · throttled · throttled_once · busy · full · desktop
  *   exclusive · exclusive_taken · exclusive_mps · prohibited · mig · mixed · two (GPUs) · none · seven
  *   half_ours · gpu_lost · lost_later · reset · not_loaded · mismatch · no_permission · hang_init · hang_gpu · crash
+ * health.c adds more of them.
  * -DFAULT='"gpu_lost"' plants one for processes whose environment is not ours, such as a SLURM prolog.
  * -DOLD_DRIVER leaves out what a 470 driver lacks, so that pynvml raises NVMLError_FunctionNotFound.
  *
@@ -46,7 +47,7 @@ int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 int nvmlShutdown(void) { return SUCCESS; }
 
 int nvmlDeviceGetCount_v2(unsigned *count) {
-    *count = is("none") ? 0 : is("two") ? 2 : is("seven") ? 7 : 8;
+    *count = is("none") ? 0 : is("two") ? 2 : is("jetson") || is("wsl") ? 1 : is("seven") ? 7 : 8;
     return SUCCESS;
 }
 
@@ -74,8 +75,31 @@ int nvmlDeviceGetUUID(Device *gpu, char *text, unsigned size) {
     return SUCCESS;
 }
 
+/* What the variant's GPUs are. */
+typedef struct { const char *variant, *name; int major, minor; unsigned long long bytes; } Model;
+
+static const Model models[] = {
+    {"geforce", "NVIDIA GeForce RTX 4090", 8, 9, 24 * GIB},
+    {"wsl", "NVIDIA GeForce RTX 4090", 8, 9, 24 * GIB},
+    {"a100", "NVIDIA A100-SXM4-80GB", 8, 0, 80 * GIB},
+    {"v100", "Tesla V100-SXM2-32GB", 7, 0, 32 * GIB},
+    {"retired_pending", "Tesla V100-SXM2-32GB", 7, 0, 32 * GIB},
+    {"retired_pending_single", "Tesla V100-SXM2-32GB", 7, 0, 32 * GIB},
+    {"retired_full", "Tesla V100-SXM2-32GB", 7, 0, 32 * GIB},
+    {"h100_nvl", "NVIDIA H100 NVL", 9, 0, 94 * GIB},
+    {"vgpu", "NVIDIA H100XM-80C", 9, 0, 80 * GIB},
+    {"jetson", "Orin (nvgpu)", 8, 7, 0},
+};
+static const Model h100 = {"", "NVIDIA H100 80GB HBM3", 9, 0, TOTAL};
+
+static const Model *model(void) {
+    for (unsigned i = 0; i < sizeof models / sizeof *models; i++)
+        if (is(models[i].variant)) return &models[i];
+    return &h100;
+}
+
 int nvmlDeviceGetName(Device *gpu, char *text, unsigned size) {
-    snprintf(text, size, "%s", sick(gpu, "mixed") ? "NVIDIA A100-SXM4-80GB" : "NVIDIA H100 80GB HBM3");
+    snprintf(text, size, "%s", sick(gpu, "mixed") ? "NVIDIA A100-SXM4-80GB" : model()->name);
     return SUCCESS;
 }
 
@@ -85,7 +109,7 @@ int nvmlDeviceGetPciInfo_v3(Device *gpu, PciInfo *pci) {
     memset(pci, 0, sizeof *pci);
     pci->bus = buses[gpu->index];
     snprintf(pci->busId, sizeof pci->busId, "00000000:%02X:00.0", buses[gpu->index]);
-    return SUCCESS;
+    return is("jetson") ? NOT_SUPPORTED : SUCCESS;
 }
 
 int nvmlDeviceGetMinorNumber(Device *gpu, unsigned *minor) {
@@ -94,20 +118,14 @@ int nvmlDeviceGetMinorNumber(Device *gpu, unsigned *minor) {
 }
 
 int nvmlDeviceGetCudaComputeCapability(Device *gpu, int *major, int *minor) {
-    *major = sick(gpu, "mixed") ? 8 : 9;
-    *minor = 0;
+    *major = sick(gpu, "mixed") ? 8 : model()->major;
+    *minor = model()->minor;
     return SUCCESS;
 }
 
 int nvmlDeviceGetComputeMode(Device *gpu, unsigned *mode) {
     int exclusive = is("exclusive") || is("exclusive_taken") || is("exclusive_mps");
     *mode = sick(gpu, "prohibited") ? 2 : exclusive ? 3 : 0;
-    return SUCCESS;
-}
-
-int nvmlDeviceGetPersistenceMode(Device *gpu, unsigned *enabled) {
-    (void)gpu;
-    *enabled = 1;
     return SUCCESS;
 }
 
@@ -121,9 +139,10 @@ static unsigned long long used(const Device *gpu) {
 
 int nvmlDeviceGetMemoryInfo(Device *gpu, Memory *memory) {
     if (sick(gpu, "hang_gpu")) hang();
-    memory->total = TOTAL;
+    memory->total = model()->bytes;
     memory->used = used(gpu) + RESERVED;
-    memory->free = TOTAL - memory->used;
+    memory->free = memory->total - memory->used;
+    if (is("jetson")) return NOT_SUPPORTED;
     return sick(gpu, "lost_later") ? GPU_IS_LOST : SUCCESS;
 }
 
@@ -153,18 +172,6 @@ int nvmlDeviceGetComputeRunningProcesses_v2(Device *gpu, unsigned *count, Proces
 
 int nvmlDeviceGetGraphicsRunningProcesses_v2(Device *gpu, unsigned *count, Process *found) {
     return processes(gpu, 0, count, found);
-}
-
-int nvmlDeviceGetEccMode(Device *gpu, unsigned *current, unsigned *pending) {
-    (void)gpu;
-    *current = *pending = 1;
-    return SUCCESS;
-}
-
-int nvmlDeviceGetTotalEccErrors(Device *gpu, unsigned type, unsigned counter, unsigned long long *count) {
-    *count = 0;
-    if (type == 1 && (sick(gpu, "ecc") || sick(gpu, "ecc_contained"))) *count = counter ? 5 : 2;
-    return SUCCESS;
 }
 
 static int reasons(const Device *gpu, unsigned long long *mask) {
@@ -209,6 +216,7 @@ int nvmlDeviceGetMaxPcieLinkWidth(Device *gpu, unsigned *value) { (void)gpu; *va
 
 #ifndef OLD_DRIVER
 
+/* The slices are GPU 3's, whichever GPU is asked: only their names matter. */
 static Device slices[2] = {{SICK, 0}, {SICK, 1}};
 
 int nvmlDeviceGetMemoryInfo_v2(Device *gpu, MemoryV2 *memory) {
@@ -239,7 +247,7 @@ int nvmlGetExcludedDeviceCount(unsigned *count) {
 }
 
 int nvmlDeviceGetMigMode(Device *gpu, unsigned *current, unsigned *pending) {
-    *current = *pending = sick(gpu, "mig");
+    *current = *pending = sick(gpu, "mig") || is("mig_all");
     return SUCCESS;
 }
 
@@ -250,18 +258,8 @@ int nvmlDeviceGetMaxMigDeviceCount(Device *gpu, unsigned *count) {
 }
 
 int nvmlDeviceGetMigDeviceHandleByIndex(Device *gpu, unsigned index, Device **slice) {
-    if (gpu->index != SICK || index > 1) return NOT_FOUND;
+    if ((gpu->index != SICK && !is("mig_all")) || index > 1) return NOT_FOUND;
     *slice = &slices[index];
-    return SUCCESS;
-}
-
-int nvmlDeviceGetFieldValues(Device *gpu, int count, FieldValue *values) {
-    for (int i = 0; i < count; i++) {
-        if (topology_field && topology_field(gpu, &values[i])) continue;
-        int contained = is("ecc_contained") || is("healthy");
-        values[i].nvmlReturn = contained || is("reset") ? SUCCESS : NOT_SUPPORTED;
-        values[i].value.uiVal = sick(gpu, "reset") ? 1 : 0;
-    }
     return SUCCESS;
 }
 

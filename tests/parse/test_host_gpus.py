@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_doctor.parse.host_gpus import device_nodes, in_container, pci_gpus
+from ddp_doctor.parse.host_gpus import device_nodes, fabric_manager_runs, in_container, pci_gpus
 from tests.fakes import FakeContext
 
 DEVICE = "/sys/bus/pci/devices/0000:61:00.0"
@@ -68,3 +68,23 @@ def test_device_nodes_are_nvidias_and_amds() -> None:
     files = {f"/dev/{name}": "" for name in ("nvidia0", "nvidiactl", "null", "kfd")}
     assert device_nodes(FakeContext(files=files)) == ("kfd", "nvidia0", "nvidiactl")
     assert device_nodes(FakeContext()) == ()
+
+
+SWITCHES = ("nvidia-nvswitch0", "nvidia-nvswitchctl", "nvidia0")
+INIT = {"/proc/1/comm": "systemd\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "nodes", "runs"),
+    [
+        ({**INIT, "/proc/2201/comm": "nv-fabricmanage\n"}, SWITCHES, True),
+        ({**INIT, "/proc/2201/comm": "python\n"}, SWITCHES, False),
+        ({**INIT, "/proc/2201/comm": "nv-fabricmanage\n"}, ("nvidia0",), None),  # no NVSwitch, no need
+        ({**INIT, "/.dockerenv": ""}, SWITCHES, None),
+        ({"/proc/2201/comm": "python\n"}, SWITCHES, None),  # /proc mounted with hidepid
+    ],
+)
+def test_the_fabric_manager_is_looked_for_where_it_can_be_seen(
+    files: dict[str, str], nodes: tuple[str, ...], runs: bool | None
+) -> None:
+    assert fabric_manager_runs(FakeContext(files=files), nodes) is runs

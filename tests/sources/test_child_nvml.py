@@ -10,10 +10,18 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.sources import child_nvml
+from ddp_doctor.sources import child_nvml, nvml_health
 from tests.nvml_stand_in import environment
 
 SCRIPT = Path(child_nvml.__file__)
+
+
+PAGES = (
+    "pages_retired_single_bit",
+    "pages_retired_double_bit",
+    "page_retirement_pending",
+    "page_retirement_pending_double_bit",
+)
 
 
 def ask(fault: str = "healthy", *defines: str, limit_s: float = 10, **more: str) -> dict[str, Any]:
@@ -40,7 +48,7 @@ def test_a_healthy_node_gives_eight_whole_gpus() -> None:
     assert gpu == {
         "index": 3,
         "error": None,
-        "unavailable": {},
+        "unavailable": dict.fromkeys(PAGES, "not_supported"),  # since Ampere rows are replaced
         "uuid": "GPU-8932f933-d72c-4106-c12f-20bd9faed9f6",
         "name": "NVIDIA H100 80GB HBM3",
         "bus_id": "00000000:61:00.0",
@@ -68,15 +76,38 @@ def test_a_healthy_node_gives_eight_whole_gpus() -> None:
         "pcie_generation_max": 5,
         "pcie_width": 16,
         "pcie_width_max": 16,
+        "ecc_volatile_corrected": 0,
+        "ecc_aggregate_corrected": 0,
+        "ecc_volatile_uncorrected_dram": 0,
+        "ecc_volatile_uncorrected_sram": 0,
+        "sram_threshold_exceeded": False,
+        "rows_remapped_corrected": 0,
+        "rows_remapped_uncorrected": 0,
+        "row_remap_pending": False,
+        "row_remap_failed": False,
+        "spare_rows": {"max": 2560, "high": 0, "partial": 0, "low": 0, "none": 0},
+        **dict.fromkeys(PAGES),
+        "power_limit_w": 700.0,
+        "power_limit_default_w": 700.0,
+        "application_clock_mhz": 1980,
+        "application_clock_default_mhz": 1980,
+        "vbios_version": "96.00.74.00.01",
+        "gsp_firmware_version": "550.90.07",
+        "display_active": False,
+        "virtualization": "none",
+        "fabric_state": "completed",
+        "fabric_status": None,
+        "fabric_faults": [],
+        "inforom_valid": True,
     }
+    assert (answer["nvml_version"], answer["confidential_compute"]) == ("12.550.90.07", False)
 
 
 def test_an_old_driver_costs_only_the_values_it_lacks() -> None:
     gpu = ask("healthy", "OLD_DRIVER")["gpus"][0]
-    assert gpu["unavailable"] == {
-        "mig_enabled": "function_not_found",
-        "recovery_action": "function_not_found",
-    }
+    since_then = ("sram_threshold_exceeded", "spare_rows", "row_remapping", "gsp_firmware_version")
+    lacking = ("mig_enabled", "recovery_action", *PAGES, *since_then, "fabric_state")
+    assert gpu["unavailable"] == dict.fromkeys(lacking, "function_not_found")
     assert gpu["mig_enabled"] is None
     assert gpu["clock_events"] == ["gpu_idle"]  # by its former name
     assert gpu["processes"] == []  # by the former version of the call
@@ -87,8 +118,49 @@ def test_an_old_driver_costs_only_the_values_it_lacks() -> None:
 def test_a_value_that_nvml_does_not_support_is_null_with_nvmls_reason() -> None:
     gpu = ask("ecc")["gpus"][3]
     assert gpu["recovery_action"] is None
-    assert gpu["unavailable"] == {"recovery_action": "not_supported"}
+    assert gpu["unavailable"] == dict.fromkeys(("recovery_action", *PAGES), "not_supported")
     assert (gpu["ecc_volatile_uncorrected"], gpu["ecc_aggregate_uncorrected"]) == (2, 5)
+
+
+def test_a_card_that_counts_retired_pages_tells_them_all() -> None:
+    gpu = ask("retired_pending")["gpus"][3]
+    assert [gpu[name] for name in PAGES] == [0, 1, True, True]
+
+
+@pytest.mark.parametrize(
+    ("fault", "state", "status", "faults"),
+    [
+        ("fabric_in_progress", "in_progress", None, []),
+        ("fabric_not_started", "not_started", None, []),
+        ("fabric_failed", "completed", "unknown", []),
+        ("fabric_degraded", "completed", None, ["degraded_bandwidth"]),
+        ("fabric_few_links", "completed", None, ["insufficient_nvlinks"]),
+        ("a100", None, None, []),
+    ],
+)
+def test_the_fabric_tells_its_state_status_and_faults(
+    fault: str, state: str | None, status: str | None, faults: list[str]
+) -> None:
+    gpu = ask(fault)["gpus"][3]
+    assert (gpu["fabric_state"], gpu["fabric_status"], gpu["fabric_faults"]) == (state, status, faults)
+
+
+@pytest.mark.parametrize(
+    ("mask", "faults"),
+    [
+        (0, []),
+        (2 | 2 << 2 | 2 << 4 | 2 << 6 | 1 << 8, []),
+        (1 | 1 << 2 | 1 << 4 | 1 << 6 | 6 << 8, ["degraded_bandwidth", "route_recovery", "route_unhealthy"]),
+        (15 << 8, []),  # a value that a newer driver may bring
+    ],
+)
+def test_a_fabric_health_mask_is_read_bit_by_bit(mask: int, faults: list[str]) -> None:
+    assert nvml_health.fabric_faults(mask)[:3] == faults
+
+
+def test_an_inforom_that_fails_its_checksum_is_told_from_one_that_cannot_be_checked() -> None:
+    assert [gpu["inforom_valid"] for gpu in ask("inforom")["gpus"]] == [True] * 3 + [False] + [True] * 4
+    assert {gpu["inforom_valid"] for gpu in ask("geforce")["gpus"]} == {None}
 
 
 @pytest.mark.parametrize(

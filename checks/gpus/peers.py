@@ -1,0 +1,226 @@
+"""DD315, DD318, DD319, DD321: GPUs of one model that are not set, or not made, alike."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ddp_doctor.checks.gpus.severity import by_model
+from ddp_doctor.knowledge import nvml as known
+from ddp_doctor.knowledge import thresholds as limits
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Draft, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.gpu_facts import Gpu, GpusFact
+from ddp_doctor.phrases.gpus import Hits, Sight, gpu_draft
+
+
+@rule("DD315", "ecc-differs-between-gpus", Severity.WARNING, GpusFact)
+def ecc_differs(recording: Recording) -> Iterator[Draft]:
+    """GPUs of one model of which some have ECC off.
+
+    What it finds
+        ECC on and off on the job's GPUs of one model. Off on all is the site's choice, and what gaming cards
+        come with.
+
+    Why it matters
+        Where it is off, a flipped bit goes unseen into the gradients of all ranks; where it is on, cards
+        without HBM have less memory and bandwidth, and every rank waits for them.
+
+    Remedy
+        Set it alike on all.
+
+    References
+        nvidia-smi manual, --ecc-config; NVML API reference, nvmlDeviceGetEccMode
+    """
+    for model, hits in by_model(recording).items():
+        off = [hit for hit in hits if hit[1].ecc_enabled is False]
+        on = [hit for hit in hits if hit[1].ecc_enabled]
+        if off and on:
+            few, state = (off, "off") if len(off) <= len(on) else (on, "on")
+            yield gpu_draft(
+                recording,
+                few,
+                f"ECC is {state}, unlike on other GPUs of this model",
+                lambda gpu: Sight(f"ECC {'on' if gpu.ecc_enabled else 'off'}", expected_from="alike on all"),
+                known.ECC_ALIKE,
+                detail=f"Of model {model}, {len(off)} of {len(off) + len(on)} GPUs run without ECC.",
+                severity=Severity.WARNING,
+            )
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """Something that an operator can lower on a GPU."""
+
+    words: str
+    unit: str
+    tell: Callable[[Gpu], float | None]
+    default: Callable[[Gpu], float | None]
+    remedy: Remedy
+
+    def usual(self, hits: Hits) -> float:
+        """The value of most; of equally many the higher one."""
+        counts = Counter(self.tell(gpu) or 0.0 for _, gpu in hits)
+        return max(counts, key=lambda value: (counts[value], value))
+
+
+_POWER = _Limit(
+    "power limit",
+    "W",
+    lambda gpu: gpu.power_limit_w,
+    lambda gpu: gpu.power_limit_default_w,
+    known.LIMIT_POWER_ALIKE,
+)
+_CLOCK = _Limit(
+    "application clock",
+    "MHz",
+    lambda gpu: gpu.application_clock_mhz,
+    lambda gpu: gpu.application_clock_default_mhz,
+    known.RESET_CLOCKS,
+)
+
+
+@rule("DD318", "gpu-power-limit-lowered", Severity.WARNING, GpusFact)
+def power_lowered(recording: Recording) -> Iterator[Draft]:
+    """A GPU that may draw less power than its peers.
+
+    What it finds
+        A power limit below nine tenths of what most of the job's GPUs of that model have: a warning.
+        Information where all have one below nine tenths of the default, which is a site's choice.
+
+    Why it matters
+        Under load it clocks down first, and in DDP every rank waits for the slowest.
+
+    Remedy
+        Set the limit alike, or find out who lowered it.
+
+    References
+        NVML API reference, nvmlDeviceGetEnforcedPowerLimit; nvidia-smi manual, --power-limit
+    """
+    yield from _lowered(recording, _POWER)
+
+
+@rule("DD319", "gpu-clocks-set-lower", Severity.WARNING, GpusFact)
+def clocks_lowered(recording: Recording) -> Iterator[Draft]:
+    """A GPU whose application clocks are set lower than its peers'.
+
+    What it finds
+        An application clock of the core below nine tenths of what most of the job's GPUs of that model have: a
+        warning. Information where all have one below nine tenths of the default. Idle clocks do not count.
+
+    Why it matters
+        The GPU runs at that clock under load, and in DDP every rank waits for the slowest.
+
+    Remedy
+        Reset the application clocks.
+
+    References
+        NVML API reference, nvmlDeviceGetApplicationsClock; nvidia-smi manual, --applications-clocks
+    """
+    yield from _lowered(recording, _CLOCK)
+
+
+def _lowered(recording: Recording, limit: _Limit) -> Iterator[Draft]:
+    for model, peers in by_model(recording).items():
+        hits = [hit for hit in peers if limit.tell(hit[1])]
+        usual = limit.usual(hits) if hits else 0.0
+        low = [hit for hit in hits if (limit.tell(hit[1]) or 0.0) < limits.GPU_LIMIT_SHARE * usual]
+        if low:
+            words = f"{limit.words} below {usual:g} {limit.unit}, which most GPUs of this model have"
+            yield _draft(recording, limit, low, words, usual, Severity.WARNING)
+            continue
+        # A laptop's limit goes up and down with its battery and its processor.
+        far = [] if "Laptop" in model else [hit for hit in hits if _below_default(limit, hit[1])]
+        if far:
+            default = limit.default(far[0][1]) or 0.0
+            words = f"{limit.words} below its default of {default:g} {limit.unit}"
+            yield _draft(recording, limit, far, words, default, Severity.INFO)
+
+
+def _below_default(limit: _Limit, gpu: Gpu) -> bool:
+    return (limit.tell(gpu) or 0.0) < limits.GPU_LIMIT_SHARE * (limit.default(gpu) or 0.0)
+
+
+def _draft(
+    recording: Recording, limit: _Limit, hits: Hits, words: str, expected: float, severity: Severity
+) -> Draft:
+    alike = severity is Severity.INFO
+    return gpu_draft(
+        recording,
+        hits,
+        words,
+        lambda gpu: Sight(
+            f"{limit.words} {limit.tell(gpu):g} {limit.unit}",
+            limit.tell(gpu),
+            limit.unit,
+            expected,
+            "the GPU's default" if alike else "most GPUs of the same model",
+        ),
+        limit.remedy,
+        detail="All GPUs of the model are alike, so none waits for another; the job is slower than it could be."
+        if alike
+        else "In every step the other ranks wait for the slowest GPU.",
+        severity=severity,
+    )
+
+
+@rule("DD321", "gpus-of-one-model-differ", Severity.INFO, GpusFact)
+def firmware_differs(recording: Recording) -> Iterator[Draft]:
+    """GPUs of one model with different VBIOS versions or memory sizes.
+
+    What it finds
+        More than one VBIOS version, or memory sizes more than 2 % apart with ECC alike, among the job's GPUs of
+        one model.
+
+    Why it matters
+        Nothing has to be wrong: they were bought at different times. But limits and faults may differ with it,
+        and the smallest memory bounds the batch.
+
+    Remedy
+        None is needed; worth knowing when one GPU or node behaves unlike the others.
+
+    References
+        NVML API reference, nvmlDeviceGetVbiosVersion
+    """
+    for hits in by_model(recording).values():
+        few = _odd(hits, lambda gpu: gpu.vbios_version) or _odd_sizes(hits)
+        if few:
+            yield gpu_draft(
+                recording,
+                few,
+                "another VBIOS or memory size than other GPUs of this model",
+                _firmware_sight,
+                known.SAME_FIRMWARE,
+                detail="Worth knowing where one GPU or node behaves unlike the others.",
+                severity=Severity.INFO,
+            )
+
+
+def _odd(hits: Hits, tell: Callable[[Gpu], str | None]) -> Hits:
+    """Those that differ from most; all where there is no majority."""
+    told = [hit for hit in hits if tell(hit[1])]
+    values = Counter(tell(gpu) for _, gpu in told)
+    if len(values) < 2:
+        return []
+    usual, count = values.most_common(1)[0]
+    return [hit for hit in told if tell(hit[1]) != usual] if 2 * count > len(told) else told
+
+
+def _odd_sizes(hits: Hits) -> Hits:
+    if len({gpu.ecc_enabled for _, gpu in hits}) > 1:
+        return []  # ECC takes memory on some cards, and DD315 has named them
+    largest = max(gpu.memory_total_bytes or 0 for _, gpu in hits)
+    least = (1 - limits.GPU_MEMORY_SIZE_SHARE) * largest
+    return [hit for hit in hits if 0 < (hit[1].memory_total_bytes or 0) < least]
+
+
+def _firmware_sight(gpu: Gpu) -> Sight:
+    size = (gpu.memory_total_bytes or 0) / limits.GIB
+    gsp = f", GSP firmware {gpu.gsp_firmware_version}" if gpu.gsp_firmware_version else ""
+    return Sight(
+        f"VBIOS {gpu.vbios_version}, {size:.1f} GiB{gsp}", expected_from="one version on all is usual"
+    )
+
+
+RULES = (ecc_differs, power_lowered, clocks_lowered, firmware_differs)

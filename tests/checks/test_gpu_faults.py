@@ -1,0 +1,210 @@
+"""Every fault the stand-in for libnvidia-ml plays, to code, severity and verdict; and the rules' edges."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor.checks.gpus import CHECK, GpusFact
+from ddp_doctor.model.choices import Backend, Status
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.parse.gpu_facts import Gpu
+from tests.nvml_stand_in import fault_table
+from tests.nvml_stand_in.fault_table import CASES, Case
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_a_played_fault_or_healthy_machine_gets_its_findings_and_verdict(case: Case, tmp_path: Path) -> None:
+    report = fault_table.play(case, tmp_path)
+    found = tuple((finding.code, finding.severity.value) for finding in report.findings)
+    assert (found, report.verdict.value) == (case.expected, case.verdict)
+
+
+def test_the_table_has_a_line_for_every_case(capsys: pytest.CaptureFixture[str]) -> None:
+    fault_table.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[0].strip() for line in lines[1:]] == [case.name for case in CASES]
+    line = next(line for line in lines if line.startswith("remap_failed "))
+    assert [part.strip() for part in line.split("|")] == [
+        "remap_failed",
+        "DD312",
+        "error",
+        "sick",
+        "GPU 3 (0000:61:00.0) on node0: a bad row of its memory could not be replaced",
+    ]
+
+
+# --- the rules alone ------------------------------------------------------------------------------------
+
+
+def gpu(index: int = 0, **values: Any) -> Gpu:
+    sound = {"uuid": f"GPU-{index}", "name": "NVIDIA H100 80GB HBM3", "memory_total_bytes": 80 * GIB}
+    return Gpu(index=index, **{**sound, **values})
+
+
+def fact_of(*gpus: Gpu, **values: Any) -> GpusFact:
+    indices = tuple(one.index for one in gpus)
+    return GpusFact(**{"gpus": gpus, "visible": indices, "used": indices, **values})
+
+
+def judge(*facts: GpusFact, **options: Any) -> list[Finding]:
+    readings = tuple(
+        Reading(check="gpus", status=Status.COLLECTED, node=at, fact=fact.recorded())
+        for at, fact in enumerate(facts)
+    )
+    hosts = tuple(Node(node_rank=at, hostname=f"node{at}") for at in range(len(facts)))
+    world = World(nnodes=len(facts), world_size=len(facts), nodes=hosts)
+    recording = Recording(world=world, options=Options(**options), readings=readings)
+    return [finding for rule in CHECK.rules for finding in rule.apply(recording)]
+
+
+def verdicts(*facts: GpusFact, **options: Any) -> list[tuple[str, str]]:
+    return [(finding.code, finding.severity.value) for finding in judge(*facts, **options)]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"rows_remapped_corrected": 9, "rows_remapped_uncorrected": 400}, []),  # repaired is repaired
+        ({"ecc_volatile_corrected": 100000, "ecc_aggregate_corrected": 9000000}, []),
+        ({"pages_retired_single_bit": 40, "pages_retired_double_bit": 22}, []),
+        ({"pages_retired_single_bit": 40, "pages_retired_double_bit": 23}, [("DD314", "warning")]),
+        ({"spare_rows": {"max": 2000, "none": 0}}, []),
+        ({"row_remap_failed": True, "spare_rows": {"none": 1}}, [("DD312", "error")]),
+        ({"row_remap_failed": True, "row_remap_pending": True}, [("DD312", "error")]),
+        ({"row_remap_failed": True, "ecc_volatile_uncorrected": 3}, [("DD312", "error")]),
+        ({"row_remap_pending": True, "recovery_action": "gpu_reset"}, [("DD304", "error")]),
+        ({"row_remap_pending": True, "ecc_volatile_uncorrected": 1}, [("DD307", "error")]),
+        ({"page_retirement_pending": True}, [("DD313", "warning")]),
+        ({"inforom_valid": None}, []),
+        ({"persistence_mode": False, "display_active": True}, []),
+        ({"virtualization": "passthrough"}, []),
+        ({"virtualization": "host_vgpu"}, []),
+        ({"fabric_state": "not_supported"}, []),
+        ({"fabric_state": "in_progress", "mig_enabled": True}, [("DD309", "info")]),
+        ({"fabric_state": "state_9"}, []),  # of a newer driver: nobody knows what it means
+        ({"fabric_state": "in_progress", "fabric_faults": ("no_partition",)}, [("DD316", "error")]),
+        ({"power_limit_w": 400.0, "power_limit_default_w": 700.0}, [("DD318", "info")]),
+        ({"power_limit_w": 650.0, "power_limit_default_w": 700.0}, []),
+        ({"power_limit_w": 60.0, "power_limit_default_w": 115.0, "name": "RTX 4090 Laptop GPU"}, []),
+        ({"power_limit_w": 0.0, "power_limit_default_w": 700.0}, []),
+        ({"sm_clock_mhz": 210, "sm_clock_max_mhz": 1980, "clock_events": ("gpu_idle",)}, []),
+    ],
+)
+def test_one_gpu_is_judged_by_what_it_says(values: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+    assert verdicts(fact_of(gpu(**values))) == expected
+
+
+def test_memory_errors_tell_their_place_and_that_a_reset_repairs_them() -> None:
+    sick = gpu(ecc_volatile_uncorrected=3, ecc_volatile_uncorrected_dram=3, row_remap_pending=True)
+    text = judge(fact_of(sick))[0].evidence[0].text
+    assert "of the former 3 in DRAM" in text
+    assert text.endswith("; a reset will replace the bad memory")
+
+
+@pytest.mark.parametrize(
+    ("states", "named"),
+    [
+        ((True, True, True), []),
+        ((False, False, False), []),
+        ((None, None, False), []),
+        ((True, False, True), [1]),
+        ((False, True, False), [1]),
+        ((True, False), [1]),  # of two, the one without is named: its errors go unseen
+    ],
+)
+def test_ecc_is_compared_among_gpus_of_one_model(states: tuple[bool | None, ...], named: list[int]) -> None:
+    found = judge(fact_of(*(gpu(at, ecc_enabled=state) for at, state in enumerate(states))))
+    assert [one.gpu for finding in found for one in finding.culprits] == named
+
+
+def test_ecc_of_another_model_is_no_standard() -> None:
+    card = gpu(1, name="NVIDIA GeForce RTX 4090", ecc_enabled=False)
+    assert "DD315" not in [code for code, _ in verdicts(fact_of(gpu(0, ecc_enabled=True), card))]
+
+
+def test_a_power_limit_is_held_against_the_gpus_of_all_nodes() -> None:
+    full, low = {"power_limit_w": 700.0}, {"power_limit_w": 500.0}
+    facts = [fact_of(gpu(0, **full), gpu(1, **full)), fact_of(gpu(0, **low), gpu(1, **full))]
+    (finding,) = judge(*facts)
+    assert (finding.code, finding.severity.value) == ("DD318", "warning")
+    assert [(one.node, one.gpu) for one in finding.culprits] == [("node1", 0)]
+    assert (finding.evidence[0].value, finding.evidence[0].expected) == (500.0, 700.0)
+
+
+def test_a_gpu_that_may_draw_more_than_its_peers_makes_nobody_low() -> None:
+    limits = (400.0, 400.0, 400.0, 700.0)
+    gpus = (gpu(at, power_limit_w=watts, power_limit_default_w=400.0) for at, watts in enumerate(limits))
+    assert verdicts(fact_of(*gpus)) == []
+
+
+def test_of_two_limits_on_as_many_gpus_each_the_lower_one_is_named() -> None:
+    (finding,) = judge(fact_of(gpu(0, application_clock_mhz=1980), gpu(1, application_clock_mhz=1200)))
+    assert (finding.code, [one.gpu for one in finding.culprits]) == ("DD319", [1])
+
+
+def test_memory_sizes_of_one_model_are_compared_where_ecc_is_alike() -> None:
+    small = {"memory_total_bytes": 75 * GIB}
+    assert verdicts(fact_of(gpu(0), gpu(1, **small))) == [("DD321", "info")]
+    assert verdicts(fact_of(gpu(0), gpu(1, memory_total_bytes=80 * GIB - 300 * 2**20))) == []
+    mixed = fact_of(gpu(0, ecc_enabled=False), gpu(1, ecc_enabled=True, **small))
+    assert verdicts(mixed) == [("DD315", "warning")]
+
+
+def test_many_gpus_with_two_vbios_versions_are_one_piece_of_information() -> None:
+    facts = [fact_of(*(gpu(at, vbios_version=f"96.{node % 3 == 0}") for at in range(8))) for node in range(6)]
+    (finding,) = judge(*facts)
+    assert (finding.code, finding.severity.value, len(finding.culprits)) == ("DD321", "info", 16)
+
+
+@pytest.mark.parametrize(
+    ("manager", "words"),
+    [
+        (True, "The fabric manager runs; its version must be that of the driver, 550.90.07."),
+        (False, "The fabric manager does not run on the node."),
+        (None, "Whether the fabric manager runs cannot be seen from here."),
+    ],
+)
+def test_a_fabric_that_is_not_ready_says_what_the_fabric_manager_does(
+    manager: bool | None, words: str
+) -> None:
+    waiting = fact_of(gpu(fabric_state="in_progress"), fabric_manager=manager, driver_version="550.90.07")
+    (finding,) = judge(waiting)
+    assert "error 802" in finding.detail
+    assert finding.detail.endswith(words)
+
+
+def test_a_fabric_that_waits_on_gpus_of_another_job_is_not_ours() -> None:
+    fact = fact_of(gpu(0, fabric_state="completed"), gpu(1, fabric_state="in_progress"), used=(0,))
+    assert verdicts(fact) == []
+
+
+@pytest.mark.parametrize(
+    ("library", "module", "expected"),
+    [
+        ("12.550.90.07", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri", []),
+        (
+            "12.555.42.02",
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri",
+            [("DD322", "warning")],
+        ),
+        ("12.545.23.05", None, []),  # WSL
+        (None, "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri", []),
+        ("12.550.90.07", "gVisor", []),
+        ("whatever", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri", []),
+    ],
+)
+def test_library_and_module_are_compared_where_both_are_known(
+    library: str | None, module: str | None, expected: list[tuple[str, str]]
+) -> None:
+    assert verdicts(fact_of(gpu(), nvml_version=library, kernel_module=module)) == expected
+
+
+def test_faults_of_gpus_are_information_for_a_job_on_gloo() -> None:
+    fact = fact_of(gpu(fabric_state="in_progress", row_remap_failed=True))
+    found = verdicts(fact, backend=Backend.GLOO)
+    assert found == [("DD312", "info"), ("DD316", "info")]

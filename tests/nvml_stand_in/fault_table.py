@@ -1,0 +1,162 @@
+"""Every fault that the stand-in plays, through the real pynvml to the verdict; printed as a table.
+
+    python -m tests.nvml_stand_in.fault_table
+
+A line is: fault | code | severity | verdict | title. The same rules and the same verdict as in
+``ddp-doctor prolog``, on a tree in place of / with eight H100s on the bus. tests/checks/test_gpu_faults.py
+asserts what stands in CASES.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddp_doctor import app
+from ddp_doctor.checks.gpus import probe
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.model.report import Report
+from tests.nvml_stand_in.machine import Machine, bare_machine, plug_eight
+
+MODULE = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31 09:35:42 UTC 2024\n"
+SWITCHES = {"/dev/nvidia-nvswitchctl": "", "/proc/1/comm": "systemd\n"}
+MANAGED = {**SWITCHES, "/proc/2201/comm": "nv-fabricmanage\n"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A planted fault, or a healthy machine, and what the doctor must say."""
+
+    fault: str
+    about: str
+    expected: tuple[tuple[str, str], ...] = ()  # code and severity
+    verdict: str = "healthy"
+    files: dict[str, str] = field(default_factory=lambda: dict(MANAGED))
+    gpus: int = 8
+    on_bus: bool = True
+
+    @property
+    def name(self) -> str:
+        """The fault, and what else is unlike a healthy node."""
+        return f"{self.fault}, {self.about}" if self.about else self.fault
+
+
+def sick(fault: str, *codes: str, about: str = "", files: dict[str, str] | None = None) -> Case:
+    """An error."""
+    return Case(fault, about, tuple((code, "error") for code in codes), "sick", files or dict(MANAGED))
+
+
+def warned(fault: str, *codes: str, about: str = "", files: dict[str, str] | None = None) -> Case:
+    """A warning, with which the node is still healthy."""
+    return Case(fault, about, tuple((code, "warning") for code in codes), "healthy", files or dict(MANAGED))
+
+
+def informed(fault: str, *codes: str, about: str = "", files: dict[str, str] | None = None) -> Case:
+    """Worth knowing only."""
+    return Case(fault, about, tuple((code, "info") for code in codes), "healthy", files or dict(MANAGED))
+
+
+FAULTS = (
+    sick("not_loaded", "DD301"),
+    sick("mismatch", "DD301"),
+    sick("no_permission", "DD301"),
+    sick("crash", "DD301"),
+    sick("none", "DD303"),
+    sick("seven", "DD303"),
+    sick("gpu_lost", "DD304"),
+    sick("lost_later", "DD304"),
+    sick("reset", "DD304"),
+    warned("busy", "DD305"),
+    sick("full", "DD305"),
+    informed("desktop", "DD305"),
+    sick("prohibited", "DD306"),
+    sick("ecc", "DD307"),
+    warned("ecc_contained", "DD307"),
+    warned("throttled", "DD308"),
+    informed("mig", "DD309"),
+    warned("mixed", "DD310"),
+    sick("remap_failed", "DD312"),
+    warned("remap_pending", "DD313"),
+    sick("retired_pending", "DD313"),
+    warned("retired_pending_single", "DD313"),
+    warned("sram_threshold", "DD314"),
+    warned("retired_full", "DD314"),
+    informed("no_spare_rows", "DD314"),
+    warned("ecc_off", "DD315"),
+    sick("fabric_in_progress", "DD316"),
+    sick("fabric_in_progress", "DD316", about="no fabric manager", files=SWITCHES),
+    sick("fabric_failed", "DD316"),
+    sick("fabric_not_started", "DD316"),
+    warned("fabric_not_started", "DD316", about="no NVSwitch to be seen", files={"/proc/1/comm": "init\n"}),
+    warned("a100", "DD316", about="NVSwitches, no fabric manager", files=SWITCHES),
+    informed("healthy", "DD316", about="NVSwitches, no fabric manager", files=SWITCHES),
+    warned("fabric_degraded", "DD317"),
+    warned("fabric_few_links", "DD317"),
+    warned("power_capped", "DD318"),
+    informed("power_capped_all", "DD318"),
+    warned("clocks_set", "DD319"),
+    informed("no_persistence", "DD320"),
+    informed("vbios", "DD321"),
+    warned("library", "DD322", files={**MANAGED, "/proc/driver/nvidia/version": MODULE}),
+    informed("confidential", "DD323"),
+    warned("inforom", "DD324"),
+)
+HEALTHY = (
+    Case("healthy", "eight H100", files={**MANAGED, "/proc/driver/nvidia/version": MODULE}),
+    Case("healthy", "in a container", files={"/.dockerenv": "", "/dev/nvidia-nvswitchctl": ""}),
+    Case("throttled_once", "clocks changing"),
+    Case("exclusive", "one process a GPU"),
+    Case("geforce", "no ECC, a display"),
+    Case("a100", "old errors, rows replaced"),
+    Case("v100", "a few pages retired"),
+    Case("h100_nvl", "pairs by bridge, no fabric", files={}),
+    informed("vgpu", "DD323", about="virtual GPUs"),
+    informed("mig_all", "DD309", about="all GPUs sliced"),
+    Case("jetson", "hardly any call supported", files={}, gpus=1, on_bus=False),
+    Case("wsl", "Windows' driver, no PCI bus", files={}, gpus=1, on_bus=False),
+)
+CASES = (*FAULTS, *HEALTHY)
+
+
+def play(case: Case, root: Path) -> Report:
+    """The doctor's report on a node with that fault."""
+    machine = bare_machine(root)
+    if case.on_bus:
+        plug_eight(machine)
+    for path, text in case.files.items():
+        machine.file(path, text)
+    return app.judge(record(case, machine)).report
+
+
+def record(case: Case, machine: Machine) -> Recording:
+    """What the probe reads there, as a recording."""
+    context = machine.stand_in(case.fault)
+    fact = probe(context)
+    reading = Reading(check="gpus", status=Status.COLLECTED, node=0, fact=fact.recorded())
+    world = World(
+        nproc_per_node=case.gpus, world_size=case.gpus, nodes=(Node(node_rank=0, hostname="node0"),)
+    )
+    return Recording(options=Options(command="prolog"), world=world, readings=(reading,))
+
+
+def lines() -> Iterator[tuple[str, str, str, str, str]]:
+    """The rows of the table."""
+    for case in CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            report = play(case, Path(folder))
+        for finding in report.findings or (None,):
+            found = ("-", "-") if finding is None else (finding.code, finding.severity.value)
+            title = "" if finding is None else finding.title
+            yield case.name, *found, report.verdict.value, title
+
+
+def main() -> None:
+    """Print the table."""
+    for line in (("fault", "code", "severity", "verdict", "title"), *lines()):
+        print("{:<44} | {:<5} | {:<8} | {:<7} | {}".format(*line))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""A tree in place of /: what the kernel shows of a node, beside the stand-in for the driver's library."""
+
+import functools
+import time
+from pathlib import Path
+
+from ddp_doctor.model.context import CommandResult
+from ddp_doctor.sources.machine import LiveContext
+from tests.nvml_stand_in import environment
+
+BUSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
+
+
+class Machine:
+    """A tree in place of /, with the PCI bus of a node and nothing else."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "sys/bus/pci/devices").mkdir(parents=True)
+
+    def plug(
+        self, bus_id: str, driver: str | None = "nvidia", *, kind: str = "0x030200", vendor: str = "0x10de"
+    ) -> Path:
+        device = self.root / "sys/bus/pci/devices" / bus_id
+        device.mkdir()
+        (device / "vendor").write_text(f"{vendor}\n")
+        (device / "class").write_text(f"{kind}\n")
+        if driver:
+            (device / "driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
+        return device
+
+    def file(self, path: str, text: str = "") -> None:
+        target = self.root / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+
+    def stand_in(self, fault: str = "healthy", *defines: str, **more: str) -> LiveContext:
+        """A context on this tree whose NVML is the stand-in with ``fault`` planted."""
+        env = {"NVML_STAND_IN": fault, "DEFINES": " ".join(defines), **more}
+        return StandInContext(env, time.monotonic() + 1000, root=str(self.root))
+
+    def context(self, env: dict[str, str], limit_s: float = 30) -> LiveContext:
+        return LiveContext(env, time.monotonic() + limit_s, root=str(self.root))
+
+
+def bare_machine(root: Path) -> Machine:
+    """A machine with a CPU and its usual devices, without any NVIDIA GPU."""
+    machine = Machine(root)
+    machine.plug("0000:00:02.0", "ast", kind="0x030000", vendor="0x1a03")
+    return machine
+
+
+def plug_eight(machine: Machine) -> Machine:
+    """Eight H100s with their audio and their NVSwitch, all well."""
+    for bus in BUSES:
+        machine.plug(f"0000:{bus}:00.0")
+    machine.plug("0000:1b:00.1", "snd_hda_intel", kind="0x040300")
+    machine.plug("0000:05:00.0", "nvidia-nvswitch", kind="0x068000")
+    return machine
+
+
+@functools.cache
+def _answer(fault: str, defines: tuple[str, ...], limit: str) -> CommandResult:
+    """The real child's answer; the variables that choose GPUs do not change it."""
+    return LiveContext(environment(fault, *defines), time.monotonic() + 30).child("nvml", limit)
+
+
+class StandInContext(LiveContext):
+    """The live machine below another root, whose NVML is the stand-in."""
+
+    def child(self, name: str, *args: str) -> CommandResult:
+        defines = tuple(self.env["DEFINES"].split())
+        return _answer(self.env["NVML_STAND_IN"], defines, *args)
