@@ -37,6 +37,10 @@ NVML_LIMIT_PER_GPU_S = 5.0
 #: mixed boards are rare; vendor specifications).
 SLOW_PAIR_RATIO = 4.0
 
+#: Lines of corrected PCIe errors on one device since the boot that are worth a line of information: single
+#: ones are normal, and boards with thousands of them are known to work (judgement; Linux pcieaer-howto).
+PCIE_CORRECTED_LINES = 1000
+
 # --- Host -----------------------------------------------------------------------------------------------
 
 MIB = 1024**2

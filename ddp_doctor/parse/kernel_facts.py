@@ -11,6 +11,8 @@ from pydantic import Field
 from ddp_doctor.knowledge import gpudirect
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.parse.gpu_facts import PciGpu
+from ddp_doctor.parse.kernel_log import KernelEvent
+from ddp_doctor.parse.stuck_processes import StuckProcess
 
 
 class KernelFact(Fact):
@@ -27,6 +29,20 @@ class KernelFact(Fact):
     libraries: dict[str, str] = Field(default_factory=dict)  # libcuda and libnvidia-ml in force: versions
     peermem: str | None = None  # nvidia_peermem, nv_peer_mem, or the file by which NCCL finds such a module
     rdma_drivers: dict[str, str] = Field(default_factory=dict)  # RDMA devices with an active port
+    uptime_s: float | None = None  # when the log was read
+    log_source: str | None = None  # dmesg, journalctl, or a file
+    log_problem: str | None = None  # why no kernel log could be read
+    log_begins_at_s: float | None = None  # seconds since the boot; what was logged before is lost
+    events: tuple[KernelEvent, ...] = ()  # since the boot, the latest last
+    bridges: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # above each GPU and RDMA device
+    rdma_devices: dict[str, str] = Field(default_factory=dict)  # PCI device: name of its RDMA device
+    stuck: tuple[StuckProcess, ...] = ()
+
+    def age_s(self, event: KernelEvent) -> float | None:
+        """How long ago the last line of an event was logged; None where that is not known."""
+        if self.uptime_s is None or event.last_at_s is None:
+            return None
+        return max(self.uptime_s - event.last_at_s, 0.0)
 
     def dma_buf(self) -> tuple[bool | None, str]:
         """Whether GPU memory can be handed to a NIC as a dma-buf, and why; None where it cannot be told."""

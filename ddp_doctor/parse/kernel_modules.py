@@ -16,11 +16,13 @@ from ddp_doctor.knowledge.gpudirect import PEERMEM_FILES, PEERMEM_MODULES
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.host_gpus import first_line
 from ddp_doctor.parse.host_limits import rdma_devices
+from ddp_doctor.parse.pci_paths import device_of
 
 MODULES = (
     *("nvidia", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", *PEERMEM_MODULES, "gdrdrv", "nouveau"),
     *("mlx5_core", "ib_core"),
 )
+_INFINIBAND = "/sys/class/infiniband"
 LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
 #: Where distributions and container runtimes put the driver's libraries.
 LIBRARY_FOLDERS = (
@@ -80,7 +82,17 @@ def rdma_drivers(ctx: Context) -> dict[str, str]:
     drivers = {}
     for name in rdma_devices(ctx):
         try:
-            drivers[name] = ctx.readlink(f"/sys/class/infiniband/{name}/device/driver").rpartition("/")[2]
+            drivers[name] = ctx.readlink(f"{_INFINIBAND}/{name}/device/driver").rpartition("/")[2]
         except OSError:
             drivers[name] = ""
     return drivers
+
+
+def rdma_pci_devices(ctx: Context) -> dict[str, str]:
+    """The PCI devices behind the RDMA devices, and their names; software devices have none."""
+    try:
+        names = ctx.listdir(_INFINIBAND)
+    except OSError:
+        return {}
+    found = {name: device_of(ctx, f"{_INFINIBAND}/{name}/device") for name in names}
+    return {bus: name for name, bus in found.items() if bus is not None}

@@ -1,0 +1,210 @@
+"""DD333, DD334, DD335, DD336: what else the kernel log says of NVSwitches, GPUs, PCIe links and NICs."""
+
+from collections.abc import Callable, Iterator
+
+from ddp_doctor.knowledge import thresholds
+from ddp_doctor.knowledge.nvml import FIND_GPU, remedy
+from ddp_doctor.knowledge.xids import RECENT_S
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.kernel_facts import KernelFact
+from ddp_doctor.parse.kernel_log import KernelEvent
+from ddp_doctor.phrases.gpus import asked_for
+from ddp_doctor.phrases.kernel import Hit, NodeView, device_culprits, device_names, line_evidence, views
+
+_FABRIC_GUIDE = "NVIDIA Fabric Manager user guide, NVSwitch SXids, https://docs.nvidia.com/datacenter/tesla/"
+_AER = "Linux kernel, PCI Express Advanced Error Reporting, https://docs.kernel.org/PCI/pcieaer-howto.html"
+_LINK = remedy(
+    "Have the link inspected: reseat the device, its riser and its cables; update the BIOS and firmware.",
+    "sudo dmesg -T | grep -e 'PCIe Bus Error' -e AER",
+    cost="the node is out of work meanwhile",
+    undo=NOTHING_TO_UNDO,
+    references=(_AER,),
+)
+
+
+def _recent(view: NodeView, event: KernelEvent) -> bool:
+    age_s = view.fact.age_s(event)
+    return age_s is None or age_s <= RECENT_S
+
+
+def _hits(recording: Recording, counts: Callable[[NodeView, KernelEvent], bool]) -> list[Hit]:
+    """Events that are not over, of devices that are or may be the job's."""
+    return [
+        Hit(view, event.device, event)
+        for view in views(recording)
+        for event in view.fact.events
+        if not event.past and counts(view, event)
+    ]
+
+
+@rule("DD333", "nvswitch-fatal-error", Severity.WARNING, KernelFact)
+def nvswitch_fatal(recording: Recording) -> Iterator[Draft]:
+    """An NVSwitch reported a fatal error.
+
+    What it finds
+        SXids that the kernel log calls fatal, within a day and since the driver was loaded. Non-fatal ones
+        are everyday life, above all while links come up.
+
+    Why it matters
+        Traffic over that NVSwitch stalls or fails, so collectives of the node hang or die (Xid 74, 45).
+
+    Remedy
+        Drain the node; reset all its GPUs and NVSwitches together, or reboot.
+
+    References
+        NVIDIA Fabric Manager user guide, NVSwitch SXids
+    """
+    hits = _hits(
+        recording, lambda view, one: one.kind == "sxid" and one.detail == "Fatal" and _recent(view, one)
+    )
+    for code in dict.fromkeys(hit.event.code for hit in hits):
+        some = [hit for hit in hits if hit.event.code == code]
+        yield Draft(
+            title=f"A fatal error of NVSwitch, SXid {code}: {device_names(recording, some)}",
+            detail="Nothing in the log says that it was reset since.",
+            confidence=Confidence.POSSIBLE,
+            culprits=device_culprits(recording, some),
+            evidence=line_evidence(recording, some, _FABRIC_GUIDE),
+            remedies=(
+                remedy(
+                    "Drain the node, and reset all GPUs with their NVSwitches at once, or reboot.",
+                    "sudo nvidia-smi --gpu-reset",
+                    cost="ends all GPU jobs of the node",
+                    undo=NOTHING_TO_UNDO,
+                    references=(_FABRIC_GUIDE,),
+                ),
+            ),
+            severity=asked_for(recording, Severity.WARNING),
+        )
+
+
+@rule("DD334", "gpu-failed-to-start", Severity.ERROR, KernelFact)
+def failed_to_start(recording: Recording) -> Iterator[Draft]:
+    """The driver could not start a GPU.
+
+    What it finds
+        "RmInitAdapter failed" since the driver was loaded, for a GPU that NVML does not list, or lists as
+        failed. A warning where NVML was not asked.
+
+    Why it matters
+        The GPU is missing; the job finds fewer than it asked for.
+
+    Remedy
+        Reboot, then look at power, slot and firmware. In a virtual machine: its firmware and memory windows.
+
+    References
+        https://github.com/NVIDIA/open-gpu-kernel-modules/issues/789
+    """
+    groups: dict[Severity, list[Hit]] = {}
+    for hit in _hits(recording, lambda _, one: one.kind == "init_failed"):
+        view = hit.view
+        unlisted = view.gpus.unlisted() if view.gpus is not None else ()
+        for device in (hit.device,) if hit.device else unlisted:
+            gpu = view.gpu(device)
+            if view.concerns(device) and (gpu is None or gpu.error is not None):
+                severity = Severity.WARNING if view.gpus is None else Severity.ERROR
+                groups.setdefault(severity, []).append(Hit(view, device, hit.event))
+    for severity, hits in groups.items():
+        yield Draft(
+            title=f"The NVIDIA driver could not start {device_names(recording, hits)}",
+            detail="The job will not find it.",
+            confidence=Confidence.LIKELY,
+            culprits=device_culprits(recording, hits),
+            evidence=line_evidence(recording, hits, "the driver starts every GPU on the bus"),
+            remedies=(FIND_GPU,),
+            severity=asked_for(recording, severity),
+        )
+
+
+@rule("DD335", "pcie-errors-on-the-way", Severity.WARNING, KernelFact)
+def pcie_errors(recording: Recording) -> Iterator[Draft]:
+    """PCIe errors of a GPU, an RDMA device, or a bridge above them.
+
+    What it finds
+        Within a day: uncorrected errors (a warning), or a thousand lines and more of corrected ones
+        (information). Errors of other devices are nobody's business here.
+
+    Why it matters
+        An uncorrected error resets the link: the GPU is lost, or the job on it. Corrected ones are sent
+        again, which costs little; many of them tell of a link that is about to fail.
+
+    Remedy
+        Reseat the device and its riser, update BIOS and firmware, exchange the cable or the board.
+
+    References
+        https://docs.kernel.org/PCI/pcieaer-howto.html
+    """
+    for kind, severity in (("pcie_uncorrected", Severity.WARNING), ("pcie_corrected", Severity.INFO)):
+        hits = [
+            Hit(view, device, event)
+            for view in views(recording)
+            for event in view.fact.events
+            if event.kind == kind and _recent(view, event) and _many(event)
+            for device in _below(view, event.device)
+        ]
+        if hits:
+            word = "Uncorrected" if kind == "pcie_uncorrected" else f"{hits[0].event.count} corrected"
+            bad = severity is Severity.WARNING
+            yield Draft(
+                title=f"{word} PCIe errors on the way to {device_names(recording, hits)}",
+                detail="The link was reset, with whatever ran over it."
+                if bad
+                else "They were sent again; so many of them tell of a weak link.",
+                confidence=Confidence.LIKELY,
+                culprits=device_culprits(recording, hits) if bad else (),
+                evidence=line_evidence(recording, hits, _AER),
+                remedies=(_LINK,),
+                severity=asked_for(recording, severity),
+            )
+
+
+def _many(event: KernelEvent) -> bool:
+    return event.kind == "pcie_uncorrected" or event.count >= thresholds.PCIE_CORRECTED_LINES
+
+
+def _below(view: NodeView, device: str | None) -> list[str]:
+    """The GPUs and RDMA devices that an error concerns: the device itself, or those below a bridge."""
+    found = [bus for bus, bridges in view.fact.bridges.items() if device in (bus, *bridges)]
+    return [bus for bus in found if bus in view.fact.rdma_devices or view.concerns(bus)]
+
+
+@rule("DD336", "nic-firmware-fault", Severity.WARNING, KernelFact)
+def nic_fault(recording: Recording) -> Iterator[Draft]:
+    """The firmware of an NVIDIA (Mellanox) NIC stopped, or reported a fatal error.
+
+    What it finds
+        mlx5_core lines such as "device's health compromised" or "Fatal error 3 detected" within a day,
+        without a later "health recovery succeeded".
+
+    Why it matters
+        All connections over that NIC break; NCCL ends with "Got completion … status 12", or hangs.
+
+    Remedy
+        Reload the driver or reboot; update the firmware; exchange the NIC if it returns.
+
+    References
+        https://docs.kernel.org/networking/devlink/devlink-health.html
+    """
+    hits = _hits(recording, lambda view, one: one.kind == "nic_fault" and _recent(view, one))
+    if hits:
+        yield Draft(
+            title=f"The firmware of {device_names(recording, hits)} failed",
+            detail="Connections over it were lost, and nothing in the log says that it recovered.",
+            confidence=Confidence.LIKELY,
+            culprits=device_culprits(recording, hits),
+            evidence=line_evidence(recording, hits, "the NIC's health counter moves"),
+            remedies=(
+                remedy(
+                    "Ask the driver for the NIC's health; reload it or reboot; update the firmware.",
+                    *(f"sudo devlink health show pci/{hit.device}" for hit in hits[:8]),
+                    cost="connections over the NIC break",
+                    undo=NOTHING_TO_UNDO,
+                ),
+            ),
+        )
+
+
+RULES = (nvswitch_fatal, failed_to_start, pcie_errors, nic_fault)

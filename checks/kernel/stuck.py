@@ -1,0 +1,118 @@
+"""DD337, DD341: processes stuck in the driver, and a kernel log that cannot be read."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.knowledge.nvml import REBOOT, remedy
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.kernel_facts import KernelFact
+from ddp_doctor.parse.stuck_processes import StuckProcess
+from ddp_doctor.phrases.gpus import asked_for
+from ddp_doctor.phrases.kernel import LINES_OF_EVIDENCE, NodeView, ago, views
+from ddp_doctor.phrases.nodes import by_cause, host, in_words, node_draft
+
+_EXPECTED = "a call into the driver ends, or can be interrupted"
+
+
+@rule("DD337", "process-stuck-in-gpu-driver", Severity.WARNING, KernelFact)
+def stuck(recording: Recording) -> Iterator[Draft]:
+    """A process stands still inside the NVIDIA driver, and cannot be killed.
+
+    What it finds
+        Processes in state D (uninterruptible) that wait in a function of the driver and did not run at all
+        while they were watched for three seconds. An error where the kernel has called them hung (blocked for
+        more than 120 seconds) or NVML does not answer either; information where the function cannot be read.
+
+    Why it matters
+        Its GPU memory is never freed, and whoever needs the same lock of the driver hangs with it: nvidia-smi,
+        and every new rank.
+
+    Remedy
+        Reboot the node; no signal ends such a process.
+
+    References
+        https://docs.kernel.org/filesystems/proc.html
+    """
+    for view in views(recording):
+        groups: dict[Severity, list[StuckProcess]] = {}
+        for one in view.fact.stuck:
+            groups.setdefault(_severity(view, one), []).append(one)
+        for severity, processes in groups.items():
+            where = host(recording, view.node)
+            names = in_words([f"{one.name} (pid {one.pid})" for one in processes])
+            stand = "stands" if len(processes) == 1 else "stand"
+            yield Draft(
+                title=f"{names} on {where} {stand} still inside the NVIDIA driver",
+                detail="No signal ends such a process; what needs the same lock of the driver hangs with it.",
+                confidence=Confidence.POSSIBLE if severity is Severity.INFO else Confidence.LIKELY,
+                culprits=(Culprit(kind="node", node=where, node_rank=view.node),),
+                evidence=tuple(_evidence(view, one) for one in processes[:LINES_OF_EVIDENCE]),
+                remedies=(REBOOT,),
+                severity=asked_for(recording, severity),
+            )
+
+
+def _severity(view: NodeView, process: StuckProcess) -> Severity:
+    error = view.gpus.nvml_error if view.gpus else None
+    if _blocked_s(view, process) or (error is not None and error.code == "timed_out"):
+        return Severity.ERROR
+    return Severity.WARNING if process.wait_channel else Severity.INFO
+
+
+def _blocked_s(view: NodeView, process: StuckProcess) -> int:
+    """For how long the kernel has said that the process is blocked."""
+    hung = (one for one in view.fact.events if one.kind == "hung_task" and process.pid in one.pids)
+    return max((one.code or 0 for one in hung), default=0)
+
+
+def _evidence(view: NodeView, process: StuckProcess) -> Evidence:
+    blocked_s = _blocked_s(view, process)
+    parts = (
+        f"pid {process.pid} ({process.name}) in state D",
+        f"in {process.wait_channel}" if process.wait_channel else "",
+        f"holds {process.device}" if process.device else "",
+        f"blocked for more than {ago(blocked_s)}, says the kernel" if blocked_s else "",
+    )
+    text = ", ".join(part for part in parts if part)
+    return Evidence(check="kernel", text=text, value=process.watched_s, unit="s", expected_from=_EXPECTED)
+
+
+@rule("DD341", "kernel-log-not-readable", Severity.INFO, KernelFact)
+def log_not_readable(recording: Recording) -> Iterator[Draft]:
+    """The kernel log cannot be read here, so nothing is known of Xids.
+
+    What it finds
+        GPUs that the NVIDIA driver serves, while dmesg, the journal and the files of syslog are all refused or
+        missing, as for ordinary users where kernel.dmesg_restrict is 1, and in most containers.
+
+    Why it matters
+        Xids, PCIe errors and hung tasks stand nowhere else. What follows from them may still be found.
+
+    Remedy
+        Run ddp-doctor prolog as root on the node, or read the log as an administrator.
+
+    References
+        https://docs.kernel.org/admin-guide/sysctl/kernel.html#dmesg-restrict
+    """
+    for reason, group in by_cause(recording.facts(KernelFact), _unread).items():
+        yield node_draft(
+            recording,
+            group,
+            "The kernel log of {nodes} cannot be read, so nothing is known of Xids",
+            Evidence(check="kernel", text=reason),
+            remedy(
+                "Look as root, or as a member of the groups adm or systemd-journal.",
+                "sudo dmesg -T | grep -i -e xid -e nvrm",
+                undo=NOTHING_TO_UNDO,
+            ),
+        )
+
+
+def _unread(fact: KernelFact) -> str | None:
+    served = any(gpu.driver == "nvidia" for gpu in fact.gpus)
+    return fact.log_problem if served else None
+
+
+RULES = (stuck, log_not_readable)

@@ -1,0 +1,248 @@
+"""DD330, DD331, DD332: Xids in the kernel log, by what they ask for."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from ddp_doctor.knowledge.xids import (
+    CATALOG,
+    JUST_NOW_S,
+    REBOOT_WORDS,
+    RECENT_S,
+    RECOVERY_ACTION,
+    Xid,
+    xid,
+)
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.kernel_facts import KernelFact
+from ddp_doctor.parse.kernel_log import KernelEvent
+from ddp_doctor.phrases.gpus import asked_for
+from ddp_doctor.phrases.kernel import (
+    REBOOT_NODE,
+    WATCH,
+    Hit,
+    NodeView,
+    device_culprits,
+    device_names,
+    line_evidence,
+    reset_gpus,
+    views,
+)
+
+#: What is known of a GPU since its Xid: it is out of order still, back in order, or nobody can tell.
+Standing = Literal["out", "back", "unknown"]
+
+#: Xids that say of themselves whether they are over: a lost GPU answers nobody, uncorrected errors count
+#: until the reset, and without its system processor a GPU cannot tell its memory.
+_LOST = (79,)
+_MEMORY = (48, 95, 140)
+_SILENT = (62, 110, 119, 120, 143)
+#: Errors of NVML as a whole that a GPU in this state causes.
+_DEAD = ("timed_out", "gpu_is_lost", "crashed", "unknown")
+#: What goes with other Xids and adds nothing.
+_FOLLOWS = (43, 45)
+
+
+@rule("DD330", "gpu-out-of-order-since-xid", Severity.ERROR, KernelFact)
+def out_of_order(recording: Recording) -> Iterator[Draft]:
+    """The kernel log has an Xid after which a GPU is of no use until it is reset.
+
+    What it finds
+        Xids such as 48, 64, 79, 95, 119 and 120, or an Xid 154 that asks for a reset or a reboot, since the
+        boot and the last loading of the driver. An error where NVML agrees (the GPU is missing, fails, or
+        asks for recovery); information, for a day, where NVML finds it in order again; a warning where NVML
+        cannot tell. GPUs of other jobs do not count.
+
+    Why it matters
+        Every CUDA program on that GPU fails or hangs, and with it the whole DDP job.
+
+    Remedy
+        Drain the node, reset the GPU or reboot. What returns is hardware.
+
+    References
+        https://docs.nvidia.com/deploy/xid-errors
+    """
+    for (code, severity, standing), hits in _staying(recording).items():
+        known = _meaning(hits[0].event)
+        reboot, back = known.kind == "reboot", standing == "back"
+        what = f"{'in order again after ' if back else ''}Xid {code}, {known.meaning}"
+        yield Draft(
+            title=f"{device_names(recording, hits)}: {what}",
+            detail=_DETAILS[standing],
+            confidence=Confidence.POSSIBLE if standing == "unknown" else Confidence.LIKELY,
+            culprits=() if back else device_culprits(recording, hits),
+            evidence=line_evidence(recording, hits, CATALOG),
+            remedies=(
+                WATCH if back else REBOOT_NODE if reboot else reset_gpus([h.device or "" for h in hits]),
+            ),
+            severity=asked_for(recording, severity),
+        )
+
+
+_DETAILS: dict[Standing, str] = {
+    "out": "NVML agrees: it is missing, fails, or asks for recovery. CUDA programs on it fail or hang.",
+    "unknown": "Nothing in the log says that it was reset since, and NVML does not tell.",
+    "back": "It was reset since, or recovered.",
+}
+
+
+def _meaning(event: KernelEvent) -> Xid:
+    if event.code != RECOVERY_ACTION:
+        return xid(event.code or 0, event.detail)
+    reboot = any(word in event.detail for word in REBOOT_WORDS)
+    wanted = event.detail or "recovery"
+    return Xid(f"the driver asks for: {wanted}", "reboot" if reboot else "reset", stays=True)
+
+
+_Staying = dict[tuple[int, Severity, Standing], list[Hit]]
+
+
+def _staying(recording: Recording) -> _Staying:
+    """Each GPU under the first of its Xids that stay, and how grave it is."""
+
+    def find() -> _Staying:
+        found: _Staying = {}
+        for view in views(recording):
+            for device, events in _by_device(view).items():
+                staying = [event for event in events if _meaning(event).stays]
+                if not staying:
+                    continue
+                standing = _standing(view, staying[0])
+                severity = _severity(standing, recent=_within(view, staying[0], RECENT_S))
+                if severity is not None:
+                    others = {f"{event.code}" for event in staying[1:] if event.code != staying[0].code}
+                    note = f"followed by Xid {', '.join(sorted(others))}" if others else ""
+                    hit = Hit(view, device, staying[0], note)
+                    found.setdefault((staying[0].code or 0, severity, standing), []).append(hit)
+        return found
+
+    return recording.once("Xids that stay", find)
+
+
+def _by_device(view: NodeView) -> dict[str, list[KernelEvent]]:
+    """The Xids that are not over, of GPUs that are or may be the job's, by their first line."""
+    found: dict[str, list[KernelEvent]] = {}
+    events = [one for one in view.fact.events if one.kind == "xid" and not one.past and one.device]
+    for event in sorted(events, key=lambda one: one.first_at_s or 0.0):
+        if view.concerns(event.device):
+            found.setdefault(event.device or "", []).append(event)
+    return found
+
+
+def _severity(standing: Standing, *, recent: bool) -> Severity | None:
+    if standing == "out":
+        return Severity.ERROR
+    if standing == "back":
+        return Severity.INFO if recent else None
+    return Severity.WARNING if recent else Severity.INFO
+
+
+def _standing(view: NodeView, event: KernelEvent) -> Standing:
+    """What NVML knows of the GPU by now."""
+    if view.gpus is None:
+        return "unknown"
+    error, gpu = view.gpus.nvml_error, view.gpu(event.device)
+    if error is not None:
+        return "out" if error.code in _DEAD else "unknown"
+    if gpu is None:
+        return "out"
+    if gpu.error not in (None, "no_permission") or gpu.recovery_action not in (None, "none"):
+        return "out"
+    errors = gpu.ecc_volatile_uncorrected
+    if event.code in _MEMORY and errors:
+        return "out"
+    answers = gpu.memory_used_bytes is not None
+    over = (
+        gpu.recovery_action == "none"
+        or event.code in _LOST
+        or (event.code in _MEMORY and errors == 0)
+        or (event.code in _SILENT and answers)
+    )
+    return "back" if over else "unknown"
+
+
+def _within(view: NodeView, event: KernelEvent, limit_s: float) -> bool:
+    """Whether it is that recent; a line without a time may be."""
+    age_s = view.fact.age_s(event)
+    return age_s is None or age_s <= limit_s
+
+
+@rule("DD331", "gpu-fault-logged", Severity.WARNING, KernelFact)
+def fault_logged(recording: Recording) -> Iterator[Draft]:
+    """The kernel log of the last day has a fault of a GPU's hardware that may be over.
+
+    What it finds
+        Xids such as 46, 63, 74, 94, 109 or a non-fatal 144 to 150, of the job's GPUs and within a day. A
+        warning where the catalog asks for a reset and NVML does not say that the GPU is well; else
+        information.
+
+    Why it matters
+        The job that met it was lost, and what happened once a day often happens again.
+
+    Remedy
+        None for a single one. Reset the GPU at the next chance where the finding says so.
+
+    References
+        https://docs.nvidia.com/deploy/xid-errors
+    """
+    named = {(hit.view.node, hit.device) for hits in _staying(recording).values() for hit in hits}
+    groups: dict[tuple[int, Severity], list[Hit]] = {}
+    for view in views(recording):
+        for device, events in _by_device(view).items():
+            for event in events if (view.node, device) not in named else ():
+                known = _meaning(event)
+                if known.kind == "application" or not _within(view, event, RECENT_S):
+                    continue
+                grave = known.kind == "reset" and _standing(view, event) != "back"
+                severity = Severity.WARNING if grave else Severity.INFO
+                groups.setdefault((event.code or 0, severity), []).append(Hit(view, device, event))
+    for (code, severity), hits in groups.items():
+        grave = severity is Severity.WARNING
+        yield Draft(
+            title=f"{device_names(recording, hits)}: Xid {code}, {_meaning(hits[0].event).meaning}",
+            detail=_DETAILS["unknown"] if grave else "NVML does not say that the GPU is out of order.",
+            confidence=Confidence.POSSIBLE,
+            culprits=device_culprits(recording, hits) if grave else (),
+            evidence=line_evidence(recording, hits, CATALOG),
+            remedies=(reset_gpus([hit.device or "" for hit in hits]) if grave else WATCH,),
+            severity=asked_for(recording, severity),
+        )
+
+
+@rule("DD332", "gpu-programs-crashed", Severity.INFO, KernelFact)
+def programs_crashed(recording: Recording) -> Iterator[Draft]:
+    """Programs crashed on the job's GPUs within the last hour.
+
+    What it finds
+        Xids that applications cause: 13, 31, 32, 44, 68, 69, 137. Those that only follow a crash or a kill
+        (43, 45), and older ones, are left out: on a shared node they are everyday life.
+
+    Why it matters
+        They say nothing against the GPU; but whoever looks for the cause of a crash finds it here.
+
+    Remedy
+        None for the node. compute-sanitizer, or CUDA_LAUNCH_BLOCKING=1, finds the call.
+
+    References
+        https://docs.nvidia.com/deploy/xid-errors
+        https://docs.nvidia.com/compute-sanitizer
+    """
+    groups: dict[int, list[Hit]] = {}
+    for view in views(recording):
+        for device, events in _by_device(view).items():
+            for event in events:
+                crash = _meaning(event).kind == "application" and event.code not in _FOLLOWS
+                if crash and event.last_at_s is not None and _within(view, event, JUST_NOW_S):
+                    groups.setdefault(event.code or 0, []).append(Hit(view, device, event))
+    for code, hits in groups.items():
+        yield Draft(
+            title=f"Programs crashed on {device_names(recording, hits)}: Xid {code}, {xid(code).meaning}",
+            detail="The programs did it, not the GPU.",
+            confidence=Confidence.LIKELY,
+            evidence=line_evidence(recording, hits, CATALOG),
+        )
+
+
+RULES = (out_of_order, fault_logged, programs_crashed)

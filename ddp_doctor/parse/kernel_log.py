@@ -1,0 +1,272 @@
+"""The kernel log: what it says of GPUs, NVSwitches, NICs and the PCIe links to them.
+
+As dmesg prints it (plain, ``-T``, ``-r``), as ``journalctl -o short-unix`` and as syslog files do::
+
+    [74889.644138] NVRM: Xid (PCI:0000:2b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
+    [Sat Oct 12 18:35:32 2024] NVRM: Xid (PCI:0000:61:00): 45, pid=1496200, name=python3, Ch 0000000a
+    <4>[  95.1] NVRM: Xid (PCI:0008:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)
+    1714567890.120 node7 kernel: nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 MC TS crumbstore
+    Dec  2 11:49:53 n4 kernel: [  885.242168] NVRM: GPU 0000:0a:00.0: RmInitAdapter failed! (0x24:0x72:1568)
+    [38.174242] NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.195.03  Release Build  (dvs-builder@U22)
+    [74889.5] pcieport 0000:00:02.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Receiver ID)
+    [9.1] mlx5_core 0000:17:00.0: poll_health:739:(pid 0): device's health compromised - reached miss count
+    [601.0] INFO: task nvidia-smi:5403 blocked for more than 120 seconds.
+
+Sources: NVIDIA/open-gpu-kernel-modules (issues 456, 789, 1150; nvtrust issue 124), NVIDIA/gpu-operator issue
+1146, leptonai/gpud pull 117; Linux drivers/pci/pcie/aer.c, net/ethernet/mellanox/mlx5/core/health.c.
+"""
+
+import re
+from collections import deque
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal, NamedTuple
+
+from ddp_doctor.knowledge.xids import NO_RECOVERY, RECOVERY_ACTION
+from ddp_doctor.model.base import Frozen
+from ddp_doctor.parse.gpu_facts import sysfs_bus_id
+
+Kind = Literal["xid", "sxid", "init_failed", "pcie_corrected", "pcie_uncorrected", "nic_fault", "hung_task"]
+
+#: What is kept of one line, and of all: a log may be junk, or repeat itself a million times.
+LONGEST_LINE = 400
+LONGEST_TEXT = 300
+MOST_GROUPS = 256
+MOST_PIDS = 8
+MOST_LINES = 200
+
+_BUS = r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
+_XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_BUS}[^)]{{0,24}}\): (\d{{1,4}})\b(.*)")
+_SXID = re.compile(rf"SXid \(PCI:{_BUS}\): (\d{{1,6}}), (Fatal|Non-fatal)\b")
+_INIT = re.compile(rf"NVRM: (?:GPU {_BUS}: )?RmInitAdapter failed!")
+_AER = re.compile(
+    rf"\b{_BUS}: (?:AER: )?PCIe Bus Error: severity=(Corrected|Correctable|Uncorrected|Uncorrectable)\b"
+)
+_NIC = re.compile(
+    rf"mlx5_core {_BUS}[ :].{{0,80}}?(device's health compromised|Fatal error \d{{1,9}} detected"
+    r"|health recovery flow aborted|health recovery succeeded)"
+)
+_HUNG = re.compile(r"INFO: task (.{1,40}):(\d{1,10}) blocked for more than (\d{1,9}) seconds")
+_ACTION = re.compile(r"recovery action changed from \S{1,20} \([^)]{0,60}\) to \S{1,20} \(([^)]{0,60})\)")
+_PID = re.compile(r"\bpid='?(\d{1,10})", re.ASCII)
+_SEVERITY = re.compile(r"\b(Fatal|Nonfatal)\b")
+_MONOTONIC = re.compile(r"\[ {0,9}(\d{1,10}\.\d{1,9})\]")
+_EPOCH = re.compile(r"(\d{9,11}\.\d{1,9}) ")
+_ISO = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:[.,]\d{1,9})?([+-]\d\d:\d\d|Z) ")
+#: All that may stand before a message: level, time, caller, host.
+_PREFIX = re.compile(
+    r"(?:<\d{1,3}>)?(?:[^\[\]]{0,100}?kernel: ?)?"
+    r"(?:[^\[\]]{0,40}\[ {0,9}(?:\d|\+|[A-Z][a-z]{2} )[^\]]{0,40}\](?:\[[^\]]{1,20}\])?)?:? ?"
+)
+_DRIVER_LOADED = "NVRM: loading NVIDIA UNIX"
+_BOOTED = re.compile(r"(?:\]|kernel:) {1,4}Linux version \d")
+#: A line without any of these is none of ours; this is what makes a big log quick to read.
+_WORDS = ("NVRM:", "SXid (", "PCIe Bus Error", "mlx5_core ", "blocked for more than", "Linux version ")
+
+
+class KernelEvent(Frozen):
+    """Lines of one kind about one device, with their number. Seconds count from the boot."""
+
+    kind: Kind
+    device: str | None = None  # PCI bus id as in /sys
+    code: int | None = None  # Xid, SXid; seconds of a hung task
+    detail: str = ""  # Fatal, Non-fatal; the recovery action of an Xid 154; the name of a hung task
+    text: str = ""  # the last such line
+    count: int = 1
+    first_at_s: float | None = None
+    last_at_s: float | None = None
+    pids: tuple[int, ...] = ()
+    past: bool = False  # the driver was loaded anew since, or the log says that it is over
+
+
+class _Line(NamedTuple):
+    """What one line says. A log may have a hundred thousand of them, so this is no pydantic model."""
+
+    kind: Kind
+    device: str | None = None
+    code: int | None = None
+    detail: str = ""
+    pid: int | None = None
+    past: bool = False
+
+
+@dataclass
+class _Group:
+    """Lines that say the same of the same device."""
+
+    first_at_s: float | None
+    last_at_s: float | None = None
+    count: int = 0
+    text: str = ""
+    pids: dict[int, None] = field(default_factory=dict)
+
+    def add(self, said: _Line, text: str, at_s: float | None) -> None:
+        self.count, self.text, self.last_at_s = self.count + 1, text, at_s
+        if said.pid is not None and len(self.pids) < MOST_PIDS:
+            self.pids[said.pid] = None
+
+    def event(self, said: _Line) -> KernelEvent:
+        return KernelEvent(
+            kind=said.kind,
+            device=said.device,
+            code=said.code,
+            detail=said.detail,
+            text=_message(self.text),
+            count=self.count,
+            first_at_s=self.first_at_s,
+            last_at_s=self.last_at_s,
+            pids=tuple(self.pids),
+            past=said.past,
+        )
+
+
+@dataclass
+class _Groups:
+    """The events so far, in the order of their last line."""
+
+    groups: dict[_Line, _Group] = field(default_factory=dict)
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_LINES))
+
+    def add(self, said: _Line, line: str, at_s: float | None) -> None:
+        key = said._replace(pid=None)
+        group = self.groups.pop(key, None) or _Group(at_s)
+        if len(self.groups) >= MOST_GROUPS:
+            self.groups.pop(next(iter(self.groups)))
+        group.add(said, line, at_s)
+        self.groups[key] = group
+        self.lines.append(line[:LONGEST_TEXT])
+
+    def pass_over(self, kinds: tuple[Kind, ...], device: str | None = None) -> None:
+        """What was said so far of these kinds is over, of one device or of all."""
+        for said in [one for one in self.groups if one.kind in kinds and device in (None, one.device)]:
+            self.groups[said._replace(past=True)] = self.groups.pop(said)
+
+    def events(self) -> tuple[KernelEvent, ...]:
+        return tuple(group.event(said) for said, group in self.groups.items())
+
+
+@dataclass(frozen=True)
+class KernelLog:
+    """What a log says of this boot: events by their last line, the lines, and when it begins."""
+
+    events: tuple[KernelEvent, ...] = ()
+    lines: tuple[str, ...] = ()
+    begins_at_s: float | None = None
+
+
+def parse_kernel_log(text: str, booted_at: float | None = None, since_s: float = 0.0) -> KernelLog:
+    """The events since the last boot in ``text``, none before ``since_s`` seconds after it.
+
+    ``booted_at``, in seconds since the epoch, turns clock times into seconds since the boot.
+    """
+    groups, begins_at_s = _Groups(), None
+    for whole in text.splitlines():
+        line = whole[:LONGEST_LINE]
+        if begins_at_s is None:
+            begins_at_s = _stamp(line, booted_at)
+        if not any(word in line for word in _WORDS):
+            continue
+        at_s = _stamp(line, booted_at)
+        if _BOOTED.search(line[:200]):
+            groups, begins_at_s = _Groups(), at_s
+        elif at_s is None or at_s >= since_s:
+            _read(groups, line, at_s)
+    return KernelLog(groups.events(), tuple(groups.lines), begins_at_s)
+
+
+def _stamp(line: str, booted_at: float | None) -> float | None:
+    """Seconds since the boot at which a line was logged, None where it does not say."""
+    found = _MONOTONIC.search(line[:120])
+    if found:
+        return float(found[1])
+    if booted_at is None:
+        return None
+    found = _EPOCH.match(line)
+    if found:
+        return float(found[1]) - booted_at
+    found = _ISO.match(line)
+    if not found:
+        return None
+    try:
+        return datetime.fromisoformat(found[1] + found[2].replace("Z", "+00:00")).timestamp() - booted_at
+    except ValueError:  # the 31st of February
+        return None
+
+
+def _read(groups: _Groups, line: str, at_s: float | None) -> None:
+    """Add what one line says."""
+    if _DRIVER_LOADED in line:
+        groups.pass_over(("xid", "sxid", "init_failed"))
+        return
+    said = next(filter(None, (read(groups, line) for read in _READERS)), None)
+    if said is not None:
+        groups.add(said, line, at_s)
+
+
+def _xid(groups: _Groups, line: str) -> _Line | None:
+    found = _XID.search(line)
+    if not found:
+        return None
+    device, code, rest = _bus(found[1]), int(found[2]), found[3]
+    if code != RECOVERY_ACTION:
+        severity = _SEVERITY.search(rest)
+        pid = _PID.search(rest)
+        return _Line("xid", device, code, severity[1] if severity else "", int(pid[1]) if pid else None)
+    action = _ACTION.search(rest)
+    wanted = action[1] if action else ""
+    over = wanted in NO_RECOVERY
+    if over:
+        groups.pass_over(("xid",), device)
+    return _Line("xid", device, code, wanted, past=over)
+
+
+def _sxid(_: _Groups, line: str) -> _Line | None:
+    found = _SXID.search(line)
+    if not found:
+        return None
+    return _Line("sxid", _bus(found[1]), int(found[2]), found[3])
+
+
+def _init(_: _Groups, line: str) -> _Line | None:
+    found = _INIT.search(line)
+    return _Line("init_failed", _bus(found[1]) if found[1] else None) if found else None
+
+
+def _pcie(_: _Groups, line: str) -> _Line | None:
+    found = _AER.search(line)
+    if not found:
+        return None
+    corrected = found[2].startswith("Correct")
+    return _Line("pcie_corrected" if corrected else "pcie_uncorrected", _bus(found[1]))
+
+
+def _nic(groups: _Groups, line: str) -> _Line | None:
+    found = _NIC.search(line)
+    if not found:
+        return None
+    if found[2].endswith("succeeded"):
+        groups.pass_over(("nic_fault",), _bus(found[1]))
+        return None
+    return _Line("nic_fault", _bus(found[1]))
+
+
+def _hung(_: _Groups, line: str) -> _Line | None:
+    found = _HUNG.search(line)
+    if not found:
+        return None
+    return _Line("hung_task", None, int(found[3]), found[1], int(found[2]))
+
+
+_READERS = (_xid, _sxid, _init, _pcie, _nic, _hung)
+
+
+def _bus(text: str) -> str:
+    """A bus id of the log as /sys writes it; an Xid leaves the function out."""
+    bus = sysfs_bus_id(text)
+    return bus if "." in bus else f"{bus}.0"
+
+
+def _message(line: str) -> str:
+    """The line without time, host and level."""
+    found = _PREFIX.match(line)
+    return line[found.end() if found else 0 :].strip()[:LONGEST_TEXT]

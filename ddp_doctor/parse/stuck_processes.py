@@ -1,0 +1,141 @@
+"""Processes that stand still inside the NVIDIA driver, where no signal reaches them (state D).
+
+    /proc/5403/stat      5403 (nvidia-smi) D 5396 5403 5396 0 -1 4194560 …
+    /proc/5403/status    voluntary_ctxt_switches:	17
+    /proc/5403/wchan     uvm_gpu_retain_by_uuid      0 where one may not look
+    /proc/5403/fd/3      -> /dev/nvidia0             for one's own processes, or as root
+
+Waiting for a disk is state D too, and so is waiting for a moment. So a process counts only if it waits in a
+function of the driver, as far as that shows, and did not run at all between several looks.
+After a SIGKILL the first thread of a program may be gone (Z) while another is still stuck.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.context import Context
+from ddp_doctor.parse.host_gpus import first_line
+
+#: Looks, and the seconds between them: a driver that initialises GPUs holds others up for a while.
+LOOKS = 4
+BETWEEN_S = 1
+#: A node may have tens of thousands of processes, and reading each takes some 50 microseconds.
+PATIENCE_S = 1.5
+MOST_THREADS = 64
+#: The driver's functions, and how its modules begin the names of theirs (nvidia-uvm, nv.c, os-interface.c).
+_IN_DRIVER = re.compile(r"nvidia|uvm_|nvkms|nv_|nvswitch|rm_|os_acquire")
+#: Waits that the driver shares with others; "0" and "" where one may not look.
+_ANYWHERE = ("down", "down_timeout", "msleep", "0", "")
+_STAT = re.compile(r"(\d{1,10}) \((.{0,64})\) ([A-Za-z]) (\d{1,10}) (?:-?\d+ ){4}(\d{1,12}) ", re.DOTALL)
+_SWITCHES = re.compile(r"^(?:non)?voluntary_ctxt_switches:\s*(\d{1,20})$", re.MULTILINE)
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD of linux/sched.h
+
+
+class StuckProcess(Frozen):
+    """A process that did not run while it was watched, and where it stands."""
+
+    pid: int
+    name: str
+    wait_channel: str | None = None  # the kernel function it waits in
+    device: str | None = None  # one of the driver's that it holds open
+    watched_s: float = 0.0
+
+
+class _Task(NamedTuple):
+    """One thread in state D, by its folder in /proc."""
+
+    folder: str
+    pid: int
+    name: str
+    switches: tuple[str, ...]
+
+
+def stuck_processes(ctx: Context) -> tuple[StuckProcess, ...]:
+    """Who stands still in the driver; costs the time between looks only where somebody does."""
+    began = ctx.clock()
+    tasks = list(_in_driver(ctx, _in_state_d(ctx)))
+    for _ in range(LOOKS - 1):
+        # Without a pause between the looks nothing could be told from a moment's wait.
+        if not tasks or not ctx.run(("sleep", str(BETWEEN_S))).ok:
+            return ()
+        tasks = [task for task in tasks if _task(ctx, task.folder, task.pid) == task]
+    return tuple(_found(ctx, task, ctx.clock() - began) for task in tasks)
+
+
+def _in_state_d(ctx: Context) -> Iterator[_Task]:
+    """The threads in state D, without the kernel's own and the doctor's."""
+    own = (first_line(ctx, "/proc/self/stat") or "").partition(" ")[0]
+    end = ctx.clock() + PATIENCE_S
+    for pid in _numbers(ctx, "/proc"):
+        if ctx.clock() > end:
+            return
+        stat = _STAT.match(_read(ctx, f"/proc/{pid}/stat"))
+        if not stat or int(stat[5]) & _KERNEL_THREAD or own in (pid, stat[4]):
+            continue
+        if stat[3] == "D":
+            folders = [f"/proc/{pid}"]
+        elif stat[3] == "Z":
+            folders = [f"/proc/{pid}/task/{thread}" for thread in _numbers(ctx, f"/proc/{pid}/task")]
+        else:
+            continue
+        yield from filter(None, (_task(ctx, folder, int(pid)) for folder in folders[:MOST_THREADS]))
+
+
+def _task(ctx: Context, folder: str, pid: int) -> _Task | None:
+    stat = _STAT.match(_read(ctx, f"{folder}/stat"))
+    if not stat or stat[3] != "D":
+        return None
+    switches = tuple(_SWITCHES.findall(_read(ctx, f"{folder}/status")))
+    return _Task(folder, pid, stat[2], switches) if switches else None
+
+
+def _in_driver(ctx: Context, tasks: Iterable[_Task]) -> Iterator[_Task]:
+    """Those that wait in the driver. A rank that waits for its file system holds a GPU as well."""
+    for task in tasks:
+        channel = _wait_channel(ctx, task)
+        if _IN_DRIVER.match(channel) or (channel in _ANYWHERE and _device(ctx, task.pid)):
+            yield task
+
+
+def _found(ctx: Context, task: _Task, watched_s: float) -> StuckProcess:
+    channel = _wait_channel(ctx, task)
+    return StuckProcess(
+        pid=task.pid,
+        name=task.name,
+        wait_channel=channel if channel not in ("", "0") else None,
+        device=_device(ctx, task.pid),
+        watched_s=round(watched_s, 1),
+    )
+
+
+def _wait_channel(ctx: Context, task: _Task) -> str:
+    return _read(ctx, f"{task.folder}/wchan").strip()[:80]
+
+
+def _device(ctx: Context, pid: int) -> str | None:
+    """A device of the driver that the process holds open, as far as one may look."""
+    folder = f"/proc/{pid}/fd"
+    for number in _numbers(ctx, folder):
+        try:
+            target = ctx.readlink(f"{folder}/{number}")
+        except OSError:
+            continue
+        if target.startswith("/dev/nvidia"):
+            return target
+    return None
+
+
+def _numbers(ctx: Context, folder: str) -> list[str]:
+    try:
+        return [name for name in ctx.listdir(folder) if name.isdecimal()]
+    except OSError:
+        return []
+
+
+def _read(ctx: Context, path: str) -> str:
+    try:
+        return ctx.read(path)
+    except OSError:
+        return ""
