@@ -13,16 +13,16 @@ from ddp_doctor.parse.kernel_facts import KernelFact
 from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.phrases.nodes import by_cause, node_draft
 
-_LIBRARY_FOLDERS = "/usr/lib*, as links from libcuda.so.1 and libnvidia-ml.so.1"
+_LIBRARY_FOLDERS = "/usr/lib*, as links from libcuda.so.1"
 
 
-@rule("DD338", "nvidia-library-and-module-differ", Severity.WARNING, KernelFact)
+@rule("DD338", "libcuda-differs-from-module", Severity.WARNING, KernelFact)
 def versions_differ(recording: Recording) -> Iterator[Draft]:
-    """The driver's library that programs load is of another version than the loaded kernel module.
+    """The libcuda that programs load is of another version than the loaded kernel module.
 
     What it finds
-        libcuda or libnvidia-ml in the usual folders, of which no copy has the version of the loaded kernel
-        module. Silent where NVML itself has said so (DD301).
+        libcuda in the usual folders, of which no copy has the version of the loaded kernel module. Silent
+        where NVML's own library is of the same other version, which DD301 or DD322 tells.
 
     Why it matters
         CUDA refuses to start: "system has unsupported display driver / cuda driver combination" (803).
@@ -35,7 +35,7 @@ def versions_differ(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deploy/cuda-compatibility
     """
     seen = [one for one in recording.facts(KernelFact) if not _nvml_said_so(recording, one)]
-    for (library, versions, module, in_container), group in by_cause(seen, _mismatch).items():
+    for (versions, module, in_container), group in by_cause(seen, _mismatch).items():
         if in_container:
             mend = remedy(
                 "Remove the driver's libraries from the image; the container runtime brings those of the host.",
@@ -48,7 +48,7 @@ def versions_differ(recording: Recording) -> Iterator[Draft]:
             mend = remedy(
                 "Reboot the node, or unload and load the NVIDIA kernel modules.",
                 "cat /proc/driver/nvidia/version",
-                "ldconfig -p | grep -e libcuda -e libnvidia-ml",
+                "ldconfig -p | grep libcuda",
                 cost="ends all GPU jobs of the node",
                 undo="install the former driver again",
             )
@@ -56,9 +56,9 @@ def versions_differ(recording: Recording) -> Iterator[Draft]:
         yield node_draft(
             recording,
             group,
-            f"{library} {found} on {{nodes}} does not fit the loaded kernel module {module}",
+            f"libcuda {found} on {{nodes}} does not fit the loaded kernel module {module}",
             Evidence(
-                check="kernel", text=f"{library}: {found}; module: {module}", expected_from=_LIBRARY_FOLDERS
+                check="kernel", text=f"libcuda: {found}; module: {module}", expected_from=_LIBRARY_FOLDERS
             ),
             mend,
             detail="Mostly the driver was updated while the old module stayed loaded.",
@@ -68,19 +68,22 @@ def versions_differ(recording: Recording) -> Iterator[Draft]:
 
 
 def _nvml_said_so(recording: Recording, seen: Seen[KernelFact]) -> bool:
-    errors = (one.fact.nvml_error for one in recording.facts(GpusFact) if one.node == seen.node)
-    return any(error is not None and error.code == "lib_rm_version_mismatch" for error in errors)
+    """Whether a rule about NVML names the same cause."""
+    for gpus in (one.fact for one in recording.facts(GpusFact) if one.node == seen.node):
+        library = (gpus.nvml_version or "").partition(".")[2]  # after CUDA's major version
+        refused = gpus.nvml_error is not None and gpus.nvml_error.code == "lib_rm_version_mismatch"
+        if refused or library in _versions(seen.fact):
+            return True
+    return False
 
 
-def _mismatch(fact: KernelFact) -> tuple[str, tuple[str, ...], str, bool] | None:
-    module = fact.driver_version
-    if module is None:
-        return None
-    for library in ("libcuda.so", "libnvidia-ml.so"):
-        versions = tuple(sorted({value for path, value in fact.libraries.items() if f"/{library}." in path}))
-        if versions and module not in versions:
-            return library, versions, module, fact.in_container
-    return None
+def _versions(fact: KernelFact) -> tuple[str, ...]:
+    return tuple(sorted({value for path, value in fact.libraries.items() if "/libcuda." in path}))
+
+
+def _mismatch(fact: KernelFact) -> tuple[tuple[str, ...], str, bool] | None:
+    module, versions = fact.driver_version, _versions(fact)
+    return (versions, module, fact.in_container) if module and versions and module not in versions else None
 
 
 @rule("DD339", "gpudirect-rdma-off", Severity.WARNING, KernelFact)
