@@ -10,7 +10,8 @@ own, since a sick driver hangs whoever asks it), and what it is held against (pa
     SLURM_JOB_GPUS=0,1,2,3   NVIDIA_VISIBLE_DEVICES=GPU-8932f933-…   CUDA_VISIBLE_DEVICES=0,1
 
 A container sees the host's PCI bus without owning its GPUs, so there only granted GPUs count. One
-finding names all GPUs with the same fault.
+finding names all GPUs with the same fault. Of AMD GPUs and other accelerators nothing can be said yet: where
+the job would use them the reading fails, and the verdict is unsure (parse/other_accelerators.py).
 """
 
 from ddp_doctor.checks.gpus import condition, driver, fabric, memory, models, modes, numbers, peers, sharing
@@ -20,7 +21,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent, Failed, TookTooLong
-from ddp_doctor.parse import host_gpus
+from ddp_doctor.parse import host_gpus, other_accelerators
 from ddp_doctor.parse import visible_devices as devices
 from ddp_doctor.parse.gpu_facts import GpusFact
 from ddp_doctor.parse.nvml import NvmlAnswer, parse_nvml
@@ -29,7 +30,10 @@ __all__ = ["CHECK", "GpusFact", "gpus_missing", "probe"]
 
 
 def probe(ctx: Context) -> GpusFact:
-    """Ask NVML in a process of its own. Raises Absent only where no GPU is due or granted either."""
+    """Ask NVML in a process of its own. Raises Absent only where no GPU is due or granted either.
+
+    Raises Failed where the job would use accelerators of another maker: nothing can be said of them.
+    """
     pci = host_gpus.pci_gpus(ctx)
     answer = _ask(ctx, limits.NVML_BASE_LIMIT_S + limits.NVML_LIMIT_PER_GPU_S * len(pci or ()))
     nodes = host_gpus.device_nodes(ctx)
@@ -50,6 +54,9 @@ def probe(ctx: Context) -> GpusFact:
     )
     fact = seen.model_copy(update=devices.job_view(seen.gpus, ctx.env, in_container=seen.in_container))
     if not (fact.gpus or answer.error == "timed_out" or fact.due() or fact.is_owed()):
+        others = None if _is_without_grant(fact) else other_accelerators.unsupported(ctx)
+        if others is not None:
+            raise Failed(f"{others}: not supported yet, so nothing was tested on them")
         raise Absent(_absence(fact))
     return fact
 
@@ -72,6 +79,11 @@ def _ask(ctx: Context, limit_s: float) -> NvmlAnswer:
     if answer.error == "timed_out" and not answer.call:
         raise TookTooLong("the program that asks NVML had not reached the driver in time")
     return answer
+
+
+def _is_without_grant(fact: GpusFact) -> bool:
+    """Whether this is a SLURM step to which no GPU was given: those of the machine are not its business."""
+    return "SLURM_PROCID" in fact.environment and not fact.granted
 
 
 def _absence(fact: GpusFact) -> str:

@@ -261,6 +261,31 @@ def test_amd_gpus_granted_by_slurm_are_not_nvidias(bare: Machine) -> None:
         probe(bare.context({**NO_LIBRARY, "SLURM_JOB_GPUS": "0,1,2,3"}))
 
 
+def amd(machine: Machine) -> Machine:
+    machine.file("/dev/kfd")
+    machine.file(
+        "/sys/class/kfd/kfd/topology/nodes/1/properties",
+        "cpu_cores_count 0\nsimd_count 1216\ngfx_target_version 90402\nlocation_id 18176\ndomain 0\n",
+    )
+    return machine
+
+
+def test_amd_gpus_that_a_job_would_use_make_the_verdict_unsure_with_what_they_are(bare: Machine) -> None:
+    with pytest.raises(Failed, match=r"^1 AMD GPU \(0000:47:00.0\): not supported yet"):
+        probe(amd(bare).context(NO_LIBRARY))
+    with pytest.raises(Failed):
+        probe(bare.context({**NO_LIBRARY, "SLURM_JOB_GPUS": "0", "SLURM_PROCID": "0"}))
+
+
+def test_amd_gpus_of_a_machine_are_not_the_business_of_a_step_without_any(bare: Machine) -> None:
+    with pytest.raises(Absent):
+        probe(amd(bare).context({**NO_LIBRARY, "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}))
+
+
+def test_amd_gpus_beside_nvidias_leave_the_verdict_to_nvidias(node: Machine) -> None:
+    assert verdicts(recorded(look(amd(node)), world=world())) == []
+
+
 def test_cuda_visible_devices_alone_is_no_grant(bare: Machine) -> None:
     with pytest.raises(Absent):
         probe(bare.context({**NO_LIBRARY, "CUDA_VISIBLE_DEVICES": "0,1"}))

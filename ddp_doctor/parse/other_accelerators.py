@@ -1,0 +1,122 @@
+"""Accelerators of other makers, which the doctor cannot judge yet but must not overlook.
+
+AMD GPUs as the kernel's compute driver lists them, where its door /dev/kfd is open to us:
+
+    /sys/class/kfd/kfd/topology/nodes/2/properties
+        cpu_cores_count 0
+        simd_count 1216
+        gfx_target_version 90402        gfx942, MI300
+        location_id 18176               0x4700: bus 47, device 00.0
+        domain 0
+    /sys/bus/pci/devices/0000:47:00.0/product_name    AMD Instinct MI300X OAM
+
+and Intel Gaudi, whose devices are /dev/accel/accelN and whose driver is habanalabs. The graphics in a desktop's or
+laptop's processor, and cards for a display, count only where the installed torch is one for ROCm.
+
+Sources: linux drivers/gpu/drm/amd/amdkfd/kfd_topology.c; drivers/accel/habanalabs/common/habanalabs_drv.c
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ddp_doctor.model.context import Context
+from ddp_doctor.parse.host_gpus import PCI, first_line
+from ddp_doctor.parse.visible_devices import DELIBERATE_ENDS
+
+KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
+#: gfx_target_version of AMD's accelerators for data centres: MI50 and MI60, MI100, MI200, MI300, MI350
+#: (ROCm documentation, Accelerator and GPU hardware specifications).
+DATA_CENTRE = (90006, 90008, 90010, 90400, 90401, 90402, 90500)
+#: With an empty one of these, ROCm shows a process no GPU (ROCm documentation, GPU isolation techniques).
+HIDING = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+GAUDI_DRIVER = "habanalabs"
+LONGEST = 20  # digits of a number of 64 bits
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One that a job could compute on."""
+
+    maker: str
+    name: str
+    for_data_centres: bool = True
+
+
+def unsupported(ctx: Context) -> str | None:
+    """What is here that a job would use and the doctor cannot test: "8 AMD GPUs (AMD Instinct MI300X OAM)"."""
+    amd = [] if _are_hidden(ctx) else list(_amd(ctx))
+    if not any(one.for_data_centres for one in amd) and amd and not _torch_is_for_rocm(ctx):
+        amd = []
+    makers: dict[str, list[str]] = {}
+    for one in (*amd, *_gaudi(ctx)):
+        makers.setdefault(one.maker, []).append(one.name)
+    words = [_counted(maker, names) for maker, names in makers.items()]
+    return " and ".join(words) or None
+
+
+def _counted(maker: str, names: list[str]) -> str:
+    """ "8 AMD GPUs (AMD Instinct MI300X OAM)", "1 AMD GPU (0000:47:00.0)"."""
+    return f"{len(names)} {maker}{'' if len(names) == 1 else 's'} ({', '.join(dict.fromkeys(names))})"
+
+
+def _are_hidden(ctx: Context) -> bool:
+    values = (ctx.env.get(name) for name in HIDING)
+    return any(value is not None and value.strip().lower() in DELIBERATE_ENDS for value in values)
+
+
+def _amd(ctx: Context) -> Iterator[Accelerator]:
+    if "kfd" not in _listing(ctx, "/dev"):
+        return
+    for node in _listing(ctx, KFD_NODES):
+        values = _properties(ctx, f"{KFD_NODES}/{node}/properties")
+        if values.get("simd_count"):
+            name = first_line(ctx, f"{PCI}/{_bus_id(values)}/product_name") or _bus_id(values)
+            target = values.get("gfx_target_version", 0)
+            yield Accelerator("AMD GPU", name, target in DATA_CENTRE)
+
+
+def _properties(ctx: Context, path: str) -> dict[str, int]:
+    try:
+        lines = [line.split() for line in ctx.read(path).splitlines()]
+    except OSError:
+        return {}
+    numbers = [line for line in lines if len(line) == 2 and line[1].isdecimal() and len(line[1]) <= LONGEST]
+    return {name: int(number) for name, number in numbers}
+
+
+def _bus_id(values: dict[str, int]) -> str:
+    place = values.get("location_id", 0)
+    return f"{values.get('domain', 0):04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 7}"
+
+
+def _gaudi(ctx: Context) -> Iterator[Accelerator]:
+    doors = [name for name in (*_listing(ctx, "/dev/accel"), *_listing(ctx, "/dev")) if _is_door(name)]
+    for bus_id in _listing(ctx, PCI) if doors else ():
+        try:
+            driver = ctx.readlink(f"{PCI}/{bus_id}/driver").rpartition("/")[2]
+        except OSError:
+            continue
+        if driver == GAUDI_DRIVER:
+            yield Accelerator("Intel Gaudi accelerator", bus_id)
+
+
+def _is_door(name: str) -> bool:
+    stem = name.rstrip("0123456789")
+    return stem != name and stem in ("accel", "hl")
+
+
+def _listing(ctx: Context, path: str) -> list[str]:
+    try:
+        return ctx.listdir(path)
+    except OSError:
+        return []
+
+
+def _torch_is_for_rocm(ctx: Context) -> bool:
+    """Whether the torch of this Python was built for AMD GPUs; False where that cannot be told."""
+    try:
+        answer = json.loads(ctx.child("software").stdout)
+    except ValueError:
+        return False
+    return isinstance(answer, dict) and bool(answer.get("torch_hip"))
