@@ -1,4 +1,4 @@
-r"""How GPUs and NICs are wired: ``nvidia-smi topo -m``, which NCCL's choice of paths can be checked against.
+r"""How GPUs and NICs are wired, which NCCL's choice of paths can be checked against.
 
             GPU0    GPU1    NIC0    NIC1    NIC2    CPU Affinity    NUMA Affinity   GPU NUMA ID
     GPU0     X      SYS     SYS     SYS     NODE    0-31,64-95      0               N/A
@@ -8,55 +8,47 @@ r"""How GPUs and NICs are wired: ``nvidia-smi topo -m``, which NCCL's choice of 
 
       NIC0: mlx5_2
 
+That is ``nvidia-smi topo -m``. Live, the same comes from NVML (sources/child_nvml_topology.py, a process of
+its own) and /sys (parse/pci_devices.py), and nvidia-smi is asked only where NVML cannot be.
+
 DDP's gradients cross these paths at every step. Where NCCL copies directly between two GPUs (P2P) over
 a path that the machine announces but does not carry, the first all-reduce spins for ever at 100 %
 utilisation and nothing is logged; where an NVLink is down, every step waits for the slowest pair.
 """
 
-from ddp_doctor.checks.topology import nvlinks, p2p, unclear
-from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.checks.topology import answers, links, nvlinks, p2p, places, unclear
+from ddp_doctor.checks.topology.facts import TopologyFact, TopologyHangFact
+from ddp_doctor.checks.topology.live import CannotAsk, ask_nvidia_smi, ask_nvml
 from ddp_doctor.checks.topology.p2p import p2p_stalls
 from ddp_doctor.checks.topology.pasted import read_pasted
+from ddp_doctor.knowledge import thresholds as limits
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
-from ddp_doctor.model.fact import Absent, Failed, TookTooLong
+from ddp_doctor.model.fact import Absent
 from ddp_doctor.parse import host_gpus
 from ddp_doctor.parse.cpuinfo import cpu_vendor
-from ddp_doctor.parse.topo_matrix import TopologyError, parse_matrix
 
-__all__ = ["CHECK", "TopologyFact", "p2p_stalls", "probe", "read_pasted"]
+__all__ = ["CHECK", "TopologyFact", "TopologyHangFact", "p2p_stalls", "probe", "read_pasted"]
 
 _SETTINGS = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_IB_HCA")
 
 
-def probe(ctx: Context) -> TopologyFact:
-    """Ask nvidia-smi for the matrix of this host."""
-    result = ctx.run(["nvidia-smi", "topo", "-m"])
-    if result.status == "missing":
-        raise Absent("nvidia-smi is not installed here, so there is no NVIDIA driver to ask")
-    raw = result.stdout + result.stderr
-    ctx.keep(raw)
-    if result.status == "timed_out":
-        raise TookTooLong("nvidia-smi topo -m did not answer in time: the driver may hang")
+def probe(ctx: Context) -> TopologyFact | TopologyHangFact:
+    """Ask NVML and /sys, or nvidia-smi where NVML cannot be asked. Starts nothing where there is no GPU."""
+    gpus = host_gpus.pci_gpus(ctx)
+    if not host_gpus.may_have_gpus(ctx):
+        bus = "GPUs for virtual machines only (vfio-pci)" if gpus else "no PCI device of vendor 10de"
+        raise Absent(f"no NVIDIA GPU on this machine: {bus}, no device node of a driver")
+    limit_s = limits.NVML_BASE_LIMIT_S + limits.NVML_LIMIT_PER_GPU_S * len(gpus or ())
     try:
-        matrix = parse_matrix(raw)
-    except TopologyError as error:
-        said = next((line.strip()[:200] for line in raw.splitlines() if line.strip()), "nothing")
-        if not _gpu_is_due(ctx):
-            raise Absent(f"there is no NVIDIA GPU here; nvidia-smi says: {said}") from None
-        raise Failed(f"nvidia-smi topo -m gave no topology ({error}); it says: {said}") from None
+        fact = ask_nvml(ctx, limit_s)
+    except CannotAsk as why:
+        fact = ask_nvidia_smi(ctx, limit_s, str(why))
+    if isinstance(fact, TopologyHangFact):
+        return fact
     settings = {name: ctx.env[name] for name in _SETTINGS if name in ctx.env}
-    return TopologyFact(**dict(matrix), cpu_vendor=cpu_vendor(ctx), nccl_settings=settings)
-
-
-def _gpu_is_due(ctx: Context) -> bool:
-    """Whether this machine, or what a container was given of it, has a GPU that should answer."""
-    found = host_gpus.pci_gpus(ctx)
-    given = any(name[6:].isdecimal() for name in host_gpus.device_nodes(ctx))  # /dev/nvidia0
-    if found is None or host_gpus.in_container(ctx):
-        return given or found is None
-    return given or any(not gpu.passed_through for gpu in found)
+    return fact.model_copy(update={"cpu_vendor": cpu_vendor(ctx), "nccl_settings": settings})
 
 
 CHECK = Check(
@@ -64,8 +56,8 @@ CHECK = Check(
     title="Paths between GPUs and NICs",
     where=Where.NODE,
     probe=probe,
-    facts=(TopologyFact,),
-    rules=(*p2p.RULES, nvlinks.nvlinks_missing, *unclear.RULES),
+    facts=(TopologyFact, TopologyHangFact),
+    rules=(*p2p.RULES, nvlinks.nvlinks_missing, *unclear.RULES, *links.RULES, *places.RULES, *answers.RULES),
     cost_s=0.5,
-    deadline_s=20.0,  # without persistence mode nvidia-smi first wakes every GPU
+    deadline_s=60.0,  # without persistence mode NVML first wakes every GPU
 )

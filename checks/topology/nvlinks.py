@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.topology.culprits import culprit, hosts_of
 from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.checks.topology.links import links_down
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.knowledge.nvlink_peers import Shortfall, shortfalls
 from ddp_doctor.model.choices import Confidence, Severity
@@ -42,7 +43,9 @@ def nvlinks_missing(recording: Recording) -> Iterator[Draft]:
 
 def _shortfalls(fact: TopologyFact) -> tuple[Shortfall, ...] | None:
     pairs = {(one, two): codes.nvlinks(code) for one, two, code in fact.gpu_pairs()}
-    return tuple(shortfalls(fact.gpus, pairs)) or None
+    told = {down.gpu for down in links_down(fact)}  # DD406 says it, and which links
+    left_out = told.union(fact.mig_gpus)
+    return tuple(short for short in shortfalls(fact.gpus, pairs) if not left_out & set(short.gpus)) or None
 
 
 def _shortfall_draft(recording: Recording, group: Sequence[Seen[TopologyFact]], short: Shortfall) -> Draft:

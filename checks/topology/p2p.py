@@ -106,7 +106,8 @@ def p2p_may_cross_sockets(recording: Recording) -> Iterator[Draft]:
     What it finds
         Two GPUs without NVLink whose path is SYS (SOC in old drivers), where NCCL allows P2P that far:
         NCCL_P2P_LEVEL says so, or there are at most two GPUs and the CPU is, or may be, AMD's. Silent
-        where NCCL ran over these GPUs and ended, or where NCCL_P2P_DISABLE=1 is set.
+        where NCCL ran over these GPUs and ended, where NCCL_P2P_DISABLE=1 is set, and where the driver
+        refuses P2P between them.
 
     Why it matters
         NCCL's own limit is PXB, because the link between the sockets carries peer traffic badly: on
@@ -151,7 +152,11 @@ def _crossing(recording: Recording) -> dict[_Cause, list[Seen[TopologyFact]]]:
     logs = logs_by_node(recording.trials) if unsettled else {}
     for seen in unsettled:
         fact, log = seen.fact, logs.get(seen.node, NcclTransportFact())
-        pairs = tuple((one, two) for one, two, code in fact.gpu_pairs() if codes.crosses_sockets(code))
+        pairs = tuple(
+            (one, two)
+            for one, two, code in fact.gpu_pairs()
+            if codes.crosses_sockets(code) and not fact.refuses_p2p(one, two)
+        )
         limit, why = fact.p2p_limit(log)
         off = "1" in {log.p2p_disable, fact.nccl_settings.get("NCCL_P2P_DISABLE")}
         if pairs and limit == "SYS" and not off:

@@ -48,10 +48,7 @@ def _driver(ctx: Context, bus_id: str) -> str | None:
 
 def device_nodes(ctx: Context) -> tuple[str, ...]:
     """The names in /dev that matter: nvidia0, nvidiactl, …; kfd is AMD's."""
-    try:
-        names = ctx.listdir("/dev")
-    except OSError:
-        return ()
+    names = _names(ctx, "/dev")
     return tuple(name for name in names if name.startswith("nvidia") or name == "kfd")
 
 
@@ -67,6 +64,27 @@ def fabric_manager_runs(ctx: Context, nodes: tuple[str, ...]) -> bool | None:
     except OSError:
         return None
     return any((first_line(ctx, f"/proc/{pid}/comm") or "").startswith(FABRIC_MANAGER) for pid in pids)
+
+
+def may_have_gpus(ctx: Context) -> bool:
+    """Whether it is worth asking a driver: a GPU on the bus, in /dev, or lent by Windows (WSL 2: /dev/dxg)."""
+    found = pci_gpus(ctx)
+    if found is None or not all(gpu.passed_through for gpu in found):
+        return True
+    return any(name.startswith("nvidia") or name == "dxg" for name in _names(ctx, "/dev"))
+
+
+def gpu_is_due(ctx: Context) -> bool:
+    """Whether this machine, or what a container was given of it, has a GPU that should answer."""
+    found = pci_gpus(ctx)
+    if found is None or in_container(ctx):
+        return gpu_is_given(ctx) or found is None
+    return gpu_is_given(ctx) or any(not gpu.passed_through for gpu in found)
+
+
+def gpu_is_given(ctx: Context) -> bool:
+    """Whether there is a device node of a GPU, as /dev/nvidia0; only a driver that works makes one."""
+    return any(name[6:].isdecimal() for name in device_nodes(ctx))
 
 
 def in_container(ctx: Context) -> bool:
@@ -89,6 +107,13 @@ def _text(ctx: Context, path: str) -> str | None:
         return ctx.read(path)
     except OSError:
         return None
+
+
+def _names(ctx: Context, folder: str) -> list[str]:
+    try:
+        return ctx.listdir(folder)
+    except OSError:
+        return []
 
 
 def _link(ctx: Context, path: str) -> str | None:

@@ -21,6 +21,9 @@ class Nvlink(Frozen):
     remote: Literal["gpu", "switch", "cpu"] | None = None
     remote_bus_id: str | None = None  # as /sys writes it: "0000:1b:00.0"
     errors: dict[str, int] = Field(default_factory=dict)  # "replay", "recovery", "crc": counted since reset
+    errors_per_s: dict[str, float] = Field(
+        default_factory=dict
+    )  # how fast they grew; empty: not looked twice
 
 
 class GpuNvlinks(Frozen):
@@ -33,3 +36,11 @@ class GpuNvlinks(Frozen):
     def active(self) -> int:
         """How many links carry data."""
         return sum(link.active is True for link in self.links)
+
+    def inactive(self) -> tuple[int, ...]:
+        """The numbers of those that do not."""
+        return tuple(link.index for link in self.links if link.active is False)
+
+    def remotes(self) -> set[str | None]:
+        """What the links that carry data lead to."""
+        return {link.remote for link in self.links if link.active}

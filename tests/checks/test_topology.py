@@ -11,7 +11,7 @@ import pytest
 from ddp_doctor.checks.topology import CHECK, TopologyFact, probe, read_pasted
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.context import CommandResult
-from ddp_doctor.model.fact import Absent, CouldNotLook, Failed, Reading, TookTooLong
+from ddp_doctor.model.fact import Absent, CouldNotLook, Failed, Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
@@ -59,6 +59,7 @@ def test_matrix_cpu_vendor_and_settings_of_this_host_are_recorded():
         commands={"nvidia-smi": sample("classic-two-socket.txt")},
     )
     fact = probe(ctx)
+    assert isinstance(fact, TopologyFact)
     assert fact.links["GPU0"]["GPU1"] == "SYS"
     assert fact.cpu_vendor == "AuthenticAMD"
     assert fact.nccl_settings == {"NCCL_P2P_LEVEL": "SYS"}
@@ -69,12 +70,6 @@ def test_matrix_cpu_vendor_and_settings_of_this_host_are_recorded():
 def test_without_nvidia_smi_the_topology_is_absent():
     with pytest.raises(Absent, match="not installed"):
         probe(FakeContext())
-
-
-def test_nvidia_smi_that_hangs_took_too_long():
-    hung = CommandResult(("nvidia-smi",), "timed_out")
-    with pytest.raises(TookTooLong, match="driver may hang"):
-        probe(FakeContext(commands={"nvidia-smi": hung}))
 
 
 def gpu_on_pci(driver: str, vendor: str = "0x10de") -> dict[str, Any]:
@@ -95,10 +90,8 @@ def test_driver_that_does_not_answer_for_a_gpu_fails_with_its_words():
 
 def test_nvidia_smi_on_a_machine_without_a_gpu_is_absent():
     gone = CommandResult(("nvidia-smi",), "ended", 9, DRIVER_GONE)
-    with pytest.raises(Absent, match="no NVIDIA GPU here"):
+    with pytest.raises(Absent, match="no NVIDIA GPU on this machine"):
         probe(FakeContext(commands={"nvidia-smi": gone}, **gpu_on_pci("ast", vendor="0x1a03")))
-    with pytest.raises(Absent, match="no NVIDIA GPU here"):
-        probe(FakeContext(commands={"nvidia-smi": gone}, **gpu_on_pci("vfio-pci")))
 
 
 def test_nvidia_smi_that_fails_where_the_bus_cannot_be_read_is_no_proof_of_absence():
@@ -124,26 +117,6 @@ def test_matrix_that_is_not_understood_fails_with_the_line():
         probe(ctx)
 
 
-def nvidia_smi(folder: Path, body: str) -> LiveContext:
-    """The real machine, with this script in the place of nvidia-smi."""
-    script = folder / "nvidia-smi"
-    script.write_text(f"#!/bin/sh\n{body}\n")
-    script.chmod(0o755)
-    return LiveContext({"PATH": f"{folder}:/usr/bin:/bin"}, time.monotonic() + 1.5)
-
-
-def test_a_real_process_that_prints_the_matrix_is_read(tmp_path: Path):
-    ctx = nvidia_smi(tmp_path, f'[ "$*" = "topo -m" ] && cat {SAMPLES}/nvswitch-eight-gpus-raw.txt')
-    assert len(probe(ctx).gpus) == 8
-
-
-def test_a_real_process_that_hangs_is_given_up_before_the_deadline(tmp_path: Path):
-    ctx = nvidia_smi(tmp_path, "exec sleep 60")
-    with pytest.raises(TookTooLong):
-        probe(ctx)
-    assert time.monotonic() < ctx.deadline
-
-
 def test_this_machine_has_a_topology_or_a_reason_why_not():
     try:
         fact = probe(LiveContext(dict(os.environ), time.monotonic() + 20))
@@ -151,6 +124,7 @@ def test_this_machine_has_a_topology_or_a_reason_why_not():
         said = str(reason)
         assert said
     else:
+        assert isinstance(fact, TopologyFact)
         assert fact.gpus
 
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from ddp_doctor.checks.topology import probe
+from ddp_doctor.checks.topology import TopologyFact, probe
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.sources.machine import LiveContext
 
@@ -19,6 +19,7 @@ def test_the_installed_driver_prints_a_matrix_that_is_read_whole():
         fact = probe(ctx)
     except Absent as reason:
         pytest.skip(f"needs an NVIDIA GPU: {reason}")
+    assert isinstance(fact, TopologyFact)
     gpus = [line for line in listed.stdout.splitlines() if line.startswith("GPU ")]
     assert len(fact.gpus) == len(gpus)
     assert fact.warnings == ()

@@ -1,0 +1,85 @@
+"""GPUs and NICs on the PCI bus, as /sys shows them.
+
+    /sys/class/infiniband/mlx5_0   -> ../../devices/pci0000:15/0000:15:01.0/…/0000:1a:00.0/infiniband/mlx5_0
+    /sys/class/net/eno1            -> ../../devices/pci0000:00/0000:00:1c.0/0000:02:00.0/net/eno1
+    /sys/class/net/bond0           -> ../../devices/virtual/net/bond0         has no PCI device of its own
+    /sys/bus/pci/devices/0000:1a:00.0/{numa_node: 0, local_cpulist: 0-31,64-95, max_link_width: 16}
+
+Read through the probe's context; nothing is raised, what cannot be read does not exist.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+from ddp_doctor.model.context import Context
+from ddp_doctor.parse.host_gpus import PCI, first_line
+from ddp_doctor.parse.pci_tree import PciDevice, read_path
+
+RDMA = "/sys/class/infiniband"
+NET = "/sys/class/net"
+
+
+def gpu_device(ctx: Context, column: str, bus_id: str) -> PciDevice | None:
+    """A GPU by its address; None where /sys hides it, as some containers and virtual machines do."""
+    return _device(ctx, f"{PCI}/{bus_id}", column, "gpu")
+
+
+def rdma_devices(ctx: Context) -> dict[str, PciDevice]:
+    """RDMA devices by name ("mlx5_0"), as the columns that nvidia-smi gives them: NIC0, NIC1, …"""
+    found: dict[str, PciDevice] = {}
+    for name in sorted(_names(ctx, RDMA), key=_by_number):
+        device = _device(ctx, f"{RDMA}/{name}", f"NIC{len(found)}", "nic")
+        if device is not None:
+            found[name] = device
+    return found
+
+
+def net_devices(ctx: Context) -> Iterator[PciDevice]:
+    """The interfaces that stand on a PCI device, RDMA or not."""
+    for name in sorted(_names(ctx, NET), key=_by_number):
+        device = _device(ctx, f"{NET}/{name}", name, "net")
+        if device is not None:
+            yield device
+
+
+def near_cpus(ctx: Context, bus_id: str) -> str | None:
+    """The CPUs of the device's NUMA node, all of them, whichever are ours."""
+    return first_line(ctx, f"{PCI}/{bus_id}/local_cpulist") or None
+
+
+def _device(ctx: Context, link: str, name: str, kind: Literal["gpu", "nic", "net"]) -> PciDevice | None:
+    try:
+        place = read_path(ctx.readlink(link))
+    except OSError:
+        return None
+    if place is None:
+        return None
+    bus_id, root, bridges = place
+    node, width = (_number(first_line(ctx, f"{PCI}/{bus_id}/{it}")) for it in ("numa_node", "max_link_width"))
+    return PciDevice(
+        bus_id=bus_id,
+        name=name,
+        kind=kind,
+        root=root,
+        bridges=bridges,
+        numa_node=node,
+        link_speed=first_line(ctx, f"{PCI}/{bus_id}/max_link_speed"),
+        link_width=width,
+    )
+
+
+def _names(ctx: Context, folder: str) -> list[str]:
+    try:
+        return ctx.listdir(folder)
+    except OSError:
+        return []
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """mlx5_2 before mlx5_10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and re.fullmatch(r"-?\d{1,9}", text) else None

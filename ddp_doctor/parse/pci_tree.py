@@ -1,0 +1,91 @@
+r"""Where PCI devices hang, and what nvidia-smi and NCCL call the way between two of them.
+
+    /sys/bus/pci/devices/0000:1b:00.0 ->
+        ../../../devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:1b:00.0
+                         host bridge root port    switch: up-  and downstream port   the device
+
+nvidia-smi's legend, in our words: PIX crosses one switch at most, PXB several, PHB the host bridge, NODE
+two host bridges of one NUMA node, SYS all else. One switch is two bridges in the tree, so two devices are
+PIX where neither stands more than one bridge below what they share. NVML counts alike
+(nvmlDeviceGetTopologyCommonAncestor), and so did NCCL up to 2.4 (src/graph/topo.h, pciDistance).
+
+NCCL today goes up two bridges at a time, which makes each switch one node, until it meets the root port
+or the host bridge, and hangs what it has then below the CPU of that NUMA node (src/graph/xml.cc,
+ncclTopoGetXmlFromSys). It knows no host bridges: two of one NUMA node are PHB to it (src/graph/paths.cc).
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Literal
+
+from ddp_doctor.model.base import Frozen
+
+#: Up to eight digits of domain: a machine's own bridges (VMD, Hyper-V) count from 10000.
+_BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
+_HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+
+
+class PciDevice(Frozen):
+    """One device and the bridges above it, from the root port down; ``root`` is its host bridge.
+
+    ``name`` is its name in the matrix ("GPU0", "NIC1"), or the interface's ("eno1"). ``numa_node`` is -1
+    where the firmware does not say, and None where it was not told.
+    """
+
+    bus_id: str
+    name: str
+    kind: Literal["gpu", "nic", "net"]
+    root: str
+    bridges: tuple[str, ...] = ()
+    numa_node: int | None = None
+    link_speed: str | None = None  # the fastest it can, as /sys or the file has it: "32.0 GT/s PCIe"
+    link_width: int | None = None
+
+    def switches(self) -> tuple[str, ...]:
+        """The PCIe switches above it as NCCL counts them, nearest first."""
+        return self.bridges[-2::-2]
+
+
+def read_path(link: str) -> tuple[str, str, tuple[str, ...]] | None:
+    """A device, its host bridge, and the bridges between, from where a link in /sys leads.
+
+    The link may go on to what the device is to others (``…/0000:1a:00.0/infiniband/mlx5_0``).
+    """
+    parts = link.lower().split("/")
+    roots = [at for at, part in enumerate(parts) if _HOST_BRIDGE.fullmatch(part)]
+    if not roots:
+        return None
+    below = tuple(takewhile(_BUS_ID.fullmatch, parts[roots[-1] + 1 :]))
+    return (below[-1], parts[roots[-1]], below[:-1]) if below else None
+
+
+def link_code(one: PciDevice, two: PciDevice) -> str:
+    """What ``nvidia-smi topo -m`` calls the way over PCI: PIX, PXB, PHB, NODE or SYS."""
+    if one.root != two.root:
+        return "NODE" if _same_numa_node(one, two) else "SYS"
+    shared = _in_common(one.bridges, two.bridges)
+    if shared == 0:
+        return "PHB"
+    return "PIX" if max(len(one.bridges), len(two.bridges)) - shared <= 1 else "PXB"
+
+
+def nccl_path(one: PciDevice, two: PciDevice) -> str:
+    """What NCCL calls the way over PCI: PIX, PXB, PHB or SYS."""
+    nearest = (one.switches()[:1], two.switches()[:1])
+    if nearest[0] and nearest[0] == nearest[1]:
+        return "PIX"
+    if set(one.switches()) & set(two.switches()):
+        return "PXB"
+    return "PHB" if _same_numa_node(one, two) else "SYS"
+
+
+def _same_numa_node(one: PciDevice, two: PciDevice) -> bool:
+    """Whether both are told to stand at one node; -1 is NCCL's node for what has none."""
+    return one.numa_node is not None and one.numa_node == two.numa_node
+
+
+def _in_common(one: Sequence[str], two: Sequence[str]) -> int:
+    """How many bridges two devices share, counted from the root port."""
+    differ = (at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a != b)
+    return next(differ, min(len(one), len(two)))

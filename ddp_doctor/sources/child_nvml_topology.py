@@ -1,0 +1,279 @@
+"""Ask NVML how the GPUs are wired; a program of its own that prints one JSON object and leaves.
+
+    python -I child_nvml_topology.py 15
+    {"error": null, "call": "", "gpu": null, "text": "", "elapsed_s": 0.1, "gpus": [
+       {"index": 0, "name": "NVIDIA H100 80GB HBM3", "bus_id": "00000000:1B:00.0", "cpu_affinity": "0-31,64-95",
+        "numa_affinity": "0", "gpu_numa_id": null, "error": null, "unavailable": {"gpu_numa_id": "not_supported"},
+        "nvlinks": [{"index": 0, "active": true, "gb_per_s": 26.562, "remote": "switch",
+                     "remote_bus_id": "00000000:05:00.0", "errors": {"replay": 0, "recovery": 0, "crc": 0},
+                     "errors_per_s": {}}, …]}, …],
+     "ancestors": [[0, 1, 50], …], "p2p": {"read": [[0, 1, 0], [1, 0, 0], …], "write": …}}
+
+``ancestors`` are pairs of GPUs and NVML's level; ``p2p`` are ordered pairs and NVML's status. As its
+neighbour child_nvml.py it runs in a process of its own, gives up after the seconds in its argument by a
+second thread, and asks on after any refusal. Only the standard library and pynvml are imported.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from itertools import combinations, permutations
+from typing import Any, NoReturn
+
+DEFAULT_LIMIT_S = 10.0
+#: Links with errors are looked at twice, so that errors of today are told from those of last month.
+SECOND_LOOK_S = 0.5
+
+#: Links of one GPU at most, where the binding has no number (nvml.h: 18 up to driver 570, 36 later).
+MOST_LINKS = 18
+#: Masks of NVML are arrays of 64 bits: room for 4096 CPUs and 1024 NUMA nodes, as Linux has at most.
+CPU_WORDS, NODE_WORDS = 64, 16
+
+#: nvmlNvLinkDeviceType_t: what a link leads to.
+REMOTES = {0: "gpu", 1: "cpu", 2: "switch"}
+#: nvmlGpuP2PCapsIndex_t
+CAPABILITIES = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3}
+
+#: Fields of nvmlDeviceGetFieldValues, which take the link as their scope (nvml.h).
+SPEED, STATE = 164, 165
+#: NVLink 3 and 4 count the first three, NVLink 5 the others.
+ERROR_FIELDS = {161: "replay", 162: "recovery", 163: "crc", 215: "recovery", 214: "recovery_failed"}
+#: nvmlNvLinkErrorCounter_t, asked where the fields above are not known (before NVLink 4).
+ERROR_COUNTERS = {0: "replay", 1: "recovery", 2: "crc"}
+#: Speed of links 0 to 5, 6 to 11, and of all, where the field above is not known.
+SPEEDS = {**{link: 84 + link for link in range(6)}, **{link: 126 + link for link in range(6, 12)}}
+SPEED_OF_ALL = 90
+
+_leaving = threading.Lock()
+
+
+def main() -> None:
+    """Ask, print, leave; the watchdog does the last two where NVML never answers."""
+    limit_s = float(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_LIMIT_S
+    answer: dict[str, Any] = {
+        "error": None,
+        "call": "",
+        "gpu": None,
+        "text": "",
+        "elapsed_s": 0.0,
+        "gpus": [],
+        "ancestors": [],
+        "p2p": {},
+    }
+    started = time.monotonic()
+    threading.Thread(target=_watch, args=(answer, limit_s, started), daemon=True).start()
+    _ask(answer)
+    _leave(answer, started)
+
+
+def _watch(answer: dict[str, Any], limit_s: float, started: float) -> None:
+    """Give up after ``limit_s`` seconds in the name of the main thread."""
+    time.sleep(limit_s)
+    text = f"no answer within {limit_s:g} s"
+    _leave({**answer, "error": "timed_out", "text": text}, started)
+
+
+def _leave(answer: dict[str, Any], started: float) -> NoReturn:
+    """Print the answer once and end the process without any clean-up that the driver could hang in."""
+    if not _leaving.acquire(blocking=False):
+        time.sleep(60)  # the other thread is printing and ends the process in a moment
+    answer["elapsed_s"] = round(time.monotonic() - started, 3)
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _ask(answer: dict[str, Any]) -> None:
+    try:
+        import pynvml
+    except ImportError as error:
+        answer.update(error="pynvml_missing", call="import pynvml", text=str(error))
+        return
+    nvml = _Nvml(pynvml, answer)
+    _, reason = nvml.call("nvmlInit")
+    count, reason = (None, reason) if reason else nvml.call("nvmlDeviceGetCount")
+    if reason:
+        answer.update(error=reason, text=nvml.last_text)
+        return
+    handles: dict[int, Any] = {}
+    for index in range(count or 0):
+        gpu, handle = _gpu(nvml, index)
+        answer["gpus"].append(gpu)
+        if gpu["error"] is None:
+            handles[index] = handle
+    answer["gpu"] = None
+    _pairs(nvml, handles, answer)
+    _look_again(nvml, handles, answer["gpus"])
+    answer.update(call="", gpu=None)
+
+
+class _Nvml:
+    """pynvml, with every refusal turned into its name and the call in progress noted in the answer."""
+
+    def __init__(self, pynvml: Any, answer: dict[str, Any]) -> None:
+        self.pynvml = pynvml
+        self.answer = answer
+        self.last_text = ""
+        self.mismatch = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError)
+        prefix = "NVML_ERROR_"
+        names = [name for name in dir(pynvml) if name.startswith(prefix)]
+        self.codes = {getattr(pynvml, name): name[len(prefix) :].lower() for name in names}
+
+    def call(self, name: str, *args: Any) -> tuple[Any, str | None]:
+        """(value, None), or (None, why there is none)."""
+        self.answer["call"] = name
+        function = getattr(self.pynvml, name, None)
+        if function is None:
+            return None, "binding_too_old"
+        try:
+            return function(*args), None
+        except self.pynvml.NVMLError as error:
+            self.last_text = str(error)
+            return None, self.codes.get(error.value, f"error_{error.value}")
+        except self.mismatch:  # the binding's own word for an older library, outside NVMLError
+            return None, "function_not_found"
+        except (TypeError, ValueError, OSError) as error:  # a binding and a library that do not fit
+            self.last_text = f"{type(error).__name__}: {error}"
+            return None, "unexpected"
+
+    def fill(self, values: dict[str, Any], field: str, name: str, *args: Any, use: Any = None) -> None:
+        """Put what the call gives, through ``use``, in ``values[field]``, or null and the reason."""
+        value, reason = self.call(name, *args)
+        values[field] = value if reason or use is None else use(value)
+        if reason:
+            values["unavailable"][field] = reason
+
+    def fields(self, handle: Any, ids: dict[int, Any], link: int) -> dict[int, int]:
+        """The numbers that NVML has for these fields of one link."""
+        values, reason = self.call("nvmlDeviceGetFieldValues", handle, [(field, link) for field in ids])
+        found = {} if reason else {one.fieldId: one for one in values if one.nvmlReturn == 0}
+        return {field: _number(one) for field, one in found.items()}
+
+
+def _number(field: Any) -> int:
+    """The value of a field in the type that NVML names; 1 is a 32-bit number (nvmlValueType_t)."""
+    return int(field.value.uiVal if field.valueType == 1 else field.value.ullVal)
+
+
+def _gpu(nvml: _Nvml, index: int) -> tuple[dict[str, Any], Any]:
+    """What NVML says of one GPU's place and links, and its handle."""
+    nvml.answer["gpu"] = index
+    gpu: dict[str, Any] = {"index": index, "error": None, "unavailable": {}, "nvlinks": []}
+    handle, gpu["error"] = nvml.call("nvmlDeviceGetHandleByIndex", index)
+    if gpu["error"] is not None:
+        return gpu, None
+    nvml.fill(gpu, "name", "nvmlDeviceGetName", handle)
+    nvml.fill(gpu, "uuid", "nvmlDeviceGetUUID", handle)
+    nvml.fill(gpu, "minor_number", "nvmlDeviceGetMinorNumber", handle)
+    nvml.fill(gpu, "bus_id", "nvmlDeviceGetPciInfo", handle, use=_bus_id)
+    nvml.fill(gpu, "mig_enabled", "nvmlDeviceGetMigMode", handle, use=lambda modes: bool(modes[0]))
+    nvml.fill(gpu, "cpu_affinity", "nvmlDeviceGetCpuAffinity", handle, CPU_WORDS, use=_list)
+    nvml.fill(gpu, "numa_affinity", "nvmlDeviceGetMemoryAffinity", handle, NODE_WORDS, 0, use=_list)
+    nvml.fill(gpu, "gpu_numa_id", "nvmlDeviceGetNumaNodeId", handle)
+    if not gpu["mig_enabled"]:  # MIG takes the links out of use
+        gpu["nvlinks"] = _nvlinks(nvml, handle)
+    return gpu, handle
+
+
+def _bus_id(pci: Any) -> str:
+    text = pci.busId
+    return text.decode("ascii", "replace") if isinstance(text, bytes) else str(text)
+
+
+def _list(words: Any) -> str:
+    """A mask as a list of the kernel: bits 0, 1, 2 and 8 are "0-2,8"."""
+    bits = [64 * at + bit for at, word in enumerate(words) for bit in range(64) if word >> bit & 1]
+    starts = [bit for bit in bits if bit - 1 not in set(bits)]
+    ends = [bit for bit in bits if bit + 1 not in set(bits)]
+    return ",".join(f"{a}-{b}" if a != b else str(a) for a, b in zip(starts, ends, strict=True))
+
+
+def _nvlinks(nvml: _Nvml, handle: Any) -> list[dict[str, Any]]:
+    links = []
+    for number in range(getattr(nvml.pynvml, "NVML_NVLINK_MAX_LINKS", MOST_LINKS)):
+        state = _state(nvml, handle, number)
+        if state is None:
+            break
+        link: dict[str, Any] = {"index": number, "active": state == 1, "errors": {}, "errors_per_s": {}}
+        if link["active"]:
+            link.update(_remote(nvml, handle, number))
+            link["gb_per_s"] = _speed(nvml, handle, number)
+            link["errors"] = _errors(nvml, handle, number)
+        links.append(link)
+    return links
+
+
+def _state(nvml: _Nvml, handle: Any, link: int) -> int | None:
+    """1 for a link that carries data; None where the GPU has no such link."""
+    state, reason = nvml.call("nvmlDeviceGetNvLinkState", handle, link)
+    if reason in ("not_supported", "function_not_found"):  # newer GPUs tell it by a field alone
+        state = nvml.fields(handle, {STATE: "state"}, link).get(STATE)
+    return None if state is None else int(state)
+
+
+def _remote(nvml: _Nvml, handle: Any, link: int) -> dict[str, Any]:
+    kind, _ = nvml.call("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+    pci, _ = nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+    return {"remote": REMOTES.get(kind), "remote_bus_id": None if pci is None else _bus_id(pci)}
+
+
+def _speed(nvml: _Nvml, handle: Any, link: int) -> float | None:
+    """GB/s one way; NVML counts MB/s."""
+    asked = [field for field in (SPEED, SPEEDS.get(link), SPEED_OF_ALL) if field is not None]
+    known = nvml.fields(handle, dict.fromkeys(asked), link)
+    speeds = [known[field] for field in asked if known.get(field)]
+    return speeds[0] / 1000 if speeds else None
+
+
+def _errors(nvml: _Nvml, handle: Any, link: int) -> dict[str, int]:
+    """What the link counted since the driver was loaded or the counters were reset."""
+    fields = nvml.fields(handle, ERROR_FIELDS, link)
+    if fields:
+        names = {ERROR_FIELDS[field] for field in fields}
+        return {
+            name: max(value for field, value in fields.items() if ERROR_FIELDS[field] == name)
+            for name in sorted(names)
+        }
+    counted = {
+        name: nvml.call("nvmlDeviceGetNvLinkErrorCounter", handle, link, number)[0]
+        for number, name in ERROR_COUNTERS.items()
+    }
+    return {name: value for name, value in counted.items() if value is not None}
+
+
+def _pairs(nvml: _Nvml, handles: dict[int, Any], answer: dict[str, Any]) -> None:
+    for one, two in combinations(handles, 2):
+        level, _ = nvml.call("nvmlDeviceGetTopologyCommonAncestor", handles[one], handles[two])
+        if level is not None:
+            answer["ancestors"].append([one, two, level])
+    for name, number in CAPABILITIES.items():
+        statuses = []
+        for one, two in permutations(handles, 2):
+            status, reason = nvml.call("nvmlDeviceGetP2PStatus", handles[one], handles[two], number)
+            if reason in ("function_not_found", "binding_too_old"):
+                break
+            if status is not None:
+                statuses.append([one, two, status])
+        answer["p2p"][name] = statuses
+
+
+def _look_again(nvml: _Nvml, handles: dict[int, Any], gpus: list[dict[str, Any]]) -> None:
+    """How fast the errors of the links that have any still grow."""
+    stained = [(gpu, link) for gpu in gpus for link in gpu["nvlinks"] if any(link["errors"].values())]
+    if not stained:
+        return
+    since = time.monotonic()
+    time.sleep(SECOND_LOOK_S)
+    for gpu, link in stained:
+        nvml.answer["gpu"] = gpu["index"]
+        now = _errors(nvml, handles[gpu["index"]], link["index"])
+        elapsed_s = time.monotonic() - since
+        grew = {name: now.get(name, before) - before for name, before in link["errors"].items()}
+        link["errors_per_s"] = {name: round(more / elapsed_s, 3) for name, more in grew.items()}
+        link["errors"].update(now)
+
+
+if __name__ == "__main__":
+    main()

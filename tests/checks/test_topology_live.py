@@ -1,0 +1,387 @@
+"""topology on a live machine: real child, real pynvml, a compiled NVML, a tree for /sys; then the rules."""
+
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor.checks.topology import CHECK, TopologyFact, TopologyHangFact, probe
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.context import CommandResult
+from ddp_doctor.model.fact import Absent, Fact, Failed, Reading, TookTooLong
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.sources.machine import LiveContext
+from tests.checks.sysfs_tree import SysfsTree, nvswitch_board
+from tests.fakes import FakeContext
+from tests.nvml_stand_in import environment
+
+OUR_CPUS = "Cpus_allowed:\tff\nCpus_allowed_list:\t0-15\nMems_allowed_list:\t0-1\n"
+MATRIX = (
+    "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
+    "GPU0\t X \tPHB\t0-15\t0\t\tN/A\nGPU1\tPHB\t X \t0-15\t0\t\tN/A\n"
+)
+
+
+@functools.cache
+def _answer(fault: str, topology: str, defines: tuple[str, ...], limit: str) -> CommandResult:
+    """The real child's answer; nothing else in the environment changes it."""
+    env = environment(fault, *defines, NVML_STAND_IN_TOPOLOGY=topology)
+    return LiveContext(env, time.monotonic() + 30).child("nvml_topology", limit)
+
+
+class StandInContext(LiveContext):
+    """The live machine below another root, whose NVML is the stand-in."""
+
+    def child(self, name: str, *args: str) -> CommandResult:
+        assert name == "nvml_topology"
+        env = self.env
+        limit = env.get("LIMIT", args[0])
+        return _answer(env["FAULT"], env["TOPOLOGY"], tuple(env["DEFINES"].split()), limit)
+
+
+Look = Callable[..., Fact]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> SysfsTree:
+    tree = SysfsTree(tmp_path)
+    tree.file("/proc/self/status", OUR_CPUS)
+    return tree
+
+
+@pytest.fixture
+def look(tree: SysfsTree) -> Look:
+    def probe_it(topology: str = "nvswitch", fault: str = "healthy", *defines: str, **more: str) -> Fact:
+        env = {"FAULT": fault, "TOPOLOGY": topology, "DEFINES": " ".join(defines), "PATH": "/nowhere", **more}
+        return probe(StandInContext(env, time.monotonic() + 1000, root=str(tree.root)))
+
+    return probe_it
+
+
+def wired(fact: Fact) -> TopologyFact:
+    assert isinstance(fact, TopologyFact)
+    assert TopologyFact.model_validate(fact.recorded()) == fact
+    return fact
+
+
+def recorded(*facts: Fact, **more: object) -> Recording:
+    readings = tuple(
+        Reading(check="topology", status=Status.COLLECTED, node=at, fact=fact.recorded())
+        for at, fact in enumerate(facts)
+    )
+    return Recording.model_validate({"readings": readings, **more})
+
+
+def judge(recording: Recording) -> list[Finding]:
+    # Through JSON and back: what the rules see is what a replay would see.
+    again = Recording.model_validate_json(recording.model_dump_json())
+    return [finding for rule in CHECK.rules for finding in rule.apply(again)]
+
+
+# --- the matrix ----------------------------------------------------------------------------------
+
+
+def test_eight_gpus_behind_nvswitch_are_a_matrix_as_nvidia_smi_prints_it(tree: SysfsTree, look: Look) -> None:
+    nvswitch_board(tree)
+    fact = wired(look())
+    assert fact.gpus == tuple(f"GPU{at}" for at in range(8))
+    assert {code for _, _, code in fact.gpu_pairs()} == {"NV18"}
+    assert fact.nics == {f"NIC{at}": f"mlx5_{at}" for at in range(8)}
+    assert [fact.links["GPU5"][f"NIC{at}"] for at in range(8)] == ["SYS"] * 4 + [
+        "NODE",
+        "PIX",
+        "NODE",
+        "NODE",
+    ]
+    assert fact.links["NIC5"]["GPU5"] == "PIX"
+    assert (fact.cpu_affinity["GPU7"], fact.numa_affinity["GPU7"]) == ("32-63,96-127", "1")
+    assert set(fact.gpu_numa_id.values()) == {"N/A"}
+    assert fact.warnings == ()
+
+
+def test_what_the_matrix_does_not_hold_stands_beside_it(tree: SysfsTree, look: Look) -> None:
+    nvswitch_board(tree)
+    fact = wired(look())
+    assert fact.source == "nvml"
+    assert fact.pci_links["GPU0"] == {
+        **{f"GPU{at}": "NODE" for at in (1, 2, 3)},
+        **{f"GPU{at}": "SYS" for at in (4, 5, 6, 7)},
+    }
+    assert fact.p2p["read"]["GPU0"]["GPU7"] == "OK"
+    (link, *_), name = fact.nvlinks[2].links, fact.nvlinks[2].name
+    assert (name, len(fact.nvlinks[2].links), fact.nvlinks[2].active()) == ("NVIDIA H100 80GB HBM3", 18, 18)
+    assert (link.gb_per_s, link.remote, link.remote_bus_id) == (26.562, "switch", "0000:05:00.0")
+    assert (fact.near_cpus["GPU0"], fact.allowed_cpus) == ("0-31,64-95", "0-15")
+    card = fact.pci[-1]
+    assert (card.name, card.kind, card.root, card.bridges) == ("eno1", "net", "pci0000:00", ("0000:00:1c.0",))
+
+
+def test_two_pairs_of_gpus_by_pcie_have_no_nvlink(look: Look, tree: SysfsTree) -> None:
+    nvswitch_board(tree)
+    fact = wired(look("pcie", "half_ours"))
+    assert fact.gpus == ("GPU0", "GPU1", "GPU2", "GPU3")
+    assert [code for _, _, code in fact.gpu_pairs()] == ["PIX", "NODE", "NODE", "NODE", "NODE", "PIX"]
+    assert fact.nvlinks == ()
+
+
+def test_bridged_pairs_are_nv12_and_the_others_go_over_pcie(look: Look, tree: SysfsTree) -> None:
+    nvswitch_board(tree)
+    fact = wired(look("nvl", "half_ours"))
+    assert [code for _, _, code in fact.gpu_pairs()] == ["NV12", "NODE", "NODE", "NODE", "NODE", "NV12"]
+    assert [gpus.active() for gpus in fact.nvlinks] == [12] * 4
+    assert fact.nvlinks[0].links[-1].remote_bus_id == "0000:43:00.0"
+
+
+def test_inactive_links_join_nobody(look: Look, tree: SysfsTree) -> None:
+    nvswitch_board(tree)
+    fact = wired(look("unbridged", "two"))
+    assert [code for _, _, code in fact.gpu_pairs()] == ["NODE"]
+
+
+def test_an_old_driver_does_not_say_what_links_lead_to_but_that_they_join(
+    look: Look, tree: SysfsTree
+) -> None:
+    nvswitch_board(tree)
+    fact = wired(look("nvswitch", "healthy", "OLD_DRIVER"))
+    assert {code for _, _, code in fact.gpu_pairs()} == {"NV18"}
+    assert fact.numa_affinity["GPU0"] == "N/A"
+
+
+def test_a_gpu_in_mig_mode_has_no_links_and_its_rows_agree(look: Look, tree: SysfsTree) -> None:
+    nvswitch_board(tree)
+    fact = wired(look("nvswitch", "mig"))
+    assert fact.links["GPU3"]["GPU0"] == fact.links["GPU0"]["GPU3"] == "NODE"
+    assert fact.links["GPU0"]["GPU1"] == "NV18"
+    assert "GPU3" not in {gpu.gpu for gpu in fact.nvlinks}
+
+
+def test_p2p_that_the_chipset_refuses_is_recorded_in_nvidia_smis_word(look: Look, tree: SysfsTree) -> None:
+    nvswitch_board(tree)
+    fact = wired(look("no_p2p", "half_ours"))
+    assert fact.p2p["read"]["GPU0"]["GPU1"] == fact.p2p["write"]["GPU3"]["GPU0"] == "CNS"
+
+
+def test_gpus_of_others_and_lost_ones_are_left_out(look: Look, tree: SysfsTree) -> None:
+    nvswitch_board(tree)
+    assert wired(look("nvswitch", "half_ours")).gpus == ("GPU0", "GPU1", "GPU2", "GPU3")
+    assert "GPU3" not in wired(look("nvswitch", "gpu_lost")).gpus
+
+
+def test_the_gpus_of_the_job_are_named(look: Look, tree: SysfsTree) -> None:
+    nvswitch_board(tree)
+    assert wired(look(CUDA_VISIBLE_DEVICES="2,0")).job_gpus == ("GPU2", "GPU0")
+
+
+def test_where_sys_is_hidden_the_gpus_stay_and_the_nics_are_left_out(look: Look, tree: SysfsTree) -> None:
+    tree.file("/dev/nvidia0", "")
+    fact = wired(look())
+    assert (fact.nics, fact.warnings, fact.pci) == ({}, (), ())
+    tree.nic("pci0000:00/0000:00:1c.0/0000:02:00.0", 0, "infiniband/mlx5_0")
+    fact = wired(look())
+    assert fact.nics == {}
+    assert "GPU0, GPU1" in fact.warnings[0]
+
+
+def test_gpus_without_a_numa_node_have_no_affinity(look: Look, tree: SysfsTree) -> None:
+    for bus in ("1b", "43"):
+        tree.plug(f"pci0000:00/0000:{bus}:00.0", -1)
+    fact = wired(look("no_numa", "two"))
+    assert set(fact.cpu_affinity.values()) == set(fact.numa_affinity.values()) == {"N/A"}
+    assert {device.numa_node for device in fact.pci} == {-1}
+
+
+# --- who is asked, and who does not answer -------------------------------------------------------
+
+
+def gpu_on_the_bus(tree: SysfsTree) -> None:
+    tree.plug("pci0000:00/0000:1b:00.0", 0)
+
+
+def test_without_a_gpu_nothing_is_started(tree: SysfsTree) -> None:
+    class Untouched(LiveContext):
+        def child(self, name: str, *args: str) -> CommandResult:
+            raise AssertionError(name)
+
+    context = Untouched({}, time.monotonic() + 30, root=str(tree.root))
+    started = time.monotonic()
+    with pytest.raises(Absent, match="no NVIDIA GPU on this machine"):
+        probe(context)
+    assert time.monotonic() - started < 0.5
+
+
+def test_an_nvml_that_never_answers_is_a_fact_that_names_the_call(look: Look, tree: SysfsTree) -> None:
+    gpu_on_the_bus(tree)
+    fact = look("hang_ancestor", "two", LIMIT="0.5")
+    assert isinstance(fact, TopologyHangFact)
+    assert (fact.asked, fact.call) == ("NVML", "nvmlDeviceGetTopologyCommonAncestor")
+    assert 0.4 < fact.waited_s < 20
+
+
+def context_with(tree: SysfsTree, script: str, deadline_s: float = 30) -> LiveContext:
+    """The stand-in's machine with this script for nvidia-smi, and no binding for NVML."""
+    folder = tree.root / "bin"
+    folder.mkdir()
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "nvidia-smi").chmod(0o755)
+
+    class NoBinding(LiveContext):
+        def child(self, name: str, *args: str) -> CommandResult:
+            text = '{"error": "pynvml_missing", "call": "import pynvml", "text": "No module named pynvml"}'
+            return CommandResult((name, *args), "ended", 0, text)
+
+    env = {"PATH": f"{folder}:/usr/bin:/bin"}
+    return NoBinding(env, time.monotonic() + deadline_s, root=str(tree.root))
+
+
+def test_where_nvml_cannot_be_asked_nvidia_smi_is(tree: SysfsTree) -> None:
+    gpu_on_the_bus(tree)
+    (tree.root / "matrix").write_text(MATRIX)
+    fact = wired(probe(context_with(tree, f'[ "$*" = "topo -m" ] && cat {tree.root}/matrix')))
+    assert (fact.source, fact.gpus, fact.links["GPU0"]["GPU1"]) == ("nvidia-smi", ("GPU0", "GPU1"), "PHB")
+
+
+def test_an_nvidia_smi_that_hangs_is_given_up_and_named(tree: SysfsTree) -> None:
+    gpu_on_the_bus(tree)
+    context = context_with(tree, "exec sleep 60", deadline_s=1.5)
+    fact = probe(context)
+    assert time.monotonic() < context.deadline
+    assert isinstance(fact, TopologyHangFact)
+    assert (fact.asked, fact.call) == ("nvidia-smi", "nvidia-smi topo -m")
+
+
+def test_a_gpu_that_neither_answers_for_is_a_failure_with_nvmls_word(look: Look, tree: SysfsTree) -> None:
+    gpu_on_the_bus(tree)
+    tree.file("/dev/nvidia0", "")
+    with pytest.raises(Failed, match="driver_not_loaded"):
+        look("nvswitch", "not_loaded")
+
+
+def test_a_gpu_that_no_driver_serves_has_no_topology(look: Look, tree: SysfsTree) -> None:
+    gpu_on_the_bus(tree)
+    with pytest.raises(Absent, match="driver_not_loaded"):
+        look("nvswitch", "not_loaded")
+
+
+def test_gpus_set_aside_for_virtual_machines_are_no_topology() -> None:
+    device = "/sys/bus/pci/devices/0000:61:00.0"
+    files = {f"{device}/vendor": "0x10de\n", f"{device}/class": "0x030200\n"}
+    with pytest.raises(Absent, match="virtual machines only"):
+        probe(FakeContext(files=files, links={f"{device}/driver": "../../../../bus/pci/drivers/vfio-pci"}))
+
+
+def test_a_program_that_says_nothing_in_time_took_too_long(tree: SysfsTree) -> None:
+    hung = CommandResult(("nvml_topology",), "timed_out")
+    with pytest.raises(TookTooLong, match="did not end in time"):
+        probe(FakeContext(files={"/dev/nvidia0": ""}, children={"nvml_topology": hung}))
+
+
+# --- the rules -----------------------------------------------------------------------------------
+
+
+def told(findings: list[Finding]) -> list[tuple[str, str]]:
+    return [(finding.code, finding.severity.value) for finding in findings]
+
+
+@pytest.mark.parametrize(
+    ("topology", "fault"),
+    [
+        ("nvswitch", "healthy"),
+        ("nvswitch", "half_ours"),
+        ("nvswitch", "two"),
+        ("nvswitch", "mig"),
+        ("pcie", "half_ours"),
+        ("nvl", "half_ours"),
+        ("nvl", "two"),
+        ("unbridged", "healthy"),
+        ("unbridged", "two"),
+        ("no_p2p", "half_ours"),
+        ("no_numa", "healthy"),
+    ],
+)
+def test_a_machine_in_order_gives_no_finding(look: Look, tree: SysfsTree, topology: str, fault: str) -> None:
+    nvswitch_board(tree)
+    tree.file("/proc/self/status", "Cpus_allowed_list:\t0-127\n")
+    recording = recorded(look(topology, fault))
+    assert [finding.code for finding in judge(recording) if finding.code != "DD415"] == []
+
+
+def test_links_that_are_down_are_named_once_with_their_numbers(look: Look, tree: SysfsTree) -> None:
+    nvswitch_board(tree)
+    findings = judge(recorded(look("nvlinks_down", CUDA_VISIBLE_DEVICES="0")))
+    assert told(findings) == [("DD406", "warning")]
+    assert findings[0].title == "NVLinks are down on this host: GPU3 has 16 where the others have 18"
+    assert [one.gpu for one in findings[0].culprits] == [3]
+    assert findings[0].evidence[0].text == "GPU3: inactive links 4, 11"
+
+
+def short_of_links(
+    fact: TopologyFact, keep: tuple[int, ...], active: int, name: str | None = None
+) -> TopologyFact:
+    """These GPUs of the fact, the last of them with so many active links."""
+    gpus = [fact.nvlinks[at] for at in keep]
+    links = tuple(link.model_copy(update={"active": link.index < active}) for link in gpus[-1].links)
+    gpus[-1] = gpus[-1].model_copy(update={"links": links, "name": name or gpus[-1].name})
+    return fact.model_copy(update={"nvlinks": tuple(gpus), "gpus": (), "near_cpus": {}})
+
+
+@pytest.mark.parametrize(
+    ("keep", "active", "expected"),
+    [
+        ((0, 1, 2, 3), 0, [("DD406", "warning")]),
+        ((0, 1, 2, 3), 17, [("DD406", "warning")]),
+        ((0, 1), 17, [("DD406", "info")]),
+        ((0,), 12, []),
+    ],
+)
+def test_how_sure_it_is_that_links_are_down_depends_on_the_peers(
+    look: Look, tree: SysfsTree, keep: tuple[int, ...], active: int, expected: list[tuple[str, str]]
+) -> None:
+    nvswitch_board(tree)
+    fact = short_of_links(wired(look()), keep, active)
+    assert told(judge(recorded(fact))) == expected
+
+
+def test_a_gpu_of_another_model_is_no_peer(look: Look, tree: SysfsTree) -> None:
+    nvswitch_board(tree)
+    fact = short_of_links(wired(look()), (0, 1, 2, 3), 12, name="NVIDIA A100-SXM4-80GB")
+    assert told(judge(recorded(fact))) == []
+
+
+def test_errors_that_grow_are_a_warning_and_old_ones_an_info(look: Look, tree: SysfsTree) -> None:
+    nvswitch_board(tree)
+    assert told(judge(recorded(look("link_errors_grow", CUDA_VISIBLE_DEVICES="0")))) == [("DD407", "warning")]
+    assert told(judge(recorded(look("link_errors", CUDA_VISIBLE_DEVICES="0")))) == [("DD407", "info")]
+
+
+def test_crc_errors_matter_from_a_hundred_a_second(look: Look, tree: SysfsTree) -> None:
+    nvswitch_board(tree)
+    fact = wired(look(CUDA_VISIBLE_DEVICES="0"))
+    for rate, expected in ((99.0, []), (100.0, [("DD407", "warning")])):
+        gpu = fact.nvlinks[0]
+        stained = gpu.links[0].model_copy(update={"errors": {"crc": 70}, "errors_per_s": {"crc": rate}})
+        links = (gpu.model_copy(update={"links": (stained, *gpu.links[1:])}), *fact.nvlinks[1:])
+        assert told(judge(recorded(fact.model_copy(update={"nvlinks": links})))) == expected
+
+
+def test_a_job_is_told_of_its_own_gpus_only(look: Look, tree: SysfsTree) -> None:
+    nvswitch_board(tree)
+    near = look(CUDA_VISIBLE_DEVICES="0,1")
+    far = look(CUDA_VISIBLE_DEVICES="6,7")
+    some = look(CUDA_VISIBLE_DEVICES="0,7")
+    assert told(judge(recorded(near))) == []
+    assert told(judge(recorded(far))) == [("DD409", "warning")]
+    assert told(judge(recorded(some))) == [("DD409", "info")]
+    assert told(judge(recorded(far, options={"command": "prolog"}))) == []
+    assert told(judge(recorded(far, options={"backend": "gloo"}))) == [("DD409", "info")]
+
+
+def test_p2p_that_the_driver_refuses_cannot_stall(look: Look, tree: SysfsTree) -> None:
+    tree.file("/proc/cpuinfo", "vendor_id\t: AuthenticAMD\n")
+    tree.plug("pci0000:15/0000:15:01.0/0000:1b:00.0", 0)
+    tree.plug("pci0000:80/0000:80:01.0/0000:43:00.0", 1)
+    env = {"CUDA_VISIBLE_DEVICES": "0"}
+    assert told(judge(recorded(look("pair", "two", **env)))) == [("DD402", "warning")]
+    assert told(judge(recorded(look("no_p2p_pair", "two", **env)))) == []

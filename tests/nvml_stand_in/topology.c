@@ -1,0 +1,140 @@
+/* How the stand-in's GPUs are wired. NVML_STAND_IN_TOPOLOGY names the machine:
+ *   nvswitch (also when unset): eight GPUs, four a socket, 18 NVLinks each to four NVSwitches
+ *   nvlinks_down: the same, links 4 and 11 of GPU 3 down · link_errors, link_errors_grow: link 2 of GPU 5
+ *   pcie: two a switch, two switches a socket, no NVLink · pair: one a socket, no NVLink
+ *   nvl: bridged in pairs by 12 of 18 links, as two H100 NVL · unbridged: all 18 links inactive
+ *   no_p2p, no_p2p_pair: pcie and pair whose chipset refuses P2P · no_numa: nvswitch without any affinity
+ *   hang_ancestor: never answers for the ancestor of two GPUs
+ * How many GPUs there are is nvml.c's business: NVML_STAND_IN=two, half_ours (GPUs 0 to 3 are ours).
+ *
+ * Structures and values follow the public nvml.h.
+ */
+#include <unistd.h>
+
+#include "stand_in.h"
+
+enum { INVALID_ARGUMENT = 2, SINGLE = 10, NODE = 40, SYSTEM = 50 };
+enum { GPU = 0, SWITCH = 2 };
+enum { STATUS_OK = 0, CHIPSET = 1, NO = 5 };
+enum { READ = 0, WRITE = 1, NVLINK = 2, ATOMICS = 3 };
+enum { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3 };
+#define LINKS 18u
+
+typedef struct {
+    char busIdLegacy[16];
+    unsigned domain, bus, device, pciDeviceId, pciSubSystemId;
+    char busId[32];
+} PciInfo;
+
+int nvmlDeviceGetPciInfo_v3(Device *gpu, PciInfo *pci);
+
+static int machine(const char *name) {
+    const char *set = getenv("NVML_STAND_IN_TOPOLOGY");
+    return strcmp(set ? set : "nvswitch", name) == 0;
+}
+
+static int no_p2p(void) { return machine("no_p2p") || machine("no_p2p_pair"); }
+static int apart(void) { return machine("pair") || machine("no_p2p_pair"); }
+static int by_pcie(void) { return machine("pcie") || apart() || no_p2p(); }
+static int in_pairs(void) { return machine("nvl"); }
+static int switched(void) { return !by_pcie() && !in_pairs() && !machine("unbridged"); }
+static int socket_of(const Device *gpu) { return apart() ? gpu->index : gpu->index / 4; }
+
+/* --- PCI ------------------------------------------------------------------------------------- */
+
+int nvmlDeviceGetTopologyCommonAncestor(Device *one, Device *two, unsigned *level) {
+    if (machine("hang_ancestor")) for (;;) pause();
+    if (socket_of(one) != socket_of(two)) *level = SYSTEM;
+    else if (by_pcie() && one->index / 2 == two->index / 2) *level = SINGLE;
+    else *level = NODE;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetP2PStatus(Device *one, Device *two, unsigned capability, unsigned *status) {
+    int linked = switched() || (in_pairs() && one->index / 2 == two->index / 2);
+    *status = no_p2p() ? CHIPSET : capability >= NVLINK && !linked ? NO : STATUS_OK;
+    return SUCCESS;
+}
+
+static int mask(unsigned words, unsigned long *set, unsigned long first, unsigned long second) {
+    memset(set, 0, words * sizeof *set);
+    set[0] = first;
+    if (words > 1) set[1] = second;
+    return machine("no_numa") ? NOT_SUPPORTED : SUCCESS;
+}
+
+/* Socket 0 has CPUs 0-31 and 64-95, socket 1 the others. */
+int nvmlDeviceGetCpuAffinity(Device *gpu, unsigned words, unsigned long *set) {
+    unsigned long half = socket_of(gpu) ? 0xFFFFFFFF00000000ul : 0xFFFFFFFFul;
+    return mask(words, set, half, half);
+}
+
+/* --- NVLink ---------------------------------------------------------------------------------- */
+
+static int active(const Device *gpu, unsigned link) {
+    if (machine("unbridged")) return 0;
+    if (in_pairs()) return link >= 6;
+    return !(machine("nvlinks_down") && gpu->index == 3 && (link == 4 || link == 11));
+}
+
+static int stained(const Device *gpu, unsigned link) {
+    return gpu->index == 5 && link == 2 && (machine("link_errors") || machine("link_errors_grow"));
+}
+
+static unsigned long long errors(const Device *gpu, unsigned link) {
+    static unsigned looks = 0;
+    if (!stained(gpu, link)) return 0;
+    return machine("link_errors_grow") ? 40 + 10 * looks++ : 3;
+}
+
+int nvmlDeviceGetNvLinkState(Device *gpu, unsigned link, unsigned *state) {
+    if (by_pcie()) return NOT_SUPPORTED;
+    if (link >= LINKS) return INVALID_ARGUMENT;
+    *state = active(gpu, link);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(Device *gpu, unsigned link, PciInfo *pci) {
+    if (in_pairs()) return nvmlDeviceGetPciInfo_v3(&gpus[gpu->index ^ 1], pci);
+    memset(pci, 0, sizeof *pci);
+    snprintf(pci->busId, sizeof pci->busId, "00000000:%02X:00.0", 5 + link % 4);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetNvLinkErrorCounter(Device *gpu, unsigned link, unsigned counter, unsigned long long *count) {
+    *count = counter == 1 ? errors(gpu, link) : 0;
+    return SUCCESS;
+}
+
+#ifndef OLD_DRIVER
+
+int nvmlDeviceGetMemoryAffinity(Device *gpu, unsigned words, unsigned long *set, unsigned scope) {
+    (void)scope;
+    return mask(words, set, 1ul << socket_of(gpu), 0);
+}
+
+int nvmlDeviceGetNumaNodeId(Device *gpu, int *node) {
+    (void)gpu;
+    *node = -1;
+    return NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetNvLinkRemoteDeviceType(Device *gpu, unsigned link, unsigned *type) {
+    (void)gpu;
+    (void)link;
+    *type = in_pairs() ? GPU : SWITCH;
+    return SUCCESS;
+}
+
+/* Replay, recovery and CRC errors, speed and state of one link (NVML_FI_DEV_NVLINK_*). */
+int topology_field(const Device *gpu, FieldValue *value) {
+    unsigned link = value->scopeId, of_nvlink_5 = value->fieldId >= 206 && value->fieldId <= 215;
+    if (!of_nvlink_5 && (value->fieldId < 161 || value->fieldId > 165)) return 0;
+    value->nvmlReturn = of_nvlink_5 || by_pcie() || link >= LINKS ? NOT_SUPPORTED : SUCCESS;
+    value->valueType = value->fieldId < 164 ? UNSIGNED_LONG_LONG : UNSIGNED_INT;
+    if (value->fieldId < 164) value->value.ullVal = value->fieldId == 162 ? errors(gpu, link) : 0;
+    else value->value.uiVal = value->fieldId == 164 ? 26562 : active(gpu, link);
+    return 1;
+}
+
+#endif
