@@ -1,0 +1,167 @@
+"""The nodes as the rules of this check see them: who uses RDMA, with which NCCL, and which ports are alike."""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ddp_doctor.checks.software.facts import Software, of_the_job
+from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.knowledge import nccl_hca
+from ddp_doctor.knowledge.link_codes import link_code
+from ddp_doctor.knowledge.rdma import FEW_SHARE, LEAST_ALIKE
+from ddp_doctor.knowledge.versions import Version, release
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.parse.rdma_facts import Hca, Port, RdmaFact
+from ddp_doctor.phrases.rdma import Hit
+
+#: The link is there, and the port waits for a subnet manager.
+UNCONFIGURED = ("INIT", "ARMED")
+
+
+def is_between_nodes(recording: Recording) -> bool:
+    """Whether NCCL ranks of several nodes are to talk to each other; within a node they need no RDMA."""
+    world = recording.world
+    return world is not None and world.backend == "nccl" and max(world.nnodes, world.foreign_nodes) > 1
+
+
+def users(recording: Recording) -> list[Seen[RdmaFact]]:
+    """The nodes on which NCCL would use RDMA, settings that turn it off aside."""
+    if not is_between_nodes(recording):
+        return []
+    return [seen for seen in recording.facts(RdmaFact) if seen.fact.unused_by is None]
+
+
+def for_later_jobs(recording: Recording, severity: Severity) -> Severity:
+    """What is wrong with a port matters to jobs of several nodes; to a run of one it is worth knowing.
+
+    A prolog does not know what job follows, and so keeps the severity.
+    """
+    prolog = recording.options.command == "prolog"
+    return severity if prolog or is_between_nodes(recording) else Severity.INFO
+
+
+def nccl_version(recording: Recording, node: int) -> Version | None:
+    """The NCCL that the job would load on a node; None where that is not known."""
+    versions = recording.once("rdma: NCCL", lambda: _versions(recording))
+    return versions.get(node)
+
+
+def _versions(recording: Recording) -> dict[int, Version]:
+    found = {seen.node: _version(seen.fact) for seen in of_the_job(recording)}
+    return {node: version for node, version in found.items() if version}
+
+
+def _version(fact: Software) -> Version:
+    return release(fact.nccl_loaded or fact.nccl_required_by_torch or "")
+
+
+def hits_of(recording: Recording, keep: Callable[[Hca, Port], bool]) -> list[Hit]:
+    """The ports of all nodes that ``keep`` chooses."""
+    return [
+        (seen.node, hca, port)
+        for seen in recording.facts(RdmaFact)
+        for hca, port in seen.fact.ports()
+        if keep(hca, port)
+    ]
+
+
+def is_of_a_card(hca: Hca) -> bool:
+    """Whether its ports lead out of the machine by a plug of their own: neither virtual, nor software, nor EFA."""
+    return hca.bus_id is not None and not hca.is_virtual_function and not hca.is_efa
+
+
+@dataclass(frozen=True)
+class Odd:
+    """A port that is worse than those that it should be like: how many these are, and what they have."""
+
+    hit: Hit
+    peers: int
+    usual: float
+
+
+def odd_ones(hits: Iterable[Hit], value: Callable[[Hit], float | None]) -> list[Odd]:
+    """The few ports with less of something than their peers; a value of None is not compared.
+
+    Alike are the ports of one model on one node, in the same place of their cards, and the ports of one
+    name and model on all nodes. Ports that are left unused by design are so on all of them, or on many.
+    """
+    found: dict[tuple[int, str, int], Odd] = {}
+    for group in _alike(hits):
+        values = [(hit, seen) for hit in group if (seen := value(hit)) is not None]
+        best = max((seen for _, seen in values), default=0.0)
+        worse = [hit for hit, seen in values if seen < best]
+        if len(values) >= LEAST_ALIKE and len(worse) <= FEW_SHARE * len(values):
+            for hit in worse:
+                found.setdefault(identity(hit), Odd(hit, len(values) - len(worse), best))
+    return list(found.values())
+
+
+def _alike(hits: Iterable[Hit]) -> Iterable[list[Hit]]:
+    groups: dict[Hashable, list[Hit]] = {}
+    for hit in hits:
+        node, hca, port = hit
+        kind = (hca.model, port.number, port.link_layer)
+        groups.setdefault(("node", node, kind), []).append(hit)
+        groups.setdefault(("name", hca.name, kind), []).append(hit)
+    return groups.values()
+
+
+def is_up(hit: Hit) -> float | None:
+    """Up or not, as a number to compare."""
+    state = hit[2].state
+    return None if state is None else float(state == "ACTIVE")
+
+
+def rate(hit: Hit) -> float | None:
+    """The link's rate in Gb/s."""
+    return hit[2].rate_gbit_per_s
+
+
+def may_be_down(hca: Hca, port: Port) -> bool:
+    """Whether a port is one to compare by being up; one that waits for a subnet manager is another finding."""
+    return is_of_a_card(hca) and port.state not in UNCONFIGURED
+
+
+def carries(hca: Hca, port: Port) -> bool:
+    """Whether a port is one to compare by its rate."""
+    return is_of_a_card(hca) and port.is_active
+
+
+def identity(hit: Hit) -> tuple[int, str, int]:
+    """A port among all ports of all nodes."""
+    return hit[0], hit[1].name, hit[2].number
+
+
+def usual(values: Iterable[float]) -> float:
+    """The median, 0 of nothing."""
+    known = list(values)
+    return median(known) if known else 0.0
+
+
+def named_by_setting(fact: RdmaFact, hca: Hca, port: Port) -> bool:
+    """Whether NCCL_IB_HCA asks for this very port."""
+    return nccl_hca.names_port(fact.settings.get(nccl_hca.HCA, ""), hca.name, port.number)
+
+
+def fast_and_others(
+    ports: Sequence[tuple[Hca, Port]],
+) -> tuple[list[tuple[Hca, Port]], list[tuple[Hca, Port]]]:
+    """The ports of the kind that carries most together, at half of its best rate or more, and the rest."""
+    rates: dict[str | None, float] = {}
+    for _, port in ports:
+        rates[port.link_layer] = rates.get(port.link_layer, 0.0) + (port.rate_gbit_per_s or 0.0)
+    kind = max(rates, key=lambda layer: rates[layer], default=None)
+    most = max((port.rate_gbit_per_s or 0.0 for _, port in ports if port.link_layer == kind), default=0.0)
+    best: list[tuple[Hca, Port]] = []
+    rest: list[tuple[Hca, Port]] = []
+    for hca, port in ports:
+        good = port.link_layer == kind and (port.rate_gbit_per_s or 0.0) >= most / 2
+        (best if good else rest).append((hca, port))
+    return best, rest
+
+
+def distance(fact: TopologyFact, gpu: str, names: set[str]) -> int:
+    """How far the nearest of these devices is from a GPU; far beyond all codes where the matrix has none."""
+    codes = (fact.links[gpu][nic] for nic, name in fact.hcas().items() if name in names)
+    return min((link_code(code).distance for code in codes), default=99)

@@ -1,0 +1,206 @@
+r"""Reads RDMA devices from /sys/class/infiniband; no library and no privilege is needed.
+
+    mlx5_0/device                         -> ../../../0000:18:00.0
+    mlx5_0/fw_ver, hca_type, board_id     28.39.1002   MT4129   MT_0000000838
+    mlx5_0/node_type                      1: CA
+    mlx5_0/ports/1/state, phys_state      4: ACTIVE   5: LinkUp
+    mlx5_0/ports/1/rate, link_layer       400 Gb/sec (4X NDR)   InfiniBand
+    mlx5_0/ports/1/gids/3                 0000:0000:0000:0000:0000:ffff:0a00:0001
+    mlx5_0/ports/1/gid_attrs/types/3      RoCE v2
+    mlx5_0/ports/1/gid_attrs/ndevs/3      eth2
+    mlx5_0/ports/1/counters/link_downed   0
+
+Nothing is raised: what cannot be read is not told. Only active ports are read in full, and of a table of
+addresses only what comes before a row of empty entries, so that 64 virtual functions cost little.
+Source of the formats: the kernel's drivers/infiniband/core/sysfs.c.
+"""
+
+import errno
+import re
+
+from ddp_doctor.knowledge import nccl_hca, rdma
+from ddp_doctor.knowledge.roce_gids import Gid, compressed
+from ddp_doctor.model.context import Context
+from ddp_doctor.parse.rdma_facts import Hca, NetDevice, Port
+
+INFINIBAND = "/sys/class/infiniband"
+VERBS = "/sys/class/infiniband_verbs"
+NET = "/sys/class/net"
+DEVICES = "/dev/infiniband"
+
+_RATE = re.compile(r"(\d{1,6}(?:\.\d)?) Gb/sec")
+_ROCE = {"IB/RoCE v1": 1, "RoCE v1": 1, "RoCE v2": 2}
+
+
+def hca_names(ctx: Context) -> list[str]:
+    """The RDMA devices, as people count them; none where there is no such folder."""
+    return sorted(_listing(ctx, INFINIBAND), key=nccl_hca.natural)
+
+
+def read_hcas(ctx: Context, names: list[str]) -> tuple[Hca, ...]:
+    """The devices of these names."""
+    nodes = {_line(ctx, f"{VERBS}/{node}/ibdev"): node for node in _listing(ctx, VERBS)}
+    return tuple(_hca(ctx, name, nodes.get(name)) for name in names)
+
+
+def read_netdevs(ctx: Context, hcas: tuple[Hca, ...]) -> tuple[NetDevice, ...]:
+    """The interfaces over the ports of these devices, and below their bonds."""
+    names = {name for hca in hcas for port in hca.ports for name in port.netdevs}
+    found = {name: _netdev(ctx, name) for name in sorted(names)}
+    below = {slave for one in found.values() for slave in one.slaves} - found.keys()
+    return (*found.values(), *(_netdev(ctx, name) for name in sorted(below)))
+
+
+def uptime_s(ctx: Context) -> float | None:
+    """Seconds since the kernel started, from ``350735.47 234388.90``."""
+    match = re.match(r"\d{1,12}(\.\d+)?", _line(ctx, "/proc/uptime") or "")
+    return float(match[0]) if match else None
+
+
+def _hca(ctx: Context, name: str, node: str | None) -> Hca:
+    at = f"{INFINIBAND}/{name}"
+    bus_id = _link(ctx, f"{at}/device")
+    active = [port for port in _listing(ctx, f"{at}/ports") if port.isdecimal()]
+    ports = tuple(_port(ctx, f"{at}/ports/{port}", int(port)) for port in sorted(active, key=int))
+    named = [*_listing(ctx, f"{at}/device/net")]
+    return Hca(
+        name=name,
+        bus_id=bus_id,
+        driver=_link(ctx, f"{at}/device/driver"),
+        numa_node=_numa(_line(ctx, f"{at}/device/numa_node")),
+        node_type=_after_number(_line(ctx, f"{at}/node_type")),
+        node_guid=_line(ctx, f"{at}/node_guid"),
+        firmware=_line(ctx, f"{at}/fw_ver"),
+        hca_type=_line(ctx, f"{at}/hca_type"),
+        board_id=_line(ctx, f"{at}/board_id"),
+        is_virtual_function=_link(ctx, f"{at}/device/physfn") is not None,
+        virtual_functions=_number(_line(ctx, f"{at}/device/sriov_numvfs")) or 0,
+        device_node=node,
+        device_problem=_device_problem(ctx, node) if any(port.is_active for port in ports) else None,
+        ports=tuple(
+            port if port.netdevs or len(ports) > 1 else port.model_copy(update={"netdevs": tuple(named)})
+            for port in ports
+        ),
+    )
+
+
+def _port(ctx: Context, at: str, number: int) -> Port:
+    rate, state = _line(ctx, f"{at}/rate"), _after_number(_line(ctx, f"{at}/state"))
+    layer = _line(ctx, f"{at}/link_layer")
+    match = _RATE.match(rate or "")
+    gids = _gids(ctx, at, roce=layer == "Ethernet") if state == "ACTIVE" else ()
+    return Port(
+        number=number,
+        state=state,
+        phys_state=_after_number(_line(ctx, f"{at}/phys_state")),
+        link_layer=layer,
+        rate=rate,
+        rate_gbit_per_s=float(match[1]) if match else None,
+        lid=_number(_line(ctx, f"{at}/lid")),
+        sm_lid=_number(_line(ctx, f"{at}/sm_lid")),
+        gids=gids,
+        netdevs=tuple(dict.fromkeys(gid.netdev for gid in gids if gid.netdev)),
+        counters=_counters(ctx, at) if state == "ACTIVE" else {},
+    )
+
+
+def _gids(ctx: Context, at: str, *, roce: bool) -> tuple[Gid, ...]:
+    found: list[Gid] = []
+    empty = 0
+    for index in range(rdma.MOST_GIDS):
+        text = _line(ctx, f"{at}/gids/{index}")
+        address = compressed(text) if text else None
+        empty = 0 if address else empty + 1
+        if text is None or empty > rdma.EMPTY_GIDS_IN_A_ROW:
+            break
+        if address:
+            found.append(_gid(ctx, at, index, address) if roce else Gid(index=index, address=address))
+    return tuple(found)
+
+
+def _gid(ctx: Context, at: str, index: int, address: str) -> Gid:
+    hidden, told = False, ""
+    try:
+        told = ctx.read(f"{at}/gid_attrs/types/{index}").strip()
+    except OSError as error:
+        hidden = error.errno == errno.EINVAL
+    netdev = _line(ctx, f"{at}/gid_attrs/ndevs/{index}")
+    return Gid(index=index, address=address, roce=_ROCE.get(told), netdev=netdev or None, hidden=hidden)
+
+
+def _counters(ctx: Context, at: str) -> dict[str, int]:
+    folders = (("counters", rdma.LINK_COUNTERS), ("hw_counters", rdma.TRANSPORT_COUNTERS))
+    found = {}
+    for folder, wanted in folders:
+        for name in _listing(ctx, f"{at}/{folder}"):
+            value = _number(_line(ctx, f"{at}/{folder}/{name}")) if name in wanted else None
+            if value is not None:
+                found[name] = value
+    return found
+
+
+def _device_problem(ctx: Context, node: str | None) -> str | None:
+    """Why a device node cannot be opened. Reading it has no effect: the driver answers EINVAL."""
+    if node is None:
+        return "the kernel has made no uverbs device for it"
+    try:
+        ctx.read(f"{DEVICES}/{node}")
+    except FileNotFoundError:
+        return f"{DEVICES}/{node} is not here"
+    except PermissionError as error:
+        return f"{DEVICES}/{node}: {error.strerror}"
+    except OSError:
+        return None
+    return None
+
+
+def _netdev(ctx: Context, name: str) -> NetDevice:
+    at = f"{NET}/{name}"
+    return NetDevice(
+        name=name,
+        mtu_bytes=_number(_line(ctx, f"{at}/mtu")),
+        operstate=_line(ctx, f"{at}/operstate"),
+        carrier_changes=_number(_line(ctx, f"{at}/carrier_changes")),
+        master=_link(ctx, f"{at}/master"),
+        bond_mode=(_line(ctx, f"{at}/bonding/mode") or "").partition(" ")[0] or None,
+        slaves=tuple((_line(ctx, f"{at}/bonding/slaves") or "").split()),
+    )
+
+
+def _line(ctx: Context, path: str) -> str | None:
+    """The first line of a file, None where it cannot be read."""
+    try:
+        return ctx.read(path).partition("\n")[0].strip()
+    except OSError:
+        return None
+
+
+def _listing(ctx: Context, folder: str) -> list[str]:
+    try:
+        return ctx.listdir(folder)
+    except OSError:
+        return []
+
+
+def _link(ctx: Context, path: str) -> str | None:
+    """The last part of where a link leads."""
+    try:
+        return ctx.readlink(path).rstrip("/").rpartition("/")[2]
+    except OSError:
+        return None
+
+
+def _after_number(text: str | None) -> str | None:
+    """``ACTIVE`` of ``4: ACTIVE``."""
+    return text.rpartition(": ")[2] if text else None
+
+
+def _number(text: str | None) -> int | None:
+    """A count or an id, decimal or ``0x…``."""
+    match = re.fullmatch(r"0x[0-9a-fA-F]{1,16}|\d{1,20}", text or "", re.ASCII)
+    return int(match[0], 0 if match[0].startswith("0x") else 10) if match else None
+
+
+def _numa(text: str | None) -> int | None:
+    """The NUMA node; -1 is "none"."""
+    return int(text) if text and re.fullmatch(r"\d{1,5}", text, re.ASCII) else None

@@ -1,0 +1,89 @@
+"""Where the loader would find libibverbs, and for which devices it has drivers.
+
+NCCL opens libibverbs.so.1 when it starts, and goes on over TCP where it is missing (src/misc/ibvsymbols.cc).
+The library in turn reads which drivers it has from one file each::
+
+    /usr/lib/x86_64-linux-gnu/libibverbs.so.1
+    /etc/libibverbs.d/mlx5.driver                driver mlx5
+
+An image with the package libibverbs1 and without ibverbs-providers opens the library and finds no device.
+"""
+
+import errno
+import re
+from collections.abc import Iterator
+
+from ddp_doctor.model.context import Context
+
+LIBRARY = "libibverbs.so.1"
+PROVIDERS = "/etc/libibverbs.d"
+_SYSTEM = (
+    *("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu"),
+    *("/usr/lib/aarch64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib"),
+)
+_CONFIGURATION = "/etc/ld.so.conf.d"
+#: The kernel's driver of a device: the name that its driver has in user space.
+_PROVIDER = {
+    "mlx5_core": "mlx5",
+    "mlx4_core": "mlx4",
+    "bnxt_en": "bnxt_re",
+    "ice": "irdma",
+    "i40e": "irdma",
+    "idpf": "irdma",
+    "hns3": "hns",
+    "efa": "efa",
+    "qedr": "qedr",
+    "ionic": "ionic",
+    "mana": "mana",
+}
+
+
+def verbs_library(ctx: Context) -> str | None:
+    """The path of the library, or None."""
+    return next(
+        (path for path in (f"{folder}/{LIBRARY}" for folder in _folders(ctx)) if _exists(ctx, path)), None
+    )
+
+
+def verbs_providers(ctx: Context, library: str | None) -> tuple[str, ...] | None:
+    """The drivers of a library that the system's packages installed; None of any other."""
+    if library is None or not library.startswith(_SYSTEM) or library.startswith("/usr/local"):
+        return None
+    files = [name for name in _listing(ctx, PROVIDERS) if name.endswith(".driver")]
+    return tuple(name.removesuffix(".driver") for name in files)
+
+
+def provider_of(driver: str | None) -> str | None:
+    """The library's driver for a device that the kernel drives with this one; None where not known."""
+    return _PROVIDER.get(driver or "")
+
+
+def _folders(ctx: Context) -> Iterator[str]:
+    yield from (name for name in ctx.env.get("LD_LIBRARY_PATH", "").split(":") if name.startswith("/"))
+    yield from _SYSTEM
+    for file in _listing(ctx, _CONFIGURATION):
+        lines = _text(ctx, f"{_CONFIGURATION}/{file}").splitlines()
+        yield from (line.strip() for line in lines if re.match(r"\s*/\S", line))
+
+
+def _exists(ctx: Context, path: str) -> bool:
+    """Whether there is such a file; packages install a link, others the file itself (EINVAL)."""
+    try:
+        ctx.readlink(path)
+    except OSError as error:
+        return error.errno == errno.EINVAL
+    return True
+
+
+def _listing(ctx: Context, folder: str) -> list[str]:
+    try:
+        return ctx.listdir(folder)
+    except OSError:
+        return []
+
+
+def _text(ctx: Context, path: str) -> str:
+    try:
+        return ctx.read(path)
+    except OSError:
+        return ""

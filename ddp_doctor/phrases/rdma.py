@@ -1,0 +1,237 @@
+"""How findings speak of RDMA ports, and what mends them.
+
+Sources: NCCL user guide (environment variables NCCL_IB_HCA, NCCL_IB_GID_INDEX; troubleshooting: networking issues,
+RDMA over Converged Ethernet, Docker) and the manual pages of ibstat, ibdiagnet and ip-link.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from ddp_doctor.knowledge import nccl_hca
+from ddp_doctor.knowledge.roce_gids import FAMILY, INDEX, SEARCH_SETTINGS
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Proof, Remedy, Setting
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.parse.rdma_facts import Hca, Port
+from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, host, in_words
+from ddp_doctor.phrases.settings import shown
+
+#: One port of one node.
+Hit = tuple[int, Hca, Port]
+
+#: Of more ports than this the evidence shows the first; the culprits name them all.
+LINES_OF_EVIDENCE = 16
+
+_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/"
+_ENV = _GUIDE + "env.html"
+_TROUBLE = _GUIDE + "troubleshooting.html"
+_SEVERAL_NODES = Proof(reason="it takes several nodes to try")
+_BY_HAND = Proof(reason="it takes an administrator")
+
+
+def port_draft(
+    recording: Recording,
+    hits: Sequence[Hit],
+    what: str,
+    sight: Callable[[Hit], str],
+    *remedies: Remedy,
+    detail: str,
+    severity: Severity,
+    confidence: Confidence = Confidence.LIKELY,
+    expected: str | None = None,
+) -> Draft:
+    """A finding "mlx5_3 on node0: ``what``", with one line of evidence per port."""
+    return Draft(
+        title=f"{port_names(recording, hits)}: {what}",
+        detail=detail,
+        confidence=confidence,
+        culprits=port_culprits(recording, hits),
+        evidence=tuple(_evidence(recording, hits, sight, expected)),
+        remedies=remedies,
+        severity=severity,
+    )
+
+
+def port_culprits(recording: Recording, hits: Sequence[Hit]) -> tuple[Culprit, ...]:
+    """One culprit per port."""
+    return tuple(
+        Culprit(kind="nic", node=host(recording, node), node_rank=node, name=port_name(hca, port))
+        for node, hca, port in hits
+    )
+
+
+def _evidence(
+    recording: Recording, hits: Sequence[Hit], sight: Callable[[Hit], str], expected: str | None
+) -> Iterator[Evidence]:
+    several = recording.world is not None and recording.world.nnodes > 1
+    for hit in hits[:LINES_OF_EVIDENCE]:
+        node, hca, port = hit
+        at = f" on {host(recording, node)}" if several else ""
+        yield Evidence(check="rdma", text=f"{port_name(hca, port)}{at}: {sight(hit)}", expected_from=expected)
+    if hits[LINES_OF_EVIDENCE:]:
+        text = f"and {len(hits) - LINES_OF_EVIDENCE} ports more, named in the JSON report"
+        yield Evidence(check="rdma", text=text)
+
+
+def port_name(hca: Hca, port: Port) -> str:
+    """The device, and its port where it has several."""
+    return hca.name if len(hca.ports) == 1 else f"{hca.name} port {port.number}"
+
+
+def port_names(recording: Recording, hits: Sequence[Hit]) -> str:
+    """Ports for a sentence: "mlx5_3 on node0", "mlx5_0 on node0 and node1", "12 RDMA ports on 6 nodes"."""
+    nodes: dict[str, list[int]] = {}
+    for node, hca, port in hits:
+        nodes.setdefault(port_name(hca, port), []).append(node)
+    of_nodes: dict[tuple[int, ...], list[str]] = {}
+    for name, some in nodes.items():
+        of_nodes.setdefault(tuple(some), []).append(name)
+    if len(of_nodes) == 1 and len(nodes) <= NAMES_IN_A_SENTENCE:
+        hosts = [host(recording, node) for node in next(iter(of_nodes))]
+        return f"{in_words(list(nodes))} on {in_words(hosts)}"
+    if len(hits) > NAMES_IN_A_SENTENCE:
+        hosts = list(dict.fromkeys(host(recording, node) for node, _, _ in hits))
+        named = hosts if len(hosts) <= NAMES_IN_A_SENTENCE else [f"{len(hosts)} nodes"]
+        return f"{len(hits)} RDMA ports on {in_words(named)}"
+    return in_words([f"{port_name(hca, port)} on {host(recording, node)}" for node, hca, port in hits])
+
+
+def look_at_link(hits: Sequence[Hit], why: str) -> Remedy:
+    """Find out why a link is down, slow or unsteady."""
+    _, hca, port = hits[0]
+    name = hca.name if nccl_hca.is_name(hca.name) else "DEVICE"
+    ethernet = [f"ethtool {one}" for one in port.netdevs[:1] if nccl_hca.is_name(one)]
+    infiniband = [f"ibstat {name}", f"sudo mlxlink -d {name} -c -e   # from mft; the cable's own readings"]
+    return Remedy(
+        summary=f"{why}: look at the cable, the transceiver and the switch port at its other end",
+        commands=tuple(ethernet if port.is_roce and ethernet else infiniband),
+        scope="node",
+        cost="hands at the cable; the node drained meanwhile",
+        undo=NOTHING_TO_UNDO,
+        proof=_BY_HAND,
+    )
+
+
+START_SUBNET_MANAGER = Remedy(
+    summary="See that a subnet manager runs in this fabric: opensm on one host, or the switch's own",
+    commands=("sudo sminfo   # who is the subnet manager", "ibstat"),
+    scope="cluster",
+    cost="an administrator's work; none for running jobs",
+    undo=NOTHING_TO_UNDO,
+    proof=_BY_HAND,
+    references=("https://docs.kernel.org/infiniband/index.html",),
+)
+
+
+def use_ports(
+    recording: Recording, ports: Mapping[int, Sequence[tuple[Hca, Port]]], why: str
+) -> Remedy | None:
+    """NCCL_IB_HCA with these ports of each node, None where a name cannot be written in it."""
+    values = {
+        node: nccl_hca.exactly((hca.name, port.number) for hca, port in some) for node, some in ports.items()
+    }
+    return _per_node(
+        recording, nccl_hca.HCA, values, why, "other RDMA ports stay idle", f"{_ENV}#nccl-ib-hca"
+    )
+
+
+def use_index(recording: Recording, indices: Mapping[int, int | None], why: str) -> Remedy | None:
+    """NCCL_IB_GID_INDEX, one for all where one fits all; None where some node has none that fits."""
+    values = {node: None if index is None else str(index) for node, index in indices.items()}
+    cost = "right until the addresses of the interfaces change; NCCL 2.21 and newer need no index"
+    return _per_node(recording, INDEX, values, why, cost, f"{_ENV}#nccl-ib-gid-index")
+
+
+def _per_node(
+    recording: Recording, name: str, values: Mapping[int, str | None], why: str, cost: str, reference: str
+) -> Remedy | None:
+    known = [value for value in values.values() if value is not None]
+    if not known or len(known) < len(values):
+        return None
+    alike = len(set(known)) == 1
+    each = [f"# {host(recording, node)}: export {name}={value}" for node, value in values.items()]
+    return Remedy(
+        summary=f"Set {shown(name, known[0])}" if alike else f"Set {name} on each node to its own value",
+        settings=(Setting(name=name, value=known[0], why=why),) if alike else (),
+        commands=() if alike else (*each[:8], *([f"# and {len(each) - 8} nodes more"] if each[8:] else [])),
+        cost=cost,
+        undo=f"unset {name}",
+        proof=_SEVERAL_NODES,
+        references=(reference,),
+    )
+
+
+def unset_index(settings: Mapping[str, str]) -> Remedy:
+    """Let NCCL search the tables itself."""
+    names = [name for name in (INDEX, *SEARCH_SETTINGS) if name in settings]
+    return Remedy(
+        summary=f"Unset {in_words(names)}: NCCL 2.21 and newer find the right entry of each table themselves",
+        settings=tuple(
+            Setting(name=name, action="unset", why="it points at another entry than NCCL would take")
+            for name in names
+        ),
+        cost="none, unless the fabric needs that very entry",
+        undo="; ".join(f"export {shown(name, settings[name])}" for name in names),
+        proof=_SEVERAL_NODES,
+        references=(f"{_ENV}#nccl-ib-gid-index",),
+    )
+
+
+USE_IPV6 = Remedy(
+    summary="Or let NCCL look for IPv6 entries, which every port has",
+    settings=(Setting(name=FAMILY, value="AF_INET6", why="every port has a routable IPv6 entry of RoCE v2"),),
+    cost="none in a fabric that routes IPv6",
+    undo=f"unset {FAMILY}",
+    proof=_SEVERAL_NODES,
+    references=(f"{_ENV}#nccl-ib-addr-family",),
+)
+
+UPGRADE_NCCL = Remedy(
+    summary="Or take a torch with NCCL 2.26 or newer, which finds the entry itself, in containers too",
+    cost="another release of torch",
+    undo="install the former one",
+    proof=_SEVERAL_NODES,
+)
+
+GIVE_ADDRESS = Remedy(
+    summary="Give the interface of each such port an IPv4 address in the network of its rail",
+    commands=("ip -br address", "sudo ip address add ADDRESS/PREFIX dev INTERFACE"),
+    scope="node",
+    cost="an administrator's work; addresses as the fabric's plan says",
+    undo="ip address del",
+    proof=_BY_HAND,
+    references=(f"{_TROUBLE}#rdma-over-converged-ethernet-roce",),
+)
+
+#: The RDMA devices of a host for a container.
+GIVE_DEVICES = Remedy(
+    summary="Give the container the host's RDMA devices: --device /dev/infiniband, or Kubernetes' device plug-in",
+    commands=("docker run --device /dev/infiniband --ulimit memlock=-1 --cap-add IPC_LOCK …",),
+    scope="node",
+    cost="the container reaches the fabric; its processes may pin memory",
+    undo="start it without the option",
+    proof=Proof(reason="the doctor starts no container"),
+    references=(_TROUBLE,),
+)
+
+INSTALL_VERBS = Remedy(
+    summary="Install rdma-core's libraries in the image: libibverbs1 and ibverbs-providers, or libibverbs",
+    commands=("apt-get install libibverbs1 ibverbs-providers", "dnf install libibverbs"),
+    scope="node",
+    cost="a few megabytes of the image",
+    undo="remove the packages",
+    proof=Proof(reason="the doctor installs nothing"),
+    references=("https://github.com/linux-rdma/rdma-core",),
+)
+
+
+def same_mtu(mtu_bytes: int, interfaces: Sequence[str]) -> Remedy:
+    """The MTU of the peers, on interfaces and on the switch."""
+    names = [name for name in interfaces if nccl_hca.is_name(name)]
+    return Remedy(
+        summary=f"Set the MTU to {mtu_bytes}, as the peers have it, after making sure that the switch carries it",
+        commands=tuple(f"sudo ip link set dev {name} mtu {mtu_bytes}" for name in names[:8]),
+        scope="node",
+        cost="running connections over it are disturbed; too large for the switch, and packets vanish",
+        undo="set the former MTU",
+        proof=_BY_HAND,
+    )

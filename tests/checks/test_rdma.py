@@ -1,0 +1,599 @@
+"""The rdma check: machines made of /sys files, read by the real probe, and what each means for a job."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor.checks.rdma import CHECK, RdmaFact, probe
+from ddp_doctor.checks.software.facts import Software
+from ddp_doctor.engine.collect import look
+from ddp_doctor.model.choices import Severity, Status
+from ddp_doctor.model.fact import Absent, Reading
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.sources.machine import LiveContext
+from tests import rdma_trees as trees
+from tests.fakes import FakeContext
+from tests.rdma_trees import Tree
+
+RECORDINGS = Path(__file__).parent.parent / "recordings"
+NEW = "2.27.5"
+
+
+def recording(
+    *machines: Tree | None,
+    env: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
+    nccl: str | None = NEW,
+    command: str = "run",
+    **world: Any,
+) -> Recording:
+    """A run of these machines, one per node; None has no RDMA device. ``env`` is of all nodes, or of each."""
+    envs = [env or {}] * len(machines) if env is None or isinstance(env, Mapping) else list(env)
+    shape: dict[str, Any] = {"nnodes": len(machines), "nproc_per_node": 8, "backend": "nccl", **world}
+    contexts = [
+        FakeContext(env=one, files=tree.files if tree else {}, links=tree.links if tree else {}, node=at)
+        for at, (tree, one) in enumerate(zip(machines, envs, strict=True))
+    ]
+    readings = [look(CHECK, context) for context in contexts]
+    if nccl:
+        software = Software(python="3.11.7", machine="x86_64", nccl_loaded=nccl).recorded()
+        readings += [
+            Reading(check="software", status=Status.COLLECTED, node=at, fact=software)
+            for at in range(len(machines))
+        ]
+    nodes = tuple(Node(node_rank=at, hostname=f"node{at}") for at in range(len(machines)))
+    size = shape["nnodes"] * shape["nproc_per_node"]
+    return Recording(
+        world=World(world_size=size, nodes=nodes, **shape) if command == "run" else None,
+        options=Options(command=command),
+        readings=tuple(readings),
+    )
+
+
+def findings(seen: Recording) -> list[Finding]:
+    assert all(reading.status in (Status.COLLECTED, Status.ABSENT) for reading in seen.readings), (
+        seen.readings
+    )
+    return [finding for rule in CHECK.rules for finding in rule.apply(seen)]
+
+
+def verdicts(seen: Recording) -> list[tuple[str, str]]:
+    return [(finding.code, finding.severity.value) for finding in findings(seen)]
+
+
+def only(seen: Recording) -> Finding:
+    (finding,) = findings(seen)
+    return finding
+
+
+def settings(finding: Finding) -> list[tuple[str, str, str | None]]:
+    return [(one.action, one.name, one.value) for remedy in finding.remedies for one in remedy.settings]
+
+
+def commands(finding: Finding) -> list[str]:
+    return [line for remedy in finding.remedies for line in remedy.commands]
+
+
+# --- the probe ------------------------------------------------------------------------------------------
+
+
+def test_a_machine_without_rdma_is_absent_and_costs_nothing(tmp_path: Path):
+    started = time.monotonic()
+
+    with pytest.raises(Absent, match="no RDMA device"):
+        probe(LiveContext({}, started + 10, root=str(tmp_path)))
+
+    assert time.monotonic() - started < 0.5
+
+
+def test_a_folder_without_devices_is_absent(tmp_path: Path):
+    (tmp_path / "sys/class/infiniband").mkdir(parents=True)
+
+    with pytest.raises(Absent):
+        probe(LiveContext({}, time.monotonic() + 10, root=str(tmp_path)))
+
+
+def test_a_machine_on_disk_is_read_as_the_one_in_memory(tmp_path: Path):
+    tree = trees.with_storage(trees.infiniband(down=[3]))
+    tree.write(tmp_path)
+
+    fact = probe(LiveContext({"NCCL_IB_HCA": "mlx5_0"}, time.monotonic() + 10, root=str(tmp_path)))
+
+    read = probe(tree.context({"NCCL_IB_HCA": "mlx5_0"}))
+    assert fact.model_copy(update={"hcas": ()}) == read.model_copy(update={"hcas": ()})
+    assert [hca.model_copy(update={"ports": ()}) for hca in fact.hcas] == [
+        hca.model_copy(update={"ports": ()}) for hca in read.hcas
+    ]
+    assert [port.state for _, port in fact.ports()] == [port.state for _, port in read.ports()]
+
+
+def test_everything_of_a_port_is_read():
+    fact = probe(trees.roce().context())
+
+    hca = fact.hcas[2]
+    (port,) = hca.ports
+    assert (hca.name, hca.bus_id, hca.driver, hca.numa_node) == ("mlx5_2", "0000:3a:00.0", "mlx5_core", 0)
+    assert (hca.firmware, hca.hca_type, hca.board_id) == ("28.39.1002", "MT4129", "MT_0000000834")
+    assert (hca.node_type, hca.device_node, hca.device_problem) == ("CA", "uverbs2", None)
+    assert (port.state, port.phys_state, port.link_layer) == ("ACTIVE", "LinkUp", "Ethernet")
+    assert (port.rate, port.rate_gbit_per_s, port.lid, port.sm_lid) == ("400 Gb/sec (4X NDR)", 400.0, 5, 0)
+    assert [(gid.index, gid.roce, gid.address, gid.netdev) for gid in port.gids][2:] == [
+        (2, 1, "::ffff:10.2.0.1", "eth2"),
+        (3, 2, "::ffff:10.2.0.1", "eth2"),
+    ]
+    assert port.counters["link_downed"] == 1
+    assert port.counters["np_cnp_sent"] == 7
+    netdev = fact.netdev(port)
+    assert netdev is not None
+    assert (netdev.name, netdev.mtu_bytes, netdev.carrier_changes) == ("eth2", 9000, 2)
+
+
+def test_a_bond_is_read_with_what_it_is_made_of():
+    fact = probe(trees.bond().context())
+
+    ((hca, port),) = fact.chosen()
+    netdev = fact.netdev(port)
+    assert hca.name == "mlx5_bond_0"
+    assert netdev is not None
+    assert (netdev.bond_mode, netdev.slaves) == ("802.3ad", ("ens1f0np0", "ens1f1np1"))
+    assert [one.master for one in fact.netdevs if one.name.startswith("ens")] == ["bond0", "bond0"]
+
+
+def test_efa_is_recognised_and_nothing_that_nccl_itself_could_drive():
+    fact = probe(trees.efa().context())
+
+    assert [hca.is_efa for hca in fact.hcas] == [True] * 4
+    assert fact.candidates() == []
+
+
+def test_devices_are_counted_as_people_do_and_chosen_by_pci_address():
+    fact = probe(trees.virtual_functions().context())
+
+    assert [hca.name for hca in fact.hcas][:12] == [f"mlx5_{at}" for at in range(12)]
+    assert fact.hcas[0].virtual_functions == 62
+    assert sum(hca.is_virtual_function for hca in fact.hcas) == 62
+
+
+def test_a_device_that_may_not_be_opened_says_why():
+    tree = trees.infiniband()
+    tree.files["/dev/infiniband/uverbs1"] = PermissionError(1, "Operation not permitted")
+    del tree.files["/dev/infiniband/uverbs2"]
+
+    problems = [hca.device_problem for hca in probe(tree.context()).hcas]
+
+    assert problems[:3] == [
+        None,
+        "/dev/infiniband/uverbs1: Operation not permitted",
+        "/dev/infiniband/uverbs2 is not here",
+    ]
+
+
+def test_sixty_four_devices_with_full_tables_are_read_in_bounded_time(tmp_path: Path):
+    tree = Tree()
+    table = {index: (trees.full(f"10.{index}.0.1"), "RoCE v2", "eth0") for index in range(256)}
+    for at in range(64):
+        tree.hca(f"mlx5_{at}", f"0000:{at:02x}:00.0", at)
+        tree.port(f"mlx5_{at}", layer="Ethernet", gids=table, slots=256)
+    started = time.monotonic()
+
+    fact = probe(tree.context())
+
+    assert sum(len(port.gids) for _, port in fact.ports()) == 64 * 256
+    assert time.monotonic() - started < 10
+
+
+# --- machines that are well -----------------------------------------------------------------------------
+
+HEALTHY: dict[str, Callable[[], Tree]] = {
+    "InfiniBand": trees.infiniband,
+    "RoCE": trees.roce,
+    "a bond": trees.bond,
+    "virtual functions": trees.virtual_functions,
+    "EFA": trees.efa,
+    "Soft-RoCE": trees.software,
+    "E810": trees.irdma,
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("command", ["run", "prolog"])
+def test_a_healthy_machine_alone_gives_nothing(name: str, command: str):
+    assert verdicts(recording(HEALTHY[name](), command=command)) == []
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("nodes", [2, 5])
+def test_healthy_machines_together_give_nothing(name: str, nodes: int):
+    assert verdicts(recording(*[HEALTHY[name]() for _ in range(nodes)])) == []
+
+
+def test_storage_ports_beside_the_rails_are_worth_knowing_and_no_more():
+    two = recording(trees.with_storage(trees.infiniband()), trees.with_storage(trees.infiniband()))
+
+    finding = only(two)
+
+    assert (finding.code, finding.severity) == ("DD563", Severity.INFO)
+    assert finding.title == "mlx5_8 on node0 and node1: NCCL may take it beside the faster ports"
+    value = "=" + ",".join(f"mlx5_{at}:1" for at in range(8))
+    assert settings(finding) == [("set", "NCCL_IB_HCA", value)]
+
+
+def test_with_the_rails_named_nothing_is_said_of_the_storage_port():
+    env = {"NCCL_IB_HCA": "=" + ",".join(f"mlx5_{at}" for at in range(8))}
+    machine = trees.with_storage(trees.infiniband())
+
+    assert verdicts(recording(machine, machine, env=env)) == []
+
+
+def test_gloo_needs_none_of_it():
+    bad = trees.container(trees.roce(addressed=False, without=[0]))
+
+    assert verdicts(recording(bad, None, backend="gloo")) == [("DD573", "info")]
+
+
+@pytest.mark.parametrize("env", [{"NCCL_IB_DISABLE": "1"}, {"NCCL_NET": "Socket"}])
+def test_rdma_that_is_turned_off_is_not_judged(env: dict[str, str]):
+    assert verdicts(recording(trees.roce(addressed=False), trees.roce(addressed=False), env=env)) == []
+
+
+# --- ports ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "nodes", "severity"), [("run", 1, "info"), ("prolog", 1, "warning"), ("run", 2, "warning")]
+)
+def test_one_rail_of_eight_that_is_down_is_named(command: str, nodes: int, severity: str):
+    healthy = [trees.infiniband() for _ in range(nodes - 1)]
+
+    finding = only(recording(trees.infiniband(down=[3]), *healthy, command=command))
+
+    assert (finding.code, finding.severity.value) == ("DD560", severity)
+    assert [one.name for one in finding.culprits] == ["mlx5_3"]
+    assert "DOWN, physically Polling; 7 like it are up" in finding.evidence[0].text
+
+
+def test_ports_unused_by_design_are_left_alone():
+    half = trees.infiniband(down=[1, 3, 5, 7])
+
+    assert verdicts(recording(half, half, command="run")) == []
+    assert verdicts(recording(half, command="prolog")) == []
+
+
+def test_a_port_that_is_up_under_its_name_on_all_other_nodes_is_named():
+    pairs = [Tree() for _ in range(5)]
+    for node, tree in enumerate(pairs):
+        tree.verbs("mlx5")
+        for at in range(2):
+            tree.hca(f"mlx5_{at}", trees.bus(at), at)
+            down = node == 4 and at == 1
+            tree.port(
+                f"mlx5_{at}",
+                state="1: DOWN" if down else "4: ACTIVE",
+                phys="2: Polling" if down else "5: LinkUp",
+            )
+
+    finding = only(recording(*pairs))
+
+    assert finding.title == "mlx5_1 on node4: the RDMA port is down"
+
+
+def test_the_last_port_that_the_setting_names_is_down():
+    env = {"NCCL_IB_HCA": "=mlx5_3"}
+
+    found = findings(recording(trees.infiniband(down=[3]), trees.infiniband(), env=env))
+
+    assert ("DD560", Severity.ERROR) in [(one.code, one.severity) for one in found]
+    assert "NCCL_IB_HCA names it" in found[0].evidence[0].text
+
+
+@pytest.mark.parametrize(
+    ("init", "nodes", "severity"), [((2,), 1, "info"), ((2,), 2, "warning"), (range(8), 2, "error")]
+)
+def test_links_without_a_subnet_manager(init: Sequence[int], nodes: int, severity: str):
+    machines = [trees.infiniband(init=init) for _ in range(nodes)]
+
+    finding = only(recording(*machines))
+
+    assert (finding.code, finding.severity.value) == ("DD561", severity)
+    assert "state INIT" in finding.evidence[0].text
+
+
+def test_one_rail_at_a_quarter_of_its_rate():
+    finding = only(recording(trees.infiniband(slow=[5]), trees.infiniband()))
+
+    assert (finding.code, finding.severity) == ("DD562", Severity.WARNING)
+    assert finding.title == "mlx5_5 on node0: the link came up slower than it should"
+    assert finding.evidence[0].text == "mlx5_5 on node0: 100 Gb/sec (1X NDR); 7 like it have 400 Gb/s"
+
+
+def test_a_single_new_card_at_the_oldest_speed():
+    tree = trees.infiniband()
+    machine = Tree(
+        {
+            path: text
+            for path, text in tree.files.items()
+            if "mlx5_0" in path or "/uverbs0" in path or "/etc/" in path
+        },
+        tree.links,
+    )
+    machine.port("mlx5_0", rate="10 Gb/sec (4X SDR)")
+
+    assert verdicts(recording(machine, machine)) == [("DD562", "warning")]
+
+
+# --- wear -----------------------------------------------------------------------------------------------
+
+
+def test_other_firmware_on_one_device_is_worth_knowing():
+    finding = only(recording(trees.infiniband(firmware={2: "28.35.1012"})))
+
+    assert (finding.code, finding.severity) == ("DD564", Severity.INFO)
+    assert [one.name for one in finding.culprits] == ["mlx5_2"]
+
+
+def test_a_link_that_flaps_is_told_with_its_numbers():
+    machine = trees.infiniband(counters={6: {"link_downed": 412}})
+
+    finding = only(recording(machine, trees.infiniband()))
+
+    assert (finding.code, finding.severity) == ("DD565", Severity.WARNING)
+    assert "went down 412 times; the node has been up for 30.0 days" in finding.evidence[0].text
+
+
+def test_an_ethernet_link_flaps_by_its_interface():
+    assert verdicts(recording(trees.roce(carrier_changes={1: 300}), trees.roce())) == [("DD565", "warning")]
+
+
+def test_links_that_went_down_together_do_not_flap():
+    together = trees.infiniband(counters={at: {"link_downed": 400} for at in range(8)})
+
+    assert verdicts(recording(together, together)) == []
+
+
+def test_a_few_drops_in_a_month_are_no_flapping():
+    assert verdicts(recording(trees.infiniband(counters={6: {"link_downed": 12}}), trees.infiniband())) == []
+
+
+# --- NCCL_IB_HCA ----------------------------------------------------------------------------------------
+
+
+def test_a_setting_that_matches_no_port():
+    finding = only(recording(trees.infiniband(), trees.infiniband(), env={"NCCL_IB_HCA": "mlx5_9"}))
+
+    assert (finding.code, finding.severity) == ("DD571", Severity.ERROR)
+    assert finding.title == "NCCL_IB_HCA=mlx5_9 allows none of the RDMA ports that are up on node0 and node1"
+    assert settings(finding) == [("unset", "NCCL_IB_HCA", None)]
+
+
+def test_one_name_of_several_that_is_missing():
+    env = {"NCCL_IB_HCA": "=mlx5_0,mlx5_1,mlx5_12"}
+
+    finding = only(recording(trees.infiniband(), trees.infiniband(), env=env))
+
+    assert (finding.code, finding.severity) == ("DD571", Severity.WARNING)
+    assert "names mlx5_12, not to be found on node0 and node1" in finding.title
+
+
+def test_a_run_of_one_node_may_set_what_it_likes():
+    assert verdicts(recording(trees.infiniband(), env={"NCCL_IB_HCA": "mlx5_9"})) == []
+
+
+def test_a_prefix_takes_a_storage_port():
+    tree = trees.infiniband()
+    tree.hca("mlx5_10", "0000:c1:00.0", 10, board_id="MT_2420110034")
+    tree.port(
+        "mlx5_10", layer="Ethernet", rate="25 Gb/sec (1X EDR)", gids=trees.roce_table("ens0", "10.9.0.1")
+    )
+    tree.netdev("ens0")
+    env = {"NCCL_IB_HCA": "mlx5_0,mlx5_1"}
+
+    finding = only(recording(tree, tree, env=env))
+
+    assert (finding.code, finding.severity) == ("DD578", Severity.WARNING)
+    assert settings(finding) == [("set", "NCCL_IB_HCA", "=mlx5_0:1,mlx5_1:1")]
+
+
+def test_a_common_prefix_is_meant():
+    machine = trees.infiniband()
+
+    assert verdicts(recording(machine, machine, env={"NCCL_IB_HCA": "mlx5"})) == []
+
+
+# --- addresses ------------------------------------------------------------------------------------------
+
+
+def test_a_rail_without_an_address_among_those_that_have_one():
+    finding = only(recording(trees.roce(0, without=[4]), trees.roce(1)))
+
+    assert (finding.code, finding.severity) == ("DD567", Severity.ERROR)
+    assert finding.title == "mlx5_4 on node0: no IPv4 address of RoCE v2"
+    assert "entry 0 is fe80::ac0:ebff:fe00:4 (RoCE v1, link-local)" in finding.evidence[0].text
+
+
+def test_no_addresses_anywhere_may_do_on_one_segment():
+    machines = [trees.roce(node, addressed=False) for node in range(2)]
+
+    assert verdicts(recording(*machines)) == [("DD567", "warning")]
+
+
+def test_ipv6_alone_is_advised_where_all_have_it():
+    machines = [trees.roce(node, addressed=False) for node in range(2)]
+    for node, tree in enumerate(machines):
+        for at in range(8):
+            place = f"{trees.CLASS}/mlx5_{at}/ports/1"
+            tree.files[f"{place}/gids/2"] = trees.full(f"2001:db8:{at}::{node + 1}")
+            tree.files[f"{place}/gid_attrs/types/2"] = "RoCE v2\n"
+
+    assert ("set", "NCCL_IB_ADDR_FAMILY", "AF_INET6") in settings(only(recording(*machines)))
+    assert verdicts(recording(*machines, env={"NCCL_IB_ADDR_FAMILY": "AF_INET6"})) == []
+
+
+@pytest.mark.parametrize("index", ["0", "1", "2", "7"])
+def test_an_index_that_points_elsewhere_is_to_be_unset(index: str):
+    machines = [trees.roce(0), trees.roce(1)]
+
+    finding = only(recording(*machines, env={"NCCL_IB_GID_INDEX": index}))
+
+    assert finding.code == "DD568"
+    assert finding.severity is (Severity.ERROR if index == "7" else Severity.WARNING)
+    assert settings(finding) == [("unset", "NCCL_IB_GID_INDEX", None)]
+
+
+def test_an_index_that_is_right_everywhere_is_left_alone():
+    assert verdicts(recording(trees.roce(0), trees.roce(1), env={"NCCL_IB_GID_INDEX": "3"})) == []
+
+
+def test_an_index_that_is_wrong_on_one_node_blames_that_node():
+    finding = only(recording(trees.roce(0), trees.roce(1, shift=2), env={"NCCL_IB_GID_INDEX": "3"}))
+
+    assert (finding.code, finding.severity) == ("DD568", Severity.ERROR)
+    assert {one.node for one in finding.culprits} == {"node1"}
+
+
+def test_an_old_nccl_needs_an_index_and_gets_the_one_that_fits_all():
+    finding = only(recording(trees.roce(0), trees.roce(1), nccl="2.19.3"))
+
+    assert (finding.code, finding.severity) == ("DD569", Severity.WARNING)
+    assert ("set", "NCCL_IB_GID_INDEX", "3") in settings(finding)
+
+
+def test_an_old_nccl_on_nodes_with_other_tables_gets_an_index_for_each():
+    finding = only(recording(trees.roce(0), trees.roce(1, shift=2), nccl="2.19.3"))
+
+    assert [one for one in settings(finding) if one[1] == "NCCL_IB_GID_INDEX"] == []
+    assert commands(finding)[:2] == [
+        "# node0: export NCCL_IB_GID_INDEX=3",
+        "# node1: export NCCL_IB_GID_INDEX=5",
+    ]
+
+
+@pytest.mark.parametrize(("nccl", "codes"), [("2.23.4", ["DD569"]), ("2.26.2", []), (None, [])])
+def test_pods_with_interfaces_of_their_own(nccl: str | None, codes: list[str]):
+    pods = [trees.macvlan_pod(trees.roce(node), 4, f"10.50.{node}") for node in range(2)]
+
+    found = findings(recording(*pods, nccl=nccl))
+
+    assert [one.code for one in found] == codes
+    assert all(one.severity is Severity.ERROR for one in found)
+
+
+def test_a_kernel_that_tells_no_types_is_not_judged():
+    tree = trees.roce(addressed=False)
+    tree.files = {path: text for path, text in tree.files.items() if "gid_attrs" not in path}
+
+    assert verdicts(recording(tree, tree)) == []
+
+
+# --- access ---------------------------------------------------------------------------------------------
+
+
+def test_a_container_without_the_devices():
+    bare = trees.container(trees.infiniband())
+
+    alone, both, mixed = recording(bare), recording(bare, bare), recording(bare, trees.infiniband())
+
+    assert verdicts(alone) == [("DD573", "info")]
+    assert verdicts(both) == [("DD573", "warning")]
+    assert verdicts(mixed) == [("DD573", "error")]
+    assert "docker run --device /dev/infiniband" in commands(only(both))[0]
+
+
+def test_a_pod_with_one_device_of_eight_is_well():
+    pod = trees.infiniband()
+    for at in range(1, 8):
+        del pod.files[f"/dev/infiniband/uverbs{at}"]
+
+    assert verdicts(recording(pod, pod)) == []
+
+
+def test_a_node_without_rdma_among_nodes_with_it():
+    finding = only(recording(trees.infiniband(), None, trees.infiniband()))
+
+    assert (finding.code, finding.severity) == ("DD572", Severity.ERROR)
+    assert finding.title == "No RDMA port is up on node1, while node0 and node2 will use RDMA"
+    assert [one.node for one in finding.culprits] == ["node1"]
+
+
+def test_no_rdma_anywhere_is_no_finding():
+    assert verdicts(recording(None, None)) == []
+
+
+@pytest.mark.parametrize(("mixed", "severity"), [(False, "warning"), (True, "error")])
+def test_an_image_without_the_library(mixed: bool, severity: str):
+    slim = trees.infiniband()
+    slim.links = {path: to for path, to in slim.links.items() if "libibverbs" not in path}
+
+    other = trees.infiniband() if mixed else slim
+
+    assert verdicts(recording(slim, other)) == [("DD574", severity)]
+
+
+def test_an_image_with_the_library_and_without_its_drivers():
+    slim = trees.infiniband()
+    del slim.files["/etc/libibverbs.d/mlx5.driver"]
+
+    finding = only(recording(slim, slim))
+
+    assert finding.code == "DD574"
+    assert "/etc/libibverbs.d has no driver for mlx5" in finding.title
+
+
+# --- nodes together -------------------------------------------------------------------------------------
+
+
+def test_a_small_mtu_on_one_rail():
+    finding = only(recording(trees.roce(0, small_mtu=[6]), trees.roce(1)))
+
+    assert (finding.code, finding.severity) == ("DD570", Severity.WARNING)
+    assert finding.title == "mlx5_6 on node0: smaller packets than its peers"
+    assert commands(finding) == ["sudo ip link set dev eth6 mtu 9000"]
+
+
+def test_a_network_of_small_packets_is_how_it_was_built():
+    machines = [trees.roce(node, small_mtu=range(8)) for node in range(2)]
+
+    assert verdicts(recording(*machines)) == []
+
+
+def test_nodes_with_other_rails():
+    finding = only(recording(trees.bond(), trees.roce(1)))
+
+    assert (finding.code, finding.severity) == ("DD575", Severity.WARNING)
+
+
+def test_infiniband_on_one_node_and_ethernet_on_the_other_do_not_meet():
+    finding = only(recording(trees.infiniband(), trees.roce(1)))
+
+    assert (finding.code, finding.severity) == ("DD575", Severity.ERROR)
+    assert finding.detail == "InfiniBand ports cannot connect to Ethernet ones."
+
+
+def test_hostile_names_reach_no_command():
+    tree = Tree()
+    tree.verbs("mlx5")
+    for at in range(8):
+        name = f"mlx5_{at}" if at else "$(reboot)"
+        tree.hca(name, trees.bus(at), at)
+        tree.port(name, layer="Ethernet", gids=trees.roce_table(f"eth{at}; reboot", f"10.{at}.0.1"))
+        tree.netdev(f"eth{at}; reboot", mtu=1500 if at == 0 else 9000)
+    tree.files[f"{trees.CLASS}/$(reboot)/ports/1/rate"] = "100 Gb/sec (1X NDR)\n"
+
+    found = findings(recording(tree, tree, env={"NCCL_IB_HCA": "mlx5_99"})) + findings(recording(tree, tree))
+
+    assert {one.code for one in found} >= {"DD562", "DD571"}
+    told = [line for one in found for line in commands(one)] + [
+        value or "" for one in found for _, _, value in settings(one)
+    ]
+    assert not [line for line in told if "reboot" in line]
+
+
+def test_a_recorded_fact_survives_being_written():
+    fact = probe(trees.with_storage(trees.roce()).context())
+
+    assert RdmaFact.model_validate(json.loads(json.dumps(fact.recorded()))) == fact

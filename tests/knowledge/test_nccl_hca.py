@@ -1,0 +1,64 @@
+"""NCCL_IB_HCA, as NCCL 2.30.7 parses it (src/misc/utils.cc), and as it is written."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_doctor.knowledge import nccl_hca
+
+PORTS = [("mlx5_0", 1), ("mlx5_1", 1), ("mlx5_1", 2), ("mlx5_10", 1), ("mlx5_bond_0", 1)]
+
+
+@pytest.mark.parametrize(
+    ("value", "taken"),
+    [
+        (None, PORTS),
+        ("", PORTS),
+        ("mlx5_1", [("mlx5_1", 1), ("mlx5_1", 2), ("mlx5_10", 1)]),
+        ("=mlx5_1", [("mlx5_1", 1), ("mlx5_1", 2)]),
+        ("=mlx5_1:2", [("mlx5_1", 2)]),
+        ("mlx5_1:2,mlx5_0:1", [("mlx5_0", 1), ("mlx5_1", 2)]),
+        ("^mlx5_1", [("mlx5_0", 1), ("mlx5_bond_0", 1)]),
+        ("^=mlx5_1", [("mlx5_0", 1), ("mlx5_10", 1), ("mlx5_bond_0", 1)]),
+        ("=^mlx5_1", []),
+        ("mlx5_bond", [("mlx5_bond_0", 1)]),
+        ("mlx4", []),
+        (",,mlx5_0,", [("mlx5_0", 1)]),
+        ("=mlx5_1:1:0:3", [("mlx5_1", 1)]),
+        ("=mlx5_1:", [("mlx5_1", 1), ("mlx5_1", 2)]),
+    ],
+)
+def test_a_value_takes_what_nccl_takes(value: str | None, taken: list[tuple[str, int]]):
+    matches = nccl_hca.matcher(value)
+
+    assert [port for port in PORTS if matches(*port)] == taken
+
+
+def test_a_written_value_means_these_ports_and_no_others():
+    wanted = [("mlx5_1", 1), ("mlx5_bond_0", 1)]
+
+    value = nccl_hca.exactly(wanted)
+
+    assert value == "=mlx5_1:1,mlx5_bond_0:1"
+    assert [port for port in PORTS if nccl_hca.matcher(value)(*port)] == wanted
+
+
+@pytest.mark.parametrize("name", ["", "$(reboot)", "mlx5_0,mlx5_1", "=x", "a b", "x" * 65])
+def test_a_name_that_means_something_else_is_not_written(name: str):
+    assert nccl_hca.exactly([(name, 1)]) is None
+
+
+@given(st.text(max_size=300))
+def test_no_value_is_too_odd(value: str):
+    matches = nccl_hca.matcher(value)
+
+    assert all(matches(*port) in (True, False) for port in PORTS)
+    assert len(nccl_hca.entries(value)) <= nccl_hca.MOST_DEVICES
+
+
+def test_names_are_sorted_as_people_count():
+    names = ["mlx5_10", "mlx5_2", "mlx5_bond_0", "irdma0", "2", "a"]
+
+    assert sorted(names, key=nccl_hca.natural) == ["2", "a", "irdma0", "mlx5_2", "mlx5_10", "mlx5_bond_0"]

@@ -1,0 +1,117 @@
+"""What /sys says of RDMA devices, however odd it is."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_doctor.knowledge.rdma import verbs_mtu
+from ddp_doctor.parse import rdma
+from ddp_doctor.parse.verbs_library import provider_of, verbs_library, verbs_providers
+from tests import rdma_trees as trees
+from tests.fakes import FakeContext
+
+PORT = f"{trees.CLASS}/mlx5_0/ports/1"
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                f"{PORT}/{name}"
+                for name in (
+                    "state",
+                    "phys_state",
+                    "rate",
+                    "link_layer",
+                    "lid",
+                    "sm_lid",
+                    "gids/0",
+                    "counters/link_downed",
+                )
+            ]
+            + [f"{trees.CLASS}/mlx5_0/{name}" for name in ("fw_ver", "node_type", "device/numa_node")]
+            + [f"{PORT}/gid_attrs/types/0", f"{trees.CLASS}/mlx5_0/device/sriov_numvfs"]
+        ),
+        st.text(max_size=60),
+        min_size=1,
+    )
+)
+def test_nothing_in_the_files_is_too_odd(files: dict[str, str]):
+    (hca,) = rdma.read_hcas(FakeContext(files=files), ["mlx5_0"])
+
+    assert hca.name == "mlx5_0"
+    assert all(port.rate_gbit_per_s is None or port.rate_gbit_per_s >= 0 for port in hca.ports)
+
+
+@pytest.mark.parametrize(
+    ("text", "gbit"),
+    [
+        ("400 Gb/sec (4X NDR)", 400.0),
+        ("2.5 Gb/sec (1X SDR)", 2.5),
+        ("56 Gb/sec (4X FDR)", 56.0),
+        ("800 Gb/sec (8X NDR)", 800.0),
+        ("fast", None),
+        ("", None),
+    ],
+)
+def test_a_rate_is_read(text: str, gbit: float | None):
+    tree = trees.Tree()
+    tree.hca("mlx5_0", None, 0)
+    tree.port("mlx5_0", rate=text)
+
+    ((port,),) = [hca.ports for hca in rdma.read_hcas(tree.context(), ["mlx5_0"])]
+
+    assert port.rate_gbit_per_s == gbit
+
+
+def test_a_table_ends_after_a_row_of_empty_entries():
+    table = {index: (trees.full(f"10.0.0.{index + 1}"), "RoCE v2", "eth0") for index in (0, 3, 15, 31, 60)}
+    tree = trees.Tree()
+    tree.hca("mlx5_0", None, 0)
+    tree.port("mlx5_0", layer="Ethernet", gids=table, slots=256)
+
+    ((port,),) = [hca.ports for hca in rdma.read_hcas(tree.context(), ["mlx5_0"])]
+
+    assert [gid.index for gid in port.gids] == [0, 3, 15, 31]
+
+
+@pytest.mark.parametrize(
+    ("mtu", "packets"),
+    [(1500, 1024), (2200, 2048), (4200, 4096), (9000, 4096), (1450, 1024), (300, 256), (0, 256)],
+)
+def test_an_mtu_leaves_packets_of(mtu: int, packets: int):
+    assert verbs_mtu(mtu) == packets
+
+
+def test_the_library_is_found_where_the_loader_looks():
+    conda = FakeContext(
+        env={"LD_LIBRARY_PATH": ":/opt/conda/lib:"},
+        links={"/opt/conda/lib/libibverbs.so.1": "libibverbs.so.1.14"},
+    )
+    mofed = FakeContext(
+        files={"/etc/ld.so.conf.d/mofed.conf": "# of MLNX_OFED\n/opt/mellanox/lib\n"},
+        links={"/opt/mellanox/lib/libibverbs.so.1": "libibverbs.so.1.14"},
+    )
+
+    assert verbs_library(conda) == "/opt/conda/lib/libibverbs.so.1"
+    assert verbs_library(mofed) == "/opt/mellanox/lib/libibverbs.so.1"
+    assert verbs_library(FakeContext()) is None
+
+
+def test_only_the_system_s_library_is_asked_for_its_drivers():
+    context = trees.infiniband().context()
+
+    assert verbs_providers(context, "/usr/lib/x86_64-linux-gnu/libibverbs.so.1") == ("mlx5",)
+    assert verbs_providers(context, "/opt/conda/lib/libibverbs.so.1") is None
+    assert verbs_providers(context, "/usr/local/lib/libibverbs.so.1") is None
+    assert verbs_providers(context, None) is None
+
+
+def test_drivers_have_other_names_in_user_space():
+    assert (provider_of("mlx5_core"), provider_of("ice"), provider_of("unheard_of")) == (
+        "mlx5",
+        "irdma",
+        None,
+    )
