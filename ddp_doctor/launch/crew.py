@@ -127,7 +127,9 @@ class Crew:
                 tasks=tasks,
                 launched_at=time.monotonic(),
                 init_deadline_s=first * self._crowd(),
-                env=rank_environment(self.env, self.world, rank, host or "127.0.0.1", port),
+                env=rank_environment(
+                    self.env, self.world, rank, host or "127.0.0.1", port, f"{folder}/rank{rank}.nccl"
+                ),
                 store_host=host,
                 store_port=port,
                 skip_pairs=tuple(sorted(skip_pairs)),

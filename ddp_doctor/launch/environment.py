@@ -30,8 +30,12 @@ def without_launcher(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def rank_environment(env: Mapping[str, str], world: World, rank: int, host: str, port: int) -> dict[str, str]:
+def rank_environment(
+    env: Mapping[str, str], world: World, rank: int, host: str, port: int, nccl_log: str
+) -> dict[str, str]:
     """What a rank of the doctor's own trials runs with (torchrun's names and defaults).
+
+    ``nccl_log`` is the file for NCCL's log of this rank.
 
     Source of the defaults: torch/distributed/run.py (OMP_NUM_THREADS) and
     torch/distributed/elastic/agent/server/local_elastic_agent.py (TORCH_NCCL_ASYNC_ERROR_HANDLING).
@@ -53,8 +57,20 @@ def rank_environment(env: Mapping[str, str], world: World, rank: int, host: str,
     if len(node) > 1:
         mine.setdefault("OMP_NUM_THREADS", "1")
     if world.backend == "nccl":
-        # The transports NCCL chose are evidence; its log goes to the rank's own output file.
-        mine["NCCL_DEBUG"] = "INFO"
-        mine["NCCL_DEBUG_SUBSYS"] = "INIT,ENV,NET,GRAPH,P2P,SHM"
-        mine.pop("NCCL_DEBUG_FILE", None)
+        mine.update(_nccl_log_settings(nccl_log))
     return mine
+
+
+def _nccl_log_settings(path: str) -> dict[str, str]:
+    """The transports NCCL chose are evidence, so its log goes to a file of the run.
+
+    INIT prints all "via" lines, ENV the settings that are in force, NET the devices, GRAPH what NCCL says of
+    GPUDirect (the subsystems in INFO calls of src/transport/*.cc and src/graph/*.cc). The file is named even
+    where the user named none: what NCCL_DEBUG_FILE is set to, here or in an nccl.conf, is the user's own
+    file, which NCCL would empty.
+    """
+    return {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET,GRAPH,BOOTSTRAP",
+        "NCCL_DEBUG_FILE": path.replace("%", "%%"),
+    }

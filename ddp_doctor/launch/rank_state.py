@@ -13,13 +13,13 @@ from ddp_doctor.launch.spec import WorkerSpec
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step
+from ddp_doctor.parse.nccl_digest import digest
 
 #: Steps kept per rank: enough to see where the ranks parted, small enough for thousands of ranks.
 _STEPS_KEPT = 40
 _OUTPUT_KEPT = 4000
-#: What NCCL's log says of its choices is kept of every NCCL trial, also of a healthy one.
-_NCCL_LOG_READ = 256 * 1024
-_NCCL_WORDS = (" via ", "NCCL version", "set by environment", "NET/IB", "Using network", "nNodes")
+#: NCCL's log is read so far; the log of a rank with thousands of peers is longer.
+_NCCL_LOG_READ = 8 << 20
 #: What torch prints in healthy runs too: of a name that older releases know, and of hosts without reverse DNS.
 _CHATTER = ("TORCH_NCCL_TRACE_BUFFER_SIZE is deprecated", "hostname of the client socket cannot be retrieved")
 
@@ -131,11 +131,14 @@ class RankState:
 
     def note_output_size(self) -> None:
         """Remember how much the rank has printed: NCCL's log grows while it still works."""
-        self.output_size = _size(self.spec.path("out"))
+        self.output_size = self._printed()
 
     def output_grew(self) -> bool:
         """Whether the rank has printed anything since."""
-        return _size(self.spec.path("out")) > self.output_size
+        return self._printed() > self.output_size
+
+    def _printed(self) -> int:
+        return _size(self.spec.path("out")) + _size(self.spec.path("nccl"))
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to this rank's process, if it still is ours and alive."""
@@ -178,13 +181,15 @@ class RankState:
         return os.path.exists(self.spec.path("witness.json"))
 
     def _output(self) -> str:
+        """What the rank printed last, unless all is well; of NCCL's log its choices, also where it is."""
         lines = _tail(self.spec.path("out")).splitlines(keepends=True)
         tail = "".join(line for line in lines if not any(words in line for words in _CHATTER))
         if self.spec.backend != "nccl":
             return tail if not self.done else ""
-        lines = _tail(self.spec.path("out"), _NCCL_LOG_READ).splitlines()
-        said = [line for line in lines if any(word in line for word in _NCCL_WORDS)]
-        return "\n".join(said)[:_OUTPUT_KEPT] + ("" if self.done else "\n" + tail)
+        # NCCL up to 2.21 prints its version to stdout alone; under torchrun there is no file.
+        texts = [_head(self.spec.path(suffix), _NCCL_LOG_READ) for suffix in ("out", "nccl")]
+        said = digest(line for text in texts for line in text.splitlines())
+        return said if self.done else f"{said}\n{_tail(self.spec.path('nccl'))}\n{tail}"
 
     def _witness(self) -> dict[str, Json]:
         with suppress(OSError, ValueError), open(self.spec.path("witness.json"), encoding="utf-8") as file:
@@ -211,6 +216,12 @@ def _frame(text: str) -> str:
     path, _, rest = text.partition(", line ")
     number, _, name = rest.partition(" in ")
     return f"{path.strip(chr(34))}:{number} in {name}"
+
+
+def _head(path: str, most: int) -> str:
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read(most).decode(errors="replace")
+    return ""
 
 
 def _tail(path: str, most: int = _OUTPUT_KEPT) -> str:

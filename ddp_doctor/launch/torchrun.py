@@ -94,6 +94,7 @@ class Launch:
             *("-m", "ddp_doctor.launch.torchrun_worker", str(folder)),
         ]
         self._env = {**without_launcher(env), "PYTHONPATH": _python_path(env)}
+        self._env.pop("NCCL_DEBUG_FILE", None)  # NCCL would empty the user's file
         self._specs = specs
 
     def __enter__(self) -> "Launch":

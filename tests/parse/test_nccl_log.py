@@ -33,14 +33,24 @@ PREFIX = "wk:8811:8840 [0] NCCL INFO "
             "Ring 00 : 0[0] -> 1[1] via direct shared memory",
             Transport(from_rank=0, to_rank=1, via="direct shared memory", from_gpu=0, to_gpu=1),
         ),
-        ("Ring 01 : 3 -> 4 [send] via NET/Socket/0", Transport(from_rank=3, to_rank=4, via="NET/Socket/0")),
+        (
+            "Ring 01 : 3 -> 4 [send] via NET/Socket/0",
+            Transport(from_rank=3, to_rank=4, via="NET/Socket/0", end="send"),
+        ),
         (
             "Channel 00 : 0[0] -> 1[1] via SHM/direct/direct",
             Transport(from_rank=0, to_rank=1, via="SHM/direct/direct", from_gpu=0, to_gpu=1),
         ),
         (
             "Channel 00/0 : 0[0] -> 8[0] [receive] via NET/IB/3(2)/GDRDMA(PCI)/Shared",
-            Transport(from_rank=0, to_rank=8, via="NET/IB/3(2)/GDRDMA(PCI)/Shared", from_gpu=0, to_gpu=0),
+            Transport(
+                from_rank=0,
+                to_rank=8,
+                via="NET/IB/3(2)/GDRDMA(PCI)/Shared",
+                from_gpu=0,
+                to_gpu=0,
+                end="receive",
+            ),
         ),
     ],
 )
@@ -70,7 +80,7 @@ def test_devices_listed_one_by_one_since_2_27():
     line = (
         f"{PREFIX}NET/IB: [2] mlx5_3:uverbs3:1/RoCE provider=Mlx5 speed=100000 context=0x1 pciPath=/sys ar=0"
     )
-    assert parse_nccl_log(line).hcas == (Hca(index=2, name="mlx5_3", link_layer="RoCE"),)
+    assert parse_nccl_log(line).hcas == (Hca(index=2, name="mlx5_3", link_layer="RoCE", speed_mbps=100_000),)
 
 
 def test_ring_order_and_other_lines_are_no_transports():

@@ -1,0 +1,113 @@
+"""Where NCCL's log of a rank goes, and what of it reaches the recording."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor.launch.environment import rank_environment
+from ddp_doctor.launch.events import EventReader
+from ddp_doctor.launch.rank_state import RankState
+from ddp_doctor.launch.spec import WorkerSpec
+from ddp_doctor.model.choices import Level
+from ddp_doctor.model.recording import World
+from ddp_doctor.parse.nccl_digest import MOST_CHARACTERS
+from ddp_doctor.parse.nccl_log import parse_nccl_log
+
+PREFIX = "node0:811:840 [0] NCCL INFO "
+VERSION = "NCCL version 2.18.6+cuda11.8\n"
+
+
+class Process:
+    pid: int | None = None
+    exitcode: int | None = None
+
+
+def rank(folder: Path, backend: str = "nccl", *, done: bool = True) -> RankState:
+    spec = WorkerSpec(
+        trial="t0",
+        folder=str(folder),
+        node=0,
+        rank=0,
+        group_rank=0,
+        ranks=(0, 1),
+        local_rank=0,
+        backend=backend,
+        device="cuda:0",
+        level=Level.QUICK,
+        tasks=(),
+        launched_at=0.0,
+        init_deadline_s=1.0,
+    )
+    return RankState(spec, Process(), 0.0, EventReader(spec.path("events")), done=done)
+
+
+def environment(backend: str, **users: str) -> dict[str, str]:
+    world = World(nproc_per_node=2, world_size=2, backend=backend)
+    return rank_environment(users, world, 0, "127.0.0.1", 29500, "/tmp/run 5%/t0/rank0.nccl")
+
+
+def test_nccl_of_a_trial_logs_to_the_runs_file_and_never_to_the_users():
+    mine = environment("nccl", NCCL_DEBUG="WARN", NCCL_DEBUG_FILE="/home/me/nccl.%h.log", NCCL_ALGO="Ring")
+
+    assert mine["NCCL_DEBUG"] == "INFO"
+    assert mine["NCCL_DEBUG_FILE"] == "/tmp/run 5%%/t0/rank0.nccl"
+    assert {"INIT", "ENV", "NET"} <= set(mine["NCCL_DEBUG_SUBSYS"].split(","))
+    assert mine["NCCL_ALGO"] == "Ring"
+
+
+def test_without_nccl_its_settings_stay_the_users():
+    users = {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": "/home/me/nccl.log"}
+
+    mine = environment("gloo", **users)
+    assert {name: value for name, value in mine.items() if name.startswith("NCCL_")} == users
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_each_pair_reaches_the_recording_once_also_from_the_end_of_a_long_log(tmp_path: Path, done: bool):
+    chatter = "".join(f"{PREFIX}+ PCI[24.0] - GPU/0-1b000 ({line})\n" for line in range(20_000))
+    pairs = [
+        f"{PREFIX}Channel {at:02}/0 : 0[0] -> {peer}[{peer}] via P2P/CUMEM\n"
+        for peer in range(1, 8)
+        for at in range(24)
+    ]
+    (tmp_path / "rank0.nccl").write_text(chatter + "".join(pairs))
+    (tmp_path / "rank0.out").write_text(VERSION)
+
+    told = rank(tmp_path, done=done).evidence(out_of_memory=False).output_tail
+
+    log = parse_nccl_log(told)
+    assert log.version == "2.18.6"
+    assert [one.to_rank for one in log.transports] == list(range(1, 8))
+    assert len(told) < (600 if done else 10_000)
+
+
+def test_log_of_thousands_of_peers_is_bounded(tmp_path: Path):
+    lines = [f"{PREFIX}Channel 00/0 : 0[0] -> {peer}[0] [send] via NET/IB/0\n" for peer in range(8, 4096)]
+    (tmp_path / "rank0.nccl").write_text("".join(lines))
+
+    assert len(rank(tmp_path).evidence(out_of_memory=False).output_tail) <= MOST_CHARACTERS
+
+
+def test_last_words_of_a_rank_that_hangs_are_its_own(tmp_path: Path):
+    (tmp_path / "rank0.nccl").write_text(f"{PREFIX}Channel 00/0 : 0[0] -> 1[1] via P2P/IPC\n{PREFIX}waits\n")
+    (tmp_path / "rank0.out").write_text("Traceback: the end\n")
+
+    told = rank(tmp_path, done=False).evidence(out_of_memory=False).output_tail
+    assert told.splitlines()[-1] == "Traceback: the end"
+    assert "waits" in told
+
+
+def test_growth_of_the_nccl_log_is_progress(tmp_path: Path):
+    state = rank(tmp_path, done=False)
+    state.note_output_size()
+    assert not state.output_grew()
+    (tmp_path / "rank0.nccl").write_text("still at work\n")
+    assert state.output_grew()
+
+
+def test_rank_of_gloo_that_is_done_says_nothing(tmp_path: Path):
+    (tmp_path / "rank0.out").write_text("chatter\n")
+
+    told: Any = rank(tmp_path, "gloo").evidence(out_of_memory=False)
+    assert told.output_tail == ""

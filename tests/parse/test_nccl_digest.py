@@ -1,0 +1,60 @@
+"""NCCL's log cut down: what is read stays, the rest goes, and it stays small."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_doctor.parse.nccl_digest import MOST_CHARACTERS, digest
+from ddp_doctor.parse.nccl_log import parse_nccl_log
+
+PREFIX = "wk:8811:8840 [0] NCCL INFO "
+WORDS = st.sampled_from(
+    [
+        "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM",
+        "Channel 03/0 : 0[0] -> 1[1] via P2P/CUMEM",
+        "Ring 01 : 3 -> 4 [send] via NET/Socket/0",
+        "NCCL_P2P_LEVEL set by environment to SYS",
+        "NCCL version 2.27.5+cuda12.8",
+        "comm 0x55d rank 0 nRanks 4 nNodes 2 localRanks 2 localRank 0 MNNVL 0",
+        "comm 0x55d rank 0 nranks 4 cudaDev 0 nvmlDev 0 busId 1b000 commId 0x9 - Init START",
+        "NET/IB : Using [0]mlx5_2:1/RoCE [RO]; OOB eth0:10.0.0.1<0>",
+        "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_2'",
+        "Using network IB",
+        "+ PCI[24.0] - GPU/0-1b000 (0)",
+        "Trees [0] -1/-1/-1->1->0 [1] 0/-1/-1->1->-1",
+    ]
+)
+
+
+@given(st.lists(st.tuples(st.booleans(), WORDS), max_size=40))
+def test_a_digest_says_what_the_log_says(lines: list[tuple[bool, str]]):
+    text = "\n".join((PREFIX if prefixed else "") + words for prefixed, words in lines)
+    assert parse_nccl_log(digest(text.splitlines())) == parse_nccl_log(text)
+
+
+def test_further_channels_and_the_topology_are_left_out():
+    log = [
+        f"{PREFIX}+ PCI[24.0] - GPU/0-1b000 (0)",
+        f"{PREFIX}Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM",
+        f"{PREFIX}Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM",
+    ]
+    assert digest(log) == "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"
+
+
+@given(st.lists(st.text(alphabet="Chanel Ringvi0123456789[]:->/\n\r", max_size=80), max_size=80))
+def test_any_lines_are_cut_down(lines: list[str]):
+    assert len(digest(lines)) <= MOST_CHARACTERS
+
+
+@pytest.mark.parametrize(
+    "junk", ["NCCL_", "Channel 00 : ", "[0]mlx5_", "NET/IB : [0", " via ", "comm 0x1 rank 1 nranks "]
+)
+def test_ten_megabytes_of_junk_take_seconds_at_most(junk: str):
+    text = junk * (10_000_000 // len(junk))
+    started = time.monotonic()
+    parse_nccl_log(text)
+    digest([text])
+    digest([junk * 40] * 100_000)
+    assert time.monotonic() - started < 20.0  # measured: 0.1 to 1.5 s
