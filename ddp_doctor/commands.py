@@ -15,6 +15,7 @@ from ddp_doctor import app
 from ddp_doctor.app import Outcome, UsageError
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.checks.topology import TopologyFact
+from ddp_doctor.checks.topology.transports import places
 from ddp_doctor.engine.trial_rules import TRIAL_RULES
 from ddp_doctor.guard import kept, say
 from ddp_doctor.launch import foreign, leash, local_ranks
@@ -33,6 +34,7 @@ from ddp_doctor.render import state, terminal
 from ddp_doctor.render.outputs import Outputs
 from ddp_doctor.render.progress import progress
 from ddp_doctor.render.topology_matrix import matrix_text, topology_json
+from ddp_doctor.render.transport_table import transport_table
 
 #: Longest that a rank which is not the agent waits beyond the budget: start, kill, report.
 _WAIT_MARGIN_S = 150.0
@@ -211,8 +213,10 @@ def topology(file: str | None, outputs: Outputs) -> int:
     matrices = [seen.fact for seen in outcome.recording.facts(TopologyFact)]
     report = TopologyReport(**dict(outcome.report), **topology_json(matrices))
     out = terminal.console(outputs.words_to)
-    for matrix in matrices:
+    expected = [transport_table(place) for place in places(outcome.recording)]
+    for matrix, table in zip(matrices, expected, strict=True):
         out.print(matrix_text(matrix), soft_wrap=True)
+        out.print(table, soft_wrap=True)
     refused = file is not None and not matrices
     if refused:
         report = report.model_copy(update={"exit_code": ExitCode.USAGE.value})

@@ -16,7 +16,7 @@ a path that the machine announces but does not carry, the first all-reduce spins
 utilisation and nothing is logged; where an NVLink is down, every step waits for the slowest pair.
 """
 
-from ddp_doctor.checks.topology import answers, links, nvlinks, p2p, places, unclear
+from ddp_doctor.checks.topology import answers, differences, given_up, links, nvlinks, p2p, places, unclear
 from ddp_doctor.checks.topology.facts import TopologyFact, TopologyHangFact
 from ddp_doctor.checks.topology.live import CannotAsk, ask_nvidia_smi, ask_nvml
 from ddp_doctor.checks.topology.p2p import p2p_stalls
@@ -57,7 +57,16 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(TopologyFact, TopologyHangFact),
-    rules=(*p2p.RULES, nvlinks.nvlinks_missing, *unclear.RULES, *links.RULES, *places.RULES, *answers.RULES),
+    rules=(
+        *p2p.RULES,
+        nvlinks.nvlinks_missing,
+        *unclear.RULES,
+        *links.RULES,
+        *places.RULES,
+        *answers.RULES,
+        *differences.RULES,
+        *given_up.RULES,
+    ),
     cost_s=0.5,
     deadline_s=60.0,  # without persistence mode NVML first wakes every GPU
 )

@@ -29,6 +29,7 @@ class TopologyFact(TopologyMatrix, Fact):
     KIND: ClassVar[str] = "topology/1"
 
     cpu_vendor: str | None = None
+    cpu_model: int | None = None  # the number that /proc/cpuinfo prints, of family 6 alone
     nccl_settings: dict[str, str] = Field(default_factory=dict)
     source: Source | None = None
     pci: tuple[PciDevice, ...] = ()
@@ -52,6 +53,14 @@ class TopologyFact(TopologyMatrix, Fact):
             self.p2p.get(name, {}).get(a, {}).get(b, "OK") for name in ("read", "write") for a, b in ways
         }
         return words != {"OK"}
+
+    def p2p_status(self, one: str, two: str) -> str | None:
+        """What NVML says of reading and writing between two GPUs: "OK", else what is against it; None: not asked."""
+        tables = [self.p2p.get(capability, {}) for capability in ("read", "write")]
+        words = [table.get(a, {}).get(b) for table in tables for a, b in ((one, two), (two, one))]
+        if None in words:
+            return None
+        return next((word for word in words if word != "OK"), "OK")
 
 
 class TopologyHangFact(Fact):

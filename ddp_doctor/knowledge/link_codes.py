@@ -43,6 +43,8 @@ DEFAULT_P2P_LIMIT = "PXB"
 #: … except on x86 with this CPU vendor and at most this many GPUs, where the limit is SYS.
 SYS_BY_DEFAULT_VENDOR = "AuthenticAMD"
 SYS_BY_DEFAULT_GPUS = 2
+#: Before this release AMD CPUs had no limit, whatever the number of GPUs (release notes of 2.23.4).
+AMD_LIMIT_SINCE = (2, 23)
 
 
 def link_code(code: str) -> LinkCode:
@@ -69,14 +71,19 @@ def p2p_level(value: str) -> str | None:
     return _OLD_LEVELS[min(int(digits[0]), len(_OLD_LEVELS) - 1)] if digits else None
 
 
-def p2p_limit(gpus: int, cpu_vendor: str | None, level: str | None) -> tuple[str, str]:
+def p2p_limit(
+    gpus: int, cpu_vendor: str | None, level: str | None, version: tuple[int, ...] = ()
+) -> tuple[str, str]:
     """How far NCCL lets ``gpus`` GPUs of a node talk directly, and what says so.
 
     ``level`` is the value of NCCL_P2P_LEVEL. A CPU of unknown vendor may be the one with the wider limit.
+    ``version`` is NCCL's; () where it is not known, then a recent one is meant.
     """
     known = p2p_level(level) if level else None
     if known:
         return known, f"NCCL_P2P_LEVEL={level} is set"
+    if version and version < AMD_LIMIT_SINCE and cpu_vendor == SYS_BY_DEFAULT_VENDOR:
+        return "SYS", "NCCL before 2.23 goes so far on AMD CPUs"
     if gpus <= SYS_BY_DEFAULT_GPUS and cpu_vendor in {None, SYS_BY_DEFAULT_VENDOR}:
         unknown = "" if cpu_vendor else "; the CPU's vendor is not recorded"
         return "SYS", f"NCCL goes so far on AMD CPUs with at most {SYS_BY_DEFAULT_GPUS} GPUs{unknown}"

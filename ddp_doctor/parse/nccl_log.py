@@ -38,7 +38,8 @@ _HCA = re.compile(
 )
 _NET = re.compile(r"NET/(.{1,40})/(\d{1,3})(?:\(\d{1,7}\))?(/GDRDMA)?")
 _DEVICE = re.compile(
-    r"comm 0x[0-9a-f]{1,16} rank (\d{1,7}) nranks (\d{1,7}) cudaDev \d{1,3}(?: nvmlDev (\d{1,3}))? busId ([0-9a-f]{1,12})"
+    r"comm 0x[0-9a-f]{1,16} rank (\d{1,7}) nranks (\d{1,7}) cudaDev \d{1,3}"
+    r"(?: nvmlDev (\d{1,3}))? busId ([0-9a-f]{1,12})"
 )
 _HOSTS = re.compile(r"nRanks \d{1,7} nNodes (\d{1,7}) localRanks")
 _NETWORK = re.compile(r"Using network ([^\r\n]{1,60})")

@@ -1,0 +1,184 @@
+"""What NCCL should use between the GPUs of one node, and what its log says it did use."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ddp_doctor.checks.env_vars import EnvVars
+from ddp_doctor.checks.software.facts import Software
+from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.knowledge import link_codes as codes
+from ddp_doctor.knowledge import link_rates as rates
+from ddp_doctor.knowledge import nccl_paths as paths
+from ddp_doctor.knowledge.versions import release
+from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.trial import TrialRecord
+from ddp_doctor.parse.gpu_facts import Gpu, GpusFact
+from ddp_doctor.parse.nccl_log import NcclTransportFact, Transport, parse_nccl_log
+from ddp_doctor.phrases.ranks import gpu_of
+
+GpuPair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One pair of GPUs: its code, what NCCL should use, and how fast NCCL holds that to be."""
+
+    gpus: GpuPair
+    code: str
+    choice: paths.Choice
+    rate_gb_per_s: float | None
+
+
+@dataclass(frozen=True)
+class Used:
+    """What the log says of one pair of GPUs, in the order of its lines, and the ranks on them."""
+
+    gpus: GpuPair
+    ranks: tuple[int, int]
+    transports: tuple[Transport, ...]
+
+    def kinds(self) -> frozenset[str]:
+        """The kinds of transport that were set up between the two."""
+        return frozenset(one.kind for one in self.transports)
+
+
+@dataclass(frozen=True)
+class Place:
+    """All that is known of one node: its matrix, its GPUs, the settings and the version in force."""
+
+    seen: Seen[TopologyFact]
+    gpus: Mapping[str, Gpu]
+    node: paths.Node
+
+    @property
+    def fact(self) -> TopologyFact:
+        """The matrix."""
+        return self.seen.fact
+
+    def expected(self, node: paths.Node | None = None) -> Iterator[Expected]:
+        """Each pair, with these settings or, given a ``node``, with others."""
+        node = node or self.node
+        for one, two, code in self.fact.gpu_pairs():
+            choice = paths.choose(node, self._pair(one, two, code))
+            yield Expected((one, two), code, choice, self.rate((one, two), code, choice.kind))
+
+    def _pair(self, one: str, two: str, code: str) -> paths.Pair:
+        nics = [[self.fact.links[gpu][nic] for nic in self.fact.nics] for gpu in (one, two)]
+        through = paths.bridged(self.fact.gpus, self.fact.links, one, two)
+        return paths.Pair(code, self.fact.p2p_status(one, two), through, paths.near(nics))
+
+    def rate(self, pair: GpuPair, code: str, kind: paths.Kind) -> float | None:
+        """The slowest part of the way, one way; None where a part is not known, and for the network."""
+        gpus = [self.gpus.get(name) for name in pair]
+        vendor = self.fact.cpu_vendor
+        if kind == "NET" or None in gpus:
+            return None
+        links = codes.nvlinks(code)
+        if links and kind == "P2P":
+            return rates.slowest(rates.nvlink(gpu.compute_capability, links) for gpu in gpus if gpu)
+        parts = [rates.pcie(gpu.pcie_generation_max, gpu.pcie_width_max) for gpu in gpus if gpu]
+        if self._leaves_its_numa_node(pair, code):
+            parts.append(rates.between_sockets(vendor, self.fact.cpu_model))
+        slowest = rates.slowest(parts)
+        through_cpu = kind == "P2P" and not codes.allowed(code, "PXB")
+        return rates.through_cpu(slowest, vendor) if through_cpu else slowest
+
+    def _leaves_its_numa_node(self, pair: GpuPair, code: str) -> bool:
+        """Whether the way through host memory crosses sockets; NVLink's code does not tell, the affinity does."""
+        if not codes.nvlinks(code):
+            return codes.crosses_sockets(code)
+        one, two = (self.fact.numa_affinity.get(gpu) for gpu in pair)
+        return one is None or one != two
+
+
+def places(recording: Recording) -> list[Place]:
+    """The nodes with a matrix, each with what decides there."""
+    return recording.once("places of transports", lambda: list(_places(recording)))
+
+
+def _places(recording: Recording) -> Iterator[Place]:
+    gpus = {seen.node: seen.fact for seen in recording.facts(GpusFact)}
+    software = {seen.node: seen.fact for seen in recording.facts(Software)}
+    variables = {seen.node: seen.fact.variables for seen in recording.facts(EnvVars)}
+    logs = logs_by_node(recording)
+    for seen in recording.facts(TopologyFact):
+        known = gpus.get(seen.node)
+        log = logs.get(seen.node, NcclTransportFact())
+        version = log.version or (software[seen.node].nccl_loaded if seen.node in software else None)
+        settings = {**seen.fact.nccl_settings, **variables.get(seen.node, {}), **log.settings}
+        by_name = {f"GPU{gpu.index}": gpu for gpu in known.gpus} if known else {}
+        count = len(recording.world.ranks_of(seen.node)) if recording.world else len(seen.fact.gpus)
+        node = paths.Node(
+            gpus=min(count, len(seen.fact.gpus)),
+            cpu_vendor=seen.fact.cpu_vendor,
+            version=release(version) if version else (),
+            settings=settings,
+        )
+        yield Place(seen, by_name, node)
+
+
+def logs_by_node(recording: Recording) -> Mapping[int, NcclTransportFact]:
+    """What NCCL logged on each node in the first trial with transports; further ones may try other settings."""
+    return recording.once("first log of transports", lambda: _logs(_first_trial(recording)))
+
+
+def _first_trial(recording: Recording) -> TrialRecord | None:
+    trials = (one for one in recording.trials if one.backend == "nccl" and one.launcher == "forkserver")
+    return next((one for one in trials if any(" via " in it.output_tail for it in one.evidence)), None)
+
+
+def first_trial_ended(recording: Recording) -> bool:
+    """Whether the trial that the log is of came to its end, so that its transports carry data."""
+    trial = _first_trial(recording)
+    return trial is not None and trial.outcome == "finished"
+
+
+def _logs(trial: TrialRecord | None) -> dict[int, NcclTransportFact]:
+    texts: dict[int, list[str]] = {}
+    for one in trial.evidence if trial else ():
+        texts.setdefault(one.node, []).append(one.output_tail)
+    return {node: parse_nccl_log("\n".join(tails)) for node, tails in texts.items()}
+
+
+def used_within(recording: Recording, place: Place) -> list[Used]:
+    """What the log says of the pairs of GPUs of one node, where it is clear which ranks have which."""
+    trial, log = _first_trial(recording), logs_by_node(recording).get(place.seen.node)
+    if trial is None or log is None or not _is_of_the_world(log, trial.ranks):
+        return []
+    numbers = _numbers(recording, trial, log, place.seen.node)
+    found: dict[tuple[GpuPair, tuple[int, int]], list[Transport]] = {}
+    for transport in log.transports:
+        ends = (transport.from_rank, transport.to_rank)
+        one, two = sorted(trial.ranks[end] for end in ends) if max(ends) < len(trial.ranks) else (-1, -1)
+        gpus = _pair(place.fact, numbers.get(one), numbers.get(two))
+        if gpus is not None:
+            found.setdefault((gpus, (one, two)), []).append(transport)
+    return [Used(gpus, ranks, tuple(them)) for (gpus, ranks), them in found.items()]
+
+
+def _is_of_the_world(log: NcclTransportFact, ranks: Sequence[int]) -> bool:
+    """Whether all communicators are of all ranks: a smaller one numbers its ranks anew."""
+    return set(log.comm_sizes) <= {len(ranks)}
+
+
+def _numbers(recording: Recording, trial: TrialRecord, log: NcclTransportFact, node: int) -> dict[int, int]:
+    """NVML's index of the GPU of each rank of a node: by its UUID, else as the log's brackets have it."""
+    printed: dict[int, set[int]] = {}
+    for one in log.transports:
+        for end, gpu in ((one.from_rank, one.from_gpu), (one.to_rank, one.to_gpu)):
+            if gpu is not None and end < len(trial.ranks):
+                printed.setdefault(trial.ranks[end], set()).add(gpu)
+    found = {}
+    for rank in (one.rank for one in trial.evidence if one.node == node):
+        known, brackets = gpu_of(recording, rank), printed.get(rank, set())
+        if known is not None or len(brackets) == 1:
+            found[rank] = known if known is not None else next(iter(brackets))
+    return found
+
+
+def _pair(fact: TopologyFact, one: int | None, two: int | None) -> GpuPair | None:
+    """The columns of two GPUs, the lower number first."""
+    if one is None or two is None or one == two:
+        return None
+    names = (f"GPU{min(one, two)}", f"GPU{max(one, two)}")
+    return names if set(names) <= set(fact.gpus) else None

@@ -1,0 +1,152 @@
+"""What NCCL should use between GPUs beside what its log says, on recorded machines and changes of them."""
+
+from pathlib import Path
+from typing import Any
+
+from ddp_doctor.checks.topology import CHECK
+from ddp_doctor.checks.topology.transports import places, used_within
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.render.transport_table import transport_table
+
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+
+
+def load(name: str) -> Recording:
+    return Recording.model_validate_json((RECORDINGS / f"transports-{name}.json").read_text())
+
+
+def judge(recording: Recording) -> list[Finding]:
+    return [finding for rule in CHECK.rules for finding in rule.apply(recording)]
+
+
+def with_log(recording: Recording, change: Any) -> Recording:
+    (trial,) = recording.trials
+    evidence = tuple(
+        one.model_copy(update={"output_tail": change(one.output_tail)}) for one in trial.evidence
+    )
+    return recording.model_copy(update={"trials": (trial.model_copy(update={"evidence": evidence}),)})
+
+
+def with_fact(recording: Recording, check: str, **changes: Any) -> Recording:
+    readings = tuple(
+        one.model_copy(update={"fact": {**(one.fact or {}), **changes}}) if one.check == check else one
+        for one in recording.readings
+    )
+    return recording.model_copy(update={"readings": readings})
+
+
+def test_unused_nvlink_names_pairs_rates_and_the_log():
+    (finding,) = judge(load("nvlink-over-shared-memory"))
+    assert finding.code == "DD431"
+    assert "GPU0-GPU1" in finding.title
+    assert "22 GB/s remain of 371 GB/s" in finding.detail
+    assert "ranks 0 and 1 via SHM/direct/direct" in finding.evidence[0].text
+    assert len(finding.culprits) == 8
+    assert {(one.rank, one.peer_rank) for one in finding.culprits} >= {(0, 1), (0, 7)}
+
+
+def test_unused_nvlink_of_ranks_that_nccl_takes_for_two_hosts_is_put_down_to_that():
+    recording = with_log(load("nvlink-over-shared-memory"), lambda log: log.replace("nNodes 1", "nNodes 2"))
+    (finding,) = judge(recording)
+    assert "takes the ranks for 2 hosts; the run has 1" in finding.detail
+    assert finding.confidence.value == "likely"
+
+
+def test_p2p_that_the_driver_was_not_asked_for_gives_no_finding():
+    recording = load("pcie-neighbours-over-shared-memory")
+    assert [one.code for one in judge(recording)] == ["DD430"]
+    assert judge(with_fact(recording, "topology", p2p={})) == []
+
+
+def test_log_of_another_communicator_gives_no_finding():
+    log = "comm 0x55b6aa64a000 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1b000 commId 0x5 - Init START\n"
+    assert judge(with_log(load("nvlink-over-shared-memory"), lambda said: log + said)) == []
+
+
+def test_log_whose_ranks_have_no_known_gpu_gives_no_finding():
+    recording = load("nvlink-over-shared-memory")
+    for number in range(8):
+        recording = with_log(recording, lambda log, at=number: log.replace(f"[{at}]", f"[{at}b000]"))
+    assert judge(recording) == []
+
+
+def test_gpu_of_a_rank_is_found_by_its_uuid_before_the_log():
+    recording = load("nvlink-over-shared-memory")
+    readings = [
+        {
+            "check": "process_group",
+            "status": "collected",
+            "rank": rank,
+            "fact": {
+                "kind": "process-group/1",
+                "gpu_uuid": f"GPU-{7 - rank:08x}-0000-4000-8000-00000000000a",
+            },
+        }
+        for rank in range(8)
+    ]
+    data = recording.model_dump(mode="json")
+    data["readings"] += readings
+    (place,) = places(Recording.model_validate(data))
+    used = used_within(Recording.model_validate(data), place)
+    assert {(one.ranks, one.gpus) for one in used} >= {((0, 1), ("GPU6", "GPU7"))}
+
+
+def test_two_sockets_without_a_near_nic_that_use_the_network_are_found_and_with_one_are_not():
+    recording = load("network-within-a-host")
+    assert [one.code for one in judge(recording)] == ["DD432"]
+    links = {
+        "GPU0": {"GPU1": "SYS", "NIC0": "PIX", "NIC1": "SYS"},
+        "GPU1": {"GPU0": "SYS", "NIC0": "SYS", "NIC1": "PIX"},
+        "NIC0": {"GPU0": "PIX", "GPU1": "SYS", "NIC1": "SYS"},
+        "NIC1": {"GPU0": "SYS", "GPU1": "PIX", "NIC0": "SYS"},
+    }
+    near = with_fact(recording, "topology", links=links, nics={"NIC0": "mlx5_0", "NIC1": "mlx5_1"})
+    assert judge(near) == []
+
+
+def test_level_that_lets_p2p_go_farther_is_no_good_news_while_the_trial_hangs():
+    recording = load("level-beyond-default")
+    (trial,) = recording.trials
+    hung = recording.model_copy(update={"trials": (trial.model_copy(update={"outcome": "stuck"}),)})
+    assert "DD433" not in [one.code for one in judge(hung)]
+
+
+def test_forbidden_p2p_is_found_without_any_trial_but_not_in_a_prolog():
+    recording = load("p2p-disabled-behind-nvswitch").model_copy(update={"trials": ()})
+    (finding,) = judge(recording)
+    assert (finding.code, finding.severity.value) == ("DD434", "warning")
+    assert finding.remedies[0].settings[0].action == "unset"
+    prolog = recording.options.model_copy(update={"command": "prolog"})
+    assert judge(recording.model_copy(update={"options": prolog})) == []
+
+
+def test_forbidden_p2p_that_is_not_slower_by_nccls_constants_is_information():
+    recording = with_fact(load("two-sockets-as-by-default"), "env_vars", variables={"NCCL_P2P_DISABLE": "1"})
+    (finding,) = judge(recording.model_copy(update={"trials": ()}))
+    assert (finding.code, finding.severity.value) == ("DD434", "info")
+
+
+def test_forbidden_shared_memory_sends_two_sockets_to_the_network():
+    recording = with_fact(load("two-sockets-as-by-default"), "env_vars", variables={"NCCL_SHM_DISABLE": "1"})
+    (finding,) = judge(recording.model_copy(update={"trials": ()}))
+    assert (finding.code, finding.severity.value) == ("DD434", "warning")
+    assert "the network (NET)" in finding.detail
+
+
+def test_table_says_what_is_used_how_fast_and_why():
+    (place,) = places(load("two-sockets-as-by-default"))
+    lines = transport_table(place).splitlines()[1:]
+    assert lines == [
+        "PIX  GPU0-GPU1, GPU2-GPU3  P2P  24 GB/s  P2P goes up to PXB (NCCL's own limit)",
+        "SYS  4 pairs of GPUs       SHM  22 GB/s  P2P goes up to PXB (NCCL's own limit)",
+    ]
+
+
+def test_table_of_one_gpu_is_empty():
+    data = load("amd-pair-across-sockets").model_dump(mode="json")
+    for reading in data["readings"]:
+        if reading["check"] == "topology":
+            reading["fact"] |= {"gpus": ["GPU0"], "links": {"GPU0": {}}}
+    (place,) = places(Recording.model_validate(data))
+    assert transport_table(place) == ""

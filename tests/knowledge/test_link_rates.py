@@ -1,0 +1,70 @@
+"""NCCL's own constants, as they combine to the rate of a path."""
+
+import pytest
+
+from ddp_doctor.knowledge import link_rates as rates
+
+
+@pytest.mark.parametrize(
+    ("capability", "links", "expected"),
+    [
+        ("9.0", 18, 370.8),
+        ("8.0", 12, 240.0),
+        ("7.0", 6, 120.0),
+        ("10.0", 18, 721.8),
+        ("8.6", 4, 48.0),
+        ("8.9", 4, 80.0),
+    ],
+)
+def test_nvlinks_of_a_generation(capability: str, links: int, expected: float):
+    assert rates.nvlink(capability, links) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("capability", [None, "", "9", "x.y", "5.2"])
+def test_nvlinks_of_an_unknown_generation_are_unknown(capability: str | None):
+    assert rates.nvlink(capability, 4) is None
+
+
+def test_pcie_is_counted_by_generation_and_lanes():
+    assert rates.pcie(4, 16) == 24.0
+    assert rates.pcie(5, 8) == 24.0
+    assert rates.pcie(None, 16) is None
+    assert rates.pcie(4, 0) is None
+    assert rates.pcie(9, 16) is None
+
+
+@pytest.mark.parametrize(
+    ("vendor", "model", "expected"),
+    [
+        ("GenuineIntel", 0x4F, 6.0),
+        ("GenuineIntel", 0x55, 10.0),
+        ("GenuineIntel", 0x6A, 10.0),
+        ("GenuineIntel", 0x8F, 22.0),
+        ("GenuineIntel", 0xCF, 40.0),
+        ("GenuineIntel", None, None),
+        ("AuthenticAMD", None, 16.0),
+        ("ARM", None, 6.0),
+        ("Shanghai", 1, None),
+        (None, None, None),
+    ],
+)
+def test_link_between_sockets(vendor: str | None, model: int | None, expected: float | None):
+    assert rates.between_sockets(vendor, model) == expected
+
+
+def test_peer_traffic_through_intels_cpus_is_charged_more():
+    assert rates.through_cpu(12.0, "GenuineIntel") == pytest.approx(10.0)
+    assert rates.through_cpu(12.0, "AuthenticAMD") == 12.0
+    assert rates.through_cpu(None, "GenuineIntel") is None
+
+
+def test_path_is_as_fast_as_its_slowest_part_and_unknown_where_one_is():
+    assert rates.slowest([24.0, 10.0]) == 10.0
+    assert rates.slowest([24.0, None]) is None
+    assert rates.slowest([]) is None
+
+
+def test_network_by_its_speed():
+    assert rates.network(100_000) == 12.5
+    assert rates.network(-1) is None
+    assert rates.network(None) is None

@@ -1,0 +1,99 @@
+"""What NCCL should use between two GPUs, by version, CPU, settings and NVML's word."""
+
+from typing import Any
+
+import pytest
+
+from ddp_doctor.knowledge.nccl_paths import Node, Pair, bridged, choose, near
+
+INTEL = {"gpus": 8, "cpu_vendor": "GenuineIntel"}
+AMD_PAIR = {"gpus": 2, "cpu_vendor": "AuthenticAMD"}
+
+
+def chosen(node: dict[str, Any], code: str, status: str | None = "OK", **more: Any) -> tuple[str, bool]:
+    settings = {name: value for name, value in more.items() if name.startswith("NCCL_")}
+    version = more.get("version", (2, 27, 5))
+    rest = {name: value for name, value in more.items() if name in {"bridged", "near_network"}}
+    choice = choose(Node(**node, version=version, settings=settings), Pair(code, status, **rest))
+    return choice.kind, choice.sure
+
+
+@pytest.mark.parametrize(
+    ("node", "code", "expected"),
+    [
+        (INTEL, "NV18", "P2P"),
+        (INTEL, "PIX", "P2P"),
+        (INTEL, "PXB", "P2P"),
+        (INTEL, "PHB", "SHM"),
+        (INTEL, "NODE", "SHM"),
+        (INTEL, "SYS", "SHM"),
+        (AMD_PAIR, "SYS", "P2P"),
+        ({**AMD_PAIR, "gpus": 4}, "SYS", "SHM"),
+        ({**AMD_PAIR, "gpus": 4}, "PHB", "SHM"),
+    ],
+)
+def test_by_default_p2p_ends_at_the_host_bridge_but_for_amds_pairs(
+    node: dict[str, Any], code: str, expected: str
+):
+    assert chosen(node, code) == (expected, True)
+
+
+def test_before_2_23_amd_had_no_limit():
+    assert chosen({**AMD_PAIR, "gpus": 8}, "SYS", version=(2, 21, 5)) == ("P2P", True)
+
+
+def test_before_2_12_intels_host_bridge_is_uncertain():
+    assert chosen(INTEL, "PHB", version=(2, 10, 3)) == ("SHM", False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "expected"),
+    [
+        ({"NCCL_P2P_DISABLE": "1"}, "NV18", "SHM"),
+        ({"NCCL_P2P_DISABLE": "2"}, "NV18", "P2P"),
+        ({"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "SYS"}, "PIX", "SHM"),
+        ({"NCCL_P2P_LEVEL": "SYS"}, "SYS", "P2P"),
+        ({"NCCL_P2P_LEVEL": "sys"}, "SYS", "SHM"),
+        ({"NCCL_P2P_LEVEL": "NVL"}, "PIX", "SHM"),
+        ({"NCCL_P2P_LEVEL": "LOC"}, "NV4", "SHM"),
+        ({"NCCL_SHM_DISABLE": "1"}, "SYS", "NET"),
+        ({"NCCL_SHM_DISABLE": "1"}, "PIX", "P2P"),
+        ({"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}, "NV18", "NET"),
+    ],
+)
+def test_settings_decide(settings: dict[str, str], code: str, expected: str):
+    assert chosen(INTEL, code, **settings) == (expected, True)
+
+
+def test_driver_that_offers_no_p2p_leaves_shared_memory():
+    assert chosen(INTEL, "PIX", "CNS") == ("SHM", True)
+    assert chosen(INTEL, "PIX", "CNS", NCCL_IGNORE_DISABLED_P2P="2") == ("P2P", True)
+
+
+def test_p2p_over_pcie_that_nobody_asked_the_driver_for_is_not_sure():
+    assert chosen(INTEL, "PIX", None) == ("P2P", False)
+    assert chosen(INTEL, "NV18", None) == ("P2P", True)
+
+
+def test_unknown_cpu_with_two_gpus_is_not_sure():
+    assert chosen({"gpus": 2}, "SYS") == ("P2P", False)
+
+
+def test_network_that_may_be_faster_than_the_link_between_the_sockets_is_not_sure():
+    assert chosen(INTEL, "SYS", near_network=True) == ("SHM", False)
+    assert chosen(INTEL, "SYS", near_network=True, NCCL_NET_DISABLE_INTRA="1") == ("SHM", True)
+    assert chosen(INTEL, "NODE", near_network=True) == ("SHM", True)
+
+
+def test_two_nvlinks_by_way_of_a_third_gpu_are_p2p():
+    links = {"GPU0": {"GPU1": "SYS", "GPU2": "NV1"}, "GPU1": {"GPU0": "SYS", "GPU2": "NV2"}}
+    links["GPU2"] = {"GPU0": "NV1", "GPU1": "NV2"}
+    assert bridged(tuple(links), links, "GPU0", "GPU1")
+    assert not bridged(tuple(links), links, "GPU0", "GPU2")
+    assert chosen(INTEL, "SYS", bridged=True) == ("P2P", False)
+
+
+def test_near_means_within_pxb_of_both():
+    assert near([["SYS", "PIX"], ["PXB"]])
+    assert not near([["SYS", "PIX"], ["NODE"]])
+    assert not near([[], []])
