@@ -10,7 +10,8 @@ from ddp_doctor.checks.topology.transports import (
     Place,
     Used,
     first_trial_ended,
-    logs_by_node,
+    log_of,
+    only_p2p,
     places,
     used_within,
 )
@@ -175,22 +176,22 @@ def _differences(recording: Recording) -> list[Difference]:
 
 def _found(recording: Recording) -> Iterator[Difference]:
     for place in places(recording):
+        if only_p2p(recording, place.seen.node):
+            continue
         expected: dict[tuple[str, str], Expected] = {}
         for used in used_within(recording, place):
             kinds = used.kinds() & {"P2P", "SHM", "NET"}
-            if kinds <= {"P2P"}:
-                continue
             expected = expected or {one.gpus: one for one in place.expected()}
             should = expected.get(used.gpus)
-            if should and should.choice.sure and should.choice.kind not in kinds:
-                kind = "NET" if "NET" in kinds else "SHM" if "SHM" in kinds else "P2P"
-                if kind != "P2P" and should.choice.kind != "NET":
+            if should and should.choice.sure and should.choice.kind not in {"NET", *kinds}:
+                kind = next((kind for kind in ("NET", "SHM") if kind in kinds), None)
+                if kind:
                     yield Difference(place, should, used, kind, *_explained(recording, place, used))
 
 
 def _explained(recording: Recording, place: Place, used: Used) -> tuple[str, Remedy]:
     """What the log says against the expected way, and what mends it."""
-    log = logs_by_node(recording)[place.seen.node]
+    log = log_of(recording, place.seen.node)
     nodes = recording.world.nnodes if recording.world else 1
     numbers = tuple(int(gpu.removeprefix("GPU")) for gpu in used.gpus)
     if max(log.hosts, default=1) > nodes:

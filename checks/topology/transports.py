@@ -13,7 +13,13 @@ from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.parse.gpu_facts import Gpu, GpusFact
-from ddp_doctor.parse.nccl_log import NcclTransportFact, Transport, parse_nccl_log
+from ddp_doctor.parse.nccl_log import (
+    NcclTransportFact,
+    Transport,
+    parse_nccl_log,
+    settings_in,
+    version_in,
+)
 from ddp_doctor.phrases.ranks import gpu_of
 
 GpuPair = tuple[str, str]
@@ -100,12 +106,12 @@ def _places(recording: Recording) -> Iterator[Place]:
     gpus = {seen.node: seen.fact for seen in recording.facts(GpusFact)}
     software = {seen.node: seen.fact for seen in recording.facts(Software)}
     variables = {seen.node: seen.fact.variables for seen in recording.facts(EnvVars)}
-    logs = logs_by_node(recording)
+    logs = _texts(recording)
     for seen in recording.facts(TopologyFact):
-        known = gpus.get(seen.node)
-        log = logs.get(seen.node, NcclTransportFact())
-        version = log.version or (software[seen.node].nccl_loaded if seen.node in software else None)
-        settings = {**seen.fact.nccl_settings, **variables.get(seen.node, {}), **log.settings}
+        known, text = gpus.get(seen.node), logs.get(seen.node, "")
+        installed = software[seen.node].nccl_loaded if seen.node in software else None
+        version = version_in(text) or installed
+        settings = {**seen.fact.nccl_settings, **variables.get(seen.node, {}), **settings_in(text)}
         by_name = {f"GPU{gpu.index}": gpu for gpu in known.gpus} if known else {}
         count = len(recording.world.ranks_of(seen.node)) if recording.world else len(seen.fact.gpus)
         node = paths.Node(
@@ -117,14 +123,14 @@ def _places(recording: Recording) -> Iterator[Place]:
         yield Place(seen, by_name, node)
 
 
-def logs_by_node(recording: Recording) -> Mapping[int, NcclTransportFact]:
-    """What NCCL logged on each node in the first trial with transports; further ones may try other settings."""
-    return recording.once("first log of transports", lambda: _logs(_first_trial(recording)))
-
-
 def _first_trial(recording: Recording) -> TrialRecord | None:
-    trials = (one for one in recording.trials if one.backend == "nccl" and one.launcher == "forkserver")
-    return next((one for one in trials if any(" via " in it.output_tail for it in one.evidence)), None)
+    """The first trial with transports; further ones may try other settings."""
+    return recording.once("first trial with transports", lambda: _find_first(recording.trials))
+
+
+def _find_first(trials: Sequence[TrialRecord]) -> TrialRecord | None:
+    mine = (one for one in trials if one.backend == "nccl" and one.launcher == "forkserver")
+    return next((one for one in mine if any(" via " in it.output_tail for it in one.evidence)), None)
 
 
 def first_trial_ended(recording: Recording) -> bool:
@@ -133,17 +139,34 @@ def first_trial_ended(recording: Recording) -> bool:
     return trial is not None and trial.outcome == "finished"
 
 
-def _logs(trial: TrialRecord | None) -> dict[int, NcclTransportFact]:
-    texts: dict[int, list[str]] = {}
+def _texts(recording: Recording) -> Mapping[int, str]:
+    """NCCL's log on each node in the first trial with transports."""
+    return recording.once("texts of transports", lambda: _joined(_first_trial(recording)))
+
+
+def _joined(trial: TrialRecord | None) -> dict[int, str]:
+    tails: dict[int, list[str]] = {}
     for one in trial.evidence if trial else ():
-        texts.setdefault(one.node, []).append(one.output_tail)
-    return {node: parse_nccl_log("\n".join(tails)) for node, tails in texts.items()}
+        tails.setdefault(one.node, []).append(one.output_tail)
+    return {node: "\n".join(of) for node, of in tails.items()}
+
+
+def log_of(recording: Recording, node: int) -> NcclTransportFact:
+    """What NCCL logged on one node."""
+    text = _texts(recording).get(node, "")
+    return recording.once(("log of transports", node), lambda: parse_nccl_log(text))
+
+
+def only_p2p(recording: Recording, node: int) -> bool:
+    """Whether the log of a node has no other transport; told without reading it all, for thousands of nodes."""
+    text = _texts(recording).get(node, "")
+    return not any(words in text for words in (" via SHM", " via direct shared", " via NET"))
 
 
 def used_within(recording: Recording, place: Place) -> list[Used]:
     """What the log says of the pairs of GPUs of one node, where it is clear which ranks have which."""
-    trial, log = _first_trial(recording), logs_by_node(recording).get(place.seen.node)
-    if trial is None or log is None or not _is_of_the_world(log, trial.ranks):
+    trial, log = _first_trial(recording), log_of(recording, place.seen.node)
+    if trial is None or not _is_of_the_world(log, trial.ranks):
         return []
     numbers = _numbers(recording, trial, log, place.seen.node)
     found: dict[tuple[GpuPair, tuple[int, int]], list[Transport]] = {}

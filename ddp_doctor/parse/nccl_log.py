@@ -131,14 +131,24 @@ def says_something(line: str) -> bool:
     return _WORDS.search(line) is not None
 
 
+def settings_in(text: str) -> dict[str, str]:
+    """The variables that NCCL says it reads, as the environment or nccl.conf gave them."""
+    return {found[1]: found[2].strip().removesuffix(".") for found in _SET.finditer(text)}
+
+
+def version_in(text: str) -> str | None:
+    """NCCL's version."""
+    found = _VERSION.search(text)
+    return found[1] if found else None
+
+
 def parse_nccl_log(text: str) -> NcclTransportFact:
     """Read the INFO lines of one or more ranks; lines of other kinds are passed over."""
-    version = _VERSION.search(text)
-    settings = {found[1]: found[2].strip().removesuffix(".") for found in _SET.finditer(text)}
+    settings = settings_in(text)
     devices = list(_DEVICE.finditer(text))
     network = _NETWORK.search(text)
     return NcclTransportFact(
-        version=version[1] if version else None,
+        version=version_in(text),
         transports=_once(_transport(found) for found in _CHANNEL.finditer(text)),
         p2p_level=settings.get("NCCL_P2P_LEVEL"),
         p2p_disable=settings.get("NCCL_P2P_DISABLE"),
