@@ -71,7 +71,7 @@ def probe(ctx: RankContext) -> ProcessGroupFact:
         dist.all_reduce(tensor)
         tensor.item()  # waits for the GPU
     first = ctx.clock() - started
-    uuid, name = _gpu(ctx.device)
+    uuid, name = gpu_identity(ctx.device)
     return ProcessGroupFact(
         backend=dist.get_backend(),
         group_rank=dist.get_rank(),
@@ -89,7 +89,7 @@ def probe(ctx: RankContext) -> ProcessGroupFact:
     )
 
 
-def _gpu(device: str) -> tuple[str | None, str | None]:
+def gpu_identity(device: str) -> tuple[str | None, str | None]:
     """UUID and name of a CUDA device; the UUID is None on torch older than 2.4."""
     if not device.startswith("cuda"):
         return None, None

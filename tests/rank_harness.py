@@ -25,6 +25,7 @@ from typing import Any
 from typing_extensions import Self
 
 from ddp_doctor.model.choices import Level
+from ddp_doctor.sources.gpu_watch import NvmlWatch
 
 #: Imported by the server before it forks: what a rank would otherwise pay for alone.
 _TORCH = ("torch.distributed", "torch.nn.parallel", "torch._dynamo.utils")
@@ -49,6 +50,7 @@ class HarnessContext:
     init_s: float = 0.01
     started_ago_s: float = 0.1
     skip_pairs: frozenset[tuple[int, int]] = frozenset()
+    gpu_memory_bytes: int = 0
     raw: str | None = None
     steps: list[tuple[str, str]] = field(default_factory=list)
 
@@ -72,6 +74,9 @@ class HarnessContext:
 
     def keep(self, raw: str) -> None:
         self.raw = raw
+
+    def watch_gpu(self, uuid: str | None) -> NvmlWatch:
+        return NvmlWatch(uuid)
 
 
 @dataclass

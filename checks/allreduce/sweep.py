@@ -32,15 +32,12 @@ def _time_for_sizes(ctx: RankContext) -> float:
 
 
 def _fits_memory(ctx: RankContext, size: int) -> bool:
-    """Twice the payload per rank, never more than a quarter of what is free beside other programs."""
-    import torch
-
+    """Twice the payload per rank: within the rank's share of its GPU, or a quarter of what the host has free."""
     if ctx.device.startswith("cuda"):
-        free = torch.cuda.mem_get_info()[0]
-    else:
-        import psutil
+        return 2 * size <= ctx.gpu_memory_bytes
+    import psutil
 
-        free = psutil.virtual_memory().available // max(ctx.world_size, 1)
+    free = psutil.virtual_memory().available // max(ctx.world_size, 1)
     return bool(2 * size < free // 4)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from ddp_doctor.launch.events import EventWriter
 from ddp_doctor.launch.spec import WorkerSpec
+from ddp_doctor.model.context import GpuWatch
+from ddp_doctor.sources.gpu_watch import NvmlWatch
 
 
 class LiveRankContext:
@@ -26,6 +28,7 @@ class LiveRankContext:
         self.skip_pairs = frozenset(spec.skip_pairs)
         self.started_ago_s = time.monotonic() - spec.launched_at
         self.init_s = 0.0
+        self.gpu_memory_bytes = 0
         self.deadline = float("inf")
         self.group: Any = None
         self.raw: str | None = None
@@ -50,6 +53,10 @@ class LiveRankContext:
     def keep(self, raw: str) -> None:
         """Keep raw text beside the fact."""
         self.raw = raw
+
+    def watch_gpu(self, uuid: str | None) -> GpuWatch:
+        """Begin to look at the GPU with this UUID, through NVML."""
+        return NvmlWatch(uuid)
 
     def step(
         self,

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import NoReturn
 
+from ddp_doctor.knowledge.gpu_memory import allowance
 from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.launch import preload, witness
 from ddp_doctor.launch.control import connect
@@ -78,9 +79,7 @@ def _join(spec: WorkerSpec, context: LiveRankContext) -> None:
 
     context.begin("process_group", spec.init_deadline_s)
     if spec.device.startswith("cuda"):
-        import torch
-
-        torch.cuda.set_device(spec.device)
+        context.gpu_memory_bytes = _take_gpu(spec.device)
     started = time.monotonic()
     with context.step("init_process_group", spec.backend, deadline_s=spec.init_deadline_s):
         if spec.store_port:
@@ -95,6 +94,17 @@ def _join(spec: WorkerSpec, context: LiveRankContext) -> None:
             dist.init_process_group(spec.backend, timeout=_LIBRARY_TIMEOUT)
     context.init_s = time.monotonic() - started
     context.group = dist.group.WORLD
+
+
+def _take_gpu(device: str) -> int:
+    """Make this rank's GPU the current one, and keep all checks from filling it; the bytes they may take."""
+    import torch
+
+    torch.cuda.set_device(device)
+    free, total = torch.cuda.mem_get_info()
+    allowed = allowance(free)
+    torch.cuda.set_per_process_memory_fraction(allowed / total)
+    return allowed
 
 
 def _look(task: Task, context: LiveRankContext) -> Reading:

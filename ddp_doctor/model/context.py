@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.choices import Level
+from ddp_doctor.model.gpu_watch import GpuWatched
 from ddp_doctor.model.recording import World
 
 
@@ -168,6 +169,18 @@ class NodesContext(Context, Protocol):
         ...
 
 
+class GpuWatch(Protocol):
+    """Looks at one GPU through the driver, in a second thread, while the rank keeps it at work."""
+
+    def during(self, phase: str) -> AbstractContextManager[None]:
+        """The GPU is at work on ``phase``: only then is it looked at."""
+        ...
+
+    def stop(self) -> GpuWatched:
+        """What was seen; bounded in time."""
+        ...
+
+
 class RankContext(Protocol):
     """What a probe sees on one rank: its place in the world and the way to report progress."""
 
@@ -184,6 +197,7 @@ class RankContext(Protocol):
     init_s: float  # how long init_process_group took here
     started_ago_s: float  # how long ago the launcher was started, when this worker came up
     skip_pairs: frozenset[tuple[int, int]]  # original ranks; pairs an earlier trial proved stuck
+    gpu_memory_bytes: int  # of tensors that this rank may hold on its GPU; 0 on a CPU
     group: Any  # the default torch ProcessGroup
 
     def clock(self) -> float:
@@ -210,4 +224,8 @@ class RankContext(Protocol):
 
     def keep(self, raw: str) -> None:
         """Keep raw text beside the fact."""
+        ...
+
+    def watch_gpu(self, uuid: str | None) -> GpuWatch:
+        """Begin to look at the GPU with this UUID."""
         ...

@@ -1,0 +1,145 @@
+"""Look at one GPU through NVML, again and again, while the process that owns it puts load on it.
+
+It runs in a thread of a rank, which the agent may kill at any time: an NVML that hangs costs its samples
+and nothing else. Clocks, slowdowns and the PCIe link mean little on an idle GPU: it saves power.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ddp_doctor.model.gpu_watch import GpuSample, GpuWatched
+from ddp_doctor.sources.child_nvml import CLOCK_EVENTS
+
+#: Between two looks. NVML averages power over 25 to 100 ms, so nothing is gained by more of them.
+_INTERVAL_S = 0.02
+#: For the last look to end.
+_PATIENCE_S = 1.0
+_SM_CLOCK, _GPU_TEMPERATURE = 1, 0  # NVML_CLOCK_SM, NVML_TEMPERATURE_GPU
+
+
+class NvmlWatch:
+    """Samples from construction to ``stop``, in the phases that ``during`` marks."""
+
+    def __init__(self, uuid: str | None) -> None:
+        self._uuid = uuid
+        self._phase = ""
+        self._leaving = threading.Event()
+        self._lasting: dict[str, Any] = {}
+        self._samples: list[GpuSample] = []
+        self._reason: str | None = "NVML had not answered in time"
+        self._thread = threading.Thread(target=self._run, name="gpu-watch", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """The GPU is at work on ``phase``."""
+        self._phase = phase
+        try:
+            yield
+        finally:
+            self._phase = ""
+
+    def stop(self) -> GpuWatched:
+        """What was seen. Bounded: a look that does not come back is left alone."""
+        self._leaving.set()
+        self._thread.join(_PATIENCE_S)
+        return GpuWatched(samples=tuple(self._samples), reason=self._reason, **self._lasting)
+
+    def _run(self) -> None:
+        if self._uuid is None:
+            self._reason = "this torch does not tell the GPU's UUID (2.4 and newer do)"
+            return
+        try:
+            import pynvml
+        except ImportError as error:
+            self._reason = f"nvidia-ml-py is missing in the rank's Python: {error}"
+            return
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            self._reason = f"NVML: {error}"
+            return
+        gpu = _find(pynvml, self._uuid)
+        if gpu is None:
+            self._reason = f"NVML lists no GPU {self._uuid}"
+            return
+        self._lasting = _lasting(pynvml, gpu)
+        self._reason = None
+        while not self._leaving.wait(_INTERVAL_S):
+            phase = self._phase
+            if phase:
+                seen = _look(pynvml, gpu, phase)
+                if self._phase == phase:  # else part of it belongs to what came next
+                    self._samples.append(seen)
+
+
+def _ask(nvml: Any, name: str, *args: Any) -> Any:
+    """What the call gives, None where this driver, binding or GPU does not give it."""
+    try:
+        return getattr(nvml, name)(*args)
+    except Exception:  # noqa: BLE001 - one value that is not to be had; the thread must go on
+        return None
+
+
+def _find(nvml: Any, uuid: str) -> Any:
+    """The GPU that has this UUID, or a slice with it. CUDA and NVML begin a slice's UUID differently."""
+    for index in range(_ask(nvml, "nvmlDeviceGetCount") or 0):
+        gpu = _ask(nvml, "nvmlDeviceGetHandleByIndex", index)
+        if gpu is not None and _bare(uuid) in map(
+            _bare, (_ask(nvml, "nvmlDeviceGetUUID", gpu), *_slices(nvml, gpu))
+        ):
+            return gpu
+    return None
+
+
+def _slices(nvml: Any, gpu: Any) -> Iterator[str | None]:
+    if not _mig_enabled(nvml, gpu):
+        return
+    for index in range(_ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", gpu) or 0):
+        part = _ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", gpu, index)
+        if part is not None:
+            yield _ask(nvml, "nvmlDeviceGetUUID", part)
+
+
+def _bare(uuid: str | None) -> str:
+    """ "GPU-8932f937-d72c-…" and "MIG-8932f937-d72c-…" without their first part."""
+    return (uuid or "none").partition("-")[2].lower()
+
+
+def _mig_enabled(nvml: Any, gpu: Any) -> bool | None:
+    modes = _ask(nvml, "nvmlDeviceGetMigMode", gpu)
+    return None if modes is None else bool(modes[0])
+
+
+def _lasting(nvml: Any, gpu: Any) -> dict[str, Any]:
+    """What does not change while the GPU works."""
+    limit = _ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", gpu)
+    confidential = _ask(nvml, "nvmlSystemGetConfComputeState")
+    return {
+        "mig_enabled": _mig_enabled(nvml, gpu),
+        "sm_clock_max_mhz": _ask(nvml, "nvmlDeviceGetMaxClockInfo", gpu, _SM_CLOCK),
+        "power_limit_w": None if limit is None else limit / 1000,
+        "pcie_generation_max": _ask(nvml, "nvmlDeviceGetMaxPcieLinkGeneration", gpu),
+        "pcie_width_max": _ask(nvml, "nvmlDeviceGetMaxPcieLinkWidth", gpu),
+        "confidential": None if confidential is None else bool(confidential.ccFeature),
+    }
+
+
+def _look(nvml: Any, gpu: Any, phase: str) -> GpuSample:
+    mask = _ask(nvml, "nvmlDeviceGetCurrentClocksEventReasons", gpu)
+    if mask is None:  # its name before driver 535
+        mask = _ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", gpu)
+    power = _ask(nvml, "nvmlDeviceGetPowerUsage", gpu)
+    return GpuSample(
+        phase=phase,
+        sm_clock_mhz=_ask(nvml, "nvmlDeviceGetClockInfo", gpu, _SM_CLOCK),
+        clock_events=None
+        if mask is None
+        else tuple(name for bit, name in CLOCK_EVENTS.items() if mask & bit),
+        temperature_c=_ask(nvml, "nvmlDeviceGetTemperature", gpu, _GPU_TEMPERATURE),
+        power_w=None if power is None else power / 1000,
+        pcie_generation=_ask(nvml, "nvmlDeviceGetCurrPcieLinkGeneration", gpu),
+        pcie_width=_ask(nvml, "nvmlDeviceGetCurrPcieLinkWidth", gpu),
+    )

@@ -1,0 +1,325 @@
+"""gpu_speed: real timing loops on real ranks (on the CPU), NVML by the compiled stand-in, rules on recordings."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor import app
+from ddp_doctor.checks import gpu_speed
+from ddp_doctor.checks.gpu_speed import timing
+from ddp_doctor.checks.gpu_speed.comparable import median_without
+from ddp_doctor.checks.gpu_speed.facts import GpuSpeedFact
+from ddp_doctor.checks.gpu_speed.load import HOST_COPY, MATMUL, summed_up
+from ddp_doctor.checks.gpu_speed.measure import Workload, measure
+from ddp_doctor.checks.gpu_speed.timing import Plan
+from ddp_doctor.knowledge import gpu_speed as known
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.fact import Absent
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.gpu_watch import GpuSample, GpuWatched
+from ddp_doctor.model.report import Report
+from tests.nvml_stand_in import environment
+from tests.rank_harness import HarnessContext, Ranks
+
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+SMALL = Workload(
+    matrices=(256, 64),
+    copy_bytes=1 << 20,
+    host_copy_bytes=1 << 18,
+    matmul=Plan(warm_up_s=0.01, aim_s=0.005, repetitions=3),
+    copy=Plan(warm_up_s=0.005, aim_s=0.002, repetitions=3),
+    host_copy=Plan(warm_up_s=0.005, aim_s=0.002, repetitions=3),
+)
+ROOM = 64 << 20
+
+
+# --- the measurements, on real ranks --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(3, preload=(__name__,)) as started:
+        yield started
+
+
+def measured(ctx: HarnessContext, room: tuple[int, ...]) -> dict[str, Any]:
+    ctx.gpu_memory_bytes = room[ctx.rank]
+    return measure(ctx, SMALL).recorded()
+
+
+def probed(ctx: HarnessContext) -> str:
+    try:
+        gpu_speed.probe(ctx)
+    except Absent as reason:
+        return str(reason)
+    return "measured"
+
+
+@pytest.mark.ranks
+def test_every_rank_measures_every_rate_of_its_device(ranks: Ranks):
+    for recorded in ranks.facts(measured, (ROOM,) * 3):
+        fact = GpuSpeedFact.model_validate(recorded)
+        rates = [
+            fact.copy_gb_per_s,
+            fact.matmul_tflop_per_s,
+            fact.host_to_device_gb_per_s,
+            fact.device_to_host_gb_per_s,
+        ]
+        for rate in rates:
+            assert rate is not None
+            assert 0 < rate.least <= rate.median <= rate.most
+            assert rate.repetitions == 3
+        assert (fact.matmul_dtype, fact.matmul_size, fact.not_measured) == ("float32", 256, {})
+
+
+@pytest.mark.ranks
+def test_a_rank_without_memory_says_so_and_keeps_nobody_waiting(ranks: Ranks):
+    full, *others = ranks.facts(measured, (0, ROOM, ROOM))
+    assert full["matmul_tflop_per_s"] is None
+    assert full["not_measured"] == {"matrix products": "too little memory is free on the GPU"}
+    assert all(one["matmul_tflop_per_s"] for one in others)
+
+
+@pytest.mark.ranks
+def test_all_ranks_enter_the_same_steps_so_that_a_hang_is_judged_right(ranks: Ranks):
+    steps = [result.steps for result in ranks.run(measured, (ROOM, 0, ROOM))]
+    assert steps[0] == steps[1] == steps[2]
+    assert [name for name, _ in steps[0]].count("host_copy") == 3  # a turn for each rank of the node
+
+
+@pytest.mark.ranks
+def test_ranks_on_the_cpu_have_no_gpu_to_measure(ranks: Ranks):
+    results = ranks.run(probed)
+    assert [result.value for result in results] == ["the ranks run on the CPU"] * 3
+    assert all(result.steps == () for result in results)
+
+
+class Clock(HarnessContext):
+    """A device on which one call takes 0.01 s; nothing else takes time."""
+
+    now = 0.0
+
+    def __init__(self, call_s: float = 0.01) -> None:
+        super().__init__(rank=0, group_rank=0, world_size=1, ranks=(0,), local_rank=0, group=None)
+        self.call_s, self.calls = call_s, 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def work(self) -> None:
+        self.calls += 1
+        self.now += self.call_s
+
+
+def test_a_rate_is_the_amount_over_the_time_of_one_call():
+    ctx = Clock()
+    rate = timing.rate(ctx, ctx.work, 5.0, Plan(warm_up_s=0.1, aim_s=0.05))
+    assert rate.median == pytest.approx(500.0)
+    assert rate.repetitions == 7
+
+
+def test_a_device_that_is_far_too_slow_is_measured_a_few_times_only():
+    ctx = Clock(call_s=2.0)
+    rate = timing.rate(ctx, ctx.work, 5.0, Plan(warm_up_s=0.1, aim_s=0.05))
+    assert (rate.repetitions, ctx.calls) == (3, 5)
+
+
+# --- NVML under load ------------------------------------------------------------------------------------
+
+WATCH = """
+import json, sys, time
+from ddp_doctor.sources.gpu_watch import NvmlWatch
+watch = NvmlWatch(sys.argv[1] or None)
+with watch.during("matmul"):
+    time.sleep(0.4)
+time.sleep(0.1)
+print(watch.stop().model_dump_json())
+"""
+
+
+def watched(fault: str, uuid: str, *defines: str) -> GpuWatched:
+    """A real process, the real pynvml, and the compiled stand-in."""
+    done = subprocess.run(
+        (sys.executable, "-c", WATCH, uuid),
+        env={"PATH": "/usr/bin:/bin", **environment(fault, *defines)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return GpuWatched.model_validate_json(done.stdout)
+
+
+def test_the_gpu_is_looked_at_while_it_works_and_only_then():
+    seen = watched("throttled", "GPU-8932f933-d72c-4106-c12f-20bd9faed9f6")
+    assert seen.reason is None
+    assert len(seen.samples) >= 3
+    assert {one.phase for one in seen.samples} == {"matmul"}
+    assert seen.samples[-1].clock_events == ("hw_slowdown", "hw_thermal_slowdown")
+    assert (seen.samples[-1].sm_clock_mhz, seen.samples[-1].temperature_c) == (345, 94)
+    assert (seen.samples[-1].pcie_generation, seen.pcie_width_max, seen.sm_clock_max_mhz) == (5, 16, 1980)
+    assert seen.mig_enabled is False
+
+
+def test_a_peer_of_the_slowed_gpu_is_well():
+    seen = watched("throttled", "GPU-8932f930-d72c-4106-c12f-20bd9faed9f6")
+    assert seen.samples[-1].sm_clock_mhz == 1980
+    assert seen.samples[-1].clock_events == ("gpu_idle",)
+
+
+def test_an_older_driver_is_asked_by_its_older_names():
+    seen = watched("throttled", "GPU-8932f933-d72c-4106-c12f-20bd9faed9f6", "OLD_DRIVER")
+    assert seen.samples[-1].clock_events == ("hw_slowdown", "hw_thermal_slowdown")
+    assert seen.mig_enabled is None
+
+
+def test_a_slice_is_found_by_its_own_uuid_however_cuda_begins_it():
+    seen = watched("mig", "GPU-5e7d0000-0000-4000-8000-000000000001")
+    assert (seen.reason, seen.mig_enabled) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("fault", "uuid", "reason"),
+    [
+        ("healthy", "", "does not tell the GPU's UUID"),
+        ("healthy", "GPU-00000000-d72c-4106-c12f-20bd9faed9f6", "NVML lists no GPU GPU-00000000-"),
+        ("not_loaded", "GPU-8932f930-d72c-4106-c12f-20bd9faed9f6", "NVML: Driver Not Loaded"),
+        ("hang_init", "GPU-8932f930-d72c-4106-c12f-20bd9faed9f6", "NVML had not answered in time"),
+    ],
+)
+def test_without_nvml_there_is_a_reason_and_nothing_waits(fault: str, uuid: str, reason: str):
+    started = time.monotonic()
+    seen = watched(fault, uuid)
+    assert reason in (seen.reason or "")
+    assert seen.samples == ()
+    assert time.monotonic() - started < 30
+
+
+def test_the_link_counts_at_its_best_and_the_clock_during_the_products():
+    link = [
+        GpuSample(phase=HOST_COPY, pcie_generation=gen, pcie_width=16, sm_clock_mhz=300) for gen in (1, 5)
+    ]
+    work = [
+        GpuSample(phase=MATMUL, pcie_generation=1, pcie_width=16, sm_clock_mhz=mhz, clock_events=events)
+        for mhz, events in ((1300, ("sw_power_cap",)), (1400, ()), (1500, ("sw_power_cap",)), (1450, None))
+    ]
+    load = summed_up(GpuWatched(samples=tuple(link + work), pcie_generation_max=5))
+    assert (load.pcie_generation, load.pcie_width) == (5, 16)
+    assert (load.looks, load.sm_clock_mhz) == (4, 1400)
+    assert load.clock_events == {"sw_power_cap": pytest.approx(0.67)}
+
+
+# --- the rules ------------------------------------------------------------------------------------------
+
+
+def report(situation: str) -> Report:
+    return app.replay(RECORDINGS / f"gpu-speed-{situation}.json").report
+
+
+def only(situation: str) -> Finding:
+    (finding,) = report(situation).findings
+    return finding
+
+
+def test_a_slow_gpu_is_named_with_its_power_limit_beside_its_peers():
+    finding = only("one-h100-at-half-its-power")
+    assert (finding.code, finding.severity) == ("DD801", Severity.WARNING)
+    assert finding.title == (
+        "Rank 3 (GPU3): matrix products 39% slower than on the other 7 NVIDIA H100 80GB HBM3"
+    )
+    assert [(one.kind, one.rank, one.gpu) for one in finding.culprits] == [("gpu", 3, 3)]
+    assert "349 of 350 W (others' limit 700)" in finding.evidence[1].text
+    uuid = finding.culprits[0].name
+    assert finding.remedies[0].commands == (f"nvidia-smi -i {uuid} -pl 700",)
+    assert finding.remedies[0].undo == f"nvidia-smi -i {uuid} -pl 350"
+
+
+def test_a_gpu_three_times_slower_is_an_error():
+    finding = only("one-a100-three-times-slower")
+    assert (finding.code, finding.severity) == ("DD801", Severity.ERROR)
+    assert "matrix products 3.1 times slower" in finding.title
+
+
+def test_one_slow_gpu_among_two_nodes_is_named_with_its_node():
+    finding = only("one-of-sixteen-on-two-nodes")
+    assert [(one.node, one.rank) for one in finding.culprits] == [("node1", 12)]
+    assert "the other 15" in finding.title
+
+
+def test_two_gpus_that_differ_leave_it_unsure_who():
+    finding = only("two-4090-differ")
+    assert (finding.code, finding.confidence) == ("DD802", Confidence.POSSIBLE)
+    assert finding.title.endswith("unsure which is at fault")
+    assert [(one.kind, one.rank, one.peer_rank) for one in finding.culprits] == [("pair", 1, 0)]
+
+
+def test_a_link_of_four_lanes_beside_sixteen_is_an_error_where_copies_are_as_slow():
+    finding = only("one-a100-on-four-lanes")
+    assert (finding.code, finding.severity) == ("DD803", Severity.ERROR)
+    assert "PCIe link 4 x4 where the GPU can do 4 x16" in finding.title
+    assert [one.rank for one in finding.culprits] == [2]
+
+
+def test_slots_that_are_all_wired_alike_are_information():
+    finding = only("four-a100-in-slots-of-eight-lanes")
+    assert (finding.code, finding.severity) == ("DD803", Severity.INFO)
+
+
+def test_a_switch_above_the_gpu_shows_in_the_copies_alone():
+    finding = only("copies-below-their-link")
+    assert (finding.code, finding.severity) == ("DD804", Severity.ERROR)
+    assert [one.rank for one in finding.culprits] == [1]
+
+
+def test_hardware_slowdown_explains_a_slow_gpu_once():
+    finding = only("one-h100-brakes-under-load")
+    assert (finding.code, finding.severity) == ("DD805", Severity.WARNING)
+    assert "the power supply pulls the brake" in finding.title
+    assert "58% slower than its peers" in finding.evidence[0].text
+
+
+def test_a_busy_gpu_is_named_with_its_program_and_not_judged():
+    by_code = {one.code: one for one in report("one-h100-busy").findings}
+    assert set(by_code) == {"DD305", "DD806"}
+    assert by_code["DD806"].severity is Severity.INFO
+    assert "pid 4194000 (python)" in by_code["DD806"].evidence[0].text
+
+
+def test_measurements_carry_rank_and_gpu():
+    measured = [one for one in report("one-h100-at-half-its-power").measurements if "rank" in one.labels]
+    rates = {one.name: one for one in measured if one.labels["rank"] == 3}
+    assert rates["matmul_rate"].unit == "FLOP/s"
+    assert rates["matmul_rate"].value == pytest.approx(428e12, rel=0.02)
+    assert rates["pcie_h2d_bandwidth"].labels == {"rank": 3, "node": 0, "gpu": 3}
+    assert len(measured) == 32
+
+
+def test_a_hostile_uuid_reaches_no_command():
+    assert known.as_argument("GPU-8932f930-d72c-4106-c12f-20bd9faed9f6").startswith("GPU-8932f930")
+    assert known.as_argument("GPU-0; rm -rf /") == "INDEX"
+    assert known.as_argument(None) == "INDEX"
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.0], [1.0, 2.0, 4.0], [1.0, 2.0, 4.0, 8.0], [3.0] * 5])
+def test_the_median_of_the_others_leaves_one_out(values: list[float]):
+    from statistics import median
+
+    for place in range(len(values)):
+        assert median_without(values, place) == median(values[:place] + values[place + 1 :])
+
+
+def test_the_events_of_a_slowdown_are_named_as_the_driver_is_asked():
+    from ddp_doctor.sources.child_nvml import CLOCK_EVENTS
+
+    assert set(known.SLOWDOWNS_UNDER_LOAD) <= set(CLOCK_EVENTS.values())
+
+
+def test_recordings_of_this_check_are_small():
+    for path in RECORDINGS.glob("gpu-speed-*.json"):
+        assert len(json.loads(path.read_text()).get("readings", [])) <= 40, path
