@@ -22,7 +22,7 @@ from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
-from ddp_doctor.phrases.ranks import gpu_of
+from ddp_doctor.phrases.ranks import gpus_by_rank
 
 __all__ = ["CHECK", "GpuSpeedFact", "probe"]
 
@@ -45,9 +45,10 @@ _RATES = (
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
     """The median of each rate, for each rank and its GPU."""
+    indices = gpus_by_rank(recording)
     for seen in recording.facts(GpuSpeedFact):
         labels: dict[str, str | int | float] = {"rank": seen.rank or 0, "node": seen.node}
-        index = gpu_of(recording, seen.rank or 0)
+        index = indices.get(seen.rank or 0)
         if index is not None:
             labels["gpu"] = index
         for name, field, factor, unit in _RATES:

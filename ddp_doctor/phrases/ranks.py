@@ -33,7 +33,12 @@ def gpu_of(recording: Recording, rank: int) -> int | None:
     A rank's CUDA device is no such index: CUDA_VISIBLE_DEVICES=4,5 makes GPU 4 device 0. The recorded
     facts are looked at as they are, for their classes belong to the checks.
     """
-    return recording.once("GPU of each rank", lambda: _gpus_of_ranks(recording)).get(rank)
+    return gpus_by_rank(recording).get(rank)
+
+
+def gpus_by_rank(recording: Recording) -> Mapping[int, int | None]:
+    """NVML's index of each rank's GPU, as ``gpu_of`` tells it."""
+    return recording.once("GPU of each rank", lambda: _gpus_of_ranks(recording))
 
 
 def _gpus_of_ranks(recording: Recording) -> Mapping[int, int | None]:

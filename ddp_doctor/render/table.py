@@ -1,6 +1,7 @@
-"""The all-reduce table as nccl-tests prints it: size, time, algbw, busbw, #wrong."""
+"""The tables of the report: all-reduces as nccl-tests prints them, and the GPUs at work."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ddp_doctor.model.report import Measurement
 
@@ -32,3 +33,49 @@ def rows(measurements: Sequence[Measurement]) -> list[Row]:
 def chosen(all_rows: list[Row]) -> list[Row]:
     """At most eight rows: the smallest, and the largest ones."""
     return all_rows if len(all_rows) <= _SHOWN else all_rows[:1] + all_rows[1 - _SHOWN :]
+
+
+class GpuRow(NamedTuple):
+    """One rank's GPU; None is not measured."""
+
+    rank: int
+    gpu: int | None
+    matmul_tflop_per_s: float | None
+    copy_gb_per_s: float | None
+    from_host_gb_per_s: float | None
+    to_host_gb_per_s: float | None
+
+
+def gpu_rows(measurements: Sequence[Measurement]) -> list[GpuRow]:
+    """One row a rank, in order."""
+    by_rank: dict[int, dict[str, Measurement]] = {}
+    for one in measurements:
+        if one.name in _GPU_RATES:
+            by_rank.setdefault(int(one.labels["rank"]), {})[one.name] = one
+    return [_gpu_row(rank, rates) for rank, rates in sorted(by_rank.items())]
+
+
+#: Names of the check gpu_speed, and what makes the table's unit of the report's.
+_GPU_RATES = {
+    "matmul_rate": 1e12,
+    "hbm_copy_bandwidth": 1e9,
+    "pcie_h2d_bandwidth": 1e9,
+    "pcie_d2h_bandwidth": 1e9,
+}
+
+
+def _gpu_row(rank: int, rates: dict[str, Measurement]) -> GpuRow:
+    gpu = next(iter(rates.values())).labels.get("gpu")
+    values = [rates[name].value / unit if name in rates else None for name, unit in _GPU_RATES.items()]
+    return GpuRow(rank, None if gpu is None else int(gpu), *values)
+
+
+def chosen_gpus(all_rows: list[GpuRow]) -> list[GpuRow]:
+    """All of one node's GPUs; of many the eight that multiply most slowly, for they set the pace."""
+    if len(all_rows) <= _ONE_NODE:
+        return all_rows
+    return sorted(all_rows, key=lambda row: row.matmul_tflop_per_s or 0.0)[:_SHOWN]
+
+
+#: The most GPUs of a usual node.
+_ONE_NODE = 16

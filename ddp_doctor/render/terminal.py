@@ -59,6 +59,7 @@ def show(report: Report, out: "Console", saved_as: str | None = None) -> None:
     """Print the whole report."""
     _show_checks(report, out)
     _show_table(report, out)
+    _show_gpus(report, out)
     for finding in report.findings:
         _show_finding(finding, out)
     out.print()
@@ -126,6 +127,29 @@ def _show_table(report: Report, out: "Console") -> None:
     untested = [one.value for one in report.measurements if one.name == "allreduce_untested_from"]
     if untested:
         out.print(f" {min(untested):>12.0f} and above: not tested, time or memory was short", style="dim")
+
+
+def _show_gpus(report: Report, out: "Console") -> None:
+    """What each rank's GPU did at work."""
+    rows = table.gpu_rows(report.measurements)
+    if not rows:
+        return
+    shown = table.chosen_gpus(rows)
+    which = (
+        f"the {len(shown)} slowest of {len(rows)}" if len(shown) < len(rows) else "each rank's GPU at work"
+    )
+    out.print()
+    out.print(
+        f" {'rank':>6} {'GPU':>4} {'matmul':>10} {'copy':>8} {'from host':>10} {'to host':>8}", style="dim"
+    )
+    units = f" {'':>6} {'':>4} {'(TFLOP/s)':>10} {'(GB/s)':>8} {'(GB/s)':>10} {'(GB/s)':>8}          {which}"
+    out.print(units, style="dim")
+    for rank, gpu, *rates in shown:
+        cells = " ".join(
+            f"{'-' if rate is None else f'{rate:.1f}':>{width}}"
+            for rate, width in zip(rates, (10, 8, 10, 8), strict=True)
+        )
+        out.print(f" {rank:>6} {'' if gpu is None else gpu:>4} {cells}")
 
 
 def _show_finding(finding: Finding, out: "Console") -> None:

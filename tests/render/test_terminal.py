@@ -6,7 +6,7 @@ from typing import Any
 
 from ddp_doctor.model.choices import CheckStatus, Confidence, Severity, Verdict
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Evidence, Finding, Remedy
-from ddp_doctor.model.report import CheckResult, Report, Tool
+from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool
 from ddp_doctor.render import terminal
 
 
@@ -200,3 +200,34 @@ def test_another_node_shows_the_errors_the_verdict_and_who_has_the_rest():
         "Recording: /runs/recording-node1.json",
         "Sick: node2 never reported in.",
     ]
+
+
+def _rate(name: str, rank: int, value: float, **labels: int) -> Measurement:
+    return Measurement(name=name, value=value, unit="", labels={"rank": rank, "node": 0, **labels})
+
+
+def test_the_gpus_at_work_stand_in_a_table_with_what_was_not_measured():
+    measured = (
+        _rate("matmul_rate", 0, 702.4e12, gpu=4),
+        _rate("hbm_copy_bandwidth", 0, 2541e9, gpu=4),
+        _rate("pcie_h2d_bandwidth", 0, 55.23e9, gpu=4),
+        _rate("pcie_d2h_bandwidth", 0, 54.9e9, gpu=4),
+        _rate("pcie_h2d_bandwidth", 1, 24.6e9),
+    )
+
+    assert _shown(measurements=measured)[2:6] == [
+        "   rank  GPU     matmul     copy  from host  to host",
+        "              (TFLOP/s)   (GB/s)     (GB/s)   (GB/s)          each rank's GPU at work",
+        "      0    4      702.4   2541.0       55.2     54.9",
+        "      1               -        -       24.6        -",
+    ]
+
+
+def test_of_many_gpus_the_slowest_are_shown():
+    measured = tuple(_rate("matmul_rate", rank, (700 - rank % 32) * 1e12) for rank in range(1024))
+
+    lines = _shown(measurements=measured)
+
+    assert "the 8 slowest of 1024" in lines[3]
+    assert [line.split()[:2] for line in lines[4:6]] == [["31", "669.0"], ["63", "669.0"]]
+    assert len(lines) < 16
