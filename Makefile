@@ -7,7 +7,7 @@ RUNNER ?= python
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help run test check lint types imports coverage report lab lab-shell gpu bench docs clean
+.PHONY: help run test check lint types imports coverage report fuzz lab lab-shell gpu bench docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -39,6 +39,11 @@ coverage: $(STAMP)
 report: $(STAMP)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+FUZZ_SECONDS ?= 20
+fuzz: $(STAMP)  ## hand the parsers junk, then coverage-guided inputs for FUZZ_SECONDS each
+	$(BIN)/python -m pytest -m fuzz tests/fuzz $(ARGS)
+	$(BIN)/python -m tests.fuzz.guided --seconds $(FUZZ_SECONDS)
 
 lab: $(STAMP)  ## run the tests that need root, network namespaces or other tools
 	$(BIN)/python -m pytest -m lab $(ARGS)

@@ -19,6 +19,7 @@ from ddp_doctor.checks import (
     host,
     interfaces,
     kernel,
+    nccl,
     p2p,
     process_group,
     rdma,
@@ -33,6 +34,7 @@ from ddp_doctor.model.check import Check
 CHECKS: tuple[Check, ...] = (
     env_vars.CHECK,
     software.CHECK,
+    nccl.CHECK,
     host.CHECK,
     gpus.CHECK,
     kernel.CHECK,

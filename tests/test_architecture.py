@@ -30,6 +30,7 @@ RULES = all_rules()
 ORDER = (
     "env_vars",
     "software",
+    "nccl",
     "host",
     "gpus",
     "kernel",
@@ -51,6 +52,7 @@ ORDER = (
 BLOCKS = {
     "env_vars": "1",
     "software": "2",
+    "nccl": "2",
     "host": "2",
     "gpus": "3",
     "kernel": "3",

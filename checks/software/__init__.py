@@ -12,16 +12,18 @@ would load, and the helper ``nccl`` asks that file. The ranks tell whether NCCL 
     NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (builder@host)
 """
 
+import posixpath
 import re
 
 from pydantic import ValidationError
 
-from ddp_doctor.checks.software import cuda, installation, nccl
+from ddp_doctor.checks.software import copies, cuda, installation, nccl
 from ddp_doctor.checks.software.facts import Software
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Failed
+from ddp_doctor.parse import libraries
 from ddp_doctor.parse import software as parse
 
 __all__ = ["CHECK", "Software", "probe"]
@@ -34,6 +36,7 @@ def probe(ctx: Context) -> Software:
         update={
             **_nccl(ctx, installed),
             **_driver(ctx),
+            **_settings(ctx, installed),
             "nccl_required_by_torch": parse.pinned_nccl(installed.torch_requires),
             "gpu_devices": len([name for name in _listing(ctx, "/dev") if re.fullmatch(r"nvidia\d+", name)]),
             "gpus_hidden_by": parse.gpus_hidden_by(ctx.env),
@@ -53,6 +56,17 @@ def _installed(ctx: Context) -> Software:
         raise Failed(f"the helper that reads what is installed gave no answer: {how}") from None
 
 
+def _settings(ctx: Context, installed: Software) -> dict[str, object]:
+    """The copies of libnccl that LD_LIBRARY_PATH and LD_PRELOAD name."""
+    if installed.torch_cuda is None:
+        return {}
+    folders = libraries.entries(ctx.env, "LD_LIBRARY_PATH")
+    copies = [file for file in installed.nccl_files if posixpath.dirname(file) in folders]
+    copies += [file for file in libraries.entries(ctx.env, "LD_PRELOAD") if file.endswith("/libnccl.so.2")]
+    offered = {file: libraries.brought_by(ctx.env, file) for file in copies}
+    return {"nccl_offered": {file: by for file, by in offered.items() if by is not None}}
+
+
 def _nccl(ctx: Context, installed: Software) -> dict[str, str | None]:
     """Which libnccl torch would load, its version, and why one of them is not known."""
     if installed.torch_cuda_library is None:
@@ -63,7 +77,8 @@ def _nccl(ctx: Context, installed: Software) -> dict[str, str | None]:
         return found
     answer = ctx.child("nccl", library)
     ctx.keep(answer.stdout)
-    return {**found, **parse.nccl_answer(answer)}
+    brought = {"nccl_brought_by": libraries.brought_by(ctx.env, library)}
+    return {**found, **brought, **parse.nccl_answer(answer)}
 
 
 def _nccl_file(ctx: Context, torch_library: str, copies: tuple[str, ...]) -> dict[str, str | None]:
@@ -114,6 +129,6 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(Software,),
-    rules=(*installation.RULES, *cuda.RULES, *nccl.RULES),
+    rules=(*installation.RULES, *cuda.RULES, *nccl.RULES, *copies.RULES),
     cost_s=0.1,
 )

@@ -29,9 +29,15 @@ class Software(Fact):
     torch_cuda_library: str | None = None
     nccl_required_by_torch: str | None = None  # pinned in torch's metadata: what it was built with
     nccl_packages: dict[str, str] = Field(default_factory=dict)
+    nccl_sizes: dict[str, int] = Field(default_factory=dict)  # bytes of the library, by each package's RECORD
+    nccl_file_bytes: int | None = None  # of the file that these packages write
     nccl_files: tuple[str, ...] = ()  # copies where the wheels and LD_LIBRARY_PATH have them
     nccl_library: str | None = None  # the file torch would load
     nccl_loaded: str | None = None  # what that file itself says
+    nccl_brought_by: str | None = (
+        None  # LD_PRELOAD=FILE or LD_LIBRARY_PATH=FOLDER, where one brings that file
+    )
+    nccl_offered: dict[str, str] = Field(default_factory=dict)  # other copies that these settings name
     nccl_fault: str | None = None  # what went wrong in loading and asking it
     nccl_problem: str | None = None  # why it is not known which one, or which version
     driver: str | None = None

@@ -33,7 +33,9 @@ def nccl_differs_from_torch(recording: Recording) -> Iterator[Draft]:
     """
     for (loaded, needed, library, cuda), group in by_cause(of_the_job(recording), _nccl_differs).items():
         title = f"torch would load NCCL {loaded} on {{nodes}}, but was built with {needed}"
-        saw = observed(f"{library} is of version {loaded}", f"torch's package metadata pins {needed}")
+        by = group[0].fact.nccl_brought_by
+        text = f"{library} is of version {loaded}" + (f", brought by {by}" if by else "")
+        saw = observed(text, f"torch's package metadata pins {needed}")
         severity, remedy = (
             versions.nccl_mismatch(release(loaded), release(needed)),
             install.nccl(cuda, needed),

@@ -18,14 +18,16 @@ A host file, as Open MPI and MPICH read it::
 
 import re
 from collections.abc import Iterator
-from itertools import product
+from itertools import chain, product
 
 #: More than any cluster has; a list that names more is a mistake or an attack.
 MOST_HOSTS = 65_536
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_:][A-Za-z0-9_.:-]*", re.ASCII)
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 _PIECE = re.compile(r"\[([^\[\]]*)\]")
-_ITEM = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+_SIGN = re.compile(r"[,\[\]]")
+#: A name has a bracket or two.
+_MOST_BRACKETS = 16
 
 
 def expand(text: str) -> tuple[str, ...]:
@@ -65,22 +67,37 @@ def read_host_file(text: str) -> tuple[str, ...]:
                 hosts += expand(name if name and slots.isdecimal() and ":" not in name else words[0])
             except ValueError as error:
                 raise ValueError(f"line {number}: {error}") from None
+            if len(hosts) > MOST_HOSTS:
+                raise ValueError(f"line {number}: more than {MOST_HOSTS} hosts")
     return tuple(hosts)
 
 
 def _items(text: str) -> Iterator[str]:
     """Split at the commas outside of brackets."""
-    position = 0
-    for found in _ITEM.finditer(text):
-        if text[position : found.start()] not in ("", ","):
-            break
-        position = found.end()
-        yield found[0].strip()
-    if position != len(text):
-        raise ValueError(f"{_short(text)!r} is not a list of hosts such as node[1-4,7],login")
+    if not text:
+        return
+    start, inside = 0, False
+    for sign, at in chain(((found[0], found.start()) for found in _SIGN.finditer(text)), [(",", len(text))]):
+        if sign == "," and inside and at < len(text):
+            continue
+        if sign == ",":
+            item = text[start:at].strip()
+            if inside or not item:
+                break
+            yield item
+            start = at + 1
+        elif inside == (sign == "["):
+            break  # a bracket within a bracket, or one that closes nothing
+        else:
+            inside = not inside
+    else:
+        return
+    raise ValueError(f"{_short(text)!r} is not a list of hosts such as node[1-4,7],login")
 
 
 def _expand_item(item: str, room: int) -> list[str]:
+    if item.count("[") > _MOST_BRACKETS:
+        raise ValueError(f"{_short(item)!r} has more than {_MOST_BRACKETS} brackets")
     parts = _PIECE.split(item)  # text, ranges, text, ranges, text
     spans = [list(_spans(ranges)) for ranges in parts[1::2]]
     count = 1

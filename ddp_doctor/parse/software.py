@@ -65,11 +65,20 @@ def nccl_answer(answer: CommandResult) -> dict[str, str | None]:
         if "error" in said:
             return {"nccl_fault": str(said["error"])}
         return {"nccl_loaded": nccl_release(said["version_code"])}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         if answer.returncode is not None and answer.returncode < 0:
             return {"nccl_fault": f"asking it for its version ended with signal {-answer.returncode}"}
         how = "in time" if answer.status == "timed_out" else f"(exit code {answer.returncode})"
         return {"nccl_problem": f"the helper that asks NCCL for its version gave no answer {how}"}
+
+
+def torch_folder(stdout: str) -> str | None:
+    """Where torch is installed, of the answer of the helper script ``software``."""
+    try:
+        folder = json.loads(last_line(stdout))["torch_folder"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return folder if isinstance(folder, str) and folder.startswith("/") else None
 
 
 def last_line(text: str) -> str:

@@ -25,6 +25,8 @@ _NONE = "N/A"
 #: Tabs after the first affinity field -> column, where a cell is not N/A, and where it is.
 _FIELDS = {0: CPU, 1: NUMA, 3: GPU_NUMA, 4: GPU_NUMA}
 _FIELDS_OF_NONE = {**_FIELDS, 2: NUMA}
+#: Every other one of 8192 CPUs.
+_LONGEST_LIST = 20_000
 #: A longer run of digits and commas is not worth splitting: it is cut or damaged.
 _LONGEST_GLUED = 200
 
@@ -93,7 +95,8 @@ def _valid(title: str, text: str) -> bool:
         return True
     if title == GPU_NUMA:
         return _ONE_NUMBER.fullmatch(text) is not None
-    return _LIST.fullmatch(text) is not None and all(low <= high for low, high in _ranges(text))
+    is_list = len(text) <= _LONGEST_LIST and _LIST.fullmatch(text) is not None
+    return is_list and all(low <= high for low, high in _ranges(text))
 
 
 def _split(tail: Tail, titles: Sequence[str], read: Sequence[Mapping[str, str]]) -> dict[str, str]:

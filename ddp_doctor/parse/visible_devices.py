@@ -21,6 +21,11 @@ from typing import Protocol, TypeVar
 #: Entries that hide the rest on purpose; SLURM writes NoDevFiles for a step without GPUs.
 DELIBERATE_ENDS = ("", "-1", "none", "void", "nodevfiles")
 
+#: A longer number is no GPU's.
+_MOST_DIGITS = 9
+#: More than any node has.
+_MOST_GPUS = 10_000
+
 #: Every variable that decides which GPUs a job has; the gpus check records them.
 GPU_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -148,8 +153,8 @@ def _select(gpus: Sequence[GpuLike], allowed: tuple[int, ...], value: str) -> Se
 def _position(gpus: Sequence[GpuLike], allowed: tuple[int, ...], entry: str, *, by_name: bool) -> int | None:
     """Where the GPU that ``entry`` names stands in ``gpus``; None where it names none, or several."""
     if not by_name:
-        number = re.match(r"\+?[0-9]+", entry)
-        index = int(number.group()) if number else -1
+        number = re.match(r"\+?0*([0-9]+)", entry)
+        index = int(number[1]) if number and len(number[1]) <= _MOST_DIGITS else -1
         return allowed[index] if 0 <= index < len(allowed) else None
     if not entry.startswith(("GPU-", "MIG-")):
         return None
@@ -176,7 +181,7 @@ def granted_gpus(env: Mapping[str, str], *, in_container: bool = False) -> int |
     lists = ("SLURM_STEP_GPUS",) if "SLURM_STEP_ID" in env else ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
     counts = [len(_ids(env[name])) for name in lists if env.get(name)]
     on_node = env.get("SLURM_GPUS_ON_NODE", "")
-    if on_node.isdecimal() and ("SLURM_STEP_ID" not in env or counts):
+    if re.fullmatch(r"[0-9]{1,4}", on_node) and ("SLURM_STEP_ID" not in env or counts):
         counts.append(int(on_node))
     given = env.get("NVIDIA_VISIBLE_DEVICES", "")
     if in_container and re.match(r"[0-9]|GPU-|MIG-", given):
@@ -190,7 +195,7 @@ def _ids(value: str) -> list[str]:
     """The entries of a comma list up to the one that ends it on purpose; SLURM may write "0-3"."""
     found: list[str] = []
     for entry in value.split(","):
-        if entry.strip().lower() in DELIBERATE_ENDS:
+        if entry.strip().lower() in DELIBERATE_ENDS or len(found) > _MOST_GPUS:
             break
         span = re.fullmatch(r"\s*([0-9]{1,4})-([0-9]{1,4})\s*", entry)
         found += map(str, range(int(span[1]), int(span[2]) + 1)) if span else [entry.strip()]

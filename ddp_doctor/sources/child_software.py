@@ -7,7 +7,8 @@ ddp_doctor. Prints one JSON object, here with a CUDA build of torch::
      "torch_problem": null, "torch_version": "2.7.0+cu126", "torch_cuda": "12.6", "torch_hip": null,
      "torch_git": "1341794...", "torch_metadata_version": "2.7.0", "torch_requires_python": ">=3.9.0",
      "torch_requires": ["nvidia-nccl-cu12==2.26.2; platform_system == \"Linux\""],
-     "nccl_packages": {"nvidia-nccl-cu12": "2.26.2"},
+     "nccl_packages": {"nvidia-nccl-cu12": "2.26.2"}, "nccl_sizes": {"nvidia-nccl-cu12": 219454696},
+     "nccl_file_bytes": 219454696,
      "torch_cuda_library": "/v/lib/python3.11/site-packages/torch/lib/libtorch_cuda.so",
      "nccl_files": ["/v/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"]}
 """
@@ -38,6 +39,7 @@ def main() -> None:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "nccl_packages": {name: version for name in NCCL_PACKAGES if (version := version_of(name))},
+        **wheel_facts(),
         **torch_facts(),
     }
     print(json.dumps(facts), flush=True)  # noqa: T201  the answer to the agent
@@ -49,6 +51,34 @@ def version_of(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def wheel_facts() -> dict[str, object]:
+    """How large each NCCL package says its library is, and how large the file is that they all write."""
+    sizes: dict[str, int] = {}
+    there: int | None = None
+    for name in NCCL_PACKAGES:
+        for file in recorded_files(name):
+            if file.name == NCCL_FILE and file.size is not None:
+                sizes[name] = file.size
+                there = size_of(Path(str(file.locate())))
+    return {"nccl_sizes": sizes, "nccl_file_bytes": there}
+
+
+def recorded_files(package: str) -> list[importlib.metadata.PackagePath]:
+    """The files of a package by its RECORD; none where it has no RECORD, or one that is not understood."""
+    try:
+        return importlib.metadata.files(package) or []
+    except (importlib.metadata.PackageNotFoundError, OSError, ValueError):
+        return []
+
+
+def size_of(file: Path) -> int | None:
+    """The size of a file in bytes, or None where there is none."""
+    try:
+        return file.stat().st_size
+    except OSError:
         return None
 
 

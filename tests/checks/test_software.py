@@ -490,3 +490,71 @@ def test_recordings_give_their_findings(expected):
     )
     codes = {finding.code for rule in CHECK.rules for finding in rule.apply(recorded)}
     assert sorted(codes) == json.loads(expected.read_text())["codes"]
+
+
+@needs_cc
+def test_the_setting_that_brings_another_library_is_named(installation):
+    other = installation.nccl("*v = 22907; return 0;", at="../other").resolve()
+    installation.cuda_library(installation.nccl(), *RPATH)
+    preloaded = probe(live(installation.folder, LD_PRELOAD=str(other)))
+    assert preloaded.nccl_brought_by == f"LD_PRELOAD={other}"
+    (told,) = findings(
+        but(**preloaded.model_dump(include={"nccl_loaded", "nccl_library", "nccl_brought_by"}))
+    )
+    assert f"brought by LD_PRELOAD={other}" in told.evidence[0].text
+
+
+@needs_cc
+def test_a_copy_that_the_rpath_beats_is_offered_in_vain(installation):
+    other = installation.nccl("*v = 22907; return 0;", at="../other").resolve()
+    installation.cuda_library(installation.nccl(), *RPATH)
+    fact = probe(live(installation.folder, LD_LIBRARY_PATH=str(other.parent)))
+    assert fact.nccl_brought_by is None
+    assert fact.nccl_offered == {str(other): f"LD_LIBRARY_PATH={other.parent}"}
+    assert verdicts(but(nccl_offered=fact.nccl_offered)) == [("DD209", Severity.INFO)]
+
+
+@needs_cc
+def test_a_copy_beside_a_torch_with_nccl_built_in_has_no_effect(installation):
+    other = installation.nccl(at="../other").resolve()
+    installation.cuda_library(None)
+    fact = probe(live(installation.folder, LD_LIBRARY_PATH=str(other.parent)))
+    assert [code for code, _ in verdicts(fact)] == ["DD209"]
+
+
+TWO = {"nvidia-nccl-cu12": "2.27.5", "nvidia-nccl-cu13": "2.27.5"}
+SIZES = {"nvidia-nccl-cu12": 12, "nvidia-nccl-cu13": 13}
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity"),
+    [
+        ({"nccl_file_bytes": 12}, Severity.INFO),
+        ({"nccl_file_bytes": 13}, Severity.WARNING),
+        ({"nccl_file_bytes": 13, "driver": "550.54.15"}, Severity.ERROR),
+        (
+            {"nccl_file_bytes": 13, "driver": "550.54.15", "forward_compatibility": "/c/compat"},
+            Severity.WARNING,
+        ),
+        ({"nccl_file_bytes": None}, Severity.WARNING),
+    ],
+)
+def test_two_packages_that_write_one_file_are_as_grave_as_what_is_there(changes, severity):
+    (told,) = findings(but(nccl_packages=TWO, nccl_sizes=SIZES, **changes))
+    assert (told.code, told.severity) == ("DD208", severity)
+    assert told.remedies[0].commands == (
+        "python -m pip uninstall -y nvidia-nccl-cu13",
+        "python -m pip install --force-reinstall --no-deps nvidia-nccl-cu12==2.27.5",
+    )
+
+
+def test_sizes_are_read_from_each_packages_record(installation):
+    library = installation.folder / "nvidia/nccl/lib/libnccl.so.2"
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"x" * 13)
+    for package, size in SIZES.items():
+        installation.metadata(package, "2.27.5")
+        record = installation.folder / f"{package.replace('-', '_')}-2.27.5.dist-info" / "RECORD"
+        record.write_text(f"nvidia/nccl/lib/libnccl.so.2,sha256=x,{size}\n{record.parent.name}/METADATA,,\n")
+    fact = probe(live(installation.folder))
+    assert (fact.nccl_packages, fact.nccl_sizes, fact.nccl_file_bytes) == (TWO, SIZES, 13)

@@ -115,3 +115,14 @@ def test_a_host_file_is_read_with_slots_comments_and_users():
 def test_a_line_that_is_no_host_is_named():
     with pytest.raises(ValueError, match=r"line 2: '<html>' is not a host name"):
         read_host_file("node1\n<html>\n")
+
+
+@pytest.mark.parametrize("text", ["a[1]" * 17, "a" + "[1-2]" * 17, "[[1-2]]", "a]", "a[1", ",a", "a,,b"])
+def test_brackets_and_commas_without_sense_are_refused(text):
+    with pytest.raises(ValueError, match=r"is not a|has more than"):
+        expand(text)
+
+
+def test_a_host_file_that_names_more_hosts_than_any_cluster_has_is_refused_at_once():
+    with pytest.raises(ValueError, match="line 2: more than 65536 hosts"):
+        read_host_file("a[1-65536]\n" * 10_000)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.model.context import CommandResult, Interface
-from ddp_doctor.parse.nccl_interface import file_settings, library_choice, nccl_environment
+from ddp_doctor.parse.nccl_interface import library_choice, nccl_environment
 from tests.fakes import FakeContext
 
 INTERFACES = (
@@ -14,11 +14,6 @@ INTERFACES = (
 
 def answer(stdout: str) -> CommandResult:
     return CommandResult(("nccl_interface",), "ended", 0, stdout)
-
-
-def test_a_file_is_read_as_nccl_reads_it():
-    text = "# NCCL_DEBUG=INFO\nNCCL_SOCKET_IFNAME=eth0\nNCCL_SOCKET_IFNAME=eth1\nnonsense\n=x\nNCCL_IB_HCA==mlx5_0"
-    assert file_settings(text) == {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_IB_HCA": "=mlx5_0"}
 
 
 def test_the_environment_comes_before_the_users_file_and_that_before_the_systems():
@@ -70,4 +65,7 @@ def test_a_library_that_is_absent_or_cannot_be_asked_tells_nothing(stdout):
 @given(st.text())
 def test_no_answer_breaks_the_parser(stdout):
     library_choice(answer(stdout), INTERFACES)
-    file_settings(stdout)
+
+
+def test_an_address_that_is_none_is_no_choice():
+    assert library_choice(answer('{"address": " 10.0.0.1"}'), INTERFACES) is None

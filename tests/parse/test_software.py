@@ -112,3 +112,9 @@ def test_hostile_text_raises_nothing(text):
 )
 def test_what_keeps_gpus_from_a_job(env, reason):
     assert gpus_hidden_by(env) == reason
+
+
+def test_an_answer_that_is_nested_too_deep_is_none():
+    answer = CommandResult(("helper",), "ended", 0, "[" * 100_000)
+
+    assert "nccl_problem" in nccl_answer(answer)

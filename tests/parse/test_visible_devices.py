@@ -193,3 +193,14 @@ def test_in_a_device_cgroup_all_that_is_listed_is_the_jobs() -> None:
 def test_a_gpu_in_mig_mode_without_slices_is_among_those_to_look_at() -> None:
     bare = SLICED.model_copy(update={"mig_uuids": ()})
     assert job_view((FOUR[0], bare), {}, in_container=False)["used"] == (0, 1)
+
+
+def test_a_number_of_five_thousand_digits_is_no_gpu() -> None:
+    digits = "9" * 5000
+
+    assert shown(f"1,{digits}") == [1]
+    assert granted_gpus({"SLURM_GPUS_ON_NODE": digits}) is None
+
+
+def test_ranges_of_ten_thousand_gpus_over_and_over_are_counted_once() -> None:
+    assert (granted_gpus({"SLURM_JOB_GPUS": "0-9999," * 10_000}) or 0) < 100_000

@@ -1,0 +1,129 @@
+"""nccl.conf: settings that NCCL adds to its environment, where nobody sees them.
+
+    # comment
+    NCCL_SOCKET_IFNAME=eth0
+    export NCCL_DEBUG=INFO          sets a variable called "export NCCL_DEBUG", which nothing reads
+     NCCL_IB_HCA=mlx5_0             so does the blank in front
+    NCCL_P2P_LEVEL
+
+Source: NCCL src/misc/param.cc (setEnvFile, initEnvFunc), tried with libnccl 2.20.5 to 2.32.3: the user's file
+comes before the system's, the first of two equal names counts, and no file changes what is already set.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from ddp_doctor.knowledge.variables import is_recorded
+from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.context import Context
+from ddp_doctor.parse.redact import is_withheld
+
+SYSTEM_FILE = "/etc/nccl.conf"
+#: What NCCL keeps of a name or value.
+LONGEST = 1023
+#: A longer file is none of NCCL's.
+MOST_LINES = 1000
+
+#: Why NCCL reads a file: told to, in the user's folder, in $HOME where that is another than the passwd entry's,
+#: in that entry's, or in /etc.
+Reason = Literal["named", "user", "home", "passwd", "system"]
+
+
+class ConfLine(Frozen):
+    """One line that is neither blank nor a comment."""
+
+    number: int
+    name: str | None = None  # None: there is no "="; NCCL passes the line over
+    value: str | None = None  # None: kept back, like a credential or no setting of NCCL's
+
+
+class ConfFile(Frozen):
+    """One file that NCCL would read."""
+
+    path: str
+    reason: Reason
+    lines: tuple[ConfLine, ...] = ()
+    problem: str | None = None  # why it cannot be read, or not whole
+
+
+def conf_lines(text: str) -> tuple[ConfLine, ...]:
+    """The lines of one file as NCCL reads them, up to MOST_LINES."""
+    found: list[ConfLine] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip() and not line.startswith("#"):
+            found.append(_line(number, line.partition("\0")[0]))
+        if len(found) > MOST_LINES:
+            break
+    return tuple(found[:MOST_LINES])
+
+
+def _line(number: int, line: str) -> ConfLine:
+    name, sign, value = line.partition("=")
+    if not sign or not name:
+        return ConfLine(number=number)
+    bare = name.strip().removeprefix("export ").strip()
+    if not is_recorded(bare):
+        return ConfLine(number=number, name=_shown(name) if bare.isidentifier() else "")
+    value = value[:LONGEST]
+    return ConfLine(
+        number=number, name=_shown(name), value=None if is_withheld(name, value) else _shown(value)
+    )
+
+
+def _shown(text: str) -> str:
+    return text[:LONGEST].encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def settings(files: tuple[ConfFile, ...]) -> Mapping[str, tuple[str, str]]:
+    """What the files together set: name to value and ``path:line``, files in NCCL's order."""
+    found: dict[str, tuple[str, str]] = {}
+    for file in files:
+        for line in file.lines:
+            if line.name and line.value is not None:
+                found.setdefault(line.name, (line.value, f"{file.path}:{line.number}"))
+    return found
+
+
+def conf_files(ctx: Context) -> tuple[ConfFile, ...]:
+    """The files that are there, and one that is named and is not.
+
+    Without HOME, as in a prolog, whose user is not the job's, only the system's is looked at.
+    """
+    named, home = ctx.env.get("NCCL_CONF_FILE"), ctx.env.get("HOME")
+    users: dict[str, Reason] = {}
+    if home and named:
+        users[named] = "named"
+    elif home:
+        other = _passwd_home(ctx) or home
+        users[f"{other}/.nccl.conf"] = "passwd"
+        users[f"{home}/.nccl.conf"] = "user" if other == home else "home"
+    files = [_file(ctx, path, reason) for path, reason in {**users, SYSTEM_FILE: "system"}.items()]
+    return tuple(file for file in files if file is not None)
+
+
+def _file(ctx: Context, path: str, reason: Reason) -> ConfFile | None:
+    if not path.startswith("/"):
+        return ConfFile(path=path, reason=reason, problem="is relative to the folder that the job starts in")
+    try:
+        text = ctx.read(path)
+    except FileNotFoundError:
+        return ConfFile(path=path, reason=reason, problem="does not exist") if reason == "named" else None
+    except OSError as error:
+        return ConfFile(path=path, reason=reason, problem=f"cannot be read: {error.strerror}")
+    lines = conf_lines(text)
+    whole = len(lines) < MOST_LINES
+    return ConfFile(
+        path=path, reason=reason, lines=lines, problem=None if whole else "is read no further than this"
+    )
+
+
+def _passwd_home(ctx: Context) -> str | None:
+    """The home folder in this user's passwd entry, wherever that is kept."""
+    try:
+        status = ctx.read("/proc/self/status")
+    except OSError:
+        return None
+    uid = next((line.split()[1] for line in status.splitlines() if line.startswith("Uid:\t")), "")
+    answer = ctx.run(("getent", "passwd", uid), 1.0) if uid.isdecimal() else None
+    fields = answer.stdout.strip().split(":") if answer is not None and answer.ok else []
+    return fields[5] if len(fields) == 7 and fields[5].startswith("/") else None

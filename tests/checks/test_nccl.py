@@ -1,0 +1,339 @@
+"""The nccl check: real files, real plug-ins that the real linker loads or not, and the rules."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor.checks.nccl import CHECK, NcclFact, probe
+from ddp_doctor.checks.nccl.facts import Plugin
+from ddp_doctor.checks.software import Software
+from ddp_doctor.model.choices import Severity, Status
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.parse.nccl_conf import ConfFile, conf_lines
+from ddp_doctor.sources.machine import LiveContext
+from tests.checks.test_software import GPU_NODE, compile_library
+from tests.fakes import FakeContext
+
+needs_cc = pytest.mark.skipif(
+    shutil.which("cc") is None, reason="needs a C compiler (cc) to build stand-in libraries"
+)
+
+
+def live(**env: str) -> LiveContext:
+    return LiveContext({"PATH": "/usr/bin:/bin", **env}, time.monotonic() + 20)
+
+
+def plugin_file(folder: Path, name: str = "libnccl-net.so", *flags: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    compile_library(folder / name, "int ncclNetPlugin_v8;\n", *flags)
+    return folder / name
+
+
+def dlopened(name: str, **env: str) -> str | None:
+    """The file that the real linker takes for a name, in a process of its own; None where it takes none."""
+    code = (
+        "import ctypes, sys\n"
+        "try: ctypes.CDLL(sys.argv[1])\n"
+        "except OSError: sys.exit()\n"
+        "print(next(l.split()[-1] for l in open('/proc/self/maps') if l.rstrip().endswith(sys.argv[1].split('/')[-1])))"
+    )
+    command = (sys.executable, "-c", code, name)
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.strip() or None
+
+
+@needs_cc
+def test_a_plugin_in_ld_library_path_is_found_where_dlopen_finds_it(tmp_path):
+    plugin_file(tmp_path / "second")
+    expected = plugin_file(tmp_path / "first")
+    path = f"/nowhere:{tmp_path / 'first'}:{tmp_path / 'second'}"
+
+    (found,) = probe(live(LD_LIBRARY_PATH=path)).plugins
+
+    assert found.path == str(expected) == dlopened("libnccl-net.so", LD_LIBRARY_PATH=path)
+    assert found.brought_by == f"LD_LIBRARY_PATH={tmp_path / 'first'}"
+    assert (found.setting, found.missing, found.works) == (None, (), True)
+
+
+@needs_cc
+@pytest.mark.parametrize(
+    ("asked", "file"), [("ofi", "libnccl-net-ofi.so"), ("libx.so", "libx.so"), ("{}/any.so", "any.so")]
+)
+def test_a_named_plugin_is_looked_for_under_the_names_that_nccl_tries(tmp_path, asked, file):
+    expected = plugin_file(tmp_path, file)
+
+    env = {"LD_LIBRARY_PATH": str(tmp_path), "NCCL_NET_PLUGIN": asked.format(tmp_path)}
+    (found,) = probe(live(**env)).plugins
+
+    assert (found.path, found.setting) == (str(expected), "NCCL_NET_PLUGIN")
+
+
+@needs_cc
+def test_a_plugin_whose_library_is_gone_does_not_load_and_says_which(tmp_path):
+    other = plugin_file(tmp_path / "lib", "libgone-fabric.so.1", "-Wl,-soname,libgone-fabric.so.1")
+    plugin_file(tmp_path, "libnccl-net.so", "-Wl,--no-as-needed", str(other))
+    other.unlink()
+
+    (found,) = probe(live(LD_LIBRARY_PATH=str(tmp_path))).plugins
+
+    assert dlopened("libnccl-net.so", LD_LIBRARY_PATH=str(tmp_path)) is None
+    assert found.missing == ("libgone-fabric.so.1",)
+    assert not found.works
+
+
+@needs_cc
+def test_a_library_that_torch_has_loaded_is_not_missed(tmp_path):
+    cuda = tmp_path / "lib" / "libcudart.so.12"
+    plugin_file(tmp_path / "lib", "libcudart.so.12", "-Wl,-soname,libcudart.so.12")
+    plugin_file(tmp_path, "libnccl-net.so", "-Wl,--no-as-needed", str(cuda))
+    cuda.unlink()
+
+    (found,) = probe(live(LD_LIBRARY_PATH=str(tmp_path))).plugins
+
+    assert found.works
+
+
+@pytest.mark.parametrize("value", ["aws-ofi", "/nowhere/libnccl-net.so", "ofi,sharp"])
+def test_a_named_plugin_that_is_nowhere_is_missing(value):
+    found = probe(live(NCCL_NET_PLUGIN=value)).plugins
+
+    assert [one.asked for one in found] == value.split(",")
+    assert all(one.path is None and not one.works for one in found)
+
+
+def test_without_a_setting_and_without_a_plugin_there_is_nothing_to_tell():
+    assert probe(live()).plugins == ()
+    assert probe(live(NCCL_NET_PLUGIN="none")).plugins == ()
+
+
+def test_the_linkers_cache_is_searched():
+    cache = (
+        "2 libs found\n\tlibnccl-net.so (libc6) => /lib32/libnccl-net.so\n"
+        "\tlibnccl-net.so (libc6,x86-64) => /x/libnccl-net.so\n"
+    )
+    (found,) = probe(FakeContext(commands={"/sbin/ldconfig": cache, "ldd": ""})).plugins
+
+    assert found.path == "/x/libnccl-net.so"
+
+
+def test_a_plugin_beside_torch_is_found_by_the_rpath_of_its_libraries():
+    children = {"software": '{"torch_folder": "/v/lib/torch"}'}
+    context = FakeContext(
+        env={"NCCL_NET_PLUGIN": "ofi"},
+        files={"/v/lib/nvidia/nccl/lib/libnccl-net-ofi.so": ""},
+        children=children,
+        commands={"ldd": ""},
+    )
+    (found,) = probe(context).plugins
+
+    assert found.path == "/v/lib/nvidia/nccl/lib/libnccl-net-ofi.so"
+
+
+def test_a_plugin_that_lies_where_the_linker_does_not_look_is_told():
+    folder = "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu"
+    files = {f"{folder}/libnccl-net.so": "", "/sys/class/infiniband/efa_0/node_type": "", "/sys/class/x": ""}
+    fact = probe(FakeContext(files=files))
+
+    assert [(one.path, one.elsewhere) for one in fact.plugins] == [(None, (folder,))]
+    assert fact.efa_devices == ("efa_0",)
+
+
+HOME = {"HOME": "/home/me"}
+
+
+def test_files_are_read_in_nccls_order_and_secrets_kept_back():
+    files = {
+        "/home/me/.nccl.conf": "NCCL_DEBUG=INFO\nNCCL_NOTE=ghp_16C7e42F292c6912E7710c838347Ae178B4a\nAWS_KEY=x\n",
+        "/etc/nccl.conf": "NCCL_NET_PLUGIN=none\nNCCL_DEBUG=WARN\n",
+    }
+    fact = probe(FakeContext(env={**HOME, "NCCL_DEBUG": "TRACE"}, files=files))
+
+    assert [one.path for one in fact.conf] == ["/home/me/.nccl.conf", "/etc/nccl.conf"]
+    assert [line.value for line in fact.conf[0].lines] == ["INFO", None, None]
+    assert fact.overruled == {"NCCL_DEBUG": "TRACE"}
+    assert fact.plugins == ()
+    assert "ghp_" not in fact.model_dump_json()
+    assert "AWS" not in fact.model_dump_json() or fact.conf[0].lines[2].value is None
+
+
+def test_without_home_as_in_a_prolog_only_the_systems_file_is_read():
+    files = {"/.nccl.conf": "A=1\n", "/x": "NCCL_DEBUG=INFO\n", "/etc/nccl.conf": "NCCL_DEBUG=WARN\n"}
+    fact = probe(FakeContext(env={"NCCL_CONF_FILE": "/x"}, files=files))
+
+    assert [one.path for one in fact.conf] == ["/etc/nccl.conf"]
+
+
+def test_a_home_folder_of_another_name_than_the_passwd_entrys_is_told_apart():
+    files = {
+        "/proc/self/status": "Name:\tx\nUid:\t1000\t1000\t1000\t1000\n",
+        "/home/me/.nccl.conf": "NCCL_DEBUG=INFO\n",
+        "/root/.nccl.conf": "NCCL_DEBUG=WARN\n",
+    }
+    commands = {"getent": "me:x:1000:1000::/home/me:/bin/sh\n"}
+    fact = probe(FakeContext(env={"HOME": "/root"}, files=files, commands=commands))
+
+    assert [(one.path, one.reason) for one in fact.conf] == [
+        ("/home/me/.nccl.conf", "passwd"),
+        ("/root/.nccl.conf", "home"),
+    ]
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
+def findings(*facts: NcclFact, software: Software = GPU_NODE, command: str = "run") -> list[Finding]:
+    nodes = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(len(facts)))
+    readings = [
+        Reading(check=check, status=Status.COLLECTED, node=rank, fact=fact.recorded())
+        for rank, nccl in enumerate(facts)
+        for check, fact in (("nccl", nccl), ("software", software))
+    ]
+    recording = Recording(
+        started_at="2026-01-15T10:00:00+00:00",
+        world=World(
+            nnodes=len(facts), nproc_per_node=8, world_size=8 * len(facts), backend="nccl", nodes=nodes
+        ),
+        options=Options(command=command),
+        readings=tuple(readings),
+    )
+    return [finding for rule in CHECK.rules for finding in rule.apply(recording)]
+
+
+def verdicts(*facts: NcclFact, **more: object) -> list[tuple[str, Severity]]:
+    return [(one.code, one.severity) for one in findings(*facts, **more)]  # type: ignore[arg-type]
+
+
+def conf(text: str, reason: str = "user", path: str = "/home/me/.nccl.conf", **overruled: str) -> NcclFact:
+    file = ConfFile(path=path, reason=reason, lines=conf_lines(text))  # type: ignore[arg-type]
+    return NcclFact(conf=(file,), overruled=overruled)
+
+
+def test_a_setting_of_a_file_is_told_with_its_line():
+    (finding,) = findings(conf("# c\nNCCL_IB_HCA=mlx5\n"))
+
+    assert (finding.code, finding.severity) == ("DD228", Severity.INFO)
+    assert "NCCL_IB_HCA=mlx5 (/home/me/.nccl.conf:2)" in finding.evidence[0].text
+    assert finding.title == "/home/me/.nccl.conf sets 1 setting of NCCL on node0"
+
+
+@pytest.mark.parametrize(
+    ("fact", "expected"),
+    [
+        (conf("NCCL_P2P_LEVEL=NVL\n", NCCL_P2P_LEVEL="SYS"), [("DD229", Severity.WARNING)]),
+        (conf("NCCL_DEBUG=INFO\n", NCCL_DEBUG="WARN"), [("DD229", Severity.INFO)]),
+        (conf("NCCL_P2P_LEVEL=NVL\n", "system", NCCL_P2P_LEVEL="SYS"), [("DD229", Severity.INFO)]),
+        (conf("NCCL_P2P_LEVEL=NVL\n", NCCL_P2P_LEVEL="NVL"), []),
+    ],
+)
+def test_what_the_environment_overrules_is_told_where_it_does_something_else(fact, expected):
+    assert verdicts(fact) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("export NCCL_IB_HCA=mlx5_0", "'export NCCL_IB_HCA'"),
+        (" NCCL_IB_HCA=mlx5_0", "' NCCL_IB_HCA'"),
+        ("NCCL_IB_HCA =mlx5_0", "'NCCL_IB_HCA '"),
+        ("NCCL_IB_HCA", 'no "="'),
+        ("NCCL_SOCKET_IFNAM=eth0", "did you mean NCCL_SOCKET_IFNAME?"),
+        ("NCCL_TIMEOUT=5", "read by nothing"),
+        ("NCCL_IB_DISABLE=true", "NCCL_IB_DISABLE=true"),
+        ('NCCL_P2P_LEVEL="SYS"', "NCCL_P2P_LEVEL="),
+        ("NCCL_P2P_LEVEL=SYS\nNCCL_P2P_LEVEL=NVL", "the first counts"),
+    ],
+)
+def test_a_line_that_does_nothing_is_named(line, says):
+    (told,) = [one for one in findings(conf(f"{line}\n")) if one.code == "DD230"]
+
+    assert told.severity is Severity.WARNING
+    assert says in told.evidence[0].text
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "# NCCL_IB_HCA", "NCCL_OFI_X=1", "TOKEN=x", "NCCL_IB_HCA=mlx5_0", "NCCL_FASTRAK_NUM_FLOWS=2", "A=1"],
+)
+def test_comments_plugins_settings_and_foreign_names_are_left_alone(line):
+    assert [code for code, _ in verdicts(conf(f"{line}\n")) if code == "DD230"] == []
+
+
+@pytest.mark.parametrize(
+    ("loaded", "read"), [("2.27.5", "passwd"), ("2.29.7", "passwd"), ("2.30.7", "home"), ("2.32.3", "home")]
+)
+def test_which_home_folder_counts_depends_on_ncclss_version(loaded, read):
+    files = tuple(
+        ConfFile(path=f"/{reason}/.nccl.conf", reason=reason, lines=conf_lines("NCCL_DEBUG=INFO\n"))
+        for reason in ("passwd", "home")
+    )
+    (finding,) = findings(NcclFact(conf=files), software=GPU_NODE.model_copy(update={"nccl_loaded": loaded}))
+
+    assert finding.title.startswith(f"/{read}/.nccl.conf")
+
+
+def test_a_named_file_that_is_not_there_or_not_read_is_told():
+    gone = NcclFact(conf=(ConfFile(path="/x.conf", reason="named", problem="does not exist"),))
+    there = NcclFact(conf=(ConfFile(path="/x.conf", reason="named", lines=conf_lines("NCCL_DEBUG=INFO\n")),))
+    old = GPU_NODE.model_copy(update={"nccl_loaded": "2.21.5"})
+
+    assert verdicts(gone) == [("DD230", Severity.WARNING)]
+    assert verdicts(there) == [("DD228", Severity.INFO)]
+    assert verdicts(there, software=old) == [("DD230", Severity.WARNING)]
+
+
+NAMED = Plugin(kind="net", asked="ofi", setting="NCCL_NET_PLUGIN")
+GOOD = Plugin(kind="net", asked="libnccl-net.so", path="/opt/x/libnccl-net.so")
+EFA: Any = {"efa_devices": ("efa_0",)}
+
+
+@pytest.mark.parametrize(
+    ("fact", "expected"),
+    [
+        (NcclFact(plugins=(NAMED,)), [("DD231", Severity.WARNING)]),
+        (NcclFact(plugins=(NAMED.model_copy(update={"unclear": True}),)), []),
+        (NcclFact(plugins=(NAMED.model_copy(update={"kind": "profiler"}),)), [("DD231", Severity.INFO)]),
+        (NcclFact(plugins=(GOOD,)), []),
+        (
+            NcclFact(plugins=(GOOD.model_copy(update={"missing": ("libfabric.so.1",)}),)),
+            [("DD232", Severity.INFO)],
+        ),
+        (NcclFact(network="IB"), []),
+        (NcclFact(network="Socket"), []),
+        (NcclFact(network="AWS Libfabric"), [("DD233", Severity.ERROR)]),
+        (NcclFact(network="AWS Libfabric", plugins=(GOOD,)), []),
+        (NcclFact(**EFA), [("DD234", Severity.INFO)]),
+        (NcclFact(**EFA, plugins=(GOOD,)), []),
+        (NcclFact(**EFA, network="Socket"), []),
+    ],
+)
+def test_plugins_of_one_node(fact, expected):
+    assert verdicts(fact) == expected
+
+
+def test_between_nodes_idle_efa_is_a_warning_and_a_plugin_on_one_of_two_an_error():
+    assert verdicts(NcclFact(**EFA), NcclFact(**EFA)) == [("DD234", Severity.WARNING)]
+    assert verdicts(NcclFact(plugins=(GOOD,)), NcclFact()) == [("DD235", Severity.ERROR)]
+    assert verdicts(NcclFact(plugins=(GOOD,)), NcclFact(plugins=(GOOD,))) == []
+
+
+@pytest.mark.parametrize(
+    "software",
+    [
+        GPU_NODE.model_copy(update={"gpu_devices": 0}),
+        GPU_NODE.model_copy(update={"gpus_hidden_by": "CUDA_VISIBLE_DEVICES="}),
+    ],
+)
+def test_a_job_without_gpus_does_not_care_for_plugins(software):
+    assert verdicts(NcclFact(network="AWS Libfabric", plugins=(NAMED,), **EFA), software=software) == []
+
+
+def test_a_prolog_does_not_judge_plugins_whose_path_only_the_job_knows():
+    assert verdicts(NcclFact(network="AWS Libfabric", plugins=(NAMED,), **EFA), command="prolog") == []

@@ -1,0 +1,345 @@
+"""The parsers that take foreign text, each with seeds and with what it may raise.
+
+A parser that is neither in TARGETS nor in NOT_FOREIGN fails tests/fuzz/test_targets.py. Everything else in
+this folder (properties, junk of ten megabytes, the coverage-guided fuzzer) works on this list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from ddp_doctor.app.outcome import UsageError
+from ddp_doctor.app.recordings import load_recording
+from ddp_doctor.model.context import CommandResult, Interface
+from ddp_doctor.parse import (
+    cgroup,
+    cpuinfo,
+    gpu_facts,
+    host_gpus,
+    host_limits,
+    hostlist,
+    libraries,
+    nccl_conf,
+    nccl_interface,
+    nccl_log,
+    nvml,
+    redact,
+    software,
+    terminal_text,
+    topo_affinity,
+    topo_legend,
+    topo_matrix,
+    topo_rows,
+    torchrun_options,
+    visible_devices,
+)
+from tests.fakes import FakeContext
+
+TESTS = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Target:
+    """``call`` hands the text to ``parses``; ``refuses`` is what its docstring says that it raises."""
+
+    parses: Callable[..., object]
+    call: Callable[[str], object]
+    seeds: tuple[str, ...]
+    refuses: tuple[type[Exception], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """``module.function``, as NOT_FOREIGN writes it."""
+        return f"{self.parses.__module__.rpartition('.')[2]}.{self.parses.__name__}"
+
+
+def _direct(parses: Callable[[str], object], *seeds: str, refuses: type[Exception] | None = None) -> Target:
+    return Target(parses, parses, seeds, (refuses,) if refuses else ())
+
+
+def _samples(folder: str) -> tuple[str, ...]:
+    return tuple(path.read_text() for path in sorted((TESTS / "samples" / folder).iterdir()))
+
+
+def _answer(text: str) -> CommandResult:
+    return CommandResult(("helper",), "ended", 0, text)
+
+
+class _Everywhere(Mapping[str, str]):
+    """Files that all hold the same text, or the parts of it between form feeds one after the other."""
+
+    def __init__(self, text: str) -> None:
+        self._parts = text.split("\f")
+        self._next = 0
+
+    def __getitem__(self, path: str) -> str:
+        self._next += 1
+        return self._parts[(self._next - 1) % len(self._parts)]
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self):
+        return iter(("/sys/bus/pci/devices/0000:61:00.0/vendor", "/dev/nvidia0", "/sys/class/infiniband/m/x"))
+
+
+def _machine(text: str) -> FakeContext:
+    return FakeContext(env={"HOME": "/root"}, files=_Everywhere(text), links=_Everywhere(text))
+
+
+def _reader(text: str) -> Callable[[str], str]:
+    return _Everywhere(text).__getitem__
+
+
+def _env(names: tuple[str, ...], text: str) -> dict[str, str]:
+    """The parts between form feeds as the values of these variables."""
+    return dict(zip(names, text.split("\f"), strict=False))
+
+
+_EIGHT = tuple(gpu_facts.Gpu(index=at, uuid=f"GPU-{at:08x}", minor_number=at) for at in range(8))
+_GRANTS = ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE", "NVIDIA_VISIBLE_DEVICES")
+_TASKS = ("SLURM_STEP_TASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+_ETH0 = Interface(name="eth0", addresses=("10.0.0.1/24", "fe80::1%eth0/64"))
+
+
+def _visible(call: Callable[[dict[str, str]], object], text: str) -> object:
+    return call(_env(_GRANTS, text))
+
+
+def _tails(text: str) -> object:
+    lines = text.split("\n")[:4096]  # the rows of a matrix are those that its header has columns for
+    rows = [[(at, cell) for at, cell in enumerate(line.split("\t")) if cell] for line in lines]
+    tails = [
+        topo_affinity.Tail(f"GPU{at}", at, tuple(cell for _, cell in row), tuple(at for at, _ in row))
+        for at, row in enumerate(rows)
+    ]
+    return topo_affinity.read_tails(tails, (topo_affinity.CPU, topo_affinity.NUMA, topo_affinity.GPU_NUMA))
+
+
+def _legend(text: str) -> object:
+    return topo_legend.nic_names(["NIC0", "mlx5_0"], topo_legend.read_legend(text.splitlines()))
+
+
+class _FileOf(type(Path())):  # type: ignore[misc]
+    """A file that exists in memory alone: thousands are read a second."""
+
+    text = ""
+
+    def read_text(self, *_: object, **__: object) -> str:
+        return self.text
+
+
+def _load(text: str) -> object:
+    file = _FileOf("recording.json")
+    file.text = text
+    return load_recording(file)
+
+
+_TOPOLOGIES = _samples("topology")
+_LEGEND = "NIC Legend:\n\n  NIC0: mlx5_0\n  NIC1: MA ID\n"
+_TAILS = "0-31,64-95\t0\t\tN/A\n\t\t\t\tN/A", "0-47,96-143\t0\t\tN/A\n0-47,96-1430\tN/A"
+_CGROUP_2 = "0::/user.slice\f35 25 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\f200000 100000\f1000\f"
+_CGROUP_1 = (
+    "4:memory:/docker/0c\n1:cpu,cpuacct:/docker/0c\f34 31 0:31 /docker/0c /sys/fs/cgroup/memory ro - cgroup c"
+    " rw,memory\f-1\f9223372036854771712\ftotal_inactive_file 4096"
+)
+_LDD = (
+    "\tlinux-vdso.so.1 (0x00007ffd)\n\tlibnccl.so.2 => /v/a (b)/libnccl.so.2 (0x00007f2a3c000000)\n"
+    "\tlibnccl.so.2 => not found\n\t/opt/nccl/lib/libnccl.so.2 (0x00007f2a3c000000)\n"
+)
+_CONF = (
+    "# c\nNCCL_SOCKET_IFNAME=eth0\nexport NCCL_DEBUG=INFO\n NCCL_IB_HCA = mlx5_0\nNCCL_P2P_LEVEL\nTOKEN=x\n"
+)
+_CACHE = "1214 libs found in cache `/etc/ld.so.cache'\n\tlibnccl-net.so (libc6,x86-64) => /usr/lib/libnccl-net.so\n"
+_PATHS = ("LD_PRELOAD", "LD_LIBRARY_PATH")
+_NCCL_LOG = (
+    "NCCL version 2.27.5+cuda12.8\n"
+    "w:1:2 [0] NCCL INFO NCCL_P2P_LEVEL set by environment to SYS.\n"
+    "w:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_2:1/RoCE [1]mlx5_bond_0:1/IB [RO]; OOB eth0:10.0.0.1<0>\n"
+    "w:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [receive] via NET/IB/3(2)/GDRDMA(PCI)/Shared\n"
+    "w:1:2 [0] NCCL INFO Ring 00 : 0[0] -> 1[1] via P2P/direct pointer\n"
+)
+_NVML = (
+    '{"error": null, "call": "", "gpu": null, "text": "", "elapsed_s": 0.06, "driver_version": "550.90.07",'
+    ' "gpus": [{"index": 0, "uuid": "GPU-89", "bus_id": "00000000:1B:00.0", "mig_uuids": ["MIG-1"]}]}'
+)
+_DRIVER = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\n",
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (builder@host)\n",
+)
+_RECORDINGS = tuple(
+    (TESTS / "recordings" / f"{name}.json").read_text()
+    for name in ("gpus-one-lost", "healthy-two-socket-pair", "endpoint-refused")
+)
+
+TARGETS: tuple[Target, ...] = (
+    Target(load_recording, _load, _RECORDINGS, (UsageError,)),
+    _direct(topo_matrix.parse_matrices, *_TOPOLOGIES, refuses=topo_rows.TopologyError),
+    _direct(topo_matrix.parse_matrix, *_TOPOLOGIES, refuses=topo_rows.TopologyError),
+    Target(
+        topo_rows.read_blocks,
+        lambda text: list(topo_rows.read_blocks(text.splitlines())),
+        _TOPOLOGIES,
+        (topo_rows.TopologyError,),
+    ),
+    _direct(topo_rows.split_codes, "NV18", "XNODESYSPIX", "NV4NV4PHB0-15"),
+    Target(topo_affinity.read_tails, _tails, _TAILS, (topo_affinity.UnclearError,)),
+    Target(topo_legend.read_legend, lambda text: topo_legend.read_legend(text.splitlines()), (_LEGEND,)),
+    Target(topo_legend.nic_names, _legend, (_LEGEND,)),
+    _direct(terminal_text.plain_lines, "\x1b[4m\tGPU0\x1b[0m\r\n> a\b\bb", "\x1b]8;;x\x1b\\\r\n"),
+    _direct(nccl_log.parse_nccl_log, _NCCL_LOG),
+    _direct(nvml.parse_nvml, _NVML, refuses=ValueError),
+    _direct(gpu_facts.sysfs_bus_id, "00000000:1B:00.0", "0000:61:00.0"),
+    _direct(hostlist.expand, "node[1-4,7],gpu-[01-03]-ib", "a[1-2]b[3-4]", refuses=ValueError),
+    _direct(hostlist.expand_open_mpi, "node[2:3,1-2],login@0(4)", refuses=ValueError),
+    _direct(hostlist.read_host_file, "node1 slots=8 # c\nadmin@node2\nnode3:8\n", refuses=ValueError),
+    _direct(torchrun_options.nnodes, "4", "2:4", refuses=ValueError),
+    _direct(torchrun_options.endpoint, "node0:29400", "[fd00::1]:29400", refuses=ValueError),
+    Target(cgroup.limits, lambda text: cgroup.limits(_reader(text)), (_CGROUP_2, _CGROUP_1)),
+    Target(cpuinfo.cpu_vendor, lambda text: cpuinfo.cpu_vendor(_machine(text)), ("vendor_id\t: AMD\n",)),
+    Target(host_gpus.pci_gpus, lambda text: host_gpus.pci_gpus(_machine(text)), ("0x10de\f0x030200\f../x",)),
+    Target(
+        host_gpus.in_container,
+        lambda text: host_gpus.in_container(_machine(text)),
+        ("0::/kubepods/besteffort/pod3c\n",),
+    ),
+    Target(host_gpus.first_line, lambda text: host_gpus.first_line(_machine(text), "/x"), ("0x10de\n",)),
+    Target(host_limits.rdma_devices, lambda text: host_limits.rdma_devices(_machine(text)), ("4: ACTIVE\n",)),
+    Target(
+        host_limits.memory_bytes,
+        lambda text: host_limits.memory_bytes(text, "MemAvailable"),
+        ("MemTotal: 24 kB\nMemAvailable:   23492432 kB\n",),
+    ),
+    _direct(host_limits.load_1min, "3.25 1.11 0.99 2/138 16370"),
+    _direct(host_limits.online_cpus, "cpu  1 2\ncpu0 3357 0 4313\ncpu1 1 2\n"),
+    Target(
+        host_limits.may_exceed_memlock,
+        lambda text: host_limits.may_exceed_memlock(text, text.partition("\f")[2]),
+        ("CapEff:\t000001ffffffffff\n\f         0          0 4294967295",),
+    ),
+    Target(
+        host_limits.memlock_is_ignored,
+        lambda text: host_limits.memlock_is_ignored(_reader(text)),
+        ("CapEff:\t000001ffffffffff\n\f         0          0 4294967295",),
+    ),
+    _direct(host_limits.omp_threads, "4", " 4,2", "0"),
+    Target(
+        host_limits.several_tasks, lambda text: host_limits.several_tasks(_env(_TASKS, text)), ("8(x2),4",)
+    ),
+    Target(
+        host_limits.rdma_unused_by,
+        lambda text: host_limits.rdma_unused_by(_env(("NCCL_IB_DISABLE", "NCCL_NET"), text)),
+        ("1\fSocket", "true"),
+    ),
+    Target(
+        nccl_interface.nccl_environment,
+        lambda text: nccl_interface.nccl_environment(_machine(text)),
+        ("A=1\fB=2\n",),
+    ),
+    Target(
+        nccl_interface.library_choice,
+        lambda text: nccl_interface.library_choice(_answer(text), (_ETH0,)),
+        (
+            '{"version_code": 22907, "address": "10.0.0.1"}',
+            '{"status": 5, "error": "no socket interface found"}',
+        ),
+    ),
+    _direct(nccl_conf.conf_lines, _CONF),
+    Target(nccl_conf.conf_files, lambda text: nccl_conf.conf_files(_machine(text)), (_CONF,)),
+    _direct(libraries.cached, _CACHE),
+    _direct(libraries.missing_libraries, _LDD, "\tlibfabric.so.1 => not found\n"),
+    Target(
+        libraries.brought_by,
+        lambda text: libraries.brought_by(_env(_PATHS, text), "/opt/nccl/lib/libnccl.so.2"),
+        ("/opt/nccl/lib/libnccl.so.2 /x.so\f/usr/lib:/opt/nccl/lib", ":\f;"),
+    ),
+    Target(
+        libraries.entries,
+        lambda text: libraries.entries(_env(_PATHS, text), "LD_LIBRARY_PATH"),
+        ("\f/usr/lib:/opt/nccl/lib",),
+    ),
+    Target(
+        software.pinned_nccl,
+        lambda text: software.pinned_nccl(text.splitlines()),
+        ("nvidia-nccl-cu12==2.26.2; platform_system == 'Linux'", "nvidia-nccl-cu12 (==2.18.1) ; x"),
+    ),
+    _direct(software.driver_version, *_DRIVER),
+    Target(software.linked_library, lambda text: software.linked_library(text, "libnccl.so.2"), (_LDD,)),
+    Target(
+        software.nccl_answer,
+        lambda text: software.nccl_answer(_answer(text)),
+        ('{"version_code": 22907}', '{"error": "x"}', "chatter\n{}"),
+    ),
+    _direct(software.torch_folder, 'chatter\n{"torch_folder": "/v/lib/torch"}\n', "{}"),
+    _direct(software.last_line, "chatter\n{}\n"),
+    Target(
+        software.gpus_hidden_by,
+        lambda text: software.gpus_hidden_by(_env(_GRANTS, text)),
+        ("\f0,1", "-1", "NoDevFiles"),
+    ),
+    Target(
+        redact.is_withheld,
+        lambda text: redact.is_withheld(*(text.partition("=")[::2])),
+        (
+            "PET_RDZV_ENDPOINT=etcd://user:secret@host:2379",
+            "TOKEN=abc",
+            "N=ghp_16C7e42F292c6912E7710c838347Ae17",
+        ),
+    ),
+    Target(
+        redact.open_and_withheld,
+        lambda text: redact.open_and_withheld(dict(line.partition("=")[::2] for line in text.split("\n"))),
+        ("A=etcd://user:secret@host\nTOKEN=abc\nB=\udcff",),
+    ),
+    Target(
+        visible_devices.select_devices,
+        partial(_visible, lambda env: visible_devices.select_devices(_EIGHT, env)),
+        ("0,1,2", "GPU-00000001,GPU-00000002", "MIG-GPU-1/2/0", "-1", "0-3"),
+    ),
+    Target(
+        visible_devices.visible_gpus,
+        partial(_visible, lambda env: visible_devices.visible_gpus(gpu_facts.GpusFact(gpus=_EIGHT), env)),
+        ("0,1,2", "NoDevFiles"),
+    ),
+    Target(
+        visible_devices.job_view,
+        partial(_visible, lambda env: visible_devices.job_view(_EIGHT, env, in_container=True)),
+        ("0,1\f0-3\f4\fGPU-1,GPU-2",),
+    ),
+    Target(visible_devices.hides_all, partial(_visible, visible_devices.hides_all), ("", "-1", "0,1")),
+    Target(
+        visible_devices.granted_gpus,
+        partial(_visible, lambda env: visible_devices.granted_gpus(env, in_container=True)),
+        ("0,1\f0-3\f4\fGPU-1,GPU-2",),
+    ),
+    Target(
+        visible_devices.job_gpus,
+        partial(_visible, lambda env: visible_devices.job_gpus(_EIGHT, env)),
+        ("0,1\f0-3",),
+    ),
+)
+
+_OWN = "takes facts or settings that the doctor itself made, no text"
+_SHOWN = "makes text for people"
+#: Public functions of ddp_doctor.parse that no foreign text reaches, and why.
+NOT_FOREIGN: Mapping[str, str] = {
+    "host_gpus.device_nodes": "filters names of files; opens none",
+    "host_limits.reader": "hands text on",
+    "host_limits.shared_memory": "asks for two numbers",
+    "host_limits.kernel": "strips one line",
+    "host_limits.clock_source": "strips one line",
+    "host_limits.in_units": _SHOWN,
+    "interface_facts.chosen": _OWN,
+    "interface_facts.advertised": _OWN,
+    "interface_facts.common_interface": _OWN,
+    "interface_facts.offer_of": _OWN,
+    "nccl_conf.settings": _OWN,
+    "p2p_stalls.find_stalls": _OWN,
+    "p2p_stalls.nodes_nccl_ran_on": _OWN,
+    "p2p_stalls.logs_by_node": "hands logs to nccl_log.parse_nccl_log",
+    "software.nccl_release": "takes a number",
+    "torchrun_options.written": _SHOWN,
+}

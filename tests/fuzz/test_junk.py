@@ -1,0 +1,113 @@
+"""One and ten megabytes of junk of several kinds: each parser answers or refuses, in bounded time and memory."""
+
+from __future__ import annotations
+
+import re
+import resource
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.targets import TARGETS, Target
+
+SIZES_BYTES = (1_000_000, pytest.param(10_000_000, marks=[pytest.mark.fuzz, pytest.mark.timeout(600)]))
+#: Generous: what takes longest needs a quarter of it for ten megabytes.
+LONGEST_CPU_S = 20.0
+#: The same as time on the clock, on a machine that does much else.
+LONGEST_S = 90.0
+#: Times the size of the junk. A list of the lines "a" takes 30 times theirs.
+MOST_MEMORY = 64
+#: Of a process, whatever it reads: caches of compiled patterns, pages that come and go.
+SMALL_BYTES = 16_000_000
+#: A parser that runs wild gets a MemoryError here, before the machine suffers.
+HARD_LIMIT_BYTES = 4 * 2**30
+
+LOG_LINE = (
+    "2026-01-15 10:00:00.123 node17:8811:8840 [3] NCCL INFO Channel 03/0 : 7[7] -> 0[0] via P2P/CUMEM\n"
+)
+JUNK: Mapping[str, str] = {
+    "one line": "a",
+    "zero bytes": "\0",
+    "digits": "1234567890",
+    "blank lines": "\n",
+    "words in lines": "GPU0 \t",
+    "brackets that open": "[",
+    "objects that open": '{"a":',
+    "brackets in brackets": "[[1-2],",
+    "commas": "0,",
+    "assignments": "NCCL_IB_HCA=mlx5_0\n",
+    "lines of a log": LOG_LINE,
+}
+
+
+@pytest.fixture(autouse=True)
+def _bounded_memory() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_status_bytes("VmSize") + HARD_LIMIT_BYTES, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@pytest.mark.parametrize("size_bytes", SIZES_BYTES)
+def test_junk_of_every_kind_is_read_or_refused_in_bounded_time_and_memory(target: Target, size_bytes: int):
+    first = next(seed for seed in target.seeds if seed)
+    pieces = {**JUNK, "valid texts": first, "first lines": f"{first.splitlines()[0]}\n"}
+    for kind, piece in pieces.items():
+        took_s, grown_bytes = _cost(target, (piece * (size_bytes // len(piece) + 1))[:size_bytes])
+
+        assert took_s < LONGEST_CPU_S, kind
+        assert grown_bytes < MOST_MEMORY * size_bytes + SMALL_BYTES, kind
+
+
+def _cost(target: Target, text: str) -> tuple[float, int]:
+    with _peak() as memory:
+        began = time.process_time()
+        _call(target, text)
+        took_s = time.process_time() - began
+    return took_s, memory["grown_bytes"]
+
+
+def _call(target: Target, text: str) -> None:
+    with _ends_after(LONGEST_S):
+        try:
+            target.call(text)
+        except target.refuses:
+            return
+
+
+@contextmanager
+def _ends_after(limit_s: float) -> Iterator[None]:
+    def late(*_: object) -> None:
+        raise AssertionError(f"still reading after {limit_s:g} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def _peak() -> Iterator[dict[str, int]]:
+    """How far the process grew meanwhile; the kernel forgets its earlier peak where it lets us ask."""
+    grown: dict[str, int] = {}
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _status_bytes("VmRSS")
+    except OSError:
+        before = _status_bytes("VmHWM")
+    yield grown
+    grown["grown_bytes"] = max(_status_bytes("VmHWM") - before, 0)
+
+
+def _status_bytes(name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found, name
+    return int(found[1]) * 1024

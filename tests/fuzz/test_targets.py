@@ -1,0 +1,88 @@
+"""No parser is forgotten, and none falls over text that is nearly right or not right at all."""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ddp_doctor.parse
+from tests.fuzz.targets import NOT_FOREIGN, TARGETS, Target
+
+EACH_TARGET = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+#: What tells lines, cells, lists and numbers apart somewhere.
+SIGNS = " \t\n\r\f\0\x1b=:;,.-_#/|[](){}<>\"'0123456789axAX\u0660\u00b2\ud800"
+
+
+def _public_functions() -> Iterator[str]:
+    for path in sorted(Path(ddp_doctor.parse.__file__).parent.glob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                yield f"{path.stem}.{node.name}"
+
+
+def test_every_public_function_of_the_parsers_is_fuzzed_or_said_to_take_no_foreign_text():
+    fuzzed = {target.name for target in TARGETS}
+    public = set(_public_functions())
+
+    assert sorted(public - fuzzed - set(NOT_FOREIGN)) == [], "add these to tests/fuzz/targets.py"
+    assert sorted((fuzzed | set(NOT_FOREIGN)) - public - {"recordings.load_recording"}) == [], "gone"
+    assert sorted(fuzzed & set(NOT_FOREIGN)) == []
+
+
+@EACH_TARGET
+def test_a_seed_of_each_parser_is_understood(target: Target):
+    refused = 0
+    for seed in target.seeds:
+        try:
+            target.call(seed)
+        except target.refuses:
+            refused += 1
+
+    assert refused < len(target.seeds), "seeds that are all refused lead nowhere"
+
+
+def damaged(seed: str, source: random.Random) -> str:
+    """``seed`` with pieces cut out, doubled, overwritten or put in from elsewhere."""
+    text = seed
+    for _ in range(source.randint(1, 6)):
+        start = source.randint(0, len(text))
+        end = min(len(text), start + source.choice((0, 1, 2, 8, 64, 512)))
+        filling = source.choice(
+            (
+                "",
+                text[start:end] * source.choice((2, 3, 50)),
+                "".join(source.choices(SIGNS, k=source.randint(1, 12))),
+                source.choice("0123456789") * source.choice((1, 20, 5000)),
+            )
+        )
+        text = text[:start] + filling + text[end:]
+    return text
+
+
+@EACH_TARGET
+@given(data=st.data())
+@settings(max_examples=60, deadline=1000, suppress_health_check=list(HealthCheck))
+def test_a_damaged_seed_is_read_or_refused(target: Target, data: st.DataObject):
+    seed = data.draw(st.sampled_from(target.seeds))
+    text = damaged(seed, data.draw(st.randoms(use_true_random=False)))
+    _read_or_refused(target, text)
+
+
+@EACH_TARGET
+@given(text=st.text(max_size=500) | st.text(SIGNS, max_size=500))
+@settings(max_examples=40, deadline=1000)
+def test_any_text_is_read_or_refused(target: Target, text: str):
+    _read_or_refused(target, text)
+
+
+def _read_or_refused(target: Target, text: str) -> None:
+    try:
+        target.call(text)
+    except target.refuses:
+        return

@@ -1,0 +1,58 @@
+"""nccl.conf line by line, as libnccl 2.20.5 to 2.32.3 reads it."""
+
+from ddp_doctor.parse.nccl_conf import (
+    LONGEST,
+    MOST_LINES,
+    ConfFile,
+    ConfLine,
+    conf_files,
+    conf_lines,
+    settings,
+)
+from tests.fakes import FakeContext
+
+
+def test_names_values_and_numbers_are_read_as_nccl_reads_them():
+    text = "# NCCL_DEBUG=INFO\n\nNCCL_SOCKET_IFNAME=eth0\nnonsense\n=x\nNCCL_IB_HCA==mlx5_0\n export NCCL_ALGO=Tree\n"
+
+    assert conf_lines(text) == (
+        ConfLine(number=3, name="NCCL_SOCKET_IFNAME", value="eth0"),
+        ConfLine(number=4),
+        ConfLine(number=5),
+        ConfLine(number=6, name="NCCL_IB_HCA", value="=mlx5_0"),
+        ConfLine(number=7, name=" export NCCL_ALGO", value="Tree"),
+    )
+
+
+def test_what_is_no_setting_of_nccls_or_looks_like_a_secret_is_kept_back():
+    lines = conf_lines("AWS_SECRET_ACCESS_KEY=x\nNCCL_TOKEN=abc\nmy password is=hunter2\n")
+
+    assert [(line.name, line.value) for line in lines] == [
+        ("AWS_SECRET_ACCESS_KEY", None),
+        ("NCCL_TOKEN", None),
+        ("", None),
+    ]
+
+
+def test_a_value_is_cut_where_nccl_cuts_it_and_a_file_that_is_none_of_nccls_is_not_read_whole():
+    (line,) = conf_lines("NCCL_IB_HCA=" + "m" * 5000)
+
+    assert line.value == "m" * LONGEST
+    assert len(conf_lines("NCCL_DEBUG=INFO\n" * (MOST_LINES + 5))) == MOST_LINES
+
+
+def test_the_first_of_two_equal_names_counts_over_all_files():
+    users = ConfFile(path="/u", reason="user", lines=conf_lines("NCCL_ALGO=Ring\nNCCL_ALGO=Tree\n"))
+    system = ConfFile(path="/s", reason="system", lines=conf_lines("NCCL_ALGO=NVLS\nNCCL_DEBUG=WARN\n"))
+
+    assert settings((users, system)) == {"NCCL_ALGO": ("Ring", "/u:1"), "NCCL_DEBUG": ("WARN", "/s:2")}
+
+
+def test_a_file_that_cannot_be_read_has_a_reason():
+    files = {"/etc/nccl.conf": PermissionError(13, "Permission denied")}
+    env = {"HOME": "/h", "NCCL_CONF_FILE": "site.conf"}
+
+    assert [file.problem for file in conf_files(FakeContext(env=env, files=files))] == [
+        "is relative to the folder that the job starts in",
+        "cannot be read: Permission denied",
+    ]
