@@ -7,7 +7,6 @@ this folder (properties, junk of ten megabytes, the coverage-guided fuzzer) work
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,16 +15,21 @@ from ddp_doctor.app.recordings import load_recording
 from ddp_doctor.model.context import CommandResult, Interface
 from ddp_doctor.parse import (
     cgroup,
-    cpuinfo,
+    cpu_list,
     gpu_facts,
-    host_gpus,
     host_limits,
     hostlist,
+    kernel_log,
+    kernel_modules,
     libraries,
+    live_topology,
     nccl_conf,
+    nccl_digest,
     nccl_interface,
     nccl_log,
     nvml,
+    nvml_topology,
+    pci_tree,
     redact,
     software,
     terminal_text,
@@ -34,30 +38,13 @@ from ddp_doctor.parse import (
     topo_matrix,
     topo_rows,
     torchrun_options,
+    verbs_library,
     visible_devices,
 )
-from tests.fakes import FakeContext
+from tests.fuzz.machine_targets import MACHINE_TARGETS
+from tests.fuzz.target import Target, direct, reader
 
 TESTS = Path(__file__).parent.parent
-
-
-@dataclass(frozen=True)
-class Target:
-    """``call`` hands the text to ``parses``; ``refuses`` is what its docstring says that it raises."""
-
-    parses: Callable[..., object]
-    call: Callable[[str], object]
-    seeds: tuple[str, ...]
-    refuses: tuple[type[Exception], ...] = ()
-
-    @property
-    def name(self) -> str:
-        """``module.function``, as NOT_FOREIGN writes it."""
-        return f"{self.parses.__module__.rpartition('.')[2]}.{self.parses.__name__}"
-
-
-def _direct(parses: Callable[[str], object], *seeds: str, refuses: type[Exception] | None = None) -> Target:
-    return Target(parses, parses, seeds, (refuses,) if refuses else ())
 
 
 def _samples(folder: str) -> tuple[str, ...]:
@@ -66,32 +53,6 @@ def _samples(folder: str) -> tuple[str, ...]:
 
 def _answer(text: str) -> CommandResult:
     return CommandResult(("helper",), "ended", 0, text)
-
-
-class _Everywhere(Mapping[str, str]):
-    """Files that all hold the same text, or the parts of it between form feeds one after the other."""
-
-    def __init__(self, text: str) -> None:
-        self._parts = text.split("\f")
-        self._next = 0
-
-    def __getitem__(self, path: str) -> str:
-        self._next += 1
-        return self._parts[(self._next - 1) % len(self._parts)]
-
-    def __len__(self) -> int:
-        return 1
-
-    def __iter__(self):
-        return iter(("/sys/bus/pci/devices/0000:61:00.0/vendor", "/dev/nvidia0", "/sys/class/infiniband/m/x"))
-
-
-def _machine(text: str) -> FakeContext:
-    return FakeContext(env={"HOME": "/root"}, files=_Everywhere(text), links=_Everywhere(text))
-
-
-def _reader(text: str) -> Callable[[str], str]:
-    return _Everywhere(text).__getitem__
 
 
 def _env(names: tuple[str, ...], text: str) -> dict[str, str]:
@@ -170,51 +131,85 @@ _DRIVER = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\n",
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (builder@host)\n",
 )
+_NVML_TOPOLOGY = (
+    '{"error": null, "gpus": [{"index": 0, "bus_id": "00000000:1B:00.0", "cpu_affinity": "0-31", "nvlinks": [{"index":'
+    ' 0, "active": true, "remote": "gpu", "remote_bus_id": "00000000:43:00.0"}]}, {"index": 2, "bus_id":'
+    ' "00000000:43:00.0"}], "ancestors": [[0, 2, 20]], "p2p": {"read": [[0, 2, 0], [2, 0, 3]]}}'
+)
+_KERNEL_LOGS = (
+    (
+        "[74889.644138] NVRM: Xid (PCI:0000:2b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
+        "[Sat Oct 12 18:35:32 2024] NVRM: Xid (PCI:0000:61:00): 45, pid=1496200, name=python3, Ch 0000000a\n"
+        "<4>[  95.1] NVRM: Xid (PCI:0008:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset)\n"
+    ),
+    (
+        "1714567890.120 node7 kernel: nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 MC\n"
+        "Dec  2 11:49:53 n4 kernel: [  885.242168] NVRM: GPU 0000:0a:00.0: RmInitAdapter failed! (0x24:0x72:1568)\n"
+    ),
+    (
+        "[74889.5] pcieport 0000:00:02.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer\n"
+        "[9.1] mlx5_core 0000:17:00.0: poll_health:739:(pid 0): device's health compromised - reached miss count\n"
+        "[601.0] INFO: task nvidia-smi:5403 blocked for more than 120 seconds.\n"
+    ),
+)
 _RECORDINGS = tuple(
     (TESTS / "recordings" / f"{name}.json").read_text()
     for name in ("gpus-one-lost", "healthy-two-socket-pair", "endpoint-refused")
 )
 
 TARGETS: tuple[Target, ...] = (
+    *MACHINE_TARGETS,
+    direct(cpu_list.cpu_ranges, "0-31,64-95", "0"),
+    Target(
+        cpu_list.share_a_cpu, lambda text: cpu_list.share_a_cpu(*text.partition("\f")[::2]), ("0-3,8\f5,7-9",)
+    ),
+    direct(kernel_log.parse_kernel_log, *_KERNEL_LOGS),
+    direct(kernel_modules.driver, *_DRIVER),
+    Target(nccl_digest.digest, lambda text: nccl_digest.digest(text.splitlines()), (_NCCL_LOG,)),
+    direct(nccl_log.says_something, _NCCL_LOG.splitlines()[3]),
+    direct(nccl_log.settings_in, _NCCL_LOG),
+    direct(nccl_log.version_in, _NCCL_LOG),
+    direct(nvml_topology.parse_nvml_topology, _NVML_TOPOLOGY, refuses=ValueError),
+    Target(
+        live_topology.live_matrix,
+        lambda text: live_topology.live_matrix(
+            nvml_topology.parse_nvml_topology(text), live_topology.Bus({}, {})
+        ),
+        (_NVML_TOPOLOGY,),
+        (ValueError, LookupError),
+    ),
+    direct(pci_tree.read_path, "../../../devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:1b:00.0"),
+    direct(verbs_library.provider_of, "mlx5_core"),
     Target(load_recording, _load, _RECORDINGS, (UsageError,)),
-    _direct(topo_matrix.parse_matrices, *_TOPOLOGIES, refuses=topo_rows.TopologyError),
-    _direct(topo_matrix.parse_matrix, *_TOPOLOGIES, refuses=topo_rows.TopologyError),
+    direct(topo_matrix.parse_matrices, *_TOPOLOGIES, refuses=topo_rows.TopologyError),
+    direct(topo_matrix.parse_matrix, *_TOPOLOGIES, refuses=topo_rows.TopologyError),
     Target(
         topo_rows.read_blocks,
         lambda text: list(topo_rows.read_blocks(text.splitlines())),
         _TOPOLOGIES,
         (topo_rows.TopologyError,),
     ),
-    _direct(topo_rows.split_codes, "NV18", "XNODESYSPIX", "NV4NV4PHB0-15"),
+    direct(topo_rows.split_codes, "NV18", "XNODESYSPIX", "NV4NV4PHB0-15"),
     Target(topo_affinity.read_tails, _tails, _TAILS, (topo_affinity.UnclearError,)),
     Target(topo_legend.read_legend, lambda text: topo_legend.read_legend(text.splitlines()), (_LEGEND,)),
     Target(topo_legend.nic_names, _legend, (_LEGEND,)),
-    _direct(terminal_text.plain_lines, "\x1b[4m\tGPU0\x1b[0m\r\n> a\b\bb", "\x1b]8;;x\x1b\\\r\n"),
-    _direct(nccl_log.parse_nccl_log, _NCCL_LOG),
-    _direct(nvml.parse_nvml, _NVML, refuses=ValueError),
-    _direct(gpu_facts.sysfs_bus_id, "00000000:1B:00.0", "0000:61:00.0"),
-    _direct(hostlist.expand, "node[1-4,7],gpu-[01-03]-ib", "a[1-2]b[3-4]", refuses=ValueError),
-    _direct(hostlist.expand_open_mpi, "node[2:3,1-2],login@0(4)", refuses=ValueError),
-    _direct(hostlist.read_host_file, "node1 slots=8 # c\nadmin@node2\nnode3:8\n", refuses=ValueError),
-    _direct(torchrun_options.nnodes, "4", "2:4", refuses=ValueError),
-    _direct(torchrun_options.endpoint, "node0:29400", "[fd00::1]:29400", refuses=ValueError),
-    Target(cgroup.limits, lambda text: cgroup.limits(_reader(text)), (_CGROUP_2, _CGROUP_1)),
-    Target(cpuinfo.cpu_vendor, lambda text: cpuinfo.cpu_vendor(_machine(text)), ("vendor_id\t: AMD\n",)),
-    Target(host_gpus.pci_gpus, lambda text: host_gpus.pci_gpus(_machine(text)), ("0x10de\f0x030200\f../x",)),
-    Target(
-        host_gpus.in_container,
-        lambda text: host_gpus.in_container(_machine(text)),
-        ("0::/kubepods/besteffort/pod3c\n",),
-    ),
-    Target(host_gpus.first_line, lambda text: host_gpus.first_line(_machine(text), "/x"), ("0x10de\n",)),
-    Target(host_limits.rdma_devices, lambda text: host_limits.rdma_devices(_machine(text)), ("4: ACTIVE\n",)),
+    direct(terminal_text.plain_lines, "\x1b[4m\tGPU0\x1b[0m\r\n> a\b\bb", "\x1b]8;;x\x1b\\\r\n"),
+    direct(nccl_log.parse_nccl_log, _NCCL_LOG),
+    direct(nvml.parse_nvml, _NVML, refuses=ValueError),
+    direct(gpu_facts.sysfs_bus_id, "00000000:1B:00.0", "0000:61:00.0"),
+    direct(hostlist.expand, "node[1-4,7],gpu-[01-03]-ib", "a[1-2]b[3-4]", refuses=ValueError),
+    direct(hostlist.expand_open_mpi, "node[2:3,1-2],login@0(4)", refuses=ValueError),
+    direct(hostlist.read_host_file, "node1 slots=8 # c\nadmin@node2\nnode3:8\n", refuses=ValueError),
+    direct(torchrun_options.nnodes, "4", "2:4", refuses=ValueError),
+    direct(torchrun_options.endpoint, "node0:29400", "[fd00::1]:29400", refuses=ValueError),
+    Target(cgroup.limits, lambda text: cgroup.limits(reader(text)), (_CGROUP_2, _CGROUP_1)),
     Target(
         host_limits.memory_bytes,
         lambda text: host_limits.memory_bytes(text, "MemAvailable"),
         ("MemTotal: 24 kB\nMemAvailable:   23492432 kB\n",),
     ),
-    _direct(host_limits.load_1min, "3.25 1.11 0.99 2/138 16370"),
-    _direct(host_limits.online_cpus, "cpu  1 2\ncpu0 3357 0 4313\ncpu1 1 2\n"),
+    direct(host_limits.load_1min, "3.25 1.11 0.99 2/138 16370"),
+    direct(host_limits.online_cpus, "cpu  1 2\ncpu0 3357 0 4313\ncpu1 1 2\n"),
     Target(
         host_limits.may_exceed_memlock,
         lambda text: host_limits.may_exceed_memlock(text, text.partition("\f")[2]),
@@ -222,10 +217,10 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(
         host_limits.memlock_is_ignored,
-        lambda text: host_limits.memlock_is_ignored(_reader(text)),
+        lambda text: host_limits.memlock_is_ignored(reader(text)),
         ("CapEff:\t000001ffffffffff\n\f         0          0 4294967295",),
     ),
-    _direct(host_limits.omp_threads, "4", " 4,2", "0"),
+    direct(host_limits.omp_threads, "4", " 4,2", "0"),
     Target(
         host_limits.several_tasks, lambda text: host_limits.several_tasks(_env(_TASKS, text)), ("8(x2),4",)
     ),
@@ -235,11 +230,6 @@ TARGETS: tuple[Target, ...] = (
         ("1\fSocket", "true"),
     ),
     Target(
-        nccl_interface.nccl_environment,
-        lambda text: nccl_interface.nccl_environment(_machine(text)),
-        ("A=1\fB=2\n",),
-    ),
-    Target(
         nccl_interface.library_choice,
         lambda text: nccl_interface.library_choice(_answer(text), (_ETH0,)),
         (
@@ -247,10 +237,9 @@ TARGETS: tuple[Target, ...] = (
             '{"status": 5, "error": "no socket interface found"}',
         ),
     ),
-    _direct(nccl_conf.conf_lines, _CONF),
-    Target(nccl_conf.conf_files, lambda text: nccl_conf.conf_files(_machine(text)), (_CONF,)),
-    _direct(libraries.cached, _CACHE),
-    _direct(libraries.missing_libraries, _LDD, "\tlibfabric.so.1 => not found\n"),
+    direct(nccl_conf.conf_lines, _CONF),
+    direct(libraries.cached, _CACHE),
+    direct(libraries.missing_libraries, _LDD, "\tlibfabric.so.1 => not found\n"),
     Target(
         libraries.brought_by,
         lambda text: libraries.brought_by(_env(_PATHS, text), "/opt/nccl/lib/libnccl.so.2"),
@@ -266,15 +255,15 @@ TARGETS: tuple[Target, ...] = (
         lambda text: software.pinned_nccl(text.splitlines()),
         ("nvidia-nccl-cu12==2.26.2; platform_system == 'Linux'", "nvidia-nccl-cu12 (==2.18.1) ; x"),
     ),
-    _direct(software.driver_version, *_DRIVER),
+    direct(software.driver_version, *_DRIVER),
     Target(software.linked_library, lambda text: software.linked_library(text, "libnccl.so.2"), (_LDD,)),
     Target(
         software.nccl_answer,
         lambda text: software.nccl_answer(_answer(text)),
         ('{"version_code": 22907}', '{"error": "x"}', "chatter\n{}"),
     ),
-    _direct(software.torch_folder, 'chatter\n{"torch_folder": "/v/lib/torch"}\n', "{}"),
-    _direct(software.last_line, "chatter\n{}\n"),
+    direct(software.torch_folder, 'chatter\n{"torch_folder": "/v/lib/torch"}\n', "{}"),
+    direct(software.last_line, "chatter\n{}\n"),
     Target(
         software.gpus_hidden_by,
         lambda text: software.gpus_hidden_by(_env(_GRANTS, text)),
@@ -326,7 +315,10 @@ _OWN = "takes facts or settings that the doctor itself made, no text"
 _SHOWN = "makes text for people"
 #: Public functions of ddp_doctor.parse that no foreign text reaches, and why.
 NOT_FOREIGN: Mapping[str, str] = {
-    "host_gpus.device_nodes": "filters names of files; opens none",
+    "gpu_facts.busy_gpus": _OWN,
+    "nvml_topology.bonded": _OWN,
+    "pci_tree.link_code": _OWN,
+    "pci_tree.nccl_path": _OWN,
     "host_limits.reader": "hands text on",
     "host_limits.shared_memory": "asks for two numbers",
     "host_limits.kernel": "strips one line",

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.targets import TARGETS, Target
+from tests.fuzz.target import Target
+from tests.fuzz.targets import TARGETS
 
 SIZES_BYTES = (1_000_000, pytest.param(10_000_000, marks=[pytest.mark.fuzz, pytest.mark.timeout(600)]))
 #: Generous: what takes longest needs a quarter of it for ten megabytes.

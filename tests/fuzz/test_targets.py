@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ddp_doctor.parse
-from tests.fuzz.targets import NOT_FOREIGN, TARGETS, Target
+from tests.fuzz.target import Target
+from tests.fuzz.targets import NOT_FOREIGN, TARGETS
 
 EACH_TARGET = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 #: What tells lines, cells, lists and numbers apart somewhere.
