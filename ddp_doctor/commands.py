@@ -14,8 +14,6 @@ from pydantic import ValidationError
 from ddp_doctor import app
 from ddp_doctor.app import Outcome, UsageError
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.checks.topology import TopologyFact
-from ddp_doctor.checks.topology.transports import places
 from ddp_doctor.engine.trial_rules import TRIAL_RULES
 from ddp_doctor.guard import kept, say
 from ddp_doctor.launch import foreign, leash, local_ranks
@@ -26,15 +24,13 @@ from ddp_doctor.launch.place import Asked, NotNeeded, Place, place
 from ddp_doctor.launch.wire import Wire
 from ddp_doctor.model.choices import ExitCode, Verdict, Where
 from ddp_doctor.model.recording import Options, Recording
-from ddp_doctor.model.report import TopologyReport
 from ddp_doctor.parse.hostlist import expand, read_host_file
 from ddp_doctor.parse.torchrun_options import endpoint
 from ddp_doctor.phrases.run_options import JOIN_TIMEOUT_S, line, typed
 from ddp_doctor.render import state, terminal
+from ddp_doctor.render import topology as topology_render
 from ddp_doctor.render.outputs import Outputs
 from ddp_doctor.render.progress import progress
-from ddp_doctor.render.topology_matrix import matrix_text, topology_json
-from ddp_doctor.render.transport_table import transport_table
 
 #: Longest that a rank which is not the agent waits beyond the budget: start, kill, report.
 _WAIT_MARGIN_S = 150.0
@@ -210,15 +206,9 @@ def topology(file: str | None, outputs: Outputs) -> int:
         outcome = app.live_topology(dict(os.environ), lambda _text: None)
     else:
         outcome = app.read_topology(_pasted(file))
-    matrices = [seen.fact for seen in outcome.recording.facts(TopologyFact)]
-    report = TopologyReport(**dict(outcome.report), **topology_json(matrices))
-    out = terminal.console(outputs.words_to)
-    expected = [transport_table(place) for place in places(outcome.recording)]
-    for matrix, table in zip(matrices, expected, strict=True):
-        out.print(matrix_text(matrix), soft_wrap=True)
-        out.print(table, soft_wrap=True)
-    refused = file is not None and not matrices
-    if refused:
+    report = topology_render.with_topology(outcome.report, outcome.recording)
+    topology_render.show(outcome.recording, terminal.console(outputs.words_to))
+    if file is not None and not any(reading.fact for reading in outcome.recording.readings):
         report = report.model_copy(update={"exit_code": ExitCode.USAGE.value})
     return _show_and_write(replace(outcome, report=report), outputs, saved_as=None)
 

@@ -16,7 +16,18 @@ a path that the machine announces but does not carry, the first all-reduce spins
 utilisation and nothing is logged; where an NVLink is down, every step waits for the slowest pair.
 """
 
-from ddp_doctor.checks.topology import answers, differences, given_up, links, nvlinks, p2p, places, unclear
+from ddp_doctor.checks.topology import (
+    answers,
+    candidates,
+    differences,
+    given_up,
+    links,
+    nvlinks,
+    p2p,
+    p2p_status,
+    places,
+    unclear,
+)
 from ddp_doctor.checks.topology.facts import TopologyFact, TopologyHangFact
 from ddp_doctor.checks.topology.live import CannotAsk, ask_nvidia_smi, ask_nvml
 from ddp_doctor.checks.topology.p2p import p2p_stalls
@@ -28,10 +39,19 @@ from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.parse import host_gpus
 from ddp_doctor.parse.cpuinfo import cpu_vendor
+from ddp_doctor.parse.nvlinks import NvlinksFact
+from ddp_doctor.parse.p2p_status import P2pStatusFact
+from ddp_doctor.parse.rocm_topology import RocmTopologyFact
 
 __all__ = ["CHECK", "TopologyFact", "TopologyHangFact", "p2p_stalls", "probe", "read_pasted"]
 
-_SETTINGS = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_IB_HCA")
+_SETTINGS = (
+    "NCCL_P2P_DISABLE",
+    "NCCL_P2P_LEVEL",
+    "NCCL_IB_HCA",
+    "NCCL_IGNORE_DISABLED_P2P",
+    "NCCL_TOPO_FILE",
+)
 
 
 def probe(ctx: Context) -> TopologyFact | TopologyHangFact:
@@ -56,13 +76,16 @@ CHECK = Check(
     title="Paths between GPUs and NICs",
     where=Where.NODE,
     probe=probe,
-    facts=(TopologyFact, TopologyHangFact),
+    facts=(TopologyFact, TopologyHangFact, P2pStatusFact, NvlinksFact, RocmTopologyFact),
     rules=(
         *p2p.RULES,
         nvlinks.nvlinks_missing,
         *unclear.RULES,
         *links.RULES,
         *places.RULES,
+        *p2p_status.RULES,
+        *candidates.RULES,
+        unclear.amd_not_supported,
         *answers.RULES,
         *differences.RULES,
         *given_up.RULES,

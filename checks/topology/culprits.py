@@ -1,18 +1,19 @@
 """How the rules about paths name hosts, GPUs and pairs of GPUs."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from ddp_doctor.checks.topology.facts import TopologyFact
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.phrases.nodes import node_names
 
 
-def hosts_of(recording: Recording, seen: Sequence[Seen[TopologyFact]]) -> str:
+def hosts_of(recording: Recording, seen: Sequence[Seen[Any]]) -> str:
     """The hosts for a sentence; of a pasted text only their order is known."""
     if recording.world:
         return node_names(recording, seen)
-    return "this host" if len(recording.readings) == 1 else f"host {seen[0].node + 1} of the text"
+    several = len({reading.node for reading in recording.readings}) > 1
+    return f"host {seen[0].node + 1} of the text" if several else "this host"
 
 
 def culprit(recording: Recording, node: int, gpus: Sequence[str], ranks: Sequence[int] = ()) -> Culprit:

@@ -164,6 +164,11 @@ def _crossing(recording: Recording) -> dict[_Cause, list[Seen[TopologyFact]]]:
     return groups
 
 
+def hosts_crossing_sockets(recording: Recording) -> set[int]:
+    """The nodes that DD402 tells of."""
+    return {seen.node for group in _crossing(recording).values() for seen in group}
+
+
 def _path_evidence(gpus: tuple[str, str], code: str) -> Evidence:
     return Evidence(check="topology", text=f"{'-'.join(gpus)} is {code}: {codes.link_code(code).meaning}")
 

@@ -1,22 +1,130 @@
-"""A pasted or saved topology as readings: other doors to the facts that the probe collects live."""
+"""A pasted or saved output as readings: other doors to the facts that the probe collects live.
+
+One text may hold several outputs, of several kinds and of several hosts, with anything in between. Each
+kind has its reader; all of them read the whole text, and what they found is put in the order of the text.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.knowledge.p2p_statuses import CAPABILITY_NAMES
 from ddp_doctor.model.choices import Status
-from ddp_doctor.model.fact import Reading
-from ddp_doctor.parse.topo_matrix import TopologyError, parse_matrices
+from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.parse.nvlinks import NvlinksFact, find_nvlinks
+from ddp_doctor.parse.p2p_status import P2pStatusFact, find_p2p_tables
+from ddp_doctor.parse.rocm_topology import RocmTopologyFact, find_rocm_topologies
+from ddp_doctor.parse.terminal_text import plain_lines
+from ddp_doctor.parse.topo_matrix import TopologyError, find_matrices, refuse_binary, why_none
 
 #: A paste may be a whole log; only its beginning goes into the recording.
 _KEPT_CHARACTERS = 200_000
+_NO_AMD = "AMD GPUs are not supported yet: their topology was read, and nothing is concluded from it"
+
+
+@dataclass(frozen=True)
+class Found:
+    """One output in a text: the indices of its lines, what it tells, and what makes it one of a kind.
+
+    A host has one of each ``kind``; two of them are of two hosts. ``gpus`` is empty where the output may
+    tell of some of the host's GPUs only. ``unsure`` says why nothing is concluded from it.
+    """
+
+    lines: range
+    fact: Fact
+    kind: str
+    gpus: frozenset[str] = frozenset()
+    unsure: str | None = None
+
+
+Reader = Callable[[Sequence[str]], Iterable[Found]]
+
+
+def _matrices(lines: Sequence[str]) -> Iterable[Found]:
+    for at, matrix in find_matrices(lines):
+        yield Found(at, TopologyFact(**dict(matrix)), TopologyFact.KIND, frozenset(matrix.gpus))
+
+
+def _p2p_tables(lines: Sequence[str]) -> Iterable[Found]:
+    for at, table in find_p2p_tables(lines):
+        yield Found(at, table, f"{P2pStatusFact.KIND} {table.capability}", frozenset(table.gpus))
+
+
+def _nvlinks(lines: Sequence[str]) -> Iterable[Found]:
+    for at, links in find_nvlinks(lines):
+        yield Found(at, links, NvlinksFact.KIND)
+
+
+def _rocm_topologies(lines: Sequence[str]) -> Iterable[Found]:
+    for at, tables in find_rocm_topologies(lines):
+        yield Found(at, tables, RocmTopologyFact.KIND, frozenset(tables.gpus), unsure=_NO_AMD)
+
+
+#: A reader does not see the lines that one before it took: the tables of -p2p look much like a matrix.
+READERS: tuple[Reader, ...] = (_p2p_tables, _nvlinks, _rocm_topologies, _matrices)
 
 
 def read_pasted(text: str) -> tuple[Reading, ...]:
-    """A pasted or saved output as readings: one a matrix, or the one that says why there is none."""
-    raw = text[:_KEPT_CHARACTERS]
+    """A pasted or saved text as readings: one an output, one a kind that is refused, at least one."""
+    raw: str | None = text[:_KEPT_CHARACTERS]
     try:
-        facts = [TopologyFact(**dict(matrix)) for matrix in parse_matrices(text)]
+        refuse_binary(text)
     except TopologyError as error:
-        return (Reading(check="topology", status=Status.FAILED, reason=str(error), raw=raw),)
-    return tuple(
-        Reading(check="topology", status=Status.COLLECTED, node=host, fact=fact.recorded(), raw=raw)
-        for host, fact in enumerate(facts)
-    )
+        return (_refused(error, raw),)
+    lines = plain_lines(text)
+    found: list[Found] = []
+    refused: list[TopologyError] = []
+    for reader in READERS:
+        try:
+            taken = list(reader(lines))
+        except TopologyError as error:
+            refused.append(error)
+            continue
+        found += taken
+        for one in taken:
+            lines[one.lines.start : one.lines.stop] = [""] * len(one.lines)
+    if not found and not refused:
+        refused.append(TopologyError(why_none(text)))
+    found.sort(key=lambda one: one.lines.start)
+    hosts = list(_hosts(found))
+    readings = [
+        _reading(_with_tables(one, host, found, hosts), host) for one, host in zip(found, hosts, strict=True)
+    ]
+    readings += [_refused(error) for error in refused]
+    return (readings[0].model_copy(update={"raw": raw}), *readings[1:])
+
+
+def _hosts(found: Iterable[Found]) -> Iterable[int]:
+    """The number of the host that each output is of: a new one where a kind, or other GPUs, come again."""
+    host, kinds, gpus = 0, set[str](), frozenset[str]()
+    for one in found:
+        if one.kind in kinds or (one.gpus and gpus and one.gpus != gpus):
+            host, kinds, gpus = host + 1, set(), frozenset()
+        kinds.add(one.kind)
+        gpus = one.gpus or gpus
+        yield host
+
+
+def _with_tables(one: Found, host: int, found: Sequence[Found], hosts: Sequence[int]) -> Found:
+    """A matrix with what the host's other tables say of its GPUs, as NVML tells it live."""
+    if not isinstance(one.fact, TopologyFact):
+        return one
+    beside = [other.fact for other, its in zip(found, hosts, strict=True) if its == host]
+    p2p = {
+        CAPABILITY_NAMES[letter]: fact.statuses
+        for fact in beside
+        if isinstance(fact, P2pStatusFact)
+        for letter in fact.capability or ""
+        if letter in CAPABILITY_NAMES
+    }
+    nvlinks = tuple(gpu for fact in beside if isinstance(fact, NvlinksFact) for gpu in fact.gpus)
+    return replace(one, fact=one.fact.model_copy(update={"p2p": p2p, "nvlinks": nvlinks}))
+
+
+def _reading(one: Found, host: int) -> Reading:
+    status = Status.FAILED if one.unsure else Status.COLLECTED
+    return Reading(check="topology", status=status, node=host, fact=one.fact.recorded(), reason=one.unsure)
+
+
+def _refused(error: TopologyError, raw: str | None = None) -> Reading:
+    return Reading(check="topology", status=Status.FAILED, reason=str(error), raw=raw)

@@ -1,5 +1,6 @@
-"""DD404, DD405: a matrix that is unclear in part, or not understood."""
+"""DD404, DD405, DD414: a topology that is unclear in part, not understood, or of other GPUs."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from ddp_doctor.checks.topology.culprits import hosts_of
@@ -8,6 +9,7 @@ from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.rocm_topology import RocmTopologyFact
 from ddp_doctor.phrases.nodes import by_cause, node_culprits
 
 
@@ -17,7 +19,7 @@ def topology_partly_unclear(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         Two rows that disagree about one pair, a NIC whose name in the legend is garbled, missing or no
-        device name, a row that appears twice, a CPU list that no machine has.
+        device name, a row that appears twice or not at all, CPU lists that no machine has.
 
     Why it matters
         Advice rests on this matrix. A pair whose rows disagree gets none, and a NIC without a proper
@@ -35,7 +37,7 @@ def topology_partly_unclear(recording: Recording) -> Iterator[Draft]:
     ).items():
         yield Draft(
             title=f"Part of the GPU topology of {hosts_of(recording, group)} is unclear: {warnings[0]}",
-            detail="Nothing is concluded from the parts named here.",
+            detail="What contradicts itself or has no usable name counts for nothing.",
             confidence=Confidence.PROVED,
             culprits=node_culprits(recording, group) if recording.world else (),
             evidence=tuple(Evidence(check="topology", text=text) for text in warnings),
@@ -44,11 +46,12 @@ def topology_partly_unclear(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD405", "topology-not-understood", Severity.WARNING)
 def topology_not_understood(recording: Recording) -> Iterator[Draft]:
-    """The pasted text is not a matrix that can be read with certainty.
+    """The pasted text, or a part of it, cannot be read with certainty.
 
     What it finds
-        Text that holds no output of ``nvidia-smi topo -m``, or one that is cut off, interrupted,
-        garbled, or of a format that is not known. The reason and the line are named.
+        Text that holds no output of ``nvidia-smi topo -m``, ``topo -p2p``, ``nvlink -s`` or their like,
+        or one that is cut off, interrupted, garbled, or of a format that is not known. The reason and
+        the line are named; what is whole beside it is read.
 
     Why it matters
         Advice from a misread matrix would be worse than none, so nothing is guessed.
@@ -62,7 +65,7 @@ def topology_not_understood(recording: Recording) -> Iterator[Draft]:
     if recording.options.command != "topology":
         return  # a live nvidia-smi that fails is a reading without a fact, and the report says so
     for reading in recording.of_check("topology"):
-        if reading.status is Status.FAILED:
+        if reading.status is Status.FAILED and reading.fact is None:
             yield Draft(
                 title=f"The topology was not understood: {reading.reason}",
                 detail="Nothing is concluded from a matrix that may be misread.",
@@ -74,3 +77,34 @@ def topology_not_understood(recording: Recording) -> Iterator[Draft]:
 
 
 RULES = (topology_partly_unclear, topology_not_understood)
+
+
+@rule("DD414", "amd-gpus-not-supported", Severity.INFO)
+def amd_not_supported(recording: Recording) -> Iterator[Draft]:
+    """The topology of AMD GPUs, from which nothing is concluded yet.
+
+    What it finds
+        The output of ``rocm-smi --showtopo`` or of its parts.
+
+    Why it matters
+        RCCL chooses its paths by rules of its own. The verdict is unsure: that nothing was found says
+        nothing about this machine.
+
+    Remedy
+        Measure with rccl-tests; ``rocm-smi --showtopoaccess`` tells which GPUs reach each other directly.
+
+    References
+        ROCm/rocm_smi_lib, python_smi_tools/rocm_smi.py; ROCm/rccl-tests
+    """
+    for seen in recording.facts(RocmTopologyFact):
+        fact = seen.fact
+        counts = Counter(row[two] for one, row in fact.link_type.items() for two in row if one < two)
+        links = ", ".join(f"{number} pairs over {kind}" for kind, number in counts.items())
+        nodes = len(set(fact.numa_node.values()))
+        told = [links] * bool(links) + [f"{nodes} NUMA nodes"] * bool(nodes)
+        yield Draft(
+            title=f"AMD GPUs are not supported yet: the topology of {len(fact.gpus)} was read, not judged",
+            detail="The verdict is unsure, whatever else stands in the text.",
+            confidence=Confidence.PROVED,
+            evidence=tuple(Evidence(check="topology", text=text) for text in told),
+        )

@@ -54,7 +54,15 @@ class Report(Frozen):
 
 
 class TopologyReport(Report):
-    """What ``topology --json`` writes: the envelope, the first matrix, and all where there are several."""
+    """What ``topology --json`` writes: the envelope, the first matrix, and what else there is."""
 
     topology: Json = None
-    topologies: tuple[Json, ...] | None = None
+    topologies: tuple[Json, ...] | None = None  # all matrices, where there are several
+    p2p: tuple[Json, ...] | None = None  # tables of nvidia-smi topo -p2p, each with its host
+    nvlinks: tuple[Json, ...] | None = None  # outputs of nvidia-smi nvlink -s
+    rocm: tuple[Json, ...] | None = None  # outputs of rocm-smi --showtopo
+
+    def absent(self) -> set[str]:
+        """The keys that are left out because there is nothing under them."""
+        optional = ("topologies", "p2p", "nvlinks", "rocm")
+        return {name for name in optional if getattr(self, name) is None}

@@ -1,15 +1,33 @@
 """The NVLinks of each GPU, one by one: what ``nvidia-smi nvlink -s`` prints and NVML tells.
 
-GPU 0: NVIDIA H100 NVL (UUID: GPU-8932f937-…)
-         Link 0: 26.562 GB/s
-         Link 1: <inactive>
+    GPU 0: NVIDIA H100 NVL (UUID: GPU-8932f937-…)
+             Link 0: 26.562 GB/s
+             Link 1: <inactive>
+    GPU 1: NVIDIA RTX A6000 (UUID: GPU-02c05ee3-…)
+    NVML: Unable to retrieve NVLink information as all links are inActive
+    GPU 2: NVIDIA RTX A4000 (UUID: GPU-c70cc88f-…)
+    Device does not have or support Nvlink
+
+A GPU of the second and third kind has no links to tell of. A GPU leaves out a link whose state it could
+not ask for.
 """
 
-from typing import Literal
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.fact import Fact
+from ddp_doctor.parse.topo_rows import TopologyError
+
+_GPU = re.compile(r"(?<!\S)GPU (\d{1,4}): ([^()\n]{1,80}?) ?\(UUID: ?([^)\n]{1,60})\)\s*")
+_LINK = re.compile(r"(?<!\S)Link (\d{1,3}): (?:(\d{1,5}(?:\.\d{1,6})?) GB/s|(<inactive>))\s*")
+#: ``nvlink -e`` has counters there, which are none of it.
+_LINK_LIKE = re.compile(r"(?<!\S)Link \d{1,3}: *(?:[\d<]|$)")
+_NONE = re.compile(r"Unable to retrieve NVLink information|does not have or support NVLink", re.IGNORECASE)
 
 
 class Nvlink(Frozen):
@@ -44,3 +62,100 @@ class GpuNvlinks(Frozen):
     def remotes(self) -> set[str | None]:
         """What the links that carry data lead to."""
         return {link.remote for link in self.links if link.active}
+
+
+class NvlinksFact(Fact):
+    """The links of a host's GPUs as one output tells them; of a pasted text maybe not of all GPUs."""
+
+    KIND: ClassVar[str] = "nvlinks/1"
+
+    gpus: tuple[GpuNvlinks, ...]
+    warnings: tuple[str, ...] = ()
+
+
+# --- nvidia-smi nvlink -s -------------------------------------------------------------------------
+
+
+@dataclass
+class _Section:
+    """One GPU's part of the text."""
+
+    line: int
+    number: int
+    name: str
+    links: dict[int, Nvlink] = field(default_factory=dict)
+    has_none: bool = False
+
+
+def find_nvlinks(lines: Sequence[str]) -> Iterator[tuple[range, NvlinksFact]]:
+    """The outputs in plain lines, each with the indices of the lines it takes. Raises TopologyError.
+
+    A GPU whose number was there already begins another host's output.
+    """
+    sections: list[_Section] = []
+    end = 0
+    for section, section_end in _sections(lines):
+        if section.number in {one.number for one in sections}:
+            yield range(sections[0].line, end), _fact(sections)
+            sections = []
+        sections.append(section)
+        end = section_end
+    if sections:
+        yield range(sections[0].line, end), _fact(sections)
+
+
+def _sections(lines: Sequence[str]) -> Iterator[tuple[_Section, int]]:
+    """Each GPU that is followed by links, or by the sentence that it has none; ``nvidia-smi -L`` is not."""
+    current: _Section | None = None
+    for index, line in enumerate(lines):
+        text = line[:500]
+        title = _GPU.search(text)
+        goes_on = current is not None and (_take(current, text, index) or not text.strip())
+        if current is not None and not goes_on:
+            if current.links or current.has_none:
+                yield current, index
+            current = None
+        if title:
+            current = _Section(index, int(title[1]), title[2])
+        elif current is None and _LINK.search(text):
+            raise TopologyError("the state of an NVLink stands here without its GPU", index + 1, text)
+    if current is not None and (current.links or current.has_none):
+        yield current, len(lines)
+
+
+def _take(section: _Section, text: str, index: int) -> bool:
+    """Whether the line belongs to this GPU; it is taken over then."""
+    found = _LINK.search(text)
+    if found is None or found.end() != len(text):
+        if _LINK_LIKE.search(text):
+            raise TopologyError(f"the state of this link of GPU{section.number} is cut off", index + 1, text)
+        section.has_none = section.has_none or _NONE.search(text) is not None
+        return _NONE.search(text) is not None
+    number = int(found[1])
+    link = Nvlink(index=number, active=found[3] is None, gb_per_s=float(found[2]) if found[2] else None)
+    if section.links.setdefault(number, link) != link:
+        raise TopologyError(f"GPU{section.number} has two states of link {number}", index + 1, text)
+    return True
+
+
+def _fact(sections: Sequence[_Section]) -> NvlinksFact:
+    gpus = tuple(
+        GpuNvlinks(
+            gpu=f"GPU{one.number}", name=one.name, links=tuple(one.links[n] for n in sorted(one.links))
+        )
+        for one in sections
+    )
+    return NvlinksFact(gpus=gpus, warnings=tuple(_doubts(gpus)))
+
+
+def _doubts(gpus: Sequence[GpuNvlinks]) -> Iterator[str]:
+    """GPUs of one model that do not list the same links: the text may lack lines, or a link its state."""
+    most: dict[str | None, set[int]] = {}
+    for gpu in gpus:
+        most.setdefault(gpu.name, set()).update(link.index for link in gpu.links)
+    for gpu in gpus:
+        listed = {link.index for link in gpu.links}
+        due = most[gpu.name] | set(range(max(listed, default=-1)))
+        if listed and due - listed:
+            numbers = ", ".join(map(str, sorted(due - listed)))
+            yield f"{gpu.gpu} does not list its link {numbers}, so nothing is known of it"

@@ -73,17 +73,23 @@ def _with_none_apart(tail: Tail) -> Tail:
 def _placed(tail: Tail, titles: Sequence[str]) -> dict[str, str] | None:
     if not tail.cells:
         return {}
-    if len(tail.cells) == len(titles):
-        return _checked(dict(zip(titles, tail.cells, strict=True)))
-    if tail.fields is None or len(tail.cells) > len(titles):
+    by_field = _by_field(tail)
+    if by_field is not None and set(by_field) <= set(titles):
+        return _checked(by_field)
+    if by_field is not None or len(tail.cells) != len(titles):
         return None
+    return _checked(dict(zip(titles, tail.cells, strict=True)))
+
+
+def _by_field(tail: Tail) -> dict[str, str] | None:
+    """The cells by the column that nvidia-smi prints there; None where they do not stand as it prints them."""
     found: dict[str, str] = {}
-    for text, field in zip(tail.cells, tail.fields, strict=True):
+    for text, field in zip(tail.cells, tail.fields or (), strict=False):
         title = (_FIELDS_OF_NONE if text == _NONE else _FIELDS).get(field)
-        if title not in titles or title in found:
+        if title is None or title in found:
             return None
-        found[str(title)] = text
-    return _checked(found)
+        found[title] = text
+    return found or None
 
 
 def _checked(cells: dict[str, str]) -> dict[str, str] | None:
@@ -96,7 +102,7 @@ def _valid(title: str, text: str) -> bool:
     if title == GPU_NUMA:
         return _ONE_NUMBER.fullmatch(text) is not None
     is_list = len(text) <= _LONGEST_LIST and _LIST.fullmatch(text) is not None
-    return is_list and all(low <= high for low, high in _ranges(text))
+    return is_list and all(low <= high for low, high in cpu_ranges(text))
 
 
 def _split(tail: Tail, titles: Sequence[str], read: Sequence[Mapping[str, str]]) -> dict[str, str]:
@@ -120,12 +126,13 @@ def _equal_or_apart(cpus: str, known: Sequence[str]) -> bool:
     if cpus == _NONE:
         return True
     return all(
-        other == cpus or not any(a <= d and c <= b for a, b in _ranges(cpus) for c, d in _ranges(other))
+        other == cpus or not any(a <= d and c <= b for a, b in cpu_ranges(cpus) for c, d in cpu_ranges(other))
         for other in known
     )
 
 
-def _ranges(cpus: str) -> list[tuple[int, int]]:
+def cpu_ranges(cpus: str) -> list[tuple[int, int]]:
+    """The first and last CPU of each part of a list such as ``0-31,64``."""
     pairs = [part.split("-") for part in cpus.split(",")]
     return [(int(pair[0]), int(pair[-1])) for pair in pairs]
 

@@ -11,6 +11,7 @@ name is taken; the rest is told and not used.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from ddp_doctor.parse.topo_rows import DEVICE, NUMBERED
@@ -46,6 +47,10 @@ def nic_names(columns: Sequence[str], legend: Sequence[tuple[str, str]]) -> tupl
             warnings.append(fault)
         else:
             names[column] = min(texts)
+    for name in [name for name, times in Counter(names.values()).items() if times > 1]:
+        columns_of_it = [column for column in names if names[column] == name]
+        warnings.append(f"the legend names {' and '.join(columns_of_it[:4])} alike: {name}")
+        names.update({column: column for column in columns_of_it})
     unnamed = [column for column in columns if NUMBERED.fullmatch(column) and column not in said]
     if unnamed:
         warnings.append(f"no legend names {unnamed[0]}" + (" and others" if len(unnamed) > 1 else ""))

@@ -19,18 +19,17 @@ count, never by their position; the diagonal must be X. Whatever else stands the
 guessed.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddp_doctor.knowledge.link_codes import link_code
 from ddp_doctor.knowledge.nvidia_smi_words import explain
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.parse.terminal_text import plain_lines
-from ddp_doctor.parse.topo_affinity import CPU, GPU_NUMA, NUMA, UnclearError, read_tails
+from ddp_doctor.parse.topo_affinity import CPU, GPU_NUMA, NUMA, UnclearError, cpu_ranges, read_tails
 from ddp_doctor.parse.topo_legend import nic_names, read_legend
 from ddp_doctor.parse.topo_rows import GPU, NUMBERED, Block, TopologyError, read_blocks
 
-__all__ = ["TopologyError", "TopologyMatrix", "parse_matrices", "parse_matrix"]
+__all__ = ["TopologyError", "TopologyMatrix", "find_matrices", "parse_matrices", "parse_matrix"]
 
 _MOST_PAIRS_TOLD = 8
 #: No machine has more logical CPUs; above it the list is damaged, though nothing depends on it.
@@ -84,18 +83,21 @@ class TopologyMatrix(Frozen):
         return tuple(name for name in names if "bond" in name) or tuple(n for n in names if n in nearest)
 
 
+def find_matrices(lines: Sequence[str]) -> Iterator[tuple[range, TopologyMatrix]]:
+    """The matrices in plain lines, each with the indices of the lines it takes. Raises TopologyError."""
+    blocks = list(read_blocks(lines))
+    ends = [block.header.line - 1 for block in blocks[1:]] + [len(lines)]
+    for block, end in zip(blocks, ends[: len(blocks)], strict=True):
+        yield range(block.header.line - 1, block.end), _matrix(block, read_legend(lines[block.end : end]))
+
+
 def parse_matrices(text: str) -> tuple[TopologyMatrix, ...]:
     """All matrices of a text, in order, at least one. Raises TopologyError."""
-    if "\0" in text:
-        raise TopologyError("the text holds NUL bytes: save it as UTF-8, not as UTF-16")
-    lines = plain_lines(text)
-    blocks = list(read_blocks(lines))
-    if not blocks:
-        raise TopologyError(_why_none(text))
-    ends = [block.header.line - 1 for block in blocks[1:]] + [len(lines)]
-    return tuple(
-        _matrix(block, read_legend(lines[block.end : end])) for block, end in zip(blocks, ends, strict=True)
-    )
+    refuse_binary(text)
+    matrices = tuple(matrix for _, matrix in find_matrices(plain_lines(text)))
+    if not matrices:
+        raise TopologyError(why_none(text))
+    return matrices
 
 
 def parse_matrix(text: str) -> TopologyMatrix:
@@ -103,7 +105,14 @@ def parse_matrix(text: str) -> TopologyMatrix:
     return parse_matrices(text)[0]
 
 
-def _why_none(text: str) -> str:
+def refuse_binary(text: str) -> None:
+    """Raises TopologyError for a text that was saved in another encoding."""
+    if "\0" in text:
+        raise TopologyError("the text holds NUL bytes: save it as UTF-8, not as UTF-16")
+
+
+def why_none(text: str) -> str:
+    """Why there is nothing to read in a text."""
     if not text.strip("\ufeff \t\r\n"):
         return "the input is empty"
     return explain(text) or "no matrix of nvidia-smi topo -m was found in the text"
@@ -114,6 +123,8 @@ def _matrix(block: Block, legend: Sequence[tuple[str, str]]) -> TopologyMatrix:
     gpus = tuple(name for name in columns if GPU.fullmatch(name))
     nics, warnings = nic_names([name for name in columns if name not in gpus], legend)
     cells = _affinities(block, gpus)
+    if block.header.titles and not any(cells.values()):
+        warnings.append("the affinity columns are blank in every row")
     warnings += [*block.warnings, *_asymmetries(columns, block.links), *_odd_cpus(cells)]
     return TopologyMatrix(
         gpus=gpus,
@@ -130,9 +141,10 @@ def _affinities(block: Block, gpus: Sequence[str]) -> dict[str, dict[str, str]]:
     if not block.header.titles:
         return {gpu: {} for gpu in gpus}
     try:
-        return read_tails([block.tails[gpu] for gpu in gpus], block.header.titles)
+        told = read_tails([block.tails[gpu] for gpu in gpus if gpu in block.tails], block.header.titles)
     except UnclearError as unclear:
         raise TopologyError(str(unclear), unclear.line) from None
+    return {gpu: told.get(gpu, {}) for gpu in gpus}
 
 
 def _asymmetries(columns: Sequence[str], links: Mapping[str, Mapping[str, str]]) -> list[str]:
@@ -147,12 +159,20 @@ def _asymmetries(columns: Sequence[str], links: Mapping[str, Mapping[str, str]])
     return odd[:_MOST_PAIRS_TOLD] + ([f"{more} more pairs disagree in the same way"] if more > 0 else [])
 
 
-def _odd_cpus(cells: Mapping[str, Mapping[str, str]]) -> list[str]:
-    highest = {
-        gpu: max(map(int, re.findall(r"\d+", row.get(CPU, ""))), default=0) for gpu, row in cells.items()
-    }
-    return [
-        f"the CPU list of {gpu} names CPU {cpu}, which no machine has"
-        for gpu, cpu in highest.items()
-        if cpu > _MOST_CPUS
-    ]
+def _odd_cpus(cells: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """CPU lists that cannot be whole: of two sockets lists do not overlap, and of one they are alike."""
+    lists: dict[str, str] = {}
+    for gpu, row in cells.items():
+        if row.get(CPU, "N/A") != "N/A":
+            lists.setdefault(row[CPU], gpu)
+    spans = sorted((low, high, gpu) for cpus, gpu in lists.items() for low, high in cpu_ranges(cpus))
+    for gpu, cpu in {gpu: high for _, high, gpu in sorted(spans, key=lambda span: span[1])}.items():
+        if cpu > _MOST_CPUS:
+            yield f"the CPU list of {gpu} names CPU {cpu}, which no machine has"
+    so_far, owner = -1, ""
+    for low, high, gpu in spans:
+        if low <= so_far and gpu != owner:
+            yield f"the CPU lists of {owner} and {gpu} overlap and are not alike: one of them may be cut"
+            return
+        if high > so_far:
+            so_far, owner = high, gpu

@@ -15,6 +15,8 @@ from ddp_doctor.parse.topo_affinity import CPU, GPU_NUMA, NUMA, Tail
 #: No real line is longer (72 GPUs and 62 NICs need 1,200 characters); no real matrix is wider.
 _LONGEST_LINE = 20_000
 _MOST_COLUMNS = 512
+#: Rows that must be there before the one that is missing is taken from them; else the matrix is cut off.
+_LEAST_WITNESSES = 2
 
 CODE = re.compile(r"NV\d{1,3}|SYS|NODE|PHB|PXB|PIX|SOC|X")
 #: The cells of ``nvidia-smi topo -p2p``, whose matrix looks much the same.
@@ -23,13 +25,13 @@ GPU = re.compile(r"GPU\d{1,4}")
 NUMBERED = re.compile(r"(?:GPU|NIC)\d{1,4}")
 _NUMBERED_GLUED = re.compile(r"((?:(?:GPU|NIC)\d{1,4})+)(.*)")
 #: What RDMA devices are called (mlx5_bond_0, rocep177s0f0, ibp0): safe to put into a setting.
-DEVICE = re.compile(r"(?=[^\d]*\d)[A-Za-z][A-Za-z0-9_.-]{1,63}")
-_FIRST_GPU = re.compile(r"(?<![\w.-])GPU\d")
+DEVICE = re.compile(r"(?=[^\d]*\d)[A-Za-z][A-Za-z0-9_.-]{0,62}[A-Za-z0-9]")
+FIRST_GPU = re.compile(r"(?<![\w.-])GPU\d")
 _CPU_TITLE = re.compile(r"CPU\s*Affinity")
 _TITLES = re.compile(r"CPU\s*Affinity\s*(NUMA\s*Affinity)?\s*(GPU\s*NUMA\s*ID)?\s*")
 _ROW_LIKE = re.compile(rf"[\s>]*{NUMBERED.pattern}\s+(?:{CODE.pattern})(?=\s|$)")
 _ONLY_CODES = re.compile(rf"\S+(?:\s+(?:{CODE.pattern})){{2,}}\s*")
-_NOTHING = re.compile(r"[\s:|+\-=>{}]*")
+NOTHING = re.compile(r"[\s:|+\-=>{}]*")
 
 
 class TopologyError(Exception):
@@ -72,7 +74,7 @@ def read_blocks(lines: Sequence[str]) -> Iterator[Block]:
     """The matrices in the text, in order. Raises TopologyError."""
     index = 0
     while index < len(lines):
-        line = _bare(lines[index])
+        line = bare(lines[index])
         header = _header(line, index, lines)
         if header is not None:
             block = _block(header, lines)
@@ -84,7 +86,7 @@ def read_blocks(lines: Sequence[str]) -> Iterator[Block]:
         index += 1
 
 
-def _bare(line: str) -> str:
+def bare(line: str) -> str:
     """The line with the bars of Markdown tables as blanks."""
     return line[:_LONGEST_LINE].replace("|", " ")
 
@@ -97,12 +99,12 @@ def _looks_like_row(line: str) -> bool:
 
 
 def _header(line: str, index: int, lines: Sequence[str]) -> Header | None:
-    start = _FIRST_GPU.search(line)
+    start = FIRST_GPU.search(line)
     if start is None:
         return None
     body = line[start.start() :]
     cpu_title = _CPU_TITLE.search(body)
-    columns = _columns(body[: cpu_title.start()] if cpu_title else body)
+    columns = columns_of(body[: cpu_title.start()] if cpu_title else body)
     if columns is None:
         return None
     titles: tuple[str, ...] = ()
@@ -113,15 +115,15 @@ def _header(line: str, index: int, lines: Sequence[str]) -> Header | None:
         titles = (CPU, *((NUMA,) if known[1] else ()), *((GPU_NUMA,) if known[2] else ()))
     elif len(columns) == 1 or not _row_follows(lines[index + 1 : index + 3]):
         return None
-    _refuse_odd_columns(columns, index + 1, line)
-    return Header(index + 1, _shape(line[: start.start()]), columns, titles)
+    refuse_odd_columns(columns, index + 1, line)
+    return Header(index + 1, shape_of(line[: start.start()]), columns, titles)
 
 
 def _row_follows(lines: Sequence[str]) -> bool:
-    return any(_looks_like_row(_bare(line)) for line in lines)
+    return any(_looks_like_row(bare(line)) for line in lines)
 
 
-def _columns(text: str) -> tuple[str, ...] | None:
+def columns_of(text: str) -> tuple[str, ...] | None:
     """The names in the header, glued ones split; None where this is no header."""
     names: list[str] = []
     for token in text.split():
@@ -134,7 +136,8 @@ def _columns(text: str) -> tuple[str, ...] | None:
     return tuple(names) if names and GPU.fullmatch(names[0]) else None
 
 
-def _refuse_odd_columns(columns: tuple[str, ...], line: int, text: str) -> None:
+def refuse_odd_columns(columns: tuple[str, ...], line: int, text: str) -> None:
+    """Raises TopologyError for a header that no machine has."""
     if len(columns) > _MOST_COLUMNS:
         raise TopologyError("the matrix is too wide to be real", line, text)
     twice = next((name for name in columns if columns.count(name) > 1), None)
@@ -142,7 +145,7 @@ def _refuse_odd_columns(columns: tuple[str, ...], line: int, text: str) -> None:
         raise TopologyError(f"{twice} appears twice in the header", line, text)
 
 
-def _shape(prefix: str) -> str:
+def shape_of(prefix: str) -> str:
     """What stands before a label (a line number, a time stamp, a quote sign), with all numbers alike."""
     return re.sub(r"\d+", "0", " ".join(prefix.split()))
 
@@ -153,29 +156,29 @@ def _shape(prefix: str) -> str:
 def _block(header: Header, lines: Sequence[str]) -> Block:
     block = Block(header, len(lines))
     for index in range(header.line, len(lines)):
-        line = _bare(lines[index])
+        line = bare(lines[index])
         if block.links and _header(line, index, lines):
             block.end = index
             break
-        label, start = _label(line, header)
+        label, start = label_of(line, header)
         # Behind the last row only a line of codes is taken for one more.
         if label and (not block.complete or _ONLY_CODES.fullmatch(line[start:])):
             _add_row(block, label, line[start:], index + 1)
         elif block.complete and _ONLY_CODES.fullmatch(line.strip()):
             raise TopologyError("this row has no column of its own in the header", index + 1, line)
-        elif not _NOTHING.fullmatch(line) and _shape(line) != header.shape:
+        elif not NOTHING.fullmatch(line) and shape_of(line) != header.shape:
             block.end = index
             break
     _refuse_missing_rows(block, lines)
     return block
 
 
-def _label(line: str, header: Header) -> tuple[str | None, int]:
+def label_of(line: str, header: Header) -> tuple[str | None, int]:
     """The row's label and where it starts; None where this line is no row."""
     for found in re.finditer(r"\S+", line):
         name = found[0]
         if name in header.columns or NUMBERED.fullmatch(name):
-            shape = _shape(line[: found.start()])
+            shape = shape_of(line[: found.start()])
             is_row = shape in {"", header.shape} and line[found.end() :].strip() != ""
             return (name if is_row else None), found.start()
     return None, 0
@@ -187,10 +190,19 @@ def _refuse_missing_rows(block: Block, lines: Sequence[str]) -> None:
         return
     if not block.links:
         raise TopologyError("no row of a matrix follows this header", block.header.line)
+    if len(missing) == 1 and len(block.links) >= _LEAST_WITNESSES:
+        _take_from_the_others(block, missing[0])
+        return
     more = f" and of {len(missing) - 1} more" if len(missing) > 1 else ""
     reason = f"the row of {missing[0]}{more} is missing: the matrix is cut off or interrupted"
     cut_off = block.end == len(lines)
     raise TopologyError(reason, None if cut_off else block.end + 1, "" if cut_off else lines[block.end])
+
+
+def _take_from_the_others(block: Block, label: str) -> None:
+    """The links of the one row that is missing: each is printed once more, in the other device's row."""
+    block.links[label] = {name: row[label] for name, row in block.links.items()}
+    block.warnings.append(f"the row of {label} is missing; its links are those that the other rows give")
 
 
 def _add_row(block: Block, label: str, text: str, line: int) -> None:
@@ -251,6 +263,8 @@ def _cells(label: str, text: str, line: int, count: int) -> tuple[list[str], Tai
 def _unknown_cell(label: str, cell: str, read: int, count: int) -> str:
     if _P2P_CELL.fullmatch(cell):
         return f"{cell} is a word of nvidia-smi topo -p2p; run nvidia-smi topo -m for the links"
+    if re.fullmatch(r"NV#?", cell):
+        return f"{cell} in row {label} has no number of links: no driver prints that, so the text was altered"
     if re.match(r"\d|N/A", cell):
         return f"row {label} has {read} link cells under {count} columns, then {cell[:40]}"
     return f"{cell[:40]} in row {label} is no link code of nvidia-smi topo -m"
@@ -262,9 +276,9 @@ def _fields(
     """How many tabs each cell behind the links stands right of the first affinity field."""
     ends = [end, *(one.end() for one in behind)]
     gaps = [(one, two.start()) for one, two in zip(ends, behind, strict=False)]
-    if "\t" in text[end:]:
+    if "\t" in text[end:].rstrip():
         steps = [two - one if text[one:two].strip("\t") == "" else 0 for one, two in _after_x(text, gaps)]
-    elif "\t" not in text and _on_tab_stops(text, starts):
+    elif "\t" not in text.rstrip() and _on_tab_stops(text, starts):
         steps = [two // 8 - one // 8 if two % 8 == 0 else 0 for one, two in gaps]
     else:
         return None

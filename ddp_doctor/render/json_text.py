@@ -1,9 +1,9 @@
 """The report as JSON: the envelope of docs/reference/report.schema.json."""
 
-from ddp_doctor.model.report import Report
+from ddp_doctor.model.report import Report, TopologyReport
 
 
 def render(report: Report) -> str:
     """One JSON document, indented, ending in a newline."""
-    absent = {"topologies"} if getattr(report, "topologies", 0) is None else None
+    absent = report.absent() if isinstance(report, TopologyReport) else None
     return report.model_dump_json(indent=1, exclude=absent) + "\n"

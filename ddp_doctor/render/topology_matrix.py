@@ -10,11 +10,30 @@ SYS   across the link between CPU sockets or NUMA nodes: GPU0-GPU1
 GPU0  nearest NIC: mlx5_bond_0 (NODE)
 """
 
+import re
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ddp_doctor.knowledge.link_codes import link_code
 from ddp_doctor.model.base import Json
 from ddp_doctor.parse.topo_matrix import TopologyMatrix
+from ddp_doctor.render.plain import plain
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+#: Near is green, far is red, and what NVLink joins stands out.
+_STYLES = {
+    "X": "dim",
+    "NV#": "bold green",
+    "PIX": "green",
+    "PXB": "cyan",
+    "PHB": "yellow",
+    "NODE": "dark_orange",
+    "SYS": "red",
+    "SOC": "red",
+}
+_CODE = re.compile(r"(?<!\S)(?:X|NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC)(?![^\s)])")
 
 _TITLES = ("CPUs", "NUMA", "GPU memory")
 #: More pairs of one kind than this are counted, not listed.
@@ -50,6 +69,17 @@ def matrix_text(matrix: TopologyMatrix) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(line.rstrip() for line in (*table, "", *_notes(matrix)))
+
+
+def styled_matrix(text: str) -> "Text":
+    """The same text with every code in the colour of its distance; a pipe or NO_COLOR takes it off again."""
+    from rich.text import Text
+
+    styled = Text(plain(text))
+    for found in _CODE.finditer(styled.plain):
+        styled.stylize(_STYLES[link_code(found[0]).code], found.start(), found.end())
+    styled.highlight_regex(r"(?m)^Unclear:.*$", "yellow")
+    return styled
 
 
 def _notes(matrix: TopologyMatrix) -> Iterator[str]:

@@ -5,11 +5,16 @@ The project neither ships nor needs them; they show that no real output is misre
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddp_doctor.parse.nvlinks import find_nvlinks
+from ddp_doctor.parse.p2p_status import find_p2p_tables
+from ddp_doctor.parse.rocm_topology import find_rocm_topologies
+from ddp_doctor.parse.terminal_text import plain_lines
 from ddp_doctor.parse.topo_matrix import TopologyError, TopologyMatrix, parse_matrices, parse_matrix
 
 CORPUS = Path(__file__).parents[3] / "shared" / "corpus"
@@ -72,11 +77,48 @@ def test_real_matrices_are_read_exactly_or_refused():
     assert count["right"] >= LEAST_READ * count.total()
 
 
-def test_relatives_of_the_matrix_are_refused():
+def relatives(kind: str) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    for entry in entries(REAL):
+        if entry["kind"].startswith(kind):
+            yield entry, plain_lines(text_of(REAL, entry))
+
+
+def square(gpus: tuple[str, ...], cells: dict[str, dict[str, str]], own: str) -> list[list[str]]:
+    return [[own if one == two else cells[one][two] for two in gpus] for one in gpus]
+
+
+def test_relatives_of_the_matrix_are_no_matrix():
     for entry in entries(REAL):
         if entry["kind"] != MATRIX:
             with pytest.raises(TopologyError):
                 parse_matrices(text_of(REAL, entry))
+
+
+def test_real_tables_of_p2p_are_read_exactly():
+    for entry, lines in relatives("nvidia-smi topo -p2p"):
+        ((_, fact),) = find_p2p_tables(lines)
+        assert square(fact.gpus, fact.statuses, "X") == entry["expected"]["matrix"], entry["id"]
+        assert fact.capability in {entry["kind"].rpartition(" ")[2], None}
+
+
+def test_real_states_of_nvlinks_are_read_exactly():
+    for entry, lines in relatives("nvidia-smi nvlink"):
+        ((_, fact),) = find_nvlinks(lines)
+        expected = {f"GPU{gpu['index']}": gpu["links"] for gpu in entry["expected"]["gpus"]}
+        found = {gpu.gpu: {str(link.index): link.gb_per_s for link in gpu.links} for gpu in fact.gpus}
+        assert found == expected, entry["id"]
+
+
+def test_real_tables_of_rocm_smi_are_read_exactly():
+    for entry, lines in relatives("rocm-smi"):
+        ((_, fact),) = find_rocm_topologies(lines)
+        expected = entry["expected"]
+        for part in ("link_type", "weight", "hops"):
+            if part in expected:
+                cells = square(fact.gpus, getattr(fact, part), "0")
+                assert cells == [[str(cell) for cell in row] for row in expected[part]], entry["id"]
+        for part in ("numa_node", "numa_affinity"):
+            assert list(getattr(fact, part).values()) == expected.get(part, []), entry["id"]
 
 
 def test_hostile_inputs_are_read_exactly_or_refused():

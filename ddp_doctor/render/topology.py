@@ -1,0 +1,61 @@
+"""What ``ddp-doctor topology`` shows and writes of what was read: matrices, tables, the report's own keys."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ddp_doctor.checks.topology import TopologyFact
+from ddp_doctor.checks.topology.transports import places
+from ddp_doctor.model.base import Json
+from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.report import Report, TopologyReport
+from ddp_doctor.parse.nvlinks import NvlinksFact
+from ddp_doctor.parse.p2p_status import P2pStatusFact
+from ddp_doctor.parse.rocm_topology import RocmTopologyFact
+from ddp_doctor.phrases.nodes import F
+from ddp_doctor.render.topology_matrix import matrix_text, styled_matrix, topology_json
+from ddp_doctor.render.topology_tables import nvlinks_text, p2p_text, rocm_text
+from ddp_doctor.render.transport_table import transport_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def matrices(recording: Recording) -> list[Seen[TopologyFact]]:
+    """The matrices in the order they were read."""
+    return recording.facts(TopologyFact)
+
+
+def with_topology(report: Report, recording: Recording) -> TopologyReport:
+    """The report with the keys that ``topology --json`` adds to it."""
+    keys: dict[str, Json] = topology_json([seen.fact for seen in matrices(recording)])
+    keys["p2p"] = _views(recording.facts(P2pStatusFact))
+    keys["nvlinks"] = _views(recording.facts(NvlinksFact))
+    keys["rocm"] = _views(recording.facts(RocmTopologyFact))
+    return TopologyReport(**dict(report), **keys)
+
+
+def _views(seen: Sequence[Seen[F]]) -> tuple[Json, ...] | None:
+    return tuple({"host": one.node, **one.fact.model_dump(mode="json")} for one in seen) or None
+
+
+def show(recording: Recording, out: "Console") -> None:
+    """Print everything that was read, host by host."""
+    hosts = sorted({reading.node for reading in recording.readings if reading.fact is not None})
+    expected = places(recording)
+    for host in hosts:
+        if len(hosts) > 1:
+            out.print(f"Host {host + 1} of the text", style="bold")
+        for seen, place in zip(matrices(recording), expected, strict=True):
+            if seen.node == host:
+                out.print(styled_matrix(matrix_text(seen.fact)), soft_wrap=True)
+                out.print(transport_table(place), soft_wrap=True)
+        for text in _tables(recording, host):
+            out.print(text, soft_wrap=True)
+        if len(hosts) > 1:
+            out.print()
+
+
+def _tables(recording: Recording, host: int) -> Iterator[str]:
+    yield from (p2p_text(seen.fact) for seen in recording.facts(P2pStatusFact) if seen.node == host)
+    yield from (nvlinks_text(seen.fact) for seen in recording.facts(NvlinksFact) if seen.node == host)
+    yield from (rocm_text(seen.fact) for seen in recording.facts(RocmTopologyFact) if seen.node == host)

@@ -1,0 +1,234 @@
+"""topology: several outputs in one text, and what the rules make of tables of P2P and of AMD GPUs."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor.checks.topology import CHECK, read_pasted
+from ddp_doctor.model.choices import Confidence, Severity, Status
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Options, Recording, World
+from ddp_doctor.model.trial import RankEvidence, TrialRecord
+
+TESTS = Path(__file__).parents[1]
+SAMPLES = TESTS / "samples" / "topology"
+RECORDINGS = TESTS / "recordings"
+MATRIX = (SAMPLES / "classic-two-socket.txt").read_text()
+NVLINKS = (SAMPLES / "nvlink-states.txt").read_text()
+ROCM = (SAMPLES / "rocm-smi-showtopo.txt").read_text()
+P2P = "$ nvidia-smi topo -p2p r\n \tGPU0\tGPU1\t\n GPU0\tX\tOK\t\n GPU1\tOK\tX\t\n"
+
+
+def kinds(text: str) -> list[tuple[int, object]]:
+    return [(reading.node, (reading.fact or {}).get("kind")) for reading in read_pasted(text)]
+
+
+def load(name: str) -> Recording:
+    return Recording.model_validate_json((RECORDINGS / f"{name}.json").read_text())
+
+
+def judge(recording: Recording) -> list[Finding]:
+    return [finding for rule in CHECK.rules for finding in rule.apply(recording)]
+
+
+def judged(text: str, command: str = "topology") -> list[Finding]:
+    return judge(Recording(options=Options(command=command), readings=read_pasted(text)))
+
+
+# --- several outputs ------------------------------------------------------------------------------
+
+
+def test_outputs_of_every_kind_are_read_in_their_order_as_one_host():
+    assert kinds(P2P + NVLINKS + "and so on\n" + MATRIX) == [
+        (0, "p2p-status/1"),
+        (0, "nvlinks/1"),
+        (0, "topology/1"),
+    ]
+
+
+def test_tables_of_another_capability_are_of_the_same_host_and_the_same_one_of_another():
+    writes = P2P.replace("p2p r", "p2p w")
+    assert [node for node, _ in kinds(MATRIX + P2P + writes + MATRIX + P2P)] == [0, 0, 0, 1, 1]
+
+
+def test_tables_of_other_gpus_are_of_another_host():
+    eight = (SAMPLES / "pcie-two-sockets-eight-gpus.txt").read_text()
+    assert [node for node, _ in kinds(eight + P2P)] == [0, 1]
+
+
+def test_what_is_damaged_is_refused_with_its_line_beside_what_is_whole():
+    whole, refused = read_pasted(MATRIX + P2P.replace("GPU1\tOK\tX", "GPU1\tOK\tPIX"))
+
+    assert whole.status is Status.COLLECTED
+    assert (refused.status, refused.fact) == (Status.FAILED, None)
+    assert str(refused.reason).endswith("PIX in row GPU1 is no status of nvidia-smi topo -p2p")
+    assert str(refused.reason).startswith("line ")
+
+
+def test_a_matrix_gets_what_the_other_tables_of_its_host_say():
+    (matrix, *_), (other,) = read_pasted(MATRIX + P2P + NVLINKS), read_pasted(MATRIX)
+
+    assert matrix.fact is not None
+    assert other.fact is not None
+    assert matrix.fact["p2p"] == {"read": {"GPU0": {"GPU1": "OK"}, "GPU1": {"GPU0": "OK"}}}
+    assert [gpu["gpu"] for gpu in matrix.fact["nvlinks"]] == ["GPU0", "GPU1", "GPU2", "GPU3"]
+    assert (other.fact["p2p"], other.fact["nvlinks"]) == ({}, [])
+
+
+def test_the_raw_text_is_kept_once():
+    assert [reading.raw is not None for reading in read_pasted(MATRIX + P2P)] == [True, False]
+
+
+def test_text_in_another_encoding_is_refused():
+    (reading,) = read_pasted("\0G\0P\0U\0000")
+    assert "UTF-16" in str(reading.reason)
+
+
+# --- P2P ------------------------------------------------------------------------------------------
+
+
+def test_nvlink_without_p2p_is_an_error_that_names_the_pairs():
+    (finding,) = judge(load("topology-nvlink-without-p2p"))
+
+    assert (finding.name, finding.severity) == ("nvlink-without-p2p", Severity.ERROR)
+    assert [one.name for one in finding.culprits] == ["GPU4-GPU5", "GPU6-GPU7"]
+    assert finding.evidence[0].text == "P2P between GPU4-GPU5 is NS to the driver, joined by NV18"
+    settings = [(one.name, one.value) for remedy in finding.remedies for one in remedy.settings]
+    assert settings == [("NCCL_IGNORE_DISABLED_P2P", "1")]
+
+
+def test_nvlink_without_p2p_is_silent_where_nccl_ran():
+    evidence = tuple(RankEvidence(rank=rank, node=0, began=True) for rank in range(8))
+    trial = TrialRecord(
+        trial="0", backend="nccl", outcome="finished", checks=("allreduce",), evidence=evidence
+    )
+    recording = load("topology-nvlink-without-p2p").model_copy(update={"trials": (trial,)})
+    assert judge(recording) == []
+
+
+def test_nvlink_capability_says_nothing_of_p2p():
+    nvlink = (RECORDINGS / "topology-nvlink-without-p2p.json").read_text()
+    text = json.loads(nvlink)["readings"][0]["raw"].replace("p2p r", "p2p n").replace("p2p w", "p2p a")
+    assert [finding.code for finding in judged(text)] == []
+
+
+def test_geforce_without_p2p_is_an_info_without_culprit_or_remedy():
+    (finding,) = judge(load("topology-geforce-pair-without-p2p"))
+
+    assert (finding.code, finding.severity) == ("DD411", Severity.INFO)
+    assert (finding.culprits, finding.remedies) == ((), ())
+    assert "usual" in finding.detail
+
+
+def test_a_table_that_does_not_say_what_was_asked_is_only_possible():
+    (finding,) = judged((SAMPLES / "p2p-capabilities.txt").read_text())
+
+    assert (finding.severity, finding.confidence) == (Severity.INFO, Confidence.POSSIBLE)
+    assert "does not say what was asked" in finding.detail
+
+
+def test_one_pair_behind_a_switch_without_p2p_is_a_warning_that_names_it_alone():
+    (finding,) = judge(load("topology-p2p-missing-behind-one-switch"))
+
+    assert (finding.code, finding.severity) == ("DD411", Severity.WARNING)
+    assert [one.name for one in finding.culprits] == ["GPU2-GPU3"]
+
+
+def test_p2p_turned_off_by_a_setting_is_a_warning_where_nccl_would_use_it():
+    (finding,) = judge(load("topology-p2p-turned-off-by-setting"))
+
+    assert finding.severity is Severity.WARNING
+    assert "/proc/driver/nvidia/params" in finding.remedies[0].commands[0]
+    assert len(finding.culprits) == 12
+
+
+# --- what to try first ----------------------------------------------------------------------------
+
+
+def test_pcie_paths_are_told_only_to_who_asks_about_a_topology():
+    asked = load("topology-pcie-switches-asked-about")
+    run = asked.model_copy(update={"options": Options(command="run")})
+
+    assert [finding.code for finding in judge(asked)] == ["DD412"]
+    assert judge(run) == []
+
+
+def test_the_proof_by_one_trial_comes_before_the_repair():
+    (finding,) = judge(load("topology-pcie-switches-asked-about"))
+
+    assert [one.name for one in finding.remedies[0].settings] == ["NCCL_P2P_DISABLE"]
+    assert "IOMMU" in finding.remedies[1].summary
+    assert (finding.severity, finding.culprits) == (Severity.INFO, ())
+
+
+@pytest.mark.parametrize(
+    "name", ["nvswitch-eight-gpus-raw.txt", "driver-450-nvlink-mesh.txt", "grace-gpu-numa-ids.txt"]
+)
+def test_gpus_that_nvlink_joins_are_no_suspects(name: str):
+    assert judged((SAMPLES / name).read_text()) == []
+
+
+def test_pairs_without_p2p_are_no_suspects():
+    assert [finding.code for finding in judge(load("topology-geforce-pair-without-p2p"))] == ["DD411"]
+
+
+def test_a_hidden_tree_is_told_with_the_provider_s_file_as_remedy():
+    (finding,) = judge(load("topology-virtual-machine-hides-tree"))
+
+    assert (finding.code, finding.severity, finding.confidence) == ("DD413", Severity.INFO, Confidence.LIKELY)
+    assert "NCCL_TOPO_FILE" in finding.remedies[0].summary
+
+
+# --- AMD ------------------------------------------------------------------------------------------
+
+
+def test_amd_gpus_are_read_and_not_judged():
+    (reading,) = read_pasted(ROCM)
+    assert (reading.status, reading.fact is not None) == (Status.FAILED, True)
+    (finding,) = judged(ROCM)
+    assert finding.code == "DD414"
+    assert [one.text for one in finding.evidence] == ["2 pairs over XGMI, 4 pairs over PCIE", "2 NUMA nodes"]
+
+
+# --- the same, told by NVML -----------------------------------------------------------------------
+
+
+def told_by_nvml(**fact: object) -> Recording:
+    reading = read_pasted((SAMPLES / "nvswitch-eight-gpus-raw.txt").read_text())[0]
+    words = {"GPU4": {"GPU5": "NS"}, "GPU5": {"GPU4": "OK"}}
+    changed = {**(reading.fact or {}), "p2p": {"read": words, "nvlink": {"GPU0": {"GPU1": "NS"}}}, **fact}
+    return Recording(readings=(reading.model_copy(update={"fact": changed}),))
+
+
+def test_nvlink_without_p2p_is_found_where_nvml_tells_it():
+    (finding,) = judge(told_by_nvml())
+    assert (finding.code, [one.name for one in finding.culprits]) == ("DD410", ["GPU4-GPU5"])
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        {"mig_gpus": ["GPU4"]},
+        {"job_gpus": ["GPU0", "GPU1", "GPU4"]},
+        {"nccl_settings": {"NCCL_IGNORE_DISABLED_P2P": "1"}},
+        {"nccl_settings": {"NCCL_P2P_DISABLE": "1"}},
+    ],
+)
+def test_nvlink_without_p2p_is_silent_for_mig_for_other_jobs_gpus_and_where_nccl_is_told(
+    fact: dict[str, object],
+):
+    assert "DD410" not in [finding.code for finding in judge(told_by_nvml(**fact))]
+
+
+def test_one_cause_on_many_nodes_is_one_finding_and_fast():
+    one = load("topology-nvlink-without-p2p")
+    count = 256
+    readings = tuple(
+        reading.model_copy(update={"node": node}) for node in range(count) for reading in one.readings
+    )
+    started = time.process_time()
+    (finding,) = judge(Recording(world=World(nnodes=count), readings=readings))
+    assert time.process_time() - started < 8.0
+    assert (finding.code, len(finding.culprits)) == ("DD410", 2 * count)

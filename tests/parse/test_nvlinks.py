@@ -1,0 +1,84 @@
+"""The parser of ``nvidia-smi nvlink -s``."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddp_doctor.parse.nvlinks import NvlinksFact, find_nvlinks
+from ddp_doctor.parse.terminal_text import plain_lines
+from ddp_doctor.parse.topo_rows import TopologyError
+
+STATES = (Path(__file__).parents[1] / "samples" / "topology" / "nvlink-states.txt").read_text()
+
+
+def read(text: str) -> list[NvlinksFact]:
+    return [fact for _, fact in find_nvlinks(plain_lines(text))]
+
+
+def test_active_inactive_and_missing_links_are_told_apart():
+    (fact,) = read(STATES)
+
+    assert [(gpu.gpu, gpu.name, len(gpu.links), gpu.active()) for gpu in fact.gpus] == [
+        ("GPU0", "NVIDIA RTX A6000", 4, 3),
+        ("GPU1", "NVIDIA RTX A6000", 4, 3),
+        ("GPU2", "NVIDIA RTX A6000", 0, 0),
+        ("GPU3", "NVIDIA RTX A4000", 0, 0),
+    ]
+    assert [link.gb_per_s for link in fact.gpus[0].links] == [14.062, 14.062, None, 14.062]
+    assert fact.warnings == ()
+
+
+def test_a_number_that_comes_again_begins_another_host():
+    one, two = read(STATES + STATES)
+
+    assert one == two
+
+
+@pytest.mark.parametrize("mark", ["> ", "    ", "INFO 10:00:01 "])
+def test_quoted_indented_and_logged_lines_are_read(mark: str):
+    assert read("\n".join(mark + line for line in STATES.splitlines())) == read(STATES)
+
+
+def test_a_link_that_peers_list_and_this_gpu_does_not_is_marked():
+    (fact,) = read(STATES.replace("\t Link 3: 14.062 GB/s\nGPU 1", "GPU 1"))
+
+    assert fact.warnings == ("GPU0 does not list its link 3, so nothing is known of it",)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (STATES.replace("Link 1: 14.062 GB/s", "Link 1: 14.0", 1), "line 3: the state of this link of GPU0"),
+        (STATES.replace("Link 1: 14.062 GB/s", "Link 0: 9 GB/s", 1), "GPU0 has two states of link 0"),
+        (STATES.partition("\n")[2], "line 1: the state of an NVLink stands here without its GPU"),
+    ],
+)
+def test_what_is_damaged_is_refused(text: str, says: str):
+    with pytest.raises(TopologyError, match=says):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GPU 0: Tesla T4 (UUID: GPU-1)\nGPU 1: Tesla T4 (UUID: GPU-2)\n",
+        "GPU 0: NVIDIA A100 (UUID: GPU-1)\n\t Link 0: Replay Errors: 0\n\t Link 0: Recovery Errors: 0\n",
+        "GPU 0: NVIDIA A100 (UUID: GPU-1)\n\t Link 0, P2P is supported: true\n",
+    ],
+)
+def test_other_outputs_that_look_alike_are_none_of_it(text: str):
+    assert read(text) == []
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.sampled_from([*STATES.splitlines(), "", "Link 7:", "\t Link 1: 5", "GPU 0:"]), max_size=12)
+)
+def test_any_order_of_lines_is_read_or_refused(lines: list[str]):
+    try:
+        found = read("\n".join(lines))
+    except TopologyError:
+        return
+    assert all(len({gpu.gpu for gpu in fact.gpus}) == len(fact.gpus) for fact in found)

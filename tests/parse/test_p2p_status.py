@@ -1,0 +1,109 @@
+"""The parser of ``nvidia-smi topo -p2p``."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddp_doctor.parse.p2p_status import P2pStatusFact, find_p2p_tables
+from ddp_doctor.parse.terminal_text import plain_lines
+from ddp_doctor.parse.topo_rows import TopologyError
+
+SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
+LEGEND = "\nLegend:\n\n  X    = Self\n  OK   = Status Ok\n  CNS  = Chipset not supported\n"
+THREE = " \tGPU0\tGPU1\tGPU2\t\n GPU0\tX\tOK\tCNS\t\n GPU1\tOK\tX\tNS\t\n GPU2\tCNS\tNS\tX\t\n" + LEGEND
+
+
+def read(text: str) -> list[P2pStatusFact]:
+    return [fact for _, fact in find_p2p_tables(plain_lines(text))]
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(TopologyError) as caught:
+        read(text)
+    return str(caught.value)
+
+
+def test_a_table_is_read_cell_by_cell_and_what_was_asked_stays_unknown():
+    (fact,) = read((SAMPLES / "p2p-capabilities.txt").read_text())
+
+    assert fact.capability is None
+    assert fact.statuses == {"GPU0": {"GPU1": "CNS"}, "GPU1": {"GPU0": "CNS"}}
+
+
+@pytest.mark.parametrize("asked", ["r", "w", "n", "a", "p", "rw"])
+def test_what_was_asked_is_taken_from_the_command_above(asked: str):
+    (fact,) = read(f"root@a:~# nvidia-smi topo -p2p {asked}\n{THREE}")
+
+    assert fact.capability == asked
+
+
+def test_the_command_of_another_table_is_not_taken():
+    tables = read(f"$ nvidia-smi topo -p2p r\n{THREE}\n{THREE}")
+
+    assert [fact.capability for fact in tables] == ["r", None]
+
+
+def test_pairs_have_one_word_or_those_of_both_directions():
+    (fact,) = read(THREE.replace("GPU1\tOK\tX", "GPU1\tU\tX"))
+
+    assert list(fact.pairs()) == [
+        ("GPU0", "GPU1", ("OK", "U")),
+        ("GPU0", "GPU2", ("CNS",)),
+        ("GPU1", "GPU2", ("NS",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "altered",
+    [
+        THREE.expandtabs(8),
+        THREE.replace("\n", "\r\n"),
+        THREE.replace("OK\tCNS", "OKCNS"),
+        "\n".join(f"INFO 10:0{n % 10} {line}" for n, line in enumerate(THREE.split("\n"))),
+        "\n".join(f"> {line}" for line in THREE.split("\n")),
+        re.sub(r"[ \t]+", " ", THREE),
+    ],
+)
+def test_what_loses_nothing_changes_nothing(altered: str):
+    assert read(altered) == read(THREE)
+
+
+def test_one_gpu_is_a_table_where_such_a_legend_follows():
+    (fact,) = read(" \tGPU0\t\n GPU0\tX\t\n" + LEGEND)
+
+    assert fact.statuses == {"GPU0": {}}
+    assert read(" \tGPU0\t\n GPU0\tX\t\n") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (THREE.replace("GPU2\tCNS\tNS\tX\t\n", "\n"), "the row of GPU2 is missing"),
+        (THREE.replace("CNS\tNS\tX", "CNS\tNS"), "row GPU2 has 2 cells under 3 columns"),
+        (THREE.replace("CNS\tNS\tX", "CNS\tX\tNS"), "does not have its X under GPU2"),
+        (THREE.replace("CNS\tNS\tX", "CNS\tPIX\tX"), "PIX in row GPU2 is no status"),
+        (THREE.replace(" GPU2\tCNS", " GPU7\tCNS"), "GPU7 has no column"),
+        (THREE.replace("GPU1\tGPU2\t\n", "GPU1\tGPU1\t\n", 1), "GPU1 appears twice"),
+    ],
+)
+def test_what_is_damaged_is_refused(text: str, says: str):
+    assert says in refusal(text)
+
+
+def test_a_matrix_is_no_such_table():
+    for path in SAMPLES.glob("*.txt"):
+        if not path.name.startswith("p2p-"):
+            assert read(path.read_text()) == [], path.name
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet=st.sampled_from("GPU0123 \t\nXOKCNSTDRU"), max_size=200))
+def test_any_text_is_read_or_refused(text: str):
+    try:
+        found = read(text)
+    except TopologyError:
+        return
+    assert all(set(fact.statuses) == set(fact.gpus) for fact in found)
