@@ -19,13 +19,16 @@ utilisation and nothing is logged; where an NVLink is down, every step waits for
 from ddp_doctor.checks.topology import (
     answers,
     candidates,
+    containers,
     differences,
     given_up,
+    gpudirect,
     links,
     nvlinks,
     p2p,
     p2p_status,
     places,
+    sockets,
     unclear,
 )
 from ddp_doctor.checks.topology.facts import TopologyFact, TopologyHangFact
@@ -38,7 +41,7 @@ from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.parse import host_gpus
-from ddp_doctor.parse.cpuinfo import cpu_vendor
+from ddp_doctor.parse.cpuinfo import cpu_model, cpu_vendor
 from ddp_doctor.parse.nvlinks import NvlinksFact
 from ddp_doctor.parse.p2p_status import P2pStatusFact
 from ddp_doctor.parse.rocm_topology import RocmTopologyFact
@@ -68,7 +71,8 @@ def probe(ctx: Context) -> TopologyFact | TopologyHangFact:
     if isinstance(fact, TopologyHangFact):
         return fact
     settings = {name: ctx.env[name] for name in _SETTINGS if name in ctx.env}
-    return fact.model_copy(update={"cpu_vendor": cpu_vendor(ctx), "nccl_settings": settings})
+    cpu = {"cpu_vendor": cpu_vendor(ctx), "cpu_model": cpu_model(ctx)}
+    return fact.model_copy(update={**cpu, "nccl_settings": settings})
 
 
 CHECK = Check(
@@ -89,6 +93,9 @@ CHECK = Check(
         *answers.RULES,
         *differences.RULES,
         *given_up.RULES,
+        *sockets.RULES,
+        *gpudirect.RULES,
+        *containers.RULES,
     ),
     cost_s=0.5,
     deadline_s=60.0,  # without persistence mode NVML first wakes every GPU

@@ -65,6 +65,8 @@ class Place:
         """Each pair, with these settings or, given a ``node``, with others."""
         node = node or self.node
         for one, two, code in self.fact.gpu_pairs():
+            if {one, two} & set(self.fact.mig_gpus):
+                continue  # a slice has no NVLink, and may be another's
             choice = paths.choose(node, self._pair(one, two, code))
             yield Expected((one, two), code, choice, self.rate((one, two), code, choice.kind))
 
@@ -106,16 +108,15 @@ def _places(recording: Recording) -> Iterator[Place]:
     gpus = {seen.node: seen.fact for seen in recording.facts(GpusFact)}
     software = {seen.node: seen.fact for seen in recording.facts(Software)}
     variables = {seen.node: seen.fact.variables for seen in recording.facts(EnvVars)}
-    logs = _texts(recording)
+    logs = texts(recording)
     for seen in recording.facts(TopologyFact):
         known, text = gpus.get(seen.node), logs.get(seen.node, "")
         installed = software[seen.node].nccl_loaded if seen.node in software else None
         version = version_in(text) or installed
         settings = {**seen.fact.nccl_settings, **variables.get(seen.node, {}), **settings_in(text)}
         by_name = {f"GPU{gpu.index}": gpu for gpu in known.gpus} if known else {}
-        count = len(recording.world.ranks_of(seen.node)) if recording.world else len(seen.fact.gpus)
         node = paths.Node(
-            gpus=min(count, len(seen.fact.gpus)),
+            gpus=_gpus_of_job(recording, seen),
             cpu_vendor=seen.fact.cpu_vendor,
             version=release(version) if version else (),
             settings=settings,
@@ -123,7 +124,14 @@ def _places(recording: Recording) -> Iterator[Place]:
         yield Place(seen, by_name, node)
 
 
-def _first_trial(recording: Recording) -> TrialRecord | None:
+def _gpus_of_job(recording: Recording, seen: Seen[TopologyFact]) -> int:
+    """How many GPUs NCCL sees on a node: those of the job's ranks alone."""
+    if recording.world is not None and recording.world.backend == "nccl" and recording.trials:
+        return len(recording.world.ranks_of(seen.node))
+    return len(seen.fact.job_gpus or seen.fact.gpus)
+
+
+def first_trial(recording: Recording) -> TrialRecord | None:
     """The first trial with transports; further ones may try other settings."""
     return recording.once("first trial with transports", lambda: _find_first(recording.trials))
 
@@ -135,13 +143,13 @@ def _find_first(trials: Sequence[TrialRecord]) -> TrialRecord | None:
 
 def first_trial_ended(recording: Recording) -> bool:
     """Whether the trial that the log is of came to its end, so that its transports carry data."""
-    trial = _first_trial(recording)
+    trial = first_trial(recording)
     return trial is not None and trial.outcome == "finished"
 
 
-def _texts(recording: Recording) -> Mapping[int, str]:
+def texts(recording: Recording) -> Mapping[int, str]:
     """NCCL's log on each node in the first trial with transports."""
-    return recording.once("texts of transports", lambda: _joined(_first_trial(recording)))
+    return recording.once("texts of transports", lambda: _joined(first_trial(recording)))
 
 
 def _joined(trial: TrialRecord | None) -> dict[int, str]:
@@ -153,22 +161,22 @@ def _joined(trial: TrialRecord | None) -> dict[int, str]:
 
 def log_of(recording: Recording, node: int) -> NcclTransportFact:
     """What NCCL logged on one node."""
-    text = _texts(recording).get(node, "")
+    text = texts(recording).get(node, "")
     return recording.once(("log of transports", node), lambda: parse_nccl_log(text))
 
 
 def only_p2p(recording: Recording, node: int) -> bool:
     """Whether the log of a node has no other transport; told without reading it all, for thousands of nodes."""
-    text = _texts(recording).get(node, "")
+    text = texts(recording).get(node, "")
     return not any(words in text for words in (" via SHM", " via direct shared", " via NET"))
 
 
 def used_within(recording: Recording, place: Place) -> list[Used]:
     """What the log says of the pairs of GPUs of one node, where it is clear which ranks have which."""
-    trial, log = _first_trial(recording), log_of(recording, place.seen.node)
+    trial, log = first_trial(recording), log_of(recording, place.seen.node)
     if trial is None or not _is_of_the_world(log, trial.ranks):
         return []
-    numbers = _numbers(recording, trial, log, place.seen.node)
+    numbers = numbers_of_gpus(recording, trial, log, place.seen.node)
     found: dict[tuple[GpuPair, tuple[int, int]], list[Transport]] = {}
     for transport in log.transports:
         ends = (transport.from_rank, transport.to_rank)
@@ -184,7 +192,9 @@ def _is_of_the_world(log: NcclTransportFact, ranks: Sequence[int]) -> bool:
     return set(log.comm_sizes) <= {len(ranks)}
 
 
-def _numbers(recording: Recording, trial: TrialRecord, log: NcclTransportFact, node: int) -> dict[int, int]:
+def numbers_of_gpus(
+    recording: Recording, trial: TrialRecord, log: NcclTransportFact, node: int
+) -> dict[int, int]:
     """NVML's index of the GPU of each rank of a node: by its UUID, else as the log's brackets have it."""
     printed: dict[int, set[int]] = {}
     for one in log.transports:

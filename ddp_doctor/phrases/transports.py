@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
+from ddp_doctor.model.finding import Proof, Remedy, Setting
 
 _GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/"
 #: NCCL's own words for its transports, for a sentence.
@@ -20,14 +20,14 @@ def pair_names(pairs: Sequence[tuple[str, str]]) -> str:
 
 def rate(gb_per_s: float | None) -> str:
     """ " (371 GB/s)", or nothing."""
-    return "" if gb_per_s is None else f" ({gb_per_s:.0f} GB/s)"
+    return "" if gb_per_s is None else f" ({gb_per_s:.3g} GB/s)"
 
 
 def price(fast: float | None, slow: float | None) -> str:
     """What a detour costs, in a sentence, as far as both rates are known and differ."""
     if fast is None or slow is None or slow >= fast:
         return ""
-    return f" By NCCL's own constants {slow:.0f} GB/s remain of {fast:.0f} GB/s, one way."
+    return f" By NCCL's own constants {slow:.3g} GB/s remain of {fast:.3g} GB/s, one way."
 
 
 def unset_setting(name: str, value: str, gains: str) -> Remedy:
@@ -42,16 +42,42 @@ def unset_setting(name: str, value: str, gains: str) -> Remedy:
     )
 
 
-SHOW_CHOICE = Remedy(
-    summary="Have NCCL say which way it takes and why, and compare it with the matrix",
-    commands=(
-        "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,P2P,SHM ddp-doctor run --only p2p",
-        "nvidia-smi topo -p2p r",
-        "nvidia-smi topo -p2p w",
-    ),
+def _explain(summary: str, subsystems: str, *commands: str) -> Remedy:
+    """Have NCCL say more, in the job itself."""
+    why = "the job's own output then says which way NCCL takes, and why"
+    return Remedy(
+        summary=summary,
+        settings=(
+            Setting(name="NCCL_DEBUG", value="INFO", why=why),
+            Setting(name="NCCL_DEBUG_SUBSYS", value=subsystems, why=why),
+        ),
+        commands=commands,
+        cost="some hundred lines of each rank",
+        undo="unset NCCL_DEBUG NCCL_DEBUG_SUBSYS",
+        proof=Proof(reason="nothing is known that could be tried"),
+        references=(_GUIDE + "troubleshooting.html",),
+    )
+
+
+SHOW_CHOICE = _explain(
+    "Start the job with NCCL's log, and look at what the driver says of each pair of GPUs",
+    "INIT,GRAPH,P2P,SHM",
+    "nvidia-smi topo -p2p r",
+    "nvidia-smi topo -p2p w",
+)
+SHOW_NETWORK = _explain(
+    "Start the job with NCCL's log, and look at what it says of each network device",
+    "INIT,NET,GRAPH",
+    "ibv_devinfo",
+)
+
+LOAD_PEERMEM = Remedy(
+    summary="Load nvidia_peermem, or install the open NVIDIA kernel modules, and see them inside the container",
+    commands=("sudo modprobe nvidia_peermem", "cat /sys/module/nvidia_peermem/version"),
     scope="node",
-    undo=NOTHING_TO_UNDO,
-    proof=Proof(reason="nothing is known that could be tried"),
+    cost="an administrator's work",
+    undo="sudo modprobe -r nvidia_peermem",
+    proof=Proof(reason="it takes an administrator"),
     references=(_GUIDE + "troubleshooting.html",),
 )
 

@@ -150,3 +150,102 @@ def test_table_of_one_gpu_is_empty():
             reading["fact"] |= {"gpus": ["GPU0"], "links": {"GPU0": {}}}
     (place,) = places(Recording.model_validate(data))
     assert transport_table(place) == ""
+
+
+# --- between nodes -------------------------------------------------------------------------------
+
+
+def codes_of(recording: Recording) -> list[str]:
+    return [finding.code for finding in judge(recording)]
+
+
+def test_sockets_beside_rdma_are_found_with_the_logs_reason():
+    recording = load("sockets-beside-infiniband")
+    (finding,) = judge(recording)
+    assert finding.code == "DD435"
+    assert "No device found" in finding.detail
+    assert [one.node for one in finding.culprits] == ["node0", "node1"]
+    silent = with_log(
+        recording, lambda log: log.replace("NET/IB : No device found.", "Failed to open libibverbs.so[.1]")
+    )
+    assert "could not open libibverbs" in judge(silent)[0].detail
+
+
+def test_sockets_are_no_difference_where_something_known_explains_them():
+    recording = load("sockets-beside-infiniband")
+    assert codes_of(with_fact(recording, "rdma", verbs_library=None)) == []
+    assert codes_of(with_fact(recording, "rdma", settings={"NCCL_IB_HCA": "mlx5_9"})) == []
+    by_nccl_conf = with_log(recording, lambda log: log + "\nNCCL_IB_DISABLE set by environment to 1.")
+    assert codes_of(by_nccl_conf) == []
+    readings = tuple(one for one in recording.readings if (one.check, one.node) != ("rdma", 1))
+    assert codes_of(recording.model_copy(update={"readings": readings})) == []
+
+
+def test_rdma_that_is_forbidden_names_the_setting_and_its_price():
+    (finding,) = judge(load("infiniband-disabled"))
+    assert (finding.code, finding.severity.value) == ("DD436", "warning")
+    assert "1.25 GB/s remain of 50 GB/s" in finding.detail
+    assert finding.remedies[0].settings[0].name == "NCCL_IB_DISABLE"
+
+
+def test_roce_that_is_forbidden_is_information_and_on_one_node_nothing():
+    recording = load("infiniband-disabled")
+    data = recording.model_dump(mode="json")
+    for reading in data["readings"]:
+        for hca in reading["fact"].get("hcas", ()):
+            hca["ports"][0]["link_layer"] = "Ethernet"
+    (finding,) = judge(Recording.model_validate(data))
+    assert (finding.code, finding.severity.value) == ("DD436", "info")
+    alone = recording.model_copy(
+        update={"world": recording.world and recording.world.model_copy(update={"nnodes": 1})}
+    )
+    assert "DD436" not in codes_of(alone)
+
+
+def test_staging_through_host_memory_beside_a_near_nic_is_one_finding():
+    (finding,) = judge(load("infiniband-without-gpudirect"))
+    assert finding.code == "DD437"
+    assert "no module for GPUDirect RDMA" in finding.detail
+    assert {(one.node, one.gpu, one.name) for one in finding.culprits} == {
+        (f"node{node}", gpu, f"mlx5_{gpu}") for node in (0, 1) for gpu in (0, 1)
+    }
+
+
+def test_level_that_forbids_gpudirect_is_to_be_unset():
+    recording = with_fact(
+        load("infiniband-without-gpudirect"), "env_vars", variables={"NCCL_NET_GDR_LEVEL": "LOC"}
+    )
+    (finding,) = judge(recording)
+    assert "NCCL_NET_GDR_LEVEL=LOC forbids it" in finding.detail
+    assert finding.remedies[0].settings[0].action == "unset"
+
+
+def test_staging_is_right_for_consumer_gpus_far_nics_and_kernels_that_cannot():
+    recording = load("infiniband-without-gpudirect")
+    data = recording.model_dump(mode="json")
+    for reading in data["readings"]:
+        for gpu in reading["fact"].get("gpus", ()) if reading["check"] == "gpus" else ():
+            gpu["name"] = "NVIDIA GeForce RTX 4090"
+    assert codes_of(Recording.model_validate(data)) == []
+    data = recording.model_dump(mode="json")
+    for reading in data["readings"]:
+        for row in reading["fact"].get("links", {}).values():
+            row.update({name: "NODE" for name, code in row.items() if code == "PIX"})
+    assert codes_of(Recording.model_validate(data)) == []
+    kernel = {"kind": "kernel/1", "driver_version": "570.86.15", "driver_is_open": False}
+    data = recording.model_dump(mode="json")
+    data["readings"] += [
+        {"check": "kernel", "status": "collected", "node": node, "fact": kernel} for node in (0, 1)
+    ]
+    assert codes_of(Recording.model_validate(data)) == []
+
+
+def test_containers_with_one_boot_id_are_one_machine_and_others_are_not():
+    recording = load("two-containers-of-one-machine")
+    (finding,) = judge(recording)
+    assert finding.code == "DD438"
+    data = recording.model_dump(mode="json")
+    for reading in data["readings"]:
+        if reading["check"] == "interfaces":
+            reading["fact"]["host_id"] = f"boot-{reading['node']} net:[1]"
+    assert codes_of(Recording.model_validate(data)) == []

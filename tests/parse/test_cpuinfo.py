@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.parse.cpuinfo import cpu_vendor
+from ddp_doctor.parse.cpuinfo import cpu_model, cpu_vendor
 from tests.fakes import FakeContext
 
 
@@ -29,3 +29,16 @@ def test_this_machine_has_the_vendor_it_prints():
     text = path.read_text()
     vendor = cpu_vendor(FakeContext(files={"/proc/cpuinfo": text}))
     assert vendor is None or (vendor if vendor != "ARM" else "CPU implementer") in text
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        ("vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Intel(R) Xeon(R)\n", 143),
+        ("vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 1\n", None),
+        ("cpu family\t: 6\nmodel\t\t: x\n", None),
+        ("", None),
+    ],
+)
+def test_model_is_intels_number_in_family_6(text: str, model: int | None):
+    assert cpu_model(FakeContext(files={"/proc/cpuinfo": text})) == model

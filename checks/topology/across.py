@@ -1,0 +1,54 @@
+"""What NCCL's log says of the connections between the ranks of different nodes."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ddp_doctor.checks.topology.transports import first_trial, log_of, numbers_of_gpus, texts
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.parse.nccl_log import NcclTransportFact, Transport
+from ddp_doctor.parse.rdma_facts import RdmaFact
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """One connection that a rank of ``node`` has with one of another node, as it says itself."""
+
+    node: int
+    other: int
+    ranks: tuple[int, int]  # original, of ``node`` first
+    transport: Transport
+    gpu: int | None  # NVML's index of the GPU of the rank of ``node``
+
+
+def crossings(recording: Recording, node: int) -> Iterator[Crossing]:
+    """The connections of one node with others, in the order of the log."""
+    trial, log = first_trial(recording), log_of(recording, node)
+    world = recording.world
+    if trial is None or world is None or not set(log.comm_sizes) <= {len(trial.ranks)}:
+        return
+    gpus = numbers_of_gpus(recording, trial, log, node)
+    for one in log.transports:
+        if one.kind != "NET" or max(one.from_rank, one.to_rank) >= len(trial.ranks):
+            continue
+        sender, receiver = trial.ranks[one.from_rank], trial.ranks[one.to_rank]
+        mine, other = (receiver, sender) if one.end == "receive" else (sender, receiver)
+        if world.node_of(mine) == node != world.node_of(other):
+            yield Crossing(node, world.node_of(other), (mine, other), one, gpus.get(mine))
+
+
+def nodes_that_say(recording: Recording, pattern: re.Pattern[str]) -> list[int]:
+    """The nodes whose log holds the pattern; told without reading the logs, for thousands of nodes."""
+    return [node for node, text in texts(recording).items() if pattern.search(text)]
+
+
+def rdma_of(recording: Recording) -> Mapping[int, RdmaFact]:
+    """What is recorded of the RDMA devices of each node."""
+    return {seen.node: seen.fact for seen in recording.facts(RdmaFact)}
+
+
+def hca_of(log: NcclTransportFact, transport: Transport) -> str | None:
+    """The RDMA device that carries a connection, where the log tells which one its number means."""
+    network = transport.network
+    names = {hca.name for hca in log.hcas if network and network[0] == "IB" and hca.index == network[1]}
+    return names.pop() if len(names) == 1 else None

@@ -1,0 +1,76 @@
+"""DD438: containers of one machine that NCCL takes for several hosts."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from ddp_doctor.checks.topology.across import Crossing, crossings, nodes_that_say
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.interface_facts import InterfacesFact
+from ddp_doctor.phrases import transports as words
+from ddp_doctor.phrases.nodes import in_words, node_culprits, node_names
+from ddp_doctor.phrases.ranks import ranks_at
+
+_NETWORK = re.compile(r" via NET/")
+
+
+@rule("DD438", "containers-of-one-machine-use-the-network", Severity.WARNING, InterfacesFact)
+def one_machine(recording: Recording) -> Iterator[Draft]:
+    """Two nodes of the run are containers of one machine, and NCCL joins their GPUs over the network.
+
+    What it finds
+        Nodes that run on one booted kernel and have different host names or /dev/shm of their own, and whose
+        ranks NCCL's log joins by NET.
+
+    Why it matters
+        NCCL copies directly, over NVLink too, or through shared memory within what it takes for one host
+        alone. Here GPUs of one machine talk as if they were in different buildings.
+
+    Remedy
+        One container for all ranks of the machine; or one host name and one /dev/shm for all its containers.
+
+    References
+        NCCL src/misc/utils.cc, getHostHash: host name and boot id, or NCCL_HOSTID
+        NCCL user guide, Troubleshooting, Sharing Data: /dev/shm and containers
+    """
+    machines: dict[str, list[Seen[InterfacesFact]]] = {}
+    for seen in recording.facts(InterfacesFact):
+        if seen.fact.host_id:
+            machines.setdefault(seen.fact.host_id.partition(" ")[0], []).append(seen)
+    shared = [group for group in machines.values() if len(group) > 1]
+    speaking = set(nodes_that_say(recording, _NETWORK)) if shared else set()
+    for group in shared:
+        here = {seen.node for seen in group}
+        found = [
+            one for node in sorted(here & speaking) for one in crossings(recording, node) if one.other in here
+        ]
+        if found:
+            yield _draft(recording, group, found)
+
+
+def _draft(recording: Recording, group: Sequence[Seen[InterfacesFact]], found: Sequence[Crossing]) -> Draft:
+    names = list(dict.fromkeys(seen.fact.hostname for seen in group))
+    apart = f"their host names differ: {in_words(names)}" if len(names) > 1 else "they have one host name"
+    return Draft(
+        title=f"{node_names(recording, group)} are containers of one machine, and NCCL joins their GPUs over"
+        " the network",
+        detail=f"NCCL takes them for different hosts; {apart}.",
+        confidence=Confidence.LIKELY,
+        culprits=node_culprits(recording, group),
+        evidence=(
+            Evidence(check="interfaces", text="they have one boot id"),
+            *(
+                Evidence(
+                    check="topology",
+                    text=f"NCCL's log: {ranks_at(recording, one.ranks)} via {one.transport.via}",
+                )
+                for one in found[: words.MOST_PAIRS]
+            ),
+        ),
+        remedies=(words.ONE_HOST_ID,),
+    )
+
+
+RULES = (one_machine,)
