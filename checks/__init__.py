@@ -23,6 +23,7 @@ from ddp_doctor.checks import (
     p2p,
     process_group,
     rdma,
+    rdma_after,
     reach,
     roll_call,
     software,
@@ -51,4 +52,5 @@ CHECKS: tuple[Check, ...] = (
     gradient_sync.CHECK,
     buffers.CHECK,
     p2p.CHECK,
+    rdma_after.CHECK,
 )

@@ -47,6 +47,7 @@ ORDER = (
     "gradient_sync",
     "buffers",
     "p2p",
+    "rdma_after",
 )
 #: The hundreds that a check's codes may come from (docs/reference/rules.md).
 BLOCKS = {
@@ -69,6 +70,7 @@ BLOCKS = {
     "gradient_sync": "7",
     "buffers": "7",
     "p2p": "6",
+    "rdma_after": "5",
 }
 SECTIONS = ("What it finds", "Why it matters", "Remedy", "References")
 LONGEST_MODULE = 400

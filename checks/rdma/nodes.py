@@ -107,18 +107,28 @@ def _alike(hits: Iterable[Hit]) -> Iterable[list[Hit]]:
     return groups.values()
 
 
-def is_up(hit: Hit) -> float | None:
+def _is_up(hit: Hit) -> float | None:
     """Up or not, as a number to compare."""
     state = hit[2].state
     return None if state is None else float(state == "ACTIVE")
 
 
-def rate(hit: Hit) -> float | None:
+def _rate(hit: Hit) -> float | None:
     """The link's rate in Gb/s."""
     return hit[2].rate_gbit_per_s
 
 
-def may_be_down(hca: Hca, port: Port) -> bool:
+def odd_by_state(recording: Recording) -> list[Odd]:
+    """The few ports that are not up while those that are like them are."""
+    return recording.once("rdma: down", lambda: odd_ones(hits_of(recording, _may_be_down), _is_up))
+
+
+def odd_by_rate(recording: Recording) -> list[Odd]:
+    """The few ports that are slower than those that are like them."""
+    return recording.once("rdma: slow", lambda: odd_ones(hits_of(recording, carries), _rate))
+
+
+def _may_be_down(hca: Hca, port: Port) -> bool:
     """Whether a port is one to compare by being up; one that waits for a subnet manager is another finding."""
     return is_of_a_card(hca) and port.state not in UNCONFIGURED
 

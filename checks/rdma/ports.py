@@ -11,11 +11,9 @@ from ddp_doctor.checks.rdma.nodes import (
     identity,
     is_between_nodes,
     is_of_a_card,
-    is_up,
-    may_be_down,
     named_by_setting,
-    odd_ones,
-    rate,
+    odd_by_rate,
+    odd_by_state,
     users,
 )
 from ddp_doctor.model.choices import Severity
@@ -45,7 +43,7 @@ def port_down(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.kernel.org/admin-guide/abi-stable.html
     """
-    odd = {identity(one.hit): one for one in odd_ones(hits_of(recording, may_be_down), is_up)}
+    odd = {identity(one.hit): one for one in odd_by_state(recording)}
     named = _named_and_down(recording)
     for severity, hits in _by_severity(recording, odd, named).items():
         detail = "NCCL leaves it out without a word, and other ports carry its traffic as well."
@@ -154,7 +152,7 @@ def port_slower(recording: Recording) -> Iterator[Draft]:
     References
         https://www.infinibandta.org/infiniband-roadmap/
     """
-    odd = {identity(one.hit): one for one in odd_ones(hits_of(recording, carries), rate)}
+    odd = {identity(one.hit): one for one in odd_by_rate(recording)}
     slowest = {identity(hit): hit for hit in hits_of(recording, _is_at_slowest_speed)}
     hits = list({**slowest, **{key: one.hit for key, one in odd.items()}}.values())
     if hits:

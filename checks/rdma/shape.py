@@ -4,14 +4,11 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.rdma.nodes import (
     UNCONFIGURED,
-    carries,
-    hits_of,
     identity,
     is_of_a_card,
-    is_up,
-    may_be_down,
+    odd_by_rate,
+    odd_by_state,
     odd_ones,
-    rate,
     users,
 )
 from ddp_doctor.knowledge.rdma import verbs_mtu
@@ -104,13 +101,7 @@ def rails_differ(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
     """
-    told_already = {
-        one.hit[0]
-        for one in (
-            *odd_ones(hits_of(recording, may_be_down), is_up),
-            *odd_ones(hits_of(recording, carries), rate),
-        )
-    }
+    told_already = {one.hit[0] for one in (*odd_by_state(recording), *odd_by_rate(recording))}
     compared = {
         seen.node: _rails(seen.fact)
         for seen in users(recording)

@@ -33,6 +33,21 @@ TRANSPORT_COUNTERS = (
     "retrans_pkts",
 )
 
+#: Bad packets and bits on the link itself: so many during a run, or so many symbols that more than one bit in
+#: 10^12 was wrong, which is what InfiniBand allows (InfiniBand Architecture Specification, volume 2).
+LINK_ERRORS = ("port_rcv_errors", "local_link_integrity_errors", "excessive_buffer_overrun_errors")
+LEAST_ERRORS = 10
+BIT_ERROR_RATE = 1e-12
+#: The link trained anew; once is too often.
+RECOVERIES = "link_error_recovery"
+#: Packets that had to be sent again, or were refused until the sender gave up.
+LOSSES = (
+    *("packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err", "req_transport_retries_exceeded"),
+    *("roce_adp_retrans", "roce_adp_retrans_to", "to_retransmits", "seq_err_naks_rcvd", "port_xmit_discards"),
+)
+#: This one counts losses on Ethernet; on InfiniBand adaptive routing, its default, delivers out of order.
+ROCE_LOSSES = (*LOSSES, "out_of_sequence")
+
 #: A kernel gives new entries the lowest free index (drivers/infiniband/core/cache.c, find_gid), so a table
 #: ends, for all that matters, where so many entries in a row are empty.
 EMPTY_GIDS_IN_A_ROW = 16

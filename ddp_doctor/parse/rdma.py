@@ -21,7 +21,7 @@ import re
 from ddp_doctor.knowledge import nccl_hca, rdma
 from ddp_doctor.knowledge.roce_gids import Gid, compressed
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse.rdma_facts import Hca, NetDevice, Port
+from ddp_doctor.parse.rdma_facts import Hca, NetDevice, Port, PortAfter
 
 INFINIBAND = "/sys/class/infiniband"
 VERBS = "/sys/class/infiniband_verbs"
@@ -41,6 +41,29 @@ def read_hcas(ctx: Context, names: list[str]) -> tuple[Hca, ...]:
     """The devices of these names."""
     nodes = {_line(ctx, f"{VERBS}/{node}/ibdev"): node for node in _listing(ctx, VERBS)}
     return tuple(_hca(ctx, name, nodes.get(name)) for name in names)
+
+
+def read_after(ctx: Context, names: list[str]) -> tuple[PortAfter, ...]:
+    """What may have changed on the ports of these devices since they were read; virtual functions left out."""
+    own = [name for name in names if _link(ctx, f"{INFINIBAND}/{name}/device/physfn") is None]
+    return tuple(
+        _after(ctx, name, int(port))
+        for name in own
+        for port in sorted(_listing(ctx, f"{INFINIBAND}/{name}/ports"))
+        if port.isdecimal()
+    )
+
+
+def _after(ctx: Context, name: str, number: int) -> PortAfter:
+    at = f"{INFINIBAND}/{name}/ports/{number}"
+    netdev = _line(ctx, f"{at}/gid_attrs/ndevs/0")
+    return PortAfter(
+        hca=name,
+        number=number,
+        state=_after_number(_line(ctx, f"{at}/state")),
+        carrier_changes=_number(_line(ctx, f"{NET}/{netdev}/carrier_changes")) if netdev else None,
+        counters=_counters(ctx, at),
+    )
 
 
 def read_netdevs(ctx: Context, hcas: tuple[Hca, ...]) -> tuple[NetDevice, ...]:

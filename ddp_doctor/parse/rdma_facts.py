@@ -95,8 +95,8 @@ class RdmaFact(Fact):
 
     def netdev(self, port: Port) -> NetDevice | None:
         """The interface over a port, the first where VLANs make several."""
-        known = {one.name: one for one in self.netdevs}
-        return next((known[name] for name in port.netdevs if name in known), None)
+        named = (one for name in port.netdevs for one in self.netdevs if one.name == name)
+        return next(named, None)
 
     def ports(self) -> list[tuple[Hca, Port]]:
         """All ports, in the order of their devices."""
@@ -116,3 +116,21 @@ class RdmaFact(Fact):
         taken = [(hca, port) for hca, port in self.candidates() if allowed(hca.name, port.number)]
         taken.sort(key=lambda one: (one[0].bus_id is None, one[0].bus_id or "", one[1].number))
         return taken[: nccl_hca.MOST_DEVICES]
+
+
+class PortAfter(Frozen):
+    """What changes of a port: its state, its counters and how often its interface's carrier changed."""
+
+    hca: str
+    number: int
+    state: str | None = None
+    carrier_changes: int | None = None
+    counters: dict[str, int] = Field(default_factory=dict)
+
+
+class RdmaAfterFact(Fact):
+    """The ports of one node once the ranks have ended."""
+
+    KIND: ClassVar[str] = "rdma_after/1"
+
+    ports: tuple[PortAfter, ...]

@@ -224,6 +224,17 @@ INSTALL_VERBS = Remedy(
 )
 
 
+LOSSLESS = Remedy(
+    summary="Compare flow control (PFC), ECN and the traffic class on hosts and switches with the fabric's plan",
+    commands=("mlnx_qos -i INTERFACE", "ethtool -S INTERFACE | grep -e pause -e discard"),
+    scope="cluster",
+    cost="an administrator's work on hosts and switches; NCCL_IB_TC is the class that the plan names",
+    undo=NOTHING_TO_UNDO,
+    proof=_BY_HAND,
+    references=(f"{_ENV}#nccl-ib-tc", f"{_TROUBLE}#rdma-over-converged-ethernet-roce"),
+)
+
+
 def same_mtu(mtu_bytes: int, interfaces: Sequence[str]) -> Remedy:
     """The MTU of the peers, on interfaces and on the switch."""
     names = [name for name in interfaces if nccl_hca.is_name(name)]
