@@ -18,6 +18,7 @@ class FakeContext:
 
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str | OSError] = field(default_factory=dict)
+    data: Mapping[str, bytes] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
     commands: Mapping[str, CommandResult | str] = field(default_factory=dict)
     children: Mapping[str, CommandResult | str] = field(default_factory=dict)
@@ -49,6 +50,9 @@ class FakeContext:
         if isinstance(text, OSError):
             raise text
         return text
+
+    def read_bytes(self, path: str) -> bytes:
+        return self.data[path] if path in self.data else self.read(path).encode()
 
     def listdir(self, path: str) -> list[str]:
         prefix = path.rstrip("/") + "/"

@@ -34,10 +34,11 @@ from ddp_doctor.phrases.kernel import (
 #: What is known of a GPU since its Xid: it is out of order still, back in order, or nobody can tell.
 Standing = Literal["out", "back", "unknown"]
 
-#: Xids that say of themselves whether they are over: a lost GPU answers nobody, uncorrected errors count
-#: until the reset, and without its system processor a GPU cannot tell its memory.
+#: Xids whose end NVML shows: a lost GPU answers nobody, uncorrected errors count until the reset, a row
+#: that could not be remapped is remembered, and without its system processor a GPU cannot tell its memory.
 _LOST = (79,)
 _MEMORY = (48, 95, 140)
+_NOT_REMAPPED = 64
 _SILENT = (62, 110, 119, 120, 143)
 #: Errors of NVML as a whole that a GPU in this state causes.
 _DEAD = ("timed_out", "gpu_is_lost", "crashed", "unknown")
@@ -151,7 +152,7 @@ def _standing(view: NodeView, event: KernelEvent) -> Standing:
     if gpu.error not in (None, "no_permission") or gpu.recovery_action not in (None, "none"):
         return "out"
     errors = gpu.ecc_volatile_uncorrected
-    if event.code in _MEMORY and errors:
+    if (event.code in _MEMORY and errors) or (event.code == _NOT_REMAPPED and gpu.row_remap_failed):
         return "out"
     answers = gpu.memory_used_bytes is not None
     over = (
@@ -159,6 +160,7 @@ def _standing(view: NodeView, event: KernelEvent) -> Standing:
         or event.code in _LOST
         or (event.code in _MEMORY and errors == 0)
         or (event.code in _SILENT and answers)
+        or (event.code == _NOT_REMAPPED and gpu.row_remap_failed is False)
     )
     return "back" if over else "unknown"
 

@@ -12,6 +12,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.nccl_log import NcclTransportFact
 from ddp_doctor.parse.p2p_stalls import Stall, find_stalls, logs_by_node, nodes_nccl_ran_on
 from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH, UNSET_LEVEL, use_hca
+from ddp_doctor.phrases.pcie import exact_repairs, what_bends_the_path
 from ddp_doctor.phrases.ranks import rank_list
 
 
@@ -51,9 +52,9 @@ def p2p_stalls(recording: Recording) -> Iterator[Draft]:
         ),
         confidence=Confidence.LIKELY if len(stalls) == 1 or stalls[0].isolated else Confidence.POSSIBLE,
         culprits=tuple(culprit(recording, one.node, one.gpus, one.ranks) for one in stalls),
-        evidence=tuple(_stall_evidence(stalls, fact)),
+        evidence=(*_stall_evidence(stalls, fact), *what_bends_the_path(recording, stalls[0].node)),
         remedies=(
-            REPAIR_PATH,
+            *(exact_repairs(recording, stalls[0].node) or (REPAIR_PATH,)),
             DISABLE_P2P,
             *([UNSET_LEVEL] if _widened(fact, stalls) else []),
             *(_hca(fact) if _nccl_chose_another(recording, fact, stalls[0].log) else []),

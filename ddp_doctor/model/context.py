@@ -75,6 +75,10 @@ class Context(Protocol):
         """The text of a file. Raises OSError as open() does."""
         ...
 
+    def read_bytes(self, path: str) -> bytes:
+        """The bytes of a file that is no text. Raises OSError as open() does."""
+        ...
+
     def listdir(self, path: str) -> list[str]:
         """Sorted names in a folder. Raises OSError as os.listdir() does."""
         ...

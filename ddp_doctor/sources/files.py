@@ -17,7 +17,11 @@ class Files:
         self._root = Path(root)
 
     def read(self, path: str) -> str:
-        """The text of a file; bytes that are not UTF-8 are replaced.
+        """The text of a file; bytes that are not UTF-8 are replaced. Raises as ``read_bytes`` does."""
+        return self.read_bytes(path).decode("utf-8", "replace")
+
+    def read_bytes(self, path: str) -> bytes:
+        """The bytes of a file.
 
         Raises OSError as open() does, and EFBIG for more than 8 MiB: half a file would be a wrong fact.
         """
@@ -29,7 +33,7 @@ class Files:
                 data += chunk
                 if len(data) > READ_LIMIT_BYTES:
                     raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
-        return data.decode("utf-8", "replace")
+        return bytes(data)
 
     def listdir(self, path: str) -> list[str]:
         """Sorted names in a folder."""

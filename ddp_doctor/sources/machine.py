@@ -64,6 +64,10 @@ class LiveContext:
         """The text of a file."""
         return self._files.read(path)
 
+    def read_bytes(self, path: str) -> bytes:
+        """The bytes of a file."""
+        return self._files.read_bytes(path)
+
     def listdir(self, path: str) -> list[str]:
         """Sorted names in a folder."""
         return self._files.listdir(path)

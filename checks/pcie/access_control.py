@@ -1,0 +1,181 @@
+"""DD420, DD421, DD423: what sends traffic between GPUs and NICs through the CPU, or cannot be seen."""
+
+from collections.abc import Iterator
+from itertools import combinations
+
+from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.knowledge.link_codes import nvlinks
+from ddp_doctor.knowledge.nvml import remedy
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
+from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.pcie_facts import PcieDevice, PcieFact
+from ddp_doctor.phrases.gpus import asked_for
+from ddp_doctor.phrases.nodes import by_cause, in_words, node_culprits, node_draft, node_names
+from ddp_doctor.phrases.pcie import (
+    PASS_THROUGH,
+    acs_evidence,
+    device_name,
+    gpu_numbers,
+    iommu_evidence,
+    jobs_gpus,
+    redirect_off,
+    translated,
+)
+
+Pair = tuple[PcieDevice, PcieDevice, tuple[str, ...]]
+
+
+@rule("DD420", "acs-redirects-peer-traffic", Severity.WARNING, PcieFact)
+def acs_redirects(recording: Recording) -> Iterator[Draft]:
+    """PCIe switches send traffic between their own GPUs and NICs up to the CPU.
+
+    What it finds
+        ACS redirection in force on ports between two GPUs without NVLink, or a GPU and an RDMA device, that
+        hang on one PCIe switch of a machine that is not virtual. Information for a NIC in a run on one node.
+
+    Why it matters
+        What could stay within the switch goes through the root complex: slower, shared by all, and on some
+        machines it never arrives: the first all-reduce hangs (DD401).
+
+    Remedy
+        Turn ACS off on these bridges, in the BIOS or with setpci at each boot.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
+        Linux drivers/pci/p2pdma.c, pci_bridge_has_acs_redir
+    """
+    groups: dict[tuple[tuple[str, ...], tuple[str, ...], Severity], list[Seen[PcieFact]]] = {}
+    for seen in recording.facts(PcieFact):
+        pairs = [pair for pair in _pairs(recording, seen) if seen.fact.redirecting(pair[2])]
+        if pairs and not seen.fact.virtual:
+            bridges = dict.fromkeys(bus for pair in pairs for bus in seen.fact.redirecting(pair[2]))
+            numbers = gpu_numbers(recording, seen.node)
+            ends = dict.fromkeys(device_name(one, numbers) for pair in pairs for one in pair[:2])
+            cause = (tuple(bridges), tuple(ends), _severity(recording, pairs))
+            groups.setdefault(cause, []).append(seen)
+    for (bridges_of, ends_of, severity), group in groups.items():
+        fact = group[0].fact
+        iommu = iommu_evidence(fact)
+        yield Draft(
+            title=(
+                f"PCIe switches of {node_names(recording, group)} send traffic between their own devices"
+                f" through the CPU (ACS): {in_words(ends_of)}"
+            ),
+            detail="Direct copies between these devices are slower than they could be, and on some machines hang.",
+            confidence=Confidence.LIKELY,
+            culprits=node_culprits(recording, group),
+            evidence=(acs_evidence(fact, bridges_of), *([iommu] if iommu else [])),
+            remedies=(redirect_off(fact, bridges_of),),
+            severity=asked_for(recording, severity),
+        )
+
+
+def _severity(recording: Recording, pairs: list[Pair]) -> Severity:
+    """NICs reach into GPUs only where there are several nodes."""
+    several = recording.world is not None and recording.world.nnodes > 1
+    gpus = any((one.kind, two.kind) == ("gpu", "gpu") for one, two, _ in pairs)
+    return Severity.WARNING if gpus or several else Severity.INFO
+
+
+def _pairs(recording: Recording, seen: Seen[PcieFact]) -> list[Pair]:
+    """Neighbours that would talk over PCIe, of the job's own GPUs."""
+    mine = jobs_gpus(recording, seen.node)
+    linked = _nvlinked(recording, seen.node)
+    return [
+        (one, two, ports)
+        for one, two, ports in seen.fact.neighbours()
+        if frozenset((one.bus_id, two.bus_id)) not in linked
+        and all(end.kind != "gpu" or mine is None or end.bus_id in mine for end in (one, two))
+    ]
+
+
+def _nvlinked(recording: Recording, node: int) -> set[frozenset[str]]:
+    """The pairs of GPUs that have NVLink, by bus ids."""
+    buses = {number: bus for bus, number in gpu_numbers(recording, node).items()}
+    found = set()
+    for fact in (one.fact for one in recording.facts(TopologyFact) if one.node == node):
+        for one, two, code in fact.gpu_pairs():
+            ends = [buses.get(int(name.removeprefix("GPU"))) for name in (one, two)]
+            if nvlinks(code) and None not in ends:
+                found.add(frozenset(str(end) for end in ends))
+    return found
+
+
+@rule("DD421", "iommu-translates-gpus", Severity.INFO, PcieFact)
+def iommu_translates(recording: Recording) -> Iterator[Draft]:
+    """The IOMMU translates addresses between GPUs that talk over PCIe.
+
+    What it finds
+        Several of the job's GPUs, not all joined by NVLink, in IOMMU groups of type DMA or DMA-FQ on a
+        machine that is not virtual. Information: many such machines work.
+
+    Why it matters
+        CUDA does not support direct copies over PCIe under a translating IOMMU on bare metal: on some machines
+        they hang (DD401) or arrive wrong.
+
+    Remedy
+        None unless copies hang or are wrong. Then iommu=pt, or the IOMMU off in the BIOS.
+
+    References
+        https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#iommu-on-linux
+    """
+    seen = [one for one in recording.facts(PcieFact) if not one.fact.virtual and _translates(recording, one)]
+    for evidence, group in by_cause(seen, iommu_evidence).items():
+        yield node_draft(
+            recording,
+            group,
+            "The IOMMU of {nodes} translates what GPUs send to each other over PCIe",
+            evidence,
+            PASS_THROUGH,
+            detail="It works on many machines. Where copies between GPUs hang or are wrong, this is the first suspect.",
+            severity=Severity.INFO,
+            confidence=Confidence.POSSIBLE,
+        )
+
+
+def _translates(recording: Recording, seen: Seen[PcieFact]) -> bool:
+    mine, linked = jobs_gpus(recording, seen.node), _nvlinked(recording, seen.node)
+    gpus = [
+        one for one in seen.fact.endpoints() if one.kind == "gpu" and (mine is None or one.bus_id in mine)
+    ]
+    return any(
+        translated(one) and translated(two) and frozenset((one.bus_id, two.bus_id)) not in linked
+        for one, two in combinations(gpus, 2)
+    )
+
+
+@rule("DD423", "acs-not-readable", Severity.INFO, PcieFact)
+def acs_not_readable(recording: Recording) -> Iterator[Draft]:
+    """Access control of PCIe switches cannot be read here, so nothing is known of it.
+
+    What it finds
+        GPUs or RDMA devices below one PCIe switch of a machine that is not virtual, whose configuration the
+        kernel does not show to this user.
+
+    Why it matters
+        ACS redirection slows direct copies down, and on some machines they hang.
+
+    Remedy
+        Run ddp-doctor prolog as root on the node, or look with lspci.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
+    """
+    seen = [one for one in recording.facts(PcieFact) if not one.fact.virtual and _pairs(recording, one)]
+    for reason, group in by_cause(seen, lambda fact: fact.acs_problem).items():
+        yield node_draft(
+            recording,
+            group,
+            "Whether PCIe switches of {nodes} redirect peer traffic (ACS) cannot be read",
+            Evidence(check="pcie", text=reason),
+            remedy(
+                "Look as root; SrcValid+ or ReqRedir+ on a bridge above GPUs means that ACS is on.",
+                "sudo lspci -vvv | grep -e '^[0-9a-f]' -e ACSCtl",
+                undo=NOTHING_TO_UNDO,
+            ),
+        )
+
+
+RULES = (acs_redirects, iommu_translates, acs_not_readable)

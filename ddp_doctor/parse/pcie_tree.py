@@ -1,0 +1,117 @@
+"""Reading the PCIe tree above GPUs and RDMA devices from /sys (parse/pcie_facts.py shows the files).
+
+Read through the probe's context; nothing is raised, what cannot be read is None.
+"""
+
+import re
+from collections.abc import Iterable
+
+from ddp_doctor.model.context import Context
+from ddp_doctor.parse.host_gpus import first_line
+from ddp_doctor.parse.pci_config import acs_control, is_cut_off
+from ddp_doctor.parse.pci_paths import PCI, bridges_above
+from ddp_doctor.parse.pcie_facts import DeviceKind, PcieDevice
+
+_WIDTHS = (1, 2, 4, 8, 12, 16, 32)  # 0, 63 and 255 are what a device without a link, or asleep, gives
+_SPEED = re.compile(r"(\d{1,3}(?:\.\d)?) GT/s")
+_OPTION = re.compile(r"(?:intel_iommu|amd_iommu|iommu|pci|iommu\.\w{1,20})=\S{1,80}")
+_PCI_OPTIONS_OF_INTEREST = ("noacs", "disable_acs_redir", "config_acs", "pcie_acs_override")
+
+#: Makers and products that say "virtual machine" where the CPU has no flag for it (Arm).
+_VIRTUAL = re.compile(
+    r"QEMU|KVM|VMware|VirtualBox|Xen|Virtual Machine|Google Compute Engine|OpenStack|Alibaba Cloud|Bochs"
+)
+
+
+def read_device(
+    ctx: Context, bus_id: str, kind: DeviceKind, slots: dict[str, str], name: str = ""
+) -> PcieDevice:
+    """One device with its link; of a bridge its access control, as far as that is shown."""
+    folder = f"{PCI}/{bus_id}"
+    ids = (first_line(ctx, f"{folder}/{part}") or "" for part in ("vendor", "device"))
+    return PcieDevice(
+        bus_id=bus_id,
+        kind=kind,
+        name=name,
+        model=":".join(part.removeprefix("0x") for part in ids),
+        above=bridges_above(ctx, bus_id),
+        width=_width(first_line(ctx, f"{folder}/current_link_width")),
+        width_max=_width(first_line(ctx, f"{folder}/max_link_width")),
+        speed_gt_per_s=_speed(first_line(ctx, f"{folder}/current_link_speed")),
+        speed_max_gt_per_s=_speed(first_line(ctx, f"{folder}/max_link_speed")),
+        acs_control=acs_control(_config(ctx, bus_id)) if kind == "bridge" else None,
+        iommu=_iommu(ctx, folder),
+        slot=slots.get(bus_id.partition(".")[0]),
+    )
+
+
+def acs_problem(ctx: Context, bridges: Iterable[str]) -> str | None:
+    """Why access control cannot be read, or None where it can."""
+    first = next(iter(bridges), None)
+    if first is None or not is_cut_off(_config(ctx, first)):
+        return None
+    return "the kernel shows the configuration of PCIe bridges to root of the host only"
+
+
+def slots(ctx: Context) -> dict[str, str]:
+    """The machine's names of its slots, by PCI address without function."""
+    try:
+        names = ctx.listdir("/sys/bus/pci/slots")
+    except OSError:
+        return {}
+    addresses = {name: first_line(ctx, f"/sys/bus/pci/slots/{name}/address") for name in names}
+    return {address: name for name, address in addresses.items() if address}
+
+
+def virtual(ctx: Context) -> str | None:
+    """What says that this is a virtual machine, None where nothing does."""
+    for line in _text(ctx, "/proc/cpuinfo").splitlines():
+        if line.startswith("flags"):
+            if " hypervisor" in line:
+                return "the CPU has the flag hypervisor"
+            break
+    names = [first_line(ctx, f"/sys/class/dmi/id/{name}") or "" for name in ("sys_vendor", "product_name")]
+    product = " ".join(names).strip()
+    return product if _VIRTUAL.search(product) else None
+
+
+def iommu_options(ctx: Context) -> tuple[str, ...]:
+    """What the kernel was told about IOMMU and access control at its start."""
+    options = (word for word in _text(ctx, "/proc/cmdline").split() if _OPTION.fullmatch(word))
+    return tuple(
+        word
+        for word in options
+        if not word.startswith("pci=") or any(part in word for part in _PCI_OPTIONS_OF_INTEREST)
+    )
+
+
+def _iommu(ctx: Context, folder: str) -> str | None:
+    try:
+        group = ctx.readlink(f"{folder}/iommu_group").rpartition("/")[2]
+    except OSError:
+        return None
+    return first_line(ctx, f"/sys/kernel/iommu_groups/{group}/type")
+
+
+def _config(ctx: Context, bus_id: str) -> bytes:
+    try:
+        return ctx.read_bytes(f"{PCI}/{bus_id}/config")
+    except OSError:
+        return b""
+
+
+def _text(ctx: Context, path: str) -> str:
+    try:
+        return ctx.read(path)
+    except OSError:
+        return ""
+
+
+def _width(text: str | None) -> int | None:
+    lanes = int(text) if text and re.fullmatch(r"\d{1,3}", text, re.ASCII) else 0
+    return lanes if lanes in _WIDTHS else None
+
+
+def _speed(text: str | None) -> float | None:
+    found = _SPEED.match(text or "")
+    return float(found[1]) if found else None

@@ -1,0 +1,123 @@
+"""How findings speak of the PCIe tree, and what mends it."""
+
+from collections.abc import Sequence
+
+from ddp_doctor.model.finding import Evidence, Proof, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.parse.gpu_facts import GpusFact
+from ddp_doctor.parse.pci_config import acs_words
+from ddp_doctor.parse.pcie_facts import PcieDevice, PcieFact
+
+NCCL_ACS = (
+    "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
+    "#pci-access-control-services-acs"
+)
+CUDA_IOMMU = "https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#iommu-on-linux"
+_NOT_TRIED = Proof(reason="it takes an administrator")
+#: Of more bridges than this the commands show the first.
+MOST_COMMANDS = 16
+
+
+def gpu_numbers(recording: Recording, node: int) -> dict[str, int]:
+    """NVML's index of each GPU of a node, by bus id, where NVML was asked."""
+    facts = (one.fact for one in recording.facts(GpusFact) if one.node == node)
+    return {gpu.bus_id: gpu.index for fact in facts for gpu in fact.gpus if gpu.bus_id}
+
+
+def jobs_gpus(recording: Recording, node: int) -> set[str] | None:
+    """The bus ids of the job's GPUs; None where NVML was not asked, or gave no answer."""
+    facts = [one.fact for one in recording.facts(GpusFact) if one.node == node]
+    if not facts or facts[0].nvml_error is not None:
+        return None
+    return {gpu.bus_id for gpu in facts[0].of_the_job() if gpu.bus_id}
+
+
+def device_name(device: PcieDevice, numbers: dict[str, int]) -> str:
+    """One device for a sentence: "GPU 3 (0000:61:00.0)", "mlx5_0 (0000:17:00.0)"."""
+    if device.kind == "gpu" and device.bus_id in numbers:
+        return f"GPU {numbers[device.bus_id]} ({device.bus_id})"
+    name = {"gpu": "the GPU at", "nic": device.name or "the NIC at", "bridge": "the PCIe bridge"}[device.kind]
+    return f"{name} ({device.bus_id})" if device.name else f"{name} {device.bus_id}"
+
+
+def acs_evidence(fact: PcieFact, bridges: Sequence[str]) -> Evidence:
+    """What access control does on these bridges."""
+    controls = (one.acs_control or 0 for one in fact.devices if one.bus_id in bridges)
+    words = " or ".join(dict.fromkeys(acs_words(control) for control in controls))
+    text = f"ACS redirects peer traffic on {', '.join(bridges)}: {words}"
+    return Evidence(check="pcie", text=text, expected_from=NCCL_ACS)
+
+
+def iommu_evidence(fact: PcieFact) -> Evidence | None:
+    """That the IOMMU translates what the GPUs send, or None."""
+    kinds = sorted({one.iommu or "" for one in fact.endpoints() if one.kind == "gpu" and translated(one)})
+    if not kinds:
+        return None
+    options = " ".join(fact.iommu_options) or "no option about it on the kernel's command line"
+    text = f"the IOMMU translates the addresses of GPUs (group type {', '.join(kinds)}; {options})"
+    return Evidence(check="pcie", text=text, expected_from=CUDA_IOMMU)
+
+
+def translated(device: PcieDevice) -> bool:
+    """Whether the IOMMU stands between this device and memory, and translates."""
+    return (device.iommu or "").startswith("DMA")
+
+
+def redirect_off(fact: PcieFact, bridges: Sequence[str]) -> Remedy:
+    """Turn redirection off on exactly these bridges; undone by writing back what is there now."""
+    shown = bridges[:MOST_COMMANDS]
+    controls = {one.bus_id: one.acs_control or 0 for one in fact.devices}
+    return Remedy(
+        summary="Turn off ACS on these PCIe bridges; in the BIOS for good, or at each boot with setpci",
+        commands=tuple(f"sudo setpci -s {bus} ECAP_ACS+0x6.w=0000" for bus in shown),
+        scope="node",
+        cost="devices below one switch are no longer kept apart: not where GPUs are given to virtual machines",
+        undo="; ".join(f"sudo setpci -s {bus} ECAP_ACS+0x6.w={controls[bus]:04x}" for bus in shown[:4])
+        + (" and so on, or reboot" if len(shown) > 4 else ", or reboot"),
+        proof=_NOT_TRIED,
+        references=(NCCL_ACS,),
+    )
+
+
+PASS_THROUGH = Remedy(
+    summary="Put the IOMMU into pass-through mode, or turn it off in the BIOS: iommu=pt on the kernel's command line",
+    commands=(
+        "cat /proc/cmdline",
+        "sudo grubby --update-kernel=ALL --args=iommu=pt   # or edit /etc/default/grub",
+    ),
+    scope="node",
+    cost="a reboot; devices of the host can then reach all of its memory",
+    undo="sudo grubby --update-kernel=ALL --remove-args=iommu=pt, and reboot",
+    proof=_NOT_TRIED,
+    references=(CUDA_IOMMU,),
+)
+
+
+def what_bends_the_path(recording: Recording, node: int) -> tuple[Evidence, ...]:
+    """What a node's kernel shows that may lead direct copies of its GPUs astray."""
+    found: list[Evidence | None] = []
+    for fact in _bare_metal(recording, node):
+        bridges = _above_gpus(fact)
+        found += [acs_evidence(fact, bridges) if bridges else None, iommu_evidence(fact)]
+    return tuple(one for one in found if one is not None)
+
+
+def exact_repairs(recording: Recording, node: int) -> tuple[Remedy, ...]:
+    """What undoes it on this very node."""
+    found = []
+    for fact in _bare_metal(recording, node):
+        bridges = _above_gpus(fact)
+        found += [redirect_off(fact, bridges)] if bridges else []
+        found += [PASS_THROUGH] if iommu_evidence(fact) else []
+    return tuple(found)
+
+
+def _bare_metal(recording: Recording, node: int) -> list[PcieFact]:
+    facts = (one.fact for one in recording.facts(PcieFact) if one.node == node)
+    return [fact for fact in facts if not fact.virtual]
+
+
+def _above_gpus(fact: PcieFact) -> tuple[str, ...]:
+    """The bridges above GPUs, root ports too, that redirect what peers send to each other."""
+    above = {bus for one in fact.endpoints() if one.kind == "gpu" for bus in one.above}
+    return fact.redirecting(tuple(above))
