@@ -7,7 +7,7 @@ Nothing is loaded here: the linker's cache, LD_LIBRARY_PATH and ldd tell. Raw in
     NCCL_IB_HCA=mlx5                                                                     /etc/nccl.conf, line 3
             libnccl-net.so (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libnccl-net.so    ldconfig -p
             libfabric.so.1 => not found                                                  ldd libnccl-net.so
-    efa_0                                                                                /sys/class/infiniband
+    rdmap16s27/device/driver -> …/drivers/efa                                            /sys/class/infiniband
 """
 
 import posixpath
@@ -19,7 +19,7 @@ from ddp_doctor.knowledge import nccl_plugins as known
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse import libraries, nccl_conf, software
+from ddp_doctor.parse import libraries, nccl_conf, rdma, software
 
 __all__ = ["CHECK", "NcclFact", "probe"]
 
@@ -36,7 +36,7 @@ def probe(ctx: Context) -> NcclFact:
         overruled={name: ctx.env[name] for name in added if name in ctx.env},
         plugins=tuple(_plugins(ctx, env)),
         network=env.get("NCCL_NET") or None,
-        efa_devices=tuple(name for name in _listing(ctx, "/sys/class/infiniband") if name.startswith("efa_")),
+        efa_devices=rdma.efa_names(ctx),
     )
 
 

@@ -17,7 +17,7 @@ def efa_without_plugin(recording: Recording) -> Iterator[Draft]:
     """Elastic Fabric Adapters, and no plug-in through which NCCL could use them.
 
     What it finds
-        Devices efa_* of the kernel, and no network plug-in that loads; NCCL_NET does not ask for sockets.
+        RDMA devices of the kernel's driver efa, and no network plug-in that loads; NCCL_NET does not ask for sockets.
         Information only for a job of one node, which needs no network.
 
     Why it matters

@@ -37,6 +37,15 @@ def hca_names(ctx: Context) -> list[str]:
     return sorted(_listing(ctx, INFINIBAND), key=nccl_hca.natural)
 
 
+def efa_names(ctx: Context) -> tuple[str, ...]:
+    """Amazon's adapters: efa_0 to the kernel, rdmap16s27 once rdma-core's rules of udev have named it."""
+    return tuple(
+        name
+        for name in hca_names(ctx)
+        if name.startswith("efa_") or _link(ctx, f"{INFINIBAND}/{name}/device/driver") == "efa"
+    )
+
+
 def read_hcas(ctx: Context, names: list[str]) -> tuple[Hca, ...]:
     """The devices of these names."""
     nodes = {_line(ctx, f"{VERBS}/{node}/ibdev"): node for node in _listing(ctx, VERBS)}

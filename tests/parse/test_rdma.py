@@ -115,3 +115,12 @@ def test_drivers_have_other_names_in_user_space():
         "irdma",
         None,
     )
+
+
+def test_efa_is_known_by_its_driver_whatever_udev_calls_it():
+    kernel = FakeContext(files={f"{trees.CLASS}/efa_0/node_type": "7: <unknown>\n"})
+
+    assert rdma.efa_names(trees.efa(2).context()) == ("rdmap0s6", "rdmap1s6")
+    assert rdma.efa_names(kernel) == ("efa_0",)
+    assert rdma.efa_names(trees.infiniband().context()) == ()
+    assert rdma.efa_names(FakeContext()) == ()
