@@ -28,6 +28,7 @@ from ddp_doctor.checks.topology import (
     p2p,
     p2p_status,
     places,
+    slowness,
     sockets,
     unclear,
 )
@@ -96,6 +97,7 @@ CHECK = Check(
         *sockets.RULES,
         *gpudirect.RULES,
         *containers.RULES,
+        *slowness.RULES,
     ),
     cost_s=0.5,
     deadline_s=60.0,  # without persistence mode NVML first wakes every GPU

@@ -77,19 +77,34 @@ class Place:
 
     def rate(self, pair: GpuPair, code: str, kind: paths.Kind) -> float | None:
         """The slowest part of the way, one way; None where a part is not known, and for the network."""
-        gpus = [self.gpus.get(name) for name in pair]
-        vendor = self.fact.cpu_vendor
-        if kind == "NET" or None in gpus:
+        links, vendor = codes.nvlinks(code), self.fact.cpu_vendor
+        if kind == "NET":
             return None
-        links = codes.nvlinks(code)
         if links and kind == "P2P":
-            return rates.slowest(rates.nvlink(gpu.compute_capability, links) for gpu in gpus if gpu)
-        parts = [rates.pcie(gpu.pcie_generation_max, gpu.pcie_width_max) for gpu in gpus if gpu]
+            return rates.slowest(self._nvlinks(gpu, links) for gpu in pair)
+        parts = [self._slot(gpu) for gpu in pair]
         if self._leaves_its_numa_node(pair, code):
             parts.append(rates.between_sockets(vendor, self.fact.cpu_model))
         slowest = rates.slowest(parts)
         through_cpu = kind == "P2P" and not codes.allowed(code, "PXB")
         return rates.through_cpu(slowest, vendor) if through_cpu else slowest
+
+    def _nvlinks(self, name: str, links: int) -> float | None:
+        """What so many NVLinks of a GPU carry: by its generation, else by the speed that the driver tells."""
+        gpu = self.gpus.get(name)
+        known = rates.nvlink(gpu.compute_capability, links) if gpu else None
+        told = (one for gpu in self.fact.nvlinks if gpu.gpu == name for one in gpu.links if one.active)
+        speed = min((one.gb_per_s for one in told if one.gb_per_s is not None), default=None)
+        return known if known is not None else rates.nvlink_of_speed(speed, links)
+
+    def _slot(self, name: str) -> float | None:
+        """What a GPU's PCIe slot carries: as NVML says it, else as /sys does."""
+        gpu = self.gpus.get(name)
+        known = rates.pcie(gpu.pcie_generation_max, gpu.pcie_width_max) if gpu else None
+        device = next((one for one in self.fact.pci if one.kind == "gpu" and one.name == name), None)
+        if known is not None or device is None:
+            return known
+        return rates.pcie(rates.pcie_generation(device.link_speed), device.link_width)
 
     def _leaves_its_numa_node(self, pair: GpuPair, code: str) -> bool:
         """Whether the way through host memory crosses sockets; NVLink's code does not tell, the affinity does."""

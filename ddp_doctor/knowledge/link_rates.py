@@ -10,9 +10,24 @@ from collections.abc import Iterable
 
 #: One NVLink by compute capability, newest first: 18 links of an H100 are 371.
 _NVLINK = (((10, 0), 40.1), ((9, 0), 20.6), ((8, 7), 20.0), ((8, 6), 12.0), ((7, 0), 20.0), ((6, 0), 18.0))
+#: The same by the speed that the driver prints of a link, fastest first: 53.125 (Blackwell), 26.562 (Hopper),
+#: 25.781 (Ampere, Volta), 19.531 (Pascal), 14.062 (the bridge of an RTX A6000).
+_NVLINK_SPEEDS = ((50.0, 40.1), (26.0, 20.6), (25.0, 20.0), (19.0, 18.0), (14.0, 12.0))
 #: PCIe, 16 lanes, by generation.
 _PCIE = {1: 3.0, 2: 6.0, 3: 12.0, 4: 24.0, 5: 48.0, 6: 96.0}
 _LANES = 16
+_GENERATIONS = {
+    "2.5": 1,
+    "5.0": 2,
+    "5": 2,
+    "8.0": 3,
+    "8": 3,
+    "16.0": 4,
+    "16": 4,
+    "32.0": 5,
+    "32": 5,
+    "64.0": 6,
+}
 _AMD, _ARM = 16.0, 6.0
 #: Intel, family 6, by the model that /proc/cpuinfo prints, newest first: Emerald Rapids, Sapphire Rapids,
 #: Skylake, older.
@@ -28,6 +43,18 @@ def nvlink(capability: str | None, links: int) -> float | None:
         return None
     # NCCL compares 86 alone for the slower kind, and takes 87 and 89 for 80.
     return next((rate * links for since, rate in _NVLINK if version >= since), None)
+
+
+def nvlink_of_speed(gb_per_s: float | None, links: int) -> float | None:
+    """``links`` NVLinks of which the driver says that each has this speed."""
+    if gb_per_s is None:
+        return None
+    return next((rate * links for since, rate in _NVLINK_SPEEDS if gb_per_s >= since), None)
+
+
+def pcie_generation(speed: str | None) -> int | None:
+    """The generation of a speed as /sys prints it: "32.0 GT/s PCIe" is 5."""
+    return _GENERATIONS.get((speed or "").partition(" GT/s")[0])
 
 
 def pcie(generation: int | None, width: int | None) -> float | None:

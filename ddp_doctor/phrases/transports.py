@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ddp_doctor.model.finding import Proof, Remedy, Setting
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
 
 _GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/"
 #: NCCL's own words for its transports, for a sentence.
@@ -91,4 +91,17 @@ ONE_HOST_ID = Remedy(
     undo="start them as before",
     proof=Proof(reason="it takes other containers"),
     references=(_GUIDE + "env.html#nccl-hostid", _GUIDE + "troubleshooting.html#sharing-data"),
+)
+
+COMPARE_LINKS = Remedy(
+    summary="Look at width and generation of PCIe under load, at the NVLinks' errors and at ACS on the bridges",
+    commands=(
+        "nvidia-smi -q -d PCIE,CLOCK,PERFORMANCE   # while the job runs",
+        "nvidia-smi nvlink -e",
+        "sudo lspci -vvv | grep ACSCtl   # SrcValid+ means that ACS is on",
+    ),
+    scope="node",
+    undo=NOTHING_TO_UNDO,
+    proof=Proof(reason="nothing is known that could be tried"),
+    references=(_GUIDE + "troubleshooting.html",),
 )

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ddp_doctor.checks.topology import CHECK
 from ddp_doctor.checks.topology.transports import places, used_within
 from ddp_doctor.model.finding import Finding
@@ -248,4 +250,55 @@ def test_containers_with_one_boot_id_are_one_machine_and_others_are_not():
     for reading in data["readings"]:
         if reading["check"] == "interfaces":
             reading["fact"]["host_id"] = f"boot-{reading['node']} net:[1]"
+    assert codes_of(Recording.model_validate(data)) == []
+
+
+def test_rates_come_from_the_topology_alone_where_the_gpus_were_not_read():
+    data = load("nvswitch-all-p2p").model_dump(mode="json")
+    data["readings"] = [one for one in data["readings"] if one["check"] == "topology"]
+    link = {"index": 0, "active": True, "gb_per_s": 26.562}
+    fact = data["readings"][0]["fact"]
+    fact["nvlinks"] = [{"gpu": f"GPU{at}", "links": [link]} for at in range(8)]
+    (place,) = places(Recording.model_validate(data))
+    assert {one.rate_gb_per_s for one in place.expected()} == {370.8}
+    device = {
+        "kind": "gpu",
+        "root": "pci0000:15",
+        "link_speed": "32.0 GT/s PCIe",
+        "link_width": 16,
+        "bus_id": "x",
+    }
+    fact["pci"] = [{**device, "name": f"GPU{at}"} for at in range(8)]
+    (place,) = places(Recording.model_validate(data))
+    assert place.rate(("GPU0", "GPU1"), "PIX", "P2P") == 48.0
+
+
+# --- how fast ------------------------------------------------------------------------------------
+
+
+def test_all_reduce_far_below_its_slowest_link_names_the_pair_and_both_rates():
+    (finding,) = judge(load("nvlink-at-a-tenth"))
+    assert (finding.code, finding.severity.value) == ("DD440", "warning")
+    assert (finding.evidence[0].value, finding.evidence[0].expected) == (31.0, 370.8)
+
+
+@pytest.mark.parametrize(
+    ("check", "change"),
+    [
+        pytest.param("allreduce", {"size_bytes": 16 << 20}, id="smaller messages"),
+        pytest.param("gpus", {"mig_enabled": True}, id="MIG"),
+        pytest.param("gpus", {"processes": [{"pid": 7, "kind": "compute"}]}, id="busy"),
+        pytest.param("gpus", {"uuid": "GPU-another"}, id="unknown GPUs"),
+        pytest.param("process_group", {"gpu_uuid": "GPU-00000000-0000-4000-8000-00000000000a"}, id="shared"),
+    ],
+)
+def test_slow_all_reduce_is_no_finding_where_something_else_may_explain_it(
+    check: str, change: dict[str, Any]
+):
+    data = load("nvlink-at-a-tenth").model_dump(mode="json")
+    for reading in data["readings"]:
+        if reading["check"] == check:
+            fact = reading["fact"]
+            for one in fact.get("sizes") or fact.get("gpus") or [fact]:
+                one.update(change)
     assert codes_of(Recording.model_validate(data)) == []

@@ -68,3 +68,15 @@ def test_network_by_its_speed():
     assert rates.network(100_000) == 12.5
     assert rates.network(-1) is None
     assert rates.network(None) is None
+
+
+def test_generation_of_nvlink_and_pcie_by_their_speed():
+    assert rates.nvlink_of_speed(26.562, 18) == pytest.approx(370.8)
+    assert rates.nvlink_of_speed(25.781, 12) == pytest.approx(240.0)
+    assert rates.nvlink_of_speed(14.062, 4) == pytest.approx(48.0)
+    assert rates.nvlink_of_speed(1.0, 4) is None
+    assert rates.nvlink_of_speed(None, 4) is None
+    assert rates.pcie_generation("32.0 GT/s PCIe") == 5
+    assert rates.pcie_generation("16 GT/s") == 4
+    assert rates.pcie_generation("Unknown") is None
+    assert rates.pcie_generation(None) is None
