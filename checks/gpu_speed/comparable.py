@@ -92,13 +92,15 @@ def judged(recording: Recording) -> Sequence[Measured]:
 
 def _judged(recording: Recording) -> Sequence[Measured]:
     everyone = recording.facts(GpuSpeedFact)
-    ranks = Counter((seen.node, seen.fact.gpu_uuid or seen.rank) for seen in everyone)
+    ranks = Counter(
+        seen.fact.gpu_uuid or seen.rank for seen in everyone
+    )  # no two GPUs in the world share one
     crowded = busy(recording)
     return [
         seen
         for seen in everyone
         if rank_of(seen) not in crowded
-        and ranks[seen.node, seen.fact.gpu_uuid or seen.rank] < 2
+        and ranks[seen.fact.gpu_uuid or seen.rank] < 2
         and not seen.fact.load.mig_enabled
     ]
 

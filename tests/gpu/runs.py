@@ -1,0 +1,67 @@
+"""The real command on this machine's GPUs: its report and its recording."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddp_doctor.model.recording import Recording
+
+DOCTOR = (sys.executable, "-m", "ddp_doctor")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left: exit code, JSON report, recording."""
+
+    code: int
+    report: dict[str, Any]
+    recording: Recording
+
+    def statuses(self) -> dict[str, str]:
+        return {check["id"]: check["status"] for check in self.report["checks"]}
+
+    def codes(self) -> set[str]:
+        return {finding["code"] for finding in self.report["findings"]}
+
+
+def only(*checks: str) -> tuple[str, ...]:
+    """Options that choose checks."""
+    return tuple(word for check in checks for word in ("--only", check))
+
+
+def command(folder: Path, *options: str) -> tuple[str, ...]:
+    """The command line of a run that leaves report and recording in ``folder``."""
+    return (
+        *(*DOCTOR, "run", "--quiet", "--json", str(folder / "report.json")),
+        *("--record", str(folder / "recording.json"), *options),
+    )
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """This process's, with a folder of its own for what the doctor keeps."""
+    return {**os.environ, "XDG_STATE_HOME": str(folder)}
+
+
+def run(folder: Path, *options: str) -> Outcome:
+    """A run to its end."""
+    done = subprocess.run(
+        command(folder, *options),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=environment(folder),
+    )
+    return read(folder, done.returncode, done.stderr)
+
+
+def read(folder: Path, code: int, said: str = "") -> Outcome:
+    """What a run has left in ``folder``."""
+    path = folder / "report.json"
+    assert path.exists(), said
+    recording = Recording.model_validate_json((folder / "recording.json").read_text())
+    return Outcome(code, json.loads(path.read_text()), recording)

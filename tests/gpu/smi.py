@@ -1,0 +1,67 @@
+"""What nvidia-smi says, to hold the doctor's own facts against."""
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+
+MIB = 2**20
+
+
+def query(*fields: str) -> list[dict[str, str]]:
+    """One row per GPU, by its index; units are left out."""
+    argv = ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+    lines = subprocess.check_output(argv, text=True, timeout=60).splitlines()
+    return [dict(zip(fields, [cell.strip() for cell in line.split(",")], strict=True)) for line in lines]
+
+
+def number(cell: str) -> float | None:
+    """A number, None for "[N/A]" and its like."""
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def used_mib(gpu: int = 0) -> int:
+    """Memory in use on one GPU."""
+    return int(query("memory.used")[gpu]["memory.used"])
+
+
+def settles_at_most(limit_mib: float, within_s: float = 10.0) -> bool:
+    """Whether GPU 0 comes down to so much memory in use; drivers free it a moment after a process ended."""
+    deadline = time.monotonic() + within_s
+    while used_mib() > limit_mib:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def wait_until(condition: Callable[[], bool], within_s: float) -> bool:
+    """Poll for what takes its time."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@contextmanager
+def peak_used_mib() -> Iterator[list[int]]:
+    """The memory in use on GPU 0 during the block, looked at as fast as nvidia-smi answers."""
+    seen, ended = [used_mib()], Event()
+
+    def watch() -> None:
+        while not ended.wait(0.05):
+            seen.append(used_mib())
+
+    thread = Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        thread.join(60)

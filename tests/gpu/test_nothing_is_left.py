@@ -1,0 +1,90 @@
+"""Whoever is killed, and how: no GPU memory stays behind. nvidia-smi is the witness, before and after."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.gpu import runs, smi
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+#: A CUDA context takes some hundred MiB.
+ON_THE_GPU_MIB = 150
+#: What the driver itself may keep or let go between two looks.
+NOISE_MIB = 64
+OPTIONS = (
+    "--backend",
+    "nccl",
+    "--nproc-per-node",
+    "1",
+    *runs.only("process_group", "gpu_speed", "allreduce"),
+)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
+    """A run whose rank is on the GPU, and the memory that was in use before it."""
+    before = smi.used_mib()
+    with (tmp_path / "said.txt").open("wb") as said:
+        process = subprocess.Popen(
+            runs.command(tmp_path, *OPTIONS), stdout=said, stderr=said, env=runs.environment(tmp_path)
+        )
+    try:
+        on_the_gpu = smi.wait_until(lambda: smi.used_mib() > before + ON_THE_GPU_MIB, 90)
+        assert on_the_gpu, (tmp_path / "said.txt").read_text()
+        yield process, before
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(30)
+
+
+def ranks_of(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    family = psutil.Process(process.pid).children(recursive=True)
+    return [one for one in family if one.name().startswith("ddp-doctor:r")]
+
+
+def test_after_a_run_the_gpu_is_as_it_was(tmp_path: Path):
+    before = smi.used_mib()
+    runs.run(tmp_path, *OPTIONS)
+    assert smi.settles_at_most(before + NOISE_MIB)
+
+
+def test_a_killed_rank_leaves_no_memory_and_is_named(
+    running: tuple["subprocess.Popen[bytes]", int], tmp_path: Path
+):
+    process, before = running
+    (rank, *_) = ranks_of(process)
+    rank.send_signal(signal.SIGKILL)
+    code = process.wait(120)
+
+    assert smi.settles_at_most(before + NOISE_MIB)
+    outcome = runs.read(tmp_path, code)
+    assert code == 1, outcome.report["summary"]
+    assert "SIGKILL" in str(outcome.report["findings"])
+
+
+def test_a_killed_agent_leaves_no_memory(running: tuple["subprocess.Popen[bytes]", int]):
+    process, before = running
+    process.kill()
+    process.wait(30)
+    assert smi.settles_at_most(before + NOISE_MIB)
+
+
+def test_a_stopped_rank_is_ended_and_leaves_no_memory(
+    running: tuple["subprocess.Popen[bytes]", int], tmp_path: Path
+):
+    process, before = running
+    (rank, *_) = ranks_of(process)
+    rank.send_signal(signal.SIGSTOP)
+    started = time.monotonic()
+    code = process.wait(150)
+
+    assert code == 1, (tmp_path / "said.txt").read_text()
+    assert time.monotonic() - started < 120
+    assert smi.settles_at_most(before + NOISE_MIB)
