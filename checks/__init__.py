@@ -19,6 +19,7 @@ from ddp_doctor.checks import (
     host,
     interfaces,
     kernel,
+    kernel_after,
     nccl,
     p2p,
     pcie,
@@ -55,4 +56,5 @@ CHECKS: tuple[Check, ...] = (
     buffers.CHECK,
     p2p.CHECK,
     rdma_after.CHECK,
+    kernel_after.CHECK,
 )

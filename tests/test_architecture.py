@@ -49,6 +49,7 @@ ORDER = (
     "buffers",
     "p2p",
     "rdma_after",
+    "kernel_after",
 )
 #: The hundreds that a check's codes may come from (docs/reference/rules.md).
 BLOCKS = {
@@ -73,6 +74,7 @@ BLOCKS = {
     "buffers": "7",
     "p2p": "6",
     "rdma_after": "5",
+    "kernel_after": "3",
 }
 SECTIONS = ("What it finds", "Why it matters", "Remedy", "References")
 LONGEST_MODULE = 400

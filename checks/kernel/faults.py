@@ -143,7 +143,7 @@ def pcie_errors(recording: Recording) -> Iterator[Draft]:
             for view in views(recording)
             for event in view.fact.events
             if event.kind == kind and _recent(view, event) and _many(event)
-            for device in _below(view, event.device)
+            for device in view.below(event.device)
         ]
         if hits:
             word = "Uncorrected" if kind == "pcie_uncorrected" else f"{hits[0].event.count} corrected"
@@ -163,12 +163,6 @@ def pcie_errors(recording: Recording) -> Iterator[Draft]:
 
 def _many(event: KernelEvent) -> bool:
     return event.kind == "pcie_uncorrected" or event.count >= thresholds.PCIE_CORRECTED_LINES
-
-
-def _below(view: NodeView, device: str | None) -> list[str]:
-    """The GPUs and RDMA devices that an error concerns: the device itself, or those below a bridge."""
-    found = [bus for bus, bridges in view.fact.bridges.items() if device in (bus, *bridges)]
-    return [bus for bus in found if bus in view.fact.rdma_devices or view.concerns(bus)]
 
 
 @rule("DD336", "nic-firmware-fault", Severity.WARNING, KernelFact)

@@ -54,3 +54,12 @@ class KernelFact(Fact):
             return True, f"{self.peermem} is loaded"
         possible, why = self.dma_buf()
         return possible, f"no peer memory module is loaded; {why}"
+
+
+class KernelAfterFact(Fact):
+    """What the kernel log says when the ranks have ended, of the last hour."""
+
+    KIND: ClassVar[str] = "kernel-after/1"
+
+    log_source: str
+    events: tuple[KernelEvent, ...] = ()

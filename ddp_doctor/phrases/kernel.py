@@ -41,6 +41,11 @@ class NodeView:
         short = self.gpus.granted is not None and len(self.gpus.gpus) < self.gpus.granted
         return not shared or short or self.gpus.nvml_error is not None
 
+    def below(self, device: str | None) -> list[str]:
+        """The GPUs and RDMA devices that a fault concerns: the device itself, or those below a bridge."""
+        found = [bus for bus, bridges in self.fact.bridges.items() if device in (bus, *bridges)]
+        return [bus for bus in found if bus in self.fact.rdma_devices or self.concerns(bus)]
+
 
 @dataclass(frozen=True)
 class Hit:

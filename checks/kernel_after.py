@@ -1,0 +1,184 @@
+r"""The kernel log once the ranks have ended: did a GPU, an NVSwitch, a NIC or a PCIe link fail meanwhile?
+
+A rank that died, or a run that hung, has often left its cause there and nowhere else. Raw input, held against
+what the check kernel read before the ranks started::
+
+    [74889.644138] NVRM: Xid (PCI:0000:2b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
+
+New is what the first log did not have: times of the log and of the clock drift apart over weeks. Xids that
+programs cause are left out (13, 31, 43, 45 and so on): the doctor itself kills ranks that hang.
+"""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.kernel.log_source import read_log
+from ddp_doctor.knowledge.nvml import remedy
+from ddp_doctor.knowledge.xids import CATALOG, JUST_NOW_S, xid
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Confidence, Severity, Where
+from ddp_doctor.model.context import Context
+from ddp_doctor.model.fact import Absent, Skip
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.parse import host_gpus, kernel_modules
+from ddp_doctor.parse.kernel_facts import KernelAfterFact, KernelFact
+from ddp_doctor.parse.kernel_log import KernelEvent, parse_kernel_log
+from ddp_doctor.parse.kernel_times import booted_at, uptime_s
+from ddp_doctor.phrases.gpus import asked_for
+from ddp_doctor.phrases.kernel import Hit, device_culprits, device_names, reset_gpus, views
+from ddp_doctor.phrases.nodes import host
+
+__all__ = ["CHECK", "KernelAfterFact", "probe"]
+
+#: Xids after which the program that met them is lost, though the GPU goes on.
+_PROGRAM_LOST = (94,)
+
+
+def probe(ctx: Context) -> KernelAfterFact:
+    """Read the log again. Raises Absent where there is nothing that it could tell of."""
+    if not host_gpus.pci_gpus(ctx) and not kernel_modules.rdma_pci_devices(ctx):
+        raise Absent("no NVIDIA GPU and no RDMA device on this machine")
+    log = read_log(ctx)
+    if log.source is None:
+        raise Skip(f"the kernel log cannot be read: {log.problem}")
+    since_s = (uptime_s(ctx) or 0.0) - JUST_NOW_S
+    said = parse_kernel_log(log.text, booted_at(ctx), since_s)
+    ctx.keep("\n".join(said.lines))
+    return KernelAfterFact(log_source=log.source, events=said.events)
+
+
+@rule("DD342", "gpu-failed-during-the-run", Severity.ERROR, KernelFact, KernelAfterFact)
+def gpu_failed(recording: Recording) -> Iterator[Draft]:
+    """The kernel logged a fault of the job's GPUs, or of their NVSwitches, while the ranks ran.
+
+    What it finds
+        Xids that no program causes, and fatal SXids, in the kernel log after the ranks and not before them. An
+        error where the GPU is of no use until it is reset; a warning where the catalog asks for a reset or the
+        program was lost; else information.
+
+    Why it matters
+        It is the cause of what the ranks met, or will be the cause of what the job meets.
+
+    Remedy
+        Drain the node and reset the GPU, or reboot; what returns is hardware.
+
+    References
+        https://docs.nvidia.com/deploy/xid-errors
+    """
+    groups: dict[tuple[str, int, Severity], list[Hit]] = {}
+    for hit in _new(recording, "xid", "sxid"):
+        severity = _severity(hit.event)
+        if severity is not None and hit.view.concerns(hit.device):
+            groups.setdefault((hit.event.kind, hit.event.code or 0, severity), []).append(hit)
+    for (kind, code, severity), hits in groups.items():
+        what = (
+            f"Xid {code}, {xid(code, hits[0].event.detail).meaning}"
+            if kind == "xid"
+            else f"fatal SXid {code}"
+        )
+        yield Draft(
+            title=f"{device_names(recording, hits)} failed while the ranks ran: {what}",
+            detail="The kernel logged it between the first rank's start and the last one's end.",
+            confidence=Confidence.LIKELY,
+            culprits=device_culprits(recording, hits),
+            evidence=_evidence(recording, hits),
+            remedies=(reset_gpus([hit.device or "" for hit in hits]),),
+            severity=asked_for(recording, severity),
+        )
+
+
+def _severity(event: KernelEvent) -> Severity | None:
+    if event.kind == "sxid":
+        return Severity.WARNING if event.detail == "Fatal" else None
+    known = xid(event.code or 0, event.detail)
+    if known.kind == "application":
+        return None
+    if known.stays:
+        return Severity.ERROR
+    grave = known.kind in ("reset", "reboot") or event.code in _PROGRAM_LOST
+    return Severity.WARNING if grave else Severity.INFO
+
+
+@rule("DD343", "link-failed-during-the-run", Severity.WARNING, KernelFact, KernelAfterFact)
+def link_failed(recording: Recording) -> Iterator[Draft]:
+    """The kernel logged a failed NIC, or uncorrected PCIe errors on the way to one or to a GPU, while the ranks ran.
+
+    What it finds
+        Failures of a NIC's firmware, and uncorrected PCIe errors of the job's GPUs, of RDMA devices and of the
+        bridges above them, in the kernel log after the ranks and not before them.
+
+    Why it matters
+        Connections over that NIC, or whatever ran over that link, were lost.
+
+    Remedy
+        Have the device and its link inspected.
+
+    References
+        https://docs.kernel.org/PCI/pcieaer-howto.html
+    """
+    hits = [
+        Hit(hit.view, device, hit.event)
+        for hit in _new(recording, "nic_fault", "pcie_uncorrected")
+        for device in hit.view.below(hit.device)
+    ]
+    if hits:
+        yield Draft(
+            title=f"The link or firmware of {device_names(recording, hits)} failed while the ranks ran",
+            detail="The kernel logged it between the first rank's start and the last one's end.",
+            confidence=Confidence.LIKELY,
+            culprits=device_culprits(recording, hits),
+            evidence=_evidence(recording, hits),
+            remedies=(
+                remedy(
+                    "Have the device, its slot and its cables inspected; update its firmware.",
+                    "sudo dmesg -T | tail -n 100",
+                    cost="the node is out of work meanwhile",
+                    undo=NOTHING_TO_UNDO,
+                ),
+            ),
+            severity=asked_for(recording, Severity.WARNING),
+        )
+
+
+def _new(recording: Recording, *kinds: str) -> list[Hit]:
+    """Events of the second log which the first, read from the same place, did not have."""
+    before = {view.node: view for view in views(recording)}
+    found = []
+    for seen in recording.facts(KernelAfterFact):
+        view = before.get(seen.node)
+        if view is None or view.fact.log_source != seen.fact.log_source:
+            continue
+        known = {_key(event): event for event in view.fact.events}
+        for event in seen.fact.events:
+            old = known.get(_key(event))
+            if event.kind in kinds and (old is None or (event.last_at_s or 0.0) > (old.last_at_s or 0.0)):
+                found.append(Hit(view, event.device, event))
+    return found
+
+
+def _key(event: KernelEvent) -> tuple[object, ...]:
+    return event.kind, event.device, event.code, event.detail
+
+
+def _evidence(recording: Recording, hits: list[Hit]) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(
+            check="kernel_after",
+            text=f"{host(recording, hit.view.node)}: {hit.event.text}",
+            expected_from=CATALOG if hit.event.kind == "xid" else "the log was free of it before the ranks",
+        )
+        for hit in hits[:16]
+    )
+
+
+CHECK = Check(
+    id="kernel_after",
+    title="The kernel log after the ranks: GPUs, NICs and links that failed meanwhile",
+    where=Where.AFTERWARDS,
+    probe=probe,
+    facts=(KernelAfterFact,),
+    rules=(gpu_failed, link_failed),
+    cost_s=0.1,
+    deadline_s=20.0,
+)

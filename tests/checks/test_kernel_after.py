@@ -1,0 +1,87 @@
+"""The kernel log after the ranks: only what is new, and never what the doctor's own kills leave there."""
+
+import pytest
+
+from ddp_doctor.checks.kernel_after import CHECK, KernelAfterFact, probe
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.fact import Absent, Reading, Skip
+from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.parse.gpu_facts import GpusFact
+from ddp_doctor.parse.kernel_facts import KernelFact
+from ddp_doctor.parse.kernel_log import parse_kernel_log
+from tests.checks.test_kernel import FILES, LINKS, REFUSED, XID, kernel, nvml
+from tests.fakes import FakeContext
+
+LOST = "79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+
+
+def after(*lines: tuple[float, str], source: str = "dmesg") -> KernelAfterFact:
+    text = "\n".join(f"[{at:.6f}] {line}" for at, line in lines)
+    return KernelAfterFact(log_source=source, events=parse_kernel_log(text).events)
+
+
+def before(*lines: tuple[float, str], source: str | None = "dmesg") -> KernelFact:
+    text = "\n".join(f"[{at:.6f}] {line}" for at, line in lines)
+    return kernel(events=parse_kernel_log(text).events, log_source=source)
+
+
+def verdicts(first: KernelFact, then: KernelAfterFact, gpus: GpusFact | None = None) -> list[tuple[str, str]]:
+    facts = [("kernel", first), ("kernel_after", then), *([("gpus", gpus)] if gpus else [])]
+    readings = tuple(Reading(check=name, status=Status.COLLECTED, fact=one.recorded()) for name, one in facts)
+    recording = Recording(world=World(backend="nccl", nodes=(Node(hostname="node0"),)), readings=readings)
+    again = Recording.model_validate_json(recording.model_dump_json())
+    return [(one.code, one.severity.value) for rule in CHECK.rules for one in rule.apply(again)]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (f"{XID}{LOST}", [("DD342", "error")]),
+        (f"{XID}74, pid='<unknown>', NVLink: fatal error detected on link 5", [("DD342", "warning")]),
+        (f"{XID}94, pid=1, name=python3, Contained", [("DD342", "warning")]),
+        (f"{XID}63, pid=1, name=python3, Row Remapper", [("DD342", "info")]),
+        (f"{XID}31, pid=1, name=python3, MMU Fault", []),
+        (f"{XID}45, pid=1, name=python3, Ch 00000008", []),
+        ("nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Fatal, Link 32 egress", [("DD342", "warning")]),
+        ("nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress", []),
+        ("mlx5_core 0000:17:00.0: poll_health:739:(pid 0): Fatal error 1 detected", [("DD343", "warning")]),
+        (
+            "pcieport 0000:5d:01.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=X",
+            [("DD343", "warning")],
+        ),
+        ("pcieport 0000:00:1c.5: PCIe Bus Error: severity=Uncorrected (Fatal), type=X", []),
+        ("pcieport 0000:5d:01.0: PCIe Bus Error: severity=Corrected, type=X", []),
+    ],
+)
+def test_what_the_log_did_not_have_before_is_judged_by_its_kind(line: str, expected: list[tuple[str, str]]):
+    assert verdicts(before(), after((10.0, line)), nvml()) == expected
+
+
+def test_what_stood_there_before_is_not_new_and_the_same_again_is():
+    line = f"{XID}{LOST}"
+    assert verdicts(before((10.0, line)), after((10.0, line))) == []
+    assert verdicts(before((10.0, line)), after((10.0, line), (20.0, line))) == [("DD342", "error")]
+
+
+def test_two_logs_of_different_places_are_not_compared():
+    line = f"{XID}{LOST}"
+    assert verdicts(before(source="journalctl"), after((10.0, line))) == []
+    assert verdicts(before(source=None), after((10.0, line))) == []
+
+
+def test_faults_of_gpus_that_others_use_are_nobodys_business():
+    assert verdicts(before(), after((10.0, f"{XID}{LOST}")), nvml(used=(1,))) == []
+
+
+def test_the_probe_reads_the_last_hour_of_the_log():
+    uptime: dict[str, str | OSError] = {**FILES, "/proc/uptime": "9000.00 1.00\n"}
+    lines = f"[  100.000000] {XID}{LOST}\n[ 8000.000000] {XID}{LOST}\n"
+    fact = probe(FakeContext(files=uptime, links=LINKS, commands={"dmesg": lines}))
+    assert [(one.code, one.count) for one in fact.events] == [(79, 1)]
+
+
+def test_a_log_that_cannot_be_read_is_a_reason_and_no_fact():
+    with pytest.raises(Skip, match="the kernel log cannot be read: dmesg"):
+        probe(FakeContext(files=FILES, links=LINKS, commands={"dmesg": REFUSED}))
+    with pytest.raises(Absent):
+        probe(FakeContext())
