@@ -155,6 +155,7 @@ def pcie_tree_hidden(recording: Recording) -> Iterator[Draft]:
 def _tree_hidden(fact: TopologyFact) -> bool:
     return (
         len(fact.gpus) >= _LEAST_HIDDEN
+        and fact.source != "nccl-xml"  # which calls NODE PHB too
         and all(fact.links[one][two] == "PHB" for one in fact.gpus for two in fact.gpus if one != two)
         and len(set(fact.cpu_affinity.values())) == 1
     )

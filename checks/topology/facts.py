@@ -1,5 +1,6 @@
 """One host's matrix of paths, as the probe writes it and the rules read it."""
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -32,6 +33,7 @@ class TopologyFact(TopologyMatrix, Fact):
     cpu_model: int | None = None  # the number that /proc/cpuinfo prints, of family 6 alone
     nccl_settings: dict[str, str] = Field(default_factory=dict)
     source: Source | None = None
+    nvlink_told: bool = True  # else the codes between GPUs are those over PCI alone
     pci: tuple[PciDevice, ...] = ()
     pci_links: Pairs = Field(default_factory=dict)
     p2p: dict[str, Pairs] = Field(default_factory=dict)
@@ -40,6 +42,10 @@ class TopologyFact(TopologyMatrix, Fact):
     near_cpus: dict[str, str] = Field(default_factory=dict)  # all CPUs of a GPU's NUMA node: "0-31,64-95"
     allowed_cpus: str | None = None  # those that the doctor, and so the job, may run on
     job_gpus: tuple[str, ...] | None = None  # those of the job, where its environment tells
+
+    def gpu_pairs(self) -> Iterator[tuple[str, str, str]]:
+        """Each pair of GPUs and its code; none where NVLink may join any of them."""
+        return super().gpu_pairs() if self.nvlink_told else iter(())
 
     def p2p_limit(self, log: NcclTransportFact) -> tuple[str, str]:
         """How far NCCL lets GPUs talk directly here, and what says so."""

@@ -11,6 +11,7 @@ from ddp_doctor.checks.topology.facts import TopologyFact
 from ddp_doctor.knowledge.p2p_statuses import CAPABILITY_NAMES
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.parse.nccl_xml import find_nccl_topologies
 from ddp_doctor.parse.nvlinks import NvlinksFact, find_nvlinks
 from ddp_doctor.parse.p2p_status import P2pStatusFact, find_p2p_tables
 from ddp_doctor.parse.rocm_topology import RocmTopologyFact, find_rocm_topologies
@@ -60,8 +61,27 @@ def _rocm_topologies(lines: Sequence[str]) -> Iterable[Found]:
         yield Found(at, tables, RocmTopologyFact.KIND, frozenset(tables.gpus), unsure=_NO_AMD)
 
 
+def _nccl_files(lines: Sequence[str]) -> Iterable[Found]:
+    for at, host in find_nccl_topologies(lines):
+        gpus = frozenset(host.matrix.gpus)
+        if host.amd:
+            fact: Fact = RocmTopologyFact(
+                gpus=host.matrix.gpus, link_type=host.amd_links(), numa_node=host.numa_nodes()
+            )
+            yield Found(at, fact, RocmTopologyFact.KIND, gpus, unsure=_NO_AMD)
+            continue
+        fact = TopologyFact(
+            **dict(host.matrix),
+            cpu_vendor=host.cpu_vendor,
+            source="nccl-xml",
+            pci=host.pci,
+            nvlink_told=host.nvlink_told,
+        )
+        yield Found(at, fact, TopologyFact.KIND, gpus)
+
+
 #: A reader does not see the lines that one before it took: the tables of -p2p look much like a matrix.
-READERS: tuple[Reader, ...] = (_p2p_tables, _nvlinks, _rocm_topologies, _matrices)
+READERS: tuple[Reader, ...] = (_nccl_files, _p2p_tables, _nvlinks, _rocm_topologies, _matrices)
 
 
 def read_pasted(text: str) -> tuple[Reading, ...]:

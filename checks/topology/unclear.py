@@ -84,7 +84,7 @@ def amd_not_supported(recording: Recording) -> Iterator[Draft]:
     """The topology of AMD GPUs, from which nothing is concluded yet.
 
     What it finds
-        The output of ``rocm-smi --showtopo`` or of its parts.
+        The output of ``rocm-smi --showtopo`` or of its parts, or a topology file of RCCL.
 
     Why it matters
         RCCL chooses its paths by rules of its own. The verdict is unsure: that nothing was found says

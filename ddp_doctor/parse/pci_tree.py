@@ -60,6 +60,11 @@ def read_path(link: str) -> tuple[str, str, tuple[str, ...]] | None:
     return (below[-1], parts[roots[-1]], below[:-1]) if below else None
 
 
+def is_bus_id(text: str) -> bool:
+    """Whether this is the address of a PCI device: "0000:1b:00.0"."""
+    return _BUS_ID.fullmatch(text) is not None
+
+
 def link_code(one: PciDevice, two: PciDevice) -> str:
     """What ``nvidia-smi topo -m`` calls the way over PCI: PIX, PXB, PHB, NODE or SYS."""
     if one.root != two.root:

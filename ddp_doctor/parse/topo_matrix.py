@@ -125,7 +125,7 @@ def _matrix(block: Block, legend: Sequence[tuple[str, str]]) -> TopologyMatrix:
     cells = _affinities(block, gpus)
     if block.header.titles and not any(cells.values()):
         warnings.append("the affinity columns are blank in every row")
-    warnings += [*block.warnings, *_asymmetries(columns, block.links), *_odd_cpus(cells)]
+    warnings += [*block.warnings, *asymmetries(columns, block.links), *_odd_cpus(cells)]
     return TopologyMatrix(
         gpus=gpus,
         nics=nics,
@@ -147,7 +147,7 @@ def _affinities(block: Block, gpus: Sequence[str]) -> dict[str, dict[str, str]]:
     return {gpu: told.get(gpu, {}) for gpu in gpus}
 
 
-def _asymmetries(columns: Sequence[str], links: Mapping[str, Mapping[str, str]]) -> list[str]:
+def asymmetries(columns: Sequence[str], links: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Pairs whose two rows disagree, as nvidia-smi prints them where one GPU has MIG enabled."""
     odd = [
         f"{one}-{two} reads {links[one][two]} in the row of {one} and {links[two][one]} in the row of {two}"

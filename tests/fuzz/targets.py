@@ -27,6 +27,7 @@ from ddp_doctor.parse import (
     nccl_digest,
     nccl_interface,
     nccl_log,
+    nccl_xml,
     nvml,
     nvml_topology,
     pci_tree,
@@ -40,6 +41,7 @@ from ddp_doctor.parse import (
     torchrun_options,
     verbs_library,
     visible_devices,
+    xml_tree,
 )
 from tests.fuzz.machine_targets import MACHINE_TARGETS
 from tests.fuzz.target import Target, direct, reader
@@ -100,6 +102,7 @@ def _load(text: str) -> object:
 
 
 _TOPOLOGIES = _samples("topology")
+_NCCL_FILES = tuple(text for text in _TOPOLOGIES if "<system" in text)
 _LEGEND = "NIC Legend:\n\n  NIC0: mlx5_0\n  NIC1: MA ID\n"
 _TAILS = "0-31,64-95\t0\t\tN/A\n\t\t\t\tN/A", "0-47,96-143\t0\t\tN/A\n0-47,96-1430\tN/A"
 _CGROUP_2 = "0::/user.slice\f35 25 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\f200000 100000\f1000\f"
@@ -178,6 +181,14 @@ TARGETS: tuple[Target, ...] = (
         (_NVML_TOPOLOGY,),
         (ValueError, LookupError),
     ),
+    Target(
+        nccl_xml.find_nccl_topologies,
+        lambda text: list(nccl_xml.find_nccl_topologies(text.splitlines())),
+        _NCCL_FILES,
+        (topo_rows.TopologyError,),
+    ),
+    direct(xml_tree.parse_xml, *_NCCL_FILES, refuses=xml_tree.XmlError),
+    direct(pci_tree.is_bus_id, "0000:1b:00.0"),
     direct(pci_tree.read_path, "../../../devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:1b:00.0"),
     direct(verbs_library.provider_of, "mlx5_core"),
     Target(load_recording, _load, _RECORDINGS, (UsageError,)),
@@ -318,6 +329,7 @@ NOT_FOREIGN: Mapping[str, str] = {
     "gpu_facts.busy_gpus": _OWN,
     "nvml_topology.bonded": _OWN,
     "pci_tree.link_code": _OWN,
+    "topo_matrix.asymmetries": _OWN,
     "pci_tree.nccl_path": _OWN,
     "host_limits.reader": "hands text on",
     "host_limits.shared_memory": "asks for two numbers",

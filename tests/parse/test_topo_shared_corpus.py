@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor.parse.nccl_xml import find_nccl_topologies
 from ddp_doctor.parse.nvlinks import find_nvlinks
 from ddp_doctor.parse.p2p_status import find_p2p_tables
 from ddp_doctor.parse.rocm_topology import find_rocm_topologies
@@ -119,6 +120,26 @@ def test_real_tables_of_rocm_smi_are_read_exactly():
                 assert cells == [[str(cell) for cell in row] for row in expected[part]], entry["id"]
         for part in ("numa_node", "numa_affinity"):
             assert list(getattr(fact, part).values()) == expected.get(part, []), entry["id"]
+
+
+def test_real_topology_files_of_nccl_are_read_exactly_or_refused():
+    read = 0
+    for entry, lines in relatives("NCCL topology XML"):
+        expected = entry["expected"]
+        if not expected["gpus"]:
+            with pytest.raises(TopologyError, match="does not say which of its PCI devices are GPUs"):
+                list(find_nccl_topologies(lines))
+            continue
+        ((_, host),) = find_nccl_topologies(lines)
+        for kind in ("gpu", "nic"):
+            found = {(one.bus_id, str(one.numa_node)) for one in host.pci if one.kind == kind}
+            assert found == {(one["busid"], one["numa"]) for one in expected[f"{kind}s"]}, entry["id"]
+        named = {name for name in host.matrix.nics.values() if not name.startswith("NIC")}
+        assert named | {one.name for one in host.pci if one.kind == "net"} <= set(expected["nets"]), entry[
+            "id"
+        ]
+        read += 1
+    print(f"{read} read")
 
 
 def test_hostile_inputs_are_read_exactly_or_refused():

@@ -1,0 +1,298 @@
+"""Reads NCCL's topology file: what NCCL_TOPO_DUMP_FILE writes, and providers ship for NCCL_TOPO_FILE.
+
+    <system version="1">
+      <cpu numaid="0" affinity="00000000,ffffffff" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">
+        <pci busid="0000:16:00.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">
+          <pci busid="0000:18:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16">
+            <gpu dev="0" sm="90" rank="0" gdr="1">
+              <nvlink target="0000:07:00.0" count="18" tclass="0x068000"/>
+            </gpu>
+          </pci>
+          <pci busid="0000:19:00.0" class="0x020700">
+            <nic><net name="mlx5_0" dev="0" speed="400000" port="1" guid="0xa87cb10003e1a258" gdr="1"/></nic>
+          </pci>
+        </pci>
+      </cpu>
+    </system>
+
+Version 1 is NVIDIA's (src/graph/xml.cc), version 2 that of AMD's RCCL, which has xgmi for nvlink. A pci
+that holds others is a whole switch. Host bridges are not in the file: what would be NODE to nvidia-smi is
+PHB here, as it is to NCCL. GPUs are numbered by ``dev``, without it by bus id, as NVML counts them. A
+network device with a guid of zero is no RDMA device but an interface that NCCL's sockets use.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ddp_doctor.parse.pci_tree import PciDevice, is_bus_id, link_code
+from ddp_doctor.parse.topo_legend import nic_names
+from ddp_doctor.parse.topo_matrix import TopologyMatrix, asymmetries
+from ddp_doctor.parse.topo_rows import TopologyError
+from ddp_doctor.parse.xml_tree import Tag, XmlError, parse_xml
+
+_START = re.compile(r"<system(?=\s[^<>]{0,200}\bversion\s*=)")
+_END = "</system>"
+_VERSIONS = {"1": "NCCL", "2": "RCCL"}
+#: PCI classes: display (also 0x0380, as AMD's), network, and bridges, among them NVSwitch.
+_GPU, _NETWORK, _NVSWITCH = "0x03", "0x02", "0x0680"
+_LONGEST_LINE_SEARCHED = 100_000
+_VENDOR_OF_ARCH = {"arm64": "ARM"}
+
+
+@dataclass(frozen=True)
+class NcclTopology:
+    """One host of a file. ``amd`` where its GPUs are AMD's; ``xgmi`` are then the pairs that XGMI joins.
+
+    ``nvlink_told`` is False for files that name GPUs without what NCCL found out about them.
+    """
+
+    matrix: TopologyMatrix
+    pci: tuple[PciDevice, ...]
+    cpu_vendor: str | None
+    nvlink_told: bool
+    amd: bool
+    xgmi: frozenset[tuple[str, str]]
+
+    def amd_links(self) -> dict[str, dict[str, str]]:
+        """What rocm-smi calls the way between two GPUs."""
+        gpus = self.matrix.gpus
+        return {
+            one: {two: "XGMI" if (one, two) in self.xgmi else "PCIE" for two in gpus if two != one}
+            for one in gpus
+        }
+
+    def numa_nodes(self) -> dict[str, int]:
+        """The NUMA node of each GPU that has one."""
+        gpus = [device for device in self.pci if device.kind == "gpu"]
+        return {device.name: device.numa_node for device in gpus if device.numa_node is not None}
+
+
+def find_nccl_topologies(lines: Sequence[str]) -> Iterator[tuple[range, NcclTopology]]:
+    """The files in plain lines, each host of theirs with the lines of its file. Raises TopologyError."""
+    at = 0
+    while at < len(lines):
+        start = _START.search(lines[at][:_LONGEST_LINE_SEARCHED])
+        if start is None:
+            at += 1
+            continue
+        end = _end(lines, at)
+        text = "\n".join((lines[at][start.start() :], *lines[at + 1 : end]))
+        for host in _hosts(text[: text.index(_END) + len(_END)], at + 1):
+            yield range(at, end), host
+        at = end
+
+
+def _end(lines: Sequence[str], start: int) -> int:
+    """The index behind the line that ends the file."""
+    found = next((at for at in range(start, len(lines)) if _END in lines[at]), None)
+    if found is None:
+        raise TopologyError("the topology file that begins here is cut off", start + 1, lines[start])
+    return found + 1
+
+
+def _hosts(text: str, first_line: int) -> Iterator[NcclTopology]:
+    try:
+        system = parse_xml(text, first_line)
+    except XmlError as error:
+        raise TopologyError(error.reason, error.line) from None
+    if system.get("version") not in _VERSIONS:
+        reason = f"version {system.get('version')[:20]!a} of NCCL's topology file is not known"
+        raise TopologyError(reason, system.line)
+    cpus: dict[str, list[Tag]] = {}
+    for cpu in system.named("cpu"):
+        cpus.setdefault(cpu.get("host_hash"), []).append(cpu)
+    if not cpus:
+        raise TopologyError("the topology file holds no cpu", system.line)
+    for alike in cpus.values():
+        yield _Host(alike).topology()
+
+
+@dataclass
+class _Gpu:
+    """A GPU's device, and its links by what they lead to: the bus id of a GPU, or "switch"."""
+
+    device: PciDevice
+    dev: int | None
+    links: dict[str, int]
+    amd: bool
+
+
+@dataclass
+class _Host:
+    """What is gathered of one host."""
+
+    cpus: Sequence[Tag]
+    gpus: list[_Gpu] = field(default_factory=list)
+    nics: list[tuple[PciDevice, str]] = field(default_factory=list)  # "" where no name is known
+    nets: list[PciDevice] = field(default_factory=list)
+    unknown: list[Tag] = field(default_factory=list)
+    places: dict[str, Tag] = field(default_factory=dict)
+
+    def topology(self) -> NcclTopology:
+        for cpu in self.cpus:
+            for pci in cpu.named("pci"):
+                self._add(pci, cpu, ())
+        if not self.gpus:
+            tag = next(iter(self.unknown), self.cpus[0])
+            raise TopologyError("the file does not say which of its PCI devices are GPUs", tag.line)
+        gpus = self._numbered()
+        nics = [device.model_copy(update={"name": f"NIC{at}"}) for at, (device, _) in enumerate(self.nics)]
+        return NcclTopology(
+            matrix=self._matrix(gpus, nics),
+            pci=(*(gpu.device for gpu in gpus), *nics, *self.nets),
+            cpu_vendor=self._vendor(),
+            nvlink_told=any(gpu.dev is not None for gpu in gpus) and not _to_themselves(gpus),
+            amd=any(gpu.amd for gpu in gpus),
+            xgmi=frozenset(_joined(gpus)) if any(gpu.amd for gpu in gpus) else frozenset(),
+        )
+
+    # --- the tree --------------------------------------------------------------------------------
+
+    def _add(self, pci: Tag, cpu: Tag, above: tuple[str, ...]) -> None:
+        bus_id = pci.get("busid").lower()
+        if not is_bus_id(bus_id):
+            raise TopologyError(f"{pci.get('busid')[:40]!a} is no address of a PCI device", pci.line)
+        if self.places.setdefault(bus_id, pci) is not pci:
+            raise TopologyError(f"{bus_id} stands twice in the file", pci.line)
+        below = list(pci.named("pci"))
+        for child in below:
+            # The port of the switch has no entry of its own in the file.
+            self._add(child, cpu, (*above, bus_id, f"{bus_id}>{child.get('busid').lower()}"))
+        kind = pci.get("class").lower()
+        gpu, nic = next(pci.named("gpu"), None), next(pci.named("nic"), None)
+        if gpu is not None or kind.startswith(_GPU):
+            self.gpus.append(_gpu(pci, gpu, _device(pci, cpu, above, "gpu")))
+        elif nic is not None or kind.startswith(_NETWORK):
+            self._add_network(pci, cpu, above, nic)
+        elif not below and not kind:
+            self.unknown.append(pci)
+
+    def _add_network(self, pci: Tag, cpu: Tag, above: tuple[str, ...], nic: Tag | None) -> None:
+        nets = list(nic.named("net")) if nic is not None else []
+        rdma = dict.fromkeys(net.get("name") for net in nets if not _is_plain(net))
+        for name in rdma or ([] if nets else [""]):
+            self.nics.append((_device(pci, cpu, above, "nic"), name))
+        if nets and not rdma:
+            self.nets.append(_device(pci, cpu, above, "net", nets[0].get("name")[:64]))
+
+    def _numbered(self) -> list[_Gpu]:
+        """The GPUs with their names in the matrix, in order."""
+        numbers = [gpu.dev for gpu in self.gpus]
+        told = None not in numbers and len(set(numbers)) == len(numbers)
+        ordered = sorted(self.gpus, key=lambda gpu: (gpu.dev or 0, "") if told else (0, gpu.device.bus_id))
+        for at, gpu in enumerate(ordered):
+            gpu.device = gpu.device.model_copy(update={"name": f"GPU{gpu.dev if told else at}"})
+        return ordered
+
+    # --- the matrix ------------------------------------------------------------------------------
+
+    def _matrix(self, gpus: Sequence[_Gpu], nics: Sequence[PciDevice]) -> TopologyMatrix:
+        columns = [*(gpu.device for gpu in gpus), *nics]
+        links = {
+            one.name: {two.name: link_code(one, two) for two in columns if two is not one} for one in columns
+        }
+        for one, two, count in _bonded(gpus):
+            links[one][two] = f"NV{count}"
+        legend = [(nic.name, name) for nic, (_, name) in zip(nics, self.nics, strict=True) if name]
+        named, warnings = nic_names([column for column, _ in legend], legend)
+        masks = {cpu.get("numaid"): _cpus(cpu.get("affinity")) for cpu in self.cpus}
+        nodes = {gpu.device.name: str(gpu.device.numa_node) for gpu in gpus}
+        return TopologyMatrix(
+            gpus=tuple(gpu.device.name for gpu in gpus),
+            nics={nic.name: named.get(nic.name, nic.name) for nic in nics},
+            links=links,
+            cpu_affinity={name: masks.get(node) for name, node in nodes.items()},
+            numa_affinity={name: "N/A" if node.startswith("-") else node for name, node in nodes.items()},
+            gpu_numa_id=dict.fromkeys(nodes),
+            warnings=(*self._doubts(gpus), *warnings, *asymmetries(list(links), links)),
+        )
+
+    def _doubts(self, gpus: Sequence[_Gpu]) -> Iterator[str]:
+        if all(gpu.dev is None for gpu in gpus):
+            yield "the file says nothing of NVLink, which NCCL adds itself: the codes are those over PCI"
+        if self.unknown:
+            yield f"PCI devices without a class are left out: {_some(tag.get('busid') for tag in self.unknown)}"
+        if own := _to_themselves(gpus):
+            yield f"NVLinks lead from a GPU to itself, so it is not known which they join: {_some(own)}"
+
+    def _vendor(self) -> str | None:
+        vendors = {cpu.get("vendor") or _VENDOR_OF_ARCH.get(cpu.get("arch"), "") for cpu in self.cpus}
+        only = vendors.pop() if len(vendors) == 1 else ""
+        return only if re.fullmatch(r"[A-Za-z ]{1,20}", only) else None
+
+
+def _device(
+    pci: Tag, cpu: Tag, above: tuple[str, ...], kind: Literal["gpu", "nic", "net"], name: str = ""
+) -> PciDevice:
+    node, width = cpu.get("numaid"), pci.get("link_width")
+    if not re.fullmatch(r"-?\d{1,6}", node):
+        raise TopologyError(f"{node[:20]!a} is no NUMA node", cpu.line)
+    return PciDevice(
+        bus_id=pci.get("busid").lower(),
+        name=name,
+        kind=kind,
+        root=f"cpu{node}",
+        bridges=above,
+        numa_node=int(node),
+        link_speed=pci.get("link_speed")[:40] or None,
+        link_width=int(width) if re.fullmatch(r"[1-9]\d{0,2}", width) else None,
+    )
+
+
+def _gpu(pci: Tag, gpu: Tag | None, device: PciDevice) -> _Gpu:
+    links: dict[str, int] = {}
+    own = gpu if gpu is not None else Tag("gpu", {}, pci.line)
+    for link in own.named("nvlink", "xgmi"):
+        count = link.get("count")
+        if not re.fullmatch(r"\d{1,3}", count):
+            raise TopologyError(f"{count[:20]!a} is no number of links", link.line)
+        switch = link.get("tclass").lower().startswith(_NVSWITCH)
+        target = "switch" if switch else link.get("target").lower()
+        links[target] = links.get(target, 0) + int(count)
+    dev = own.get("dev")
+    is_amd = (
+        next(own.named("xgmi"), None) is not None or "gcn" in own.attributes or pci.get("vendor") == "0x1002"
+    )
+    return _Gpu(device, int(dev) if re.fullmatch(r"\d{1,4}", dev) else None, links, is_amd)
+
+
+def _is_plain(net: Tag) -> bool:
+    """Whether it is an interface of NCCL's sockets."""
+    return re.fullmatch(r"0x0+|0", net.get("guid")) is not None
+
+
+def _bonded(gpus: Sequence[_Gpu]) -> Iterator[tuple[str, str, int]]:
+    """Ordered pairs of GPUs and the NVLinks of the first that lead to the other, or with it to NVSwitch."""
+    for one in gpus:
+        for two in gpus:
+            straight = one.links.get(two.device.bus_id, 0)
+            switched = min(one.links.get("switch", 0), two.links.get("switch", 0))
+            if one is not two and not one.amd and (straight or switched):
+                yield one.device.name, two.device.name, straight or switched
+
+
+def _to_themselves(gpus: Sequence[_Gpu]) -> list[str]:
+    return [gpu.device.name for gpu in gpus if gpu.device.bus_id in gpu.links]
+
+
+def _joined(gpus: Sequence[_Gpu]) -> Iterator[tuple[str, str]]:
+    for one in gpus:
+        for two in gpus:
+            if one is not two and two.device.bus_id in one.links:
+                yield one.device.name, two.device.name
+
+
+def _cpus(mask: str) -> str | None:
+    """A mask of 32-bit words, the highest first, as a list: "00000001,ffffffff" is "0-32"."""
+    if not re.fullmatch(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{8}){0,255}", mask):
+        return None
+    bits = f"{int(mask.replace(',', ''), 16):b}"[::-1]
+    spans = ((one.start(), one.end() - 1) for one in re.finditer("1+", bits))
+    return ",".join(f"{first}-{last}" if first != last else str(first) for first, last in spans) or None
+
+
+def _some(names: Iterator[str] | Sequence[str]) -> str:
+    listed = [name[:20] for name in names]
+    return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")

@@ -1,0 +1,147 @@
+"""NCCL's topology files: dumps, files of providers and RCCL's, whole, broken and hostile."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_doctor.parse.nccl_xml import NcclTopology, find_nccl_topologies
+from ddp_doctor.parse.topo_rows import TopologyError
+
+SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
+
+
+def sample(name: str) -> str:
+    return (SAMPLES / name).read_text()
+
+
+def read(text: str) -> NcclTopology:
+    ((_, found),) = find_nccl_topologies(text.split("\n"))
+    return found
+
+
+DUMP = sample("nccl-dump-four-gpus.xml")
+
+
+def test_a_dump_is_a_matrix_of_nvlink_and_pcie() -> None:
+    found = read(DUMP)
+    matrix = found.matrix
+    assert matrix.gpus == ("GPU0", "GPU1", "GPU2", "GPU3")
+    assert [code for _, _, code in matrix.gpu_pairs()] == ["NV18", "NV18", "NV16", "NV18", "NV16", "NV16"]
+    assert matrix.nics == {"NIC0": "mlx5_0"}
+    assert [matrix.links[gpu]["NIC0"] for gpu in matrix.gpus] == ["PIX", "PXB", "SYS", "SYS"]
+    assert matrix.links["NIC0"]["GPU1"] == "PXB"
+    assert (matrix.cpu_affinity["GPU0"], matrix.numa_affinity["GPU3"]) == ("0-31,64-95", "1")
+    assert (found.cpu_vendor, found.amd, matrix.warnings) == ("GenuineIntel", False, ())
+
+
+def test_the_devices_of_a_dump_stand_in_the_tree() -> None:
+    devices = {device.name: device for device in read(DUMP).pci}
+    assert set(devices) == {"GPU0", "GPU1", "GPU2", "GPU3", "NIC0", "eno1"}
+    assert devices["GPU1"].switches() == ("0000:1b:00.0", "0000:16:00.0")
+    assert (devices["eno1"].kind, devices["eno1"].numa_node) == ("net", 0)
+    assert (devices["GPU0"].link_speed, devices["GPU0"].link_width) == ("32.0 GT/s PCIe", 16)
+
+
+def test_gpus_without_a_number_are_counted_by_bus_id_and_their_links_are_not_known() -> None:
+    found = read(sample("nccl-file-of-a-provider.xml"))
+    assert [(device.name, device.bus_id) for device in found.pci[:2]] == [
+        ("GPU0", "0001:00:00.0"),
+        ("GPU1", "0002:00:00.0"),
+    ]
+    assert found.matrix.links["GPU0"] == {"GPU1": "PHB", "NIC0": "PHB", "NIC1": "PIX"}
+    assert found.matrix.nics == {"NIC0": "NIC0", "NIC1": "NIC1"}
+    assert (found.pci[0].link_speed, found.pci[0].link_width) == (None, None)
+    assert "says nothing of NVLink" in found.matrix.warnings[0]
+
+
+def test_rccls_file_is_known_by_its_gpus_and_xgmi() -> None:
+    found = read(sample("rccl-file-with-xgmi.xml"))
+    assert found.amd
+    assert found.xgmi == {("GPU0", "GPU1"), ("GPU1", "GPU0")}
+    assert found.matrix.links["GPU0"]["GPU1"] == "PIX"
+
+
+def test_several_hosts_in_one_file_and_several_files_are_told_apart() -> None:
+    two = DUMP.replace("0x5d3c2a1908f7e6b4", "0x1", 1)
+    assert [host.matrix.gpus for _, host in find_nccl_topologies(two.split("\n"))] == [
+        ("GPU0", "GPU1"),
+        ("GPU2", "GPU3"),
+    ]
+    twice = list(find_nccl_topologies(f"$ cat a.xml b.xml\n{DUMP}\nand\n{DUMP}".split("\n")))
+    assert [lines.start for lines, _ in twice] == [1, 1 + DUMP.count("\n") + 2]
+
+
+def test_links_between_gpus_count_for_the_pair_and_disagreement_is_told() -> None:
+    links = re.sub(r"<nvlink[^>]*/>\s*", "", DUMP)
+    for one, two, count in (("0", "0000:1d:00.0", 4), ("1", "0000:18:00.0", 2)):
+        link = f'<nvlink target="{two}" count="{count}" tclass="0x030200"/>'
+        links = links.replace(f'rank="{one}" gdr="1">', f'rank="{one}" gdr="1">{link}')
+    matrix = read(links).matrix
+    assert (matrix.links["GPU0"]["GPU1"], matrix.links["GPU1"]["GPU0"]) == ("NV4", "NV2")
+    assert "GPU0-GPU1 reads NV4" in matrix.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('version="1"', 'version="3"', "line 1: version '3' of NCCL's topology file is not known"),
+        ("</system>", "", "line 1: the topology file that begins here is cut off"),
+        ('busid="0000:18:00.0"', "", "line 4: '' is no address"),
+        ('busid="0000:18:00.0"', 'busid="$(reboot)"', "line 4: '.*' is no address"),
+        ('busid="0000:18:00.0"', 'busid="0000:19:00.0"', "line 10: 0000:19:00.0 stands twice"),
+        ('count="10"', 'count="-1"', "line 6: '-1' is no number of links"),
+        ('numaid="0"', 'numaid="x"', "line 2: 'x' is no NUMA node"),
+        ("</cpu>", "", "this is no XML"),
+        ('<system version="1">', '<system version="1"><!DOCTYPE a>', "line 1: a document type"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_the_line(old: str, new: str, reason: str) -> None:
+    with pytest.raises(TopologyError, match=reason):
+        read(DUMP.replace(old, new, 1))
+
+
+def test_a_file_that_names_no_gpu_is_refused() -> None:
+    bare = '<system version="1">\n<cpu numaid="0">\n<pci busid="0000:00:16.0"/>\n</cpu>\n</system>'
+    with pytest.raises(
+        TopologyError, match="line 3: the file does not say which of its PCI devices are GPUs"
+    ):
+        read(bare)
+    with pytest.raises(TopologyError, match="line 1: the topology file holds no cpu"):
+        read('<system version="1"></system>')
+
+
+def test_hostile_names_are_not_taken_over() -> None:
+    matrix = read(DUMP.replace('name="mlx5_0"', 'name="mlx5_0; reboot"')).matrix
+    assert matrix.nics == {"NIC0": "NIC0"}
+    assert "no device name" in matrix.warnings[0]
+    assert read(DUMP.replace("GenuineIntel", "$(reboot)")).cpu_vendor is None
+
+
+def test_text_without_a_file_holds_none() -> None:
+    assert list(find_nccl_topologies(["GPU0 X", "<systems>", "the <system is down"])) == []
+
+
+def test_much_junk_is_refused_quickly() -> None:
+    started = time.monotonic()
+    with pytest.raises(TopologyError):
+        read('<system version="1">' + "<pci>" * 500_000 + "</system>")
+    assert list(find_nccl_topologies(["<system " * 1_000_000, "</system>"])) == []
+    assert time.monotonic() - started < 10
+
+
+@given(st.data())
+def test_a_damaged_file_is_read_or_refused(data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(DUMP)))
+    to = data.draw(st.integers(at, min(len(DUMP), at + 200)))
+    put = data.draw(st.text(st.sampled_from('<>/=" 0x1aé\n'), max_size=12))
+    try:
+        found = list(find_nccl_topologies((DUMP[:at] + put + DUMP[to:]).split("\n")))
+    except TopologyError:
+        return
+    for _, host in found:
+        names = set(host.matrix.links)
+        assert all(set(row) == names - {name} for name, row in host.matrix.links.items())

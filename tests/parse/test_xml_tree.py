@@ -1,0 +1,65 @@
+"""Small XML: trees with line numbers, and nothing that could grow."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_doctor.parse.xml_tree import MOST_CHARACTERS, MOST_TAGS, Tag, XmlError, parse_xml
+
+LAUGHS = "\n".join(f'<!ENTITY l{at} "{f"&l{at - 1};" * 10}">' for at in range(1, 10))
+
+
+def test_tags_keep_their_attributes_lines_and_order() -> None:
+    root = parse_xml('<a x="1">\n  <b/><!-- not -->\n  <c y=" 2 "/><b/>\n</a>', first_line=10)
+    assert (root.name, root.attributes, root.line) == ("a", {"x": "1"}, 10)
+    assert [(child.name, child.line) for child in root.children] == [("b", 11), ("c", 12), ("b", 12)]
+    assert [child.line for child in root.named("b")] == [11, 12]
+    assert (root.children[1].get("y"), root.children[1].get("z")) == ("2", "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<!DOCTYPE a [\n{LAUGHS}\n]>\n<a>&l9;</a>",
+        '<!DOCTYPE a SYSTEM "file:///etc/passwd">\n<a/>',
+        '<! doctype a [<!ENTITY b "c">]><a>&b;</a>',
+        '<a><!ENTITY b SYSTEM "file:///etc/passwd"></a>',
+    ],
+)
+def test_a_document_type_or_entity_is_refused_unread(text: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(XmlError, match="line 1: a document type or entity"):
+        parse_xml(text)
+    assert time.monotonic() - started < 1
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("<a>\n<b>\n</a>", "line 3: this is no XML: mismatched tag"),
+        ("<a>\n&b;</a>", "line 2: this is no XML: undefined entity"),
+        ("<a/>\n<b/>", "line 2: this is no XML"),
+        ("", "line 1: this is no XML: no element found"),
+        ("<a>" * 65, "more tags, or deeper ones"),
+        (f"<a>{'<b/>' * MOST_TAGS}</a>", "more tags, or deeper ones"),
+        (f"<a>{' ' * MOST_CHARACTERS}</a>", "more than 1024 KiB"),
+    ],
+)
+def test_what_is_broken_or_too_large_is_refused_with_the_line(text: str, reason: str) -> None:
+    with pytest.raises(XmlError, match=reason):
+        parse_xml(text)
+
+
+def test_what_a_text_says_of_its_encoding_does_not_matter() -> None:
+    assert parse_xml('<?xml version="1.0" encoding="utf-16"?><a b="\ud800é"/>').attributes == {"b": "?é"}
+
+
+@given(st.text(st.sampled_from('<>/="ab&; !-[]\n'), max_size=60))
+def test_any_text_is_a_tree_or_refused(text: str) -> None:
+    try:
+        root = parse_xml(text)
+    except XmlError:
+        return
+    assert isinstance(root, Tag)
