@@ -18,7 +18,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, Severity, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent, Skip
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse import host_gpus, kernel_modules
@@ -26,7 +26,7 @@ from ddp_doctor.parse.kernel_facts import KernelAfterFact, KernelFact
 from ddp_doctor.parse.kernel_log import KernelEvent, parse_kernel_log
 from ddp_doctor.parse.kernel_times import booted_at, uptime_s
 from ddp_doctor.phrases.gpus import asked_for
-from ddp_doctor.phrases.kernel import Hit, device_culprits, device_names, reset_gpus, views
+from ddp_doctor.phrases.kernel import REBOOT_NODE, Hit, device_culprits, device_names, reset_gpus, views
 from ddp_doctor.phrases.nodes import host
 
 __all__ = ["CHECK", "KernelAfterFact", "probe"]
@@ -83,9 +83,17 @@ def gpu_failed(recording: Recording) -> Iterator[Draft]:
             confidence=Confidence.LIKELY,
             culprits=device_culprits(recording, hits),
             evidence=_evidence(recording, hits),
-            remedies=(reset_gpus([hit.device or "" for hit in hits]),),
+            remedies=(_mend(hits),),
             severity=asked_for(recording, severity),
         )
+
+
+def _mend(hits: list[Hit]) -> Remedy:
+    """A GPU that fell off the bus cannot be reset, and an NVSwitch is no GPU."""
+    first = hits[0].event
+    if first.kind == "sxid" or xid(first.code or 0).kind == "reboot":
+        return REBOOT_NODE
+    return reset_gpus([hit.device or "" for hit in hits])
 
 
 def _severity(event: KernelEvent) -> Severity | None:

@@ -5,6 +5,7 @@ import pytest
 from ddp_doctor.checks.kernel_after import CHECK, KernelAfterFact, probe
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Absent, Reading, Skip
+from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.parse.gpu_facts import GpusFact
 from ddp_doctor.parse.kernel_facts import KernelFact
@@ -25,12 +26,16 @@ def before(*lines: tuple[float, str], source: str | None = "dmesg") -> KernelFac
     return kernel(events=parse_kernel_log(text).events, log_source=source)
 
 
-def verdicts(first: KernelFact, then: KernelAfterFact, gpus: GpusFact | None = None) -> list[tuple[str, str]]:
+def judge(first: KernelFact, then: KernelAfterFact, gpus: GpusFact | None = None) -> list[Finding]:
     facts = [("kernel", first), ("kernel_after", then), *([("gpus", gpus)] if gpus else [])]
     readings = tuple(Reading(check=name, status=Status.COLLECTED, fact=one.recorded()) for name, one in facts)
     recording = Recording(world=World(backend="nccl", nodes=(Node(hostname="node0"),)), readings=readings)
     again = Recording.model_validate_json(recording.model_dump_json())
-    return [(one.code, one.severity.value) for rule in CHECK.rules for one in rule.apply(again)]
+    return [finding for rule in CHECK.rules for finding in rule.apply(again)]
+
+
+def verdicts(first: KernelFact, then: KernelAfterFact, gpus: GpusFact | None = None) -> list[tuple[str, str]]:
+    return [(one.code, one.severity.value) for one in judge(first, then, gpus)]
 
 
 @pytest.mark.parametrize(
@@ -55,6 +60,13 @@ def verdicts(first: KernelFact, then: KernelAfterFact, gpus: GpusFact | None = N
 )
 def test_what_the_log_did_not_have_before_is_judged_by_its_kind(line: str, expected: list[tuple[str, str]]):
     assert verdicts(before(), after((10.0, line)), nvml()) == expected
+
+
+def test_a_gpu_off_the_bus_takes_a_reboot_and_others_a_reset():
+    (lost,) = judge(before(), after((10.0, f"{XID}{LOST}")), nvml())
+    (silent,) = judge(before(), after((10.0, f"{XID}119, pid=1, name=python3, Timeout")), nvml())
+    assert lost.remedies[0].commands == ("sudo reboot",)
+    assert silent.remedies[0].commands == ("sudo nvidia-smi --gpu-reset -i 0000:61:00.0",)
 
 
 def test_what_stood_there_before_is_not_new_and_the_same_again_is():
