@@ -82,7 +82,7 @@ class Place:
             return None
         if links and kind == "P2P":
             return rates.slowest(self._nvlinks(gpu, links) for gpu in pair)
-        parts = [self._slot(gpu) for gpu in pair]
+        parts = [self.slot(gpu) for gpu in pair]
         if self._leaves_its_numa_node(pair, code):
             parts.append(rates.between_sockets(vendor, self.fact.cpu_model))
         slowest = rates.slowest(parts)
@@ -97,7 +97,7 @@ class Place:
         speed = min((one.gb_per_s for one in told if one.gb_per_s is not None), default=None)
         return known if known is not None else rates.nvlink_of_speed(speed, links)
 
-    def _slot(self, name: str) -> float | None:
+    def slot(self, name: str) -> float | None:
         """What a GPU's PCIe slot carries: as NVML says it, else as /sys does."""
         gpu = self.gpus.get(name)
         known = rates.pcie(gpu.pcie_generation_max, gpu.pcie_width_max) if gpu else None

@@ -105,6 +105,23 @@ def _path(pair: Pair) -> str:
     return "NVB" if pair.bridged and path != "NVL" else path
 
 
+def gpudirect(
+    node: Node, code: str, model: str | None, *, kernel: tuple[bool | None, str]
+) -> tuple[bool | None, str]:
+    """Whether NCCL lets a NIC read and write a GPU's memory itself, and why; None where it cannot be told.
+
+    By default up to PXB (src/graph/paths.cc, ncclTopoCheckGdr); ``kernel`` says whether module or dma-buf are there.
+    """
+    level = node.settings.get("NCCL_NET_GDR_LEVEL")
+    limit = codes.p2p_level(level) if level else None
+    says = f"NCCL_NET_GDR_LEVEL={level} is set" if limit else "NCCL's own limit"
+    if not codes.allowed(code, limit or codes.DEFAULT_P2P_LIMIT):
+        return False, f"GPUDirect RDMA goes up to {limit or codes.DEFAULT_P2P_LIMIT} ({says})"
+    if model is not None and any(word in model for word in WITHOUT_GPUDIRECT):
+        return False, f"{model} has no GPUDirect RDMA"
+    return kernel if model is not None or kernel[0] is False else (None, kernel[1])
+
+
 def bridged(gpus: Sequence[str], links: Mapping[str, Mapping[str, str]], one: str, two: str) -> bool:
     """Whether a third GPU is joined to both by NVLink, and they are not joined themselves."""
     if codes.nvlinks(links[one][two]):

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ddp_doctor.checks.topology import TopologyFact
+from ddp_doctor.checks.topology.to_network import to_network
 from ddp_doctor.checks.topology.transports import places
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.recording import Recording, Seen
@@ -14,7 +15,7 @@ from ddp_doctor.parse.rocm_topology import RocmTopologyFact
 from ddp_doctor.phrases.nodes import F
 from ddp_doctor.render.topology_matrix import matrix_text, styled_matrix, topology_json
 from ddp_doctor.render.topology_tables import nvlinks_text, p2p_text, rocm_text
-from ddp_doctor.render.transport_table import transport_table
+from ddp_doctor.render.transport_table import network_table, transport_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +49,9 @@ def show(recording: Recording, out: "Console") -> None:
         for seen, place in zip(matrices(recording), expected, strict=True):
             if seen.node == host:
                 out.print(styled_matrix(matrix_text(seen.fact)), soft_wrap=True)
-                out.print(transport_table(place), soft_wrap=True)
+                for table in (transport_table(place), network_table(to_network(recording, place))):
+                    if table:
+                        out.print(table, soft_wrap=True)
         for text in _tables(recording, host):
             out.print(text, soft_wrap=True)
         if len(hosts) > 1:

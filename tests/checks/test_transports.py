@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.topology import CHECK
+from ddp_doctor.checks.topology.to_network import to_network
 from ddp_doctor.checks.topology.transports import places, used_within
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.render.transport_table import transport_table
+from ddp_doctor.render.transport_table import network_table, transport_table
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 
@@ -302,3 +303,40 @@ def test_slow_all_reduce_is_no_finding_where_something_else_may_explain_it(
             for one in fact.get("sizes") or fact.get("gpus") or [fact]:
                 one.update(change)
     assert codes_of(Recording.model_validate(data)) == []
+
+
+# --- to the network ------------------------------------------------------------------------------
+
+
+def network_lines(recording: Recording) -> list[str]:
+    return network_table(to_network(recording, places(recording)[0])).splitlines()[1:]
+
+
+def with_kernel(recording: Recording, **fact: Any) -> Recording:
+    data = recording.model_dump(mode="json")
+    kernel = {"kind": "kernel/1", **fact}
+    data["readings"].append({"check": "kernel", "status": "collected", "node": 0, "fact": kernel})
+    return Recording.model_validate(data)
+
+
+def test_nic_below_the_switch_reaches_gpu_memory_where_the_kernel_can():
+    recording = load("infiniband-with-gpudirect")
+    assert network_lines(with_kernel(recording, peermem="nvidia_peermem")) == [
+        "PIX  GPU0, GPU1  GPUDirect RDMA  48 GB/s  nvidia_peermem is loaded"
+    ]
+    closed = with_kernel(recording, driver_version="570.86.15", driver_is_open=False)
+    assert network_lines(closed)[0].startswith("PIX  GPU0, GPU1  host memory  48 GB/s  no peer memory module")
+    assert "GPUDirect RDMA?" in network_lines(recording)[0]
+
+
+def test_level_and_port_that_is_not_chosen_decide_which_nic_and_how():
+    recording = with_fact(
+        load("infiniband-with-gpudirect"), "env_vars", variables={"NCCL_NET_GDR_LEVEL": "LOC"}
+    )
+    assert "host memory" in network_lines(recording)[0]
+    assert "NCCL_NET_GDR_LEVEL=LOC is set" in network_lines(recording)[0]
+    one_port = with_fact(load("infiniband-with-gpudirect"), "rdma", settings={"NCCL_IB_HCA": "=mlx5_0"})
+    assert [line.split()[:2] for line in network_lines(one_port)] == [["PIX", "GPU0"], ["PXN", "GPU1"]]
+    without = with_fact(one_port, "env_vars", variables={"NCCL_PXN_DISABLE": "1"})
+    assert [line.split()[:2] for line in network_lines(without)] == [["PIX", "GPU0"], ["SYS", "GPU1"]]
+    assert network_table(to_network(load("nvswitch-all-p2p"), places(load("nvswitch-all-p2p"))[0])) == ""
