@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import re
-import subprocess
+import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
+from typing import NoReturn
+
+from tests.fuzz.target import Target
 
 LONGEST_INPUT_BYTES = 64 * 1024
 LONGEST_CPU_S = 1.0
 KEPT = Path("build") / "fuzz"
+_INSTRUMENTED = ("ddp_doctor.parse", "ddp_doctor.knowledge", "ddp_doctor.model", "ddp_doctor.app.recordings")
 _ENCODING = ("utf-8", "surrogateescape")
 
 
@@ -29,17 +35,21 @@ class TookTooLong(Exception):
 
 def main(arguments: list[str]) -> int:
     """Fuzz each chosen target for so many seconds; 1 where a crash or a hang was found."""
-    from tests.fuzz.targets import TARGETS
+    import atheris
 
+    # It tells of each module on stderr.
+    with redirect_stderr(StringIO()), atheris.instrument_imports(include=list(_INSTRUMENTED)):
+        from tests.fuzz.targets import TARGETS
     options = _options(arguments)
-    known = [target.name for target in TARGETS]
+    known = {target.name: target for target in TARGETS}
     unknown = [name for name in options.names if name not in known]
     if unknown:
         sys.stderr.write(f"no such target: {' '.join(unknown)}; there are: {' '.join(known)}\n")
         return 2
-    outcomes = [_fuzzed(name, options.seconds) for name in options.names or known]
-    print(f"{sum(runs for runs, _ in outcomes)} inputs, {sum(not well for _, well in outcomes)} targets fell")
-    return 0 if all(well for _, well in outcomes) else 1
+    outcomes = [_fuzzed(known[name], options.seconds) for name in options.names or known]
+    fell = sum(not well for _, well in outcomes)
+    print(f"{sum(runs for runs, _ in outcomes)} inputs to {len(outcomes)} parsers, of which {fell} fell")
+    return 1 if fell else 0
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
@@ -49,28 +59,20 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _fuzzed(name: str, seconds: int) -> tuple[int, bool]:
-    """How many inputs were tried, and whether none fell."""
-    kept = KEPT / name
+def _fuzzed(target: Target, seconds: int) -> tuple[int, bool]:
+    """How many inputs were tried, and whether none fell. In a fork: to instrument the parsers anew takes long."""
+    kept = KEPT / target.name
     kept.mkdir(parents=True, exist_ok=True)
-    limits = (
-        f"-max_total_time={seconds}",
-        f"-max_len={LONGEST_INPUT_BYTES}",
-        "-rss_limit_mb=4096",
-        "-timeout=30",
-        "-print_final_stats=1",
-        f"-artifact_prefix={kept}/",
-    )
-    command = (sys.executable, "-m", "tests.fuzz.guided", "--one", name, *limits)
-    done = subprocess.run(command, capture_output=True, check=False, timeout=seconds + 120)
-    told = done.stderr.decode("utf-8", "replace") + done.stdout.decode("utf-8", "replace")
+    log = kept / "log"
+    child = os.fork()
+    if child == 0:
+        _fuzz_for_ever(target, seconds, log)
+    well = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    told = log.read_text("utf-8", "replace")
     runs = re.search(r"number_of_executed_units: (\d+)", told)
     count = int(runs[1]) if runs else 0
-    well = done.returncode == 0 and count > 0
-    print(
-        f"{name}: {count} inputs" if well else f"{name}: FELL after {count} inputs\n{_end_of(told)}",
-        flush=True,
-    )
+    well = well and count > 0
+    print(f"{target.name}: {count} inputs" if well else f"{target.name}: FELL\n{_end_of(told)}", flush=True)
     return count, well
 
 
@@ -80,18 +82,29 @@ def _end_of(told: str) -> str:
     return told[start : start + 4000] if start else told[-4000:]
 
 
-def fuzz_one(name: str, limits: list[str]) -> None:
-    """Run the fuzzer on one target in this process, which it ends itself."""
+def _fuzz_for_ever(target: Target, seconds: int, log: Path) -> NoReturn:
+    """Run the fuzzer in this process, which libFuzzer ends itself; what it prints goes to ``log``."""
     import atheris
 
-    with atheris.instrument_imports(include=["ddp_doctor"]):
-        from tests.fuzz.targets import TARGETS
-    target = next(one for one in TARGETS if one.name == name)
-    with tempfile.TemporaryDirectory() as corpus:
-        for number, seed in enumerate(target.seeds):
-            (Path(corpus) / str(number)).write_bytes(seed.encode(*_ENCODING)[:LONGEST_INPUT_BYTES])
-        atheris.Setup([sys.argv[0], *limits, corpus], _tried(target.call, target.refuses))
-        atheris.Fuzz()
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    limits = (
+        f"-max_total_time={seconds}",
+        f"-max_len={LONGEST_INPUT_BYTES}",
+        "-rss_limit_mb=4096",
+        "-timeout=30",
+        "-print_final_stats=1",
+        f"-artifact_prefix={log.parent}/",
+    )
+    corpus = log.parent / "corpus"
+    shutil.rmtree(corpus, ignore_errors=True)
+    corpus.mkdir()
+    for number, seed in enumerate(target.seeds):
+        (corpus / str(number)).write_bytes(seed.encode(*_ENCODING)[:LONGEST_INPUT_BYTES])
+    atheris.Setup([sys.argv[0], *limits, str(corpus)], _tried(target.call, target.refuses))
+    atheris.Fuzz()
+    os._exit(0)
 
 
 def _tried(call: Callable[[str], object], refuses: tuple[type[Exception], ...]) -> Callable[[bytes], None]:
@@ -110,7 +123,4 @@ def _tried(call: Callable[[str], object], refuses: tuple[type[Exception], ...]) 
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--one"]:
-        fuzz_one(sys.argv[2], sys.argv[3:])
-    else:
-        sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

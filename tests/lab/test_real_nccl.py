@@ -1,0 +1,139 @@
+"""NVIDIA's own wheels: two that write one file, and what the real libnccl makes of nccl.conf and plug-ins.
+
+Half a gigabyte is downloaded for each, once a session, which is why this stands with the lab.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor.checks.nccl import probe
+from ddp_doctor.checks.software import Software
+from ddp_doctor.checks.software.copies import packages_overwrite
+from ddp_doctor.model.choices import Severity, Status
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.parse import nccl_conf
+from ddp_doctor.sources import machine
+from ddp_doctor.sources.machine import LiveContext
+from tests.checks.test_software import compile_library
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+
+#: Prints what libnccl itself says while it makes a unique id, which needs no GPU.
+ASK = (
+    "import ctypes, os, sys\n"
+    "ctypes.CDLL(sys.argv[1]).ncclGetUniqueId(ctypes.create_string_buffer(128))\n"
+    "ctypes.CDLL(None).fflush(None)  # NCCL's lines, where stdout is a pipe\n"
+    "os._exit(0)\n"
+)
+
+
+@pytest.fixture(scope="session")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment into which pip put the package for CUDA 12 and then that for CUDA 13."""
+    folder = tmp_path_factory.mktemp("both")
+    if shutil.disk_usage(folder).free < 4 * 10**9:
+        pytest.skip("needs 4 GB of disk for NVIDIA's wheels")
+    subprocess.run((sys.executable, "-m", "venv", folder), check=True)
+    for package in ("nvidia-nccl-cu12", "nvidia-nccl-cu13"):
+        command = (
+            folder / "bin/python",
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--no-cache-dir",
+            package,
+        )
+        if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+            pytest.skip(f"needs a package index with {package}")
+    return folder
+
+
+def library(both: Path) -> Path:
+    return next(both.glob("lib/python*/site-packages/nvidia/nccl/lib/libnccl.so.2"))
+
+
+def asked(both: Path, **env: str) -> str:
+    command = (sys.executable, "-c", ASK, str(library(both)))
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=120)
+    return done.stdout + done.stderr
+
+
+def test_of_two_packages_the_last_one_wins_and_the_doctor_sees_whose_file_is_there(both):
+    script = Path(machine.__file__).with_name("child_software.py")
+    done = subprocess.run((both / "bin/python", "-I", script), capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+
+    assert sorted(told["nccl_packages"]) == ["nvidia-nccl-cu12", "nvidia-nccl-cu13"]
+    assert told["nccl_file_bytes"] == library(both).stat().st_size == told["nccl_sizes"]["nvidia-nccl-cu13"]
+    assert told["nccl_file_bytes"] != told["nccl_sizes"]["nvidia-nccl-cu12"]
+    assert _overwritten(Software(**{**told, "torch_cuda": "12.8"})) == [Severity.WARNING]
+    assert _overwritten(Software(**{**told, "torch_cuda": "13.0"})) == [Severity.INFO]
+
+
+def _overwritten(fact: Software) -> list[Severity]:
+    recording = Recording(
+        readings=(Reading(check="software", status=Status.COLLECTED, fact=fact.recorded()),)
+    )
+    return [finding.severity for finding in packages_overwrite.apply(recording)]
+
+
+def test_nccl_takes_from_its_file_what_the_doctor_says_it_takes(both, tmp_path):
+    file = tmp_path / ".nccl.conf"
+    file.write_text(
+        "# c\nexport NCCL_SOCKET_FAMILY=AF_INET6\n NCCL_SOCKET_FAMILY=AF_INET6\nNCCL_SOCKET_IFNAME=lo\n"
+        "NCCL_SOCKET_IFNAME=none\nNCCL_DEBUG=INFO\nNCCL_IB_DISABLE\n"
+    )
+    context = LiveContext({"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}, time.monotonic() + 20)
+    read = nccl_conf.settings(nccl_conf.conf_files(context))
+
+    said = asked(both, HOME=str(tmp_path))
+
+    assert {name: value for name, (value, _) in read.items() if "SOCKET" in name} == {
+        "NCCL_SOCKET_IFNAME": "lo",
+        " NCCL_SOCKET_FAMILY": "AF_INET6",
+        "export NCCL_SOCKET_FAMILY": "AF_INET6",
+    }
+    assert "NCCL_SOCKET_IFNAME set by environment to lo" in said
+    assert "NCCL_SOCKET_FAMILY set by environment" not in said
+    assert "Using lo:" in said
+
+
+def test_the_environment_comes_before_the_file(both, tmp_path):
+    (tmp_path / "site.conf").write_text("NCCL_SOCKET_IFNAME=none\nNCCL_DEBUG=WARN\n")
+    env = {"NCCL_CONF_FILE": str(tmp_path / "site.conf"), "HOME": str(tmp_path), "NCCL_SOCKET_IFNAME": "lo"}
+
+    assert "Using lo:" in asked(both, **env, NCCL_DEBUG="INFO")
+    del env["NCCL_SOCKET_IFNAME"]
+    assert "no socket interface found" in asked(both, **env)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler (cc) to build a plug-in")
+def test_a_plugin_that_nccl_finds_and_one_that_it_does_not_are_told_apart_as_it_tells_them(both, tmp_path):
+    """NCCL opens plug-ins for networks with a GPU only; those for its environment it opens alike, without."""
+    compile_library(tmp_path / "libnccl-env-x.so", "int nothing;\n")
+    compile_library(tmp_path / "libnccl-net-x.so", "int nothing;\n")
+    env = {"LD_LIBRARY_PATH": str(tmp_path), "NCCL_DEBUG": "INFO", "HOME": str(tmp_path)}
+
+    found, missed = (asked(both, **env, NCCL_ENV_PLUGIN=name) for name in ("x", "y"))
+    (ours,), (none,) = (
+        probe(
+            LiveContext({**env, "PATH": "/usr/bin:/bin", "NCCL_NET_PLUGIN": name}, time.monotonic() + 20)
+        ).plugins
+        for name in ("x", "y")
+    )
+
+    assert f"{tmp_path}/libnccl-env-x.so is unsupported" in found
+    assert ours.path == f"{tmp_path}/libnccl-net-x.so"
+    assert "Could not find: y libnccl-env-y.so" in missed
+    assert none.path is None
