@@ -16,6 +16,7 @@ from ddp_doctor.parse import (
     other_accelerators,
     pci_devices,
     pci_paths,
+    pcie_tree,
     rdma,
     stuck_processes,
     verbs_library,
@@ -42,6 +43,20 @@ _STUCK = (
 _DRIVERS = "550.90.07\f../../../../bus/pci/drivers/mlx5_core\f/usr/lib/libcuda.so.550.90.07"
 
 MACHINE_TARGETS: tuple[Target, ...] = (
+    _of(cpuinfo.cpu_model, "cpu family\t: 6\nmodel\t\t: 143\n"),
+    Target(
+        pcie_tree.acs_problem, lambda text: pcie_tree.acs_problem(machine(text), ("0000:61:00.0",)), ("\0",)
+    ),
+    _of(pcie_tree.iommu_options, "root=/dev/x intel_iommu=on iommu=pt pci=noats\n"),
+    Target(
+        pcie_tree.read_device,
+        lambda text: pcie_tree.read_device(machine(text), "0000:61:00.0", "bridge", {"0000:61:00": "7"}),
+        ("16\f16.0 GT/s PCIe\f8\f0x060400",),
+    ),
+    _of(pcie_tree.slots, "0000:61:00\n"),
+    _of(pcie_tree.virtual, "flags\t: fpu hypervisor\n", "QEMU\n"),
+    _of(rdma.efa_names, "../../../bus/pci/drivers/efa"),
+    Target(rdma.read_after, lambda text: rdma.read_after(machine(text), ["mlx5_0"]), (_PORT,)),
     _of(cpuinfo.cpu_vendor, "vendor_id\t: AuthenticAMD\n"),
     _of(host_gpus.pci_gpus, "0x10de\f0x030200\f../x"),
     _of(host_gpus.device_nodes, ""),

@@ -51,6 +51,9 @@ class Machine(FakeContext):
     def listdir(self, path: str) -> list[str]:
         return sorted(NAMES)
 
+    def read_bytes(self, path: str) -> bytes:
+        return self.read(path).encode("utf-8", "surrogatepass")
+
 
 class _Everywhere(Mapping[str, str]):
     """Files that all hold the same text, or the parts of it between form feeds one after the other."""

@@ -6,12 +6,13 @@ this folder (properties, junk of ten megabytes, the coverage-guided fuzzer) work
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.app.recordings import load_recording
+from ddp_doctor.checks.topology.pasted import read_pasted
 from ddp_doctor.model.context import CommandResult, Interface
 from ddp_doctor.parse import (
     cgroup,
@@ -28,10 +29,14 @@ from ddp_doctor.parse import (
     nccl_interface,
     nccl_log,
     nccl_xml,
+    nvlinks,
     nvml,
     nvml_topology,
+    p2p_status,
+    pci_config,
     pci_tree,
     redact,
+    rocm_topology,
     software,
     terminal_text,
     topo_affinity,
@@ -49,8 +54,15 @@ from tests.fuzz.target import Target, direct, reader
 TESTS = Path(__file__).parent.parent
 
 
-def _samples(folder: str) -> tuple[str, ...]:
-    return tuple(path.read_text() for path in sorted((TESTS / "samples" / folder).iterdir()))
+def _samples(folder: str, end: str = "") -> tuple[str, ...]:
+    paths = sorted((TESTS / "samples" / folder).iterdir())
+    return tuple(path.read_text() for path in paths if path.name.endswith(end))
+
+
+def _of_lines(parses: Callable[[Sequence[str]], Iterable[object]], *seeds: str) -> Target:
+    """A parser of plain lines, as a paste comes to it."""
+    refuses = (topo_rows.TopologyError,)
+    return Target(parses, lambda text: list(parses(terminal_text.plain_lines(text))), seeds, refuses)
 
 
 def _answer(text: str) -> CommandResult:
@@ -162,6 +174,27 @@ _RECORDINGS = tuple(
 
 TARGETS: tuple[Target, ...] = (
     *MACHINE_TARGETS,
+    direct(read_pasted, *_TOPOLOGIES),
+    _of_lines(nvlinks.find_nvlinks, *_samples("topology", "nvlink-states.txt")),
+    _of_lines(p2p_status.find_p2p_tables, *_samples("topology", "p2p-capabilities.txt")),
+    _of_lines(rocm_topology.find_rocm_topologies, *_samples("topology", "rocm-smi-showtopo.txt")),
+    _of_lines(topo_matrix.find_matrices, *_TOPOLOGIES),
+    direct(topo_matrix.refuse_binary, "\x00G\x00P\x00U", "GPU0", refuses=topo_rows.TopologyError),
+    direct(topo_matrix.why_none, *_TOPOLOGIES),
+    direct(topo_affinity.cpu_ranges, "0-31,64", refuses=ValueError),
+    direct(topo_rows.bare, "| GPU0 | X |"),
+    direct(topo_rows.columns_of, "\tGPU0\tGPU1\tmlx5_0\tCPU Affinity", "GPU0GPU1NIC0"),
+    direct(topo_rows.shape_of, "2026-01-15 10:00:00 > "),
+    Target(
+        pci_config.acs_control,
+        lambda text: pci_config.acs_control(text.encode("utf-8", "surrogatepass")),
+        ("\0" * 0x100 + "\x0d\0\x01\0\x5f\0\x1d\0" + "\0" * 64,),
+    ),
+    Target(
+        pci_config.is_cut_off,
+        lambda text: pci_config.is_cut_off(text.encode("utf-8", "surrogatepass")),
+        ("\0",),
+    ),
     direct(cpu_list.cpu_ranges, "0-31,64-95", "0"),
     Target(
         cpu_list.share_a_cpu, lambda text: cpu_list.share_a_cpu(*text.partition("\f")[::2]), ("0-3,8\f5,7-9",)
@@ -331,6 +364,11 @@ NOT_FOREIGN: Mapping[str, str] = {
     "pci_tree.link_code": _OWN,
     "topo_matrix.asymmetries": _OWN,
     "pci_tree.nccl_path": _OWN,
+    "gpu_tables.gpu_header": "the readers of tables call it: p2p_status, rocm_topology",
+    "gpu_tables.read_table": "the readers of tables call it: p2p_status, rocm_topology",
+    "pci_config.acs_words": "takes a number",
+    "topo_rows.label_of": "topo_rows.read_blocks calls it",
+    "topo_rows.refuse_odd_columns": "topo_rows.read_blocks calls it",
     "host_limits.reader": "hands text on",
     "host_limits.shared_memory": "asks for two numbers",
     "host_limits.kernel": "strips one line",
