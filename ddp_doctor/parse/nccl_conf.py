@@ -10,6 +10,7 @@ Source: NCCL src/misc/param.cc (setEnvFile, initEnvFunc), tried with libnccl 2.2
 comes before the system's, the first of two equal names counts, and no file changes what is already set.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -23,6 +24,8 @@ SYSTEM_FILE = "/etc/nccl.conf"
 LONGEST = 1023
 #: A longer file is none of NCCL's.
 MOST_LINES = 1000
+
+_UID = re.compile(r"^Uid:[ \t]+([0-9]{1,10})\b", re.MULTILINE)
 
 #: Why NCCL reads a file: told to, in the user's folder, in $HOME where that is another than the passwd entry's,
 #: in that entry's, or in /etc.
@@ -123,7 +126,7 @@ def _passwd_home(ctx: Context) -> str | None:
         status = ctx.read("/proc/self/status")
     except OSError:
         return None
-    uid = next((line.split()[1] for line in status.splitlines() if line.startswith("Uid:\t")), "")
-    answer = ctx.run(("getent", "passwd", uid), 1.0) if uid.isdecimal() else None
+    uid = _UID.search(status)
+    answer = ctx.run(("getent", "passwd", uid[1]), 1.0) if uid else None
     fields = answer.stdout.strip().split(":") if answer is not None and answer.ok else []
     return fields[5] if len(fields) == 7 and fields[5].startswith("/") else None
