@@ -227,18 +227,27 @@ def replay(
 def topology(
     file: Annotated[
         str | None,
-        typer.Argument(metavar="[FILE|-]", help="Output of `nvidia-smi topo -m`; none asks this machine."),
+        typer.Argument(
+            metavar="[FILE|-]",
+            help="Output of `nvidia-smi topo -m`, `topo -p2p`, `nvlink -s`, or NCCL's XML; none asks this machine.",
+        ),
+    ] = None,
+    svg: Annotated[
+        str | None, typer.Option("--svg", metavar="PATH|-", help="Write a picture of the machine.")
     ] = None,
     json_path: JsonOption = None,
     env_file: EnvFileOption = None,
     record: RecordOption = None,
 ) -> None:
     """Read a GPU topology and say what NCCL will make of it."""
+    from dataclasses import replace
+
     from ddp_doctor import commands
     from ddp_doctor.guard import guarded
 
     with guarded():
-        code = commands.topology(file, _outputs(json_path, env_file, record, quiet=True))
+        outputs = replace(_outputs(json_path, env_file, record, quiet=True), svg=svg)
+        code = commands.topology(file, outputs)
     raise typer.Exit(code)
 
 

@@ -87,6 +87,50 @@ def test_a_pasted_topology_is_read_from_stdin_and_gives_a_candidate_that_is_not_
     assert sourced.stdout == "unset\n"
 
 
+def test_a_picture_is_written_and_the_words_go_elsewhere(tmp_path):
+    target = tmp_path / "topo.svg"
+    done = doctor("topology", str(SAMPLE), "--svg", str(target))
+    piped = doctor("topology", str(SAMPLE), "--svg", "-")
+
+    assert done.returncode == piped.returncode == 0
+    assert target.read_text() == piped.stdout
+    assert piped.stdout.startswith("<svg ")
+    assert "GPU0" in done.stdout
+    assert "GPU0" in piped.stderr
+
+
+def test_a_picture_of_nothing_is_refused_with_a_sentence(tmp_path):
+    target = tmp_path / "topo.svg"
+    done = doctor("topology", str(SAMPLE.with_name("p2p-capabilities.txt")), "--svg", str(target))
+
+    assert done.returncode == 2
+    assert "no matrix of GPUs to draw" in done.stderr
+    assert not target.exists()
+
+
+def test_tables_of_p2p_and_nvlinks_are_shown_and_in_the_json(tmp_path):
+    path = tmp_path / "all.txt"
+    names = ("classic-two-socket.txt", "p2p-capabilities.txt", "nvlink-states.txt")
+    path.write_text("\n".join(SAMPLE.with_name(name).read_text() for name in names))
+    done = doctor("topology", str(path), "--json", "-")
+    report = json.loads(done.stdout)
+
+    assert [table["statuses"]["GPU0"]["GPU1"] for table in report["p2p"]] == ["CNS"]
+    assert [len(gpu["links"]) for gpu in report["nvlinks"][0]["gpus"]] == [4, 4, 0, 0]
+    assert "rocm" not in report
+    assert "CNS between GPU0-GPU1" in done.stderr
+    assert "3 of 4 NVLinks active, 14.1 GB/s each; inactive: 2" in done.stderr
+
+
+def test_amd_gpus_are_shown_and_the_verdict_is_unsure():
+    done = doctor("topology", str(SAMPLE.with_name("rocm-smi-showtopo.txt")), "--json", "-")
+    report = json.loads(done.stdout)
+
+    assert (done.returncode, report["verdict"], report["topology"]) == (3, "unsure", None)
+    assert report["rocm"][0]["link_type"]["GPU0"]["GPU1"] == "XGMI"
+    assert "GPU0  X     XGMI" in done.stderr
+
+
 def test_a_text_that_is_no_topology_is_refused_with_a_finding(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("GPU0 is slow today\n")

@@ -7,7 +7,7 @@ from typing import TextIO
 
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report
-from ddp_doctor.render import env_file, json_text
+from ddp_doctor.render import env_file, json_text, topology
 from ddp_doctor.render.files import CannotWrite, write
 
 
@@ -20,11 +20,12 @@ class Outputs:
     record: str | None = None
     quiet: bool = False
     is_piped: bool = False  # a launcher shows a terminal to its ranks and puts what they say in a file
+    svg: str | None = None
 
     @property
     def words_to(self) -> TextIO:
         """The stream for people."""
-        takes_stdout = "-" in (self.json, self.env_file, self.record)
+        takes_stdout = "-" in (self.json, self.env_file, self.record, self.svg)
         return sys.stderr if takes_stdout else sys.stdout
 
     def at_node(self, host: str, node_rank: int) -> "Outputs":
@@ -33,11 +34,17 @@ class Outputs:
         def named(path: str | None) -> str | None:
             return path and path.replace("%h", host).replace("%n", str(node_rank))
 
-        return replace(self, json=named(self.json), env_file=named(self.env_file), record=named(self.record))
+        return replace(
+            self,
+            json=named(self.json),
+            env_file=named(self.env_file),
+            record=named(self.record),
+            svg=named(self.svg),
+        )
 
     def without_files(self) -> "Outputs":
         """For a node that leaves the outputs to the head."""
-        return replace(self, json=None, env_file=None, record=None)
+        return replace(self, json=None, env_file=None, record=None, svg=None)
 
     def write(self, recording: Recording, report: Report) -> list[str]:
         """Write all files asked for, recording first; returns one sentence for each that failed."""
@@ -45,6 +52,7 @@ class Outputs:
             (self.record, lambda: recording.model_dump_json(indent=1) + "\n"),
             (self.json, lambda: json_text.render(report)),
             (self.env_file, lambda: env_file.render(report)),
+            (self.svg, lambda: topology.picture(report, recording)),
         )
         problems = []
         for target, make in texts:

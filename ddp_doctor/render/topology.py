@@ -7,13 +7,16 @@ from ddp_doctor.checks.topology import TopologyFact
 from ddp_doctor.checks.topology.to_network import to_network
 from ddp_doctor.checks.topology.transports import places
 from ddp_doctor.model.base import Json
+from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.report import Report, TopologyReport
 from ddp_doctor.parse.nvlinks import NvlinksFact
 from ddp_doctor.parse.p2p_status import P2pStatusFact
 from ddp_doctor.parse.rocm_topology import RocmTopologyFact
 from ddp_doctor.phrases.nodes import F
+from ddp_doctor.render.files import CannotWrite
 from ddp_doctor.render.topology_matrix import matrix_text, styled_matrix, topology_json
+from ddp_doctor.render.topology_svg import Picture, topology_svg
 from ddp_doctor.render.topology_tables import nvlinks_text, p2p_text, rocm_text
 from ddp_doctor.render.transport_table import network_table, transport_table
 
@@ -33,6 +36,34 @@ def with_topology(report: Report, recording: Recording) -> TopologyReport:
     keys["nvlinks"] = _views(recording.facts(NvlinksFact))
     keys["rocm"] = _views(recording.facts(RocmTopologyFact))
     return TopologyReport(**dict(report), **keys)
+
+
+def picture(report: Report, recording: Recording) -> str:
+    """One picture of all hosts, as an <svg> element. Raises CannotWrite where there is no matrix to draw."""
+    seen = matrices(recording)
+    if not seen:
+        raise CannotWrite("there is no matrix of GPUs to draw, so --svg writes nothing")
+    return topology_svg(
+        [
+            Picture(_host_name(recording, one.node, len(seen)), one.fact, _about(report, one.node))
+            for one in seen
+        ]
+    )
+
+
+def _host_name(recording: Recording, node: int, hosts: int) -> str:
+    if recording.world is not None and recording.world.nodes:
+        return recording.world.hostname(node)
+    return f"Host {node + 1} of the text" if hosts > 1 else "GPUs, NICs and the paths between them"
+
+
+def _about(report: Report, node: int) -> tuple[Finding, ...]:
+    """The findings that blame something of this node."""
+    return tuple(
+        finding
+        for finding in report.findings
+        if any((one.node_rank or 0) == node for one in finding.culprits)
+    )
 
 
 def _views(seen: Sequence[Seen[F]]) -> tuple[Json, ...] | None:

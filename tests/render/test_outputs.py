@@ -4,9 +4,11 @@ from ddp_doctor.render.outputs import Outputs
 
 
 def test_a_path_may_hold_the_host_and_the_node_rank():
-    outputs = Outputs(json="out-%h-%n.json", env_file="%n.env", record="-", quiet=True)
+    outputs = Outputs(json="out-%h-%n.json", env_file="%n.env", record="-", quiet=True, svg="%h.svg")
 
-    assert outputs.at_node("node7", 3) == Outputs("out-node7-3.json", "3.env", "-", quiet=True)
+    assert outputs.at_node("node7", 3) == Outputs(
+        "out-node7-3.json", "3.env", "-", quiet=True, svg="node7.svg"
+    )
     assert Outputs().at_node("node7", 3) == Outputs()
 
 

@@ -1,8 +1,12 @@
+import io
+import re
 from pathlib import Path
+
+import pytest
 
 from ddp_doctor.checks.topology import TopologyFact
 from ddp_doctor.parse.topo_matrix import parse_matrices, parse_matrix
-from ddp_doctor.render.topology_matrix import matrix_rows, matrix_text, topology_json
+from ddp_doctor.render.topology_matrix import matrix_rows, matrix_text, styled_matrix, topology_json
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
 
@@ -64,3 +68,32 @@ def test_several_hosts_are_all_listed_and_none_is_null():
     assert view["topology"] == view["topologies"][0]
     assert len(view["topologies"]) == 2
     assert topology_json([]) == {"topology": None}
+
+
+def shown(*, force_terminal: bool) -> str:
+    from rich.console import Console
+
+    stream = io.StringIO()
+    Console(file=stream, width=200, force_terminal=force_terminal).print(
+        styled_matrix(matrix_text(read("classic-two-socket.txt")))
+    )
+    return stream.getvalue()
+
+
+def test_a_terminal_gets_each_code_in_the_colour_of_its_distance(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    coloured = shown(force_terminal=True)
+
+    assert "\x1b[31mSYS\x1b[0m" in coloured
+    assert "\x1b[32mPIX\x1b[0m" in coloured
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == CLASSIC + "\n"
+
+
+def test_a_pipe_gets_no_colour(monkeypatch: pytest.MonkeyPatch):
+    assert shown(force_terminal=False) == CLASSIC + "\n"
+
+
+def test_no_color_takes_it_off_a_terminal(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not re.search(r"\x1b\[3\d", shown(force_terminal=True))

@@ -1,0 +1,277 @@
+"""The machine behind a matrix, as far as its codes tell: NUMA nodes, host bridges, PCIe switches, NVLink.
+
+A matrix has codes between pairs and no tree. PIX and PXB join devices below common PCIe bridges, PHB those
+below one host bridge, NODE those of one NUMA node. Between GPUs that NVLink joins the matrix hides the PCIe
+path, so which host bridge they stand below may not be told.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+
+from ddp_doctor.knowledge import link_codes as codes
+from ddp_doctor.knowledge.groups import connected
+from ddp_doctor.parse.topo_matrix import TopologyMatrix
+
+#: No GPU has more NVLinks; what needs more than these for direct links to all others goes over a switch.
+_MOST_NVLINKS = 18
+#: More GPUs than this that share nothing are drawn as one block.
+_MOST_APART = 12
+_NONE = "N/A"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Devices below common PCIe bridges (``code`` PIX or PXB), or one alone (""); ``parts`` are its PIX groups."""
+
+    code: str
+    gpus: tuple[str, ...]
+    nics: tuple[str, ...]
+    parts: tuple["Group", ...] = ()
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """What stands below one host bridge; below several of them, or nobody knows which, if ``count`` is not 1."""
+
+    groups: tuple[Group, ...]
+    count: int = 1  # 0: not told
+
+
+@dataclass(frozen=True)
+class Box:
+    """One NUMA node (or range of them, or set of CPUs), or what is left over."""
+
+    title: str
+    cpus: str
+    bridges: tuple[Bridge, ...]
+
+    def devices(self) -> Iterator[str]:
+        """All GPUs and NICs in it."""
+        for bridge in self.bridges:
+            for group in bridge.groups:
+                yield from (*group.gpus, *group.nics)
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """GPUs each of which has NVLinks to every other; ``links`` is how many each has."""
+
+    links: dict[str, int]
+    switched: bool
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One host. ``bridged`` are pairs with NVLinks that are no part of ``fabric``; ``between`` joins neighbours."""
+
+    boxes: tuple[Box, ...]
+    between: tuple[str, ...]
+    fabric: Fabric | None
+    bridged: tuple[tuple[str, str, int], ...]
+
+
+def machine_of(matrix: TopologyMatrix) -> Machine:
+    """What the matrix tells of its host."""
+    boxes = tuple(_box(matrix, title, cpus, devices) for title, cpus, devices in _places(matrix))
+    fabric = _fabric(matrix)
+    linked = ((one, two, codes.nvlinks(code)) for one, two, code in matrix.gpu_pairs())
+    bridged = tuple(pair for pair in linked if pair[2] and fabric is None)
+    return Machine(boxes, tuple(_between(matrix, boxes)), fabric, bridged)
+
+
+def pcie_code(matrix: TopologyMatrix, one: str, two: str) -> str | None:
+    """The PCIe path between two devices; None where NVLink hides it or the rows disagree."""
+    code = matrix.links[one][two]
+    return code if code == matrix.links[two][one] and not codes.nvlinks(code) else None
+
+
+def _is_near(code: str | None, limit: str) -> bool:
+    return code is not None and codes.link_code(code).distance <= codes.link_code(limit).distance
+
+
+def _pairs_within(matrix: TopologyMatrix, devices: Sequence[str], limit: str) -> Iterator[tuple[str, str]]:
+    for one, two in combinations(devices, 2):
+        if _is_near(pcie_code(matrix, one, two), limit):
+            yield one, two
+
+
+# --- NUMA nodes ------------------------------------------------------------------------------------
+
+
+def _places(matrix: TopologyMatrix) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Title, CPUs and devices of each box, in the order of NUMA nodes, what is left over last."""
+    devices = (*matrix.gpus, *matrix.nics)
+    keys = _keys(matrix)
+    if keys:
+        homes = {**keys, **_homes_of_nics(matrix, keys)}
+    else:
+        homes = connected(devices, _pairs_within(matrix, devices, "NODE"))
+    groups: dict[str, list[str]] = {}
+    for name in devices:
+        groups.setdefault(homes[name], []).append(name)
+    places = [(*_title(matrix, members, bool(keys)), tuple(members)) for members in groups.values()]
+    return sorted(places, key=lambda place: _order(matrix, place[2]))
+
+
+def _keys(matrix: TopologyMatrix) -> dict[str, str]:
+    """What tells each GPU's NUMA node: its number, else its CPUs; nothing where that is not told of all.
+
+    In a container all GPUs may list the same few CPUs, whatever their sockets.
+    """
+    for told in (matrix.numa_affinity, matrix.cpu_affinity):
+        keys = {gpu: text for gpu, text in told.items() if text and text != _NONE}
+        if len(keys) == len(matrix.gpus):
+            apart = any(codes.crosses_sockets(code) for _, _, code in matrix.gpu_pairs())
+            by_number = told is matrix.numa_affinity
+            return keys if by_number or len(set(keys.values())) > 1 or not apart else {}
+    return {}
+
+
+def _homes_of_nics(matrix: TopologyMatrix, homes: Mapping[str, str]) -> dict[str, str]:
+    """Each NIC goes to the nearest GPU's node; where all are across the sockets, to that of a NIC near it."""
+    found: dict[str, str] = {}
+    for _ in range(2):
+        for nic in matrix.nics:
+            known = {**homes, **found}
+            near = [(code, name) for name in known if name != nic and (code := pcie_code(matrix, nic, name))]
+            near = [(code, name) for code, name in near if _is_near(code, "NODE")]
+            if nic not in found and near:
+                best = min(near, key=lambda one: codes.link_code(one[0]).distance)
+                found[nic] = known[best[1]]
+    rest = [nic for nic in matrix.nics if nic not in found]
+    apart = connected(rest, _pairs_within(matrix, rest, "NODE"))
+    return {**found, **{nic: f"apart {apart[nic]}" for nic in rest}}
+
+
+def _title(matrix: TopologyMatrix, members: Sequence[str], by_key: bool) -> tuple[str, str]:
+    """The name of a box, and its second line."""
+    gpus = [name for name in members if name in matrix.gpus]
+    if not gpus:
+        return "No GPU near", ""
+    numa, cpus = matrix.numa_affinity[gpus[0]], matrix.cpu_affinity[gpus[0]]
+    alike = len({matrix.cpu_affinity[gpu] for gpu in gpus}) == 1
+    shown = [f"CPUs {cpus}"] if cpus and cpus != _NONE and alike else []
+    if any(codes.crosses_sockets(pcie_code(matrix, a, b) or "X") for a, b in combinations(gpus, 2)):
+        shown.append("SYS within")
+    if not by_key or not numa or numa == _NONE:
+        title = "One socket, by its CPUs" if by_key else "NUMA node not told"
+    else:
+        title = f"NUMA {'node' if numa.isdecimal() else 'nodes'} {numa}"
+    return title, ", ".join(shown)
+
+
+def _order(matrix: TopologyMatrix, members: Sequence[str]) -> tuple[int, int, int]:
+    gpus = [name for name in members if name in matrix.gpus]
+    numa = matrix.numa_affinity[gpus[0]] if gpus else None
+    number = int(numa) if numa and numa.isdecimal() else 10**6
+    return (0 if gpus else 1, number, (matrix.gpus.index(gpus[0]) if gpus else 0))
+
+
+def _between(matrix: TopologyMatrix, boxes: Sequence[Box]) -> Iterator[str]:
+    """The code between each box and the next; the farthest, where pairs differ."""
+    for one, two in pairwise(boxes):
+        found = {pcie_code(matrix, a, b) for a in one.devices() for b in two.devices()}
+        told = [code for code in found if code]
+        yield max(told, key=lambda code: codes.link_code(code).distance) if told else ""
+
+
+# --- host bridges and switches ---------------------------------------------------------------------
+
+
+def _box(matrix: TopologyMatrix, title: str, cpus: str, devices: Sequence[str]) -> Box:
+    groups = _groups(matrix, devices)
+    first = {name: group for group in groups for name in (*group.gpus, *group.nics)}
+    if not _all_told(matrix, groups):
+        return Box(title, cpus, (Bridge(_merged(groups), 0),))
+    lead = {index: str(index) for index, _ in enumerate(groups)}
+    number = {id(group): lead[index] for index, group in enumerate(groups)}
+    links = [
+        (number[id(first[one])], number[id(first[two])]) for one, two in _pairs_within(matrix, devices, "PHB")
+    ]
+    root = connected(list(lead.values()), links)
+    bridges: dict[str, list[Group]] = {}
+    for index, group in enumerate(groups):
+        bridges.setdefault(root[str(index)], []).append(group)
+    return Box(title, cpus, tuple(_bridges(list(bridges.values()))))
+
+
+def _bridges(found: Sequence[Sequence[Group]]) -> Iterator[Bridge]:
+    """One bridge each; those that hold NICs alone are put together at the end."""
+    with_gpus = [groups for groups in found if any(group.gpus for group in groups)]
+    nics_only = [groups for groups in found if not any(group.gpus for group in groups)]
+    if len(with_gpus) > _MOST_APART:
+        yield Bridge(_merged([group for groups in with_gpus for group in groups]), len(with_gpus))
+    else:
+        yield from (Bridge(_merged(groups)) for groups in with_gpus)
+    if nics_only:
+        yield Bridge(tuple(group for groups in nics_only for group in groups), len(nics_only))
+
+
+def _all_told(matrix: TopologyMatrix, groups: Sequence[Group]) -> bool:
+    """Whether between every two groups some PCIe path is told."""
+
+    def told(one: Group, two: Group) -> bool:
+        members = [(a, b) for a in (*one.gpus, *one.nics) for b in (*two.gpus, *two.nics)]
+        return any(pcie_code(matrix, a, b) for a, b in members)
+
+    return all(told(one, two) for one, two in combinations(groups, 2))
+
+
+def _groups(matrix: TopologyMatrix, devices: Sequence[str]) -> list[Group]:
+    """The devices below common bridges, those with GPUs first."""
+    found = [_group(matrix, members) for members in _joined(matrix, devices, "PXB")]
+    return sorted(found, key=lambda group: not group.gpus)
+
+
+def _joined(matrix: TopologyMatrix, devices: Sequence[str], limit: str) -> Iterable[list[str]]:
+    joined = connected(devices, _pairs_within(matrix, devices, limit))
+    groups: dict[str, list[str]] = {}
+    for name in devices:
+        groups.setdefault(joined[name], []).append(name)
+    return groups.values()
+
+
+def _group(matrix: TopologyMatrix, members: Sequence[str]) -> Group:
+    gpus = tuple(name for name in members if name in matrix.gpus)
+    nics = tuple(name for name in members if name not in matrix.gpus)
+    if len(members) == 1:
+        return Group("", gpus, nics)
+    parts = list(_joined(matrix, members, "PIX"))
+    if len(parts) == 1:
+        return Group("PIX", gpus, nics)
+    alone = [part[0] for part in parts if len(part) == 1]
+    single = Group(
+        "",
+        tuple(name for name in alone if name in matrix.gpus),
+        tuple(name for name in alone if name not in matrix.gpus),
+    )
+    framed = [_group(matrix, part) for part in parts if len(part) > 1]
+    order = {name: index for index, name in enumerate(matrix.links)}
+    inside = sorted(
+        [*([single] if alone else []), *framed], key=lambda part: order[(*part.gpus, *part.nics)[0]]
+    )
+    return Group("PXB", gpus, nics, tuple(inside))
+
+
+def _merged(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """Many GPUs that share nothing as one block."""
+    alone = [group for group in groups if not group.code and group.gpus]
+    if len(alone) <= _MOST_APART:
+        return tuple(groups)
+    rest = tuple(group for group in groups if group.code or not group.gpus)
+    return (Group("", tuple(gpu for group in alone for gpu in group.gpus), ()), *rest)
+
+
+# --- NVLink ----------------------------------------------------------------------------------------
+
+
+def _fabric(matrix: TopologyMatrix) -> Fabric | None:
+    """The GPUs with NVLinks, if each of them has some to each other."""
+    pairs = {(one, two): codes.nvlinks(code) for one, two, code in matrix.gpu_pairs()}
+    linked = {pair: count for pair, count in pairs.items() if count}
+    members = [gpu for gpu in matrix.gpus if any(gpu in pair for pair in linked)]
+    if len(members) < 3 or len(linked) != len(members) * (len(members) - 1) // 2:
+        return None
+    own = {gpu: max(count for pair, count in linked.items() if gpu in pair) for gpu in members}
+    return Fabric(own, (len(members) - 1) * max(own.values()) > _MOST_NVLINKS)
