@@ -1,12 +1,11 @@
 """From a recording to findings: every rule, pure, live and on replay alike."""
 
-import gc
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.checks import CHECKS
+from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.trial_rules import TRIAL_RULES
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
@@ -32,25 +31,13 @@ def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagn
     """Apply all rules (or those given)."""
     findings: list[Finding] = []
     failures: list[tuple[str, str]] = []
-    with _no_garbage_collection():
+    with no_garbage_collection():
         for rule in all_rules() if rules is None else rules:
             try:
                 findings += rule.apply(recording)
             except Exception:  # noqa: BLE001 - one broken rule must not silence the others
                 failures.append((rule.code, traceback.format_exc(limit=-3)))
     return Diagnosis(_worst_first(findings), tuple(failures))
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Rules make values that stay, no cycles; searching them for cycles took 5 of 7 s with 32,768 ranks."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _worst_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:

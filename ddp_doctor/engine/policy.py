@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import Diagnosis
+from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import CheckStatus, ExitCode, Severity, Status, Verdict
 from ddp_doctor.model.fact import Reading
@@ -18,6 +19,11 @@ _EXIT = {Verdict.HEALTHY: ExitCode.HEALTHY, Verdict.SICK: ExitCode.SICK, Verdict
 
 def report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check] = CHECKS) -> Report:
     """The whole report of one recording."""
+    with no_garbage_collection():
+        return _report(recording, diagnosis, checks)
+
+
+def _report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check]) -> Report:
     results = check_results(recording, diagnosis.findings, checks)
     verdict = judge(recording, diagnosis, results)
     exit_code = ExitCode.INTERRUPTED if recording.interrupted else _EXIT[verdict]

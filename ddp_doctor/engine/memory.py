@@ -1,0 +1,22 @@
+"""Judging without Python's garbage collector: what rules and reports make stays, and has no cycles."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Search nothing for cycles meanwhile, nor later what there is by then.
+
+    With 32,768 ranks the search took 5 of 7 s of the rules, 3 of 4 s of the report, 3 s of the terminal.
+    What nobody refers to any more is freed all the same.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()
