@@ -6,6 +6,7 @@ kind has its reader; all of them read the whole text, and what they found is put
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from ddp_doctor.checks.topology.facts import TopologyFact
 from ddp_doctor.knowledge.p2p_statuses import CAPABILITY_NAMES
@@ -20,6 +21,8 @@ from ddp_doctor.parse.topo_matrix import TopologyError, find_matrices, refuse_bi
 
 #: A paste may be a whole log; only its beginning goes into the recording.
 _KEPT_CHARACTERS = 200_000
+#: Of a kind in one text: more hosts than this are no paste, and their findings would drown everything.
+_MOST_OUTPUTS = 1024
 _NO_AMD = "AMD GPUs are not supported yet: their topology was read, and nothing is concluded from it"
 
 
@@ -96,7 +99,7 @@ def read_pasted(text: str) -> tuple[Reading, ...]:
     refused: list[TopologyError] = []
     for reader in READERS:
         try:
-            taken = list(reader(lines))
+            taken = _read(reader, lines)
         except TopologyError as error:
             refused.append(error)
             continue
@@ -112,6 +115,13 @@ def read_pasted(text: str) -> tuple[Reading, ...]:
     ]
     readings += [_refused(error) for error in refused]
     return (readings[0].model_copy(update={"raw": raw}), *readings[1:])
+
+
+def _read(reader: Reader, lines: Sequence[str]) -> list[Found]:
+    taken = list(islice(reader(lines), _MOST_OUTPUTS + 1))
+    if len(taken) > _MOST_OUTPUTS:
+        raise TopologyError(f"the text holds more than {_MOST_OUTPUTS} outputs of one kind")
+    return taken
 
 
 def _hosts(found: Iterable[Found]) -> Iterable[int]:

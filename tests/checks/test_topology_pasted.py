@@ -81,6 +81,17 @@ def test_the_raw_text_is_kept_once():
     assert [reading.raw is not None for reading in read_pasted(MATRIX + P2P)] == [True, False]
 
 
+@pytest.mark.parametrize(
+    "output", ["GPU 0: A (UUID: GPU-1)\n\t Link 0: 1 GB/s\n", P2P, "GPU[0]\t: (Topology) Numa Node: 0\n"]
+)
+def test_more_outputs_than_any_cluster_gives_are_refused_in_bounded_time(output: str):
+    started = time.process_time()
+    (reading,) = read_pasted(output * 30_000)
+    assert reading.status is Status.FAILED
+    assert "more than 1024 outputs" in str(reading.reason)
+    assert time.process_time() - started < 8.0
+
+
 def test_text_in_another_encoding_is_refused():
     (reading,) = read_pasted("\0G\0P\0U\0000")
     assert "UTF-16" in str(reading.reason)
