@@ -20,7 +20,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
-from ddp_doctor.parse import host_gpus, kernel_modules, pci_paths
+from ddp_doctor.parse import host_gpus, kernel_modules, pci_devices
 from ddp_doctor.parse.kernel_facts import KernelFact
 from ddp_doctor.parse.kernel_log import parse_kernel_log
 from ddp_doctor.parse.kernel_times import booted_at, uptime_s
@@ -59,7 +59,7 @@ def probe(ctx: Context) -> KernelFact:
         log_problem=log.problem,
         log_begins_at_s=said.begins_at_s,
         events=said.events,
-        bridges={bus: pci_paths.bridges_above(ctx, bus) for bus in devices},
+        bridges={bus: pci_devices.bridges_above(ctx, bus) for bus in devices},
         rdma_devices=nics,
         stuck=stuck_processes(ctx) if version is not None else (),
     )

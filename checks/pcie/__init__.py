@@ -21,7 +21,7 @@ from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.parse import host_gpus, kernel_modules, pcie_tree
-from ddp_doctor.parse.pci_paths import bridges_above
+from ddp_doctor.parse.pci_devices import bridges_above
 from ddp_doctor.parse.pcie_facts import PcieFact
 
 __all__ = ["CHECK", "PcieFact", "probe"]

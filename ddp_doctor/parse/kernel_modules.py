@@ -16,7 +16,7 @@ from ddp_doctor.knowledge.gpudirect import PEERMEM_FILES, PEERMEM_MODULES
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.host_gpus import first_line
 from ddp_doctor.parse.host_limits import rdma_devices
-from ddp_doctor.parse.pci_paths import device_of
+from ddp_doctor.parse.pci_devices import device_of
 
 MODULES = (
     *("nvidia", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", *PEERMEM_MODULES, "gdrdrv", "nouveau"),

@@ -1,5 +1,6 @@
-"""GPUs and NICs on the PCI bus, as /sys shows them.
+"""GPUs and NICs on the PCI bus, and the bridges above them, as /sys shows them.
 
+    /sys/bus/pci/devices/0000:1b:00.0 -> ../../../devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:1b:00.0
     /sys/class/infiniband/mlx5_0   -> ../../devices/pci0000:15/0000:15:01.0/…/0000:1a:00.0/infiniband/mlx5_0
     /sys/class/net/eno1            -> ../../devices/pci0000:00/0000:00:1c.0/0000:02:00.0/net/eno1
     /sys/class/net/bond0           -> ../../devices/virtual/net/bond0         has no PCI device of its own
@@ -14,7 +15,7 @@ from typing import Literal
 
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.host_gpus import PCI, first_line
-from ddp_doctor.parse.pci_tree import PciDevice, read_path
+from ddp_doctor.parse.pci_tree import PciDevice, is_bus_id, read_path
 
 RDMA = "/sys/class/infiniband"
 NET = "/sys/class/net"
@@ -48,11 +49,30 @@ def near_cpus(ctx: Context, bus_id: str) -> str | None:
     return first_line(ctx, f"{PCI}/{bus_id}/local_cpulist") or None
 
 
-def _device(ctx: Context, link: str, name: str, kind: Literal["gpu", "nic", "net"]) -> PciDevice | None:
+def bridges_above(ctx: Context, bus_id: str) -> tuple[str, ...]:
+    """The bridges above a device, the root port first; empty where the kernel does not show them."""
+    place = _place(ctx, f"{PCI}/{bus_id}")
+    return place[2] if place and place[0] == bus_id else ()
+
+
+def device_of(ctx: Context, link: str) -> str | None:
+    """The PCI device that a link of /sys, as /sys/class/infiniband/mlx5_0/device, points to."""
     try:
-        place = read_path(ctx.readlink(link))
+        name = ctx.readlink(link).rpartition("/")[2]
     except OSError:
         return None
+    return name if is_bus_id(name) else None
+
+
+def _place(ctx: Context, link: str) -> tuple[str, str, tuple[str, ...]] | None:
+    try:
+        return read_path(ctx.readlink(link))
+    except OSError:
+        return None
+
+
+def _device(ctx: Context, link: str, name: str, kind: Literal["gpu", "nic", "net"]) -> PciDevice | None:
+    place = _place(ctx, link)
     if place is None:
         return None
     bus_id, root, bridges = place

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable
 
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse.host_gpus import first_line
+from ddp_doctor.parse.host_gpus import PCI, first_line
 from ddp_doctor.parse.pci_config import acs_control, is_cut_off
-from ddp_doctor.parse.pci_paths import PCI, bridges_above
+from ddp_doctor.parse.pci_devices import bridges_above
 from ddp_doctor.parse.pcie_facts import DeviceKind, PcieDevice
 
 _WIDTHS = (1, 2, 4, 8, 12, 16, 32)  # 0, 63 and 255 are what a device without a link, or asleep, gives

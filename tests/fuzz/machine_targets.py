@@ -15,7 +15,6 @@ from ddp_doctor.parse import (
     nccl_interface,
     other_accelerators,
     pci_devices,
-    pci_paths,
     pcie_tree,
     rdma,
     stuck_processes,
@@ -102,9 +101,11 @@ MACHINE_TARGETS: tuple[Target, ...] = (
     ),
     _of(pci_devices.rdma_devices, f"{_PATH}\f0\f16"),
     Target(
-        pci_paths.bridges_above, lambda text: pci_paths.bridges_above(machine(text), "0000:61:00.0"), (_PATH,)
+        pci_devices.bridges_above,
+        lambda text: pci_devices.bridges_above(machine(text), "0000:61:00.0"),
+        (_PATH,),
     ),
-    Target(pci_paths.device_of, lambda text: pci_paths.device_of(machine(text), "/x"), (_PATH,)),
+    Target(pci_devices.device_of, lambda text: pci_devices.device_of(machine(text), "/x"), (_PATH,)),
     _of(rdma.hca_names, ""),
     Target(rdma.read_hcas, lambda text: rdma.read_hcas(machine(text), ["mlx5_0", "efa_0"]), (_PORT, _PATH)),
     Target(
