@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ddp_doctor.checks.rdma.nodes import nccl_version, users
+from ddp_doctor.checks.rdma.nodes import fast_and_others, nccl_version, users
 from ddp_doctor.knowledge import roce_gids
 from ddp_doctor.knowledge.roce_gids import INDEX, PASSES_HIDDEN_SINCE, SEARCH_SETTINGS, SEARCHES_SINCE, Choice
 from ddp_doctor.knowledge.versions import Version, dotted
@@ -64,7 +64,8 @@ class Entry:
 def entries(recording: Recording) -> list[Entry]:
     """The RoCE ports that NCCL takes between nodes, each with the entry of its table.
 
-    Ports of which no entry's type can be read, as on kernels before 4.4, are not judged.
+    A slow Ethernet port beside the fabric, as for storage, carries no ring, and DD563 tells of it. Ports of
+    which no entry's type can be read, as on kernels before 4.4, are not judged.
     """
     return recording.once("rdma: entries", lambda: _entries(recording))
 
@@ -73,7 +74,7 @@ def _entries(recording: Recording) -> list[Entry]:
     found = []
     for seen in users(recording):
         nccl = nccl_version(recording, seen.node)
-        for hca, port in seen.fact.chosen():
+        for hca, port in fast_and_others(seen.fact.chosen())[0]:
             if port.is_roce and hca.bus_id is not None and any(gid.roce for gid in port.gids):
                 choice = roce_gids.nccl_choice(port.gids, nccl or PASSES_HIDDEN_SINCE, seen.fact.settings)
                 found.append(Entry((seen.node, hca, port), seen.fact, nccl, choice))

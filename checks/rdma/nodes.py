@@ -150,8 +150,10 @@ def usual(values: Iterable[float]) -> float:
 
 
 def named_by_setting(fact: RdmaFact, hca: Hca, port: Port) -> bool:
-    """Whether NCCL_IB_HCA asks for this very port."""
-    return nccl_hca.names_port(fact.settings.get(nccl_hca.HCA, ""), hca.name, port.number)
+    """Whether NCCL_IB_HCA asks for this very port, or for what is all down where it is one of these."""
+    value = fact.settings.get(nccl_hca.HCA, "")
+    asked = nccl_hca.names_port(value, hca.name, port.number)
+    return asked and (nccl_hca.names_in_full(value, hca.name) or not fact.chosen())
 
 
 def fast_and_others(

@@ -64,6 +64,11 @@ def names_port(value: str, name: str, port: int) -> bool:
     return bool(entries(value)) and not is_exclusion(value) and matcher(value)(name, port)
 
 
+def names_in_full(value: str, name: str) -> bool:
+    """Whether a list of what is to be used has this name itself; ``mlx5`` means all and asks for none."""
+    return not is_exclusion(value) and any(word == name for word, _ in entries(value))
+
+
 def is_name(text: str) -> bool:
     """Whether a device's name may stand in a suggested setting."""
     return _NAME.fullmatch(text) is not None

@@ -36,6 +36,22 @@ def test_a_value_takes_what_nccl_takes(value: str | None, taken: list[tuple[str,
     assert [port for port in PORTS if matches(*port)] == taken
 
 
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ("mlx5", []),
+        ("mlx5_1", ["mlx5_1"]),
+        ("=mlx5_1:1,mlx5_0", ["mlx5_0", "mlx5_1"]),
+        ("^mlx5_1", []),
+        ("", []),
+    ],
+)
+def test_a_prefix_names_no_device(value: str, named: list[str]):
+    names = dict.fromkeys(name for name, _ in PORTS)
+
+    assert [name for name in names if nccl_hca.names_in_full(value, name)] == named
+
+
 def test_a_written_value_means_these_ports_and_no_others():
     wanted = [("mlx5_1", 1), ("mlx5_bond_0", 1)]
 

@@ -7,7 +7,7 @@
  * and of the whole node:
  *   fabric_in_progress · fabric_failed · power_capped_all · no_persistence · library · confidential
  * Healthy machines of other kinds: geforce · a100 (old errors, repaired) · v100 (pages retired) · h100_nvl
- *   mig_all · vgpu · jetson · wsl
+ *   mig_all · vgpu · jetson · wsl · laptop · a100_pcie · gh200 · gb200
  */
 #include "stand_in.h"
 
@@ -29,7 +29,7 @@ typedef struct {
 typedef struct { unsigned environment, ccFeature, devToolsMode; } ConfComputeState;
 
 /* Cards without NVIDIA's data-centre features, and the computer on a module, which has hardly any. */
-static int plain(void) { return is("geforce") || is("wsl") || is("jetson"); }
+static int plain(void) { return is("geforce") || is("laptop") || is("wsl") || is("jetson"); }
 
 int nvmlSystemGetNVMLVersion(char *text, unsigned size) {
     snprintf(text, size, is("library") ? "12.555.42.02" : is("wsl") ? "12.545.23.05" : "12.550.90.07");
@@ -38,7 +38,7 @@ int nvmlSystemGetNVMLVersion(char *text, unsigned size) {
 
 int nvmlDeviceGetPersistenceMode(Device *gpu, unsigned *enabled) {
     (void)gpu;
-    *enabled = !is("no_persistence");
+    *enabled = !is("no_persistence") && !is("laptop");
     return is("jetson") || is("vgpu") ? NOT_SUPPORTED : SUCCESS;
 }
 
@@ -65,13 +65,13 @@ int nvmlDeviceGetMemoryErrorCounter(Device *gpu, unsigned type, unsigned counter
 }
 
 int nvmlDeviceGetEnforcedPowerLimit(Device *gpu, unsigned *milliwatts) {
-    *milliwatts = sick(gpu, "power_capped") || is("power_capped_all") ? 400000 : is("h100_nvl") ? 400000 : 700000;
+    *milliwatts = sick(gpu, "power_capped") || is("power_capped_all") || is("h100_nvl") ? 400000 : is("laptop") ? 60000 : 700000;
     return is("jetson") ? NOT_SUPPORTED : SUCCESS;
 }
 
 int nvmlDeviceGetPowerManagementDefaultLimit(Device *gpu, unsigned *milliwatts) {
     (void)gpu;
-    *milliwatts = is("h100_nvl") ? 400000 : 700000;
+    *milliwatts = is("h100_nvl") ? 400000 : is("laptop") ? 115000 : 700000;
     return is("jetson") ? NOT_SUPPORTED : SUCCESS;
 }
 
@@ -94,7 +94,7 @@ int nvmlDeviceGetVbiosVersion(Device *gpu, char *text, unsigned size) {
 }
 
 int nvmlDeviceGetDisplayActive(Device *gpu, unsigned *active) {
-    *active = gpu->index == 0 && (is("geforce") || is("wsl"));
+    *active = gpu->index == 0 && (is("geforce") || is("laptop") || is("wsl"));
     return is("jetson") ? NOT_SUPPORTED : SUCCESS;
 }
 
@@ -180,17 +180,20 @@ static unsigned fabric_health(const Device *gpu) {
     return degraded | 2u << 2 | 2u << 4 | 2u << 6 | (sick(gpu, "fabric_few_links") ? 5u : 1u) << 8;
 }
 
+/* Without NVLink, or with links straight to other GPUs or to the CPU: no fabric manager takes them in. */
+static int no_fabric(void) { return is("a100") || is("a100_pcie") || is("h100_nvl") || is("gh200") || is("vgpu"); }
+
 int nvmlDeviceGetGpuFabricInfoV(Device *gpu, FabricV2 *fabric) {
     if (fabric->version != 0x02000024) return ARGUMENT_VERSION_MISMATCH;
     fabric->status = is("fabric_failed") ? UNKNOWN : SUCCESS;
     fabric->state = fabric_state(gpu);
     fabric->healthMask = fabric_health(gpu);
-    return plain() || pages_retire() || is("a100") || is("h100_nvl") || is("vgpu") ? NOT_SUPPORTED : SUCCESS;
+    return plain() || pages_retire() || no_fabric() ? NOT_SUPPORTED : SUCCESS;
 }
 
 int nvmlSystemGetConfComputeState(ConfComputeState *state) {
     *state = (ConfComputeState){is("confidential") ? 2 : 0, is("confidential"), 0};
-    return plain() || pages_retire() || is("a100") ? NOT_SUPPORTED : SUCCESS;
+    return plain() || pages_retire() || is("a100") || is("a100_pcie") ? NOT_SUPPORTED : SUCCESS;
 }
 
 #endif

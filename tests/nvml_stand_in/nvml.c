@@ -7,7 +7,9 @@
  *   healthy (also when unset) · ecc · ecc_contained · throttled · throttled_once · busy · full · desktop
  *   exclusive · exclusive_taken · exclusive_mps · prohibited · mig · mixed · two (GPUs) · none · seven
  *   half_ours · gpu_lost · lost_later · reset · not_loaded · mismatch · no_permission · hang_init · hang_gpu · crash
- * health.c adds more of them.
+ *   one, four (GPUs)
+ * health.c adds more of them. Several may be given, with commas between them: "geforce,two".
+ * NVML_STAND_IN_BUSES gives the GPUs other PCI addresses: "00010000:00:00.0,00020000:00:00.0".
  * -DFAULT='"gpu_lost"' plants one for processes whose environment is not ours, such as a SLURM prolog.
  * -DOLD_DRIVER leaves out what a 470 driver lacks, so that pynvml raises NVMLError_FunctionNotFound.
  *
@@ -47,7 +49,8 @@ int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 int nvmlShutdown(void) { return SUCCESS; }
 
 int nvmlDeviceGetCount_v2(unsigned *count) {
-    *count = is("none") ? 0 : is("two") ? 2 : is("jetson") || is("wsl") ? 1 : is("seven") ? 7 : 8;
+    int one = is("one") || is("jetson") || is("wsl");
+    *count = is("none") ? 0 : one ? 1 : is("two") ? 2 : is("four") ? 4 : is("seven") ? 7 : 8;
     return SUCCESS;
 }
 
@@ -81,7 +84,11 @@ typedef struct { const char *variant, *name; int major, minor; unsigned long lon
 static const Model models[] = {
     {"geforce", "NVIDIA GeForce RTX 4090", 8, 9, 24 * GIB},
     {"wsl", "NVIDIA GeForce RTX 4090", 8, 9, 24 * GIB},
+    {"laptop", "NVIDIA GeForce RTX 4070 Laptop GPU", 8, 9, 8 * GIB},
     {"a100", "NVIDIA A100-SXM4-80GB", 8, 0, 80 * GIB},
+    {"a100_pcie", "NVIDIA A100 80GB PCIe", 8, 0, 80 * GIB},
+    {"gh200", "NVIDIA GH200 480GB", 9, 0, 96 * GIB},
+    {"gb200", "NVIDIA GB200", 10, 0, 185 * GIB},
     {"v100", "Tesla V100-SXM2-32GB", 7, 0, 32 * GIB},
     {"retired_pending", "Tesla V100-SXM2-32GB", 7, 0, 32 * GIB},
     {"retired_pending_single", "Tesla V100-SXM2-32GB", 7, 0, 32 * GIB},
@@ -106,9 +113,13 @@ int nvmlDeviceGetName(Device *gpu, char *text, unsigned size) {
 static const unsigned buses[8] = {0x1b, 0x43, 0x52, 0x61, 0x9d, 0xc3, 0xd1, 0xdf};
 
 int nvmlDeviceGetPciInfo_v3(Device *gpu, PciInfo *pci) {
+    const char *other = getenv("NVML_STAND_IN_BUSES");
     memset(pci, 0, sizeof *pci);
     pci->bus = buses[gpu->index];
     snprintf(pci->busId, sizeof pci->busId, "00000000:%02X:00.0", buses[gpu->index]);
+    for (int at = 0; other && at < gpu->index; at++)
+        if ((other = strchr(other, ','))) other++;
+    if (other) snprintf(pci->busId, sizeof pci->busId, "%.16s", other);
     return is("jetson") ? NOT_SUPPORTED : SUCCESS;
 }
 
@@ -187,7 +198,7 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(Device *gpu, unsigned long long *m
 }
 
 int nvmlDeviceGetClockInfo(Device *gpu, unsigned type, unsigned *mhz) {
-    *mhz = type == 2 ? 2619 : sick(gpu, "throttled") ? 345 : 1980;
+    *mhz = type == 2 ? 2619 : sick(gpu, "throttled") ? 345 : is("laptop") ? 210 : 1980;
     return SUCCESS;
 }
 
@@ -209,9 +220,12 @@ int nvmlDeviceGetPowerUsage(Device *gpu, unsigned *milliwatts) {
     return SUCCESS;
 }
 
-int nvmlDeviceGetCurrPcieLinkGeneration(Device *gpu, unsigned *value) { (void)gpu; *value = 5; return SUCCESS; }
-int nvmlDeviceGetMaxPcieLinkGeneration(Device *gpu, unsigned *value) { (void)gpu; *value = 5; return SUCCESS; }
-int nvmlDeviceGetCurrPcieLinkWidth(Device *gpu, unsigned *value) { (void)gpu; *value = 16; return SUCCESS; }
+/* An idle GeForce lets its link run slowly; that of a laptop has half of the lanes. */
+static int idles(void) { return is("geforce") || is("laptop"); }
+
+int nvmlDeviceGetCurrPcieLinkGeneration(Device *gpu, unsigned *value) { (void)gpu; *value = idles() ? 1 : 5; return SUCCESS; }
+int nvmlDeviceGetMaxPcieLinkGeneration(Device *gpu, unsigned *value) { (void)gpu; *value = idles() ? 4 : 5; return SUCCESS; }
+int nvmlDeviceGetCurrPcieLinkWidth(Device *gpu, unsigned *value) { (void)gpu; *value = is("laptop") ? 8 : 16; return SUCCESS; }
 int nvmlDeviceGetMaxPcieLinkWidth(Device *gpu, unsigned *value) { (void)gpu; *value = 16; return SUCCESS; }
 
 #ifndef OLD_DRIVER

@@ -1,8 +1,10 @@
 /* How the stand-in's GPUs are wired. NVML_STAND_IN_TOPOLOGY names the machine:
  *   nvswitch (also when unset): eight GPUs, four a socket, 18 NVLinks each to four NVSwitches
  *   nvlinks_down: the same, links 4 and 11 of GPU 3 down · link_errors, link_errors_grow: link 2 of GPU 5
- *   pcie: two a switch, two switches a socket, no NVLink · pair: one a socket, no NVLink
+ *   pcie: two a switch, two switches a socket, no NVLink · pcie4: each by itself, two a socket · pair: one a socket, no NVLink
  *   nvl: bridged in pairs by 12 of 18 links, as two H100 NVL · unbridged: all 18 links inactive
+ *   a100: as nvswitch with 12 NVLinks each to six NVSwitches · dgx1: eight V100 of a DGX-1, six links each to others
+ *   c2c: one or four GPUs, each with a CPU of its own beside it · virtual: nvswitch whose PCI tree tells nothing
  *   no_p2p, no_p2p_pair: pcie and pair whose chipset refuses P2P · no_numa: nvswitch without any affinity
  *   hang_ancestor: never answers for the ancestor of two GPUs
  * How many GPUs there are is nvml.c's business: NVML_STAND_IN=two, half_ours (GPUs 0 to 3 are ours).
@@ -30,29 +32,43 @@ int nvmlDeviceGetPciInfo_v3(Device *gpu, PciInfo *pci);
 
 static int machine(const char *name) {
     const char *set = getenv("NVML_STAND_IN_TOPOLOGY");
-    return strcmp(set ? set : "nvswitch", name) == 0;
+    return listed(set ? set : "nvswitch", name);
 }
 
 static int no_p2p(void) { return machine("no_p2p") || machine("no_p2p_pair"); }
 static int apart(void) { return machine("pair") || machine("no_p2p_pair"); }
-static int by_pcie(void) { return machine("pcie") || apart() || no_p2p(); }
+static int by_pcie(void) { return machine("pcie") || machine("pcie4") || apart() || no_p2p(); }
 static int in_pairs(void) { return machine("nvl"); }
-static int switched(void) { return !by_pcie() && !in_pairs() && !machine("unbridged"); }
-static int socket_of(const Device *gpu) { return apart() ? gpu->index : gpu->index / 4; }
+static int lonely(void) { return machine("c2c") && (is("gh200") || is("one")); }
+static int direct(void) { return in_pairs() || machine("dgx1"); }
+static int switched(void) { return !by_pcie() && !direct() && !lonely() && !machine("unbridged"); }
+static int socket_of(const Device *gpu) { return apart() || machine("c2c") ? gpu->index : gpu->index / (machine("pcie4") ? 2 : 4); }
+static unsigned links(void) { return machine("a100") ? 12 : machine("dgx1") ? 6 : LINKS; }
+
+/* Where the six links of each GPU of a DGX-1 lead: the hybrid cube mesh, some neighbours by two links. */
+static const int mesh[8][6] = {{1, 2, 3, 3, 4, 4}, {0, 2, 2, 3, 5, 5}, {0, 1, 1, 3, 3, 6}, {0, 0, 1, 2, 2, 7},
+                               {0, 0, 5, 6, 7, 7}, {1, 1, 4, 6, 6, 7}, {2, 4, 5, 5, 7, 7}, {3, 4, 4, 5, 6, 6}};
+
+static int joined(const Device *one, const Device *two) {
+    if (in_pairs()) return one->index / 2 == two->index / 2;
+    for (int link = 0; machine("dgx1") && link < 6; link++)
+        if (mesh[one->index][link] == two->index) return 1;
+    return switched();
+}
 
 /* --- PCI ------------------------------------------------------------------------------------- */
 
 int nvmlDeviceGetTopologyCommonAncestor(Device *one, Device *two, unsigned *level) {
     if (machine("hang_ancestor")) for (;;) pause();
-    if (socket_of(one) != socket_of(two)) *level = SYSTEM;
-    else if (by_pcie() && one->index / 2 == two->index / 2) *level = SINGLE;
+    if (machine("virtual")) *level = NODE;
+    else if (socket_of(one) != socket_of(two)) *level = SYSTEM;
+    else if ((by_pcie() || machine("dgx1")) && !machine("pcie4") && one->index / 2 == two->index / 2) *level = SINGLE;
     else *level = NODE;
     return SUCCESS;
 }
 
 int nvmlDeviceGetP2PStatus(Device *one, Device *two, unsigned capability, unsigned *status) {
-    int linked = switched() || (in_pairs() && one->index / 2 == two->index / 2);
-    *status = no_p2p() ? CHIPSET : capability >= NVLINK && !linked ? NO : STATUS_OK;
+    *status = no_p2p() ? CHIPSET : capability >= NVLINK && !joined(one, two) ? NO : STATUS_OK;
     return SUCCESS;
 }
 
@@ -60,7 +76,7 @@ static int mask(unsigned words, unsigned long *set, unsigned long first, unsigne
     memset(set, 0, words * sizeof *set);
     set[0] = first;
     if (words > 1) set[1] = second;
-    return machine("no_numa") ? NOT_SUPPORTED : SUCCESS;
+    return machine("no_numa") || machine("virtual") ? NOT_SUPPORTED : SUCCESS;
 }
 
 /* Socket 0 has CPUs 0-31 and 64-95, socket 1 the others. */
@@ -88,14 +104,15 @@ static unsigned long long errors(const Device *gpu, unsigned link) {
 }
 
 int nvmlDeviceGetNvLinkState(Device *gpu, unsigned link, unsigned *state) {
-    if (by_pcie()) return NOT_SUPPORTED;
-    if (link >= LINKS) return INVALID_ARGUMENT;
+    if (by_pcie() || lonely()) return NOT_SUPPORTED;
+    if (link >= links()) return INVALID_ARGUMENT;
     *state = active(gpu, link);
     return SUCCESS;
 }
 
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(Device *gpu, unsigned link, PciInfo *pci) {
     if (in_pairs()) return nvmlDeviceGetPciInfo_v3(&gpus[gpu->index ^ 1], pci);
+    if (machine("dgx1")) return nvmlDeviceGetPciInfo_v3(&gpus[mesh[gpu->index][link]], pci);
     memset(pci, 0, sizeof *pci);
     snprintf(pci->busId, sizeof pci->busId, "00000000:%02X:00.0", 5 + link % 4);
     return SUCCESS;
@@ -114,15 +131,14 @@ int nvmlDeviceGetMemoryAffinity(Device *gpu, unsigned words, unsigned long *set,
 }
 
 int nvmlDeviceGetNumaNodeId(Device *gpu, int *node) {
-    (void)gpu;
-    *node = -1;
-    return NOT_SUPPORTED;
+    *node = machine("c2c") ? 4 + 8 * gpu->index : -1;
+    return machine("c2c") ? SUCCESS : NOT_SUPPORTED;
 }
 
 int nvmlDeviceGetNvLinkRemoteDeviceType(Device *gpu, unsigned link, unsigned *type) {
     (void)gpu;
     (void)link;
-    *type = in_pairs() ? GPU : SWITCH;
+    *type = direct() ? GPU : SWITCH;
     return SUCCESS;
 }
 
@@ -130,7 +146,7 @@ int nvmlDeviceGetNvLinkRemoteDeviceType(Device *gpu, unsigned link, unsigned *ty
 int topology_field(const Device *gpu, FieldValue *value) {
     unsigned link = value->scopeId, of_nvlink_5 = value->fieldId >= 206 && value->fieldId <= 215;
     if (!of_nvlink_5 && (value->fieldId < 161 || value->fieldId > 165)) return 0;
-    value->nvmlReturn = of_nvlink_5 || by_pcie() || link >= LINKS ? NOT_SUPPORTED : SUCCESS;
+    value->nvmlReturn = of_nvlink_5 || by_pcie() || lonely() || link >= links() ? NOT_SUPPORTED : SUCCESS;
     value->valueType = value->fieldId < 164 ? UNSIGNED_LONG_LONG : UNSIGNED_INT;
     if (value->fieldId < 164) value->value.ullVal = value->fieldId == 162 ? errors(gpu, link) : 0;
     else value->value.uiVal = value->fieldId == 164 ? 26562 : active(gpu, link);

@@ -1,0 +1,250 @@
+"""A machine that the probes can be let loose on, and what all rules say of one or several of them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ddp_doctor import app
+from ddp_doctor.checks import CHECKS
+from ddp_doctor.checks.gpus import GpusFact
+from ddp_doctor.checks.software import Software
+from ddp_doctor.engine.collect import collect
+from ddp_doctor.engine.world import choose_world
+from ddp_doctor.launch.cards import Card, at_node, world_of
+from ddp_doctor.model.choices import Backend, Where
+from ddp_doctor.model.context import CommandResult, Disk, Interface
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import Options, Recording, World
+from ddp_doctor.model.report import Report
+from ddp_doctor.model.trial import RankEvidence, TrialRecord
+from ddp_doctor.parse.visible_devices import visible_gpus
+from ddp_doctor.sources.machine import LiveContext
+from tests.machines.board import Board
+from tests.nvml_stand_in import environment
+from tests.simulated import trial
+
+GIB = 2**30
+TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
+NCCL = "/opt/venv/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"
+INSTALLED: dict[str, object] = {
+    "python": "3.11.7",
+    "machine": "x86_64",
+    "torch_folder": TORCH,
+    "torch_version": "2.9.1+cu128",
+    "torch_cuda": "12.8",
+    "torch_metadata_version": "2.9.1",
+    "torch_requires_python": ">=3.10",
+    "torch_requires": ["nvidia-nccl-cu12==2.27.5; platform_system == 'Linux'"],
+    "nccl_packages": {"nvidia-nccl-cu12": "2.27.5"},
+    "torch_cuda_library": f"{TORCH}/lib/libtorch_cuda.so",
+    "nccl_files": [NCCL],
+}
+#: Which transport NCCL uses between two GPUs of a node.
+Via = Callable[[int, int], str]
+
+
+def linked(nccl: str = NCCL) -> CommandResult:
+    """ldd's word on which libnccl torch loads."""
+    return ended(f"\tlibnccl.so.2 => {nccl} (0x00007f2a3c000000)\n")
+
+
+def ended(text: str, code: int = 0, said: str = "") -> CommandResult:
+    """A command that ran."""
+    return CommandResult((), "ended", code, text, said)
+
+
+@dataclass
+class Whole:
+    """One machine, and the process on it that looks."""
+
+    board: Board
+    host: str = "node0"
+    env: dict[str, str] = field(default_factory=dict)
+    nvml: dict[str, str] | None = None  # the stand-in's environment; None: no such library
+    uuids: str = "0"
+    installed: dict[str, object] | None = field(default_factory=lambda: dict(INSTALLED))
+    nccl_version: int = 22705
+    commands: dict[str, CommandResult] = field(default_factory=lambda: {"ldd": linked()})
+    refused: dict[str, OSError] = field(default_factory=dict)
+    shm: Disk = field(default_factory=lambda: Disk(1008 * GIB, 1007 * GIB))
+    limits: dict[str, int | None] = field(default_factory=lambda: {"MEMLOCK": None, "NOFILE": 1048576})
+    cpus: int = 128
+    network: tuple[Interface, ...] = (Interface(name="eth0", addresses=("10.0.0.1/24",), speed_mbps=25000),)
+    names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    via: Via = lambda _one, _two: "P2P/CUMEM"
+    between: str = "NET/IB/0/GDRDMA"
+    says: str = ""  # further lines of NCCL's log
+
+    def context(self, deadline: float) -> WholeContext:
+        """A probe's view."""
+        return WholeContext(self, deadline)
+
+
+class WholeContext(LiveContext):
+    """The live machine below another root, with commands, limits and interfaces of the machine that is played."""
+
+    def __init__(self, machine: Whole, deadline: float) -> None:
+        super().__init__(machine.env, deadline)
+        self.machine = machine
+        self._files = machine.board.tree  # type: ignore[assignment]  # its methods are those of Files
+
+    def read(self, path: str) -> str:
+        if path in self.machine.refused:
+            raise self.machine.refused[path]
+        return super().read(path)
+
+    def run(self, argv: Sequence[str], timeout_s: float | None = None) -> CommandResult:
+        if argv[0] == "dmesg":
+            return self._log()
+        if argv[0] == "sleep":
+            return super().run(argv, timeout_s)
+        return self.machine.commands.get(argv[0], CommandResult(tuple(argv), "missing"))
+
+    def _log(self) -> CommandResult:
+        if not self.machine.board.as_root:
+            return ended("", 1, "dmesg: read kernel buffer failed: Operation not permitted")
+        return ended("".join(f"{line}\n" for line in self.machine.board.log))
+
+    def child(self, name: str, *args: str) -> CommandResult:
+        if name.startswith("nvml"):
+            settings = self.machine.nvml
+            if settings is None:
+                answer = {"error": "library_not_found", "call": "nvmlInit", "gpus": [], "elapsed_s": 0.1}
+                return ended(json.dumps(answer))
+            answer_of = nvml_answer(
+                name, tuple(sorted(settings.items())), "2" if "hang" in str(settings) else "20"
+            )
+            other = answer_of.stdout.replace("GPU-8932f93", f"GPU-{self.machine.uuids}932f93")
+            return replace(answer_of, stdout=other)
+        if name == "software" and self.machine.installed is not None:
+            return ended(json.dumps(self.machine.installed))
+        if name == "nccl":
+            return ended(json.dumps({"version_code": self.machine.nccl_version}))
+        return ended('{"absent": "libnccl.so.2: cannot open shared object file"}')
+
+    def disk(self, path: str) -> Disk:
+        return self.machine.shm
+
+    def limit(self, name: str) -> int | None:
+        return self.machine.limits.get(name)
+
+    def cpus(self) -> int:
+        return self.machine.cpus
+
+    def interfaces(self) -> tuple[Interface, ...]:
+        return (Interface(name="lo", loopback=True, addresses=("127.0.0.1/8",)), *self.machine.network)
+
+    def hostname(self) -> str:
+        return self.machine.host
+
+    def resolve(self, name: str, timeout_s: float) -> tuple[str, ...]:
+        first = self.machine.network[0].addresses[0].partition("/")[0]
+        return self.machine.names.get(name, (first,))
+
+
+@functools.cache
+def nvml_answer(name: str, settings: tuple[tuple[str, str], ...], limit: str) -> CommandResult:
+    """The real child's answer on the stand-in; asked once for all machines that are alike."""
+    env = environment(**{"fault": "healthy", **_lower(dict(settings))})
+    return LiveContext(env, time.monotonic() + 30).child(name, limit)
+
+
+def _lower(settings: Mapping[str, str]) -> dict[str, str]:
+    return {"fault" if name == "NVML_STAND_IN" else name: value for name, value in settings.items()}
+
+
+def look(machine: Whole, command: str = "run") -> list[Reading]:
+    """What all node checks read; a prolog leaves out the one that it leaves out."""
+    checks = [one for one in CHECKS if one.where in (Where.NODE, Where.AFTERWARDS)]
+    left_out = {"interfaces", "rdma_after"} if command == "prolog" else set()
+    wanted = [one for one in checks if one.id not in left_out]
+    return collect(wanted, machine.context, lambda _: None)
+
+
+def record(machines: Sequence[Whole], command: str = "run") -> Recording:
+    """A run over these nodes, or a prolog on the first."""
+    all_readings = [look(machine, command) for machine in machines]
+    worlds = [_world(machine, readings) for machine, readings in zip(machines, all_readings, strict=True)]
+    world = worlds[0]
+    if len(machines) > 1:
+        cards = {
+            at: Card(hostname=machine.host, nnodes=len(machines), world=worlds[at])
+            for at, machine in enumerate(machines)
+        }
+        world = world_of(cards, len(machines), (), "plain")
+    readings = [one for at, some in enumerate(all_readings) for one in at_node(some, at)]
+    recording = Recording(
+        started_at="2026-01-15T10:00:00Z",
+        world=world,
+        options=Options(command="prolog" if command == "prolog" else "run"),
+        readings=tuple(readings),
+    )
+    if command == "prolog" or world.backend != "nccl":
+        return recording
+    return recording.model_copy(update={"trials": (_trial(machines, world),)})
+
+
+def judge(machines: Sequence[Whole], command: str = "run") -> Report:
+    """What the doctor says of them."""
+    outcome = app.judge(record(machines, command))
+    assert outcome.rule_failures == ()
+    return outcome.report
+
+
+def _world(machine: Whole, readings: Sequence[Reading]) -> World:
+    recording = Recording(readings=tuple(readings))
+    gpus, software = recording.first(GpusFact), recording.first(Software)
+    addresses = {one.name: tuple(a.partition("/")[0] for a in one.addresses) for one in machine.network}
+    world = choose_world(
+        gpus=len(visible_gpus(gpus, machine.env)) if gpus else 0,
+        cuda_torch=software is not None and software.torch_cuda is not None,
+        asked_ranks=None,
+        backend=Backend.AUTO,
+        foreign=None,
+        addresses=addresses,
+    )
+    node = world.nodes[0].model_copy(update={"hostname": machine.host})
+    return world.model_copy(update={"nodes": (node,)})
+
+
+def _trial(machines: Sequence[Whole], world: World) -> TrialRecord:
+    each = world.nproc_per_node
+    evidence = []
+    for node, machine in enumerate(machines):
+        for local in range(each):
+            rank = node * each + local
+            lines = [*_log(machine, rank, local, each, world.world_size)]
+            evidence.append(
+                RankEvidence(
+                    rank=rank,
+                    node=node,
+                    pid=4000 + local,
+                    began=True,
+                    done=True,
+                    check="buffers",
+                    exit_code=0,
+                    output_tail="".join(f"{machine.host}:1:1 [{local}] NCCL INFO {it}\n" for it in lines),
+                )
+            )
+    ranks = tuple(range(world.world_size))
+    return trial(1, 0, ranks=ranks, evidence=tuple(evidence))
+
+
+def _log(machine: Whole, rank: int, local: int, each: int, size: int) -> Iterator[str]:
+    """What NCCL logs on one rank: to all of its node, and from the last to the next node."""
+    yield "NCCL version 2.27.5+cuda12.8"
+    yield from machine.says.splitlines()
+    yield f"comm 0x55d rank {rank} nranks {size} cudaDev {local} nvmlDev {local} busId 1b000 commId 0x9 - Init START"
+    yield f"comm 0x55d rank {rank} nRanks {size} nNodes {size // each} localRanks {each} localRank {local} MNNVL 0"
+    for other in range(each):
+        if other != local:
+            ends = f"{rank}[{local}] -> {rank - local + other}[{other}]"
+            yield f"Channel 00/0 : {ends} via {machine.via(local, other)}"
+    if size > each:
+        beyond = (rank + each) % size
+        yield f"Channel 00/0 : {rank}[{local}] -> {beyond}[{local}] [send] via {machine.between}"
+        yield f"Channel 00/0 : {beyond}[{local}] -> {rank}[{local}] [receive] via {machine.between}"
