@@ -15,6 +15,7 @@ from ddp_doctor.checks.gpu_speed.comparable import (
 )
 from ddp_doctor.checks.gpu_speed.facts import GpuSpeedFact
 from ddp_doctor.checks.gpu_speed.throttling import slowed_by_hardware
+from ddp_doctor.checks.gpus.peers import power_limited
 from ddp_doctor.knowledge import gpu_speed as known
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
@@ -37,7 +38,8 @@ def slower_than_peers(recording: Recording) -> Iterator[Draft]:
         Among three or more GPUs of one model, over all nodes, those whose matrix products or memory copies
         are 10 % or more below the median of the others; an error from three times on. Its clock, power and
         temperature under that load stand beside its peers'. GPUs that others use, slices, and GPUs of two
-        ranks are not compared, and a GPU whose hardware holds it down has a finding of its own (DD805).
+        ranks are not compared, and a GPU whose hardware holds it down has a finding of its own (DD805). Where
+        its lowered power limit is a finding (DD318) and holds it down, what that costs is information.
 
     Why it matters
         Every rank waits for the slowest in every step: one GPU in a thousand slows all of them.
@@ -49,26 +51,38 @@ def slower_than_peers(recording: Recording) -> Iterator[Draft]:
         huggingface/gpu-fryer (10 % under the best GPU); NVIDIA/DCGM issue 122 (an A100 2.9 times slower
         beside seven within 1 %); docs/explanation/measurements.md
     """
-    explained = slowed_by_hardware(recording)
+    explained, limited = slowed_by_hardware(recording), power_limited(recording)
     for slow in _by_model(_slow(recording, sure=True)):
         left = [one for one in slow if rank_of(one.seen) not in explained]
-        much = {rank_of(one.seen) for one in left if one.factor >= known.MUCH_SLOWER}
-        for severity in (Severity.ERROR, Severity.WARNING):
-            those = [one for one in left if (rank_of(one.seen) in much) is (severity is Severity.ERROR)]
+        grades: dict[Severity, Slow] = {Severity.ERROR: [], Severity.WARNING: [], Severity.INFO: []}
+        for rank in dict.fromkeys(rank_of(one.seen) for one in left):
+            rates = [one for one in left if rank_of(one.seen) == rank]
+            grades[_grade(rates, limited)] += rates
+        for severity, those in grades.items():
             if those:
                 yield _slower_draft(recording, those, severity)
 
 
+def _grade(rates: Slow, limited: frozenset[tuple[int, str]]) -> Severity:
+    """How grave the slow rates of one GPU are; ``limited`` are the GPUs whose power limit is a finding."""
+    if any(one.factor >= known.MUCH_SLOWER for one in rates):
+        return Severity.ERROR
+    seen = rates[0].seen
+    capped = seen.fact.load.clock_events.get("sw_power_cap", 0.0) >= known.IN_FORCE_SHARE
+    own = (seen.node, seen.fact.gpu_uuid) in limited
+    return Severity.INFO if own and capped and {one.metric for one in rates} == {MATMUL} else Severity.WARNING
+
+
 def _slower_draft(recording: Recording, slow: Slow, severity: Severity) -> Draft:
-    gpus = _gpus(slow)
+    gpus, told = _gpus(slow), severity is Severity.INFO
     who = capital(ranks_at(recording, map(rank_of, gpus)))
     return Draft(
         title=f"{who}: {_how_slow(slow)} than on the other {slow[0].others} {slow[0].seen.fact.gpu_name}",
-        detail=_DETAIL,
+        detail=f"This is what the lowered power limit costs (DD318). {_DETAIL}" if told else _DETAIL,
         confidence=Confidence.PROVED,
         culprits=_culprits(recording, gpus),
         evidence=(*_rates(recording, slow), *state.evidence(recording, gpus, gpus)),
-        remedies=state.remedies(recording, gpus),
+        remedies=() if told else state.remedies(recording, gpus),
         severity=severity,
     )
 

@@ -121,11 +121,23 @@ def clocks_lowered(recording: Recording) -> Iterator[Draft]:
     yield from _lowered(recording, _CLOCK)
 
 
+def power_limited(recording: Recording) -> frozenset[tuple[int, str]]:
+    """Node and UUID of the GPUs whose power limit is below that of most of their model (DD318)."""
+    found = (_low(peers, _POWER)[0] for peers in by_model(recording).values())
+    return frozenset((node, gpu.uuid) for low in found for node, gpu in low if gpu.uuid)
+
+
+def _low(peers: Hits, limit: _Limit) -> tuple[Hits, Hits, float]:
+    """Those far below the value of most, all that tell theirs, and that value."""
+    hits = [hit for hit in peers if limit.tell(hit[1])]
+    usual = limit.usual(hits) if hits else 0.0
+    low = [hit for hit in hits if (limit.tell(hit[1]) or 0.0) < limits.GPU_LIMIT_SHARE * usual]
+    return low, hits, usual
+
+
 def _lowered(recording: Recording, limit: _Limit) -> Iterator[Draft]:
     for model, peers in by_model(recording).items():
-        hits = [hit for hit in peers if limit.tell(hit[1])]
-        usual = limit.usual(hits) if hits else 0.0
-        low = [hit for hit in hits if (limit.tell(hit[1]) or 0.0) < limits.GPU_LIMIT_SHARE * usual]
+        low, hits, usual = _low(peers, limit)
         if low:
             words = f"{limit.words} below {usual:g} {limit.unit}, which most GPUs of this model have"
             yield _draft(recording, limit, low, words, usual, Severity.WARNING)

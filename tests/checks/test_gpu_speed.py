@@ -239,6 +239,16 @@ def test_a_slow_gpu_is_named_with_its_power_limit_beside_its_peers():
     assert finding.remedies[0].undo == f"nvidia-smi -i {uuid} -pl 350"
 
 
+def test_what_a_lowered_power_limit_costs_is_information_beside_the_finding_about_the_limit():
+    limit, cost = report("one-h100-with-its-power-limit-lowered").findings
+    assert [(one.code, one.severity) for one in (limit, cost)] == [
+        ("DD318", Severity.WARNING),
+        ("DD801", Severity.INFO),
+    ]
+    assert cost.detail.startswith("This is what the lowered power limit costs (DD318).")
+    assert cost.remedies == ()
+
+
 def test_a_gpu_three_times_slower_is_an_error():
     finding = only("one-a100-three-times-slower")
     assert (finding.code, finding.severity) == ("DD801", Severity.ERROR)
