@@ -1,16 +1,17 @@
 """DD305, DD306: a GPU of the job that somebody else uses, or that lets no rank in."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from ddp_doctor.checks.gpus.severity import by_severity
 from ddp_doctor.knowledge import nvml as known
 from ddp_doctor.knowledge import thresholds as limits
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.gpu_facts import Gpu, GpusFact
-from ddp_doctor.phrases.gpus import Sight, gpu_draft
+from ddp_doctor.phrases.gpus import Hits, Sight, gpu_draft
 
 
 @rule("DD305", "gpu-memory-in-use", Severity.WARNING, GpusFact)
@@ -25,23 +26,65 @@ def memory_in_use(recording: Recording) -> Iterator[Draft]:
         The job runs out of memory, or shares the GPU's time: every rank waits for the slowest one.
 
     Remedy
-        End what is left over from an earlier job, or take other GPUs.
+        End what is left over from an earlier job, or take other GPUs. Memory that no process holds any more
+        comes back with a reset of the GPU.
 
     References
         NVML API reference, nvmlDeviceGetMemoryInfo and nvmlDeviceGetComputeRunningProcesses
     """
+    facts = {seen.node: seen.fact for seen in recording.facts(GpusFact)}
     for severity, hits in by_severity(recording, _memory).items():
         full = "nearly all " if severity is Severity.ERROR else ""
-        yield gpu_draft(
-            recording,
-            hits,
-            f"{full}memory in use by other processes",
-            _memory_sight,
-            known.FREE_MEMORY,
-            detail="Read before the doctor started anything on the GPU. A pid may be another container's.",
-            severity=severity,
-            confidence=Confidence.PROVED if hits[0][1].processes else Confidence.LIKELY,
-        )
+        for holder, those in _by_holder(hits, facts).items():
+            yield gpu_draft(
+                recording,
+                those,
+                f"{full}memory in use {holder.words}",
+                _memory_sight,
+                holder.remedy,
+                detail=f"Read before the doctor started anything on the GPU. {holder.detail}",
+                severity=severity,
+                confidence=Confidence.PROVED if holder is _NAMED else Confidence.LIKELY,
+            )
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """Who has the memory, as far as the driver tells, and what to do."""
+
+    words: str
+    detail: str
+    remedy: Remedy
+
+
+_NAMED = _Holder("by other processes", "A pid may be another container's.", known.FREE_MEMORY)
+_HIDDEN = _Holder(
+    "by a process that this container does not see",
+    "In a container the driver names only processes of the container itself.",
+    known.FIND_HOLDER_ON_HOST,
+)
+_UNLISTED = _Holder("by others", "The driver lists no processes here.", known.FREE_MEMORY)
+_LEAKED = _Holder(
+    "without a process that the driver names",
+    "Most likely it is left over from a job that was killed: a process that cannot end, or memory that nobody"
+    " holds any more.",
+    known.FREE_LEAKED_MEMORY,
+)
+
+
+def _by_holder(hits: Hits, facts: Mapping[int, GpusFact]) -> dict[_Holder, Hits]:
+    found: dict[_Holder, list[tuple[int, Gpu]]] = {}
+    for node, gpu in hits:
+        found.setdefault(_holder(gpu, in_container=facts[node].in_container), []).append((node, gpu))
+    return dict(found)
+
+
+def _holder(gpu: Gpu, *, in_container: bool) -> _Holder:
+    if gpu.processes:
+        return _NAMED
+    if "compute_processes" in gpu.unavailable:
+        return _UNLISTED
+    return _HIDDEN if in_container else _LEAKED
 
 
 def _memory(gpu: Gpu) -> Severity | None:
@@ -65,7 +108,7 @@ def _memory_sight(gpu: Gpu) -> Sight:
 
 def _process_words(gpu: Gpu) -> str:
     if not gpu.processes:
-        return "by no process that can be seen from here"
+        return "and the driver names no process"
     named = [f"pid {process.pid} ({process.name or 'name unknown'})" for process in gpu.processes[:4]]
     return f"by {', '.join(named)}" + (f" and {len(gpu.processes) - 4} more" if gpu.processes[4:] else "")
 

@@ -173,11 +173,25 @@ RESET_GPU = remedy(
     references=(MEMORY_ERRORS, XID_CATALOG),
 )
 FREE_MEMORY = remedy(
-    "End what still runs there, or ask for other GPUs; where no process is listed, look in other containers "
-    "and for defunct processes.",
+    "End what still runs there, or ask for other GPUs.",
     "nvidia-smi --query-compute-apps=pid,name,used_memory,gpu_uuid --format=csv",
-    "fuser -v /dev/nvidia*",
+    "sudo fuser -v /dev/nvidia*",
     cost="the processes found may be somebody's job",
+)
+FIND_HOLDER_ON_HOST = remedy(
+    "Ask on the host who holds the memory: it may be another container's job, or left over from one.",
+    "nvidia-smi --query-compute-apps=pid,name,used_memory,gpu_uuid --format=csv   # on the host",
+    "sudo fuser -v /dev/nvidia*   # on the host",
+    cost="the processes found may be somebody's job",
+)
+FREE_LEAKED_MEMORY = remedy(
+    "Look for processes that hold the GPU's device files, as root, which alone sees those of others, and end "
+    "them; where there are none, or they do not end, reset the GPU, or reboot.",
+    "sudo fuser -v /dev/nvidia*",
+    "ps -eo pid,ppid,user,stat,wchan:32,cmd | awk '$4 ~ /^[DZ]/'   # defunct (Z), or stuck in the kernel (D)",
+    "sudo nvidia-smi --gpu-reset -i INDEX",
+    cost="the processes found may be somebody's job; the reset ends every process on the GPU",
+    undo=NOTHING_TO_UNDO,
 )
 DEFAULT_MODE = remedy(
     "Set the compute mode back to default, or end the process that holds the GPU.",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.gpus import CHECK, GpusFact, probe
-from ddp_doctor.model.choices import Backend, Severity, Status
+from ddp_doctor.model.choices import Backend, Confidence, Severity, Status
 from ddp_doctor.model.context import CommandResult
 from ddp_doctor.model.fact import Absent, Failed, Reading, TookTooLong
 from ddp_doctor.model.finding import Finding
@@ -427,6 +427,25 @@ def fact_of(*gpus: Gpu, **values: Any) -> GpusFact:
 )
 def test_memory_in_use_is_graded(values: dict[str, Any], expected: list[tuple[str, str]]) -> None:
     assert verdicts(recorded(fact_of(gpu(**values)))) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "in_container", "title", "command"),
+    [
+        ({}, False, "memory in use without a process that the driver names", "--gpu-reset"),
+        ({}, True, "memory in use by a process that this container does not see", "# on the host"),
+        ({"unavailable": {"compute_processes": "NVMLError_NotSupported"}}, False, "by others", "fuser"),
+    ],
+)
+def test_memory_that_no_process_holds_is_left_over_outside_a_container_only(
+    values: dict[str, Any], in_container: bool, title: str, command: str
+) -> None:
+    fact = fact_of(gpu(memory_used_bytes=20 * GIB, **values), in_container=in_container)
+    (finding,) = judge(recorded(fact))
+    assert title in finding.title
+    assert (finding.code, finding.confidence) == ("DD305", Confidence.LIKELY)
+    assert any(command in one for one in finding.remedies[0].commands)
+    assert ("left over" in finding.detail) is (not in_container and not values)
 
 
 def test_memory_that_a_process_of_grace_hopper_uses_is_a_warning() -> None:
