@@ -4,12 +4,14 @@ from collections.abc import Iterator, Sequence
 from statistics import median_high
 
 from ddp_doctor.checks.p2p.facts import P2pFact, common_end
+from ddp_doctor.checks.topology.transports import log_of
 from ddp_doctor.knowledge.thresholds import SLOW_PAIR_RATIO
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.phrases.nodes import host
 from ddp_doctor.phrases.ranks import capital, pair_culprit, rank_at, rank_culprit, ranks_at
 
 _COMPARE_LINKS = Remedy(
@@ -17,9 +19,14 @@ _COMPARE_LINKS = Remedy(
     commands=("nvidia-smi topo -m", "nvidia-smi -q -d PCIE"),
     scope="node",
 )
+#: RDMA devices and interfaces alike are files of the kernel, whatever tools a node has.
 _COMPARE_NICS = Remedy(
     summary="Compare the NICs that NCCL uses on these nodes, their speed and errors, with those of the others",
-    commands=("NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=NET ddp-doctor run --only p2p", "ethtool IFACE"),
+    commands=(
+        "grep -s . /sys/class/infiniband/*/ports/*/rate /sys/class/net/*/speed",
+        "rdma statistic show",
+        "ip -s link",
+    ),
     scope="node",
 )
 
@@ -38,7 +45,7 @@ def slow_pair(recording: Recording) -> Iterator[Draft]:
 
     Remedy
         Compare the link types in `nvidia-smi topo -m` and the PCIe width under load; between nodes the
-        NICs and their cables.
+        NICs and their cables. Which NIC NCCL took on a node stands in the evidence, from its own log.
 
     References
         docs/explanation/measurements.md
@@ -104,6 +111,19 @@ def _slow_draft(
                 expected_from=f"median over all pairs {'across nodes' if across else 'within a node'} of this run",
             )
             for one, other in pairs[:LINES_OF_EVIDENCE]
-        ),
+        )
+        + (tuple(_networks(recording, pairs)) if across else ()),
         remedies=(_COMPARE_NICS if across else _COMPARE_LINKS,),
     )
+
+
+def _networks(recording: Recording, pairs: Sequence[tuple[int, int]]) -> Iterator[Evidence]:
+    """What NCCL's log says of the network that the nodes of these pairs took."""
+    world = recording.world
+    nodes = sorted({world.node_of(rank) for pair in pairs for rank in pair}) if world else []
+    for node in nodes[:LINES_OF_EVIDENCE]:
+        log = log_of(recording, node)
+        devices = ", ".join(log.used_hcas())
+        if log.network:
+            text = f"NCCL's log on {host(recording, node)}: {log.network}{f', {devices}' if devices else ''}"
+            yield Evidence(check="p2p", text=text)

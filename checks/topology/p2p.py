@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.topology.culprits import culprit, hosts_of
 from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.checks.topology.gid_index import gid_index_in_words
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
@@ -57,7 +58,7 @@ def p2p_stalls(recording: Recording) -> Iterator[Draft]:
             *(exact_repairs(recording, stalls[0].node) or (REPAIR_PATH,)),
             DISABLE_P2P,
             *([UNSET_LEVEL] if _widened(fact, stalls) else []),
-            *(_hca(fact) if _nccl_chose_another(recording, fact, stalls[0].log) else []),
+            *(_hca(recording, hosts[0]) if _nccl_chose_another(recording, fact, stalls[0].log) else []),
         ),
     )
 
@@ -86,11 +87,13 @@ def _stall_evidence(stalls: Sequence[Stall], fact: TopologyFact) -> Iterator[Evi
         yield Evidence(check="topology", text=f"P2P is allowed up to {limit}: {why}")
 
 
-def _hca(fact: TopologyFact) -> list[Remedy]:
+def _hca(recording: Recording, seen: Seen[TopologyFact]) -> list[Remedy]:
     """The candidate for NCCL_IB_HCA, where the matrix has one: bonded, else nearest to each GPU."""
+    fact = seen.fact
     devices = fact.candidate_hcas()
     others = tuple(name for name in fact.hcas().values() if name not in devices)
-    return [use_hca(devices, others, "; ".join(fact.nearest_in_words()))] if devices else []
+    index = gid_index_in_words(recording, seen.node, devices)
+    return [use_hca(devices, others, "; ".join(fact.nearest_in_words()), index)] if devices else []
 
 
 def _nccl_chose_another(recording: Recording, fact: TopologyFact, log: NcclTransportFact) -> bool:
@@ -137,7 +140,7 @@ def p2p_may_cross_sockets(recording: Recording) -> Iterator[Draft]:
                 DISABLE_P2P.model_copy(
                     update={"summary": "If it hangs, send the traffic through host memory"}
                 ),
-                *([] if "NCCL_IB_HCA" in fact.nccl_settings else _hca(fact)),
+                *([] if "NCCL_IB_HCA" in fact.nccl_settings else _hca(recording, group[0])),
             ),
         )
 

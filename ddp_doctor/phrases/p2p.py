@@ -43,21 +43,31 @@ UNSET_LEVEL = Remedy(
 )
 
 
-def use_hca(devices: tuple[str, ...], others: tuple[str, ...], why: str) -> Remedy:
+_ASK_FOR_INDEX = (
+    "Whether NCCL_IB_GID_INDEX must be set as well needs show_gids or sysfs; NCCL 2.21 and newer find the"
+    " RoCE v2 entry themselves"
+)
+
+
+def use_hca(
+    devices: tuple[str, ...], others: tuple[str, ...], why: str, gid_index: str | None = None
+) -> Remedy:
     """Point NCCL at these RDMA devices; the GID index is only named, never guessed.
 
+    ``gid_index`` says in words what is known of it; where nothing is, the commands that tell are given.
     Names in NCCL_IB_HCA are prefixes unless = stands before them, so it does where ``others`` would match.
     """
     exact = any(other.startswith(name) for name in devices for other in others)
     value = ("=" if exact else "") + ",".join(devices)
     return Remedy(
         summary=(
-            f"Only for jobs of several nodes: {', '.join(devices)} is the candidate for NCCL_IB_HCA. Whether"
-            " NCCL_IB_GID_INDEX must be set as well needs show_gids or sysfs; NCCL 2.21 and newer find the"
-            " RoCE v2 entry themselves"
+            f"Only for jobs of several nodes: {', '.join(devices)} is the candidate for NCCL_IB_HCA."
+            f" {gid_index or _ASK_FOR_INDEX}"
         ),
         settings=(Setting(name="NCCL_IB_HCA", value=value, why=why),),
-        commands=(
+        commands=()
+        if gid_index
+        else (
             "show_gids",
             *(f"grep . /sys/class/infiniband/{name}/ports/1/gid_attrs/types/*" for name in devices),
         ),

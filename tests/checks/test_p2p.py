@@ -13,6 +13,7 @@ from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from tests.rank_harness import HarnessContext, Ranks
 
 SIZE = 1 << 16
@@ -99,7 +100,10 @@ def test_three_ranks_exchange_with_all_their_peers():
 
 
 def _judge(
-    counts: list[int], rate: Any = lambda across, _pair: 25.0 if across else 200.0, wrong: Any = ()
+    counts: list[int],
+    rate: Any = lambda across, _pair: 25.0 if across else 200.0,
+    wrong: Any = (),
+    trials: tuple[TrialRecord, ...] = (),
 ) -> list[Finding]:
     """All pairs of ranks of these nodes over NCCL; ``rate`` in GB/s, ``wrong`` as (sender, receiver)."""
     nodes = tuple(Node(node_rank=at, hostname=f"node{at}", nproc=count) for at, count in enumerate(counts))
@@ -125,7 +129,7 @@ def _judge(
         )
         for rank, fact in enumerate(facts)
     )
-    recording = Recording(world=world, readings=readings)
+    recording = Recording(world=world, readings=readings, trials=trials)
     return [finding for rule in p2p.CHECK.rules for finding in rule.apply(recording)]
 
 
@@ -142,6 +146,16 @@ def test_a_node_whose_links_to_all_others_are_slow_is_named_by_its_only_rank():
     )
     assert [(one.kind, one.rank, one.node) for one in found.culprits] == [("rank", 2, "node2")]
     assert not any(setting for remedy in found.remedies for setting in remedy.settings)
+
+
+def test_a_slow_link_between_nodes_shows_which_nics_nccls_own_log_names():
+    log = """NET/IB : Using [0]mlx5_2:1/RoCE [1]mlx5_5:1/RoCE [RO]; OOB eth0:10.0.0.1<0>
+Using network IB
+Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/1/GDRDMA"""
+    evidence = (RankEvidence(rank=2, node=2, output_tail=log),)
+    trial = TrialRecord(trial="t", backend="nccl", ranks=(0, 1, 2, 3), evidence=evidence)
+    (found,) = _judge([1, 1, 1, 1], lambda _, pair: 1.5 if 2 in pair else 25.0, trials=(trial,))
+    assert found.evidence[-1].text == "NCCL's log on node2: IB, mlx5_5"
 
 
 def test_two_slow_links_of_a_rank_that_has_fast_ones_too_name_the_links():

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor.checks.rdma import probe as rdma_probe
+from ddp_doctor.checks.software.facts import Software
 from ddp_doctor.checks.topology import CHECK, TopologyFact, probe, read_pasted
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.context import CommandResult
@@ -16,6 +18,7 @@ from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.sources.machine import LiveContext
+from tests import rdma_trees
 from tests.fakes import FakeContext
 
 TESTS = Path(__file__).parents[1]
@@ -147,6 +150,29 @@ def test_classic_machine_from_the_matrix_alone_is_a_warning_with_candidates_not_
     assert all(remedy.proof.status == "not_tried" and remedy.proof.reason for remedy in finding.remedies)
     assert "needs show_gids or sysfs" in finding.remedies[1].summary
     assert "nearest NIC to GPU0: mlx5_bond_0 (NODE)" in [one.text for one in finding.evidence]
+
+
+def with_its_bond(nccl: str) -> Recording:
+    software = Software(python="3.11.7", machine="x86_64", nccl_loaded=nccl)
+    facts = {"rdma": rdma_probe(rdma_trees.bond().context()), "software": software}
+    matrix = load("classic-two-socket-matrix-alone")
+    more = tuple(
+        Reading(check=check, status=Status.COLLECTED, fact=fact.recorded()) for check, fact in facts.items()
+    )
+    return matrix.model_copy(update={"readings": (*matrix.readings, *more)})
+
+
+def test_where_the_table_of_addresses_was_read_the_advice_names_the_entry_that_nccl_takes():
+    (finding,) = judge(with_its_bond("2.27.5"))
+    assert finding.remedies[1].summary.endswith(
+        "Leave NCCL_IB_GID_INDEX unset: NCCL 2.27.5 takes entry 3 (::ffff:10.1.0.1, RoCE v2) by itself"
+    )
+    assert finding.remedies[1].commands == ()
+
+
+def test_where_nccls_own_entry_reaches_nobody_the_advice_is_to_look():
+    (finding,) = judge(with_its_bond("2.18.1"))
+    assert "needs show_gids or sysfs" in finding.remedies[1].summary
 
 
 def test_classic_machine_with_recorded_facts_is_an_error_that_names_the_pair():
