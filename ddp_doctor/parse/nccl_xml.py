@@ -77,16 +77,19 @@ def find_nccl_topologies(lines: Sequence[str]) -> Iterator[tuple[range, NcclTopo
         if start is None:
             at += 1
             continue
-        end = _end(lines, at)
-        text = "\n".join((lines[at][start.start() :], *lines[at + 1 : end]))
+        first = lines[at][start.start() :]  # what stands before it may be the end of another file
+        end = _end(first, lines, at)
+        text = "\n".join((first, *lines[at + 1 : end]))
         for host in _hosts(text[: text.index(_END) + len(_END)], at + 1):
             yield range(at, end), host
         at = end
 
 
-def _end(lines: Sequence[str], start: int) -> int:
-    """The index behind the line that ends the file."""
-    found = next((at for at in range(start, len(lines)) if _END in lines[at]), None)
+def _end(first: str, lines: Sequence[str], start: int) -> int:
+    """The index behind the line that ends the file, whose first line is the rest of ``lines[start]``."""
+    if _END in first:
+        return start + 1
+    found = next((at for at in range(start + 1, len(lines)) if _END in lines[at]), None)
     if found is None:
         raise TopologyError("the topology file that begins here is cut off", start + 1, lines[start])
     return found + 1

@@ -78,9 +78,10 @@ def _amd(ctx: Context) -> Iterator[Accelerator]:
 
 def _properties(ctx: Context, path: str) -> dict[str, int]:
     try:
-        lines = [line.split() for line in ctx.read(path).splitlines()]
+        text = ctx.read(path)
     except OSError:
         return {}
+    lines = (line.split() for line in text.splitlines())
     numbers = [line for line in lines if len(line) == 2 and line[1].isdecimal() and len(line[1]) <= LONGEST]
     return {name: int(number) for name, number in numbers}
 

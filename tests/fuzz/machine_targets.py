@@ -58,7 +58,6 @@ MACHINE_TARGETS: tuple[Target, ...] = (
     Target(rdma.read_after, lambda text: rdma.read_after(machine(text), ["mlx5_0"]), (_PORT,)),
     _of(cpuinfo.cpu_vendor, "vendor_id\t: AuthenticAMD\n"),
     _of(host_gpus.pci_gpus, "0x10de\f0x030200\f../x"),
-    _of(host_gpus.device_nodes, ""),
     _of(host_gpus.in_container, "0::/kubepods/besteffort/pod3c\n"),
     _of(host_gpus.gpu_is_due, "0x10de\f0x030200\f../x"),
     _of(host_gpus.gpu_is_given, "0x10de"),
@@ -106,7 +105,6 @@ MACHINE_TARGETS: tuple[Target, ...] = (
         (_PATH,),
     ),
     Target(pci_devices.device_of, lambda text: pci_devices.device_of(machine(text), "/x"), (_PATH,)),
-    _of(rdma.hca_names, ""),
     Target(rdma.read_hcas, lambda text: rdma.read_hcas(machine(text), ["mlx5_0", "efa_0"]), (_PORT, _PATH)),
     Target(
         rdma.read_netdevs,

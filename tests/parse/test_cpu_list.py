@@ -23,3 +23,12 @@ cpus = st.sets(st.integers(0, 40), min_size=1)
 @given(cpus, cpus)
 def test_lists_share_a_cpu_as_their_sets_do(one: set[int], two: set[int]) -> None:
     assert share_a_cpu(",".join(map(str, one)), ",".join(map(str, two))) is bool(one & two)
+
+
+def test_two_lists_of_thousands_that_share_none_are_told_apart_at_once() -> None:
+    even, odd = (",".join(map(str, range(first, 6000, 2))) for first in (0, 1))
+    assert share_a_cpu(even, odd) is False
+
+
+def test_a_list_longer_than_any_machines_is_none() -> None:
+    assert cpu_ranges("0," * 100_000 + "0") is None

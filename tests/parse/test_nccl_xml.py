@@ -145,3 +145,10 @@ def test_a_damaged_file_is_read_or_refused(data: st.DataObject) -> None:
     for _, host in found:
         names = set(host.matrix.links)
         assert all(set(row) == names - {name} for name, row in host.matrix.links.items())
+
+
+def test_the_end_of_another_file_before_the_first_tag_is_not_this_ones_end() -> None:
+    file = DUMP[DUMP.index("<system") :]
+    assert read("</system>" + file).matrix == read(DUMP).matrix
+    with pytest.raises(TopologyError, match="cut off"):
+        read("</system>" + file.replace("</system>", ""))
