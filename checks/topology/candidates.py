@@ -50,7 +50,7 @@ def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
         return
     told = nodes_nccl_ran_on(recording.trials) | hosts_crossing_sockets(recording)
     seen = [
-        one for one in recording.facts(TopologyFact) if one.node not in told and not _tree_hidden(one.fact)
+        one for one in recording.facts(TopologyFact) if one.node not in told and not tree_hidden(one.fact)
     ]
     open_paths = {one.node: _open_paths(recording, one) for one in seen}
     groups: dict[_Paths, list[Seen[TopologyFact]]] = {}
@@ -116,7 +116,7 @@ def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 @rule("DD413", "pcie-tree-hidden", Severity.INFO, TopologyFact)
-def pcie_tree_hidden(recording: Recording) -> Iterator[Draft]:
+def pcietree_hidden(recording: Recording) -> Iterator[Draft]:
     """A virtual machine, probably, that shows all GPUs below one host bridge.
 
     What it finds
@@ -152,7 +152,8 @@ def pcie_tree_hidden(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _tree_hidden(fact: TopologyFact) -> bool:
+def tree_hidden(fact: TopologyFact) -> bool:
+    """Whether all GPUs stand below one host bridge, as virtual machines show them."""
     return (
         len(fact.gpus) >= _LEAST_HIDDEN
         and fact.source != "nccl-xml"  # which calls NODE PHB too
@@ -163,7 +164,7 @@ def _tree_hidden(fact: TopologyFact) -> bool:
 
 def _hidden_behind(fact: TopologyFact) -> str | None:
     """The NUMA nodes that all GPUs share, "" where none are told; None where the tree is not hidden."""
-    if not _tree_hidden(fact) or "NCCL_TOPO_FILE" in fact.nccl_settings:
+    if not tree_hidden(fact) or "NCCL_TOPO_FILE" in fact.nccl_settings:
         return None
     shared = set(fact.numa_affinity.values())
     return next(iter(shared)) or "" if len(shared) == 1 else ""
@@ -181,4 +182,4 @@ _TOPOLOGY_FILE = Remedy(
     references=("https://github.com/NVIDIA/nccl/issues/1298",),
 )
 
-RULES = (p2p_over_pcie_unproved, pcie_tree_hidden)
+RULES = (p2p_over_pcie_unproved, pcietree_hidden)

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
-from ddp_doctor.checks.rdma.nodes import nccl_version
 from ddp_doctor.checks.topology.across import rdma_of
+from ddp_doctor.checks.topology.transports import places
 from ddp_doctor.knowledge import roce_gids
 from ddp_doctor.knowledge.versions import dotted
 from ddp_doctor.model.recording import Recording
@@ -15,13 +15,14 @@ def gid_index_in_words(recording: Recording, node: int, devices: Collection[str]
     NCCL's own choice is told only where its release is known, since that decides, and where it is an
     entry that other nodes reach; else the rules about RDMA (DD567 to DD569) have more to say.
     """
-    rdma, nccl = rdma_of(recording).get(node), nccl_version(recording, node)
+    rdma = rdma_of(recording).get(node)
+    nccl = next((place.node.version for place in places(recording) if place.seen.node == node), ())
     ports = [port for hca, port in rdma.candidates() if hca.name in devices] if rdma else []
     if rdma is None or not ports:
         return None
     if not any(port.is_roce for port in ports):
         return "It is InfiniBand, which needs no NCCL_IB_GID_INDEX"
-    if nccl is None:
+    if not nccl:
         return None
     unset = {name: value for name, value in rdma.settings.items() if name != roce_gids.INDEX}
     gids = [roce_gids.nccl_choice(port.gids, nccl, unset).gid for port in ports if port.is_roce]

@@ -7,7 +7,7 @@ from ddp_doctor.checks.topology.across import Crossing, crossings, hca_of, nodes
 from ddp_doctor.checks.topology.facts import TopologyFact
 from ddp_doctor.checks.topology.transports import Place, log_of, places
 from ddp_doctor.knowledge import link_codes as codes
-from ddp_doctor.knowledge.nccl_paths import WITHOUT_GPUDIRECT
+from ddp_doctor.knowledge.nccl_paths import GDR_LEVEL, WITHOUT_GPUDIRECT
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
@@ -17,7 +17,6 @@ from ddp_doctor.phrases import transports as words
 from ddp_doctor.phrases.nodes import host, in_words
 
 _STAGED = re.compile(r"\[receive\] via NET/IB/\d{1,3}(?:\(\d{1,7}\))?(?:/Shared)?\s*$", re.MULTILINE)
-_LEVEL = "NCCL_NET_GDR_LEVEL"
 #: A NIC and its GPU, for a sentence.
 _Way = tuple[str, str, str]
 
@@ -40,7 +39,7 @@ def not_used(recording: Recording) -> Iterator[Draft]:
 
     References
         NCCL src/graph/paths.cc, ncclTopoCheckGdr; src/transport/net_ib/gdr.cc
-        NCCL user guide, environment variable NCCL_NET_GDR_LEVEL
+        NCCL user guide, environment variable NCCL_NET_GDRGDR_LEVEL
     """
     known = {place.seen.node: place for place in places(recording)}
     kernels = {seen.node: seen.fact for seen in recording.facts(KernelFact)}
@@ -91,11 +90,11 @@ def _near(recording: Recording, place: Place, one: Crossing) -> _Way | None:
 
 
 def _reason(recording: Recording, place: Place, way: _Way) -> tuple[str, Remedy]:
-    level, (_, nic, code) = place.node.settings.get(_LEVEL), way
+    level, (_, nic, code) = place.node.settings.get(GDR_LEVEL), way
     limit = codes.p2p_level(level) if level else None
     if level and limit and not codes.allowed(code, limit):
-        return f"{_LEVEL}={level} forbids it", words.unset_setting(
-            _LEVEL, level, "NCCL then uses GPUDirect RDMA"
+        return f"{GDR_LEVEL}={level} forbids it", words.unset_setting(
+            GDR_LEVEL, level, "NCCL then uses GPUDirect RDMA"
         )
     if nic in log_of(recording, place.seen.node).no_gpu_direct:
         return "NCCL's log says that it found no module for GPUDirect RDMA", words.LOAD_PEERMEM

@@ -21,6 +21,11 @@ _OLD = (2, 12)
 #: workstation boards alone (https://docs.nvidia.com/cuda/gpudirect-rdma/).
 WITHOUT_GPUDIRECT = ("GeForce", "TITAN")
 
+#: How far GPUDirect RDMA goes.
+GDR_LEVEL = "NCCL_NET_GDR_LEVEL"
+#: NCCL_NET_GDR_C2C is on by default: NICs of a Grace CPU reach the memory of its GPU.
+GDR_C2C_SINCE = (2, 27)
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -112,9 +117,9 @@ def gpudirect(
 
     By default up to PXB (src/graph/paths.cc, ncclTopoCheckGdr); ``kernel`` says whether module or dma-buf are there.
     """
-    level = node.settings.get("NCCL_NET_GDR_LEVEL")
+    level = node.settings.get(GDR_LEVEL)
     limit = codes.p2p_level(level) if level else None
-    says = f"NCCL_NET_GDR_LEVEL={level} is set" if limit else "NCCL's own limit"
+    says = f"{GDR_LEVEL}={level} is set" if limit else "NCCL's own limit"
     if not codes.allowed(code, limit or codes.DEFAULT_P2P_LIMIT):
         return False, f"GPUDirect RDMA goes up to {limit or codes.DEFAULT_P2P_LIMIT} ({says})"
     if model is not None and any(word in model for word in WITHOUT_GPUDIRECT):

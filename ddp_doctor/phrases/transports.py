@@ -42,6 +42,21 @@ def unset_setting(name: str, value: str, gains: str) -> Remedy:
     )
 
 
+def widen_gpudirect(name: str, level: str) -> Remedy:
+    """Let GPUDirect RDMA go farther than NCCL does by itself, as a trial."""
+    return Remedy(
+        summary="Measure the job with it and without, on the same nodes, and keep what is faster",
+        settings=(Setting(name=name, value=level, why="NICs behind the CPU then read and write GPU memory"),),
+        cost=(
+            "where the CPU forwards between PCIe devices slowly, the network gets slower; every node of the job"
+            " must bear it"
+        ),
+        undo=f"unset {name}",
+        proof=Proof(reason="the run made no trial with this setting"),
+        references=(_GUIDE + "env.html#nccl-net-gdr-level",),
+    )
+
+
 def _explain(summary: str, subsystems: str, *commands: str) -> Remedy:
     """Have NCCL say more, in the job itself."""
     why = "the job's own output then says which way NCCL takes, and why"

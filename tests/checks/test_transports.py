@@ -9,7 +9,7 @@ from ddp_doctor.checks.topology import CHECK
 from ddp_doctor.checks.topology.to_network import to_network
 from ddp_doctor.checks.topology.transports import places, used_within
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.render.transport_table import network_table, transport_table
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
@@ -340,3 +340,65 @@ def test_level_and_port_that_is_not_chosen_decide_which_nic_and_how():
     without = with_fact(one_port, "env_vars", variables={"NCCL_PXN_DISABLE": "1"})
     assert [line.split()[:2] for line in network_lines(without)] == [["PIX", "GPU0"], ["SYS", "GPU1"]]
     assert network_table(to_network(load("nvswitch-all-p2p"), places(load("nvswitch-all-p2p"))[0])) == ""
+
+
+# --- how far GPUDirect RDMA goes -----------------------------------------------------------------
+
+
+def test_nics_behind_the_cpu_give_a_level_to_measure_and_nothing_that_is_sure():
+    (finding,) = judge(load("nic-behind-the-host-bridge"))
+    assert (finding.code, finding.severity.value) == ("DD441", "info")
+    assert finding.title == (
+        "NCCL's own limit keeps GPUDirect RDMA from GPU0 and GPU1 of node0 and node1;"
+        " NCCL_NET_GDR_LEVEL=PHB is a candidate"
+    )
+    assert finding.evidence[0].text == "GPU0 to mlx5_0 is NODE; nvidia_peermem is loaded"
+    (remedy,) = finding.remedies
+    assert [(one.name, one.value) for one in remedy.settings] == [("NCCL_NET_GDR_LEVEL", "PHB")]
+    assert (remedy.proof.status, remedy.undo) == ("not_tried", "unset NCCL_NET_GDR_LEVEL")
+
+
+BEHIND = "nic-behind-the-host-bridge"
+ALONE = {"nnodes": 1, "nproc_per_node": 2, "world_size": 2, "backend": "nccl"}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(
+            with_fact(load(BEHIND), "env_vars", variables={"NCCL_NET_GDR_LEVEL": "SYS"}), id="somebody chose"
+        ),
+        pytest.param(with_fact(load(BEHIND), "kernel", peermem=None), id="it is not possible"),
+        pytest.param(with_fact(load(BEHIND), "kernel", driver_is_open=None, peermem=None), id="not known"),
+        pytest.param(with_fact(load(BEHIND), "topology", cpu_vendor="ARM"), id="another kind of CPU"),
+        pytest.param(with_fact(load(BEHIND), "topology", job_gpus=[]), id="no GPU of the job"),
+        pytest.param(with_fact(load(BEHIND), "rdma", unused_by="NCCL_NET=Socket"), id="no RDMA is used"),
+        pytest.param(
+            with_log(load(BEHIND), lambda log: log.replace("NET/IB/0", "NET/IB/0/GDRDMA")), id="it is used"
+        ),
+        pytest.param(
+            load(BEHIND).model_copy(update={"world": World.model_validate(ALONE), "trials": ()}),
+            id="one node",
+        ),
+    ],
+)
+def test_no_level_is_proposed_where_it_is_not_needed_or_not_known_to_help(changed: Recording):
+    assert "DD441" not in [one.code for one in judge(changed)]
+
+
+def test_a_gpu_with_a_near_nic_behind_nvlink_needs_no_level():
+    recording = load(BEHIND)
+    fact = next(one.fact for one in recording.readings if one.check == "topology") or {}
+    links = {**fact["links"], "GPU1": {**fact["links"]["GPU1"], "NIC1": "PIX"}}
+    assert "DD441" not in [one.code for one in judge(with_fact(recording, "topology", links=links))]
+
+
+def test_of_gh200_the_level_is_proposed_before_nccl_did_it_by_itself():
+    recording = load(BEHIND)
+    fact = next(one.fact for one in recording.readings if one.check == "gpus") or {}
+    gpus = [{**gpu, "name": "NVIDIA GH200 480GB"} for gpu in fact["gpus"]]
+    grace = with_fact(with_fact(recording, "gpus", gpus=gpus), "topology", cpu_vendor="ARM")
+    old = with_log(grace, lambda log: log.replace("2.27.5", "2.24.3"))
+    assert "DD441" not in [one.code for one in judge(grace)]
+    (finding,) = [one for one in judge(old) if one.code == "DD441"]
+    assert finding.remedies[0].settings[0].value == "SYS"
