@@ -12,7 +12,7 @@ from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.nccl_log import NcclTransportFact
 from ddp_doctor.parse.p2p_stalls import Stall, find_stalls, logs_by_node, nodes_nccl_ran_on
-from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH, UNSET_LEVEL, use_hca
+from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH, UNSET_LEVEL, keep_near_p2p, use_hca
 from ddp_doctor.phrases.pcie import exact_repairs, what_bends_the_path
 from ddp_doctor.phrases.ranks import rank_list
 
@@ -33,7 +33,8 @@ def p2p_stalls(recording: Recording) -> Iterator[Draft]:
     Remedy
         Turn off ACS on the PCIe bridges, or the IOMMU, in the BIOS or on the kernel's command line.
         Until then NCCL_P2P_DISABLE=1 sends the traffic through host memory: slower, but it ends, and
-        it is the proof that P2P was to blame. Where NCCL_P2P_LEVEL widened NCCL's own limit, unset it.
+        it is the proof that P2P was to blame. Where NCCL_P2P_LEVEL widened NCCL's own limit, unset it; where
+        NCCL before 2.23 goes so far on an AMD CPU, NCCL_P2P_LEVEL=PXB keeps P2P between near GPUs.
 
     References
         NCCL user guide, Troubleshooting, PCI Access Control Services (ACS)
@@ -57,16 +58,27 @@ def p2p_stalls(recording: Recording) -> Iterator[Draft]:
         remedies=(
             *(exact_repairs(recording, stalls[0].node) or (REPAIR_PATH,)),
             DISABLE_P2P,
-            *([UNSET_LEVEL] if _widened(fact, stalls) else []),
+            *_nearer_level(fact, stalls),
             *(_hca(recording, hosts[0]) if _nccl_chose_another(recording, fact, stalls[0].log) else []),
         ),
     )
 
 
-def _widened(fact: TopologyFact, stalls: Sequence[Stall]) -> bool:
-    """Whether P2P goes so far only because someone set NCCL_P2P_LEVEL."""
-    limit, _ = codes.p2p_limit(len(fact.gpus), fact.cpu_vendor, None)
-    return not all(codes.allowed(one.code, limit) for one in stalls)
+def _nearer_level(fact: TopologyFact, stalls: Sequence[Stall]) -> list[Remedy]:
+    """NCCL's own limit of today, where P2P goes farther: by a setting, or as on AMD CPUs before NCCL 2.23."""
+    limit = _own_limit(fact)
+    if all(codes.allowed(one.code, limit) for one in stalls):
+        return []
+    if stalls[0].log.p2p_level or "NCCL_P2P_LEVEL" in fact.nccl_settings:
+        return [UNSET_LEVEL]
+    near = any(codes.allowed(code, limit) for _, _, code in fact.gpu_pairs())
+    far = not any(codes.allowed(one.code, limit) for one in stalls)
+    return [keep_near_p2p(limit)] if near and far else []
+
+
+def _own_limit(fact: TopologyFact) -> str:
+    """How far NCCL goes here where NCCL_P2P_LEVEL is not set."""
+    return codes.p2p_limit(len(fact.gpus), fact.cpu_vendor, None)[0]
 
 
 def _stalls(recording: Recording) -> list[Stall]:
@@ -140,6 +152,7 @@ def p2p_may_cross_sockets(recording: Recording) -> Iterator[Draft]:
                 DISABLE_P2P.model_copy(
                     update={"summary": "If it hangs, send the traffic through host memory"}
                 ),
+                *([UNSET_LEVEL] if _own_limit(fact) != "SYS" else []),
                 *([] if "NCCL_IB_HCA" in fact.nccl_settings else _hca(recording, group[0])),
             ),
         )

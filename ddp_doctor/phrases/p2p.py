@@ -43,6 +43,20 @@ UNSET_LEVEL = Remedy(
 )
 
 
+def keep_near_p2p(limit: str) -> Remedy:
+    """Take P2P from far GPUs alone."""
+    return Remedy(
+        summary=f"Or leave P2P to near GPUs, up to {limit}, as NCCL does by itself since 2.23",
+        settings=(
+            Setting(name="NCCL_P2P_LEVEL", value=limit, why="none of the pairs that stall is so near"),
+        ),
+        cost="the GPUs beyond talk through host memory; the near ones keep P2P, NVLink too",
+        undo="unset NCCL_P2P_LEVEL",
+        proof=Proof(reason="no trial with this setting was recorded"),
+        references=(_GUIDE + "env.html#nccl-p2p-level",),
+    )
+
+
 _ASK_FOR_INDEX = (
     "Whether NCCL_IB_GID_INDEX must be set as well needs show_gids or sysfs; NCCL 2.21 and newer find the"
     " RoCE v2 entry themselves"

@@ -197,6 +197,34 @@ def test_a_limit_that_nobody_widened_is_not_to_be_unset():
     assert [one.name for remedy in finding.remedies for one in remedy.settings] == ["NCCL_P2P_DISABLE"]
 
 
+def test_a_limit_that_somebody_widened_is_to_be_unset_before_anything_hangs():
+    (finding,) = judge(classic(cpu_vendor="GenuineIntel", nccl_settings={"NCCL_P2P_LEVEL": "SYS"}))
+    settings = [(one.name, one.action) for remedy in finding.remedies for one in remedy.settings]
+    assert settings[:2] == [("NCCL_P2P_DISABLE", "set"), ("NCCL_P2P_LEVEL", "unset")]
+
+
+def test_far_gpus_alone_lose_p2p_where_an_old_nccl_went_so_far_by_itself():
+    recorded = load("classic-two-socket-with-recorded-facts")
+    trial = recorded.trials[0]
+    evidence = tuple(
+        one.model_copy(
+            update={
+                "output_tail": one.output_tail.replace("NCCL_P2P_LEVEL set", "NCCL_X set")
+                .replace("0[0] -> 1[1]", "0[0] -> 1[4]")
+                .replace("1[1] -> 0[0]", "1[4] -> 0[0]")
+            }
+        )
+        for one in trial.evidence
+    )
+    trials = (trial.model_copy(update={"evidence": evidence}),)
+    (reading,) = read_pasted(sample("pcie-two-sockets-eight-gpus.txt"))
+    fact = {**(reading.fact or {}), "cpu_vendor": "AuthenticAMD"}
+    recording = classic(trials).model_copy(update={"readings": (reading.model_copy(update={"fact": fact}),)})
+    (finding,) = [one for one in judge(recording) if one.code == "DD401"]
+    settings = [(one.name, one.value, one.action) for remedy in finding.remedies for one in remedy.settings]
+    assert settings == [("NCCL_P2P_DISABLE", "1", "set"), ("NCCL_P2P_LEVEL", "PXB", "set")]
+
+
 def stuck_on_two_nodes(used: int) -> Recording:
     """The classic machine as one of two nodes, whose NCCL sends over device number ``used``."""
     recorded = load("classic-two-socket-with-recorded-facts")
