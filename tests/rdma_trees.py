@@ -227,15 +227,18 @@ def roce(
     return tree
 
 
-def bond() -> Tree:
-    """One bonded device over two ports, as many two-socket machines have it."""
+def bond(down: str = "", ups: int = 1, slaves: str = "ens1f0np0 ens1f1np1") -> Tree:
+    """One bonded device over two ports, as many two-socket machines have it; ``down`` is a slave."""
     tree = _base("mlx5")
     tree.hca("mlx5_bond_0", "0000:17:00.0", 0, hca_type="MT4125", board_id="MT_0000000359")
     table = roce_table("bond0", "10.1.0.1")
     tree.port("mlx5_bond_0", layer="Ethernet", rate="100 Gb/sec (4X EDR)", sm_lid="0x0", gids=table)
-    tree.netdev("bond0", mtu=1500, mode="802.3ad 4", slaves="ens1f0np0 ens1f1np1")
-    for name in ("ens1f0np0", "ens1f1np1"):
+    tree.netdev("bond0", mtu=1500, mode="802.3ad 4", slaves=slaves)
+    for name in slaves.split():
         tree.netdev(name, mtu=1500)
+        mii = "down" if name == down else "up"
+        told = {"bonding_slave/mii_status": mii, "carrier_up_count": ups if name == down else 1}
+        tree.files |= {f"/sys/class/net/{name}/{key}": f"{value}\n" for key, value in told.items()}
         tree.links[f"/sys/class/net/{name}/master"] = "../bond0"
     return tree
 

@@ -13,7 +13,7 @@ it from the kernel's own files (ddp_doctor/parse/rdma.py has more)::
     NCCL_IB_HCA==mlx5_0:1,mlx5_1:1
 """
 
-from ddp_doctor.checks.rdma import access, addresses, choice, ports, prefixes, shape, wear
+from ddp_doctor.checks.rdma import access, addresses, bonds, choice, ports, prefixes, shape, wear
 from ddp_doctor.knowledge.nccl_hca import HCA
 from ddp_doctor.knowledge.rdma import MOST_HCAS
 from ddp_doctor.knowledge.roce_gids import INDEX, SEARCH_SETTINGS
@@ -59,6 +59,7 @@ _RULES = (
     *addresses.RULES,
     *access.RULES,
     *shape.RULES,
+    *bonds.RULES,
 )
 
 CHECK = Check(

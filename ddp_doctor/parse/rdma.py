@@ -9,6 +9,8 @@ r"""Reads RDMA devices from /sys/class/infiniband; no library and no privilege i
     mlx5_0/ports/1/gid_attrs/types/3      RoCE v2
     mlx5_0/ports/1/gid_attrs/ndevs/3      eth2
     mlx5_0/ports/1/counters/link_downed   0
+    /sys/class/net/bond0/bonding/slaves                       ens1f0np0 ens1f1np1
+    /sys/class/net/ens1f1np1/bonding_slave/mii_status         down
 
 Nothing is raised: what cannot be read is not told. Only active ports are read in full, and of a table of
 addresses only what comes before a row of empty entries, so that 64 virtual functions cost little.
@@ -193,6 +195,8 @@ def _netdev(ctx: Context, name: str) -> NetDevice:
         mtu_bytes=_number(_line(ctx, f"{at}/mtu")),
         operstate=_line(ctx, f"{at}/operstate"),
         carrier_changes=_number(_line(ctx, f"{at}/carrier_changes")),
+        carrier_up_count=_number(_line(ctx, f"{at}/carrier_up_count")),
+        mii_status=_line(ctx, f"{at}/bonding_slave/mii_status"),
         master=_link(ctx, f"{at}/master"),
         bond_mode=(_line(ctx, f"{at}/bonding/mode") or "").partition(" ")[0] or None,
         slaves=tuple((_line(ctx, f"{at}/bonding/slaves") or "").split()),

@@ -20,6 +20,8 @@ class NetDevice(Frozen):
     master: str | None = None  # the bond or bridge that it is part of
     bond_mode: str | None = None
     slaves: tuple[str, ...] = ()  # of a bond
+    mii_status: str | None = None  # of a slave, as its bond has it: "up", "going down", "down", "going back"
+    carrier_up_count: int | None = None  # how often its link came up since the interface exists
 
 
 class Port(Frozen):

@@ -111,6 +111,26 @@ def look_at_link(hits: Sequence[Hit], why: str) -> Remedy:
     )
 
 
+def look_at_bond(bond: str, slaves: Sequence[str]) -> Remedy:
+    """Find out why links of a bond are down."""
+    return Remedy(
+        summary="Look at the cable, the transceiver and the switch port of the slave that is down",
+        commands=tuple(
+            command
+            for name, command in (
+                (bond, f"cat /proc/net/bonding/{bond}"),
+                *((slave, f"ethtool {slave}") for slave in slaves),
+            )
+            if nccl_hca.is_name(name)
+        ),
+        scope="node",
+        cost="hands at the cable; the bond carries on meanwhile",
+        undo=NOTHING_TO_UNDO,
+        proof=_BY_HAND,
+        references=("https://docs.kernel.org/networking/bonding.html",),
+    )
+
+
 START_SUBNET_MANAGER = Remedy(
     summary="See that a subnet manager runs in this fabric: opensm on one host, or the switch's own",
     commands=("sudo sminfo   # who is the subnet manager", "ibstat"),

@@ -561,6 +561,43 @@ def test_a_network_of_small_packets_is_how_it_was_built():
     assert verdicts(recording(*machines)) == []
 
 
+def test_a_bond_that_lost_a_link_is_named_with_the_slave():
+    finding = only(recording(trees.bond(down="ens1f1np1"), trees.bond()))
+
+    assert (finding.code, finding.severity) == ("DD576", Severity.WARNING)
+    assert finding.title == "mlx5_bond_0 on node0: its bond bond0 has lost ens1f1np1"
+    assert finding.evidence[0].text == ("mlx5_bond_0 on node0: bond0 (802.3ad): ens1f0np0 up, ens1f1np1 down")
+    assert commands(finding) == ["cat /proc/net/bonding/bond0", "ethtool ens1f1np1"]
+
+
+@pytest.mark.parametrize(
+    ("machines", "expected"),
+    [
+        pytest.param([trees.bond(down="ens1f1np1", ups=0)] * 2, ["info"], id="one cable by design"),
+        pytest.param([trees.bond(down="ens1f1np1", ups=2)] * 2, ["warning"], id="had its link"),
+        pytest.param([trees.bond(down="ens1f1np1", ups=0), trees.bond()], ["warning"], id="others are whole"),
+        pytest.param([trees.bond(slaves="ens1f0np0")] * 2, [], id="a bond of one"),
+        pytest.param([trees.bond(down="ens1f1np1"), trees.bond(slaves="ens1f0np0")], ["warning"], id="mixed"),
+        pytest.param([trees.bond(down="ens1f1np1")], ["info"], id="a run of one node"),
+    ],
+)
+def test_a_slave_that_is_down_is_a_warning_where_it_was_up_or_others_are(
+    machines: list[Tree], expected: list[str]
+):
+    assert verdicts(recording(*machines)) == [("DD576", severity) for severity in expected]
+
+
+def test_a_prolog_warns_of_a_bond_that_lost_a_link():
+    assert verdicts(recording(trees.bond(down="ens1f1np1"), command="prolog")) == [("DD576", "warning")]
+
+
+def test_a_slave_of_hostile_name_reaches_no_command():
+    name = "a;reboot"
+    finding = only(recording(trees.bond(down=name, slaves=f"ens1f0np0 {name}"), command="prolog"))
+
+    assert commands(finding) == ["cat /proc/net/bonding/bond0"]
+
+
 def test_nodes_with_other_rails():
     finding = only(recording(trees.bond(), trees.roce(1)))
 
