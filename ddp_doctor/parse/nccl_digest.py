@@ -18,7 +18,7 @@ MOST_CHARACTERS = 12_000
 #: No line that is read is longer but the list of HCAs; NCCL itself cuts at 1024.
 _LONGEST_LINE = 1100
 _PREFIX = re.compile(r"^.{0,200}?NCCL INFO ")
-_CHANNEL = re.compile(r"(?:Channel|Ring) (\d{1,5}(?:/\d{1,5})?) : ")
+_CHANNEL = re.compile(r"(?:Channel|Ring|CollNet) (\d{1,5}(?:/\d{1,5})?) : ")
 
 
 def digest(lines: Iterable[str]) -> str:

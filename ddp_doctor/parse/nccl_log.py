@@ -8,9 +8,16 @@
     wk:8811:8840 [0] NCCL INFO comm 0x55d rank 0 nRanks 4 nNodes 2 localRanks 2 localRank 0 MNNVL 0
     wk:8811:8840 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
     wk:8811:8840 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/IB/1/GDRDMA
+    wk:8811:8840 [0] NCCL INFO CollNet 00/0 : 2 [receive] via COLLNET/SHARP/0/GDRDMA
+    wk:8811:8840 [0] NCCL INFO NVLS multicast support is available on dev 0
+    wk:8811:8840 [0] NCCL INFO Pattern 4, crossNic 0, nChannels 12, bw 20.0/20.0, type NVL/PIX, sameChannels 1
+    wk:8811:8840 [0] NCCL INFO Connected all rings, use ring PXN 0 GDR 1
+    wk:8811:8840 [0] NCCL INFO comm 0x55d rank 0 nranks 4 … busId 1b000 commId 0x9 - Init COMPLETE
 
 Up to 2.6 the line says Ring; the connection number behind the channel came in 2.14; the brackets hold
-the NVML index since 2.18.3 and a PCI bus id before (src/transport/{p2p,shm,net}.cc of each release).
+the NVML index since 2.18.3 and a PCI bus id before (src/transport/{p2p,shm,net}.cc of each release). The
+number in NET/IB/3(2) is the rank whose NIC is used in place of the own one (PXN). Since 2.22 rings and trees
+are connected at the first collective, so that a log without that line says nothing.
 """
 
 import re
@@ -36,10 +43,19 @@ _HCA = re.compile(
     r"\[(\d{1,3})\] ?([A-Za-z0-9_.-]{1,64}):(?:[A-Za-z0-9_.-]*:)?(\d{1,3})/(IB|RoCE)"
     r"(?: provider=\S{1,40} speed=(\d{1,9}))?"
 )
-_NET = re.compile(r"NET/(.{1,40})/(\d{1,3})(?:\(\d{1,7}\))?(/GDRDMA)?")
+_NET = re.compile(r"NET/(.{1,40})/(\d{1,3})(?:\((\d{1,7})\))?(/GDRDMA)?")
 _DEVICE = re.compile(
     r"comm 0x[0-9a-f]{1,16} rank (\d{1,7}) nranks (\d{1,7}) cudaDev \d{1,3}"
     r"(?: nvmlDev (\d{1,3}))? busId ([0-9a-f]{1,12})"
+    r"(?: commId (0x[0-9a-f]{1,16}))?(?: - Init (START|COMPLETE))?"
+)
+_COLLNET = re.compile(r"CollNet \d+(?:/\d+)? : \d{1,7} \[(?:send|receive)\] via (COLLNET/[^\r\n]{1,80})")
+_NVLS = re.compile(r"NVLS multicast support is (not )?available on dev \d")
+_CONNECTED = re.compile(r"Connected (all rings|all trees|binomial trees|NVLS tree|Collnet Chains)")
+#: "speed" before 2.14.
+_PATTERN = re.compile(
+    r"Pattern (\d{1,2}), crossNic \d, nChannels (\d{1,3}), (?:bw|speed) (\d{1,6}\.\d{1,9})/(\d{1,6}\.\d{1,9}),"
+    r" type ([A-Z0-9]{2,4})/([A-Z0-9]{2,4})"
 )
 _HOSTS = re.compile(r"nRanks \d{1,7} nNodes (\d{1,7}) localRanks")
 _NETWORK = re.compile(r"Using network ([^\r\n]{1,60})")
@@ -51,7 +67,7 @@ _NO_IB = "NET/IB : No device found"
 #: A line that holds none of these says nothing that is read here.
 _WORDS = re.compile(
     r" via |NCCL version|NCCL_[A-Z0-9_]{1,60} set |NET/|Using network| busId | nRanks |GPU Direct RDMA Disabled"
-    rf"|P2P is disabled|{re.escape(_NO_VERBS)}"
+    rf"|P2P is disabled|{re.escape(_NO_VERBS)}|NVLS multicast|Connected |Pattern \d"
 )
 
 
@@ -78,7 +94,13 @@ class Transport(Frozen):
     def network(self) -> tuple[str, int, bool] | None:
         """Network, its device and whether it reads and writes GPU memory itself: ("IB", 0, True)."""
         found = _NET.match(self.via)
-        return (found[1], int(found[2]), found[3] is not None) if found else None
+        return (found[1], int(found[2]), found[4] is not None) if found else None
+
+    @property
+    def proxy(self) -> int | None:
+        """The rank whose NIC carries it in place of the own one (PXN)."""
+        found = _NET.match(self.via)
+        return int(found[3]) if found and found[3] else None
 
 
 class Hca(Frozen):
@@ -96,6 +118,26 @@ class RankDevice(Frozen):
     rank: int
     nvml: int | None
     bus_id: str  # hexadecimal without separators, as NCCL prints it: "1b000"
+
+
+class CommInit(Frozen):
+    """One rank of a communicator whose making was begun, and whether it was ended."""
+
+    rank: int
+    ranks: int
+    comm_id: str  # equal on all ranks of a communicator: "0x9"
+    complete: bool = False
+
+
+class Pattern(Frozen):
+    """A graph that NCCL found for one kind of algorithm, by its own estimate for each channel."""
+
+    pattern: int  # 1 and 2 and 3 are trees, 4 rings, 5 NVLS, 6 CollNet (src/include/graph.h)
+    channels: int
+    gb_per_s_within: float
+    gb_per_s_between: float
+    path_within: str  # the farthest between GPUs: "NVL"
+    path_between: str  # the farthest between GPU and NIC: "PIX"
 
 
 class NcclTransportFact(Fact):
@@ -117,6 +159,11 @@ class NcclTransportFact(Fact):
     refused: tuple[tuple[int, int], ...] = ()  # NVML indices between which NVML's status forbids P2P
     no_ib_device: bool = False
     no_verbs_library: bool = False
+    nvls: bool | None = None  # whether GPUs offer NVSwitch's multicast; None where some do, or none says so
+    collnet: tuple[str, ...] = ()  # "COLLNET/SHARP/0/GDRDMA"
+    connected: tuple[str, ...] = ()  # "all rings", "NVLS tree"
+    inits: tuple[CommInit, ...] = ()  # since 2.16.2, and those begun since 2.18.3
+    patterns: tuple[Pattern, ...] = ()
 
     def used_hcas(self) -> tuple[str, ...]:
         """The names of the RDMA devices that carry a channel."""
@@ -162,6 +209,36 @@ def parse_nccl_log(text: str) -> NcclTransportFact:
         refused=_once((int(found[1]), int(found[2])) for found in _REFUSED.finditer(text)),
         no_ib_device=_NO_IB in text,
         no_verbs_library=_NO_VERBS in text,
+        nvls=_nvls({found[1] is None for found in _NVLS.finditer(text)}),
+        collnet=_once(found[1].strip() for found in _COLLNET.finditer(text)),
+        connected=_once(found[1] for found in _CONNECTED.finditer(text)),
+        inits=_inits(devices),
+        patterns=_once(_pattern(found) for found in _PATTERN.finditer(text)),
+    )
+
+
+def _nvls(said: set[bool]) -> bool | None:
+    return said.pop() if len(said) == 1 else None
+
+
+def _inits(devices: Iterable[re.Match[str]]) -> tuple[CommInit, ...]:
+    found: dict[tuple[str, int], CommInit] = {}
+    for device in devices:
+        if device[5] and device[6]:
+            key = (device[5], int(device[1]))
+            complete = device[6] == "COMPLETE" or (key in found and found[key].complete)
+            found[key] = CommInit(rank=key[1], ranks=int(device[2]), comm_id=key[0], complete=complete)
+    return tuple(found.values())
+
+
+def _pattern(found: re.Match[str]) -> Pattern:
+    return Pattern(
+        pattern=int(found[1]),
+        channels=int(found[2]),
+        gb_per_s_within=float(found[3]),
+        gb_per_s_between=float(found[4]),
+        path_within=found[5],
+        path_between=found[6],
     )
 
 

@@ -22,6 +22,12 @@ WORDS = st.sampled_from(
         "NET/IB : Using [0]mlx5_2:1/RoCE [RO]; OOB eth0:10.0.0.1<0>",
         "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_2'",
         "Using network IB",
+        "comm 0x55d rank 0 nranks 4 cudaDev 0 nvmlDev 0 busId 1b000 commId 0x9 - Init COMPLETE",
+        "CollNet 00/0 : 2 [receive] via COLLNET/SHARP/0/GDRDMA",
+        "NVLS multicast support is available on dev 0 (NVLS_NCHANNELS 16)",
+        "NVLS multicast support is not available on dev 1",
+        "Connected all rings, use ring PXN 0 GDR 1",
+        "Pattern 4, crossNic 0, nChannels 12, bw 20.000000/20.000000, type NVL/PIX, sameChannels 1",
         "+ PCI[24.0] - GPU/0-1b000 (0)",
         "Trees [0] -1/-1/-1->1->0 [1] 0/-1/-1->1->-1",
     ]

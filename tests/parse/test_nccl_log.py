@@ -83,6 +83,78 @@ def test_devices_listed_one_by_one_since_2_27():
     assert parse_nccl_log(line).hcas == (Hca(index=2, name="mlx5_3", link_layer="RoCE", speed_mbps=100_000),)
 
 
+DEVICE = "comm 0x55d rank 1 nranks 4 cudaDev 0 nvmlDev 0 busId 1b000"
+
+
+@pytest.mark.parametrize(
+    ("lines", "inits"),
+    [
+        ([f"{DEVICE} commId 0x9 - Init START"], [(1, "0x9", False)]),
+        ([f"{DEVICE} commId 0x9 - Init START", f"{DEVICE} commId 0x9 - Init COMPLETE"], [(1, "0x9", True)]),
+        (
+            [
+                f"{DEVICE} commId 0x9 - Init COMPLETE",
+                f"[Rank 1] ncclCommSplit {DEVICE} commId 0xa - Init START",
+            ],
+            [(1, "0x9", True), (1, "0xa", False)],
+        ),
+        ([f"{DEVICE} - Init COMPLETE"], []),  # before 2.16 without the id that joins the ranks
+        ([f"{DEVICE} commId 0x9 - Destroy COMPLETE"], []),
+    ],
+)
+def test_communicators_are_begun_and_ended(lines: list[str], inits: list[tuple[int, str, bool]]):
+    log = parse_nccl_log("\n".join(PREFIX + line for line in lines))
+    assert [(one.rank, one.comm_id, one.complete) for one in log.inits] == inits
+
+
+@pytest.mark.parametrize(
+    ("lines", "nvls"),
+    [
+        ([], None),
+        (["NVLS multicast support is available on dev 0 (NVLS_NCHANNELS 16)"] * 2, True),
+        (["NVLS multicast support is not available on dev 0"], False),
+        (
+            [
+                "NVLS multicast support is available on dev 0",
+                "NVLS multicast support is not available on dev 1",
+            ],
+            None,
+        ),
+    ],
+)
+def test_multicast_is_told_where_all_gpus_say_the_same(lines: list[str], nvls: bool | None):
+    assert parse_nccl_log("\n".join(PREFIX + line for line in lines)).nvls is nvls
+
+
+def test_collnet_connections_and_graphs():
+    log = parse_nccl_log(
+        f"{PREFIX}CollNet 00/0 : 2 [receive] via COLLNET/SHARP/0/GDRDMA\n"
+        f"{PREFIX}Connected all rings, use ring PXN 0 GDR 1\n{PREFIX}Connected binomial trees\n"
+        f"{PREFIX}Pattern 4, crossNic 0, nChannels 12, bw 20.000000/12.500000, type NVL/PIX, sameChannels 1\n"
+        f"{PREFIX}Pattern 1, crossNic 0, nChannels 2, speed 6.000000/5.000000, type SYS/PHB, sameChannels 0\n"
+    )
+    assert log.collnet == ("COLLNET/SHARP/0/GDRDMA",)
+    assert log.connected == ("all rings", "binomial trees")
+    ring, tree = log.patterns
+    assert (ring.pattern, ring.channels, ring.gb_per_s_within, ring.gb_per_s_between) == (4, 12, 20.0, 12.5)
+    assert (tree.path_within, tree.path_between) == ("SYS", "PHB")
+    assert log.transports == ()
+
+
+@pytest.mark.parametrize(
+    ("via", "network", "proxy"),
+    [
+        ("NET/IB/3(2)/GDRDMA(PCI)/Shared", ("IB", 3, True), 2),
+        ("NET/IB/3/GDRDMA", ("IB", 3, True), None),
+        ("NET/AWS Libfabric/0(4)", ("AWS Libfabric", 0, False), 4),
+        ("P2P/CUMEM", None, None),
+    ],
+)
+def test_the_nic_of_another_rank_is_told(via: str, network: tuple[str, int, bool] | None, proxy: int | None):
+    one = Transport(from_rank=0, to_rank=8, via=via)
+    assert (one.network, one.proxy) == (network, proxy)
+
+
 def test_ring_order_and_other_lines_are_no_transports():
     log = parse_nccl_log(f"{PREFIX}Channel 00/04 : 0 1\n{PREFIX}Connected all rings\nsent via store -> ok\n")
     assert log.transports == ()
