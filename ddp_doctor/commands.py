@@ -31,6 +31,7 @@ from ddp_doctor.render import state, terminal
 from ddp_doctor.render import topology as topology_render
 from ddp_doctor.render.outputs import Outputs
 from ddp_doctor.render.progress import progress
+from ddp_doctor.render.used_transports import used_table
 
 #: Longest that a rank which is not the agent waits beyond the budget: start, kill, report.
 _WAIT_MARGIN_S = 150.0
@@ -336,7 +337,7 @@ def _show_and_write(outcome: Outcome, outputs: Outputs, saved_as: str | None) ->
     problems = outputs.write(outcome.recording, outcome.report)
     out = terminal.console(outputs.words_to, is_piped=outputs.is_piped)
     if outcome.spoken_by is None:
-        terminal.show(outcome.report, out, saved_as)
+        terminal.show(outcome.report, out, saved_as, used_table(outcome.recording))
     else:
         terminal.show_short(outcome.report, out, outcome.spoken_by, saved_as)
     for code, trace in outcome.rule_failures:

@@ -55,10 +55,13 @@ def console(stream: TextIO, *, width: int | None = None, is_piped: bool = False)
     )
 
 
-def show(report: Report, out: "Console", saved_as: str | None = None) -> None:
-    """Print the whole report."""
+def show(report: Report, out: "Console", saved_as: str | None = None, transports: str = "") -> None:
+    """Print the whole report; ``transports`` is the table of what NCCL used between the ranks."""
     _show_checks(report, out)
     _show_table(report, out)
+    if transports:
+        out.print()
+        out.print(indent(transports, " "), soft_wrap=True)
     _show_gpus(report, out)
     for finding in report.findings:
         _show_finding(finding, out)

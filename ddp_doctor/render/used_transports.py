@@ -1,0 +1,134 @@
+"""What NCCL used between the ranks of a run beside what it should, for the report.
+
+NCCL between ranks         predicted       used             rate by its constants
+NV18  GPU0-GPU1 on wk3     P2P             SHM              22 GB/s                differs
+between nodes, mlx5_0      GPUDirect RDMA  IB, host memory  48 GB/s                differs
+NV18  56 pairs on 7 nodes  P2P             P2P              371 GB/s
+NVLS multicast is offered; 2 connections through the NIC of another GPU (PXN)
+
+Rows that differ come first. The rate is that of the way that was used.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ddp_doctor.checks.topology.across import crossings, hca_of
+from ddp_doctor.checks.topology.to_network import to_network
+from ddp_doctor.checks.topology.transports import Expected, Place, Used, log_of, places, used_within
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.parse.nccl_log import NcclTransportFact
+from ddp_doctor.phrases.nodes import host, in_words
+from ddp_doctor.render.plain import one_line
+
+#: Rows of the table, and nodes whose logs are read for it.
+_MOST_ROWS = 8
+_MOST_NODES = 16
+_GPUDIRECT = {True: "GPUDirect RDMA", False: "host memory", None: "GPUDirect RDMA?"}
+
+
+class _Kind(NamedTuple):
+    """What makes two connections one row."""
+
+    way: str
+    predicted: str
+    used: str
+    rate: str
+    differs: bool
+
+
+def used_table(recording: Recording) -> str:
+    """The table in plain text; nothing where no rank logged which transports it set up."""
+    world = recording.world
+    if world is None or world.backend != "nccl":
+        return ""
+    known = places(recording)
+    rows: dict[_Kind, list[tuple[int, str]]] = {}
+    for place in known[:_MOST_NODES]:
+        for kind, pair in (*_within(recording, place), *_between(recording, place)):
+            rows.setdefault(kind, []).append((place.seen.node, pair))
+    if not rows:
+        return ""
+    ordered = sorted(rows.items(), key=lambda row: not row[0].differs)
+    cells = [
+        (_whom(recording, kind, those), *kind[1:4], kind.differs) for kind, those in ordered[:_MOST_ROWS]
+    ]
+    widths = [max(len(head), *(len(row[at]) for row in cells)) for at, head in enumerate(_HEAD)]
+    lines = [_line(_HEAD, widths), *(_line(row[:4], widths, differs=row[4]) for row in cells)]
+    left = len(ordered) - len(cells)
+    lines += [f"and {left} kinds of connections more"] if left else []
+    lines += [f"Read of the first {_MOST_NODES} of {len(known)} nodes."] if known[_MOST_NODES:] else []
+    return "\n".join((*lines, *_notes([log_of(recording, one.seen.node) for one in known[:_MOST_NODES]])))
+
+
+_HEAD = ("NCCL between ranks", "predicted", "used", "rate by its constants")
+
+
+def _line(cells: tuple[str, ...], widths: list[int], *, differs: bool = False) -> str:
+    padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+    return "  ".join((*padded, *(["differs"] if differs else []))).rstrip()
+
+
+def _within(recording: Recording, place: Place) -> Iterator[tuple[_Kind, str]]:
+    expected = {one.gpus: one for one in place.expected()}
+    for used in used_within(recording, place):
+        one = expected.get(used.gpus)
+        if one is not None:
+            yield _pair(place, one, used), "-".join(used.gpus)
+
+
+def _pair(place: Place, one: Expected, used: Used) -> _Kind:
+    kinds, sure = used.kinds(), one.choice.sure
+    kind = next(iter(kinds)) if len(kinds) == 1 else ""
+    rate = (
+        place.rate(one.gpus, one.code, "P2P" if kind == "P2P" else "SHM") if kind in {"P2P", "SHM"} else None
+    )
+    predicted = one.choice.kind + ("" if sure else "?")
+    differs = sure and kinds != {one.choice.kind}
+    return _Kind(one.code, predicted, " and ".join(sorted(kinds)), _rate(rate), differs)
+
+
+def _between(recording: Recording, place: Place) -> Iterator[tuple[_Kind, str]]:
+    """The connections that ranks of a node receive over from other nodes: that end uses GPUDirect RDMA."""
+    log, ways = log_of(recording, place.seen.node), {way.gpu: way for way in to_network(recording, place)}
+    for one in crossings(recording, place.seen.node):
+        network = one.transport.network
+        if one.transport.end != "receive" or network is None:
+            continue
+        way = ways.get(f"GPU{one.gpu}") if one.gpu is not None else None
+        told = way is not None and network[0] == "IB"
+        predicted = _GPUDIRECT[way.gpudirect] if way and told else "-"
+        used = f"{network[0]}, {_GPUDIRECT[network[2]]}" if network[0] == "IB" else network[0]
+        differs = bool(way and told and way.gpudirect is not None and way.gpudirect is not network[2])
+        rate = _rate(way.rate_gb_per_s if way and told else None)
+        yield _Kind("between nodes", predicted, used, rate, differs), hca_of(log, one.transport) or "-"
+
+
+def _rate(gb_per_s: float | None) -> str:
+    return "" if gb_per_s is None else f"{gb_per_s:.0f} GB/s"
+
+
+def _whom(recording: Recording, kind: _Kind, those: list[tuple[int, str]]) -> str:
+    """ "NV18  GPU0-GPU1 on wk3", "NV18  56 pairs on 7 nodes", "between nodes, mlx5_0 and mlx5_1"."""
+    names, nodes = list(dict.fromkeys(name for _, name in those)), sorted({node for node, _ in those})
+    several = recording.world is not None and recording.world.nnodes > 1
+    if kind.way == "between nodes":
+        devices = [name for name in names if name != "-"]
+        return f"{kind.way}, {in_words(devices)}" if devices and len(devices) <= 2 else kind.way
+    where = one_line(host(recording, nodes[0])) if len(nodes) == 1 else f"{len(nodes)} nodes"
+    pairs = ", ".join(names) if len(those) <= 2 else f"{len(those)} pairs"
+    return f"{kind.way}  {pairs}" + (f" on {where}" if several else "")
+
+
+def _notes(logs: list[NcclTransportFact]) -> Iterator[str]:
+    """What else the logs say of the ways that data take, in one line."""
+    notes = []
+    if any(log.nvls for log in logs) and all(log.nvls is not False for log in logs):
+        notes.append("NVLS multicast is offered")
+    proxied = sum(one.proxy is not None for log in logs for one in log.transports)
+    if proxied:
+        notes.append(f"{proxied} connections through the NIC of another GPU (PXN)")
+    collnet = sorted({name.split("/")[1] for log in logs for name in log.collnet})
+    if collnet:
+        notes.append(f"CollNet by {in_words(collnet)}")
+    if notes:
+        yield "; ".join(notes)
