@@ -49,11 +49,10 @@ def used_table(recording: Recording) -> str:
     if not rows:
         return ""
     ordered = sorted(rows.items(), key=lambda row: not row[0].differs)
-    cells = [
-        (_whom(recording, kind, those), *kind[1:4], kind.differs) for kind, those in ordered[:_MOST_ROWS]
-    ]
-    widths = [max(len(head), *(len(row[at]) for row in cells)) for at, head in enumerate(_HEAD)]
-    lines = [_line(_HEAD, widths), *(_line(row[:4], widths, differs=row[4]) for row in cells)]
+    cells = [(_whom(recording, kind, those), *kind[1:4]) for kind, those in ordered[:_MOST_ROWS]]
+    widths = [max(len(row[at]) for row in (_HEAD, *cells)) for at in range(len(_HEAD))]
+    body = (_line(row, widths, differs=kind.differs) for row, (kind, _) in zip(cells, ordered, strict=False))
+    lines = [_line(_HEAD, widths), *body]
     left = len(ordered) - len(cells)
     lines += [f"and {left} kinds of connections more"] if left else []
     lines += [f"Read of the first {_MOST_NODES} of {len(known)} nodes."] if known[_MOST_NODES:] else []
