@@ -38,6 +38,7 @@ def probe(ctx: Context) -> Host:
         cgroup_memory_free_bytes=group.memory_free_bytes,
         shm_total_bytes=shm.total_bytes if shm else None,
         shm_free_bytes=shm.free_bytes if shm else None,
+        shm_device=host_limits.shared_memory_device(ctx),
         shm_problem=shm_problem,
         memlock_bytes=ctx.limit("MEMLOCK"),
         memlock_is_ignored=host_limits.memlock_is_ignored(read),

@@ -31,6 +31,7 @@ class Host(Fact):
     cgroup_memory_free_bytes: int | None = None  # under that limit
     shm_total_bytes: int | None = None  # limit
     shm_free_bytes: int | None = None
+    shm_device: int | None = None  # st_dev of /dev/shm, of one booted kernel
     shm_problem: str | None = None  # why /dev/shm could not be looked at
     memlock_bytes: int | None = None  # limit
     memlock_is_ignored: bool = False  # the kernel lets this process lock more

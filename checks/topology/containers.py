@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
+from ddp_doctor.checks.host.facts import Host
 from ddp_doctor.checks.topology.across import Crossing, crossings, nodes_that_say
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
@@ -33,6 +34,7 @@ def one_machine(recording: Recording) -> Iterator[Draft]:
 
     References
         NCCL src/misc/utils.cc, getHostHash: host name and boot id, or NCCL_HOSTID
+        NCCL src/init.cc, fillInfo: the device of /dev/shm; src/transport/shm.cc, shmCanConnect
         NCCL user guide, Troubleshooting, Sharing Data: /dev/shm and containers
     """
     machines: dict[str, list[Seen[InterfacesFact]]] = {}
@@ -51,12 +53,12 @@ def one_machine(recording: Recording) -> Iterator[Draft]:
 
 
 def _draft(recording: Recording, group: Sequence[Seen[InterfacesFact]], found: Sequence[Crossing]) -> Draft:
-    names = list(dict.fromkeys(seen.fact.hostname for seen in group))
-    apart = f"their host names differ: {in_words(names)}" if len(names) > 1 else "they have one host name"
+    apart = [reason for reason in (_by_name(group), _by_memory(recording, group)) if reason]
+    why = in_words(apart) if apart else "host name and /dev/shm, as far as they were read, are the same"
     return Draft(
         title=f"{node_names(recording, group)} are containers of one machine, and NCCL joins their GPUs over"
         " the network",
-        detail=f"NCCL takes them for different hosts; {apart}.",
+        detail=f"NCCL takes them for different hosts: {why}.",
         confidence=Confidence.LIKELY,
         culprits=node_culprits(recording, group),
         evidence=(
@@ -71,6 +73,18 @@ def _draft(recording: Recording, group: Sequence[Seen[InterfacesFact]], found: S
         ),
         remedies=(words.ONE_HOST_ID,),
     )
+
+
+def _by_name(group: Sequence[Seen[InterfacesFact]]) -> str | None:
+    names = list(dict.fromkeys(seen.fact.hostname for seen in group))
+    return f"their host names differ ({in_words(names)})" if len(names) > 1 else None
+
+
+def _by_memory(recording: Recording, group: Sequence[Seen[InterfacesFact]]) -> str | None:
+    """Ranks of one node are the agent's children and see one /dev/shm; only nodes can differ in it."""
+    here = {seen.node for seen in group}
+    devices = {one.fact.shm_device for one in recording.facts(Host) if one.node in here} - {None}
+    return "each has a /dev/shm of its own" if len(devices) > 1 else None
 
 
 RULES = (one_machine,)

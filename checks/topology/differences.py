@@ -190,7 +190,11 @@ def _found(recording: Recording) -> Iterator[Difference]:
 
 
 def _explained(recording: Recording, place: Place, used: Used) -> tuple[str, Remedy]:
-    """What the log says against the expected way, and what mends it."""
+    """What the log says against the expected way, and what mends it.
+
+    /dev/shm is no reason within a node: all its ranks are children of one agent, in one container (DD438
+    tells of nodes that are containers of one machine).
+    """
     log = log_of(recording, place.seen.node)
     nodes = recording.world.nnodes if recording.world else 1
     numbers = tuple(int(gpu.removeprefix("GPU")) for gpu in used.gpus)

@@ -29,10 +29,11 @@ class CommandResult:
 
 @dataclass(frozen=True)
 class Disk:
-    """Size of a file system, in bytes."""
+    """Size of a file system, in bytes, and the kernel's number for it."""
 
     total_bytes: int
     free_bytes: int
+    device: int | None = None  # st_dev of stat(2): equal for those who see the same file system
 
 
 class Interface(Frozen):

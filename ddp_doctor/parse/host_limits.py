@@ -46,6 +46,14 @@ def shared_memory(ctx: Context) -> tuple[Disk | None, str | None]:
     return (disk, None) if disk.total_bytes else (None, None)
 
 
+def shared_memory_device(ctx: Context) -> int | None:
+    """The kernel's number for /dev/shm, by which NCCL tells whether two ranks share it."""
+    try:
+        return ctx.disk(_SHARED_MEMORY).device
+    except OSError:
+        return None
+
+
 def rdma_devices(ctx: Context) -> tuple[str, ...]:
     """RDMA devices with an active port; NCCL uses no other."""
     read = reader(ctx)

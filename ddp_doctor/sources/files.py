@@ -45,8 +45,8 @@ class Files:
 
     def disk(self, path: str) -> Disk:
         """Size of the file system that holds ``path``; free is what an ordinary user may still take."""
-        status = os.statvfs(self._at(path))
-        return Disk(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize)
+        status, device = os.statvfs(self._at(path)), self._at(path).stat().st_dev
+        return Disk(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize, device)
 
     def _at(self, path: str) -> Path:
         return self._root / path.lstrip("/")

@@ -142,7 +142,7 @@ def test_a_container_is_read_from_its_files():
     context = FakeContext(
         files=FILES,
         env={"NCCL_IB_DISABLE": "1"},
-        disks={"/dev/shm": Disk(67108864, 0)},
+        disks={"/dev/shm": Disk(67108864, 0, 51)},
         limits={"MEMLOCK": 65536, "NOFILE": 1024},
         cpu_count=2,
     )
@@ -159,6 +159,7 @@ def test_a_container_is_read_from_its_files():
         cgroup_memory_free_bytes=73741824,
         shm_total_bytes=67108864,
         shm_free_bytes=0,
+        shm_device=51,
         memlock_bytes=65536,
         open_files=1024,
         clock_source="hpet",

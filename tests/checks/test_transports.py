@@ -254,6 +254,33 @@ def test_containers_with_one_boot_id_are_one_machine_and_others_are_not():
     assert codes_of(Recording.model_validate(data)) == []
 
 
+@pytest.mark.parametrize(
+    ("devices", "names", "why"),
+    [
+        ((51, 67), ("node0", "node1"), "their host names differ (node0 and node1) and each has a /dev/shm"),
+        ((51, 67), ("node0", "node0"), "different hosts: each has a /dev/shm of its own."),
+        ((51, 51), ("node0", "node1"), "different hosts: their host names differ (node0 and node1)."),
+        ((51, 51), ("node0", "node0"), "as far as they were read, are the same."),
+    ],
+)
+def test_what_keeps_two_containers_apart_is_told(devices: tuple[int, int], names: tuple[str, str], why: str):
+    data = load("two-containers-of-one-machine").model_dump(mode="json")
+    for reading in data["readings"]:
+        if reading["check"] == "interfaces":
+            reading["fact"]["hostname"] = names[reading["node"]]
+    data["readings"] += [
+        {
+            "check": "host",
+            "status": "collected",
+            "node": node,
+            "fact": {"kind": "host/1", "cpus": 8, "shm_device": device},
+        }
+        for node, device in enumerate(devices)
+    ]
+    (finding,) = [one for one in judge(Recording.model_validate(data)) if one.code == "DD438"]
+    assert why in finding.detail
+
+
 def test_rates_come_from_the_topology_alone_where_the_gpus_were_not_read():
     data = load("nvswitch-all-p2p").model_dump(mode="json")
     data["readings"] = [one for one in data["readings"] if one["check"] == "topology"]

@@ -373,6 +373,7 @@ NOT_FOREIGN: Mapping[str, str] = {
     "topo_rows.refuse_odd_columns": "topo_rows.read_blocks calls it",
     "host_limits.reader": "hands text on",
     "host_limits.shared_memory": "asks for two numbers",
+    "host_limits.shared_memory_device": "asks for a number",
     "host_limits.kernel": "strips one line",
     "host_limits.clock_source": "strips one line",
     "host_limits.in_units": _SHOWN,

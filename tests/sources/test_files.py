@@ -15,6 +15,7 @@ def test_the_root_moves_reads_lists_and_links(tmp_path):
     assert files.listdir("/sys/class/net") == ["eth0", "eth1"]
     assert files.readlink("/sys/class/net/eth1") == "../../devices/eth1"
     assert files.disk("/sys").total_bytes == Files().disk(str(tmp_path)).total_bytes
+    assert files.disk("/sys").device == tmp_path.stat().st_dev
 
 
 def test_what_does_not_exist_raises_oserror(tmp_path):
