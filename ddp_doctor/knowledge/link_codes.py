@@ -31,7 +31,7 @@ LINK_CODES: tuple[LinkCode, ...] = (
     LinkCode("SOC", 6, "SYS", "across the link between CPU sockets (old name of SYS)"),
 )
 _BY_CODE = {entry.code: entry for entry in LINK_CODES}
-_NVLINK = re.compile(r"NV(\d{1,3})")
+_NVLINK = re.compile(r"NV([1-9][0-9]?)")
 
 #: NCCL's path types from near to far (src/graph/topo.h); NCCL_P2P_LEVEL takes these names, in capitals.
 NCCL_PATHS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")

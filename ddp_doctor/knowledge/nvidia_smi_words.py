@@ -3,6 +3,7 @@
 The words are nvidia-smi's own error messages and the headings of neighbouring commands.
 """
 
+import re
 from dataclasses import dataclass
 
 
@@ -40,11 +41,22 @@ INSTEAD_OF_A_MATRIX: tuple[Words, ...] = (
     Words("= Status Ok", "this is the output of nvidia-smi topo -p2p; run nvidia-smi topo -m for the links"),
     Words("Link 0:", "this looks like nvidia-smi nvlink; run nvidia-smi topo -m for the links"),
     Words("| NVIDIA-SMI ", "this is plain nvidia-smi; run nvidia-smi topo -m for the links"),
-    Words("NIC Legend:", "only the legend is here; the matrix above it is missing"),
-    Words("= Self", "only the legend is here; the matrix above it is missing"),
+    Words(
+        "\\tGPU0\\t", "the tabs and lines of the output are escaped here, as in JSON or a notebook: undo that"
+    ),
 )
+_LEGENDS = ("NIC Legend:", "= Self")
+#: "GPU0,GPU1", "<td>GPU0</td><td>GPU1</td>".
+_NAMES_IN_A_ROW = re.compile(r"GPU0[^\n]{1,20}GPU1\b")
 
 
 def explain(text: str) -> str | None:
     """What a text without a matrix is, as far as its words tell."""
-    return next((words.meaning for words in INSTEAD_OF_A_MATRIX if words.text in text), None)
+    for words in INSTEAD_OF_A_MATRIX:
+        if words.text in text:
+            return words.meaning
+    if _NAMES_IN_A_ROW.search(text):
+        return "the names of GPUs stand in a row here, but not as nvidia-smi topo -m prints them"
+    if any(legend in text for legend in _LEGENDS):
+        return "only the legend is here; the matrix above it is missing"
+    return None

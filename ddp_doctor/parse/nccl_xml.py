@@ -229,8 +229,8 @@ class _Host:
 def _device(
     pci: Tag, cpu: Tag, above: tuple[str, ...], kind: Literal["gpu", "nic", "net"], name: str = ""
 ) -> PciDevice:
-    node, width = cpu.get("numaid"), pci.get("link_width")
-    if not re.fullmatch(r"-?\d{1,6}", node):
+    node, width, speed = cpu.get("numaid"), pci.get("link_width"), pci.get("link_speed")
+    if not re.fullmatch(r"-?[0-9]{1,6}", node):
         raise TopologyError(f"{node[:20]!a} is no NUMA node", cpu.line)
     return PciDevice(
         bus_id=pci.get("busid").lower(),
@@ -239,8 +239,8 @@ def _device(
         root=f"cpu{node}",
         bridges=above,
         numa_node=int(node),
-        link_speed=pci.get("link_speed")[:40] or None,
-        link_width=int(width) if re.fullmatch(r"[1-9]\d{0,2}", width) else None,
+        link_speed=speed if re.fullmatch(r"[0-9.]{1,6} GT/s(?: PCIe)?", speed) else None,
+        link_width=int(width) if re.fullmatch(r"[1-9][0-9]{0,2}", width) else None,
     )
 
 
@@ -249,7 +249,7 @@ def _gpu(pci: Tag, gpu: Tag | None, device: PciDevice) -> _Gpu:
     own = gpu if gpu is not None else Tag("gpu", {}, pci.line)
     for link in own.named("nvlink", "xgmi"):
         count = link.get("count")
-        if not re.fullmatch(r"\d{1,3}", count):
+        if not re.fullmatch(r"[0-9]{1,3}", count):
             raise TopologyError(f"{count[:20]!a} is no number of links", link.line)
         switch = link.get("tclass").lower().startswith(_NVSWITCH)
         target = "switch" if switch else link.get("target").lower()
@@ -258,7 +258,7 @@ def _gpu(pci: Tag, gpu: Tag | None, device: PciDevice) -> _Gpu:
     is_amd = (
         next(own.named("xgmi"), None) is not None or "gcn" in own.attributes or pci.get("vendor") == "0x1002"
     )
-    return _Gpu(device, int(dev) if re.fullmatch(r"\d{1,4}", dev) else None, links, is_amd)
+    return _Gpu(device, int(dev) if re.fullmatch(r"[0-9]{1,4}", dev) else None, links, is_amd)
 
 
 def _is_plain(net: Tag) -> bool:

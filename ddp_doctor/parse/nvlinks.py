@@ -9,7 +9,7 @@
     Device does not have or support Nvlink
 
 A GPU of the second and third kind has no links to tell of. A GPU leaves out a link whose state it could
-not ask for.
+not ask for. People take the UUIDs out, and put ``...`` for lines.
 """
 
 import re
@@ -23,10 +23,12 @@ from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.parse.topo_rows import TopologyError
 
-_GPU = re.compile(r"(?<!\S)GPU (\d{1,4}): ([^()\n]{1,80}?) ?\(UUID: ?([^)\n]{1,60})\)\s*")
-_LINK = re.compile(r"(?<!\S)Link (\d{1,3}): (?:(\d{1,5}(?:\.\d{1,6})?) GB/s|(<inactive>))\s*")
-#: ``nvlink -e`` has counters there, which are none of it.
-_LINK_LIKE = re.compile(r"(?<!\S)Link \d{1,3}: *(?:[\d<]|$)")
+_GPU = re.compile(r"(?<!\S)GPU ([0-9]{1,4}): (?!Link )([!-'*-~][ -'*-~]{0,79}?) *(\(UUID: ?[^)\n]{1,60}\)|$)")
+_LINK = re.compile(r"(?<!\S)Link ([0-9]{1,3}): (?:([0-9]{1,5}(?:\.[0-9]{1,6})?) GB/s|(<inactive>))\s*")
+#: ``nvlink -e`` has counters there ("Replay Errors: 0") and ``-R`` addresses, which are none of it.
+_LINK_LIKE = re.compile(r"(?<!\S)Link [0-9]{1,3}: *(?:[0-9<]|[^:]*$)")
+#: What people put for the lines that they leave out.
+_LEFT_OUT = re.compile(r"[\s>]*(?:\.{2,}|…|\[(?:\.{3}|…)\])\s*")
 _NONE = re.compile(r"Unable to retrieve NVLink information|does not have or support NVLink", re.IGNORECASE)
 
 
@@ -85,6 +87,7 @@ class _Section:
     name: str
     links: dict[int, Nvlink] = field(default_factory=dict)
     has_none: bool = False
+    is_shortened: bool = False
 
 
 def find_nvlinks(lines: Sequence[str]) -> Iterator[tuple[range, NvlinksFact]]:
@@ -107,16 +110,21 @@ def find_nvlinks(lines: Sequence[str]) -> Iterator[tuple[range, NvlinksFact]]:
 def _sections(lines: Sequence[str]) -> Iterator[tuple[_Section, int]]:
     """Each GPU that is followed by links, or by the sentence that it has none; ``nvidia-smi -L`` is not."""
     current: _Section | None = None
+    has_uuids = False
     for index, line in enumerate(lines):
         text = line[:500]
         title = _GPU.search(text)
-        goes_on = current is not None and (_take(current, text, index) or not text.strip())
+        if title and has_uuids and not title[3]:
+            title = None  # beside titles with UUIDs one without is another program's line
+        goes_on = current is not None and not title and (_take(current, text, index) or not text.strip())
         if current is not None and not goes_on:
             if current.links or current.has_none:
                 yield current, index
             current = None
         if title:
             current = _Section(index, int(title[1]), title[2])
+            has_uuids = has_uuids or bool(title[3])
+            current.has_none = _NONE.search(text, title.end()) is not None
         elif current is None and _LINK.search(text):
             raise TopologyError("the state of an NVLink stands here without its GPU", index + 1, text)
     if current is not None and (current.links or current.has_none):
@@ -126,9 +134,13 @@ def _sections(lines: Sequence[str]) -> Iterator[tuple[_Section, int]]:
 def _take(section: _Section, text: str, index: int) -> bool:
     """Whether the line belongs to this GPU; it is taken over then."""
     found = _LINK.search(text)
+    if section.links and _LEFT_OUT.fullmatch(text):
+        section.is_shortened = True
+        return True
     if found is None or found.end() != len(text):
         if _LINK_LIKE.search(text):
-            raise TopologyError(f"the state of this link of GPU{section.number} is cut off", index + 1, text)
+            reason = f"the state of this link of GPU{section.number} is cut off or not known"
+            raise TopologyError(reason, index + 1, text)
         section.has_none = section.has_none or _NONE.search(text) is not None
         return _NONE.search(text) is not None
     number = int(found[1])
@@ -145,7 +157,12 @@ def _fact(sections: Sequence[_Section]) -> NvlinksFact:
         )
         for one in sections
     )
-    return NvlinksFact(gpus=gpus, warnings=tuple(_doubts(gpus)))
+    shortened = [
+        f"the links of GPU{one.number} are not all there: the text leaves some out"
+        for one in sections
+        if one.is_shortened
+    ]
+    return NvlinksFact(gpus=gpus, warnings=(*shortened, *_doubts(gpus)))
 
 
 def _doubts(gpus: Sequence[GpuNvlinks]) -> Iterator[str]:

@@ -31,11 +31,11 @@ from ddp_doctor.parse.topo_rows import TopologyError
 
 _PARTS = {"Weight": "weight", "Hops": "hops", "Link Type": "link_type", "Link accessibility": "access"}
 _TITLE = re.compile(rf"=\s({'|'.join(_PARTS)}) between two GPUs\s=")
-_NUMA = re.compile(r"GPU\[(\d{1,4})\]\s*: \(Topology\) Numa (Node|Affinity): (-?\d{1,4})\s*$")
+_NUMA = re.compile(r"GPU(?:\[| )([0-9]{1,4})\]?\s*: \(Topology\) Numa (Node|Affinity): (-?[0-9]{1,4})\s*$")
 _BANNER = re.compile(r"=\s(?:ROCm System Management Interface|End of ROCm SMI Log|Numa Nodes)\s=")
 _CELLS = {
-    "weight": re.compile(r"\d{1,6}|N/A"),
-    "hops": re.compile(r"\d{1,4}|N/A"),
+    "weight": re.compile(r"[0-9]{1,6}|N/A"),
+    "hops": re.compile(r"[0-9]{1,4}|N/A"),
     "link_type": re.compile(r"0|PCIE|XGMI|XXXX|N/A"),
     "access": re.compile(r"True|False|N/A"),
 }

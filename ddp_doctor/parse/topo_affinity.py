@@ -19,8 +19,8 @@ from itertools import pairwise
 
 CPU, NUMA, GPU_NUMA = "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"
 
-_LIST = re.compile(r"\d{1,12}(?:-\d{1,12})?(?:,\d{1,12}(?:-\d{1,12})?)*")
-_ONE_NUMBER = re.compile(r"0|[1-9]\d{0,5}")
+_LIST = re.compile(r"[0-9]{1,12}(?:-[0-9]{1,12})?(?:,[0-9]{1,12}(?:-[0-9]{1,12})?)*")
+_ONE_NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 _NONE = "N/A"
 #: Tabs after the first affinity field -> column, where a cell is not N/A, and where it is.
 _FIELDS = {0: CPU, 1: NUMA, 3: GPU_NUMA, 4: GPU_NUMA}

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from ddp_doctor.parse.topo_rows import DEVICE, NUMBERED
 
-_ENTRY = re.compile(r"(?<!\S)(NIC\d{1,4}):\s*(.*?)\s*$")
+_ENTRY = re.compile(r"(?<!\S)(NIC[0-9]{1,4}):\s*(.*?)\s*$")
 _LONGEST_ENTRY = 500
 
 

@@ -18,30 +18,38 @@ _MOST_COLUMNS = 512
 #: Rows that must be there before the one that is missing is taken from them; else the matrix is cut off.
 _LEAST_WITNESSES = 2
 
-CODE = re.compile(r"NV\d{1,3}|SYS|NODE|PHB|PXB|PIX|SOC|X")
+#: ASCII digits alone: Python's \d also takes those of other scripts, and every output would carry them on.
+_NUMBER = "(?:0|[1-9][0-9]{0,3})"
+
+#: "NV1824-47" may be NV18 and 24-47, or NV1 and 824-47: it is no code.
+CODE = re.compile(r"NV[1-9][0-9]?(?![0-9])|SYS|NODE|PHB|PXB|PIX|SOC|X")
 #: The cells of ``nvidia-smi topo -p2p``, whose matrix looks much the same.
 _P2P_CELL = re.compile(r"(?<!\S)(?:OK|CNS|GNS|TNS|NS|DR|U)(?!\S)")
-GPU = re.compile(r"GPU\d{1,4}")
-NUMBERED = re.compile(r"(?:GPU|NIC)\d{1,4}")
-_NUMBERED_GLUED = re.compile(r"((?:(?:GPU|NIC)\d{1,4})+)(.*)")
-#: What RDMA devices are called (mlx5_bond_0, rocep177s0f0, ibp0): safe to put into a setting.
-DEVICE = re.compile(r"(?=[^\d]*\d)[A-Za-z][A-Za-z0-9_.-]{0,62}[A-Za-z0-9]")
-FIRST_GPU = re.compile(r"(?<![\w.-])GPU\d")
+GPU = re.compile(f"GPU{_NUMBER}")
+NUMBERED = re.compile(f"(?:GPU|NIC){_NUMBER}")
+_NUMBERED_GLUED = re.compile(f"((?:{NUMBERED.pattern})+)(.*)")
+#: What RDMA devices are called (mlx5_bond_0, rocep177s0f0, ibp0): safe to put into a setting. A GPU by its
+#: UUID is none.
+DEVICE = re.compile(r"(?!GPU|MIG)(?=[^0-9]*[0-9])[A-Za-z][A-Za-z0-9_.-]{0,62}[A-Za-z0-9]")
+FIRST_GPU = re.compile(r"(?<![\w.-])GPU[0-9]")
 _CPU_TITLE = re.compile(r"CPU\s*Affinity")
-_TITLES = re.compile(r"CPU\s*Affinity\s*(NUMA\s*Affinity)?\s*(GPU\s*NUMA\s*ID)?\s*")
+_TITLES = re.compile(r"CPU\s*Affinity\s*(NUMA(?:\s*Affinity)?)?\s*(GPU\s*NUMA\s*ID)?\s*")
 _ROW_LIKE = re.compile(rf"[\s>]*{NUMBERED.pattern}\s+(?:{CODE.pattern})(?=\s|$)")
 _ONLY_CODES = re.compile(rf"\S+(?:\s+(?:{CODE.pattern})){{2,}}\s*")
 NOTHING = re.compile(r"[\s:|+\-=>{}]*")
 
 
 class TopologyError(Exception):
-    """The text is not understood; ``line`` counts from 1 and is None where no line is to blame."""
+    """The text is not understood; ``line`` counts from 1 and is None where no line is to blame.
+
+    The reason may show what stands in the text; what is not plain ASCII there is escaped.
+    """
 
     def __init__(self, reason: str, line: int | None = None, text: str = "") -> None:
-        self.reason = reason
+        self.reason = "".join(sign if " " <= sign <= "~" else ascii(sign)[1:-1] for sign in reason)
         self.line = line
         self.text = text.strip()[:200]
-        super().__init__(reason if line is None else f"line {line}: {reason}")
+        super().__init__(self.reason if line is None else f"line {line}: {self.reason}")
 
 
 @dataclass(frozen=True)
@@ -176,11 +184,15 @@ def _block(header: Header, lines: Sequence[str]) -> Block:
 def label_of(line: str, header: Header) -> tuple[str | None, int]:
     """The row's label and where it starts; None where this line is no row."""
     for found in re.finditer(r"\S+", line):
-        name = found[0]
+        # ``grep -n`` and ``mpirun --tag-output`` put "12:" and "[1,0]<stdout>:" right before a label.
+        mark, colon, name = found[0].rpartition(":")
         if name in header.columns or NUMBERED.fullmatch(name):
-            shape = shape_of(line[: found.start()])
+            start = found.start() + len(mark + colon)
+            shape = shape_of(line[:start])
+            if colon and shape != header.shape:
+                continue
             is_row = shape in {"", header.shape} and line[found.end() :].strip() != ""
-            return (name if is_row else None), found.start()
+            return (name if is_row else None), start
     return None, 0
 
 
@@ -265,7 +277,7 @@ def _unknown_cell(label: str, cell: str, read: int, count: int) -> str:
         return f"{cell} is a word of nvidia-smi topo -p2p; run nvidia-smi topo -m for the links"
     if re.fullmatch(r"NV#?", cell):
         return f"{cell} in row {label} has no number of links: no driver prints that, so the text was altered"
-    if re.match(r"\d|N/A", cell):
+    if re.match(r"[0-9]|N/A", cell):
         return f"row {label} has {read} link cells under {count} columns, then {cell[:40]}"
     return f"{cell[:40]} in row {label} is no link code of nvidia-smi topo -m"
 

@@ -5,8 +5,11 @@
 
 import re
 
-#: C0 but tab and newline, DEL, C1, and the lone surrogates that no stream can encode.
-_NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+#: C0 but tab and newline, DEL, C1, what hides or turns text around (zero width, right to left), and the
+#: lone surrogates that no stream can encode.
+_NOT_TEXT = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+)
 
 
 def plain(text: str) -> str:

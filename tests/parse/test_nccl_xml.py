@@ -119,6 +119,7 @@ def test_hostile_names_are_not_taken_over() -> None:
     assert matrix.nics == {"NIC0": "NIC0"}
     assert "no device name" in matrix.warnings[0]
     assert read(DUMP.replace("GenuineIntel", "$(reboot)")).cpu_vendor is None
+    assert all(device.link_speed is None for device in read(DUMP.replace(" GT/s", "\u202e GT/s")).pci)
 
 
 def test_text_without_a_file_holds_none() -> None:

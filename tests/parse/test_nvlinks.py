@@ -1,5 +1,6 @@
 """The parser of ``nvidia-smi nvlink -s``."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -47,10 +48,41 @@ def test_a_link_that_peers_list_and_this_gpu_does_not_is_marked():
     assert fact.warnings == ("GPU0 does not list its link 3, so nothing is known of it",)
 
 
+@pytest.mark.parametrize(("uuid", "instead"), [(r" \(UUID.*\)", ""), ("GPU-[0-9a-f-]+", "...")])
+def test_titles_whose_uuid_was_taken_out_are_read(uuid: str, instead: str):
+    altered = re.sub(uuid, instead, STATES)
+    assert altered != STATES
+    assert read(altered) == read(STATES)
+
+
+def test_a_title_without_uuid_among_titles_with_it_takes_no_links():
+    with pytest.raises(TopologyError, match="line 4: the state of an NVLink stands here without its GPU"):
+        read(
+            STATES.replace("\t Link 2", "GPU 7: 45C\n\t Link 2", 1).replace("\t Link 1: 14.062 GB/s\n", "", 1)
+        )
+
+
+def test_links_that_somebody_left_out_are_told():
+    (fact,) = read("GPU 0: NVIDIA H100\n\t Link 0: <inactive>\n\t Link 1: <inactive>\n\t ...\n")
+
+    assert fact.warnings == ("the links of GPU0 are not all there: the text leaves some out",)
+
+
+def test_two_gpus_without_links_on_a_line_each_are_both_read():
+    (fact,) = read(
+        "GPU 0: RTX A4000 (UUID: GPU-a) Device does not have or support Nvlink\n"
+        "GPU 1: Quadro RTX 5000 (UUID: GPU-b) NVML: Unable to retrieve Nvlink information\n"
+    )
+
+    assert [gpu.gpu for gpu in fact.gpus] == ["GPU0", "GPU1"]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         (STATES.replace("Link 1: 14.062 GB/s", "Link 1: 14.0", 1), "line 3: the state of this link of GPU0"),
+        (STATES.replace("Link 1: 14.062 GB/s", "Link 1: dormant", 1), "line 3: .* cut off or not known"),
+        (STATES.replace("RTX A6000", "RTX \u202eA6000"), "line 2: .* without its GPU"),
         (STATES.replace("Link 1: 14.062 GB/s", "Link 0: 9 GB/s", 1), "GPU0 has two states of link 0"),
         (STATES.partition("\n")[2], "line 1: the state of an NVLink stands here without its GPU"),
     ],
@@ -66,6 +98,7 @@ def test_what_is_damaged_is_refused(text: str, says: str):
         "GPU 0: Tesla T4 (UUID: GPU-1)\nGPU 1: Tesla T4 (UUID: GPU-2)\n",
         "GPU 0: NVIDIA A100 (UUID: GPU-1)\n\t Link 0: Replay Errors: 0\n\t Link 0: Recovery Errors: 0\n",
         "GPU 0: NVIDIA A100 (UUID: GPU-1)\n\t Link 0, P2P is supported: true\n",
+        "GPU 0: NVIDIA A100 (UUID: GPU-1)\n\t Link 0: Remote Device 00000000:07:00.0: Link 46\n",
     ],
 )
 def test_other_outputs_that_look_alike_are_none_of_it(text: str):

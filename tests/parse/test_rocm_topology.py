@@ -1,5 +1,6 @@
 """The parser of ``rocm-smi --showtopo`` and its parts."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,12 @@ def test_all_tables_of_one_host_are_one_fact():
 
 def test_a_table_that_comes_again_is_of_another_host():
     assert read(WHOLE + WHOLE) == read(WHOLE) * 2
+
+
+def test_brackets_that_an_editor_took_away_change_nothing():
+    altered = re.sub(r"GPU\[(\d)\]", r"GPU \1", WHOLE)
+    assert altered != WHOLE
+    assert read(altered) == read(WHOLE)
 
 
 def test_access_alone_is_read():

@@ -111,6 +111,17 @@ def test_prefixed_lines_are_read(name: str):
     assert matrix.cpu_affinity["GPU1"] == "0-15"
 
 
+@pytest.mark.parametrize("mark", ["{n}:", "logs/node-{n}.txt:", "[1,0]<stdout>:"])
+def test_marks_right_before_the_labels_are_taken_off(mark: str):
+    lines = enumerate(sample("driver-375-soc.txt").split("\n"), start=8)
+    marked = "\n".join(mark.replace("{n}", str(n)) + line for n, line in lines)
+    assert parse_matrices(marked) == parse_matrices(sample("driver-375-soc.txt"))
+
+
+def test_a_short_title_of_the_numa_nodes_is_understood():
+    assert parse_matrix(PAIR.replace("NUMA Affinity", "NUMA")) == parse_matrix(PAIR)
+
+
 def test_markdown_table_is_read():
     matrix = read("markdown-table.txt")
     assert matrix.links["GPU0"] == {"GPU1": "NODE"}
@@ -175,6 +186,12 @@ def test_refusal_names_the_line_and_shows_it():
         (PAIR.replace("GPU1\tPIX", "GPU1\tNV#"), "no number of links"),
         (PAIR.replace("GPU1\tPIX", "GPU1\tCNS"), "topo -p2p"),
         (PAIR.replace("GPU1\tPIX\t", "GPU1\t\t"), "1 link cells under 2 columns"),
+        (PAIR.replace("PIX\t0-7", "NV40-7"), "line 2: the affinity cells of GPU0"),
+        (PAIR.replace("PIX\t0-7", "NV1824-47"), "line 2: NV1824-47 in row GPU0 is no link code"),
+        (PAIR.replace("PIX", "NV0"), "NV0 in row GPU0 is no link code"),
+        (PAIR.replace("PIX", "NV188"), "NV188 in row GPU0 is no link code"),
+        (repr(PAIR), "escaped"),
+        (PAIR.replace("\t", ","), "names of GPUs stand in a row"),
         (PAIR.replace("8-15", "15-8"), "affinity"),
         (PAIR.replace("8-15\t0", "8-11"), "is cut off"),
         (PAIR.replace("8-15\t0", "8-"), "affinity"),

@@ -24,6 +24,10 @@ def test_plain_text_has_no_control_character_but_tabs_and_newlines(text: str) ->
     assert not {"\n", "\t"} & set(one_line(text))
 
 
+def test_what_hides_text_or_turns_it_around_is_shown_as_a_question_mark() -> None:
+    assert plain("mlx5\u200b_0 \u202eexe.5xlm\u2066\ufeff") == "mlx5?_0 ?exe.5xlm??"
+
+
 @pytest.mark.parametrize("text", ["GPU0\tGPU1\nGPU1", "zwölf µs → 1", "", "[bold]host[/bold] :smile:"])
 def test_ordinary_text_stays_as_it_is(text: str) -> None:
     assert plain(text) == text
