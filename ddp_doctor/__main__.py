@@ -4,6 +4,7 @@ Nothing heavy may be imported at module level: multiprocessing runs the console 
 module-level code again in every worker.
 """
 
+import io
 import os
 import signal
 import sys
@@ -14,6 +15,9 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     _replace_closed_streams()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a locale without the degree sign must not end the report
     from ddp_doctor.cli import entry
 
     entry()

@@ -210,7 +210,9 @@ def prolog(
 
 @app.command()
 def replay(
-    recording: Annotated[Path, typer.Argument(metavar="RECORDING", help="A file written by --record.")],
+    recording: Annotated[
+        Path, typer.Argument(metavar="RECORDING|-", help="A file written by --record, or stdin.")
+    ],
     json_path: JsonOption = None,
     env_file: EnvFileOption = None,
 ) -> None:
@@ -240,14 +242,11 @@ def topology(
     record: RecordOption = None,
 ) -> None:
     """Read a GPU topology and say what NCCL will make of it."""
-    from dataclasses import replace
-
     from ddp_doctor import commands
     from ddp_doctor.guard import guarded
 
     with guarded():
-        outputs = replace(_outputs(json_path, env_file, record, quiet=True), svg=svg)
-        code = commands.topology(file, outputs)
+        code = commands.topology(file, _outputs(json_path, env_file, record, quiet=True, svg=svg))
     raise typer.Exit(code)
 
 
@@ -281,7 +280,17 @@ def template(
         typer.echo(commands.template(name), nl=False)
 
 
-def _outputs(json_path: str | None, env_file: str | None, record: str | None, quiet: bool) -> "Outputs":
+def _outputs(
+    json_path: str | None,
+    env_file: str | None,
+    record: str | None,
+    quiet: bool,
+    svg: str | None = None,
+) -> "Outputs":
+    """Where the results go. Raises UsageError."""
+    from ddp_doctor.app import UsageError
     from ddp_doctor.render.outputs import Outputs
 
-    return Outputs(json=json_path, env_file=env_file, record=record, quiet=quiet)
+    if (json_path, env_file, record, svg).count("-") > 1:
+        raise UsageError("only one output can go to stdout (-); give the others a path")
+    return Outputs(json=json_path, env_file=env_file, record=record, quiet=quiet, svg=svg)

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -32,6 +31,7 @@ from ddp_doctor.render import topology as topology_render
 from ddp_doctor.render.outputs import Outputs
 from ddp_doctor.render.progress import progress
 from ddp_doctor.render.used_transports import used_table
+from ddp_doctor.sources.given import CannotRead, read_given
 
 #: Longest that a rank which is not the agent waits beyond the budget: start, kill, report.
 _WAIT_MARGIN_S = 150.0
@@ -206,7 +206,7 @@ def topology(file: str | None, outputs: Outputs) -> int:
     if file is None:
         outcome = app.live_topology(dict(os.environ), lambda _text: None)
     else:
-        outcome = app.read_topology(_pasted(file))
+        outcome = app.read_topology(_text(file))
     report = topology_render.with_topology(outcome.report, outcome.recording)
     topology_render.show(outcome.recording, terminal.console(outputs.words_to))
     if file is not None and not any(reading.fact for reading in outcome.recording.readings):
@@ -214,15 +214,11 @@ def topology(file: str | None, outputs: Outputs) -> int:
     return _show_and_write(replace(outcome, report=report), outputs, saved_as=None)
 
 
-def _pasted(file: str) -> str:
-    return sys.stdin.buffer.read().decode("utf-8", errors="replace") if file == "-" else _text(file)
-
-
 def _text(path: str) -> str:
     try:
-        return Path(path).read_bytes().decode("utf-8", errors="replace")
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        return read_given(path).decode("utf-8", errors="replace")
+    except CannotRead as error:
+        raise UsageError(str(error)) from error
 
 
 def list_checks() -> str:

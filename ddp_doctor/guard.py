@@ -1,5 +1,6 @@
 """The border to the user: one error handler for all commands, and sentences on stderr."""
 
+import errno
 import os
 import sys
 import tempfile
@@ -11,6 +12,9 @@ from ddp_doctor import __version__
 from ddp_doctor.app import UsageError
 from ddp_doctor.model.choices import ExitCode
 from ddp_doctor.render.plain import plain
+
+#: A full disk, or one whose quota is used up.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
@@ -25,11 +29,20 @@ def guarded() -> Iterator[None]:
         raise SystemExit(ExitCode.INTERRUPTED.value) from None
     except BrokenPipeError:
         raise SystemExit(ExitCode.UNSURE.value) from None
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise SystemExit(_failed()) from None
+        say(f"ddp-doctor: what it has to say could not be written: {error.strerror}")
+        raise SystemExit(ExitCode.USAGE.value) from None
     except SystemExit:
         raise
     except BaseException:  # noqa: BLE001 - the border to the user; a panic of pydantic's core is no Exception
-        say(f"ddp-doctor failed itself, so the verdict is unsure; {kept(traceback.format_exc())}")
-        raise SystemExit(ExitCode.UNSURE.value) from None
+        raise SystemExit(_failed()) from None
+
+
+def _failed() -> int:
+    say(f"ddp-doctor failed itself, so the verdict is unsure; {kept(traceback.format_exc())}")
+    return ExitCode.UNSURE.value
 
 
 def kept(trace: str) -> str:

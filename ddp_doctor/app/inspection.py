@@ -33,7 +33,7 @@ def _in_prolog(plan: Plan) -> Plan:
 
 
 def read_topology(text: str) -> Outcome:
-    """Judge a pasted ``nvidia-smi topo -m``; one that is not understood is a finding and unsure."""
+    """Judge a pasted topology; one that is not understood is a finding and unsure."""
     options = Options(command="topology")
     recording = blank(options, Plan(()))
     return judge(recording.model_copy(update={"readings": topology.read_pasted(text)}))
@@ -42,5 +42,5 @@ def read_topology(text: str) -> Outcome:
 def live_topology(env: Mapping[str, str], progress: Progress) -> Outcome:
     """The topology of this machine, with what decides about P2P on it."""
     options = Options(command="topology", only=("topology",))
-    plan = plan_of(options, CHECKS)
+    plan = plan_of(options, [topology.CHECK])
     return judge(with_node_facts(blank(options, plan), plan, RunRequest(options, env), progress))

@@ -10,6 +10,10 @@ from pydantic import ValidationError
 from ddp_doctor.app.outcome import Outcome, UsageError, judge
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.model.recording import SCHEMA_VERSION, Recording
+from ddp_doctor.sources.given import CannotRead, read_given
+
+#: Thousands of nodes make a recording of some hundred megabytes.
+_MOST_BYTES = 1024 * 1024 * 1024
 
 
 def replay(path: Path) -> Outcome:
@@ -20,9 +24,9 @@ def replay(path: Path) -> Outcome:
 def load_recording(path: Path) -> Recording:
     """Read a recording. Raises UsageError with one sentence for every kind of wrong file."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        text = read_given(str(path), most_bytes=_MOST_BYTES).decode("utf-8")
+    except CannotRead as error:
+        raise UsageError(str(error)) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not a recording: it is not a text file") from error
     version = _schema_version(path, text)

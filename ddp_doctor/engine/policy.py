@@ -151,6 +151,8 @@ def summary(
         return f"Unsure: {_why_unsure(recording, results, diagnosis)}"
     warnings = sum(finding.severity is Severity.WARNING for finding in diagnosis.findings)
     noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
+    if recording.options.command == "topology":
+        return f"Healthy{noted}: nothing but the topology was judged."
     return f"Healthy{noted}: {scope} passed{_untested(recording)}."
 
 

@@ -1,0 +1,44 @@
+"""Texts that a user names: a file, a pipe, or stdin; bounded in size and in silence."""
+
+import os
+import select
+import sys
+
+#: The topologies of thousands of hosts are some megabytes.
+MOST_BYTES = 64 * 1024 * 1024
+#: A slow host has answered by then; one that hangs answers never.
+SILENCE_S = 60.0
+
+
+class CannotRead(Exception):
+    """A text that was named could not be read; the message is one sentence for people."""
+
+
+def read_given(path: str, *, most_bytes: int = MOST_BYTES, silence_s: float = SILENCE_S) -> bytes:
+    """The bytes of a file, or of stdin for ``-``. Raises CannotRead."""
+    try:
+        if path == "-":
+            return _read(sys.stdin.fileno(), "stdin", most_bytes, silence_s)
+        # O_NONBLOCK: opening a FIFO must not wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return _read(descriptor, path, most_bytes, silence_s)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise CannotRead(f"cannot read {path or 'a file without a name'}: {error.strerror}") from error
+    except ValueError as error:
+        raise CannotRead(f"cannot read {path!r}: {error}") from error
+
+
+def _read(descriptor: int, name: str, most_bytes: int, silence_s: float) -> bytes:
+    data = bytearray()
+    while len(data) <= most_bytes:
+        # Whoever pastes into a terminal may take their time.
+        if not os.isatty(descriptor) and not select.select([descriptor], [], [], silence_s)[0]:
+            raise CannotRead(f"nothing came from {name} for {silence_s:g} s, so it was given up")
+        chunk = os.read(descriptor, 65536)
+        if not chunk:
+            return bytes(data)
+        data += chunk
+    raise CannotRead(f"{name} is larger than {most_bytes >> 20} MiB, which nothing is that can be read here")

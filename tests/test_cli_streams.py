@@ -1,0 +1,64 @@
+"""The command line where stdin, stdout or the locale are not what a program hopes for."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.test_cli import DOCTOR, doctor
+
+HERE = Path(__file__).parent
+TOPOLOGY = str(HERE / "samples/topology/classic-two-socket.txt")
+
+
+@pytest.mark.parametrize("command", [["topology", TOPOLOGY], ["topology", "--svg", "-", TOPOLOGY]])
+def test_a_full_disk_behind_stdout_is_one_sentence_and_exit_2(command):
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            (*DOCTOR, *command), check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 2
+    assert done.stderr.endswith("could not be written: No space left on device\n")
+    assert "trace" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["topology", "--svg", "-", "--json", "-", TOPOLOGY],
+        ["run", "--json", "-", "--record", "-"],
+        ["replay", "--json", "-", "--env-file", "-", "x.json"],
+    ],
+)
+def test_two_outputs_on_stdout_are_refused(args):
+    done = doctor(*args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "only one output can go to stdout" in done.stderr
+
+
+def test_a_locale_of_ascii_alone_loses_signs_and_not_the_report():
+    strict = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "POSIX"}
+    done = doctor("replay", str(HERE / "recordings/gpu-speed-all-h100-at-low-clocks.json"), env=strict)
+    assert done.returncode == 0
+    assert "40 ?C" in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_recording_is_replayed_from_stdin():
+    text = (HERE / "recordings/gpus-one-lost.json").read_text()
+    done = subprocess.run(
+        (*DOCTOR, "replay", "-"), check=False, input=text, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "DD304" in done.stdout
+
+
+def test_the_topology_command_speaks_of_the_topology_alone():
+    done = doctor("topology")
+    marks = [line for line in done.stdout.splitlines() if line[:4] in (" ok ", " -- ", " !! ", " ?? ")]
+    assert [line.split()[1] for line in marks] == ["topology"]
+
+
+def test_a_text_is_not_called_this_node():
+    done = doctor("topology", TOPOLOGY)
+    assert done.stdout.endswith("Healthy, with 1 warning: nothing but the topology was judged.\n")
