@@ -181,7 +181,9 @@ def _rates(recording: Recording, slow: Slow) -> Iterator[Evidence]:
             value=round(one.rate.median, 2),
             unit=one.metric.unit,
             expected=round(one.typical, 2),
-            expected_from=f"median of the other {one.others} of this run",
+            expected_from=f"median of the other {one.others} of this run"
+            if one.others > 1
+            else "the other one of this run",
         )
 
 

@@ -53,7 +53,8 @@ def recovery(gpu: Gpu) -> Severity | None:
 
 def _recovery_words(gpu: Gpu) -> str:
     if gpu.error is None:
-        return f"the driver asks for {(gpu.recovery_action or '').replace('_', ' ')}"
+        action = gpu.recovery_action or ""
+        return f"the driver asks for {known.RECOVERY_ACTIONS.get(action, action)}"
     return known.GPU_ERRORS.get(gpu.error, f"the driver cannot use it ({gpu.error})")
 
 
@@ -171,7 +172,7 @@ def _slowdowns(gpu: Gpu) -> list[str]:
 def _slowdown_sight(gpu: Gpu) -> Sight:
     heat = f", {gpu.temperature_c} °C" if gpu.temperature_c is not None else ""
     return Sight(
-        f"{', '.join(_slowdowns(gpu))}; SM clock {gpu.sm_clock_mhz} MHz{heat}",
+        f"{', '.join(_slowdowns(gpu))}{heat}; SM clock",
         gpu.sm_clock_mhz,
         "MHz",
         gpu.sm_clock_max_mhz,

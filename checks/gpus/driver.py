@@ -96,10 +96,10 @@ def driver_hangs(recording: Recording) -> Iterator[Draft]:
             evidence=(
                 Evidence(
                     check="gpus",
-                    text=f"{call} had not come back after {waited:.1f} s",
+                    text=f"{call} without an answer",
                     value=waited,
                     unit="s",
-                    expected_from="NVML answers in a second, without persistence mode in a few seconds a GPU",
+                    expected_from="NVML answers in a second, without persistence mode in some seconds per GPU",
                 ),
             ),
             remedies=(known.REBOOT,),

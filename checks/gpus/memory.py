@@ -47,9 +47,10 @@ def repair_failed(recording: Recording) -> Iterator[Draft]:
 
 
 def _rows(gpu: Gpu) -> str:
-    """ "2 rows replaced, 1 of them after an uncorrected error, 1 bank without spare rows"."""
+    """ "2 rows replaced, 1 after an uncorrected error, 1 bank without spare rows"."""
     unsafe = gpu.rows_remapped_uncorrected or 0
-    words = f"{(gpu.rows_remapped_corrected or 0) + unsafe} rows replaced, {unsafe} of them after an uncorrected error"
+    rows = (gpu.rows_remapped_corrected or 0) + unsafe
+    words = f"{rows} {'row' if rows == 1 else 'rows'} replaced, {unsafe} after an uncorrected error"
     banks = (gpu.spare_rows or {}).get("none", 0)
     errors = gpu.ecc_volatile_uncorrected
     words += f", {banks} {'bank' if banks == 1 else 'banks'} without spare rows" if banks else ""
@@ -102,7 +103,7 @@ def _pending_words(gpu: Gpu) -> str:
 
 
 def _pages(gpu: Gpu) -> str:
-    return f"{_retired(gpu)} pages retired, {gpu.pages_retired_double_bit or 0} of them after an uncorrected error"
+    return f"{_retired(gpu)} pages retired, {gpu.pages_retired_double_bit or 0} after an uncorrected error"
 
 
 def _retired(gpu: Gpu) -> int:

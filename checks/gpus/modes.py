@@ -20,7 +20,7 @@ def persistence_off(recording: Recording) -> Iterator[Draft]:
         Persistence mode off on a GPU that no display or other process keeps awake.
 
     Why it matters
-        The first process on the GPU waits some seconds a GPU for the driver to start it, and set clocks and
+        The first process on the GPU waits some seconds per GPU for the driver to start it, and set clocks and
         limits are forgotten in between.
 
     Remedy
@@ -39,7 +39,7 @@ def persistence_off(recording: Recording) -> Iterator[Draft]:
             "persistence mode is off",
             lambda _: Sight("persistence mode off", expected_from=known.PERSISTENCE_GUIDE),
             known.KEEP_DRIVER_LOADED,
-            detail="Each job that comes first waits some seconds a GPU until the driver has started it.",
+            detail="Each job that comes first waits some seconds per GPU until the driver has started it.",
             severity=Severity.INFO,
         )
 

@@ -37,16 +37,17 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
     seen = [*recording.facts(GpusFact), *(Seen(GpusFact(), one.node, None, one) for one in absent)]
     required = recording.options.require_gpus
     for short, group in by_cause(seen, lambda fact: shortfall_of(fact, required)).items():
+        have = f"only {short.have}" if short.have else "none"
         missing = f"; missing: {', '.join(short.named)}" if short.named else ""
         yield Draft(
-            title=f"{node_names(recording, group)}: {short.have} of {short.expected} GPUs{missing}",
-            detail=f"{short.source} says {short.expected}; the job can count on {short.have}.",
+            title=f"{node_names(recording, group)}: {have} of {short.expected} GPUs{missing}",
+            detail=f"The job can count on {short.have}; {short.expected} by {short.source}.",
             confidence=Confidence.PROVED,
             culprits=node_culprits(recording, group),
             evidence=(
                 Evidence(
                     check="gpus",
-                    text=f"{short.have} GPUs{missing}",
+                    text="what the job can count on",
                     value=short.have,
                     unit="GPUs",
                     expected=short.expected,

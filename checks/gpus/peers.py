@@ -59,6 +59,13 @@ class _Limit:
     default: Callable[[Gpu], float | None]
     remedy: Remedy
 
+    def mend(self, hits: Hits, expected: float) -> Remedy:
+        """The remedy with what to set, and with what there was where all had the same."""
+        was = {self.tell(gpu) for _, gpu in hits}
+        undo = self.remedy.undo.replace("with the limit it had", f"{was.pop():g}") if len(was) == 1 else None
+        commands = tuple(line.replace("WATTS", f"{expected:g}") for line in self.remedy.commands)
+        return self.remedy.model_copy(update={"commands": commands, "undo": undo or self.remedy.undo})
+
     def usual(self, hits: Hits) -> float:
         """The value of most; of equally many the higher one."""
         counts = Counter(self.tell(gpu) or 0.0 for _, gpu in hits)
@@ -163,13 +170,13 @@ def _draft(
         hits,
         words,
         lambda gpu: Sight(
-            f"{limit.words} {limit.tell(gpu):g} {limit.unit}",
+            limit.words,
             limit.tell(gpu),
             limit.unit,
             expected,
             "the GPU's default" if alike else "most GPUs of the same model",
         ),
-        limit.remedy,
+        limit.mend(hits, expected),
         detail="All GPUs of the model are alike, so none waits for another; the job is slower than it could be."
         if alike
         else "In every step the other ranks wait for the slowest GPU.",

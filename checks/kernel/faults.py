@@ -63,7 +63,7 @@ def nvswitch_fatal(recording: Recording) -> Iterator[Draft]:
     for code in dict.fromkeys(hit.event.code for hit in hits):
         some = [hit for hit in hits if hit.event.code == code]
         yield Draft(
-            title=f"A fatal error of NVSwitch, SXid {code}: {device_names(recording, some)}",
+            title=f"An NVSwitch reported a fatal error, SXid {code}: {device_names(recording, some)}",
             detail="Nothing in the log says that it was reset since.",
             confidence=Confidence.POSSIBLE,
             culprits=device_culprits(recording, some),
@@ -152,7 +152,7 @@ def pcie_errors(recording: Recording) -> Iterator[Draft]:
                 title=f"{word} PCIe errors on the way to {device_names(recording, hits)}",
                 detail="The link was reset, with whatever ran over it."
                 if bad
-                else "They were sent again; so many of them tell of a weak link.",
+                else "What was lost was sent again; so many errors tell of a weak link.",
                 confidence=Confidence.LIKELY,
                 culprits=device_culprits(recording, hits) if bad else (),
                 evidence=line_evidence(recording, hits, _AER),

@@ -50,4 +50,4 @@ def _reason(result: CommandResult) -> str:
     if result.status != "ended":
         return "not installed" if result.status == "missing" else f"no answer within {LIMIT_S:g} s"
     said = result.stderr.strip().splitlines()
-    return said[0][:120] if said else "nothing to read"
+    return said[0].removeprefix("dmesg: ")[:120] if said else "nothing to read"

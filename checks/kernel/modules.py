@@ -166,7 +166,7 @@ def nouveau_holds_gpus(recording: Recording) -> Iterator[Draft]:
                 "echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/blacklist-nouveau.conf",
                 "sudo update-initramfs -u   # or: sudo dracut --force",
                 cost="a reboot; a desktop on this GPU then runs on NVIDIA's driver",
-                undo="sudo rm /etc/modprobe.d/blacklist-nouveau.conf, and the same again",
+                undo="sudo rm /etc/modprobe.d/blacklist-nouveau.conf; sudo update-initramfs -u; and reboot",
             ),
             detail="CUDA works with NVIDIA's own driver alone.",
         )

@@ -18,7 +18,7 @@ _EXPECTED = "a call into the driver ends, or can be interrupted"
 
 @rule("DD337", "process-stuck-in-gpu-driver", Severity.WARNING, KernelFact)
 def stuck(recording: Recording) -> Iterator[Draft]:
-    """A process stands still inside the NVIDIA driver, and cannot be killed.
+    """A process is stuck in the NVIDIA driver, and cannot be killed.
 
     What it finds
         Processes in state D (uninterruptible) that wait in a function of the driver and did not run at all
@@ -42,9 +42,9 @@ def stuck(recording: Recording) -> Iterator[Draft]:
         for severity, processes in groups.items():
             where = host(recording, view.node)
             names = in_words([f"{one.name} (pid {one.pid})" for one in processes])
-            stand = "stands" if len(processes) == 1 else "stand"
+            are = "is" if len(processes) == 1 else "are"
             yield Draft(
-                title=f"{names} on {where} {stand} still inside the NVIDIA driver",
+                title=f"{names} on {where} {are} stuck in the NVIDIA driver (state D)",
                 detail="No signal ends such a process; what needs the same lock of the driver hangs with it.",
                 confidence=Confidence.POSSIBLE if severity is Severity.INFO else Confidence.LIKELY,
                 culprits=(Culprit(kind="node", node=where, node_rank=view.node),),
@@ -75,8 +75,8 @@ def _evidence(view: NodeView, process: StuckProcess) -> Evidence:
         f"holds {process.device}" if process.device else "",
         f"blocked for more than {ago(blocked_s)}, says the kernel" if blocked_s else "",
     )
-    text = ", ".join(part for part in parts if part)
-    return Evidence(check="kernel", text=text, value=process.watched_s, unit="s", expected_from=_EXPECTED)
+    text = ", ".join(part for part in parts if part) + f"; it did not run in {process.watched_s:g} s"
+    return Evidence(check="kernel", text=text, expected_from=_EXPECTED)
 
 
 @rule("DD341", "kernel-log-not-readable", Severity.INFO, KernelFact)

@@ -155,7 +155,7 @@ def in_folder(folder: str) -> Remedy:
 
 def _without(variable: str) -> Remedy:
     return Remedy(
-        summary=f"unset {variable}",
+        summary=f"Take {variable} out of the job's environment",
         settings=(Setting(name=variable, action="unset", why="what it names is not there"),),
         cost="NCCL takes what it finds",
         undo=f"set {variable} again",

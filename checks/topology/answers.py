@@ -118,7 +118,7 @@ def topology_never_answered(recording: Recording) -> Iterator[Draft]:
                     text=f"{call} had not come back after {waited:.1f} s",
                     value=waited,
                     unit="s",
-                    expected_from="a driver in order answers in a second, without persistence mode in some a GPU",
+                    expected_from="NVML answers in a second, without persistence mode in some seconds per GPU",
                 ),
             ),
             remedies=(known.REBOOT,),

@@ -106,9 +106,7 @@ def _path_evidence(fact: TopologyFact, code: str, pairs: Sequence[tuple[str, str
         why = "NCCL uses P2P here on AMD CPUs, and such hangs were reported on Intel ones too"
     else:
         why = "NCCL before 2.23 uses P2P here on AMD CPUs"
-    return Evidence(
-        check="topology", text=f"{_pairs(pairs)} over {code}, {codes.link_code(code).meaning}: {why}"
-    )
+    return Evidence(check="topology", text=f"{_pairs(pairs)} over {code}, {codes.meaning_of(code)}: {why}")
 
 
 def _pairs(pairs: Sequence[tuple[str, str]]) -> str:

@@ -99,7 +99,9 @@ def amd_not_supported(recording: Recording) -> Iterator[Draft]:
     for seen in recording.facts(RocmTopologyFact):
         fact = seen.fact
         counts = Counter(row[two] for one, row in fact.link_type.items() for two in row if one < two)
-        links = ", ".join(f"{number} pairs over {kind}" for kind, number in counts.items())
+        links = ", ".join(
+            f"{number} {'pair' if number == 1 else 'pairs'} over {kind}" for kind, number in counts.items()
+        )
         nodes = len(set(fact.numa_node.values()))
         told = [links] * bool(links) + [f"{nodes} NUMA nodes"] * bool(nodes)
         yield Draft(

@@ -52,6 +52,12 @@ def link_code(code: str) -> LinkCode:
     return _BY_CODE["NV#" if _NVLINK.fullmatch(code) else code]
 
 
+def meaning_of(code: str) -> str:
+    """The code in words; of NV4 "4 bonded NVLinks"."""
+    words = link_code(code).meaning.replace("#", code[2:])
+    return words.removesuffix("s") if code == "NV1" else words
+
+
 def nvlinks(code: str) -> int:
     """How many NVLinks a code stands for; 0 where the path is no NVLink."""
     found = _NVLINK.fullmatch(code)

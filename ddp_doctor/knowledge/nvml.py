@@ -1,5 +1,6 @@
 """What NVML's words mean for a training job, and what mends them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Scope
@@ -67,7 +68,17 @@ FABRIC_FAULTS = {
     "gpu_state_invalid": "its state is not valid",
 }
 
-#: Answers to NVML_FI_DEV_GET_GPU_RECOVERY_ACTION that leave the GPU usable within its node.
+#: Answers to NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, after "the driver asks for".
+RECOVERY_ACTIONS: Mapping[str, str] = {
+    "gpu_reset": "a reset of the GPU",
+    "node_reboot": "a reboot of the node",
+    "drain_p2p": "an end of its P2P traffic",
+    "drain_and_reset": "no new work and then a reset",
+    "recover_imex_domain": "a recovery of the IMEX domain",
+    "bus_reset": "a reset of the bus",
+    "system_reboot": "a reboot of the system",
+}
+#: Those that leave the GPU usable within its node.
 MILD_RECOVERY_ACTIONS = ("recover_imex_domain",)
 
 
@@ -166,8 +177,8 @@ RESET_GPU = remedy(
     "Drain the node, then reset the GPU; where it does not come back, reboot, and if the fault returns, "
     "have the GPU replaced.",
     "nvidia-smi -q -d ECC,ROW_REMAPPER",
-    "dmesg | grep -i xid",
-    "nvidia-smi --gpu-reset -i INDEX",
+    "sudo dmesg | grep -i xid",
+    "sudo nvidia-smi --gpu-reset -i INDEX",
     cost="ends every process on the GPU; GPUs joined by NVSwitch may have to be reset together",
     undo=NOTHING_TO_UNDO,
     references=(MEMORY_ERRORS, XID_CATALOG),
@@ -195,9 +206,9 @@ FREE_LEAKED_MEMORY = remedy(
 )
 DEFAULT_MODE = remedy(
     "Set the compute mode back to default, or end the process that holds the GPU.",
-    "nvidia-smi -i INDEX -c DEFAULT",
+    "sudo nvidia-smi -i INDEX -c DEFAULT",
     cost="needs root; several processes may then share the GPU",
-    undo="nvidia-smi -i INDEX -c EXCLUSIVE_PROCESS (or PROHIBITED)",
+    undo="sudo nvidia-smi -i INDEX -c EXCLUSIVE_PROCESS (or PROHIBITED)",
 )
 COOL_DOWN = remedy(
     "Have cooling and power inspected: air flow, fans, heat sinks, power supplies and their cables.",
@@ -207,10 +218,10 @@ COOL_DOWN = remedy(
 )
 WHOLE_GPUS = remedy(
     "For DDP over several GPUs ask for whole GPUs; an operator can turn MIG mode off.",
-    "nvidia-smi -i INDEX -mig 0",
+    "sudo nvidia-smi -i INDEX -mig 0",
     scope="cluster",
     cost="needs root and an idle GPU; ends the slices",
-    undo="nvidia-smi -i INDEX -mig 1, and create the slices again",
+    undo="sudo nvidia-smi -i INDEX -mig 1, and create the slices again",
     references=(MIG_GUIDE,),
 )
 SAME_MODEL = remedy(
@@ -224,7 +235,7 @@ SAME_MODEL = remedy(
 FIND_GPU = remedy(
     "Look at the kernel log for the missing GPU (RmInitAdapter failed, Xid 79, PCIe errors); then reboot "
     "or take the node out.",
-    "dmesg | grep -i -e nvrm -e xid -e pcieport",
+    "sudo dmesg | grep -i -e nvrm -e xid -e pcieport",
     "lspci -nn -d 10de:",
     cost="the node is out of work meanwhile",
     undo=NOTHING_TO_UNDO,
@@ -232,7 +243,7 @@ FIND_GPU = remedy(
 )
 REBOOT = remedy(
     "Reboot the node; before that, look for the Xid that began it and for processes in state D.",
-    "dmesg | grep -i -e xid -e nvrm",
+    "sudo dmesg | grep -i -e xid -e nvrm",
     "ps -eo pid,stat,wchan:32,cmd | awk '$2 ~ /^D/'",
     cost="ends all jobs of the node",
     undo=NOTHING_TO_UNDO,
@@ -249,7 +260,7 @@ REPLACE_GPU = remedy(
 RESET_WHEN_IDLE = remedy(
     "Reset the GPU when the node is idle, or reboot: only then is the bad memory taken out of use.",
     "nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT",
-    "nvidia-smi --gpu-reset -i INDEX",
+    "sudo nvidia-smi --gpu-reset -i INDEX",
     cost="ends every process on the GPU; GPUs joined by NVSwitch may have to be reset together",
     undo=NOTHING_TO_UNDO,
     references=(MEMORY_ERRORS, PAGE_RETIREMENT),
@@ -262,9 +273,9 @@ WATCH_GPU = remedy(
 )
 ECC_ALIKE = remedy(
     "Set ECC alike on all GPUs of one model, and reboot: on, where errors must not pass unseen.",
-    "nvidia-smi -i INDEX -e 1",
+    "sudo nvidia-smi -i INDEX -e 1",
     cost="needs root and a reset or reboot; on cards without HBM ECC takes memory and bandwidth",
-    undo="nvidia-smi -i INDEX -e 0, and reset",
+    undo="sudo nvidia-smi -i INDEX -e 0, and reset",
     references=("nvidia-smi manual, --ecc-config",),
 )
 FABRIC_MANAGER = remedy(
@@ -281,17 +292,17 @@ FABRIC_MANAGER = remedy(
 LIMIT_POWER_ALIKE = remedy(
     "Set the power limit alike on all GPUs, or find out who lowered it: a script, a power budget, the BMC.",
     "nvidia-smi -q -d POWER",
-    "nvidia-smi -i INDEX -pl WATTS",
+    "sudo nvidia-smi -i INDEX -pl WATTS",
     cost="needs root; more power and heat, which the node must be able to carry",
-    undo="nvidia-smi -i INDEX -pl with the limit it had",
+    undo="sudo nvidia-smi -i INDEX -pl with the limit it had",
     references=("nvidia-smi manual, --power-limit",),
 )
 RESET_CLOCKS = remedy(
     "Reset the application clocks.",
     "nvidia-smi -q -d CLOCK",
-    "nvidia-smi -i INDEX -rac",
+    "sudo nvidia-smi -i INDEX -rac",
     cost="needs root; more power and heat",
-    undo="nvidia-smi -i INDEX -ac with the clocks it had",
+    undo="sudo nvidia-smi -i INDEX -ac with the clocks it had",
     references=("nvidia-smi manual, --reset-applications-clocks",),
 )
 KEEP_DRIVER_LOADED = remedy(

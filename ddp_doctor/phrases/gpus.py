@@ -1,5 +1,6 @@
 """How findings speak of GPUs: in a title, as culprits, and as one line of evidence each."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.gpu_facts import Gpu
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, host, in_words
 
+#: What may stand in a command: a recording may be anybody's.
+_BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 #: Of more GPUs than this the evidence shows the first; the culprits name them all.
 LINES_OF_EVIDENCE = 16
 
@@ -48,9 +51,27 @@ def gpu_draft(
         confidence=confidence,
         culprits=gpu_culprits(recording, hits),
         evidence=tuple(_evidence(recording, hits, sight)),
-        remedies=remedies,
+        remedies=tuple(_aimed(remedy, hits) for remedy in remedies),
         severity=asked_for(recording, severity),
     )
+
+
+def _aimed(remedy: Remedy, hits: Hits) -> Remedy:
+    """The remedy with its INDEX replaced by the GPUs, a command for each; on several nodes they have no one name."""
+    if len({node for node, _ in hits}) > 1 or len(hits) > NAMES_IN_A_SENTENCE:
+        return remedy
+    names = [_argument(gpu) for _, gpu in hits]
+
+    def for_each(command: str) -> list[str]:
+        return [command.replace("INDEX", name) for name in names] if "INDEX" in command else [command]
+
+    commands = tuple(line for command in remedy.commands for line in for_each(command))
+    return remedy.model_copy(update={"commands": commands, "undo": "; ".join(for_each(remedy.undo))})
+
+
+def _argument(gpu: Gpu) -> str:
+    """The GPU for ``nvidia-smi -i``: its bus id says the same in every container; its index where that is odd."""
+    return gpu.bus_id if gpu.bus_id and _BUS_ID.fullmatch(gpu.bus_id) else str(gpu.index)
 
 
 def _evidence(recording: Recording, hits: Hits, sight: Callable[[Gpu], Sight]) -> Iterator[Evidence]:

@@ -41,7 +41,7 @@ def listed(pairs: Mapping[str, str]) -> str:
 def unset(pairs: Mapping[str, str], why: str, summary: str = "") -> Remedy:
     """Take these variables, given with their values, out of the job's environment."""
     return Remedy(
-        summary=summary or f"unset {' '.join(pairs)}",
+        summary=summary or f"Take {' and '.join(pairs)} out of the job's environment",
         settings=tuple(Setting(name=name, action="unset", why=why) for name in pairs),
         cost="none, unless something else relies on it",
         undo="; ".join(f"export {shown(name, value)}" for name, value in pairs.items()),

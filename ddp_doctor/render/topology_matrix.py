@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ddp_doctor.knowledge.link_codes import link_code
+from ddp_doctor.knowledge.link_codes import link_code, meaning_of
 from ddp_doctor.model.base import Json
 from ddp_doctor.parse.topo_matrix import TopologyMatrix
 from ddp_doctor.render.plain import plain
@@ -91,7 +91,7 @@ def _notes(matrix: TopologyMatrix) -> Iterator[str]:
         by_code.setdefault(code, []).append(f"{one}-{two}")
     for code, pairs in sorted(by_code.items(), key=lambda item: (link_code(item[0]).distance, item[0])):
         listed = ", ".join(pairs) if len(pairs) <= _MOST_PAIRS else f"{len(pairs)} pairs of GPUs"
-        yield f"{code:5} {link_code(code).meaning.replace('#', code[2:])}: {listed}"
+        yield f"{code:5} {meaning_of(code)}: {listed}"
     yield from matrix.nearest_in_words()
     for warning in matrix.warnings:
         yield f"Unclear: {warning}"

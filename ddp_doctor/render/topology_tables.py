@@ -81,5 +81,8 @@ def rocm_text(fact: RocmTopologyFact) -> str:
             cells = [fact.link_type[one].get(two, "X") for two in fact.gpus]
             lines.append(f"{one:5} " + " ".join(f"{cell:5}" for cell in cells).rstrip())
     nodes = Counter(fact.numa_node.values())
-    lines += [f"NUMA node {node}: {number} GPUs" for node, number in sorted(nodes.items())]
+    lines += [
+        f"NUMA node {node}: {number} {'GPU' if number == 1 else 'GPUs'}"
+        for node, number in sorted(nodes.items())
+    ]
     return "\n".join([*lines, *_doubts(fact)])

@@ -208,3 +208,34 @@ def test_faults_of_gpus_are_information_for_a_job_on_gloo() -> None:
     fact = fact_of(gpu(fabric_state="in_progress", row_remap_failed=True))
     found = verdicts(fact, backend=Backend.GLOO)
     assert found == [("DD312", "info"), ("DD316", "info")]
+
+
+# --- commands that name the GPU -------------------------------------------------------------------------
+
+BUS = "0000:61:00.0"
+
+
+def test_a_command_names_the_gpu_by_its_bus_id() -> None:
+    lost = gpu(0), gpu(3, bus_id=BUS, recovery_action="gpu_reset")
+    finding = judge(fact_of(*lost))[0]
+    assert finding.title == f"GPU 3 ({BUS}) on node0: the driver asks for a reset of the GPU"
+    assert f"sudo nvidia-smi --gpu-reset -i {BUS}" in finding.remedies[0].commands
+
+
+@pytest.mark.parametrize("bus_id", [None, "$(reboot)", "0000:61:00.0; reboot"])
+def test_a_command_names_a_gpu_without_a_bus_id_by_its_index(bus_id: str | None) -> None:
+    finding = judge(fact_of(gpu(0), gpu(3, bus_id=bus_id, recovery_action="gpu_reset")))[0]
+    assert "sudo nvidia-smi --gpu-reset -i 3" in finding.remedies[0].commands
+
+
+def test_a_command_for_gpus_of_several_nodes_names_none() -> None:
+    finding = judge(*[fact_of(gpu(3, bus_id=BUS, recovery_action="gpu_reset"))] * 2)[0]
+    assert "sudo nvidia-smi --gpu-reset -i INDEX" in finding.remedies[0].commands
+
+
+def test_a_lowered_power_limit_is_set_and_undone_in_watts() -> None:
+    full, low = gpu(0, power_limit_w=700.0), gpu(1, power_limit_w=400.0, bus_id=BUS)
+    finding = judge(fact_of(full, gpu(2, power_limit_w=700.0), low))[0]
+    assert f"sudo nvidia-smi -i {BUS} -pl 700" in finding.remedies[0].commands
+    assert finding.remedies[0].undo == f"sudo nvidia-smi -i {BUS} -pl 400"
+    assert (finding.evidence[0].value, finding.evidence[0].expected) == (400.0, 700.0)

@@ -97,7 +97,7 @@ def test_a_file_of_syslog_is_the_last_resort():
 def test_a_log_that_nobody_lets_us_read_has_a_reason():
     log = read_log(FakeContext(commands={"dmesg": REFUSED}))
     assert log.source is None
-    assert (log.problem or "").startswith("dmesg: dmesg: read kernel buffer failed: Operation not permitted")
+    assert (log.problem or "").startswith("dmesg: read kernel buffer failed: Operation not permitted")
     assert "journalctl: not installed" in (log.problem or "")
 
 

@@ -40,6 +40,7 @@ def test_columns_that_the_driver_does_not_print_are_left_out():
 
 def test_many_pairs_are_counted_and_oddities_shown():
     assert "NV18  18 bonded NVLinks: 21 pairs of GPUs" in matrix_text(read("nvswitch-one-link-down.txt"))
+    assert "NV1   1 bonded NVLink: GPU0-GPU1, " in matrix_text(read("driver-450-nvlink-mesh.txt"))
     assert "Unclear: GPU0-GPU2 reads NV12" in matrix_text(read("mig-rows-disagree.txt"))
 
 
