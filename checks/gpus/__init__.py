@@ -24,6 +24,7 @@ from ddp_doctor.model.fact import Absent, Failed, TookTooLong
 from ddp_doctor.parse import host_gpus, other_accelerators
 from ddp_doctor.parse import visible_devices as devices
 from ddp_doctor.parse.gpu_facts import GpusFact
+from ddp_doctor.parse.kernel_files import first_line
 from ddp_doctor.parse.nvml import NvmlAnswer, parse_nvml
 
 __all__ = ["CHECK", "GpusFact", "gpus_missing", "probe"]
@@ -45,7 +46,7 @@ def probe(ctx: Context) -> GpusFact:
         confidential_compute=answer.confidential_compute,
         nvml_error=answer.failure(),
         nvml_elapsed_s=answer.elapsed_s,
-        kernel_module=host_gpus.first_line(ctx, "/proc/driver/nvidia/version"),
+        kernel_module=first_line(ctx, "/proc/driver/nvidia/version"),
         pci_gpus=pci,
         excluded_bus_ids=answer.excluded_bus_ids,
         device_nodes=nodes,

@@ -22,6 +22,7 @@ from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.parse import host_gpus, kernel_modules, pci_devices
 from ddp_doctor.parse.kernel_facts import KernelFact
+from ddp_doctor.parse.kernel_files import first_line
 from ddp_doctor.parse.kernel_log import parse_kernel_log
 from ddp_doctor.parse.kernel_times import booted_at, uptime_s
 from ddp_doctor.parse.stuck_processes import stuck_processes
@@ -33,7 +34,7 @@ def probe(ctx: Context) -> KernelFact:
     """Read what the kernel shows. Raises Absent where there is neither a GPU nor an RDMA device."""
     gpus = host_gpus.pci_gpus(ctx) or ()
     rdma = kernel_modules.rdma_drivers(ctx)
-    line = host_gpus.first_line(ctx, "/proc/driver/nvidia/version")
+    line = first_line(ctx, "/proc/driver/nvidia/version")
     if not gpus and not rdma and line is None:
         raise Absent("no NVIDIA GPU and no RDMA device on this machine")
     loaded = kernel_modules.modules(ctx)
@@ -45,7 +46,7 @@ def probe(ctx: Context) -> KernelFact:
     nics = kernel_modules.rdma_pci_devices(ctx)
     devices = (*(gpu.bus_id for gpu in gpus), *nics)
     return KernelFact(
-        release=host_gpus.first_line(ctx, "/proc/sys/kernel/osrelease"),
+        release=first_line(ctx, "/proc/sys/kernel/osrelease"),
         in_container=host_gpus.in_container(ctx),
         gpus=gpus,
         modules=loaded,

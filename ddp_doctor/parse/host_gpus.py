@@ -15,6 +15,7 @@ import re
 
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.gpu_facts import PciGpu
+from ddp_doctor.parse.kernel_files import first_line, names_in, target_of, text_of
 
 PCI = "/sys/bus/pci/devices"
 #: The device node by which the fabric manager drives NVSwitches, and its process ("comm" is cut at 15).
@@ -38,17 +39,17 @@ def _is_nvidia_gpu(ctx: Context, bus_id: str) -> bool:
     if first_line(ctx, f"{PCI}/{bus_id}/vendor") != "0x10de":
         return False
     display = (first_line(ctx, f"{PCI}/{bus_id}/class") or "").startswith("0x03")
-    return display and _link(ctx, f"{PCI}/{bus_id}/physfn") is None
+    return display and target_of(ctx, f"{PCI}/{bus_id}/physfn") is None
 
 
 def _driver(ctx: Context, bus_id: str) -> str | None:
-    target = _link(ctx, f"{PCI}/{bus_id}/driver")
+    target = target_of(ctx, f"{PCI}/{bus_id}/driver")
     return target.rpartition("/")[2] if target else None
 
 
 def device_nodes(ctx: Context) -> tuple[str, ...]:
     """The names in /dev that matter: nvidia0, nvidiactl, …; kfd is AMD's."""
-    names = _names(ctx, "/dev")
+    names = names_in(ctx, "/dev")
     return tuple(name for name in names if name.startswith("nvidia") or name == "kfd")
 
 
@@ -71,7 +72,7 @@ def may_have_gpus(ctx: Context) -> bool:
     found = pci_gpus(ctx)
     if found is None or not all(gpu.passed_through for gpu in found):
         return True
-    return any(name.startswith("nvidia") or name == "dxg" for name in _names(ctx, "/dev"))
+    return any(name.startswith("nvidia") or name == "dxg" for name in names_in(ctx, "/dev"))
 
 
 def gpu_is_due(ctx: Context) -> bool:
@@ -93,31 +94,4 @@ def in_container(ctx: Context) -> bool:
         return True
     if any(first_line(ctx, path) is not None for path in CONTAINER_FILES):
         return True
-    return CONTAINER_CGROUP.search(_text(ctx, "/proc/1/cgroup") or "") is not None
-
-
-def first_line(ctx: Context, path: str) -> str | None:
-    """The first line of a file, or None."""
-    text = _text(ctx, path)
-    return None if text is None else text.partition("\n")[0].strip()
-
-
-def _text(ctx: Context, path: str) -> str | None:
-    try:
-        return ctx.read(path)
-    except OSError:
-        return None
-
-
-def _names(ctx: Context, folder: str) -> list[str]:
-    try:
-        return ctx.listdir(folder)
-    except OSError:
-        return []
-
-
-def _link(ctx: Context, path: str) -> str | None:
-    try:
-        return ctx.readlink(path)
-    except OSError:
-        return None
+    return CONTAINER_CGROUP.search(text_of(ctx, "/proc/1/cgroup") or "") is not None

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from ddp_doctor.model.context import Context, Disk
 from ddp_doctor.parse.cgroup import Reader
+from ddp_doctor.parse.kernel_files import names_in
 
 _CLOCK_SOURCES = "/sys/devices/system/clocksource/clocksource0"
 _INFINIBAND = "/sys/class/infiniband"
@@ -60,16 +61,9 @@ def rdma_devices(ctx: Context) -> tuple[str, ...]:
 
     def is_active(device: str) -> bool:
         ports = f"{_INFINIBAND}/{device}/ports"
-        return any("ACTIVE" in (read(f"{ports}/{port}/state") or "") for port in _listing(ctx, ports))
+        return any("ACTIVE" in (read(f"{ports}/{port}/state") or "") for port in names_in(ctx, ports))
 
-    return tuple(device for device in _listing(ctx, _INFINIBAND) if is_active(device))
-
-
-def _listing(ctx: Context, folder: str) -> list[str]:
-    try:
-        return ctx.listdir(folder)
-    except OSError:
-        return []
+    return tuple(device for device in names_in(ctx, _INFINIBAND) if is_active(device))
 
 
 def kernel(read: Reader) -> str | None:

@@ -14,8 +14,8 @@ import re
 
 from ddp_doctor.knowledge.gpudirect import PEERMEM_FILES, PEERMEM_MODULES
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse.host_gpus import first_line
 from ddp_doctor.parse.host_limits import rdma_devices
+from ddp_doctor.parse.kernel_files import end_of, first_line
 from ddp_doctor.parse.pci_devices import device_of
 
 MODULES = (
@@ -81,10 +81,7 @@ def rdma_drivers(ctx: Context) -> dict[str, str]:
     """The RDMA devices with an active port, and their kernel drivers ("" where none is known)."""
     drivers = {}
     for name in rdma_devices(ctx):
-        try:
-            drivers[name] = ctx.readlink(f"{_INFINIBAND}/{name}/device/driver").rpartition("/")[2]
-        except OSError:
-            drivers[name] = ""
+        drivers[name] = end_of(ctx, f"{_INFINIBAND}/{name}/device/driver") or ""
     return drivers
 
 

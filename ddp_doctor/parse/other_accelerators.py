@@ -21,7 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse.host_gpus import PCI, first_line
+from ddp_doctor.parse.host_gpus import PCI
+from ddp_doctor.parse.kernel_files import end_of, first_line, names_in
 from ddp_doctor.parse.visible_devices import DELIBERATE_ENDS
 
 KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
@@ -66,9 +67,9 @@ def _are_hidden(ctx: Context) -> bool:
 
 
 def _amd(ctx: Context) -> Iterator[Accelerator]:
-    if "kfd" not in _listing(ctx, "/dev"):
+    if "kfd" not in names_in(ctx, "/dev"):
         return
-    for node in _listing(ctx, KFD_NODES):
+    for node in names_in(ctx, KFD_NODES):
         values = _properties(ctx, f"{KFD_NODES}/{node}/properties")
         if values.get("simd_count"):
             name = first_line(ctx, f"{PCI}/{_bus_id(values)}/product_name") or _bus_id(values)
@@ -92,26 +93,15 @@ def _bus_id(values: dict[str, int]) -> str:
 
 
 def _gaudi(ctx: Context) -> Iterator[Accelerator]:
-    doors = [name for name in (*_listing(ctx, "/dev/accel"), *_listing(ctx, "/dev")) if _is_door(name)]
-    for bus_id in _listing(ctx, PCI) if doors else ():
-        try:
-            driver = ctx.readlink(f"{PCI}/{bus_id}/driver").rpartition("/")[2]
-        except OSError:
-            continue
-        if driver == GAUDI_DRIVER:
+    doors = [name for name in (*names_in(ctx, "/dev/accel"), *names_in(ctx, "/dev")) if _is_door(name)]
+    for bus_id in names_in(ctx, PCI) if doors else ():
+        if end_of(ctx, f"{PCI}/{bus_id}/driver") == GAUDI_DRIVER:
             yield Accelerator("Intel Gaudi accelerator", bus_id)
 
 
 def _is_door(name: str) -> bool:
     stem = name.rstrip("0123456789")
     return stem != name and stem in ("accel", "hl")
-
-
-def _listing(ctx: Context, path: str) -> list[str]:
-    try:
-        return ctx.listdir(path)
-    except OSError:
-        return []
 
 
 def _torch_is_for_rocm(ctx: Context) -> bool:

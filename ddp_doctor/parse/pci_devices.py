@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse.host_gpus import PCI, first_line
+from ddp_doctor.parse.host_gpus import PCI
+from ddp_doctor.parse.kernel_files import end_of, first_line, names_in, target_of
 from ddp_doctor.parse.pci_tree import PciDevice, is_bus_id, read_path
 
 RDMA = "/sys/class/infiniband"
@@ -29,7 +30,7 @@ def gpu_device(ctx: Context, column: str, bus_id: str) -> PciDevice | None:
 def rdma_devices(ctx: Context) -> dict[str, PciDevice]:
     """RDMA devices by name ("mlx5_0"), as the columns that nvidia-smi gives them: NIC0, NIC1, …"""
     found: dict[str, PciDevice] = {}
-    for name in sorted(_names(ctx, RDMA), key=_by_number):
+    for name in sorted(names_in(ctx, RDMA), key=_by_number):
         device = _device(ctx, f"{RDMA}/{name}", f"NIC{len(found)}", "nic")
         if device is not None:
             found[name] = device
@@ -38,7 +39,7 @@ def rdma_devices(ctx: Context) -> dict[str, PciDevice]:
 
 def net_devices(ctx: Context) -> Iterator[PciDevice]:
     """The interfaces that stand on a PCI device, RDMA or not."""
-    for name in sorted(_names(ctx, NET), key=_by_number):
+    for name in sorted(names_in(ctx, NET), key=_by_number):
         device = _device(ctx, f"{NET}/{name}", name, "net")
         if device is not None:
             yield device
@@ -57,18 +58,13 @@ def bridges_above(ctx: Context, bus_id: str) -> tuple[str, ...]:
 
 def device_of(ctx: Context, link: str) -> str | None:
     """The PCI device that a link of /sys, as /sys/class/infiniband/mlx5_0/device, points to."""
-    try:
-        name = ctx.readlink(link).rpartition("/")[2]
-    except OSError:
-        return None
-    return name if is_bus_id(name) else None
+    name = end_of(ctx, link)
+    return name if name and is_bus_id(name) else None
 
 
 def _place(ctx: Context, link: str) -> tuple[str, str, tuple[str, ...]] | None:
-    try:
-        return read_path(ctx.readlink(link))
-    except OSError:
-        return None
+    target = target_of(ctx, link)
+    return read_path(target) if target is not None else None
 
 
 def _device(ctx: Context, link: str, name: str, kind: Literal["gpu", "nic", "net"]) -> PciDevice | None:
@@ -87,13 +83,6 @@ def _device(ctx: Context, link: str, name: str, kind: Literal["gpu", "nic", "net
         link_speed=first_line(ctx, f"{PCI}/{bus_id}/max_link_speed"),
         link_width=width,
     )
-
-
-def _names(ctx: Context, folder: str) -> list[str]:
-    try:
-        return ctx.listdir(folder)
-    except OSError:
-        return []
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:

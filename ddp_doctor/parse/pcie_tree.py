@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable
 
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse.host_gpus import PCI, first_line
+from ddp_doctor.parse.host_gpus import PCI
+from ddp_doctor.parse.kernel_files import end_of, first_line, names_in, text_of
 from ddp_doctor.parse.pci_config import acs_control, is_cut_off
 from ddp_doctor.parse.pci_devices import bridges_above
 from ddp_doctor.parse.pcie_facts import DeviceKind, PcieDevice
@@ -55,17 +56,14 @@ def acs_problem(ctx: Context, bridges: Iterable[str]) -> str | None:
 
 def slots(ctx: Context) -> dict[str, str]:
     """The machine's names of its slots, by PCI address without function."""
-    try:
-        names = ctx.listdir("/sys/bus/pci/slots")
-    except OSError:
-        return {}
+    names = names_in(ctx, "/sys/bus/pci/slots")
     addresses = {name: first_line(ctx, f"/sys/bus/pci/slots/{name}/address") for name in names}
     return {address: name for name, address in addresses.items() if address}
 
 
 def virtual(ctx: Context) -> str | None:
     """What says that this is a virtual machine, None where nothing does."""
-    for line in _text(ctx, "/proc/cpuinfo").splitlines():
+    for line in (text_of(ctx, "/proc/cpuinfo") or "").splitlines():
         if line.startswith("flags"):
             if " hypervisor" in line:
                 return "the CPU has the flag hypervisor"
@@ -77,7 +75,7 @@ def virtual(ctx: Context) -> str | None:
 
 def iommu_options(ctx: Context) -> tuple[str, ...]:
     """What the kernel was told about IOMMU and access control at its start."""
-    options = (word for word in _text(ctx, "/proc/cmdline").split() if _OPTION.fullmatch(word))
+    options = (word for word in (text_of(ctx, "/proc/cmdline") or "").split() if _OPTION.fullmatch(word))
     return tuple(
         word
         for word in options
@@ -86,11 +84,8 @@ def iommu_options(ctx: Context) -> tuple[str, ...]:
 
 
 def _iommu(ctx: Context, folder: str) -> str | None:
-    try:
-        group = ctx.readlink(f"{folder}/iommu_group").rpartition("/")[2]
-    except OSError:
-        return None
-    return first_line(ctx, f"/sys/kernel/iommu_groups/{group}/type")
+    group = end_of(ctx, f"{folder}/iommu_group")
+    return first_line(ctx, f"/sys/kernel/iommu_groups/{group}/type") if group else None
 
 
 def _config(ctx: Context, bus_id: str) -> bytes:
@@ -98,13 +93,6 @@ def _config(ctx: Context, bus_id: str) -> bytes:
         return ctx.read_bytes(f"{PCI}/{bus_id}/config")
     except OSError:
         return b""
-
-
-def _text(ctx: Context, path: str) -> str:
-    try:
-        return ctx.read(path)
-    except OSError:
-        return ""
 
 
 def _width(text: str | None) -> int | None:

@@ -23,6 +23,7 @@ import re
 from ddp_doctor.knowledge import nccl_hca, rdma
 from ddp_doctor.knowledge.roce_gids import Gid, compressed
 from ddp_doctor.model.context import Context
+from ddp_doctor.parse.kernel_files import end_of, first_line, names_in
 from ddp_doctor.parse.rdma_facts import Hca, NetDevice, Port, PortAfter
 
 INFINIBAND = "/sys/class/infiniband"
@@ -36,7 +37,7 @@ _ROCE = {"IB/RoCE v1": 1, "RoCE v1": 1, "RoCE v2": 2}
 
 def hca_names(ctx: Context) -> list[str]:
     """The RDMA devices, as people count them; none where there is no such folder."""
-    return sorted(_listing(ctx, INFINIBAND), key=nccl_hca.natural)
+    return sorted(names_in(ctx, INFINIBAND), key=nccl_hca.natural)
 
 
 def efa_names(ctx: Context) -> tuple[str, ...]:
@@ -44,35 +45,35 @@ def efa_names(ctx: Context) -> tuple[str, ...]:
     return tuple(
         name
         for name in hca_names(ctx)
-        if name.startswith("efa_") or _link(ctx, f"{INFINIBAND}/{name}/device/driver") == "efa"
+        if name.startswith("efa_") or end_of(ctx, f"{INFINIBAND}/{name}/device/driver") == "efa"
     )
 
 
 def read_hcas(ctx: Context, names: list[str]) -> tuple[Hca, ...]:
     """The devices of these names."""
-    nodes = {_line(ctx, f"{VERBS}/{node}/ibdev"): node for node in _listing(ctx, VERBS)}
+    nodes = {first_line(ctx, f"{VERBS}/{node}/ibdev"): node for node in names_in(ctx, VERBS)}
     return tuple(_hca(ctx, name, nodes.get(name)) for name in names)
 
 
 def read_after(ctx: Context, names: list[str]) -> tuple[PortAfter, ...]:
     """What may have changed on the ports of these devices since they were read; virtual functions left out."""
-    own = [name for name in names if _link(ctx, f"{INFINIBAND}/{name}/device/physfn") is None]
+    own = [name for name in names if end_of(ctx, f"{INFINIBAND}/{name}/device/physfn") is None]
     return tuple(
         _after(ctx, name, int(port))
         for name in own
-        for port in sorted(_listing(ctx, f"{INFINIBAND}/{name}/ports"))
+        for port in sorted(names_in(ctx, f"{INFINIBAND}/{name}/ports"))
         if port.isdecimal()
     )
 
 
 def _after(ctx: Context, name: str, number: int) -> PortAfter:
     at = f"{INFINIBAND}/{name}/ports/{number}"
-    netdev = _line(ctx, f"{at}/gid_attrs/ndevs/0")
+    netdev = first_line(ctx, f"{at}/gid_attrs/ndevs/0")
     return PortAfter(
         hca=name,
         number=number,
-        state=_after_number(_line(ctx, f"{at}/state")),
-        carrier_changes=_number(_line(ctx, f"{NET}/{netdev}/carrier_changes")) if netdev else None,
+        state=_after_number(first_line(ctx, f"{at}/state")),
+        carrier_changes=_number(first_line(ctx, f"{NET}/{netdev}/carrier_changes")) if netdev else None,
         counters=_counters(ctx, at),
     )
 
@@ -87,28 +88,28 @@ def read_netdevs(ctx: Context, hcas: tuple[Hca, ...]) -> tuple[NetDevice, ...]:
 
 def uptime_s(ctx: Context) -> float | None:
     """Seconds since the kernel started, from ``350735.47 234388.90``."""
-    match = re.match(r"\d{1,12}(\.\d+)?", _line(ctx, "/proc/uptime") or "")
+    match = re.match(r"\d{1,12}(\.\d+)?", first_line(ctx, "/proc/uptime") or "")
     return float(match[0]) if match else None
 
 
 def _hca(ctx: Context, name: str, node: str | None) -> Hca:
     at = f"{INFINIBAND}/{name}"
-    bus_id = _link(ctx, f"{at}/device")
-    active = [port for port in _listing(ctx, f"{at}/ports") if port.isdecimal()]
+    bus_id = end_of(ctx, f"{at}/device")
+    active = [port for port in names_in(ctx, f"{at}/ports") if port.isdecimal()]
     ports = tuple(_port(ctx, f"{at}/ports/{port}", int(port)) for port in sorted(active, key=int))
-    named = [*_listing(ctx, f"{at}/device/net")]
+    named = [*names_in(ctx, f"{at}/device/net")]
     return Hca(
         name=name,
         bus_id=bus_id,
-        driver=_link(ctx, f"{at}/device/driver"),
-        numa_node=_numa(_line(ctx, f"{at}/device/numa_node")),
-        node_type=_after_number(_line(ctx, f"{at}/node_type")),
-        node_guid=_line(ctx, f"{at}/node_guid"),
-        firmware=_line(ctx, f"{at}/fw_ver"),
-        hca_type=_line(ctx, f"{at}/hca_type"),
-        board_id=_line(ctx, f"{at}/board_id"),
-        is_virtual_function=_link(ctx, f"{at}/device/physfn") is not None,
-        virtual_functions=_number(_line(ctx, f"{at}/device/sriov_numvfs")) or 0,
+        driver=end_of(ctx, f"{at}/device/driver"),
+        numa_node=_numa(first_line(ctx, f"{at}/device/numa_node")),
+        node_type=_after_number(first_line(ctx, f"{at}/node_type")),
+        node_guid=first_line(ctx, f"{at}/node_guid"),
+        firmware=first_line(ctx, f"{at}/fw_ver"),
+        hca_type=first_line(ctx, f"{at}/hca_type"),
+        board_id=first_line(ctx, f"{at}/board_id"),
+        is_virtual_function=end_of(ctx, f"{at}/device/physfn") is not None,
+        virtual_functions=_number(first_line(ctx, f"{at}/device/sriov_numvfs")) or 0,
         device_node=node,
         device_problem=_device_problem(ctx, node) if any(port.is_active for port in ports) else None,
         ports=tuple(
@@ -119,19 +120,19 @@ def _hca(ctx: Context, name: str, node: str | None) -> Hca:
 
 
 def _port(ctx: Context, at: str, number: int) -> Port:
-    rate, state = _line(ctx, f"{at}/rate"), _after_number(_line(ctx, f"{at}/state"))
-    layer = _line(ctx, f"{at}/link_layer")
+    rate, state = first_line(ctx, f"{at}/rate"), _after_number(first_line(ctx, f"{at}/state"))
+    layer = first_line(ctx, f"{at}/link_layer")
     match = _RATE.match(rate or "")
     gids = _gids(ctx, at, roce=layer == "Ethernet") if state == "ACTIVE" else ()
     return Port(
         number=number,
         state=state,
-        phys_state=_after_number(_line(ctx, f"{at}/phys_state")),
+        phys_state=_after_number(first_line(ctx, f"{at}/phys_state")),
         link_layer=layer,
         rate=rate,
         rate_gbit_per_s=float(match[1]) if match else None,
-        lid=_number(_line(ctx, f"{at}/lid")),
-        sm_lid=_number(_line(ctx, f"{at}/sm_lid")),
+        lid=_number(first_line(ctx, f"{at}/lid")),
+        sm_lid=_number(first_line(ctx, f"{at}/sm_lid")),
         gids=gids,
         netdevs=tuple(dict.fromkeys(gid.netdev for gid in gids if gid.netdev)),
         counters=_counters(ctx, at) if state == "ACTIVE" else {},
@@ -142,7 +143,7 @@ def _gids(ctx: Context, at: str, *, roce: bool) -> tuple[Gid, ...]:
     found: list[Gid] = []
     empty = 0
     for index in range(rdma.MOST_GIDS):
-        text = _line(ctx, f"{at}/gids/{index}")
+        text = first_line(ctx, f"{at}/gids/{index}")
         address = compressed(text) if text else None
         empty = 0 if address else empty + 1
         if text is None or empty > rdma.EMPTY_GIDS_IN_A_ROW:
@@ -158,7 +159,7 @@ def _gid(ctx: Context, at: str, index: int, address: str) -> Gid:
         told = ctx.read(f"{at}/gid_attrs/types/{index}").strip()
     except OSError as error:
         hidden = error.errno == errno.EINVAL
-    netdev = _line(ctx, f"{at}/gid_attrs/ndevs/{index}")
+    netdev = first_line(ctx, f"{at}/gid_attrs/ndevs/{index}")
     return Gid(index=index, address=address, roce=_ROCE.get(told), netdev=netdev or None, hidden=hidden)
 
 
@@ -166,8 +167,8 @@ def _counters(ctx: Context, at: str) -> dict[str, int]:
     folders = (("counters", rdma.LINK_COUNTERS), ("hw_counters", rdma.TRANSPORT_COUNTERS))
     found = {}
     for folder, wanted in folders:
-        for name in _listing(ctx, f"{at}/{folder}"):
-            value = _number(_line(ctx, f"{at}/{folder}/{name}")) if name in wanted else None
+        for name in names_in(ctx, f"{at}/{folder}"):
+            value = _number(first_line(ctx, f"{at}/{folder}/{name}")) if name in wanted else None
             if value is not None:
                 found[name] = value
     return found
@@ -192,38 +193,15 @@ def _netdev(ctx: Context, name: str) -> NetDevice:
     at = f"{NET}/{name}"
     return NetDevice(
         name=name,
-        mtu_bytes=_number(_line(ctx, f"{at}/mtu")),
-        operstate=_line(ctx, f"{at}/operstate"),
-        carrier_changes=_number(_line(ctx, f"{at}/carrier_changes")),
-        carrier_up_count=_number(_line(ctx, f"{at}/carrier_up_count")),
-        mii_status=_line(ctx, f"{at}/bonding_slave/mii_status"),
-        master=_link(ctx, f"{at}/master"),
-        bond_mode=(_line(ctx, f"{at}/bonding/mode") or "").partition(" ")[0] or None,
-        slaves=tuple((_line(ctx, f"{at}/bonding/slaves") or "").split()),
+        mtu_bytes=_number(first_line(ctx, f"{at}/mtu")),
+        operstate=first_line(ctx, f"{at}/operstate"),
+        carrier_changes=_number(first_line(ctx, f"{at}/carrier_changes")),
+        carrier_up_count=_number(first_line(ctx, f"{at}/carrier_up_count")),
+        mii_status=first_line(ctx, f"{at}/bonding_slave/mii_status"),
+        master=end_of(ctx, f"{at}/master"),
+        bond_mode=(first_line(ctx, f"{at}/bonding/mode") or "").partition(" ")[0] or None,
+        slaves=tuple((first_line(ctx, f"{at}/bonding/slaves") or "").split()),
     )
-
-
-def _line(ctx: Context, path: str) -> str | None:
-    """The first line of a file, None where it cannot be read."""
-    try:
-        return ctx.read(path).partition("\n")[0].strip()
-    except OSError:
-        return None
-
-
-def _listing(ctx: Context, folder: str) -> list[str]:
-    try:
-        return ctx.listdir(folder)
-    except OSError:
-        return []
-
-
-def _link(ctx: Context, path: str) -> str | None:
-    """The last part of where a link leads."""
-    try:
-        return ctx.readlink(path).rstrip("/").rpartition("/")[2]
-    except OSError:
-        return None
 
 
 def _after_number(text: str | None) -> str | None:

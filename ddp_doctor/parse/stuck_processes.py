@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse.host_gpus import first_line
+from ddp_doctor.parse.kernel_files import first_line, text_of
 
 #: Looks, and the seconds between them: a driver that initialises GPUs holds others up for a while.
 LOOKS = 4
@@ -71,7 +71,7 @@ def _in_state_d(ctx: Context) -> Iterator[_Task]:
     for pid in _numbers(ctx, "/proc"):
         if ctx.clock() > end:
             return
-        stat = _STAT.match(_read(ctx, f"/proc/{pid}/stat"))
+        stat = _STAT.match(text_of(ctx, f"/proc/{pid}/stat") or "")
         if not stat or int(stat[5]) & _KERNEL_THREAD or own in (pid, stat[4]):
             continue
         if stat[3] == "D":
@@ -84,10 +84,10 @@ def _in_state_d(ctx: Context) -> Iterator[_Task]:
 
 
 def _task(ctx: Context, folder: str, pid: int) -> _Task | None:
-    stat = _STAT.match(_read(ctx, f"{folder}/stat"))
+    stat = _STAT.match(text_of(ctx, f"{folder}/stat") or "")
     if not stat or stat[3] != "D":
         return None
-    switches = tuple(_SWITCHES.findall(_read(ctx, f"{folder}/status")))
+    switches = tuple(_SWITCHES.findall(text_of(ctx, f"{folder}/status") or ""))
     return _Task(folder, pid, stat[2], switches) if switches else None
 
 
@@ -111,7 +111,7 @@ def _found(ctx: Context, task: _Task, watched_s: float) -> StuckProcess:
 
 
 def _wait_channel(ctx: Context, task: _Task) -> str:
-    return _read(ctx, f"{task.folder}/wchan").strip()[:80]
+    return (text_of(ctx, f"{task.folder}/wchan") or "").strip()[:80]
 
 
 def _device(ctx: Context, pid: int) -> str | None:
@@ -132,10 +132,3 @@ def _numbers(ctx: Context, folder: str) -> list[str]:
         return [name for name in ctx.listdir(folder) if name.isdecimal()]
     except OSError:
         return []
-
-
-def _read(ctx: Context, path: str) -> str:
-    try:
-        return ctx.read(path)
-    except OSError:
-        return ""

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 
 from ddp_doctor.model.context import Context
+from ddp_doctor.parse.kernel_files import names_in, text_of
 
 LIBRARY = "libibverbs.so.1"
 PROVIDERS = "/etc/libibverbs.d"
@@ -49,7 +50,7 @@ def verbs_providers(ctx: Context, library: str | None) -> tuple[str, ...] | None
     """The drivers of a library that the system's packages installed; None of any other."""
     if library is None or not library.startswith(_SYSTEM) or library.startswith("/usr/local"):
         return None
-    files = [name for name in _listing(ctx, PROVIDERS) if name.endswith(".driver")]
+    files = [name for name in names_in(ctx, PROVIDERS) if name.endswith(".driver")]
     return tuple(name.removesuffix(".driver") for name in files)
 
 
@@ -61,8 +62,8 @@ def provider_of(driver: str | None) -> str | None:
 def _folders(ctx: Context) -> Iterator[str]:
     yield from (name for name in ctx.env.get("LD_LIBRARY_PATH", "").split(":") if name.startswith("/"))
     yield from _SYSTEM
-    for file in _listing(ctx, _CONFIGURATION):
-        lines = _text(ctx, f"{_CONFIGURATION}/{file}").splitlines()
+    for file in names_in(ctx, _CONFIGURATION):
+        lines = (text_of(ctx, f"{_CONFIGURATION}/{file}") or "").splitlines()
         yield from (line.strip() for line in lines if re.match(r"\s*/\S", line))
 
 
@@ -73,17 +74,3 @@ def _exists(ctx: Context, path: str) -> bool:
     except OSError as error:
         return error.errno == errno.EINVAL
     return True
-
-
-def _listing(ctx: Context, folder: str) -> list[str]:
-    try:
-        return ctx.listdir(folder)
-    except OSError:
-        return []
-
-
-def _text(ctx: Context, path: str) -> str:
-    try:
-        return ctx.read(path)
-    except OSError:
-        return ""
