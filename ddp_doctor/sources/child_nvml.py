@@ -12,19 +12,19 @@ never came back (ctypes releases the interpreter lock during a call). No single 
 value that NVML does not give is null, and ``unavailable`` says why, in NVML's own word
 (``not_supported``; ``function_not_found`` is an older driver; ``binding_too_old`` an older nvidia-ml-py).
 
-Only the standard library, pynvml (of nvidia-ml-py) and the neighbour nvml_health.py are imported.
+Only the standard library, pynvml (of nvidia-ml-py) and the neighbours nvml_calls.py and nvml_health.py are imported.
 """
 
-import json
-import os
+from __future__ import annotations
+
 import runpy
-import sys
-import threading
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-DEFAULT_LIMIT_S = 10.0
+if TYPE_CHECKING:
+    from ddp_doctor.sources.nvml_calls import Nvml
+
 #: A slowdown is reported only where a second look, this much later, still sees it: NVML also raises the
 #: bit while clocks change (nvml.h, nvmlClocksThrottleReasonHwSlowdown).
 SECOND_LOOK_S = 0.5
@@ -56,73 +56,40 @@ RECOVERY_ACTIONS = {
     6: "bus_reset",
     7: "system_reboot",
 }
-#: What is asked beyond identity, use and clocks. By path: isolated, there is no package to import from.
+#: How NVML is called, and what is asked beyond identity, use and clocks. By path: isolated, there is no
+#: package to import from.
+CALLS = runpy.run_path(str(Path(__file__).with_name("nvml_calls.py")))
 HEALTH = runpy.run_path(str(Path(__file__).with_name("nvml_health.py")))
 
 #: These say that the whole GPU is gone, whichever call they come from.
 LOST = ("gpu_is_lost", "reset_required")
 
-_leaving = threading.Lock()
-
 
 def main() -> None:
-    """Ask, print, leave; the watchdog does the last two where NVML never answers."""
-    limit_s = float(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_LIMIT_S
-    answer: dict[str, Any] = {
-        "error": None,
-        "call": "",
-        "gpu": None,
-        "text": "",
-        "elapsed_s": 0.0,
-        "driver_version": None,
-        "cuda_driver_version": None,
-        "nvml_version": None,
-        "confidential_compute": None,
-        "excluded_bus_ids": [],
-        "gpus": [],
-        "unavailable": {},
-    }
-    started = time.monotonic()
-    threading.Thread(target=_watch, args=(answer, limit_s, started), daemon=True).start()
-    _ask(answer)
-    _leave(answer, started)
-
-
-def _watch(answer: dict[str, Any], limit_s: float, started: float) -> None:
-    """Give up after ``limit_s`` seconds in the name of the main thread."""
-    time.sleep(limit_s)
-    text = f"no answer within {limit_s:g} s"
-    _leave({**answer, "error": "timed_out", "text": text}, started)
-
-
-def _leave(answer: dict[str, Any], started: float) -> NoReturn:
-    """Print the answer once and end the process without any clean-up that the driver could hang in."""
-    if not _leaving.acquire(blocking=False):
-        time.sleep(60)  # the other thread is printing and ends the process in a moment
-    answer["elapsed_s"] = round(time.monotonic() - started, 3)
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
-    os._exit(0)
+    """Ask and print, or give up."""
+    CALLS["run"](
+        _ask,
+        driver_version=None,
+        cuda_driver_version=None,
+        nvml_version=None,
+        confidential_compute=None,
+        excluded_bus_ids=[],
+        gpus=[],
+        unavailable={},
+    )
 
 
 def _ask(answer: dict[str, Any]) -> None:
-    try:
-        import pynvml
-    except ImportError as error:
-        answer.update(error="pynvml_missing", call="import pynvml", text=str(error))
+    begun: tuple[Nvml, int] | None = CALLS["begin"](answer)
+    if begun is None:
         return
-    nvml = _Nvml(pynvml, answer)
-    _, reason = nvml.call("nvmlInit")
-    count, reason = (None, reason) if reason else nvml.call("nvmlDeviceGetCount")
-    if reason:
-        answer.update(error=reason, text=nvml.last_text)
-        return
+    nvml, count = begun
     nvml.fill(answer, "driver_version", "nvmlSystemGetDriverVersion")
     nvml.fill(answer, "cuda_driver_version", "nvmlSystemGetCudaDriverVersion_v2", use=_cuda_version)
     answer["excluded_bus_ids"] = _excluded(nvml)
     HEALTH["ask_system"](nvml, answer)
     asked = []
-    for index in range(count or 0):
+    for index in range(count):
         gpu, handle = _gpu(nvml, index)
         answer["gpus"].append(gpu)
         asked.append((gpu, handle))
@@ -131,60 +98,19 @@ def _ask(answer: dict[str, Any]) -> None:
     answer.update(call="", gpu=None)
 
 
-class _Nvml:
-    """pynvml, with every refusal turned into its name and the call in progress noted in the answer."""
-
-    def __init__(self, pynvml: Any, answer: dict[str, Any]) -> None:
-        self.pynvml = pynvml
-        self.answer = answer
-        self.last_text = ""
-        self.mismatch = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError)
-        prefix = "NVML_ERROR_"
-        names = [name for name in dir(pynvml) if name.startswith(prefix)]
-        self.codes = {getattr(pynvml, name): name[len(prefix) :].lower() for name in names}
-
-    def call(self, name: str, *args: Any) -> tuple[Any, str | None]:
-        """(value, None), or (None, why there is none)."""
-        self.answer["call"] = name
-        function = getattr(self.pynvml, name, None)
-        if function is None:
-            return None, "binding_too_old"
-        try:
-            return function(*args), None
-        except self.pynvml.NVMLError as error:
-            self.last_text = str(error)
-            return None, self.code(error.value)
-        except self.mismatch:  # the binding's own word for an older library, outside NVMLError
-            return None, "function_not_found"
-        except (TypeError, ValueError, OSError) as error:  # a binding and a library that do not fit
-            self.last_text = f"{type(error).__name__}: {error}"
-            return None, "unexpected"
-
-    def code(self, value: int) -> str:
-        """NVML's name of a return value, in lower case."""
-        return self.codes.get(value, f"error_{value}")
-
-    def fill(self, values: dict[str, Any], field: str, name: str, *args: Any, use: Any = None) -> None:
-        """Put what the call gives, through ``use``, in ``values[field]``, or null and the reason."""
-        value, reason = self.call(name, *args)
-        values[field] = value if reason or use is None else use(value)
-        if reason:
-            values["unavailable"][field] = reason
-
-
 def _cuda_version(number: int) -> str:
     """12040 -> "12.4"."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _excluded(nvml: _Nvml) -> list[str]:
+def _excluded(nvml: Nvml) -> list[str]:
     """Bus ids of the GPUs that the operator took out with NVreg_ExcludedGpus."""
     count, _ = nvml.call("nvmlGetExcludedDeviceCount")
     infos = [nvml.call("nvmlGetExcludedDeviceInfoByIndex", index)[0] for index in range(count or 0)]
     return [_bus_id(info.pci) for info in infos if info is not None]
 
 
-def _gpu(nvml: _Nvml, index: int) -> tuple[dict[str, Any], Any]:
+def _gpu(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
     """All that NVML says of one GPU, and its handle."""
     nvml.answer["gpu"] = index
     gpu: dict[str, Any] = {"index": index, "error": None, "unavailable": {}}
@@ -200,7 +126,7 @@ def _gpu(nvml: _Nvml, index: int) -> tuple[dict[str, Any], Any]:
     return gpu, handle
 
 
-def _identity(nvml: _Nvml, gpu: dict[str, Any], handle: Any) -> None:
+def _identity(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
     nvml.fill(gpu, "uuid", "nvmlDeviceGetUUID", handle)
     nvml.fill(gpu, "name", "nvmlDeviceGetName", handle)
     nvml.fill(gpu, "bus_id", "nvmlDeviceGetPciInfo", handle, use=_bus_id)
@@ -221,7 +147,7 @@ def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-def _mig_uuids(nvml: _Nvml, gpu_handle: Any) -> list[str]:
+def _mig_uuids(nvml: Nvml, gpu_handle: Any) -> list[str]:
     count, _ = nvml.call("nvmlDeviceGetMaxMigDeviceCount", gpu_handle)
     uuids = []
     for index in range(count or 0):
@@ -232,7 +158,7 @@ def _mig_uuids(nvml: _Nvml, gpu_handle: Any) -> list[str]:
     return uuids
 
 
-def _memory(nvml: _Nvml, gpu: dict[str, Any], handle: Any) -> None:
+def _memory(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
     """Memory as nvidia-smi counts it; the old call (driver < 510) counts the driver's own share as used."""
     version = getattr(nvml.pynvml, "nvmlMemory_v2", None)
     info, reason = nvml.call("nvmlDeviceGetMemoryInfo", handle, version)
@@ -249,7 +175,7 @@ def _memory(nvml: _Nvml, gpu: dict[str, Any], handle: Any) -> None:
     ]
 
 
-def _processes(nvml: _Nvml, gpu: dict[str, Any], handle: Any, kind: str, name: str) -> list[dict[str, Any]]:
+def _processes(nvml: Nvml, gpu: dict[str, Any], handle: Any, kind: str, name: str) -> list[dict[str, Any]]:
     found, reason = nvml.call(name, handle)
     if reason in ("function_not_found", "binding_too_old"):
         found, reason = nvml.call(f"{name}_v2", handle)
@@ -269,7 +195,7 @@ def _name(pid: int) -> str | None:
         return None
 
 
-def _health(nvml: _Nvml, gpu: dict[str, Any], handle: Any) -> None:
+def _health(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
     uncorrected = getattr(nvml.pynvml, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", 1)
     nvml.fill(gpu, "ecc_enabled", "nvmlDeviceGetEccMode", handle, use=lambda modes: bool(modes[0]))
     for field, counter in (("ecc_volatile_uncorrected", 0), ("ecc_aggregate_uncorrected", 1)):
@@ -279,7 +205,7 @@ def _health(nvml: _Nvml, gpu: dict[str, Any], handle: Any) -> None:
     gpu["recovery_action"] = None if number is None else RECOVERY_ACTIONS.get(number, f"action_{number}")
 
 
-def _clocks(nvml: _Nvml, gpu: dict[str, Any], handle: Any) -> None:
+def _clocks(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
     mask, reason = _clock_events(nvml, handle)
     gpu["clock_events"] = None if mask is None else sorted(_names(mask))
     if reason:
@@ -295,7 +221,7 @@ def _clocks(nvml: _Nvml, gpu: dict[str, Any], handle: Any) -> None:
     nvml.fill(gpu, "pcie_width_max", "nvmlDeviceGetMaxPcieLinkWidth", handle)
 
 
-def _clock_events(nvml: _Nvml, handle: Any) -> tuple[int | None, str | None]:
+def _clock_events(nvml: Nvml, handle: Any) -> tuple[int | None, str | None]:
     mask, reason = nvml.call("nvmlDeviceGetCurrentClocksEventReasons", handle)
     if reason in ("function_not_found", "binding_too_old"):  # its name before driver 535
         mask, reason = nvml.call("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
@@ -306,7 +232,7 @@ def _names(mask: int) -> set[str]:
     return {name for bit, name in CLOCK_EVENTS.items() if mask & bit}
 
 
-def _look_again(nvml: _Nvml, asked: list[tuple[dict[str, Any], Any]]) -> None:
+def _look_again(nvml: Nvml, asked: list[tuple[dict[str, Any], Any]]) -> None:
     """Keep only the slowdowns that a second look still sees."""
     slow = _names(SLOWDOWN_BITS)
     slowed = [(gpu, handle) for gpu, handle in asked if slow & set(gpu.get("clock_events") or ())]

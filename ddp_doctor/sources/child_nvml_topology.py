@@ -11,18 +11,22 @@
 
 ``ancestors`` are pairs of GPUs and NVML's level; ``p2p`` are ordered pairs and NVML's status. As its
 neighbour child_nvml.py it runs in a process of its own, gives up after the seconds in its argument by a
-second thread, and asks on after any refusal. Only the standard library and pynvml are imported.
+second thread, and asks on after any refusal (both by nvml_calls.py).
 """
 
-import json
-import os
-import sys
-import threading
+from __future__ import annotations
+
+import runpy
 import time
 from itertools import combinations, permutations
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-DEFAULT_LIMIT_S = 10.0
+if TYPE_CHECKING:
+    from ddp_doctor.sources.nvml_calls import Nvml
+
+#: By path: isolated, there is no package to import from.
+CALLS = runpy.run_path(str(Path(__file__).with_name("nvml_calls.py")))
 #: Links with errors are looked at twice, so that errors of today are told from those of last month.
 SECOND_LOOK_S = 0.5
 
@@ -46,59 +50,19 @@ ERROR_COUNTERS = {0: "replay", 1: "recovery", 2: "crc"}
 SPEEDS = {**{link: 84 + link for link in range(6)}, **{link: 126 + link for link in range(6, 12)}}
 SPEED_OF_ALL = 90
 
-_leaving = threading.Lock()
-
 
 def main() -> None:
-    """Ask, print, leave; the watchdog does the last two where NVML never answers."""
-    limit_s = float(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_LIMIT_S
-    answer: dict[str, Any] = {
-        "error": None,
-        "call": "",
-        "gpu": None,
-        "text": "",
-        "elapsed_s": 0.0,
-        "gpus": [],
-        "ancestors": [],
-        "p2p": {},
-    }
-    started = time.monotonic()
-    threading.Thread(target=_watch, args=(answer, limit_s, started), daemon=True).start()
-    _ask(answer)
-    _leave(answer, started)
-
-
-def _watch(answer: dict[str, Any], limit_s: float, started: float) -> None:
-    """Give up after ``limit_s`` seconds in the name of the main thread."""
-    time.sleep(limit_s)
-    text = f"no answer within {limit_s:g} s"
-    _leave({**answer, "error": "timed_out", "text": text}, started)
-
-
-def _leave(answer: dict[str, Any], started: float) -> NoReturn:
-    """Print the answer once and end the process without any clean-up that the driver could hang in."""
-    if not _leaving.acquire(blocking=False):
-        time.sleep(60)  # the other thread is printing and ends the process in a moment
-    answer["elapsed_s"] = round(time.monotonic() - started, 3)
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
-    os._exit(0)
+    """Ask and print, or give up."""
+    CALLS["run"](_ask, gpus=[], ancestors=[], p2p={})
 
 
 def _ask(answer: dict[str, Any]) -> None:
-    try:
-        import pynvml
-    except ImportError as error:
-        answer.update(error="pynvml_missing", call="import pynvml", text=str(error))
+    begun: tuple[Nvml, int] | None = CALLS["begin"](answer)
+    if begun is None:
         return
-    nvml = _Nvml(pynvml, answer)
-    _, reason = nvml.call("nvmlInit")
-    count, reason = (None, reason) if reason else nvml.call("nvmlDeviceGetCount")
-    if reason:
-        answer.update(error=reason, text=nvml.last_text)
-        return
+    nvml, count = begun
     handles: dict[int, Any] = {}
-    for index in range(count or 0):
+    for index in range(count):
         gpu, handle = _gpu(nvml, index)
         answer["gpus"].append(gpu)
         if gpu["error"] is None:
@@ -109,47 +73,11 @@ def _ask(answer: dict[str, Any]) -> None:
     answer.update(call="", gpu=None)
 
 
-class _Nvml:
-    """pynvml, with every refusal turned into its name and the call in progress noted in the answer."""
-
-    def __init__(self, pynvml: Any, answer: dict[str, Any]) -> None:
-        self.pynvml = pynvml
-        self.answer = answer
-        self.last_text = ""
-        self.mismatch = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError)
-        prefix = "NVML_ERROR_"
-        names = [name for name in dir(pynvml) if name.startswith(prefix)]
-        self.codes = {getattr(pynvml, name): name[len(prefix) :].lower() for name in names}
-
-    def call(self, name: str, *args: Any) -> tuple[Any, str | None]:
-        """(value, None), or (None, why there is none)."""
-        self.answer["call"] = name
-        function = getattr(self.pynvml, name, None)
-        if function is None:
-            return None, "binding_too_old"
-        try:
-            return function(*args), None
-        except self.pynvml.NVMLError as error:
-            self.last_text = str(error)
-            return None, self.codes.get(error.value, f"error_{error.value}")
-        except self.mismatch:  # the binding's own word for an older library, outside NVMLError
-            return None, "function_not_found"
-        except (TypeError, ValueError, OSError) as error:  # a binding and a library that do not fit
-            self.last_text = f"{type(error).__name__}: {error}"
-            return None, "unexpected"
-
-    def fill(self, values: dict[str, Any], field: str, name: str, *args: Any, use: Any = None) -> None:
-        """Put what the call gives, through ``use``, in ``values[field]``, or null and the reason."""
-        value, reason = self.call(name, *args)
-        values[field] = value if reason or use is None else use(value)
-        if reason:
-            values["unavailable"][field] = reason
-
-    def fields(self, handle: Any, ids: dict[int, Any], link: int) -> dict[int, int]:
-        """The numbers that NVML has for these fields of one link."""
-        values, reason = self.call("nvmlDeviceGetFieldValues", handle, [(field, link) for field in ids])
-        found = {} if reason else {one.fieldId: one for one in values if one.nvmlReturn == 0}
-        return {field: _number(one) for field, one in found.items()}
+def _fields(nvml: Nvml, handle: Any, ids: dict[int, Any], link: int) -> dict[int, int]:
+    """The numbers that NVML has for these fields of one link."""
+    values, reason = nvml.call("nvmlDeviceGetFieldValues", handle, [(field, link) for field in ids])
+    found = {} if reason else {one.fieldId: one for one in values if one.nvmlReturn == 0}
+    return {field: _number(one) for field, one in found.items()}
 
 
 def _number(field: Any) -> int:
@@ -157,7 +85,7 @@ def _number(field: Any) -> int:
     return int(field.value.uiVal if field.valueType == 1 else field.value.ullVal)
 
 
-def _gpu(nvml: _Nvml, index: int) -> tuple[dict[str, Any], Any]:
+def _gpu(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
     """What NVML says of one GPU's place and links, and its handle."""
     nvml.answer["gpu"] = index
     gpu: dict[str, Any] = {"index": index, "error": None, "unavailable": {}, "nvlinks": []}
@@ -190,7 +118,7 @@ def _list(words: Any) -> str:
     return ",".join(f"{a}-{b}" if a != b else str(a) for a, b in zip(starts, ends, strict=True))
 
 
-def _nvlinks(nvml: _Nvml, handle: Any) -> list[dict[str, Any]]:
+def _nvlinks(nvml: Nvml, handle: Any) -> list[dict[str, Any]]:
     links = []
     for number in range(getattr(nvml.pynvml, "NVML_NVLINK_MAX_LINKS", MOST_LINKS)):
         state = _state(nvml, handle, number)
@@ -205,31 +133,31 @@ def _nvlinks(nvml: _Nvml, handle: Any) -> list[dict[str, Any]]:
     return links
 
 
-def _state(nvml: _Nvml, handle: Any, link: int) -> int | None:
+def _state(nvml: Nvml, handle: Any, link: int) -> int | None:
     """1 for a link that carries data; None where the GPU has no such link."""
     state, reason = nvml.call("nvmlDeviceGetNvLinkState", handle, link)
     if reason in ("not_supported", "function_not_found"):  # newer GPUs tell it by a field alone
-        state = nvml.fields(handle, {STATE: "state"}, link).get(STATE)
+        state = _fields(nvml, handle, {STATE: "state"}, link).get(STATE)
     return None if state is None else int(state)
 
 
-def _remote(nvml: _Nvml, handle: Any, link: int) -> dict[str, Any]:
+def _remote(nvml: Nvml, handle: Any, link: int) -> dict[str, Any]:
     kind, _ = nvml.call("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
     pci, _ = nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
     return {"remote": REMOTES.get(kind), "remote_bus_id": None if pci is None else _bus_id(pci)}
 
 
-def _speed(nvml: _Nvml, handle: Any, link: int) -> float | None:
+def _speed(nvml: Nvml, handle: Any, link: int) -> float | None:
     """GB/s one way; NVML counts MB/s."""
     asked = [field for field in (SPEED, SPEEDS.get(link), SPEED_OF_ALL) if field is not None]
-    known = nvml.fields(handle, dict.fromkeys(asked), link)
+    known = _fields(nvml, handle, dict.fromkeys(asked), link)
     speeds = [known[field] for field in asked if known.get(field)]
     return speeds[0] / 1000 if speeds else None
 
 
-def _errors(nvml: _Nvml, handle: Any, link: int) -> dict[str, int]:
+def _errors(nvml: Nvml, handle: Any, link: int) -> dict[str, int]:
     """What the link counted since the driver was loaded or the counters were reset."""
-    fields = nvml.fields(handle, ERROR_FIELDS, link)
+    fields = _fields(nvml, handle, ERROR_FIELDS, link)
     if fields:
         names = {ERROR_FIELDS[field] for field in fields}
         return {
@@ -243,7 +171,7 @@ def _errors(nvml: _Nvml, handle: Any, link: int) -> dict[str, int]:
     return {name: value for name, value in counted.items() if value is not None}
 
 
-def _pairs(nvml: _Nvml, handles: dict[int, Any], answer: dict[str, Any]) -> None:
+def _pairs(nvml: Nvml, handles: dict[int, Any], answer: dict[str, Any]) -> None:
     for one, two in combinations(handles, 2):
         level, _ = nvml.call("nvmlDeviceGetTopologyCommonAncestor", handles[one], handles[two])
         if level is not None:
@@ -259,7 +187,7 @@ def _pairs(nvml: _Nvml, handles: dict[int, Any], answer: dict[str, Any]) -> None
         answer["p2p"][name] = statuses
 
 
-def _look_again(nvml: _Nvml, handles: dict[int, Any], gpus: list[dict[str, Any]]) -> None:
+def _look_again(nvml: Nvml, handles: dict[int, Any], gpus: list[dict[str, Any]]) -> None:
     """How fast the errors of the links that have any still grow."""
     stained = [(gpu, link) for gpu in gpus for link in gpu["nvlinks"] if any(link["errors"].values())]
     if not stained:

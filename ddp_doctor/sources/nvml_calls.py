@@ -1,0 +1,103 @@
+"""The part that child_nvml.py and child_nvml_topology.py share: to call NVML, to give up on it, and to leave.
+
+    {"error": "timed_out", "call": "nvmlDeviceGetName", "gpu": 3, "text": "no answer within 15 s", "elapsed_s": 15.0, …}
+
+Loaded by its path (runpy), since those programs run isolated and have no package to import from. Only the
+standard library and pynvml are imported.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+DEFAULT_LIMIT_S = 10.0
+
+_leaving = threading.Lock()
+
+
+def run(ask: Callable[[dict[str, Any]], None], **more: Any) -> NoReturn:
+    """Ask, print, leave; the watchdog does the last two where NVML never answers."""
+    limit_s = float(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_LIMIT_S
+    answer = {"error": None, "call": "", "gpu": None, "text": "", "elapsed_s": 0.0, **more}
+    started = time.monotonic()
+    threading.Thread(target=_watch, args=(answer, limit_s, started), daemon=True).start()
+    ask(answer)
+    _leave(answer, started)
+
+
+def _watch(answer: dict[str, Any], limit_s: float, started: float) -> None:
+    """Give up after ``limit_s`` seconds in the name of the main thread."""
+    time.sleep(limit_s)
+    text = f"no answer within {limit_s:g} s"
+    _leave({**answer, "error": "timed_out", "text": text}, started)
+
+
+def _leave(answer: dict[str, Any], started: float) -> NoReturn:
+    """Print the answer once and end the process without any clean-up that the driver could hang in."""
+    if not _leaving.acquire(blocking=False):
+        time.sleep(60)  # the other thread is printing and ends the process in a moment
+    answer["elapsed_s"] = round(time.monotonic() - started, 3)
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+class Nvml:
+    """pynvml, with every refusal turned into its name and the call in progress noted in the answer."""
+
+    def __init__(self, pynvml: Any, answer: dict[str, Any]) -> None:
+        self.pynvml = pynvml
+        self.answer = answer
+        self.last_text = ""
+        self.mismatch = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError)
+        prefix = "NVML_ERROR_"
+        names = [name for name in dir(pynvml) if name.startswith(prefix)]
+        self.codes = {getattr(pynvml, name): name[len(prefix) :].lower() for name in names}
+
+    def call(self, name: str, *args: Any) -> tuple[Any, str | None]:
+        """(value, None), or (None, why there is none)."""
+        self.answer["call"] = name
+        function = getattr(self.pynvml, name, None)
+        if function is None:
+            return None, "binding_too_old"
+        try:
+            return function(*args), None
+        except self.pynvml.NVMLError as error:
+            self.last_text = str(error)
+            return None, self.code(error.value)
+        except self.mismatch:  # the binding's own word for an older library, outside NVMLError
+            return None, "function_not_found"
+        except (TypeError, ValueError, OSError) as error:  # a binding and a library that do not fit
+            self.last_text = f"{type(error).__name__}: {error}"
+            return None, "unexpected"
+
+    def code(self, value: int) -> str:
+        """NVML's name of a return value, in lower case."""
+        return self.codes.get(value, f"error_{value}")
+
+    def fill(self, values: dict[str, Any], field: str, name: str, *args: Any, use: Any = None) -> None:
+        """Put what the call gives, through ``use``, in ``values[field]``, or null and the reason."""
+        value, reason = self.call(name, *args)
+        values[field] = value if reason or use is None else use(value)
+        if reason:
+            values["unavailable"][field] = reason
+
+
+def begin(answer: dict[str, Any]) -> tuple[Nvml, int] | None:
+    """NVML initialised, and how many GPUs it has; None where the answer says why not."""
+    try:
+        import pynvml
+    except ImportError as error:
+        answer.update(error="pynvml_missing", call="import pynvml", text=str(error))
+        return None
+    nvml = Nvml(pynvml, answer)
+    _, reason = nvml.call("nvmlInit")
+    count, reason = (None, reason) if reason else nvml.call("nvmlDeviceGetCount")
+    if reason:
+        answer.update(error=reason, text=nvml.last_text)
+        return None
+    return nvml, count or 0
