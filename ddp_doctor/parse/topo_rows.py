@@ -184,12 +184,12 @@ def _block(header: Header, lines: Sequence[str]) -> Block:
 def label_of(line: str, header: Header) -> tuple[str | None, int]:
     """The row's label and where it starts; None where this line is no row."""
     for found in re.finditer(r"\S+", line):
-        # ``grep -n`` and ``mpirun --tag-output`` put "12:" and "[1,0]<stdout>:" right before a label.
-        mark, colon, name = found[0].rpartition(":")
+        # "12:" of ``grep -n``, "[1,0]<stdout>:" of mpirun and ">" of a quotation stand right before a label.
+        name = found[0][max(found[0].rfind(":"), found[0].rfind(">")) + 1 :]
         if name in header.columns or NUMBERED.fullmatch(name):
-            start = found.start() + len(mark + colon)
+            start = found.end() - len(name)
             shape = shape_of(line[:start])
-            if colon and shape != header.shape:
+            if name != found[0] and shape != header.shape:
                 continue
             is_row = shape in {"", header.shape} and line[found.end() :].strip() != ""
             return (name if is_row else None), start

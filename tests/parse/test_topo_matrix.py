@@ -111,7 +111,7 @@ def test_prefixed_lines_are_read(name: str):
     assert matrix.cpu_affinity["GPU1"] == "0-15"
 
 
-@pytest.mark.parametrize("mark", ["{n}:", "logs/node-{n}.txt:", "[1,0]<stdout>:"])
+@pytest.mark.parametrize("mark", ["{n}:", "logs/node-{n}.txt:", "[1,0]<stdout>:", ">"])
 def test_marks_right_before_the_labels_are_taken_off(mark: str):
     lines = enumerate(sample("driver-375-soc.txt").split("\n"), start=8)
     marked = "\n".join(mark.replace("{n}", str(n)) + line for n, line in lines)
