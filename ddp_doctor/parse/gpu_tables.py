@@ -22,6 +22,7 @@ from ddp_doctor.parse.topo_rows import (
     bare,
     columns_of,
     label_of,
+    line_behind,
     refuse_odd_columns,
     shape_of,
 )
@@ -67,7 +68,7 @@ def read_table(lines: Sequence[str], header: Header, split: Split, what: str) ->
     missing = [name for name in table.gpus if name not in table.cells]
     if missing:
         reason = f"the row of {missing[0]} is missing: the table is cut off or interrupted"
-        raise TopologyError(reason, None if table.end == len(lines) else table.end + 1)
+        raise TopologyError(reason, line_behind(lines, table.end))
     return table
 
 

@@ -207,8 +207,15 @@ def _refuse_missing_rows(block: Block, lines: Sequence[str]) -> None:
         return
     more = f" and of {len(missing) - 1} more" if len(missing) > 1 else ""
     reason = f"the row of {missing[0]}{more} is missing: the matrix is cut off or interrupted"
-    cut_off = block.end == len(lines)
-    raise TopologyError(reason, None if cut_off else block.end + 1, "" if cut_off else lines[block.end])
+    line = line_behind(lines, block.end)
+    raise TopologyError(reason, line, lines[line - 1])
+
+
+def line_behind(lines: Sequence[str], end: int) -> int:
+    """The number of the line at index ``end``; of the last with text where the lines end before it."""
+    if end < len(lines):
+        return end + 1
+    return max(index for index, line in enumerate(lines, start=1) if line.strip())
 
 
 def _take_from_the_others(block: Block, label: str) -> None:

@@ -176,7 +176,7 @@ def test_refusal_names_the_line_and_shows_it():
         (PAIR.split("\n", 1)[1], "without its header"),
         (PAIR.partition("\n")[0], "no row of a matrix follows"),
         (PAIR.replace("\tGPU1\t", "\tGPU0\t", 1), "GPU0 appears twice in the header"),
-        ("\n".join(PAIR.split("\n")[:2]), "the row of GPU1 is missing"),
+        ("\n".join(PAIR.split("\n")[:2]), "line 2: the row of GPU1 is missing"),
         (PAIR.replace("\nGPU1", "\nTraceback: boom\nGPU1"), "the row of GPU1 is missing"),
         (PAIR + "GPU2\tPIX\tPIX\t0-7\t0\n", "without its header"),
         (PAIR + "GPU2\tPIX\tPIX\n", "row GPU2 has no column"),
