@@ -77,15 +77,8 @@ def gpu_failed(recording: Recording) -> Iterator[Draft]:
             if kind == "xid"
             else f"fatal SXid {code}"
         )
-        yield Draft(
-            title=f"{device_names(recording, hits)} failed while the ranks ran: {what}",
-            detail="The kernel logged it between the first rank's start and the last one's end.",
-            confidence=Confidence.LIKELY,
-            culprits=device_culprits(recording, hits),
-            evidence=_evidence(recording, hits),
-            remedies=(_mend(hits),),
-            severity=asked_for(recording, severity),
-        )
+        title = f"{device_names(recording, hits)} failed while the ranks ran: {what}"
+        yield _draft(recording, title, hits, _mend(hits), severity)
 
 
 def _mend(hits: list[Hit]) -> Remedy:
@@ -131,22 +124,28 @@ def link_failed(recording: Recording) -> Iterator[Draft]:
         for device in hit.view.below(hit.device)
     ]
     if hits:
-        yield Draft(
-            title=f"The link or firmware of {device_names(recording, hits)} failed while the ranks ran",
-            detail="The kernel logged it between the first rank's start and the last one's end.",
-            confidence=Confidence.LIKELY,
-            culprits=device_culprits(recording, hits),
-            evidence=_evidence(recording, hits),
-            remedies=(
-                remedy(
-                    "Have the device, its slot and its cables inspected; update its firmware.",
-                    "sudo dmesg -T | tail -n 100",
-                    cost="the node is out of work meanwhile",
-                    undo=NOTHING_TO_UNDO,
-                ),
-            ),
-            severity=asked_for(recording, Severity.WARNING),
-        )
+        title = f"The link or firmware of {device_names(recording, hits)} failed while the ranks ran"
+        yield _draft(recording, title, hits, _INSPECT, Severity.WARNING)
+
+
+_INSPECT = remedy(
+    "Have the device, its slot and its cables inspected; update its firmware.",
+    "sudo dmesg -T | tail -n 100",
+    cost="the node is out of work meanwhile",
+    undo=NOTHING_TO_UNDO,
+)
+
+
+def _draft(recording: Recording, title: str, hits: list[Hit], mend: Remedy, severity: Severity) -> Draft:
+    return Draft(
+        title=title,
+        detail="The kernel logged it between the first rank's start and the last one's end.",
+        confidence=Confidence.LIKELY,
+        culprits=device_culprits(recording, hits),
+        evidence=_evidence(recording, hits),
+        remedies=(mend,),
+        severity=asked_for(recording, severity),
+    )
 
 
 def _new(recording: Recording, *kinds: str) -> list[Hit]:

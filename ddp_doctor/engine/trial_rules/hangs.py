@@ -157,7 +157,8 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
         The job hangs at its first collective with all GPUs at 100 % and no message.
 
     Remedy
-        The finding on the pair, where there is one. Else NCCL_DEBUG=INFO and the transports it chose.
+        The finding on the pair, where there is one. Else NCCL without P2P, as a proof, and between nodes what
+        connects them; which transports NCCL chose stands in the table of the report.
 
     References
         docs/explanation/hangs.md
