@@ -243,7 +243,8 @@ def list_checks() -> str:
 def explain(code: str) -> str:
     """One rule's page."""
     rule = app.find_rule(code)
-    return f"{rule.code} {rule.name} ({rule.severity.value})\n\n{rule.doc}\n"
+    words = rule.doc.replace("``", "`")  # a terminal knows no markup
+    return f"{rule.code} {rule.name} ({rule.severity.value})\n\n{words}\n"
 
 
 def template(name: str | None) -> str:

@@ -16,3 +16,8 @@ def test_a_recording_that_cannot_be_read_is_one_sentence(recording, capsys):
 
     assert commands._heard(ended, here, Options()) is None
     assert "cannot be read here" in capsys.readouterr().err
+
+
+def test_an_explanation_has_no_markup_of_the_pages():
+    assert "`ddp-doctor run` tries it." in commands.explain("DD412")
+    assert not any("``" in commands.explain(one.code) for check in commands.CHECKS for one in check.rules)

@@ -41,7 +41,7 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
         missing = f"; missing: {', '.join(short.named)}" if short.named else ""
         yield Draft(
             title=f"{node_names(recording, group)}: {have} of {short.expected} GPUs{missing}",
-            detail=f"The job can count on {short.have}; {short.expected} by {short.source}.",
+            detail=f"The job can count on {short.have}; {short.source} says {short.expected}.",
             confidence=Confidence.PROVED,
             culprits=node_culprits(recording, group),
             evidence=(

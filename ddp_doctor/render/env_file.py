@@ -33,7 +33,9 @@ def render(report: Report) -> str:
             candidate = _commented(f"{_assignment(setting)}   # a candidate, not tried")
             lines += [_comment(finding, remedy, setting), candidate]
     if not given:
-        lines.append("# nothing to set")
+        lines.append(
+            "# nothing to set" if len(lines) == 1 else "# nothing is set; take the # off to try a candidate"
+        )
     return "\n".join(lines) + "\n"
 
 

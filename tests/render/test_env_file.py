@@ -46,7 +46,7 @@ def test_a_candidate_of_a_warning_that_was_not_tried_is_a_comment() -> None:
 
     assert "# export NCCL_P2P_DISABLE=1   # a candidate, not tried\n" in text
     assert live(text) == []
-    assert text.endswith("# nothing to set\n")
+    assert text.endswith("# nothing is set; take the # off to try a candidate\n")
 
 
 def test_a_proved_setting_of_a_warning_is_live() -> None:
