@@ -3,6 +3,7 @@
 import pytest
 
 from ddp_doctor import commands
+from ddp_doctor.checks import CHECKS
 from ddp_doctor.launch.everywhere import Everywhere
 from ddp_doctor.launch.fanout import Ended
 from ddp_doctor.launch.wire import Heard
@@ -20,4 +21,4 @@ def test_a_recording_that_cannot_be_read_is_one_sentence(recording, capsys):
 
 def test_an_explanation_has_no_markup_of_the_pages():
     assert "`ddp-doctor run` tries it." in commands.explain("DD412")
-    assert not any("``" in commands.explain(one.code) for check in commands.CHECKS for one in check.rules)
+    assert not any("``" in commands.explain(one.code) for check in CHECKS for one in check.rules)
