@@ -9,6 +9,7 @@ from ddp_doctor.checks.agreement.facts import AgreementFact, RankSettings
 from ddp_doctor.checks.env_vars import EnvVars
 from ddp_doctor.checks.host import Host
 from ddp_doctor.checks.software import Software
+from ddp_doctor.checks.topology.sockets import settings_told
 from ddp_doctor.knowledge import agreement as known
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Remedy
@@ -29,7 +30,8 @@ def different_settings(recording: Recording) -> Iterator[Draft]:
         which ranks hang or cannot connect (NCCL_ALGO, NCCL_PROTO, TORCH_DISTRIBUTED_DEBUG=DETAIL, …); information
         for those that this backend does not read, and for interface names that some nodes lack.
         A default counts as unset. Logs, files, and names of a node's own interfaces may differ. Where the
-        ranks of one node differ already, ranks-have-different-settings tells.
+        ranks of one node differ already, ranks-have-different-settings tells; and where a setting keeps NCCL
+        from NVLink or RDMA, DD434 and DD436.
 
     Why it matters
         torchrun hands each rank the environment of its own node's shell, and mpirun only what -x names: an
@@ -118,7 +120,7 @@ def _between_nodes(recording: Recording) -> Iterator[Difference[int]]:
     environments = {seen.node: seen.fact for seen in recording.facts(EnvVars)}
     names = {name for fact in environments.values() for name in fact.variables}
     job = _job(recording)
-    for name in sorted(names.difference(_within_nodes(recording))):
+    for name in sorted(names.difference(_within_nodes(recording), settings_told(recording))):
         told = {
             node: fact.variables.get(name) for node, fact in environments.items() if name not in fact.withheld
         }

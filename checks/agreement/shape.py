@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 
 from ddp_doctor.checks.agreement.facts import AgreementFact
 from ddp_doctor.checks.gpus import gpus_missing
+from ddp_doctor.checks.gpus.driver import driver_hangs, driver_not_working
+from ddp_doctor.checks.kernel.xids import out_of_order
 from ddp_doctor.checks.software import Software
 from ddp_doctor.model.choices import Backend, Confidence, Severity, Status
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
@@ -44,7 +46,7 @@ def different_ranks(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         Different --nproc-per-node, where the nodes' numbers of GPUs do not explain it (then
-        nodes-have-different-gpus does).
+        nodes-have-different-gpus does), nor a driver or a GPU that fails.
 
     Why it matters
         The job starts, and nobody notices that its world is smaller than meant: the batch is smaller, the
@@ -58,7 +60,7 @@ def different_ranks(recording: Recording) -> Iterator[Draft]:
     """
     ranks = _ranks(recording)
     parts = _counted(ranks, "rank")
-    if parts is None or _explained_by_gpus(recording):
+    if parts is None or _explained_by_gpus(recording) or _lacks_gpus(recording, ranks):
         return
     size = sum(ranks.values())
     yield Draft(
@@ -94,7 +96,8 @@ def different_gpus(recording: Recording) -> Iterator[Draft]:
     What it finds
         Different numbers of visible GPUs. A warning where a node has none, or brings fewer ranks for it;
         information where the ranks are as many all the same. Silent where no torch here uses GPUs, with
-        --backend gloo, and where gpus-missing names the same nodes.
+        --backend gloo, and where a finding about missing
+        or failing GPUs names the same nodes.
 
     Why it matters
         With --nproc-per-node auto the world is smaller than meant; with a node that has no GPU, NCCL does
@@ -108,7 +111,7 @@ def different_gpus(recording: Recording) -> Iterator[Draft]:
     """
     gpus = _gpus(recording)
     parts = _counted(gpus, "GPU")
-    if parts is None or not _are_wanted(recording) or _named_as_missing(recording, parts):
+    if parts is None or not _are_wanted(recording) or _lacks_gpus(recording, gpus):
         return
     matters = min(gpus.values()) == 0 or _explained_by_gpus(recording)
     yield Draft(
@@ -134,6 +137,9 @@ def _are_wanted(recording: Recording) -> bool:
     return recording.options.backend is not Backend.GLOO and (not builds or any(builds))
 
 
-def _named_as_missing(recording: Recording, parts: Split[int]) -> bool:
-    named = {one.node_rank for finding in gpus_missing.apply(recording) for one in finding.culprits}
-    return bool(parts.few) and set(parts.few) <= named
+def _lacks_gpus(recording: Recording, counts: Mapping[int, int]) -> bool:
+    """Whether other findings say why the nodes with less than the others have no more GPUs."""
+    rules = (driver_not_working, driver_hangs, gpus_missing, out_of_order)
+    named = {one.node_rank for rule in rules for finding in rule.apply(recording) for one in finding.culprits}
+    most = max(counts.values(), default=0)
+    return {node for node, count in counts.items() if count < most} <= named

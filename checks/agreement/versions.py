@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ddp_doctor.checks.agreement.differences import Difference, difference_draft, together
 from ddp_doctor.checks.agreement.facts import AgreementFact
 from ddp_doctor.checks.software import Software
+from ddp_doctor.checks.software.nccl import nccl_differs_from_torch
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Remedy
@@ -23,8 +24,9 @@ def different_versions(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         The nodes that differ from most, with all that is different on them; two nodes, or two halves, are
-        told apart without blaming one. An error where NCCL differs and the job uses it; information where
-        only patch releases of Python or of the driver differ, or what gloo does not use.
+        told apart without blaming one. Of NCCL the nodes that DD205 leaves alone. An error where NCCL differs
+        and the job uses it; information where only patch releases of Python or of the driver differ, or what
+        gloo does not use.
 
     Why it matters
         NCCL compares versions when it starts and refuses the whole job ("Mismatched NCCL version detected").
@@ -111,11 +113,22 @@ def _components(*, on_nccl: bool) -> tuple[_Component, ...]:
     )
 
 
+def _named_for_nccl(recording: Recording) -> set[int | None]:
+    """The nodes on which another error says that torch would load the wrong NCCL."""
+    findings = nccl_differs_from_torch.apply(recording)
+    errors = [one for one in findings if one.severity is Severity.ERROR]
+    return {by.node_rank for one in errors for by in one.culprits}
+
+
 def _versions(recording: Recording) -> Iterator[Difference[int]]:
     software = {seen.node: seen.fact for seen in recording.facts(Software)}
     on_nccl = recording.world is not None and recording.world.backend == "nccl"
+    named = _named_for_nccl(recording)
     for component in _components(on_nccl=on_nccl):
-        difference = component.difference(software)
+        compared = software
+        if component.name == "NCCL":
+            compared = {node: fact for node, fact in software.items() if node not in named}
+        difference = component.difference(compared)
         if difference is not None:
             yield difference
     doctors = {seen.node: seen.fact.tool_version for seen in recording.facts(AgreementFact)}

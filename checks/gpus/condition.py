@@ -10,6 +10,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.gpu_facts import Gpu, GpusFact
 from ddp_doctor.phrases.gpus import Sight, gpu_draft
+from ddp_doctor.phrases.kernel import xids_of
 
 
 @rule("DD304", "gpu-needs-recovery", Severity.ERROR, GpusFact)
@@ -39,6 +40,7 @@ def needs_recovery(recording: Recording) -> Iterator[Draft]:
             known.RESET_GPU,
             detail="The driver says so itself. Other GPUs of the node may stop answering with it.",
             severity=severity,
+            beside=xids_of(recording, hits),
         )
 
 
@@ -102,6 +104,7 @@ def memory_errors(recording: Recording) -> Iterator[Draft]:
             known.RESET_GPU,
             detail="Counted since the driver was loaded; a reset clears them.",
             severity=severity,
+            beside=xids_of(recording, hits),
         )
 
 

@@ -6,11 +6,12 @@ from ddp_doctor.checks.gpus.severity import severity_of_use
 from ddp_doctor.knowledge import nvml as known
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse import software as parse
 from ddp_doctor.parse.gpu_facts import GpusFact
 from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE, asked_for
+from ddp_doctor.phrases.kernel import stuck_processes, xid_lines
 from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names
 
 
@@ -40,10 +41,19 @@ def driver_not_working(recording: Recording) -> Iterator[Draft]:
             detail=_gpus_expected(group[0].fact),
             confidence=Confidence.PROVED,
             culprits=node_culprits(recording, group),
-            evidence=tuple(dict.fromkeys(_nvml_evidence(one.fact) for one in group))[:LINES_OF_EVIDENCE],
+            evidence=(
+                *tuple(dict.fromkeys(_nvml_evidence(one.fact) for one in group))[:LINES_OF_EVIDENCE],
+                *_log(recording, group),
+            ),
             remedies=(mend,),
             severity=severity_of_use(recording, group),
         )
+
+
+def _log(recording: Recording, group: list[Seen[GpusFact]]) -> tuple[Evidence, ...]:
+    """What the kernel log has of GPUs on these nodes."""
+    nodes = {one.node for one in group}
+    return xid_lines(recording, lambda view, device: view.node in nodes and view.concerns(device))
 
 
 def _failure(fact: GpusFact) -> str | None:
@@ -101,6 +111,8 @@ def driver_hangs(recording: Recording) -> Iterator[Draft]:
                     unit="s",
                     expected_from="NVML answers in a second, without persistence mode in some seconds per GPU",
                 ),
+                *_log(recording, group),
+                *stuck_processes(recording, {one.node for one in group}),
             ),
             remedies=(known.REBOOT,),
             severity=severity_of_use(recording, group),

@@ -11,6 +11,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.gpu_facts import Gpu, GpusFact
 from ddp_doctor.phrases.gpus import Hits, Sight, asked_for, gpu_draft
+from ddp_doctor.phrases.kernel import switch_faults
 from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names
 
 _802 = "Until then CUDA answers with error 802, system not yet initialized, and no rank starts."
@@ -133,7 +134,7 @@ def fabric_unhealthy(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         Bits of the fabric health mask: degraded bandwidth, unhealthy or recovering routes, too few NVLinks,
-        firmware or partition that does not fit.
+        firmware or partition that does not fit. Silent where the kernel log has the NVSwitch's fault (DD333).
 
     Why it matters
         NCCL runs over the slowest link of a ring: one such GPU slows all down, or its peers cannot reach it.
@@ -144,7 +145,9 @@ def fabric_unhealthy(recording: Recording) -> Iterator[Draft]:
     References
         NVML API reference, nvmlGpuFabricInfo_v2_t, healthMask
     """
-    hits = hits_of(recording, lambda gpu: gpu.fabric_faults and not gpu.mig_enabled and not _state_words(gpu))
+    explained = {hit.view.node for hit in switch_faults(recording)}
+    ill = hits_of(recording, lambda gpu: gpu.fabric_faults and not gpu.mig_enabled and not _state_words(gpu))
+    hits = [(node, gpu) for node, gpu in ill if node not in explained]
     if hits:
         yield gpu_draft(
             recording,

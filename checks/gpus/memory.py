@@ -12,6 +12,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.gpu_facts import Gpu, GpusFact
 from ddp_doctor.phrases.gpus import Sight, gpu_draft
+from ddp_doctor.phrases.kernel import xids_of
 
 
 @rule("DD312", "gpu-memory-repair-failed", Severity.ERROR, GpusFact)
@@ -43,6 +44,7 @@ def repair_failed(recording: Recording) -> Iterator[Draft]:
             known.REPLACE_GPU,
             detail="A reset does not mend it: the bank of memory has no spare row left, or the ROM took no entry.",
             severity=Severity.ERROR,
+            beside=xids_of(recording, hits),
         )
 
 
@@ -86,6 +88,7 @@ def repair_waits(recording: Recording) -> Iterator[Draft]:
             if severity is Severity.ERROR
             else "Jobs can run meanwhile: the driver keeps the bad memory away from them.",
             severity=severity,
+            beside=xids_of(recording, hits),
         )
 
 

@@ -1,7 +1,8 @@
 """DD303, DD311: fewer GPUs than there should be, or than the job has ranks."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from functools import partial
 
 from ddp_doctor.checks.gpus.severity import severity_of_use
 from ddp_doctor.checks.gpus.shortfall import REQUIRED, Shortfall, shortfall_of
@@ -12,6 +13,7 @@ from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.gpu_facts import GpusFact
 from ddp_doctor.phrases.gpus import asked_for
+from ddp_doctor.phrases.kernel import NodeView, xid_lines
 from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names
 
 
@@ -39,6 +41,7 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
     for short, group in by_cause(seen, lambda fact: shortfall_of(fact, required)).items():
         have = f"only {short.have}" if short.have else "none"
         missing = f"; missing: {', '.join(short.named)}" if short.named else ""
+        nodes = {one.node for one in group}
         yield Draft(
             title=f"{node_names(recording, group)}: {have} of {short.expected} GPUs{missing}",
             detail=f"The job can count on {short.have}; {short.source} says {short.expected}.",
@@ -53,10 +56,15 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
                     expected=short.expected,
                     expected_from=short.source,
                 ),
+                *xid_lines(recording, partial(_is_missing, nodes, short.named)),
             ),
             remedies=(_show_all(group[0].fact) if short.source == REQUIRED else known.FIND_GPU,),
             severity=_shortfall_severity(recording, short, group),
         )
+
+
+def _is_missing(nodes: Container[int], named: Container[str], view: NodeView, device: str) -> bool:
+    return view.node in nodes and (device in named or not device)
 
 
 def _shortfall_severity(recording: Recording, short: Shortfall, group: list[Seen[GpusFact]]) -> Severity:

@@ -1,18 +1,28 @@
 """DD333, DD334, DD335, DD336: what else the kernel log says of NVSwitches, GPUs, PCIe links and NICs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Container, Iterator
 
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.knowledge.nvml import FIND_GPU, remedy
-from ddp_doctor.knowledge.xids import RECENT_S
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.kernel_facts import KernelFact
 from ddp_doctor.parse.kernel_log import KernelEvent
 from ddp_doctor.phrases.gpus import asked_for
-from ddp_doctor.phrases.kernel import Hit, NodeView, device_culprits, device_names, line_evidence, views
+from ddp_doctor.phrases.kernel import (
+    Hit,
+    device_culprits,
+    device_names,
+    failed_nics,
+    hits_in_log,
+    line_evidence,
+    recent,
+    switch_faults,
+    views,
+)
+from ddp_doctor.phrases.nodes import host
 
 _FABRIC_GUIDE = "NVIDIA Fabric Manager user guide, NVSwitch SXids, https://docs.nvidia.com/datacenter/tesla/"
 _AER = "Linux kernel, PCI Express Advanced Error Reporting, https://docs.kernel.org/PCI/pcieaer-howto.html"
@@ -23,21 +33,6 @@ _LINK = remedy(
     undo=NOTHING_TO_UNDO,
     references=(_AER,),
 )
-
-
-def _recent(view: NodeView, event: KernelEvent) -> bool:
-    age_s = view.fact.age_s(event)
-    return age_s is None or age_s <= RECENT_S
-
-
-def _hits(recording: Recording, counts: Callable[[NodeView, KernelEvent], bool]) -> list[Hit]:
-    """Events that are not over, of devices that are or may be the job's."""
-    return [
-        Hit(view, event.device, event)
-        for view in views(recording)
-        for event in view.fact.events
-        if not event.past and counts(view, event)
-    ]
 
 
 @rule("DD333", "nvswitch-fatal-error", Severity.WARNING, KernelFact)
@@ -57,9 +52,7 @@ def nvswitch_fatal(recording: Recording) -> Iterator[Draft]:
     References
         NVIDIA Fabric Manager user guide, NVSwitch SXids
     """
-    hits = _hits(
-        recording, lambda view, one: one.kind == "sxid" and one.detail == "Fatal" and _recent(view, one)
-    )
+    hits = switch_faults(recording)
     for code in dict.fromkeys(hit.event.code for hit in hits):
         some = [hit for hit in hits if hit.event.code == code]
         yield Draft(
@@ -67,7 +60,10 @@ def nvswitch_fatal(recording: Recording) -> Iterator[Draft]:
             detail="Nothing in the log says that it was reset since.",
             confidence=Confidence.POSSIBLE,
             culprits=device_culprits(recording, some),
-            evidence=line_evidence(recording, some, _FABRIC_GUIDE),
+            evidence=(
+                *line_evidence(recording, some, _FABRIC_GUIDE),
+                *_degraded(recording, {hit.view.node for hit in some}),
+            ),
             remedies=(
                 remedy(
                     "Drain the node, and reset all GPUs with their NVSwitches at once, or reboot.",
@@ -81,13 +77,23 @@ def nvswitch_fatal(recording: Recording) -> Iterator[Draft]:
         )
 
 
+def _degraded(recording: Recording, nodes: Container[int]) -> Iterator[Evidence]:
+    """The GPUs of these nodes of which the fabric says that it is not well (else DD317's)."""
+    for view in views(recording):
+        gpus = view.gpus.of_the_job() if view.gpus and view.node in nodes else ()
+        for gpu in gpus:
+            if gpu.fabric_faults:
+                faults = ", ".join(gpu.fabric_faults).replace("_", " ")
+                yield Evidence(check="gpus", text=f"{gpu.label} on {host(recording, view.node)}: {faults}")
+
+
 @rule("DD334", "gpu-failed-to-start", Severity.ERROR, KernelFact)
 def failed_to_start(recording: Recording) -> Iterator[Draft]:
     """The driver could not start a GPU.
 
     What it finds
-        "RmInitAdapter failed" since the driver was loaded, for a GPU that NVML does not list, or lists as
-        failed. A warning where NVML was not asked.
+        "RmInitAdapter failed" since the driver was loaded, for a GPU that is missing and that DD303 does not
+        name, as in a container. A warning where NVML was not asked.
 
     Why it matters
         The GPU is missing; the job finds fewer than it asked for.
@@ -99,12 +105,13 @@ def failed_to_start(recording: Recording) -> Iterator[Draft]:
         https://github.com/NVIDIA/open-gpu-kernel-modules/issues/789
     """
     groups: dict[Severity, list[Hit]] = {}
-    for hit in _hits(recording, lambda _, one: one.kind == "init_failed"):
+    for hit in hits_in_log(recording, lambda _, one: one.kind == "init_failed"):
         view = hit.view
         unlisted = view.gpus.unlisted() if view.gpus is not None else ()
         for device in (hit.device,) if hit.device else unlisted:
             gpu = view.gpu(device)
-            if view.concerns(device) and (gpu is None or gpu.error is not None):
+            told = view.gpus is not None and (gpu is not None or device in unlisted)
+            if view.concerns(device) and not told and (gpu is None or gpu.error is not None):
                 severity = Severity.WARNING if view.gpus is None else Severity.ERROR
                 groups.setdefault(severity, []).append(Hit(view, device, hit.event))
     for severity, hits in groups.items():
@@ -142,7 +149,7 @@ def pcie_errors(recording: Recording) -> Iterator[Draft]:
             Hit(view, device, event)
             for view in views(recording)
             for event in view.fact.events
-            if event.kind == kind and _recent(view, event) and _many(event)
+            if event.kind == kind and recent(view, event) and _many(event)
             for device in view.below(event.device)
         ]
         if hits:
@@ -182,7 +189,7 @@ def nic_fault(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.kernel.org/networking/devlink/devlink-health.html
     """
-    hits = _hits(recording, lambda view, one: one.kind == "nic_fault" and _recent(view, one))
+    hits = failed_nics(recording)
     if hits:
         yield Draft(
             title=f"The firmware of {device_names(recording, hits)} failed",

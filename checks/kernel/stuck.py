@@ -10,10 +10,8 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.kernel_facts import KernelFact
 from ddp_doctor.parse.stuck_processes import StuckProcess
 from ddp_doctor.phrases.gpus import asked_for
-from ddp_doctor.phrases.kernel import LINES_OF_EVIDENCE, NodeView, ago, views
+from ddp_doctor.phrases.kernel import LINES_OF_EVIDENCE, NodeView, blocked_s, stuck_evidence, views
 from ddp_doctor.phrases.nodes import by_cause, host, in_words, node_draft
-
-_EXPECTED = "a call into the driver ends, or can be interrupted"
 
 
 @rule("DD337", "process-stuck-in-gpu-driver", Severity.WARNING, KernelFact)
@@ -23,7 +21,8 @@ def stuck(recording: Recording) -> Iterator[Draft]:
     What it finds
         Processes in state D (uninterruptible) that wait in a function of the driver and did not run at all
         while they were watched for three seconds. An error where the kernel has called them hung (blocked for
-        more than 120 seconds) or NVML does not answer either; information where the function cannot be read.
+        more than 120 seconds); information where the function cannot be read. Where NVML does not answer
+        either, DD302 names them.
 
     Why it matters
         Its GPU memory is never freed, and whoever needs the same lock of the driver hangs with it: nvidia-smi,
@@ -37,7 +36,7 @@ def stuck(recording: Recording) -> Iterator[Draft]:
     """
     for view in views(recording):
         groups: dict[Severity, list[StuckProcess]] = {}
-        for one in view.fact.stuck:
+        for one in () if _hangs(view) else view.fact.stuck:
             groups.setdefault(_severity(view, one), []).append(one)
         for severity, processes in groups.items():
             where = host(recording, view.node)
@@ -48,35 +47,21 @@ def stuck(recording: Recording) -> Iterator[Draft]:
                 detail="No signal ends such a process; what needs the same lock of the driver hangs with it.",
                 confidence=Confidence.POSSIBLE if severity is Severity.INFO else Confidence.LIKELY,
                 culprits=(Culprit(kind="node", node=where, node_rank=view.node),),
-                evidence=tuple(_evidence(view, one) for one in processes[:LINES_OF_EVIDENCE]),
+                evidence=tuple(stuck_evidence(view, one) for one in processes[:LINES_OF_EVIDENCE]),
                 remedies=(REBOOT,),
                 severity=asked_for(recording, severity),
             )
 
 
-def _severity(view: NodeView, process: StuckProcess) -> Severity:
+def _hangs(view: NodeView) -> bool:
     error = view.gpus.nvml_error if view.gpus else None
-    if _blocked_s(view, process) or (error is not None and error.code == "timed_out"):
+    return error is not None and error.code == "timed_out"
+
+
+def _severity(view: NodeView, process: StuckProcess) -> Severity:
+    if blocked_s(view, process):
         return Severity.ERROR
     return Severity.WARNING if process.wait_channel else Severity.INFO
-
-
-def _blocked_s(view: NodeView, process: StuckProcess) -> int:
-    """For how long the kernel has said that the process is blocked."""
-    hung = (one for one in view.fact.events if one.kind == "hung_task" and process.pid in one.pids)
-    return max((one.code or 0 for one in hung), default=0)
-
-
-def _evidence(view: NodeView, process: StuckProcess) -> Evidence:
-    blocked_s = _blocked_s(view, process)
-    parts = (
-        f"pid {process.pid} ({process.name}) in state D",
-        f"in {process.wait_channel}" if process.wait_channel else "",
-        f"holds {process.device}" if process.device else "",
-        f"blocked for more than {ago(blocked_s)}, says the kernel" if blocked_s else "",
-    )
-    text = ", ".join(part for part in parts if part) + f"; it did not run in {process.watched_s:g} s"
-    return Evidence(check="kernel", text=text, expected_from=_EXPECTED)
 
 
 @rule("DD341", "kernel-log-not-readable", Severity.INFO, KernelFact)

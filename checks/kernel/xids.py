@@ -38,7 +38,8 @@ Standing = Literal["out", "back", "unknown"]
 #: that could not be remapped is remembered, and without its system processor a GPU cannot tell its memory.
 _LOST = (79,)
 _MEMORY = (48, 95, 140)
-_NOT_REMAPPED = 64
+_REMAPPED, _NOT_REMAPPED = 63, 64
+_CONTAINED = 94
 _SILENT = (62, 110, 119, 120, 143)
 #: Errors of NVML as a whole that a GPU in this state causes.
 _DEAD = ("timed_out", "gpu_is_lost", "crashed", "unknown")
@@ -54,7 +55,8 @@ def out_of_order(recording: Recording) -> Iterator[Draft]:
         Xids such as 48, 64, 79, 95, 119 and 120, or an Xid 154 that asks for a reset or a reboot, since the
         boot and the last loading of the driver. An error where NVML agrees (the GPU is missing, fails, or
         asks for recovery); information, for a day, where NVML finds it in order again; a warning where NVML
-        cannot tell. GPUs of other jobs do not count.
+        cannot tell. Where a finding rests on NVML's own word (DD301 to DD304, DD307, DD312), the line stands
+        there. GPUs of other jobs do not count.
 
     Why it matters
         Every CUDA program on that GPU fails or hangs, and with it the whole DDP job.
@@ -65,7 +67,10 @@ def out_of_order(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deploy/xid-errors
     """
-    for (code, severity, standing), hits in _staying(recording).items():
+    for (code, severity, standing), all_hits in _staying(recording).items():
+        hits = [hit for hit in all_hits if standing != "out" or not _is_told(hit.view, hit.device)]
+        if not hits:
+            continue
         known = _meaning(hits[0].event)
         reboot, back = known.kind == "reboot", standing == "back"
         what = f"{'in order again after ' if back else ''}Xid {code}, {known.meaning}"
@@ -87,6 +92,14 @@ _DETAILS: dict[Standing, str] = {
     "unknown": "Nothing in the log says that it was reset since, and NVML does not tell.",
     "back": "It was reset since, or recovered.",
 }
+
+
+def _is_told(view: NodeView, device: str | None) -> bool:
+    """Whether a finding about NVML's answer names this GPU that is out of order, or all of the node."""
+    fact = view.gpus
+    if fact is None:
+        return False
+    return fact.nvml_error is not None or view.gpu(device) is not None or device in fact.unlisted()
 
 
 def _meaning(event: KernelEvent) -> Xid:
@@ -197,6 +210,8 @@ def fault_logged(recording: Recording) -> Iterator[Draft]:
                 known = _meaning(event)
                 if known.kind == "application" or not _within(view, event, RECENT_S):
                     continue
+                if _is_pending(view, event):
+                    continue
                 grave = known.kind == "reset" and _standing(view, event) != "back"
                 severity = Severity.WARNING if grave else Severity.INFO
                 groups.setdefault((event.code or 0, severity), []).append(Hit(view, device, event))
@@ -211,6 +226,17 @@ def fault_logged(recording: Recording) -> Iterator[Draft]:
             remedies=(reset_gpus([hit.device or "" for hit in hits]) if grave else WATCH,),
             severity=asked_for(recording, severity),
         )
+
+
+def _is_pending(view: NodeView, event: KernelEvent) -> bool:
+    """Whether NVML still counts what the line tells, so that DD307 or DD313 shows it."""
+    gpu = view.gpu(event.device)
+    if gpu is None:
+        return False
+    pending = gpu.row_remap_pending or gpu.page_retirement_pending
+    return bool(
+        (event.code == _REMAPPED and pending) or (event.code == _CONTAINED and gpu.ecc_volatile_uncorrected)
+    )
 
 
 @rule("DD332", "gpu-programs-crashed", Severity.INFO, KernelFact)

@@ -10,6 +10,7 @@ from ddp_doctor.model.finding import Draft, Proof, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.nccl_conf import settings
+from ddp_doctor.parse.rdma_facts import RdmaFact
 from ddp_doctor.phrases.nodes import host, node_draft
 from ddp_doctor.phrases.settings import shown
 
@@ -25,7 +26,7 @@ def nccl_conf_differs(recording: Recording) -> Iterator[Draft]:
     What it finds
         What NCCL has for a variable, of the environment or else of its files, differs between nodes, and a file
         gave it to one of them. As grave as between environments: an error for NCCL_ALGO, NCCL_PROTO and what else
-        hangs a job; names of a node's own devices may differ.
+        hangs a job; names of a node's own devices may differ. Silent where DD436 tells what the setting forbids.
 
     Why it matters
         The ranks follow different settings though every environment is the same, so that a comparison of `env` finds
@@ -43,7 +44,8 @@ def nccl_conf_differs(recording: Recording) -> Iterator[Draft]:
     environments = {seen.node: seen.fact for seen in recording.facts(EnvVars)}
     facts = [seen for seen in recording.facts(NcclFact) if seen.node in environments]
     in_files = {seen.node: settings(files_read(recording, seen)) for seen in facts}
-    for name in sorted({name for found in in_files.values() for name in found}):
+    names = {name for found in in_files.values() for name in found}
+    for name in sorted(names - _forbids_rdma(recording)):
         has = {
             node: environments[node].variables.get(name, found.get(name, (None, ""))[0])
             for node, found in in_files.items()
@@ -59,6 +61,12 @@ def nccl_conf_differs(recording: Recording) -> Iterator[Draft]:
         stake = agreement.stake(name, does, agreement.Job(backend=world.backend))
         if stake is not None:
             yield _draft(recording, name, has, from_file, stake)
+
+
+def _forbids_rdma(recording: Recording) -> set[str]:
+    """The settings that keep some node from RDMA ports that it has."""
+    facts = (seen.fact for seen in recording.facts(RdmaFact) if seen.fact.candidates())
+    return {(fact.unused_by or "").partition("=")[0] for fact in facts}
 
 
 def _draft(

@@ -53,7 +53,7 @@ class NcclFact(Fact):
 
 def files_read(recording: Recording, seen: Seen[NcclFact]) -> tuple[ConfFile, ...]:
     """The files that the NCCL of this node reads: which one is ~'s depends on its version."""
-    version = next((one.fact.nccl_loaded for one in recording.facts(Software) if one.node == seen.node), None)
+    version = next((one.nccl_loaded for one in recording.at(Software, seen.node)), None)
     number = release(version or "")
     ignored = {"home" if number and number < HOME_SINCE else "passwd"}
     if number and number < CONF_FILE_SINCE:

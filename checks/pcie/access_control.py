@@ -93,9 +93,13 @@ def _pairs(recording: Recording, seen: Seen[PcieFact]) -> list[Pair]:
 
 def _nvlinked(recording: Recording, node: int) -> set[frozenset[str]]:
     """The pairs of GPUs that have NVLink, by bus ids."""
+    return recording.once(("pairs with NVLink", node), lambda: _find_nvlinked(recording, node))
+
+
+def _find_nvlinked(recording: Recording, node: int) -> set[frozenset[str]]:
     buses = {number: bus for bus, number in gpu_numbers(recording, node).items()}
     found = set()
-    for fact in (one.fact for one in recording.facts(TopologyFact) if one.node == node):
+    for fact in recording.at(TopologyFact, node):
         for one, two, code in fact.gpu_pairs():
             ends = [buses.get(int(name.removeprefix("GPU"))) for name in (one, two)]
             if nvlinks(code) and None not in ends:

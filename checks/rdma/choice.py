@@ -75,7 +75,7 @@ def _is_well_chosen(
     """Whether NCCL will leave the others alone: they are of one kind with the best, and farther from all GPUs."""
     if {port.link_layer for _, port in best} != {port.link_layer for _, port in rest}:
         return False
-    fact = next((one.fact for one in recording.facts(TopologyFact) if one.node == seen.node), None)
+    fact = next(iter(recording.at(TopologyFact, seen.node)), None)
     near, far = {hca.name for hca, _ in best}, {hca.name for hca, _ in rest}
     return fact is not None and all(distance(fact, gpu, near) < distance(fact, gpu, far) for gpu in fact.gpus)
 

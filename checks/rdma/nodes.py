@@ -8,7 +8,7 @@ from ddp_doctor.checks.software.facts import Software, of_the_job
 from ddp_doctor.checks.topology.facts import TopologyFact
 from ddp_doctor.knowledge import nccl_hca
 from ddp_doctor.knowledge.link_codes import link_code
-from ddp_doctor.knowledge.rdma import FEW_SHARE, LEAST_ALIKE
+from ddp_doctor.knowledge.rdma import FEW_SHARE, LEAST_ALIKE, LEAST_DARK
 from ddp_doctor.knowledge.versions import Version, release
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.recording import Recording, Seen
@@ -97,6 +97,40 @@ def odd_ones(hits: Iterable[Hit], value: Callable[[Hit], float | None]) -> list[
     return list(found.values())
 
 
+def _dark(recording: Recording) -> list[Odd]:
+    """The ports of nodes on which all of a model are down, while those of the same names are up elsewhere."""
+    hits = hits_of(recording, _may_be_down)
+    models: dict[tuple[int, Hashable], list[Hit]] = {}
+    up: dict[tuple[str, Hashable], set[int]] = {}
+    for hit in hits:
+        node, hca, port = hit
+        kind = (hca.model, port.number, port.link_layer)
+        models.setdefault((node, kind), []).append(hit)
+        if port.is_active:
+            up.setdefault((hca.name, kind), set()).add(node)
+    return [
+        Odd(hit, len(up[hit[1].name, kind]), 1.0)
+        for (_, kind), mine in models.items()
+        if len(mine) >= LEAST_DARK and all(hit[2].state == "DOWN" for hit in mine)
+        for hit in mine
+        if (hit[1].name, kind) in up
+    ]
+
+
+def is_cut_off(recording: Recording, node: int) -> bool:
+    """Whether no port is left on a node of a kind that other nodes would use."""
+    return node in recording.once("rdma: cut off", lambda: _cut_off(recording))
+
+
+def _cut_off(recording: Recording) -> set[int]:
+    layers = {
+        seen.node: {port.link_layer for _, port in fast_and_others(seen.fact.chosen())[0]}
+        for seen in users(recording)
+    }
+    usual = {layer for found in layers.values() for layer in found}
+    return {node for node, found in layers.items() if not found or (len(usual) > 1 and found == {"Ethernet"})}
+
+
 def _alike(hits: Iterable[Hit]) -> Iterable[list[Hit]]:
     groups: dict[Hashable, list[Hit]] = {}
     for hit in hits:
@@ -120,7 +154,13 @@ def _rate(hit: Hit) -> float | None:
 
 def odd_by_state(recording: Recording) -> list[Odd]:
     """The few ports that are not up while those that are like them are."""
-    return recording.once("rdma: down", lambda: odd_ones(hits_of(recording, _may_be_down), _is_up))
+    return recording.once("rdma: down", lambda: _odd_by_state(recording))
+
+
+def _odd_by_state(recording: Recording) -> list[Odd]:
+    few = odd_ones(hits_of(recording, _may_be_down), _is_up)
+    named = {identity(one.hit) for one in few}
+    return [*few, *(one for one in _dark(recording) if identity(one.hit) not in named)]
 
 
 def odd_by_rate(recording: Recording) -> list[Odd]:

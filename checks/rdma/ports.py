@@ -10,6 +10,7 @@ from ddp_doctor.checks.rdma.nodes import (
     hits_of,
     identity,
     is_between_nodes,
+    is_cut_off,
     is_of_a_card,
     named_by_setting,
     odd_by_rate,
@@ -21,6 +22,7 @@ from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.rdma_facts import Hca, Port, RdmaFact
+from ddp_doctor.phrases.kernel import failed_nics
 from ddp_doctor.phrases.rdma import START_SUBNET_MANAGER, Hit, look_at_link, port_draft
 
 
@@ -30,8 +32,10 @@ def port_down(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         A port that is down, where at most a quarter of four or more of its model on the node, or of its name
-        on all nodes, is; or that NCCL_IB_HCA names. An error where NCCL_IB_HCA names no port that is up.
-        Information in a run of one node. Second ports of cards, virtual functions and EFA are left alone.
+        on all nodes, is; or all of its model on a node, while other nodes have them up; or that NCCL_IB_HCA
+        names. An error where NCCL_IB_HCA names no port that is up, or the node has none left of the kind that
+        others use. Silent, unless an error, where the NIC's firmware failed (DD336). Information in a run of one
+        node. Second ports of cards, virtual functions and EFA are left alone.
 
     Why it matters
         NCCL leaves the port out without a word. Its GPU reaches other nodes through a neighbour's port, and
@@ -74,11 +78,13 @@ def _by_severity(
     named: dict[tuple[int, str, int], tuple[Hit, bool]],
 ) -> dict[Severity, list[Hit]]:
     found: dict[Severity, list[Hit]] = {}
+    failed = {(one.view.node, one.device) for one in failed_nics(recording)}
     hits = {**{key: hit for key, (hit, _) in named.items()}, **{key: one.hit for key, one in odd.items()}}
     for key in sorted(hits):
-        last = key in named and not named[key][1]
+        last = (key in named and not named[key][1]) or (key in odd and is_cut_off(recording, key[0]))
         severity = Severity.ERROR if last else for_later_jobs(recording, Severity.WARNING)
-        found.setdefault(severity, []).append(hits[key])
+        if last or (key[0], hits[key][1].bus_id) not in failed:
+            found.setdefault(severity, []).append(hits[key])
     return found
 
 
@@ -95,7 +101,8 @@ def no_subnet_manager(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         Ports in state INIT or ARMED whose link is up. An error for NCCL on several nodes where the node has no
-        other port; a warning where other ports of the node are active; else information.
+        other port, or none but Ethernet beside nodes with InfiniBand; a warning where other ports do; else
+        information.
 
     Why it matters
         Such a port carries no traffic. NCCL takes other ports, or TCP, without a word, and cannot connect to
@@ -108,13 +115,12 @@ def no_subnet_manager(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/networking/display/mlnxofedv24010331/opensm
     """
     hits = hits_of(recording, _waits_for_a_manager)
-    without = {seen.node for seen in users(recording) if not seen.fact.chosen()}
     groups: dict[Severity, list[Hit]] = {}
     for hit in hits:
         if not is_between_nodes(recording):
             severity = Severity.INFO
         else:
-            severity = Severity.ERROR if hit[0] in without else Severity.WARNING
+            severity = Severity.ERROR if is_cut_off(recording, hit[0]) else Severity.WARNING
         groups.setdefault(severity, []).append(hit)
     for severity, some in groups.items():
         yield port_draft(

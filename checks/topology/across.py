@@ -44,7 +44,9 @@ def nodes_that_say(recording: Recording, pattern: re.Pattern[str]) -> list[int]:
 
 def rdma_of(recording: Recording) -> Mapping[int, RdmaFact]:
     """What is recorded of the RDMA devices of each node."""
-    return {seen.node: seen.fact for seen in recording.facts(RdmaFact)}
+    return recording.once(
+        "RDMA by node", lambda: {seen.node: seen.fact for seen in recording.facts(RdmaFact)}
+    )
 
 
 def hca_of(log: NcclTransportFact, transport: Transport) -> str | None:

@@ -11,6 +11,7 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import transports as words
+from ddp_doctor.phrases.nodes import node_culprits
 from ddp_doctor.phrases.settings import shown
 
 _FORBIDDING = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_P2P_LEVEL")
@@ -86,7 +87,7 @@ def _draft(
         detail=f"They talk over {words.NAMES[worst.having.choice.kind]} instead.{price}",
         confidence=Confidence.LIKELY,
         severity=None if price or leaves else Severity.INFO,
-        culprits=(Culprit(kind="setting", name=name),),
+        culprits=(Culprit(kind="setting", name=name), *_nodes(recording, seen)),
         evidence=tuple(
             Evidence(
                 check="topology",
@@ -97,6 +98,11 @@ def _draft(
         ),
         remedies=(words.unset_setting(name, value, f"NCCL then uses {kept}"),),
     )
+
+
+def _nodes(recording: Recording, seen: Sequence[Seen[TopologyFact]]) -> tuple[Culprit, ...]:
+    """The nodes that have it, where others have not."""
+    return node_culprits(recording, seen) if len(seen) < len(recording.facts(TopologyFact)) else ()
 
 
 def _factor(loss: _Loss) -> float:

@@ -172,7 +172,7 @@ def _within_reach(code: str) -> bool:
 
 def _models_differ(recording: Recording, host: Host) -> bool:
     """Whether the GPUs are known to be of several models, which seldom share P2P."""
-    facts = [seen.fact for seen in recording.facts(GpusFact) if seen.node == host.seen.node]
+    facts = recording.at(GpusFact, host.seen.node)
     return len({gpu.name for fact in facts for gpu in fact.gpus}) > 1
 
 

@@ -1,9 +1,11 @@
 """DD435, DD436: what goes between nodes takes TCP, though InfiniBand is there."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
+from ddp_doctor.checks.nccl.facts import NcclFact, files_read
 from ddp_doctor.checks.topology.across import Crossing, crossings, nodes_that_say, rdma_of
+from ddp_doctor.checks.topology.given_up import forbidden
 from ddp_doctor.checks.topology.transports import log_of
 from ddp_doctor.knowledge.link_rates import network
 from ddp_doctor.model.choices import Confidence, Severity
@@ -11,6 +13,7 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.interface_facts import InterfacesFact, chosen
+from ddp_doctor.parse.nccl_conf import settings
 from ddp_doctor.parse.nccl_log import NcclTransportFact
 from ddp_doctor.parse.rdma_facts import Hca, Port, RdmaFact
 from ddp_doctor.phrases import transports as words
@@ -98,7 +101,8 @@ def rdma_forbidden(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         NCCL_IB_DISABLE=1 or NCCL_NET=Socket in a run over several nodes with NCCL, where nodes have active
-        InfiniBand ports. Information only where the ports are RoCE: those are often left unused on purpose.
+        InfiniBand ports. An error where other nodes will use theirs: the two do not meet. Information only where
+        the ports of all are RoCE: those are often left unused on purpose.
 
     Why it matters
         TCP reaches a fraction of what the adapter carries. The setting is a common test for a fault of the
@@ -113,17 +117,44 @@ def rdma_forbidden(recording: Recording) -> Iterator[Draft]:
     world = recording.world
     if world is None or world.nnodes < 2 or world.backend != "nccl" or recording.options.command == "prolog":
         return
-    for (setting, roce), group in by_cause(recording.facts(RdmaFact), _forbidden).items():
+    facts = recording.facts(RdmaFact)
+    mixed = any(seen.fact.unused_by is None and seen.fact.chosen() for seen in facts)
+    for (setting, roce), group in by_cause(facts, _forbidden).items():
         ports, (name, _, value) = group[0].fact.candidates(), setting.partition("=")
         yield Draft(
             title=f"{setting} keeps NCCL from the RDMA ports of {node_names(recording, group)}: {_names(ports)}",
-            detail="What goes between the nodes takes TCP." + _price(recording, group[0]),
+            detail="Ranks on TCP cannot connect to the ranks of the other nodes, which use RDMA."
+            if mixed
+            else "What goes between the nodes takes TCP." + _price(recording, group[0]),
             confidence=Confidence.LIKELY,
-            severity=Severity.INFO if roce else None,
+            severity=Severity.ERROR if mixed else Severity.INFO if roce else None,
             culprits=(Culprit(kind="setting", name=name), *node_culprits(recording, group)),
-            evidence=(Evidence(check="rdma", text=f"active: {_names(ports)}{_rate(ports)}"),),
+            evidence=(
+                Evidence(check="rdma", text=f"active: {_names(ports)}{_rate(ports)}"),
+                *_in_files(recording, name, {seen.node for seen in group}),
+            ),
             remedies=(words.unset_setting(name, value, "NCCL then uses RDMA between nodes"),),
         )
+
+
+def _in_files(recording: Recording, name: str, nodes: Container[int]) -> Iterator[Evidence]:
+    """Where a file, and no environment, sets it."""
+    for seen in recording.facts(NcclFact):
+        place = settings(files_read(recording, seen)).get(name)
+        if place is not None and seen.node in nodes and name not in seen.fact.overruled:
+            text = f"{host(recording, seen.node)}: {place[1]} sets {name}, and no environment"
+            yield Evidence(check="nccl", text=text)
+
+
+def settings_told(recording: Recording) -> frozenset[str]:
+    """The settings that a finding above information names as what keeps NCCL from a way."""
+
+    def find() -> frozenset[str]:
+        findings = [*forbidden.apply(recording), *rdma_forbidden.apply(recording)]
+        grave = [one for one in findings if one.severity is not Severity.INFO]
+        return frozenset(by.name for one in grave for by in one.culprits if by.kind == "setting" and by.name)
+
+    return recording.once("settings told to forbid a way", find)
 
 
 def _forbidden(fact: RdmaFact) -> tuple[str, bool] | None:
@@ -137,7 +168,7 @@ def _forbidden(fact: RdmaFact) -> tuple[str, bool] | None:
 def _price(recording: Recording, seen: Seen[RdmaFact]) -> str:
     """What one port carries beside what the interface does that NCCL then takes."""
     fast = max((port.rate_gbit_per_s or 0.0 for _, port in seen.fact.candidates()), default=0.0)
-    interfaces = next((one.fact for one in recording.facts(InterfacesFact) if one.node == seen.node), None)
+    interfaces = next(iter(recording.at(InterfacesFact, seen.node)), None)
     name = chosen(interfaces, "nccl").interface if interfaces else None
     speeds = {one.name: one.speed_mbps for one in interfaces.interfaces} if interfaces else {}
     return words.price(fast / 8 or None, network(speeds.get(name or "")))

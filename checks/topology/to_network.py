@@ -34,8 +34,8 @@ def to_network(recording: Recording, place: Place) -> Iterator[ToNetwork]:
     """Each GPU with a NIC of known name that NCCL may use; a port that is down is passed over where it is known."""
     fact, rdma = place.fact, rdma_of(recording).get(place.seen.node)
     ports = {hca.name: port for hca, port in rdma.chosen()} if rdma and rdma.unused_by is None else {}
-    kernels = (seen.fact for seen in recording.facts(KernelFact) if seen.node == place.seen.node)
-    kernel = next((one.gpudirect_rdma() for one in kernels), _NOT_ASKED)
+    kernels = recording.at(KernelFact, place.seen.node)
+    kernel = kernels[0].gpudirect_rdma() if kernels else _NOT_ASKED
     nearest = {}
     for gpu in fact.gpus:
         known = {name: fact.links[gpu][nic] for nic, name in fact.hcas().items()}

@@ -57,6 +57,8 @@ MOST_HCAS = 160
 
 #: Ports that are alike, and how many of them may be worse than the others before that is how it was built.
 LEAST_ALIKE, FEW_SHARE = 4, 0.25
+#: All ports of a model down on one node and up on others: from so many on it is no spare card (judgement).
+LEAST_DARK = 2
 
 #: A link that went down so many times more than its peers' median, and at least once a day, flaps: a
 #: reboot of a switch, or of the node, takes all of them down together (judgement).

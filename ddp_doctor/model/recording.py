@@ -145,6 +145,11 @@ class Recording(Frozen):
         readings = self.of_kind(kind.KIND)
         return self.once(("first", kind), lambda: _seen(kind, readings[0]).fact) if readings else None
 
+    def at(self, kind: type[F], node: int) -> list[F]:
+        """The facts of one class that were read on one node; for thousands of nodes a search is too slow."""
+        by_node = self.once(("by node", kind), lambda: _by_node(self.facts(kind)))
+        return list(by_node.get(node, ()))
+
     def of_check(self, check_id: str) -> list[Reading]:
         """All readings of one check."""
         by_check = self.once("by check", lambda: _grouped(self.readings, lambda one: one.check))
@@ -166,6 +171,13 @@ class Recording(Frozen):
 
 def _seen(kind: type[F], reading: Reading) -> Seen[F]:
     return Seen(kind.model_validate(reading.fact), reading.node, reading.rank, reading)
+
+
+def _by_node(facts: Sequence[Seen[F]]) -> dict[int, list[F]]:
+    found: dict[int, list[F]] = {}
+    for seen in facts:
+        found.setdefault(seen.node, []).append(seen.fact)
+    return found
 
 
 def _kind(reading: Reading) -> str | None:

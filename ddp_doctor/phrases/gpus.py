@@ -43,14 +43,15 @@ def gpu_draft(
     detail: str,
     severity: Severity,
     confidence: Confidence = Confidence.PROVED,
+    beside: Sequence[Evidence] = (),
 ) -> Draft:
-    """A finding "GPU 3 (0000:61:00.0) on node0: ``what``", with one line of evidence per GPU."""
+    """A finding "GPU 3 (0000:61:00.0) on node0: ``what``", with one line of evidence per GPU, and others'."""
     return Draft(
         title=f"{gpu_names(recording, hits)}: {what}",
         detail=detail,
         confidence=confidence,
         culprits=gpu_culprits(recording, hits),
-        evidence=tuple(_evidence(recording, hits, sight)),
+        evidence=(*_evidence(recording, hits, sight), *beside),
         remedies=tuple(_aimed(remedy, hits) for remedy in remedies),
         severity=asked_for(recording, severity),
     )

@@ -1,15 +1,16 @@
 """How findings speak of what the kernel logged: GPUs and NICs by bus id, ages, lines."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.knowledge.nvml import remedy
-from ddp_doctor.knowledge.xids import CATALOG
+from ddp_doctor.knowledge.xids import CATALOG, RECENT_S, xid
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, CulpritKind, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.gpu_facts import Gpu, GpusFact
 from ddp_doctor.parse.kernel_facts import KernelFact
 from ddp_doctor.parse.kernel_log import KernelEvent
+from ddp_doctor.parse.stuck_processes import StuckProcess
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, host, in_words
 
 LINES_OF_EVIDENCE = 16
@@ -25,8 +26,10 @@ class NodeView:
 
     def gpu(self, bus_id: str | None) -> Gpu | None:
         """The GPU as NVML lists it."""
-        listed = self.gpus.gpus if self.gpus else ()
-        return next((gpu for gpu in listed if bus_id is not None and gpu.bus_id == bus_id), None)
+        fact = self.gpus
+        if fact is None or bus_id is None:
+            return None
+        return next((gpu for gpu in fact.gpus if fact.bus_id_of(gpu) == bus_id), None)
 
     def concerns(self, bus_id: str | None) -> bool:
         """Whether a GPU of the log is, or may be, one of the job's. The log tells of the whole machine."""
@@ -106,6 +109,64 @@ def line_evidence(recording: Recording, hits: Sequence[Hit], expected_from: str)
     return tuple(_line(recording, hit, expected_from) for hit in hits[:LINES_OF_EVIDENCE])
 
 
+def xid_lines(recording: Recording, concerns: Callable[[NodeView, str], bool]) -> tuple[Evidence, ...]:
+    """What the log has of the GPUs that another finding names, their programs' crashes left out.
+
+    An old driver does not say which GPU it could not start: the device is "" then.
+    """
+    hits = [
+        Hit(view, event.device, event)
+        for view in views(recording)
+        for event in view.fact.events
+        if not event.past and (event.kind == "init_failed" or _is_of_the_hardware(event))
+        if concerns(view, event.device or "")
+    ]
+    return line_evidence(recording, hits, CATALOG)
+
+
+def _is_of_the_hardware(event: KernelEvent) -> bool:
+    return event.kind == "xid" and xid(event.code or 0).kind != "application"
+
+
+def xids_of(recording: Recording, hits: Sequence[tuple[int, Gpu]]) -> tuple[Evidence, ...]:
+    """The same for pairs of node and GPU."""
+    named = {(node, gpu.index) for node, gpu in hits}
+
+    def concerns(view: NodeView, device: str) -> bool:
+        gpu = view.gpu(device)
+        return gpu is not None and (view.node, gpu.index) in named
+
+    return xid_lines(recording, concerns)
+
+
+def recent(view: NodeView, event: KernelEvent) -> bool:
+    """Whether a line is of the last day; one without a time may be."""
+    age_s = view.fact.age_s(event)
+    return age_s is None or age_s <= RECENT_S
+
+
+def hits_in_log(recording: Recording, counts: Callable[[NodeView, KernelEvent], bool]) -> list[Hit]:
+    """Events that are not over, of devices that are or may be the job's."""
+    return [
+        Hit(view, event.device, event)
+        for view in views(recording)
+        for event in view.fact.events
+        if not event.past and counts(view, event)
+    ]
+
+
+def switch_faults(recording: Recording) -> list[Hit]:
+    """Fatal errors of NVSwitches of the last day."""
+    return hits_in_log(
+        recording, lambda view, one: one.kind == "sxid" and one.detail == "Fatal" and recent(view, one)
+    )
+
+
+def failed_nics(recording: Recording) -> list[Hit]:
+    """NICs whose firmware failed on the last day."""
+    return hits_in_log(recording, lambda view, one: one.kind == "nic_fault" and recent(view, one))
+
+
 def _line(recording: Recording, hit: Hit, expected_from: str) -> Evidence:
     event, age_s = hit.event, hit.view.fact.age_s(hit.event)
     times = f", {event.count} times" if event.count > 1 else ""
@@ -113,6 +174,33 @@ def _line(recording: Recording, hit: Hit, expected_from: str) -> Evidence:
     note = f"; {hit.note}" if hit.note else ""
     text = f"{host(recording, hit.view.node)}, {when}{times}: {event.text}{note}"
     return Evidence(check="kernel", text=text, expected_from=expected_from)
+
+
+def blocked_s(view: NodeView, process: StuckProcess) -> int:
+    """For how long the kernel has said that the process is blocked."""
+    hung = (one for one in view.fact.events if one.kind == "hung_task" and process.pid in one.pids)
+    return max((one.code or 0 for one in hung), default=0)
+
+
+def stuck_evidence(view: NodeView, process: StuckProcess) -> Evidence:
+    """Where a process stands."""
+    since_s = blocked_s(view, process)
+    parts = (
+        f"pid {process.pid} ({process.name}) in state D",
+        f"in {process.wait_channel}" if process.wait_channel else "",
+        f"holds {process.device}" if process.device else "",
+        f"blocked for more than {ago(since_s)}, says the kernel" if since_s else "",
+    )
+    text = ", ".join(part for part in parts if part) + f"; it did not run in {process.watched_s:g} s"
+    return Evidence(
+        check="kernel", text=text, expected_from="a call into the driver ends, or can be interrupted"
+    )
+
+
+def stuck_processes(recording: Recording, nodes: Container[int]) -> tuple[Evidence, ...]:
+    """The processes that stand still inside the driver on these nodes."""
+    found = [(view, one) for view in views(recording) if view.node in nodes for one in view.fact.stuck]
+    return tuple(stuck_evidence(view, one) for view, one in found[:LINES_OF_EVIDENCE])
 
 
 def ago(age_s: float) -> str:

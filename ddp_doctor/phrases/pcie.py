@@ -20,13 +20,12 @@ MOST_COMMANDS = 16
 
 def gpu_numbers(recording: Recording, node: int) -> dict[str, int]:
     """NVML's index of each GPU of a node, by bus id, where NVML was asked."""
-    facts = (one.fact for one in recording.facts(GpusFact) if one.node == node)
-    return {gpu.bus_id: gpu.index for fact in facts for gpu in fact.gpus if gpu.bus_id}
+    return {gpu.bus_id: gpu.index for fact in recording.at(GpusFact, node) for gpu in fact.gpus if gpu.bus_id}
 
 
 def jobs_gpus(recording: Recording, node: int) -> set[str] | None:
     """The bus ids of the job's GPUs; None where NVML was not asked, or gave no answer."""
-    facts = [one.fact for one in recording.facts(GpusFact) if one.node == node]
+    facts = recording.at(GpusFact, node)
     if not facts or facts[0].nvml_error is not None:
         return None
     return {gpu.bus_id for gpu in facts[0].of_the_job() if gpu.bus_id}
@@ -113,8 +112,7 @@ def exact_repairs(recording: Recording, node: int) -> tuple[Remedy, ...]:
 
 
 def _bare_metal(recording: Recording, node: int) -> list[PcieFact]:
-    facts = (one.fact for one in recording.facts(PcieFact) if one.node == node)
-    return [fact for fact in facts if not fact.virtual]
+    return [fact for fact in recording.at(PcieFact, node) if not fact.virtual]
 
 
 def _above_gpus(fact: PcieFact) -> tuple[str, ...]:

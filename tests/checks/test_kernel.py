@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor.checks.gpus import CHECK as GPUS
 from ddp_doctor.checks.kernel import CHECK, KernelFact, probe
 from ddp_doctor.checks.kernel.log_source import read_log
 from ddp_doctor.model.choices import Backend, Status
@@ -123,16 +124,17 @@ def nvml(gpu: dict[str, Any] | None = None, **fields: Any) -> GpusFact:
     well: dict[str, Any] = {"memory_used_bytes": 4 << 20, "ecc_volatile_uncorrected": 0}
     first = Gpu(**{"index": 0, "bus_id": "0000:61:00.0", **well, **(gpu or {})})
     second = Gpu(index=1, bus_id="0000:9d:00.0", **well)
-    return GpusFact(**{"gpus": (first, second), "used": (0, 1), **fields})
+    return GpusFact(**{"gpus": (first, second), "used": (0, 1), "visible": (0, 1), **fields})
 
 
 def judge(fact: KernelFact, gpus: GpusFact | None = None, **options: Any) -> list[Finding]:
+    """What this check and that of the GPUs say together: one cause is one finding."""
     facts = [("kernel", fact), *([("gpus", gpus)] if gpus else [])]
     readings = tuple(Reading(check=name, status=Status.COLLECTED, fact=one.recorded()) for name, one in facts)
     world = World(backend="nccl", nodes=(Node(hostname="node0"),))
     recording = Recording(world=world, options=Options(**options), readings=readings)
     again = Recording.model_validate_json(recording.model_dump_json())
-    return [finding for rule in CHECK.rules for finding in rule.apply(again)]
+    return [finding for rule in (*CHECK.rules, *GPUS.rules) for finding in rule.apply(again)]
 
 
 def verdicts(*arguments: Any, **options: Any) -> list[tuple[str, str]]:
@@ -147,17 +149,21 @@ DBE = f"{XID}48, pid=4242, name=python3, DBE (double bit error)"
 @pytest.mark.parametrize(
     ("line", "gpus", "expected"),
     [
-        (LOST, nvml({"error": "gpu_is_lost"}), [("DD330", "error")]),
+        (LOST, nvml({"error": "gpu_is_lost"}), [("DD304", "error")]),
         (LOST, nvml(gpus=(Gpu(index=0, bus_id="0000:9d:00.0"),), used=(0,)), [("DD330", "error")]),
         (LOST, nvml(), [("DD330", "info")]),  # it answers, so it was reset
-        (LOST, nvml(nvml_error=NvmlError(code="timed_out"), gpus=()), [("DD330", "error")]),
-        (LOST, nvml(nvml_error=NvmlError(code="lib_rm_version_mismatch"), gpus=()), [("DD330", "warning")]),
+        (LOST, nvml(nvml_error=NvmlError(code="timed_out"), gpus=()), [("DD302", "error")]),
+        (
+            LOST,
+            nvml(nvml_error=NvmlError(code="lib_rm_version_mismatch"), gpus=()),
+            [("DD330", "warning"), ("DD301", "error")],
+        ),
         (LOST, None, [("DD330", "warning")]),
-        (GSP, nvml({"recovery_action": "gpu_reset"}), [("DD330", "error")]),
+        (GSP, nvml({"recovery_action": "gpu_reset"}), [("DD304", "error")]),
         (GSP, nvml({"recovery_action": "none"}), [("DD330", "info")]),
         (GSP, nvml({"memory_used_bytes": None}), [("DD330", "warning")]),
         (GSP, nvml(), [("DD330", "info")]),
-        (DBE, nvml({"ecc_volatile_uncorrected": 2}), [("DD330", "error")]),
+        (DBE, nvml({"ecc_volatile_uncorrected": 2}), [("DD307", "error")]),
         (DBE, nvml(), [("DD330", "info")]),
         (DBE, nvml({"ecc_volatile_uncorrected": None}), [("DD330", "warning")]),
     ],
@@ -173,12 +179,12 @@ def test_an_xid_of_days_ago_on_a_gpu_that_is_well_again_is_silent():
 
 
 def test_an_xid_of_days_ago_is_still_an_error_where_the_gpu_is_still_lost():
-    assert verdicts(kernel((9 * DAY_S, LOST)), nvml({"error": "gpu_is_lost"})) == [("DD330", "error")]
+    assert verdicts(kernel((9 * DAY_S, LOST)), nvml({"error": "gpu_is_lost"})) == [("DD304", "error")]
 
 
 def test_with_gloo_a_lost_gpu_is_worth_knowing_only():
     found = verdicts(kernel((60, LOST)), nvml({"error": "gpu_is_lost"}), backend=Backend.GLOO)
-    assert found == [("DD330", "info")]
+    assert found == [("DD304", "info")]
 
 
 def test_two_gpus_with_one_xid_are_one_finding_that_names_both():
@@ -187,8 +193,13 @@ def test_two_gpus_with_one_xid_are_one_finding_that_names_both():
     both = nvml(bad, gpus=(*nvml(bad).gpus[:1], Gpu(index=1, bus_id="0000:9d:00.0", **bad)))
     (finding,) = judge(kernel((60, LOST), (50, other)), both)
     assert finding.title == (
-        "GPU 0 (0000:61:00.0) and GPU 1 (0000:9d:00.0) on node0: Xid 79, fallen off the bus"
+        "GPU 0 (0000:61:00.0) and GPU 1 (0000:9d:00.0) on node0:"
+        " lost, it has fallen off the bus or does not answer"
     )
+    assert [one.text for one in finding.evidence if "Xid" in one.text] == [
+        f"node0, 1 min ago: {LOST}",
+        f"node0, 50 s ago: {other}",
+    ]
     assert [(one.kind, one.gpu) for one in finding.culprits] == [("gpu", 0), ("gpu", 1)]
 
 
@@ -197,16 +208,22 @@ def test_the_xids_that_follow_the_first_are_told_with_it():
         (60, GSP),
         (59, f"{XID}154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"),
     )
-    (finding,) = judge(kernel(*lines), nvml({"recovery_action": "gpu_reset"}))
+    (finding,) = judge(kernel(*lines), None)
     assert "Xid 119" in finding.title
     assert finding.evidence[0].text.endswith("; followed by Xid 154")
     assert finding.remedies[0].commands == ("sudo nvidia-smi --gpu-reset -i 0000:61:00.0",)
 
 
+def test_what_the_log_has_stands_with_what_nvml_says():
+    (finding,) = judge(kernel((60, GSP)), nvml({"recovery_action": "gpu_reset"}))
+    assert finding.code == "DD304"
+    assert finding.evidence[-1].text == f"node0, 1 min ago: {GSP}"
+
+
 def test_an_xid_154_alone_asks_for_what_its_text_says():
     line = f"{XID}154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
-    (finding,) = judge(kernel((60, line)), nvml({"recovery_action": "node_reboot"}))
-    assert (finding.severity.value, finding.remedies[0].commands) == ("error", ("sudo reboot",))
+    (finding,) = judge(kernel((60, line)), None)
+    assert (finding.severity.value, finding.remedies[0].commands) == ("warning", ("sudo reboot",))
     assert "the driver asks for: Node Reboot Required" in finding.title
 
 
@@ -248,7 +265,7 @@ def test_a_gpu_set_aside_for_virtual_machines_is_not_ours():
             60,
             f"{XID}149, NETIR Fatal XC0 i0 Link -1",
             nvml({"recovery_action": "gpu_reset"}),
-            [("DD330", "error")],
+            [("DD304", "error")],
         ),
         (60, f"{XID}999, pid=1, name=x", nvml(), [("DD331", "info")]),
         (2 * DAY_S, f"{XID}94, pid=1, name=x, Contained", nvml(), []),
@@ -284,7 +301,8 @@ def test_an_old_driver_names_no_gpu_that_failed_to_start_so_the_missing_one_is_n
     pci = tuple(PciGpu(bus_id=bus, driver="nvidia") for bus in ("0000:61:00.0", "0000:9d:00.0"))
     one = nvml(gpus=(Gpu(index=0, bus_id="0000:9d:00.0"),), used=(0,), pci_gpus=pci)
     (finding,) = judge(kernel((60, line)), one)
-    assert finding.title == "The NVIDIA driver could not start the GPU at 0000:61:00.0 on node0"
+    assert finding.title == "node0: only 1 of 2 GPUs; missing: 0000:61:00.0"
+    assert finding.evidence[-1].text == f"node0, 1 min ago: {line}"
 
 
 @pytest.mark.parametrize(
@@ -327,14 +345,20 @@ HUNG = (60, "INFO: task nvidia-smi:5403 blocked for more than 120 seconds.")
     [
         ((), "uvm_gpu_retain_by_uuid", nvml(), "warning"),
         ((HUNG,), "uvm_gpu_retain_by_uuid", nvml(), "error"),
-        ((), "uvm_gpu_retain_by_uuid", nvml(nvml_error=NvmlError(code="timed_out")), "error"),
         ((), None, nvml(), "info"),
     ],
 )
-def test_how_grave_a_stuck_process_is_depends_on_how_long_and_on_nvml(
+def test_how_grave_a_stuck_process_is_depends_on_how_long_it_stands(
     lines: tuple[tuple[float, str], ...], channel: str | None, gpus: GpusFact, severity: str
 ):
     assert verdicts(kernel(*lines, stuck=(stuck(channel),)), gpus) == [("DD337", severity)]
+
+
+def test_a_stuck_process_stands_with_the_hang_of_nvml():
+    hangs = nvml(nvml_error=NvmlError(code="timed_out", call="nvmlInit"), gpus=())
+    (finding,) = judge(kernel(stuck=(stuck("uvm_gpu_retain_by_uuid"),)), hangs)
+    assert finding.code == "DD302"
+    assert finding.evidence[-1].text.startswith("pid 5403 (nvidia-smi) in state D, in uvm_gpu_retain")
 
 
 def test_a_task_that_hung_once_and_is_gone_is_silent():
@@ -355,4 +379,4 @@ def test_a_library_that_some_folder_has_in_the_modules_version_is_well():
     old = fact.model_copy(update={"libraries": {"/usr/lib64/libcuda.so.1": "535.1"}})
     assert verdicts(old) == [("DD338", "warning")]
     for said in (nvml(nvml_error=NvmlError(code="lib_rm_version_mismatch")), nvml(nvml_version="12.535.1")):
-        assert verdicts(old, said) == []
+        assert "DD338" not in dict(verdicts(old, said))

@@ -124,7 +124,7 @@ def everyday(board: Board, gpu: str, nic: str | None = None, switch: str | None 
 GPUS = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
 NICS = ("18", "40", "4f", "5e", "9a", "c0", "ce", "dc")
 ROOTS = ("15", "37", "48", "59", "97", "b7", "c7", "d7")
-SWITCH_PORTS = ("16", "3d", "4d", "5b", "99", "be", "cc", "da")
+SWITCH_PORTS = ("16", "3d", "4d", "5b", "98", "be", "cc", "da")
 
 
 def dgx_tree(board: Board, device: str = "0x2330", acs: int = 0) -> None:

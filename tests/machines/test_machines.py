@@ -1,15 +1,19 @@
 """Whole machines through all node checks: the healthy ones are left in peace, and one fault is one finding."""
 
+import time
 from pathlib import Path
 
 import pytest
 
+from ddp_doctor import app
 from ddp_doctor.model.choices import Severity, Status, Verdict
 from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.sources.files import Files
-from tests.machines import servers
+from tests.machines import servers, table
+from tests.machines.faults import FAULTS, Planted, said
 from tests.machines.healthy import MACHINES, Healthy
-from tests.machines.whole import judge, look
+from tests.machines.whole import look, record
 
 #: What is worth knowing of a healthy machine, at most.
 MOST_INFOS = 4
@@ -17,7 +21,7 @@ MOST_INFOS = 4
 
 @pytest.mark.parametrize("machine", MACHINES, ids=[one.name for one in MACHINES])
 def test_a_healthy_machine_is_called_healthy_in_few_words(machine: Healthy) -> None:
-    report = judge(machine.build(), machine.command)
+    report = table.report_of(machine)
 
     above = [(one.code, one.title) for one in report.findings if one.severity is not Severity.INFO]
     assert above == []
@@ -25,6 +29,20 @@ def test_a_healthy_machine_is_called_healthy_in_few_words(machine: Healthy) -> N
     assert len(report.findings) <= MOST_INFOS
     assert report.verdict is Verdict.HEALTHY
     assert [one.id for one in report.checks if one.status.value in ("failed", "timed_out")] == []
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[one.name for one in FAULTS])
+def test_one_fault_is_one_finding_that_names_the_culprit(fault: Planted) -> None:
+    assert said(table.report_of(fault)) == fault.says
+
+
+def test_the_table_has_a_line_for_each_machine_and_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    table.main()
+
+    lines = capsys.readouterr().out.splitlines()
+    named = dict.fromkeys(line.split(" | ")[0].strip() for line in lines[1:])
+    assert list(named) == [one.name for one in (*MACHINES, *FAULTS)]
+    assert any(line.endswith("| node1 GPU 3") for line in lines)
 
 
 def _fact(reading: Reading) -> tuple[object, ...]:
@@ -40,3 +58,20 @@ def test_a_machine_in_memory_is_read_like_one_on_a_disk(tmp_path: Path) -> None:
 
     assert [_fact(reading) for reading in look(machine)] == in_memory
     assert all(status is Status.COLLECTED for _, status, _ in in_memory)
+
+
+@pytest.mark.lab
+def test_the_time_to_judge_grows_with_the_nodes_and_not_with_their_square() -> None:
+    one = record([servers.dgx_h100(as_root=True)])
+
+    def judged_s(nodes: int) -> float:
+        hosts = tuple(Node(node_rank=at, hostname=f"node{at}") for at in range(nodes))
+        world = World(nnodes=nodes, nproc_per_node=8, world_size=8 * nodes, backend="nccl", nodes=hosts)
+        readings = tuple(it.model_copy(update={"node": at}) for at in range(nodes) for it in one.readings)
+        recording = Recording(world=world, options=one.options, readings=readings)
+        started = time.process_time()
+        app.judge(recording)
+        return time.process_time() - started
+
+    judged_s(8)
+    assert judged_s(512) < 16 * judged_s(64)  # 8 times is linear, 64 times the square

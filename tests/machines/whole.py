@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 
 from ddp_doctor import app
 from ddp_doctor.checks import CHECKS
+from ddp_doctor.checks.agreement.facts import AgreementFact
 from ddp_doctor.checks.gpus import GpusFact
 from ddp_doctor.checks.software import Software
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.world import choose_world
 from ddp_doctor.launch.cards import Card, at_node, world_of
-from ddp_doctor.model.choices import Backend, Where
+from ddp_doctor.model.choices import Backend, Status, Where
 from ddp_doctor.model.context import CommandResult, Disk, Interface
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options, Recording, World
@@ -176,6 +177,9 @@ def record(machines: Sequence[Whole], command: str = "run") -> Recording:
             for at, machine in enumerate(machines)
         }
         world = world_of(cards, len(machines), (), "plain")
+        met = AgreementFact(tool_version="0.1.0", clock_offset_s=0.0).recorded()
+        for some in all_readings:
+            some.append(Reading(check="agreement", status=Status.COLLECTED, fact=met))
     readings = [one for at, some in enumerate(all_readings) for one in at_node(some, at)]
     recording = Recording(
         started_at="2026-01-15T10:00:00Z",
