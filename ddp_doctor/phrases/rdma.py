@@ -39,7 +39,7 @@ def port_draft(
     confidence: Confidence = Confidence.LIKELY,
     expected: str | None = None,
 ) -> Draft:
-    """A finding "mlx5_3 on node0: ``what``", with one line of evidence per port."""
+    """A finding "mlx5_3 on node0: ``what``", with a line of evidence for the ports of a node that look alike."""
     return Draft(
         title=f"{port_names(recording, hits)}: {what}",
         detail=detail,
@@ -63,13 +63,16 @@ def _evidence(
     recording: Recording, hits: Sequence[Hit], sight: Callable[[Hit], str], expected: str | None
 ) -> Iterator[Evidence]:
     several = recording.world is not None and recording.world.nnodes > 1
-    for hit in hits[:LINES_OF_EVIDENCE]:
+    alike: dict[tuple[int, str], list[str]] = {}
+    for hit in hits:
         node, hca, port = hit
+        alike.setdefault((node, sight(hit)), []).append(port_name(hca, port))
+    for (node, seen), names in list(alike.items())[:LINES_OF_EVIDENCE]:
         at = f" on {host(recording, node)}" if several else ""
-        yield Evidence(check="rdma", text=f"{port_name(hca, port)}{at}: {sight(hit)}", expected_from=expected)
-    if hits[LINES_OF_EVIDENCE:]:
-        text = f"and {len(hits) - LINES_OF_EVIDENCE} ports more, named in the JSON report"
-        yield Evidence(check="rdma", text=text)
+        yield Evidence(check="rdma", text=f"{', '.join(names)}{at}: {seen}", expected_from=expected)
+    left = sum(len(names) for names in list(alike.values())[LINES_OF_EVIDENCE:])
+    if left:
+        yield Evidence(check="rdma", text=f"and {left} ports more, named in the JSON report")
 
 
 def port_name(hca: Hca, port: Port) -> str:

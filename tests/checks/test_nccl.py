@@ -208,11 +208,11 @@ def findings(*facts: NcclFact, software: Software = GPU_NODE, command: str = "ru
 
 
 def verdicts(*facts: NcclFact, **more: object) -> list[tuple[str, Severity]]:
-    return [(one.code, one.severity) for one in findings(*facts, **more)]  # type: ignore[arg-type]
+    return [(one.code, one.severity) for one in findings(*facts, **more)]  # type: ignore[arg-type]  # any option of a recording
 
 
 def conf(text: str, reason: str = "user", path: str = "/home/me/.nccl.conf", **overruled: str) -> NcclFact:
-    file = ConfFile(path=path, reason=reason, lines=conf_lines(text))  # type: ignore[arg-type]
+    file = ConfFile(path=path, reason=reason, lines=conf_lines(text))  # type: ignore[arg-type]  # a literal
     return NcclFact(conf=(file,), overruled=overruled)
 
 

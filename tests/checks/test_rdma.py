@@ -634,3 +634,13 @@ def test_a_recorded_fact_survives_being_written():
     fact = probe(trees.with_storage(trees.roce()).context())
 
     assert RdmaFact.model_validate(json.loads(json.dumps(fact.recorded()))) == fact
+
+
+def test_ports_of_a_node_that_look_alike_share_a_line_of_evidence() -> None:
+    text = (RECORDINGS / "rdma-no-subnet-manager.json").read_text()
+    recording = Recording.model_validate_json(text)
+    (found,) = [one for rule in CHECK.rules for one in rule.apply(recording)]
+    names = ", ".join(f"mlx5_{at}" for at in range(8))
+    state = "state INIT, LID 5, subnet manager's LID 0"
+    assert [one.text for one in found.evidence] == [f"{names} on node{at}: {state}" for at in (0, 1)]
+    assert len(found.culprits) == 16

@@ -98,7 +98,7 @@ def _legend(text: str) -> object:
     return topo_legend.nic_names(["NIC0", "mlx5_0"], topo_legend.read_legend(text.splitlines()))
 
 
-class _FileOf(type(Path())):  # type: ignore[misc]
+class _FileOf(type(Path())):  # type: ignore[misc]  # Path's own class, before 3.12 not to be inherited from
     """A file that exists in memory alone: thousands are read a second."""
 
     text = ""

@@ -65,7 +65,7 @@ class Board:
         bridge = {"kind": "0x060400", "vendor": "0x1000", "device": "0xc030", "driver": "pcieport"}
         for at, name in enumerate(above[1:], 1):
             if not self.tree.exists(f"{PCI}/{name}"):
-                self.seat(name, above[:at], **bridge, node=node, cpus=cpus, acs=acs)  # type: ignore[arg-type]
+                self.seat(name, above[:at], **bridge, node=node, cpus=cpus, acs=acs)  # type: ignore[arg-type]  # all are strings
         folder = "/".join(("devices", *above, bus_id))
         self.tree.link(f"{PCI}/{bus_id}", f"../../../{folder}")
         texts = {

@@ -54,7 +54,7 @@ def test_a_machine_in_memory_is_read_like_one_on_a_disk(tmp_path: Path) -> None:
     in_memory = [_fact(reading) for reading in look(machine)]
 
     machine.board.tree.save(tmp_path)
-    machine.board.tree = Files(str(tmp_path))  # type: ignore[assignment]
+    machine.board.tree = Files(str(tmp_path))  # type: ignore[assignment]  # reads alike, as whole.py needs
 
     assert [_fact(reading) for reading in look(machine)] == in_memory
     assert all(status is Status.COLLECTED for _, status, _ in in_memory)
