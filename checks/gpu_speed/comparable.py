@@ -122,6 +122,11 @@ def groups(
     return [_compared(group, metric) for group in by_key.values() if len(group) > 1]
 
 
+def beside_others(recording: Recording, metric: Metric) -> list[list[Compared]]:
+    """The GPUs of one model that can be compared, as ``groups`` gives them; several rules ask."""
+    return recording.once(("compared", metric), lambda: groups(judged(recording), metric))
+
+
 def _compared(group: list[tuple[float, Measured, Rate]], metric: Metric) -> list[Compared]:
     group.sort(key=lambda one: one[0])
     rates = [median for median, _, _ in group]

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterator, Sequence
 from statistics import median_high
 
-from ddp_doctor.checks.gpu_speed.comparable import BACK, INTO, Measured, groups, judged, model, rank_of
+from ddp_doctor.checks.gpu_speed.comparable import BACK, INTO, Measured, beside_others, model, rank_of
 from ddp_doctor.checks.gpu_speed.facts import GpuLoad, GpuSpeedFact
 from ddp_doctor.knowledge import gpu_speed as known
 from ddp_doctor.model.choices import Confidence, Severity
@@ -89,9 +89,7 @@ def _is_reduced(load: GpuLoad) -> bool:
 
 def _much_slower(recording: Recording) -> frozenset[int]:
     """The ranks that copy three times more slowly than their peers, from the host or to it."""
-    compared = [
-        one for metric in (INTO, BACK) for group in groups(judged(recording), metric) for one in group
-    ]
+    compared = [one for metric in (INTO, BACK) for group in beside_others(recording, metric) for one in group]
     return frozenset(rank_of(one.seen) for one in compared if one.factor >= known.MUCH_SLOWER)
 
 

@@ -8,7 +8,7 @@ from ddp_doctor.checks.gpu_speed.comparable import (
     MATMUL,
     Compared,
     Measured,
-    groups,
+    beside_others,
     judged,
     model,
     rank_of,
@@ -136,7 +136,7 @@ def _unsure_draft(
 def _slow(recording: Recording, *, sure: bool) -> Slow:
     """The slow ones; ``sure``: those that stand against a clear majority of others."""
     found: Slow = []
-    for group in [*groups(judged(recording), MATMUL), *groups(judged(recording), COPY)]:
+    for group in [*beside_others(recording, MATMUL), *beside_others(recording, COPY)]:
         slow = [one for one in group if one.is_below(known.SLOWER_SHARE)]
         is_clear = len(group) >= known.FEWEST_TO_JUDGE and 2 * len(slow) < len(group)
         if is_clear is sure:

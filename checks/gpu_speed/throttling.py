@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddp_doctor.checks.gpu_speed import state
-from ddp_doctor.checks.gpu_speed.comparable import COPY, MATMUL, Measured, groups, judged, rank_of
+from ddp_doctor.checks.gpu_speed.comparable import COPY, MATMUL, Measured, beside_others, rank_of
 from ddp_doctor.checks.gpu_speed.facts import GpuSpeedFact
 from ddp_doctor.knowledge import gpu_speed as known
 from ddp_doctor.knowledge.nvml import COOL_DOWN
@@ -83,7 +83,7 @@ def _in_force(fact: GpuSpeedFact) -> list[str]:
 def _times_slower(recording: Recording) -> Mapping[int, float]:
     """How many times slower than its peers each GPU is, where it has enough of them."""
     found: dict[int, float] = {}
-    for group in [*groups(judged(recording), MATMUL), *groups(judged(recording), COPY)]:
+    for group in [*beside_others(recording, MATMUL), *beside_others(recording, COPY)]:
         if len(group) >= known.FEWEST_TO_JUDGE:
             for one in group:
                 found[rank_of(one.seen)] = max(found.get(rank_of(one.seen), 0.0), one.factor)

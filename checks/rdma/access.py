@@ -17,7 +17,7 @@ _LOOK = Remedy(
     commands=(
         "ls /sys/class/infiniband",
         "lspci | grep -i -e infiniband -e ethernet",
-        "dmesg | grep -i mlx5",
+        "sudo dmesg | grep -i mlx5",
     ),
     scope="node",
     cost="fewer nodes in the job meanwhile",

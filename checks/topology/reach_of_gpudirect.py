@@ -71,9 +71,10 @@ def ends_before_nic(recording: Recording) -> Iterator[Draft]:
 def _candidate(recording: Recording, place: Place) -> str | None:
     """The level that may be worth a trial on this node; None where NCCL's own is right, or it cannot be told."""
     node, rdma = place.seen.node, rdma_of(recording).get(place.seen.node)
+    if GDR_LEVEL in place.node.settings or rdma is None or not rdma.chosen():
+        return None
     networks = (one.network for one in log_of(recording, node).transports)
-    in_use = any(network is not None and network[2] for network in networks)
-    if in_use or GDR_LEVEL in place.node.settings or rdma is None or not rdma.chosen():
+    if any(network is not None and network[2] for network in networks):  # in use already
         return None
     if any(name in (gpu.name or "") for gpu in place.gpus.values() for name in OS_MANAGED_MEMORY):
         return "SYS" if place.node.version and place.node.version < GDR_C2C_SINCE else None

@@ -111,12 +111,12 @@ NVML_FAULTS = {
     "driver_not_loaded": Fault(
         "the NVIDIA kernel driver is not loaded",
         "Load the kernel driver; where that fails, its build for the running kernel is missing.",
-        ("modprobe nvidia", "dmesg | grep -i nvrm", "dkms status"),
+        ("sudo modprobe nvidia", "sudo dmesg | grep -i nvrm", "dkms status"),
     ),
     "lib_rm_version_mismatch": Fault(
         "the driver's library and the loaded kernel module are of different versions",
         f"The driver was updated while the old module stays loaded. {_RELOAD}",
-        ("cat /proc/driver/nvidia/version", "reboot"),
+        ("cat /proc/driver/nvidia/version", "sudo reboot"),
     ),
     "no_permission": Fault(
         "this user may not open the NVIDIA devices",
@@ -126,23 +126,23 @@ NVML_FAULTS = {
     "gpu_is_lost": Fault(
         "a GPU has fallen off the bus, and the driver answers for none",
         "Reboot the node; look for Xid 79, and have power, cooling and the slot inspected if it returns.",
-        ("dmesg | grep -i xid", "reboot"),
+        ("sudo dmesg | grep -i xid", "sudo reboot"),
     ),
     "irq_issue": Fault(
         "the kernel finds interrupt trouble with a GPU",
         "Reboot the node; if it returns, hand the kernel log to the vendor.",
-        ("dmesg | grep -i -e nvrm -e irq",),
+        ("sudo dmesg | grep -i -e nvrm -e irq",),
     ),
     "crashed": Fault(
         "the driver's library crashes whoever asks it",
         "Look for mixed driver versions: library and kernel module must come from one installation.",
-        ("ldconfig -p | grep libnvidia-ml", "cat /proc/driver/nvidia/version", "dmesg | tail"),
+        ("ldconfig -p | grep libnvidia-ml", "cat /proc/driver/nvidia/version", "sudo dmesg | tail"),
     ),
 }
 UNKNOWN_FAULT = Fault(
     "the NVIDIA driver does not work",
     "Look at what the kernel driver says; a reboot often mends it, a fault that returns is hardware.",
-    ("nvidia-smi", "dmesg | grep -i nvrm"),
+    ("nvidia-smi", "sudo dmesg | grep -i nvrm"),
 )
 
 
