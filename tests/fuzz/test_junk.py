@@ -16,7 +16,9 @@ from tests.fuzz.machine_targets import MACHINE_TARGETS
 from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS
 
-SMALL_BYTES, MEDIUM_BYTES, LARGE_BYTES = 100_000, 1_000_000, 10_000_000
+pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(600)]
+
+MEDIUM_BYTES, LARGE_BYTES = 1_000_000, 10_000_000
 #: Generous: what takes longest needs a quarter of it for ten megabytes.
 LONGEST_CPU_S = 20.0
 #: The same as time on the clock, on a machine that does much else.
@@ -55,12 +57,8 @@ def _bounded_memory() -> Iterator[None]:
 
 
 def _tests() -> Iterator[object]:
-    for target in TARGETS:
-        yield pytest.param(target, SMALL_BYTES, id=target.name)
-        # No file of /proc and /sys comes near ten megabytes.
-        size_bytes = MEDIUM_BYTES if target in MACHINE_TARGETS else LARGE_BYTES
-        marks = (pytest.mark.fuzz, pytest.mark.timeout(600))
-        yield pytest.param(target, size_bytes, id=f"{target.name}-large", marks=marks)
+    for target in TARGETS:  # no file of /proc and /sys comes near ten megabytes
+        yield pytest.param(target, MEDIUM_BYTES if target in MACHINE_TARGETS else LARGE_BYTES, id=target.name)
 
 
 @pytest.mark.parametrize(("target", "size_bytes"), [*_tests()])

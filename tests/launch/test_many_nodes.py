@@ -52,6 +52,7 @@ def test_two_nodes_meet_and_both_end_with_the_heads_healthy_report(start: Start)
     assert "The full report is the head's" in other.said.read_text()
 
 
+@pytest.mark.lab  # long
 def test_a_node_that_never_comes_is_missing_by_its_node_rank(start: Start):
     head, other = start(3, 0, "--join-timeout", "3"), start(3, 1, "--join-timeout", "3")
 

@@ -36,6 +36,7 @@ def test_one_fault_is_one_finding_that_names_the_culprit(fault: Planted) -> None
     assert said(table.report_of(fault)) == fault.says
 
 
+@pytest.mark.lab  # judges all of them once more
 def test_the_table_has_a_line_for_each_machine_and_fault(capsys: pytest.CaptureFixture[str]) -> None:
     table.main()
 
