@@ -11,8 +11,10 @@ import selectors
 import shutil
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from ddp_doctor.model.context import CommandResult
 
@@ -61,16 +63,32 @@ def find_executable(name: str, env: Mapping[str, str]) -> str | None:
 
 
 def _start(command: tuple[str, ...], executable: str, env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        command,
-        executable=executable,
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=_dies_with(os.getpid()),  # noqa: PLW1509  the function takes no lock, see _prctl
-    )
+    with _untraced():
+        return subprocess.Popen(
+            command,
+            executable=executable,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=_dies_with(os.getpid()),  # noqa: PLW1509  the function takes no lock, see _prctl
+        )
+
+
+@contextmanager
+def _untraced() -> Iterator[None]:
+    """Fork without this thread's tracer (coverage, a debugger).
+
+    It would be called in the child before exec, and wait there for ever for a lock of its own that another
+    thread held at the fork; and with the child the parent, which reads until exec.
+    """
+    tracer = sys.gettrace()
+    sys.settrace(None)
+    try:
+        yield
+    finally:
+        sys.settrace(tracer)
 
 
 def _dies_with(parent: int) -> Callable[[], None]:

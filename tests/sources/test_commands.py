@@ -1,5 +1,6 @@
 """Real processes that misbehave in the ways commands do on a sick node."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -247,3 +248,21 @@ def test_commands_work_where_the_doctor_was_started_with_sigchld_ignored():
     assert "status='ended'" in done.stdout
     assert "answer" in done.stdout
     assert done.stderr == ""
+
+
+def test_a_tracer_of_the_thread_is_not_called_in_the_child_before_exec():
+    parent, before = os.getpid(), sys.gettrace()
+
+    def tracer(_frame: object, _event: str, _arg: object) -> None:
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)  # coverage would wait for a lock here
+
+    sys.settrace(tracer)
+    try:
+        result = run_command(("true",), ENV, 10.0)
+        kept = sys.gettrace()
+    finally:
+        sys.settrace(before)
+
+    assert result.ok, result
+    assert kept is tracer
