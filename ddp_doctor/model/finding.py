@@ -38,12 +38,14 @@ class Evidence(Frozen):
 
 
 class Setting(Frozen):
-    """One environment variable to set or unset."""
+    """One environment variable to set or unset, on all nodes or, where a node is named, on that one."""
 
     name: str
     value: str | None = None
     action: Literal["set", "unset"] = "set"
     why: str = ""
+    node: str | None = None  # its host name
+    node_rank: int | None = None
 
 
 class Proof(Frozen):
@@ -55,8 +57,25 @@ class Proof(Frozen):
     reason: str | None = None
 
 
+class Showing(Frozen):
+    """The smallest test that shows a fault; a trial of a remedy repeats it.
+
+    ``meet``: the ranks form a group and reduce one number. ``all_reduce`` and ``exchange`` (between two
+    ranks) move ``size_bytes`` as well, and how fast is compared.
+    """
+
+    kind: Literal["meet", "all_reduce", "exchange"]
+    ranks: tuple[int, ...] = ()  # empty: all of the world
+    size_bytes: int = 4
+    healthy_bytes_per_s: float | None = None  # what those without the fault reach, where that was measured
+    healthy: str = ""  # who they are: "the other pairs"
+
+
 class Remedy(Frozen):
-    """What mends it: settings to export, or commands and words, with the price and the way back."""
+    """What mends it: settings to export, or commands and words, with the price and the way back.
+
+    The remedies of one finding are alternatives, the one to try first in front.
+    """
 
     summary: str
     settings: tuple[Setting, ...] = ()
@@ -66,6 +85,7 @@ class Remedy(Frozen):
     undo: str = ""
     proof: Proof = Proof()
     references: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()  # settings beside which it does nothing, or harm
 
 
 class Draft(Frozen):
@@ -78,6 +98,7 @@ class Draft(Frozen):
     evidence: tuple[Evidence, ...] = ()
     remedies: tuple[Remedy, ...] = ()
     severity: Severity | None = None  # only where it differs from the rule's own
+    shown_by: Showing | None = None  # what a trial of a remedy made of settings repeats
 
 
 class Finding(Frozen):
@@ -92,3 +113,4 @@ class Finding(Frozen):
     culprits: tuple[Culprit, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     remedies: tuple[Remedy, ...] = ()
+    shown_by: Showing | None = None

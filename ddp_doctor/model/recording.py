@@ -10,6 +10,7 @@ from pydantic import Field, PrivateAttr
 
 from ddp_doctor.model.base import Frozen, Memo
 from ddp_doctor.model.choices import Backend, FailOn, Level, Status
+from ddp_doctor.model.experiment import Experiment
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.trial import TrialRecord
 
@@ -100,6 +101,7 @@ class Options(Frozen):
     budget_s: float = 60.0
     fail_on: FailOn = FailOn.ERROR
     require_gpus: int | None = None
+    prove: bool = True
 
 
 class NotRun(Frozen):
@@ -132,6 +134,7 @@ class Recording(Frozen):
     options: Options = Options()
     readings: tuple[Reading, ...] = ()
     trials: tuple[TrialRecord, ...] = ()
+    experiments: tuple[Experiment, ...] = ()
     not_run: tuple[NotRun, ...] = ()
 
     _memo: Memo = PrivateAttr(default_factory=Memo)
