@@ -86,6 +86,7 @@ class Remedy(Frozen):
     proof: Proof = Proof()
     references: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()  # settings beside which it does nothing, or harm
+    container: tuple[str, ...] = ()  # options of docker run that do it, each one word: --shm-size=2g
 
 
 class Draft(Frozen):

@@ -91,6 +91,7 @@ def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy
             summary=f"Start the container with --shm-size={gib}g or --ipc=host; in Kubernetes mount an "
             f"emptyDir with medium: Memory and sizeLimit: {gib}Gi at /dev/shm",
             commands=(f"docker run --shm-size={gib}g …", "docker run --ipc=host …"),
+            container=(f"--shm-size={gib}g",),
             scope="node",
             cost="takes memory only as far as it is used; --ipc=host shares the host's segments",
             undo="start it without the option",
@@ -124,6 +125,7 @@ def locked_memory(launcher: str, *, in_container: bool) -> Remedy:
     return Remedy(
         summary=summary,
         commands=(command,),
+        container=("--ulimit=memlock=-1",) if in_container else (),
         scope="node",
         cost="a process may then pin all memory",
         undo="set the former limit again",

@@ -229,6 +229,7 @@ GIVE_ADDRESS = Remedy(
 GIVE_DEVICES = Remedy(
     summary="Give the container the host's RDMA devices: --device /dev/infiniband, or Kubernetes' device plug-in",
     commands=("docker run --device /dev/infiniband --ulimit memlock=-1 --cap-add IPC_LOCK …",),
+    container=("--device=/dev/infiniband", "--ulimit=memlock=-1", "--cap-add=IPC_LOCK"),
     scope="node",
     cost="the container reaches the fabric; its processes may pin memory",
     undo="start it without the option",

@@ -101,6 +101,7 @@ ONE_HOST_ID = Remedy(
         "Let all ranks of a machine have one host name and one /dev/shm (one container, or --ipc=host and"
         " --uts=host for all); NCCL_HOSTID must be the same for them, or unset"
     ),
+    container=("--ipc=host", "--uts=host"),
     scope="job",
     cost="the containers see each other's shared memory",
     undo="start them as before",
