@@ -57,7 +57,8 @@ gpu: $(STAMP)  ## run the tests that need an NVIDIA GPU
 bench: $(STAMP)  ## measure the bars of the project
 	$(BIN)/python -m pytest -m bench --capture=no $(ARGS)
 
-docs: $(STAMP)  ## write docs/reference from the code
+docs: $(STAMP)  ## write docs/reference from the code, and the table of variables from tools/data
+	$(BIN)/python -m tools.generate_variables
 	$(BIN)/python -m tools.generate_docs
 
 clean:  ## remove the environment and all that was built

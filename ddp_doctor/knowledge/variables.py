@@ -1,10 +1,12 @@
 """The environment variables that NCCL, torch, gloo and torchrun read, and those that nothing reads.
 
-The table is data/variables.json, one line a variable::
+The table is data/variables.json, one line a variable, which tools/generate_variables.py writes from
+tools/data, where people edit it::
 
-    {"name": "NCCL_NVLS_ENABLE", "owner": "nccl", "type": "int", "default": "2",
-     "history": [["2.17.1", "1"], ["2.18.1", "2"]], "first": "2.17.1", "status": "active",
-     "source": "NCCL 2.30.7 src/transport/nvls.cc"}
+    {"name": "NCCL_NVLS_ENABLE", "owner": "nccl", "type": "int", "meaning": "Reduces in the NVSwitch …",
+     "default": "2", "first": "2.17.1", "source": "NCCL 2.30.7 src/transport/nvls.cc",
+     "history": [["2.17.1", "1"], ["2.18.1", "2"]],
+     "concerns": [{"kind": "slows", "test": "is", "operands": ["0"], "why": "…", "source": "…"}]}
 
 ``never_read`` holds names that people set although no release reads them, with what was meant;
 ``foreign`` the prefixes that plug-ins, images and build scripts use, which nobody may call misspelled.
@@ -20,7 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from ddp_doctor.knowledge.versions import BUNDLED_NCCL, release
+from ddp_doctor.knowledge.versions import BUNDLED_NCCL, Version, release
 
 #: The newest releases that the table was read from.
 RELEASES = "NCCL 2.30.7 and torch 2.13"
@@ -50,6 +52,22 @@ SHORTEST_MISSPELLED_WORD = 4
 UNITS = ("SEC", "MSEC", "MILSEC", "BYTES", "SIZE", "CNT", "NUM", "INDEX")
 
 Status = Literal["active", "deprecated", "removed"]
+StatusAt = Literal["read", "not yet", "no longer", "renamed"]
+
+
+@dataclass(frozen=True)
+class Concern:
+    """Why a value that does what it says is still worth a word; knowledge/concerns.py tells when it holds.
+
+    ``debug`` costs time for logs or checks, ``slows`` gives a fast path up, ``unsafe`` risks hangs or wrong data.
+    """
+
+    kind: Literal["debug", "slows", "unsafe"]
+    test: Literal["any", "is", "not", "below", "above", "has"]
+    operands: tuple[str, ...]
+    why: str  # a sentence
+    source: str
+    mild: bool = False  # costs little
 
 
 @dataclass(frozen=True)
@@ -57,12 +75,13 @@ class Variable:
     """One variable that some release reads; ``type`` is how it is read (knowledge/values.py)."""
 
     name: str
-    owner: str  # nccl, torch, gloo, torchrun, launcher, openmp or cuda
+    owner: str  # nccl, torch, gloo, torchrun, launcher, openmp, cuda, ucx, libfabric or rdma
     type: str
-    status: Status
+    meaning: str  # a sentence: what it does
     source: str
-    default: str | None = None  # in the newest release
-    history: tuple[tuple[str, str | None], ...] = ()  # (NCCL release, default from there on)
+    status: Status = "active"  # in the newest release
+    default: str | None = None  # in the newest release; None where it is unset
+    history: tuple[tuple[str, str], ...] = ()  # (NCCL release, default from there on)
     first: str | None = None  # first NCCL release that reads it
     last: str | None = None  # last NCCL release that reads it, where it was removed
     replaced_by: str | None = None
@@ -70,6 +89,7 @@ class Variable:
     values: tuple[str, ...] = ()
     case: Literal["exact", "any"] = "exact"
     otherwise: Literal["ignored", "refused", "hangs"] = "ignored"  # what becomes of any other value
+    concerns: tuple[Concern, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,8 +125,16 @@ def variables() -> Mapping[str, Variable]:
 
 
 def _variable(row: dict[str, Any]) -> Variable:
-    history = tuple((release, default) for release, default in row.get("history", ()))
-    return Variable(**{**row, "history": history, "values": tuple(row.get("values", ()))})
+    tuples = {
+        "history": tuple((since, default) for since, default in row.get("history", ())),
+        "values": tuple(row.get("values", ())),
+        "concerns": tuple(_concern(concern) for concern in row.get("concerns", ())),
+    }
+    return Variable(**{**row, **tuples})
+
+
+def _concern(row: dict[str, Any]) -> Concern:
+    return Concern(**{**row, "operands": tuple(row["operands"])})
 
 
 @lru_cache(maxsize=1)
@@ -125,6 +153,26 @@ def is_recorded(name: str) -> bool:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         return False
     return name in variables() or name.startswith(PREFIXES) or name.upper().startswith("NCCL_")
+
+
+def default_at(variable: Variable, nccl: Version) -> str | None:
+    """The default in an NCCL release; None where it is unset, or that release does not read the variable."""
+    if status_at(variable, nccl) in ("not yet", "no longer", "renamed"):
+        return None
+    defaults = [default for since, default in variable.history if release(since) <= nccl]
+    return defaults[-1] if defaults else variable.default
+
+
+def status_at(variable: Variable, nccl: Version) -> StatusAt:
+    """Whether an NCCL release reads the variable; what is not NCCL's own is always read.
+
+    A variable that another one replaced is "renamed" once the old name is no longer read.
+    """
+    if variable.first is not None and nccl < release(variable.first):
+        return "not yet"
+    if variable.last is not None and nccl > release(variable.last):
+        return "renamed" if variable.replaced_by else "no longer"
+    return "read"
 
 
 def is_gone(variable: Variable) -> bool:

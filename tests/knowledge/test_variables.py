@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_doctor.knowledge import variables
-from ddp_doctor.knowledge.variables import is_gone, is_recorded, is_unknown, nearest, never_read
+from ddp_doctor.knowledge.variables import (
+    default_at,
+    is_gone,
+    is_recorded,
+    is_unknown,
+    nearest,
+    never_read,
+    status_at,
+)
 
 TABLE = Path(variables.__file__).parent / "data" / "variables.json"
 
@@ -157,6 +165,26 @@ def test_gone_is_what_no_nccl_of_a_supported_torch_reads():
         variables.variables()["NCCL_WORK_FIFO_DEPTH"]
     )  # torch 2.6 brings 2.21.5, which reads it
     assert not is_gone(variables.variables()["NCCL_DEBUG"])
+
+
+@pytest.mark.parametrize(
+    ("name", "release", "status", "default"),
+    [
+        ("NCCL_NVLS_ENABLE", (2, 16, 5), "not yet", None),
+        ("NCCL_NVLS_ENABLE", (2, 17, 1), "read", "1"),
+        ("NCCL_NVLS_ENABLE", (2, 18, 1), "read", "2"),
+        ("NCCL_NVLS_ENABLE", (2, 99), "read", "2"),
+        ("NCCL_WORK_FIFO_DEPTH", (2, 21, 5), "read", "65536"),
+        ("NCCL_WORK_FIFO_DEPTH", (2, 22, 3), "renamed", None),
+        ("NCCL_SHM_MEMCPY_MODE", (2, 30, 7), "no longer", None),
+        ("NCCL_DEBUG", (2, 29, 7), "read", None),
+        ("RANK", (2, 29, 7), "read", "set by the launcher"),
+    ],
+)
+def test_status_and_default_are_those_of_the_release(name, release, status, default):
+    variable = variables.variables()[name]
+    assert status_at(variable, release) == status
+    assert default_at(variable, release) == default
 
 
 @settings(deadline=None)
