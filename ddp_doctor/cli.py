@@ -150,6 +150,9 @@ def run(
     only: OnlyOption = None,
     skip: SkipOption = None,
     budget: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="Time for the checks.")] = 60.0,
+    prove: Annotated[
+        bool, typer.Option("--prove/--no-prove", help="Try the recommended settings, with and without them.")
+    ] = True,
     require_gpus: RequireGpusOption = None,
     fail_on: FailOnOption = FailOn.ERROR,
     json_path: JsonOption = None,
@@ -172,6 +175,7 @@ def run(
         fail_on=fail_on,
         require_gpus=require_gpus,
         backend=backend,
+        prove=prove,
     )
     asked = Asked(nnodes, node_rank, rdzv_endpoint, master_addr, master_port)
     launch = commands.Launch(asked, hosts, hostfile, nproc_per_node, join_timeout)

@@ -52,13 +52,17 @@ def _all_agree(ctx: RankContext, mine: bool) -> bool:
 
 
 def measure(ctx: RankContext, size: int) -> SizeResult:
+    """Time as many all-reduces of ``size`` bytes as the level asks for, then check one."""
+    return timed_all_reduces(ctx, size, payload.iterations(size, quick=ctx.level is Level.QUICK))
+
+
+def timed_all_reduces(ctx: RankContext, size: int, iterations: int) -> SizeResult:
     """Time all-reduces of ``size`` bytes, then check one."""
     import torch
     import torch.distributed as dist
 
     elements = max(size // 4, 1)
     tensor = torch.zeros(elements, device=ctx.device)  # zeros stay zeros: no overflow, any count
-    iterations = payload.iterations(size, quick=ctx.level is Level.QUICK)
     times = []
     with ctx.step("all_reduce", f"float32 [{elements}] sum, {iterations + 1} times"):
         dist.all_reduce(tensor)  # the first one allocates

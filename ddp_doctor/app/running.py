@@ -11,7 +11,9 @@ from ddp_doctor.app.node_facts import look_here, plan_of, with_node_facts
 from ddp_doctor.app.outcome import Outcome, Progress, UsageError, blank, judge
 from ddp_doctor.app.request import RunRequest
 from ddp_doctor.checks import CHECKS
+from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.engine.plan import Plan
+from ddp_doctor.engine.prove import prove
 from ddp_doctor.launch.control import listen
 from ddp_doctor.launch.interruption import Interrupted, interruptible
 from ddp_doctor.launch.session import Session
@@ -46,6 +48,7 @@ def run(request: RunRequest, progress: Progress, checks: Sequence[Check] = CHECK
                 session.run_ranks(rank_checks, recording.world, options.level, options.budget_s)
                 afterwards = plan.at(Where.AFTERWARDS)
                 session.readings.extend(look_here(afterwards, recording.world, request, progress))
+                _prove(_with_ranks(recording, session, 0.0), session, started + options.budget_s)
         except Interrupted:
             recording = recording.model_copy(update={"interrupted": True})
         except Exception as error:  # noqa: BLE001 - its own failure must not lose what it has seen
@@ -56,6 +59,13 @@ def run(request: RunRequest, progress: Progress, checks: Sequence[Check] = CHECK
     session.readings.extend(_of_ranks(request, plan))
     recording = _with_ranks(recording, session, time.monotonic() - started)
     return judge(recording, checks)
+
+
+def _prove(recording: Recording, session: Session, until: float) -> None:
+    """Try what the findings recommend, on this node's ranks."""
+    assert recording.world is not None
+    agent = session.agent_to_prove(recording.world, recording.options.level, until)
+    prove(recording, diagnose(recording).findings, session.env, agent, until, session.experiments)
 
 
 def _run_with_others(request: RunRequest, plan: Plan, progress: Progress, checks: Sequence[Check]) -> Outcome:
@@ -129,6 +139,7 @@ def _with_ranks(recording: Recording, session: Session, duration_s: float) -> Re
         update={
             "readings": (*recording.readings, *session.readings),
             "trials": tuple(session.trials),
+            "experiments": tuple(session.experiments),
             "not_run": (*recording.not_run, *not_run),
             "duration_s": duration_s,
         }

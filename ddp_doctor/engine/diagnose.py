@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.memory import no_garbage_collection
+from ddp_doctor.engine.prove.proofs import with_proofs
 from ddp_doctor.engine.trial_rules import TRIAL_RULES
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
@@ -37,7 +38,7 @@ def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagn
                 findings += rule.apply(recording)
             except Exception:  # noqa: BLE001 - one broken rule must not silence the others
                 failures.append((rule.code, traceback.format_exc(limit=-3)))
-    return Diagnosis(_worst_first(findings), tuple(failures))
+    return Diagnosis(_worst_first(with_proofs(findings, recording.experiments)), tuple(failures))
 
 
 def _worst_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ddp_doctor.engine.between_nodes import slows_ranks, stops_ranks
 from ddp_doctor.engine.node_part import ROLL_CALL, NodePart
+from ddp_doctor.engine.prove import prove
 from ddp_doctor.knowledge.deadlines import HAND_IN_S
 from ddp_doctor.launch import border, roll_call
 from ddp_doctor.launch.cards import Begin, Card, Contact, at_node, world_of
@@ -39,6 +40,7 @@ class Lead:
         self._look("look", [check for check in part.between() if check.id != ROLL_CALL])
         self._run_ranks(until)
         self._look("afterwards", self._worth_a_last_look())
+        self._prove(until)
         if company.unreadable:
             who = in_words([begin.world.hostname(one) for one in sorted(company.unreadable)])
             part.unfinished(f"{who} sent {JUNK}")
@@ -125,6 +127,18 @@ class Lead:
         if any(trial.lost_nodes for trial in part.session.trials) or company.silent():
             ranks = _leave_out(part, ranks, [], "no word of a node")
         agent.run(ranks)
+
+    def _prove(self, until: float) -> None:
+        """Try what the findings recommend, on the ranks of all nodes."""
+        part, company = self.part, self.company
+        recording, control = part.so_far(), part.calling.control
+        assert recording.world is not None
+        agent = None
+        if control is not None and not company.silent() and not any(t.lost_nodes for t in recording.trials):
+            crew = part.session.crew(recording.world, 0, recording.options.level, control)
+            agent = part.session.agent(crew, control, until, company)
+        findings = part.judge(recording).findings
+        prove(recording, findings, part.session.env, agent, until, part.session.experiments)
 
 
 def allowed(part: NodePart, checks: list[Check]) -> list[Check]:

@@ -104,6 +104,7 @@ class NodePart:
             update={
                 "readings": (*self.recording.readings, *self.session.readings),
                 "trials": tuple(self.session.trials),
+                "experiments": tuple(self.session.experiments),
                 "not_run": (*self.recording.not_run, *not_run),
             }
         )

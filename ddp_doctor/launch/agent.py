@@ -19,11 +19,13 @@ from ddp_doctor.launch.control import Control
 from ddp_doctor.launch.crew import FIRST, Crew
 from ddp_doctor.launch.merge import merged
 from ddp_doctor.launch.others import OtherNodes
+from ddp_doctor.launch.shown import TRYING
 from ddp_doctor.launch.trial import TrialResult
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.finding import Setting, Showing
 from ddp_doctor.model.recording import World
 from ddp_doctor.model.trial import TrialRecord
 
@@ -46,6 +48,7 @@ class Agent:
     left_out: list[tuple[str, str]]
     company: Company | None = None
     first_trial: int = 0  # trials of one store are told apart by their numbers
+    attempts: int = 0  # trials that tried a remedy; they are no part of ``trials``
     _ranks: tuple[int, ...] = ()
     _skip_pairs: set[tuple[int, int]] = field(default_factory=set)
 
@@ -79,14 +82,14 @@ class Agent:
             left = self._fit(left)
             if not left:
                 return
-            if not self._helpers_live():
+            if not self.helpers_live():
                 self._give_up(left)
                 return
             record = self._record(left, self._ranks, "forkserver")
             others = self._order("trial", record, left)
             with self._keeping_what_was_seen():
                 result = self._with_the_others(self.crew.run(record, left, tuple(self._skip_pairs), others))
-            if result.record.outcome != "finished" and not self._helpers_live():
+            if result.record.outcome != "finished" and not self.helpers_live():
                 unjudged = result.record.model_copy(
                     update={"outcome": "interrupted", "notes": (_HELPER_DIED,)}
                 )
@@ -95,6 +98,21 @@ class Agent:
                 return
             self._keep(result)
             left = self._left_after(result.record, left)
+
+    def attempt(self, showing: Showing, settings: Sequence[Setting], limit_s: float) -> TrialResult:
+        """One more trial, in fresh processes with these settings, of nothing but what shows a fault."""
+        ranks = showing.ranks or tuple(range(self.world.world_size))
+        record = self._record((), ranks, "forkserver").model_copy(
+            update={
+                "checks": (FIRST, TRYING),
+                "showing": showing,
+                "settings": tuple(settings),
+                "limit_s": limit_s * self.crew.crowd(),
+            }
+        )
+        self.attempts += 1
+        others = self._order("trial", record, ())
+        return self._with_the_others(self.crew.run(record, (), (), others))
 
     # --- the other nodes ------------------------------------------------------------------------
 
@@ -133,7 +151,7 @@ class Agent:
 
     # --- one node or many ---------------------------------------------------------------------
 
-    def _helpers_live(self) -> bool:
+    def helpers_live(self) -> bool:
         """Without the forkserver or the store every rank fails, and none of them is to blame."""
         return self.crew.server.is_alive() and (self.control is None or self.control.process.is_alive())
 
@@ -240,7 +258,7 @@ class Agent:
     def _record(self, checks: Sequence[Check], ranks: tuple[int, ...], launcher: str) -> TrialRecord:
         return TrialRecord.model_validate(
             {
-                "trial": f"t{self.first_trial + len(self.trials)}",
+                "trial": f"t{self.first_trial + len(self.trials) + self.attempts}",
                 "launcher": launcher,
                 "backend": self.world.backend,
                 "ranks": ranks,

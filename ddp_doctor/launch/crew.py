@@ -10,11 +10,12 @@ from pathlib import Path
 
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.launch import torchrun
-from ddp_doctor.launch.environment import rank_environment
+from ddp_doctor.launch.environment import rank_environment, with_settings
 from ddp_doctor.launch.events import EventReader
 from ddp_doctor.launch.forkserver import ForkServer
 from ddp_doctor.launch.others import Others
 from ddp_doctor.launch.rank_state import RankState, Worker
+from ddp_doctor.launch.shown import PROBE, TRYING
 from ddp_doctor.launch.spec import Task, WorkerSpec
 from ddp_doctor.launch.trial import Trial, TrialResult
 from ddp_doctor.launch.worker import forked
@@ -86,8 +87,8 @@ class Crew:
             for spec, worker in zip(specs, workers, strict=True)
         ]
         start_s = deadlines.IMPORT_S if record.launcher == "torchrun" else deadlines.WORKER_START_S
-        allowed = self._deadlines(checks)
-        trial = Trial(record, states, allowed, self.progress, start_s * self._crowd(), others)
+        allowed = self._deadlines(record, checks)
+        trial = Trial(record, states, allowed, self.progress, start_s * self.crowd(), others)
         try:
             return trial.run()
         except BaseException:
@@ -104,13 +105,15 @@ class Crew:
     def _specs(
         self, record: TrialRecord, folder: Path, checks: Sequence[Check], skip_pairs: Pairs
     ) -> list[WorkerSpec]:
-        allowed = self._deadlines(checks)
+        allowed = self._deadlines(record, checks)
         tasks = tuple(
             Task(c.id, f"{c.probe.__module__}:{c.probe.__qualname__}", allowed[c.id]) for c in checks
         )
+        if record.showing is not None:
+            tasks = (Task(TRYING, PROBE, allowed[TRYING]),)
+        env = with_settings(self.env, record.settings, self.node)
         cuda = self.world.backend == "nccl"
         host, port = self.store if self.store and record.launcher == "forkserver" else ("", 0)
-        first = deadlines.FIRST_NCCL_S if cuda else deadlines.CHECK_S
         mine = self.world.ranks_of(self.node)
         return [
             WorkerSpec(
@@ -126,28 +129,32 @@ class Crew:
                 level=self.level,
                 tasks=tasks,
                 launched_at=time.monotonic(),
-                init_deadline_s=first * self._crowd(),
+                init_deadline_s=allowed[FIRST],
                 env=rank_environment(
-                    self.env, self.world, rank, host or "127.0.0.1", port, f"{folder}/rank{rank}.nccl"
+                    env, self.world, rank, host or "127.0.0.1", port, f"{folder}/rank{rank}.nccl"
                 ),
                 store_host=host,
                 store_port=port,
                 skip_pairs=tuple(sorted(skip_pairs)),
+                showing=record.showing.model_dump(mode="json") if record.showing else None,
+                tried=tuple(dict.fromkeys(setting.name for setting in record.settings)),
             )
             for index, rank in enumerate(record.ranks)
             if rank in mine
         ]
 
-    def _deadlines(self, checks: Sequence[Check]) -> dict[str, float]:
+    def _deadlines(self, record: TrialRecord, checks: Sequence[Check]) -> dict[str, float]:
         """Seconds per check; on NCCL whichever comes first also creates the communicators."""
-        allowed = {check.id: check.deadline_s * self._crowd() for check in checks}
-        allowed.setdefault(FIRST, deadlines.CHECK_S * self._crowd())
+        if record.limit_s is not None:
+            return dict.fromkeys((FIRST, TRYING), record.limit_s)
+        allowed = {check.id: check.deadline_s * self.crowd() for check in checks}
+        allowed.setdefault(FIRST, deadlines.CHECK_S * self.crowd())
         if self.world.backend == "nccl":
             for check_id in (FIRST, *(check.id for check in checks[:1])):
-                allowed[check_id] = max(allowed[check_id], deadlines.FIRST_NCCL_S * self._crowd())
+                allowed[check_id] = max(allowed[check_id], deadlines.FIRST_NCCL_S * self.crowd())
         return allowed
 
-    def _crowd(self) -> float:
+    def crowd(self) -> float:
         """Ranks that share a core are slow by right."""
         cores = len(os.sched_getaffinity(0))
         most = max((len(self.world.ranks_of(node.node_rank)) for node in self.world.nodes), default=1)

@@ -1,7 +1,9 @@
 """The environment of a trial's ranks: the caller's, with what torchrun would export for the job."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from ddp_doctor.knowledge import trials
+from ddp_doctor.model.finding import Setting
 from ddp_doctor.model.recording import World
 
 #: Exported by a launcher for its own world; a nested launch must not inherit them.
@@ -28,6 +30,23 @@ def without_launcher(env: Mapping[str, str]) -> dict[str, str]:
         for name, value in env.items()
         if name not in LAUNCHER_VARIABLES and not name.startswith(_LAUNCHER_PREFIXES)
     }
+
+
+def with_settings(env: Mapping[str, str], settings: Sequence[Setting], node: int) -> dict[str, str]:
+    """The environment of ``node`` as a remedy would have it.
+
+    Raises ValueError for what no trial may set: the head of a run orders the settings of all nodes.
+    """
+    mine = dict(env)
+    for setting in settings:
+        if trials.read_by(setting.name) is None:
+            raise ValueError(f"no trial sets {setting.name[:80]!r}")
+        if setting.node_rank not in (None, node):
+            continue
+        mine.pop(setting.name, None)
+        if setting.action == "set":
+            mine[setting.name] = setting.value or ""
+    return mine
 
 
 def rank_environment(

@@ -9,6 +9,7 @@ from typing import Any
 from ddp_doctor.launch.events import EventWriter
 from ddp_doctor.launch.spec import WorkerSpec
 from ddp_doctor.model.context import GpuWatch
+from ddp_doctor.model.finding import Showing
 from ddp_doctor.sources.gpu_watch import NvmlWatch
 
 
@@ -29,6 +30,8 @@ class LiveRankContext:
         self.started_ago_s = time.monotonic() - spec.launched_at
         self.init_s = 0.0
         self.gpu_memory_bytes = 0
+        self.showing = Showing.model_validate(spec.showing) if spec.showing else None
+        self.tried = spec.tried
         self.deadline = float("inf")
         self.group: Any = None
         self.raw: str | None = None

@@ -16,6 +16,7 @@ from ddp_doctor.launch.crew import Crew
 from ddp_doctor.launch.forkserver import ForkServer
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Status, Where
+from ddp_doctor.model.experiment import Experiment
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import World
 from ddp_doctor.model.trial import TrialRecord
@@ -34,9 +35,11 @@ class Session:
     readings: list[Reading] = field(default_factory=list)
     trials: list[TrialRecord] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
+    experiments: list[Experiment] = field(default_factory=list)
     scratch: Path = field(init=False)
     server: ForkServer = field(init=False)
     _control: control.Control | None = field(default=None, init=False)
+    _can_fork: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.scratch = scratch.make()
@@ -84,6 +87,7 @@ class Session:
         self.progress("import torch")
         preload = self.server.wait_ready(deadlines.IMPORT_S)
         fact = TorchImport(import_s=preload.import_s, error=preload.error, stuck_at=preload.stuck_at)
+        self._can_fork = preload.ok
         problem = None if preload.ok else "torch cannot be imported"
         for check in checks if problem else checks[:1]:
             self.readings.append(
@@ -100,6 +104,10 @@ class Session:
         host, port = self.endpoint
         if self._control is None:
             self._control = control.start(self.server, self.scratch, host, port)
+
+    def agent_to_prove(self, world: World, level: Level, until: float) -> Agent | None:
+        """An agent for more trials when the checks are done; None where no rank can be forked."""
+        return self.agent_alone(world, level, until) if self._can_fork else None
 
     def agent_alone(self, world: World, level: Level, until: float) -> Agent:
         """The agent of a world of one node."""

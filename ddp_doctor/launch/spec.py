@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from ddp_doctor.model.base import Json
 from ddp_doctor.model.choices import Level
 
 
@@ -37,6 +38,8 @@ class WorkerSpec:
     store_host: str = "127.0.0.1"
     store_port: int = 0  # 0: env://, as the launcher that started the rank says
     skip_pairs: tuple[tuple[int, int], ...] = ()
+    showing: Json = None  # of a trial that tries a remedy, a Showing
+    tried: tuple[str, ...] = ()  # … the names of its settings
 
     def to_json(self) -> str:
         """As the text that travels to the worker."""
@@ -50,6 +53,7 @@ class WorkerSpec:
         fields["level"] = Level(fields["level"])
         fields["tasks"] = tuple(Task(**task) for task in fields["tasks"])
         fields["skip_pairs"] = tuple((a, b) for a, b in fields["skip_pairs"])
+        fields["tried"] = tuple(fields["tried"])
         return cls(**fields)
 
     def path(self, suffix: str) -> str:

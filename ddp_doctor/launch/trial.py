@@ -75,7 +75,8 @@ class Trial:
             self._dismiss()
             return self._result(outcome, None, 0.0)
         check, waited = self._judged()
-        self._gather_evidence()
+        if self._record.limit_s is None:
+            self._gather_evidence()
         result = self._result(outcome, check, waited)
         self._kill()
         return result
@@ -129,7 +130,7 @@ class Trial:
     def _echoes_are_in(self, since_s: float) -> bool:
         # A death is followed by its peers' errors, which show who waited for whom.
         settled = all(rank.over for rank in self._ranks)
-        return settled or since_s > deadlines.ECHO_GRACE_S
+        return settled or self._record.limit_s is not None or since_s > deadlines.ECHO_GRACE_S
 
     def _forgive(self, pause_s: float) -> None:
         """The agent itself was stopped or starved (Ctrl-Z, a debugger): so were its deadlines."""
@@ -148,6 +149,8 @@ class Trial:
 
     def _overdue(self, now: float) -> str | None:
         """ "stuck" or "slow" when a deadline has passed and nothing is left to wait for."""
+        if self._record.limit_s is not None:  # nobody is judged by a trial that tries a remedy
+            return "stuck" if now > self._started + self._record.limit_s else None
         waiting = [rank for rank in self._ranks if not rank.over]
         check = self._slowest_check(waiting)
         deadline = self._deadline(check, waiting)

@@ -5,11 +5,13 @@ from typing import Literal
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.finding import Setting, Showing
 
+Arm = Literal["control", "treatment"]
+
 
 class Attempt(Frozen):
     """One trial in fresh processes; ``control`` is the environment as it was."""
 
-    arm: Literal["control", "treatment"]
+    arm: Arm
     outcome: Literal["passed", "hung", "failed"]
     bytes_per_s: float | None = None  # of the slowest rank, the median of its repetitions
     reason: str = ""  # what a rank said that failed

@@ -7,6 +7,7 @@ A trial is one world of fresh worker processes that ran some rank checks in orde
 from typing import Literal
 
 from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.finding import Setting, Showing
 
 
 class Step(Frozen):
@@ -79,3 +80,6 @@ class TrialRecord(Frozen):
     evidence: tuple[RankEvidence, ...] = ()
     notes: tuple[str, ...] = ()
     lost_nodes: tuple[int, ...] = ()  # node ranks that fell silent while it ran
+    showing: Showing | None = None  # of a trial that tries a remedy: all that its ranks do
+    settings: tuple[Setting, ...] = ()  # … in force in it
+    limit_s: float | None = None  # … after which it has hung

@@ -1,5 +1,6 @@
 """How findings speak of ranks: in words, and as culprits on a host."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ddp_doctor.model.fact import Fact
@@ -9,6 +10,7 @@ from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, host, in_words
 
 #: A sentence names no more runs of consecutive ranks than these.
 RUNS_IN_A_SENTENCE = 8
+_ENFORCE = re.compile(r"^\[enforce fail at [^\]]*\] [^.]*\. ")
 
 
 def rank_culprits(recording: Recording, kind: type[Fact], ranks: Iterable[int]) -> tuple[Culprit, ...]:
@@ -124,3 +126,13 @@ def capital(sentence: str) -> str:
 def short(where: str) -> str:
     """``/long/path/train.py:88`` as ``train.py:88``."""
     return where.rpartition("/")[2]
+
+
+def cause(message: str) -> str:
+    """The line of an exception that says why: NCCL's stands under ``Last error:``, others come first.
+
+    gloo's own line of code in front is left out: ``[enforce fail at …/tcp/device.cc:84] ifa != nullptr. Unable …``.
+    """
+    lines = [line.strip() for line in message.partition("Last error:")[2].splitlines() if line.strip()]
+    first = (lines or message.strip().splitlines() or ["no words"])[0]
+    return _ENFORCE.sub("", first) or first

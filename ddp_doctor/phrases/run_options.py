@@ -24,6 +24,7 @@ def typed(
     words = [word for name, value, default in named if value != default for word in (name, value)]
     words += [word for check in options.only for word in ("--only", check)]
     words += [word for check in options.skip for word in ("--skip", check)]
+    words += [] if options.prove else ["--no-prove"]
     return tuple(words)
 
 

@@ -61,6 +61,10 @@ def _expected(item: Evidence) -> str:
 
 def _remedy(remedy: Remedy) -> Iterator[Line]:
     """The remedy with its exact lines to paste, its cost and the way back."""
+    if remedy.proof.status == "disproved":  # nothing to paste: it must not be taken
+        yield Line(f"No remedy: {one_line(remedy.summary)}", hang=2)
+        yield Line(_proof(remedy), indent=4, hang=2)
+        return
     yield Line(f"Remedy: {one_line(remedy.summary)}", hang=2)
     for setting in remedy.settings:
         yield Line(_to_paste(setting), indent=6, to_paste=True)
@@ -75,10 +79,24 @@ def _remedy(remedy: Remedy) -> Iterator[Line]:
 
 
 def _proof(remedy: Remedy) -> str:
+    """``Proved: NCCL_SOCKET_IFNAME=eth1: 0.39 GB/s -> 1.18 GB/s``, or why there is no proof."""
     proof = remedy.proof
-    if proof.status == "not_tried":
-        return f"Not tried{': ' + proof.reason if proof.reason else ''}"
-    return f"{proof.status.capitalize()}: {proof.before} -> {proof.after}"
+    said = f"; {proof.reason}" if proof.reason else ""
+    if proof.after is not None:
+        words = _TRIED[proof.status]
+        return one_line(f"{words}: {_what(remedy.settings)}: {proof.before} -> {proof.after}{said}")
+    return one_line(f"Not tried{': ' + proof.reason if proof.reason else ''}")
+
+
+_TRIED = {"proved": "Proved", "disproved": "Tried, and of no use", "not_tried": "Tried, not proved"}
+
+
+def _what(settings: Sequence[Setting]) -> str:
+    """``A=1, without B``."""
+    return ", ".join(
+        f"without {one.name}" if one.action == "unset" else f"{one.name}={shlex.quote(one.value or '')}"
+        for one in dict.fromkeys(settings)
+    )
 
 
 def _to_paste(setting: Setting) -> str:

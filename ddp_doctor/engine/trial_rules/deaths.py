@@ -21,12 +21,13 @@ from ddp_doctor.engine.trial_rules.common import (
 )
 from ddp_doctor.launch.hang import Judgement
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy, Showing
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.phrases import ranks as words
 from ddp_doctor.phrases.nodes import host
+from ddp_doctor.phrases.settings import unset
 
 
 @rule("DD612", "rank-died", Severity.ERROR)
@@ -253,32 +254,36 @@ def _cannot_start(recording: Recording, trial: TrialRecord, first: RankEvidence)
     message = first.raised.message
     setting = _interface_setting(recording, message)
     return Draft(
-        title=f"The {trial.backend} process group cannot start: {_cause(message)[:160]}",
+        title=f"The {trial.backend} process group cannot start: {words.cause(message)[:160]}",
         detail=f"All {len(trial.ranks)} ranks raised {first.raised.type} in {first.steps[-1].name}.",
         confidence=Confidence.PROVED,
         culprits=(Culprit(kind="setting", name=setting),) if setting else (),
         evidence=(Evidence(check="process_group", text=message[:400]),),
-        remedies=(_after_refusal(message, setting),),
+        remedies=_after_refusal(recording, message, setting),
+        shown_by=Showing(kind="meet") if setting else None,
     )
 
 
-def _after_refusal(message: str, setting: str | None) -> Remedy:
-    if setting or "interface" in message:
-        summary = (
-            f"Set {setting} to an interface of this host, or unset it" if setting else "Mend what it names"
+def _after_refusal(recording: Recording, message: str, setting: str | None) -> tuple[Remedy, ...]:
+    if setting:
+        names_it = Remedy(
+            summary=f"Or set {setting} to an interface of this host", commands=("ip -br address",)
         )
-        return Remedy(summary=summary, commands=("ip -br address",))
+        return (*_without(recording, setting), names_it)
+    if "interface" in message:
+        return (Remedy(summary="Mend what it names", commands=("ip -br address",)),)
     if _OTHER_VERSION in message:
-        return Remedy(
-            summary="Start all nodes from the same image, module or virtual environment", scope="node"
-        )
-    return Remedy(summary="Mend what the exception names")
+        summary = "Start all nodes from the same image, module or virtual environment"
+        return (Remedy(summary=summary, scope="node"),)
+    return (Remedy(summary="Mend what the exception names"),)
 
 
-def _cause(message: str) -> str:
-    """The line that says why: NCCL's stands under ``Last error:``, others come first."""
-    lines = [line.strip() for line in message.partition("Last error:")[2].splitlines() if line.strip()]
-    return (lines or message.splitlines() or ["no words"])[0]
+def _without(recording: Recording, name: str) -> Iterator[Remedy]:
+    """The variable taken away, with the value that it has on the first node."""
+    values = [seen.fact.variables[name] for seen in recording.facts(EnvVars) if name in seen.fact.variables]
+    if values:
+        remedy = unset({name: values[0]}, "the library then chooses an interface itself")
+        yield remedy.model_copy(update={"proof": Proof(reason="no trial without it was recorded")})
 
 
 def _interface_setting(recording: Recording, message: str) -> str | None:

@@ -1,0 +1,42 @@
+"""Proving remedies: trials with and without their settings, and what follows from them.
+
+candidates.py picks what can be tried, experiments.py tries it, attempts.py reads a trial, and
+proofs.py, pure, puts the outcome on the findings, live and on replay alike.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from ddp_doctor.engine.prove.attempts import attempt_of
+from ddp_doctor.engine.prove.candidates import candidates
+from ddp_doctor.engine.prove.experiments import Trials
+from ddp_doctor.launch.agent import Agent
+from ddp_doctor.model.experiment import Arm, Attempt, Experiment
+from ddp_doctor.model.finding import Finding, Setting, Showing
+from ddp_doctor.model.recording import Recording
+
+__all__ = ["prove"]
+
+_OPTED_OUT = "left out by --no-prove"
+_NO_RANKS = "this run could start no ranks to try it with"
+
+
+def prove(
+    recording: Recording,
+    findings: Sequence[Finding],
+    env: Mapping[str, str],
+    agent: Agent | None,
+    until: float,
+    kept: list[Experiment],
+) -> None:
+    """Try the remedies of the findings on the agent's ranks until then (monotonic); fills ``kept``."""
+
+    def attempt(arm: Arm, showing: Showing, settings: Sequence[Setting], limit_s: float) -> Attempt:
+        assert agent is not None
+        return attempt_of(arm, agent.attempt(showing, settings, limit_s))
+
+    why_none = _OPTED_OUT if not recording.options.prove else _NO_RANKS if agent is None else None
+    trying = Trials(attempt, until, kept, recording.world.backend if recording.world else "")
+    for alternatives in candidates(recording, findings, env):
+        if agent is not None and not agent.helpers_live():
+            why_none = _NO_RANKS
+        trying.compare(alternatives, why_none)

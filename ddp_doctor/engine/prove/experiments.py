@@ -1,0 +1,99 @@
+"""Trying remedies: trials with and without their settings in turns, as few and as short as decide it."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from ddp_doctor.engine.prove.candidates import Candidate
+from ddp_doctor.engine.prove.proofs import proof_of
+from ddp_doctor.knowledge import trials
+from ddp_doctor.model.experiment import Arm, Attempt, Experiment
+from ddp_doctor.model.finding import Setting, Showing
+
+#: Runs one trial of what shows a fault, with these settings, for at most so many seconds.
+Try = Callable[[Arm, Showing, Sequence[Setting], float], Attempt]
+
+_NO_TIME = "the time budget was used up"
+_ANOTHER_DOES = "another remedy of this finding was proved first"
+
+
+class Trials:
+    """Tries remedies until a moment (monotonic); ``kept`` is filled as they come."""
+
+    def __init__(self, attempt: Try, until: float, kept: list[Experiment], backend: str) -> None:
+        self._attempt = attempt
+        self._until = until
+        self._kept = kept
+        self._backend = backend
+
+    def compare(self, alternatives: Sequence[Candidate], why_none: str | None = None) -> None:
+        """Try the remedies of one finding, or note why none is.
+
+        Where only the meeting is at stake the first that works does; where speed is, all are compared.
+        """
+        proved = False
+        for candidate in alternatives:
+            reason = why_none or candidate.reason
+            if reason is None and proved and candidate.showing.kind == "meet":
+                reason = _ANOTHER_DOES
+            if reason is None and time.monotonic() >= self._until:
+                reason = _NO_TIME
+            if reason is None:
+                tried = _Turns(candidate, self._attempt, self._until, self._backend).run()
+                proved = proved or proof_of(tried).status == "proved"
+            else:
+                tried = _experiment(candidate, (), reason)
+            self._kept.append(tried)
+
+
+def _experiment(candidate: Candidate, attempts: Sequence[Attempt], reason: str | None = None) -> Experiment:
+    return Experiment(
+        code=candidate.code,
+        settings=candidate.settings,
+        showing=candidate.showing,
+        attempts=tuple(attempts),
+        reason=reason,
+    )
+
+
+class _Turns:
+    """The trials of one remedy."""
+
+    def __init__(self, candidate: Candidate, attempt: Try, until: float, backend: str) -> None:
+        self._candidate = candidate
+        self._attempt = attempt
+        self._until = until
+        is_nccl = backend == "nccl"
+        self._longest_s = trials.NCCL_TRIAL_S if is_nccl else trials.TRIAL_S
+        self._hung_s = trials.NCCL_HUNG_S if is_nccl else trials.HUNG_S
+        self._done: list[Attempt] = []
+
+    def run(self) -> Experiment:
+        """The treatment first: how long it takes tells when a control has hung."""
+        ends_at = time.monotonic() + trials.ROUNDS_S
+        rounds = trials.LEAST_ROUNDS if self._candidate.showing.kind == "meet" else trials.ROUNDS
+        for turn in range(rounds):
+            if turn and time.monotonic() >= (self._until if turn < trials.LEAST_ROUNDS else ends_at):
+                break
+            if self._take("treatment").outcome != "passed":
+                break  # once is enough: nobody should set what may fail
+            if turn and self._controls_failed():
+                break  # the run had seen the same before: more turns add nothing
+            self._take("control")
+        return _experiment(self._candidate, self._done)
+
+    def _controls_failed(self) -> bool:
+        return all(one.outcome != "passed" for one in self._done if one.arm == "control")
+
+    def _take(self, arm: Arm) -> Attempt:
+        settings = self._candidate.settings if arm == "treatment" else ()
+        tried = self._attempt(arm, self._candidate.showing, settings, self._limit_s(arm))
+        self._done.append(tried)
+        return tried
+
+    def _limit_s(self, arm: Arm) -> float:
+        """A treatment gets what a trial may take; a control a multiple of what the treatment took."""
+        passed = [one.duration_s for one in self._done if one.arm == "treatment"]
+        if arm == "treatment" or not passed:
+            return max(min(self._longest_s, self._until - time.monotonic()), self._hung_s)
+        slow_by_right = 1.0 if self._candidate.showing.kind == "meet" else trials.SLOW_SHARE
+        return min(max(trials.HUNG_RATIO * max(passed), slow_by_right * self._hung_s), self._longest_s)

@@ -1,0 +1,117 @@
+"""From what was tried to a proof: pure, on the findings of a live run and of a replay alike."""
+
+from collections.abc import Sequence
+from statistics import median
+
+from ddp_doctor.knowledge import trials
+from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.experiment import Arm, Attempt, Experiment
+from ddp_doctor.model.finding import Finding, Proof, Remedy, Setting, Showing
+from ddp_doctor.phrases import proof as words
+
+
+def with_proofs(findings: Sequence[Finding], experiments: Sequence[Experiment]) -> tuple[Finding, ...]:
+    """The findings with what became of the remedies that were tried, the one to take in front."""
+    if not experiments:
+        return tuple(findings)
+    tried = {_key(one.code, one.settings, one.showing): one for one in experiments}
+    return tuple(_with_proofs(finding, tried) for finding in findings)
+
+
+def _with_proofs(finding: Finding, tried: dict[object, Experiment]) -> Finding:
+    showing = finding.shown_by
+    if showing is None:
+        return finding
+    experiments = [tried.get(_key(finding.code, one.settings, showing)) for one in finding.remedies]
+    remedies = [
+        remedy if one is None else remedy.model_copy(update={"proof": proof_of(one)})
+        for remedy, one in zip(finding.remedies, experiments, strict=True)
+    ]
+    proved = any(remedy.proof.status == "proved" for remedy in remedies)
+    return finding.model_copy(
+        update={
+            "remedies": _best_first(remedies, experiments),
+            "confidence": Confidence.PROVED if proved else finding.confidence,
+        }
+    )
+
+
+def _key(code: str, settings: Sequence[Setting], showing: Showing) -> object:
+    values = tuple((one.name, one.value, one.action, one.node_rank) for one in settings)
+    return code, values, showing.kind, showing.ranks
+
+
+def _best_first(remedies: Sequence[Remedy], experiments: Sequence[Experiment | None]) -> tuple[Remedy, ...]:
+    """What was proved before what was not; of several the first, unless another is faster beyond doubt."""
+    both = list(zip(remedies, experiments, strict=True))
+    proved = [pair for pair in both if pair[0].proof.status == "proved"]
+    best = proved[0] if proved else None
+    for pair in proved[1:]:
+        if best is not None and best[1] is not None and pair[1] is not None and _is_faster(pair[1], best[1]):
+            best = pair
+    order = sorted(both, key=lambda pair: (pair is not best, _RANK[pair[0].proof.status]))
+    return tuple(remedy for remedy, _ in order)
+
+
+_RANK = {"proved": 0, "not_tried": 1, "disproved": 2}
+
+
+def _is_faster(one: Experiment, other: Experiment) -> bool:
+    ones, others = _rates(one.attempts, "treatment"), _rates(other.attempts, "treatment")
+    return bool(ones and others) and _gains(ones, others)
+
+
+def proof_of(experiment: Experiment) -> Proof:
+    """What the attempts prove.
+
+    Proved: each trial with the settings passed, and those without hung, failed, or were clearly slower.
+    Disproved: a trial with them did not pass, or they make no difference. Else nothing is claimed.
+    """
+    attempts = experiment.attempts
+    treated = [one for one in attempts if one.arm == "treatment"]
+    controls = [one for one in attempts if one.arm == "control"]
+    if experiment.reason is not None or not treated:
+        return Proof(reason=experiment.reason or words.NOTHING_DONE)
+    before, after = words.outcome(controls), words.outcome(treated)
+    if any(one.outcome != "passed" for one in treated):
+        return Proof(status="disproved", before=before or words.AS_FOUND, after=after)
+    unread = _read_by_nobody(experiment, treated)
+    if unread:
+        return Proof(before=before, after=after, reason=words.not_read(unread))
+    if not controls:
+        return Proof(before=before, after=after, reason=words.NOTHING_DONE)
+    return _compared(experiment.showing, controls, treated, before, after)
+
+
+def _compared(
+    showing: Showing, controls: Sequence[Attempt], treated: Sequence[Attempt], before: str, after: str
+) -> Proof:
+    passed = [one for one in controls if one.outcome == "passed"]
+    price = (
+        words.price(showing, median(_rates(treated, "treatment"))) if _rates(treated, "treatment") else None
+    )
+    if not passed:
+        return Proof(status="proved", before=before, after=after, reason=price)
+    if len(passed) < len(controls):
+        return Proof(before=before, after=after, reason=words.COMES_AND_GOES)
+    slow, fast = _rates(controls, "control"), _rates(treated, "treatment")
+    if not slow or not fast or median(fast) < trials.GAIN * median(slow):
+        return Proof(status="disproved", before=before, after=after, reason=words.NO_GAIN)
+    if min(len(slow), len(fast)) < trials.LEAST_ROUNDS or not _gains(fast, slow):
+        return Proof(before=before, after=after, reason=words.UNCLEAR)
+    return Proof(status="proved", before=before, after=after, reason=price)
+
+
+def _rates(attempts: Sequence[Attempt], arm: Arm) -> list[float]:
+    return [one.bytes_per_s for one in attempts if one.arm == arm and one.bytes_per_s is not None]
+
+
+def _gains(fast: Sequence[float], slow: Sequence[float]) -> bool:
+    return median(fast) >= trials.GAIN * median(slow) and min(fast) > max(slow)
+
+
+def _read_by_nobody(experiment: Experiment, treated: Sequence[Attempt]) -> set[str]:
+    """The settings where not one of those that were set was read: what changed then was something else."""
+    names = {setting.name for setting in experiment.settings if setting.action == "set"}
+    unread = {name for one in treated for name in one.unread}
+    return unread if names and names <= unread else set()

@@ -1,0 +1,108 @@
+"""Trials of remedies: which settings may be tried, how often, and what counts as better.
+
+A variable may stand here if a fresh process reads it when its ranks form a group, and no value of it can load
+code, write a file or reach another host than the ranks do: the other nodes set what the head of a run says.
+"""
+
+from collections.abc import Iterable
+
+_NCCL = (
+    "ALGO",
+    "BUFFSIZE",
+    "COLLNET_ENABLE",
+    "CROSS_NIC",
+    "CUMEM_ENABLE",
+    "CUMEM_HOST_ENABLE",
+    "DMABUF_ENABLE",
+    "IB_ADAPTIVE_ROUTING",
+    "IB_ADDR_FAMILY",
+    "IB_DISABLE",
+    "IB_GID_INDEX",
+    "IB_HCA",
+    "IB_MERGE_NICS",
+    "IB_PCI_RELAXED_ORDERING",
+    "IB_QPS_PER_CONNECTION",
+    "IB_RETRY_CNT",
+    "IB_ROCE_VERSION_NUM",
+    "IB_SL",
+    "IB_SPLIT_DATA_ON_QPS",
+    "IB_TC",
+    "IB_TIMEOUT",
+    "IGNORE_DISABLED_P2P",
+    "LAUNCH_MODE",
+    "LOCAL_REGISTER",
+    "MAX_CTAS",
+    "MAX_NCHANNELS",
+    "MIN_CTAS",
+    "MIN_NCHANNELS",
+    "MNNVL_ENABLE",
+    "NET",
+    "NET_GDR_C2C",
+    "NET_GDR_LEVEL",
+    "NET_GDR_READ",
+    "NSOCKS_PERTHREAD",
+    "NTHREADS",
+    "NVLS_ENABLE",
+    "NVLS_NCHANNELS",
+    "P2P_DIRECT_DISABLE",
+    "P2P_DISABLE",
+    "P2P_LEVEL",
+    "P2P_PXN_LEVEL",
+    "P2P_USE_CUDA_MEMCPY",
+    "PROTO",
+    "PXN_DISABLE",
+    "SHM_DISABLE",
+    "SHM_USE_CUDA_MEMCPY",
+    "SOCKET_FAMILY",
+    "SOCKET_IFNAME",
+    "SOCKET_NTHREADS",
+)
+#: Which backend's ranks read it; for others a trial says nothing.
+_READ_BY = {
+    **{f"NCCL_{name}": "nccl" for name in _NCCL},
+    "CUDA_DEVICE_MAX_CONNECTIONS": "nccl",
+    "CUDA_LAUNCH_BLOCKING": "nccl",
+    "GLOO_SOCKET_IFNAME": "gloo",
+}
+_SAID = {"nccl": "NCCL", "gloo": "gloo"}
+#: Read when a library is loaded, which is before a rank is forked.
+_READ_EARLY = ("OMP_", "MKL_", "KMP_", "LD_", "MALLOC_", "GOMP_", "PYTORCH_CUDA_ALLOC_CONF")
+
+#: Trials of each kind, without and with the setting in turns: the median of five is the usual one of
+#: nccl-tests' users, and of two times three values no two ranges stay apart by chance more often than 1 in 20.
+ROUNDS = 5
+LEAST_ROUNDS = 3
+#: The rounds end here, so that one finding costs a run of two ranks at most 3 s.
+ROUNDS_S = 2.2
+#: A trial that must show a fault of the CPU backend takes 0.1 to 0.3 s where there is none.
+TRIAL_S = 6.0
+#: … and one over NCCL, which makes communicators first, some seconds.
+NCCL_TRIAL_S = 30.0
+#: A trial without the setting has hung when it took so many times longer than one with it, and at least so long.
+HUNG_RATIO = 5.0
+HUNG_S = 1.0
+NCCL_HUNG_S = 8.0
+#: … where how fast it is matters, for what is slow must be told from what hangs.
+SLOW_SHARE = 3.0
+#: Less is no gain: repeated medians of one path differ by up to 10 % on busy machines.
+GAIN = 1.2
+
+
+def read_by(name: str) -> str | None:
+    """The backend whose ranks read the variable in a trial; None where it cannot be tried."""
+    return _READ_BY.get(name)
+
+
+def why_not(names: Iterable[str], backend: str) -> str | None:
+    """Why these settings cannot be tried with ranks of this backend; None where they can."""
+    for name in names:
+        reader = read_by(name)
+        if name.startswith(_READ_EARLY):
+            return f"{name} is read when a library loads, which takes a run of its own: set it and run again"
+        if reader is None:
+            return f"no trial of ranks reads {name}"
+        if reader != backend:
+            return (
+                f"{_SAID[reader]} reads {name}, and the ranks of this run use {_SAID.get(backend, backend)}"
+            )
+    return None

@@ -1,0 +1,269 @@
+"""Which trials are made of a remedy, and what follows from them."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from ddp_doctor.engine.prove.candidates import Candidate, candidates
+from ddp_doctor.engine.prove.experiments import Trials
+from ddp_doctor.engine.prove.proofs import proof_of, with_proofs
+from ddp_doctor.model.choices import Confidence, Level, Severity
+from ddp_doctor.model.experiment import Arm, Attempt, Experiment
+from ddp_doctor.model.finding import Finding, Proof, Remedy, Setting, Showing
+from ddp_doctor.model.recording import Options, Recording, World
+
+MEET = Showing(kind="meet")
+SPEED = Showing(kind="all_reduce", size_bytes=1 << 20)
+ETH1 = (Setting(name="GLOO_SOCKET_IFNAME", value="eth1"),)
+ETH2 = (Setting(name="GLOO_SOCKET_IFNAME", value="eth2"),)
+GB = 1e9
+
+World_ = Callable[[Arm, Sequence[Setting]], Attempt]
+
+
+def passes(arm: Arm, rate: float | None = None, unread: tuple[str, ...] = ()) -> Attempt:
+    return Attempt(arm=arm, outcome="passed", bytes_per_s=rate, duration_s=0.1, unread=unread)
+
+
+def hangs(arm: Arm) -> Attempt:
+    return Attempt(arm=arm, outcome="hung", duration_s=1.0)
+
+
+def fails(arm: Arm) -> Attempt:
+    return Attempt(arm=arm, outcome="failed", reason="RuntimeError: no such interface", duration_s=0.1)
+
+
+class Plays:
+    """A world in which each trial comes out as ``scene`` says; keeps which were made, and their limits."""
+
+    def __init__(self, scene: World_) -> None:
+        self.scene = scene
+        self.arms: list[Arm] = []
+        self.limits: list[float] = []
+
+    def __call__(self, arm: Arm, _showing: Showing, settings: Sequence[Setting], limit_s: float) -> Attempt:
+        self.arms.append(arm)
+        self.limits.append(limit_s)
+        return self.scene(arm, settings)
+
+
+def tried(
+    scene: World_, *remedies: Sequence[Setting], showing: Showing = MEET, budget_s: float = 60.0
+) -> tuple[Plays, list[Experiment]]:
+    plays = Plays(scene)
+    kept: list[Experiment] = []
+    trials = Trials(plays, time.monotonic() + budget_s, kept, "gloo")
+    trials.compare([Candidate("DD521", tuple(settings), showing) for settings in remedies or (ETH1,)])
+    return plays, kept
+
+
+def finding(
+    *remedies: Remedy, showing: Showing | None = MEET, severity: Severity = Severity.ERROR
+) -> Finding:
+    return Finding(
+        code="DD521",
+        name="no-usable-interface",
+        severity=severity,
+        title="A fault",
+        confidence=Confidence.LIKELY,
+        remedies=remedies,
+        shown_by=showing,
+    )
+
+
+def remedy(settings: Sequence[Setting], name: str = "a") -> Remedy:
+    return Remedy(summary=name, settings=tuple(settings))
+
+
+# --- trials ---------------------------------------------------------------------------------------
+
+
+def test_a_hang_that_ends_with_the_setting_is_proved_by_three_trials():
+    plays, (one,) = tried(lambda arm, _: passes(arm) if arm == "treatment" else hangs(arm))
+
+    assert plays.arms == ["treatment", "control", "treatment"]
+    assert proof_of(one) == Proof(status="proved", before="no end in 1.0 s", after="passes (2 of 2)")
+
+
+def test_a_control_is_given_a_multiple_of_what_the_treatment_took_before_it_has_hung():
+    plays, _ = tried(lambda arm, _: passes(arm) if arm == "treatment" else hangs(arm))
+    treatment_s, control_s, _ = plays.limits
+
+    assert treatment_s == pytest.approx(6.0)
+    assert control_s == pytest.approx(1.0)
+
+
+def test_a_slow_interface_and_a_fast_one_are_measured_five_times_each_in_turns():
+    plays, (one,) = tried(lambda arm, _: passes(arm, GB if arm == "treatment" else 0.1 * GB), showing=SPEED)
+    proof = proof_of(one)
+
+    assert plays.arms == ["treatment", "control"] * 5
+    assert proof.status == "proved"
+    assert proof.before == "0.10 GB/s (median of 5, 0.10 GB/s to 0.10 GB/s)"
+    assert proof.after == "1.00 GB/s (median of 5, 1.00 GB/s to 1.00 GB/s)"
+
+
+def test_a_second_interface_that_is_slower_is_disproved():
+    _, (one,) = tried(lambda arm, _: passes(arm, 0.1 * GB if arm == "treatment" else 0.3 * GB), showing=SPEED)
+
+    assert proof_of(one).status == "disproved"
+    assert proof_of(one).reason == "it makes no difference"
+
+
+def test_a_setting_that_fails_is_disproved_by_one_trial():
+    plays, (one,) = tried(lambda arm, _: fails(arm))
+
+    assert plays.arms == ["treatment"]
+    assert proof_of(one).status == "disproved"
+    assert proof_of(one).after == "fails: RuntimeError: no such interface"
+
+
+def test_a_fault_that_does_not_show_without_the_setting_proves_nothing_for_it():
+    plays, (one,) = tried(lambda arm, _: passes(arm))
+
+    assert plays.arms == ["treatment", "control"] * 3
+    assert proof_of(one).status == "disproved"
+
+
+def test_a_fault_that_comes_and_goes_is_not_proved():
+    turns = iter([passes("control"), hangs("control"), passes("control")])
+    _, (one,) = tried(lambda arm, _: passes(arm) if arm == "treatment" else next(turns))
+
+    assert proof_of(one).status == "not_tried"
+    assert "some trials passed as well" in (proof_of(one).reason or "")
+
+
+def test_ranges_that_overlap_are_not_proved():
+    rates = iter([1.0, 0.9, 1.5, 0.8, 2.0, 1.2, 0.9, 0.7, 1.6, 1.0])
+    _, (one,) = tried(lambda arm, _: passes(arm, next(rates) * GB), showing=SPEED)
+
+    assert proof_of(one).status == "not_tried"
+    assert proof_of(one).after is not None
+
+
+def test_a_gain_of_which_the_library_never_read_the_setting_is_not_proved():
+    def scene(arm: Arm, _: Sequence[Setting]) -> Attempt:
+        return hangs(arm) if arm == "control" else passes(arm, unread=("GLOO_SOCKET_IFNAME",))
+
+    _, (one,) = tried(scene)
+
+    assert proof_of(one).status == "not_tried"
+    assert "does not say that it read GLOO_SOCKET_IFNAME" in (proof_of(one).reason or "")
+
+
+def test_without_time_nothing_is_tried_and_the_reason_is_said():
+    plays, (one,) = tried(lambda arm, _: passes(arm), budget_s=-1.0)
+
+    assert plays.arms == []
+    assert proof_of(one) == Proof(reason="the time budget was used up")
+
+
+def test_where_ranks_only_have_to_meet_the_first_remedy_that_works_is_enough():
+    _, (first, second) = tried(lambda arm, _: passes(arm) if arm == "treatment" else hangs(arm), ETH1, ETH2)
+
+    assert proof_of(first).status == "proved"
+    assert proof_of(second) == Proof(reason="another remedy of this finding was proved first")
+
+
+# --- proofs on findings ---------------------------------------------------------------------------
+
+
+def test_of_two_interfaces_that_help_the_faster_one_stands_in_front():
+    def scene(arm: Arm, settings: Sequence[Setting]) -> Attempt:
+        return passes(arm, {"eth1": 1.0, "eth2": 2.0}[settings[0].value or ""] * GB if settings else 0.1 * GB)
+
+    _, kept = tried(scene, ETH1, ETH2, showing=SPEED)
+    (found,) = with_proofs([finding(remedy(ETH1, "eth1"), remedy(ETH2, "eth2"), showing=SPEED)], kept)
+
+    assert [one.summary for one in found.remedies] == ["eth2", "eth1"]
+    assert [one.proof.status for one in found.remedies] == ["proved", "proved"]
+
+
+def test_a_proved_remedy_proves_the_finding_and_a_disproved_one_goes_last():
+    def scene(arm: Arm, settings: Sequence[Setting]) -> Attempt:
+        good = bool(settings) and settings[0].value == "eth2"
+        return passes(arm) if good else hangs(arm)
+
+    _, kept = tried(scene, ETH1, ETH2)
+    by_hand = Remedy(summary="by hand", commands=("ip link",))
+    (found,) = with_proofs([finding(remedy(ETH1, "eth1"), by_hand, remedy(ETH2, "eth2"))], kept)
+
+    assert [one.summary for one in found.remedies] == ["eth2", "by hand", "eth1"]
+    assert found.confidence is Confidence.PROVED
+    assert found.remedies[2].proof.status == "disproved"
+
+
+def test_a_proof_belongs_to_the_value_that_was_tried():
+    _, kept = tried(lambda arm, _: passes(arm) if arm == "treatment" else hangs(arm))
+    (found,) = with_proofs([finding(remedy(ETH2))], kept)
+
+    assert found.remedies[0].proof.status == "not_tried"
+    assert found.confidence is Confidence.LIKELY
+
+
+def test_the_price_of_a_remedy_is_told_against_the_healthy_pairs():
+    showing = Showing(
+        kind="exchange",
+        ranks=(0, 3),
+        size_bytes=1 << 26,
+        healthy_bytes_per_s=18 * GB,
+        healthy="the other pairs",
+    )
+    _, (one,) = tried(
+        lambda arm, _: passes(arm, 11.2 * GB) if arm == "treatment" else hangs(arm), showing=showing
+    )
+
+    assert proof_of(one).after == "11.2 GB/s (median of 2, 11.2 GB/s to 11.2 GB/s)"
+    assert proof_of(one).reason == "38 % slower than the other pairs (18.0 GB/s)"
+
+
+# --- candidates -----------------------------------------------------------------------------------
+
+
+def chosen(
+    *remedies: Remedy,
+    backend: str = "gloo",
+    level: Level = Level.STANDARD,
+    showing: Showing | None = MEET,
+    severity: Severity = Severity.ERROR,
+) -> list[str | None]:
+    """Why each is not tried; None where it is."""
+    recording = Recording(world=World(backend=backend), options=Options(level=level))
+    found = finding(*remedies, showing=showing, severity=severity)
+    groups = candidates(recording, [found], {"GLOO_SOCKET_IFNAME": "eth9"})
+    return [one.reason for group in groups for one in group]
+
+
+def test_settings_that_a_fresh_rank_reads_are_tried():
+    taken_away = (Setting(name="GLOO_SOCKET_IFNAME", action="unset"),)
+
+    assert chosen(remedy(ETH1), remedy(taken_away)) == [None, None]
+
+
+def test_what_a_library_reads_when_it_loads_what_nobody_reads_and_what_another_backend_reads_is_not_tried():
+    names = ("OMP_NUM_THREADS", "NCCL_NET_PLUGIN", "NCCL_P2P_DISABLE")
+    reasons = chosen(*(remedy((Setting(name=name, value="1"),)) for name in names))
+
+    assert reasons == [
+        "OMP_NUM_THREADS is read when a library loads, which takes a run of its own: set it and run again",
+        "no trial of ranks reads NCCL_NET_PLUGIN",
+        "NCCL reads NCCL_P2P_DISABLE, and the ranks of this run use gloo",
+    ]
+
+
+def test_what_a_file_sets_is_not_taken_away_by_a_trial():
+    taken_away = (Setting(name="NCCL_P2P_LEVEL", action="unset"),)
+    (reason,) = chosen(remedy(taken_away), backend="nccl")
+
+    assert reason is not None
+    assert "changes no file" in reason
+
+
+def test_what_is_only_worth_knowing_is_tried_at_level_thorough_alone():
+    assert chosen(remedy(ETH1), severity=Severity.INFO) == []
+    assert chosen(remedy(ETH1), severity=Severity.INFO, level=Level.THOROUGH) == [None]
+
+
+def test_a_finding_that_does_not_say_how_it_shows_is_not_tried():
+    assert chosen(remedy(ETH1), showing=None) == []

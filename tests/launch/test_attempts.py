@@ -1,0 +1,96 @@
+"""Trials of remedies on real ranks: fresh processes with other settings, and nothing of them afterwards."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from ddp_doctor.engine.prove.attempts import attempt_of
+from ddp_doctor.launch.agent import Agent
+from ddp_doctor.launch.session import Session
+from ddp_doctor.model.choices import Level
+from ddp_doctor.model.experiment import Attempt
+from ddp_doctor.model.finding import Setting, Showing
+from ddp_doctor.model.recording import Node, World
+from tests.launch.conftest import _descendants
+
+NO_SUCH = "GLOO_SOCKET_IFNAME"
+WITHOUT = (Setting(name=NO_SUCH, action="unset"),)
+LOOPBACK = (Setting(name=NO_SUCH, value="lo"),)
+MEET = Showing(kind="meet")
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[Agent]:
+    """An agent of four gloo ranks whose environment names an interface that is not there."""
+    env = {**os.environ, NO_SUCH: "eth9"}
+    world = World(nproc_per_node=4, world_size=4, nodes=(Node(hostname="node0"),))
+    with Session(env, ("127.0.0.1", 0), lambda _text: None) as session:
+        session.warm_up()
+        assert session.torch_is_imported(())
+        session._start_control()
+        found = session.agent_to_prove(world, Level.QUICK, time.monotonic() + 60.0)
+        assert found is not None
+        yield found
+        assert session.trials == []  # nobody is judged by a trial that tries a remedy
+        assert session.readings[1:] == []
+
+
+def attempt(
+    agent: Agent, showing: Showing, settings: Sequence[Setting] = (), limit_s: float = 10.0
+) -> Attempt:
+    return attempt_of("treatment" if settings else "control", agent.attempt(showing, settings, limit_s))
+
+
+def test_ranks_meet_without_the_variable_that_names_no_interface_and_not_with_it(agent):
+    treatment, control = attempt(agent, MEET, WITHOUT), attempt(agent, MEET)
+
+    assert treatment.outcome == "passed"
+    assert (control.outcome, control.reason) == ("failed", "RuntimeError: Unable to find address for: eth9")
+
+
+def test_an_all_reduce_is_measured_on_all_ranks_and_an_exchange_between_two(agent):
+    reduced = attempt(agent, Showing(kind="all_reduce", size_bytes=1 << 20), LOOPBACK)
+    swapped = attempt(agent, Showing(kind="exchange", ranks=(1, 3), size_bytes=1 << 20), LOOPBACK)
+
+    for one in (reduced, swapped):
+        assert one.outcome == "passed"
+        assert one.bytes_per_s is not None
+        assert one.bytes_per_s > 1e6
+
+
+def test_a_setting_of_one_node_does_not_reach_the_ranks_of_another(agent):
+    elsewhere = (Setting(name=NO_SUCH, value="lo", node="node1", node_rank=1),)
+
+    assert attempt(agent, MEET, elsewhere).outcome == "failed"
+
+
+def test_a_trial_past_its_limit_has_hung_and_its_ranks_are_gone(agent):
+    before = {process.pid for process in _descendants()}
+
+    late = attempt(agent, MEET, WITHOUT, limit_s=0.001)
+
+    assert late.outcome == "hung"
+    assert [process for process in _descendants() if process.pid not in before] == []
+
+
+def test_a_trial_changes_nothing_in_the_environment_of_the_agent(agent):
+    before = dict(os.environ)
+
+    attempt(agent, MEET, LOOPBACK)
+
+    assert dict(os.environ) == before
+    assert agent.crew.env[NO_SUCH] == "eth9"
+
+
+def test_what_could_load_code_or_write_files_is_set_by_no_trial_whoever_orders_it(agent):
+    for name in ("LD_PRELOAD", "NCCL_NET_PLUGIN", "NCCL_DEBUG_FILE", "PATH"):
+        with pytest.raises(ValueError, match="no trial sets"):
+            attempt(agent, MEET, (Setting(name=name, value="/tmp/x"),))
+
+
+def test_one_more_trial_of_two_ranks_takes_a_fraction_of_a_second(agent):
+    took = [attempt(agent, Showing(kind="meet", ranks=(0, 1)), WITHOUT).duration_s for _ in range(5)]
+
+    assert sorted(took)[2] < 2.0  # 0.1 s on an idle machine
