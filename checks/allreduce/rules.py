@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from ddp_doctor.checks.allreduce.facts import ELEMENTS, AllReduceFact, Wrong
 from ddp_doctor.knowledge import payload
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy, Setting, Showing
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.ddp import SIMPLE_PROTOCOL
+from ddp_doctor.phrases.p2p import DISABLE_P2P
 from ddp_doctor.phrases.ranks import rank_at, rank_culprit, ranks_at
 
 
@@ -45,14 +47,32 @@ def wrong_result(recording: Recording) -> Iterator[Draft]:
         confidence=Confidence.PROVED if blamed is None or several else Confidence.LIKELY,
         culprits=() if blamed is None else (rank_culprit(recording, blamed),),
         evidence=tuple(_errors(faulty[0].fact))[:6],
-        remedies=(
-            Remedy(
-                summary="Repeat without GPU peer-to-peer transfers and look for memory errors",
-                commands=("NCCL_P2P_DISABLE=1 ddp-doctor run --only allreduce", "nvidia-smi -q -d ECC"),
-                scope="node",
-            ),
-        ),
+        remedies=tuple(_against_wrong_sums(recording)),
+        shown_by=Showing(kind="all_reduce", size_bytes=_size_of(faulty[0].fact)),
     )
+
+
+def _against_wrong_sums(recording: Recording) -> Iterator[Remedy]:
+    """What rules causes out: P2P and the protocols, where NCCL sums between GPUs of one node; then the memory."""
+    world = recording.world
+    if world is not None and world.backend == "nccl":
+        if world.nproc_per_node > 1:
+            yield DISABLE_P2P.model_copy(
+                update={"summary": "Rule P2P out: send the traffic through host memory"}
+            )
+        yield SIMPLE_PROTOCOL
+    yield Remedy(
+        summary="Look for memory errors; then take another release of the library, NCCL or torch",
+        commands=("nvidia-smi -q -d ECC", "sudo dmesg | grep -i -e xid -e edac -e mce"),
+        scope="node",
+        undo=NOTHING_TO_UNDO,
+        proof=Proof(reason="it takes an administrator"),
+    )
+
+
+def _size_of(fact: AllReduceFact) -> int:
+    """The smallest size that came out wrong; else that of the coded shares."""
+    return min((size.size_bytes for size in fact.sizes if size.wrong), default=4 * ELEMENTS)
 
 
 def _wrong_sums(fact: AllReduceFact) -> list[Wrong]:
@@ -108,10 +128,19 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
             detail="The same inputs were reduced twice in one process group and the bits differ.",
             culprits=tuple(rank_culprit(recording, rank) for rank in odd),
             evidence=(Evidence(check="allreduce", text="two float32 sums of equal inputs differ"),),
-            remedies=(
-                Remedy(summary="Fix the algorithm where bit-for-bit repeatability matters", cost="speed"),
-            ),
+            remedies=(_ONE_ALGORITHM,) if recording.world and recording.world.backend == "nccl" else (),
         )
+
+
+#: Ring adds in an order that the ranks' places fix.
+_ONE_ALGORITHM = Remedy(
+    summary="Fix the algorithm where bit-for-bit repeatability matters",
+    settings=(Setting(name="NCCL_ALGO", value="Ring", why="a ring adds in one fixed order"),),
+    cost="speed: NCCL no longer takes trees or NVLink SHARP where these are faster",
+    undo="unset NCCL_ALGO",
+    proof=Proof(reason="a trial compares sums with the true one, not two with each other"),
+    references=("https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo",),
+)
 
 
 RULES = (wrong_result, not_repeatable)

@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from ddp_doctor.checks.p2p.facts import P2pFact, PairResult, common_end
+from ddp_doctor.checks.p2p.shown import between
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH
 from ddp_doctor.phrases.ranks import pair_culprit, rank_at, rank_culprit, ranks_at
 
 
@@ -47,6 +49,7 @@ def corrupts(recording: Recording) -> Iterator[Draft]:
             culprits=(pair_culprit(recording, receiver, sender),),
             evidence=(_wrong_bytes(sender, receiver, pair),),
             remedies=_without_p2p(recording, [(sender, receiver)]),
+            shown_by=between(recording, (sender, receiver), _ends(wrong)),
         )
 
 
@@ -59,7 +62,12 @@ def _corrupts_all(recording: Recording, common: int, wrong: Mapping[tuple[int, i
         culprits=(rank_culprit(recording, common),),
         evidence=tuple(_wrong_bytes(*ends, pair) for ends, pair in list(wrong.items())[:LINES_OF_EVIDENCE]),
         remedies=_without_p2p(recording, wrong),
+        shown_by=between(recording, next(iter(wrong)), _ends(wrong)),
     )
+
+
+def _ends(wrong: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [(min(pair), max(pair)) for pair in wrong]
 
 
 def _wrong_bytes(sender: int, receiver: int, pair: PairResult) -> Evidence:
@@ -84,10 +92,21 @@ def _without_p2p(recording: Recording, pairs: Iterable[tuple[int, int]]) -> tupl
                 scope="node",
             ),
         )
+    if world is None or world.backend != "nccl":
+        return (_LOOK_AT_MEMORY,)
     return (
-        Remedy(
-            summary="Repeat without GPU peer-to-peer transfers to prove the cause",
-            commands=("NCCL_P2P_DISABLE=1 ddp-doctor run --only p2p",),
-            cost="none: a diagnosis, not a cure",
+        DISABLE_P2P.model_copy(
+            update={"summary": "Send the traffic through host memory: the proof, in one trial"}
         ),
+        REPAIR_PATH,
+        _LOOK_AT_MEMORY,
     )
+
+
+_LOOK_AT_MEMORY = Remedy(
+    summary="Look for memory errors of the GPUs and of the host",
+    commands=("nvidia-smi -q -d ECC", "sudo dmesg | grep -i -e xid -e edac -e mce"),
+    scope="node",
+    undo=NOTHING_TO_UNDO,
+    proof=Proof(reason="it takes an administrator"),
+)

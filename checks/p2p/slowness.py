@@ -4,7 +4,9 @@ from collections.abc import Iterator, Sequence
 from statistics import median_high
 
 from ddp_doctor.checks.p2p.facts import P2pFact, common_end
-from ddp_doctor.checks.topology.transports import log_of
+from ddp_doctor.checks.p2p.shown import between
+from ddp_doctor.checks.topology.transports import log_of, places, used_within
+from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.knowledge.thresholds import SLOW_PAIR_RATIO
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
@@ -12,6 +14,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.phrases.nodes import host
+from ddp_doctor.phrases.p2p import keep_near_p2p
 from ddp_doctor.phrases.ranks import capital, pair_culprit, rank_at, rank_culprit, ranks_at
 
 _COMPARE_LINKS = Remedy(
@@ -44,6 +47,7 @@ def slow_pair(recording: Recording) -> Iterator[Draft]:
         A ring is as fast as its slowest link.
 
     Remedy
+        Where the slow pairs copy directly over a longer path than all others, an NCCL_P2P_LEVEL that leaves them out.
         Compare the link types in `nvidia-smi topo -m` and the PCIe width under load; between nodes the
         NICs and their cables. Which NIC NCCL took on a node stands in the evidence, from its own log.
 
@@ -113,8 +117,44 @@ def _slow_draft(
             for one, other in pairs[:LINES_OF_EVIDENCE]
         )
         + (tuple(_networks(recording, pairs)) if across else ()),
-        remedies=(_COMPARE_NICS if across else _COMPARE_LINKS,),
+        remedies=(_COMPARE_NICS,) if across else (*_other_ways(recording, pairs), _COMPARE_LINKS),
+        shown_by=None if across else between(recording, pairs[0], pairs),
     )
+
+
+def _other_ways(recording: Recording, pairs: Sequence[tuple[int, int]]) -> Iterator[Remedy]:
+    """Ways around P2P over PCIe, where NCCL's log says that each of these pairs takes it.
+
+    NVLink is never slower than host memory; a link of it that is down is to be repaired.
+    """
+    limit = _limit_below(recording, pairs)
+    if limit is not None:
+        yield keep_near_p2p(limit).model_copy(
+            update={
+                "summary": f"Leave P2P to near GPUs, up to {limit}: the slow pairs then go through host memory"
+            }
+        )
+
+
+def _limit_below(recording: Recording, slow: Sequence[tuple[int, int]]) -> str | None:
+    """The NCCL_P2P_LEVEL that takes P2P from the slow pairs, and from no other that has it."""
+    taken: dict[tuple[int, int], str] = {}
+    for place in places(recording):
+        joined = {(one, two): code for one, two, code in place.fact.gpu_pairs()}
+        for way in used_within(recording, place):
+            if way.kinds() == {"P2P"}:
+                taken[way.ranks] = joined[way.gpus]
+    if not set(slow) <= set(taken):
+        return None
+    bad = {taken[pair] for pair in slow}
+    good = {code for pair, code in taken.items() if pair not in slow}
+    fits = [
+        level
+        for level in ("NVL", "PIX", "PXB", "PHB")
+        if all(codes.allowed(code, level) for code in good)
+        and not any(codes.allowed(code, level) for code in bad)
+    ]
+    return fits[0] if fits else None
 
 
 def _networks(recording: Recording, pairs: Sequence[tuple[int, int]]) -> Iterator[Evidence]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ddp_doctor.checks.p2p.shown import between
 from ddp_doctor.checks.topology.culprits import culprit, hosts_of
 from ddp_doctor.checks.topology.facts import TopologyFact
 from ddp_doctor.checks.topology.transports import (
@@ -163,6 +164,7 @@ def p2p_beyond_limit(recording: Recording) -> Iterator[Draft]:
                 for _, used, code in group[: words.MOST_PAIRS]
             ),
             remedies=(UNSET_LEVEL,),
+            shown_by=between(recording, group[0][1].ranks),
         )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from ddp_doctor.checks.topology.culprits import hosts_of
 from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.checks.topology.showings import between_gpus
 from ddp_doctor.checks.topology.transports import Expected, GpuPair, Place, places
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
@@ -97,6 +98,7 @@ def _draft(
             for one in losses[: words.MOST_PAIRS]
         ),
         remedies=(words.unset_setting(name, value, f"NCCL then uses {kept}"),),
+        shown_by=between_gpus(recording, seen[0].node, worst.having.gpus),
     )
 
 

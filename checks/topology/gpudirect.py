@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from ddp_doctor.checks.p2p.shown import between
 from ddp_doctor.checks.topology.across import Crossing, crossings, hca_of, nodes_that_say
 from ddp_doctor.checks.topology.facts import TopologyFact
 from ddp_doctor.checks.topology.transports import Place, log_of, places
@@ -71,6 +72,7 @@ def not_used(recording: Recording) -> Iterator[Draft]:
                 for one, (gpu, nic, code) in group[: words.MOST_PAIRS]
             ),
             remedies=(remedy,),
+            shown_by=between(recording, group[0][0].ranks) if remedy is not words.SHOW_NETWORK else None,
         )
 
 

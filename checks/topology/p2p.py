@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from ddp_doctor.checks.p2p.shown import between
 from ddp_doctor.checks.topology.culprits import culprit, hosts_of
 from ddp_doctor.checks.topology.facts import TopologyFact
 from ddp_doctor.checks.topology.gid_index import gid_index_in_words
@@ -12,7 +13,7 @@ from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.nccl_log import NcclTransportFact
 from ddp_doctor.parse.p2p_stalls import Stall, find_stalls, logs_by_node, nodes_nccl_ran_on
-from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH, UNSET_LEVEL, keep_near_p2p, use_hca
+from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH, UNSET_LEVEL, keep_near_p2p, name_hca, use_hca
 from ddp_doctor.phrases.pcie import exact_repairs, what_bends_the_path
 from ddp_doctor.phrases.ranks import rank_list
 
@@ -31,10 +32,10 @@ def p2p_stalls(recording: Recording) -> Iterator[Draft]:
         IOMMU sends the traffic astray.
 
     Remedy
-        Turn off ACS on the PCIe bridges, or the IOMMU, in the BIOS or on the kernel's command line.
-        Until then NCCL_P2P_DISABLE=1 sends the traffic through host memory: slower, but it ends, and
-        it is the proof that P2P was to blame. Where NCCL_P2P_LEVEL widened NCCL's own limit, unset it; where
-        NCCL before 2.23 goes so far on an AMD CPU, NCCL_P2P_LEVEL=PXB keeps P2P between near GPUs.
+        Where NCCL_P2P_LEVEL widened NCCL's own limit, unset it; where NCCL before 2.23 goes so far on an AMD CPU,
+        NCCL_P2P_LEVEL=PXB keeps P2P between near GPUs. Else turn off ACS on the PCIe bridges, or the IOMMU, in the
+        BIOS or on the kernel's command line. Until then NCCL_P2P_DISABLE=1 sends the traffic through host memory:
+        slower, but it ends, and it is the proof that P2P was to blame.
 
     References
         NCCL user guide, Troubleshooting, PCI Access Control Services (ACS)
@@ -56,11 +57,16 @@ def p2p_stalls(recording: Recording) -> Iterator[Draft]:
         culprits=tuple(culprit(recording, one.node, one.gpus, one.ranks) for one in stalls),
         evidence=(*_stall_evidence(stalls, fact), *what_bends_the_path(recording, stalls[0].node)),
         remedies=(
+            *_nearer_level(fact, stalls),
             *(exact_repairs(recording, stalls[0].node) or (REPAIR_PATH,)),
             DISABLE_P2P,
-            *_nearer_level(fact, stalls),
-            *(_hca(recording, hosts[0]) if _nccl_chose_another(recording, fact, stalls[0].log) else []),
+            *(
+                map(name_hca, _hca(recording, hosts[0]))
+                if _another_hca(recording, fact, stalls[0].log)
+                else []
+            ),
         ),
+        shown_by=between(recording, stalls[0].ranks, [one.ranks for one in stalls]),
     )
 
 
@@ -108,7 +114,7 @@ def _hca(recording: Recording, seen: Seen[TopologyFact]) -> list[Remedy]:
     return [use_hca(devices, others, "; ".join(fact.nearest_in_words()), index)] if devices else []
 
 
-def _nccl_chose_another(recording: Recording, fact: TopologyFact, log: NcclTransportFact) -> bool:
+def _another_hca(recording: Recording, fact: TopologyFact, log: NcclTransportFact) -> bool:
     """Whether there are several nodes and RoCE, and NCCL's log shows other HCAs than the candidate."""
     several = recording.world is not None and recording.world.nnodes > 1
     roce = any(hca.link_layer == "RoCE" for hca in log.hcas)

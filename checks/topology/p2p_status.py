@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ddp_doctor.checks.topology.culprits import culprit, hosts_of
 from ddp_doctor.checks.topology.p2p_words import Host, Pair, hosts
+from ddp_doctor.checks.topology.showings import meeting
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.knowledge.p2p_statuses import p2p_status
 from ddp_doctor.model.choices import Confidence, Severity
@@ -89,6 +90,7 @@ def nvlink_without_p2p(recording: Recording) -> Iterator[Draft]:
             culprits=_culprits(recording, group, broken),
             evidence=_evidence(broken),
             remedies=(REPAIR_FABRIC, GO_WITHOUT_P2P),
+            shown_by=meeting(recording, [host.seen.node for host in group]),
         )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from ddp_doctor.checks.topology.across import rdma_of
 from ddp_doctor.checks.topology.candidates import tree_hidden
 from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.checks.topology.showings import everybody
 from ddp_doctor.checks.topology.to_network import ToNetwork, to_network
 from ddp_doctor.checks.topology.transports import Place, log_of, places
 from ddp_doctor.knowledge.nccl_paths import GDR_C2C_SINCE, GDR_LEVEL
@@ -65,6 +66,7 @@ def ends_before_nic(recording: Recording) -> Iterator[Draft]:
                 for way in ways[:MOST_PAIRS]
             ),
             remedies=(widen_gpudirect(GDR_LEVEL, level),),
+            shown_by=everybody(recording),
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Container, Iterator, Sequence
 from ddp_doctor.checks.nccl.facts import NcclFact, files_read
 from ddp_doctor.checks.topology.across import Crossing, crossings, nodes_that_say, rdma_of
 from ddp_doctor.checks.topology.given_up import forbidden
+from ddp_doctor.checks.topology.showings import between_nodes
 from ddp_doctor.checks.topology.transports import log_of
 from ddp_doctor.knowledge.link_rates import network
 from ddp_doctor.model.choices import Confidence, Severity
@@ -134,6 +135,7 @@ def rdma_forbidden(recording: Recording) -> Iterator[Draft]:
                 *_in_files(recording, name, {seen.node for seen in group}),
             ),
             remedies=(words.unset_setting(name, value, "NCCL then uses RDMA between nodes"),),
+            shown_by=between_nodes(recording),
         )
 
 

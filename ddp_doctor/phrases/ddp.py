@@ -20,20 +20,20 @@ _SOFTWARE = Remedy(
     references=("https://pytorch.org/docs/stable/notes/ddp.html",),
 )
 
+#: NCCL user guide, NCCL_PROTO: LL128 corrupts data where it is enabled on platforms unfit for it.
+SIMPLE_PROTOCOL = Remedy(
+    summary="Repeat the check with NCCL's Simple protocol alone",
+    settings=(Setting(name="NCCL_PROTO", value="Simple", why="rules out LL and LL128"),),
+    cost="Small messages get slower: a diagnosis, not a cure",
+    undo="unset NCCL_PROTO",
+    proof=Proof(reason="no trial with this setting was recorded"),
+    references=("https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-proto",),
+)
+
 
 def remedies(backend: str, check: str) -> tuple[Remedy, ...]:
     """What to try, the cheapest first; ``check`` is the one to repeat."""
     if backend != "nccl":
         return (_SOFTWARE,)
-    # NCCL user guide, NCCL_PROTO: LL128 corrupts data where it is enabled on platforms unfit for it.
-    simple = Setting(name="NCCL_PROTO", value="Simple", why="rules out LL and LL128")
-    transport = Remedy(
-        summary="Repeat the check with NCCL's Simple protocol alone",
-        settings=(simple,),
-        commands=(f"ddp-doctor run --only {check}",),
-        cost="Small messages get slower: a diagnosis, not a cure",
-        undo="unset NCCL_PROTO",
-        proof=_NOT_TRIED,
-        references=("https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-proto",),
-    )
-    return (transport, _SOFTWARE)
+    commands = (f"ddp-doctor run --only {check}",)
+    return (SIMPLE_PROTOCOL.model_copy(update={"commands": commands, "proof": _NOT_TRIED}), _SOFTWARE)

@@ -29,6 +29,7 @@ DISABLE_P2P = Remedy(
     undo="unset NCCL_P2P_DISABLE",
     proof=Proof(reason="no trial with this setting was recorded"),
     references=(_GUIDE + "env.html#nccl-p2p-disable",),
+    conflicts=("NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"),
 )
 
 UNSET_LEVEL = Remedy(
@@ -40,13 +41,14 @@ UNSET_LEVEL = Remedy(
     undo="set NCCL_P2P_LEVEL to its old value",
     proof=Proof(reason="no trial with this setting was recorded"),
     references=(_GUIDE + "env.html#nccl-p2p-level",),
+    conflicts=("NCCL_P2P_DISABLE",),
 )
 
 
 def keep_near_p2p(limit: str) -> Remedy:
     """Take P2P from far GPUs alone."""
     return Remedy(
-        summary=f"Or leave P2P to near GPUs, up to {limit}, as NCCL does by itself since 2.23",
+        summary=f"Leave P2P to near GPUs, up to {limit}, as NCCL does by itself since 2.23",
         settings=(
             Setting(name="NCCL_P2P_LEVEL", value=limit, why="none of the pairs that stall is so near"),
         ),
@@ -54,6 +56,7 @@ def keep_near_p2p(limit: str) -> Remedy:
         undo="unset NCCL_P2P_LEVEL",
         proof=Proof(reason="no trial with this setting was recorded"),
         references=(_GUIDE + "env.html#nccl-p2p-level",),
+        conflicts=("NCCL_P2P_DISABLE",),
     )
 
 
@@ -89,7 +92,14 @@ def use_hca(
         undo="unset NCCL_IB_HCA",
         proof=Proof(reason="it takes several nodes to try"),
         references=(_GUIDE + "env.html#nccl-ib-hca", _GUIDE + "env.html#nccl-ib-gid-index"),
+        conflicts=("NCCL_IB_DISABLE",),
     )
+
+
+def name_hca(candidate: Remedy) -> Remedy:
+    """The same as a line to paste, where it mends another thing than the finding's own fault: not to be tried."""
+    lines = [f"export {one.name}={one.value}" for one in candidate.settings]
+    return candidate.model_copy(update={"settings": (), "commands": (*lines, *candidate.commands)})
 
 
 def look_at_nvlinks(gpus: tuple[str, ...]) -> Remedy:

@@ -36,6 +36,7 @@ GO_WITHOUT_P2P = Remedy(
     undo="unset NCCL_IGNORE_DISABLED_P2P",
     proof=Proof(reason="no trial with this setting was recorded"),
     references=(_GUIDE + "env.html#nccl-ignore-disabled-p2p",),
+    conflicts=("NCCL_P2P_DISABLE",),
 )
 
 LOOK_AT_MODULE_SETTINGS = Remedy(

@@ -14,7 +14,7 @@ from ddp_doctor.checks.topology import CHECK, TopologyFact, probe, read_pasted
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.context import CommandResult
 from ddp_doctor.model.fact import Absent, CouldNotLook, Failed, Reading
-from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.finding import Finding, Showing
 from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.sources.machine import LiveContext
@@ -184,8 +184,9 @@ def test_classic_machine_with_recorded_facts_is_an_error_that_names_the_pair():
     (culprit,) = finding.culprits
     assert (culprit.kind, culprit.node, culprit.rank, culprit.peer_rank) == ("pair", "l4node", 0, 1)
     settings = [(one.name, one.value, one.action) for remedy in finding.remedies for one in remedy.settings]
-    assert settings == [("NCCL_P2P_DISABLE", "1", "set"), ("NCCL_P2P_LEVEL", None, "unset")]
-    assert "stop-gap" in finding.remedies[1].cost
+    assert settings == [("NCCL_P2P_LEVEL", None, "unset"), ("NCCL_P2P_DISABLE", "1", "set")]
+    assert "stop-gap" in finding.remedies[2].cost
+    assert finding.shown_by == Showing(kind="exchange", ranks=(0, 1), size_bytes=16 << 20)
     texts = [one.text for one in finding.evidence]
     assert "P2P is allowed up to SYS: NCCL_P2P_LEVEL=SYS is set" in texts
 
@@ -222,7 +223,7 @@ def test_far_gpus_alone_lose_p2p_where_an_old_nccl_went_so_far_by_itself():
     recording = classic(trials).model_copy(update={"readings": (reading.model_copy(update={"fact": fact}),)})
     (finding,) = [one for one in judge(recording) if one.code == "DD401"]
     settings = [(one.name, one.value, one.action) for remedy in finding.remedies for one in remedy.settings]
-    assert settings == [("NCCL_P2P_DISABLE", "1", "set"), ("NCCL_P2P_LEVEL", "PXB", "set")]
+    assert settings == [("NCCL_P2P_LEVEL", "PXB", "set"), ("NCCL_P2P_DISABLE", "1", "set")]
 
 
 def stuck_on_two_nodes(used: int) -> Recording:
@@ -242,18 +243,19 @@ def stuck_on_two_nodes(used: int) -> Recording:
     )
 
 
-def hca_values(recording: Recording) -> list[str | None]:
-    settings = [one for finding in judge(recording) for remedy in finding.remedies for one in remedy.settings]
-    return [one.value for one in settings if one.name == "NCCL_IB_HCA"]
+def hca_lines(recording: Recording) -> list[str]:
+    """The lines to paste: a trial of the pair that stalls would say nothing of a setting for other traffic."""
+    commands = [one for finding in judge(recording) for remedy in finding.remedies for one in remedy.commands]
+    return [one for one in commands if "NCCL_IB_HCA" in one]
 
 
 def test_hca_is_advised_on_several_roce_nodes_where_nccl_took_another():
-    assert hca_values(stuck_on_two_nodes(used=0)) == ["mlx5_bond_0"]
+    assert hca_lines(stuck_on_two_nodes(used=0)) == ["export NCCL_IB_HCA=mlx5_bond_0"]
 
 
 def test_hca_is_left_out_where_nccl_took_it_itself_or_there_is_one_node():
-    assert hca_values(stuck_on_two_nodes(used=2)) == []
-    assert hca_values(load("classic-two-socket-with-recorded-facts")) == []
+    assert hca_lines(stuck_on_two_nodes(used=2)) == []
+    assert hca_lines(load("classic-two-socket-with-recorded-facts")) == []
 
 
 @pytest.mark.parametrize(
@@ -274,13 +276,13 @@ def test_p2p_over_sys_is_told_only_where_nccl_allows_it(fact: dict[str, Any], co
 
 
 def test_hca_that_the_user_set_is_left_alone():
-    assert hca_values(classic(nccl_settings={"NCCL_IB_HCA": "mlx5_2"})) == []
+    assert hca_lines(classic(nccl_settings={"NCCL_IB_HCA": "mlx5_2"})) == []
 
 
 def test_exact_names_where_a_prefix_would_match_another_nic():
     text = sample("classic-two-socket.txt").replace("mlx5_bond_0", "mlx5_1").replace("mlx5_2", "mlx5_10")
     (reading,) = read_pasted(text)
-    assert hca_values(Recording(readings=(reading,))) == ["mlx5_10,mlx5_3,mlx5_1"]
+    assert hca_lines(Recording(readings=(reading,))) == ["mlx5_10,mlx5_3,mlx5_1"]
     away = text.replace(
         "GPU0     X      SYS     SYS     SYS     NODE", "GPU0     X      SYS     SYS     SYS     PIX "
     )
@@ -288,7 +290,7 @@ def test_exact_names_where_a_prefix_would_match_another_nic():
         "NODE    NODE    SYS     32", "SYS     SYS     PIX     32"
     )
     (reading,) = read_pasted(away)
-    assert hca_values(Recording(readings=(reading,))) == ["=mlx5_1"]
+    assert hca_lines(Recording(readings=(reading,))) == ["=mlx5_1"]
 
 
 def test_hostile_nic_name_never_reaches_a_setting_or_command():
@@ -297,7 +299,7 @@ def test_hostile_nic_name_never_reaches_a_setting_or_command():
     assert [finding.code for finding in findings] == ["DD402", "DD404"]
     remedies = [remedy for finding in findings for remedy in finding.remedies]
     assert not any("reboot" in remedy.model_dump_json() for remedy in remedies)
-    assert hca_values(Recording(readings=(reading,))) == []
+    assert hca_lines(Recording(readings=(reading,))) == []
 
 
 def test_one_cause_on_many_nodes_is_one_finding():

@@ -243,6 +243,7 @@ _WITHOUT_P2P = Remedy(
     settings=(Setting(name="NCCL_P2P_DISABLE", value="1", why="the pair then goes through shared memory"),),
     cost="all GPU pairs lose direct transfers, NVLink included; a stop-gap, not a cure",
     undo="unset NCCL_P2P_DISABLE",
-    proof=Proof(reason="this version does not try settings"),
+    proof=Proof(reason="no trial with this setting was recorded"),
     references=("NCCL user guide: NCCL_P2P_DISABLE",),
+    conflicts=("NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"),
 )

@@ -21,7 +21,7 @@ from ddp_doctor.engine.trial_rules.common import (
     who_waits,
 )
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Remedy
+from ddp_doctor.model.finding import Draft, Remedy, Showing
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import ranks as words
@@ -177,4 +177,5 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
             confidence=Confidence.POSSIBLE,
             evidence=waiting_evidence(trial, judgement),
             remedies=link_remedies(recording),
+            shown_by=Showing(kind="meet", ranks=trial.ranks),
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 
+from ddp_doctor.checks.p2p.shown import between
 from ddp_doctor.engine.trial_rules.common import (
     MOST_LINES,
     check_of,
@@ -150,6 +151,7 @@ def _one_pair(recording: Recording, ends: tuple[int, int], trial: TrialRecord, j
             rank_evidence(recording, trial, judgement, of_rank(trial, rank)) for rank in (one, other)
         ),
         remedies=link_remedies(recording, [ends]),
+        shown_by=between(recording, ends),
     )
 
 
@@ -219,6 +221,7 @@ def _many_pairs(recording: Recording, common: int, seen: _Stuck) -> Draft:
         culprits=(words.rank_culprit(recording, common),),
         evidence=(rank_evidence(recording, trial, judgement, of_rank(trial, common)),),
         remedies=link_remedies(recording, seen),
+        shown_by=between(recording, _shown(recording, seen), seen),
     )
 
 
@@ -232,6 +235,7 @@ def _between_nodes(recording: Recording, nodes: tuple[int, ...], seen: _Stuck) -
         culprits=(node_pair(recording, *nodes) if hosts[1:] else node_culprit(recording, *nodes),),
         evidence=_pair_lines(recording, seen),
         remedies=link_remedies(recording, seen),
+        shown_by=between(recording, next(iter(seen)), seen),
     )
 
 
@@ -242,7 +246,13 @@ def _everywhere(recording: Recording, seen: _Stuck) -> Draft:
         confidence=Confidence.POSSIBLE,
         evidence=_pair_lines(recording, seen),
         remedies=link_remedies(recording, seen),
+        shown_by=between(recording, _shown(recording, seen), seen),
     )
+
+
+def _shown(recording: Recording, seen: _Stuck) -> tuple[int, int]:
+    """The pair to try remedies on: one within a node, where there is any, for settings are for those."""
+    return next((pair for pair in seen if not is_across(recording, pair)), next(iter(seen)))
 
 
 def _pair_lines(recording: Recording, seen: _Stuck) -> tuple[Evidence, ...]:
