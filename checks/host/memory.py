@@ -10,6 +10,7 @@ from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.host_limits import in_units
 from ddp_doctor.phrases import limits
+from ddp_doctor.phrases.complaints import all_said
 
 
 @rule("DD221", "shared-memory-too-small", Severity.WARNING, Host)
@@ -31,6 +32,8 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
     for hit in hits(recording, _shm, lambda fact: fact.shm_free_bytes, of_the_job=False):
+        if all_said(recording, (seen.node for seen in hit.nodes), "shm"):
+            continue  # NCCL failed over it, which is a finding of its own
         fact, ranks = hit.worst.fact, hit.ranks
         free, total = fact.shm_free_bytes or 0, fact.shm_total_bytes or 0
         wanted = max(ranks * thresholds.NCCL_SHM_PER_RANK_BYTES, thresholds.DOCKER_SHM_BYTES)
@@ -80,6 +83,8 @@ def locked_memory_too_low_for_rdma(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
     for hit in hits(recording, _memlock, lambda fact: fact.memlock_bytes):
+        if all_said(recording, (seen.node for seen in hit.nodes), "memlock"):
+            continue
         fact = hit.worst.fact
         allowed, devices = fact.memlock_bytes or 0, ", ".join(fact.rdma_devices)
         text, wanted = f"RLIMIT_MEMLOCK {in_units(allowed)} beside {devices}", thresholds.RDMA_MEMLOCK_BYTES

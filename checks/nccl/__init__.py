@@ -13,7 +13,7 @@ Nothing is loaded here: the linker's cache, LD_LIBRARY_PATH and ldd tell. Raw in
 import posixpath
 from collections.abc import Iterator, Mapping
 
-from ddp_doctor.checks.nccl import between, conf, network, plugins
+from ddp_doctor.checks.nccl import between, complaints, conf, network, plugins
 from ddp_doctor.checks.nccl.facts import NcclFact, Plugin
 from ddp_doctor.knowledge import nccl_plugins as known
 from ddp_doctor.model.check import Check
@@ -118,6 +118,6 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(NcclFact,),
-    rules=(*conf.RULES, *plugins.RULES, *network.RULES, *between.RULES),
+    rules=(*conf.RULES, *plugins.RULES, *network.RULES, *between.RULES, *complaints.RULES),
     cost_s=0.1,
 )

@@ -19,6 +19,7 @@ utilisation and nothing is logged; where an NVLink is down, every step waits for
 from ddp_doctor.checks.topology import (
     answers,
     candidates,
+    complaints,
     containers,
     differences,
     given_up,
@@ -100,6 +101,7 @@ CHECK = Check(
         *reach_of_gpudirect.RULES,
         *containers.RULES,
         *slowness.RULES,
+        *complaints.RULES,
     ),
     cost_s=0.5,
     deadline_s=60.0,  # without persistence mode NVML first wakes every GPU

@@ -9,7 +9,8 @@
         this system. Check the IMEX configuration (nvidia-imex-ctl -N).
     node0:52:81 [0] transport/shm.cc:590 NCCL WARN Cuda failure 217 'peer access is not supported between these two
         devices'
-    node0:52:81 [0] misc/ibvwrap.cc:252 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory errno 12
+    node0:52:81 [0] misc/ibvwrap.cc:252 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory
+        errno 12
     node0:52:81 [0] transport/net_ib.cc:2259 NCCL WARN NET/IB: Got completion from peer 10.0.0.2<40412> with status=12
         opcode=0 len=0 vendor err 129 (Send) localGid … hca mlx5_0
 
@@ -37,10 +38,21 @@ _PATTERNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("mnnvl", re.compile(r"MNNVL \(cliqueSize \d{1,5}\) is available but not working[^\n]{0,200}")),
     (
         "cumem-host",
-        re.compile(rf"(?<=/shm\.cc):\d{{1,5}} (?:\(\w{{1,80}}\) )?{_WARN}Cuda failure [^\n]{{1,200}}"),
+        re.compile(
+            rf"(?<=transport/shm\.cc):\d{{1,5}} (?:\(\w{{1,80}}\) )?{_WARN}Cuda failure [^\n]{{1,200}}"
+        ),
     ),
-    ("p2p", re.compile(rf"(?<=/p2p\.cc):\d{{1,5}} (?:\(\w{{1,80}}\) )?{_WARN}Cuda failure [^\n]{{1,200}}")),
-    ("memlock", re.compile(r"Call to ibv_\w{1,40} failed(?: with error)?[ :]{1,3}Cannot allocate memory[^\n]{0,80}")),
+    (
+        "p2p",
+        re.compile(
+            rf"(?<=transport/p2p\.cc):\d{{1,5}} (?:\(\w{{1,80}}\) )?{_WARN}Cuda failure [^\n]{{1,200}}"
+        ),
+    ),
+    ("p2p", re.compile(r"failed to open CUDA IPC handle : [^\n]{1,200}")),
+    (
+        "memlock",
+        re.compile(r"Call to ibv_\w{1,40} failed(?: with error)?[ :]{1,3}Cannot allocate memory[^\n]{0,80}"),
+    ),
     (
         "rdma-timeout",
         re.compile(

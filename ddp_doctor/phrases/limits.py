@@ -112,7 +112,7 @@ def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy
 def locked_memory(launcher: str, *, in_container: bool) -> Remedy:
     """Unlimited locked memory, set where this process got its limit from."""
     if in_container:
-        summary, command = "start the container with --ulimit memlock=-1", "docker run --ulimit memlock=-1 …"
+        summary, command = "Start the container with --ulimit memlock=-1", "docker run --ulimit memlock=-1 …"
     elif launcher == "slurm":
         summary = (
             "Let slurmd give jobs its own limit: PropagateResourceLimitsExcept=MEMLOCK in slurm.conf and "
@@ -120,7 +120,7 @@ def locked_memory(launcher: str, *, in_container: bool) -> Remedy:
         )
         command = "systemctl edit slurmd"
     else:
-        summary = 'allow it in /etc/security/limits.d ("* - memlock unlimited") and log in again'
+        summary = 'Allow it in /etc/security/limits.d ("* - memlock unlimited") and log in again'
         command = "ulimit -l unlimited"
     return Remedy(
         summary=summary,

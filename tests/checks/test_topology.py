@@ -243,6 +243,11 @@ def stuck_on_two_nodes(used: int) -> Recording:
     )
 
 
+def hca_values(recording: Recording) -> list[str | None]:
+    settings = [one for finding in judge(recording) for remedy in finding.remedies for one in remedy.settings]
+    return [one.value for one in settings if one.name == "NCCL_IB_HCA"]
+
+
 def hca_lines(recording: Recording) -> list[str]:
     """The lines to paste: a trial of the pair that stalls would say nothing of a setting for other traffic."""
     commands = [one for finding in judge(recording) for remedy in finding.remedies for one in remedy.commands]
@@ -276,13 +281,13 @@ def test_p2p_over_sys_is_told_only_where_nccl_allows_it(fact: dict[str, Any], co
 
 
 def test_hca_that_the_user_set_is_left_alone():
-    assert hca_lines(classic(nccl_settings={"NCCL_IB_HCA": "mlx5_2"})) == []
+    assert hca_values(classic(nccl_settings={"NCCL_IB_HCA": "mlx5_2"})) == []
 
 
 def test_exact_names_where_a_prefix_would_match_another_nic():
     text = sample("classic-two-socket.txt").replace("mlx5_bond_0", "mlx5_1").replace("mlx5_2", "mlx5_10")
     (reading,) = read_pasted(text)
-    assert hca_lines(Recording(readings=(reading,))) == ["mlx5_10,mlx5_3,mlx5_1"]
+    assert hca_values(Recording(readings=(reading,))) == ["mlx5_10,mlx5_3,mlx5_1"]
     away = text.replace(
         "GPU0     X      SYS     SYS     SYS     NODE", "GPU0     X      SYS     SYS     SYS     PIX "
     )
@@ -290,7 +295,7 @@ def test_exact_names_where_a_prefix_would_match_another_nic():
         "NODE    NODE    SYS     32", "SYS     SYS     PIX     32"
     )
     (reading,) = read_pasted(away)
-    assert hca_lines(Recording(readings=(reading,))) == ["=mlx5_1"]
+    assert hca_values(Recording(readings=(reading,))) == ["=mlx5_1"]
 
 
 def test_hostile_nic_name_never_reaches_a_setting_or_command():

@@ -25,6 +25,7 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy, Sh
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
+from ddp_doctor.phrases import complaints
 from ddp_doctor.phrases import ranks as words
 from ddp_doctor.phrases.nodes import host
 from ddp_doctor.phrases.settings import unset
@@ -136,8 +137,8 @@ def raised(recording: Recording) -> Iterator[Draft]:
         torch.distributed.elastic.multiprocessing.errors, which reports the earliest failure
     """
     for trial, judgement in judged(recording, "raised"):
-        if _sharing(trial):
-            continue  # process-group-cannot-start names both ranks
+        if _sharing(trial) or complaints.explains(recording, trial):
+            continue  # process-group-cannot-start, or a rule of the cause, names who is concerned
         first = of_rank(trial, judgement.suspects[0])
         assert first.raised is not None
         yield Draft(
@@ -197,6 +198,8 @@ def everywhere(recording: Recording) -> Iterator[Draft]:
         # A probe of the doctor's own that fails everywhere is unsure, not a fault.
         if first is None or not first.steps or first.steps[-1].check != "process_group":
             continue
+        if complaints.explains(recording, trial):
+            continue  # the rule of the cause tells
         if not _other_versions_are_told(recording, first):
             yield _cannot_start(recording, trial, first)
 

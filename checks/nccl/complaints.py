@@ -1,0 +1,106 @@
+"""DD237, DD238: shared or locked memory that NCCL asked for and did not get, in its own words."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.host.facts import Host
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Proof, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases import complaints as words
+from ddp_doctor.phrases import limits
+from ddp_doctor.phrases.containers import WITHOUT_SHM
+from ddp_doctor.phrases.nodes import host, in_words, node_culprit
+
+
+@rule("DD237", "nccl-cannot-make-shared-memory", Severity.ERROR)
+def no_shared_memory(recording: Recording) -> Iterator[Draft]:
+    """NCCL failed to make a segment of shared memory.
+
+    What it finds
+        A trial that failed, in which NCCL says that it could not create or extend a segment in /dev/shm: no space
+        left, or no permission.
+
+    Why it matters
+        The job does not start on this node. Docker gives 64 MiB, and one rank of NCCL takes about 10 for each peer.
+
+    Remedy
+        A larger /dev/shm: --shm-size or --ipc=host; or permission to write there. NCCL_SHM_DISABLE=1 is a stop-gap:
+        what went through shared memory then goes through the network stack.
+
+    References
+        NCCL user guide, Troubleshooting, Shared memory; NCCL src/misc/shmutils.cc
+        NVIDIA/nccl issues 290 and 342
+    """
+    group = words.said(recording, "shm")
+    for denied in (False, True):
+        some = [one for one in group if one.complaint.denied is denied]
+        nodes = words.nodes_of(some)
+        if not some:
+            continue
+        why = "may not write there" if denied else "there was no room left"
+        repair = _ALLOW_SHM if denied else _larger(recording, nodes[0])
+        yield Draft(
+            title=f"NCCL could not make its shared memory on {in_words([host(recording, node) for node in nodes])}:"
+            f" {'it ' if denied else ''}{why} (/dev/shm)",
+            detail="The ranks of one node that copy through host memory need it, and fail where they connect.",
+            confidence=Confidence.PROVED,
+            culprits=tuple(node_culprit(recording, node) for node in nodes),
+            evidence=words.lines(recording, some),
+            remedies=(repair, WITHOUT_SHM),
+            shown_by=words.again(some, nodes[0]),
+        )
+
+
+def _larger(recording: Recording, node: int) -> Remedy:
+    fact = next(iter(recording.at(Host, node)), None)
+    ranks = len(recording.world.ranks_of(node)) if recording.world else 1
+    found = fact.shm_total_bytes or 0 if fact else 0
+    return limits.shared_memory(found, ranks, in_container=fact is not None and fact.in_container)
+
+
+_ALLOW_SHM = Remedy(
+    summary="Let everybody write to /dev/shm, and start all ranks of the node as one user",
+    commands=("ls -ld /dev/shm", "sudo chmod 1777 /dev/shm"),
+    scope="node",
+    cost="none: 1777 is its usual mode",
+    undo=NOTHING_TO_UNDO,
+    proof=Proof(reason="it takes an administrator"),
+    references=(limits.NCCL_GUIDE,),
+)
+
+
+@rule("DD238", "nccl-cannot-lock-memory", Severity.ERROR)
+def no_locked_memory(recording: Recording) -> Iterator[Draft]:
+    """NCCL failed to lock memory for RDMA.
+
+    What it finds
+        A trial that failed, in which NCCL says that libibverbs could not allocate: "Call to ibv_reg_mr … failed with
+        error Cannot allocate memory", or ibv_create_cq and its like.
+
+    Why it matters
+        Every connection over RDMA pins its buffers: the job ends where its ranks connect, or runs over TCP.
+
+    Remedy
+        Unlimited locked memory where the process has its limit from: --ulimit memlock=-1, slurmd, or limits.d.
+
+    References
+        NCCL user guide, Troubleshooting, InfiniBand; NCCL src/misc/ibvwrap.cc
+    """
+    group = words.said(recording, "memlock")
+    if not group:
+        return
+    nodes = words.nodes_of(group)
+    fact = next(iter(recording.at(Host, nodes[0])), None)
+    launcher = recording.world.launcher if recording.world else "plain"
+    yield Draft(
+        title=f"NCCL could not lock memory for RDMA on {in_words([host(recording, node) for node in nodes])}",
+        detail="The limit of locked memory (ulimit -l) that the ranks have is the usual cause.",
+        confidence=Confidence.LIKELY,
+        culprits=tuple(node_culprit(recording, node) for node in nodes),
+        evidence=words.lines(recording, group),
+        remedies=(limits.locked_memory(launcher, in_container=fact is not None and fact.in_container),),
+    )
+
+
+RULES = (no_shared_memory, no_locked_memory)

@@ -1,0 +1,149 @@
+"""DD444-DD446: what NCCL could not set up between the GPUs of a node, in its own words."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.host.facts import Host
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases import complaints as words
+from ddp_doctor.phrases import nvlink
+from ddp_doctor.phrases.containers import ALLOW_NUMA, WITHOUT_CUMEM_HOST
+from ddp_doctor.phrases.nodes import host, in_words, node_culprit
+from ddp_doctor.phrases.p2p import DISABLE_P2P
+from ddp_doctor.phrases.p2p_statuses import REPAIR_FABRIC
+
+
+def _draft(
+    recording: Recording,
+    group: list[words.Said],
+    what: str,
+    detail: str,
+    confidence: Confidence,
+    *remedies: Remedy,
+) -> Draft:
+    nodes = words.nodes_of(group)
+    return Draft(
+        title=f"{what} on {in_words([host(recording, node) for node in nodes])}",
+        detail=detail,
+        confidence=confidence,
+        culprits=tuple(node_culprit(recording, node) for node in nodes),
+        evidence=words.lines(recording, group),
+        remedies=remedies,
+        shown_by=words.again(group, nodes[0] if len(nodes) == 1 else None),
+    )
+
+
+_LOOK_AT_SWITCHES = "Look at the fabric manager, whose release must be the driver's; after a restart reset the GPUs"
+
+
+@rule("DD444", "nvlink-sharp-cannot-start", Severity.ERROR)
+def nvls_fails(recording: Recording) -> Iterator[Draft]:
+    """NCCL failed to set up NVLink SHARP (NVLS).
+
+    What it finds
+        A trial that failed, in which NCCL says that it could not bind multicast memory, or that a CUDA call of its
+        NVLS transport failed.
+
+    Why it matters
+        The job does not start, though NVLink itself may be well. Mostly the fabric manager was started anew while GPUs
+        were in use, runs in another release than the driver, or gives a virtual machine or container no multicast.
+
+    Remedy
+        NCCL_NVLS_ENABLE=0: ordinary NVLink carries the all-reduce. Then the fabric manager, and a reset of the GPUs.
+
+    References
+        NCCL src/transport/nvls.cc; NCCL user guide, environment variable NCCL_NVLS_ENABLE
+        NVIDIA/nccl issue 1672; pytorch/pytorch pull request 177472
+    """
+    group = words.said(recording, "nvls")
+    if group:
+        yield _draft(
+            recording,
+            group,
+            "NCCL cannot set up NVLink SHARP (NVLS)",
+            "NVLS adds up inside the NVSwitches. NVLink alone does the same work, somewhat slower.",
+            Confidence.PROVED,
+            nvlink.WITHOUT_NVLS,
+            REPAIR_FABRIC.model_copy(update={"summary": _LOOK_AT_SWITCHES}),
+        )
+
+
+@rule("DD445", "nvlink-between-nodes-cannot-start", Severity.ERROR)
+def mnnvl_fails(recording: Recording) -> Iterator[Draft]:
+    """NVLink joins GPUs of several nodes (MNNVL), and NCCL cannot use it.
+
+    What it finds
+        A trial that failed, in which NCCL says that MNNVL is available but not working.
+
+    Why it matters
+        The job does not start. Memory is shared between nodes by NVIDIA's IMEX daemon, which must run on all nodes of
+        the domain, and whose channel devices the job, and its container, must have.
+
+    Remedy
+        See what nvidia-imex-ctl says, and /dev/nvidia-caps-imex-channels. Until then NCCL_MNNVL_ENABLE=0 leaves NVLink
+        to the GPUs within each node.
+
+    References
+        NCCL src/mnnvl.cc; NVIDIA IMEX service guide; NCCL user guide, environment variable NCCL_MNNVL_ENABLE
+    """
+    group = words.said(recording, "mnnvl")
+    if group:
+        yield _draft(
+            recording,
+            group,
+            "NVLink between nodes (MNNVL) does not work",
+            "The GPUs belong to one NVLink domain, and sharing memory across its nodes fails.",
+            Confidence.PROVED,
+            nvlink.REPAIR_IMEX,
+            nvlink.WITHOUT_MNNVL,
+        )
+
+
+@rule("DD446", "nccl-cannot-share-gpu-memory", Severity.ERROR)
+def sharing_fails(recording: Recording) -> Iterator[Draft]:
+    """A CUDA call failed in which NCCL shares memory between the ranks of a node.
+
+    What it finds
+        A trial that failed, in which NCCL's P2P or shared memory transport reports a CUDA error ("Cuda failure 217").
+
+    Why it matters
+        The job does not start. In shared memory it is mostly NCCL 2.24 or newer in a container or virtual machine
+        without NUMA calls; in P2P two GPUs whose path CUDA does not share, or a container that hides one of them.
+
+    Remedy
+        Shared memory: --cap-add SYS_NICE, or NCCL_CUMEM_HOST_ENABLE=0. P2P: NCCL_CUMEM_ENABLE=0, which shares memory
+        the older way; NCCL_P2P_DISABLE=1 if that does not help.
+
+    References
+        NCCL src/transport/p2p.cc and shm.cc; NCCL user guide, NCCL_CUMEM_ENABLE and NCCL_CUMEM_HOST_ENABLE
+        NVIDIA/nccl issue 1838; ray-project/ray pull request 64109
+    """
+    host_memory = words.said(recording, "cumem-host")
+    if host_memory:
+        node = host_memory[0].node
+        contained = any(fact.in_container for fact in recording.at(Host, node))
+        yield _draft(
+            recording,
+            host_memory,
+            "NCCL cannot share host memory between the ranks",
+            "Since 2.24 NCCL takes host memory from CUDA, which needs NUMA calls that containers often lack.",
+            Confidence.LIKELY,
+            WITHOUT_CUMEM_HOST,
+            *([ALLOW_NUMA] if contained else []),
+        )
+    peers = words.said(recording, "p2p")
+    if peers:
+        yield _draft(
+            recording,
+            peers,
+            "NCCL cannot share GPU memory between the ranks",
+            "NCCL takes P2P for possible between these GPUs, and CUDA refuses it.",
+            Confidence.LIKELY,
+            nvlink.WITHOUT_CUMEM,
+            DISABLE_P2P,
+        )
+
+
+RULES = (nvls_fails, mnnvl_fails, sharing_fails)

@@ -1,0 +1,53 @@
+"""What mends ways of NCCL over NVLink that do not start, with the price of each.
+
+Sources: NCCL user guide, environment variables NCCL_NVLS_ENABLE, NCCL_MNNVL_ENABLE and NCCL_CUMEM_ENABLE; NCCL
+src/transport/nvls.cc and src/mnnvl.cc, whose messages name the first two; NVIDIA IMEX service guide.
+"""
+
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
+
+_ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
+_NO_TRIAL = Proof(reason="no trial with this setting was recorded")
+
+WITHOUT_NVLS = Remedy(
+    summary="Let NCCL do without NVLink SHARP",
+    settings=(
+        Setting(name="NCCL_NVLS_ENABLE", value="0", why="NCCL then needs no multicast of the NVSwitches"),
+    ),
+    cost="large all-reduces within the node get slower; NVLink stays in use",
+    undo="unset NCCL_NVLS_ENABLE",
+    proof=_NO_TRIAL,
+    references=(f"{_ENV}#nccl-nvls-enable",),
+    conflicts=("NCCL_ALGO",),
+)
+
+REPAIR_IMEX = Remedy(
+    summary="See that the IMEX daemon is up on all nodes of the domain, and that the job has its channel",
+    commands=("nvidia-imex-ctl -N", "ls -l /dev/nvidia-caps-imex-channels", "systemctl status nvidia-imex"),
+    scope="cluster",
+    cost="an administrator's work; starting the daemon anew ends jobs that use it",
+    undo=NOTHING_TO_UNDO,
+    proof=Proof(reason="it takes an administrator"),
+    references=("https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/",),
+)
+
+WITHOUT_MNNVL = Remedy(
+    summary="Until then, leave NVLink to the GPUs within each node",
+    settings=(Setting(name="NCCL_MNNVL_ENABLE", value="0", why="NCCL then takes the network between nodes"),),
+    cost="a stop-gap: between the nodes the network carries what NVLink would, many times slower",
+    undo="unset NCCL_MNNVL_ENABLE",
+    proof=_NO_TRIAL,
+    references=(f"{_ENV}#nccl-mnnvl-enable",),
+)
+
+WITHOUT_CUMEM = Remedy(
+    summary="Let NCCL share GPU memory the older way (CUDA IPC)",
+    settings=(
+        Setting(name="NCCL_CUMEM_ENABLE", value="0", why="NCCL then imports no memory handles of CUDA's VMM"),
+    ),
+    cost="no NVLink SHARP, and no registered user buffers; P2P stays in use",
+    undo="unset NCCL_CUMEM_ENABLE",
+    proof=_NO_TRIAL,
+    references=(f"{_ENV}#nccl-cumem-enable",),
+    conflicts=("NCCL_NVLS_ENABLE", "NCCL_MNNVL_ENABLE"),
+)
