@@ -35,7 +35,9 @@ def _draft(
     )
 
 
-_LOOK_AT_SWITCHES = "Look at the fabric manager, whose release must be the driver's; after a restart reset the GPUs"
+_LOOK_AT_SWITCHES = (
+    "Look at the fabric manager, whose release must be the driver's; after a restart reset the GPUs"
+)
 
 
 @rule("DD444", "nvlink-sharp-cannot-start", Severity.ERROR)

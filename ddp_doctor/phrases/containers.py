@@ -29,6 +29,7 @@ ALLOW_NUMA = Remedy(
     undo="start it without the option",
     proof=Proof(reason="the doctor starts no container"),
     references=(_GUIDE + "troubleshooting.html",),
+    container=("--cap-add=SYS_NICE",),
 )
 
 WITHOUT_CUMEM_HOST = Remedy(
