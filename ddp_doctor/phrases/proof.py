@@ -5,13 +5,30 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from ddp_doctor.model.experiment import Attempt
-from ddp_doctor.model.finding import Showing
+from ddp_doctor.model.finding import Setting, Showing
+from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, in_words
+from ddp_doctor.phrases.settings import shown
 
 NOTHING_DONE = "there was no time for a trial"
 NO_GAIN = "it makes no difference"
 UNCLEAR = "it was tried, and the trials lie too close together to tell"
 COMES_AND_GOES = "it was tried, and without it some trials passed as well"
 AS_FOUND = "as found"
+
+
+def in_force(settings: Iterable[Setting]) -> str:
+    """``A=1, B=2 on node1, without C``: how a trial is set up; the nodes of one value are counted where many."""
+    nodes: dict[str, list[str]] = {}
+    for one in settings:
+        what = f"without {one.name}" if one.action == "unset" else shown(one.name, one.value or "")
+        nodes.setdefault(what, []).extend([one.node] if one.node else [])
+    return ", ".join(f"{what}{_on(names)}" for what, names in nodes.items())
+
+
+def _on(names: list[str]) -> str:
+    if not names:
+        return ""
+    return f" on {in_words(names)}" if len(names) <= NAMES_IN_A_SENTENCE else f" on {len(names)} nodes"
 
 
 def rate(bytes_per_s: float) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Evidence, Finding, Remedy, Setting
+from ddp_doctor.phrases.proof import in_force
 from ddp_doctor.render.plain import one_line
 from ddp_doctor.render.quantity import in_words
 
@@ -84,19 +85,11 @@ def _proof(remedy: Remedy) -> str:
     said = f"; {proof.reason}" if proof.reason else ""
     if proof.after is not None:
         words = _TRIED[proof.status]
-        return one_line(f"{words}: {_what(remedy.settings)}: {proof.before} -> {proof.after}{said}")
+        return one_line(f"{words}: {in_force(remedy.settings)}: {proof.before} -> {proof.after}{said}")
     return one_line(f"Not tried{': ' + proof.reason if proof.reason else ''}")
 
 
 _TRIED = {"proved": "Proved", "disproved": "Tried, and of no use", "not_tried": "Tried, not proved"}
-
-
-def _what(settings: Sequence[Setting]) -> str:
-    """``A=1, without B``."""
-    return ", ".join(
-        f"without {one.name}" if one.action == "unset" else f"{one.name}={shlex.quote(one.value or '')}"
-        for one in dict.fromkeys(settings)
-    )
 
 
 def _to_paste(setting: Setting) -> str:

@@ -146,6 +146,16 @@ def test_one_more_trial_over_two_nodes_is_cheap(tmp_path):
     assert _tell("one more trial, 2 nodes (bar 0.3 s)", times[2:]) <= 0.3
 
 
+def test_proving_one_finding_of_two_ranks_costs_little(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
+    with_proof, without = _interleaved(
+        5, _doctor("--level", "quick"), _doctor("--level", "quick", "--no-prove")
+    )
+    added = [one - other for one, other in zip(with_proof, without, strict=True)]
+
+    assert _tell("time that proving one finding adds (bar 3 s)", added) <= 3.0
+
+
 @contextmanager
 def _session() -> Iterator[Session]:
     with Session(dict(os.environ), ("127.0.0.1", 0), lambda _text: None) as session:

@@ -53,7 +53,7 @@ def tried(
 ) -> tuple[Plays, list[Experiment]]:
     plays = Plays(scene)
     kept: list[Experiment] = []
-    trials = Trials(plays, time.monotonic() + budget_s, kept, "gloo")
+    trials = Trials(plays, time.monotonic() + budget_s, kept, "gloo", lambda _text: None)
     trials.compare([Candidate("DD521", tuple(settings), showing) for settings in remedies or (ETH1,)])
     return plays, kept
 

@@ -35,7 +35,9 @@ def prove(
         return attempt_of(arm, agent.attempt(showing, settings, limit_s))
 
     why_none = _OPTED_OUT if not recording.options.prove else _NO_RANKS if agent is None else None
-    trying = Trials(attempt, until, kept, recording.world.backend if recording.world else "")
+    backend = recording.world.backend if recording.world else ""
+    tell = agent.crew.progress if agent is not None else lambda _text: None
+    trying = Trials(attempt, until, kept, backend, tell)
     for alternatives in candidates(recording, findings, env):
         if agent is not None and not agent.helpers_live():
             why_none = _NO_RANKS

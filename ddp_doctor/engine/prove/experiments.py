@@ -8,6 +8,7 @@ from ddp_doctor.engine.prove.proofs import proof_of
 from ddp_doctor.knowledge import trials
 from ddp_doctor.model.experiment import Arm, Attempt, Experiment
 from ddp_doctor.model.finding import Setting, Showing
+from ddp_doctor.phrases.proof import in_force
 
 #: Runs one trial of what shows a fault, with these settings, for at most so many seconds.
 Try = Callable[[Arm, Showing, Sequence[Setting], float], Attempt]
@@ -19,7 +20,10 @@ _ANOTHER_DOES = "another remedy of this finding was proved first"
 class Trials:
     """Tries remedies until a moment (monotonic); ``kept`` is filled as they come."""
 
-    def __init__(self, attempt: Try, until: float, kept: list[Experiment], backend: str) -> None:
+    def __init__(
+        self, attempt: Try, until: float, kept: list[Experiment], backend: str, tell: Callable[[str], None]
+    ) -> None:
+        self._tell = tell
         self._attempt = attempt
         self._until = until
         self._kept = kept
@@ -38,6 +42,7 @@ class Trials:
             if reason is None and time.monotonic() >= self._until:
                 reason = _NO_TIME
             if reason is None:
+                self._tell(f"try {in_force(candidate.settings)}")
                 tried = _Turns(candidate, self._attempt, self._until, self._backend).run()
                 proved = proved or proof_of(tried).status == "proved"
             else:
