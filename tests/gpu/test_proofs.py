@@ -1,0 +1,44 @@
+"""Remedies tried over NCCL on a real GPU."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.gpu import runs
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+
+def test_a_socket_interface_that_is_not_there_is_proved_to_be_the_fault(tmp_path: Path, monkeypatch):
+    """One rank is enough: NCCL looks for its interface before it knows of any peer."""
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "nowhere0")
+    options = ("--backend", "nccl", "--nproc-per-node", "1", "--level", "quick")
+
+    outcome = runs.run(tmp_path, *runs.only("env_vars", "process_group"), *options)
+
+    assert outcome.code == 1
+    tried = [one for one in outcome.recording.experiments if one.attempts]
+    proved = [
+        one
+        for of in outcome.report["findings"]
+        for one in of["remedies"]
+        if one["proof"]["status"] == "proved"
+    ]
+    assert [one.arm for one in tried[0].attempts] == ["treatment", "control", "treatment"]
+    assert proved[0]["settings"][0] == {
+        **proved[0]["settings"][0],
+        "name": "NCCL_SOCKET_IFNAME",
+        "action": "unset",
+    }
+
+
+def test_a_setting_that_changes_nothing_is_tried_and_not_recommended(tmp_path: Path, monkeypatch):
+    """NCCL's own log says that it read the variable, and the rates are those without it."""
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    options = ("--backend", "nccl", "--nproc-per-node", "1", "--level", "thorough")
+
+    outcome = runs.run(tmp_path, *runs.only("env_vars", "process_group"), *options)
+
+    statuses = {one["proof"]["status"] for of in outcome.report["findings"] for one in of["remedies"]}
+    assert "proved" not in statuses
+    assert all(not attempt.unread for one in outcome.recording.experiments for attempt in one.attempts)
