@@ -1,0 +1,40 @@
+"""``ddp-doctor run`` that also makes trials of remedies over its nodes, and writes what they came to.
+
+Started in place of ``python -m ddp_doctor`` on the head; writes the attempts to $DDP_DOCTOR_ATTEMPTS.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from unittest.mock import patch
+
+from ddp_doctor.__main__ import main
+from ddp_doctor.engine.prove.attempts import attempt_of
+from ddp_doctor.launch.agent import Agent
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.finding import Setting, Showing
+
+NAME = "GLOO_SOCKET_IFNAME"
+TRIALS = (
+    (Showing(kind="exchange", ranks=(0, 2), size_bytes=1 << 20), (), 10.0),
+    (Showing(kind="all_reduce", size_bytes=1 << 20), (Setting(name=NAME, value="lo"),), 10.0),
+    (Showing(kind="meet"), (Setting(name=NAME, value="eth9", node_rank=1),), 10.0),
+    (Showing(kind="meet"), (), 0.001),
+    (Showing(kind="meet"), (), 10.0),
+)
+once = Agent.run
+
+
+def then_attempts(agent: Agent, checks: Sequence[Check]) -> None:
+    once(agent, checks)
+    made = [
+        attempt_of("treatment", agent.attempt(showing, settings, limit))
+        for showing, settings, limit in TRIALS
+    ]
+    Path(os.environ["DDP_DOCTOR_ATTEMPTS"]).write_text(json.dumps([one.model_dump() for one in made]))
+
+
+if __name__ == "__main__":
+    with patch.object(Agent, "run", then_attempts):
+        main()
