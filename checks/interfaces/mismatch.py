@@ -10,7 +10,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.interface_facts import InterfacesFact
 from ddp_doctor.phrases import interfaces as words
-from ddp_doctor.phrases.interface_faults import culprits, evidence
+from ddp_doctor.phrases.interface_faults import culprits, evidence, shown_by
 
 _WHY_ONE_FAMILY = {
     "gloo": "gloo refuses such a pair at once, on both nodes.",
@@ -81,12 +81,15 @@ def address_families_differ(recording: Recording) -> Iterator[Draft]:
     both = all(can_speak(one, ipv6=True) for one in old) and all(can_speak(one, ipv6=False) for one in new)
     fewer = min(old, new, key=len)
     sides = [words.names(recording, (offer.node for offer in side)) for side in (new, old)]
+    severity = Severity.WARNING if both and backend != "gloo" else Severity.ERROR
+    mended = (words.one_family(recording, [*old, *new]),)
     yield Draft(
         title=f"{backend} gives out IPv6 addresses on {sides[0]} and IPv4 addresses on {sides[1]}",
         detail=_WHY_ONE_FAMILY[backend],
         confidence=Confidence.PROVED if backend == "gloo" else Confidence.LIKELY,
         culprits=culprits(recording, [*old, *new] if len(old) == len(new) else fewer),
         evidence=evidence(recording, [new[0], old[0]]),
-        remedies=(words.one_family(recording, [*old, *new]),),
-        severity=Severity.WARNING if both and backend != "gloo" else None,
+        remedies=mended,
+        severity=severity,
+        shown_by=shown_by(severity, mended),
     )

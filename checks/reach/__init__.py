@@ -11,11 +11,12 @@ start and hangs its first gradient. A slow node slows all. One row shows a failu
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from ipaddress import ip_address
 
-from ddp_doctor.checks.reach import answers, blocked, misled, slow, swallowed
+from ddp_doctor.checks.reach import answers, blocked, misled, outrun, slow, swallowed
 from ddp_doctor.checks.reach.facts import PeerReach, ReachFact
+from ddp_doctor.checks.reach.glance import Glance
 from ddp_doctor.checks.reach.measure import Dialled
 from ddp_doctor.knowledge import network
 from ddp_doctor.model.check import Check
@@ -39,16 +40,29 @@ def probe(ctx: NodesContext) -> ReachFact:
     dialled = [Dialled(ctx, peer) for peer in ctx.peers]
     elsewhere = [one for one, peer in zip(dialled, ctx.peers, strict=True) if _came_from_elsewhere(peer)]
     _at_once([*(one.meet for one in dialled), *(one.try_met_at for one in elsewhere)])
+    glances = [[Glance(ctx, peer, way) for way in peer.others] for peer in ctx.peers]
+    _at_once([one.meet for row in glances for one in row])
     sample_s = min(network.SAMPLE_S, network.TRANSFERS_S / network.SAMPLES / len(dialled))
     for one in dialled:
         one.measure(network.SAMPLES, sample_s)
+    _sample(ctx, [one for row in glances for one in row])
     _at_once([one.again for one in dialled if one.lost_packets])
-    for one in _doubtful(dialled):
+    for one in _doubtful(dialled, glances):
         one.measure(network.SAMPLES, 2 * sample_s)
-    peers = tuple(one.result() for one in dialled)
+    peers = tuple(
+        one.result(tuple(glance.result() for glance in row))
+        for one, row in zip(dialled, glances, strict=True)
+    )
     if all(peer.outcome == "failed" for peer in peers):
         raise Failed(f"no other node could be dialled: {words.system_words(peers[0].error)}")
     return ReachFact(peers=peers, port_range=_port_range(ctx))
+
+
+def _sample(ctx: NodesContext, glances: Sequence[Glance]) -> None:
+    """Throughput in the other networks, within their common time."""
+    until = min(ctx.clock() + network.OTHER_SAMPLES_S, ctx.deadline - 1.0)
+    for one in glances:
+        one.sample(min(network.SAMPLE_S, network.OTHER_SAMPLES_S / len(glances)), until)
 
 
 def _came_from_elsewhere(peer: Peer) -> bool:
@@ -74,9 +88,10 @@ def _at_once(calls: Iterable[Callable[[], None]]) -> None:
         thread.join()
 
 
-def _doubtful(dialled: list[Dialled]) -> list[Dialled]:
-    """The peers that looked slow against the others of this row: by chance, perhaps."""
-    best = max((one.rate or 0.0 for one in dialled), default=0.0)
+def _doubtful(dialled: list[Dialled], glances: list[list[Glance]]) -> list[Dialled]:
+    """The peers that looked slow against the others of this row, or other networks: by chance, perhaps."""
+    elsewhere = [min(one.rate, network.JUDGED_BYTES_PER_S) for row in glances for one in row]
+    best = max([*(one.rate or 0.0 for one in dialled), *elsewhere], default=0.0)
     slow = [one for one in dialled if (one.rate or best) * network.DOUBTFUL_RATIO < best]
     return [one for one in slow if not one.lost_packets]  # that explains it
 
@@ -109,6 +124,7 @@ _RULES = (
     misled.advertised_address_leads_elsewhere,
     swallowed.swallows_large_packets,
     slow.slow_node,
+    outrun.slower_network_is_used,
 )
 
 CHECK = Check(

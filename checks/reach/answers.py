@@ -13,7 +13,8 @@ from ddp_doctor.checks.reach.impaired import (
     touching,
     unless_over_rdma,
 )
-from ddp_doctor.checks.reach.matrix import PATHS_SHOWN, Loss, Matrix, usual_answer
+from ddp_doctor.checks.reach.matrix import PATHS_SHOWN, Loss, Matrix, is_slow_answer, usual_answer
+from ddp_doctor.checks.reach.ways import ANSWER, MOVE, Way, detour, take, ways
 from ddp_doctor.knowledge import network
 from ddp_doctor.knowledge.blame import Blame, Path
 from ddp_doctor.model.choices import Confidence, Severity
@@ -58,9 +59,12 @@ def _slow_answers(
 ) -> Draft:
     slow = median(answers[pair] for pair in pairs)
     two = len(matrix.nodes) == 2
-    usual = None if two else usual_answer(answers)
+    quick = next((way for way in ways(recording) if _answers_quickly(way, pairs, slow)), None)
+    around = () if quick is None else (take(recording, quick),)
+    usual = usual_answer(answers) if not two else quick.answer_s(quick.seen) if quick else None
     severity = Severity.ERROR if slow >= network.VERY_SLOW_ANSWER_S else Severity.WARNING
-    against = "" if usual is None else f" against {usual * 1e3:.2f} ms between the others"
+    who = f"in {quick.network}" if two and quick else "between the others"
+    against = "" if usual is None else f" against {usual * 1e3:.2f} ms {who}"
     return Draft(
         title=f"{on_paths(recording, found)} a round trip takes {slow * 1e3:.1f} ms{against}",
         detail="Every collective waits for its slowest answer. Such times are those of another site, of a tunnel"
@@ -72,11 +76,12 @@ def _slow_answers(
                 f"shortest round trip {words.path_words(recording, [pair, pair[::-1]])}",
                 answers[pair],
                 "s",
-                usual,
+                None if two else usual,
             )
             for pair in pairs[:PATHS_SHOWN]
         ),
         remedies=(
+            *around,
             Remedy(
                 summary="Place the nodes of a job in one site and network; find what the path leads through",
                 commands=words.trace_path(recording, pairs, matrix.address_of).commands,
@@ -85,8 +90,14 @@ def _slow_answers(
                 proof=words.ADMIN,
             ),
         ),
-        severity=Severity.INFO if two else unless_over_rdma(recording, severity),
+        severity=Severity.INFO if usual is None else unless_over_rdma(recording, severity),
+        shown_by=ANSWER if around else None,
     )
+
+
+def _answers_quickly(way: Way, pairs: list[Path], slow_s: float) -> bool:
+    """Whether the same nodes answer each other as quickly in another network as they should."""
+    return is_slow_answer(slow_s, way.answer_s([path for path in way.seen if path in pairs]))
 
 
 @rule("DD536", "path-loses-packets", Severity.ERROR, ReachFact)
@@ -122,6 +133,7 @@ def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path
     lost, trips = (
         sum(getattr(one, name) for one in losses.values()) for name in ("retransmits", "round_trips")
     )
+    around = detour(recording, lambda way: not way.loses_packets)
     delay_s = lost / trips * network.RETRANSMIT_S
     heavy = delay_s >= (network.SLOW_NODE_RATIO - 1) * median(one.median_s for one in losses.values())
     return Draft(
@@ -142,8 +154,12 @@ def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path
             )
             for pair, one in list(losses.items())[:PATHS_SHOWN]
         ),
-        remedies=(look(recording, matrix, found.nodes or [node for pair in losses for node in pair]),),
+        remedies=(
+            *around,
+            look(recording, matrix, found.nodes or [node for pair in losses for node in pair]),
+        ),
         severity=Severity.ERROR if heavy and not goes_over_rdma(recording) else Severity.WARNING,
+        shown_by=MOVE if around else None,
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from ddp_doctor.checks.reach.dials import dials_seen
 from ddp_doctor.checks.reach.facts import ReachFact
 from ddp_doctor.checks.reach.matrix import Matrix
+from ddp_doctor.checks.reach.ways import MEET, detour
 from ddp_doctor.knowledge.blame import Path
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
@@ -80,7 +81,7 @@ def path_blocked(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
-    matrix = Matrix.of(recording)
+    matrix, around = Matrix.of(recording), detour(recording)
     for fate, paths in _paths_by_fate(matrix, matrix.blocked.paths).items():
         ends = sorted({node for path in paths for node in path})
         ports = _ports(matrix, ends)
@@ -97,12 +98,14 @@ def path_blocked(recording: Recording) -> Iterator[Draft]:
             culprits=words.path_culprits(recording, paths),
             evidence=dials_seen(recording, matrix, paths),
             remedies=(
+                *around,
                 words.let_in(
                     words.hosts(recording, targets), ports, matrix.addresses(source for source, _ in paths)
                 ),
                 words.trace_path(recording, paths, matrix.address_of),
                 words.narrow_ports(ports),
             ),
+            shown_by=MEET if around else None,
         )
 
 
@@ -129,7 +132,7 @@ def outbound_blocked(recording: Recording) -> Iterator[Draft]:
         return
     paths = [path for path in matrix.failed if path[0] in nodes]
     names = words.hosts(recording, nodes)
-    ports = _ports(matrix, [target for _, target in paths])
+    ports, around = _ports(matrix, [target for _, target in paths]), detour(recording)
     fates = " or ".join(dict.fromkeys(_FATE[matrix.seen[path].outcome] for path in paths))
     yield Draft(
         title=f"Outbound from {names} is blocked for {words.port_words(ports)}: {fates}",
@@ -137,10 +140,8 @@ def outbound_blocked(recording: Recording) -> Iterator[Draft]:
         confidence=Confidence.PROVED,
         culprits=tuple(node_culprit(recording, node) for node in nodes),
         evidence=dials_seen(recording, matrix, paths),
-        remedies=(
-            words.let_out(names, ports),
-            words.narrow_ports(ports),
-        ),
+        remedies=(*around, words.let_out(names, ports), words.narrow_ports(ports)),
+        shown_by=MEET if around else None,
     )
 
 
@@ -153,7 +154,7 @@ def _blocked(
     where: str,
     more: str = "",
 ) -> Draft:
-    ports = _ports(matrix, nodes)
+    ports, around = _ports(matrix, nodes), detour(recording)
     return Draft(
         title=title,
         detail=f"The nodes met at the roll call, so the network is there.{more} {words.NEEDED_BY}.",
@@ -161,9 +162,11 @@ def _blocked(
         culprits=tuple(node_culprit(recording, node) for node in nodes),
         evidence=dials_seen(recording, matrix, paths),
         remedies=(
+            *around,
             words.let_in(where, ports, matrix.addresses(source for source, _ in paths)),
             words.narrow_ports(ports),
         ),
+        shown_by=MEET if around else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from typing import ClassVar, Literal
 
+from ddp_doctor.knowledge.network import BURST_BYTES
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
 
@@ -20,6 +21,29 @@ Outcome = Literal[
     "burst_lost",
     "failed",
 ]
+
+
+class OtherReach(Frozen):
+    """The same peer in another network, in which all nodes have an address: looked at briefly."""
+
+    network: str  # "10.78.0.0/24"
+    interface: str  # this node's own there
+    peer_interface: str
+    address: str  # the peer's
+    outcome: Outcome
+    error: str | None = None
+    connect_s: float | None = None
+    round_trips: int = 0
+    round_trip_min_s: float | None = None
+    retransmits: int | None = None  # during the round trips
+    burst_s: float | None = None  # of as many bytes as on the main address
+    throughput_bytes_per_s: float | None = None  # one sample
+
+    @property
+    def rate(self) -> float:
+        """The sample, else what the burst tells, in bytes per second; 0 where there was none."""
+        burst = BURST_BYTES / self.burst_s if self.burst_s else 0.0
+        return self.throughput_bytes_per_s or burst
 
 
 class PeerReach(Frozen):
@@ -46,6 +70,7 @@ class PeerReach(Frozen):
     throughput_bytes_per_s: tuple[float, ...] = ()  # samples in the order they were taken
     met_at: str = ""  # the address from which it came to the roll call
     met_at_outcome: Outcome | None = None  # only where that is another one
+    others: tuple[OtherReach, ...] = ()
 
 
 class ReachFact(Fact):

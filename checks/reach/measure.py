@@ -5,7 +5,7 @@ import errno
 from statistics import median
 from typing import Any
 
-from ddp_doctor.checks.reach.facts import Outcome, PeerReach
+from ddp_doctor.checks.reach.facts import OtherReach, Outcome, PeerReach
 from ddp_doctor.knowledge import network
 from ddp_doctor.model.context import Line, NodesContext, Peer, TcpInfo
 
@@ -119,8 +119,8 @@ class Dialled:
         stall_s = max(self._times) - min(self._times) if self._times else 0.0
         return bool(self._found.get("retransmits")) or stall_s > network.RETRANSMIT_S
 
-    def result(self) -> PeerReach:
-        """All that was found; the line is closed."""
+    def result(self, others: tuple[OtherReach, ...] = ()) -> PeerReach:
+        """All that was found, there and in ``others``; the line is closed."""
         self._hang_up()
         times = self._times
         return PeerReach(
@@ -136,6 +136,7 @@ class Dialled:
             throughput_bytes_per_s=tuple(self._rates),
             met_at=self._peer.met_at,
             met_at_outcome=self._met_at,
+            others=others,
         )
 
     def _burst(self) -> None:

@@ -1,10 +1,12 @@
 """DD535: an advertised address that leads elsewhere."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from ddp_doctor.checks.reach.dials import dials_seen
 from ddp_doctor.checks.reach.facts import ReachFact
 from ddp_doctor.checks.reach.matrix import Matrix
+from ddp_doctor.checks.reach.ways import MEET, detour
+from ddp_doctor.knowledge.blame import Path
 from ddp_doctor.knowledge.interface_faults import faults
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
@@ -45,19 +47,33 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
         return
     wrong = paths or [path for path in matrix.misled_paths if set(path) & set(nodes)]
     told = sorted({target for _, target in wrong})
-    given_out = ", ".join(dict.fromkeys(matrix.seen[path].address for path in wrong))
+    who = nodes or told
+    given_out = ", ".join(_given_out(recording, matrix, wrong, who))
     met = {path[1]: matrix.seen[path].met_at for path in wrong}
-    who = words.hosts(recording, nodes or told)
+    rest = {path[1]: peer.address for path, peer in matrix.seen.items() if path[1] not in met}
+    mended = detour(recording) or (words.use_met_interface(recording, met, rest),)
     yield Draft(
-        title=f"The address that {who} {'gives' if len(nodes or told) == 1 else 'give'} out ({given_out})"
+        title=f"The address that {words.hosts(recording, who)} {'gives' if len(who) == 1 else 'give'} out"
+        f" ({given_out})"
         " does not lead there from the other nodes; the roll call's address does",
         detail="The network works, and the backend takes the wrong part of it.",
         confidence=Confidence.PROVED,
         culprits=tuple(node_culprit(recording, node) for node in nodes)
         or words.path_culprits(recording, paths),
         evidence=dials_seen(recording, matrix, wrong),
-        remedies=(words.use_met_interface(recording, met),),
+        remedies=mended,
+        shown_by=MEET if mended[0].settings else None,
     )
+
+
+def _given_out(
+    recording: Recording, matrix: Matrix, paths: Iterable[Path], nodes: Collection[int]
+) -> Iterator[str]:
+    """ "10.77.0.2 on eth0": the addresses of these nodes."""
+    for node, address in dict.fromkeys((path[1], matrix.seen[path].address) for path in paths):
+        if node in nodes:
+            interface = words.interface_name(recording, node, address)
+            yield f"{address} on {interface}" if interface else address
 
 
 def _told_by_interfaces(recording: Recording) -> set[int]:

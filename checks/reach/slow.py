@@ -6,6 +6,8 @@ from statistics import median
 from ddp_doctor.checks.reach.facts import ReachFact
 from ddp_doctor.checks.reach.impaired import look, measured, on_paths, unless_over_rdma
 from ddp_doctor.checks.reach.matrix import PATHS_SHOWN, Matrix
+from ddp_doctor.checks.reach.outrun import faster_way
+from ddp_doctor.checks.reach.ways import MOVE, Way, detour
 from ddp_doctor.knowledge import network
 from ddp_doctor.knowledge.blame import Blame, Path
 from ddp_doctor.model.choices import Confidence, Severity
@@ -42,13 +44,17 @@ def slow_node(recording: Recording) -> Iterator[Draft]:
         yield _slow_nodes(recording, matrix, nodes, found)
     paths = [path for path in found.paths if matrix.is_slow(path, network.SLOW_PATH_RATIO)]
     paths = [path for path in paths if not _is_told(path, explained)]
-    if paths:
+    if paths and not (len(matrix.nodes) == 2 and faster_way(recording)):  # DD538 has somebody to compare with
         yield _slow_paths(recording, matrix, paths)
 
 
 def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: Blame) -> Draft:
     rates, usual = matrix.best_rates, matrix.usual_rate
-    mine = {node: median(rates[path] for path in _slow_side(found, node, rates)) for node in nodes}
+    sides = {node: _slow_side(found, node, rates) for node in nodes}
+    mine = {node: median(rates[path] for path in side) for node, side in sides.items()}
+    around = detour(
+        recording, lambda way: all(_is_faster(way, side, mine[node]) for node, side in sides.items())
+    )
     rate, names = median(mine.values()), words.hosts(recording, nodes)
     ratio, verb, its = usual / rate, *(("is", "its") if len(nodes) == 1 else ("are", "their"))
     of_three = len(matrix.nodes) == 3 and ratio < network.SLOW_OF_THREE_RATIO
@@ -57,7 +63,8 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
         outbound=tuple(node for node in found.outbound if node in nodes),
     )
     return Draft(
-        title=f"{names} {verb} {ratio:.0f} times slower than {its} peers: {_rate(rate)} against {_rate(usual)}",
+        title=f"{names} {verb} {ratio:.0f} times slower than {its} peers: {words.rate(rate)} against"
+        f" {words.rate(usual)}",
         detail=f"{on_paths(recording, part)} little gets through, between the others much more: a thin or"
         f" faulty link, traffic shaping, or a host without a free CPU. Collectives with {names} run at that speed.",
         confidence=Confidence.LIKELY,
@@ -71,8 +78,9 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
             )
             for node, one in list(mine.items())[:PATHS_SHOWN]
         ),
-        remedies=(look(recording, matrix, nodes),),
+        remedies=(*around, look(recording, matrix, nodes)),
         severity=unless_over_rdma(recording, Severity.WARNING if of_three else Severity.ERROR),
+        shown_by=MOVE if around else None,
     )
 
 
@@ -81,10 +89,11 @@ def _slow_paths(recording: Recording, matrix: Matrix, paths: list[Path]) -> Draf
     rate = median(rates[path] for path in paths)
     few = len(paths) <= max(2, len(rates) * network.FEW_PATHS_SHARE)
     known = few and len(matrix.nodes) > 2
+    around = detour(recording, lambda way: known and _is_faster(way, paths, rate))
     detail = "The other paths of these nodes are faster." if known else "Perhaps the network is built so."
     return Draft(
         title=f"Throughput {words.path_words(recording, paths)} is {usual / rate:.0f} times lower than on the"
-        f" fastest paths: {_rate(rate)} against {_rate(usual)}",
+        f" fastest paths: {words.rate(rate)} against {words.rate(usual)}",
         detail=detail,
         confidence=Confidence.LIKELY if known else Confidence.POSSIBLE,
         culprits=words.path_culprits(recording, paths),
@@ -92,13 +101,15 @@ def _slow_paths(recording: Recording, matrix: Matrix, paths: list[Path]) -> Draf
             measured(f"throughput {words.path_words(recording, [path])}", rates[path], "B/s", usual)
             for path in paths[:PATHS_SHOWN]
         ),
-        remedies=(words.trace_path(recording, paths, matrix.address_of),),
+        remedies=(*around, words.trace_path(recording, paths, matrix.address_of)),
         severity=unless_over_rdma(recording, Severity.WARNING if known else Severity.INFO),
+        shown_by=MOVE if around else None,
     )
 
 
-def _rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e6:.0f} MB/s" if bytes_per_s >= 10e6 else f"{bytes_per_s / 1e6:.2f} MB/s"
+def _is_faster(way: Way, paths: list[Path], rate: float) -> bool:
+    """Whether much more gets through on the same paths in another network."""
+    return way.rate(paths) >= network.FASTER_ELSEWHERE_RATIO * rate
 
 
 def _slow_side(found: Blame, node: int, rates: dict[Path, float]) -> list[Path]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from ddp_doctor.checks.reach.facts import ReachFact
 from ddp_doctor.checks.reach.impaired import blamed, goes_over_rdma, on_paths, touching
 from ddp_doctor.checks.reach.matrix import PATHS_SHOWN, Matrix
+from ddp_doctor.checks.reach.ways import MOVE, detour
 from ddp_doctor.knowledge.blame import Blame, Path
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.context import Interface
@@ -43,6 +44,7 @@ def swallows_large_packets(recording: Recording) -> Iterator[Draft]:
     about = touching(bad, found.nodes) if found.nodes else bad
     passed = min(matrix.seen[path].passed_bytes or 0 for path in about)
     lost = min(matrix.seen[path].lost_bytes or 0 for path in about)
+    around = detour(recording)
     yield Draft(
         title=f"{on_paths(recording, found)} large packets are swallowed: messages of {passed} bytes arrive,"
         f" of {lost} bytes never",
@@ -51,8 +53,9 @@ def swallows_large_packets(recording: Recording) -> Iterator[Draft]:
         confidence=Confidence.PROVED,
         culprits=blamed(recording, found, matrix.nodes),
         evidence=tuple(_swallowed(recording, matrix, path) for path in sorted(about)[:PATHS_SHOWN]),
-        remedies=tuple(_mend_mtu(recording, matrix, min(about), passed, found)),
+        remedies=(*around, *_mend_mtu(recording, matrix, min(about), passed, found)),
         severity=Severity.WARNING if goes_over_rdma(recording) else None,
+        shown_by=MOVE if around else None,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from ddp_doctor.checks.interfaces import InterfacesFact, advertised
+from ddp_doctor.engine import other_ways
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.knowledge.neighbours import neighbours
 from ddp_doctor.launch import roll_call
@@ -20,7 +21,7 @@ from ddp_doctor.model.finding import Finding
 from ddp_doctor.sources.nodes import LiveNodesContext
 
 #: Findings between nodes that slow the ranks down and stop none of them.
-_MEASURED_SLOWNESS = frozenset({"DD533", "DD534", "DD536"})
+_MEASURED_SLOWNESS = frozenset({"DD533", "DD534", "DD536", "DD538"})
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,14 @@ class Surroundings:
         """Run the checks, each under its own deadline."""
         contacts = [self.contacts[rank] for rank in neighbours(self.node, len(self.contacts))]
         peers = tuple(
-            Peer(one.node, one.hostname, one.port, one.advertised or one.met_at, one.met_at)
+            Peer(
+                one.node,
+                one.hostname,
+                one.port,
+                one.advertised or one.met_at,
+                one.met_at,
+                other_ways.between(self.contacts[self.node], one),
+            )
             for one in contacts
         )
 

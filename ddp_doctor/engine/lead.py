@@ -4,12 +4,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ddp_doctor.engine import other_ways
 from ddp_doctor.engine.between_nodes import slows_ranks, stops_ranks
 from ddp_doctor.engine.node_part import ROLL_CALL, NodePart
 from ddp_doctor.engine.prove import prove
 from ddp_doctor.knowledge.deadlines import HAND_IN_S
 from ddp_doctor.launch import border, roll_call
-from ddp_doctor.launch.cards import Begin, Card, Contact, at_node, world_of
+from ddp_doctor.launch.cards import Begin, Card, at_node, world_of
 from ddp_doctor.launch.company import Company
 from ddp_doctor.launch.parcels import JUNK
 from ddp_doctor.model.check import Check
@@ -60,16 +61,7 @@ class Lead:
             secret=roll_call.secret(),
             world=world,
             ids=company.ids,
-            contacts=tuple(
-                Contact(
-                    node=rank,
-                    hostname=one.hostname,
-                    port=one.port,
-                    advertised=one.advertised,
-                    met_at=one.met_at,
-                )
-                for rank, one in cards.items()
-            ),
+            contacts=other_ways.contacts(cards),
             options=part.recording.options,
             checks=tuple(check.id for check in part.plan.checks),
             not_run=part.plan.not_run,

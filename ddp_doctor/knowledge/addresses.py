@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from typing import NamedTuple
 
 from ddp_doctor.model.context import Interface
 
@@ -20,6 +21,13 @@ _OWN_BRIDGES = re.compile(
 )
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class Held(NamedTuple):
+    """An address without its prefix length, and the interface that has it."""
+
+    address: str
+    interface: Interface
 
 
 def address_of(with_prefix: str) -> str:
@@ -74,37 +82,48 @@ def shared_interface(
     address (every docker0). Of several that one is taken in which most addresses ``in_use`` are, then the
     fastest, then the first.
     """
+    shared = shared_networks(hosts, ipv6=ipv6)
+    if not shared:
+        return {}
+
+    def worth(network: Network) -> tuple[int, int]:
+        held = shared[network].values()
+        used = sum(one.address in in_use for one in held)
+        return used, min(one.interface.speed_mbps or 0 for one in held)
+
+    return {host: one.interface.name for host, one in shared[max(shared, key=worth)].items()}
+
+
+def shared_networks(
+    hosts: Mapping[int, Sequence[Interface]], *, ipv6: bool | None = None
+) -> dict[Network, dict[int, Held]]:
+    """All networks (of the family) in which each host has an address of its own, in the first host's order."""
     offers = [_networks(interfaces, ipv6) for interfaces in hosts.values()]
     if not offers:
         return {}
     shared = reduce(lambda left, right: left & right, (set(one) for one in offers))
     usable = [network for network in offers[0] if network in shared and _is_network(network, offers)]
-    if not usable:
-        return {}
-
-    def worth(network: Network) -> tuple[int, int]:
-        used = sum(one[network][0] in in_use for one in offers)
-        return used, min(one[network][1].speed_mbps or 0 for one in offers)
-
-    best = max(usable, key=worth)
-    return {host: offer[best][1].name for host, offer in zip(hosts, offers, strict=True)}
+    return {
+        network: {host: offer[network] for host, offer in zip(hosts, offers, strict=True)}
+        for network in usable
+    }
 
 
-def _networks(interfaces: Sequence[Interface], ipv6: bool | None) -> dict[Network, tuple[str, Interface]]:
+def _networks(interfaces: Sequence[Interface], ipv6: bool | None) -> dict[Network, Held]:
     """The first address and interface in each network (of the family) that may lead to other hosts."""
-    found: dict[Network, tuple[str, Interface]] = {}
+    found: dict[Network, Held] = {}
     for one in interfaces:
         for held in one.addresses if one.running and not is_own_bridge(one.name) else ():
             own = ipaddress.ip_interface(held)
             wanted = ipv6 is None or ipv6 == (own.version == 6)
             if wanted and not own.is_loopback and not own.is_link_local:
-                found.setdefault(own.network, (address_of(held), one))
+                found.setdefault(own.network, Held(address_of(held), one))
     return found
 
 
-def _is_network(network: Network, offers: Sequence[Mapping[Network, tuple[str, Interface]]]) -> bool:
+def _is_network(network: Network, offers: Sequence[Mapping[Network, Held]]) -> bool:
     """Whether there is room for several hosts, and each of these has an address of its own."""
-    distinct = max(Counter(one[network][0] for one in offers).values()) == 1
+    distinct = max(Counter(one[network].address for one in offers).values()) == 1
     return network.num_addresses > 1 and distinct
 
 

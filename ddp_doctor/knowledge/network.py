@@ -33,6 +33,15 @@ TRANSFER_S = 2.5
 DOUBTFUL_RATIO = 2.0
 AGAIN_ROUND_TRIPS, AGAIN_S = 200, 1.0
 
+#: The same peer in other networks that all nodes share: so many of them, and no more than a glance at each, all at
+#: once. A dead one costs two short dials; the samples, one after the other, end with their common time.
+OTHER_NETWORKS = 3
+OTHER_DIAL_S, OTHER_DIALS = 0.5, 2
+OTHER_ROUND_TRIPS, OTHER_ROUND_TRIPS_S = 20, 0.1
+OTHER_BURST_S, OTHER_SAMPLES_S = 0.5, 1.0
+#: Little enough for a glance, and 30 ms of 1 Gbit/s.
+LARGEST_OTHER_SAMPLE_BYTES = 4 * 1024 * 1024
+
 # --- Judging --------------------------------------------------------------------------------------------
 
 #: A node is to blame when this share of its tested paths is bad, and at least two: one of 63 may be lucky.
@@ -62,3 +71,7 @@ FEW_PATHS_SHARE = 0.25
 #: Above 5 Gbit/s one stream measures the hosts and not the network: healthy paths between busy hosts were
 #: measured with 195 to 3700 MB/s in the same minute. Expectations are not higher than this.
 JUDGED_BYTES_PER_S = 625e6
+#: A job could be so many times faster over another network of its nodes. The median of the best samples here
+#: against the median of single ones there: chance speaks for the network in use. An error is the "at least
+#: three times" of all others; 1 against 2.5 Gbit/s is worth a warning.
+FASTER_ELSEWHERE_RATIO = 2.0

@@ -77,6 +77,14 @@ class Card(Frozen):
         return self
 
 
+class Elsewhere(Frozen):
+    """An address of a node in another network than the one its backend takes."""
+
+    network: Annotated[str, Field(max_length=64, pattern=r"^[0-9A-Fa-f.:]+/[0-9]{1,3}$")]
+    interface: Name
+    address: Address
+
+
 class Contact(Frozen):
     """Where the listener of a node can be dialled."""
 
@@ -85,6 +93,7 @@ class Contact(Frozen):
     port: Port
     advertised: Address
     met_at: Address
+    elsewhere: Annotated[tuple[Elsewhere, ...], Field(max_length=16)] = ()
 
 
 class Begin(Frozen):

@@ -120,6 +120,15 @@ class Context(Protocol):
         ...
 
 
+class OtherWay(Frozen):
+    """A peer in a network that is not the one its backend takes, and in which all nodes have an address."""
+
+    network: str  # "10.78.0.0/24"
+    interface: str  # this node's own there
+    peer_interface: str
+    address: str  # the peer's
+
+
 @dataclass(frozen=True)
 class Peer:
     """Another node of the run, as it can be dialled: its listener stands on an ephemeral port.
@@ -133,6 +142,7 @@ class Peer:
     port: int
     address: str
     met_at: str
+    others: tuple[OtherWay, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ddp_doctor.knowledge import interface_faults
 from ddp_doctor.knowledge.interface_faults import Fault, Kind, Offer
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Showing
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.phrases import interfaces as words
 
@@ -57,15 +57,23 @@ def groups(offers: Sequence[Offer], kind: Kind, alike: Callable[[Offer], object]
 
 def draft(recording: Recording, group: Group, title: str, severity: Severity | None = None) -> Draft:
     """A finding about the nodes of a group; ``severity`` where it is not the group's own."""
+    severity, mended = severity or group.severity(), remedies(recording, group)
     return Draft(
         title=title,
         detail=_what_happens(recording, group),
         confidence=Confidence.PROVED if group.fault.sure else Confidence.POSSIBLE,
         culprits=culprits(recording, group.sick),
         evidence=evidence(recording, group.sick),
-        remedies=remedies(recording, group),
-        severity=severity or group.severity(),
+        remedies=mended,
+        severity=severity,
+        shown_by=shown_by(severity, mended),
     )
+
+
+def shown_by(severity: Severity, mended: Sequence[Remedy]) -> Showing | None:
+    """Ranks that do not meet show the fault, where it stops them and a setting may mend it."""
+    stops = severity is Severity.ERROR
+    return Showing(kind="meet") if stops and any(one.settings for one in mended) else None
 
 
 def culprits(recording: Recording, offers: Sequence[Offer]) -> tuple[Culprit, ...]:
@@ -135,12 +143,10 @@ def _who_dials_whom(recording: Recording, group: Group) -> str:
 def remedies(recording: Recording, group: Group) -> tuple[Remedy, ...]:
     """Another interface; then what led to this one: no setting where the default does, or the host's name."""
     better, first = interface_faults.better_interfaces(group.offers), group.sick[0]
-    made = []
     stranded = [offer for offer in group.sick if offer.node not in better.interfaces]
-    if len(stranded) < len(group.sick):
-        made.append(words.use_interface(recording, group.offers, better, group.sick))
-    if stranded:
-        made.append(words.connect(recording, stranded))
+    if stranded:  # no setting helps before they are connected
+        return (words.connect(recording, stranded),)
+    made = [words.use_interface(recording, group.offers, better, group.sick)]
     if all(offer.choice.setting and offer.default_does for offer in group.sick):
         made.append(words.unset_interface(group.sick))
     if first.backend == "gloo" and first.choice.setting is None:

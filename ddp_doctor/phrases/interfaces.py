@@ -4,10 +4,10 @@ Sources: PyTorch documentation, "Common environment variables: choosing the netw
 guide, NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY; hosts(5).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ddp_doctor.knowledge.addresses import address_of, is_ipv6
-from ddp_doctor.knowledge.interface_choice import GLOO_IFNAME, NCCL_FAMILY, NCCL_IFNAME
+from ddp_doctor.knowledge.interface_choice import GLOO_IFNAME, NCCL_COMM_ID, NCCL_FAMILY, NCCL_IFNAME
 from ddp_doctor.knowledge.interface_faults import Better, Offer, better_interfaces, can_speak
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording
@@ -55,48 +55,72 @@ def given_out(offers: Sequence[Offer]) -> str:
 def use_interface(
     recording: Recording, offers: Sequence[Offer], better: Better, told: Sequence[Offer] = ()
 ) -> Remedy:
-    """Name the interfaces: by one setting where one does on all nodes, else by a line for each name.
-
-    ``told`` are the nodes on which the variable has another value now.
-    """
-    backend = offers[0].backend
-    name, value = variable(backend), _one_value(offers, better.interfaces)
+    """Name the interfaces of all these nodes. ``told`` are those on which the variable has another value now."""
     why = "it is in the network that all nodes share" if better.shared else "it may lead to the other nodes"
-    old = sorted({offer.setting for offer in told if offer.setting})
+    known = {offer.node: {one.name for one in offer.interfaces} for offer in offers}
+    old = [offer.setting for offer in told if offer.setting]
+    return name_interfaces(recording, offers[0].backend, known, better.interfaces, why, old)
+
+
+def name_interfaces(
+    recording: Recording,
+    backend: str,
+    known: Mapping[int, Collection[str]],
+    interfaces: Mapping[int, str],
+    why: str,
+    old: Iterable[str] = (),
+) -> Remedy:
+    """Tell the backend its interface: by one setting where one does on all nodes, else each node its own.
+
+    ``known`` are the names of all interfaces of each node of the run, ``old`` the variable's values until now.
+    """
+    name, value = variable(backend), _one_value(backend, known, interfaces)
+    settings = (
+        (Setting(name=name, value=value, why=why),)
+        if value
+        else tuple(_each_its_own(recording, backend, interfaces, why))
+    )
     return Remedy(
         summary=f"Set {name}{f'={value}' if value else ' on each node to its own interface'}: {why}",
-        settings=(Setting(name=name, value=value, why=why),) if value else (),
-        commands=() if value else tuple(_lines(recording, name, better.interfaces)),
+        settings=settings,
         cost="the job then depends on these names; another cluster has others",
-        undo="; ".join(f"export {shown(name, one)}" for one in old) or f"unset {name}",
+        undo="; ".join(f"export {shown(name, one)}" for one in sorted(set(old))) or f"unset {name}",
         proof=_NOT_TRIED,
         references=(_GLOO_GUIDE if backend == "gloo" else _NCCL_GUIDE,),
+        conflicts=() if backend == "gloo" else (NCCL_COMM_ID,),
     )
 
 
-def _one_value(offers: Sequence[Offer], interfaces: Mapping[int, str]) -> str | None:
+def _one_value(
+    backend: str, known: Mapping[int, Collection[str]], interfaces: Mapping[int, str]
+) -> str | None:
     """A value for all nodes. gloo opens every name of a list, so there it must be one name.
 
-    NCCL takes what it finds of a list, so there a node must not have two of the names; they are prefixes,
-    unless = stands before them.
+    NCCL takes what it finds of a list, so there a node must not have two of the names; without the = they
+    would be prefixes. None, too, where not every node is to have one.
     """
     wanted = list(dict.fromkeys(interfaces.values()))
-    if offers[0].backend == "gloo":
-        return wanted[0] if len(wanted) == 1 else None
-    known = [{one.name for one in offer.interfaces} for offer in offers]
-    if any(len(there & set(wanted)) > 1 for there in known):
+    if not wanted or not known.keys() <= interfaces.keys():
         return None
-    others = set().union(*known) - set(wanted)
-    exactly = any(other.startswith(name) for name in wanted for other in others)
-    return ("=" if exactly else "") + ",".join(wanted)
+    if backend == "gloo":
+        return wanted[0] if len(wanted) == 1 else None
+    if any(len(set(there) & set(wanted)) > 1 for there in known.values()):
+        return None
+    return "=" + ",".join(wanted)
 
 
-def _lines(recording: Recording, name: str, interfaces: Mapping[int, str]) -> Iterator[str]:
-    nodes: dict[str, list[int]] = {}
+def _each_its_own(
+    recording: Recording, backend: str, interfaces: Mapping[int, str], why: str
+) -> Iterator[Setting]:
+    exactly = "" if backend == "gloo" else "="
     for node, interface in interfaces.items():
-        nodes.setdefault(interface, []).append(node)
-    for interface, those in nodes.items():
-        yield f"export {name}={interface}   # on {names(recording, those)}"
+        yield Setting(
+            name=variable(backend),
+            value=f"{exactly}{interface}",
+            why=why,
+            node=hostname(recording, node),
+            node_rank=node,
+        )
 
 
 def unset_interface(offers: Sequence[Offer]) -> Remedy:

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ddp_doctor.knowledge.addresses import address_of, is_ipv6
 from ddp_doctor.knowledge.blame import Path
-from ddp_doctor.knowledge.interface_choice import GLOO_IFNAME, NCCL_IFNAME
 from ddp_doctor.model.context import Interface
-from ddp_doctor.model.finding import Culprit, Proof, Remedy, Setting
+from ddp_doctor.model.finding import Culprit, Proof, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.interface_facts import InterfacesFact
+from ddp_doctor.phrases.interfaces import name_interfaces, variable
 from ddp_doctor.phrases.nodes import host, in_words, node_pair
 
 PortRange = tuple[int, int]
@@ -44,6 +44,11 @@ def port_words(ports: PortRange | None) -> str:
 def system_words(error: str | None) -> str:
     """``[Errno 110] Connection timed out`` without the number."""
     return _NUMBER.sub("", error or "no reason is known")
+
+
+def rate(bytes_per_s: float) -> str:
+    """Throughput for a sentence."""
+    return f"{bytes_per_s / 1e6:.0f} MB/s" if bytes_per_s >= 10e6 else f"{bytes_per_s / 1e6:.2f} MB/s"
 
 
 def hosts(recording: Recording, nodes: Iterable[int]) -> str:
@@ -222,25 +227,22 @@ def look_at_link(places: Sequence[tuple[str, str]]) -> Remedy:
     )
 
 
-def use_met_interface(recording: Recording, met: Mapping[int, str]) -> Remedy:
-    """Give out the address that works: ``met`` holds each node's address at the roll call."""
-    gloo = recording.world is None or recording.world.backend == "gloo"
-    name = GLOO_IFNAME if gloo else NCCL_IFNAME
-    found = {node: interface_name(recording, node, address) for node, address in met.items()}
+def use_interfaces(recording: Recording, interfaces: Mapping[int, str], why: str) -> Remedy:
+    """Tell the backend of the run to take these interfaces, whatever it was told before."""
+    backend = recording.world.backend if recording.world else "gloo"
+    facts = {seen.node: seen.fact for seen in recording.facts(InterfacesFact)}
+    held = {one.node_rank: set(one.addresses) for one in recording.world.nodes} if recording.world else {}
+    known = {node: {one.name for one in fact.interfaces} for node, fact in facts.items()}
+    settings = (fact.settings.get(variable(backend)) for fact in facts.values())
+    old = [one for one in settings if one]
+    return name_interfaces(recording, backend, {**held, **known}, interfaces, why, old)
+
+
+def use_met_interface(recording: Recording, met: Mapping[int, str], others: Mapping[int, str]) -> Remedy:
+    """Give out the address that works: ``met`` holds a node's at the roll call, ``others`` what the rest take."""
+    addresses = {**others, **met}
+    found = {node: interface_name(recording, node, address) for node, address in sorted(addresses.items())}
     names = {node: one for node, one in found.items() if one is not None}
-    values = set(names.values())
-    one_value = values.pop() if len(values) == 1 and len(names) == len(met) else None
-    why = "it holds the address with which the nodes met"
-    return Remedy(
-        summary=f"Set {name} on each node to the interface that holds the roll call's address",
-        settings=(Setting(name=name, value=one_value if gloo else f"={one_value}", why=why),)
-        if one_value
-        else (),
-        commands=()
-        if one_value
-        else tuple(f"export {name}={value}   # on {host(recording, node)}" for node, value in names.items()),
-        cost="the job then depends on these names; another cluster has others",
-        undo=f"unset {name}",
-        proof=Proof(reason="computed from the addresses that answered; no trial with it was recorded"),
-        references=("https://docs.pytorch.org/docs/stable/distributed.html",),
-    )
+    if len(set(names.values())) > 1:
+        names = {node: one for node, one in names.items() if node in met}
+    return use_interfaces(recording, names, "it holds the address with which the nodes met")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Evidence, Finding, Remedy, Setting
+from ddp_doctor.phrases.nodes import in_words as names
 from ddp_doctor.phrases.proof import in_force
 from ddp_doctor.render.plain import one_line
 from ddp_doctor.render.quantity import in_words
@@ -67,8 +68,8 @@ def _remedy(remedy: Remedy) -> Iterator[Line]:
         yield Line(_proof(remedy), indent=4, hang=2)
         return
     yield Line(f"Remedy: {one_line(remedy.summary)}", hang=2)
-    for setting in remedy.settings:
-        yield Line(_to_paste(setting), indent=6, to_paste=True)
+    for line, alike in _grouped(remedy.settings).items():
+        yield Line(f"{line}{_where(alike)}", indent=6, to_paste=True)
     for command in remedy.commands:
         yield Line(command, indent=6, to_paste=True)
     if remedy.cost:
@@ -90,6 +91,20 @@ def _proof(remedy: Remedy) -> str:
 
 
 _TRIED = {"proved": "Proved", "disproved": "Tried, and of no use", "not_tried": "Tried, not proved"}
+
+
+def _grouped(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
+    """The settings by their line, in the order in which they come."""
+    groups: dict[str, list[Setting]] = {}
+    for setting in settings:
+        groups.setdefault(_to_paste(setting), []).append(setting)
+    return groups
+
+
+def _where(settings: Sequence[Setting]) -> str:
+    """A comment with the nodes that alone need it; empty where all do."""
+    nodes = [one.node for one in settings if one.node is not None]
+    return f"   # on {one_line(names(nodes))}" if nodes else ""
 
 
 def _to_paste(setting: Setting) -> str:

@@ -286,7 +286,7 @@ def test_a_list_that_leaves_only_loopback_is_named_with_what_is_left():
     finding = only(*nodes, backend="nccl")
     assert finding.code == "DD521"
     assert finding.title.endswith("NCCL_SOCKET_IFNAME='^eth0': only lo is left")
-    assert settings(finding)[0] == ("NCCL_SOCKET_IFNAME", "eth0")
+    assert settings(finding)[0] == ("NCCL_SOCKET_IFNAME", "=eth0")
 
 
 def test_a_link_that_is_down_is_an_error_where_the_nodes_talk_over_it_and_a_warning_where_not():
@@ -415,18 +415,18 @@ def test_two_agents_on_one_host_reach_each_other_over_loopback():
     assert findings(told, told) == []
 
 
-def test_names_that_differ_get_a_line_for_each_with_gloo_and_a_list_with_nccl():
+def test_names_that_differ_are_a_setting_for_each_node_with_gloo_and_a_list_with_nccl():
     nodes = [fact(nic(name, f"10.0.0.{r}/24")) for r, name in enumerate(("eth0", "enp1s0", "eth0"), 1)]
     remedy = findings(*nodes)[0].remedies[0]
-    assert remedy.settings == ()
-    assert remedy.commands == (
-        "export GLOO_SOCKET_IFNAME=eth0   # on node0 and node2",
-        "export GLOO_SOCKET_IFNAME=enp1s0   # on node1",
-    )
+    assert [(one.name, one.value, one.node, one.node_rank) for one in remedy.settings] == [
+        ("GLOO_SOCKET_IFNAME", "eth0", "node0", 0),
+        ("GLOO_SOCKET_IFNAME", "enp1s0", "node1", 1),
+        ("GLOO_SOCKET_IFNAME", "eth0", "node2", 2),
+    ]
     lost = [one.model_copy(update={"nccl": fact(env={"NCCL_SOCKET_IFNAME": "ib0"}).nccl}) for one in nodes]
     assert settings(only_of(findings(*lost, backend="nccl"), "DD521"))[0] == (
         "NCCL_SOCKET_IFNAME",
-        "eth0,enp1s0",
+        "=eth0,enp1s0",
     )
 
 
@@ -435,7 +435,7 @@ def only_of(found: list[Finding], code: str) -> Finding:
     return finding
 
 
-def test_a_name_that_is_a_prefix_of_another_is_told_exactly():
+def test_nccl_is_told_the_name_exactly_for_it_may_be_a_prefix_of_another():
     env = {"NCCL_SOCKET_IFNAME": "lo"}
     nodes = [fact(nic("eth1", f"10.0.0.{r}/24"), nic("eth10", f"10.9.{r}.1/24"), env=env) for r in (1, 2)]
     assert settings(only_of(findings(*nodes, backend="nccl"), "DD522"))[0] == ("NCCL_SOCKET_IFNAME", "=eth1")

@@ -119,6 +119,16 @@ def uncabled_interface(host: Host, name: str = "ib0", address: str = "10.99.0.1/
     return Planted(lambda: host.ip(f"link delete {name}"))
 
 
+def renamed_interface(host: Host, nic: str = "eth1", name: str = "ens5") -> Planted:
+    """An interface has another name there than on the other hosts."""
+
+    def rename(old: str, new: str) -> None:
+        host.ip(f"link set {old} down", f"link set {old} name {new}", f"link set {new} up")
+
+    rename(nic, name)
+    return Planted(lambda: rename(name, nic))
+
+
 # What differs between hosts
 
 

@@ -120,13 +120,26 @@ def delay(lab: Lab, host: Host, one_way_ms: float = 25.0) -> Planted:
     return Planted(undo)
 
 
-def rate(lab: Lab, host: Host, mbit_per_s: int = 100) -> Planted:
+def foreign_switch(lab: Lab, host: Host, nic: str = "eth0") -> Planted:
+    """The cable leads to a switch on which no other host is."""
+    port, bridge, alone = lab.port(host, nic), f"br{nic.removeprefix('eth')}", f"alone{next(_numbers)}"
+    lab.switch.ip(f"link add {alone} type bridge", f"link set {alone} up", f"link set {port} master {alone}")
+    return Planted(lambda: lab.switch.ip(f"link set {port} master {bridge}", f"link delete {alone}"))
+
+
+def rate(lab: Lab, host: Host, mbit_per_s: int = 100, nic: str = "eth0") -> Planted:
     """The host's link is as slow as this, in both directions."""
     shape = ("root", "tbf", "rate", f"{mbit_per_s}mbit", "burst", "64kb", "latency", "50ms")
-    ends = ((host, "eth0"), (lab.switch, lab.port(host)))
+    ends = ((host, nic), (lab.switch, lab.port(host, nic)))
     for place, device in ends:
         place.net("tc", "qdisc", "add", "dev", device, *shape)
     return Planted(lambda: [it.net("tc", "qdisc", "delete", "dev", device, "root") for it, device in ends])
+
+
+def burst_credit(host: Host, nic: str = "eth1", kbytes: int = 6000, kbytes_per_s: int = 1000) -> Planted:
+    """What the host sends is as fast as ever until it has used up its credit, as small cloud instances have it."""
+    spent = f"oifname {nic} quota over {kbytes} kbytes limit rate over {kbytes_per_s} kbytes/second"
+    return _rule(host, "inet", "output", f"{spent} burst 128 kbytes drop")
 
 
 def mtu(host: Host, size: int = JUMBO) -> Planted:

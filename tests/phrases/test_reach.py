@@ -58,13 +58,17 @@ def test_the_world_knows_interfaces_that_were_not_recorded():
     assert reach.interface_with(THREE, 2, "10.0.0.3") is None
 
 
-def test_interfaces_of_different_names_are_a_line_for_each_node():
-    remedy = reach.use_met_interface(THREE, {0: "10.0.0.1", 2: "10.0.0.3"})
-    assert remedy.settings == ()
-    assert remedy.commands == (
-        "export GLOO_SOCKET_IFNAME=eth0   # on a",
-        "export GLOO_SOCKET_IFNAME=ens3   # on c",
-    )
+def test_interfaces_of_different_names_are_a_setting_for_each_node():
+    remedy = reach.use_met_interface(THREE, {0: "10.0.0.1", 2: "10.0.0.3"}, {})
+    assert [(one.name, one.value, one.node, one.node_rank) for one in remedy.settings] == [
+        ("GLOO_SOCKET_IFNAME", "eth0", "a", 0),
+        ("GLOO_SOCKET_IFNAME", "ens3", "c", 2),
+    ]
+
+
+def test_only_the_nodes_that_need_it_get_a_setting_where_the_others_have_other_names():
+    remedy = reach.use_met_interface(THREE, {2: "10.0.0.3"}, {0: "10.0.0.1"})
+    assert [(one.value, one.node) for one in remedy.settings] == [("ens3", "c")]
 
 
 def test_a_path_of_ipv6_has_larger_headers():
