@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.rdma.nodes import is_between_nodes, users
+from ddp_doctor.checks.topology.showings import everybody
 from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording
@@ -10,7 +11,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.rdma_facts import RdmaFact
 from ddp_doctor.parse.verbs_library import LIBRARY, PROVIDERS, provider_of
 from ddp_doctor.phrases.nodes import by_cause, host, in_words, node_culprit, node_draft
-from ddp_doctor.phrases.rdma import GIVE_DEVICES, INSTALL_VERBS, port_name
+from ddp_doctor.phrases.rdma import GIVE_DEVICES, INSTALL_VERBS, SOCKETS_ON_ALL, port_name
 
 _LOOK = Remedy(
     summary="Find out why these nodes have no RDMA port that is up, or take them out of the job",
@@ -49,11 +50,11 @@ def on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
         meet: the first connection between such nodes fails or waits for ever.
 
     Remedy
-        RDMA on those nodes, or other nodes. NCCL_NET=Socket on all makes the job run, many times slower.
+        RDMA on those nodes, or other nodes. NCCL_IB_DISABLE=1 on all makes the job run, many times slower.
 
     References
         NCCL src/plugin/net.cc
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-net
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-disable
     """
     facts = users(recording)
     with_rdma = [seen.node for seen in facts if _works(seen.fact)]
@@ -78,7 +79,8 @@ def on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
             evidence=tuple(
                 Evidence(check="rdma", text=f"{host(recording, node)}: {lacking[node]}") for node in nodes[:8]
             ),
-            remedies=(_LOOK,),
+            remedies=(_LOOK, SOCKETS_ON_ALL),
+            shown_by=everybody(recording),
         )
 
 

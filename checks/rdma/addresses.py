@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.checks.rdma.nodes import fast_and_others, nccl_version, users
+from ddp_doctor.checks.topology.showings import everybody
 from ddp_doctor.knowledge import roce_gids
 from ddp_doctor.knowledge.roce_gids import INDEX, PASSES_HIDDEN_SINCE, SEARCH_SETTINGS, SEARCHES_SINCE, Choice
 from ddp_doctor.knowledge.versions import Version, dotted
@@ -115,7 +116,7 @@ def _draft(
         severity=Severity.ERROR if fails else Severity.WARNING,
         confidence=Confidence.LIKELY,
         expected=_SOURCE,
-    )
+    ).model_copy(update={"shown_by": everybody(recording)})
 
 
 @rule("DD567", "roce-port-without-routable-address", Severity.ERROR, RdmaFact)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.rdma.nodes import distance, fast_and_others, users
 from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.checks.topology.showings import everybody
 from ddp_doctor.knowledge import nccl_hca
 from ddp_doctor.knowledge.nccl_hca import HCA
 from ddp_doctor.model.choices import Confidence, Severity
@@ -63,7 +64,7 @@ def different_kinds(recording: Recording) -> Iterator[Draft]:
         detail="NCCL uses every active port that it is not told to leave. Mostly it prefers the fast ones.",
         severity=Severity.INFO,
         confidence=Confidence.POSSIBLE,
-    )
+    ).model_copy(update={"shown_by": everybody(recording)})
 
 
 def _is_well_chosen(
@@ -125,6 +126,7 @@ def matches_nothing(recording: Recording) -> Iterator[Draft]:
             evidence=tuple(_devices_seen(recording, seen) for seen in group[:8]),
             remedies=(unset({HCA: value}, "NCCL finds active ports itself"), *([instead] if instead else [])),
             severity=Severity.ERROR if fatal else Severity.WARNING,
+            shown_by=everybody(recording),
         )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.rdma.nodes import distance, fast_and_others, is_between_nodes, users
 from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.checks.topology.showings import everybody
 from ddp_doctor.knowledge import nccl_hca
 from ddp_doctor.knowledge.link_codes import link_code
 from ddp_doctor.knowledge.nccl_hca import HCA
@@ -55,7 +56,7 @@ def takes_more(recording: Recording) -> Iterator[Draft]:
             detail="Without = before the first, the names are prefixes: mlx5_1 means mlx5_10 as well.",
             severity=severity,
             confidence=Confidence.PROVED,
-        )
+        ).model_copy(update={"shown_by": everybody(recording)})
 
 
 def _named_and_extra(fact: RdmaFact, value: str) -> tuple[list[tuple[Hca, Port]], list[tuple[Hca, Port]]]:
@@ -128,6 +129,7 @@ def leaves_out_nearest(recording: Recording) -> Iterator[Draft]:
                 Evidence(check="topology", text=text) for text in topologies[group[0].node].nearest_in_words()
             ),
             remedies=(unset({HCA: value}, "NCCL takes the ports nearest to each GPU"),),
+            shown_by=everybody(recording),
         )
 
 

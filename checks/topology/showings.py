@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ddp_doctor.checks.p2p.shown import EXCHANGED_BYTES, between
+from ddp_doctor.checks.topology.transports import first_trial, log_of, numbers_of_gpus
 from ddp_doctor.model.finding import Showing
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.phrases.ranks import gpu_of
@@ -22,7 +23,10 @@ def between_gpus(recording: Recording, node: int, gpus: tuple[str, str]) -> Show
     world = recording.world
     if world is None or world.backend != "nccl":
         return None
-    ranks = [rank for rank in world.ranks_of(node) if f"GPU{gpu_of(recording, rank)}" in gpus]
+    trial = first_trial(recording)
+    found = numbers_of_gpus(recording, trial, log_of(recording, node), node) if trial else {}
+    known = {rank: found.get(rank, gpu_of(recording, rank)) for rank in world.ranks_of(node)}
+    ranks = [rank for rank, number in known.items() if f"GPU{number}" in gpus]
     return between(recording, (ranks[0], ranks[1])) if len(ranks) == 2 else None
 
 

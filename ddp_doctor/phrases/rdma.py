@@ -24,8 +24,10 @@ LINES_OF_EVIDENCE = 16
 _GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/"
 _ENV = _GUIDE + "env.html"
 _TROUBLE = _GUIDE + "troubleshooting.html"
-_SEVERAL_NODES = Proof(reason="it takes several nodes to try")
+_SEVERAL_NODES = Proof(reason="no trial on these nodes was recorded")
 _BY_HAND = Proof(reason="it takes an administrator")
+#: Beside these no setting about RDMA does anything.
+_WITHOUT_RDMA = ("NCCL_IB_DISABLE", "NCCL_NET")
 
 
 def port_draft(
@@ -171,15 +173,18 @@ def _per_node(
     if not known or len(known) < len(values):
         return None
     alike = len(set(known)) == 1
-    each = [f"# {host(recording, node)}: export {name}={value}" for node, value in values.items()]
+    each = tuple(
+        Setting(name=name, value=value, why=why, node=host(recording, node), node_rank=node)
+        for node, value in values.items()
+    )
     return Remedy(
         summary=f"Set {shown(name, known[0])}" if alike else f"Set {name} on each node to its own value",
-        settings=(Setting(name=name, value=known[0], why=why),) if alike else (),
-        commands=() if alike else (*each[:8], *([f"# and {len(each) - 8} nodes more"] if each[8:] else [])),
+        settings=(Setting(name=name, value=known[0], why=why),) if alike else each,
         cost=cost,
         undo=f"unset {name}",
         proof=_SEVERAL_NODES,
         references=(reference,),
+        conflicts=_WITHOUT_RDMA,
     )
 
 
@@ -196,6 +201,7 @@ def unset_index(settings: Mapping[str, str]) -> Remedy:
         undo="; ".join(f"export {shown(name, settings[name])}" for name in names),
         proof=_SEVERAL_NODES,
         references=(f"{_ENV}#nccl-ib-gid-index",),
+        conflicts=_WITHOUT_RDMA,
     )
 
 
@@ -206,6 +212,19 @@ USE_IPV6 = Remedy(
     undo=f"unset {FAMILY}",
     proof=_SEVERAL_NODES,
     references=(f"{_ENV}#nccl-ib-addr-family",),
+    conflicts=(INDEX,),
+)
+
+SOCKETS_ON_ALL = Remedy(
+    summary="Until then, let all nodes talk over TCP, so that they meet",
+    settings=(
+        Setting(name="NCCL_IB_DISABLE", value="1", why="ranks on TCP and ranks on RDMA cannot connect"),
+    ),
+    cost="a stop-gap and a proof: between nodes a fraction of the rate of RDMA, and the CPU's time",
+    undo="unset NCCL_IB_DISABLE",
+    proof=_SEVERAL_NODES,
+    references=(f"{_ENV}#nccl-ib-disable",),
+    conflicts=("NCCL_NET", "NCCL_IB_HCA"),
 )
 
 UPGRADE_NCCL = Remedy(
