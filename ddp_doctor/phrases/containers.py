@@ -9,7 +9,7 @@ from ddp_doctor.model.finding import Proof, Remedy, Setting
 _GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/"
 
 WITHOUT_SHM = Remedy(
-    summary="Until then, let NCCL do without shared memory",
+    summary="Let NCCL do without shared memory until there is room",
     settings=(Setting(name="NCCL_SHM_DISABLE", value="1", why="NCCL then needs no room in /dev/shm"),),
     cost="a stop-gap: GPUs of one node without P2P then talk through the network, several times slower",
     undo="unset NCCL_SHM_DISABLE",

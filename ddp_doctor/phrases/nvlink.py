@@ -32,7 +32,7 @@ REPAIR_IMEX = Remedy(
 )
 
 WITHOUT_MNNVL = Remedy(
-    summary="Until then, leave NVLink to the GPUs within each node",
+    summary="Leave NVLink to the GPUs within each node until IMEX works",
     settings=(Setting(name="NCCL_MNNVL_ENABLE", value="0", why="NCCL then takes the network between nodes"),),
     cost="a stop-gap: between the nodes the network carries what NVLink would, many times slower",
     undo="unset NCCL_MNNVL_ENABLE",

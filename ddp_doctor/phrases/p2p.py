@@ -20,7 +20,7 @@ REPAIR_PATH = Remedy(
 )
 
 DISABLE_P2P = Remedy(
-    summary="Until then, send the traffic through host memory",
+    summary="Send the traffic through host memory until the path is repaired",
     settings=(Setting(name="NCCL_P2P_DISABLE", value="1", why="NCCL then copies through shared memory"),),
     cost=(
         "a proof and a stop-gap, not a cure: all GPUs of the node give up P2P, NVLink too, and what went"

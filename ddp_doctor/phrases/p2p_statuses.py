@@ -24,7 +24,7 @@ REPAIR_FABRIC = Remedy(
 )
 
 GO_WITHOUT_P2P = Remedy(
-    summary="Until then, let NCCL start without P2P between these GPUs",
+    summary="Let NCCL start without P2P between these GPUs until that is repaired",
     settings=(
         Setting(
             name="NCCL_IGNORE_DISABLED_P2P",

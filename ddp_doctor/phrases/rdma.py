@@ -216,7 +216,7 @@ USE_IPV6 = Remedy(
 )
 
 SOCKETS_ON_ALL = Remedy(
-    summary="Until then, let all nodes talk over TCP, so that they meet",
+    summary="Let all nodes talk over TCP until then, so that they meet",
     settings=(
         Setting(name="NCCL_IB_DISABLE", value="1", why="ranks on TCP and ranks on RDMA cannot connect"),
     ),

@@ -1,0 +1,166 @@
+"""Every remedy made of settings for GPUs and RDMA, on recorded facts: what a trial repeats, and what comes of it.
+
+The experiments are made here, on the settings that the rule itself offers: no GPU is at hand to hang.
+"""
+
+import json
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from ddp_doctor import app
+from ddp_doctor.knowledge.trials import why_not
+from ddp_doctor.model.experiment import Attempt, Experiment
+from ddp_doctor.model.finding import Finding, Remedy
+from ddp_doctor.model.recording import Recording
+
+RECORDINGS = Path(__file__).parent.parent / "recordings"
+Outcome = Literal["passed", "hung", "failed"]
+
+#: Recording, code, the test that shows it, and the names that its remedies set or unset, in their order.
+OFFERED = [
+    ("classic-two-socket-with-recorded-facts", "DD401", "exchange", ["NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"]),
+    ("classic-two-socket-first-all-reduce", "DD401", "exchange", ["NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"]),
+    ("pcie-bends-the-path-of-a-stall", "DD401", "exchange", ["NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"]),
+    ("transports-p2p-disabled-behind-nvswitch", "DD434", "exchange", ["NCCL_P2P_DISABLE"]),
+    ("transports-infiniband-disabled", "DD436", "exchange", ["NCCL_IB_DISABLE"]),
+    ("transports-nic-behind-the-host-bridge", "DD441", "all_reduce", ["NCCL_NET_GDR_LEVEL"]),
+    ("nvls-cannot-bind-multicast", "DD444", "meet", ["NCCL_NVLS_ENABLE"]),
+    ("mnnvl-without-imex", "DD445", "meet", ["NCCL_MNNVL_ENABLE"]),
+    ("nccl-cumem-host-refused", "DD446", "meet", ["NCCL_CUMEM_HOST_ENABLE"]),
+    ("nccl-peer-memory-refused", "DD446", "meet", ["NCCL_CUMEM_ENABLE", "NCCL_P2P_DISABLE"]),
+    ("nccl-shared-memory-full", "DD237", "meet", ["NCCL_SHM_DISABLE"]),
+    ("rdma-gid-index-wrong-on-one-node", "DD568", "all_reduce", ["NCCL_IB_GID_INDEX"]),
+    ("rdma-old-nccl-without-gid-index", "DD569", "all_reduce", ["NCCL_IB_GID_INDEX"]),
+    ("rdma-hca-setting-matches-nothing", "DD571", "all_reduce", ["NCCL_IB_HCA"]),
+    ("rdma-on-one-node-only", "DD572", "all_reduce", ["NCCL_IB_DISABLE"]),
+    ("rdma-hca-leaves-out-the-nearest", "DD577", "all_reduce", ["NCCL_IB_HCA"]),
+    ("rdma-hca-prefix-takes-storage", "DD578", "all_reduce", ["NCCL_IB_HCA"]),
+    ("all-reduce-wrong-share-of-rank-2", "DD601", "all_reduce", ["NCCL_P2P_DISABLE", "NCCL_PROTO"]),
+    ("p2p-corrupts-from-1-to-3", "DD606", "exchange", ["NCCL_P2P_DISABLE"]),
+    ("all-ranks-in-one-collective", "DD616", "meet", ["NCCL_P2P_DISABLE"]),
+]
+each = pytest.mark.parametrize(("name", "code", "kind", "names"), OFFERED, ids=str)
+
+
+def load(name: str) -> Recording:
+    return app.load_recording(RECORDINGS / f"{name}.json")
+
+
+def found(recording: Recording, code: str) -> Finding:
+    return next(one for one in app.judge(recording).report.findings if one.code == code)
+
+
+def made_of_settings(finding: Finding) -> list[Remedy]:
+    return [one for one in finding.remedies if one.settings]
+
+
+def tried(finding: Finding, remedy: Remedy, without: Outcome, treated: Outcome) -> Experiment:
+    assert finding.shown_by is not None
+    moved = finding.shown_by.kind != "meet"
+    turns = [("treatment", treated), ("control", without)] * 3
+    return Experiment(
+        code=finding.code,
+        settings=remedy.settings,
+        showing=finding.shown_by,
+        attempts=tuple(
+            Attempt(
+                arm=arm,  # type: ignore[arg-type]
+                outcome=outcome,
+                bytes_per_s=11.2e9 if moved and outcome == "passed" else None,
+                duration_s=8.0 if outcome == "hung" else 0.9,
+                reason="DistBackendError: …" if outcome == "failed" else "",
+            )
+            for arm, outcome in turns
+        ),
+    )
+
+
+def judged_with(
+    name: str, code: str, position: int, without: Outcome, treated: Outcome
+) -> tuple[Finding, Remedy]:
+    """The finding after one of its remedies, by its place among them, was tried; and that remedy as it was."""
+    recording = load(name)
+    before = found(recording, code)
+    remedy = made_of_settings(before)[position]
+    experiments = (tried(before, remedy, without, treated),)
+    return found(recording.model_copy(update={"experiments": experiments}), code), remedy
+
+
+@each
+def test_a_remedy_made_of_settings_says_what_a_trial_repeats(
+    name: str, code: str, kind: str, names: list[str]
+):
+    finding = found(load(name), code)
+
+    assert finding.shown_by is not None
+    assert finding.shown_by.kind == kind
+    assert [[one.name for one in remedy.settings] for remedy in made_of_settings(finding)] == [
+        [one] for one in names
+    ]
+
+
+@each
+def test_a_setting_that_is_offered_can_be_tried_and_has_its_price_and_its_way_back(
+    name: str, code: str, kind: str, names: list[str]
+):
+    for remedy in made_of_settings(found(load(name), code)):
+        assert why_not([one.name for one in remedy.settings], "nccl") is None
+        assert remedy.scope == "job"
+        assert remedy.cost
+        assert remedy.undo
+        assert all(one.why for one in remedy.settings)
+        assert not {one.name for one in remedy.settings} & set(remedy.conflicts)
+
+
+@each
+def test_what_hung_or_failed_and_passes_with_the_setting_is_proved_and_stands_in_front(
+    name: str, code: str, kind: str, names: list[str]
+):
+    for position in range(len(names)):
+        finding, remedy = judged_with(
+            name, code, position, "hung" if kind == "exchange" else "failed", "passed"
+        )
+
+        assert finding.remedies[0].settings == remedy.settings
+        assert finding.remedies[0].proof.status == "proved"
+        assert finding.confidence.value == "proved"
+
+
+@each
+def test_what_hangs_with_the_setting_too_is_not_recommended(
+    name: str, code: str, kind: str, names: list[str]
+):
+    finding, remedy = judged_with(name, code, 0, "hung", "hung")
+
+    assert finding.remedies[-1].settings == remedy.settings
+    assert finding.remedies[-1].proof.status == "disproved"
+
+
+def test_the_classic_hang_of_two_sockets_is_mended_by_taking_the_leftover_level_away():
+    finding = found(load("classic-two-socket-remedy-proved"), "DD401")
+
+    first, *others = finding.remedies
+    assert [(one.name, one.action) for one in first.settings] == [("NCCL_P2P_LEVEL", "unset")]
+    assert (first.proof.status, first.proof.before) == ("proved", "no end in 8.0 s (2 of 2)")
+    assert first.proof.after == "11.2 GB/s (median of 3, 11.1 GB/s to 11.3 GB/s)"
+    stop_gap = next(one for one in others if one.settings)
+    assert [(one.name, one.value) for one in stop_gap.settings] == [("NCCL_P2P_DISABLE", "1")]
+    assert stop_gap.proof.status == "proved"
+
+
+def test_the_classic_hang_that_p2p_does_not_explain_recommends_no_setting():
+    finding = found(load("classic-two-socket-remedy-disproved"), "DD401")
+
+    assert {one.proof.status for one in made_of_settings(finding)} == {"disproved"}
+    assert finding.remedies[0].settings == ()
+
+
+def test_recordings_of_experiments_are_of_the_remedies_that_the_rules_offer():
+    for path in sorted(RECORDINGS.glob("*.json")):
+        text = {} if path.name.endswith(".expected.json") else json.loads(path.read_text())
+        for code in {one["code"] for one in text.get("experiments", ())}:
+            finding = found(load(path.stem), code)
+            statuses = {one.proof.status for one in made_of_settings(finding)}
+            assert statuses != {"not_tried"}, path.name
