@@ -20,6 +20,8 @@ from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.redact import open_and_withheld
+from ddp_doctor.parse.setting_origins import SettingOrigins
+from ddp_doctor.parse.setting_text import SettingText
 from ddp_doctor.phrases import environment, launchers
 from ddp_doctor.phrases.settings import one_per_cause
 
@@ -33,6 +35,7 @@ class EnvVars(Fact):
     withheld: tuple[str, ...] = ()  # set, but like a credential, or too long for a setting
     launcher: launchers.Launcher | None = None  # whose worker this process is
     in_kubernetes: bool = False
+    is_written: bool = False  # by somebody for a job, in a script or manifest: nothing of it is left over
 
 
 def probe(ctx: Context) -> EnvVars:
@@ -234,7 +237,7 @@ CHECK = Check(
     title="Environment variables",
     where=Where.NODE,
     probe=probe,
-    facts=(EnvVars,),
+    facts=(EnvVars, SettingText, SettingOrigins),
     rules=(
         leftover_launch_variables,
         launch_variables_inconsistent,

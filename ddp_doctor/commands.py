@@ -23,18 +23,21 @@ from ddp_doctor.launch.place import Asked, NotNeeded, Place, place
 from ddp_doctor.launch.wire import Wire
 from ddp_doctor.model.choices import ExitCode, Verdict, Where
 from ddp_doctor.model.recording import Options, Recording
+from ddp_doctor.model.report import EnvReport
 from ddp_doctor.parse.hostlist import expand, read_host_file
 from ddp_doctor.parse.torchrun_options import endpoint
 from ddp_doctor.phrases.run_options import JOIN_TIMEOUT_S, line, typed
-from ddp_doctor.render import state, terminal
+from ddp_doctor.render import settings_table, state, terminal
 from ddp_doctor.render import topology as topology_render
 from ddp_doctor.render.outputs import Outputs
 from ddp_doctor.render.progress import progress
 from ddp_doctor.render.used_transports import used_table
-from ddp_doctor.sources.given import CannotRead, read_given
+from ddp_doctor.sources.given import MOST_BYTES, CannotRead, read_given
 
 #: Longest that a rank which is not the agent waits beyond the budget: start, kill, report.
 _WAIT_MARGIN_S = 150.0
+#: An environment has two megabytes at most, a job script a few kilobytes.
+_LONGEST_SCRIPT_BYTES = 8 * 1024 * 1024
 #: For srun or ssh to start the agents of all nodes.
 _START_S = 60.0
 
@@ -198,6 +201,8 @@ def prolog(options: Options, *, unsure: str, outputs: Outputs) -> int:
 def replay(path: Path, outputs: Outputs) -> int:
     """``ddp-doctor replay``: the same findings from the file alone."""
     outcome = app.replay(path)
+    if outcome.recording.options.command == "env":
+        return _show_settings(app.judge_settings(outcome.recording), outputs)
     return _show_and_write(outcome, outputs, saved_as=None)
 
 
@@ -214,9 +219,24 @@ def topology(file: str | None, outputs: Outputs) -> int:
     return _show_and_write(replace(outcome, report=report), outputs, saved_as=None)
 
 
-def _text(path: str) -> str:
+def env(file: str | None, outputs: Outputs) -> int:
+    """``ddp-doctor env``: the settings in force here or in a text, and what is wrong with them."""
+    if file is None:
+        outcome = app.live_settings(dict(os.environ))
+    else:
+        outcome = app.read_settings(_text(file, most_bytes=_LONGEST_SCRIPT_BYTES))
+    return _show_settings(outcome, outputs)
+
+
+def _show_settings(outcome: Outcome, outputs: Outputs) -> int:
+    if isinstance(outcome.report, EnvReport):
+        settings_table.show(outcome.report, terminal.console(outputs.words_to))
+    return _show_and_write(outcome, outputs, saved_as=None)
+
+
+def _text(path: str, most_bytes: int = MOST_BYTES) -> str:
     try:
-        return read_given(path).decode("utf-8", errors="replace")
+        return read_given(path, most_bytes=most_bytes).decode("utf-8", errors="replace")
     except CannotRead as error:
         raise UsageError(str(error)) from error
 

@@ -1,5 +1,6 @@
 """The command line where stdin, stdout or the locale are not what a program hopes for."""
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -53,6 +54,24 @@ def test_a_recording_is_replayed_from_stdin():
     assert "DD304" in done.stdout
 
 
+def test_the_environment_of_a_pipe_is_judged_and_no_secret_of_it_shows():
+    text = "PATH=/bin\nHOME=/\nPWD=/\nNCCL_IB_DISABLE=true\nNCCL_TOKEN=hunter2\nWANDB_API_KEY=hunter2\n"
+    done = subprocess.run(
+        (*DOCTOR, "env", "--from", "-", "--json", "-"),
+        check=False,
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    report = json.loads(done.stdout)
+    assert [finding["code"] for finding in report["findings"]].count("DD121") == 1
+    assert {row["name"]: row["value"] for row in report["settings"]}["NCCL_TOKEN"] is None
+    assert "NCCL_IB_DISABLE" in done.stderr
+    assert "hunter2" not in done.stdout + done.stderr
+
+
 def test_the_topology_command_speaks_of_the_topology_alone():
     done = doctor("topology")
     marks = [line for line in done.stdout.splitlines() if line[:4] in (" ok ", " -- ", " !! ", " ?? ")]
@@ -62,20 +81,3 @@ def test_the_topology_command_speaks_of_the_topology_alone():
 def test_a_text_is_not_called_this_node():
     done = doctor("topology", TOPOLOGY)
     assert done.stdout.endswith("Healthy, with 1 warning: nothing but the topology was judged.\n")
-
-
-def test_one_replay_writes_the_settings_in_every_form(tmp_path):
-    forms = ("env-file", "sbatch-lines", "docker-args", "k8s-env", "torchrun-args")
-    recording = str(HERE / "recordings/interfaces-docker0-on-both.json")
-    done = doctor(
-        "replay", recording, *(word for form in forms for word in (f"--{form}", str(tmp_path / form)))
-    )
-
-    assert done.returncode == 1, done
-    last = {path.name: path.read_text().splitlines()[-1] for path in tmp_path.iterdir()}
-    assert set(last) == set(forms)
-    assert last["docker-args"] == "-e GLOO_SOCKET_IFNAME=eth0"
-    assert last["k8s-env"] == '    value: "eth0"'
-    assert last["torchrun-args"] == "env GLOO_SOCKET_IFNAME=eth0 torchrun"
-    for form in ("env-file", "sbatch-lines"):
-        assert "\nexport GLOO_SOCKET_IFNAME=eth0\n" in (tmp_path / form).read_text()

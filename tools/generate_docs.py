@@ -19,7 +19,7 @@ from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import ExitCode, Where
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import Report
+from ddp_doctor.model.report import EnvReport, Report
 from ddp_doctor.model.rule import Rule
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
@@ -61,6 +61,7 @@ def pages() -> dict[str, str]:
         "rules.md": rules_page(),
         "exit-codes.md": exit_codes_page(),
         "report.schema.json": _schema(Report),
+        "env-report.schema.json": _schema(EnvReport),
         "recording.schema.json": _schema(Recording),
     }
     owners = {rule.code: check for check in CHECKS for rule in check.rules}

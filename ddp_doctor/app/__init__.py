@@ -7,6 +7,7 @@ from ddp_doctor.app.recordings import load_recording, replay, state_folder
 from ddp_doctor.app.request import RunRequest
 from ddp_doctor.app.rules import find_rule
 from ddp_doctor.app.running import run
+from ddp_doctor.app.settings import judge_settings, live_settings, read_settings
 
 __all__ = [
     "Outcome",
@@ -15,11 +16,14 @@ __all__ = [
     "UsageError",
     "find_rule",
     "judge",
+    "judge_settings",
     "judge_with_absent",
+    "live_settings",
     "live_topology",
     "load_recording",
     "not_started",
     "prolog",
+    "read_settings",
     "read_topology",
     "replay",
     "run",

@@ -1,7 +1,7 @@
 """From a recording to findings: every rule, pure, live and on replay alike."""
 
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.checks import CHECKS
@@ -12,6 +12,9 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import Rule
+
+#: The checks that a command judges. ``env`` looks at more, to know which names and versions are here.
+JUDGED: Mapping[str, tuple[str, ...]] = {"env": ("env_vars", "nccl")}
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,24 @@ def all_rules() -> list[Rule]:
     return sorted([*rules, *TRIAL_RULES], key=lambda rule: rule.code)
 
 
+def is_judged(recording: Recording, check_id: str) -> bool:
+    """Whether the command that made the recording judges this check."""
+    judged = JUDGED.get(recording.options.command)
+    return judged is None or check_id in judged
+
+
+def _rules_for(recording: Recording) -> list[Rule]:
+    if recording.options.command not in JUDGED:
+        return all_rules()
+    return [rule for check in CHECKS if is_judged(recording, check.id) for rule in check.rules]
+
+
 def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagnosis:
-    """Apply all rules (or those given)."""
+    """Apply all rules that the recording's command calls for (or those given)."""
     findings: list[Finding] = []
     failures: list[tuple[str, str]] = []
     with no_garbage_collection():
-        for rule in all_rules() if rules is None else rules:
+        for rule in _rules_for(recording) if rules is None else rules:
             try:
                 findings += rule.apply(recording)
             except Exception:  # noqa: BLE001 - one broken rule must not silence the others

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.diagnose import Diagnosis
+from ddp_doctor.engine.diagnose import Diagnosis, is_judged
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import CheckStatus, ExitCode, Severity, Status, Verdict
@@ -14,6 +14,8 @@ from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool
 from ddp_doctor.phrases.nodes import host, in_words
 from ddp_doctor.phrases.ranks import ranks_at
 
+#: Commands that say nothing of the rest of the machine.
+_JUDGED_ALONE = {"topology": "topology", "env": "list of settings"}
 _EXIT = {Verdict.HEALTHY: ExitCode.HEALTHY, Verdict.SICK: ExitCode.SICK, Verdict.UNSURE: ExitCode.UNSURE}
 
 
@@ -73,7 +75,7 @@ def check_results(
     results = []
     for check_id, title in titles.items():
         readings = recording.of_check(check_id)
-        if readings or check_id in reasons:
+        if (readings or check_id in reasons) and is_judged(recording, check_id):
             status, reason = _status(recording, readings, reasons.get(check_id), check_id in found)
             results.append(_result(check_id, title, readings, status, reason))
     return results
@@ -151,14 +153,15 @@ def summary(
         return f"Unsure: {_why_unsure(recording, results, diagnosis)}"
     warnings = sum(finding.severity is Severity.WARNING for finding in diagnosis.findings)
     noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
-    if recording.options.command == "topology":
-        return f"Healthy{noted}: nothing but the topology was judged."
+    if recording.options.command in _JUDGED_ALONE:
+        return f"Healthy{noted}: nothing but the {_JUDGED_ALONE[recording.options.command]} was judged."
     return f"Healthy{noted}: {scope} passed{_untested(recording)}."
 
 
 def _why_unsure(recording: Recording, results: Sequence[CheckResult], diagnosis: Diagnosis) -> str:
     if not recording.collected():
-        return "nothing could be measured."
+        alone = recording.options.command == "env" and results
+        return f"{results[0].reason}." if alone else "nothing could be measured."
     if diagnosis.failures:
         return f"the doctor's own rule {diagnosis.failures[0][0]} failed."
     stuck = [r for r in results if r.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT)]

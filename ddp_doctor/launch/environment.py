@@ -22,6 +22,11 @@ LAUNCHER_VARIABLES = (
 )
 _LAUNCHER_PREFIXES = ("TORCHELASTIC_", "PET_")
 
+#: What torchrun gives its workers where it is unset (torch/distributed/elastic/agent/server/local_elastic_agent.py) …
+GIVEN_BY_TORCHRUN = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+#: … and where a node has more than one of them (torch/distributed/run.py).
+GIVEN_TO_SEVERAL = {"OMP_NUM_THREADS": "1"}
+
 
 def without_launcher(env: Mapping[str, str]) -> dict[str, str]:
     """The caller's environment without the variables of a launcher's own world."""
@@ -55,9 +60,6 @@ def rank_environment(
     """What a rank of the doctor's own trials runs with (torchrun's names and defaults).
 
     ``nccl_log`` is the file for NCCL's log of this rank.
-
-    Source of the defaults: torch/distributed/run.py (OMP_NUM_THREADS) and
-    torch/distributed/elastic/agent/server/local_elastic_agent.py (TORCH_NCCL_ASYNC_ERROR_HANDLING).
     """
     mine = without_launcher(env)
     node = world.ranks_of(world.node_of(rank))
@@ -69,12 +71,11 @@ def rank_environment(
         MASTER_ADDR=host,
         MASTER_PORT=str(port),
     )
-    mine.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    defaults = GIVEN_BY_TORCHRUN | (GIVEN_TO_SEVERAL if len(node) > 1 else {})
+    mine = defaults | mine
     # The recorder tells which rank called something else; off by default for gloo before torch 2.13.
     for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
         mine.setdefault(name, "2000")
-    if len(node) > 1:
-        mine.setdefault("OMP_NUM_THREADS", "1")
     if world.backend == "nccl":
         mine.update(_nccl_log_settings(nccl_log))
     return mine

@@ -1,5 +1,7 @@
 """The report: what ``--json`` writes. Schema version 1.0, published in docs/reference."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from ddp_doctor.model.base import Frozen, Json
@@ -51,6 +53,34 @@ class Report(Frozen):
     checks: tuple[CheckResult, ...] = ()
     findings: tuple[Finding, ...] = ()
     measurements: tuple[Measurement, ...] = ()
+
+
+class Overruled(Frozen):
+    """A value that does not count, because another source of settings comes first."""
+
+    value: str | None  # None: kept back, like a credential
+    source: str
+
+
+class SettingInForce(Frozen):
+    """One variable: what it is set to, by what, and what that means."""
+
+    name: str
+    value: str | None  # None: kept back, like a credential
+    source: str  # "environment", "FILE:LINE", "line N" of the text, or "torchrun"
+    since: str | None = None  # who set it, as far as that is known
+    overrides: tuple[Overruled, ...] = ()
+    default: str | None = None  # in the NCCL that would be loaded, else in the newest; None: unset
+    meaning: str | None = None  # None: nobody knows the name
+    status: Literal["read", "not yet", "no longer", "renamed", "deprecated", "read by nothing", "unknown"]
+    note: str | None = None  # why the value is not judged
+
+
+class EnvReport(Report):
+    """What ``env --json`` writes: the envelope, and the settings in force."""
+
+    nccl: str | None = None  # the release that would be loaded, of which status and defaults speak
+    settings: tuple[SettingInForce, ...] = ()
 
 
 class TopologyReport(Report):

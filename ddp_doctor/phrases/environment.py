@@ -34,6 +34,10 @@ class Environment(Protocol):
     def in_kubernetes(self) -> bool:
         """Whether it runs in a pod."""
 
+    @property
+    def is_written(self) -> bool:
+        """Whether somebody wrote it for a job, in a script or manifest."""
+
 
 _LAUNCHERS = "neither torchrun nor srun nor mpirun"
 _NO_LAUNCHER = "neither TORCHELASTIC_RUN_ID nor a SLURM step nor an Open MPI rank in the environment"
@@ -50,7 +54,9 @@ _MEETING = "set MASTER_ADDR to a name of node 0 that the others resolve, MASTER_
 def leftovers(seen: Environment) -> Iterator[Draft]:
     """Variables that make a process without a launcher take itself for one rank of a world."""
     env, complete = seen.variables, all(seen.variables.get(name) for name in launchers.RENDEZVOUS)
-    if seen.launcher is not None or (seen.in_kubernetes and complete):  # a training operator sets all of them
+    if seen.is_written or seen.launcher is not None:
+        return
+    if seen.in_kubernetes and complete:  # a training operator sets all of them
         return
     names = launchers.leftovers(env, in_job=seen.in_kubernetes or "SLURM_JOB_ID" in env)
     pairs = {name: env[name] for name in names}
@@ -127,6 +133,8 @@ def torchrun_options(seen: Environment) -> Iterator[Draft]:
     env = seen.variables
     defaults = {name: {variables.variables()[name].default, ""} for name in launchers.REDIRECTING}
     pairs = {name: env[name] for name in defaults if env.get(name, "") not in defaults[name]}
+    if seen.is_written:
+        return
     if pairs and seen.launcher is None and not seen.in_kubernetes and "SLURM_JOB_ID" not in env:
         title = f"torchrun takes {listed(pairs)} from the environment for options"
         detail = "Left over from another job, they make torchrun wait for other nodes or meet elsewhere."

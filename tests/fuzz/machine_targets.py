@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse import (
@@ -18,6 +19,7 @@ from ddp_doctor.parse import (
     pci_devices,
     pcie_tree,
     rdma,
+    setting_origins,
     stuck_processes,
     verbs_library,
 )
@@ -26,6 +28,10 @@ from tests.fuzz.target import NAMES, Target, machine
 
 def _of(parses: Callable[[Context], object], *seeds: str) -> Target:
     return Target(parses, lambda text: parses(machine(text)), seeds)
+
+
+def _with_settings(text: str) -> Context:
+    return replace(machine(text), env={"HOME": "/root", "NCCL_DEBUG": "INFO"})
 
 
 _PATH = "../../devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:61:00.0/infiniband/mlx5_0"
@@ -55,6 +61,11 @@ MACHINE_TARGETS: tuple[Target, ...] = (
     ),
     _of(pcie_tree.slots, "0000:61:00\n"),
     _of(pcie_tree.virtual, "flags\t: fpu hypervisor\n", "QEMU\n"),
+    Target(
+        setting_origins.setting_origins,
+        lambda text: setting_origins.setting_origins(_with_settings(text)),
+        ("7 (sh) S 6 \fNCCL_DEBUG=INFO\0", "7 (sh) S 6 7 "),
+    ),
     _of(rdma.efa_names, "../../../bus/pci/drivers/efa"),
     Target(rdma.read_after, lambda text: rdma.read_after(machine(text), ["mlx5_0"]), (_PORT,)),
     _of(cpuinfo.cpu_vendor, "vendor_id\t: AuthenticAMD\n"),

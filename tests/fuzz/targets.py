@@ -38,6 +38,9 @@ from ddp_doctor.parse import (
     pci_tree,
     redact,
     rocm_topology,
+    setting_origins,
+    setting_text,
+    shell_words,
     software,
     terminal_text,
     topo_affinity,
@@ -124,6 +127,16 @@ _CONF = (
 )
 _CACHE = "1214 libs found in cache `/etc/ld.so.cache'\n\tlibnccl-net.so (libc6,x86-64) => /usr/lib/libnccl-net.so\n"
 _PATHS = ("LD_PRELOAD", "LD_LIBRARY_PATH")
+_JOB_SCRIPT = (
+    "#!/bin/bash\n#SBATCH --export=ALL,NCCL_DEBUG=WARN\nexport NCCL_IB_HCA=\"mlx5_0\" NCCL_X='a b' # c\n"
+    'NCCL_ALGO=Ring\nunset NCCL_X\nexport MASTER_ADDR=$(scontrol show hostnames "$L" | head -n 1)\n'
+    'docker run -e NCCL_P2P_DISABLE=1 \\\n  bash -c "export NCCL_ALGO=${A:-Ring}; torchrun x.py"\n'
+)
+_SETTINGS = (
+    _JOB_SCRIPT,
+    "PATH=/bin\nHOME=/root\nPWD=/\nNCCL_DEBUG=INFO\nRANK=0\n",
+    'env:\n- name: NCCL_DEBUG\n  value: "INFO"\n- {name: NCCL_ALGO, value: Ring}\nNCCL_PROTO: LL # c\n',
+)
 _NCCL_LOG = (
     "NCCL version 2.27.5+cuda12.8\n"
     "w:1:2 [0] NCCL INFO NCCL_P2P_LEVEL set by environment to SYS.\n"
@@ -212,6 +225,11 @@ TARGETS: tuple[Target, ...] = (
         _NCCL_FILES,
         (topo_rows.TopologyError,),
     ),
+    direct(setting_text.read_setting_text, *_SETTINGS, refuses=setting_text.NoSettings),
+    Target(shell_words.commands, lambda text: list(shell_words.commands(text)), _SETTINGS),
+    Target(setting_origins.file_settings, lambda text: list(setting_origins.file_settings(text)), _SETTINGS),
+    direct(setting_origins.stat_of, "4711 (a) b) S 4700 1 1 "),
+    direct(setting_origins.environ_of, "PATH=/bin\0NCCL_DEBUG=INFO\0"),
     direct(xml_tree.parse_xml, *_NCCL_FILES, refuses=xml_tree.XmlError),
     direct(pci_tree.is_bus_id, "0000:1b:00.0"),
     direct(pci_tree.read_path, "../../../devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:1b:00.0"),

@@ -1,0 +1,91 @@
+"""``ddp-doctor env``: the settings of this process, or of a text, and what is wrong with them."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ddp_doctor.app.node_facts import plan_of, with_node_facts
+from ddp_doctor.app.outcome import Outcome, blank, judge
+from ddp_doctor.app.request import RunRequest
+from ddp_doctor.app.settings_in_force import loaded_nccl, settings_in_force
+from ddp_doctor.checks import CHECKS
+from ddp_doctor.checks.env_vars import EnvVars
+from ddp_doctor.engine.collect import collect
+from ddp_doctor.engine.plan import Plan
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Status, Where
+from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.recording import Options, Recording
+from ddp_doctor.model.report import EnvReport
+from ddp_doctor.parse.redact import open_and_withheld
+from ddp_doctor.parse.setting_origins import SettingOrigins, setting_origins
+from ddp_doctor.parse.setting_text import NoSettings, SettingText, read_setting_text
+from ddp_doctor.phrases import launchers
+
+#: What is looked at: the settings, which NCCL reads them, and which interfaces and devices they may name.
+_LOOKED_AT = ("env_vars", "software", "nccl", "interfaces", "rdma")
+_IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"
+
+_ORIGINS = Check(
+    id="env_vars",
+    title="Environment variables",
+    where=Where.NODE,
+    probe=setting_origins,
+    facts=(SettingOrigins,),
+)
+
+
+def live_settings(env: Mapping[str, str]) -> Outcome:
+    """What is in force in this process, without torch and without a GPU."""
+    from ddp_doctor.sources.machine import LiveContext
+
+    started = time.monotonic()
+    options = Options(command="env", only=_LOOKED_AT)
+    checks = plan_of(options, [check for check in CHECKS if check.where is Where.NODE]).checks
+    plan = Plan(checks)
+    recording = with_node_facts(blank(options, plan), plan, RunRequest(options, env), lambda _: None)
+    origins = collect((_ORIGINS,), lambda deadline: LiveContext(env, deadline), lambda _: None)
+    readings = (*recording.readings, *origins)
+    duration_s = time.monotonic() - started
+    return judge_settings(recording.model_copy(update={"readings": readings, "duration_s": duration_s}))
+
+
+def read_settings(text: str) -> Outcome:
+    """What a text sets: an environment that was saved, a job script, a manifest."""
+    recording = blank(Options(command="env"), Plan(()))
+    return judge_settings(recording.model_copy(update={"readings": tuple(_readings(text))}))
+
+
+def _readings(text: str) -> list[Reading]:
+    try:
+        found = read_setting_text(text, also=(*launchers.OTHERS, _IN_KUBERNETES))
+    except NoSettings as why:
+        return [Reading(check="env_vars", status=Status.ABSENT, reason=f"what was given {why}")]
+    return [_reading(fact) for fact in (_as_environment(found), found)]
+
+
+def _reading(fact: Fact) -> Reading:
+    return Reading(check="env_vars", status=Status.COLLECTED, fact=fact.recorded())
+
+
+def _as_environment(found: SettingText) -> EnvVars:
+    """What a job would have of it; values that only a shell knows are left out, and so not judged."""
+    told = found.in_force()
+    known = {name: one.value for name, one in told.items() if one.value is not None and not one.depends_on}
+    had = known if found.form == "environment" else {}
+    return EnvVars(
+        variables=open_and_withheld(known)[0],
+        withheld=tuple(sorted(name for name, one in told.items() if one.value is None)),
+        launcher=launchers.launcher_of(had),
+        in_kubernetes=_IN_KUBERNETES in had,
+        is_written=found.form != "environment",
+    )
+
+
+def judge_settings(recording: Recording) -> Outcome:
+    """The findings, and in the report the settings in force."""
+    outcome = judge(recording)
+    report = EnvReport(
+        **dict(outcome.report), nccl=loaded_nccl(recording), settings=tuple(settings_in_force(recording))
+    )
+    return replace(outcome, report=report)

@@ -1,0 +1,177 @@
+"""Which settings are in force, where each comes from and what it overrules: a pure function of a recording.
+
+NCCL takes what the environment has, then what its files have, the user's before the system's, the first of two
+equal names; torchrun sets for its workers what is unset.
+"""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.env_vars import EnvVars
+from ddp_doctor.checks.nccl.facts import NcclFact, files_read
+from ddp_doctor.checks.software import Software
+from ddp_doctor.knowledge import variables
+from ddp_doctor.knowledge.values import misread
+from ddp_doctor.knowledge.versions import Version, release
+from ddp_doctor.launch.environment import GIVEN_BY_TORCHRUN, GIVEN_TO_SEVERAL
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Overruled, SettingInForce
+from ddp_doctor.parse.setting_origins import Origin, SettingOrigins
+from ddp_doctor.parse.setting_text import SettingText, Written
+
+#: They start everything else, so what they were started with nobody here set.
+_FIRST_OF_HOSTS = ("systemd", "init")
+
+
+def loaded_nccl(recording: Recording) -> str | None:
+    """The release of the libnccl that torch would load; None where there is none, or it is not known."""
+    software = recording.first(Software)
+    return software.nccl_loaded if software else None
+
+
+def settings_in_force(recording: Recording) -> Iterator[SettingInForce]:
+    """One for each variable that is set anywhere, by name, those that count before those that do not."""
+    text = recording.first(SettingText)
+    rows = list(_of_text(text) if text else _of_process(recording))
+    set_here = {one.name for one in rows if one.note is None or not one.note.startswith(_VOID)}
+    if not any(name.startswith("TORCHELASTIC_RUN_ID") for name in set_here):
+        rows += _of_torchrun(recording, text, set_here)
+    nccl = release(loaded_nccl(recording) or "")
+    for row in sorted(rows, key=lambda one: one.name):
+        yield row.model_copy(update=_about(row.name, nccl))
+
+
+_VOID = "does not count: it "
+
+
+# --- what the process has -------------------------------------------------------------------------
+
+
+def _of_process(recording: Recording) -> Iterator[SettingInForce]:
+    seen, origins = recording.first(EnvVars), recording.first(SettingOrigins)
+    env: dict[str, str | None] = {}
+    if seen is not None:
+        env = {**seen.variables, **dict.fromkeys(seen.withheld)}
+    in_files = _in_files(recording)
+    for name, value in env.items():
+        if variables.is_recorded(name):
+            since = _since(name, origins) if origins else None
+            yield _row(name, value, "environment", in_files.pop(name, ()), since)
+    for name, (first, *rest) in in_files.items():
+        yield _row(name, first.value, first.source, tuple(rest))
+
+
+def _row(
+    name: str, value: str | None, source: str, overrides: tuple[Overruled, ...] = (), since: str | None = None
+) -> SettingInForce:
+    return SettingInForce(
+        name=name,
+        value=value,
+        source=source,
+        since=since,
+        overrides=overrides,
+        status="unknown",
+        note=_read_as(name, value),
+    )
+
+
+def _read_as(name: str, value: str | None) -> str | None:
+    """What becomes of a value that does not do what it says."""
+    if value is None:
+        return "is kept back, for it looks like a credential"
+    found = misread(name, value)
+    return found.becomes if found else None
+
+
+def _in_files(recording: Recording) -> dict[str, tuple[Overruled, ...]]:
+    """What the files that this NCCL reads say of NCCL's own variables, in the order that counts."""
+    found: dict[str, tuple[Overruled, ...]] = {}
+    for seen in recording.facts(NcclFact):
+        for file in files_read(recording, seen):
+            for line in file.lines:
+                name = line.name or ""
+                if variables.is_recorded(name) and name.startswith("NCCL_"):
+                    one = Overruled(value=line.value, source=f"{file.path}:{line.number}")
+                    found[name] = (*found.get(name, ()), one)
+    return found
+
+
+def _since(name: str, origins: SettingOrigins) -> str | None:
+    told = [_who(origins.origins[name])] if name in origins.origins else []
+    if name in origins.files:
+        told.append(f"{origins.files[name]} says so")
+    return "; ".join(told) or None
+
+
+def _who(origin: Origin) -> str:
+    who = f"{origin.process} (process {origin.pid})"
+    if origin.process == "slurmstepd":
+        return f"SLURM, which hands on what sbatch or srun had, by {who}"
+    if origin.how == "set":
+        return f"set in {who}"
+    if origin.how == "given":
+        return f"from {who} or from before it"
+    if origin.process in _FIRST_OF_HOSTS:
+        return f"since this host started, by {who}"
+    return f"the container's image or runtime, as {who} was started with it"
+
+
+# --- what a text has ------------------------------------------------------------------------------
+
+
+def _of_text(text: SettingText) -> Iterator[SettingInForce]:
+    """The line that counts of each name, and what earlier lines said."""
+    by_name: dict[str, list[Written]] = {}
+    for one in text.written:
+        if variables.is_recorded(one.name):
+            by_name.setdefault(one.name, []).append(one)
+    counting = text.in_force()
+    for name, all_written in by_name.items():
+        last = counting.get(name) or all_written[-1]
+        others = tuple(
+            Overruled(value=one.value, source=f"line {one.line}")
+            for one in reversed(all_written)
+            if one is not last and one.void is None and one.value != last.value
+        )
+        row = _row(name, last.value, f"line {last.line}", others)
+        yield row.model_copy(update={"note": _note(last)})
+
+
+def _note(one: Written) -> str | None:
+    if one.void:
+        return f"{_VOID}{one.void}"
+    if one.depends_on:
+        return f"is not judged: depends on {one.depends_on}"
+    return _read_as(one.name, one.value)
+
+
+# --- what torchrun adds, and what all of it means -------------------------------------------------
+
+
+def _of_torchrun(
+    recording: Recording, text: SettingText | None, set_here: set[str]
+) -> Iterator[SettingInForce]:
+    """What its workers get; of a script that does not call it nothing is known."""
+    if text is not None and text.form == "script" and not text.calls_torchrun:
+        return
+    seen = recording.first(EnvVars)
+    if seen is None or seen.launcher == "torchrun":
+        return
+    for names, to in ((GIVEN_BY_TORCHRUN, "each worker"), (GIVEN_TO_SEVERAL, "several workers of one node")):
+        for name, value in names.items():
+            if name not in set_here:
+                yield _row(name, value, "torchrun", since=f"for {to}")
+
+
+def _about(name: str, nccl: Version) -> dict[str, str | None]:
+    """What the table knows of a variable, in this release of NCCL or the newest."""
+    known, never = variables.variables().get(name), variables.never_read().get(name)
+    if never is not None:
+        return {"status": "read by nothing", "meaning": f"Meant is {never.meant}."}
+    if known is None:
+        return {"status": "unknown"}
+    at = variables.status_at(known, nccl) if nccl else "read"
+    status = "deprecated" if at == "read" and known.status == "deprecated" else at
+    if not nccl and known.status == "removed":
+        status = "renamed" if known.replaced_by else "no longer"
+    default = variables.default_at(known, nccl) if nccl else known.default
+    return {"status": status, "default": default, "meaning": known.meaning or None}

@@ -1,0 +1,155 @@
+"""Where the variables of this process come from, as far as /proc and the files of a login tell.
+
+    /proc/4711/stat        4711 (bash) S 4700 …            who started whom
+    /proc/4711/environ     PATH=/bin\\0NCCL_DEBUG=INFO\\0    what a process was started with (proc(5)), and not what
+                                                           it set itself: that stands in its children's
+    /etc/environment       NCCL_DEBUG=INFO
+    ~/.bashrc              export NCCL_DEBUG=INFO
+
+A variable that a shell's child has and the shell itself was started without was set in that shell. Of processes
+of other users only the name can be read. Only which names have the same value is recorded, no environment.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from ddp_doctor.knowledge.variables import is_recorded
+from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.context import Context
+from ddp_doctor.model.fact import Fact
+from ddp_doctor.parse.setting_text import NoSettings, read_setting_text
+
+#: Nobody nests deeper, and a ring of processes must not hold us.
+_MOST_ANCESTORS = 32
+#: Read where there is a HOME; those of a login shell and of any bash.
+_IN_HOME = (".bashrc", ".bash_profile", ".bash_login", ".profile", ".zshrc", ".zshenv", ".pam_environment")
+_OF_SYSTEM = ("/etc/environment", "/etc/profile", "/etc/bash.bashrc", "/etc/bashrc")
+_PROFILES = "/etc/profile.d"
+_MOST_PROFILES = 100
+#: A longer start-up file is none that somebody wrote.
+_LONGEST_FILE = 262_144
+
+_STAT = re.compile(r"([0-9]{1,10}) \((.*)\) \S ([0-9]{1,10}) ", re.DOTALL)
+
+#: ``set``: in that process, which was started without it; ``given``: that process, of another user, may have set it
+#: or had it itself; ``first``: that process, the first of its tree, was started with it.
+How = Literal["set", "given", "first"]
+
+
+class Origin(Frozen):
+    """Since when a variable has its value."""
+
+    how: How
+    process: str  # its name, of at most 15 letters
+    pid: int
+
+
+class SettingOrigins(Fact):
+    """Since when the environment's variables have their values, and which file of a login says so."""
+
+    KIND: ClassVar[str] = "setting_origins/1"
+
+    origins: dict[str, Origin] = Field(default_factory=dict)
+    files: dict[str, str] = Field(default_factory=dict)  # PATH:LINE that sets the same value
+
+
+class _Process(Frozen):
+    pid: int
+    name: str
+    parent: int  # 0: the kernel, or somebody outside of this container
+    env: Mapping[str, str] | None  # None: another user's
+
+
+def setting_origins(ctx: Context) -> SettingOrigins:
+    """Look at the ancestors of this process, and at the files of a login. Never fails."""
+    env = {name: value for name, value in ctx.env.items() if is_recorded(name)}
+    if not env:
+        return SettingOrigins()
+    ancestors = list(_ancestors(ctx))
+    found = {name: _origin(name, value, ancestors) for name, value in env.items()}
+    return SettingOrigins(
+        origins={name: origin for name, origin in found.items() if origin is not None},
+        files=_files(ctx, env),
+    )
+
+
+def _ancestors(ctx: Context) -> Iterator[_Process]:
+    """The parent, its parent and so on, up to the first that nobody here started."""
+    own = stat_of(_text(ctx, "/proc/self/stat"))
+    for _ in range(_MOST_ANCESTORS):
+        if own is None or own[2] == 0:
+            return
+        pid = own[2]
+        own = stat_of(_text(ctx, f"/proc/{pid}/stat"))
+        if own is None:
+            return
+        environ = _text(ctx, f"/proc/{pid}/environ")
+        yield _Process(pid=pid, name=own[1], parent=own[2], env=environ_of(environ) if environ else None)
+
+
+def stat_of(text: str) -> tuple[int, str, int] | None:
+    """Number, name and parent's number of a process."""
+    found = _STAT.match(text)
+    return (int(found[1]), found[2], int(found[3])) if found else None
+
+
+def environ_of(text: str) -> Mapping[str, str]:
+    """The variables that matter in a process's environ."""
+    pairs = (entry.partition("=") for entry in text.split("\0"))
+    return {name: value for name, _, value in pairs if is_recorded(name)}
+
+
+def _origin(name: str, value: str, ancestors: Sequence[_Process]) -> Origin | None:
+    for process in ancestors:
+        if process.env is None:
+            return Origin(how="given", process=process.name, pid=process.pid)
+        if process.env.get(name) != value:
+            return Origin(how="set", process=process.name, pid=process.pid)
+        if process.parent == 0:
+            return Origin(how="first", process=process.name, pid=process.pid)
+    return None
+
+
+def _files(ctx: Context, env: Mapping[str, str]) -> dict[str, str]:
+    """The first file of a login that gives a variable the value that it has."""
+    found: dict[str, str] = {}
+    for path in _paths(ctx):
+        text = _text(ctx, path)
+        if text and len(text) <= _LONGEST_FILE:
+            for name, value, line in file_settings(text):
+                if env.get(name) == value:
+                    found.setdefault(name, f"{path}:{line}")
+    return found
+
+
+def file_settings(text: str) -> Iterator[tuple[str, str, int]]:
+    """What a start-up file sets to a value that no shell is needed for: name, value, line."""
+    try:
+        written = read_setting_text(text).written
+    except NoSettings:
+        return
+    for one in written:
+        if one.value is not None and one.depends_on is None and one.void is None:
+            yield one.name, one.value, one.line
+
+
+def _paths(ctx: Context) -> Iterator[str]:
+    home = ctx.env.get("HOME", "")
+    if home.startswith("/"):
+        yield from (f"{home.rstrip('/')}/{name}" for name in _IN_HOME)
+    yield from _OF_SYSTEM
+    try:
+        names = [name for name in ctx.listdir(_PROFILES) if name.endswith(".sh")]
+    except OSError:
+        return
+    yield from (f"{_PROFILES}/{name}" for name in names[:_MOST_PROFILES])
+
+
+def _text(ctx: Context, path: str) -> str:
+    try:
+        return ctx.read(path)
+    except (OSError, ValueError):  # ValueError: a NUL in a path that an environment names
+        return ""

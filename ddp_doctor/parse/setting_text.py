@@ -1,0 +1,178 @@
+r"""Settings in a text that somebody wrote or saved: an environment, a job script, a manifest.
+
+    NCCL_DEBUG=INFO                                      env, printenv, set, /proc/PID/environ
+    declare -x NCCL_DEBUG="INFO"                         export -p
+    #SBATCH --export=ALL,NCCL_DEBUG=INFO                 a job script; also srun --export=…
+    export NCCL_DEBUG=INFO; OMP_NUM_THREADS=8 python train.py
+    docker run -e NCCL_DEBUG=INFO …                      also mpirun -x, mpiexec -genv, env A=b, bash -c "…"
+    ENV NCCL_DEBUG=INFO                                  a Dockerfile
+    - name: NCCL_DEBUG                                   a pod; also NCCL_DEBUG: INFO, "NCCL_DEBUG=INFO",
+      value: INFO
+
+Nothing is run: of a value with an expansion in it only the text is known. Of two lines about one name the later
+counts. A bare ``NCCL_DEBUG=INFO`` in a script is a variable of the shell, which no command sees until it is
+exported.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from typing import ClassVar, Literal
+
+from ddp_doctor.knowledge.variables import is_recorded
+from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.fact import Fact
+from ddp_doctor.parse.manifest_lines import Manifest
+from ddp_doctor.parse.redact import is_withheld
+from ddp_doctor.parse.shell_settings import Given, Shell
+from ddp_doctor.parse.shell_words import commands
+from ddp_doctor.parse.terminal_text import plain_lines
+
+#: More than this is no environment and no script.
+MOST_SETTINGS = 2000
+#: A longer line is no line of one either.
+LONGEST_LINE = 32_768
+#: One sign in so many that is none of UTF-8, and it is a program or a picture.
+_MOST_UNREADABLE = 100
+#: Lines that a backslash at their end may join.
+_MOST_JOINED = 200
+
+#: ``environment``: what a process had; ``listing``: names and values alone; ``script``: somebody's work.
+Form = Literal["environment", "listing", "script"]
+
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAMED = re.compile(r"(?:declare -\w+ |typeset -\w+ |export )?([A-Za-z_][A-Za-z0-9_]*)(?:\(\)|%%)?\+?=")
+_BARE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+#: What an environment, a script or a manifest has, also where it sets nothing of ours.
+_SETS = re.compile(r"#!|#SBATCH|apiVersion:|FROM \S|" + _NAMED.pattern)
+_TORCHRUN = re.compile(r"^[^#\n]*\b(?:torchrun|torch\.distributed\.(?:run|launch))\b", re.MULTILINE)
+_COMMAND = re.compile(r"(?:\$\(|`)\s*([\w./-]{0,40})", re.ASCII)
+#: Every login has three of them, and few scripts set three.
+_OF_A_LOGIN = frozenset(("PATH", "HOME", "PWD", "USER", "SHELL", "SHLVL", "LANG", "HOSTNAME", "_"))
+#: Names that ``set`` prints and ``env`` does not: there, quotes are the shell's.
+_OF_SET = frozenset(("BASHOPTS", "BASH_VERSINFO", "IFS", "PPID", "OPTIND"))
+
+
+class NoSettings(ValueError):
+    """The text holds nothing that sets a variable; the message is one sentence for people."""
+
+
+class Written(Frozen):
+    """One place where a variable is given a value."""
+
+    name: str
+    line: int
+    value: str | None = None  # None: kept back, like a credential
+    depends_on: str | None = None  # what only the shell that runs it knows
+    void: str | None = None  # why it does not count
+
+
+class SettingText(Fact):
+    """What a text sets, in its order."""
+
+    KIND: ClassVar[str] = "setting_text/1"
+
+    form: Form
+    written: tuple[Written, ...] = ()
+    calls_torchrun: bool = False
+
+    def in_force(self) -> dict[str, Written]:
+        """By name, the one that counts."""
+        return {one.name: one for one in self.written if one.void is None}
+
+
+def read_setting_text(text: str, also: Collection[str] = ()) -> SettingText:
+    """What the text sets of the variables that are recorded, and of those named in ``also``.
+
+    Raises NoSettings, also for more settings than any environment has.
+    """
+    if text.count("\ufffd") * _MOST_UNREADABLE > len(text):
+        raise NoSettings("is no text")
+    lines = plain_lines(text.replace("\0", "\n"))
+    form = _form(lines)
+    shell = Shell(is_wanted=lambda name: is_recorded(name) or name in also, exports_all=form != "script")
+    if form == "environment" and not _is_quoted(lines):
+        _read_plain(lines, shell)
+    else:
+        _read_lines(lines, shell)
+    if not shell.given and not any(map(_SETS.match, lines)):
+        raise NoSettings("sets no variable: it is neither the output of env nor a script")
+    called = form == "script" and _TORCHRUN.search("\n".join(lines)) is not None
+    return SettingText(form=form, written=tuple(_written(one) for one in shell.given), calls_torchrun=called)
+
+
+def _form(lines: Sequence[str]) -> Form:
+    names, named, others = set(), 0, 0
+    for line in lines:
+        found = _NAMED.match(line)
+        if found:
+            named += 1
+            if found[1] in _OF_A_LOGIN:
+                names.add(found[1])
+        elif line.strip() and not line.startswith("#"):
+            others += 1
+    if any(line.startswith(("#!", "#SBATCH")) for line in lines):
+        return "script"
+    if len(names) >= 3:
+        return "environment"
+    return "listing" if others * 4 <= named else "script"
+
+
+def _is_quoted(lines: Sequence[str]) -> bool:
+    """Whether a shell printed it in its own quotes."""
+    return any(
+        line.startswith(("declare -", "typeset -", "export ")) or line.partition("=")[0] in _OF_SET
+        for line in lines
+    )
+
+
+def _read_plain(lines: Sequence[str], shell: Shell) -> None:
+    for number, line in enumerate(lines, 1):
+        found = _BARE.fullmatch(line)
+        if found and shell.is_wanted(found[1]):
+            shell.give(found[1], found[2], number)
+            _stop_if_many(shell)
+
+
+def _read_lines(lines: Sequence[str], shell: Shell) -> None:
+    manifest, at = Manifest(shell), 0
+    while at < len(lines):
+        end = at + 1
+        while end < len(lines) and end - at < _MOST_JOINED and lines[end - 1].endswith("\\"):
+            end += 1
+        whole = "\n".join(lines[at:end])
+        if len(whole) <= LONGEST_LINE and (manifest.waits or _may_matter(whole, shell)):
+            if end - at > 1 or not manifest.read(whole, at + 1):
+                _read_shell(whole, at + 1, shell)
+            _stop_if_many(shell)
+        at = end
+
+
+def _may_matter(text: str, shell: Shell) -> bool:
+    """Whether a wanted name stands in it, or what changes the meaning of later lines."""
+    return "allexport" in text or "set " in text or any(map(shell.is_wanted, _WORD.findall(text)))
+
+
+def _read_shell(text: str, number: int, shell: Shell) -> None:
+    for mark in ("#SBATCH", "#FLUX:"):
+        if text.startswith(mark):
+            text = f"sbatch {text[len(mark) :]}"
+    for command in commands(text):
+        shell.run(command, number)
+
+
+def _stop_if_many(shell: Shell) -> None:
+    if len(shell.given) > MOST_SETTINGS:
+        raise NoSettings(
+            f"sets more than {MOST_SETTINGS} variables of NCCL, torch or gloo, which no job does"
+        )
+
+
+def _written(one: Given) -> Written:
+    value, depends_on = one.value, one.depends_on
+    if is_withheld(one.name, value):
+        return Written(name=one.name, line=one.line, void=one.void)
+    command = _COMMAND.search(value) if depends_on else None
+    if command:  # what stands in a command may be anything
+        depends_on = f"$({command[1]} …)"
+        value = value[: command.start()] + depends_on
+    return Written(name=one.name, line=one.line, value=value, depends_on=depends_on, void=one.void)

@@ -1,0 +1,191 @@
+"""Which variables a script sets and exports, command by command; nothing is run.
+
+export NCCL_DEBUG=INFO                   NCCL_DEBUG, for every later command
+NCCL_DEBUG=INFO python train.py          NCCL_DEBUG, for this command
+NCCL_DEBUG=INFO                          a variable of the shell alone, unless it is or will be exported
+set -a                                   from here on, all of them are exported
+srun --export=ALL,NCCL_DEBUG=INFO …      also -e, --env, -x, -genv
+bash -c "export NCCL_DEBUG=INFO; …"      what the inner shell does
+"""
+
+import posixpath
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from ddp_doctor.parse.shell_words import Word, commands
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
+_LISTED = re.compile(r"(?:'[^']*'|\"[^\"]*\"|[^,'\"]|['\"])+")
+#: Words in front of a command that are not the command.
+_LEADS = frozenset(("if", "then", "else", "elif", "do", "while", "until", "!", "{")) | frozenset(
+    ("time", "exec", "nohup", "sudo", "command", "+", "++", "$")
+)
+#: They print or search what looks like a setting …
+_PRINTERS = frozenset(("echo", "printf", "cat", "grep", "egrep", "rg", "sed", "awk", "test", "[", "[["))
+#: … and what a layer of an image runs keeps no environment.
+_OF_LAYERS = frozenset(("RUN", "CMD", "ENTRYPOINT", "ARG", "LABEL"))
+_SHELLS = frozenset(("bash", "sh", "dash", "zsh", "ksh"))
+_SLURM = frozenset(("srun", "sbatch", "salloc"))
+_FLAGS = frozenset(("-x", "-e", "--env", "--export", "-genv", "-env"))
+#: Options of ``env`` that take a word.
+_OF_ENV = frozenset(("-u", "--unset", "-C", "--chdir"))
+_JOINED = re.compile(r"(?:--export=|--env=|-[ex](?=[A-Za-z_]\w*=))(.*)", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: A script in a script in a script.
+_DEEPEST = 2
+
+_NOT_EXPORTED = "is not exported, so no command sees it"
+
+
+@dataclass(frozen=True)
+class Given:
+    """A value that a name is given; ``void`` says why it does not count."""
+
+    name: str
+    value: str
+    line: int
+    depends_on: str | None = None
+    void: str | None = None
+
+
+@dataclass
+class Shell:
+    """A shell that is not there: what it would export, in order."""
+
+    is_wanted: Callable[[str], bool]
+    exports_all: bool  # a listing: whoever uses it exports all of it
+    given: list[Given] = field(default_factory=list)
+    exported: set[str] = field(default_factory=set)
+
+    def give(self, name: str, value: str, line: int, depends_on: str | None = None) -> None:
+        """A value that some command gets."""
+        if self.is_wanted(name):
+            self.given.append(Given(name, value, line, depends_on))
+
+    def run(self, command: Sequence[Word], line: int, depth: int = 0) -> None:
+        """One command; the lines of its words count from ``line``."""
+        words = list(command)
+        while words and words[0].text in _LEADS:
+            del words[0]
+        count = next((at for at, word in enumerate(words) if not _assignment(word)), len(words))
+        if count == len(words):
+            for word in words:
+                self._set(word, line)
+            return
+        for word in words[:count]:
+            self._assign(word, line)
+        self._command(words[count:], line, depth)
+
+    def _command(self, words: Sequence[Word], line: int, depth: int) -> None:
+        name, arguments = posixpath.basename(words[0].text), words[1:]
+        if name in _PRINTERS or name in _OF_LAYERS:
+            return
+        if name in ("export", "declare", "typeset"):
+            self._export(name, arguments, line)
+        elif name == "unset":
+            self._unset(arguments, line)
+        elif name == "set":
+            self._set_option([word.text for word in arguments])
+        elif name in ("setenv", "ENV") and len(arguments) > 1 and not _assignment(arguments[0]):
+            rest = arguments[1:]
+            depends_on = next((word.depends_on for word in rest if word.depends_on), None)
+            value = " ".join(word.text for word in rest)
+            self.give(arguments[0].text, value, line + words[0].line, depends_on)
+        elif name == "ENV":
+            for word in arguments:
+                self._assign(word, line)
+        else:
+            self._program(words, line, depth)
+
+    def _program(self, words: Sequence[Word], line: int, depth: int) -> None:
+        """Any other command: what its options, or an ``env`` in front of it, hand on."""
+        names = [posixpath.basename(word.text) for word in words]
+        is_slurm, in_env, has_shell = names[0] in _SLURM, False, False
+        for at, word in enumerate(words):
+            before = words[at - 1].text if at else ""
+            joined = _JOINED.fullmatch(word.text)
+            if before == "-genv" or (before == "-env" and not _assignment(word)):
+                self._pair(words[at : at + 2], line)
+            elif joined or before in _FLAGS:
+                self._list(replace(word, text=joined[1] if joined else word.text), line, is_slurm=is_slurm)
+            elif in_env and _assignment(word):
+                self._assign(word, line)
+            elif has_shell and re.fullmatch(r"-[a-z]*c", before) and depth < _DEEPEST:
+                for command in commands(word.text):
+                    self.run(command, line + word.line, depth + 1)
+            goes_on = word.text.startswith("-") or before in _OF_ENV or bool(_assignment(word))
+            in_env = names[at] == "env" or (in_env and goes_on)
+            has_shell = has_shell or names[at] in _SHELLS
+
+    def _pair(self, words: Sequence[Word], line: int) -> None:
+        if _assignment(words[0]):
+            self._assign(words[0], line)
+        elif len(words) == 2:
+            self.give(words[0].text, words[1].text, line + words[0].line, words[1].depends_on)
+
+    def _list(self, word: Word, line: int, *, is_slurm: bool) -> None:
+        """``ALL,A=b,C=d`` of SLURM, where each comma divides; elsewhere one that a further name follows."""
+        parts = _LISTED.findall(word.text) if is_slurm else re.split(r",(?=[A-Za-z_]\w*=)", word.text)
+        for part in parts:
+            bare = part[1:-1] if len(part) > 1 and part[0] == part[-1] and part[0] in "'\"" else part
+            depends_on = word.depends_on if word.depends_on and word.depends_on in bare else None
+            self._assign(replace(word, text=bare, depends_on=depends_on), line)
+
+    def _assign(self, word: Word, line: int) -> None:
+        found = _assignment(word)
+        if found:
+            depends_on = word.depends_on or ("its former value" if found[2] else None)
+            self.give(found[1], found[3], line + word.line, depends_on)
+
+    def _set(self, word: Word, line: int) -> None:
+        """A bare assignment: the shell's own, unless the name is exported."""
+        found = _assignment(word)
+        before = len(self.given)
+        self._assign(word, line)
+        if found and len(self.given) > before and not self.exports_all and found[1] not in self.exported:
+            self.given[-1] = replace(self.given[-1], void=_NOT_EXPORTED)
+
+    def _export(self, name: str, arguments: Sequence[Word], line: int) -> None:
+        options = "".join(word.text[1:] for word in arguments if word.text.startswith("-"))
+        if name != "export" and "x" not in options:
+            for word in arguments:
+                self._set(word, line)
+            return
+        for word in arguments:
+            found = _assignment(word) or _NAME.fullmatch(word.text)
+            bare = found[1] if found and found.re is _ASSIGNMENT else word.text
+            if found and self.is_wanted(bare):
+                (self.exported.discard if "n" in options else self.exported.add)(bare)
+                self._assign(word, line)
+                self._promote(bare)
+
+    def _promote(self, name: str) -> None:
+        """What the shell alone knew is exported now."""
+        for at in range(len(self.given) - 1, -1, -1):
+            one = self.given[at]
+            if one.name == name:
+                if one.void == _NOT_EXPORTED:
+                    self.given[at] = replace(one, void=None)
+                return
+
+    def _unset(self, arguments: Sequence[Word], line: int) -> None:
+        names = {word.text: line + word.line for word in arguments if self.is_wanted(word.text)}
+        if names:
+            self.given = [
+                replace(one, void=one.void or f"is unset in line {names[one.name]}")
+                if one.name in names
+                else one
+                for one in self.given
+            ]
+            self.exported -= names.keys()
+
+    def _set_option(self, options: Sequence[str]) -> None:
+        if "-a" in options or ("-o" in options and "allexport" in options):
+            self.exports_all = True
+        elif "+a" in options or ("+o" in options and "allexport" in options):
+            self.exports_all = False
+
+
+def _assignment(word: Word) -> re.Match[str] | None:
+    return _ASSIGNMENT.fullmatch(word.text)

@@ -1,0 +1,87 @@
+"""The table of ``ddp-doctor env``: what is set, to what, by what, and what that means.
+
+variable           value  default  from
+NCCL_DEBUG         INFO   unset    environment, set in bash (process 4711)
+    How much NCCL writes to its log.
+    overrules /etc/nccl.conf:3, which says WARN
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddp_doctor.knowledge.variables import RELEASES
+from ddp_doctor.model.report import EnvReport, SettingInForce
+from ddp_doctor.render.plain import one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: A longer value is cut; the JSON has it whole.
+_LONGEST = 40
+_TITLES = ("variable", "value", "default", "from")
+
+_STATUS = {
+    "not yet": "{nccl} does not read it yet",
+    "no longer": "{nccl} reads it no longer",
+    "renamed": "{nccl} reads it no longer: it has another name now",
+    "deprecated": "is deprecated",
+    "read by nothing": "is read by nothing",
+    "unknown": f"is not among the variables of {RELEASES}",
+}
+
+
+def show(report: EnvReport, out: "Console") -> None:
+    """Print the table; nothing where nothing could be read."""
+    if not report.checks or all(check.status.value == "skipped" for check in report.checks):
+        return
+    if not report.settings:
+        out.print("None of the variables that matter to NCCL, torch, gloo and torchrun is set.")
+        return
+    out.print(f"Defaults and meanings are those of {_version(report)}.", style="dim")
+    rows = [_cells(row) for row in report.settings]
+    widths = [max(map(len, column)) for column in zip(_TITLES, *rows, strict=True)]
+    out.print(_line(_TITLES, widths), style="dim", soft_wrap=True)
+    for row, cells in zip(report.settings, rows, strict=True):
+        out.print(_line(cells, widths), soft_wrap=True)
+        for further in _further(row, report):
+            out.print(f"     {further}", style="dim", soft_wrap=True)
+
+
+def _version(report: EnvReport) -> str:
+    if report.nccl:
+        return f"NCCL {report.nccl}, which torch would load here, and of torch 2.13"
+    return f"{RELEASES}, for it is not known which NCCL a job would load"
+
+
+def _cells(row: SettingInForce) -> tuple[str, ...]:
+    source = f"{row.source}, {row.since}" if row.since else row.source
+    default = "-" if row.meaning is None and row.default is None else _cut(row.default or "unset")
+    return (
+        _cut(row.name),
+        "(kept back)" if row.value is None else _cut(row.value),
+        default,
+        one_line(source),
+    )
+
+
+def _cut(text: str) -> str:
+    text = one_line(text)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _line(cells: tuple[str, ...], widths: list[int]) -> str:
+    padded = [f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)]
+    return f" {'  '.join(padded).rstrip()}"
+
+
+def _further(row: SettingInForce, report: EnvReport) -> Iterator[str]:
+    if row.meaning:
+        yield one_line(row.meaning)
+    if row.status in _STATUS:
+        nccl = f"NCCL {report.nccl}" if report.nccl else "the newest NCCL"
+        yield _STATUS[row.status].format(nccl=nccl)
+    if row.note:
+        yield one_line(row.note)
+    for other in row.overrides:
+        says = "is kept back" if other.value is None else f"says {_cut(other.value) or 'nothing'}"
+        yield f"overrules {one_line(other.source)}, which {says}"

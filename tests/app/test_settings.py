@@ -1,0 +1,252 @@
+"""``ddp-doctor env`` without a process: what is in force, where from, what is found, and what never shows."""
+
+import io
+import json
+
+import pytest
+
+from ddp_doctor import app
+from ddp_doctor.app.settings_in_force import settings_in_force
+from ddp_doctor.checks.env_vars import EnvVars
+from ddp_doctor.checks.nccl.facts import NcclFact
+from ddp_doctor.checks.software import Software
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.recording import Options, Recording
+from ddp_doctor.model.report import EnvReport, SettingInForce
+from ddp_doctor.parse.nccl_conf import ConfFile, conf_lines
+from ddp_doctor.parse.setting_origins import Origin, SettingOrigins
+from ddp_doctor.render import json_text, settings_table, terminal
+
+LOGIN = "PATH=/usr/bin\nHOME=/home/user\nPWD=/home/user\n"
+SECRET = "hunter2xyzzy"
+
+
+def recorded(*facts: Fact) -> Recording:
+    readings = [Reading(check="env_vars", status=Status.COLLECTED, fact=fact.recorded()) for fact in facts]
+    return Recording(run_id="x", options=Options(command="env"), readings=tuple(readings))
+
+
+def rows(*facts: Fact) -> dict[str, SettingInForce]:
+    return {row.name: row for row in settings_in_force(recorded(*facts))}
+
+
+def conf(path: str, text: str, reason="user") -> ConfFile:
+    return ConfFile(path=path, reason=reason, lines=conf_lines(text))
+
+
+def report_of(outcome: app.Outcome) -> EnvReport:
+    assert isinstance(outcome.report, EnvReport)
+    return outcome.report
+
+
+def shown(report: EnvReport) -> str:
+    stream = io.StringIO()
+    out = terminal.console(stream, width=300)
+    settings_table.show(report, out)
+    terminal.show(report, out)
+    return stream.getvalue()
+
+
+def codes(text: str) -> list[str]:
+    return sorted(finding.code for finding in app.read_settings(text).report.findings)
+
+
+# --- what is in force -----------------------------------------------------------------------------
+
+
+def test_the_environment_overrules_the_files_and_the_users_file_the_systems():
+    files = NcclFact(
+        conf=(
+            conf("/home/user/.nccl.conf", "NCCL_DEBUG=WARN\nNCCL_ALGO=Ring\nNCCL_ALGO=Tree\n"),
+            conf("/etc/nccl.conf", "NCCL_ALGO=Tree\nNCCL_PROTO=LL\n", "system"),
+        )
+    )
+    found = rows(EnvVars(variables={"NCCL_DEBUG": "INFO"}), files)
+    assert (found["NCCL_DEBUG"].value, found["NCCL_DEBUG"].source) == ("INFO", "environment")
+    assert [one.source for one in found["NCCL_DEBUG"].overrides] == ["/home/user/.nccl.conf:1"]
+    assert (found["NCCL_ALGO"].value, found["NCCL_ALGO"].source) == ("Ring", "/home/user/.nccl.conf:2")
+    assert [(one.value, one.source) for one in found["NCCL_ALGO"].overrides] == [
+        ("Tree", "/home/user/.nccl.conf:3"),
+        ("Tree", "/etc/nccl.conf:1"),
+    ]
+    assert found["NCCL_PROTO"].source == "/etc/nccl.conf:2"
+
+
+def test_an_empty_variable_still_overrules_the_file():
+    found = rows(
+        EnvVars(variables={"NCCL_DEBUG": ""}), NcclFact(conf=(conf("/a/.nccl.conf", "NCCL_DEBUG=INFO"),))
+    )
+    assert (found["NCCL_DEBUG"].value, len(found["NCCL_DEBUG"].overrides)) == ("", 1)
+
+
+@pytest.mark.parametrize(("nccl", "counts"), [("2.21.5", False), ("2.27.5", True), (None, True)])
+def test_a_named_file_counts_only_where_this_nccl_reads_it(nccl, counts):
+    software = Software(python="3.11", machine="x86_64", nccl_loaded=nccl)
+    found = rows(
+        EnvVars(variables={}), software, NcclFact(conf=(conf("/x.conf", "NCCL_DEBUG=INFO", "named"),))
+    )
+    assert ("NCCL_DEBUG" in found) == counts
+
+
+def test_names_in_files_that_are_not_of_nccl_are_not_shown():
+    lines = f"AWS_SECRET_ACCESS_KEY={SECRET}\nOMP_NUM_THREADS=4\nexport NCCL_DEBUG=INFO\n"
+    found = rows(EnvVars(variables={}), NcclFact(conf=(conf("/a/.nccl.conf", lines),)))
+    assert set(found) == {"OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
+    assert found["OMP_NUM_THREADS"].source == "torchrun"
+
+
+def test_torchrun_gives_only_what_is_unset_and_nothing_to_its_own_workers():
+    found = rows(EnvVars(variables={"OMP_NUM_THREADS": "8"}))
+    assert found["OMP_NUM_THREADS"].source == "environment"
+    assert found["TORCH_NCCL_ASYNC_ERROR_HANDLING"].source == "torchrun"
+    assert rows(EnvVars(variables={"TORCHELASTIC_RUN_ID": "x"}, launcher="torchrun")).keys() == {
+        "TORCHELASTIC_RUN_ID"
+    }
+
+
+@pytest.mark.parametrize(
+    ("origin", "words"),
+    [
+        (Origin(how="set", process="bash", pid=7), "set in bash (process 7)"),
+        (Origin(how="given", process="sshd", pid=7), "from sshd (process 7) or from before it"),
+        (Origin(how="given", process="slurmstepd", pid=7), "SLURM, which hands on what sbatch or srun had"),
+        (Origin(how="first", process="tini", pid=1), "the container's image or runtime"),
+        (Origin(how="first", process="systemd", pid=1), "since this host started"),
+    ],
+)
+def test_who_set_it_is_told_as_far_as_it_is_known(origin, words):
+    origins = SettingOrigins(origins={"NCCL_DEBUG": origin}, files={"NCCL_DEBUG": "/etc/environment:3"})
+    since = rows(EnvVars(variables={"NCCL_DEBUG": "INFO"}), origins)["NCCL_DEBUG"].since
+    assert since
+    assert words in since
+    assert since.endswith("; /etc/environment:3 says so")
+
+
+def test_default_and_status_are_those_of_the_loaded_release():
+    env = EnvVars(variables={"NCCL_NVLS_ENABLE": "1", "NCCL_TIMEOUT": "1", "NCCL_XYZZY": "1"})
+    old = Software(python="3.11", machine="x86_64", nccl_loaded="2.16.5")
+    first = Software(python="3.11", machine="x86_64", nccl_loaded="2.17.1")
+    assert rows(env, old)["NCCL_NVLS_ENABLE"].status == "not yet"
+    assert (rows(env, first)["NCCL_NVLS_ENABLE"].status, rows(env, first)["NCCL_NVLS_ENABLE"].default) == (
+        "read",
+        "1",
+    )
+    assert (rows(env)["NCCL_NVLS_ENABLE"].status, rows(env)["NCCL_NVLS_ENABLE"].default) == ("read", "2")
+    assert rows(env)["NCCL_TIMEOUT"].status == "read by nothing"
+    assert rows(env)["NCCL_XYZZY"].status == "unknown"
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+def test_a_job_script_is_judged_with_the_lines_that_count():
+    script = (
+        "#!/bin/bash\n#SBATCH --export=ALL,NCCL_DEBUG=WARN\nexport NCCL_DEBUG=INFO NCCL_BUFFSIZE=4M\n"
+        "export NCCL_SOCKET_IFNAME=ib$N\nexport NCCL_TIMEOUT=1\nunset NCCL_TIMEOUT\nsrun torchrun x.py\n"
+    )
+    report = report_of(app.read_settings(script))
+    found = {row.name: row for row in report.settings}
+    assert (found["NCCL_DEBUG"].source, found["NCCL_DEBUG"].overrides[0].source) == ("line 3", "line 2")
+    assert found["NCCL_BUFFSIZE"].note == "is read as 4"
+    assert found["NCCL_SOCKET_IFNAME"].note == "is not judged: depends on $N"
+    assert found["NCCL_TIMEOUT"].note == "does not count: it is unset in line 6"
+    assert found["OMP_NUM_THREADS"].source == "torchrun"
+    assert [finding.code for finding in report.findings if finding.code == "DD121"] == ["DD121"]
+    assert "DD112" not in codes(script)
+
+
+def test_what_a_script_sets_for_its_ranks_is_not_left_over():
+    script = (
+        "#!/bin/bash\nexport MASTER_ADDR=node0 MASTER_PORT=29500 WORLD_SIZE=16 RANK=0 PET_NNODES=2\nsrun x\n"
+    )
+    assert codes(script) == []
+    assert "DD101" in codes(LOGIN + "RANK=3\nWORLD_SIZE=8\n")
+
+
+def test_of_a_script_without_torchrun_nothing_is_said_of_torchrun():
+    report = report_of(app.read_settings("#!/bin/bash\nexport NCCL_DEBUG=INFO\nsrun python x.py\n"))
+    assert [row.name for row in report.settings] == ["NCCL_DEBUG"]
+
+
+def test_the_environment_of_a_torchrun_worker_is_recognised():
+    worker = LOGIN + "TORCHELASTIC_RUN_ID=x\nRANK=0\nLOCAL_RANK=0\nWORLD_SIZE=2\nLOCAL_WORLD_SIZE=2\n"
+    assert codes(worker + "MASTER_ADDR=node0\nMASTER_PORT=29500\n") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict", "exit_code", "words"),
+    [
+        ("hello\n", "unsure", 3, "neither the output of env nor a script"),
+        ("\ufffd\ufffd\ufffd", "unsure", 3, "is no text"),
+        (LOGIN, "healthy", 0, "nothing but the list of settings was judged"),
+        (LOGIN + "NCCL_IB_DISABLE=true\n", "healthy", 0, "with 1 warning"),
+    ],
+)
+def test_the_verdict_on_a_text(text, verdict, exit_code, words):
+    report = app.read_settings(text).report
+    assert (report.verdict.value, report.exit_code) == (verdict, exit_code)
+    assert words in report.summary
+
+
+@pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "NCCL_AUTH_TOKEN", "MY_VALUE"])
+@pytest.mark.parametrize("head", [LOGIN, "#!/bin/sh\nexport "])
+def test_a_secret_of_a_text_stands_in_no_output(name, head):
+    outcome = app.read_settings(f"{head}{name}={SECRET}\nexport NCCL_DEBUG=INFO\n")
+    report = report_of(outcome)
+    texts = (shown(report), json_text.render(report), outcome.recording.model_dump_json())
+    assert not any(SECRET in text for text in texts)
+    assert name in texts[0] or not name.startswith("NCCL_")
+
+
+def test_a_text_does_not_steer_the_terminal():
+    text = "#!/bin/sh\nexport NCCL_NOTE='\x9b2J\u202e\x07x'\n- name: NCCL_\x1b[2J\n"
+    words = shown(report_of(app.read_settings(text)))
+    assert not any(sign in words for sign in "\x1b\x9b\u202e\x07")
+
+
+# --- this process ---------------------------------------------------------------------------------
+
+
+def test_this_process_is_judged_without_torch_and_replayed_alike(tmp_path):
+    env = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "NCCL_IB_DISABLE": "true",
+        "NCCL_AUTH_TOKEN": SECRET,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+    }
+    (tmp_path / ".nccl.conf").write_text(f"NCCL_ALGO=Ring\nNCCL_SECRET={SECRET}\nWANDB_API_KEY={SECRET}\n")
+    outcome = app.live_settings(env)
+    report = report_of(outcome)
+    found = {row.name: row for row in report.settings}
+    assert found["NCCL_IB_DISABLE"].source == "environment"
+    assert found["NCCL_AUTH_TOKEN"].value is None
+    assert found["NCCL_SECRET"].value is None
+    assert "DD121" in [finding.code for finding in report.findings]
+    assert {check.id for check in report.checks} == {"env_vars", "nccl"}
+    assert SECRET not in outcome.recording.model_dump_json() + json_text.render(report) + shown(report)
+    again = app.judge_settings(Recording.model_validate_json(outcome.recording.model_dump_json()))
+    assert again.report == report
+
+
+def test_an_empty_environment_is_healthy_and_shows_what_torchrun_would_set(tmp_path):
+    report = report_of(app.live_settings({}))
+    assert {row.name for row in report.settings if row.source == "torchrun"} == {
+        "OMP_NUM_THREADS",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    }
+    assert report.verdict.value == "healthy"
+    keys = json.loads(json_text.render(report))["settings"][0].keys()
+    assert {"name", "value", "source", "overrides", "default", "meaning", "status"} <= keys
+
+
+def test_the_table_says_what_is_overruled_and_that_nothing_is_set():
+    software = Software(python="3.11", machine="x86_64", nccl_loaded="2.27.5")
+    env = EnvVars(variables={"NCCL_DEBUG": "INFO"}, launcher="torchrun")
+    files = NcclFact(conf=(conf("/etc/nccl.conf", "NCCL_DEBUG=WARN", "system"),))
+    words = shown(report_of(app.judge_settings(recorded(env, software, files))))
+    assert "those of NCCL 2.27.5" in words
+    assert "overrules /etc/nccl.conf:1, which says WARN" in words
+    nothing = shown(report_of(app.judge_settings(recorded(EnvVars(variables={}, launcher="torchrun")))))
+    assert nothing.startswith("None of the variables that matter")

@@ -1,0 +1,242 @@
+"""Settings in a text: what each form sets, which line counts, and what is never kept."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddp_doctor.parse.setting_text import NoSettings, SettingText, read_setting_text
+from ddp_doctor.parse.shell_words import commands
+
+LOGIN = "PATH=/usr/bin\nHOME=/home/user\nPWD=/home/user\n"
+
+
+def values(text: str) -> dict[str, str | None]:
+    return {name: one.value for name, one in read_setting_text(text).in_force().items()}
+
+
+def written(text: str, name: str):
+    return [one for one in read_setting_text(text).written if one.name == name]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("export NCCL_DEBUG=INFO", {"NCCL_DEBUG": "INFO"}),
+        (
+            "  export  NCCL_DEBUG=INFO NCCL_ALGO='Ring Tree'  # why",
+            {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring Tree"},
+        ),
+        ('declare -x NCCL_DEBUG="INFO"', {"NCCL_DEBUG": "INFO"}),
+        ("NCCL_DEBUG=INFO python train.py", {"NCCL_DEBUG": "INFO"}),
+        ("env -u X NCCL_DEBUG=INFO python train.py", {"NCCL_DEBUG": "INFO"}),
+        (
+            "env NCCL_DEBUG=INFO NCCL_ALGO=Ring python train.py NCCL_PROTO=LL",
+            {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"},
+        ),
+        ("srun --mpi=pmix env NCCL_DEBUG=INFO python train.py", {"NCCL_DEBUG": "INFO"}),
+        ("#SBATCH --export=ALL,NCCL_DEBUG=INFO,NCCL_ALGO=Ring", {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"}),
+        ("#SBATCH --export ALL,NCCL_DEBUG=INFO", {"NCCL_DEBUG": "INFO"}),
+        ("srun -n 2 --export=ALL,NCCL_IB_HCA=mlx5_0,mlx5_1 python x.py", {"NCCL_IB_HCA": "mlx5_0"}),
+        (
+            "docker run -e NCCL_IB_HCA=mlx5_0,mlx5_1 --env=NCCL_ALGO=Ring -eNCCL_PROTO=LL img",
+            {"NCCL_IB_HCA": "mlx5_0,mlx5_1", "NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"},
+        ),
+        (
+            "apptainer exec --env NCCL_ALGO=Ring,NCCL_PROTO=LL img.sif python x.py",
+            {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"},
+        ),
+        ("mpirun -np 2 -x NCCL_DEBUG=INFO -x PATH python x.py", {"NCCL_DEBUG": "INFO"}),
+        (
+            "mpiexec -genv NCCL_DEBUG INFO -env NCCL_ALGO=Ring python x.py",
+            {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"},
+        ),
+        (
+            "srun bash -lc 'export NCCL_DEBUG=INFO; OMP_NUM_THREADS=4 torchrun x.py'",
+            {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4"},
+        ),
+        ("if [ -d /x ]; then export NCCL_DEBUG=INFO; fi", {"NCCL_DEBUG": "INFO"}),
+        ("+ export NCCL_DEBUG=INFO", {"NCCL_DEBUG": "INFO"}),
+        ("setenv NCCL_DEBUG INFO", {"NCCL_DEBUG": "INFO"}),
+        ('ENV NCCL_DEBUG=INFO NCCL_ALGO="Ring"', {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"}),
+        ("ENV NCCL_DEBUG INFO", {"NCCL_DEBUG": "INFO"}),
+        ("RUN export NCCL_DEBUG=INFO && make", {}),
+        ("# export NCCL_DEBUG=INFO", {}),
+        ("echo NCCL_DEBUG=INFO", {}),
+        ("python train.py NCCL_DEBUG=INFO", {}),
+        ("grep -e NCCL_DEBUG=INFO log", {}),
+    ],
+)
+def test_a_line_of_a_script_sets_what_it_hands_to_a_command(line, expected):
+    assert values(f"#!/bin/bash\n{line}\n") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('env:\n- name: NCCL_DEBUG\n  value: "INFO"  # c\n', {"NCCL_DEBUG": "INFO"}),
+        ("- {name: NCCL_DEBUG, value: INFO}\n", {"NCCL_DEBUG": "INFO"}),
+        (
+            "environment:\n  NCCL_DEBUG: INFO\n  NCCL_ALGO: 'Ring'\n",
+            {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"},
+        ),
+        (
+            'environment:\n  - NCCL_DEBUG=INFO\n  - "NCCL_ALGO=Ring"\n',
+            {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"},
+        ),
+        (
+            '"Env": [\n  "NCCL_DEBUG=INFO",\n  "NCCL_ALGO=Ring"\n]\n',
+            {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"},
+        ),
+        ("- name: NCCL_DEBUG\n  image: x\n  ports: y\n  value: INFO\n", {}),
+    ],
+)
+def test_lines_of_manifests_are_read(text, expected):
+    assert values(f"apiVersion: v1\n{text}") == expected
+
+
+def test_the_output_of_env_is_taken_as_it_is_with_quotes_and_dollars():
+    text = LOGIN + 'NCCL_IB_HCA="mlx5_0" x\nNCCL_NOTE=$A\nBASH_FUNC_x%%=() {  echo\n}\n'
+    found = read_setting_text(text)
+    assert found.form == "environment"
+    assert values(text) == {"NCCL_IB_HCA": '"mlx5_0" x', "NCCL_NOTE": "$A"}
+    assert all(one.depends_on is None for one in found.written)
+
+
+def test_an_environ_file_with_zero_bytes_is_the_output_of_env():
+    assert values(LOGIN.replace("\n", "\0") + "NCCL_DEBUG=INFO\0") == {"NCCL_DEBUG": "INFO"}
+
+
+@pytest.mark.parametrize("mark", ["BASHOPTS=x\n", 'declare -x SHLVL="1"\n', "export SHLVL='1'\n"])
+def test_what_a_shell_printed_loses_its_quotes(mark):
+    assert values(LOGIN + mark + "NCCL_IB_HCA='mlx5_0 x'\n") == {"NCCL_IB_HCA": "mlx5_0 x"}
+
+
+def test_a_bare_assignment_in_a_script_does_not_count_until_it_is_exported():
+    script = "#!/bin/bash\nNCCL_DEBUG=INFO\nNCCL_ALGO=Ring\nexport NCCL_ALGO\npython x.py\n"
+    assert values(script) == {"NCCL_ALGO": "Ring"}
+    assert [one.void for one in written(script, "NCCL_DEBUG")] == ["is not exported, so no command sees it"]
+    assert values("#!/bin/sh\nset -a\nNCCL_DEBUG=INFO\nset +a\nNCCL_ALGO=Ring\n") == {"NCCL_DEBUG": "INFO"}
+    assert values("#!/bin/sh\nexport NCCL_DEBUG=WARN\nNCCL_DEBUG=INFO\n") == {"NCCL_DEBUG": "INFO"}
+    assert values("NCCL_DEBUG=INFO\nNCCL_ALGO=Ring\n") == {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"}
+
+
+def test_the_later_line_counts_and_unset_takes_all_before_it_away():
+    script = (
+        "#!/bin/sh\nexport NCCL_DEBUG=WARN\nexport NCCL_DEBUG=INFO\nexport NCCL_ALGO=Ring\nunset NCCL_ALGO\n"
+    )
+    assert values(script) == {"NCCL_DEBUG": "INFO"}
+    assert [one.line for one in written(script, "NCCL_DEBUG")] == [2, 3]
+    assert written(script, "NCCL_ALGO")[0].void == "is unset in line 5"
+
+
+@pytest.mark.parametrize(
+    ("value", "depends_on"),
+    [
+        ("ib$N", "$N"),
+        ('"${NCCL_DEBUG:-INFO}"', "${NCCL_DEBUG:-INFO}"),
+        ("$(hostname -s)", "$(hostname …)"),
+        ("`cat /run/secret`", "$(cat …)"),
+        ("'$N'", None),
+        (r"\$N", None),
+    ],
+)
+def test_a_value_that_only_the_shell_knows_says_on_what_it_depends(value, depends_on):
+    [one] = written(f"#!/bin/sh\nexport NCCL_SOCKET_IFNAME={value}\n", "NCCL_SOCKET_IFNAME")
+    assert one.depends_on == depends_on
+
+
+def test_lines_that_a_backslash_joins_keep_their_numbers():
+    script = (
+        "#!/bin/sh\ndocker run \\\n  -e NCCL_DEBUG=INFO \\\n  -e NCCL_ALGO=Ring img\nexport NCCL_PROTO=LL\n"
+    )
+    assert [(one.name, one.line) for one in read_setting_text(script).written] == [
+        ("NCCL_DEBUG", 3),
+        ("NCCL_ALGO", 4),
+        ("NCCL_PROTO", 5),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "hello: this is prose\n", "\ufffd" * 100, "NCCL_DEBUG=INFO\n" * 3000])
+def test_what_is_no_environment_and_no_script_is_refused(text):
+    with pytest.raises(NoSettings):
+        read_setting_text(text)
+
+
+def test_a_script_or_environment_without_our_variables_is_an_answer():
+    assert read_setting_text("#!/bin/sh\npython x.py\n").written == ()
+    assert read_setting_text(LOGIN).written == ()
+
+
+def test_torchrun_is_seen_where_it_is_called_and_not_in_a_comment():
+    assert read_setting_text("#!/bin/sh\nsrun torchrun x.py\n").calls_torchrun
+    assert read_setting_text("#!/bin/sh\npython -m torch.distributed.run x.py\n").calls_torchrun
+    assert not read_setting_text("#!/bin/sh\n# torchrun x.py\n").calls_torchrun
+
+
+SECRET = "hunter2xyzzy"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"export AWS_SECRET_ACCESS_KEY={SECRET}",
+        f"export WANDB_API_KEY={SECRET}",
+        f"export NCCL_API_KEY={SECRET}",
+        f"export NCCL_NOTE=https://user:{SECRET}@host/",
+        f"export NCCL_NOTE=$(curl -H 'X-Auth: {SECRET}' host)",
+        f"docker run -e HF_TOKEN={SECRET} -e NCCL_DEBUG=INFO img",
+        f"- name: WANDB_API_KEY\n  value: {SECRET}",
+    ],
+)
+@pytest.mark.parametrize("head", ["#!/bin/sh\n", LOGIN])
+def test_a_secret_is_not_kept(line, head):
+    assert SECRET not in read_setting_text(head + line + "\n").model_dump_json()
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "NCCL_DEBUG",
+                "=",
+                "INFO",
+                " ",
+                "\n",
+                "\\",
+                "'",
+                '"',
+                "$(",
+                ")",
+                "export ",
+                "${",
+                "}",
+                "#",
+                ";",
+                "-e ",
+            ]
+        )
+    )
+)
+@settings(deadline=None)
+def test_any_shell_is_read_or_refused_and_lines_are_in_the_text(pieces):
+    text = "".join(pieces)
+    try:
+        found = read_setting_text(text)
+    except NoSettings:
+        return
+    assert isinstance(found, SettingText)
+    assert all(1 <= one.line <= text.count("\n") + 1 for one in found.written)
+
+
+@given(
+    st.text(
+        alphabet=st.characters(
+            codec="utf-8", exclude_characters="\r\n\0'\x08\x1b\xa0&", exclude_categories=["Cs"]
+        ),
+        max_size=60,
+    )
+)
+@settings(deadline=None)
+def test_a_value_in_single_quotes_comes_back_as_it_is(value):
+    [command] = commands(f"export A='{value}'")
+    assert [word.text for word in command] == ["export", f"A={value}"]
