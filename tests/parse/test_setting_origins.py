@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 
 from ddp_doctor.parse.setting_origins import Origin, setting_origins, stat_of
 from tests.fakes import FakeContext
@@ -15,7 +16,11 @@ print(setting_origins(LiveContext(dict(os.environ), time.monotonic() + 9)).model
 """
 
 
-def machine(env, ancestors, files=None):
+def machine(
+    env: Mapping[str, str],
+    ancestors: Sequence[tuple[int, str, Mapping[str, str] | None]],
+    files: Mapping[str, str] | None = None,
+) -> FakeContext:
     """``ancestors``: (pid, name, environ or None), from the parent on."""
     pids = [pid for pid, _, _ in ancestors] + [0]
     read: dict[str, str | OSError] = {"/proc/self/stat": f"99 (python) R {pids[0]} 1 1"}
@@ -28,7 +33,7 @@ def machine(env, ancestors, files=None):
     return FakeContext(env=env, files={**read, **(files or {})})
 
 
-def origin(*ancestors) -> Origin | None:
+def origin(*ancestors: tuple[int, str, Mapping[str, str] | None]) -> Origin | None:
     return setting_origins(machine({"NCCL_DEBUG": "INFO"}, ancestors)).origins.get("NCCL_DEBUG")
 
 
