@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: A longer value is cut; the JSON has it whole.
 _LONGEST = 40
+#: What no release reads has no default.
+_NOBODYS = ("unknown", "read by nothing")
 _TITLES = ("variable", "value", "default", "from")
 
 _STATUS = {
@@ -55,7 +57,7 @@ def _version(report: EnvReport) -> str:
 
 def _cells(row: SettingInForce) -> tuple[str, ...]:
     source = f"{row.source}, {row.since}" if row.since else row.source
-    default = "-" if row.meaning is None and row.default is None else _cut(row.default or "unset")
+    default = "-" if row.status in _NOBODYS else _cut(row.default or "unset")
     return (
         _cut(row.name),
         "(kept back)" if row.value is None else _cut(row.value),

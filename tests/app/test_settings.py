@@ -241,6 +241,12 @@ def test_an_empty_environment_is_healthy_and_shows_what_torchrun_would_set(tmp_p
     assert {"name", "value", "source", "overrides", "default", "meaning", "status"} <= keys
 
 
+def test_the_default_of_what_is_unset_by_default_is_told_and_unknown_names_have_none():
+    lines = shown(report_of(app.read_settings("NCCL_IB_HCA=mlx5_0\nNCCL_XYZZY=1\n"))).splitlines()
+    rows = {line.split()[0]: line.split()[1:3] for line in lines if line.startswith(" NCCL_")}
+    assert rows == {"NCCL_IB_HCA": ["mlx5_0", "unset"], "NCCL_XYZZY": ["1", "-"]}
+
+
 def test_the_table_says_what_is_overruled_and_that_nothing_is_set():
     software = Software(python="3.11", machine="x86_64", nccl_loaded="2.27.5")
     env = EnvVars(variables={"NCCL_DEBUG": "INFO"}, launcher="torchrun")
