@@ -1,7 +1,7 @@
 """DD538: the network that the backend takes is slower than another one of the same nodes."""
 
 from collections.abc import Iterable, Iterator
-from statistics import median_high
+from statistics import median, median_high
 
 from ddp_doctor.checks.reach.facts import ReachFact
 from ddp_doctor.checks.reach.impaired import unless_over_rdma
@@ -9,6 +9,7 @@ from ddp_doctor.checks.reach.matrix import Matrix
 from ddp_doctor.checks.reach.ways import MOVE, Way, take, ways
 from ddp_doctor.knowledge import network
 from ddp_doctor.knowledge.blame import Blame
+from ddp_doctor.knowledge.trials import GAIN
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -27,7 +28,8 @@ def slower_network_is_used(recording: Recording) -> Iterator[Draft]:
         All nodes have addresses in a second network, all paths tested there are well, and the median of single
         throughput samples there is at least twice that of the best samples in the network that gloo or NCCL
         takes; of two nodes the slower direction counts. An error from three times on, of which no more than
-        5 Gbit/s is expected. Information where the data goes over RDMA. Silent where single nodes, losses or
+        5 Gbit/s is expected. Information where the data goes over RDMA, and where a trial in the other network
+        was no faster: a short sample misleads where only a burst is fast. Silent where single nodes, losses or
         late answers explain it: their findings have the same remedy.
 
     Why it matters
@@ -51,12 +53,15 @@ def slower_network_is_used(recording: Recording) -> Iterator[Draft]:
     mine, theirs = _interfaces_in_use(recording, matrix), _listed(way.interfaces.values())
     ratio = min(other, network.JUDGED_BYTES_PER_S) / rate
     severity = Severity.ERROR if ratio >= network.SLOW_NODE_RATIO else Severity.WARNING
+    refuted = _is_refuted(recording)
     yield Draft(
         title=f"{backend} takes {mine}, where {words.rate(rate)} get through between the nodes; over {theirs} it"
         f" is {words.rate(other)}",
-        detail=f"All nodes reach each other over {theirs} in {way.network}, {other / rate:.0f} times faster."
-        " Which interface is fast, no backend asks.",
-        confidence=Confidence.LIKELY,
+        detail=f"That was one short sample; a trial over {theirs} was no faster."
+        if refuted
+        else f"All nodes reach each other over {theirs} in {way.network}, {other / rate:.0f} times faster. Which"
+        " interface is fast, no backend asks.",
+        confidence=Confidence.POSSIBLE if refuted else Confidence.LIKELY,
         culprits=tuple(_culprits(recording, matrix, mine)),
         evidence=(
             Evidence(
@@ -70,7 +75,7 @@ def slower_network_is_used(recording: Recording) -> Iterator[Draft]:
             ),
         ),
         remedies=(take(recording, way),),
-        severity=unless_over_rdma(recording, severity),
+        severity=Severity.INFO if refuted else unless_over_rdma(recording, severity),
         shown_by=MOVE,
     )
 
@@ -104,6 +109,18 @@ def _is_told(matrix: Matrix) -> bool:
     if matrix.lossy != Blame() or max(matrix.answers.values(), default=0.0) >= network.SLOW_ANSWER_S:
         return True
     return not _are_two(matrix) and matrix.slow != Blame()
+
+
+def _is_refuted(recording: Recording) -> bool:
+    """Whether a trial in the other network was no faster, or did not even end."""
+    tried = [one for one in recording.experiments if one.code == "DD538"]
+    attempts = [attempt for one in tried for attempt in one.attempts]
+    there = [one for one in attempts if one.arm == "treatment"]
+    here = [one.bytes_per_s for one in attempts if one.arm == "control" and one.bytes_per_s is not None]
+    if not there or any(one.outcome != "passed" for one in there):
+        return bool(there)
+    rates = [one.bytes_per_s for one in there if one.bytes_per_s is not None]
+    return bool(rates and here) and median(rates) < GAIN * median(here)
 
 
 def _interfaces_in_use(recording: Recording, matrix: Matrix) -> str:

@@ -21,7 +21,9 @@ from ddp_doctor.model.finding import Finding
 from ddp_doctor.sources.nodes import LiveNodesContext
 
 #: Findings between nodes that slow the ranks down and stop none of them.
-_MEASURED_SLOWNESS = frozenset({"DD533", "DD534", "DD536", "DD538"})
+_MEASURED_SLOWNESS = frozenset({"DD533", "DD534", "DD536"})
+#: Of a network in use that is slow as a whole: the ranks are tested on what the job would use.
+_IN_USE = "DD538"
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def slows_ranks(finding: Finding) -> bool:
 
 def stops_ranks(finding: Finding) -> bool:
     """Whether ranks would only hang: an error about what is between the nodes, slowness aside."""
-    between = finding.code.startswith("DD5") and finding.code not in _MEASURED_SLOWNESS
+    between = finding.code.startswith("DD5") and finding.code not in {*_MEASURED_SLOWNESS, _IN_USE}
     return between and finding.severity is Severity.ERROR
 
 

@@ -13,6 +13,7 @@ from ddp_doctor.checks.reach import ReachFact, probe
 from ddp_doctor.knowledge import network
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.context import OtherWay, Peer
+from ddp_doctor.model.experiment import Attempt, Experiment
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.sources.sockets import Listener
@@ -289,6 +290,47 @@ def test_a_node_that_is_slow_in_both_networks_gets_no_setting():
 
     finding = only(two_networks(4, change))
     assert (finding.code, [one.settings for one in finding.remedies if one.settings]) == ("DD533", [])
+
+
+def attempts(*rates: tuple[str, float | None]) -> tuple[Attempt, ...]:
+    return tuple(
+        Attempt(
+            arm="control" if arm == "control" else "treatment",
+            outcome="hung" if rate is None else "passed",
+            bytes_per_s=rate,
+        )
+        for arm, rate in rates
+    )
+
+
+@pytest.mark.parametrize(
+    ("tried", "severity"),
+    [
+        (
+            attempts(("control", 12e6), ("treatment", 2e8), ("control", 11e6), ("treatment", 3e8)),
+            Severity.ERROR,
+        ),
+        (attempts(("control", None), ("treatment", 2e8)), Severity.ERROR),
+        (
+            attempts(("control", 12e6), ("treatment", 1e6), ("control", 11e6), ("treatment", 2e6)),
+            Severity.INFO,
+        ),
+        (attempts(("control", 12e6), ("treatment", None)), Severity.INFO),
+        ((), Severity.ERROR),
+    ],
+)
+def test_a_trial_that_was_no_faster_there_refutes_the_sample(tried, severity):
+    recording = two_networks(2, lambda a, b: slow(12e6))
+    first = only(recording)
+    assert first.shown_by is not None
+    experiment = Experiment(
+        code="DD538", settings=first.remedies[0].settings, showing=first.shown_by, attempts=tried
+    )
+
+    finding = only(recording.model_copy(update={"experiments": (experiment,)}))
+
+    assert finding.severity is severity
+    assert ("no faster" in finding.detail) == (severity is Severity.INFO)
 
 
 def test_a_setting_that_chose_the_slow_network_is_the_culprit_and_can_be_had_back():

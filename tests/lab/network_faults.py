@@ -41,6 +41,11 @@ def drop_all_but(host: Host, port: int = 29400) -> Planted:
     return _filter(host, incoming=f"{NEW} tcp dport != {port} drop")
 
 
+def drop_all_but_on(host: Host, nic: str = "eth0", port: int = 29400) -> Planted:
+    """New connections that come in there to all ports but one vanish; other interfaces are open."""
+    return _rule(host, "inet", "input", f"iifname {nic} {NEW} tcp dport != {port} drop")
+
+
 def reject_all_but(host: Host, port: int = 29400) -> Planted:
     """New connections to all ports but one are refused."""
     return _filter(host, incoming=f"{NEW} tcp dport != {port} reject with tcp reset")
@@ -92,10 +97,10 @@ def dead_port(lab: Lab, host: Host, nic: str = "eth0") -> Planted:
 
 
 def loss(lab: Lab, host: Host, percent: float = 5.0) -> Planted:
-    """A part of all packets is lost on the way to and from the host."""
+    """A part of all packets is lost on the way to and from the host's eth0."""
     drop = f"numgen random mod 10000 < {round(percent * 100)} drop"
     small = _no_segmentation(lab, host)
-    to_host = _filter(host, incoming=drop)
+    to_host = _rule(host, "inet", "input", f"iifname eth0 {drop}")
     from_host = _rule(lab.switch, "bridge", "forward", f"iifname {lab.port(host)} {drop}")
     return Planted(small.undo, to_host.undo, from_host.undo)
 

@@ -1,0 +1,164 @@
+"""Hosts with two NICs: what is wrong with the first is named, the second is tried, and its proof written down."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.lab import faults
+from tests.lab.hosts import Lab, why_no_lab
+from tests.lab.several_nics import FIRST, SECOND, Run, run
+
+pytestmark = pytest.mark.lab
+
+SLOW = ("rate:node0:100",)
+DEAD = ("dead-port:node1",)
+APART = ("foreign-switch:node0", "foreign-switch:node1")
+BLOCKED_ON_ETH0 = ("drop-all-but-on:node0:eth0", "drop-all-but-on:node1:eth0")
+
+
+@pytest.fixture(autouse=True)
+def _can_be_made() -> None:
+    if reason := why_no_lab():
+        pytest.skip(reason)
+
+
+def planted(lab: Lab, names: Sequence[str]) -> None:
+    for name in names:
+        faults.plant(lab, name)
+
+
+def only_finding(done: Run) -> dict[str, Any]:
+    assert done.problems == []
+    (finding,) = done.findings().values()
+    return finding
+
+
+def told(finding: dict[str, Any]) -> list[tuple[str, str, str | None]]:
+    (remedy, *_others) = finding["remedies"]
+    return [(one["name"], one["value"], one["node"]) for one in remedy["settings"]]
+
+
+ONE_NAME = [("GLOO_SOCKET_IFNAME", "eth1", None)]
+
+#: what is planted, where the nodes meet, the finding's code, what the second measurement says
+MENDED = (
+    pytest.param(SLOW, FIRST, "DD538", "B/s", id="slow"),
+    pytest.param(DEAD, SECOND, "DD535", "passes", id="dead"),
+    pytest.param(APART, SECOND, "DD535", "passes", id="not cabled to each other"),
+    pytest.param(("cable-out:node1",), SECOND, "DD521", "passes", id="cable out"),
+    pytest.param(("link-down:node0", "link-down:node1"), SECOND, "DD521", "passes", id="links down"),
+    pytest.param(BLOCKED_ON_ETH0, FIRST, "DD531", "passes", id="ports blocked on the first"),
+    pytest.param(("mtu-black-hole:node1",), FIRST, "DD532", "B/s", id="swallows large packets"),
+    pytest.param(("loss:node1:5",), FIRST, "DD536", "B/s", id="loses packets"),
+)
+
+
+@pytest.mark.parametrize(("plant", "endpoint", "code", "after"), MENDED)
+def test_the_other_network_is_proved_and_with_its_file_the_next_run_is_healthy(plant, endpoint, code, after):
+    with Lab(nodes=2, second_nic=True) as lab:
+        planted(lab, plant)
+        first = run(lab, endpoint)
+        finding = only_finding(first)
+        proof = finding["remedies"][0]["proof"]
+        assert (finding["code"], first.exits, told(finding)) == (code, {1}, ONE_NAME)
+        assert (proof["status"], after in proof["after"]) == ("proved", True), proof
+        assert proof["before"]
+
+        second = run(lab, endpoint, env_files=True)
+        assert (second.exits, second.findings(), second.settings()) == ({0}, {}, []), second.texts["node0"]
+
+
+def test_hosts_that_name_it_differently_each_get_their_own_name_tried():
+    with Lab(nodes=2, second_nic=True) as lab:
+        planted(lab, ("renamed-interface:node0:eth1:ens5", *APART))
+        finding = only_finding(run(lab, SECOND))
+
+    assert told(finding) == [
+        ("GLOO_SOCKET_IFNAME", "ens5", "node0"),
+        ("GLOO_SOCKET_IFNAME", "eth1", "node1"),
+    ]
+    assert finding["remedies"][0]["proof"]["status"] == "proved"
+
+
+def test_a_slow_node_of_four_is_named_and_the_other_network_helps_it():
+    with Lab(nodes=4, second_nic=True) as lab:
+        planted(lab, ("rate:node2:100",))
+        finding = only_finding(run(lab, FIRST))
+
+    assert finding["code"] == "DD533"
+    assert {one["node"] for one in finding["culprits"]} == {"node2"}
+    assert (told(finding), finding["remedies"][0]["proof"]["status"]) == (ONE_NAME, "proved")
+
+
+def test_a_second_network_that_is_fast_for_a_burst_only_is_tried_and_not_recommended():
+    with Lab(nodes=2, second_nic=True) as lab:
+        planted(lab, (*SLOW, "burst-credit:node0", "burst-credit:node1"))
+        done = run(lab, FIRST)
+        written = (lab["node0"].folder / "settings.sh").read_text()
+
+    (finding,) = (one for one in done.report["findings"] if one["code"] == "DD538")
+    assert (finding["severity"], done.exits) == ("info", {0})
+    assert finding["remedies"][0]["proof"]["status"] == "disproved"
+    assert "Tried, and of no use: GLOO_SOCKET_IFNAME=eth1" in done.texts["node0"]
+    assert "export" not in written
+    assert done.problems == []
+
+
+@pytest.mark.parametrize("plant", [("rate:node0:100", "rate:node0:100:eth1"), ("rate:node0:100:eth1",)])
+def test_where_the_second_network_is_no_better_nothing_is_recommended(plant):
+    with Lab(nodes=2, second_nic=True) as lab:
+        planted(lab, plant)
+        done = run(lab, FIRST)
+
+    assert (done.exits, done.findings(), done.settings()) == ({0}, {}, [])
+
+
+#: what is planted, the network's first numbers, the finding's code, the setting
+ONE_NETWORK = (
+    pytest.param(("environment:node1:GLOO_SOCKET_IFNAME=eth9",), "10.77.0", "DD521", id="no such interface"),
+    pytest.param(("loopback-name:node0", "loopback-name:node1"), "192.168.77", "DD520", id="loopback name"),
+)
+
+
+@pytest.mark.parametrize(("plant", "network", "code"), ONE_NETWORK)
+def test_a_wrong_choice_is_mended_and_with_its_file_the_next_run_is_healthy(plant, network, code):
+    endpoint = f"{network}.1:29400"
+    with Lab(2, network) as lab:
+        planted(lab, plant)
+        first = run(lab, endpoint)
+        finding = only_finding(first)
+        assert (finding["code"], first.exits) == (code, {1})
+        assert told(finding) == [("GLOO_SOCKET_IFNAME", "eth0", None)]
+        assert finding["remedies"][0]["proof"]["status"] == "proved"
+
+        second = run(lab, endpoint, env_files=True)
+        assert (second.exits, second.findings()) == ({0}, {}), second.texts["node0"]
+
+
+#: what no setting can help: what is planted, whether there are two networks, the code, words of the right repair
+NO_SETTING = (
+    pytest.param(("drop-all-but:node0", "drop-all-but:node1"), True, "DD531", "firewall", id="ports blocked"),
+    pytest.param(("block-inbound:node1",), False, "DD530", "firewall", id="inbound blocked"),
+)
+
+
+@pytest.mark.parametrize(("plant", "two", "code", "repair"), NO_SETTING)
+def test_where_no_setting_can_help_the_repair_is_named_and_none_offered(plant, two, code, repair):
+    with Lab(2, second_nic=two) as lab:
+        planted(lab, plant)
+        done = run(lab, FIRST)
+        written = (lab["node0"].folder / "settings.sh").read_text()
+
+    finding = only_finding(done)
+    assert (finding["code"], done.exits, done.settings()) == (code, {1}, [])
+    assert repair in finding["remedies"][0]["summary"]
+    assert "export" not in written
+
+
+def test_twenty_healthy_runs_recommend_nothing():
+    with Lab(nodes=2, second_nic=True) as lab:
+        runs = [run(lab, FIRST) for _ in range(20)]
+
+    said = [(one.exits, list(one.findings()), one.settings(), one.problems) for one in runs]
+    assert said == [({0}, [], [], [])] * 20
