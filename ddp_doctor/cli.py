@@ -4,7 +4,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
 
 import typer
 
@@ -36,6 +36,21 @@ JsonOption = Annotated[
 EnvFileOption = Annotated[
     str | None,
     typer.Option("--env-file", metavar="PATH|-", help="Write the recommended settings, to be sourced."),
+]
+SbatchLinesOption = Annotated[
+    str | None,
+    typer.Option("--sbatch-lines", metavar="PATH|-", help="Write them as lines for a batch script of SLURM."),
+]
+DockerArgsOption = Annotated[
+    str | None, typer.Option("--docker-args", metavar="PATH|-", help="Write them as arguments of docker run.")
+]
+K8sEnvOption = Annotated[
+    str | None,
+    typer.Option("--k8s-env", metavar="PATH|-", help="Write them as the env of a container in YAML."),
+]
+TorchrunArgsOption = Annotated[
+    str | None,
+    typer.Option("--torchrun-args", metavar="PATH|-", help="Write them with what stands in for torchrun."),
 ]
 RecordOption = Annotated[
     str | None, typer.Option("--record", metavar="PATH|-", help="Write the recording here as well.")
@@ -157,6 +172,10 @@ def run(
     fail_on: FailOnOption = FailOn.ERROR,
     json_path: JsonOption = None,
     env_file: EnvFileOption = None,
+    sbatch_lines: SbatchLinesOption = None,
+    docker_args: DockerArgsOption = None,
+    k8s_env: K8sEnvOption = None,
+    torchrun_args: TorchrunArgsOption = None,
     record: RecordOption = None,
     quiet: QuietOption = False,
 ) -> None:
@@ -179,8 +198,10 @@ def run(
     )
     asked = Asked(nnodes, node_rank, rdzv_endpoint, master_addr, master_port)
     launch = commands.Launch(asked, hosts, hostfile, nproc_per_node, join_timeout)
+    pasted = _Pasted(sbatch_lines, docker_args, k8s_env, torchrun_args)
     with guarded():
-        code = commands.run(options, launch, _outputs(json_path, env_file, record, quiet))
+        outputs = _outputs(pasted, json=json_path, env_file=env_file, record=record, quiet=quiet)
+        code = commands.run(options, launch, outputs)
     raise typer.Exit(code)
 
 
@@ -208,7 +229,8 @@ def prolog(
         require_gpus=require_gpus,
     )
     with guarded():
-        code = commands.prolog(options, unsure=unsure, outputs=_outputs(json_path, None, record, quiet=True))
+        outputs = _outputs(_Pasted(), json=json_path, record=record)
+        code = commands.prolog(options, unsure=unsure, outputs=outputs)
     raise typer.Exit(code)
 
 
@@ -219,13 +241,19 @@ def replay(
     ],
     json_path: JsonOption = None,
     env_file: EnvFileOption = None,
+    sbatch_lines: SbatchLinesOption = None,
+    docker_args: DockerArgsOption = None,
+    k8s_env: K8sEnvOption = None,
+    torchrun_args: TorchrunArgsOption = None,
 ) -> None:
     """Judge a recording again, on any machine."""
     from ddp_doctor import commands
     from ddp_doctor.guard import guarded
 
+    pasted = _Pasted(sbatch_lines, docker_args, k8s_env, torchrun_args)
     with guarded():
-        code = commands.replay(recording, _outputs(json_path, env_file, None, quiet=True))
+        outputs = _outputs(pasted, json=json_path, env_file=env_file)
+        code = commands.replay(recording, outputs)
     raise typer.Exit(code)
 
 
@@ -243,14 +271,20 @@ def topology(
     ] = None,
     json_path: JsonOption = None,
     env_file: EnvFileOption = None,
+    sbatch_lines: SbatchLinesOption = None,
+    docker_args: DockerArgsOption = None,
+    k8s_env: K8sEnvOption = None,
+    torchrun_args: TorchrunArgsOption = None,
     record: RecordOption = None,
 ) -> None:
     """Read a GPU topology and say what NCCL will make of it."""
     from ddp_doctor import commands
     from ddp_doctor.guard import guarded
 
+    pasted = _Pasted(sbatch_lines, docker_args, k8s_env, torchrun_args)
     with guarded():
-        code = commands.topology(file, _outputs(json_path, env_file, record, quiet=True, svg=svg))
+        outputs = _outputs(pasted, json=json_path, env_file=env_file, record=record, svg=svg)
+        code = commands.topology(file, outputs)
     raise typer.Exit(code)
 
 
@@ -273,7 +307,8 @@ def env(
     from ddp_doctor.guard import guarded
 
     with guarded():
-        code = commands.env(source, _outputs(json_path, env_file, record, quiet=True))
+        outputs = _outputs(_Pasted(), json=json_path, env_file=env_file, record=record)
+        code = commands.env(source, outputs)
     raise typer.Exit(code)
 
 
@@ -307,17 +342,28 @@ def template(
         typer.echo(commands.template(name), nl=False)
 
 
+class _Pasted(NamedTuple):
+    """The options that hand settings over, as typed."""
+
+    sbatch_lines: str | None = None
+    docker_args: str | None = None
+    k8s_env: str | None = None
+    torchrun_args: str | None = None
+
+
 def _outputs(
-    json_path: str | None,
-    env_file: str | None,
-    record: str | None,
-    quiet: bool,
+    pasted: _Pasted,
+    *,
+    json: str | None,
+    env_file: str | None = None,
+    record: str | None = None,
+    quiet: bool = True,
     svg: str | None = None,
 ) -> "Outputs":
     """Where the results go. Raises UsageError."""
     from ddp_doctor.app import UsageError
     from ddp_doctor.render.outputs import Outputs
 
-    if (json_path, env_file, record, svg).count("-") > 1:
+    if (json, env_file, record, svg, *pasted).count("-") > 1:
         raise UsageError("only one output can go to stdout (-); give the others a path")
-    return Outputs(json=json_path, env_file=env_file, record=record, quiet=quiet, svg=svg)
+    return Outputs(json=json, env_file=env_file, record=record, quiet=quiet, svg=svg, **pasted._asdict())

@@ -115,7 +115,7 @@ def test_a_foreign_file_is_refused_with_the_reason(tmp_path, content, sentence):
 def test_a_recording_with_a_strange_number_is_replayed_or_refused(tmp_path, number):
     """Every number in the recordings of two fabrics, one at a time: a report or one sentence, no crash."""
     from ddp_doctor import app
-    from ddp_doctor.render import env_file, json_text, terminal
+    from ddp_doctor.render import env_file, handover, json_text, terminal
 
     path, replayed = tmp_path / "recording.json", 0
     for name in ("all-reduce-not-repeatable", "two-gpu-ranks-healthy"):
@@ -126,7 +126,7 @@ def test_a_recording_with_a_strange_number_is_replayed_or_refused(tmp_path, numb
                 report = app.replay(path).report
                 terminal.show(report, terminal.console(io.StringIO()))
                 assert json_text.render(report)
-                assert env_file.render(report)
+                assert env_file.render(handover.of(report))
                 replayed += 1
     assert replayed
 
@@ -379,10 +379,11 @@ def test_the_options_of_run_are_these():
     group: Any = typer.main.get_command(app)  # typer types it as a lone command
     command = group.commands["run"]
     assert sorted(option for parameter in command.params for option in parameter.opts) == [
-        *("--backend", "--budget", "--env-file", "--fail-on", "--hostfile", "--hosts", "--join-timeout"),
-        *("--json", "--level", "--master-addr", "--master-port", "--nnodes", "--node-rank"),
-        *("--nproc-per-node", "--only", "--quiet", "--rdzv-endpoint", "--record", "--require-gpus"),
-        *("--skip", "-q"),
+        *("--backend", "--budget", "--docker-args", "--env-file", "--fail-on", "--hostfile", "--hosts"),
+        *("--join-timeout", "--json", "--k8s-env", "--level", "--master-addr", "--master-port"),
+        *("--nnodes", "--node-rank", "--nproc-per-node", "--only", "--prove", "--quiet"),
+        *("--rdzv-endpoint", "--record", "--require-gpus", "--sbatch-lines", "--skip"),
+        *("--torchrun-args", "-q"),
     ]
 
 

@@ -81,3 +81,20 @@ def test_the_topology_command_speaks_of_the_topology_alone():
 def test_a_text_is_not_called_this_node():
     done = doctor("topology", TOPOLOGY)
     assert done.stdout.endswith("Healthy, with 1 warning: nothing but the topology was judged.\n")
+
+
+def test_one_replay_writes_the_settings_in_every_form(tmp_path):
+    forms = ("env-file", "sbatch-lines", "docker-args", "k8s-env", "torchrun-args")
+    recording = str(HERE / "recordings/interfaces-docker0-on-both.json")
+    done = doctor(
+        "replay", recording, *(word for form in forms for word in (f"--{form}", str(tmp_path / form)))
+    )
+
+    assert done.returncode == 1, done
+    last = {path.name: path.read_text().splitlines()[-1] for path in tmp_path.iterdir()}
+    assert set(last) == set(forms)
+    assert last["docker-args"] == "-e GLOO_SOCKET_IFNAME=eth0"
+    assert last["k8s-env"] == '    value: "eth0"'
+    assert last["torchrun-args"] == "env GLOO_SOCKET_IFNAME=eth0 torchrun"
+    for form in ("env-file", "sbatch-lines"):
+        assert "\nexport GLOO_SOCKET_IFNAME=eth0\n" in (tmp_path / form).read_text()

@@ -20,7 +20,8 @@ owner, tools/data/variables/OWNER.ini, holds a section for each variable, and on
     source = NCCL user guide, env.rst
 
 ``default`` is a value, or a line for each release that changed it. ``when`` is ``any``, values (``0, 1``),
-``not 0``, ``< 4``, ``> 1``, or ``has LL128`` for a list that asks for a word. The kind of a concern is
+``not 0``, ``< 4``, ``> 1``, ``has LL128`` for a list that names a word, or ``allows LL128`` for one that names
+it or does not exclude it with ^. The kind of a concern is
 debug, slows or unsafe, followed by ``, mild`` where it costs little. A value in double quotes keeps its
 white space. INI, because Python 3.10 reads it without a new dependency, and a change is one line of a diff.
 """
@@ -36,7 +37,7 @@ DATA = Path(__file__).parent / "data"
 SHIPPED = Path(__file__).parent.parent / "ddp_doctor" / "knowledge" / "data" / "variables.json"
 
 _KINDS = ("debug", "slows", "unsafe")
-_TESTS = {"not": "not", "<": "below", ">": "above", "has": "has"}
+_TESTS = {"not": "not", "<": "below", ">": "above", "has": "has", "allows": "allows"}
 _LISTS = ("values",)
 _TEXTS = (
     "type",

@@ -7,6 +7,7 @@ slows all ranks. A limit is a finding only where something uses it. Raw input (c
     getrlimit(MEMLOCK), getrlimit(NOFILE)    8388608, 1024
     /sys/class/infiniband/mlx5_0/ports/1/state                        4: ACTIVE
     /sys/devices/system/clocksource/clocksource0/current_clocksource  tsc
+    /sys/class/dmi/id/sys_vendor             Amazon EC2 (parse/host_maker.py)
 """
 
 from ddp_doctor.checks.host import cpus, files, memory
@@ -15,6 +16,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse import cgroup, host_gpus, host_limits
+from ddp_doctor.parse.host_maker import read_maker
 
 __all__ = ["CHECK", "Host", "probe"]
 
@@ -24,6 +26,7 @@ def probe(ctx: Context) -> Host:
     read = host_limits.reader(ctx)
     meminfo, group = read("/proc/meminfo") or "", cgroup.limits(read)
     shm, shm_problem = host_limits.shared_memory(ctx)
+    maker = read_maker(ctx)
     return Host(
         kernel=host_limits.kernel(read),
         in_container=host_gpus.in_container(ctx),
@@ -47,6 +50,10 @@ def probe(ctx: Context) -> Host:
         clock_source=host_limits.clock_source(read),
         rdma_devices=host_limits.rdma_devices(ctx),
         rdma_unused_by=host_limits.rdma_unused_by(ctx.env),
+        vendor=maker.vendor,
+        product=maker.product,
+        asset_tag=maker.asset_tag,
+        network_drivers=maker.network_drivers,
     )
 
 

@@ -40,6 +40,10 @@ class Host(Fact):
     clock_source: str | None = None
     rdma_devices: tuple[str, ...] = ()  # with an active port
     rdma_unused_by: str | None = None  # the setting that keeps NCCL from them
+    vendor: str | None = None  # of the machine, as its firmware says: "Amazon EC2", "Supermicro"
+    product: str | None = None
+    asset_tag: str | None = None  # of the chassis; clouds put a mark of their own there
+    network_drivers: tuple[str, ...] = ()  # of the interfaces that stand on a device: "ena", "mlx5_core"
 
     @property
     def usable_cpus(self) -> float:

@@ -10,7 +10,7 @@ check rdma read before the ranks started::
     /sys/class/infiniband/mlx5_0/ports/1/hw_counters/local_ack_timeout_err 0
 """
 
-from ddp_doctor.checks.rdma_after import growth
+from ddp_doctor.checks.rdma_after import growth, timeouts
 from ddp_doctor.knowledge.rdma import MOST_HCAS
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
@@ -36,6 +36,6 @@ CHECK = Check(
     where=Where.AFTERWARDS,
     probe=probe,
     facts=(RdmaAfterFact,),
-    rules=growth.RULES,
+    rules=(*growth.RULES, *timeouts.RULES),
     cost_s=0.05,
 )

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from ddp_doctor.checks.topology.clusters import cluster
+from ddp_doctor.checks.topology.clusters import evidence as cluster_evidence
 from ddp_doctor.checks.topology.culprits import hosts_of
 from ddp_doctor.checks.topology.facts import TopologyFact
 from ddp_doctor.checks.topology.p2p import hosts_crossing_sockets
@@ -9,10 +11,11 @@ from ddp_doctor.checks.topology.p2p_words import pairs_without_p2p
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.knowledge.groups import connected
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.p2p_stalls import nodes_nccl_ran_on
+from ddp_doctor.phrases.clusters import topology_file
 from ddp_doctor.phrases.nodes import by_cause
 from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH
 
@@ -145,8 +148,9 @@ def pcietree_hidden(recording: Recording) -> Iterator[Draft]:
                     check="topology", text="every two GPUs are joined by PHB, and all have the same CPUs"
                 ),
                 *([Evidence(check="topology", text=f"all belong to NUMA nodes {ranges}")] if ranges else []),
+                *cluster_evidence(recording, group[0].node),
             ),
-            remedies=(_TOPOLOGY_FILE,),
+            remedies=(topology_file([cluster(recording, seen.node) for seen in group]),),
         )
 
 
@@ -167,17 +171,5 @@ def _hidden_behind(fact: TopologyFact) -> str | None:
     shared = set(fact.numa_affinity.values())
     return next(iter(shared)) or "" if len(shared) == 1 else ""
 
-
-_TOPOLOGY_FILE = Remedy(
-    summary=(
-        "Ask the provider for NCCL's topology file of this kind of machine, and point NCCL_TOPO_FILE at it; AWS"
-        " ships such files with aws-ofi-nccl, Azure with its HPC images"
-    ),
-    commands=("find /opt /etc /usr/share -name '*topo*.xml'",),
-    cost="a file of another kind of machine misleads NCCL",
-    undo="unset NCCL_TOPO_FILE",
-    proof=Proof(reason="the file is the provider's"),
-    references=("https://github.com/NVIDIA/nccl/issues/1298",),
-)
 
 RULES = (p2p_over_pcie_unproved, pcietree_hidden)

@@ -26,8 +26,8 @@ def concerns(name: str, value: str) -> tuple[Concern, ...]:
 def _holds(concern: Concern, variable: Variable, value: str) -> bool:
     if concern.test == "any":
         return True
-    if concern.test == "has":
-        return _asks_for(value, concern.operands)
+    if concern.test in ("has", "allows"):
+        return _asks_for(value, concern.operands, concern.test == "allows")
     read = _as_read(variable, value)
     if concern.test in ("is", "not"):
         return (read in [operand.upper() for operand in concern.operands]) == (concern.test == "is")
@@ -51,8 +51,16 @@ def _as_read(variable: Variable, value: str) -> str:
     return word.upper()
 
 
-def _asks_for(value: str, words: tuple[str, ...]) -> bool:
-    """Whether a list such as ``^LL;AllReduce:Tree,Ring`` asks for one of the words; ``^`` excludes them."""
-    lists = [part.rpartition(":")[2].strip().upper() for part in value.split(";")]
-    wanted = {word.strip() for part in lists if not part.startswith("^") for word in part.split(",")}
-    return not wanted.isdisjoint(word.upper() for word in words)
+def _asks_for(value: str, words: tuple[str, ...], or_keeps: bool) -> bool:
+    """Whether a list such as ``^LL;AllReduce:Tree,Ring`` names one of the words.
+
+    A list that begins with ^ names what it excludes; ``or_keeps`` says whether what it keeps counts.
+    """
+    sought = {word.upper() for word in words}
+    for part in value.split(";"):
+        names = part.rpartition(":")[2].strip().upper()
+        excludes = names.startswith("^")
+        named = {name.strip() for name in names.removeprefix("^").split(",")}
+        if (or_keeps and not sought <= named) if excludes else sought & named:
+            return True
+    return False

@@ -47,6 +47,9 @@ LOSSES = (
 )
 #: This one counts losses on Ethernet; on InfiniBand adaptive routing, its default, delivers out of order.
 ROCE_LOSSES = (*LOSSES, "out_of_sequence")
+#: Of these, the ones that grow only where later packets did arrive.
+GAPS = ("packet_seq_err", "seq_err_naks_rcvd")
+ROCE_GAPS = ("out_of_sequence",)
 
 #: A kernel gives new entries the lowest free index (drivers/infiniband/core/cache.c, find_gid), so a table
 #: ends, for all that matters, where so many entries in a row are empty.

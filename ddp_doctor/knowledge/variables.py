@@ -10,7 +10,8 @@ tools/data, where people edit it::
 
 ``never_read`` holds names that people set although no release reads them, with what was meant;
 ``foreign`` the prefixes that plug-ins, images and build scripts use, which nobody may call misspelled.
-Read from every NCCL tag 2.3.5 to 2.30.7 and from torch 2.13; a later library may know more names.
+Read from every NCCL tag 2.3.5 to 2.30.7, from what libnccl 2.31.2 and 2.32.3 themselves answer, and from
+torch 2.13; a later library may know more names.
 """
 
 import json
@@ -25,7 +26,7 @@ from typing import Any, Literal
 from ddp_doctor.knowledge.versions import BUNDLED_NCCL, Version, release
 
 #: The newest releases that the table was read from.
-RELEASES = "NCCL 2.30.7 and torch 2.13"
+RELEASES = "NCCL 2.32.3 and torch 2.13"
 
 #: What is recorded of an environment beside the names in the table.
 PREFIXES = ("NCCL_", "TORCH_", "TORCHELASTIC_", "GLOO_", "PET_")
@@ -63,7 +64,7 @@ class Concern:
     """
 
     kind: Literal["debug", "slows", "unsafe"]
-    test: Literal["any", "is", "not", "below", "above", "has"]
+    test: Literal["any", "is", "not", "below", "above", "has", "allows"]
     operands: tuple[str, ...]
     why: str  # a sentence
     source: str

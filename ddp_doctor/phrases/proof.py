@@ -55,7 +55,14 @@ def _passed(rates: Sequence[float], trials: int) -> str:
         return f"passes ({trials} of {trials})" if trials > 1 else "passes"
     if len(rates) == 1:
         return rate(rates[0])
-    return f"{rate(median(rates))} (median of {len(rates)}, {rate(min(rates))} to {rate(max(rates))})"
+    return f"{rate(median(rates))} (median of {len(rates)}, {_from_to(min(rates), max(rates))})"
+
+
+def _from_to(least: float, most: float) -> str:
+    """``0.38 to 0.40``, with the first unit only where it is another one."""
+    number, _, unit = rate(least).partition(" ")
+    same = rate(most).endswith(unit)
+    return f"{number if same else rate(least)} to {rate(most).removesuffix(f' {unit}')}"
 
 
 def _end(one: Attempt) -> str:

@@ -6,7 +6,7 @@ RDMA over Converged Ethernet, Docker) and the manual pages of ibstat, ibdiagnet 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ddp_doctor.knowledge import nccl_hca
+from ddp_doctor.knowledge import nccl_hca, rdma_timeouts
 from ddp_doctor.knowledge.roce_gids import FAMILY, INDEX, SEARCH_SETTINGS
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Proof, Remedy, Setting
@@ -276,6 +276,45 @@ LOSSLESS = Remedy(
     proof=_BY_HAND,
     references=(f"{_ENV}#nccl-ib-tc", f"{_TROUBLE}#rdma-over-converged-ethernet-roce"),
 )
+
+
+def wait_longer() -> Remedy:
+    """Longer waiting for acknowledgements, where packets do get through in the end."""
+    value = rdma_timeouts.LONGER_TIMEOUT
+    before = rdma_timeouts.wait_s(rdma_timeouts.DEFAULT_TIMEOUT, rdma_timeouts.DEFAULT_RETRIES)
+    after = rdma_timeouts.wait_s(value, rdma_timeouts.DEFAULT_RETRIES)
+    return Remedy(
+        summary="Wait longer for what the fabric delays, until it loses nothing any more",
+        settings=(
+            Setting(
+                name=rdma_timeouts.TIMEOUT,
+                value=str(value),
+                why=f"NCCL then gives a send up after {after:.0f} s instead of {before:.0f} s",
+            ),
+        ),
+        cost="a stop-gap: what is lost is still sent again, and a path that is gone is noticed later",
+        undo=f"unset {rdma_timeouts.TIMEOUT}",
+        proof=_SEVERAL_NODES,
+        references=(f"{_ENV}#nccl-ib-timeout", f"{_ENV}#nccl-ib-retry-cnt"),
+        conflicts=_WITHOUT_RDMA,
+    )
+
+
+def try_path(device: str | None) -> Remedy:
+    """RDMA between two nodes without NCCL."""
+    name = device if device is not None and nccl_hca.is_name(device) else "DEVICE"
+    return Remedy(
+        summary="Test the path without NCCL, from one of the nodes to the other",
+        commands=(
+            f"ib_write_bw -d {name} -R   # on one node",
+            f"ib_write_bw -d {name} -R HOST   # on the other",
+        ),
+        scope="node",
+        cost="some seconds; perftest must be installed",
+        undo=NOTHING_TO_UNDO,
+        proof=_BY_HAND,
+        references=("https://github.com/linux-rdma/perftest",),
+    )
 
 
 def same_mtu(mtu_bytes: int, interfaces: Sequence[str]) -> Remedy:

@@ -1,6 +1,5 @@
 """The lines below a finding's title: detail, evidence, remedies with what can be pasted."""
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -8,11 +7,14 @@ from itertools import groupby
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Evidence, Finding, Remedy, Setting
 from ddp_doctor.phrases.nodes import in_words as names
 from ddp_doctor.phrases.proof import in_force
+from ddp_doctor.render import shell
 from ddp_doctor.render.plain import one_line
 from ddp_doctor.render.quantity import in_words
 
 #: A screen has room for no more; rules group what is alike, and the JSON report holds all.
 _MOST_EVIDENCE = 24
+#: Of settings that differ between nodes.
+_MOST_VALUES = 8
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,7 @@ def _remedy(remedy: Remedy) -> Iterator[Line]:
         yield Line(_proof(remedy), indent=4, hang=2)
         return
     yield Line(f"Remedy: {one_line(remedy.summary)}", hang=2)
-    for line, alike in _grouped(remedy.settings).items():
-        yield Line(f"{line}{_where(alike)}", indent=6, to_paste=True)
+    yield from _to_paste(remedy.settings)
     for command in remedy.commands:
         yield Line(command, indent=6, to_paste=True)
     if remedy.cost:
@@ -93,22 +94,19 @@ def _proof(remedy: Remedy) -> str:
 _TRIED = {"proved": "Proved", "disproved": "Tried, and of no use", "not_tried": "Tried, not proved"}
 
 
-def _grouped(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
-    """The settings by their line, in the order in which they come."""
-    groups: dict[str, list[Setting]] = {}
+def _to_paste(settings: Sequence[Setting]) -> Iterator[Line]:
+    """The lines for a shell, one for each value; behind it the nodes, where it is not for all."""
+    hosts: dict[tuple[str, str | None], list[str]] = {}
     for setting in settings:
-        groups.setdefault(_to_paste(setting), []).append(setting)
-    return groups
-
-
-def _where(settings: Sequence[Setting]) -> str:
-    """A comment with the nodes that alone need it; empty where all do."""
-    nodes = [one.node for one in settings if one.node is not None]
-    return f"   # on {one_line(names(nodes))}" if nodes else ""
-
-
-def _to_paste(setting: Setting) -> str:
-    """The line for a shell."""
-    if setting.action == "unset":
-        return f"unset {setting.name}"
-    return f"export {setting.name}={shlex.quote(setting.value or '')}"
+        value = None if setting.action == "unset" else setting.value or ""
+        of_value = hosts.setdefault((setting.name, value), [])
+        if setting.node is not None or setting.node_rank is not None:
+            of_value.append(setting.node or f"node rank {setting.node_rank}")
+    for (name, value), nodes in list(hosts.items())[:_MOST_VALUES]:
+        where = f"   # on {one_line(names(nodes))}" if nodes else ""
+        if why := shell.why_not(name, value):
+            yield Line(f"({one_line(name)} cannot be pasted: {why})", indent=6)
+        else:
+            yield Line(f"{shell.assignment(name, value)}{where}", indent=6, to_paste=True)
+    if (left := len(hosts) - _MOST_VALUES) > 0:
+        yield Line(f"and {left} values more; --env-file has them all", indent=6)

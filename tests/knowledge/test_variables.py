@@ -21,6 +21,8 @@ from ddp_doctor.knowledge.variables import (
     never_read,
     status_at,
 )
+from ddp_doctor.knowledge.versions import release
+from tests import elf
 
 TABLE = Path(variables.__file__).parent / "data" / "variables.json"
 
@@ -40,6 +42,31 @@ def test_every_row_names_its_source_and_only_known_replacements():
     assert not set(table) & set(never_read())
 
 
+def test_every_variable_says_in_a_sentence_what_it_does_and_why_a_value_is_of_concern():
+    for name, variable in variables.variables().items():
+        for text in (variable.meaning, *(concern.why for concern in variable.concerns)):
+            assert re.fullmatch(r"[A-Za-z0-9].{8,180}[.]", text), name
+        assert len(variable.meaning) < 130, name
+
+
+def test_every_concern_has_its_source_and_something_to_compare_with():
+    for name, variable in variables.variables().items():
+        for concern in variable.concerns:
+            assert concern.source, name
+            assert bool(concern.operands) == (concern.test != "any"), name
+            if concern.test in ("below", "above"):
+                assert int(concern.operands[0]) >= 0, name
+
+
+def test_the_newest_default_ends_the_history_and_the_first_release_begins_it():
+    for name, variable in variables.variables().items():
+        if variable.history:
+            releases = [release(since) for since, _ in variable.history]
+            assert releases == sorted(releases), name
+            assert variable.history[0][0] == variable.first, name
+            assert variable.history[-1][1] == variable.default, name
+
+
 def test_no_variable_is_listed_twice():
     names = re.findall(r'^ *\{"name": "(\w+)"', TABLE.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(names) == len(set(names)) == len(variables.variables()) + len(never_read())
@@ -51,7 +78,7 @@ def test_removed_variables_tell_when_and_the_others_do_not():
 
 
 def test_table_is_small_and_loads_within_15_ms():
-    assert TABLE.stat().st_size < 150_000
+    assert TABLE.stat().st_size < 200_000
     times = []
     for _ in range(10):
         for cached in (variables._tables, variables.variables, variables.never_read, variables._foreign):
@@ -76,7 +103,50 @@ def test_every_option_of_torchrun_has_its_variable_in_the_table():
     options = re.findall(r"add_argument\(\s*((?:\"-[\w-]+\",\s*)+)[^)]*?action=(?:check_)?env", source)
     longest = {max(re.findall(r'"--([\w-]+)"', option), key=len) for option in options}
     assert len(longest) > 20
-    assert {f"PET_{option.replace('-', '_').upper()}" for option in longest} <= set(variables.variables())
+    from_options = {f"PET_{option.replace('-', '_').upper()}" for option in longest}
+    assert from_options == {name for name in variables.variables() if name.startswith("PET_")}
+
+
+#: What torch reads, but what a torch for the CPU does not show.
+NOT_IN_A_CPU_BUILD = {
+    "GLOO_DEVICE_TRANSPORT_TCP_TLS_CA_FILE": "compiled where gloo is built with OpenSSL",
+    "GLOO_DEVICE_TRANSPORT_TCP_TLS_CA_PATH": "compiled where gloo is built with OpenSSL",
+    "GLOO_DEVICE_TRANSPORT_TCP_TLS_CERT": "compiled where gloo is built with OpenSSL",
+    "GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY": "compiled where gloo is built with OpenSSL",
+    "TORCH_NCCL_NONBLOCKING_TIMEOUT": "in libtorch_cuda",
+    "TORCH_NCCL_USE_COMM_NONBLOCKING": "in libtorch_cuda",
+}
+TORCHS_OWN = ("TORCH_NCCL_", "TORCH_FR_", "TORCH_GLOO_", "TORCH_DIST", "TORCHELASTIC_", "GLOO_")
+
+
+@pytest.fixture(scope="module")
+def in_torchs_libraries() -> bytes:
+    folder = torch_folder() / "lib"
+    libraries = [folder / f"{name}.so" for name in ("libtorch_cpu", "libtorch_python", "libc10")]
+    if not all(library.exists() for library in libraries):
+        pytest.skip("this torch is not built of libtorch_cpu.so, libtorch_python.so and libc10.so")
+    return b"".join(elf.texts(library) for library in libraries)
+
+
+def test_every_variable_of_torchs_libraries_is_in_the_table(in_torchs_libraries):
+    named = {name for prefix in TORCHS_OWN for name in elf.names(in_torchs_libraries, prefix)}
+    assert {"TORCH_FR_BUFFER_SIZE", "GLOO_SOCKET_IFNAME"} <= named
+    assert named <= set(variables.variables())
+
+
+def test_every_variable_that_torch_is_said_to_read_is_in_it(in_torchs_libraries):
+    written = set[str]()
+    for folder in ("distributed", "nn/parallel", "include/torch/csrc/distributed/c10d"):
+        for path in (torch_folder() / folder).rglob("*"):
+            if path.suffix in (".py", ".h", ".hpp"):
+                written |= set(re.findall(r"[A-Z][A-Z0-9_]{3,}", path.read_text(encoding="utf-8")))
+    said = {
+        name
+        for name, variable in variables.variables().items()
+        if variable.owner in ("torch", "gloo", "torchrun", "launcher") and not name.startswith("PET_")
+    }
+    absent = {name for name in said - written if f"{name}\0".encode() not in in_torchs_libraries}
+    assert absent == set(NOT_IN_A_CPU_BUILD)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -11,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from ddp_doctor.model.finding import Setting
+from ddp_doctor.render import sbatch_lines
 from tests.lab.slurm import Slurm, wait_for, why_no_slurm
+from tests.render.reports import error, given_by, world
 
 pytestmark = pytest.mark.lab
 
@@ -126,3 +130,37 @@ def test_an_agent_that_is_killed_before_the_roll_call_is_named_at_once(slurm, me
     assert "srun says: Killed" in job.output
     assert job.output.endswith("exit 1\n")
     wait_for(lambda: nothing_runs(slurm), 5, slurm.logs)
+
+
+# --- the settings in a batch script -------------------------------------------------------------------
+
+SETTINGS = sbatch_lines.render(
+    given_by(
+        error(Setting(name="NCCL_IB_HCA", value="=mlx5 0'1"), Setting(name="NCCL_DEBUG", action="unset")),
+        error(
+            Setting(name="NCCL_SOCKET_IFNAME", value="=eth1", node="node1"),
+            Setting(name="NCCL_SOCKET_IFNAME", value="=eth2", node="node2"),
+            code="DD602",
+        ),
+        on=world("node1", "node2"),
+    )
+)
+AS_PRINTED = re.findall(r"so call: (srun sh -c .* sh) PROGRAM ARGUMENTS", SETTINGS)[0]
+SHOW = "sh -c 'echo $(uname -n) $NCCL_SOCKET_IFNAME $NCCL_IB_HCA ${NCCL_DEBUG-unset}'"
+
+
+def test_the_lines_for_a_batch_script_reach_the_tasks_each_with_the_value_of_its_host(slurm):
+    lines = f"export NCCL_DEBUG=INFO\n{SETTINGS}{AS_PRINTED} {SHOW}"
+    job = slurm.batch(lines, "-N2", "--ntasks-per-node=2")
+    assert job.wait() == "COMPLETED", job.output
+    nodes = (("node1", "=eth1"), ("node1", "=eth1"), ("node2", "=eth2"), ("node2", "=eth2"))
+    assert sorted(job.output.splitlines()) == [f"{node} {name} =mlx5 0'1 unset" for node, name in nodes]
+
+
+@pytest.mark.parametrize("export", ["NONE", "HOME"])
+def test_a_job_submitted_without_its_environment_needs_the_line_that_the_comment_names(slurm, export):
+    hint = re.findall(r"only after: (export SLURM_EXPORT_ENV=ALL)\n", SETTINGS)[0]
+    show = "srun /bin/sh -c 'echo ${NCCL_IB_HCA-none}'"
+    job = slurm.batch(f"{SETTINGS}{show}\n{hint}\n{show}", "-N1", f"--export={export}")
+    assert job.wait() == "COMPLETED", job.output
+    assert job.output.splitlines() == ["none", "=mlx5 0'1"]

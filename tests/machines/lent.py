@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddp_doctor.knowledge.cluster_kinds import AZURE_ASSET_TAG
 from ddp_doctor.model.context import Disk, Interface
 from tests import rdma_trees
 from tests.machines import parts
@@ -78,6 +79,12 @@ _AZURE = {
 }
 
 
+def _driven(board: Board, driver: str, *names: str) -> None:
+    """Interfaces of a virtual machine, and what drives them."""
+    for name in names:
+        board.tree.link(f"/sys/class/net/{name}/device/driver", f"../../../../bus/pci/drivers/{driver}")
+
+
 def aws(node: int = 0, *, model: str = "0x2330", nvml: str = "healthy") -> Whole:
     """A p5 (or p4d): a VM with EFA adapters and Amazon's plug-in for them."""
     board = Board()
@@ -92,6 +99,7 @@ def aws(node: int = 0, *, model: str = "0x2330", nvml: str = "healthy") -> Whole
     }
     refused = board.rdma(tree, places, node)
     board.tree.write("/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net.so", "")
+    _driven(board, "ena", "ens32")
     plugin = "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net.so"
     machine = Whole(
         board,
@@ -119,6 +127,8 @@ def gcp_a3(node: int = 0) -> Whole:
         board.seat(f"0000:{bus}:00.0", up, node=at // 4)
     parts.driver(board, range(8), switches=True)
     parts.everyday(board, "0000:43:00.0", switch="0000:05:00.0")
+    board.tree.write("/sys/class/dmi/id/product_name", "Google Compute Engine\n")
+    _driven(board, "gve", *(f"eth{at}" for at in range(5)))
     network = tuple(
         _ETH.model_copy(
             update={"name": f"eth{at}", "addresses": (f"10.{at}.0.{2 + node}/24",), "speed_mbps": None}
@@ -187,6 +197,8 @@ def azure(node: int = 0) -> Whole:
     board = Board()
     parts.linux(board, node=node, virtual="Microsoft Corporation")
     board.tree.write("/sys/class/dmi/id/product_name", "Virtual Machine\n")
+    board.tree.write("/sys/class/dmi/id/chassis_asset_tag", f"{AZURE_ASSET_TAG}\n")
+    _driven(board, "mana", "eth0")
     domains = [f"{at + 1:04x}" for at in range(8)]
     for domain in domains:
         board.seat(f"{domain}:00:00.0", (f"pci{domain}:00",), node=-1, cpus="0-95")
@@ -291,6 +303,7 @@ def workstation() -> Whole:
         board.seat(bus, up, kind="0x030000", device="0x2684", node=-1, cpus="0-31", acs=0x1D, idle=True)
         board.seat(bus[:-1] + "1", up, kind="0x040300", device="0x22ba", driver="snd_hda_intel", node=-1)
     board.iommu("DMA-FQ", buses)
+    _driven(board, "igc", "enp5s0")
     parts.driver(board, range(2), is_open=False)
     board.said(f"NVRM: Xid (PCI:{buses[0][:-2]}): 13, pid=812, name=game, Graphics Exception", 40 * 3600)
     return Whole(
@@ -333,6 +346,7 @@ def laptop() -> Whole:
         idle=True,
     )
     board.iommu("DMA-FQ", ["0000:1b:00.0"])
+    _driven(board, "iwlwifi", "wlp0s20f3")
     parts.driver(board, range(1), "550.90.07")
     return Whole(
         board,

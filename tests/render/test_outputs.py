@@ -1,15 +1,41 @@
 """Where outputs go on a node of several."""
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ddp_doctor.model.finding import Setting
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.outputs import Outputs
+from tests.render.reports import error, report, world
 
 
 def test_a_path_may_hold_the_host_and_the_node_rank():
     outputs = Outputs(json="out-%h-%n.json", env_file="%n.env", record="-", quiet=True, svg="%h.svg")
 
-    assert outputs.at_node("node7", 3) == Outputs(
-        "out-node7-3.json", "3.env", "-", quiet=True, svg="node7.svg"
-    )
-    assert Outputs().at_node("node7", 3) == Outputs()
+    assert outputs.at_node("node7", 3).paths == {
+        "json": "out-node7-3.json",
+        "env_file": "3.env",
+        "record": "-",
+        "svg": "node7.svg",
+    }
+    assert Outputs().at_node("node7", 3).paths == {}
+
+
+@pytest.mark.parametrize("name", ["docker_args", "k8s_env", "torchrun_args"])
+@pytest.mark.parametrize(("path", "has_value"), [("all.txt", False), ("%n.txt", True), ("%h.txt", True)])
+def test_a_file_for_each_node_holds_the_values_of_that_node(tmp_path, name, path, has_value):
+    own = [Setting(name="NCCL_SOCKET_IFNAME", value=f"eth{rank}", node=f"node{rank}") for rank in (0, 1)]
+    given = report(error(*own), on=world("node0", "node1"))
+    asked: dict[str, Any] = {name: str(tmp_path / path)}
+    outputs = replace(Outputs(), **asked).at_node("node1", 1)
+
+    assert outputs.write(Recording(run_id="x", tool_version="1"), given) == []
+    (written,) = tmp_path.iterdir()
+    lines = [line for line in written.read_text().splitlines() if not line.startswith("#")]
+    assert any("eth1" in line for line in lines) == has_value
+    assert not any("eth0" in line for line in lines)
 
 
 def test_a_node_that_is_not_the_head_writes_nothing_and_shows_its_words_on_stdout(capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,12 @@ def folder(tmp_path: Path, **files: str) -> Path:
     for name, text in files.items():
         (data / "variables" / f"{name}.ini").write_text(text, encoding="utf-8")
     return data
+
+
+def test_rows_are_in_order():
+    for path in (generate_variables.DATA / "variables").glob("*.ini"):
+        titles = re.findall(r"^\[(.+)\]$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        assert titles == sorted(titles, key=lambda title: title.split(": ")), path.name
 
 
 ROW = "[CUDA_X]\nmeaning = Nothing.\ntype = int\nsource = here\n"
@@ -65,6 +72,7 @@ def test_a_default_for_each_release_becomes_a_history_with_the_newest_as_default
         ("< 4", "below", ["4"]),
         ("> 1", "above", ["1"]),
         ("has LL128", "has", ["LL128"]),
+        ("allows LL128", "allows", ["LL128"]),
     ],
 )
 def test_conditions_of_concerns_are_read(tmp_path, when, test, operands):

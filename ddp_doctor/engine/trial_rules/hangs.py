@@ -24,6 +24,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy, Showing
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases import complaints
 from ddp_doctor.phrases import ranks as words
 
 
@@ -166,7 +167,7 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
     hanging = {pair for _, judgement in judged(recording, "pair") for pair in judgement.pairs}
     explained = pairs_of_topology(recording) | hanging
     for trial, judgement in judged(recording, "all-entered"):
-        if holds_one_of(trial, explained):
+        if holds_one_of(trial, explained) or complaints.explains(recording, trial):
             continue
         nodes = recording.world.nnodes if recording.world else 1
         where = f" on {nodes} nodes" if nodes > 1 else ""

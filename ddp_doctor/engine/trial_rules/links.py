@@ -25,6 +25,7 @@ from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import TrialRecord
+from ddp_doctor.phrases import complaints
 from ddp_doctor.phrases import ranks as words
 from ddp_doctor.phrases.nodes import host, node_culprit, node_pair
 
@@ -121,6 +122,8 @@ def pair(recording: Recording) -> Iterator[Draft]:
     explained = pairs_of_topology(recording)
     seen: _Stuck = {}
     for trial, judgement in judged(recording, "pair"):
+        if complaints.explains(recording, trial):
+            continue  # NCCL itself says why
         seen.update((pair, (trial, judgement)) for pair in judgement.pairs if pair not in explained)
     common = _common_rank(recording, set(seen))
     between = _nodes_between(recording, set(seen))

@@ -1,0 +1,266 @@
+"""Which settings of a report are handed over, whatever the form that they are pasted in.
+
+Of each finding at most one remedy is applied: the first that was proved; else the first that is sure, which is
+one of an error, or a leftover variable that goes away. What was disproved is nowhere. The rest are candidates:
+in a healthy job they could harm. Where the remedies of two findings contradict each other, the proved one is
+applied, else that of the finding in front, and the other one is shown as a conflict.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Finding, Proof, Remedy, Setting
+from ddp_doctor.model.recording import World
+from ddp_doctor.model.report import Report
+from ddp_doctor.render import shell
+from ddp_doctor.render.values import Branch, Unclear, branches, namesakes
+
+_CONFLICT = "conflict, not applied"
+#: ``--ulimit=memlock=-1``
+_OPTION = re.compile(r"--[a-z][a-z-]*(=[A-Za-z0-9_./:,=-]+)?")
+#: Of other options docker takes one; --shm-size is of the segment that --ipc=host gives up.
+_SEVERAL = ("--cap-add", "--device", "--ulimit")
+_SAME_MATTER = {"--ipc": "--shm-size"}
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable as one remedy wants it, with what a comment says of it."""
+
+    code: str
+    because: str  # why, what was measured, the way back
+    name: str
+    branches: tuple[Branch, ...] = ()  # none: it cannot be pasted at all
+    not_applied: str = ""  # why it is only shown
+    namesakes: frozenset[str] = frozenset()
+
+    @property
+    def everywhere(self) -> Branch | None:
+        """The value of all hosts, or of those without one of their own."""
+        return next((branch for branch in self.branches if not branch.hosts), None)
+
+    @property
+    def per_host(self) -> tuple[Branch, ...]:
+        """The values of named hosts."""
+        return tuple(branch for branch in self.branches if branch.hosts)
+
+    @property
+    def sets(self) -> bool:
+        """Whether any host gets a value."""
+        return any(branch.value is not None for branch in self.branches)
+
+    def on(self, host: str) -> "Variable | None":
+        """As that host alone needs it; None where it does not."""
+        own = next((branch for branch in self.branches if host in branch.hosts), self.everywhere)
+        return replace(self, branches=(Branch(own.value),)) if own else None
+
+
+@dataclass(frozen=True)
+class ContainerOption:
+    """One option of ``docker run`` as one remedy wants it."""
+
+    code: str
+    because: str
+    option: str
+    not_applied: str = ""
+
+
+@dataclass(frozen=True)
+class HandOver:
+    """All that can be handed over of a report, in its order."""
+
+    source: str  # the report that it comes from
+    variables: tuple[Variable, ...] = ()
+    options: tuple[ContainerOption, ...] = ()
+
+    def on(self, host: str) -> "HandOver":
+        """What one host alone needs."""
+        found = (variable.on(host) for variable in self.variables)
+        return replace(self, variables=tuple(variable for variable in found if variable))
+
+
+def of(report: Report) -> HandOver:
+    """What the remedies of a report come to."""
+    wishes = [
+        wish
+        for number, finding in enumerate(report.findings)
+        for wish in _wishes(number, finding, report.world)
+    ]
+    settled = _Settled()
+    chosen = [wish for wish in wishes if wish.is_chosen]
+    for wish in sorted(chosen, key=lambda one: one.remedy.proof.status != "proved"):
+        settled.add(wish)
+    variables = (settled.shown(wish, one) for wish in wishes for one in wish.variables)
+    options = (settled.option(wish, one) for wish in wishes for one in wish.options)
+    return HandOver(
+        f"ddp-doctor {report.tool.version}, run {report.run_id}",
+        tuple(dict.fromkeys(one for one in variables if one)),
+        tuple(dict.fromkeys(one for one in options if one)),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Wish:
+    """One remedy of one finding."""
+
+    number: int  # of the finding
+    code: str
+    remedy: Remedy
+    is_chosen: bool
+    note: str  # on what is not applied of it
+    variables: tuple[Variable, ...]
+
+    @property
+    def live(self) -> tuple[Variable, ...]:
+        """What is applied of it, if nothing contradicts it."""
+        return tuple(variable for variable in self.variables if not variable.not_applied)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Its options of docker run."""
+        return tuple(option for option in self.remedy.container if _OPTION.fullmatch(option))
+
+
+class _Settled:
+    """What is applied so far, and what is not for which reason."""
+
+    def __init__(self) -> None:
+        self._variables: dict[str, Variable] = {}
+        self._finding_of: dict[str, int] = {}  # by the variable
+        self._options: dict[str, tuple[str, _Wish]] = {}  # by what docker takes one of
+        self._refused: dict[str, str] = {}  # names that do not go with an applied remedy: its code
+        self._objections: dict[_Wish, str] = {}
+
+    def add(self, wish: _Wish) -> None:
+        """Apply the remedy, all of it or nothing: half of it was neither tried nor thought of."""
+        objection = self._objections[wish] = self._objection(wish)
+        if not objection:
+            self._variables = {one.name: one for one in wish.live} | self._variables
+            self._finding_of = {one.name: wish.number for one in wish.live} | self._finding_of
+            self._options = {_matter(one): (one, wish) for one in wish.options} | self._options
+            self._refused |= dict.fromkeys(wish.remedy.conflicts, wish.code)
+
+    def _objection(self, wish: _Wish) -> str:
+        for variable in wish.live:
+            given = self._variables.get(variable.name)
+            if not variable.branches:
+                return "not applied: it cannot be pasted as a whole"
+            if given and given.branches != variable.branches:
+                return f"{_CONFLICT}: {given.code} wants another value"
+            if variable.sets and variable.name in self._refused:
+                return f"{_CONFLICT}: it does not go with what {self._refused[variable.name]} wants"
+        for option in wish.options:
+            taken, by = self._options.get(_matter(option), (option, wish))
+            if taken != option:
+                return f"{_CONFLICT}: {by.code} wants {taken}"
+        beside = (self._variables.get(name) for name in wish.remedy.conflicts)
+        other = next((one for one in beside if one and one.sets), None)
+        return f"{_CONFLICT}: it does not go with {other.name} of {other.code}" if other else ""
+
+    def shown(self, wish: _Wish, variable: Variable) -> Variable | None:
+        """The variable with what became of it; None where another finding applies just this."""
+        given = self._variables.get(variable.name)
+        if given is variable:
+            return variable
+        if given and given.branches == variable.branches:
+            return None
+        note = self._objections.get(wish) or variable.not_applied
+        if given and not note.startswith(_CONFLICT) and self._finding_of[variable.name] != wish.number:
+            note = f"{_CONFLICT}: {given.code} wants another value"
+        return replace(variable, not_applied=note)
+
+    def option(self, wish: _Wish, option: str) -> ContainerOption | None:
+        """The option of docker run with what became of it."""
+        taken, by = self._options.get(_matter(option), ("", None))
+        if taken == option and by is not wish:
+            return None
+        note = "" if taken == option else self._objections.get(wish) or wish.note
+        return ContainerOption(wish.code, _because(wish.code, wish.remedy, ""), option, note)
+
+
+def _matter(option: str) -> str:
+    name = option.partition("=")[0]
+    return option if name in _SEVERAL else _SAME_MATTER.get(name, name)
+
+
+def _wishes(number: int, finding: Finding, world: World | None) -> list[_Wish]:
+    """The remedies of a finding that can be handed over, at most one of them chosen."""
+    usable = [
+        one for one in finding.remedies if one.proof.status != "disproved" and (one.settings or one.container)
+    ]
+    chosen = _chosen(finding, usable)
+    found = []
+    for one in usable:
+        note = "a candidate" if chosen in (one, None) else "an alternative"
+        note = note if one.proof.status == "proved" else f"{note}, {_tried(one.proof)}"
+        variables = _variables(finding, one, world, note, is_chosen=one is chosen)
+        found.append(_Wish(number, finding.code, one, one is chosen, note, variables))
+    return found
+
+
+def _chosen(finding: Finding, usable: Sequence[Remedy]) -> Remedy | None:
+    proved = next((remedy for remedy in usable if remedy.proof.status == "proved"), None)
+    return proved or next((remedy for remedy in usable if _is_sure(finding, remedy)), None)
+
+
+def _is_sure(finding: Finding, remedy: Remedy) -> bool:
+    """Needed by an error, or with a leftover that goes away."""
+    return finding.severity is Severity.ERROR or any(_is_leftover(finding, one) for one in remedy.settings)
+
+
+def _is_leftover(finding: Finding, setting: Setting) -> bool:
+    return setting.action == "unset" and finding.code.startswith("DD1")
+
+
+def _variables(
+    finding: Finding, remedy: Remedy, world: World | None, note: str, *, is_chosen: bool
+) -> tuple[Variable, ...]:
+    """The remedy's settings, those of one variable together."""
+    by_name: dict[str, list[Setting]] = {}
+    for setting in remedy.settings:
+        by_name.setdefault(setting.name, []).append(setting)
+    found = []
+    for name, settings in by_name.items():
+        sure = finding.severity is Severity.ERROR or remedy.proof.status == "proved"
+        is_live = is_chosen and (sure or all(_is_leftover(finding, one) for one in settings))
+        variable = Variable(
+            finding.code,
+            _because(finding.code, remedy, settings[0].why),
+            name,
+            not_applied="" if is_live else note,
+        )
+        try:
+            found.append(_with_values(variable, settings, world))
+        except Unclear as why:
+            found.append(replace(variable, because=f"{variable.because}; {why}"))
+    return tuple(found)
+
+
+def _with_values(variable: Variable, settings: Sequence[Setting], world: World | None) -> Variable:
+    """Raises Unclear, also where name or value are not to be pasted."""
+    values = branches(settings, world)
+    reasons = (shell.why_not(variable.name, branch.value) for branch in values)
+    if why := next((reason for reason in reasons if reason), ""):
+        raise Unclear(why)
+    return replace(variable, branches=values, namesakes=namesakes(values, world))
+
+
+def _tried(proof: Proof) -> str:
+    if proof.status == "proved":
+        return "proved"
+    return "not tried" if proof.after is None else "tried, not proved"
+
+
+def _because(code: str, remedy: Remedy, why: str) -> str:
+    """The comment on one line: finding, reason, proof, what it does not go with, way back."""
+    proof, undo = remedy.proof, remedy.undo
+    parts = (
+        code,
+        why or remedy.summary,
+        _tried(proof) if proof.after is None else f"{_tried(proof)}: {proof.before} -> {proof.after}",
+        f"does not go with {', '.join(remedy.conflicts)}" if remedy.conflicts else "",
+        f"undo: {undo}" if undo and undo != NOTHING_TO_UNDO else "",
+    )
+    return "; ".join(part for part in parts if part)

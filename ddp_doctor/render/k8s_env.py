@@ -1,0 +1,70 @@
+r"""The settings that a report hands over, as the ``env`` of a container in Kubernetes.
+
+    env:
+      - name: NCCL_IB_HCA
+        value: "=mlx5_0:1"
+
+Values are strings of JSON, which YAML reads alike. Kubernetes replaces $(NAME) in them and makes one $ of two,
+so each $ is doubled (core/v1 EnvVar).
+"""
+
+import json
+import re
+
+from ddp_doctor.render import shell
+from ddp_doctor.render.handover import HandOver
+from ddp_doctor.render.notes import notes, nothing_set
+
+#: What does in a pod what an option does for docker run; {} is the option's value.
+_IN_A_POD = {
+    "--shm-size": "a volume with emptyDir: {{medium: Memory, sizeLimit: {}}}, mounted at /dev/shm",
+    "--ipc": "hostIPC: true in the pod's spec",
+    "--uts": "hostNetwork: true in the pod's spec, which gives the host's name as well",
+    "--cap-add": 'securityContext: {{capabilities: {{add: ["{}"]}}}} of the container',
+    "--ulimit": "no field of a pod: LimitMEMLOCK=infinity for the container runtime on the node, or the"
+    " capability IPC_LOCK",
+    "--device": "resources: limits of the RDMA device plug-in, under the name that it has in this cluster",
+}
+
+
+def render(given: HandOver) -> str:
+    """Comments, then the list; an empty one where there is nothing to set."""
+    lines = [shell.comment(f"For a container of a pod, recommended by {given.source}")]
+    for option in given.options:
+        note = f"   # {option.not_applied}" if option.not_applied else ""
+        lines += [shell.comment(option.because), shell.comment(f"{_in_a_pod(option.option)}{note}")]
+    items = []
+    for variable in given.variables:
+        lines += notes(variable, _entry)
+        branch = variable.everywhere
+        if branch and not variable.not_applied:
+            if branch.value is None:
+                lines.append(shell.comment(_entry(variable.name, None)))
+            else:
+                items += [f"  - name: {variable.name}", f"    value: {_string(branch.value)}"]
+    if not items:
+        lines.append(nothing_set(given))
+    return "\n".join([*lines, *(["env:", *items] if items else ["env: []"])]) + "\n"
+
+
+def _entry(name: str, value: str | None) -> str:
+    if value is not None:
+        return f"{{name: {name}, value: {_string(value)}}}"
+    return f"{name} has to go: from the image's ENV and from this list; an empty value would leave it set"
+
+
+def _string(value: str) -> str:
+    return json.dumps(value.replace("$", "$$"), ensure_ascii=False)
+
+
+def _in_a_pod(option: str) -> str:
+    name, _, value = option.partition("=")
+    if name not in _IN_A_POD:
+        return f"{option} of docker run"
+    return (
+        f"{option} of docker run is here: {_IN_A_POD[name].format(re.sub('(?<=[0-9])([mg])$', _unit, value))}"
+    )
+
+
+def _unit(found: re.Match[str]) -> str:
+    return f"{found[0].upper()}i"

@@ -1,0 +1,77 @@
+r"""Words for bash, dash and zsh in which nothing from outside is more than a value.
+
+    export NCCL_SOCKET_IFNAME='=eth1'      quoted: zsh takes a bare =eth1 for the path of a command
+    case "$(uname -n)" in
+      node0|node0.*) export NCCL_SOCKET_IFNAME=eth0 ;;
+      node1|node1.*) export NCCL_SOCKET_IFNAME=eth1 ;;
+    esac
+
+A value that does not print (a newline, an escape, what turns text around) is refused, not quoted: no setting
+needs it, and people read these lines before they paste them. So are the shell's own variables.
+"""
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from ddp_doctor.render.plain import plain
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_BARE = re.compile(r"[A-Za-z0-9_./:,+-]+")
+_HOST = re.compile(r"[A-Za-z0-9_.-]{1,255}")
+#: What bash will not have set, and what makes a shell, the loader or Python run something else.
+_NOT_FOR_JOBS = {
+    *("_", "BASHOPTS", "BASH_ENV", "BASH_VERSINFO", "ENV", "EUID", "GROUPS", "IFS", "LD_AUDIT", "LD_PRELOAD"),
+    *("PATH", "PPID", "PROMPT_COMMAND", "PS1", "PS2", "PS4", "PYTHONSTARTUP", "SHELLOPTS", "UID"),
+}
+#: The kernel takes 128 KiB; what is longer than a path is a mistake or an attack.
+_LONGEST_VALUE = 4096
+_PATTERNS_IN_A_LINE = 8
+
+
+def why_not(name: str, value: str | None) -> str:
+    """Why this variable is not handed over; empty where it can be. A value of None unsets it."""
+    if not _NAME.fullmatch(name) or name in _NOT_FOR_JOBS:
+        return "its name is not that of a job's variable"
+    if value is not None and not value.isprintable():
+        return "its value holds characters that do not print"
+    if value is not None and len(value) > _LONGEST_VALUE:
+        return f"its value has {len(value)} characters"
+    return ""
+
+
+def is_host(name: str) -> bool:
+    """Whether this can be a host's name."""
+    return _HOST.fullmatch(name) is not None
+
+
+def quoted(value: str) -> str:
+    """``value`` as one word of a shell."""
+    return value if _BARE.fullmatch(value) else "'" + value.replace("'", "'\"'\"'") + "'"
+
+
+def assignment(name: str, value: str | None) -> str:
+    """The line that sets a variable, or unsets it."""
+    return f"unset {name}" if value is None else f"export {name}={quoted(value)}"
+
+
+def case(branches: Iterable[tuple[Sequence[str], str]]) -> str:
+    """One command of several, by the host's name; ``branches`` are patterns and what they stand for."""
+    lines = ['case "$(uname -n)" in']
+    for patterns, command in branches:
+        rows = (
+            "|".join(patterns[at : at + _PATTERNS_IN_A_LINE])
+            for at in range(0, len(patterns), _PATTERNS_IN_A_LINE)
+        )
+        lines.append("  " + "|\\\n    ".join(rows) + f") {command} ;;")
+    return "\n".join([*lines, "esac"])
+
+
+def comment(text: str) -> str:
+    """A line that does nothing whatever stands in ``text``: a line of its own would be run."""
+    return "# " + plain(" ".join(line.strip() for line in text.splitlines()))
+
+
+def commented(lines: str) -> str:
+    """Lines of ours with a # in front of each."""
+    return textwrap.indent(lines, "# ", lambda _line: True)

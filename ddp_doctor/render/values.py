@@ -1,0 +1,109 @@
+"""The settings of one remedy by variable: one value for all hosts, or each host's own.
+
+NCCL_SOCKET_IFNAME=eth1 on node rank 0, =ens2 on node rank 1   ->  node0: eth1, node1: ens2
+OMP_NUM_THREADS=4 on each of all nodes                         ->  everywhere: 4
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ddp_doctor.model.finding import Setting
+from ddp_doctor.model.recording import World
+from ddp_doctor.render import shell
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A value, None for unset, and the hosts that it is for; without hosts, for all (other) hosts."""
+
+    value: str | None
+    hosts: tuple[str, ...] = ()
+
+
+class Unclear(Exception):
+    """The settings do not say which host gets which value; the message says why."""
+
+
+def branches(settings: Sequence[Setting], world: World | None) -> tuple[Branch, ...]:
+    """The values of one variable. Raises Unclear."""
+    general = {_value(one) for one in settings if one.node is None and one.node_rank is None}
+    if len(general) > 1:
+        raise Unclear("it has two values")
+    own = _by_host(settings, world)
+    everywhere = tuple(Branch(value) for value in general)
+    if own and not general and _is_all(own, world) and len(set(own.values())) == 1:
+        return (Branch(next(iter(own.values()))),)
+    by_value: dict[str | None, list[str]] = {}
+    for host, value in own.items():
+        if value not in general:
+            by_value.setdefault(value, []).append(host)
+    return (*(Branch(value, tuple(hosts)) for value, hosts in by_value.items()), *everywhere)
+
+
+def patterns(branch: Branch, namesakes: frozenset[str]) -> list[str]:
+    """What a host of the branch may call itself, for a shell's ``case``: with its domain or without it.
+
+    ``namesakes`` are short names that several hosts share; there only the whole name counts.
+    """
+    if not branch.hosts:
+        return ["*"]
+    found = []
+    for host in branch.hosts:
+        short = _short(host)
+        other = short if short != host else f"{host}.*"
+        found += [host] if short in namesakes else [host, other]
+    return found
+
+
+def namesakes(found: Iterable[Branch], world: World | None) -> frozenset[str]:
+    """Short names that several hosts of the world, or of the branches, share."""
+    hosts = {node.hostname for node in world.nodes} if world else set()
+    hosts.update(host for branch in found for host in branch.hosts)
+    return frozenset(short for short, count in Counter(map(_short, hosts)).items() if count > 1)
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0]
+
+
+def _value(setting: Setting) -> str | None:
+    return None if setting.action == "unset" else setting.value or ""
+
+
+def _by_host(settings: Sequence[Setting], world: World | None) -> dict[str, str | None]:
+    own: dict[str, str | None] = {}
+    told: Counter[str] = Counter()
+    for setting in settings:
+        host = _host(setting, world)
+        if host is None:
+            continue
+        if own.setdefault(host, _value(setting)) != _value(setting):
+            raise Unclear(f"{host} has two values of it")
+        told[host] += setting.node_rank is not None
+    of_name = Counter(node.hostname for node in world.nodes) if world else Counter()
+    for host, count in told.items():
+        if 0 < count < of_name[host]:
+            raise Unclear(f"several nodes call themselves {host}")
+    return own
+
+
+def _host(setting: Setting, world: World | None) -> str | None:
+    """The host that a setting is for; None where it is for all."""
+    if setting.node is None and setting.node_rank is None:
+        return None
+    host = setting.node
+    if host is None and world is not None and setting.node_rank is not None:
+        host = world.hostname(setting.node_rank)
+    if host is None or not shell.is_host(host):
+        raise Unclear(f"no host name is known of {host or f'node rank {setting.node_rank}'}")
+    return host
+
+
+def _is_all(own: dict[str, str | None], world: World | None) -> bool:
+    """Whether every node of the run has a value of its own."""
+    return (
+        world is not None
+        and len(world.nodes) == world.nnodes
+        and own.keys() >= {node.hostname for node in world.nodes}
+    )

@@ -1,0 +1,135 @@
+"""The table of variables against real libraries: which names they know, and which defaults they have.
+
+NCCL keeps each name as a text ("NCCL_IB_TIMEOUT"), and for each number a function (ncclParamIbTimeout) that reads
+it and needs no GPU. With a number of its own in every variable, each function tells which one it reads; with none,
+what the default is. A wheel is 150 to 300 MB, which is why this stands with the lab.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor.knowledge.variables import default_at, status_at, variables
+from ddp_doctor.knowledge.versions import release
+from tests import elf
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+
+#: Bundled with torch 2.5 and 2.6, 2.7, 2.9 and 2.10, and 2.12 and 2.13; the newest that the table knows.
+RELEASES = ("2.21.5", "2.26.2", "2.27.5", "2.29.7", "2.30.7", "2.31.2", "2.32.3")
+
+#: Texts that look like a variable, and what they are.
+NO_VARIABLES = {
+    "NCCL_COMM_PROPERTIES_INITIALIZER": "macro that programs must use, named in a warning",
+    "NCCL_CONFIG_INITIALIZER": "macro that programs must use, named in a warning",
+    "NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER": "macro that programs must use, named in a warning",
+    "NCCL_ENCRYPTION_CONFIG_INITIALIZER": "macro that programs must use, named in a warning",
+    "NCCL_SIM_INFO_INITIALIZER": "macro that programs must use, named in a warning",
+    "NCCL_GIN_CONNECTION_FULL": "value of an enumeration, named in a warning",
+    "NCCL_GIN_CONNECTION_RAIL": "value of an enumeration, named in a warning",
+    "NCCL_IB_MAX_DEVS_PER_NIC": "constant, named in a warning",
+    "NCCL_IB_RECV_WR_ID_DUMMY": "constant, named in a warning",
+    "NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_MSG_ID": "constant, named in a warning",
+}
+
+#: Variables that a release reads only where it was built otherwise than the wheels.
+NOT_IN_WHEELS = {"NCCL_PROXY_PROFILE": "built with ENABLE_PROFILER alone, src/misc/profiler.cc"}
+
+#: Defaults that the table writes in words, as the library has them.
+IN_WORDS = {"ncclConfig": -(2**31), "no limit": 2**63 - 1}
+
+#: Calls functions of a library by their addresses, and prints what they return.
+ASK = """
+import ctypes, json, os, sys
+ctypes.CDLL(sys.argv[1])
+with open("/proc/self/maps") as maps:
+    start = next(int(line.split("-")[0], 16) for line in maps if line.rstrip().endswith(sys.argv[1]))
+returned = ctypes.CFUNCTYPE(ctypes.c_int64)
+told = {name: returned(start + address)() for name, address in json.load(sys.stdin).items()}
+print("told" + json.dumps(told), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def nccl(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A release, and its library out of NVIDIA's wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    if shutil.disk_usage(folder).free < 2 * 10**9:
+        pytest.skip("needs 2 GB of disk for NVIDIA's wheel")
+    package = f"nvidia-nccl-cu12=={request.param}"
+    options = ("-q", "--no-deps", "--no-cache-dir", "--dest", folder)
+    command = (sys.executable, "-m", "pip", "download", *options, package)
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip(f"needs a package index with {package}")
+    [wheel] = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        library = packed.extract("nvidia/nccl/lib/libnccl.so.2", folder)
+    wheel.unlink()
+    return request.param, Path(library)
+
+
+def read_at(nccl_release: str) -> set[str]:
+    """The variables of NCCL that the table says this release reads."""
+    return {
+        name
+        for name, variable in variables().items()
+        if variable.owner == "nccl" and status_at(variable, release(nccl_release)) == "read"
+    }
+
+
+def told(library: Path, functions: dict[str, int], **env: str) -> dict[str, int]:
+    """What the functions that read one number each return, in a fresh process."""
+    done = subprocess.run(
+        (sys.executable, "-c", ASK, str(library)),
+        input=json.dumps(functions),
+        env={"HOME": "/nonexistent", **env},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    answer: dict[str, int] = json.loads(done.stdout.rpartition("told")[2])
+    return answer
+
+
+def defaults(library: Path) -> dict[str, int]:
+    """The default of each number that the library reads, by variable."""
+    mangled = re.compile(r"_Z\d+ncclParam\w+?v")
+    functions = {name: address for name, address in elf.functions(library) if mangled.fullmatch(name)}
+    names = sorted(elf.names(elf.texts(library), "NCCL_") | set(variables()))
+    marks = {name: 1_000_000 + number for number, name in enumerate(names)}
+    marked = told(library, functions, **{name: str(mark) for name, mark in marks.items()})
+    unset = told(library, functions)
+    of = {mark: name for name, mark in marks.items()}
+    return {of[mark]: unset[function] for function, mark in marked.items()}
+
+
+def test_table_knows_the_names_of_a_real_library_and_the_library_those_of_the_table(nccl):
+    nccl_release, library = nccl
+    texts = elf.texts(library)
+
+    known, said = elf.names(texts, "NCCL_"), read_at(nccl_release)
+
+    assert known - said - set(NO_VARIABLES) == set()
+    assert {name for name in said if f"{name}\0".encode() not in texts} <= set(NOT_IN_WHEELS)
+    assert len(known & said) > 100
+
+
+def test_defaults_of_a_real_library_are_those_of_the_table(nccl):
+    nccl_release, library = nccl
+
+    real = defaults(library)
+
+    table = {name: default_at(variables()[name], release(nccl_release)) or "" for name in real}
+    said = {name: str(IN_WORDS.get(default, default)) for name, default in table.items()}
+    assert said == {name: str(default) for name, default in real.items()}
+    assert len(real) > 90

@@ -1,0 +1,47 @@
+"""The lines below a finding's title that people paste."""
+
+from ddp_doctor.model.finding import Setting
+from ddp_doctor.render import findings
+from tests.render.reports import error
+
+
+def pasted(*settings: Setting) -> list[str]:
+    return [line.text for line in findings.lines(error(*settings)) if line.to_paste]
+
+
+def own(host: str, value: str) -> Setting:
+    return Setting(name="NCCL_SOCKET_IFNAME", value=value, node=host)
+
+
+def test_a_setting_of_all_nodes_is_a_bare_line():
+    assert pasted(Setting(name="NCCL_IB_HCA", value="=mlx5_0")) == ["export NCCL_IB_HCA='=mlx5_0'"]
+    assert pasted(Setting(name="NCCL_P2P_LEVEL", action="unset")) == ["unset NCCL_P2P_LEVEL"]
+
+
+def test_values_of_single_nodes_say_whose_they_are():
+    unknown = Setting(name="NCCL_SOCKET_IFNAME", value="eth2", node_rank=7)
+    assert pasted(own("node0", "eth0"), own("node1", "eth1"), own("node2", "eth0"), unknown) == [
+        "export NCCL_SOCKET_IFNAME=eth0   # on node0 and node2",
+        "export NCCL_SOCKET_IFNAME=eth1   # on node1",
+        "export NCCL_SOCKET_IFNAME=eth2   # on node rank 7",
+    ]
+
+
+def test_thousands_of_nodes_that_share_a_value_are_one_line():
+    (line,) = pasted(*(own(f"node{number}", "eth1") for number in range(4096)))
+    assert line == "export NCCL_SOCKET_IFNAME=eth1   # on node0, node1, node2, node3 and 4092 more"
+
+
+def test_thousands_of_nodes_with_values_of_their_own_are_a_few_lines_and_a_word_on_the_rest():
+    settings = [own(f"node{number}", f"eth{number}") for number in range(4096)]
+    shown = [line.text for line in findings.lines(error(*settings))]
+    assert len(pasted(*settings)) == 8
+    assert "and 4088 values more; --env-file has them all" in shown
+
+
+def test_what_cannot_be_pasted_is_no_line_to_paste():
+    evil = Setting(name="NCCL_IB_HCA", value="x\ntouch canary")
+    worse = Setting(name="X;touch canary;", value="1")
+    assert pasted(evil, worse) == []
+    (pair,) = [pasted(Setting(name="NCCL_IB_HCA", value="a", node="x\ntouch canary"))]
+    assert pair == ["export NCCL_IB_HCA=a   # on x touch canary"]
