@@ -16,6 +16,8 @@ from pydantic import BaseModel
 
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import all_rules
+from ddp_doctor.knowledge.concerns import in_words
+from ddp_doctor.knowledge.variables import RELEASES, Variable, variables
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import ExitCode, Where
 from ddp_doctor.model.recording import Recording
@@ -60,6 +62,7 @@ def pages() -> dict[str, str]:
         "checks.md": checks_page(),
         "rules.md": rules_page(),
         "exit-codes.md": exit_codes_page(),
+        "variables.md": variables_page(),
         "report.schema.json": _schema(Report),
         "env-report.schema.json": _schema(EnvReport),
         "recording.schema.json": _schema(Recording),
@@ -188,6 +191,47 @@ def exit_codes_page() -> str:
         " because a doctor that fails must not drain healthy nodes.\n\n"
         "The verdict behind the code is explained in [Verdicts](../explanation/verdicts.md).\n"
     )
+
+
+def variables_page() -> str:
+    """The table of variables, by who reads them."""
+    head = (
+        f"{_NOTE}\n# Variables\n\nThe environment variables that matter to a DDP job, as far as {RELEASES}"
+        " read them; releases are NCCL's. An empty default means that the variable is unset, -2 or ncclConfig that"
+        " NCCL or the program chooses. `ddp-doctor env` shows which are in force on a machine.\n"
+    )
+    owners = dict.fromkeys(variable.owner for variable in variables().values())
+    return "\n".join([head, *(_owner_section(owner) for owner in sorted(owners))])
+
+
+def _owner_section(owner: str) -> str:
+    rows = [
+        f"## {owner}\n",
+        "| variable | what it does | default | releases | of concern |",
+        "|---|---|---|---|---|",
+    ]
+    for variable in sorted(variables().values(), key=lambda variable: variable.name):
+        if variable.owner == owner:
+            cells = (_meaning(variable), variable.default or "", _releases(variable), _concerns(variable))
+            rows.append(
+                " | ".join([f"| {variable.name}", *(cell.replace("|", "\\|") for cell in cells)]) + " |"
+            )
+    return "\n".join(rows) + "\n"
+
+
+def _meaning(variable: Variable) -> str:
+    replaced = f" Replaced by {variable.replaced_by}." if variable.replaced_by else ""
+    return f"{variable.meaning}{replaced}"
+
+
+def _releases(variable: Variable) -> str:
+    if variable.last:
+        return f"{variable.first} to {variable.last}" if variable.first else f"up to {variable.last}"
+    return f"from {variable.first}" if variable.first else ""
+
+
+def _concerns(variable: Variable) -> str:
+    return "; ".join(f"{in_words(concern)}: {concern.why.rstrip('.')}" for concern in variable.concerns)
 
 
 def _schema(model: type[BaseModel]) -> str:

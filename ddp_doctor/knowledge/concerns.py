@@ -23,6 +23,18 @@ def concerns(name: str, value: str) -> tuple[Concern, ...]:
     return tuple(concern for concern in variable.concerns if _holds(concern, variable, value))
 
 
+def in_words(concern: Concern) -> str:
+    """The values that a concern is about: "0", "LOC or 0", "below 4", "any value"."""
+    listed = " or ".join(concern.operands)
+    words = {"any": "any value", "is": listed, "not": f"all but {listed}", "below": f"below {listed}"}
+    words |= {
+        "above": f"above {listed}",
+        "has": f"a list with {listed}",
+        "allows": f"a list that keeps {listed}",
+    }
+    return words[concern.test]
+
+
 def _holds(concern: Concern, variable: Variable, value: str) -> bool:
     if concern.test == "any":
         return True

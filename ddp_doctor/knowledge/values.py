@@ -22,6 +22,8 @@ from ddp_doctor.knowledge.variables import Variable, variables
 
 Fate = Literal["misread", "refused", "hangs"]
 
+#: Launch variables, which checks of their own judge, and those of libraries whose readers are not modelled.
+_OTHERS = ("launch", "opaque")
 _ON = {"true", "yes", "on", "y", "t", "enable", "enabled"}
 _OFF = {"false", "no", "off", "n", "f", "disable", "disabled", "none"}
 _SCALE = {"K": 1024, "M": 1024**2, "G": 1024**3}
@@ -53,7 +55,7 @@ Reader = Callable[[Variable, str], Misread | None]
 def misread(name: str, value: str) -> Misread | None:
     """What is wrong with the value of a variable in the table; None where it means what it says."""
     variable = variables().get(name)
-    if variable is None or variable.type == "launch":
+    if variable is None or variable.type in _OTHERS:
         return None
     reader = _READERS.get(variable.type, _text)
     if not value:

@@ -76,7 +76,7 @@ class Variable:
     """One variable that some release reads; ``type`` is how it is read (knowledge/values.py)."""
 
     name: str
-    owner: str  # nccl, torch, gloo, torchrun, launcher, openmp, cuda, ucx, libfabric or rdma
+    owner: str  # who reads it: the file of tools/data/variables; torch is its distributed package alone
     type: str
     meaning: str  # a sentence: what it does
     source: str

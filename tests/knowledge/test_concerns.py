@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_doctor.knowledge.concerns import concerns
+from ddp_doctor.knowledge.concerns import concerns, in_words
 from ddp_doctor.knowledge.variables import variables
 
 
@@ -83,6 +83,19 @@ def test_values_that_cost_or_risk_something_are_told(name, value, kind):
 )
 def test_values_that_cost_nothing_are_left_alone(name, value):
     assert concerns(name, value) == ()
+
+
+def test_the_values_of_concern_can_be_named():
+    said = {in_words(concern) for variable in variables().values() for concern in variable.concerns}
+    assert {
+        "any value",
+        "1",
+        "LOC or 0",
+        "all but 0",
+        "below 4",
+        "above 0",
+        "a list that keeps LL128",
+    } <= said
 
 
 def test_no_default_is_of_concern():
