@@ -26,6 +26,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, by_cause, host, node_culprits, node_names
 from ddp_doctor.phrases.ranks import capital, rank_culprit, rank_list
+from ddp_doctor.phrases.torch_calls import ONE_GPU_EACH
 
 
 class ProcessGroupFact(Fact):
@@ -161,7 +162,8 @@ def shared_gpu(recording: Recording) -> Iterator[Draft]:
         NCCL refuses it, and where a setting hides it the ranks share one GPU's time and memory.
 
     Remedy
-        Use LOCAL_RANK for the device, start one rank per GPU, and look at CUDA_VISIBLE_DEVICES.
+        Use LOCAL_RANK for the device, hand it to init_process_group as device_id, start one rank per GPU, and look at
+        CUDA_VISIBLE_DEVICES.
 
     References
         NCCL init.cc ("Duplicate GPU detected"); torch.distributed.run, "Definitions"
@@ -188,13 +190,7 @@ def shared_gpu(recording: Recording) -> Iterator[Draft]:
             )
             for seen in everyone[:LINES_OF_EVIDENCE]
         ),
-        remedies=(
-            Remedy(
-                summary="Start as many ranks as there are GPUs, and choose the device by LOCAL_RANK",
-                commands=("torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",),
-                scope="code",
-            ),
-        ),
+        remedies=(ONE_GPU_EACH,),
     )
 
 

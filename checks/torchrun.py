@@ -23,6 +23,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.ranks import rank_at
+from ddp_doctor.phrases.torch_calls import JOIN_TIMEOUT_S, join_later
 
 #: What torchrun sets; torch/distributed/elastic/agent/server/local_elastic_agent.py.
 EXPORTED = (
@@ -124,7 +125,8 @@ def slow_start(recording: Recording) -> Iterator[Draft]:
         It is paid at every start and restart, and time-outs of the rendezvous come near.
 
     Remedy
-        Mostly a Python environment on a shared file system: put it on a local disk or in an image.
+        Mostly a Python environment on a shared file system: put it on a local disk or in an image. Where it takes half
+        of the rendezvous's ten minutes, more of them: --rdzv-conf join_timeout.
 
     References
         docs/explanation/hangs.md
@@ -145,7 +147,10 @@ def slow_start(recording: Recording) -> Iterator[Draft]:
                     expected_from="2.4 s measured for two ranks on a local disk",
                 ),
             ),
-            remedies=(Remedy(summary="Keep the Python environment on a local disk or in a container image"),),
+            remedies=(
+                Remedy(summary="Keep the Python environment on a local disk or in a container image"),
+                *([join_later(seconds)] if seconds * 2 > JOIN_TIMEOUT_S else []),
+            ),
         )
 
 

@@ -1,16 +1,17 @@
-"""DD237, DD238: shared or locked memory that NCCL asked for and did not get, in its own words."""
+"""DD237-DD239: shared, locked or NUMA memory that NCCL asked for and did not get, in its own words."""
 
 from collections.abc import Iterator
 
 from ddp_doctor.checks.host.facts import Host
+from ddp_doctor.checks.topology.transports import log_of
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Proof, Remedy
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import complaints as words
 from ddp_doctor.phrases import limits
-from ddp_doctor.phrases.containers import WITHOUT_SHM
-from ddp_doctor.phrases.nodes import host, in_words, node_culprit
+from ddp_doctor.phrases.containers import ALLOW_NUMA, WITHOUT_SHM
+from ddp_doctor.phrases.nodes import host, in_words, node_culprit, node_draft
 
 
 @rule("DD237", "nccl-cannot-make-shared-memory", Severity.ERROR)
@@ -103,4 +104,37 @@ def no_locked_memory(recording: Recording) -> Iterator[Draft]:
     )
 
 
-RULES = (no_shared_memory, no_locked_memory)
+@rule("DD239", "host-memory-not-placed-near-gpus", Severity.INFO, Host)
+def no_numa_calls(recording: Recording) -> Iterator[Draft]:
+    """A container that may not place memory on NUMA nodes, so that NCCL takes /dev/shm.
+
+    What it finds
+        In a container, NCCL's log says that CUDA's host memory (cuMem) does not work and that it takes /dev/shm.
+
+    Why it matters
+        It works. Memory may then lie on the far socket, and /dev/shm must have room for it.
+
+    Remedy
+        --cap-add SYS_NICE, which Docker leaves out by default.
+
+    References
+        NCCL src/misc/cudawrap.cc, ncclCuMemHostEnable; NCCL user guide, Troubleshooting, cuMem host allocations
+    """
+    seen = [
+        one
+        for one in recording.facts(Host)
+        if one.fact.in_container and log_of(recording, one.node).no_cumem_host
+    ]
+    if seen:
+        yield node_draft(
+            recording,
+            seen,
+            "The container on {nodes} may not place memory near its GPUs, and NCCL shares it through /dev/shm",
+            Evidence(check="nccl", text="NCCL's log: cuMem host allocations do not appear to be working"),
+            ALLOW_NUMA,
+            detail="It works so. Docker leaves NUMA calls out unless it is told otherwise.",
+            confidence=Confidence.LIKELY,
+        )
+
+
+RULES = (no_shared_memory, no_locked_memory, no_numa_calls)

@@ -22,6 +22,7 @@ from ddp_doctor.checks.topology import (
     complaints,
     containers,
     differences,
+    few_sockets,
     given_up,
     gpudirect,
     links,
@@ -102,6 +103,7 @@ CHECK = Check(
         *containers.RULES,
         *slowness.RULES,
         *complaints.RULES,
+        *few_sockets.RULES,
     ),
     cost_s=0.5,
     deadline_s=60.0,  # without persistence mode NVML first wakes every GPU

@@ -5,16 +5,17 @@ from collections.abc import Iterator
 from ddp_doctor.checks.allreduce.facts import AllReduceFact, SizeResult
 from ddp_doctor.checks.topology.facts import TopologyFact
 from ddp_doctor.checks.topology.transports import Expected, Place, places, used_within
-from ddp_doctor.knowledge.expected_speed import FAR_BELOW, LEAST_BYTES
+from ddp_doctor.knowledge.expected_speed import BOUNDING, FAR_BELOW, LEAST_BYTES
 from ddp_doctor.knowledge.nvml import OS_MANAGED_MEMORY
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Showing
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.gpu_facts import GpusFact
 from ddp_doctor.phrases import transports as words
 from ddp_doctor.phrases.nodes import host, node_culprit
 from ddp_doctor.phrases.ranks import gpu_of
+from ddp_doctor.phrases.settings import unset
 
 
 @rule("DD440", "all-reduce-far-below-its-path", Severity.WARNING, TopologyFact, AllReduceFact)
@@ -31,12 +32,13 @@ def far_below(recording: Recording) -> Iterator[Draft]:
         A ring is as fast as its slowest link, and every training step waits for it.
 
     Remedy
-        Compare PCIe width and generation under load, NVLink errors, clocks, and ACS on the bridges.
+        Settings that bound channels, buffers, threads, algorithms or protocols are unset first. Else compare PCIe width
+        and generation under load, NVLink errors, clocks, and ACS on the bridges.
 
     References
         NCCL src/graph/topo.h: the constants; nccl-tests, doc/PERFORMANCE.md: bus bandwidth
     """
-    world, measured = recording.world, _best(recording)
+    world, measured = recording.world, best_of_large(recording)
     if world is None or world.nnodes > 1 or world.backend != "nccl" or measured is None:
         return
     for place in places(recording) if _alone(recording) else ():
@@ -60,7 +62,17 @@ def far_below(recording: Recording) -> Iterator[Draft]:
                     expected_from=f"NCCL's own constants for {pair}, {slowest.code}",
                 ),
             ),
-            remedies=(words.COMPARE_LINKS,),
+            remedies=(*_unlimited(place), words.COMPARE_LINKS),
+            shown_by=Showing(kind="all_reduce", size_bytes=LEAST_BYTES),
+        )
+
+
+def _unlimited(place: Place) -> Iterator[Remedy]:
+    """Take away what somebody set that bounds how much NCCL moves at once."""
+    held = {name: place.node.settings[name] for name in BOUNDING if name in place.node.settings}
+    if held:
+        yield unset(held, "NCCL then chooses by itself").model_copy(
+            update={"proof": Proof(reason="no trial without these settings was recorded")}
         )
 
 
@@ -93,7 +105,7 @@ def _slowest_link(recording: Recording, place: Place) -> Expected | None:
     return min(ways, key=lambda one: one.rate_gb_per_s or 0.0, default=None)
 
 
-def _best(recording: Recording) -> SizeResult | None:
+def best_of_large(recording: Recording) -> SizeResult | None:
     """The best of the large sizes, of each the slowest rank."""
     by_size: dict[int, list[SizeResult]] = {}
     for seen in recording.facts(AllReduceFact):

@@ -7,3 +7,10 @@ LEAST_BYTES = 64 << 20
 #: A third of what NCCL's own constants give for the slowest link: DESIGN calls that an error among peers.
 #: The constants are no measurement, so it is a warning here.
 FAR_BELOW = 3.0
+
+#: Settings that keep NCCL from moving more at once, or from another way to move it (NCCL user guide, environment
+#: variables); without them it chooses by the size of the message and the links.
+BOUNDING = (
+    *("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_NTHREADS", "NCCL_BUFFSIZE"),
+    *("NCCL_ALGO", "NCCL_PROTO"),
+)

@@ -75,3 +75,11 @@ JUDGED_BYTES_PER_S = 625e6
 #: against the median of single ones there: chance speaks for the network in use. An error is the "at least
 #: three times" of all others; 1 against 2.5 Gbit/s is worth a warning.
 FASTER_ELSEWHERE_RATIO = 2.0
+
+#: From here on one TCP connection, which one core feeds, may not fill an interface (judgement; NCCL's guide speaks of
+#: 100 Gbit/s).
+FAST_ETHERNET_MBPS = 25_000
+#: Less of the interface than this makes more sockets worth a measurement (judgement).
+SOCKETS_SHARE = 0.5
+#: Threads, and sockets of each, that NCCL's user guide names for generic networks of 100 Gbit/s.
+SOCKETS = (4, 4)

@@ -4,6 +4,7 @@
     wk:8811:8840 [0] NCCL INFO NCCL_P2P_LEVEL set by environment to SYS
     wk:8811:8840 [0] NCCL INFO NET/IB : Using [0]mlx5_2:1/RoCE [1]mlx5_bond_0:1/RoCE [RO]; OOB eth0:…
     wk:8811:8840 [0] NCCL INFO Using network IB
+    wk:8811:8840 [0] NCCL INFO NET/Socket: Using 2 threads and 8 sockets per thread
     wk:8811:8840 [0] NCCL INFO comm 0x55d rank 0 nranks 4 cudaDev 0 nvmlDev 0 busId 1b000 commId 0x9 - Init START
     wk:8811:8840 [0] NCCL INFO comm 0x55d rank 0 nRanks 4 nNodes 2 localRanks 2 localRank 0 MNNVL 0
     wk:8811:8840 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
@@ -61,13 +62,15 @@ _HOSTS = re.compile(r"nRanks \d{1,7} nNodes (\d{1,7}) localRanks")
 _NETWORK = re.compile(r"Using network ([^\r\n]{1,60})")
 _NO_GDR = re.compile(r"GPU Direct RDMA Disabled for HCA \d{1,3} '([^']{1,64})'")
 _REFUSED = re.compile(r"P2P is disabled between connected GPUs (\d{1,3}) and (\d{1,3})")
+_SOCKETS = re.compile(r"NET/Socket: Using (\d{1,3}) threads and (\d{1,3}) sockets per thread")
+_NO_CUMEM_HOST = "cuMem host allocations do not appear to be working"
 _NO_VERBS = "Failed to open libibverbs.so"
 _NO_IB = "NET/IB : No device found"
 
 #: A line that holds none of these says nothing that is read here.
 _WORDS = re.compile(
     r" via |NCCL version|NCCL_[A-Z0-9_]{1,60} set |NET/|Using network| busId | nRanks |GPU Direct RDMA Disabled"
-    rf"|P2P is disabled|{re.escape(_NO_VERBS)}|NVLS multicast|Connected |Pattern \d"
+    rf"|P2P is disabled|{re.escape(_NO_VERBS)}|{_NO_CUMEM_HOST}|NVLS multicast|Connected |Pattern \d"
 )
 
 
@@ -164,6 +167,10 @@ class NcclTransportFact(Fact):
     connected: tuple[str, ...] = ()  # "all rings", "NVLS tree"
     inits: tuple[CommInit, ...] = ()  # since 2.16.2, and those begun since 2.18.3
     patterns: tuple[Pattern, ...] = ()
+    sockets: tuple[int, int] | None = (
+        None  # threads, and sockets of each; not printed where the main thread sends
+    )
+    no_cumem_host: bool = False  # CUDA gives no host memory on a NUMA node; NCCL takes /dev/shm
 
     def used_hcas(self) -> tuple[str, ...]:
         """The names of the RDMA devices that carry a channel."""
@@ -214,7 +221,13 @@ def parse_nccl_log(text: str) -> NcclTransportFact:
         connected=_once(found[1] for found in _CONNECTED.finditer(text)),
         inits=_inits(devices),
         patterns=_once(_pattern(found) for found in _PATTERN.finditer(text)),
+        sockets=_sockets(_SOCKETS.search(text)),
+        no_cumem_host=_NO_CUMEM_HOST in text,
     )
+
+
+def _sockets(found: re.Match[str] | None) -> tuple[int, int] | None:
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _nvls(said: set[bool]) -> bool | None:

@@ -57,6 +57,22 @@ def widen_gpudirect(name: str, level: str) -> Remedy:
     )
 
 
+def more_sockets(threads: int, each: int) -> Remedy:
+    """Several TCP connections between two nodes, as a trial."""
+    why = "one connection is bound by one core"
+    return Remedy(
+        summary="Measure the job with more connections and without, on the same nodes, and keep what is faster",
+        settings=(
+            Setting(name="NCCL_SOCKET_NTHREADS", value=str(threads), why=why),
+            Setting(name="NCCL_NSOCKS_PERTHREAD", value=str(each), why=why),
+        ),
+        cost=f"{threads} threads for each connection, which take CPU time from the ranks and their data loaders",
+        undo="unset NCCL_SOCKET_NTHREADS NCCL_NSOCKS_PERTHREAD",
+        proof=Proof(reason="the run made no trial with these settings"),
+        references=(_GUIDE + "env.html#nccl-socket-nthreads", _GUIDE + "env.html#nccl-nsocks-perthread"),
+    )
+
+
 def _explain(summary: str, subsystems: str, *commands: str) -> Remedy:
     """Have NCCL say more, in the job itself."""
     why = "the job's own output then says which way NCCL takes, and why"

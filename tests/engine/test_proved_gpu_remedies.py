@@ -10,10 +10,15 @@ from typing import Literal
 import pytest
 
 from ddp_doctor import app
+from ddp_doctor.checks.p2p.facts import P2pFact, PairResult
+from ddp_doctor.checks.topology.facts import TopologyFact
 from ddp_doctor.knowledge.trials import why_not
+from ddp_doctor.model.choices import Status
 from ddp_doctor.model.experiment import Attempt, Experiment
+from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding, Remedy
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.model.trial import RankEvidence, TrialRecord
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 Outcome = Literal["passed", "hung", "failed"]
@@ -37,6 +42,13 @@ OFFERED = [
     ("rdma-on-one-node-only", "DD572", "all_reduce", ["NCCL_IB_DISABLE"]),
     ("rdma-hca-leaves-out-the-nearest", "DD577", "all_reduce", ["NCCL_IB_HCA"]),
     ("rdma-hca-prefix-takes-storage", "DD578", "all_reduce", ["NCCL_IB_HCA"]),
+    (
+        "rdma-send-times-out-and-packets-are-lost",
+        "DD584",
+        "exchange",
+        ["NCCL_IB_TIMEOUT", "NCCL_IB_DISABLE"],
+    ),
+    ("rdma-send-times-out", "DD584", "exchange", ["NCCL_IB_DISABLE"]),
     ("all-reduce-wrong-share-of-rank-2", "DD601", "all_reduce", ["NCCL_P2P_DISABLE", "NCCL_PROTO"]),
     ("p2p-corrupts-from-1-to-3", "DD606", "exchange", ["NCCL_P2P_DISABLE"]),
     ("all-ranks-in-one-collective", "DD616", "meet", ["NCCL_P2P_DISABLE"]),
@@ -136,6 +148,104 @@ def test_what_hangs_with_the_setting_too_is_not_recommended(
 
     assert finding.remedies[-1].settings == remedy.settings
     assert finding.remedies[-1].proof.status == "disproved"
+
+
+def test_a_first_all_reduce_that_hangs_where_nvswitches_add_up_is_tried_without_them_first():
+    recording = load("all-ranks-in-one-collective")
+    (trial,) = recording.trials
+    log = "node0:1:2 [0] NCCL INFO NVLS multicast support is available on dev 0\n"
+    evidence = tuple(one.model_copy(update={"output_tail": one.output_tail + log}) for one in trial.evidence)
+    trials = (trial.model_copy(update={"evidence": evidence}),)
+
+    finding = found(recording.model_copy(update={"trials": trials}), "DD616")
+
+    names = [one.name for remedy in finding.remedies for one in remedy.settings]
+    assert names == ["NCCL_NVLS_ENABLE", "NCCL_P2P_DISABLE"]
+
+
+def test_an_all_reduce_that_settings_hold_back_is_tried_without_them():
+    recording = load("transports-nvlink-at-a-tenth")
+    readings = tuple(
+        one.model_copy(update={"fact": {**(one.fact or {}), "variables": {"NCCL_MAX_NCHANNELS": "1"}}})
+        if one.check == "env_vars"
+        else one
+        for one in recording.readings
+    )
+
+    finding = found(recording.model_copy(update={"readings": readings}), "DD440")
+
+    assert [(one.name, one.action) for one in finding.remedies[0].settings] == [
+        ("NCCL_MAX_NCHANNELS", "unset")
+    ]
+    assert finding.remedies[0].undo == "export NCCL_MAX_NCHANNELS=1"
+    assert finding.shown_by is not None
+    assert finding.shown_by.kind == "all_reduce"
+    assert not made_of_settings(found(recording, "DD440"))
+
+
+def test_a_slow_pair_whose_path_is_longer_than_all_others_loses_p2p_alone():
+    pairs = {(0, 1): 20.0, (0, 2): 21.0, (1, 2): 3.0}
+    links = {(0, 1): "PIX", (0, 2): "PIX", (1, 2): "PXB"}
+
+    finding = found(slow_pair(pairs, links), "DD607")
+
+    (remedy,) = made_of_settings(finding)
+    assert [(one.name, one.value) for one in remedy.settings] == [("NCCL_P2P_LEVEL", "PIX")]
+    assert finding.shown_by is not None
+    assert (finding.shown_by.ranks, finding.shown_by.healthy_bytes_per_s) == ((1, 2), 21.0e9)
+
+
+def test_a_slow_pair_on_the_same_path_as_the_others_is_no_matter_of_a_setting():
+    pairs = {(0, 1): 20.0, (0, 2): 21.0, (1, 2): 3.0}
+
+    finding = found(slow_pair(pairs, dict.fromkeys(pairs, "PIX")), "DD607")
+
+    assert not made_of_settings(finding)
+
+
+def slow_pair(rates: dict[tuple[int, int], float], codes: dict[tuple[int, int], str]) -> Recording:
+    """Three GPUs that NCCL joins by P2P, with these rates in GB/s and these codes."""
+    gpus = [f"GPU{at}" for at in range(3)]
+    links = {one: dict.fromkeys(gpus, "X") for one in gpus}
+    for (one, two), code in codes.items():
+        links[f"GPU{one}"][f"GPU{two}"] = links[f"GPU{two}"][f"GPU{one}"] = code
+    nothing: dict[str, str] = {}
+    matrix = TopologyFact(
+        gpus=tuple(gpus),
+        nics={},
+        links=links,
+        cpu_affinity=nothing,
+        numa_affinity=nothing,
+        gpu_numa_id={},
+        cpu_vendor="GenuineIntel",
+    )
+    exchanges = [
+        P2pFact(
+            pairs=tuple(
+                PairResult(
+                    peer=sum(pair) - rank, wrong_bytes=0, latency_us=20, bandwidth_gb_per_s=rate, size_bytes=1
+                )
+                for pair, rate in rates.items()
+                if rank in pair
+            )
+        )
+        for rank in range(3)
+    ]
+    log = "".join(f"Channel 00/0 : {one}[{one}] -> {two}[{two}] via P2P/CUMEM\n" for one, two in rates)
+    trial = TrialRecord(
+        trial="t0",
+        backend="nccl",
+        ranks=(0, 1, 2),
+        checks=("p2p",),
+        evidence=tuple(RankEvidence(rank=rank, began=True, done=True, output_tail=log) for rank in range(3)),
+    )
+    readings = [Reading(check="topology", status=Status.COLLECTED, fact=matrix.recorded())]
+    readings += [
+        Reading(check="p2p", status=Status.COLLECTED, rank=rank, fact=fact.recorded())
+        for rank, fact in enumerate(exchanges)
+    ]
+    world = World(nproc_per_node=3, world_size=3, backend="nccl", nodes=(Node(hostname="node0", nproc=3),))
+    return Recording(world=world, readings=tuple(readings), trials=(trial,))
 
 
 def test_the_classic_hang_of_two_sockets_is_mended_by_taking_the_leftover_level_away():

@@ -29,6 +29,7 @@ from ddp_doctor.phrases import complaints
 from ddp_doctor.phrases import ranks as words
 from ddp_doctor.phrases.nodes import host
 from ddp_doctor.phrases.settings import unset
+from ddp_doctor.phrases.torch_calls import ONE_GPU_EACH
 
 
 @rule("DD612", "rank-died", Severity.ERROR)
@@ -235,13 +236,7 @@ def _one_gpu(recording: Recording, sharing: dict[tuple[int, str], set[int]]) -> 
         evidence=tuple(
             Evidence(check="process_group", text=f"NCCL: {place}") for place in places[:MOST_LINES]
         ),
-        remedies=(
-            Remedy(
-                summary="Start as many ranks as there are GPUs, and choose the device by LOCAL_RANK",
-                commands=("torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",),
-                scope="code",
-            ),
-        ),
+        remedies=(ONE_GPU_EACH,),
     )
 
 

@@ -24,8 +24,14 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy, Showing
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.model.trial import TrialRecord
+from ddp_doctor.parse.nccl_log import parse_nccl_log
 from ddp_doctor.phrases import complaints
 from ddp_doctor.phrases import ranks as words
+from ddp_doctor.phrases.nvlink import WITHOUT_NVLS
+
+#: All ranks of a node say the same of NVLS; those of the first node tell.
+_RANKS_READ = 8
 
 
 @rule("DD610", "rank-never-entered-a-collective", Severity.ERROR)
@@ -158,8 +164,9 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
         The job hangs at its first collective with all GPUs at 100 % and no message.
 
     Remedy
-        The finding on the pair, where there is one. Else NCCL without P2P, as a proof, and between nodes what
-        connects them; which transports NCCL chose stands in the table of the report.
+        The finding on the pair, where there is one. Else NCCL without NVLink SHARP, where it takes that, and without
+        P2P, as a proof, and between nodes what connects them; which transports NCCL chose stands in the table of the
+        report.
 
     References
         docs/explanation/hangs.md
@@ -177,6 +184,13 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
             detail="All processes run, so a link between them is to blame; no single pair could be named.",
             confidence=Confidence.POSSIBLE,
             evidence=waiting_evidence(trial, judgement),
-            remedies=link_remedies(recording),
+            remedies=(*([WITHOUT_NVLS] if _takes_nvls(trial) else []), *link_remedies(recording)),
             shown_by=Showing(kind="meet", ranks=trial.ranks),
         )
+
+
+def _takes_nvls(trial: TrialRecord) -> bool:
+    """Whether NCCL's log says that NVSwitches add up for these ranks; setting that up hangs on some (NVLS)."""
+    return trial.backend == "nccl" and any(
+        parse_nccl_log(one.output_tail).nvls for one in trial.evidence[:_RANKS_READ]
+    )
