@@ -209,13 +209,12 @@ def slow_pair(rates: dict[tuple[int, int], float], codes: dict[tuple[int, int], 
     links = {one: dict.fromkeys(gpus, "X") for one in gpus}
     for (one, two), code in codes.items():
         links[f"GPU{one}"][f"GPU{two}"] = links[f"GPU{two}"][f"GPU{one}"] = code
-    nothing: dict[str, str] = {}
     matrix = TopologyFact(
         gpus=tuple(gpus),
         nics={},
         links=links,
-        cpu_affinity=nothing,
-        numa_affinity=nothing,
+        cpu_affinity={},
+        numa_affinity={},
         gpu_numa_id={},
         cpu_vendor="GenuineIntel",
     )
