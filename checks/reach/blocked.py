@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from ddp_doctor.checks.reach.dials import dials_seen
 from ddp_doctor.checks.reach.facts import ReachFact
 from ddp_doctor.checks.reach.matrix import Matrix
-from ddp_doctor.checks.reach.ways import MEET, detour
+from ddp_doctor.checks.reach.ways import MEET, way_out
 from ddp_doctor.knowledge.blame import Path
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
@@ -81,7 +81,7 @@ def path_blocked(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
-    matrix, around = Matrix.of(recording), detour(recording)
+    matrix, around = Matrix.of(recording), way_out(recording)
     for fate, paths in _paths_by_fate(matrix, matrix.blocked.paths).items():
         ends = sorted({node for path in paths for node in path})
         ports = _ports(matrix, ends)
@@ -132,7 +132,7 @@ def outbound_blocked(recording: Recording) -> Iterator[Draft]:
         return
     paths = [path for path in matrix.failed if path[0] in nodes]
     names = words.hosts(recording, nodes)
-    ports, around = _ports(matrix, [target for _, target in paths]), detour(recording)
+    ports, around = _ports(matrix, [target for _, target in paths]), way_out(recording)
     fates = " or ".join(dict.fromkeys(_FATE[matrix.seen[path].outcome] for path in paths))
     yield Draft(
         title=f"Outbound from {names} is blocked for {words.port_words(ports)}: {fates}",
@@ -154,7 +154,7 @@ def _blocked(
     where: str,
     more: str = "",
 ) -> Draft:
-    ports, around = _ports(matrix, nodes), detour(recording)
+    ports, around = _ports(matrix, nodes), way_out(recording)
     return Draft(
         title=title,
         detail=f"The nodes met at the roll call, so the network is there.{more} {words.NEEDED_BY}.",

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 from ddp_doctor.checks.reach.dials import dials_seen
 from ddp_doctor.checks.reach.facts import ReachFact
 from ddp_doctor.checks.reach.matrix import Matrix
-from ddp_doctor.checks.reach.ways import MEET, detour
+from ddp_doctor.checks.reach.ways import MEET, way_out
 from ddp_doctor.knowledge.blame import Path
 from ddp_doctor.knowledge.interface_faults import faults
 from ddp_doctor.model.choices import Confidence, Severity
@@ -51,7 +51,7 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
     given_out = ", ".join(_given_out(recording, matrix, wrong, who))
     met = {path[1]: matrix.seen[path].met_at for path in wrong}
     rest = {path[1]: peer.address for path, peer in matrix.seen.items() if path[1] not in met}
-    mended = detour(recording) or (words.use_met_interface(recording, met, rest),)
+    mended = way_out(recording) or (words.use_met_interface(recording, met, rest),)
     yield Draft(
         title=f"The address that {words.hosts(recording, who)} {'gives' if len(who) == 1 else 'give'} out"
         f" ({given_out})"

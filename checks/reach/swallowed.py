@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ddp_doctor.checks.reach.facts import ReachFact
 from ddp_doctor.checks.reach.impaired import blamed, goes_over_rdma, on_paths, touching
 from ddp_doctor.checks.reach.matrix import PATHS_SHOWN, Matrix
-from ddp_doctor.checks.reach.ways import MOVE, detour
+from ddp_doctor.checks.reach.ways import MOVE, way_out
 from ddp_doctor.knowledge.blame import Blame, Path
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.context import Interface
@@ -44,7 +44,7 @@ def swallows_large_packets(recording: Recording) -> Iterator[Draft]:
     about = touching(bad, found.nodes) if found.nodes else bad
     passed = min(matrix.seen[path].passed_bytes or 0 for path in about)
     lost = min(matrix.seen[path].lost_bytes or 0 for path in about)
-    around = detour(recording)
+    around = way_out(recording)
     yield Draft(
         title=f"{on_paths(recording, found)} large packets are swallowed: messages of {passed} bytes arrive,"
         f" of {lost} bytes never",

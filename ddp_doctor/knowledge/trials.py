@@ -64,6 +64,10 @@ _READ_BY = {
     "CUDA_LAUNCH_BLOCKING": "nccl",
     "GLOO_SOCKET_IFNAME": "gloo",
 }
+#: torchrun's --local-addr.
+LOCAL_ADDR = "PET_LOCAL_ADDR"
+#: Read by the launcher, before there are ranks: such a setting goes with others, and trials do without it.
+OF_LAUNCHER = frozenset({LOCAL_ADDR})
 _SAID = {"nccl": "NCCL", "gloo": "gloo"}
 #: Read when a library is loaded, which is before a rank is forked.
 _READ_EARLY = ("OMP_", "MKL_", "KMP_", "LD_", "MALLOC_", "GOMP_", "PYTORCH_CUDA_ALLOC_CONF")
@@ -95,7 +99,8 @@ def read_by(name: str) -> str | None:
 
 def why_not(names: Iterable[str], backend: str) -> str | None:
     """Why these settings cannot be tried with ranks of this backend; None where they can."""
-    for name in names:
+    known = set(names)
+    for name in sorted(known - OF_LAUNCHER or known):
         reader = read_by(name)
         if name.startswith(_READ_EARLY):
             return f"{name} is read when a library loads, which takes a run of its own: set it and run again"

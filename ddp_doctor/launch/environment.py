@@ -44,6 +44,8 @@ def with_settings(env: Mapping[str, str], settings: Sequence[Setting], node: int
     """
     mine = dict(env)
     for setting in settings:
+        if setting.name in trials.OF_LAUNCHER:
+            continue
         if trials.read_by(setting.name) is None:
             raise ValueError(f"no trial sets {setting.name[:80]!r}")
         if setting.node_rank not in (None, node):

@@ -16,6 +16,7 @@ from types import TracebackType
 
 import psutil
 
+from ddp_doctor.knowledge.trials import LOCAL_ADDR
 from ddp_doctor.launch.environment import without_launcher
 from ddp_doctor.launch.events import EventReader
 from ddp_doctor.launch.spec import WorkerSpec
@@ -91,6 +92,7 @@ class Launch:
                 str(folder),
             ),  # by default a folder in TMPDIR, which a killed torchrun leaves there
             *(meeting.options() if meeting else ()),
+            *(("--local-addr", env[LOCAL_ADDR]) if meeting and env.get(LOCAL_ADDR) else ()),
             *("-m", "ddp_doctor.launch.torchrun_worker", str(folder)),
         ]
         self._env = {**without_launcher(env), "PYTHONPATH": _python_path(env)}

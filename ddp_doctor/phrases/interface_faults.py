@@ -146,7 +146,11 @@ def remedies(recording: Recording, group: Group) -> tuple[Remedy, ...]:
     stranded = [offer for offer in group.sick if offer.node not in better.interfaces]
     if stranded:  # no setting helps before they are connected
         return (words.connect(recording, stranded),)
-    made = [words.use_interface(recording, group.offers, better, group.sick)]
+    use = words.use_interface(recording, group.offers, better, group.sick)
+    if group.fault.kind == "unusable":  # so is the host's name where it leads there
+        hosts = {offer.node: (offer.interfaces, offer.own_addresses) for offer in group.offers}
+        use = words.with_rendezvous(recording, use, hosts, better.interfaces)
+    made = [use]
     if all(offer.choice.setting and offer.default_does for offer in group.sick):
         made.append(words.unset_interface(group.sick))
     if first.backend == "gloo" and first.choice.setting is None:

@@ -6,9 +6,11 @@ guide, NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY; hosts(5).
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from ddp_doctor.knowledge.addresses import address_of, is_ipv6
-from ddp_doctor.knowledge.interface_choice import GLOO_IFNAME, NCCL_COMM_ID, NCCL_FAMILY, NCCL_IFNAME
+from ddp_doctor.knowledge.addresses import address_of, is_ipv6, is_loopback
+from ddp_doctor.knowledge.interface_choice import GLOO_IFNAME, NCCL_COMM_ID, NCCL_FAMILY, NCCL_IFNAME, holder
 from ddp_doctor.knowledge.interface_faults import Better, Offer, better_interfaces, can_speak
+from ddp_doctor.knowledge.trials import LOCAL_ADDR
+from ddp_doctor.model.context import Interface
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE
@@ -89,6 +91,41 @@ def name_interfaces(
         references=(_GLOO_GUIDE if backend == "gloo" else _NCCL_GUIDE,),
         conflicts=() if backend == "gloo" else (NCCL_COMM_ID,),
     )
+
+
+def with_rendezvous(
+    recording: Recording,
+    remedy: Remedy,
+    hosts: Mapping[int, tuple[Sequence[Interface], Sequence[str]]],
+    interfaces: Mapping[int, str],
+) -> Remedy:
+    """The remedy, and torchrun told each node's address there, where host names lead to other interfaces.
+
+    ``hosts`` are the interfaces of each node and what its own name resolves to: torchrun gives the workers
+    the name of node rank 0 as MASTER_ADDR (torch, elastic/rendezvous/api.py, RendezvousStoreInfo).
+    """
+    if not any(_leads_elsewhere(*hosts[node], name) for node, name in interfaces.items() if node in hosts):
+        return remedy
+    settings = [
+        Setting(
+            name=LOCAL_ADDR,
+            value=address_of(one.addresses[0]),
+            why="torchrun gives it to the workers as MASTER_ADDR, where the host's name leads elsewhere",
+            node=hostname(recording, node),
+            node_rank=node,
+        )
+        for node, (held, _) in hosts.items()
+        for one in held
+        if one.name == interfaces.get(node) and one.addresses
+    ]
+    cost = f"{remedy.cost}; without torchrun, set MASTER_ADDR to that address of node rank 0"
+    undo = f"{remedy.undo}; unset {LOCAL_ADDR}"
+    return remedy.model_copy(update={"settings": (*remedy.settings, *settings), "cost": cost, "undo": undo})
+
+
+def _leads_elsewhere(interfaces: Sequence[Interface], own: Sequence[str], name: str) -> bool:
+    holders = {holder(interfaces, one) for one in own if not is_loopback(one)}
+    return bool(holders) and name not in holders
 
 
 def _one_value(

@@ -14,7 +14,7 @@ from ddp_doctor.model.context import Interface
 from ddp_doctor.model.finding import Culprit, Proof, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.interface_facts import InterfacesFact
-from ddp_doctor.phrases.interfaces import name_interfaces, variable
+from ddp_doctor.phrases.interfaces import name_interfaces, variable, with_rendezvous
 from ddp_doctor.phrases.nodes import host, in_words, node_pair
 
 PortRange = tuple[int, int]
@@ -227,15 +227,22 @@ def look_at_link(places: Sequence[tuple[str, str]]) -> Remedy:
     )
 
 
-def use_interfaces(recording: Recording, interfaces: Mapping[int, str], why: str) -> Remedy:
-    """Tell the backend of the run to take these interfaces, whatever it was told before."""
+def use_interfaces(
+    recording: Recording, interfaces: Mapping[int, str], why: str, *, rendezvous: bool = False
+) -> Remedy:
+    """Tell the backend of the run to take these interfaces, whatever it was told before.
+
+    With ``rendezvous``, torchrun as well where host names lead to others: those do not work.
+    """
     backend = recording.world.backend if recording.world else "gloo"
     facts = {seen.node: seen.fact for seen in recording.facts(InterfacesFact)}
     held = {one.node_rank: set(one.addresses) for one in recording.world.nodes} if recording.world else {}
     known = {node: {one.name for one in fact.interfaces} for node, fact in facts.items()}
     settings = (fact.settings.get(variable(backend)) for fact in facts.values())
     old = [one for one in settings if one]
-    return name_interfaces(recording, backend, {**held, **known}, interfaces, why, old)
+    remedy = name_interfaces(recording, backend, {**held, **known}, interfaces, why, old)
+    hosts = {node: (fact.interfaces, fact.hostname_addresses) for node, fact in facts.items()}
+    return with_rendezvous(recording, remedy, hosts, interfaces) if rendezvous else remedy
 
 
 def use_met_interface(recording: Recording, met: Mapping[int, str], others: Mapping[int, str]) -> Remedy:

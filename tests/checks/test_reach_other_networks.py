@@ -342,3 +342,17 @@ def test_a_setting_that_chose_the_slow_network_is_the_culprit_and_can_be_had_bac
 
     assert {(one.kind, one.name) for one in finding.culprits} == {("setting", "GLOO_SOCKET_IFNAME")}
     assert finding.remedies[0].undo == "export GLOO_SOCKET_IFNAME=eth0"
+
+
+def test_where_host_names_lead_to_the_dead_network_torchrun_is_told_each_nodes_address():
+    recording = Recording.model_validate_json(
+        (RECORDINGS / "reach-first-network-dead-names-differ.json").read_text()
+    )
+    assert settings(only(recording)) == [
+        ("GLOO_SOCKET_IFNAME", "ens5", "node0"),
+        ("GLOO_SOCKET_IFNAME", "eth1", "node1"),
+        ("PET_LOCAL_ADDR", "10.78.0.1", "node0"),
+        ("PET_LOCAL_ADDR", "10.78.0.2", "node1"),
+    ]
+    slow_one = Recording.model_validate_json((RECORDINGS / "reach-slower-network-is-used.json").read_text())
+    assert settings(only(slow_one)) == [("GLOO_SOCKET_IFNAME", "eth1", None)]
