@@ -183,6 +183,17 @@ def test_an_all_reduce_that_settings_hold_back_is_tried_without_them():
     assert not made_of_settings(found(recording, "DD440"))
 
 
+def test_more_sockets_are_two_settings_tried_together():
+    finding = found(load("transports-one-socket-on-100-gbit"), "DD447")
+
+    (remedy,) = made_of_settings(finding)
+    assert {one.name: one.value for one in remedy.settings} == {
+        "NCCL_SOCKET_NTHREADS": "4",
+        "NCCL_NSOCKS_PERTHREAD": "4",
+    }
+    assert why_not([one.name for one in remedy.settings], "nccl") is None
+
+
 def test_a_slow_pair_whose_path_is_longer_than_all_others_loses_p2p_alone():
     pairs = {(0, 1): 20.0, (0, 2): 21.0, (1, 2): 3.0}
     links = {(0, 1): "PIX", (0, 2): "PIX", (1, 2): "PXB"}
