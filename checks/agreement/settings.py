@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ddp_doctor.checks.agreement.differences import Difference, difference_draft, draft_of, together
 from ddp_doctor.checks.agreement.facts import AgreementFact, RankSettings
-from ddp_doctor.checks.env_vars import EnvVars
+from ddp_doctor.checks.env_vars.facts import EnvVars
 from ddp_doctor.checks.host import Host
 from ddp_doctor.checks.software import Software
 from ddp_doctor.checks.topology.sockets import settings_told

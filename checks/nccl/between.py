@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.env_vars import EnvVars
+from ddp_doctor.checks.env_vars.facts import EnvVars
 from ddp_doctor.checks.nccl.facts import NcclFact, files_read, observed
 from ddp_doctor.knowledge import agreement
 from ddp_doctor.model.choices import Confidence, Severity

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_doctor.checks.env_vars import EnvVars
+from ddp_doctor.checks.env_vars.facts import EnvVars
 from ddp_doctor.checks.software.facts import Software
 from ddp_doctor.checks.topology.facts import TopologyFact
 from ddp_doctor.knowledge import link_codes as codes

@@ -8,8 +8,11 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from ddp_doctor.knowledge import variables
+from ddp_doctor.knowledge.agreement import effective
+from ddp_doctor.knowledge.setting_conflicts import disagreeing
 from ddp_doctor.knowledge.values import Misread, misread
 from ddp_doctor.knowledge.variables import Variable
+from ddp_doctor.knowledge.versions import Version, dotted
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.phrases import launchers
@@ -191,11 +194,11 @@ def _see(name: str, instead: str | None) -> str:
     return f"unset {name}; see {instead}" if instead else f"unset {name}"
 
 
-def obsolete(seen: Environment) -> Iterator[Draft]:
-    """Names of older releases; information where some release of interest still reads them."""
+def obsolete(seen: Environment, nccl: Version) -> Iterator[Draft]:
+    """Names of older releases; information where the loaded one, or some release of interest, still reads them."""
     for name, value in seen.variables.items():
         old = variables.variables().get(name)
-        if old is None or old.status == "active":
+        if old is None or old.status == "active" or name in disagreeing(seen.variables):
             continue
         until = f"not read after NCCL {old.last}" if old.last else "deprecated, though still read"
         title = (
@@ -203,14 +206,33 @@ def obsolete(seen: Environment) -> Iterator[Draft]:
             if old.replaced_by
             else f"{name} is {until}"
         )
-        severity = None if variables.is_gone(old) else Severity.INFO
+        gone = variables.status_at(old, nccl) != "read" if nccl else variables.is_gone(old)
         yield setting_draft(
             (name,),
-            title,
+            f"{title}, and NCCL {dotted(nccl)} is loaded" if nccl and gone else title,
             shown(name, value),
             old.source,
             _renamed(seen.variables, old, value),
-            severity=severity,
+            severity=None if gone else Severity.INFO,
+        )
+
+
+def not_yet_read(seen: Environment, nccl: Version) -> Iterator[Draft]:
+    """Names of newer releases than the loaded one."""
+    for name, value in seen.variables.items():
+        new = variables.variables().get(name)
+        if not nccl or new is None or variables.status_at(new, nccl) != "not yet":
+            continue
+        minor = name.startswith("NCCL_DEBUG") or effective(name, value) is None
+        since = f"read from NCCL {new.first} on"
+        yield setting_draft(
+            (name,),
+            f"{name} is {since}; NCCL {dotted(nccl)} is loaded",
+            shown(name, value),
+            new.source,
+            unset({name: value}, since, f"Unset {name}, or install a torch with NCCL {new.first} or newer"),
+            detail="The setting has no effect.",
+            severity=Severity.INFO if minor else None,
         )
 
 

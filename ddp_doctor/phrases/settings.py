@@ -20,6 +20,8 @@ LONGEST_VALUE = 80
 VALUES_SHOWN = 8
 
 _PROOF = Proof(reason="nothing to measure: it follows from which names and values are read")
+#: Of a remedy that a trial could prove.
+NO_TRIAL = Proof(reason="no trial with these settings was recorded")
 
 
 def printable(value: str) -> str:
@@ -100,17 +102,19 @@ def one_per_cause(
 
     A job script's line is on all of them, and where the values differ (RANK=0, RANK=1) it is still one line.
     """
+    told = ((seen, draft) for seen in recording.facts(kind) for draft in drafts(seen.fact))
+    yield from per_cause(recording, told)
+
+
+def per_cause(recording: Recording, told: Iterable[tuple[Seen[F], Draft]]) -> Iterator[Draft]:
+    """The same of drafts that are made already, each with the node it is about, in the order of the nodes."""
     groups: dict[Hashable, dict[Draft, list[Seen[F]]]] = {}
-    for seen in recording.facts(kind):
-        met: Counter[Hashable] = Counter()
-        for draft in drafts(seen.fact):
-            about = (
-                tuple(one.name for one in draft.culprits),
-                draft.severity,
-                draft.evidence[0].expected_from,
-            )
-            groups.setdefault((about, met[about]), {}).setdefault(draft, []).append(seen)
-            met[about] += 1
+    met: Counter[Hashable] = Counter()
+    for seen, draft in told:
+        names = tuple(one.name for one in draft.culprits)
+        about = (names, draft.severity, draft.evidence[0].expected_from)
+        groups.setdefault((about, met[seen.node, about]), {}).setdefault(draft, []).append(seen)
+        met[seen.node, about] += 1
     several = recording.world is not None and recording.world.nnodes > 1
     for alike in groups.values():
         yield _on_nodes(recording, alike, several=several)

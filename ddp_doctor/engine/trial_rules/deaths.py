@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator
 
 from ddp_doctor.checks.agreement.versions import different_versions
-from ddp_doctor.checks.env_vars import EnvVars
+from ddp_doctor.checks.env_vars.facts import EnvVars
 from ddp_doctor.engine.trial_rules.common import (
     MOST_LINES,
     check_of,

@@ -1,0 +1,133 @@
+"""The settings in force on each node: the environment's, else those of NCCL's own files."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ddp_doctor.checks.env_vars.facts import EnvVars
+from ddp_doctor.checks.env_vars.hardware import Hardware, hardware_of
+from ddp_doctor.checks.nccl.facts import NcclFact, files_read
+from ddp_doctor.checks.software.facts import Software, of_the_job
+from ddp_doctor.knowledge.variables import variables
+from ddp_doctor.knowledge.versions import Version, release
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Draft, Remedy, Setting
+from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.parse.nccl_conf import settings
+from ddp_doctor.phrases.settings import NO_TRIAL, per_cause, shown, unset
+
+
+@dataclass(frozen=True)
+class InForce:
+    """The settings of one node and what decides what they do there.
+
+    ``places`` says of those that a file sets where: "/etc/nccl.conf:3". ``nccl`` is the release that is
+    loaded, () where that is not known; ``backend`` the run's, "" where there is none.
+    """
+
+    seen: Seen[EnvVars]
+    values: Mapping[str, str]
+    places: Mapping[str, str]
+    nccl: Version
+    backend: str
+    nnodes: int | None
+    ranks: int | None
+    hardware: Hardware
+
+    def told(self, names: Iterable[str]) -> str:
+        """``A=1, B=2 (/etc/nccl.conf:3)``."""
+        return ", ".join(
+            shown(name, self.values[name]) + (f" ({self.places[name]})" if name in self.places else "")
+            for name in names
+            if name in self.values
+        )
+
+    def without(self, names: Iterable[str], why: str, summary: str = "") -> Remedy:
+        """Take these settings away: out of the environment, or overruled by the default where a file sets them."""
+        pairs = {name: self.values[name] for name in names if name in self.values}
+        in_files = {name: self.places[name] for name in pairs if name in self.places}
+        if not in_files:
+            return unset(pairs, why, summary)
+        return Remedy(
+            summary=f"Take {' and '.join(in_files)} out of {' and '.join(dict.fromkeys(in_files.values()))}",
+            settings=tuple(_overruled(name, why, in_files) for name in pairs),
+            cost="none, unless something else relies on it; until the file is mended the environment overrules it",
+            undo="put the line back",
+            proof=NO_TRIAL,
+        )
+
+    def key(self) -> object:
+        """Equal for nodes of which the same is to be said."""
+        values, places = frozenset(self.values.items()), frozenset(self.places.items())
+        return values, places, self.nccl, self.seen.fact.launcher, self.hardware
+
+
+def _overruled(name: str, why: str, in_files: Mapping[str, str]) -> Setting:
+    known = variables().get(name)
+    default = known.default if known else None
+    if name not in in_files or default is None:
+        return Setting(name=name, action="unset", why=why)
+    return Setting(name=name, value=default, why=why)
+
+
+def settings_in_force(recording: Recording) -> list[InForce]:
+    """What is set on each node, in the order of the nodes."""
+    return recording.once("settings in force", lambda: list(_in_force(recording)))
+
+
+def _in_force(recording: Recording) -> Iterator[InForce]:
+    versions = {seen.node: _version(seen.fact) for seen in of_the_job(recording)}
+    files = {seen.node: seen for seen in recording.facts(NcclFact)}
+    world = recording.world
+    for seen in recording.facts(EnvVars):
+        own = seen.fact.variables
+        added = settings(files_read(recording, files[seen.node])) if seen.node in files else {}
+        ours = {name: told for name, told in added.items() if name not in own and _is_nccls(name)}
+        yield InForce(
+            seen=seen,
+            values={**own, **{name: value for name, (value, _) in ours.items()}},
+            places={name: place for name, (_, place) in ours.items()},
+            nccl=versions.get(seen.node, ()),
+            backend=world.backend if world else "",
+            nnodes=max(world.nnodes, world.foreign_nodes) if world else None,
+            ranks=world.world_size if world else None,
+            hardware=hardware_of(recording, seen.node),
+        )
+
+
+def _version(fact: Software) -> Version:
+    return release(fact.nccl_loaded or "")
+
+
+def _is_nccls(name: str) -> bool:
+    known = variables().get(name)
+    return known is not None and known.owner == "nccl"
+
+
+def say(recording: Recording, tell: Callable[[InForce], Iterable[Draft]]) -> Iterator[Draft]:
+    """One draft per cause; nodes with the same settings are judged once, for there may be thousands."""
+    known: dict[object, tuple[Draft, ...]] = {}
+
+    def drafts() -> Iterator[tuple[Seen[EnvVars], Draft]]:
+        for one in settings_in_force(recording):
+            key = one.key()
+            if key not in known:
+                known[key] = tuple(tell(one))
+            yield from ((one.seen, draft) for draft in known[key])
+
+    yield from per_cause(recording, drafts())
+
+
+def differing(recording: Recording) -> frozenset[str]:
+    """The settings that are not alike on all nodes, of which the check of agreement tells."""
+
+    def find() -> frozenset[str]:
+        sets = {frozenset(one.values.items()) for one in settings_in_force(recording)}
+        return frozenset(name for one in sets for name, _ in one - frozenset.intersection(*sets))
+
+    return recording.once("settings that differ between nodes", find)
+
+
+def at_most(severity: Severity, one: InForce) -> Severity:
+    """A warning where the run's backend is not the one that reads the setting."""
+    is_nccls = one.backend in ("nccl", "")
+    return severity if is_nccls or severity is not Severity.ERROR else Severity.WARNING
