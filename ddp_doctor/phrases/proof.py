@@ -11,6 +11,7 @@ from ddp_doctor.phrases.settings import shown
 
 NOTHING_DONE = "there was no time for a trial"
 NO_GAIN = "it makes no difference"
+SLOWER = "it is slower"
 UNCLEAR = "it was tried, and the trials lie too close together to tell"
 COMES_AND_GOES = "it was tried, and without it some trials passed as well"
 AS_FOUND = "as found"

@@ -108,7 +108,13 @@ def test_a_second_interface_that_is_slower_is_disproved():
     _, (one,) = tried(lambda arm, _: passes(arm, 0.1 * GB if arm == "treatment" else 0.3 * GB), showing=SPEED)
 
     assert proof_of(one).status == "disproved"
-    assert proof_of(one).reason == "it makes no difference"
+    assert proof_of(one).reason == "it is slower"
+
+
+def test_an_interface_that_is_as_fast_makes_no_difference():
+    _, (one,) = tried(lambda arm, _: passes(arm, 0.3 * GB), showing=SPEED)
+
+    assert (proof_of(one).status, proof_of(one).reason) == ("disproved", "it makes no difference")
 
 
 def test_a_setting_that_fails_is_disproved_by_one_trial():

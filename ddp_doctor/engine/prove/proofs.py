@@ -96,7 +96,9 @@ def _compared(
         return Proof(before=before, after=after, reason=words.COMES_AND_GOES)
     slow, fast = _rates(controls, "control"), _rates(treated, "treatment")
     if not slow or not fast or median(fast) < trials.GAIN * median(slow):
-        return Proof(status="disproved", before=before, after=after, reason=words.NO_GAIN)
+        is_slower = bool(slow and fast) and trials.GAIN * median(fast) <= median(slow)
+        why = words.SLOWER if is_slower else words.NO_GAIN
+        return Proof(status="disproved", before=before, after=after, reason=why)
     if min(len(slow), len(fast)) < trials.LEAST_ROUNDS or not _gains(fast, slow):
         return Proof(before=before, after=after, reason=words.UNCLEAR)
     return Proof(status="proved", before=before, after=after, reason=price)
