@@ -17,6 +17,9 @@ import ddp_doctor
 from ddp_doctor.launch.preload import AGENT_VARIABLE, SCRATCH_VARIABLE
 from ddp_doctor.launch.process import state
 
+#: For a process that was killed to be gone.
+_DEATH_S = 1.0
+
 
 @dataclass(frozen=True)
 class Preload:
@@ -101,6 +104,9 @@ class ForkServer:
         """Kill the forkserver and, with it, all it forked that is still alive."""
         if self._pid is not None and self.is_alive():
             os.kill(self._pid, signal.SIGKILL)
+        deadline = time.monotonic() + _DEATH_S
+        while self.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.001)  # while it dies, multiprocessing takes it for one that serves the next session
 
     def _python_path(self) -> str:
         package_parent = str(Path(ddp_doctor.__file__).parent.parent)

@@ -24,6 +24,14 @@ MOMENTS = [
     2.8,
     3.6,
 ]
+INTERRUPTED_LONG = [
+    *(
+        pytest.param(number, at, marks=LONG)
+        for at in (0.05, 0.4, 2.0)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    ),
+    *(pytest.param(*pair, marks=LONG) for pair in ((signal.SIGTERM, 1.2), (signal.SIGINT, 2.8))),
+]
 
 
 class Doctor:
@@ -97,8 +105,9 @@ def test_two_seconds_after_sigkill_of_the_agent_nothing_lives(doctor, moment):
     doctor.assert_all_gone(within_s=2.0)
 
 
-@pytest.mark.parametrize("moment", MOMENTS[:-1])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "moment"), [(signal.SIGINT, 1.2), (signal.SIGTERM, 2.8), *INTERRUPTED_LONG]
+)
 def test_an_interrupted_run_reports_in_part_and_leaves_nothing(doctor, number, moment):
     doctor.wait_until_it_handles_signals()
     time.sleep(moment)
