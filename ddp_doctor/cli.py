@@ -300,14 +300,19 @@ def env(
     ] = None,
     json_path: JsonOption = None,
     env_file: EnvFileOption = None,
+    sbatch_lines: SbatchLinesOption = None,
+    docker_args: DockerArgsOption = None,
+    k8s_env: K8sEnvOption = None,
+    torchrun_args: TorchrunArgsOption = None,
     record: RecordOption = None,
 ) -> None:
     """Say which settings of NCCL, torch and gloo are in force, where each comes from and what is wrong."""
     from ddp_doctor import commands
     from ddp_doctor.guard import guarded
 
+    pasted = _Pasted(sbatch_lines, docker_args, k8s_env, torchrun_args)
     with guarded():
-        outputs = _outputs(_Pasted(), json=json_path, env_file=env_file, record=record)
+        outputs = _outputs(pasted, json=json_path, env_file=env_file, record=record)
         code = commands.env(source, outputs)
     raise typer.Exit(code)
 
