@@ -36,6 +36,10 @@ class Left(Exception):
         self.node, self.why = node, why
 
 
+#: What ends a run over several nodes for this one, whatever it was at.
+RUN_IS_OVER = (Lost, Left, StoreLost, Unreadable)
+
+
 @dataclass
 class Company:
     """One agent's view of the others. ``begin`` is None where the roll call was not completed."""

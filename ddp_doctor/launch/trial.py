@@ -22,6 +22,12 @@ from ddp_doctor.model.base import Json
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
 
+#: A note on a trial that tries a remedy: its limit counts the time in which nobody ran.
+PAUSED = "the agent was stopped or starved"
+#: … for so much of the limit; a loop that is late by less is no pause.
+_PAUSED_SHARE = 0.25
+_PAUSED_S = 0.25
+
 
 @dataclass(frozen=True)
 class TrialResult:
@@ -61,6 +67,8 @@ class Trial:
         self._sampled: tuple[float, dict[int, float]] | None = None
         self._shown = -1
         self._watched = ""
+        self._paused = False
+        self._pause_s = max(_PAUSED_SHARE * (record.limit_s or float("inf")), _PAUSED_S)
 
     def run(self) -> TrialResult:
         """Watch to the end. Always kills what is left, also when interrupted."""
@@ -92,6 +100,7 @@ class Trial:
         last_tick = time.monotonic()
         while True:
             now = time.monotonic()
+            self._paused |= now - last_tick > self._pause_s
             if now - last_tick > deadlines.AGENT_PAUSE_S:
                 self._forgive(now - last_tick)
             last_tick = now
@@ -267,7 +276,7 @@ class Trial:
                 "duration_s": round(time.monotonic() - self._started, 3),
                 "evidence": tuple(evidence),
                 "lost_nodes": self._others.lost if self._others is not None else (),
-                "notes": self._abandoned(evidence),
+                "notes": (*self._abandoned(evidence), *([PAUSED] if self._paused else ())),
             }
         )
         readings = tuple(reading for rank in self._ranks for reading in rank.readings)

@@ -13,6 +13,8 @@ NOTHING_DONE = "there was no time for a trial"
 NO_GAIN = "it makes no difference"
 SLOWER = "it is slower"
 UNCLEAR = "it was tried, and the trials lie too close together to tell"
+TOO_FEW = "it was tried, and the time was too short for enough trials to tell"
+NOT_SHOWN = "it was tried, and the fault did not show again: the trials without it passed as well"
 COMES_AND_GOES = "it was tried, and without it some trials passed as well"
 AS_FOUND = "as found"
 

@@ -5,13 +5,16 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from ddp_doctor.engine.prove.attempts import Spoiled, attempt_of
 from ddp_doctor.engine.prove.candidates import Candidate, candidates
 from ddp_doctor.engine.prove.experiments import Trials
 from ddp_doctor.engine.prove.proofs import proof_of, with_proofs
+from ddp_doctor.launch.trial import PAUSED, TrialResult
 from ddp_doctor.model.choices import Confidence, Level, Severity
 from ddp_doctor.model.experiment import Arm, Attempt, Experiment
 from ddp_doctor.model.finding import Finding, Proof, Remedy, Setting, Showing
 from ddp_doctor.model.recording import Options, Recording, World
+from ddp_doctor.model.trial import Raised, RankEvidence, TrialRecord
 
 MEET = Showing(kind="meet")
 SPEED = Showing(kind="all_reduce", size_bytes=1 << 20)
@@ -129,7 +132,8 @@ def test_a_fault_that_does_not_show_without_the_setting_proves_nothing_for_it():
     plays, (one,) = tried(lambda arm, _: passes(arm))
 
     assert plays.arms == ["treatment", "control"] * 3
-    assert proof_of(one).status == "disproved"
+    assert proof_of(one).status == "not_tried"
+    assert "the fault did not show again" in (proof_of(one).reason or "")
 
 
 def test_a_fault_that_comes_and_goes_is_not_proved():
@@ -170,6 +174,92 @@ def test_where_ranks_only_have_to_meet_the_first_remedy_that_works_is_enough():
 
     assert proof_of(first).status == "proved"
     assert proof_of(second) == Proof(reason="another remedy of this finding was proved first")
+
+
+def test_one_slow_pair_of_trials_is_too_little_to_disprove():
+    attempts = (passes("treatment", 1.0 * GB), passes("control", 0.9 * GB))
+    proof = proof_of(Experiment(code="DD538", settings=ETH1, showing=SPEED, attempts=attempts))
+
+    assert (proof.status, proof.reason) == (
+        "not_tried",
+        "it was tried, and the time was too short for enough trials to tell",
+    )
+
+
+def test_a_treatment_that_hangs_in_the_rest_of_the_budget_is_not_disproved():
+    plays, (one,) = tried(lambda arm, _: hangs(arm), budget_s=2.0)
+
+    assert plays.arms == ["treatment"] * 2
+    assert max(plays.limits) < 2.1
+    assert proof_of(one) == Proof(reason="the time budget was used up")
+
+
+def test_a_trial_that_was_spoiled_is_made_again_once_and_then_nothing_is_concluded():
+    def spoils(arm: Arm, _: Sequence[Setting]) -> Attempt:
+        if arm == "treatment":
+            return passes(arm)
+        raise Spoiled("rank 1 was ended from outside (SIGKILL) while it was tried")
+
+    plays, (one,) = tried(spoils)
+
+    assert plays.arms == ["treatment", "control", "control"]
+    assert [attempt.arm for attempt in one.attempts] == ["treatment"]
+    assert proof_of(one) == Proof(reason="rank 1 was ended from outside (SIGKILL) while it was tried")
+
+
+def test_a_run_that_ends_in_the_midst_of_trials_keeps_what_was_done_and_concludes_nothing():
+    def ends(arm: Arm, _: Sequence[Setting]) -> Attempt:
+        if arm == "treatment":
+            return passes(arm)
+        raise KeyboardInterrupt
+
+    kept: list[Experiment] = []
+    trials = Trials(Plays(ends), time.monotonic() + 60.0, kept, "gloo", lambda _text: None)
+    with pytest.raises(KeyboardInterrupt):
+        trials.compare([Candidate("DD521", ETH1, MEET)])
+
+    assert [len(one.attempts) for one in kept] == [1]
+    assert proof_of(kept[0]) == Proof(reason="the run ended before it was tried to the end")
+
+
+# --- what a trial comes to ------------------------------------------------------------------------
+
+
+def came_of(outcome: str, *evidence: RankEvidence, **more: object) -> Attempt:
+    fields = {"ranks": (0, 1), "outcome": outcome, "limit_s": 1.0, "duration_s": 1.0, "evidence": evidence}
+    record = TrialRecord.model_validate({"trial": "t3", "showing": MEET, **fields, **more})
+    return attempt_of("control", TrialResult(record, ()))
+
+
+KILLED = RankEvidence(rank=1, exit_code=-9)
+VICTIM = RankEvidence(
+    rank=0, raised=Raised(type="RuntimeError", message="Connection closed by peer", blames_peer=True)
+)
+FULL = RankEvidence(rank=0, raised=Raised(type="OSError", message="[Errno 28] No space left on device"))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "evidence", "more", "why"),
+    [
+        ("broken", (VICTIM, KILLED), {}, "ended from outside"),
+        ("broken", (FULL,), {}, "no room for its files"),
+        ("stuck", (), {"lost_nodes": (1,)}, "a node left"),
+        ("interrupted", (), {}, "a node left"),
+        ("stuck", (), {"duration_s": 0.001}, "stopped, or starved"),
+        ("stuck", (), {"notes": (PAUSED,)}, "stopped, or starved"),
+        ("finished", (), {}, "nothing that can be read"),
+    ],
+)
+def test_a_trial_that_broke_for_reasons_of_its_own_says_nothing_of_its_settings(outcome, evidence, more, why):
+    with pytest.raises(Spoiled, match=why):
+        came_of(outcome, *evidence, **more)
+
+
+def test_a_rank_that_crashes_and_one_that_hangs_to_the_limit_do_say_something():
+    crashed = came_of("broken", VICTIM, RankEvidence(rank=1, exit_code=-11))
+
+    assert crashed.outcome == "failed"
+    assert came_of("stuck").outcome == "hung"
 
 
 # --- proofs on findings ---------------------------------------------------------------------------

@@ -6,10 +6,11 @@ proofs.py, pure, puts the outcome on the findings, live and on replay alike.
 
 from collections.abc import Mapping, Sequence
 
-from ddp_doctor.engine.prove.attempts import attempt_of
+from ddp_doctor.engine.prove.attempts import Spoiled, attempt_of
 from ddp_doctor.engine.prove.candidates import candidates
 from ddp_doctor.engine.prove.experiments import Trials
 from ddp_doctor.launch.agent import Agent
+from ddp_doctor.launch.company import RUN_IS_OVER
 from ddp_doctor.model.experiment import Arm, Attempt, Experiment
 from ddp_doctor.model.finding import Finding, Setting, Showing
 from ddp_doctor.model.recording import Recording
@@ -18,6 +19,7 @@ __all__ = ["prove"]
 
 _OPTED_OUT = "left out by --no-prove"
 _NO_RANKS = "this run could start no ranks to try it with"
+_HELPER_DIED = "a helper process of the doctor died while it was tried"
 
 
 def prove(
@@ -32,7 +34,15 @@ def prove(
 
     def attempt(arm: Arm, showing: Showing, settings: Sequence[Setting], limit_s: float) -> Attempt:
         assert agent is not None
-        return attempt_of(arm, agent.attempt(showing, settings, limit_s))
+        try:
+            result = agent.attempt(showing, settings, limit_s)
+        except RUN_IS_OVER:
+            raise
+        except Exception as error:
+            raise Spoiled(f"the trial failed itself: {type(error).__name__}: {error}") from error
+        if result.record.outcome != "finished" and not agent.helpers_live():
+            raise Spoiled(_HELPER_DIED)
+        return attempt_of(arm, result)
 
     why_none = _OPTED_OUT if not recording.options.prove else _NO_RANKS if agent is None else None
     backend = recording.world.backend if recording.world else ""

@@ -1,24 +1,37 @@
 """What one trial of a remedy comes to: passed and how fast, hung, or failed and with which words."""
 
+import signal
 from collections.abc import Iterator
 
 from pydantic import ValidationError
 
 from ddp_doctor.launch.shown import ShownFact
-from ddp_doctor.launch.trial import TrialResult
+from ddp_doctor.launch.trial import PAUSED, TrialResult
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.experiment import Arm, Attempt
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.phrases.ranks import cause
 
 _LONGEST_REASON = 200
+#: What no setting sends to a rank: somebody did, or the kernel that was short of memory.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: Of its limit a trial must have been watched for so much, to have hung.
+_WATCHED_SHARE = 0.8
+#: Of the runs' own files, which hold what a rank says.
+_NO_ROOM = ("No space left on device", "Disk quota exceeded")
+
+
+class Spoiled(Exception):
+    """A trial that says nothing of its settings; the message says why."""
 
 
 def attempt_of(arm: Arm, result: TrialResult) -> Attempt:
-    """The attempt that a trial was."""
+    """The attempt that a trial was. Raises Spoiled."""
     record = result.record
     facts = list(_facts(result))
-    if record.outcome == "finished" and len(facts) == len(record.ranks):
+    if why := _spoiled(record, len(facts)):
+        raise Spoiled(why)
+    if record.outcome == "finished":
         wrong = sum(fact.wrong for fact in facts)
         rates = [fact.bytes_per_s for fact in facts if fact.bytes_per_s is not None]
         return Attempt(
@@ -36,6 +49,24 @@ def attempt_of(arm: Arm, result: TrialResult) -> Attempt:
         reason="" if is_hung else _why(record),
         duration_s=record.duration_s,
     )
+
+
+def _spoiled(record: TrialRecord, facts: int) -> str:
+    """Why it says nothing of its settings; empty where it does."""
+    if record.lost_nodes or record.outcome == "interrupted":
+        return "a node left while it was tried"
+    if record.outcome == "finished":
+        return "" if facts == len(record.ranks) else "a rank said nothing that can be read"
+    for one in record.evidence:
+        if one.exit_code is not None and -one.exit_code in _FROM_OUTSIDE and not one.done:
+            name = signal.Signals(-one.exit_code).name
+            return f"rank {one.rank} was ended from outside ({name}) while it was tried"
+        if one.raised is not None and any(words in one.raised.message for words in _NO_ROOM):
+            return f"rank {one.rank} had no room for its files: {_words(one)}"
+    watched = record.limit_s is None or record.duration_s >= _WATCHED_SHARE * record.limit_s
+    if record.outcome in ("stuck", "slow") and (not watched or PAUSED in record.notes):
+        return "the doctor was stopped, or starved of processor time, while it was tried"
+    return ""
 
 
 def _facts(result: TrialResult) -> Iterator[ShownFact]:

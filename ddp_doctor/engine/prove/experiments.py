@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
+from ddp_doctor.engine.prove.attempts import Spoiled
 from ddp_doctor.engine.prove.candidates import Candidate
 from ddp_doctor.engine.prove.proofs import proof_of
 from ddp_doctor.knowledge import trials
@@ -10,11 +11,12 @@ from ddp_doctor.model.experiment import Arm, Attempt, Experiment
 from ddp_doctor.model.finding import Setting, Showing
 from ddp_doctor.phrases.proof import in_force
 
-#: Runs one trial of what shows a fault, with these settings, for at most so many seconds.
+#: Runs one trial of what shows a fault, with these settings, for at most so many seconds. Raises Spoiled.
 Try = Callable[[Arm, Showing, Sequence[Setting], float], Attempt]
 
 _NO_TIME = "the time budget was used up"
 _ANOTHER_DOES = "another remedy of this finding was proved first"
+_RUN_ENDED = "the run ended before it was tried to the end"
 
 
 class Trials:
@@ -30,7 +32,7 @@ class Trials:
         self._backend = backend
 
     def compare(self, alternatives: Sequence[Candidate], why_none: str | None = None) -> None:
-        """Try the remedies of one finding, or note why none is.
+        """Try the remedies of one finding, or note why none is. What ends the run is noted and raised.
 
         Where only the meeting is at stake the first that works does; where speed is, all are compared.
         """
@@ -41,13 +43,20 @@ class Trials:
                 reason = _ANOTHER_DOES
             if reason is None and time.monotonic() >= self._until:
                 reason = _NO_TIME
-            if reason is None:
-                self._tell(f"try {in_force(candidate.settings)}")
-                tried = _Turns(candidate, self._attempt, self._until, self._backend).run()
-                proved = proved or proof_of(tried).status == "proved"
-            else:
-                tried = _experiment(candidate, (), reason)
+            tried = _experiment(candidate, (), reason) if reason else self._try(candidate)
+            proved = proved or proof_of(tried).status == "proved"
             self._kept.append(tried)
+
+    def _try(self, candidate: Candidate) -> Experiment:
+        turns = _Turns(candidate, self._attempt, self._until, self._backend)
+        try:
+            self._tell(f"try {in_force(candidate.settings)}")
+            return turns.run()
+        except Spoiled as why:
+            return turns.so_far(str(why))
+        except BaseException:
+            self._kept.append(turns.so_far(_RUN_ENDED))
+            raise
 
 
 def _experiment(candidate: Candidate, attempts: Sequence[Attempt], reason: str | None = None) -> Experiment:
@@ -86,13 +95,27 @@ class _Turns:
             self._take("control")
         return _experiment(self._candidate, self._done)
 
+    def so_far(self, reason: str) -> Experiment:
+        """What was done of it, and why no more: nothing is concluded from a part."""
+        return _experiment(self._candidate, self._done, reason)
+
     def _controls_failed(self) -> bool:
         return all(one.outcome != "passed" for one in self._done if one.arm == "control")
 
     def _take(self, arm: Arm) -> Attempt:
-        settings = self._candidate.settings if arm == "treatment" else ()
-        tried = self._attempt(arm, self._candidate.showing, settings, self._limit_s(arm))
+        try:
+            tried = self._once(arm)
+        except Spoiled:
+            tried = self._once(arm)  # a machine may be busy for a moment
         self._done.append(tried)
+        return tried
+
+    def _once(self, arm: Arm) -> Attempt:
+        settings = self._candidate.settings if arm == "treatment" else ()
+        limit_s = self._limit_s(arm)
+        tried = self._attempt(arm, self._candidate.showing, settings, limit_s)
+        if arm == "treatment" and tried.outcome == "hung" and limit_s < self._longest_s:
+            raise Spoiled(_NO_TIME)
         return tried
 
     def _limit_s(self, arm: Arm) -> float:

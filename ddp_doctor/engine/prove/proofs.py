@@ -65,7 +65,7 @@ def proof_of(experiment: Experiment) -> Proof:
     """What the attempts prove.
 
     Proved: each trial with the settings passed, and those without hung, failed, or were clearly slower.
-    Disproved: a trial with them did not pass, or they make no difference. Else nothing is claimed.
+    Disproved: a trial with them did not pass, or what is slow is no faster. Else nothing is claimed.
     """
     attempts = experiment.attempts
     treated = [one for one in attempts if one.arm == "treatment"]
@@ -95,13 +95,23 @@ def _compared(
     if len(passed) < len(controls):
         return Proof(before=before, after=after, reason=words.COMES_AND_GOES)
     slow, fast = _rates(controls, "control"), _rates(treated, "treatment")
-    if not slow or not fast or median(fast) < trials.GAIN * median(slow):
-        is_slower = bool(slow and fast) and trials.GAIN * median(fast) <= median(slow)
+    if unclear := _why_unclear(slow, fast):
+        return Proof(before=before, after=after, reason=unclear)
+    if not _gains(fast, slow):
+        is_slower = trials.GAIN * median(fast) <= median(slow)
         why = words.SLOWER if is_slower else words.NO_GAIN
         return Proof(status="disproved", before=before, after=after, reason=why)
-    if min(len(slow), len(fast)) < trials.LEAST_ROUNDS or not _gains(fast, slow):
-        return Proof(before=before, after=after, reason=words.UNCLEAR)
     return Proof(status="proved", before=before, after=after, reason=price)
+
+
+def _why_unclear(slow: Sequence[float], fast: Sequence[float]) -> str:
+    """Why trials that all passed decide nothing; empty where they do."""
+    if not slow or not fast:
+        return words.NOT_SHOWN
+    if min(len(slow), len(fast)) < trials.LEAST_ROUNDS:
+        return words.TOO_FEW
+    is_faster = median(fast) >= trials.GAIN * median(slow)
+    return words.UNCLEAR if is_faster and not _gains(fast, slow) else ""
 
 
 def _rates(attempts: Sequence[Attempt], arm: Arm) -> list[float]:
