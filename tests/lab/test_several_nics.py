@@ -7,7 +7,7 @@ import pytest
 
 from tests.lab import faults
 from tests.lab.hosts import Lab, why_no_lab
-from tests.lab.several_nics import FIRST, SECOND, Run, run
+from tests.lab.several_nics import FIRST, SECOND, Run, give_all_the_file_of_the_head, run
 
 pytestmark = pytest.mark.lab
 
@@ -69,30 +69,33 @@ def test_the_other_network_is_proved_and_with_its_file_the_next_run_is_healthy(p
         assert (second.exits, second.findings(), second.settings()) == ({0}, {}, []), second.texts["node0"]
 
 
-def test_with_its_file_torchrun_too_meets_in_the_other_network():
+#: what is planted, GLOO_SOCKET_IFNAME of each host
+ONE_FILE = (
+    pytest.param(DEAD, {None: "eth1"}, id="one name"),
+    pytest.param(
+        ("renamed-interface:node0:eth1:ens5", *DEAD), {"node0": "ens5", "node1": "eth1"}, id="names that differ"
+    ),
+)
+
+
+@pytest.mark.parametrize(("plant", "names"), ONE_FILE)
+def test_with_the_file_of_the_head_on_all_hosts_torchrun_too_meets_in_the_other_network(plant, names):
     """The workers' MASTER_ADDR would be node0's name, which leads to the dead network."""
     with Lab(nodes=2, second_nic=True) as lab:
-        planted(lab, DEAD)
-        run(lab, SECOND)
+        planted(lab, plant)
+        finding = only_finding(run(lab, SECOND))
+        give_all_the_file_of_the_head(lab)
         done = run(lab, SECOND, env_files=True, level="standard")
 
-    assert (done.exits, done.findings()) == ({0}, {}), done.texts["node0"]
-    (torchrun,) = (one for one in done.report["checks"] if one["id"] == "torchrun")
-    assert torchrun["status"] == "passed"
-
-
-def test_hosts_that_name_it_differently_each_get_their_own_name_tried():
-    with Lab(nodes=2, second_nic=True) as lab:
-        planted(lab, ("renamed-interface:node0:eth1:ens5", *APART))
-        finding = only_finding(run(lab, SECOND))
-
     assert told(finding) == [
-        ("GLOO_SOCKET_IFNAME", "ens5", "node0"),
-        ("GLOO_SOCKET_IFNAME", "eth1", "node1"),
+        *(("GLOO_SOCKET_IFNAME", name, node) for node, name in names.items()),
         ("PET_LOCAL_ADDR", "10.78.0.1", "node0"),
         ("PET_LOCAL_ADDR", "10.78.0.2", "node1"),
     ]
     assert finding["remedies"][0]["proof"]["status"] == "proved"
+    assert (done.exits, done.findings(), done.settings()) == ({0}, {}, []), done.texts["node0"]
+    (torchrun,) = (one for one in done.report["checks"] if one["id"] == "torchrun")
+    assert torchrun["status"] == "passed"
 
 
 def test_a_slow_node_of_four_is_named_and_the_other_network_helps_it():
