@@ -8,6 +8,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy, Setting, Showing
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases import nccl_settings
 from ddp_doctor.phrases.ddp import SIMPLE_PROTOCOL
 from ddp_doctor.phrases.p2p import DISABLE_P2P
 from ddp_doctor.phrases.ranks import rank_at, rank_culprit, ranks_at
@@ -133,13 +134,12 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
 
 
 #: Ring adds in an order that the ranks' places fix.
-_ONE_ALGORITHM = Remedy(
-    summary="Fix the algorithm where bit-for-bit repeatability matters",
-    settings=(Setting(name="NCCL_ALGO", value="Ring", why="a ring adds in one fixed order"),),
+_ONE_ALGORITHM = nccl_settings.remedy(
+    "Fix the algorithm where bit-for-bit repeatability matters",
+    Setting(name="NCCL_ALGO", value="Ring", why="a ring adds in one fixed order"),
     cost="speed: NCCL no longer takes trees or NVLink SHARP where these are faster",
-    undo="unset NCCL_ALGO",
-    proof=Proof(reason="a trial compares sums with the true one, not two with each other"),
-    references=("https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo",),
+).model_copy(
+    update={"proof": Proof(reason="a trial compares sums with the true one, not two with each other")}
 )
 
 

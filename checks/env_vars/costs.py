@@ -20,13 +20,15 @@ from ddp_doctor.knowledge.setting_stakes import (
 from ddp_doctor.knowledge.values import misread
 from ddp_doctor.knowledge.variables import Concern, status_at, variables
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Remedy, Showing
+from ddp_doctor.model.finding import Draft, Proof, Remedy, Showing
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.settings import NO_TRIAL, setting_draft
 
 #: Large enough for bandwidth to decide, and done in a blink on any link worth a GPU.
 _SHOWING = Showing(kind="all_reduce", size_bytes=64 * 2**20)
+_STEP = Proof(reason="what it costs shows in the steps of the job, not in one collective")
+_AT_RANDOM = Proof(reason="what it risks comes at random, which a short trial cannot show")
 
 
 @rule("DD123", "debugging-setting-left-on", Severity.WARNING, EnvVars)
@@ -73,7 +75,7 @@ def _debugging(one: InForce, differ: frozenset[str]) -> Iterator[Draft]:
             f"{one.told(names)} {'is a setting' if len(names) == 1 else 'are settings'} for debugging, left on",
             one.told(names),
             concern.source,
-            one.without(names, "for debugging"),
+            one.without(names, "for debugging", proof=_STEP),
             detail="Every rank writes a line for every collective." if len(names) > 1 else concern.why,
             severity=Severity.INFO if concern.mild and len(names) == 1 else None,
         )
@@ -137,9 +139,9 @@ def _cures(one: InForce, told: frozenset[str]) -> Iterator[Draft]:
 
 
 def _try_without(one: InForce, name: str) -> Remedy:
-    remedy = one.without([name], "NCCL chooses by itself then", f"Unset {name} and measure again")
+    why, summary = "NCCL chooses by itself then", f"Unset {name} and measure again"
     cost = "none, unless it was set against a hang or wrong data: then that returns"
-    return remedy.model_copy(update={"cost": cost, "proof": NO_TRIAL})
+    return one.without([name], why, summary, NO_TRIAL).model_copy(update={"cost": cost})
 
 
 def _costs(one: InForce, name: str) -> bool:
@@ -204,7 +206,7 @@ def _unsafe(one: InForce, differ: frozenset[str]) -> Iterator[Draft]:
             f"{one.told([name])} risks wrong data or hangs",
             one.told([name]),
             concern.source,
-            one.without([name], "unsafe"),
+            one.without([name], "unsafe", proof=_AT_RANDOM),
             detail=concern.why,
             severity=Severity.INFO if concern.mild or unknown or other else None,
             confidence=Confidence.POSSIBLE if one.hardware.gpus is None else Confidence.LIKELY,

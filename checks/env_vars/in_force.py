@@ -10,10 +10,10 @@ from ddp_doctor.checks.software.facts import Software, of_the_job
 from ddp_doctor.knowledge.variables import variables
 from ddp_doctor.knowledge.versions import Version, release
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft, Remedy, Setting
+from ddp_doctor.model.finding import Draft, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.parse.nccl_conf import settings
-from ddp_doctor.phrases.settings import NO_TRIAL, per_cause, shown, unset
+from ddp_doctor.phrases.settings import FOLLOWS, NO_TRIAL, per_cause, shown, unset
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,20 @@ class InForce:
             if name in self.values
         )
 
-    def without(self, names: Iterable[str], why: str, summary: str = "") -> Remedy:
+    def without(
+        self, names: Iterable[str], why: str, summary: str = "", proof: Proof | None = None
+    ) -> Remedy:
         """Take these settings away: out of the environment, or overruled by the default where a file sets them."""
         pairs = {name: self.values[name] for name in names if name in self.values}
         in_files = {name: self.places[name] for name in pairs if name in self.places}
         if not in_files:
-            return unset(pairs, why, summary)
+            return unset(pairs, why, summary, proof or FOLLOWS)
         return Remedy(
             summary=f"Take {' and '.join(in_files)} out of {' and '.join(dict.fromkeys(in_files.values()))}",
             settings=tuple(_overruled(name, why, in_files) for name in pairs),
             cost="none, unless something else relies on it; until the file is mended the environment overrules it",
             undo="put the line back",
-            proof=NO_TRIAL,
+            proof=proof or NO_TRIAL,
         )
 
     def key(self) -> object:

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterator
 
 from ddp_doctor.checks.nccl.facts import NcclFact, Plugin, observed, of_gpu_nodes
+from ddp_doctor.checks.topology.showings import meeting
 from ddp_doctor.knowledge.nccl_plugins import OWN_NETWORKS
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases import nccl_settings
 from ddp_doctor.phrases.nodes import by_cause, node_draft
 from ddp_doctor.phrases.settings import printable
 
@@ -120,10 +122,15 @@ def nccl_network_that_none_has(recording: Recording) -> Iterator[Draft]:
             title,
             saw,
             *([in_folder(elsewhere)] if elsewhere else []),
-            _without("NCCL_NET"),
+            nccl_settings.remedy(
+                "Take NCCL_NET out of the job's environment",
+                Setting(name="NCCL_NET", action="unset", why="what it names is not there"),
+                cost="NCCL takes what it finds",
+                undo="set NCCL_NET again",
+            ),
             detail="NCCL takes no other network than this one, and the job ends where its ranks connect.",
             confidence=Confidence.LIKELY,
-        )
+        ).model_copy(update={"shown_by": meeting(recording, [seen.node for seen in group])})
 
 
 def _nobodys_network(fact: NcclFact) -> tuple[str, str | None] | None:

@@ -14,7 +14,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.rdma_facts import Hca, Port, RdmaFact
 from ddp_doctor.phrases.nodes import by_cause, host, in_words, node_culprits, node_names
 from ddp_doctor.phrases.rdma import Hit, port_draft, port_name, use_ports
-from ddp_doctor.phrases.settings import shown, unset
+from ddp_doctor.phrases.settings import NO_TRIAL, shown, unset
 
 _DOCS = "NCCL src/transport/net_ib/init.cc and src/misc/utils.cc, matchIfList"
 
@@ -124,7 +124,10 @@ def matches_nothing(recording: Recording) -> Iterator[Draft]:
                 for one in node_culprits(recording, group)
             ),
             evidence=tuple(_devices_seen(recording, seen) for seen in group[:8]),
-            remedies=(unset({HCA: value}, "NCCL finds active ports itself"), *([instead] if instead else [])),
+            remedies=(
+                unset({HCA: value}, "NCCL finds active ports itself", proof=NO_TRIAL),
+                *([instead] if instead else []),
+            ),
             severity=Severity.ERROR if fatal else Severity.WARNING,
             shown_by=everybody(recording),
         )

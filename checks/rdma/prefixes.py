@@ -15,7 +15,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.rdma_facts import Hca, Port, RdmaFact
 from ddp_doctor.phrases.nodes import in_words, node_culprits, node_names
 from ddp_doctor.phrases.rdma import Hit, port_draft, use_ports
-from ddp_doctor.phrases.settings import shown, unset
+from ddp_doctor.phrases.settings import NO_TRIAL, shown, unset
 
 
 @rule("DD578", "nccl-ib-hca-takes-more-than-named", Severity.INFO, RdmaFact)
@@ -128,7 +128,7 @@ def leaves_out_nearest(recording: Recording) -> Iterator[Draft]:
             evidence=tuple(
                 Evidence(check="topology", text=text) for text in topologies[group[0].node].nearest_in_words()
             ),
-            remedies=(unset({HCA: value}, "NCCL takes the ports nearest to each GPU"),),
+            remedies=(unset({HCA: value}, "NCCL takes the ports nearest to each GPU", proof=NO_TRIAL),),
             shown_by=everybody(recording),
         )
 

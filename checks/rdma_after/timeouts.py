@@ -19,7 +19,7 @@ from ddp_doctor.parse.nccl_log import settings_in
 from ddp_doctor.phrases import complaints as words
 from ddp_doctor.phrases.nodes import host, in_words, node_culprit, node_pair
 from ddp_doctor.phrases.rdma import LOSSLESS, SOCKETS_ON_ALL, port_name, try_path, wait_longer
-from ddp_doctor.phrases.settings import unset
+from ddp_doctor.phrases.settings import NO_TRIAL, unset
 
 _PEER = re.compile(r"from peer ([0-9a-fA-F.:]{2,45})<")
 _MOST_PORTS = 6
@@ -140,9 +140,8 @@ def _remedies(recording: Recording, group: Sequence[words.Said], lossy: Sequence
     settings = {**(env[0] if env else {}), **settings_in(texts(recording).get(node, ""))}
     sooner = lowered(settings)
     if sooner:
-        yield unset(sooner, "NCCL then waits as long as it does by itself").model_copy(
-            update={"summary": f"Take {in_words(list(sooner))} away, which make NCCL give up sooner"}
-        )
+        summary = f"Take {in_words(list(sooner))} away, which make NCCL give up sooner"
+        yield unset(sooner, "NCCL then waits as long as it does by itself", summary, NO_TRIAL)
     elif lossy:
         yield wait_longer()
     if any(one.hit[2].is_roce for one in lossy):

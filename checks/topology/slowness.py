@@ -8,14 +8,14 @@ from ddp_doctor.checks.topology.transports import Expected, Place, places, used_
 from ddp_doctor.knowledge.expected_speed import BOUNDING, FAR_BELOW, LEAST_BYTES
 from ddp_doctor.knowledge.nvml import OS_MANAGED_MEMORY
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Showing
+from ddp_doctor.model.finding import Draft, Evidence, Remedy, Showing
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.gpu_facts import GpusFact
 from ddp_doctor.phrases import transports as words
 from ddp_doctor.phrases.nodes import host, node_culprit
 from ddp_doctor.phrases.ranks import gpu_of
-from ddp_doctor.phrases.settings import unset
+from ddp_doctor.phrases.settings import NO_TRIAL, unset
 
 
 @rule("DD440", "all-reduce-far-below-its-path", Severity.WARNING, TopologyFact, AllReduceFact)
@@ -71,9 +71,7 @@ def _unlimited(place: Place) -> Iterator[Remedy]:
     """Take away what somebody set that bounds how much NCCL moves at once."""
     held = {name: place.node.settings[name] for name in BOUNDING if name in place.node.settings}
     if held:
-        yield unset(held, "NCCL then chooses by itself").model_copy(
-            update={"proof": Proof(reason="no trial without these settings was recorded")}
-        )
+        yield unset(held, "NCCL then chooses by itself", proof=NO_TRIAL)
 
 
 def _alone(recording: Recording) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.prove.proofs import with_proofs
+from ddp_doctor.engine.remedies import completed
 from ddp_doctor.engine.trial_rules import TRIAL_RULES
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
@@ -45,12 +46,13 @@ def _rules_for(recording: Recording) -> list[Rule]:
 
 def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagnosis:
     """Apply all rules that the recording's command calls for (or those given)."""
+    had_ranks = recording.options.command == "run" and recording.world is not None
     findings: list[Finding] = []
     failures: list[tuple[str, str]] = []
     with no_garbage_collection():
         for rule in _rules_for(recording) if rules is None else rules:
             try:
-                findings += rule.apply(recording)
+                findings += [completed(one, had_ranks=had_ranks) for one in rule.apply(recording)]
             except Exception:  # noqa: BLE001 - one broken rule must not silence the others
                 failures.append((rule.code, traceback.format_exc(limit=-3)))
     return Diagnosis(_worst_first(with_proofs(findings, recording.experiments)), tuple(failures))

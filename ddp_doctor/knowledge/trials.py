@@ -92,6 +92,11 @@ SLOW_SHARE = 3.0
 GAIN = 1.2
 
 
+def names() -> Iterable[str]:
+    """All variables that a trial may set."""
+    return _READ_BY.keys()
+
+
 def read_by(name: str) -> str | None:
     """The backend whose ranks read the variable in a trial; None where it cannot be tried."""
     return _READ_BY.get(name)

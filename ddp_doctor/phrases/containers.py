@@ -5,17 +5,12 @@ NCCL_SHM_DISABLE and NCCL_CUMEM_HOST_ENABLE; NCCL src/transport/shm.cc, src/misc
 """
 
 from ddp_doctor.model.finding import Proof, Remedy, Setting
+from ddp_doctor.phrases import nccl_settings
 
-_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/"
-
-WITHOUT_SHM = Remedy(
-    summary="Let NCCL do without shared memory until there is room",
-    settings=(Setting(name="NCCL_SHM_DISABLE", value="1", why="NCCL then needs no room in /dev/shm"),),
+WITHOUT_SHM = nccl_settings.remedy(
+    "Let NCCL do without shared memory until there is room",
+    Setting(name="NCCL_SHM_DISABLE", value="1", why="NCCL then needs no room in /dev/shm"),
     cost="a stop-gap: GPUs of one node without P2P then talk through the network, several times slower",
-    undo="unset NCCL_SHM_DISABLE",
-    proof=Proof(reason="no trial with this setting was recorded"),
-    references=(_GUIDE + "env.html#nccl-shm-disable",),
-    conflicts=("NCCL_P2P_DISABLE",),
 )
 
 ALLOW_NUMA = Remedy(
@@ -28,19 +23,14 @@ ALLOW_NUMA = Remedy(
     cost="the container's processes may also raise their own priority",
     undo="start it without the option",
     proof=Proof(reason="the doctor starts no container"),
-    references=(_GUIDE + "troubleshooting.html",),
+    references=(nccl_settings.TROUBLE,),
     container=("--cap-add=SYS_NICE",),
 )
 
-WITHOUT_CUMEM_HOST = Remedy(
-    summary="Let NCCL share host memory through /dev/shm, as it did before 2.24",
-    settings=(
-        Setting(
-            name="NCCL_CUMEM_HOST_ENABLE", value="0", why="NCCL then needs no NUMA calls for its host memory"
-        ),
+WITHOUT_CUMEM_HOST = nccl_settings.remedy(
+    "Let NCCL share host memory through /dev/shm, as it did before 2.24",
+    Setting(
+        name="NCCL_CUMEM_HOST_ENABLE", value="0", why="NCCL then needs no NUMA calls for its host memory"
     ),
     cost="little: it takes room in /dev/shm, 10 MiB for each pair of ranks",
-    undo="unset NCCL_CUMEM_HOST_ENABLE",
-    proof=Proof(reason="no trial with this setting was recorded"),
-    references=(_GUIDE + "env.html#nccl-cumem-host-enable",),
 )

@@ -1,6 +1,7 @@
 """What to try where stock DDP, with a model of the doctor's own, averages or broadcasts wrongly."""
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
+from ddp_doctor.phrases import nccl_settings
 
 _NOT_TRIED = Proof(reason="the doctor cannot tell beforehand which of these is the cause")
 
@@ -21,13 +22,10 @@ _SOFTWARE = Remedy(
 )
 
 #: NCCL user guide, NCCL_PROTO: LL128 corrupts data where it is enabled on platforms unfit for it.
-SIMPLE_PROTOCOL = Remedy(
-    summary="Repeat the check with NCCL's Simple protocol alone",
-    settings=(Setting(name="NCCL_PROTO", value="Simple", why="rules out LL and LL128"),),
+SIMPLE_PROTOCOL = nccl_settings.remedy(
+    "Repeat the check with NCCL's Simple protocol alone",
+    Setting(name="NCCL_PROTO", value="Simple", why="rules out LL and LL128"),
     cost="Small messages get slower: a diagnosis, not a cure",
-    undo="unset NCCL_PROTO",
-    proof=Proof(reason="no trial with this setting was recorded"),
-    references=("https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-proto",),
 )
 
 

@@ -10,14 +10,15 @@ from typing import Protocol
 from ddp_doctor.knowledge import variables
 from ddp_doctor.knowledge.agreement import effective
 from ddp_doctor.knowledge.setting_conflicts import disagreeing
+from ddp_doctor.knowledge.trials import read_by
 from ddp_doctor.knowledge.values import Misread, misread
 from ddp_doctor.knowledge.variables import Variable
 from ddp_doctor.knowledge.versions import Version, dotted
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Remedy
+from ddp_doctor.model.finding import Draft, Remedy, Showing
 from ddp_doctor.phrases import launchers
 from ddp_doctor.phrases.launchers import Launcher
-from ddp_doctor.phrases.settings import in_words, listed, set_to, setting_draft, shown, unset
+from ddp_doctor.phrases.settings import NO_TRIAL, in_words, listed, set_to, setting_draft, shown, unset
 
 Env = Mapping[str, str]
 
@@ -257,7 +258,14 @@ def refused_values(backend: str, seen: Environment) -> Iterator[Draft]:
     for variable, value, found in _misread(seen.variables):
         if found.fate != "misread":
             sure = (variable.read_when or "").lower() in always
-            yield _value(variable, value, found, None if sure else Severity.WARNING)
+            draft = _value(variable, value, found, None if sure else Severity.WARNING)
+            yield _shown_by_ranks(draft) if sure and read_by(variable.name) == backend else draft
+
+
+def _shown_by_ranks(draft: Draft) -> Draft:
+    """The same as trials can show it: with such a value the ranks do not even meet."""
+    remedies = tuple(one.model_copy(update={"proof": NO_TRIAL}) for one in draft.remedies)
+    return draft.model_copy(update={"remedies": remedies, "shown_by": Showing(kind="meet")})
 
 
 def _misread(env: Env) -> Iterator[tuple[Variable, str, Misread]]:

@@ -14,11 +14,10 @@ from ddp_doctor.model.context import Interface
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE
-from ddp_doctor.phrases.settings import shown
+from ddp_doctor.phrases.settings import NO_TRIAL, shown
 
 _GLOO_GUIDE = "https://docs.pytorch.org/docs/stable/distributed.html"
 _NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname"
-_NOT_TRIED = Proof(reason="computed from the addresses of all nodes; no trial with it was recorded")
 
 #: Where the rules are to be read.
 NCCL_ORDER = "NCCL, misc/socket.cc ncclFindInterfaces: the setting, else its own order"
@@ -87,7 +86,7 @@ def name_interfaces(
         settings=settings,
         cost="the job then depends on these names; another cluster has others",
         undo="; ".join(f"export {shown(name, one)}" for one in sorted(set(old))) or f"unset {name}",
-        proof=_NOT_TRIED,
+        proof=NO_TRIAL,
         references=(_GLOO_GUIDE if backend == "gloo" else _NCCL_GUIDE,),
         conflicts=() if backend == "gloo" else (NCCL_COMM_ID,),
     )
@@ -169,7 +168,7 @@ def unset_interface(offers: Sequence[Offer]) -> Remedy:
         settings=(Setting(name=name, action="unset", why="the default choice does"),),
         cost="none, unless something else relies on it",
         undo="; ".join(f"export {shown(name, one)}" for one in old),
-        proof=_NOT_TRIED,
+        proof=NO_TRIAL,
     )
 
 
@@ -241,6 +240,6 @@ def _use_family(family: str) -> Remedy:
         settings=(Setting(name=NCCL_FAMILY, value=family, why="all nodes then give out one family"),),
         cost="none between these nodes",
         undo=f"unset {NCCL_FAMILY}",
-        proof=_NOT_TRIED,
+        proof=NO_TRIAL,
         references=(_NCCL_GUIDE,),
     )

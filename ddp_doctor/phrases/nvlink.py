@@ -5,20 +5,12 @@ src/transport/nvls.cc and src/mnnvl.cc, whose messages name the first two; NVIDI
 """
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
+from ddp_doctor.phrases import nccl_settings
 
-_ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
-_NO_TRIAL = Proof(reason="no trial with this setting was recorded")
-
-WITHOUT_NVLS = Remedy(
-    summary="Let NCCL do without NVLink SHARP",
-    settings=(
-        Setting(name="NCCL_NVLS_ENABLE", value="0", why="NCCL then needs no multicast of the NVSwitches"),
-    ),
+WITHOUT_NVLS = nccl_settings.remedy(
+    "Let NCCL do without NVLink SHARP",
+    Setting(name="NCCL_NVLS_ENABLE", value="0", why="NCCL then needs no multicast of the NVSwitches"),
     cost="large all-reduces within the node get slower; NVLink stays in use",
-    undo="unset NCCL_NVLS_ENABLE",
-    proof=_NO_TRIAL,
-    references=(f"{_ENV}#nccl-nvls-enable",),
-    conflicts=("NCCL_ALGO",),
 )
 
 REPAIR_IMEX = Remedy(
@@ -31,23 +23,15 @@ REPAIR_IMEX = Remedy(
     references=("https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/",),
 )
 
-WITHOUT_MNNVL = Remedy(
-    summary="Leave NVLink to the GPUs within each node until IMEX works",
-    settings=(Setting(name="NCCL_MNNVL_ENABLE", value="0", why="NCCL then takes the network between nodes"),),
+WITHOUT_MNNVL = nccl_settings.remedy(
+    "Leave NVLink to the GPUs within each node until IMEX works",
+    Setting(name="NCCL_MNNVL_ENABLE", value="0", why="NCCL then takes the network between nodes"),
     cost="a stop-gap: between the nodes the network carries what NVLink would, many times slower",
-    undo="unset NCCL_MNNVL_ENABLE",
-    proof=_NO_TRIAL,
-    references=(f"{_ENV}#nccl-mnnvl-enable",),
 )
 
-WITHOUT_CUMEM = Remedy(
-    summary="Let NCCL share GPU memory the older way (CUDA IPC)",
-    settings=(
-        Setting(name="NCCL_CUMEM_ENABLE", value="0", why="NCCL then imports no memory handles of CUDA's VMM"),
-    ),
+WITHOUT_CUMEM = nccl_settings.remedy(
+    "Let NCCL share GPU memory the older way (CUDA IPC)",
+    Setting(name="NCCL_CUMEM_ENABLE", value="0", why="NCCL then imports no memory handles of CUDA's VMM"),
     cost="no NVLink SHARP, and no registered user buffers; P2P stays in use",
-    undo="unset NCCL_CUMEM_ENABLE",
-    proof=_NO_TRIAL,
-    references=(f"{_ENV}#nccl-cumem-enable",),
-    conflicts=("NCCL_NVLS_ENABLE", "NCCL_MNNVL_ENABLE"),
+    conflicts=("NCCL_NVLS_ENABLE",),
 )

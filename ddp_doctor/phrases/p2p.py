@@ -6,8 +6,7 @@ the cure: NVIDIA/nccl issues 667 and 2079 (ACS, IOMMU), pytorch/pytorch issue 79
 """
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
-
-_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/"
+from ddp_doctor.phrases import nccl_settings
 
 REPAIR_PATH = Remedy(
     summary="Repair the path: turn off ACS on the PCIe bridges, or the IOMMU, and measure again",
@@ -16,47 +15,34 @@ REPAIR_PATH = Remedy(
     cost="an administrator's work in the BIOS or on the kernel's command line, and a reboot",
     undo="turn ACS or the IOMMU on again; virtual machines need both",
     proof=Proof(reason="it takes an administrator and a reboot"),
-    references=(_GUIDE + "troubleshooting.html",),
+    references=(nccl_settings.TROUBLE,),
 )
 
-DISABLE_P2P = Remedy(
-    summary="Send the traffic through host memory until the path is repaired",
-    settings=(Setting(name="NCCL_P2P_DISABLE", value="1", why="NCCL then copies through shared memory"),),
+DISABLE_P2P = nccl_settings.remedy(
+    "Send the traffic through host memory until the path is repaired",
+    Setting(name="NCCL_P2P_DISABLE", value="1", why="NCCL then copies through shared memory"),
     cost=(
         "a proof and a stop-gap, not a cure: all GPUs of the node give up P2P, NVLink too, and what went"
         " directly now crosses host memory twice"
     ),
-    undo="unset NCCL_P2P_DISABLE",
-    proof=Proof(reason="no trial with this setting was recorded"),
-    references=(_GUIDE + "env.html#nccl-p2p-disable",),
-    conflicts=("NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"),
+    conflicts=("NCCL_P2P_LEVEL",),
 )
 
-UNSET_LEVEL = Remedy(
-    summary="Give NCCL its own limit back, if nobody needs the wider one",
-    settings=(
-        Setting(name="NCCL_P2P_LEVEL", action="unset", why="it lets P2P reach farther than by default"),
-    ),
+UNSET_LEVEL = nccl_settings.remedy(
+    "Give NCCL its own limit back, if nobody needs the wider one",
+    Setting(name="NCCL_P2P_LEVEL", action="unset", why="it lets P2P reach farther than by default"),
     cost="GPUs beyond the limit talk through host memory, as NCCL intends",
     undo="set NCCL_P2P_LEVEL to its old value",
-    proof=Proof(reason="no trial with this setting was recorded"),
-    references=(_GUIDE + "env.html#nccl-p2p-level",),
     conflicts=("NCCL_P2P_DISABLE",),
 )
 
 
 def keep_near_p2p(limit: str) -> Remedy:
     """Take P2P from far GPUs alone."""
-    return Remedy(
-        summary=f"Leave P2P to near GPUs, up to {limit}, as NCCL does by itself since 2.23",
-        settings=(
-            Setting(name="NCCL_P2P_LEVEL", value=limit, why="none of the pairs that stall is so near"),
-        ),
+    return nccl_settings.remedy(
+        f"Leave P2P to near GPUs, up to {limit}, as NCCL does by itself since 2.23",
+        Setting(name="NCCL_P2P_LEVEL", value=limit, why="none of the pairs that stall is so near"),
         cost="the GPUs beyond talk through host memory; the near ones keep P2P, NVLink too",
-        undo="unset NCCL_P2P_LEVEL",
-        proof=Proof(reason="no trial with this setting was recorded"),
-        references=(_GUIDE + "env.html#nccl-p2p-level",),
-        conflicts=("NCCL_P2P_DISABLE",),
     )
 
 
@@ -91,8 +77,7 @@ def use_hca(
         cost="other NICs stay idle; nothing changes within one node",
         undo="unset NCCL_IB_HCA",
         proof=Proof(reason="it takes several nodes to try"),
-        references=(_GUIDE + "env.html#nccl-ib-hca", _GUIDE + "env.html#nccl-ib-gid-index"),
-        conflicts=("NCCL_IB_DISABLE",),
+        references=(nccl_settings.entry("NCCL_IB_HCA"), nccl_settings.entry("NCCL_IB_GID_INDEX")),
     )
 
 

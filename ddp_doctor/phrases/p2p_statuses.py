@@ -5,8 +5,7 @@ NVIDIA fabric manager user guide (a GPU whose NVLinks the fabric manager has not
 """
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
-
-_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/"
+from ddp_doctor.phrases import nccl_settings
 
 REPAIR_FABRIC = Remedy(
     summary="Find out why NVLink carries no P2P: fabric manager, a link that is down, MIG, or a GPU to reset",
@@ -23,20 +22,14 @@ REPAIR_FABRIC = Remedy(
     references=("https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",),
 )
 
-GO_WITHOUT_P2P = Remedy(
-    summary="Let NCCL start without P2P between these GPUs until that is repaired",
-    settings=(
-        Setting(
-            name="NCCL_IGNORE_DISABLED_P2P",
-            value="1",
-            why="NCCL then takes another path for these GPUs instead of failing",
-        ),
+GO_WITHOUT_P2P = nccl_settings.remedy(
+    "Let NCCL start without P2P between these GPUs until that is repaired",
+    Setting(
+        name="NCCL_IGNORE_DISABLED_P2P",
+        value="1",
+        why="NCCL then takes another path for these GPUs instead of failing",
     ),
     cost="these GPUs talk through host memory, several times slower than NVLink, and all wait for them",
-    undo="unset NCCL_IGNORE_DISABLED_P2P",
-    proof=Proof(reason="no trial with this setting was recorded"),
-    references=(_GUIDE + "env.html#nccl-ignore-disabled-p2p",),
-    conflicts=("NCCL_P2P_DISABLE",),
 )
 
 LOOK_AT_MODULE_SETTINGS = Remedy(
@@ -46,7 +39,7 @@ LOOK_AT_MODULE_SETTINGS = Remedy(
     cost="an administrator's work, and loading the module again",
     undo="put the setting back",
     proof=Proof(reason="it takes an administrator"),
-    references=(_GUIDE + "troubleshooting.html",),
+    references=(nccl_settings.TROUBLE,),
 )
 
 LOOK_AT_BOARD = Remedy(
@@ -56,5 +49,5 @@ LOOK_AT_BOARD = Remedy(
     cost="an administrator's work in the BIOS or at the slots",
     undo=NOTHING_TO_UNDO,
     proof=Proof(reason="it takes an administrator"),
-    references=(_GUIDE + "troubleshooting.html",),
+    references=(nccl_settings.TROUBLE,),
 )

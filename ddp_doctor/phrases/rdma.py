@@ -12,6 +12,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.rdma_facts import Hca, Port
+from ddp_doctor.phrases import nccl_settings
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, host, in_words
 from ddp_doctor.phrases.settings import shown
 
@@ -21,10 +22,6 @@ Hit = tuple[int, Hca, Port]
 #: Of more ports than this the evidence shows the first; the culprits name them all.
 LINES_OF_EVIDENCE = 16
 
-_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/"
-_ENV = _GUIDE + "env.html"
-_TROUBLE = _GUIDE + "troubleshooting.html"
-_SEVERAL_NODES = Proof(reason="no trial on these nodes was recorded")
 _BY_HAND = Proof(reason="it takes an administrator")
 #: Beside these no setting about RDMA does anything.
 _WITHOUT_RDMA = ("NCCL_IB_DISABLE", "NCCL_NET")
@@ -154,20 +151,18 @@ def use_ports(
     values = {
         node: nccl_hca.exactly((hca.name, port.number) for hca, port in some) for node, some in ports.items()
     }
-    return _per_node(
-        recording, nccl_hca.HCA, values, why, "other RDMA ports stay idle", f"{_ENV}#nccl-ib-hca"
-    )
+    return _per_node(recording, nccl_hca.HCA, values, why, "other RDMA ports stay idle")
 
 
 def use_index(recording: Recording, indices: Mapping[int, int | None], why: str) -> Remedy | None:
     """NCCL_IB_GID_INDEX, one for all where one fits all; None where some node has none that fits."""
     values = {node: None if index is None else str(index) for node, index in indices.items()}
     cost = "right until the addresses of the interfaces change; NCCL 2.21 and newer need no index"
-    return _per_node(recording, INDEX, values, why, cost, f"{_ENV}#nccl-ib-gid-index")
+    return _per_node(recording, INDEX, values, why, cost)
 
 
 def _per_node(
-    recording: Recording, name: str, values: Mapping[int, str | None], why: str, cost: str, reference: str
+    recording: Recording, name: str, values: Mapping[int, str | None], why: str, cost: str
 ) -> Remedy | None:
     known = [value for value in values.values() if value is not None]
     if not known or len(known) < len(values):
@@ -177,61 +172,46 @@ def _per_node(
         Setting(name=name, value=value, why=why, node=host(recording, node), node_rank=node)
         for node, value in values.items()
     )
-    return Remedy(
-        summary=f"Set {shown(name, known[0])}" if alike else f"Set {name} on each node to its own value",
-        settings=(Setting(name=name, value=known[0], why=why),) if alike else each,
+    return nccl_settings.remedy(
+        f"Set {shown(name, known[0])}" if alike else f"Set {name} on each node to its own value",
+        *((Setting(name=name, value=known[0], why=why),) if alike else each),
         cost=cost,
-        undo=f"unset {name}",
-        proof=_SEVERAL_NODES,
-        references=(reference,),
-        conflicts=_WITHOUT_RDMA,
     )
 
 
 def unset_index(settings: Mapping[str, str]) -> Remedy:
     """Let NCCL search the tables itself."""
     names = [name for name in (INDEX, *SEARCH_SETTINGS) if name in settings]
-    return Remedy(
-        summary=f"Unset {in_words(names)}: NCCL 2.21 and newer find the right entry of each table themselves",
-        settings=tuple(
+    return nccl_settings.remedy(
+        f"Unset {in_words(names)}: NCCL 2.21 and newer find the right entry of each table themselves",
+        *(
             Setting(name=name, action="unset", why="it points at another entry than NCCL would take")
             for name in names
         ),
         cost="none, unless the fabric needs that very entry",
         undo="; ".join(f"export {shown(name, settings[name])}" for name in names),
-        proof=_SEVERAL_NODES,
-        references=(f"{_ENV}#nccl-ib-gid-index",),
         conflicts=_WITHOUT_RDMA,
     )
 
 
-USE_IPV6 = Remedy(
-    summary="Or let NCCL look for IPv6 entries, which every port has",
-    settings=(Setting(name=FAMILY, value="AF_INET6", why="every port has a routable IPv6 entry of RoCE v2"),),
+USE_IPV6 = nccl_settings.remedy(
+    "Or let NCCL look for IPv6 entries, which every port has",
+    Setting(name=FAMILY, value="AF_INET6", why="every port has a routable IPv6 entry of RoCE v2"),
     cost="none in a fabric that routes IPv6",
-    undo=f"unset {FAMILY}",
-    proof=_SEVERAL_NODES,
-    references=(f"{_ENV}#nccl-ib-addr-family",),
-    conflicts=(INDEX,),
 )
 
-SOCKETS_ON_ALL = Remedy(
-    summary="Let all nodes talk over TCP until then, so that they meet",
-    settings=(
-        Setting(name="NCCL_IB_DISABLE", value="1", why="ranks on TCP and ranks on RDMA cannot connect"),
-    ),
+SOCKETS_ON_ALL = nccl_settings.remedy(
+    "Let all nodes talk over TCP until then, so that they meet",
+    Setting(name="NCCL_IB_DISABLE", value="1", why="ranks on TCP and ranks on RDMA cannot connect"),
     cost="a stop-gap and a proof: between nodes a fraction of the rate of RDMA, and the CPU's time",
-    undo="unset NCCL_IB_DISABLE",
-    proof=_SEVERAL_NODES,
-    references=(f"{_ENV}#nccl-ib-disable",),
-    conflicts=("NCCL_NET", "NCCL_IB_HCA"),
+    conflicts=("NCCL_IB_HCA",),
 )
 
 UPGRADE_NCCL = Remedy(
     summary="Or take a torch with NCCL 2.26 or newer, which finds the entry itself, in containers too",
     cost="another release of torch",
     undo="install the former one",
-    proof=_SEVERAL_NODES,
+    proof=Proof(reason="the doctor installs nothing"),
 )
 
 GIVE_ADDRESS = Remedy(
@@ -241,7 +221,7 @@ GIVE_ADDRESS = Remedy(
     cost="an administrator's work; addresses as the fabric's plan says",
     undo="ip address del",
     proof=_BY_HAND,
-    references=(f"{_TROUBLE}#rdma-over-converged-ethernet-roce",),
+    references=(f"{nccl_settings.TROUBLE}#rdma-over-converged-ethernet-roce",),
 )
 
 #: The RDMA devices of a host for a container.
@@ -253,7 +233,7 @@ GIVE_DEVICES = Remedy(
     cost="the container reaches the fabric; its processes may pin memory",
     undo="start it without the option",
     proof=Proof(reason="the doctor starts no container"),
-    references=(_TROUBLE,),
+    references=(nccl_settings.TROUBLE,),
 )
 
 INSTALL_VERBS = Remedy(
@@ -274,7 +254,10 @@ LOSSLESS = Remedy(
     cost="an administrator's work on hosts and switches; NCCL_IB_TC is the class that the plan names",
     undo=NOTHING_TO_UNDO,
     proof=_BY_HAND,
-    references=(f"{_ENV}#nccl-ib-tc", f"{_TROUBLE}#rdma-over-converged-ethernet-roce"),
+    references=(
+        nccl_settings.entry("NCCL_IB_TC"),
+        f"{nccl_settings.TROUBLE}#rdma-over-converged-ethernet-roce",
+    ),
 )
 
 
@@ -283,20 +266,14 @@ def wait_longer() -> Remedy:
     value = rdma_timeouts.LONGER_TIMEOUT
     before = rdma_timeouts.wait_s(rdma_timeouts.DEFAULT_TIMEOUT, rdma_timeouts.DEFAULT_RETRIES)
     after = rdma_timeouts.wait_s(value, rdma_timeouts.DEFAULT_RETRIES)
-    return Remedy(
-        summary="Wait longer for what the fabric delays, until it loses nothing any more",
-        settings=(
-            Setting(
-                name=rdma_timeouts.TIMEOUT,
-                value=str(value),
-                why=f"NCCL then gives a send up after {after:.0f} s instead of {before:.0f} s",
-            ),
+    return nccl_settings.remedy(
+        "Wait longer for what the fabric delays, until it loses nothing any more",
+        Setting(
+            name=rdma_timeouts.TIMEOUT,
+            value=str(value),
+            why=f"NCCL then gives a send up after {after:.0f} s instead of {before:.0f} s",
         ),
         cost="a stop-gap: what is lost is still sent again, and a path that is gone is noticed later",
-        undo=f"unset {rdma_timeouts.TIMEOUT}",
-        proof=_SEVERAL_NODES,
-        references=(f"{_ENV}#nccl-ib-timeout", f"{_ENV}#nccl-ib-retry-cnt"),
-        conflicts=_WITHOUT_RDMA,
     )
 
 

@@ -19,9 +19,10 @@ LONGEST_VALUE = 80
 #: Where the nodes' values differ, the evidence shows no more of them.
 VALUES_SHOWN = 8
 
-_PROOF = Proof(reason="nothing to measure: it follows from which names and values are read")
-#: Of a remedy that a trial could prove.
-NO_TRIAL = Proof(reason="no trial with these settings was recorded")
+#: Of a leftover, a misspelled name, or a value that is read otherwise.
+FOLLOWS = Proof(reason="nothing to measure: it follows from which names and values are read")
+#: Of a remedy that a trial can prove.
+NO_TRIAL = Proof(reason="no trial of it was recorded")
 
 
 def printable(value: str) -> str:
@@ -40,14 +41,14 @@ def listed(pairs: Mapping[str, str]) -> str:
     return ", ".join(shown(name, value) for name, value in pairs.items())
 
 
-def unset(pairs: Mapping[str, str], why: str, summary: str = "") -> Remedy:
+def unset(pairs: Mapping[str, str], why: str, summary: str = "", proof: Proof = FOLLOWS) -> Remedy:
     """Take these variables, given with their values, out of the job's environment."""
     return Remedy(
         summary=summary or f"Take {' and '.join(pairs)} out of the job's environment",
         settings=tuple(Setting(name=name, action="unset", why=why) for name in pairs),
         cost="none, unless something else relies on it",
         undo="; ".join(f"export {shown(name, value)}" for name, value in pairs.items()),
-        proof=_PROOF,
+        proof=proof,
     )
 
 
@@ -64,13 +65,13 @@ def set_to(name: str, value: str, why: str, instead_of: tuple[str, str], summary
         settings=tuple(settings),
         cost="the setting takes effect, with what it costs",
         undo=undo,
-        proof=_PROOF,
+        proof=FOLLOWS,
     )
 
 
 def in_words(summary: str) -> Remedy:
     """A remedy that only the owner of the job script can spell out."""
-    return Remedy(summary=summary, undo="put the former lines back", proof=_PROOF)
+    return Remedy(summary=summary, undo="put the former lines back", proof=FOLLOWS)
 
 
 def setting_draft(

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
+from ddp_doctor.phrases import nccl_settings
 
-_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/"
 #: NCCL's own words for its transports, for a sentence.
 NAMES = {"P2P": "direct copies (P2P)", "SHM": "shared memory (SHM)", "NET": "the network (NET)"}
 #: A finding shows no more pairs of GPUs.
@@ -32,44 +32,34 @@ def price(fast: float | None, slow: float | None) -> str:
 
 def unset_setting(name: str, value: str, gains: str) -> Remedy:
     """Take a variable that forbids a transport out of the job's environment."""
-    return Remedy(
-        summary=f"Unset {name} unless it keeps the job from a fault; then repair that first",
-        settings=(Setting(name=name, action="unset", why=gains),),
+    return nccl_settings.remedy(
+        f"Unset {name} unless it keeps the job from a fault; then repair that first",
+        Setting(name=name, action="unset", why=gains),
         cost="none, unless it was set against a hang or wrong data: then that returns",
         undo=f"export {name}={value}",
-        proof=Proof(reason="no trial without this setting was recorded"),
-        references=(f"{_GUIDE}env.html#{name.lower().replace('_', '-')}",),
     )
 
 
 def widen_gpudirect(name: str, level: str) -> Remedy:
     """Let GPUDirect RDMA go farther than NCCL does by itself, as a trial."""
-    return Remedy(
-        summary="Measure the job with it and without, on the same nodes, and keep what is faster",
-        settings=(Setting(name=name, value=level, why="NICs behind the CPU then read and write GPU memory"),),
+    return nccl_settings.remedy(
+        "Measure the job with it and without, on the same nodes, and keep what is faster",
+        Setting(name=name, value=level, why="NICs behind the CPU then read and write GPU memory"),
         cost=(
             "where the CPU forwards between PCIe devices slowly, the network gets slower; every node of the job"
             " must bear it"
         ),
-        undo=f"unset {name}",
-        proof=Proof(reason="the run made no trial with this setting"),
-        references=(_GUIDE + "env.html#nccl-net-gdr-level",),
     )
 
 
 def more_sockets(threads: int, each: int) -> Remedy:
     """Several TCP connections between two nodes, as a trial."""
     why = "one connection is bound by one core"
-    return Remedy(
-        summary="Measure the job with more connections and without, on the same nodes, and keep what is faster",
-        settings=(
-            Setting(name="NCCL_SOCKET_NTHREADS", value=str(threads), why=why),
-            Setting(name="NCCL_NSOCKS_PERTHREAD", value=str(each), why=why),
-        ),
+    return nccl_settings.remedy(
+        "Measure the job with more connections and without, on the same nodes, and keep what is faster",
+        Setting(name="NCCL_SOCKET_NTHREADS", value=str(threads), why=why),
+        Setting(name="NCCL_NSOCKS_PERTHREAD", value=str(each), why=why),
         cost=f"{threads} threads for each connection, which take CPU time from the ranks and their data loaders",
-        undo="unset NCCL_SOCKET_NTHREADS NCCL_NSOCKS_PERTHREAD",
-        proof=Proof(reason="the run made no trial with these settings"),
-        references=(_GUIDE + "env.html#nccl-socket-nthreads", _GUIDE + "env.html#nccl-nsocks-perthread"),
     )
 
 
@@ -86,7 +76,7 @@ def _explain(summary: str, subsystems: str, *commands: str) -> Remedy:
         cost="some hundred lines of each rank",
         undo="unset NCCL_DEBUG NCCL_DEBUG_SUBSYS",
         proof=Proof(reason="nothing is known that could be tried"),
-        references=(_GUIDE + "troubleshooting.html",),
+        references=(nccl_settings.TROUBLE,),
     )
 
 
@@ -109,7 +99,7 @@ LOAD_PEERMEM = Remedy(
     cost="an administrator's work",
     undo="sudo modprobe -r nvidia_peermem",
     proof=Proof(reason="it takes an administrator"),
-    references=(_GUIDE + "troubleshooting.html",),
+    references=(nccl_settings.TROUBLE,),
 )
 
 ONE_HOST_ID = Remedy(
@@ -122,7 +112,7 @@ ONE_HOST_ID = Remedy(
     cost="the containers see each other's shared memory",
     undo="start them as before",
     proof=Proof(reason="it takes other containers"),
-    references=(_GUIDE + "env.html#nccl-hostid", _GUIDE + "troubleshooting.html#sharing-data"),
+    references=(nccl_settings.entry("NCCL_HOSTID"), nccl_settings.TROUBLE + "#sharing-data"),
 )
 
 COMPARE_LINKS = Remedy(
@@ -135,5 +125,5 @@ COMPARE_LINKS = Remedy(
     scope="node",
     undo=NOTHING_TO_UNDO,
     proof=Proof(reason="nothing is known that could be tried"),
-    references=(_GUIDE + "troubleshooting.html",),
+    references=(nccl_settings.TROUBLE,),
 )

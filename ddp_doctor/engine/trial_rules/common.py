@@ -9,11 +9,12 @@ from ddp_doctor.checks.roll_call import silent_nodes
 from ddp_doctor.checks.topology import p2p_stalls
 from ddp_doctor.launch.hang import Judgement, Kind, judge
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Evidence, Proof, Remedy, Setting
+from ddp_doctor.model.finding import Culprit, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
 from ddp_doctor.phrases import ranks as words
 from ddp_doctor.phrases.nodes import host
+from ddp_doctor.phrases.p2p import DISABLE_P2P
 
 #: What a setting that torch refuses can look like: never a rank that is stopped, killed or missing.
 _REFUSED_LOOKS: tuple[Kind, ...] = ("all-entered", "raised-everywhere", "unsure")
@@ -238,12 +239,6 @@ def _look_at_network(recording: Recording, pairs: Collection[tuple[int, int]]) -
     )
 
 
-_WITHOUT_P2P = Remedy(
-    summary="Turn GPU peer-to-peer off to prove the cause; then repair ACS, the IOMMU or the link",
-    settings=(Setting(name="NCCL_P2P_DISABLE", value="1", why="the pair then goes through shared memory"),),
-    cost="all GPU pairs lose direct transfers, NVLink included; a stop-gap, not a cure",
-    undo="unset NCCL_P2P_DISABLE",
-    proof=Proof(reason="no trial with this setting was recorded"),
-    references=("NCCL user guide: NCCL_P2P_DISABLE",),
-    conflicts=("NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"),
+_WITHOUT_P2P = DISABLE_P2P.model_copy(
+    update={"summary": "Turn GPU peer-to-peer off to prove the cause; then repair ACS, the IOMMU or the link"}
 )

@@ -21,14 +21,14 @@ from ddp_doctor.engine.trial_rules.common import (
 )
 from ddp_doctor.launch.hang import Judgement
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy, Showing
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Showing
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.phrases import complaints
 from ddp_doctor.phrases import ranks as words
 from ddp_doctor.phrases.nodes import host
-from ddp_doctor.phrases.settings import unset
+from ddp_doctor.phrases.settings import NO_TRIAL, unset
 from ddp_doctor.phrases.torch_calls import ONE_GPU_EACH
 
 
@@ -280,8 +280,7 @@ def _without(recording: Recording, name: str) -> Iterator[Remedy]:
     """The variable taken away, with the value that it has on the first node."""
     values = [seen.fact.variables[name] for seen in recording.facts(EnvVars) if name in seen.fact.variables]
     if values:
-        remedy = unset({name: values[0]}, "the library then chooses an interface itself")
-        yield remedy.model_copy(update={"proof": Proof(reason="no trial without it was recorded")})
+        yield unset({name: values[0]}, "the library then chooses an interface itself", proof=NO_TRIAL)
 
 
 def _interface_setting(recording: Recording, message: str) -> str | None:

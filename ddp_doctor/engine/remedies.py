@@ -1,0 +1,42 @@
+"""What rules need not say of a remedy made of settings: what it does not go with, its source, why it is not tried."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.knowledge import variables
+from ddp_doctor.knowledge.setting_company import does_not_go_with
+from ddp_doctor.model.finding import Finding, Proof, Remedy
+from ddp_doctor.phrases.settings import NO_TRIAL
+
+_NO_SHOWING = "no trial is known that would show this fault"
+_NO_RANKS = "this command starts no ranks; `ddp-doctor run` tries it"
+
+
+def completed(finding: Finding, *, had_ranks: bool) -> Finding:
+    """The finding with remedies that say all there is to say of their settings."""
+    if not any(remedy.settings for remedy in finding.remedies):
+        return finding
+    why_not = None if finding.shown_by else _NO_SHOWING if had_ranks else _NO_RANKS
+    remedies = tuple(
+        _completed(remedy, why_not) if remedy.settings else remedy for remedy in finding.remedies
+    )
+    return finding.model_copy(update={"remedies": remedies})
+
+
+def _completed(remedy: Remedy, why_not: str | None) -> Remedy:
+    wanted = {one.name: one.value or "" for one in remedy.settings if one.action == "set"}
+    conflicts = dict.fromkeys((*remedy.conflicts, *does_not_go_with(wanted)))
+    return remedy.model_copy(
+        update={
+            "conflicts": tuple(conflicts),
+            "proof": Proof(reason=why_not) if why_not and remedy.proof == NO_TRIAL else remedy.proof,
+            "references": remedy.references or tuple(dict.fromkeys(_sources(remedy))),
+        }
+    )
+
+
+def _sources(remedy: Remedy) -> Iterator[str]:
+    """Where the table of variables read what it says of the settings of a remedy."""
+    for one in remedy.settings:
+        row = variables.variables().get(one.name) or variables.never_read().get(one.name)
+        if row is not None:
+            yield row.source
