@@ -169,7 +169,7 @@ class ManyNodes(NodePart):
 
     def _broken_off(self, why: str) -> None:
         """A run that this node did not see to the end is never healthy, whatever was read before."""
-        self.session.fail(self.rank_checks(), why, "")
+        self.session.leave_unread(self.rank_checks(), why)
         self.unfinished(why)
 
     def _note_gone(self, gone: Lost | Left) -> None:

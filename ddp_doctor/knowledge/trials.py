@@ -88,6 +88,8 @@ HUNG_S = 1.0
 NCCL_HUNG_S = 8.0
 #: … where how fast it is matters, for what is slow must be told from what hangs.
 SLOW_SHARE = 3.0
+#: What a trial moves at most, on each rank; four times as much as any rule asks for.
+LARGEST_BYTES = 1 << 30
 #: Less is no gain: repeated medians of one path differ by up to 10 % on busy machines.
 GAIN = 1.2
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_doctor.knowledge import deadlines
+from ddp_doctor.knowledge import deadlines, trials
 from ddp_doctor.launch import torchrun
-from ddp_doctor.launch.environment import rank_environment, with_settings
+from ddp_doctor.launch.environment import Refused, rank_environment, with_settings
 from ddp_doctor.launch.events import EventReader
 from ddp_doctor.launch.forkserver import ForkServer
 from ddp_doctor.launch.others import Others
@@ -55,7 +55,11 @@ class Crew:
         skip_pairs: Pairs = (),
         others: Others | None = None,
     ) -> TrialResult:
-        """Fork the ranks and watch them to the end. An interruption carries what was seen until then."""
+        """Fork the ranks and watch them to the end. An interruption carries what was seen until then.
+
+        Raises Refused.
+        """
+        self._require_sense(record)
         folder = self._folder(record)
         specs = self._specs(record, folder, checks, skip_pairs)
         workers = [self.server.fork(forked, spec.to_json()) for spec in specs]
@@ -71,6 +75,7 @@ class Crew:
         self, record: TrialRecord, checks: Sequence[Check], others: Others | None = None
     ) -> Iterator[tuple[TrialResult, torchrun.Launch]]:
         """The same with ranks that the real torchrun starts; the block runs while torchrun shuts down."""
+        self._require_sense(record)
         folder = self._folder(record)
         specs = self._specs(record, folder, checks, ())
         meeting = torchrun.Meeting(self.world.nnodes, self.store, record.trial) if others else None
@@ -99,6 +104,23 @@ class Crew:
         except BaseException:
             self._partial = trial.partial()
             raise
+
+    def _require_sense(self, record: TrialRecord) -> None:
+        """Raises Refused for a trial of a remedy that could not end, or take all memory: a head may be mistaken."""
+        showing, ranks = record.showing, record.ranks
+        if showing is None:
+            if record.limit_s is not None or record.settings:
+                raise Refused("a trial has a limit or settings of its own, and tries nothing")
+            return
+        if not 0.0 < (record.limit_s or 0.0) <= trials.NCCL_TRIAL_S * self.crowd():
+            raise Refused(f"no trial of a remedy takes {record.limit_s} seconds")
+        if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(self.world.world_size)):
+            raise Refused(f"a trial of ranks that are not those of this run: {str(ranks)[:80]}")
+        if not 0 < showing.size_bytes <= trials.LARGEST_BYTES:
+            raise Refused(f"no trial of a remedy moves {showing.size_bytes} bytes")
+        if showing.kind == "exchange" and len(ranks) != 2:
+            raise Refused(f"an exchange is between two ranks, not {len(ranks)}")
+        with_settings(self.env, record.settings, self.node)
 
     def _folder(self, record: TrialRecord) -> Path:
         if not _TRIAL.fullmatch(record.trial):  # it may come over the network, and is a path here

@@ -37,22 +37,33 @@ def without_launcher(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+#: The kernel takes 128 KiB; what is longer than a path is a mistake or an attack.
+_LONGEST_VALUE = 4096
+
+
+class Refused(ValueError):
+    """A trial that this node does not run, whoever orders it; the message says why."""
+
+
 def with_settings(env: Mapping[str, str], settings: Sequence[Setting], node: int) -> dict[str, str]:
     """The environment of ``node`` as a remedy would have it.
 
-    Raises ValueError for what no trial may set: the head of a run orders the settings of all nodes.
+    Raises Refused for what no trial may set: the head of a run orders the settings of all nodes.
     """
     mine = dict(env)
     for setting in settings:
         if setting.name in trials.OF_LAUNCHER:
             continue
         if trials.read_by(setting.name) is None:
-            raise ValueError(f"no trial sets {setting.name[:80]!r}")
+            raise Refused(f"no trial sets {setting.name[:80]!r}")
+        value = setting.value or ""
+        if not value.isprintable() or len(value) > _LONGEST_VALUE:
+            raise Refused(f"no trial sets {setting.name} to {value[:80]!r}")
         if setting.node_rank not in (None, node):
             continue
         mine.pop(setting.name, None)
         if setting.action == "set":
-            mine[setting.name] = setting.value or ""
+            mine[setting.name] = value
     return mine
 
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.launch.company import Company
 from ddp_doctor.launch.crew import Crew
+from ddp_doctor.launch.environment import Refused
 from ddp_doctor.launch.others import OtherNodes
+from ddp_doctor.launch.parcels import Unreadable
 from ddp_doctor.launch.trial import TrialResult
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.check import Check
@@ -29,7 +31,10 @@ class Follower:
     trials: list[TrialRecord] = field(default_factory=list)
 
     def run(self) -> dict[str, Json]:
-        """Follow orders; returns the last one, the head's report. Raises Lost where the head is silent."""
+        """Follow orders; returns the last one, the head's report.
+
+        Raises Lost where the head is silent, and Unreadable where it orders what this node does not do.
+        """
         while True:
             order = self.company.next_order()
             if order["do"] == "end":
@@ -64,6 +69,8 @@ class Follower:
                     launch.notes(deadlines.CHECK_S if result.record.outcome == "finished" else 0.0)
             else:
                 self._hand_in(self.crew.run(record, checks, order["skip_pairs"], others))
+        except Refused as refused:
+            raise Unreadable(f"the head ordered what this node refuses: {refused}") from refused
         except BaseException:
             partial = self.crew.take_partial()
             if partial is not None:

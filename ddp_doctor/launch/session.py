@@ -76,11 +76,21 @@ class Session:
             run_forked()
 
     def fail(self, checks: Sequence[Check], why: str, trace: str) -> None:
-        """Note that these checks were not evaluated, except where a rank already answered."""
+        """The doctor failed itself: what was not evaluated, or where all was the last of it, has failed.
+
+        It is never passed over in silence.
+        """
+        if not self.leave_unread(checks, why, trace):
+            self.readings[:0] = [
+                _failed(check, why, trace) for check in checks[-1:]
+            ]  # its first reason is shown
+
+    def leave_unread(self, checks: Sequence[Check], why: str, trace: str = "") -> bool:
+        """Note which of these checks were not evaluated, those that no rank answered; whether any was."""
         read = {reading.check for reading in self.readings}
-        for check in checks:
-            if check.id not in read:
-                self.readings.append(Reading(check=check.id, status=Status.FAILED, reason=why, raw=trace))
+        unread = [check for check in checks if check.id not in read]
+        self.readings += [_failed(check, why, trace) for check in unread]
+        return bool(unread)
 
     def torch_is_imported(self, checks: Sequence[Check]) -> bool:
         """Wait until ranks can be forked; where torch cannot be imported the checks have failed."""
@@ -125,6 +135,10 @@ class Session:
     ) -> Agent:
         """The agent that decides, which fills this session's readings and trials."""
         return Agent(crew, store, until, self.trials, self.readings, self.left_out, company)
+
+
+def _failed(check: Check, why: str, trace: str) -> Reading:
+    return Reading(check=check.id, status=Status.FAILED, reason=why, raw=trace)
 
 
 def addresses() -> dict[str, tuple[str, ...]]:

@@ -119,6 +119,35 @@ def test_an_order_that_is_none_ends_the_run_unsure_on_both(start: Start, port: i
     _says_nothing_of_its_own_inside(head, other)
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"settings": [{"name": "LD_PRELOAD", "value": "/tmp/x.so"}]}, "no trial sets 'LD_PRELOAD'"),
+        ({"limit_s": 1e9}, "takes 1000000000.0 seconds"),
+    ],
+)
+def test_a_trial_with_settings_that_load_code_or_without_an_end_is_refused_and_said(
+    start: Start, port: int, fields: dict[str, Any], words: str
+):
+    head = start(0)
+    head.wait_for("1 of 2 nodes here")
+    record = {"trial": "t9", "ranks": [0, 1], "showing": {"kind": "meet"}, "limit_s": 6.0, **fields}
+    order = {"do": "trial", "record": record, "checks": [], "skip_pairs": []}
+    store = _stranger(port)
+    for key in ("order/2", "order/3"):
+        _put(store, key, order)
+
+    other = start(1)
+    reports = head.report(), other.report()
+
+    said = json.dumps(reports[1])
+    assert "the head ordered what this node refuses: no trial" in said
+    assert words in said
+    assert "healthy" not in {report["verdict"] for report in reports}
+    assert [_codes(report) for report in reports] == [[], []]
+    _says_nothing_of_its_own_inside(head, other)
+
+
 def test_an_end_of_the_trial_that_nobody_knows_ends_the_run_unsure(start: Start, port: int):
     head = start(0)
     head.wait_for("1 of 2 nodes here")

@@ -1,0 +1,66 @@
+"""The doctor fails itself while it tries remedies: it is said, and nothing else changes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+pytestmark = pytest.mark.ranks
+#: ``python -c`` of a doctor in which one function raises.
+BROKEN = """
+from unittest.mock import patch
+from ddp_doctor.__main__ import main
+with patch("{name}", side_effect=RuntimeError("broken on purpose")):
+    main()
+"""
+
+
+def run_broken(tmp_path: Path, name: str, **env: str) -> tuple[int, dict[str, Any]]:
+    """A run on two ranks in which the function of this name raises: exit code and report."""
+    argv = (
+        "run",
+        "--level",
+        "quick",
+        "--nproc-per-node",
+        "2",
+        "--only",
+        "process_group",
+        "--only",
+        "env_vars",
+    )
+    report = tmp_path / "report.json"
+    done = subprocess.run(
+        (sys.executable, "-c", BROKEN.format(name=name), *argv, "--json", str(report)),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path), **env},
+    )
+    assert "Traceback" not in done.stdout + done.stderr
+    return done.returncode, json.loads(report.read_text())
+
+
+def test_a_trial_that_raises_leaves_the_finding_and_says_why_its_remedy_was_not_tried(tmp_path):
+    code, report = run_broken(
+        tmp_path, "ddp_doctor.launch.agent.Agent.attempt", GLOO_SOCKET_IFNAME="no-such-nic"
+    )
+    proofs = [remedy["proof"] for finding in report["findings"] for remedy in finding["remedies"]]
+
+    assert (code, report["verdict"]) == (1, "sick")
+    assert "the trial failed itself: RuntimeError: broken on purpose" in [one["reason"] for one in proofs]
+    assert {one["status"] for one in proofs} == {"not_tried"}
+    assert "failed" not in {check["status"] for check in report["checks"] if check["id"] != "process_group"}
+
+
+@pytest.mark.parametrize(("nic", "verdict"), [("lo", "unsure"), ("no-such-nic", "sick")])
+def test_the_search_for_remedies_that_raises_is_said_and_never_healthy(tmp_path, nic, verdict):
+    _code, report = run_broken(tmp_path, "ddp_doctor.app.running.prove", GLOO_SOCKET_IFNAME=nic)
+
+    assert report["verdict"] == verdict
+    assert "the doctor failed itself: RuntimeError: broken on purpose" in json.dumps(report["checks"])

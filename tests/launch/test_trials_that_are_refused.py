@@ -1,0 +1,78 @@
+"""Trials of remedies as a head may order them that is mistaken, of another release, or no head at all."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor.launch.crew import Crew
+from ddp_doctor.launch.environment import Refused
+from ddp_doctor.launch.forkserver import ForkServer
+from ddp_doctor.model.choices import Level
+from ddp_doctor.model.finding import Setting, Showing
+from ddp_doctor.model.recording import Node, World
+from ddp_doctor.model.trial import TrialRecord
+
+MEET = Showing(kind="meet")
+MIB = 1 << 20
+
+
+@pytest.fixture
+def crew(tmp_path: Path) -> Iterator[Crew]:
+    """Of a node that has started nothing: what gets as far as a fork fails the test."""
+    world = World(nnodes=2, nproc_per_node=2, world_size=4, nodes=(Node(hostname="a"), Node(hostname="b")))
+    server = ForkServer(tmp_path, {})
+    yield Crew(tmp_path, server, ("127.0.0.1", 1), world, 1, {}, Level.QUICK, lambda _text: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def ordered(**more: Any) -> TrialRecord:
+    fields = {"trial": "t3", "ranks": (0, 1, 2, 3), "showing": MEET, "limit_s": 6.0}
+    return TrialRecord(**{**fields, **more})
+
+
+def exchange(*ranks: int) -> dict[str, Any]:
+    return {"ranks": ranks, "showing": Showing(kind="exchange", ranks=ranks, size_bytes=MIB)}
+
+
+def moves(size_bytes: int) -> dict[str, Any]:
+    return {"showing": Showing(kind="all_reduce", size_bytes=size_bytes)}
+
+
+@pytest.mark.parametrize(
+    ("order", "why"),
+    [
+        *(({"limit_s": limit_s}, "seconds") for limit_s in (1e9, -1.0, 0.0, math.nan, math.inf)),
+        ({"limit_s": None}, "seconds"),
+        *(({"ranks": ranks}, "ranks") for ranks in ((), (0, 4), (-1, 0), (0, 0), tuple(range(100)))),
+        *((moves(size), "bytes") for size in (10**15, 0, -1)),
+        *((exchange(*ranks), "two ranks") for ranks in ((2,), (0, 1, 2))),
+    ],
+)
+def test_a_trial_that_makes_no_sense_is_refused_with_a_sentence_before_anything_starts(crew, order, why):
+    with pytest.raises(Refused, match=why):
+        crew.run(ordered(**order), ())
+
+
+@pytest.mark.parametrize(
+    "order", [{"limit_s": 5.0}, {"settings": (Setting(name="NCCL_NET", value="IB"),), "limit_s": None}]
+)
+def test_a_limit_or_settings_of_a_trial_that_tries_nothing_are_refused(crew, order):
+    with pytest.raises(Refused, match="tries nothing"):
+        crew.run(ordered(showing=None, **order), ())
+
+
+@pytest.mark.parametrize("value", ["a\0b", "eth0\nLD_PRELOAD=/tmp/x.so", "\x1b[2J", "a" * 5000])
+def test_a_value_that_no_setting_needs_is_refused(crew, value):
+    with pytest.raises(Refused, match="GLOO_SOCKET_IFNAME"):
+        crew.run(ordered(settings=(Setting(name="GLOO_SOCKET_IFNAME", value=value),)), ())
+
+
+@pytest.mark.parametrize("name", ["LD_PRELOAD", "NCCL_NET_PLUGIN", "PATH", "PET_LOCAL_ADDR\n", "\x1b[2J"])
+def test_a_variable_that_no_trial_sets_is_refused_in_plain_words(crew, name):
+    with pytest.raises(Refused, match="no trial sets") as refused:
+        crew.run(ordered(settings=(Setting(name=name, value="/tmp/x"),)), ())
+
+    assert str(refused.value).isprintable()
