@@ -25,6 +25,7 @@ from ddp_doctor.parse import (
     kernel_modules,
     libraries,
     live_topology,
+    nccl_complaints,
     nccl_conf,
     nccl_digest,
     nccl_interface,
@@ -137,6 +138,11 @@ _SETTINGS = (
     "PATH=/bin\nHOME=/root\nPWD=/\nNCCL_DEBUG=INFO\nRANK=0\n",
     'env:\n- name: NCCL_DEBUG\n  value: "INFO"\n- {name: NCCL_ALGO, value: Ring}\nNCCL_PROTO: LL # c\n',
 )
+_NCCL_COMPLAINTS = (
+    "n:5:8 [0] include/shm.h:48 NCCL WARN Error while creating shared memory segment nccl-shm-x (size 9637888)\n"
+    "n:5:8 [0] misc/ibvwrap.cc:252 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory\n"
+    "n:5:8 [0] transport/net_ib.cc:9 NCCL WARN NET/IB: Got completion from peer 10.0.0.2<4> with status=12 opcode=0\n"
+)
 _NCCL_LOG = (
     "NCCL version 2.27.5+cuda12.8\n"
     "w:1:2 [0] NCCL INFO NCCL_P2P_LEVEL set by environment to SYS.\n"
@@ -207,6 +213,7 @@ TARGETS: tuple[Target, ...] = (
     direct(kernel_log.parse_kernel_log, *_KERNEL_LOGS),
     direct(kernel_modules.driver, *_DRIVER),
     Target(nccl_digest.digest, lambda text: nccl_digest.digest(text.splitlines()), (_NCCL_LOG,)),
+    direct(nccl_complaints.complaints, _NCCL_COMPLAINTS),
     direct(nccl_log.says_something, _NCCL_LOG.splitlines()[3]),
     direct(nccl_log.settings_in, _NCCL_LOG),
     direct(nccl_log.version_in, _NCCL_LOG),
