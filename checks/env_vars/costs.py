@@ -8,10 +8,11 @@ from ddp_doctor.checks.topology.gpudirect import not_used
 from ddp_doctor.knowledge.collectives import PROTOCOLS, left
 from ddp_doctor.knowledge.concerns import concerns
 from ddp_doctor.knowledge.setting_conflicts import TWO_NAMES, conflicts
-from ddp_doctor.knowledge.setting_pairs import idle
+from ddp_doctor.knowledge.setting_pairs import ib_is_off, idle
 from ddp_doctor.knowledge.setting_stakes import (
     MANY_RANKS,
     Stake,
+    has_the_efa_plugin,
     is_a_choice,
     is_needed_by_a_plugin,
     logs_each_call,
@@ -125,7 +126,10 @@ def _cures(one: InForce, told: frozenset[str]) -> Iterator[Draft]:
             continue
         unknown = one.hardware.gpus is None and one.nnodes is not None  # a run that did not look
         other = one.backend not in ("nccl", "")
-        mild = concern.mild or is_a_choice(name, one.values[name]) or unknown or other
+        spares = (
+            stake(name) == "nvls" and one.hardware.gpus is None
+        )  # memory, for which some set it on purpose
+        mild = concern.mild or is_a_choice(name, one.values[name]) or unknown or other or spares
         yield setting_draft(
             (name,),
             f"{one.told([name])} gives speed away",
@@ -153,7 +157,7 @@ def _costs(one: InForce, name: str) -> bool:
         "job": True,
         "paths": not here.matrix and here.gpus != 1,  # DD434 judges by the matrix
         "rdma": _costs_rdma(one),
-        "gpudirect": not alone and here.rdma is not False,
+        "gpudirect": not alone and here.rdma is not False and not ib_is_off(one.values),
         "network": not alone,
         "nvls": bool(here.nvls) if here.gpus is not None else here.nvls is not False,
         "collectives": not (alone and here.gpus == 1) and not _names_all(name, one.values[name]),
@@ -164,6 +168,8 @@ def _costs(one: InForce, name: str) -> bool:
 def _costs_rdma(one: InForce) -> bool:
     """In a run the ports are known, and DD436 judges by them."""
     here = one.hardware
+    if has_the_efa_plugin(one.values):
+        return False
     return here.rdma is not False if one.nnodes is None else one.nnodes > 1 and here.rdma is here.gpus is None
 
 

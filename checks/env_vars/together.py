@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from ddp_doctor.checks.env_vars.facts import EnvVars
 from ddp_doctor.checks.env_vars.in_force import InForce, at_most, differing, say
 from ddp_doctor.checks.topology.sockets import settings_told
+from ddp_doctor.knowledge.agreement import effective
 from ddp_doctor.knowledge.setting_conflicts import Conflict, conflicts, disagreeing
 from ddp_doctor.knowledge.setting_pairs import Beside, idle
 from ddp_doctor.knowledge.setting_ranges import Range, out_of_range
@@ -59,13 +60,14 @@ def _idle(one: InForce, told: frozenset[str]) -> Iterator[Draft]:
             one.without(names, "without effect"),
             *([] if row.needs_it else [one.without([row.name], "it keeps the others from their effect")]),
             detail=row.why,
-            severity=Severity.INFO if row.minor or _is_moot(row, one) else None,
+            severity=Severity.INFO if row.minor or _is_moot(row, names, one) else None,
         )
 
 
-def _is_moot(row: Beside, one: InForce) -> bool:
-    """Whether the node has no use for either setting."""
-    return row.of_rdma and (one.hardware.rdma is False or one.nnodes == 1)
+def _is_moot(row: Beside, names: Iterable[str], one: InForce) -> bool:
+    """Whether the node has no use for either setting, or what is idle asks for the defaults."""
+    asks = any(effective(name, one.values[name]) is not None for name in names)
+    return not asks or (row.of_rdma and (one.hardware.rdma is False or one.nnodes == 1))
 
 
 @rule("DD116", "settings-contradict-each-other", Severity.WARNING, EnvVars)
@@ -178,12 +180,13 @@ def _range_draft(one: InForce, name: str, value: str, known: Range) -> Draft:
     nearest = set_to(name, most, "the largest that there is", (name, value))
     return setting_draft(
         (name,),
-        f"{shown(name, value)} is out of range: it takes {known.least} to {known.most}",
+        f"{shown(name, value)} {known.says or f'is out of range: it takes {known.least} to {known.most}'}",
         one.told([name]),
         known.source,
         one.without([name], "out of range"),
         *([nearest] if value.strip().isdecimal() and int(value) > known.most else []),
         detail=known.beyond,
+        severity=Severity.INFO if known.minor else None,
     )
 
 

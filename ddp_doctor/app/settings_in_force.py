@@ -141,7 +141,9 @@ def _note(one: Written) -> str | None:
         return f"{_VOID}{one.void}"
     if one.depends_on:
         return f"is not judged: depends on {one.depends_on}"
-    return _read_as(one.name, one.value)
+    read_as = _read_as(one.name, one.value)
+    unless = f"counts unless {one.unless_set} is set before" if one.unless_set else None
+    return "; ".join(filter(None, (read_as, unless))) or None
 
 
 # --- what torchrun adds, and what all of it means -------------------------------------------------

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ddp_doctor.knowledge import collectives
 from ddp_doctor.knowledge.agreement import effective
 from ddp_doctor.knowledge.setting_pairs import Env, is_off, is_on, number, says_yes
+from ddp_doctor.knowledge.values import misread
 from ddp_doctor.knowledge.versions import Version
 
 #: MAX_SOCKETS in NCCL src/transport/net_socket.cc.
@@ -69,11 +70,12 @@ def _no_algorithm(env: Env, nccl: Version) -> Conflict | None:
         (off,) if off in env and collectives.switched_off({off: env[off]}) and "AllReduce" in lacking else ()
     )
     words = " and ".join([", ".join(lacking[:-1]), lacking[-1]] if len(lacking) > 1 else lacking)
+    strange = misread("NCCL_ALGO", env["NCCL_ALGO"])
     return Conflict(
         ("NCCL_ALGO", *(name for name in beside if "NVLS" in env["NCCL_ALGO"].upper())),
         f"leave{'' if 'NVLS' in env['NCCL_ALGO'].upper() and beside else 's'} {words} without an algorithm",
         'The job ends with "no algorithm/protocol available" in NCCL 2.24 and later, where a list counts for all'
-        " collectives; allreduce:NAME restricts one of them.",
+        f" collectives; allreduce:NAME restricts one of them.{f' {strange.why}' if strange else ''}",
         "NCCL src/graph/tuning.cc and src/enqueue.cc",
         ("NCCL_ALGO",),
         fails=True if strict or "AllReduce" in lacking else None,

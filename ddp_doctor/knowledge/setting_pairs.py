@@ -56,7 +56,8 @@ def _logs_nothing_more(env: Env) -> bool:
     return env.get("NCCL_DEBUG", "").upper() in ("", "VERSION", "WARN", "NONE")
 
 
-def _ib_is_off(env: Env) -> bool:
+def ib_is_off(env: Env) -> bool:
+    """Whether NCCL has neither its own RDMA transport nor a plug-in's."""
     plugin = env.get("NCCL_NET_PLUGIN", "none").lower()
     return (
         is_on("NCCL_IB_DISABLE")(env) and plugin in ("", "none") and env.get("NCCL_NET", "") in ("", "Socket")
@@ -86,7 +87,7 @@ BESIDE: tuple[Beside, ...] = (
     ),
     Beside(
         "NCCL_IB_DISABLE",
-        _ib_is_off,
+        ib_is_off,
         "NCCL_IB_(?!DISABLE$).*",
         "NCCL then opens no RDMA device, and these describe one.",
         "NCCL src/transport/net_ib/init.cc",

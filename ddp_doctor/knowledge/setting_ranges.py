@@ -23,6 +23,8 @@ class Range:
     most: int
     beyond: str  # what another number does
     source: str = "NCCL user guide, environment variables"
+    says: str = ""  # after the setting; the range where it is empty
+    minor: bool = False  # NCCL makes the best of it
 
 
 _WIDE = "The network card takes the lowest bits of it."
@@ -54,6 +56,8 @@ _RANGES: Mapping[str, Range] = {
         0, 3, "torch knows four ways.", "torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, ErrorHandlingMode"
     ),
 }
+#: The least that any release takes by itself (2.3.5 to 2.12, src/transport/net_ib.cc); 0 stands in _RANGES.
+_SHORTEST_IB_TIMEOUT = 14
 _CHANNELS = ("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS")
 
 
@@ -62,7 +66,22 @@ def out_of_range(name: str, env: Env, nccl: Version) -> Range | None:
     value = number(env, name)
     known = _RANGES.get(name)
     if name in _CHANNELS:
-        known = Range(1, _MOST_CHANNELS if nccl and nccl < (2, 25) else _MOST_CHANNELS_SINCE_225, _CUT)
+        most = _MOST_CHANNELS if nccl and nccl < (2, 25) else _MOST_CHANNELS_SINCE_225
+        known = Range(1, most, f"{_CUT} RCCL, of AMD's GPUs, has more.", minor=True)
+    if name == "NCCL_IB_TIMEOUT" and value is not None and 0 < value < _SHORTEST_IB_TIMEOUT:
+        return _short_timeout(value)
     if known is None or value is None or value in (-1, -2) or known.least <= value <= known.most:
         return None
     return known
+
+
+def _short_timeout(exponent: int) -> Range:
+    wait_ms = 4.096e-3 * 2**exponent
+    return Range(
+        _SHORTEST_IB_TIMEOUT,
+        31,
+        "Where the network is busy for longer, the connection is given up after a few tries, and the job ends"
+        f" with completion error 12. No release of NCCL takes less than {_SHORTEST_IB_TIMEOUT} by itself.",
+        "NCCL user guide, NCCL_IB_TIMEOUT",
+        says=f"waits {wait_ms:.2g} ms for an answer",
+    )

@@ -60,6 +60,12 @@ def is_needed_by_a_plugin(name: str, names: Iterable[str]) -> bool:
     return name in _PROFILE and any(other.startswith(_NEEDED_BY_PLUGINS) for other in names)
 
 
+def has_the_efa_plugin(env: Mapping[str, str]) -> bool:
+    """Whether the settings are of AWS's plug-in over EFA, which NCCL takes before its own transport."""
+    efa = env.get("FI_PROVIDER", "").strip("\"' ").lower() == "efa"
+    return efa or any(name.startswith(("FI_EFA_", "OFI_NCCL_")) for name in env)
+
+
 def is_a_choice(name: str, value: str) -> bool:
     """Whether a pin may well be meant; the slowest protocol alone is not."""
     return name in _CHOICES and value.strip().upper() != "LL"

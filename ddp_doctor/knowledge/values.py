@@ -147,7 +147,7 @@ def _words(variable: Variable, value: str) -> Misread | None:
         return None
     why = f"NCCL knows {', '.join(variable.values)}."
     if variable.name == "NCCL_DEBUG_SUBSYS":
-        return Misread(f"asks for no subsystem with {strange[0]!r}", why)
+        return Misread(f"asks for no subsystem with {strange[0]!r}", why, harmless=True)
     return Misread(f"is refused for {strange[0]!r} by NCCL 2.24 and later, and init fails", why)
 
 
@@ -164,14 +164,26 @@ def _names(variable: Variable, value: str) -> Misread | None:
         return Misread(
             "matches other devices than it says", why, front + re.sub(r"(^|,)[\^=]+", r"\1", names)
         )
+    if variable.name != "NCCL_IB_HCA" and any(map(_is_address, names.split(","))):
+        return Misread("matches no interface", "It is an address; NCCL takes the names of interfaces.")
     if re.search(r"[*?\[\s]", names):
         why = "Names are taken literally, as prefixes: no patterns, no white space."
         return Misread("matches no such device", why, front + re.sub(r"[*\s]", "", names))
     return None
 
 
+def _is_address(name: str) -> bool:
+    """Whether somebody wrote an address where a name belongs; ``eth0:1`` and ``ib0`` are none."""
+    return (
+        re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,3}){3}(/[0-9]+)?|[0-9a-fA-F]*:[0-9a-fA-F:]*:[0-9a-fA-F]*", name)
+        is not None
+    )
+
+
 def _interfaces(variable: Variable, value: str) -> Misread | None:
     """Gloo's interface list: exact names."""
+    if any(map(_is_address, value.split(","))):
+        return _refused(variable, "It is an address; gloo takes the names of interfaces.", None)
     strange = re.search(r"[\^=*?\s]", value)
     if strange is None:
         return None

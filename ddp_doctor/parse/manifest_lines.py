@@ -21,6 +21,8 @@ _FLOW = re.compile(
 _MAP = re.compile(r"""\s*(?:-\s+)?["']?([A-Za-z_]\w*)["']?\s*:\s+(\S.*)""", re.ASCII)
 _ITEM = re.compile(r"""\s*(?:-\s+|(?=["']))(["']?)([A-Za-z_]\w*)=(.*?)\1\s*\]?,?\s*""", re.ASCII)
 _EXPANSION = re.compile(r"\$(?:\w+|\([^)]*\)?|\{[^}]*\}?)", re.ASCII)
+#: Compose then hands on what it has itself.
+_NULLS = ("~", "null", "Null", "NULL")
 #: Lines between a name and its value.
 _NEAR = 2
 
@@ -59,7 +61,8 @@ class Manifest:
             pairs.append((item[2], item[3]))
         wanted = [(name, text) for name, text in pairs if self._shell.is_wanted(name)]
         for name, text in wanted:
-            self._give(name, text, number)
+            if text.strip() not in _NULLS:
+                self._give(name, text, number)
         return bool(wanted)
 
     def _give(self, name: str, text: str, number: int) -> None:

@@ -9,9 +9,10 @@ r"""Settings in a text that somebody wrote or saved: an environment, a job scrip
     - name: NCCL_DEBUG                                   a pod; also NCCL_DEBUG: INFO, "NCCL_DEBUG=INFO",
       value: INFO
 
-Nothing is run: of a value with an expansion in it only the text is known. Of two lines about one name the later
-counts. A bare ``NCCL_DEBUG=INFO`` in a script is a variable of the shell, which no command sees until it is
-exported.
+Nothing is run: of a value with an expansion in it only the text is known, and of ${NAME:-1} that it is 1 unless
+NAME is set before. What a line writes into nccl.conf, .deepspeed_env or .bashrc counts. Of two lines about one
+name the later counts. A bare ``NCCL_DEBUG=INFO`` in a script is a variable of the shell, which no command sees
+until it is exported.
 """
 
 import re
@@ -23,7 +24,7 @@ from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.parse.manifest_lines import Manifest
 from ddp_doctor.parse.redact import is_withheld
-from ddp_doctor.parse.shell_settings import Given, Shell
+from ddp_doctor.parse.shell_settings import Given, Shell, is_kept
 from ddp_doctor.parse.shell_words import commands
 from ddp_doctor.parse.terminal_text import plain_lines
 
@@ -45,6 +46,18 @@ _BARE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 #: What an environment, a script or a manifest has, also where it sets nothing of ours.
 _SETS = re.compile(r"#!|#SBATCH|apiVersion:|FROM \S|" + _NAMED.pattern)
 _TORCHRUN = re.compile(r"^[^#\n]*\b(?:torchrun|torch\.distributed\.(?:run|launch))\b", re.MULTILINE)
+#: What torch's and vLLM's collect_env print in front of the variables; they are a process's.
+_COLLECT_ENV = ("Collecting environment information", "PyTorch version: ", "vLLM Version: ")
+#: ``[me@node1 x]$ export …``, ``(base) me@node1:~$ export …``
+_PROMPT = re.compile(r"(?:\([\w.-]+\) )?\[?[\w.-]+@[\w.-]+[^$#\n]{0,60}[$#]\s+(?=\S)")
+_PBS = re.compile(r"#PBS\s+-v\s+")
+#: ``command: ["bash", "-c", "export …"]``, or an item of such a list on a line of its own.
+_LISTS_WORDS = re.compile(r"\s*(?:-\s+)?[\"']?(?:command|args|entrypoint)[\"']?:\s*\[|\s*-\s+(?=[\"'])")
+_QUOTED = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'")
+_ARRAY = re.compile(r"\s*(?:local |readonly |declare -a )?[A-Za-z_]\w*\+?=\(\s*(?:#.*)?")
+_HERE_DOCUMENT = re.compile(r"<<-?\s*\\?['\"]?(\w+)")
+#: ``${NAME:-text}``: the text, unless somebody set the name before.
+_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^${}`'\"\\]+)\}", re.ASCII)
 _COMMAND = re.compile(r"(?:\$\(|`)\s*([\w./-]{0,40})", re.ASCII)
 #: Every login has three of them, and few scripts set three.
 _OF_A_LOGIN = frozenset(("PATH", "HOME", "PWD", "USER", "SHELL", "SHLVL", "LANG", "HOSTNAME", "_"))
@@ -63,6 +76,7 @@ class Written(Frozen):
     line: int
     value: str | None = None  # None: kept back, like a credential
     depends_on: str | None = None  # what only the shell that runs it knows
+    unless_set: str | None = None  # the name that, set before, gives it another value
     void: str | None = None  # why it does not count
 
 
@@ -112,6 +126,8 @@ def _form(lines: Sequence[str]) -> Form:
             others += 1
     if any(line.startswith(("#!", "#SBATCH")) for line in lines):
         return "script"
+    if any(line.startswith(_COLLECT_ENV) for line in lines):
+        return "listing"
     if len(names) >= 3:
         return "environment"
     return "listing" if others * 4 <= named else "script"
@@ -145,19 +161,56 @@ def _read_lines(lines: Sequence[str], shell: Shell) -> None:
                 _read_shell(whole, at + 1, shell)
             _stop_if_many(shell)
         at = end
+        if is_kept(whole) and (opened := _HERE_DOCUMENT.search(whole)):
+            at = _read_all(lines, end, opened[1], shell)
+        elif _ARRAY.fullmatch(whole):
+            at = _read_all(lines, end, ")", shell)
+
+
+def _read_all(lines: Sequence[str], at: int, last: str, shell: Shell) -> int:
+    """Lines whose bare assignments count: of a file that NCCL or a later shell reads, or words of an array.
+
+    The result is the line after the last.
+    """
+    end = next((number for number in range(at, len(lines)) if lines[number].strip() == last), None)
+    if end is None:
+        return at
+    exports_all, shell.exports_all = shell.exports_all, True
+    for number in range(at, end):
+        if _may_matter(lines[number], shell):
+            _read_shell(lines[number], number + 1, shell)
+            _stop_if_many(shell)
+    shell.exports_all = exports_all
+    return end + 1
 
 
 def _may_matter(text: str, shell: Shell) -> bool:
     """Whether a wanted name stands in it, or what changes the meaning of later lines."""
-    return "allexport" in text or "set " in text or any(map(shell.is_wanted, _WORD.findall(text)))
+    words = _WORD.findall(text)
+    return (
+        "allexport" in text
+        or "set " in text
+        or any(map(shell.is_wanted, words))
+        or ("$" in text and not shell.commands_in.keys().isdisjoint(words))
+    )
 
 
 def _read_shell(text: str, number: int, shell: Shell) -> None:
     for mark in ("#SBATCH", "#FLUX:"):
         if text.startswith(mark):
             text = f"sbatch {text[len(mark) :]}"
+    text = _PBS.sub("sbatch --export=", _PROMPT.sub("", text, count=1), count=1)
+    if _LISTS_WORDS.match(text):
+        for found in _QUOTED.finditer(text):
+            inner = found[1] or found[2] or ""
+            for command in commands(inner) if " " in inner else ():
+                shell.run(command, number)
+        return
+    kept = is_kept(text)
     for command in commands(text):
         shell.run(command, number)
+        if kept:
+            shell.keep(command, number)
 
 
 def _stop_if_many(shell: Shell) -> None:
@@ -171,6 +224,9 @@ def _written(one: Given) -> Written:
     value, depends_on = one.value, one.depends_on
     if is_withheld(one.name, value):
         return Written(name=one.name, line=one.line, void=one.void)
+    default = _DEFAULT.fullmatch(value) if depends_on else None
+    if default:
+        return Written(name=one.name, line=one.line, value=default[2], unless_set=default[1], void=one.void)
     command = _COMMAND.search(value) if depends_on else None
     if command:  # what stands in a command may be anything
         depends_on = f"$({command[1]} …)"

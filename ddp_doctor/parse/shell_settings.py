@@ -26,11 +26,19 @@ _PRINTERS = frozenset(("echo", "printf", "cat", "grep", "egrep", "rg", "sed", "a
 #: … and what a layer of an image runs keeps no environment.
 _OF_LAYERS = frozenset(("RUN", "CMD", "ENTRYPOINT", "ARG", "LABEL"))
 _SHELLS = frozenset(("bash", "sh", "dash", "zsh", "ksh"))
+_REMOTE = frozenset(("ssh", "pdsh", "clush"))
 _SLURM = frozenset(("srun", "sbatch", "salloc"))
 _FLAGS = frozenset(("-x", "-e", "--env", "--export", "-genv", "-env"))
 #: Options of ``env`` that take a word.
 _OF_ENV = frozenset(("-u", "--unset", "-C", "--chdir"))
-_JOINED = re.compile(r"(?:--export=|--env=|-[ex](?=[A-Za-z_]\w*=))(.*)", re.DOTALL)
+_JOINED = re.compile(r"(?:--export[= ]|--env[= ]|-[ex] ?(?=[A-Za-z_]\w*=))(.*)", re.DOTALL)
+#: The next two words are a name and its value.
+_PAIRS = frozenset(("-genv", "--setenv"))
+_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
+#: What a command writes into these, later shells and jobs have.
+_KEPT = re.compile(
+    r"(?:>|\btee\b)[^|;&\n]*?(?:nccl\.conf|\.deepspeed_env|\.bashrc|\.(?:bash_)?profile|/etc/(?:environment|profile\S*))"
+)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: A script in a script in a script.
 _DEEPEST = 2
@@ -57,6 +65,7 @@ class Shell:
     exports_all: bool  # a listing: whoever uses it exports all of it
     given: list[Given] = field(default_factory=list)
     exported: set[str] = field(default_factory=set)
+    commands_in: dict[str, tuple[str, int]] = field(default_factory=dict)  # CMD="mpirun -x …", and its line
 
     def give(self, name: str, value: str, line: int, depends_on: str | None = None) -> None:
         """A value that some command gets."""
@@ -72,10 +81,36 @@ class Shell:
         if count == len(words):
             for word in words:
                 self._set(word, line)
+                self._remember(word, line)
             return
         for word in words[:count]:
             self._assign(word, line)
         self._command(words[count:], line, depth)
+        self._run_remembered(words[count:], depth)
+
+    def keep(self, command: Sequence[Word], line: int) -> None:
+        """A command that writes what it prints into a file that later jobs have."""
+        if command and posixpath.basename(command[0].text) in ("echo", "printf"):
+            exports_all, self.exports_all = self.exports_all, True
+            for word in command[1:]:
+                for inner in commands(word.text):
+                    self.run(inner, line + word.line, _DEEPEST)
+            self.exports_all = exports_all
+
+    def _remember(self, word: Word, line: int) -> None:
+        """A command or its options in a variable, for ``$CMD`` and ``mpirun $OPTIONS``."""
+        found = _assignment(word)
+        if found and " " in found[3]:
+            self.commands_in[found[1]] = (found[3], line + word.line)
+
+    def _run_remembered(self, words: Sequence[Word], depth: int) -> None:
+        if not words or depth >= _DEEPEST or words[0].text in _PRINTERS:
+            return
+        for word in words:
+            found = _VARIABLE.fullmatch(word.text)
+            text, line = self.commands_in.get(found[1] or found[2], ("", 0)) if found else ("", 0)
+            for command in commands(text):
+                self.run(command, line, depth + 1)
 
     def _command(self, words: Sequence[Word], line: int, depth: int) -> None:
         name, arguments = posixpath.basename(words[0].text), words[1:]
@@ -102,10 +137,15 @@ class Shell:
         """Any other command: what its options, or an ``env`` in front of it, hand on."""
         names = [posixpath.basename(word.text) for word in words]
         is_slurm, in_env, has_shell = names[0] in _SLURM, False, False
+        there = words[1:] if names[0] in _REMOTE and depth < _DEEPEST else ()
+        for word in there:
+            if " " in word.text:
+                for command in commands(word.text):
+                    self.run(command, line + word.line, depth + 1)
         for at, word in enumerate(words):
             before = words[at - 1].text if at else ""
             joined = _JOINED.fullmatch(word.text)
-            if before == "-genv" or (before == "-env" and not _assignment(word)):
+            if before in _PAIRS or (before == "-env" and not _assignment(word)):
                 self._pair(words[at : at + 2], line)
             elif joined or before in _FLAGS:
                 self._list(replace(word, text=joined[1] if joined else word.text), line, is_slurm=is_slurm)
@@ -185,6 +225,11 @@ class Shell:
             self.exports_all = True
         elif "+a" in options or ("+o" in options and "allexport" in options):
             self.exports_all = False
+
+
+def is_kept(text: str) -> bool:
+    """Whether a line of shell writes into a file that later shells or jobs read."""
+    return _KEPT.search(text) is not None
 
 
 def _assignment(word: Word) -> re.Match[str] | None:

@@ -9,7 +9,9 @@ from typing import Protocol
 
 from ddp_doctor.knowledge import variables
 from ddp_doctor.knowledge.agreement import effective
-from ddp_doctor.knowledge.setting_conflicts import disagreeing
+from ddp_doctor.knowledge.concerns import concerns
+from ddp_doctor.knowledge.setting_conflicts import conflicts, disagreeing
+from ddp_doctor.knowledge.setting_ranges import out_of_range
 from ddp_doctor.knowledge.trials import read_by
 from ddp_doctor.knowledge.values import Misread, misread
 from ddp_doctor.knowledge.variables import Variable
@@ -166,6 +168,7 @@ def misspelled(seen: Environment) -> Iterator[Draft]:
             if meant in env
             else f"So {meant} keeps its default.",
             confidence=Confidence.LIKELY,
+            severity=Severity.INFO if env.get(meant) == value else None,
         )
 
 
@@ -195,6 +198,10 @@ def _see(name: str, instead: str | None) -> str:
     return f"unset {name}; see {instead}" if instead else f"unset {name}"
 
 
+#: Obsolete settings that ask for what NCCL does today, so that nobody waits for their effect in vain.
+_TODAYS_WAY = {("NCCL_IB_CUDA_SUPPORT", "1"), ("NCCL_CHECKS_DISABLE", "1")}
+
+
 def obsolete(seen: Environment, nccl: Version) -> Iterator[Draft]:
     """Names of older releases; information where the loaded one, or some release of interest, still reads them."""
     for name, value in seen.variables.items():
@@ -208,13 +215,15 @@ def obsolete(seen: Environment, nccl: Version) -> Iterator[Draft]:
             else f"{name} is {until}"
         )
         gone = variables.status_at(old, nccl) != "read" if nccl else variables.is_gone(old)
+        if not gone and (concerns(name, value) or out_of_range(name, seen.variables, nccl)):
+            continue  # told to go for what it does
         yield setting_draft(
             (name,),
             f"{title}, and NCCL {dotted(nccl)} is loaded" if nccl and gone else title,
             shown(name, value),
             old.source,
             _renamed(seen.variables, old, value),
-            severity=None if gone else Severity.INFO,
+            severity=None if gone and (name, value) not in _TODAYS_WAY else Severity.INFO,
         )
 
 
@@ -247,8 +256,9 @@ def _renamed(env: Env, old: Variable, value: str) -> Remedy:
 
 def misread_values(seen: Environment) -> Iterator[Draft]:
     """Values that do not do what they say."""
+    told = {name for found in conflicts(seen.variables, ()) if found.fails for name in found.names}
     for variable, value, found in _misread(seen.variables):
-        if found.fate == "misread":
+        if found.fate == "misread" and variable.name not in told:
             yield _value(variable, value, found, Severity.INFO if found.harmless else None)
 
 

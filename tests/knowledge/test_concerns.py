@@ -41,7 +41,6 @@ from ddp_doctor.knowledge.variables import variables
         ("CUDA_LAUNCH_BLOCKING", "1", "debug"),
         ("KMP_DUPLICATE_LIB_OK", "True", "unsafe"),
         ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50", "slows"),
-        ("UCX_TLS", "tcp", "slows"),
         ("FI_LOG_LEVEL", "debug", "debug"),
     ],
 )

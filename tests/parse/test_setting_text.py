@@ -59,6 +59,21 @@ def written(text: str, name: str):
         ("setenv NCCL_DEBUG INFO", {"NCCL_DEBUG": "INFO"}),
         ('ENV NCCL_DEBUG=INFO NCCL_ALGO="Ring"', {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"}),
         ("ENV NCCL_DEBUG INFO", {"NCCL_DEBUG": "INFO"}),
+        ("ENVS='NCCL_DEBUG=INFO torchrun x.py'\neval $ENVS", {"NCCL_DEBUG": "INFO"}),
+        ('OPTS="-x NCCL_DEBUG=INFO -x PATH"\nmpirun -np 2 ${OPTS} x', {"NCCL_DEBUG": "INFO"}),
+        ('CMD="mpirun \\\n -x NCCL_DEBUG=INFO \\\n x"\necho $CMD\n$CMD', {"NCCL_DEBUG": "INFO"}),
+        ('HELP="export NCCL_DEBUG=INFO to see more"\necho $HELP', {}),
+        ("ARGS=(\n  '-e NCCL_DEBUG=INFO'\n  NCCL_ALGO=Ring\n)", {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"}),
+        ("bwrap --setenv NCCL_DEBUG INFO python x.py", {"NCCL_DEBUG": "INFO"}),
+        ('ssh node1 "export NCCL_DEBUG=INFO; python x.py"', {"NCCL_DEBUG": "INFO"}),
+        ("[me@node1 x]$ export NCCL_DEBUG=INFO", {"NCCL_DEBUG": "INFO"}),
+        ("(base) me@node1:~/x$ NCCL_DEBUG=INFO python x.py", {"NCCL_DEBUG": "INFO"}),
+        ("#PBS -v NCCL_DEBUG=INFO,NCCL_ALGO=Ring", {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"}),
+        ("echo NCCL_DEBUG=INFO | sudo tee -a /etc/nccl.conf", {"NCCL_DEBUG": "INFO"}),
+        ('echo "export NCCL_DEBUG=INFO" >> ~/.bashrc', {"NCCL_DEBUG": "INFO"}),
+        ("echo NCCL_DEBUG=INFO > ~/.deepspeed_env", {"NCCL_DEBUG": "INFO"}),
+        ("echo NCCL_DEBUG=INFO > /dev/null", {}),
+        ("cat > /etc/nccl.conf <<'EOF'\nNCCL_DEBUG=INFO\nEOF\nNCCL_ALGO=Ring", {"NCCL_DEBUG": "INFO"}),
         ("RUN export NCCL_DEBUG=INFO && make", {}),
         ("# export NCCL_DEBUG=INFO", {}),
         ("echo NCCL_DEBUG=INFO", {}),
@@ -75,6 +90,9 @@ def test_a_line_of_a_script_sets_what_it_hands_to_a_command(line, expected):
     [
         ('env:\n- name: NCCL_DEBUG\n  value: "INFO"  # c\n', {"NCCL_DEBUG": "INFO"}),
         ("- {name: NCCL_DEBUG, value: INFO}\n", {"NCCL_DEBUG": "INFO"}),
+        ('args: ["-c", "export NCCL_DEBUG=INFO && torchrun x.py"]\n', {"NCCL_DEBUG": "INFO"}),
+        ('command:\n- bash\n- "-c"\n- "export NCCL_DEBUG=INFO; torchrun x.py"\n', {"NCCL_DEBUG": "INFO"}),
+        ("environment:\n  NCCL_DEBUG: ~\n  NCCL_ALGO: null\n  NCCL_PROTO: LL\n", {"NCCL_PROTO": "LL"}),
         (
             "environment:\n  NCCL_DEBUG: INFO\n  NCCL_ALGO: 'Ring'\n",
             {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"},
@@ -130,10 +148,32 @@ def test_the_later_line_counts_and_unset_takes_all_before_it_away():
 
 
 @pytest.mark.parametrize(
+    ("value", "default", "name"),
+    [
+        ("${NCCL_IB_DISABLE:-1}", "1", "NCCL_IB_DISABLE"),
+        ('"${HCA-mlx5_0,mlx5_1}"', "mlx5_0,mlx5_1", "HCA"),
+        ("${X:=a b}", "a b", "X"),
+    ],
+)
+def test_a_default_counts_and_says_what_would_overrule_it(value, default, name):
+    [one] = written(f"#!/bin/sh\nexport NCCL_IB_DISABLE={value}\n", "NCCL_IB_DISABLE")
+
+    assert (one.value, one.unless_set, one.depends_on) == (default, name, None)
+
+
+def test_the_variables_of_collect_env_are_those_of_a_process():
+    text = "Collecting environment information...\nPyTorch version: 2.5.1\n\nNCCL_DEBUG=version\nNCCL_CUMEM_ENABLE=0\n"
+
+    assert values(text) == {"NCCL_DEBUG": "version", "NCCL_CUMEM_ENABLE": "0"}
+
+
+@pytest.mark.parametrize(
     ("value", "depends_on"),
     [
         ("ib$N", "$N"),
-        ('"${NCCL_DEBUG:-INFO}"', "${NCCL_DEBUG:-INFO}"),
+        ('"${NCCL_DEBUG:-$LEVEL}"', "${NCCL_DEBUG:-$LEVEL}"),
+        ('"${NCCL_DEBUG:-}"', "${NCCL_DEBUG:-}"),
+        ("${NCCL_DEBUG:-INFO}0", "${NCCL_DEBUG:-INFO}"),
         ("$(hostname -s)", "$(hostname …)"),
         ("`cat /run/secret`", "$(cat …)"),
         ("'$N'", None),
