@@ -21,6 +21,7 @@ from ddp_doctor.model.context import Context, Interface
 from ddp_doctor.model.fact import Failed
 from ddp_doctor.parse import nccl_interface
 from ddp_doctor.parse.interface_facts import InterfacesFact, advertised, common_interface
+from ddp_doctor.parse.redact import open_and_withheld
 
 __all__ = ["CHECK", "InterfacesFact", "advertised", "common_interface", "probe"]
 
@@ -46,7 +47,7 @@ def probe(ctx: Context) -> InterfacesFact:
         gloo=gloo_choice(found, ctx.env, own),
         nccl=foretold,
         libnccl=_libnccl(ctx, foretold, nccl_env, found),
-        settings={name: nccl_env[name] for name in SETTINGS if nccl_env.get(name)},
+        settings=open_and_withheld({name: nccl_env[name] for name in SETTINGS if nccl_env.get(name)})[0],
         port_range=_port_range(ctx),
         host_id=_host_id(ctx),
     )

@@ -20,9 +20,11 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse import libraries, nccl_conf, rdma, software
+from ddp_doctor.parse.redact import open_and_withheld
 
 __all__ = ["CHECK", "NcclFact", "probe"]
 
+_NAMES_OF_LIBRARIES = ("NCCL_NET", *(variable for variable, _ in known.SETTINGS.values()))
 _LDCONFIG = "/sbin/ldconfig"  # a user's PATH seldom has /sbin
 
 
@@ -30,10 +32,12 @@ def probe(ctx: Context) -> NcclFact:
     """Read the files, and look where the linker would. Never fails; nothing found is an answer too."""
     files = nccl_conf.conf_files(ctx)
     added = nccl_conf.settings(files)
-    env = {**{name: value for name, (value, _) in added.items()}, **ctx.env}
+    own = {name: ctx.env[name] for name in (*added, *_NAMES_OF_LIBRARIES) if name in ctx.env}
+    told, _ = open_and_withheld({**{name: value for name, (value, _) in added.items()}, **own})
+    env = {name: told[name] for name in _NAMES_OF_LIBRARIES if name in told}
     return NcclFact(
         conf=files,
-        overruled={name: ctx.env[name] for name in added if name in ctx.env},
+        overruled={name: told[name] for name in added if name in own and name in told},
         plugins=tuple(_plugins(ctx, env)),
         network=env.get("NCCL_NET") or None,
         efa_devices=rdma.efa_names(ctx),

@@ -24,6 +24,7 @@ from ddp_doctor.model.fact import Absent
 from ddp_doctor.parse import host_gpus, host_limits, rdma, verbs_library
 from ddp_doctor.parse.nccl_interface import nccl_environment
 from ddp_doctor.parse.rdma_facts import RdmaFact
+from ddp_doctor.parse.redact import open_and_withheld
 
 __all__ = ["CHECK", "RdmaFact", "probe"]
 
@@ -44,7 +45,7 @@ def probe(ctx: Context) -> RdmaFact:
         netdevs=rdma.read_netdevs(ctx, hcas),
         verbs_library=library,
         verbs_providers=verbs_library.verbs_providers(ctx, library),
-        settings={name: env[name] for name in _SETTINGS if env.get(name)},
+        settings=open_and_withheld({name: env[name] for name in _SETTINGS if env.get(name)})[0],
         unused_by=host_limits.rdma_unused_by(env),
         in_container=host_gpus.in_container(ctx),
         uptime_s=rdma.uptime_s(ctx),

@@ -168,7 +168,8 @@ def _names(variable: Variable, value: str) -> Misread | None:
         return Misread("matches no interface", "It is an address; NCCL takes the names of interfaces.")
     if re.search(r"[*?\[\s]", names):
         why = "Names are taken literally, as prefixes: no patterns, no white space."
-        return Misread("matches no such device", why, front + re.sub(r"[*\s]", "", names))
+        meant = front + re.sub(r"[*\s]", "", names)
+        return Misread("matches no such device", why, None if meant == value else meant)
     return None
 
 

@@ -191,6 +191,7 @@ def is_unknown(name: str) -> bool:
     )
 
 
+@lru_cache(maxsize=8192)
 def nearest(name: str) -> str | None:
     """The variable that ``name`` is a misspelling of; None where that would be a guess.
 
@@ -226,10 +227,12 @@ def _is_misspelled(name: str, known: str) -> bool:
 def _is_slip(word: str, meant: str, least: float = SAME_WORD) -> bool:
     if word == meant:
         return True
+    shorter, both = min(len(word), len(meant)), len(word) + len(meant)
+    if shorter < SHORTEST_MISSPELLED_WORD or 2 * shorter < least * both:  # no better ratio is possible
+        return False
     digits = [character for character in word if character.isdigit()]
     return (
-        min(len(word), len(meant)) >= SHORTEST_MISSPELLED_WORD
-        and digits == [character for character in meant if character.isdigit()]
+        digits == [character for character in meant if character.isdigit()]
         and _similarity(word, meant) >= least
     )
 

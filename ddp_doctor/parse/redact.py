@@ -13,9 +13,12 @@ _NAMES = re.compile(
 )
 _VALUES = re.compile(
     r"://[^/\s:@]*:[^/\s@]+@"  # user:password@host
-    r"|\b(?:password|passwd|secret|token|api_?key|access_?key)\s*[=:]"
+    r"|(?<![a-z0-9])(?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key)\s*[=:]"
+    r"|(?<![a-z0-9])(?:sig|signature|credential)="  # a signed address
+    r"|\b(?:Bearer|Basic)\s+[A-Za-z0-9+/._-]{8,}"
     r"|-----BEGIN "
-    r"|\bAKIA[0-9A-Z]{16}\b|\bgh[a-z]_[A-Za-z0-9]{30,}|\bgithub_pat_|\bhf_[A-Za-z0-9]{20,}"
+    r"|\bA[KS]IA[0-9A-Z]{16}\b|\bgh[a-z]_[A-Za-z0-9]{30,}|\bgithub_pat_|\bhf_[A-Za-z0-9]{20,}"
+    r"|\bnvapi-[A-Za-z0-9_-]{20,}|\bnpm_[A-Za-z0-9]{30,}|\bAIza[A-Za-z0-9_-]{30,}|\bwandb_v[0-9]|\bdckr_pat_|\bpypi-[A-Za-z0-9_-]{30,}"
     r"|\bsk-[A-Za-z0-9_-]{20,}|\bglpat-|\bxox[a-z]-|\beyJ[A-Za-z0-9_-]{10,}\.",
     re.IGNORECASE,
 )

@@ -31,6 +31,7 @@ _PIECES = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _EXPANSION = re.compile(r"(?<!\\)(?:\$\([^)]*\)?|\$\{[^}]*\}?|\$[A-Za-z_0-9@*#?!$-]+|`[^`]*`)")
+_HOME = re.compile(r"[A-Za-z_]\w*=~(?:/|$)", re.ASCII)
 _IN_DOUBLE = re.compile(r'\\(["\\$`])')
 _IN_ANSI = re.compile(r"\\(.)", re.DOTALL)
 _ANSI = {"n": "\n", "t": "\t", "r": "\r", "e": "\x1b"}
@@ -74,6 +75,8 @@ def commands(text: str) -> Iterator[list[Word]]:
         else:
             word = word or _Open(line)
             plain, depends_on = _read(kind, raw)
+            if kind == "plain" and not word.parts and _HOME.match(raw):
+                depends_on = "~"  # bash expands it where an assignment stands
             word.parts.append(plain)
             word.depends_on = word.depends_on or depends_on
         line += raw.count("\n")

@@ -20,6 +20,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy, Showing
 from ddp_doctor.phrases import launchers
 from ddp_doctor.phrases.launchers import Launcher
+from ddp_doctor.phrases.nodes import in_words as in_a_sentence
 from ddp_doctor.phrases.settings import NO_TRIAL, in_words, listed, set_to, setting_draft, shown, unset
 
 Env = Mapping[str, str]
@@ -45,6 +46,8 @@ class Environment(Protocol):
         """Whether somebody wrote it for a job, in a script or manifest."""
 
 
+#: Of names that nobody knows, the evidence shows no more.
+_STRANGE_SHOWN = 8
 _LAUNCHERS = "neither torchrun nor srun nor mpirun"
 _NO_LAUNCHER = "neither TORCHELASTIC_RUN_ID nor a SLURM step nor an Open MPI rank in the environment"
 _STARTED_BY: dict[Launcher | None, str] = {
@@ -185,13 +188,27 @@ def unread(seen: Environment) -> Iterator[Draft]:
                 unset({name: value}, "read by nothing", _see(name, never.instead)),
                 detail=f"Meant is {never.meant}.",
             )
-        elif variables.is_unknown(name) and not name.startswith("PET_") and not variables.nearest(name):
-            source, detail = f"not among the variables of {variables.RELEASES}", "A plug-in may read it."
-            title, severity, sure = f"{name} is not a known variable", Severity.INFO, Confidence.POSSIBLE
-            saw = shown(name, value)
-            yield setting_draft(
-                (name,), title, saw, source, detail=detail, severity=severity, confidence=sure
-            )
+    strange = {name: value for name, value in seen.variables.items() if _is_strange(name)}
+    if strange:
+        are = "is not a known variable" if len(strange) == 1 else "are not known variables"
+        yield setting_draft(
+            strange,
+            f"{in_a_sentence(list(strange))} {are}",
+            listed(dict(list(strange.items())[:_STRANGE_SHOWN])),
+            f"not among the variables of {variables.RELEASES}",
+            detail=f"A plug-in may read {'it' if len(strange) == 1 else 'them'}.",
+            severity=Severity.INFO,
+            confidence=Confidence.POSSIBLE,
+        )
+
+
+def _is_strange(name: str) -> bool:
+    return (
+        name not in variables.never_read()
+        and variables.is_unknown(name)
+        and not name.startswith("PET_")
+        and not variables.nearest(name)
+    )
 
 
 def _see(name: str, instead: str | None) -> str:

@@ -153,6 +153,10 @@ def test_a_machine_is_recorded_with_both_choices():
     assert seen.libnccl is None
 
 
+def test_a_credential_in_the_place_of_a_name_is_not_recorded():
+    assert probe(fake(env={"NCCL_SOCKET_IFNAME": "eth1 --password=x"})).settings == {}
+
+
 def test_a_site_file_of_nccl_counts_like_the_environment():
     seen = probe(fake(files={"/etc/nccl.conf": "NCCL_SOCKET_IFNAME=eth1\n"}))
     assert advertised(seen, "nccl") == "10.78.0.1"

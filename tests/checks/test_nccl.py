@@ -164,6 +164,14 @@ def test_files_are_read_in_nccls_order_and_secrets_kept_back():
     assert "AWS" not in fact.model_dump_json() or fact.conf[0].lines[2].value is None
 
 
+def test_a_credential_in_the_place_of_a_plug_in_is_not_recorded():
+    env = {**HOME, "NCCL_NET_PLUGIN": "glpat-abcdefgh", "NCCL_NET": "https://me:secret@host"}
+    files = {"/etc/nccl.conf": "NCCL_NET_PLUGIN=other\n"}
+
+    assert probe(FakeContext(env=env, files=files)).model_dump_json().find("glpat") == -1
+    assert probe(FakeContext(env=env, files=files)).network is None
+
+
 def test_without_home_as_in_a_prolog_only_the_systems_file_is_read():
     files = {"/.nccl.conf": "A=1\n", "/x": "NCCL_DEBUG=INFO\n", "/etc/nccl.conf": "NCCL_DEBUG=WARN\n"}
     fact = probe(FakeContext(env={"NCCL_CONF_FILE": "/x"}, files=files))

@@ -18,6 +18,15 @@ from ddp_doctor.parse.redact import LONGEST_RECORDED, is_withheld
         ("NCCL_NOTE", "-----BEGIN RSA PRIVATE KEY-----"),
         ("TORCH_NOTE", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.x"),
         ("NCCL_NOTE", "x" * (LONGEST_RECORDED + 1)),
+        ("NCCL_TOPO_FILE", "https://store/topo.xml?se=2030&sig=abc%3D"),
+        ("NCCL_TUNER_CONFIG_PATH", "s3://x?X-Amz-Signature=abc"),
+        ("NCCL_NOTE", "https://api/x?access_token=abc"),
+        ("NCCL_CONF_FILE", "/x?api-key=abc"),
+        ("NCCL_NOTE", "Bearer abcdefgh"),
+        ("NCCL_NOTE", "nvapi-abcdefghijklmnopqrstuvwxyz"),
+        ("NCCL_NOTE", "npm_abcdefghijklmnopqrstuvwxyz0123456789"),
+        ("NCCL_NOTE", "AIzaSyDdI0hCZtE6vySjMm-WEfRq3CPzqKqqsHI"),
+        ("NCCL_NOTE", "wandb_v1_abcdefgh"),
     ],
 )
 def test_what_looks_like_a_credential_is_withheld(name, value):

@@ -173,6 +173,8 @@ def test_the_variables_of_collect_env_are_those_of_a_process():
         ("ib$N", "$N"),
         ('"${NCCL_DEBUG:-$LEVEL}"', "${NCCL_DEBUG:-$LEVEL}"),
         ('"${NCCL_DEBUG:-}"', "${NCCL_DEBUG:-}"),
+        ("~/nccl.log", "~"),
+        ("'~/nccl.log'", None),
         ("${NCCL_DEBUG:-INFO}0", "${NCCL_DEBUG:-INFO}"),
         ("$(hostname -s)", "$(hostname …)"),
         ("`cat /run/secret`", "$(cat …)"),
