@@ -243,6 +243,7 @@ FULL = RankEvidence(rank=0, raised=Raised(type="OSError", message="[Errno 28] No
     [
         ("broken", (VICTIM, KILLED), {}, "ended from outside"),
         ("broken", (FULL,), {}, "no room for its files"),
+        ("broken", (RankEvidence(rank=0, exit_code=1),), {}, "without a word"),
         ("stuck", (), {"lost_nodes": (1,)}, "a node left"),
         ("interrupted", (), {}, "a node left"),
         ("stuck", (), {"duration_s": 0.001}, "stopped, or starved"),

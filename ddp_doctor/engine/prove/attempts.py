@@ -57,15 +57,26 @@ def _spoiled(record: TrialRecord, facts: int) -> str:
         return "a node left while it was tried"
     if record.outcome == "finished":
         return "" if facts == len(record.ranks) else "a rank said nothing that can be read"
-    for one in record.evidence:
-        if one.exit_code is not None and -one.exit_code in _FROM_OUTSIDE and not one.done:
-            name = signal.Signals(-one.exit_code).name
-            return f"rank {one.rank} was ended from outside ({name}) while it was tried"
-        if one.raised is not None and any(words in one.raised.message for words in _NO_ROOM):
-            return f"rank {one.rank} had no room for its files: {_words(one)}"
+    if broken := next(filter(None, map(_ended_otherwise, record.evidence)), ""):
+        return broken
     watched = record.limit_s is None or record.duration_s >= _WATCHED_SHARE * record.limit_s
     if record.outcome in ("stuck", "slow") and (not watched or PAUSED in record.notes):
         return "the doctor was stopped, or starved of processor time, while it was tried"
+    return ""
+
+
+def _ended_otherwise(one: RankEvidence) -> str:
+    """How a rank ended that no setting ended; empty where it did not."""
+    if one.raised is not None:
+        full = any(words in one.raised.message for words in _NO_ROOM)
+        return f"rank {one.rank} had no room for its files: {_words(one)}" if full else ""
+    if one.exit_code is None or one.done:
+        return ""
+    if -one.exit_code in _FROM_OUTSIDE:
+        name = signal.Signals(-one.exit_code).name
+        return f"rank {one.rank} was ended from outside ({name}) while it was tried"
+    if one.exit_code >= 0:  # what a test or a library raises is told; a crash is a signal
+        return f"rank {one.rank} ended without a word while it was tried (is there room in TMPDIR?)"
     return ""
 
 
