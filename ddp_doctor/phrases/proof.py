@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+from ddp_doctor.knowledge.trials import OF_LAUNCHER
 from ddp_doctor.model.experiment import Attempt
 from ddp_doctor.model.finding import Setting, Showing
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, in_words
@@ -17,15 +18,27 @@ TOO_FEW = "it was tried, and the time was too short for enough trials to tell"
 NOT_SHOWN = "it was tried, and the fault did not show again: the trials without it passed as well"
 COMES_AND_GOES = "it was tried, and without it some trials passed as well"
 AS_FOUND = "as found"
+#: Of a variable that goes with others of its remedy and was not in force when those were tried.
+NOT_ITSELF = "not tried itself, for torchrun reads it before there are ranks"
+#: How reasons begin beside a status that says so already.
+_SAID_ALREADY = "it was tried, and "
+_LONGEST_REASON = 200
+_MOST_ENDS = 3
 
 
 def in_force(settings: Iterable[Setting]) -> str:
     """``A=1, B=2 on node1, without C``: how a trial is set up; the nodes of one value are counted where many."""
     nodes: dict[str, list[str]] = {}
-    for one in settings:
+    known = list(settings)
+    for one in [one for one in known if one.name not in OF_LAUNCHER] or known:
         what = f"without {one.name}" if one.action == "unset" else shown(one.name, one.value or "")
         nodes.setdefault(what, []).extend([one.node] if one.node else [])
     return ", ".join(f"{what}{_on(names)}" for what, names in nodes.items())
+
+
+def beside_tried(reason: str) -> str:
+    """A reason behind words that say already that it was tried."""
+    return reason.removeprefix(_SAID_ALREADY)
 
 
 def _on(names: list[str]) -> str:
@@ -48,9 +61,8 @@ def outcome(attempts: Sequence[Attempt]) -> str:
         return _passed([one.bytes_per_s for one in passed if one.bytes_per_s is not None], len(passed))
     ends = Counter(_end(one) for one in attempts)
     several = len(attempts) > 1
-    return ", ".join(
-        f"{end}{f' ({times} of {len(attempts)})' if several else ''}" for end, times in ends.items()
-    )
+    told = [f"{end}{f' ({times} of {len(attempts)})' if several else ''}" for end, times in ends.items()]
+    return ", ".join(told[:_MOST_ENDS]) + (" and others" if told[_MOST_ENDS:] else "")
 
 
 def _passed(rates: Sequence[float], trials: int) -> str:
@@ -71,7 +83,7 @@ def _from_to(least: float, most: float) -> str:
 def _end(one: Attempt) -> str:
     if one.outcome == "hung":
         return f"no end in {one.duration_s:.1f} s"
-    return f"fails: {one.reason}" if one.outcome == "failed" else "passes"
+    return f"fails: {one.reason[:_LONGEST_REASON]}" if one.outcome == "failed" else "passes"
 
 
 def price(showing: Showing, bytes_per_s: float) -> str | None:

@@ -200,8 +200,10 @@ def smaller_mtu(places: Sequence[tuple[str, Interface]], passed_bytes: int, *, i
         scope="node",
         cost="more packets and CPU time for the same data; probing stalls each new connection for seconds",
         undo="; ".join(
-            [f"sudo ip link set dev {one.name} mtu {one.mtu}" for _, one in places]
-            + ["sudo sysctl -w net.ipv4.tcp_mtu_probing=0"]
+            dict.fromkeys(
+                [f"sudo ip link set dev {one.name} mtu {one.mtu}" for _, one in places]
+                + ["sudo sysctl -w net.ipv4.tcp_mtu_probing=0"]
+            )
         ),
         proof=ADMIN,
         references=("RFC 4821", "https://docs.kernel.org/networking/ip-sysctl.html"),

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Evidence, Finding, Remedy, Setting
 from ddp_doctor.phrases.nodes import in_words as names
-from ddp_doctor.phrases.proof import in_force
+from ddp_doctor.phrases.proof import beside_tried, in_force
 from ddp_doctor.render import shell
 from ddp_doctor.render.plain import one_line
 from ddp_doctor.render.quantity import in_words
@@ -83,12 +83,12 @@ def _remedy(remedy: Remedy) -> Iterator[Line]:
 
 def _proof(remedy: Remedy) -> str:
     """``Proved: NCCL_SOCKET_IFNAME=eth1: 0.39 GB/s -> 1.18 GB/s``, or why there is no proof."""
-    proof = remedy.proof
-    said = f"; {proof.reason}" if proof.reason else ""
+    proof, reason = remedy.proof, remedy.proof.reason or ""
     if proof.after is not None:
         words = _TRIED[proof.status]
+        said = f"; {beside_tried(reason)}" if reason else ""
         return one_line(f"{words}: {in_force(remedy.settings)}: {proof.before} -> {proof.after}{said}")
-    return one_line(f"Not tried{': ' + proof.reason if proof.reason else ''}")
+    return one_line(f"Not tried{f': {reason}' if reason else ''}")
 
 
 _TRIED = {"proved": "Proved", "disproved": "Tried, and of no use", "not_tried": "Tried, not proved"}

@@ -10,10 +10,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ddp_doctor.knowledge.trials import OF_LAUNCHER
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Finding, Proof, Remedy, Setting
 from ddp_doctor.model.recording import World
 from ddp_doctor.model.report import Report
+from ddp_doctor.phrases.proof import NOT_ITSELF
 from ddp_doctor.render import shell
 from ddp_doctor.render.values import Branch, Unclear, branches, namesakes
 
@@ -227,7 +229,7 @@ def _variables(
         is_live = is_chosen and (sure or all(_is_leftover(finding, one) for one in settings))
         variable = Variable(
             finding.code,
-            _because(finding.code, remedy, settings[0].why),
+            _because(finding.code, remedy, settings[0].why, name),
             name,
             not_applied="" if is_live else note,
         )
@@ -253,14 +255,21 @@ def _tried(proof: Proof) -> str:
     return "not tried" if proof.after is None else "tried, not proved"
 
 
-def _because(code: str, remedy: Remedy, why: str) -> str:
+def _because(code: str, remedy: Remedy, why: str, name: str = "") -> str:
     """The comment on one line: finding, reason, proof, what it does not go with, way back."""
     proof, undo = remedy.proof, remedy.undo
     parts = (
         code,
         why or remedy.summary,
-        _tried(proof) if proof.after is None else f"{_tried(proof)}: {proof.before} -> {proof.after}",
+        _measured(proof, name),
         f"does not go with {', '.join(remedy.conflicts)}" if remedy.conflicts else "",
         f"undo: {undo}" if undo and undo != NOTHING_TO_UNDO else "",
     )
     return "; ".join(part for part in parts if part)
+
+
+def _measured(proof: Proof, name: str) -> str:
+    """What was tried of the remedy, for the comment on the variable ``name``."""
+    if proof.after is None:
+        return _tried(proof)
+    return NOT_ITSELF if name in OF_LAUNCHER else f"{_tried(proof)}: {proof.before} -> {proof.after}"

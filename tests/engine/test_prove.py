@@ -222,6 +222,14 @@ def test_a_run_that_ends_in_the_midst_of_trials_keeps_what_was_done_and_conclude
     assert proof_of(kept[0]) == Proof(reason="the run ended before it was tried to the end")
 
 
+def test_of_many_ways_to_fail_three_are_told_and_none_at_length():
+    attempts = [Attempt(arm="treatment", outcome="failed", reason=f"{n}" + "y" * 10_000) for n in range(100)]
+    proof = proof_of(Experiment(code="DD521", settings=ETH1, showing=MEET, attempts=tuple(attempts)))
+
+    assert (proof.after or "").endswith("(1 of 100) and others")
+    assert len(proof.after or "") < 800
+
+
 # --- what a trial comes to ------------------------------------------------------------------------
 
 

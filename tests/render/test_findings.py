@@ -1,6 +1,7 @@
 """The lines below a finding's title that people paste."""
 
-from ddp_doctor.model.finding import Setting
+from ddp_doctor.model.finding import Proof, Remedy, Setting
+from ddp_doctor.phrases.proof import NOT_SHOWN
 from ddp_doctor.render import findings
 from tests.render.reports import error
 
@@ -45,3 +46,30 @@ def test_what_cannot_be_pasted_is_no_line_to_paste():
     assert pasted(evil, worse) == []
     (pair,) = [pasted(Setting(name="NCCL_IB_HCA", value="a", node="x\ntouch canary"))]
     assert pair == ["export NCCL_IB_HCA=a   # on x touch canary"]
+
+
+def proof_line(*settings: Setting, **proof: str) -> str:
+    whole = Remedy(summary="mend it", settings=settings, proof=Proof.model_validate(proof))
+    return [line.text for line in findings.lines(error(whole))][-2]
+
+
+def test_what_was_tried_is_told_without_what_the_trials_did_without():
+    both = (
+        Setting(name="GLOO_SOCKET_IFNAME", value="eth1"),
+        Setting(name="PET_LOCAL_ADDR", value="10.78.0.1"),
+    )
+
+    said = proof_line(*both, status="proved", before="no end in 1.0 s", after="passes (2 of 2)")
+
+    assert said == "Proved: GLOO_SOCKET_IFNAME=eth1: no end in 1.0 s -> passes (2 of 2)"
+
+
+def test_that_it_was_tried_is_said_once():
+    one = Setting(name="GLOO_SOCKET_IFNAME", value="eth1")
+
+    said = proof_line(one, before="passes", after="passes", reason=NOT_SHOWN)
+
+    assert said == (
+        "Tried, not proved: GLOO_SOCKET_IFNAME=eth1: passes -> passes;"
+        " the fault did not show again: the trials without it passed as well"
+    )

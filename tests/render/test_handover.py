@@ -171,3 +171,16 @@ def test_where_it_is_not_clear_which_host_gets_which_value_nothing_is_applied(se
 def test_a_remedy_with_a_part_that_cannot_be_pasted_is_not_applied_at_all():
     given = given_by(error(ETH1, Setting(name="NCCL_IB_HCA", value="a\nb")))
     assert [one.not_applied for one in given.variables] == ["not applied: it cannot be pasted as a whole"] * 2
+
+
+def test_a_variable_of_the_launcher_is_not_said_to_be_proved_by_trials_that_do_without_it():
+    both = (
+        Setting(name="GLOO_SOCKET_IFNAME", value="eth1"),
+        Setting(name="PET_LOCAL_ADDR", value="10.78.0.1"),
+    )
+    name, address = given_by(error(remedy(*both, proof=PROVED))).variables
+
+    assert "proved: 1 GB/s -> 5 GB/s" in name.because
+    assert "proved" not in address.because
+    assert "not tried itself" in address.because
+    assert not address.not_applied
