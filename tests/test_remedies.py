@@ -17,7 +17,10 @@ from ddp_doctor.knowledge.variables import never_read, status_at, variables
 from ddp_doctor.knowledge.versions import Version, release
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Report
 from ddp_doctor.phrases.settings import FOLLOWS, NO_TRIAL
+from ddp_doctor.render import docker_args, handover, k8s_env
 
 RECORDINGS = Path(__file__).parent / "recordings"
 
@@ -44,16 +47,19 @@ class Offer(NamedTuple):
 
 
 @cache
+def _recordings() -> dict[str, Recording]:
+    paths = sorted(RECORDINGS.glob("*.json"))
+    return {path.stem: app.load_recording(path) for path in paths if not path.match("*.expected.json")}
+
+
+@cache
 def _offers() -> list[Offer]:
     found = []
-    for path in sorted(RECORDINGS.glob("*.json")):
-        if path.name.endswith(".expected.json"):
-            continue
-        recording = app.load_recording(path)
+    for situation, recording in _recordings().items():
         software = recording.first(Software)
         nccl = release(software.nccl_loaded or "") if software else ()
         found += [
-            Offer(path.stem, finding, remedy, nccl)
+            Offer(situation, finding, remedy, nccl)
             for finding in app.judge(recording).report.findings
             for remedy in finding.remedies
             if remedy.settings
@@ -114,6 +120,43 @@ def test_where_a_trial_could_set_it_the_finding_says_how_it_shows_or_why_it_is_n
         assert proof.reason not in (None, NO_TRIAL.reason)
     else:
         assert proof.reason != FOLLOWS.reason
+
+
+@cache
+def _of_containers() -> list[tuple[Report, Finding, Remedy]]:
+    reports = [app.judge(recording).report for recording in _recordings().values()]
+    return [
+        (report, finding, remedy)
+        for report in reports
+        for finding in report.findings
+        for remedy in finding.remedies
+        if remedy.container
+    ]
+
+
+@pytest.mark.parametrize(
+    ("report", "finding", "remedy"),
+    _of_containers(),
+    ids=[f"{finding.code}-{remedy.container[0]}" for _, finding, remedy in _of_containers()],
+)
+def test_an_option_for_containers_reaches_whoever_starts_them_and_an_error_applies_it(
+    report: Report, finding: Finding, remedy: Remedy
+):
+    given = handover.of(report)
+    for_docker, for_a_pod = docker_args.render(given), k8s_env.render(given)
+    first = next(one for one in finding.remedies if one.settings or one.container)
+
+    for option in remedy.container:
+        assert option in for_docker
+        assert f"# {option} of docker run is here: " in for_a_pod
+        applied = option in for_docker.splitlines()[-1].split()
+        assert applied is (finding.severity is Severity.ERROR and remedy is first)
+
+
+def test_containers_are_given_shared_memory_locked_memory_and_the_right_to_place_memory():
+    options = {one.partition("=")[0] for *_, remedy in _of_containers() for one in remedy.container}
+
+    assert {"--shm-size", "--ipc", "--ulimit", "--cap-add"} <= options
 
 
 def test_findings_offer_settings_at_all():
