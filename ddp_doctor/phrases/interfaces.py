@@ -13,6 +13,7 @@ from ddp_doctor.knowledge.trials import LOCAL_ADDR
 from ddp_doctor.model.context import Interface
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.phrases import nccl_settings
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE
 from ddp_doctor.phrases.settings import NO_TRIAL, shown
 
@@ -235,11 +236,8 @@ def one_family(recording: Recording, offers: Sequence[Offer]) -> Remedy:
 
 
 def _use_family(family: str) -> Remedy:
-    return Remedy(
-        summary=f"Set {NCCL_FAMILY}={family}: all nodes have such an address",
-        settings=(Setting(name=NCCL_FAMILY, value=family, why="all nodes then give out one family"),),
+    return nccl_settings.remedy(
+        f"Set {NCCL_FAMILY}={family}: all nodes have such an address",
+        Setting(name=NCCL_FAMILY, value=family, why="all nodes then give out one family"),
         cost="none between these nodes",
-        undo=f"unset {NCCL_FAMILY}",
-        proof=NO_TRIAL,
-        references=(_NCCL_GUIDE,),
     )

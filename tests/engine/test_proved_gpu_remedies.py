@@ -35,6 +35,12 @@ OFFERED = [
     ("mnnvl-without-imex", "DD445", "meet", ["NCCL_MNNVL_ENABLE"]),
     ("nccl-cumem-host-refused", "DD446", "meet", ["NCCL_CUMEM_HOST_ENABLE"]),
     ("nccl-peer-memory-refused", "DD446", "meet", ["NCCL_CUMEM_ENABLE", "NCCL_P2P_DISABLE"]),
+    (
+        "interfaces-nccl-families-differ-and-ipv6-is-everywhere",
+        "DD524",
+        "meet",
+        ["NCCL_SOCKET_FAMILY"],
+    ),
     ("nccl-shared-memory-full", "DD237", "meet", ["NCCL_SHM_DISABLE"]),
     ("rdma-gid-index-wrong-on-one-node", "DD568", "all_reduce", ["NCCL_IB_GID_INDEX"]),
     ("rdma-old-nccl-without-gid-index", "DD569", "all_reduce", ["NCCL_IB_GID_INDEX"]),
