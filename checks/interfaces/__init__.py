@@ -21,7 +21,7 @@ from ddp_doctor.model.context import Context, Interface
 from ddp_doctor.model.fact import Failed
 from ddp_doctor.parse import nccl_interface
 from ddp_doctor.parse.interface_facts import InterfacesFact, advertised, common_interface
-from ddp_doctor.parse.redact import open_and_withheld
+from ddp_doctor.parse.redact import open_and_withheld, shielded
 
 __all__ = ["CHECK", "InterfacesFact", "advertised", "common_interface", "probe"]
 
@@ -37,14 +37,14 @@ def probe(ctx: Context) -> InterfacesFact:
         raise Failed(f"the network interfaces cannot be listed: {error}") from None
     hostname = ctx.hostname()
     own, problem = _own_addresses(ctx, hostname)
-    nccl_env = nccl_interface.nccl_environment(ctx)
+    nccl_env = shielded(nccl_interface.nccl_environment(ctx), SETTINGS)
     foretold = nccl_choice(found, nccl_env)
     return InterfacesFact(
         interfaces=found,
         hostname=hostname,
         hostname_addresses=own or (),
         hostname_error=problem,
-        gloo=gloo_choice(found, ctx.env, own),
+        gloo=gloo_choice(found, shielded(ctx.env, SETTINGS), own),
         nccl=foretold,
         libnccl=_libnccl(ctx, foretold, nccl_env, found),
         settings=open_and_withheld({name: nccl_env[name] for name in SETTINGS if nccl_env.get(name)})[0],

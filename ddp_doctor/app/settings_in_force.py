@@ -156,8 +156,8 @@ def _of_torchrun(
     if text is not None and text.form == "script" and not text.calls_torchrun:
         return
     seen = recording.first(EnvVars)
-    if seen is None or seen.launcher == "torchrun":
-        return
+    if seen is None or seen.launcher in ("torchrun", "mpi") or (seen.launcher and "RANK" in seen.variables):
+        return  # these are ranks, and no torchrun starts them
     for names, to in ((GIVEN_BY_TORCHRUN, "each worker"), (GIVEN_TO_SEVERAL, "several workers of one node")):
         for name, value in names.items():
             if name not in set_here:

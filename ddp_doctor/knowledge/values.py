@@ -165,7 +165,10 @@ def _names(variable: Variable, value: str) -> Misread | None:
             "matches other devices than it says", why, front + re.sub(r"(^|,)[\^=]+", r"\1", names)
         )
     if variable.name != "NCCL_IB_HCA" and any(map(_is_address, names.split(","))):
-        return Misread("matches no interface", "It is an address; NCCL takes the names of interfaces.")
+        return Misread(
+            "matches no interface",
+            "It is an address. NCCL takes names, finds no interface of this one, and init fails.",
+        )
     if re.search(r"[*?\[\s]", names):
         why = "Names are taken literally, as prefixes: no patterns, no white space."
         meant = front + re.sub(r"[*\s]", "", names)
@@ -184,7 +187,7 @@ def _is_address(name: str) -> bool:
 def _interfaces(variable: Variable, value: str) -> Misread | None:
     """Gloo's interface list: exact names."""
     if any(map(_is_address, value.split(","))):
-        return _refused(variable, "It is an address; gloo takes the names of interfaces.", None)
+        return _refused(variable, "It is an address, and gloo takes names of interfaces.", None)
     strange = re.search(r"[\^=*?\s]", value)
     if strange is None:
         return None

@@ -17,7 +17,7 @@ from typing import Literal
 from ddp_doctor.knowledge.variables import is_recorded
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse.redact import is_withheld
+from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 
 SYSTEM_FILE = "/etc/nccl.conf"
 #: What NCCL keeps of a name or value.
@@ -105,6 +105,8 @@ def conf_files(ctx: Context) -> tuple[ConfFile, ...]:
 
 
 def _file(ctx: Context, path: str, reason: Reason) -> ConfFile | None:
+    if reason == "named" and is_withheld("NCCL_CONF_FILE", path):
+        return ConfFile(path=KEPT_BACK, reason=reason, problem="looks like a credential")
     if not path.startswith("/"):
         return ConfFile(path=path, reason=reason, problem="is relative to the folder that the job starts in")
     try:

@@ -6,7 +6,7 @@ NCCL_NOTE=ghp_16C7e42F292c6912E7710c838347Ae178B4a   the form of a known kind of
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 _NAMES = re.compile(
     r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE
@@ -23,6 +23,8 @@ _VALUES = re.compile(
     re.IGNORECASE,
 )
 
+#: Stands for a value that is not recorded.
+KEPT_BACK = "(kept back)"
 #: A longer value is no setting.
 LONGEST_RECORDED = 4096
 
@@ -41,3 +43,9 @@ def open_and_withheld(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str
     }
     withheld = tuple(name for name, value in known.items() if is_withheld(name, value))
     return {name: value for name, value in known.items() if name not in withheld}, withheld
+
+
+def shielded(env: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """The environment with another value in the place of a credential, for probes that repeat these names' values."""
+    kept_back = [name for name in names if is_withheld(name, env.get(name, ""))]
+    return {**env, **dict.fromkeys(kept_back, KEPT_BACK)}

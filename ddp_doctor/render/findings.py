@@ -7,6 +7,7 @@ from itertools import groupby
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Evidence, Finding, Remedy, Setting
 from ddp_doctor.phrases.nodes import in_words as names
 from ddp_doctor.phrases.proof import beside_tried, in_force
+from ddp_doctor.phrases.settings import FOLLOWS
 from ddp_doctor.render import shell
 from ddp_doctor.render.plain import one_line
 from ddp_doctor.render.quantity import in_words
@@ -77,7 +78,7 @@ def _remedy(remedy: Remedy) -> Iterator[Line]:
         yield Line(f"Cost: {remedy.cost}", indent=4, hang=2)
     if remedy.undo and remedy.undo != NOTHING_TO_UNDO:
         yield Line(f"Undo: {remedy.undo}", indent=4, to_paste=True)
-    if remedy.settings:
+    if remedy.settings and remedy.proof != FOLLOWS:
         yield Line(_proof(remedy), indent=4, hang=2)
 
 

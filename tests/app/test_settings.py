@@ -105,6 +105,15 @@ def test_torchrun_gives_only_what_is_unset_and_nothing_to_its_own_workers():
     }
 
 
+@pytest.mark.parametrize("launcher", ["slurm", "mpi"])
+def test_ranks_that_are_there_already_get_nothing_of_torchrun(launcher):
+    assert rows(EnvVars(variables={"RANK": "1"}, launcher=launcher)).keys() == {"RANK"}
+
+
+def test_a_task_of_slurm_without_a_rank_may_yet_start_torchrun():
+    assert rows(EnvVars(variables={}, launcher="slurm"))["OMP_NUM_THREADS"].source == "torchrun"
+
+
 @pytest.mark.parametrize(
     ("origin", "words"),
     [

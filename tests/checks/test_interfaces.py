@@ -154,7 +154,9 @@ def test_a_machine_is_recorded_with_both_choices():
 
 
 def test_a_credential_in_the_place_of_a_name_is_not_recorded():
-    assert probe(fake(env={"NCCL_SOCKET_IFNAME": "eth1 --password=x"})).settings == {}
+    env = {"NCCL_SOCKET_IFNAME": "eth1 --password=hunter2", "GLOO_SOCKET_IFNAME": "token=hunter2"}
+
+    assert "hunter2" not in probe(fake(env=env)).model_dump_json()
 
 
 def test_a_site_file_of_nccl_counts_like_the_environment():

@@ -172,6 +172,13 @@ def test_a_credential_in_the_place_of_a_plug_in_is_not_recorded():
     assert probe(FakeContext(env=env, files=files)).network is None
 
 
+def test_a_credential_in_the_place_of_a_file_is_not_recorded():
+    fact = probe(FakeContext(env={**HOME, "NCCL_CONF_FILE": "/x?api-key=hunter2"}))
+
+    assert "hunter2" not in fact.model_dump_json()
+    assert [one.problem for one in fact.conf] == ["looks like a credential"]
+
+
 def test_without_home_as_in_a_prolog_only_the_systems_file_is_read():
     files = {"/.nccl.conf": "A=1\n", "/x": "NCCL_DEBUG=INFO\n", "/etc/nccl.conf": "NCCL_DEBUG=WARN\n"}
     fact = probe(FakeContext(env={"NCCL_CONF_FILE": "/x"}, files=files))

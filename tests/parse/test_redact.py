@@ -3,7 +3,7 @@
 import pytest
 
 from ddp_doctor.knowledge.variables import variables
-from ddp_doctor.parse.redact import LONGEST_RECORDED, is_withheld
+from ddp_doctor.parse.redact import KEPT_BACK, LONGEST_RECORDED, is_withheld, shielded
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,13 @@ def test_what_looks_like_a_credential_is_withheld(name, value):
 )
 def test_settings_are_recorded(name, value):
     assert not is_withheld(name, value)
+
+
+def test_a_credential_is_replaced_where_a_probe_repeats_the_value():
+    env = {"GLOO_SOCKET_IFNAME": "Bearer abcdefgh", "NCCL_SOCKET_IFNAME": "eth0"}
+
+    assert shielded(env, tuple(env)) == {"GLOO_SOCKET_IFNAME": KEPT_BACK, "NCCL_SOCKET_IFNAME": "eth0"}
+    assert shielded({}, ("GLOO_SOCKET_IFNAME",)) == {}
 
 
 def test_no_known_variable_is_withheld_for_its_name():

@@ -2,8 +2,9 @@
 
 from ddp_doctor.model.finding import Proof, Remedy, Setting
 from ddp_doctor.phrases.proof import NOT_SHOWN
+from ddp_doctor.phrases.settings import FOLLOWS, NO_TRIAL
 from ddp_doctor.render import findings
-from tests.render.reports import error
+from tests.render.reports import error, warning
 
 
 def pasted(*settings: Setting) -> list[str]:
@@ -73,3 +74,17 @@ def test_that_it_was_tried_is_said_once():
         "Tried, not proved: GLOO_SOCKET_IFNAME=eth1: passes -> passes;"
         " the fault did not show again: the trials without it passed as well"
     )
+
+
+def test_that_nothing_is_to_be_measured_is_not_said_and_that_nothing_was_tried_is():
+    gone = Setting(name="NCCL_TIMEOUT", action="unset")
+
+    def told(proof):
+        return [
+            line.text
+            for line in findings.lines(warning(gone, proof=proof))
+            if line.text.startswith("Not tried")
+        ]
+
+    assert told(FOLLOWS) == []
+    assert told(NO_TRIAL) == [f"Not tried: {NO_TRIAL.reason}"]
