@@ -79,7 +79,7 @@ def test_that_it_was_tried_is_said_once():
 def test_that_nothing_is_to_be_measured_is_not_said_and_that_nothing_was_tried_is():
     gone = Setting(name="NCCL_TIMEOUT", action="unset")
 
-    def told(proof):
+    def told(proof: Proof) -> list[str]:
         return [
             line.text
             for line in findings.lines(warning(gone, proof=proof))
