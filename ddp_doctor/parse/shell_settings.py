@@ -66,6 +66,7 @@ class Shell:
     given: list[Given] = field(default_factory=list)
     exported: set[str] = field(default_factory=set)
     commands_in: dict[str, tuple[str, int]] = field(default_factory=dict)  # CMD="mpirun -x …", and its line
+    ran: set[tuple[str, int]] = field(default_factory=set)
 
     def give(self, name: str, value: str, line: int, depends_on: str | None = None) -> None:
         """A value that some command gets."""
@@ -108,9 +109,11 @@ class Shell:
             return
         for word in words:
             found = _VARIABLE.fullmatch(word.text)
-            text, line = self.commands_in.get(found[1] or found[2], ("", 0)) if found else ("", 0)
-            for command in commands(text):
-                self.run(command, line, depth + 1)
+            known = self.commands_in.get(found[1] or found[2]) if found else None
+            if known and known not in self.ran:  # again it would set the same
+                self.ran.add(known)
+                for command in commands(known[0]):
+                    self.run(command, known[1], depth + 1)
 
     def _command(self, words: Sequence[Word], line: int, depth: int) -> None:
         name, arguments = posixpath.basename(words[0].text), words[1:]

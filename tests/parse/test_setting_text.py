@@ -161,6 +161,13 @@ def test_a_default_counts_and_says_what_would_overrule_it(value, default, name):
     assert (one.value, one.unless_set, one.depends_on) == (default, name, None)
 
 
+def test_commands_in_variables_that_call_each_other_are_read_once_each():
+    long = " ".join(["$A"] * 8000)
+    text = f'#!/bin/sh\nA="-x NCCL_DEBUG=INFO {long}"\n' + f"mpirun {long}\n" * 20
+
+    assert len(written(text, "NCCL_DEBUG")) == 1
+
+
 def test_the_variables_of_collect_env_are_those_of_a_process():
     text = "Collecting environment information...\nPyTorch version: 2.5.1\n\nNCCL_DEBUG=version\nNCCL_CUMEM_ENABLE=0\n"
 
