@@ -1,14 +1,36 @@
-"""The command line: parse, call the app, render, exit. The only module that imports typer."""
+"""The command line: parse, call the app, render, exit. Only this and cli_options import typer."""
 
 import os
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from ddp_doctor import __version__
+from ddp_doctor.cli_options import (
+    NOWHERE,
+    EndpointOption,
+    EnvFileOption,
+    FailOnOption,
+    HostfileOption,
+    HostsOption,
+    JoinTimeoutOption,
+    JsonOption,
+    MasterAddrOption,
+    MasterPortOption,
+    NnodesOption,
+    NodeRankOption,
+    NprocOption,
+    OnlyOption,
+    Pasted,
+    QuietOption,
+    RecordOption,
+    RequireGpusOption,
+    SkipOption,
+    handing_over,
+)
 from ddp_doctor.model.choices import Backend, ExitCode, FailOn, Level
 
 if TYPE_CHECKING:
@@ -24,89 +46,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-
-JsonOption = Annotated[
-    str | None,
-    typer.Option(
-        "--json",
-        metavar="PATH|-",
-        help="Write the report as JSON; in a path %h is the host, %n the node rank.",
-    ),
-]
-EnvFileOption = Annotated[
-    str | None,
-    typer.Option("--env-file", metavar="PATH|-", help="Write the recommended settings, to be sourced."),
-]
-SbatchLinesOption = Annotated[
-    str | None,
-    typer.Option("--sbatch-lines", metavar="PATH|-", help="Write them as lines for a batch script of SLURM."),
-]
-DockerArgsOption = Annotated[
-    str | None, typer.Option("--docker-args", metavar="PATH|-", help="Write them as arguments of docker run.")
-]
-K8sEnvOption = Annotated[
-    str | None,
-    typer.Option("--k8s-env", metavar="PATH|-", help="Write them as the env of a container in YAML."),
-]
-TorchrunArgsOption = Annotated[
-    str | None,
-    typer.Option("--torchrun-args", metavar="PATH|-", help="Write them with what stands in for torchrun."),
-]
-RecordOption = Annotated[
-    str | None, typer.Option("--record", metavar="PATH|-", help="Write the recording here as well.")
-]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the report.")]
-FailOnOption = Annotated[FailOn, typer.Option(help="The least severity that makes the verdict sick.")]
-OnlyOption = Annotated[
-    list[str] | None, typer.Option("--only", metavar="CHECK", help="Run only this check (repeatable).")
-]
-SkipOption = Annotated[
-    list[str] | None, typer.Option("--skip", metavar="CHECK", help="Leave this check out (repeatable).")
-]
-RequireGpusOption = Annotated[
-    int | None, typer.Option(min=0, metavar="N", help="Sick unless the job may use at least N GPUs.")
-]
-
-# torchrun's own, with its names, meanings and PET_* variables
-NnodesOption = Annotated[
-    str,
-    typer.Option(
-        envvar="PET_NNODES",
-        metavar="N|MIN:MAX",
-        help="Nodes, at most MAX; by default all that SLURM, mpirun or torchrun has, else this one.",
-    ),
-]
-NprocOption = Annotated[
-    str,
-    typer.Option(
-        envvar="PET_NPROC_PER_NODE", metavar="auto|N", help="Ranks; auto is one a GPU, or 2 on CPUs."
-    ),
-]
-NodeRankOption = Annotated[
-    int | None, typer.Option(envvar="PET_NODE_RANK", metavar="R", help="This node's number; the head's is 0.")
-]
-EndpointOption = Annotated[
-    str,
-    typer.Option(
-        envvar="PET_RDZV_ENDPOINT",
-        metavar="HOST[:PORT]",
-        help="Where the nodes meet: the head and a free port of it (29400).",
-    ),
-]
-MasterAddrOption = Annotated[
-    str, typer.Option(envvar="PET_MASTER_ADDR", metavar="HOST", help="The head, as torchrun names it.")
-]
-MasterPortOption = Annotated[
-    int | None, typer.Option(envvar="PET_MASTER_PORT", metavar="PORT", help="Its port (29500).")
-]
-
-HostsOption = Annotated[
-    str | None, typer.Option(metavar="A,B", help="Start on these hosts over ssh; the first is the head.")
-]
-HostfileOption = Annotated[str | None, typer.Option(metavar="FILE", help="The same, one host on each line.")]
-JoinTimeoutOption = Annotated[
-    float, typer.Option(min=1.0, metavar="SECONDS", help="Time for all nodes to report in.")
-]
 
 
 def entry() -> NoReturn:
@@ -148,6 +87,7 @@ def main(
 
 
 @app.command()
+@handing_over
 def run(
     nnodes: NnodesOption = "",
     nproc_per_node: NprocOption = "auto",
@@ -172,10 +112,7 @@ def run(
     fail_on: FailOnOption = FailOn.ERROR,
     json_path: JsonOption = None,
     env_file: EnvFileOption = None,
-    sbatch_lines: SbatchLinesOption = None,
-    docker_args: DockerArgsOption = None,
-    k8s_env: K8sEnvOption = None,
-    torchrun_args: TorchrunArgsOption = None,
+    pasted: Pasted = NOWHERE,
     record: RecordOption = None,
     quiet: QuietOption = False,
 ) -> None:
@@ -198,7 +135,6 @@ def run(
     )
     asked = Asked(nnodes, node_rank, rdzv_endpoint, master_addr, master_port)
     launch = commands.Launch(asked, hosts, hostfile, nproc_per_node, join_timeout)
-    pasted = _Pasted(sbatch_lines, docker_args, k8s_env, torchrun_args)
     with guarded():
         outputs = _outputs(pasted, json=json_path, env_file=env_file, record=record, quiet=quiet)
         code = commands.run(options, launch, outputs)
@@ -229,28 +165,25 @@ def prolog(
         require_gpus=require_gpus,
     )
     with guarded():
-        outputs = _outputs(_Pasted(), json=json_path, record=record)
+        outputs = _outputs(NOWHERE, json=json_path, record=record)
         code = commands.prolog(options, unsure=unsure, outputs=outputs)
     raise typer.Exit(code)
 
 
 @app.command()
+@handing_over
 def replay(
     recording: Annotated[
         Path, typer.Argument(metavar="RECORDING|-", help="A file written by --record, or stdin.")
     ],
     json_path: JsonOption = None,
     env_file: EnvFileOption = None,
-    sbatch_lines: SbatchLinesOption = None,
-    docker_args: DockerArgsOption = None,
-    k8s_env: K8sEnvOption = None,
-    torchrun_args: TorchrunArgsOption = None,
+    pasted: Pasted = NOWHERE,
 ) -> None:
     """Judge a recording again, on any machine."""
     from ddp_doctor import commands
     from ddp_doctor.guard import guarded
 
-    pasted = _Pasted(sbatch_lines, docker_args, k8s_env, torchrun_args)
     with guarded():
         outputs = _outputs(pasted, json=json_path, env_file=env_file)
         code = commands.replay(recording, outputs)
@@ -258,6 +191,7 @@ def replay(
 
 
 @app.command()
+@handing_over
 def topology(
     file: Annotated[
         str | None,
@@ -271,17 +205,13 @@ def topology(
     ] = None,
     json_path: JsonOption = None,
     env_file: EnvFileOption = None,
-    sbatch_lines: SbatchLinesOption = None,
-    docker_args: DockerArgsOption = None,
-    k8s_env: K8sEnvOption = None,
-    torchrun_args: TorchrunArgsOption = None,
+    pasted: Pasted = NOWHERE,
     record: RecordOption = None,
 ) -> None:
     """Read a GPU topology and say what NCCL will make of it."""
     from ddp_doctor import commands
     from ddp_doctor.guard import guarded
 
-    pasted = _Pasted(sbatch_lines, docker_args, k8s_env, torchrun_args)
     with guarded():
         outputs = _outputs(pasted, json=json_path, env_file=env_file, record=record, svg=svg)
         code = commands.topology(file, outputs)
@@ -289,6 +219,7 @@ def topology(
 
 
 @app.command()
+@handing_over
 def env(
     source: Annotated[
         str | None,
@@ -300,17 +231,13 @@ def env(
     ] = None,
     json_path: JsonOption = None,
     env_file: EnvFileOption = None,
-    sbatch_lines: SbatchLinesOption = None,
-    docker_args: DockerArgsOption = None,
-    k8s_env: K8sEnvOption = None,
-    torchrun_args: TorchrunArgsOption = None,
+    pasted: Pasted = NOWHERE,
     record: RecordOption = None,
 ) -> None:
     """Say which settings of NCCL, torch and gloo are in force, where each comes from and what is wrong."""
     from ddp_doctor import commands
     from ddp_doctor.guard import guarded
 
-    pasted = _Pasted(sbatch_lines, docker_args, k8s_env, torchrun_args)
     with guarded():
         outputs = _outputs(pasted, json=json_path, env_file=env_file, record=record)
         code = commands.env(source, outputs)
@@ -347,17 +274,8 @@ def template(
         typer.echo(commands.template(name), nl=False)
 
 
-class _Pasted(NamedTuple):
-    """The options that hand settings over, as typed."""
-
-    sbatch_lines: str | None = None
-    docker_args: str | None = None
-    k8s_env: str | None = None
-    torchrun_args: str | None = None
-
-
 def _outputs(
-    pasted: _Pasted,
+    pasted: Pasted,
     *,
     json: str | None,
     env_file: str | None = None,
