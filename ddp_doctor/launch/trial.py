@@ -27,6 +27,8 @@ PAUSED = "the agent was stopped or starved"
 #: … for so much of the limit; a loop that is late by less is no pause.
 _PAUSED_SHARE = 0.25
 _PAUSED_S = 0.25
+#: From the words of a peer until the end of the rank that it lost is seen, too.
+_ENDS_SHOW_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class Trial:
         check, waited = self._judged()
         if self._record.limit_s is None:
             self._gather_evidence()
+        elif outcome == "broken":
+            self._look_once_more()
         result = self._result(outcome, check, waited)
         self._kill()
         return result
@@ -223,6 +227,12 @@ class Trial:
                 rank.cpu_s_per_s = round((after[pid] - before[pid]) / elapsed_s, 2)
 
     # --- evidence and the end -------------------------------------------------------------------
+
+    def _look_once_more(self) -> None:
+        """The peers of a rank that was killed speak first; its own end is seen a moment later."""
+        time.sleep(_ENDS_SHOW_S)
+        for rank in self._ranks:
+            rank.absorb(time.monotonic())
 
     def _gather_evidence(self) -> None:
         alive = [rank for rank in self._ranks if rank.exited_at is None]

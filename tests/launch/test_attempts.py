@@ -1,12 +1,15 @@
 """Trials of remedies on real ranks: fresh processes with other settings, and nothing of them afterwards."""
 
 import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from threading import Thread
 
 import pytest
 
-from ddp_doctor.engine.prove.attempts import attempt_of
+from ddp_doctor.engine.prove.attempts import Spoiled, attempt_of
 from ddp_doctor.launch.agent import Agent
 from ddp_doctor.launch.session import Session
 from ddp_doctor.model.choices import Level
@@ -73,6 +76,25 @@ def test_a_trial_past_its_limit_has_hung_and_its_ranks_are_gone(agent):
 
     assert late.outcome == "hung"
     assert [process for process in _descendants() if process.pid not in before] == []
+
+
+def test_a_rank_that_is_killed_in_a_trial_spoils_it_whoever_of_its_peers_speaks_first(agent):
+    before = {process.pid for process in _descendants()}
+
+    def kill_one() -> None:
+        until = time.monotonic() + 5.0
+        while time.monotonic() < until:
+            new = [process.pid for process in _descendants() if process.pid not in before]
+            if len(new) == 4:
+                with suppress(ProcessLookupError):
+                    os.kill(new[1], signal.SIGKILL)
+                return
+
+    killer = Thread(target=kill_one)
+    killer.start()
+    with pytest.raises(Spoiled, match="ended from outside"):
+        attempt(agent, Showing(kind="all_reduce", size_bytes=1 << 28), LOOPBACK)
+    killer.join()
 
 
 def test_a_trial_changes_nothing_in_the_environment_of_the_agent(agent):

@@ -264,9 +264,7 @@ def _cannot_start(recording: Recording, trial: TrialRecord, first: RankEvidence)
 
 def _after_refusal(recording: Recording, message: str, setting: str | None) -> tuple[Remedy, ...]:
     if setting:
-        names_it = Remedy(
-            summary=f"Or set {setting} to an interface of this host", commands=("ip -br address",)
-        )
+        names_it = Remedy(summary=f"Set {setting} to an interface of this host", commands=("ip -br address",))
         return (*_without(recording, setting), names_it)
     if "interface" in message:
         return (Remedy(summary="Mend what it names", commands=("ip -br address",)),)
