@@ -86,7 +86,7 @@ def name_interfaces(
         summary=f"Set {name}{f'={value}' if value else ' on each node to its own interface'}: {why}",
         settings=settings,
         cost="the job then depends on these names; another cluster has others",
-        undo="; ".join(f"export {shown(name, one)}" for one in sorted(set(old))) or f"unset {name}",
+        undo=_back_to(name, old) or f"unset {name}",
         proof=NO_TRIAL,
         references=(_GLOO_GUIDE if backend == "gloo" else _NCCL_GUIDE,),
         conflicts=() if backend == "gloo" else (NCCL_COMM_ID,),
@@ -160,6 +160,18 @@ def _each_its_own(
         )
 
 
+def _back_to(name: str, old: Iterable[str]) -> str:
+    """The line that gives the variable its former value; in words where nodes had several, for the last would win."""
+    lines = [f"export {shown(name, one)}" for one in sorted(set(old))]
+    return (
+        lines[0]
+        if len(lines) == 1
+        else f"on each node its own line again: {' or '.join(lines)}"
+        if lines
+        else ""
+    )
+
+
 def unset_interface(offers: Sequence[Offer]) -> Remedy:
     """Let the backend choose by itself again, where that is known to do."""
     name = offers[0].choice.setting or ""
@@ -168,7 +180,7 @@ def unset_interface(offers: Sequence[Offer]) -> Remedy:
         summary=f"Or unset {name}: the choice without it can be reached",
         settings=(Setting(name=name, action="unset", why="the default choice does"),),
         cost="none, unless something else relies on it",
-        undo="; ".join(f"export {shown(name, one)}" for one in old),
+        undo=_back_to(name, old),
         proof=NO_TRIAL,
     )
 

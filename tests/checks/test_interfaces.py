@@ -21,6 +21,7 @@ from ddp_doctor.model.context import Interface
 from ddp_doctor.model.fact import Failed, Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.phrases.interfaces import name_interfaces
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
 
@@ -482,3 +483,18 @@ def test_the_recordings_of_this_check_are_judged_as_expected(path):
     assert sorted({one.code for one in found}) == expected["codes"]
     sick = any(one.severity is Severity.ERROR for one in found)
     assert expected["verdict"] == ("sick" if sick else "healthy")
+
+
+def test_nodes_that_had_different_values_are_not_all_given_the_last_of_them():
+    made = name_interfaces(
+        Recording(),
+        "gloo",
+        {0: {"eth1"}, 1: {"eth1"}},
+        {0: "eth1", 1: "eth1"},
+        "why",
+        ["eth2", "eth0", "eth2"],
+    )
+
+    assert made.undo == (
+        "on each node its own line again: export GLOO_SOCKET_IFNAME=eth0 or export GLOO_SOCKET_IFNAME=eth2"
+    )
