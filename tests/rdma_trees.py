@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from tests.fakes import FakeContext
@@ -33,6 +34,7 @@ HEALTHY_HW_COUNTERS = {
 Entry = tuple[str, str | None, str]
 
 
+@cache
 def full(address: str) -> str:
     """``10.0.0.1`` and ``fe80::1`` as sysfs prints them."""
     import ipaddress

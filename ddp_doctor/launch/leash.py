@@ -17,9 +17,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
-from ddp_doctor.checks.roll_call.facts import NotStarted
 from ddp_doctor.launch.interruption import SIGNALS
+
+if TYPE_CHECKING:
+    from ddp_doctor.checks.roll_call.facts import NotStarted
 
 #: Set to 1 for an agent that was started by another ddp-doctor.
 VARIABLE = "DDP_DOCTOR_LEASH"
@@ -27,7 +30,7 @@ VARIABLE = "DDP_DOCTOR_LEASH"
 _LAST_S = 30.0
 #: Failures kept; a starter has at most one for each host.
 _MOST = 65_536
-_failures: list[NotStarted] = []
+_failures: "list[NotStarted]" = []
 _is_headless = threading.Event()
 _is_in_roll_call = threading.Event()
 _when_met: list[Callable[[], None]] = []
@@ -49,7 +52,7 @@ def take(env: MutableMapping[str, str]) -> bool:
     return True
 
 
-def not_started() -> tuple[NotStarted, ...]:
+def not_started() -> "tuple[NotStarted, ...]":
     """The hosts whose agents the starter could not start, or saw end, as far as it has told."""
     return tuple(_failures)
 
@@ -101,4 +104,7 @@ def _heed(said: dict[str, object]) -> None:
         _is_headless.set()
         _end_if_headless()
     elif "host" in said and len(_failures) < _MOST:
+        # Imports all checks, a third of a second; most agents never hear of a failure.
+        from ddp_doctor.checks.roll_call.facts import NotStarted
+
         _failures.append(NotStarted(hostname=str(said["host"]), reason=str(said["failed"])[:1000]))

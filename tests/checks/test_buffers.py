@@ -11,19 +11,12 @@ from ddp_doctor.checks import buffers
 from ddp_doctor.checks.buffers import CHECK, Buffers, closed_form, stamps
 from ddp_doctor.model.recording import Recording
 from tests.checks.judged_ranks import blamed, judge_by, only, record
-from tests.rank_harness import Ranks
 
 pytestmark = pytest.mark.ranks
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 
 recording = partial(record, CHECK)
 judge = partial(judge_by, CHECK)
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4, preload=("tests.checks.test_buffers",)) as started:
-        yield started
 
 
 # Scenarios: what runs on each rank.

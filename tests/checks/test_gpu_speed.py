@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +40,8 @@ ROOM = 64 << 20
 # --- the measurements, on real ranks --------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(3, preload=(__name__,)) as started:
-        yield started
+#: The world of the measurements.
+THREE = (0, 1, 2)
 
 
 def measured(ctx: HarnessContext, room: tuple[int, ...]) -> dict[str, Any]:
@@ -62,7 +59,7 @@ def probed(ctx: HarnessContext) -> str:
 
 @pytest.mark.ranks
 def test_every_rank_measures_every_rate_of_its_device(ranks: Ranks):
-    for recorded in ranks.facts(measured, (ROOM,) * 3):
+    for recorded in ranks.facts(measured, (ROOM,) * 3, on=THREE):
         fact = GpuSpeedFact.model_validate(recorded)
         rates = [
             fact.copy_gb_per_s,
@@ -79,7 +76,7 @@ def test_every_rank_measures_every_rate_of_its_device(ranks: Ranks):
 
 @pytest.mark.ranks
 def test_a_rank_without_memory_says_so_and_keeps_nobody_waiting(ranks: Ranks):
-    full, *others = ranks.facts(measured, (0, ROOM, ROOM))
+    full, *others = ranks.facts(measured, (0, ROOM, ROOM), on=THREE)
     assert full["matmul_tflop_per_s"] is None
     assert full["not_measured"] == {"matrix products": "too little memory is free on the GPU"}
     assert all(one["matmul_tflop_per_s"] for one in others)
@@ -87,14 +84,14 @@ def test_a_rank_without_memory_says_so_and_keeps_nobody_waiting(ranks: Ranks):
 
 @pytest.mark.ranks
 def test_all_ranks_enter_the_same_steps_so_that_a_hang_is_judged_right(ranks: Ranks):
-    steps = [result.steps for result in ranks.run(measured, (ROOM, 0, ROOM))]
+    steps = [result.steps for result in ranks.run(measured, (ROOM, 0, ROOM), on=THREE)]
     assert steps[0] == steps[1] == steps[2]
     assert [name for name, _ in steps[0]].count("host_copy") == 3  # a turn for each rank of the node
 
 
 @pytest.mark.ranks
 def test_ranks_on_the_cpu_have_no_gpu_to_measure(ranks: Ranks):
-    results = ranks.run(probed)
+    results = ranks.run(probed, on=THREE)
     assert [result.value for result in results] == ["the ranks run on the CPU"] * 3
     assert all(result.steps == () for result in results)
 

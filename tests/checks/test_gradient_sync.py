@@ -12,19 +12,12 @@ from ddp_doctor.checks.gradient_sync import CHECK, GradientSync, steps
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.recording import Recording
 from tests.checks.judged_ranks import blamed, judge_by, only, record
-from tests.rank_harness import Ranks
 
 pytestmark = pytest.mark.ranks
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 
 recording = partial(record, CHECK)
 judge = partial(judge_by, CHECK)
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4, preload=("tests.checks.test_gradient_sync",)) as started:
-        yield started
 
 
 # Scenarios: what runs on each rank.

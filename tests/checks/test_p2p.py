@@ -92,9 +92,8 @@ def test_a_pair_waits_for_a_late_peer(left_s: float, backend: str, deadline_s: f
 
 
 @pytest.mark.ranks
-def test_three_ranks_exchange_with_all_their_peers():
-    with Ranks(3, preload=(__name__,)) as ranks:
-        facts = ranks.facts(p2p.probe)
+def test_three_ranks_exchange_with_all_their_peers(ranks: Ranks):
+    facts = ranks.facts(p2p.probe, on=(0, 1, 2))
     assert [sorted(pair.peer for pair in fact.pairs) for fact in facts] == [[1, 2], [0, 2], [0, 1]]
     assert all(pair.wrong_bytes == 0 and pair.latency_us > 0 for fact in facts for pair in fact.pairs)
 

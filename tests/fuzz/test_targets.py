@@ -70,12 +70,11 @@ def damaged(seed: str, source: random.Random) -> str:
 
 
 @EACH_TARGET
-@given(data=st.data())
+@given(number=st.integers(0, 2**32 - 1))
 @settings(max_examples=60, deadline=1000, suppress_health_check=list(HealthCheck))
-def test_a_damaged_seed_is_read_or_refused(target: Target, data: st.DataObject):
-    seed = data.draw(st.sampled_from(target.seeds))
-    text = damaged(seed, data.draw(st.randoms(use_true_random=False)))
-    _read_or_refused(target, text)
+def test_a_damaged_seed_is_read_or_refused(target: Target, number: int):
+    source = random.Random(number)  # hypothesis drawing each choice would cost more than the parsers
+    _read_or_refused(target, damaged(source.choice(target.seeds), source))
 
 
 @EACH_TARGET

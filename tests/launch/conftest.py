@@ -1,4 +1,4 @@
-"""Real ranks for many scenarios: torch is imported once per test module."""
+"""Real ranks for many scenarios: torch is imported once for all test modules."""
 
 import os
 import time
@@ -41,7 +41,7 @@ class Scenario:
 Play = Callable[..., Scenario]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def play() -> Iterator[Play]:
     """``play(probe, ranks=4, deadline_s=2.0)`` runs one probe on real ranks and judges it."""
     with Session(dict(os.environ), ("127.0.0.1", 0), lambda _text: None) as session:

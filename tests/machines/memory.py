@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Union
@@ -32,6 +33,7 @@ class MemoryFiles:
 
     def __init__(self) -> None:
         self._top: dict[str, Entry] = {}
+        self._folders: dict[str, dict[str, Entry]] = {}  # found by path while nothing is linked or removed
 
     # --- building ---------------------------------------------------------------------------------------
 
@@ -44,6 +46,7 @@ class MemoryFiles:
         """A symbolic link."""
         parent, name = path.rsplit("/", 1)
         self._made(parent)[name] = Link(target)
+        self._folders.clear()
 
     def folder(self, path: str) -> None:
         """An empty folder."""
@@ -53,6 +56,7 @@ class MemoryFiles:
         """Away with a file, a link or a folder."""
         parent, name = path.rsplit("/", 1)
         del self._made(parent)[name]
+        self._folders.clear()
 
     def exists(self, path: str) -> bool:
         """Whether the path leads to something."""
@@ -78,6 +82,8 @@ class MemoryFiles:
 
     def _made(self, path: str) -> dict[str, Entry]:
         """The folder at this path, made where it is not there."""
+        if path in self._folders:
+            return self._folders[path]
         names = [name for name in path.split("/") if name]
         here: dict[str, Entry] = self._top
         for at, name in enumerate(names):
@@ -86,6 +92,7 @@ class MemoryFiles:
                 entry = self._at("/" + "/".join(names[: at + 1]))
             assert isinstance(entry, dict), path
             here = entry
+        self._folders[path] = here
         return here
 
     # --- what Files offers ------------------------------------------------------------------------------
@@ -120,6 +127,19 @@ class MemoryFiles:
         raise _error(errno.ENOSYS, path)
 
     def _at(self, path: str, *, follow: bool = True) -> Entry:
+        """What is there. Its folder is looked for once: probes read hundreds of files of few folders."""
+        parent, _, name = path.rpartition("/")
+        if parent not in self._folders:
+            with suppress(OSError):
+                folder = self._walked(parent)
+                if isinstance(folder, dict):
+                    self._folders[parent] = folder
+        entry = self._folders.get(parent, {}).get(name)
+        if entry is None or (isinstance(entry, Link) and follow):
+            return self._walked(path, follow=follow)
+        return entry
+
+    def _walked(self, path: str, *, follow: bool = True) -> Entry:
         left = [name for name in path.split("/") if name not in ("", ".")][::-1]
         above: list[dict[str, Entry]] = []
         here: Entry = self._top

@@ -207,6 +207,7 @@ def test_the_beginning_of_a_log_that_lost_its_first_lines_is_known():
     ],
     ids=["one-line", "one-xid", "words", "nic-words", "ordinary", "digits", "brackets"],
 )
+@pytest.mark.fuzz
 def test_ten_megabytes_of_junk_take_bounded_time_and_leave_little(junk: str):
     started = time.monotonic()
     log = parse_kernel_log(junk)

@@ -1,0 +1,17 @@
+"""Real ranks for the checks of all test modules: torch is imported once."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.rank_harness import Ranks
+
+#: Modules whose scenarios run on the ranks.
+SCENARIOS = ("tests.checks.test_buffers", "tests.checks.test_gpu_speed", "tests.checks.test_gradient_sync")
+
+
+@pytest.fixture(scope="package")
+def ranks() -> Iterator[Ranks]:
+    """Four ranks of a gloo world. A scenario that never ends spoils them for all later tests."""
+    with Ranks(4, preload=SCENARIOS) as started:
+        yield started
