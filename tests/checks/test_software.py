@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -119,10 +121,17 @@ class Installation:
 
 
 def compile_library(library: Path, code: str, *flags: str) -> None:
-    source = library.with_suffix(".c")
-    source.write_text(code)
+    library.write_bytes(_compiled(code, flags))
+
+
+@functools.cache
+def _compiled(code: str, flags: tuple[str, ...]) -> bytes:
     assert CC is not None
-    subprocess.run([CC, "-shared", "-fPIC", "-o", str(library), str(source), *flags], check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        library, source = Path(folder, "library.so"), Path(folder, "source.c")
+        source.write_text(code)
+        subprocess.run([CC, "-shared", "-fPIC", "-o", str(library), str(source), *flags], check=True)
+        return library.read_bytes()
 
 
 RPATH = ("-Wl,--disable-new-dtags", "-Wl,-rpath,$ORIGIN/../../nvidia/nccl/lib")

@@ -42,43 +42,49 @@ Play = Callable[..., Scenario]
 
 
 @pytest.fixture(scope="package")
-def play() -> Iterator[Play]:
-    """``play(probe, ranks=4, deadline_s=2.0)`` runs one probe on real ranks and judges it."""
+def session() -> Iterator[Session]:
+    """One whose server has imported torch and forks in a moment."""
     with Session(dict(os.environ), ("127.0.0.1", 0), lambda _text: None) as session:
         session.warm_up()
         assert session.server.wait_ready(60.0).ok
-        session._start_control()
-        assert session._control is not None
-        store = session._control.process.pid
-        played = 0
-        before = {process.pid for process in _descendants()}
+        yield session
 
-        def play_one(
-            probe: Probe, ranks: int = 4, deadline_s: float = 2.0, check_id: str = "scenario"
-        ) -> Scenario:
-            nonlocal played
-            world = World(nproc_per_node=ranks, world_size=ranks, nodes=(Node(hostname="node0"),))
-            for kept in (session.readings, session.trials, session.left_out):
-                kept.clear()
-            check = Check(check_id, "A scenario", Where.RANK, probe, (), deadline_s=deadline_s)
-            agent = session.agent_alone(world, Level.QUICK, time.monotonic() + 60.0)
-            agent.first_trial = played
-            started = time.monotonic()
-            agent.run([check])
-            seconds = time.monotonic() - started
-            played += len(session.trials)
-            not_run = tuple(NotRun(check=name, reason=reason) for name, reason in session.left_out)
-            recording = Recording(
-                run_id="test",
-                world=world,
-                readings=tuple(session.readings),
-                trials=tuple(session.trials),
-                not_run=not_run,
-            )
-            left = [p for p in _descendants() if p.pid not in before and p.pid != store]
-            return Scenario(app.judge(recording), seconds, left)
 
-        yield play_one
+@pytest.fixture(scope="package")
+def play(session: Session) -> Play:
+    """``play(probe, ranks=4, deadline_s=2.0)`` runs one probe on real ranks and judges it."""
+    session._start_control()
+    assert session._control is not None
+    store = session._control.process.pid
+    played = 0
+    before = {process.pid for process in _descendants()}
+
+    def play_one(
+        probe: Probe, ranks: int = 4, deadline_s: float = 2.0, check_id: str = "scenario"
+    ) -> Scenario:
+        nonlocal played
+        world = World(nproc_per_node=ranks, world_size=ranks, nodes=(Node(hostname="node0"),))
+        for kept in (session.readings, session.trials, session.left_out):
+            kept.clear()
+        check = Check(check_id, "A scenario", Where.RANK, probe, (), deadline_s=deadline_s)
+        agent = session.agent_alone(world, Level.QUICK, time.monotonic() + 60.0)
+        agent.first_trial = played
+        started = time.monotonic()
+        agent.run([check])
+        seconds = time.monotonic() - started
+        played += len(session.trials)
+        not_run = tuple(NotRun(check=name, reason=reason) for name, reason in session.left_out)
+        recording = Recording(
+            run_id="test",
+            world=world,
+            readings=tuple(session.readings),
+            trials=tuple(session.trials),
+            not_run=not_run,
+        )
+        left = [p for p in _descendants() if p.pid not in before and p.pid != store]
+        return Scenario(app.judge(recording), seconds, left)
+
+    return play_one
 
 
 def _descendants() -> list[psutil.Process]:

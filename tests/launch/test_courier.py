@@ -44,12 +44,9 @@ BEATS = {
 }
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with Session({}, ("127.0.0.1", 0), lambda _text: None) as session:
-        session.warm_up()
-        assert session.server.wait_ready(60.0).ok
-        yield session.server
+@pytest.fixture
+def server(session: Session) -> ForkServer:
+    return session.server
 
 
 @pytest.fixture
