@@ -1,6 +1,7 @@
 """The pydantic base of everything that is recorded or reported."""
 
 from collections.abc import Callable
+from operator import is_
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -30,7 +31,7 @@ class Memo:
 
     def once(self, of: tuple[object, ...], name: object, make: Callable[[], T]) -> T:
         """``make()``, called once for each ``name`` as long as ``of`` are the same objects."""
-        if len(of) != len(self._of) or any(one is not other for one, other in zip(of, self._of, strict=True)):
+        if len(of) != len(self._of) or not all(map(is_, of, self._of)):
             self._of, self._kept = of, {}
         kept = self._kept  # of these objects, whatever ``make`` asks a copy for
         if name not in kept:

@@ -20,8 +20,7 @@ LONG = pytest.mark.lab
 MOMENTS = [
     *(pytest.param(at, marks=LONG) for at in (0.05, 0.4)),
     1.2,
-    pytest.param(2.0, marks=LONG),
-    2.8,
+    *(pytest.param(at, marks=LONG) for at in (2.0, 2.8)),
     3.6,
 ]
 INTERRUPTED_LONG = [
