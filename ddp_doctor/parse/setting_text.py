@@ -49,7 +49,7 @@ _TORCHRUN = re.compile(r"^[^#\n]*\b(?:torchrun|torch\.distributed\.(?:run|launch
 #: What torch's and vLLM's collect_env print in front of the variables; they are a process's.
 _COLLECT_ENV = ("Collecting environment information", "PyTorch version: ", "vLLM Version: ")
 #: ``[me@node1 x]$ export …``, ``(base) me@node1:~$ export …``
-_PROMPT = re.compile(r"(?:\([\w.-]+\) )?\[?[\w.-]+@[\w.-]+[^$#\n]{0,60}[$#]\s+(?=\S)")
+_PROMPT = re.compile(r"(?:\([\w.-]+\) )?\[?(?<![\w.-])[\w.-]+@[\w.-]+[^$#\n]{0,60}[$#]\s+(?=\S)")
 _PBS = re.compile(r"#PBS\s+-v\s+")
 #: ``command: ["bash", "-c", "export …"]``, or an item of such a list on a line of its own.
 _LISTS_WORDS = re.compile(r"\s*(?:-\s+)?[\"']?(?:command|args|entrypoint)[\"']?:\s*\[|\s*-\s+(?=[\"'])")

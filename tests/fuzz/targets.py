@@ -41,6 +41,7 @@ from ddp_doctor.parse import (
     rocm_topology,
     setting_origins,
     setting_text,
+    shell_settings,
     shell_words,
     software,
     terminal_text,
@@ -233,6 +234,7 @@ TARGETS: tuple[Target, ...] = (
         (topo_rows.TopologyError,),
     ),
     direct(setting_text.read_setting_text, *_SETTINGS, refuses=setting_text.NoSettings),
+    direct(shell_settings.is_kept, "echo NCCL_DEBUG=INFO >> ~/.bashrc", "make | tee log"),
     Target(shell_words.commands, lambda text: list(shell_words.commands(text)), _SETTINGS),
     Target(setting_origins.file_settings, lambda text: list(setting_origins.file_settings(text)), _SETTINGS),
     direct(setting_origins.stat_of, "4711 (a) b) S 4700 1 1 "),
@@ -342,6 +344,13 @@ TARGETS: tuple[Target, ...] = (
     Target(
         redact.open_and_withheld,
         lambda text: redact.open_and_withheld(dict(line.partition("=")[::2] for line in text.split("\n"))),
+        ("A=etcd://user:secret@host\nTOKEN=abc\nB=\udcff",),
+    ),
+    Target(
+        redact.shielded,
+        lambda text: redact.shielded(
+            dict(line.partition("=")[::2] for line in text.split("\n")), ("A", "TOKEN")
+        ),
         ("A=etcd://user:secret@host\nTOKEN=abc\nB=\udcff",),
     ),
     Target(
