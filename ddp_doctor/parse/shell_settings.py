@@ -36,9 +36,10 @@ _JOINED = re.compile(r"(?:--export[= ]|--env[= ]|-[ex] ?(?=[A-Za-z_]\w*=))(.*)",
 _PAIRS = frozenset(("-genv", "--setenv"))
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
 #: What a command writes into these, later shells and jobs have.
-_KEPT = re.compile(
-    r"(?:>|\btee\b)[^|;&\n]*?(?:nccl\.conf|\.deepspeed_env|\.bashrc|\.(?:bash_)?profile|/etc/(?:environment|profile\S*))"
-)
+_KEPT = re.compile(r"nccl\.conf|\.deepspeed_env|\.bashrc|\.(?:bash_)?profile|/etc/(?:environment|profile)")
+_WRITES = re.compile(r"(?:>|\btee\b)[^|;&\n]*$")
+#: Between the sign and the file's name; an open end would cost the square of a line's length.
+_LONGEST_PATH = 200
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: A script in a script in a script.
 _DEEPEST = 2
@@ -232,7 +233,10 @@ class Shell:
 
 def is_kept(text: str) -> bool:
     """Whether a line of shell writes into a file that later shells or jobs read."""
-    return _KEPT.search(text) is not None
+    return any(
+        _WRITES.search(text[max(name.start() - _LONGEST_PATH, 0) : name.start()])
+        for name in _KEPT.finditer(text)
+    )
 
 
 def _assignment(word: Word) -> re.Match[str] | None:

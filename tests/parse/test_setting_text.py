@@ -1,5 +1,7 @@
 """Settings in a text: what each form sets, which line counts, and what is never kept."""
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -289,3 +291,12 @@ def test_any_shell_is_read_or_refused_and_lines_are_in_the_text(pieces):
 def test_a_value_in_single_quotes_comes_back_as_it_is(value):
     [command] = commands(f"export A='{value}'")
     assert [word.text for word in command] == ["export", f"A={value}"]
+
+
+@pytest.mark.parametrize("junk", [">" * 400_000, "tee " * 100_000, ".bashrc" * 50_000])
+def test_signs_that_write_into_files_without_end_are_read_in_time_that_grows_with_the_text(junk):
+    started = time.process_time()
+
+    read_setting_text(f"export NCCL_DEBUG=INFO\n{junk}")
+
+    assert time.process_time() - started < 5.0  # 0.3 s on an idle machine; once it was minutes

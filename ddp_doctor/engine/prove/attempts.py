@@ -85,7 +85,7 @@ def _facts(result: TrialResult) -> Iterator[ShownFact]:
         if reading.status is Status.COLLECTED and reading.fact is not None:
             try:
                 yield ShownFact.model_validate(reading.fact)
-            except ValidationError:  # of another release; the trial then counts as failed
+            except ValidationError:  # of another release: the rank said nothing that can be read
                 return
 
 
