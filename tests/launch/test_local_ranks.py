@@ -216,7 +216,10 @@ def test_a_setting_of_one_torchrun_rank_is_found_and_replayed(tmp_path: Path) ->
 @pytest.mark.lab  # long
 @pytest.mark.ranks
 def test_a_gpu_and_a_log_for_each_torchrun_rank_are_nobodys_business(tmp_path: Path) -> None:
-    script = "export CUDA_VISIBLE_DEVICES=$LOCAL_RANK NCCL_DEBUG_FILE=/tmp/$RANK.%h.%p GLOO_SOCKET_IFNAME=lo"
+    script = (
+        "export CUDA_VISIBLE_DEVICES=$LOCAL_RANK NCCL_DEBUG_FILE=/tmp/$RANK.%h.%p"
+        " NCCL_DEBUG=WARN GLOO_SOCKET_IFNAME=lo"
+    )
 
     report, code = ended(started(tmp_path, script, "--only", "env_vars"), tmp_path)
 
