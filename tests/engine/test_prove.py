@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
+from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.engine.prove.attempts import Spoiled, attempt_of
 from ddp_doctor.engine.prove.candidates import Candidate, candidates
 from ddp_doctor.engine.prove.experiments import Trials
@@ -372,3 +374,14 @@ def test_what_is_only_worth_knowing_is_tried_at_level_thorough_alone():
 
 def test_a_finding_that_does_not_say_how_it_shows_is_not_tried():
     assert chosen(remedy(ETH1), showing=None) == []
+
+
+def test_one_interface_that_is_not_there_is_one_finding_under_torchrun_and_in_the_doctors_own_trial():
+    text = (Path(__file__).parent.parent / "recordings/gloo-interface-does-not-exist.json").read_text()
+    once = Recording.model_validate_json(text)
+    twice = once.model_copy(
+        update={"trials": (once.trials[0].model_copy(update={"trial": "t9"}), *once.trials)}
+    )
+
+    for recording in (once, twice):
+        assert [one.code for one in diagnose(recording).findings].count("DD617") == 1

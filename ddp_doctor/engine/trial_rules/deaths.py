@@ -190,6 +190,7 @@ def everywhere(recording: Recording) -> Iterator[Draft]:
         gloo transport/tcp/device.cc ("Unable to find address for")
         NCCL bootstrap.cc ("no socket interface found"), init.cc ("Duplicate GPU detected")
     """
+    told: set[str] = set()
     for trial, judgement in judged(recording, "raised-everywhere", "raised", "unsure"):
         sharing = _sharing(trial)
         if sharing:
@@ -201,8 +202,10 @@ def everywhere(recording: Recording) -> Iterator[Draft]:
             continue
         if complaints.explains(recording, trial):
             continue  # the rule of the cause tells
-        if not _other_versions_are_told(recording, first):
-            yield _cannot_start(recording, trial, first)
+        draft = _cannot_start(recording, trial, first)
+        if draft.title not in told and not _other_versions_are_told(recording, first):
+            told.add(draft.title)  # torchrun's ranks and the doctor's own fail for one cause
+            yield draft
 
 
 def _other_versions_are_told(recording: Recording, one: RankEvidence) -> bool:
