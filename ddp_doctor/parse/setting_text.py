@@ -102,7 +102,7 @@ def read_setting_text(text: str, also: Collection[str] = ()) -> SettingText:
     if text.count("\ufffd") * _MOST_UNREADABLE > len(text):
         raise NoSettings("is no text")
     lines = plain_lines(text.replace("\0", "\n"))
-    form = _form(lines)
+    form = _form([*filter(None, lines)])
     shell = Shell(is_wanted=lambda name: is_recorded(name) or name in also, exports_all=form != "script")
     if form == "environment" and not _is_quoted(lines):
         _read_plain(lines, shell)
@@ -152,6 +152,9 @@ def _read_plain(lines: Sequence[str], shell: Shell) -> None:
 def _read_lines(lines: Sequence[str], shell: Shell) -> None:
     manifest, at = Manifest(shell), 0
     while at < len(lines):
+        if not lines[at]:
+            at += 1
+            continue
         end = at + 1
         while end < len(lines) and end - at < _MOST_JOINED and lines[end - 1].endswith("\\"):
             end += 1
