@@ -51,6 +51,7 @@ class HarnessContext:
     started_ago_s: float = 0.1
     skip_pairs: frozenset[tuple[int, int]] = frozenset()
     gpu_memory_bytes: int = 0
+    model: str = ""
     raw: str | None = None
     steps: list[tuple[str, str]] = field(default_factory=list)
 
@@ -71,6 +72,13 @@ class HarnessContext:
     ) -> Iterator[None]:
         self.steps.append((name, detail))
         yield
+
+    def exchange(self, name: str, text: str) -> tuple[str, ...]:
+        import torch.distributed as dist
+
+        said: list[Any] = [None] * self.world_size
+        dist.all_gather_object(said, text, group=self.group)
+        return tuple(said)
 
     def keep(self, raw: str) -> None:
         self.raw = raw

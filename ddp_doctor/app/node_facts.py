@@ -20,7 +20,9 @@ from ddp_doctor.parse.visible_devices import visible_gpus
 def plan_of(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Plan:
     """Which checks run. Raises UsageError."""
     try:
-        return make_plan(checks, options.level, options.only, options.skip, options.budget_s, nnodes)
+        return make_plan(
+            checks, options.level, options.only, options.skip, options.budget_s, nnodes, options.model
+        )
     except ValueError as error:
         raise UsageError(str(error)) from error
 

@@ -38,7 +38,7 @@ def run(request: RunRequest, progress: Progress, checks: Sequence[Check] = CHECK
     rank_checks = plan.at(Where.LAUNCHER, Where.RANK)
     started = time.monotonic()
     recording = blank(request.options, plan)
-    with interruptible() as interruption, Session(request.env, request.endpoint, progress) as session:
+    with interruptible() as interruption, _session(request, progress) as session:
         try:
             if rank_checks:
                 session.warm_up()
@@ -61,6 +61,10 @@ def run(request: RunRequest, progress: Progress, checks: Sequence[Check] = CHECK
     return judge(recording, checks)
 
 
+def _session(request: RunRequest, progress: Progress) -> Session:
+    return Session(request.env, request.endpoint, progress, request.options.model)
+
+
 def _prove(recording: Recording, session: Session, until: float) -> None:
     """Try what the findings recommend, on this node's ranks."""
     assert recording.world is not None
@@ -75,7 +79,7 @@ def _run_with_others(request: RunRequest, plan: Plan, progress: Progress, checks
     assert request.place is not None
     started = time.monotonic()
     recording = blank(request.options, plan)
-    with interruptible() as interruption, Session(request.env, request.endpoint, progress) as session:
+    with interruptible() as interruption, _session(request, progress) as session:
         session.warm_up()
         many = ManyNodes(
             session=session,

@@ -31,8 +31,9 @@ def make_plan(
     skip: Sequence[str],
     budget_s: float,
     nnodes: int = 1,
+    model: str = "",
 ) -> Plan:
-    """Select by name, level, number of nodes and time. Raises UnknownCheck."""
+    """Select by name, level, number of nodes, the user's model and time. Raises UnknownCheck."""
     known = {check.id for check in checks}
     for name in (*only, *skip):
         if name not in known:
@@ -42,6 +43,8 @@ def make_plan(
         reason = _reason_against(check, level, only, skip)
         if check.where is Where.NODES and nnodes == 1:
             reason = reason or "this run has one node; see --nnodes"
+        if check.needs_model and not model:
+            reason = reason or "no model of yours was named; see --model"
         if reason is None:
             chosen.append(check)
         else:

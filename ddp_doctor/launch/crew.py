@@ -46,6 +46,7 @@ class Crew:
     env: Mapping[str, str]
     level: Level
     progress: Callable[[str], None]
+    model: str = ""
     _partial: TrialResult | None = None
 
     def run(
@@ -163,6 +164,7 @@ class Crew:
                 store_host=host,
                 store_port=port,
                 skip_pairs=tuple(sorted(skip_pairs)),
+                model=self.model,
                 showing=record.showing.model_dump(mode="json") if record.showing else None,
                 tried=tuple(dict.fromkeys(setting.name for setting in record.settings)),
             )

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddp_doctor.launch.events import EventWriter
+from ddp_doctor.launch.exchange import exchange
 from ddp_doctor.launch.spec import WorkerSpec
 from ddp_doctor.model.context import GpuWatch
+from ddp_doctor.model.fact import Failed
 from ddp_doctor.model.finding import Showing
 from ddp_doctor.sources.gpu_watch import NvmlWatch
 
@@ -34,6 +36,8 @@ class LiveRankContext:
         self.tried = spec.tried
         self.deadline = float("inf")
         self.group: Any = None
+        self.store: Any = None
+        self.model = spec.model
         self.raw: str | None = None
         self._events = events
         self._check = ""
@@ -52,6 +56,12 @@ class LiveRankContext:
     def remaining(self) -> float:
         """Seconds until the check's deadline."""
         return self.deadline - time.monotonic()
+
+    def exchange(self, name: str, text: str) -> tuple[str, ...]:
+        """What every rank said under this name, by group rank (see the Protocol)."""
+        if self.store is None:
+            raise Failed("this rank has no control store: the launcher's own ranks do without")
+        return exchange(self.store, f"{self._check}/{name}", text, self.group_rank, self.world_size)
 
     def keep(self, raw: str) -> None:
         """Keep raw text beside the fact."""

@@ -32,6 +32,7 @@ class Session:
     env: Mapping[str, str]
     endpoint: tuple[str, int]
     progress: Callable[[str], None]
+    model: str = ""  # the user's own; what another node's head says of it does not count
     readings: list[Reading] = field(default_factory=list)
     trials: list[TrialRecord] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
@@ -128,7 +129,7 @@ class Session:
     ) -> Crew:
         """This node's part of a world; it can fork ranks once torch is imported and the store is up."""
         at = (store.host, store.port) if isinstance(store, control.Control) else store
-        return Crew(self.scratch, self.server, at, world, node, self.env, level, self.progress)
+        return Crew(self.scratch, self.server, at, world, node, self.env, level, self.progress, self.model)
 
     def agent(
         self, crew: Crew, store: control.Control | None, until: float, company: Company | None = None

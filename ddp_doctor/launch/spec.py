@@ -38,6 +38,7 @@ class WorkerSpec:
     store_host: str = "127.0.0.1"
     store_port: int = 0  # 0: env://, as the launcher that started the rank says
     skip_pairs: tuple[tuple[int, int], ...] = ()
+    model: str = ""  # the user's own, "package.module:factory"
     showing: Json = None  # of a trial that tries a remedy, a Showing
     tried: tuple[str, ...] = ()  # … the names of its settings
 

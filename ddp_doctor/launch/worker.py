@@ -83,9 +83,10 @@ def _join(spec: WorkerSpec, context: LiveRankContext) -> None:
     started = time.monotonic()
     with context.step("init_process_group", spec.backend, deadline_s=spec.init_deadline_s):
         if spec.store_port:
+            context.store = connect(spec.store_host, spec.store_port, spec.trial)
             dist.init_process_group(
                 spec.backend,
-                store=connect(spec.store_host, spec.store_port, spec.trial),
+                store=context.store,
                 rank=spec.group_rank,
                 world_size=len(spec.ranks),
                 timeout=_LIBRARY_TIMEOUT,

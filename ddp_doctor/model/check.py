@@ -33,4 +33,5 @@ class Check:
     min_ranks: int = 1
     cost_s: float = 0.2
     deadline_s: float = 10.0
+    needs_model: bool = False  # the user's own, from --model
     measurements: Callable[[Recording], Iterable[Measurement]] | None = None

@@ -214,6 +214,7 @@ class RankContext(Protocol):
     skip_pairs: frozenset[tuple[int, int]]  # original ranks; pairs an earlier trial proved stuck
     gpu_memory_bytes: int  # of tensors that this rank may hold on its GPU; 0 on a CPU
     group: Any  # the default torch ProcessGroup
+    model: str  # the user's own, "package.module:factory"; "" where none was named
 
     def clock(self) -> float:
         """Monotonic seconds, the same clock on all ranks of a node."""
@@ -234,6 +235,14 @@ class RankContext(Protocol):
         """Mark a step that may block; ``peers`` are original ranks, empty means everyone.
 
         ``detail`` must be equal on the ranks that meet. ``deadline_s`` is the step's own deadline.
+        """
+        ...
+
+    def exchange(self, name: str, text: str) -> tuple[str, ...]:
+        """What every rank said under this name, by group rank; the same call on all ranks.
+
+        It goes through the control store, so it works where collectives would hang; it stands in a step of
+        the caller's, for it waits for the slowest rank. A name is used once in a check.
         """
         ...
 

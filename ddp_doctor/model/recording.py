@@ -102,6 +102,7 @@ class Options(Frozen):
     fail_on: FailOn = FailOn.ERROR
     require_gpus: int | None = None
     prove: bool = True
+    model: str = ""  # the user's own, "package.module:factory"
 
 
 class NotRun(Frozen):
