@@ -44,6 +44,8 @@ class Table:
 
 def gpu_header(lines: Sequence[str], index: int) -> Header | None:
     """The header in this line, if it names GPUs and nothing else."""
+    if not lines[index]:
+        return None
     line = bare(lines[index])
     start = FIRST_GPU.search(line)
     columns = columns_of(line[start.start() :]) if start else None

@@ -112,6 +112,8 @@ def _sections(lines: Sequence[str]) -> Iterator[tuple[_Section, int]]:
     current: _Section | None = None
     has_uuids = False
     for index, line in enumerate(lines):
+        if not line:
+            continue  # it ends nothing
         text = line[:500]
         title = _GPU.search(text)
         if title and has_uuids and not title[3]:

@@ -82,6 +82,9 @@ def read_blocks(lines: Sequence[str]) -> Iterator[Block]:
     """The matrices in the text, in order. Raises TopologyError."""
     index = 0
     while index < len(lines):
+        if not lines[index]:
+            index += 1
+            continue
         line = bare(lines[index])
         header = _header(line, index, lines)
         if header is not None:
