@@ -1,0 +1,114 @@
+"""The manifest of a torch module, and those of all ranks, before anything can hang on a difference."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_doctor.knowledge.manifests import Manifest, Tensor, digest
+from ddp_doctor.model.context import RankContext
+
+
+def read(module: Any) -> Manifest:
+    """What this module is made of, in the order in which DDP takes it."""
+    parts = dict(module.named_modules(remove_duplicate=False))
+    marks = _Marks(
+        transient=frozenset(_names(parts, lambda part: getattr(part, "_non_persistent_buffers_set", ()))),
+        sparse=frozenset(_names(parts, lambda part: ("weight",) if _has_sparse_gradient(part) else ())),
+        ignored=frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ())),
+    )
+    return Manifest(
+        parameters=_tensors(module.named_parameters(remove_duplicate=False), marks),
+        buffers=_tensors(module.named_buffers(remove_duplicate=False), marks),
+    )
+
+
+def of_all_ranks(ctx: RankContext, own: Manifest, name: str = "manifest") -> dict[int, Manifest]:
+    """Every rank's manifest, by original rank; over the control store, which works where DDP would hang.
+
+    The same call on all ranks. Where all are alike only digests travel; else each manifest once.
+    """
+    mine = digest(own)
+    with ctx.step("compare_models", f"digests of {name}"):
+        digests = ctx.exchange(f"{name}-digest", mine)
+    if set(digests) == {mine}:
+        return dict.fromkeys(ctx.ranks, own)
+    speaks = digests.index(mine) == ctx.group_rank
+    with ctx.step("compare_models", name):
+        texts = ctx.exchange(name, own.text() if speaks else "")
+    known = {mine: own}
+    for place, one in enumerate(digests):
+        if one not in known:
+            known[one] = Manifest.model_validate_json(texts[place])
+    return {rank: known[one] for rank, one in zip(ctx.ranks, digests, strict=True)}
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """Names of which the module knows more than the tensor does."""
+
+    transient: frozenset[str]  # buffers that no state_dict holds
+    sparse: frozenset[str]
+    ignored: frozenset[str]
+
+
+def _names(parts: Mapping[str, Any], of: Callable[[Any], Iterable[str]]) -> Iterator[str]:
+    return (f"{prefix}.{name}" if prefix else name for prefix, part in parts.items() for name in of(part))
+
+
+def _has_sparse_gradient(part: Any) -> bool:
+    """As DDP asks it of each module (torch/nn/parallel/distributed.py, _build_params_for_reducer)."""
+    import torch
+
+    return isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.sparse
+
+
+def _tensors(named: Iterable[tuple[str, Any]], marks: _Marks) -> tuple[Tensor, ...]:
+    """The tensors of a module; one that comes again is told by its first name."""
+    first: dict[int, str] = {}
+    memory: dict[int, str] = {}
+    found = []
+    for name, tensor in named:
+        tied_to, address = first.get(id(tensor)), _address(tensor)
+        one = Tensor(
+            name=name,
+            tied_to=tied_to,
+            memory_of=memory.get(address) if address and tied_to is None else None,
+            persistent=name not in marks.transient,
+            sparse_grad=name in marks.sparse,
+            ignored=name in marks.ignored,
+            **_looks(tensor),
+        )
+        first.setdefault(id(tensor), name)
+        memory.setdefault(address, name)
+        found.append(one)
+    return tuple(found)
+
+
+def _looks(tensor: Any) -> dict[str, Any]:
+    """What the tensor itself tells."""
+    import torch
+
+    lazy = _is_lazy(tensor)
+    plain = lazy or tensor.layout != torch.strided or tensor.is_contiguous()
+    return {
+        "shape": None if lazy else tuple(tensor.shape),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "device": tensor.device.type,
+        "requires_grad": tensor.requires_grad,
+        "layout": str(tensor.layout).removeprefix("torch."),
+        "strides": None if plain else tuple(tensor.stride()),
+    }
+
+
+def _is_lazy(tensor: Any) -> bool:
+    from torch.nn.parameter import is_lazy
+
+    return bool(is_lazy(tensor))
+
+
+def _address(tensor: Any) -> int:
+    """Where a tensor's memory begins; 0 where it has none of its own (lazy, meta, sparse, some subclasses)."""
+    try:
+        return 0 if _is_lazy(tensor) else int(tensor.untyped_storage().data_ptr())
+    except (NotImplementedError, RuntimeError):
+        return 0

@@ -1,0 +1,311 @@
+"""Manifests of models: read from real modules, and compared over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_doctor.knowledge import module_manifest
+from ddp_doctor.knowledge.manifests import (
+    Difference,
+    Manifest,
+    Tensor,
+    compare,
+    kept,
+    restored,
+)
+
+FIRST = Tensor(name="first.weight", shape=(4, 3), requires_grad=True)
+BIAS = Tensor(name="first.bias", shape=(4,), requires_grad=True)
+LAST = Tensor(name="last.weight", shape=(4, 3), requires_grad=True)
+MEAN = Tensor(name="norm.running_mean", shape=(4,))
+USUAL = Manifest(parameters=(FIRST, BIAS, LAST), buffers=(MEAN,))
+
+
+def with_parameters(*parameters: Tensor) -> Manifest:
+    return USUAL.model_copy(update={"parameters": parameters})
+
+
+def changed(tensor: Tensor, **fields: Any) -> Tensor:
+    return tensor.model_copy(update=fields)
+
+
+def only(differences: tuple[Difference, ...]) -> Difference:
+    assert len(differences) == 1, differences
+    return differences[0]
+
+
+def of_four(odd: Manifest, rank: int = 2) -> Difference:
+    """The one difference where one rank of four has another manifest."""
+    return only(compare({other: odd if other == rank else USUAL for other in range(4)}))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_equal_manifests_differ_in_nothing(ranks: int):
+    assert compare(dict.fromkeys(range(ranks), USUAL)) == ()
+
+
+@pytest.mark.parametrize(
+    ("odd", "kind", "name", "here", "there"),
+    [
+        (with_parameters(FIRST, BIAS), "missing", "last.weight", "none", "there"),
+        (with_parameters(FIRST, changed(BIAS, shape=(5,)), LAST), "shape", "first.bias", "(5)", "(4)"),
+        (
+            with_parameters(FIRST, changed(BIAS, shape=None), LAST),
+            "shape",
+            "first.bias",
+            "none yet",
+            "(4)",
+        ),
+        (
+            with_parameters(FIRST, BIAS, changed(LAST, dtype="bfloat16")),
+            "dtype",
+            "last.weight",
+            "bfloat16",
+            "float32",
+        ),
+        (
+            with_parameters(changed(FIRST, requires_grad=False), BIAS, LAST),
+            "requires_grad",
+            "first.weight",
+            "False",
+            "True",
+        ),
+        (with_parameters(FIRST, changed(BIAS, device="cuda"), LAST), "device", "first.bias", "cuda", "cpu"),
+        (
+            with_parameters(changed(FIRST, strides=(1, 4)), BIAS, LAST),
+            "strides",
+            "first.weight",
+            "strides (1, 4)",
+            "contiguous",
+        ),
+        (
+            with_parameters(FIRST, BIAS, changed(LAST, tied_to="first.weight")),
+            "tied",
+            "last.weight",
+            "first.weight",
+            "a tensor of its own",
+        ),
+        (
+            with_parameters(LAST, BIAS, FIRST),
+            "order",
+            "first.weight",
+            "number 0 is last.weight",
+            "number 0 is first.weight",
+        ),
+        (
+            with_parameters(FIRST, BIAS, changed(LAST, name="end.weight")),
+            "name",
+            "last.weight",
+            "end.weight",
+            "last.weight",
+        ),
+        (
+            with_parameters(FIRST, BIAS, changed(LAST, ignored=True)),
+            "ignored",
+            "last.weight",
+            "True",
+            "False",
+        ),
+    ],
+)
+def test_the_odd_rank_of_four_is_named_with_what_differs(
+    odd: Manifest, kind: str, name: str, here: str, there: str
+):
+    found = of_four(odd)
+
+    assert (found.what, found.kind, found.names, found.count) == ("parameter", kind, (name,), 1)
+    assert (found.ranks, found.peer, found.sure) == ((2,), 0, True)
+    assert (found.here, found.there) == (here, there)
+
+
+def test_rank_0_is_the_odd_one_where_all_others_agree():
+    found = of_four(with_parameters(FIRST, BIAS), rank=0)
+
+    assert (found.ranks, found.peer, found.sure) == ((0,), 1, True)
+
+
+def test_an_extra_head_is_one_difference_with_all_its_names():
+    head = [Tensor(name=f"head.{number}", shape=(2,), requires_grad=True) for number in range(20)]
+    found = of_four(with_parameters(FIRST, BIAS, LAST, *head))
+
+    assert (found.kind, found.count, found.names[0], len(found.names)) == ("extra", 20, "head.0", 8)
+
+
+def test_of_two_ranks_nobody_can_say_which_is_wrong():
+    found = only(compare({0: USUAL, 1: with_parameters(FIRST, BIAS)}))
+
+    assert (found.ranks, found.peer, found.sure) == ((1,), 0, False)
+
+
+def test_two_against_two_is_unsure():
+    odd = with_parameters(FIRST, BIAS)
+    found = only(compare({0: USUAL, 1: odd, 2: USUAL, 3: odd}))
+
+    assert (found.ranks, found.peer, found.sure) == ((1, 3), 0, False)
+
+
+def test_two_ranks_that_are_wrong_in_two_ways_are_both_named():
+    frozen = with_parameters(changed(FIRST, requires_grad=False), BIAS, LAST)
+    short = with_parameters(FIRST, BIAS)
+    found = compare({0: USUAL, 1: frozen, 2: short, 3: USUAL})
+
+    assert {(one.kind, one.ranks, one.sure) for one in found} == {
+        ("requires_grad", (1,), True),
+        ("missing", (2,), True),
+    }
+
+
+def test_a_missing_buffer_is_told_as_a_buffer():
+    found = of_four(Manifest(parameters=USUAL.parameters))
+
+    assert (found.what, found.kind, found.names) == ("buffer", "missing", ("norm.running_mean",))
+
+
+def test_a_missing_name_is_no_other_order():
+    assert of_four(with_parameters(BIAS, LAST)).kind == "missing"
+
+
+_tensors = st.builds(
+    Tensor,
+    name=st.sampled_from("abcd"),
+    shape=st.sampled_from([(), (1,), (2, 3), None]),
+    dtype=st.sampled_from(["float32", "int64"]),
+)
+_lists = st.lists(_tensors, max_size=4, unique_by=lambda tensor: tensor.name).map(tuple)
+_manifests = st.builds(Manifest, parameters=_lists, buffers=_lists)
+
+
+@given(st.lists(_manifests, min_size=1, max_size=5))
+def test_any_manifests_are_compared_and_only_equal_ones_give_nothing(manifests: list[Manifest]):
+    by_rank = dict(enumerate(manifests))
+    found = compare(by_rank)
+
+    assert bool(found) == (len(set(manifests)) > 1)
+    for one in found:
+        assert one.peer not in one.ranks
+        assert not one.sure or 2 * len(one.ranks) < len(manifests)
+
+
+@given(st.lists(_manifests, min_size=1, max_size=5))
+def test_the_facts_of_the_ranks_keep_what_the_comparison_needs(manifests: list[Manifest]):
+    by_rank = {rank + 3: manifest for rank, manifest in enumerate(manifests)}
+    back = restored({rank: kept(rank, by_rank) for rank in by_rank})
+
+    assert compare(back) == compare(by_rank)
+    assert back in ({}, by_rank)
+
+
+@given(_manifests)
+def test_a_manifest_survives_its_text(manifest: Manifest):
+    assert Manifest.model_validate_json(manifest.text()) == manifest
+
+
+# Read from modules
+
+
+@pytest.fixture(scope="module")
+def many_kinds() -> Manifest:
+    import torch
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = torch.nn.Embedding(10, 4, sparse=True)
+            self.head = torch.nn.Linear(4, 10)
+            self.head.weight = self.words.weight
+            self.norm = torch.nn.BatchNorm1d(4)
+            self.conv = torch.nn.Conv2d(3, 4, 3)
+            self.lazy = torch.nn.LazyLinear(3)
+            self.thin = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16), requires_grad=False)
+            self.flat = torch.nn.Parameter(self.thin.data.view(1, 2), requires_grad=False)
+            self.far = torch.nn.Linear(2, 2, device="meta")
+            self.register_buffer("step", torch.zeros((), dtype=torch.int64), persistent=False)
+            self.register_buffer("nothing", None)
+
+    model: Any = Model()
+    model.conv.to(memory_format=torch.channels_last)
+    model._ddp_params_and_buffers_to_ignore = ["norm.running_var"]
+    return module_manifest.read(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("words.weight", {"shape": (10, 4), "requires_grad": True, "sparse_grad": True, "tied_to": None}),
+        ("head.weight", {"tied_to": "words.weight", "memory_of": None}),
+        ("conv.weight", {"strides": (27, 1, 9, 3), "shape": (4, 3, 3, 3)}),
+        ("conv.bias", {"strides": None}),
+        ("lazy.weight", {"shape": None}),
+        ("thin", {"dtype": "bfloat16", "requires_grad": False}),
+        ("flat", {"memory_of": "thin", "tied_to": None}),
+        ("far.weight", {"device": "meta", "memory_of": None}),
+        ("far.bias", {"device": "meta", "memory_of": None}),
+        ("step", {"shape": (), "dtype": "int64", "persistent": False}),
+        ("norm.running_mean", {"persistent": True, "ignored": False}),
+        ("norm.running_var", {"ignored": True}),
+    ],
+)
+def test_a_module_is_read_as_it_is(many_kinds: Manifest, name: str, fields: dict[str, Any]):
+    by_name = {one.name: one for one in (*many_kinds.parameters, *many_kinds.buffers)}
+
+    assert {field: getattr(by_name[name], field) for field in fields} == fields
+
+
+def test_the_order_is_that_of_the_module(many_kinds: Manifest):
+    assert [one.name for one in many_kinds.parameters][:3] == ["thin", "flat", "words.weight"]
+    assert "nothing" not in {one.name for one in many_kinds.buffers}
+
+
+# Between ranks
+
+
+class Told:
+    """As much of a RankContext as an exchange needs; the ranks speak one after the other."""
+
+    def __init__(self, place: int, ranks: tuple[int, ...], said: dict[str, list[str]]) -> None:
+        self.group_rank, self.ranks, self._said = place, ranks, said
+        self.sent: list[str] = []
+
+    def step(self, name: str, detail: str = "") -> Any:
+        from contextlib import nullcontext
+
+        return nullcontext()
+
+    def exchange(self, name: str, text: str) -> tuple[str, ...]:
+        self.sent.append(text)
+        return tuple(self._said[name])
+
+
+@pytest.fixture
+def told() -> Callable[[list[Manifest], int], tuple[dict[int, Manifest], list[str]]]:
+    def ask(manifests: list[Manifest], place: int) -> tuple[dict[int, Manifest], list[str]]:
+        from ddp_doctor.knowledge.manifests import digest
+
+        digests = [digest(one) for one in manifests]
+        first = [digests.index(one) == index for index, one in enumerate(digests)]
+        texts = [one.text() if speaks else "" for one, speaks in zip(manifests, first, strict=True)]
+        ctx: Any = Told(place, tuple(range(5, 5 + len(manifests))), {"m-digest": digests, "m": texts})
+        return module_manifest.of_all_ranks(ctx, manifests[place], "m"), ctx.sent
+
+    return ask
+
+
+def test_equal_manifests_travel_as_digests(told: Any):
+    by_rank, sent = told([USUAL] * 3, 1)
+
+    assert by_rank == {5: USUAL, 6: USUAL, 7: USUAL}
+    assert [len(text) for text in sent] == [64]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_a_manifest_travels_once_where_ranks_differ(told: Any, place: int):
+    odd = with_parameters(FIRST)
+    by_rank, sent = told([USUAL, USUAL, odd, odd], place)
+
+    assert by_rank == {5: USUAL, 6: USUAL, 7: odd, 8: odd}
+    assert bool(sent[1]) == (place in (0, 2))
