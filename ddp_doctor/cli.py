@@ -245,6 +245,45 @@ def env(
 
 
 @app.command()
+def lint(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE|DIR|-...", help="Scripts, folders of them, or stdin.")
+    ],
+    select: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CODES", help="Apply only rules whose codes begin so: DDL101,DDL12 (repeatable)."
+        ),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CODES", help="Leave rules out whose codes begin so (repeatable)."),
+    ] = None,
+    fail_on: FailOnOption = FailOn.ERROR,
+    json_path: JsonOption = None,
+    sarif: Annotated[
+        str | None, typer.Option(metavar="PATH|-", help="Write the findings as SARIF 2.1.0.")
+    ] = None,
+    junit: Annotated[
+        str | None, typer.Option(metavar="PATH|-", help="Write the findings as JUnit XML.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but errors and warnings.")] = False,
+) -> None:
+    """Read training scripts, without running them, and say what is wrong with how they use DDP."""
+    from ddp_doctor import lint_command
+    from ddp_doctor.guard import guarded
+    from ddp_doctor.model.usage import UsageError
+
+    with guarded():
+        if (json_path, sarif, junit).count("-") > 1:
+            raise UsageError("only one output can go to stdout (-); give the others a path")
+        outputs = lint_command.LintOutputs(json_path, sarif, junit, quiet)
+        wanted = {"select": select or (), "ignore": ignore or ()}
+        code = lint_command.lint(files, outputs, (sys.stdout, sys.stderr), fail_on=fail_on, **wanted)
+    raise typer.Exit(code)
+
+
+@app.command()
 def checks() -> None:
     """List the checks in the order they run, with the rules of each."""
     from ddp_doctor import commands

@@ -21,6 +21,7 @@ from ddp_doctor.launch.everywhere import Everywhere, everywhere
 from ddp_doctor.launch.fanout import Ended, FanOut
 from ddp_doctor.launch.place import Asked, NotNeeded, Place, place
 from ddp_doctor.launch.wire import Wire
+from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.choices import ExitCode, Verdict, Where
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import EnvReport
@@ -257,6 +258,8 @@ def list_checks() -> str:
         lines += [f"    {rule.code} {rule.name} ({rule.severity.value})" for rule in check.rules]
     lines.append("any rank check  What happens to ranks while they run any of these")
     lines += [f"    {rule.code} {rule.name} ({rule.severity.value})" for rule in TRIAL_RULES]
+    lines.append("lint           Training scripts, by `ddp-doctor lint`")
+    lines += [f"    {rule.code} {rule.name} ({rule.severity.value})" for rule in LINT_RULES]
     return "\n".join(lines) + "\n"
 
 

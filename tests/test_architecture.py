@@ -18,8 +18,10 @@ from ddp_doctor import app
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.trial_rules import TRIAL_RULES
+from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.rule import Rule
+from ddp_doctor.model.rule import Described, Rule
+from tests.lint.test_samples import SAMPLES, expected
 from tests.test_recordings import SITUATIONS
 from tools import generate_docs
 
@@ -81,7 +83,7 @@ LONGEST_MODULE = 400
 LONGEST_FUNCTION = 60
 
 
-def _code(rule: Rule) -> str:
+def _code(rule: Described) -> str:
     return rule.code
 
 
@@ -123,13 +125,16 @@ def test_fact_kinds_are_unique_and_versioned():
 
 
 def test_codes_and_names_are_unique():
-    assert len({rule.code for rule in RULES}) == len(RULES)
-    assert len({rule.name for rule in RULES}) == len(RULES)
+    rules = (*RULES, *LINT_RULES)
+
+    assert len({rule.code for rule in rules}) == len(rules)
+    assert len({rule.name for rule in rules}) == len(rules)
+    assert [rule.code for rule in LINT_RULES] == sorted(rule.code for rule in LINT_RULES)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=_code)
-def test_a_rule_is_well_formed(rule: Rule):
-    assert re.fullmatch(r"DD[1-9]\d\d", rule.code)
+@pytest.mark.parametrize("rule", [*RULES, *LINT_RULES], ids=_code)
+def test_a_rule_is_well_formed(rule: Described):
+    assert re.fullmatch(r"DD[1-9]\d\d" if rule in RULES else r"DDL1\d\d", rule.code)
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", rule.name)
 
 
@@ -141,8 +146,8 @@ def test_codes_come_from_the_block_of_their_check():
     assert misplaced == []
 
 
-@pytest.mark.parametrize("rule", RULES, ids=_code)
-def test_a_rule_has_the_four_sections_of_its_page_in_order(rule: Rule):
+@pytest.mark.parametrize("rule", [*RULES, *LINT_RULES], ids=_code)
+def test_a_rule_has_the_four_sections_of_its_page_in_order(rule: Described):
     lines = rule.doc.splitlines()
     headings = [line for line, below in pairwise(lines) if line and below.startswith("    ")]
 
@@ -161,6 +166,15 @@ def test_a_rule_fires_in_one_recording_and_is_silent_in_another_that_has_its_fac
 
     assert any(rule.code in codes for codes in able), "no recording in which it fires"
     assert any(rule.code not in codes for codes in able), "no recording in which it stays silent"
+
+
+@pytest.mark.parametrize("rule", LINT_RULES, ids=_code)
+def test_a_lint_rule_has_a_sample_with_the_fault_and_one_without(rule: Described):
+    of_rule = [path for path in SAMPLES if path.name.startswith(rule.code)]
+    codes = [{code for _, code in expected(path)} for path in of_rule]
+
+    assert any(rule.code in found for found in codes), "no sample in which it fires"
+    assert any(not found for found in codes), "no sample in which it stays silent"
 
 
 def _can_judge(rule: Rule, recording: Recording) -> bool:
@@ -191,7 +205,14 @@ def test_no_function_is_longer_than_its_cap():
 
 
 def test_nothing_below_the_sources_reads_the_environment():
-    rooms = ("checks", "ddp_doctor/phrases", "ddp_doctor/parse", "ddp_doctor/knowledge", "ddp_doctor/model")
+    rooms = (
+        "checks",
+        "ddp_doctor/phrases",
+        "ddp_doctor/parse",
+        "ddp_doctor/knowledge",
+        "ddp_doctor/model",
+        "ddp_doctor/lint",
+    )
     pure = [path for path in _sources() if path.relative_to(ROOT).as_posix().startswith(rooms)]
 
     assert [path.name for path in pure if _reads_environment(path)] == []
@@ -213,7 +234,8 @@ def test_the_import_contract_holds():
 
 
 def test_the_command_line_starts_without_torch():
-    code = "import ddp_doctor.cli, ddp_doctor.commands, ddp_doctor.app, sys; print('torch' in sys.modules)"
+    modules = "ddp_doctor.cli, ddp_doctor.commands, ddp_doctor.lint_command, ddp_doctor.app"
+    code = f"import {modules}, sys; print('torch' in sys.modules)"
 
     done = _run(sys.executable, "-c", code)
 

@@ -18,11 +18,13 @@ from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.knowledge.concerns import in_words
 from ddp_doctor.knowledge.variables import RELEASES, Variable, variables
+from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import ExitCode, Where
+from ddp_doctor.model.lint import LintReport
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import EnvReport, Report
-from ddp_doctor.model.rule import Rule
+from ddp_doctor.model.rule import Described, Rule
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 _NOTE = "<!-- Written by `make docs`; edit the code instead. -->\n"
@@ -65,11 +67,14 @@ def pages() -> dict[str, str]:
         "variables.md": variables_page(),
         "report.schema.json": _schema(Report),
         "env-report.schema.json": _schema(EnvReport),
+        "lint-report.schema.json": _schema(LintReport),
         "recording.schema.json": _schema(Recording),
     }
     owners = {rule.code: check for check in CHECKS for rule in check.rules}
     for rule in all_rules():
-        made[f"rules/{rule.code}.md"] = rule_page(rule, owners.get(rule.code))
+        made[f"rules/{rule.code}.md"] = rule_page(rule, _whose(owners.get(rule.code)))
+    for lint_rule in LINT_RULES:
+        made[f"rules/{lint_rule.code}.md"] = rule_page(lint_rule, "judges training scripts")
     return made
 
 
@@ -142,25 +147,30 @@ def rules_page() -> str:
         " digit tells the subject:\n"
     )
     blocks = "\n".join(f"* DD{digit}: {subject}" for digit, subject in _BLOCKS.items())
+    blocks += "\n* DDL1: training scripts, read by `ddp-doctor lint`"
     rows = ["| code | name | severity | what it finds |", "|---|---|---|---|"]
-    for rule in all_rules():
+    for rule in (*all_rules(), *LINT_RULES):
         gist = _gist(rule).replace("|", "\\|")
         rows.append(f"| [{rule.code}](rules/{rule.code}.md) | {rule.name} | {rule.severity.value} | {gist} |")
     return f"{head}\n{blocks}\n\n" + "\n".join(rows) + "\n"
 
 
-def _gist(rule: Rule) -> str:
+def _gist(rule: Described) -> str:
     """The docstring's summary; where it begins with the first section, that section's first sentence."""
     first = rule.doc.partition("\n\n")[0].removeprefix("What it finds\n")
     return _escaped(re.split(r"(?<=\.)\s", " ".join(first.split()))[0])
 
 
-def rule_page(rule: Rule, owner: Check | None) -> str:
-    """One rule's page, from its docstring."""
+def _whose(owner: Check | None) -> str:
     whose = f"check [{owner.id}](../checks.md)" if owner else "every check that runs on ranks"
+    return f"judges what {whose} saw"
+
+
+def rule_page(rule: Described, judges: str) -> str:
+    """One rule's page, from its docstring."""
     parts = [
         f"{_NOTE}\n# {rule.code} {rule.name}\n",
-        f"Severity {rule.severity.value}; judges what {whose} saw.\n",
+        f"Severity {rule.severity.value}; {judges}.\n",
     ]
     return "\n".join([*parts, *_sections(rule.doc)])
 

@@ -13,12 +13,11 @@ from ddp_doctor.engine.policy import report as make_report
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.recording import SCHEMA_VERSION, Options, Recording
 from ddp_doctor.model.report import Report
+from ddp_doctor.model.usage import UsageError
+
+__all__ = ["Outcome", "Progress", "UsageError", "blank", "judge"]
 
 Progress = Callable[[str], None]
-
-
-class UsageError(Exception):
-    """The user asked for something that cannot be; the message is one sentence with what to do."""
 
 
 @dataclass(frozen=True)

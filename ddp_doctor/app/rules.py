@@ -1,13 +1,14 @@
 """Rules by their code or name."""
 
-from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.engine.diagnose import all_rules
-from ddp_doctor.model.rule import Rule
+from ddp_doctor.lint.rules import RULES as LINT_RULES
+from ddp_doctor.model.rule import Described
+from ddp_doctor.model.usage import UsageError
 
 
-def find_rule(code: str) -> Rule:
-    """The rule with this code or name. Raises UsageError."""
-    for rule in all_rules():
+def find_rule(code: str) -> Described:
+    """The rule with this code or name, on recordings or on scripts. Raises UsageError."""
+    for rule in (*all_rules(), *LINT_RULES):
         if code.upper() == rule.code or code == rule.name:
             return rule
     raise UsageError(

@@ -13,15 +13,21 @@ RuleFunction = Callable[[Recording], Iterable[Draft]]
 
 
 @dataclass(frozen=True)
-class Rule:
-    """One opinion. ``doc`` has the sections What it finds, Why it matters, Remedy, References."""
+class Described:
+    """What every opinion has. ``doc`` has the sections What it finds, Why it matters, Remedy, References."""
 
     code: str
     name: str  # kebab-case, states the fault: "p2p-stalls-between-gpus"
     severity: Severity
+    doc: str
+
+
+@dataclass(frozen=True)
+class Rule(Described):
+    """One opinion on a recording."""
+
     needs: tuple[type[Fact], ...]
     function: RuleFunction
-    doc: str
 
     def apply(self, recording: Recording) -> list[Finding]:
         """The findings of this rule, empty where a fact it needs was not recorded."""
@@ -39,6 +45,6 @@ def rule(code: str, name: str, severity: Severity, *needs: type[Fact]) -> Callab
     """Make a Rule of a function; its docstring becomes the page of ``ddp-doctor explain``."""
 
     def decorate(function: RuleFunction) -> Rule:
-        return Rule(code, name, severity, needs, function, inspect.getdoc(function) or "")
+        return Rule(code, name, severity, inspect.getdoc(function) or "", needs, function)
 
     return decorate

@@ -14,6 +14,7 @@ from tempfile import NamedTemporaryFile
 from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.app.recordings import load_recording
 from ddp_doctor.checks.topology.pasted import read_pasted
+from ddp_doctor.lint.linting import lint_bytes
 from ddp_doctor.model.context import CommandResult, Interface
 from ddp_doctor.parse import (
     cgroup,
@@ -185,8 +186,12 @@ _RECORDINGS = tuple(
     for name in ("gpus-one-lost", "healthy-two-socket-pair", "endpoint-refused")
 )
 
+#: A script for most rules: local functions, a class, branches on the rank, loops.
+_SCRIPT = "\n".join(path.read_text() for path in sorted((TESTS / "lint" / "samples").glob("DDL10*_bad.py")))
+
 TARGETS: tuple[Target, ...] = (
     *MACHINE_TARGETS,
+    Target(lint_bytes, lambda text: lint_bytes("a.py", text.encode("utf-8", "surrogatepass")), (_SCRIPT,)),
     direct(read_pasted, *_TOPOLOGIES),
     _of_lines(nvlinks.find_nvlinks, *_samples("topology", "nvlink-states.txt")),
     _of_lines(p2p_status.find_p2p_tables, *_samples("topology", "p2p-capabilities.txt")),

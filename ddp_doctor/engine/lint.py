@@ -1,0 +1,90 @@
+"""From linted files to one report: verdict, exit code and the sentence that says it."""
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+from ddp_doctor import __version__
+from ddp_doctor.lint.linting import Linted
+from ddp_doctor.model.choices import CheckStatus, ExitCode, FailOn, Severity, Verdict
+from ddp_doctor.model.lint import LintFinding, LintReport, Unread
+from ddp_doctor.model.report import CheckResult, Tool
+
+_EXIT = {Verdict.HEALTHY: ExitCode.HEALTHY, Verdict.SICK: ExitCode.SICK, Verdict.UNSURE: ExitCode.UNSURE}
+
+
+def lint_report(linted: Sequence[Linted], fail_on: FailOn, started_at: datetime) -> LintReport:
+    """The report on these files."""
+    findings = tuple(finding for one in linted for finding in one.findings)
+    unread = tuple(one.unread for one in linted if one.unread is not None)
+    failed = sorted({code for one in linted for code, _ in one.failures})
+    verdict = _verdict(findings, fail_on, is_whole=bool(linted) and not unread and not failed)
+    suppressed = sum(one.suppressed for one in linted)
+    duration_s = (datetime.now(timezone.utc) - started_at).total_seconds()
+    return LintReport(
+        tool=Tool(version=__version__),
+        run_id=f"{started_at:%Y%m%dT%H%M%SZ}-lint",
+        started_at=started_at.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        duration_s=round(duration_s, 3),
+        verdict=verdict,
+        exit_code=_EXIT[verdict].value,
+        summary=_summary(verdict, findings, unread, failed, len(linted) - len(unread), suppressed),
+        checks=(_check(findings, unread, failed, duration_s),),
+        findings=findings,
+        files=len(linted) - len(unread),
+        suppressed=suppressed,
+        unread=unread,
+    )
+
+
+def _verdict(findings: Sequence[LintFinding], fail_on: FailOn, *, is_whole: bool) -> Verdict:
+    bar = Severity(fail_on.value)
+    if any(finding.severity.at_least(bar) for finding in findings):
+        return Verdict.SICK
+    return Verdict.HEALTHY if is_whole else Verdict.UNSURE
+
+
+def _check(
+    findings: Sequence[LintFinding], unread: Sequence[Unread], failed: Sequence[str], duration_s: float
+) -> CheckResult:
+    status, reason = CheckStatus.PASSED, None
+    if any(finding.severity.at_least(Severity.WARNING) for finding in findings):
+        status = CheckStatus.FOUND
+    if unread:
+        status, reason = CheckStatus.FAILED, f"{unread[0].path}:{unread[0].line} {unread[0].reason}"
+    elif failed:
+        status, reason = CheckStatus.FAILED, f"the doctor's own rule {failed[0]} failed"
+    return CheckResult(
+        id="lint", title="Training scripts", status=status, reason=reason, duration_s=round(duration_s, 3)
+    )
+
+
+def _summary(
+    verdict: Verdict,
+    findings: Sequence[LintFinding],
+    unread: Sequence[Unread],
+    failed: Sequence[str],
+    files: int,
+    suppressed: int,
+) -> str:
+    by_severity = [
+        _counted(count, word)
+        for severity, word in (
+            (Severity.ERROR, "error"),
+            (Severity.WARNING, "warning"),
+            (Severity.INFO, "note"),
+        )
+        if (count := sum(finding.severity is severity for finding in findings))
+    ]
+    found = ", ".join(by_severity) or "nothing found"
+    parts = [f"{found} in {_counted(files, 'file')}"]
+    if suppressed:
+        parts.append(f"{suppressed} suppressed")
+    if unread:
+        parts.append(f"{_counted(len(unread), 'file')} could not be looked at")
+    if failed:
+        parts.append(f"the doctor's own rule {failed[0]} failed")
+    return f"{verdict.value.capitalize()}: {'; '.join(parts)}."
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}{'s' if number != 1 else ''}"

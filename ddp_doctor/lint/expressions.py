@@ -1,0 +1,328 @@
+"""The half of the trace that reads expressions: each becomes a Value, and each call is noted in order."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ddp_doctor.lint.names import canonical
+from ddp_doctor.lint.scopes import Class, Function, Scope, Store
+from ddp_doctor.lint.values import Call, Condition, Loop, Place, Value
+
+#: Names that hand a function of the script on to be run, in this process or in new ones.
+_LAUNCHERS = ("spawn", "start_processes", "Process", "Fire", "launch", "notebook_launcher", "run")
+#: The first argument that torch.multiprocessing.spawn gives.
+SPAWN_INDEX = "torch.multiprocessing.spawn.index"
+
+
+@dataclass(eq=False, slots=True)
+class Assignment:
+    """A name, attribute or element that got a value; ``name`` as it is written last (``x`` of ``self.x``)."""
+
+    node: ast.AST
+    target: ast.expr
+    name: str
+    owner: Value | None
+    value: Value
+    place: Place
+    order: int
+    root: int
+
+
+class Expressions:
+    """Evaluates expressions of one script. Subclassed by Trace, which knows the statements."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.assignments: list[Assignment] = []
+        self.place = Place()
+        self.root = 0
+        self._order = 0
+        self._scope = Scope()
+        self._store = Store()
+        self._instances: dict[int, Class] = {}
+
+    def follow(
+        self, function: Function, given: Sequence[Value], named: dict[str, Value], bound: Value | None
+    ) -> Value | None:
+        """Walk a local function where it is called; what it returns."""
+        raise NotImplementedError
+
+    # --- expressions ------------------------------------------------------------------------------
+
+    def value(self, node: ast.expr) -> Value:
+        """What an expression stands for; calls in it are noted."""
+        read = _READERS.get(type(node))
+        if read is not None:
+            return read(self, node)
+        return Value(node, "other", parts=self._children(node))
+
+    def _children(self, node: ast.AST) -> tuple[Value, ...]:
+        return tuple(self.value(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
+
+    def _constant(self, node: ast.Constant) -> Value:
+        return Value(node, "constant")
+
+    def _name(self, node: ast.Name) -> Value:
+        scope: Scope | None = self._scope
+        while scope is not None:
+            found = self._store.get(scope, node.id)
+            if found is not None:
+                return found
+            scope = scope.parent
+        return Value(node, "name", name=node.id)
+
+    def _attribute(self, node: ast.Attribute) -> Value:
+        owner = self.value(node.value)
+        return self._attribute_of(owner, node.attr, node, keep=True)
+
+    def _attribute_of(self, owner: Value, name: str, node: ast.expr, *, keep: bool) -> Value:
+        named = next((one for one in owner.alternatives() if one.kind == "name"), None)
+        if named is not None:
+            full = canonical(f"{named.name}.{name}")
+            return self._store.get(named.name, name) or Value(node, "name", name=full)
+        owner = _object(owner)
+        found = self._store.get(owner, name)
+        if found is None:
+            found = Value(node, "attribute", parts=(owner,), attribute=name)
+            if keep:
+                self._store.keep(owner, name, found)
+        return found
+
+    def _subscript(self, node: ast.Subscript) -> Value:
+        owner, index = self.value(node.value), self.value(node.slice)
+        if isinstance(index.node, ast.Constant):
+            if (
+                owner.kind == "tuple"
+                and isinstance(index.constant, int)
+                and index.constant < len(owner.parts)
+            ):
+                return owner.parts[index.constant]
+            name = f"[{index.constant!r}]"
+            found = self._store.get(_object(owner), name)
+            return found or Value(node, "element", parts=(owner, index), attribute=str(index.constant))
+        return Value(node, "element", parts=(owner, index))
+
+    def _tuple(self, node: ast.Tuple | ast.List) -> Value:
+        return Value(node, "tuple", parts=self._children(node))
+
+    def _named(self, node: ast.NamedExpr) -> Value:
+        value = self.value(node.value)
+        self.assign(node.target, value, node)
+        return value
+
+    def _if(self, node: ast.IfExp) -> Value:
+        test = self.value(node.test)
+        options = tuple(
+            self._under(Condition(test, holds=holds), one)
+            for one, holds in ((node.body, True), (node.orelse, False))
+        )
+        return Value(node, "choice", parts=options)
+
+    def _bool(self, node: ast.BoolOp) -> Value:
+        """``rank == 0 and save()``: what stands behind runs under a condition."""
+        parts = [self.value(node.values[0])]
+        before = self.place
+        for one in node.values[1:]:
+            holds = isinstance(node.op, ast.And)
+            self.place = replace(
+                self.place, conditions=(*self.place.conditions, Condition(parts[-1], holds=holds))
+            )
+            parts.append(self.value(one))
+        self.place = before
+        return Value(node, "other", parts=tuple(parts))
+
+    def _lambda(self, node: ast.Lambda) -> Value:
+        outer, self._scope = self._scope, Scope(self._scope)
+        self._bind_opaque(node.args)
+        body = self.value(node.body)
+        self._scope = outer
+        return Value(node, "other", parts=(body,))
+
+    def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
+        outer, before = self._scope, self.place
+        self._scope = Scope(outer)
+        parts = [self._generator(one) for one in node.generators]
+        elements = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
+        parts += [self.value(one) for one in elements]
+        self._scope, self.place = outer, before
+        return Value(node, "other", parts=tuple(parts))
+
+    def _generator(self, node: ast.comprehension) -> Value:
+        over = self.value(node.iter)
+        self.place = replace(self.place, loops=(*self.place.loops, Loop(node, over)))
+        self.assign(node.target, Value(node.target, "loop", parts=(over,)), node)
+        for test in node.ifs:
+            condition = Condition(self.value(test), holds=True)
+            self.place = replace(self.place, conditions=(*self.place.conditions, condition))
+        return over
+
+    def _under(self, condition: Condition, node: ast.expr) -> Value:
+        before = self.place
+        self.place = replace(before, conditions=(*before.conditions, condition))
+        value = self.value(node)
+        self.place = before
+        return value
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def _call(self, node: ast.Call) -> Call:
+        callee = self._callee(node.func)
+        args = tuple(self.value(one) for one in node.args if not isinstance(one, ast.Starred))
+        stars = [self.value(one.value) for one in node.args if isinstance(one, ast.Starred)]
+        keywords = {one.arg: self.value(one.value) for one in node.keywords if one.arg is not None}
+        stars += [self.value(one.value) for one in node.keywords if one.arg is None]
+        named = next((one for one in callee.alternatives() if one.kind == "name"), None)
+        receiver = callee.owner if callee.kind == "attribute" else None
+        self._order += 1
+        call = Call(
+            node,
+            "call",
+            name=named.name if named else "",
+            parts=(*((receiver,) if receiver else ()), *args, *keywords.values(), *stars),
+            callee=callee,
+            method=callee.attribute if receiver else "",
+            receiver=receiver,
+            args=args,
+            keywords=keywords,
+            has_stars=bool(stars),
+            place=self.place,
+            order=self._order,
+            root=self.root,
+        )
+        self.calls.append(call)
+        self._enter(call, callee)
+        return call
+
+    def _callee(self, node: ast.expr) -> Value:
+        if isinstance(node, ast.Attribute):
+            return self._attribute_of(self.value(node.value), node.attr, node, keep=False)
+        return self.value(node)
+
+    def _enter(self, call: Call, callee: Value) -> None:
+        """Follow the call where it leads into the script itself."""
+        for one in callee.alternatives():
+            if isinstance(one, Function):
+                call.local = one.definition
+                call.returned = self.follow(one, call.args, call.keywords, None)
+                return
+            if isinstance(one, Class):
+                self._construct(call, one)
+                return
+        if call.receiver is not None:
+            cls = self._instances.get(id(_object(call.receiver)))
+            method = cls.find(call.method) if cls else None
+            if method is not None:
+                call.local = method.definition
+                call.returned = self.follow(method, call.args, call.keywords, _object(call.receiver))
+        elif call.name.rpartition(".")[2] in _LAUNCHERS:
+            self._launch(call)
+
+    def _construct(self, call: Call, cls: Class) -> None:
+        call.local = cls.definition
+        self._instances[id(call)] = cls
+        maker = cls.find("__init__")
+        if maker is not None:
+            self.follow(maker, call.args, call.keywords, call)
+
+    def _launch(self, call: Call) -> None:
+        target = call.argument(0, "fn", "target", "function")
+        function = next(
+            (one for one in target.alternatives() if isinstance(one, Function)) if target else iter(()), None
+        )
+        if function is None:
+            return
+        given = call.argument(1, "args")
+        args = list(given.parts) if given is not None and given.kind == "tuple" else []
+        if call.name.endswith(("spawn", "start_processes")):
+            args.insert(0, Value(call.node, "parameter", name=SPAWN_INDEX))
+        call.returned = self.follow(function, args, {}, None)
+
+    # --- bindings ---------------------------------------------------------------------------------
+
+    def assign(self, target: ast.expr, value: Value, node: ast.AST) -> None:
+        """Bind a target to a value."""
+        if isinstance(target, ast.Name):
+            self._note(node, target, target.id, None, value)
+            self.bind(target.id, value)
+        elif isinstance(target, ast.Attribute):
+            owner = self.value(target.value)
+            self._note(node, target, target.attr, owner, value)
+            named = next((one for one in owner.alternatives() if one.kind == "name"), None)
+            self._store.bind(named.name if named else _object(owner), target.attr, value)
+        elif isinstance(target, ast.Subscript):
+            owner, index = self.value(target.value), self.value(target.slice)
+            name = str(index.constant) if index.kind == "constant" else ""
+            self._note(node, target, name, owner, value)
+            if name:
+                self._store.bind(_object(owner), f"[{index.constant!r}]", value)
+        elif isinstance(target, ast.Starred):
+            self.assign(target.value, Value(target, "element", parts=(value,)), node)
+        elif isinstance(target, ast.Tuple | ast.List):
+            self._unpack(target.elts, value, node)
+
+    def _unpack(self, targets: Sequence[ast.expr], value: Value, node: ast.AST) -> None:
+        whole = _returned(value)
+        fits = (
+            whole.kind == "tuple"
+            and len(whole.parts) == len(targets)
+            and not any(isinstance(one, ast.Starred) for one in targets)
+        )
+        for number, target in enumerate(targets):
+            part = (
+                whole.parts[number]
+                if fits
+                else Value(target, "element", parts=(value,), attribute=str(number))
+            )
+            self.assign(target, part, node)
+
+    def _note(self, node: ast.AST, target: ast.expr, name: str, owner: Value | None, value: Value) -> None:
+        self._order += 1
+        self.assignments.append(
+            Assignment(node, target, name, owner, value, self.place, self._order, self.root)
+        )
+
+    def bind(self, name: str, value: Value) -> None:
+        """Bind a name where the script would."""
+        scope = self._scope.module if name in self._scope.outer_names else self._scope
+        self._store.bind(scope, name, value)
+
+    def _bind_opaque(self, arguments: ast.arguments) -> None:
+        for one in parameters(arguments):
+            self.bind(one.arg, Value(one, "parameter", attribute=one.arg))
+
+
+def parameters(arguments: ast.arguments) -> Iterable[ast.arg]:
+    """All parameters, those behind stars last."""
+    yield from (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+    yield from (one for one in (arguments.vararg, arguments.kwarg) if one is not None)
+
+
+def _object(value: Value) -> Value:
+    """The object whose attributes are meant; a choice has those of its first alternative."""
+    return value if value.kind not in ("choice", "call") else next(value.objects(), value)
+
+
+def _returned(value: Value) -> Value:
+    """What a followed call returned, where it returned one thing."""
+    return value.returned if isinstance(value, Call) and value.returned is not None else value
+
+
+_READERS: dict[type[ast.expr], Callable[..., Value]] = {
+    ast.Constant: Expressions._constant,  # noqa: SLF001 - the table of its own class
+    ast.Name: Expressions._name,  # noqa: SLF001
+    ast.Attribute: Expressions._attribute,  # noqa: SLF001
+    ast.Subscript: Expressions._subscript,  # noqa: SLF001
+    ast.Tuple: Expressions._tuple,  # noqa: SLF001
+    ast.List: Expressions._tuple,  # noqa: SLF001
+    ast.NamedExpr: Expressions._named,  # noqa: SLF001
+    ast.IfExp: Expressions._if,  # noqa: SLF001
+    ast.BoolOp: Expressions._bool,  # noqa: SLF001
+    ast.Lambda: Expressions._lambda,  # noqa: SLF001
+    ast.ListComp: Expressions._comprehension,  # noqa: SLF001
+    ast.SetComp: Expressions._comprehension,  # noqa: SLF001
+    ast.GeneratorExp: Expressions._comprehension,  # noqa: SLF001
+    ast.DictComp: Expressions._comprehension,  # noqa: SLF001
+    ast.Call: Expressions._call,  # noqa: SLF001
+}

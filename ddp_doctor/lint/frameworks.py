@@ -1,0 +1,48 @@
+"""Libraries that wrap models, shard data and place tensors themselves: beside them most rules have nothing to say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+#: The first part, or more, of the module's name, and what people call the library.
+_LIBRARIES = {
+    "accelerate": "Accelerate",
+    "lightning": "Lightning",
+    "pytorch_lightning": "Lightning",
+    "lightning_fabric": "Lightning",
+    "deepspeed": "DeepSpeed",
+    "horovod": "Horovod",
+    "transformers.Trainer": "transformers.Trainer",
+    "transformers.trainer": "transformers.Trainer",
+    "transformers.Seq2SeqTrainer": "transformers.Trainer",
+    "trl": "TRL",
+    "composer": "Composer",
+    "ignite.distributed": "Ignite",
+    "colossalai": "Colossal-AI",
+    "fairscale": "FairScale",
+    "ray.train": "Ray Train",
+    "smdistributed": "SageMaker",
+    "bagua": "Bagua",
+    "catalyst": "Catalyst",
+    "mmengine": "MMEngine",
+    "mmcv.runner": "MMCV",
+    "detectron2.engine": "Detectron2",
+    "torch_xla": "PyTorch/XLA",
+    "oneflow": "OneFlow",
+    "paddle": "Paddle",
+    "mindspore": "MindSpore",
+    "jax": "JAX",
+    "byteps": "BytePS",
+    "patrickstar": "PatrickStar",
+    "megatron": "Megatron",
+    "torchtnt": "TorchTNT",
+}
+
+
+def libraries(modules: Iterable[str]) -> frozenset[str]:
+    """The libraries among imported modules and names."""
+    return frozenset(
+        name
+        for prefix, name in _LIBRARIES.items()
+        if any(module == prefix or module.startswith(prefix + ".") for module in modules)
+    )

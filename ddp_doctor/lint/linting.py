@@ -1,0 +1,170 @@
+"""From the text of one file to its findings."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from ddp_doctor.lint.rule import LintRule, Spot
+from ddp_doctor.lint.rules import RULES
+from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.suppression import Suppressions
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Evidence, Remedy
+from ddp_doctor.model.lint import LintFinding, Unread
+from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
+
+#: People write no longer scripts, and the parser of Python takes a hundred times a text's size.
+MOST_BYTES = 1024 * 1024
+#: A file without any of these words is of no interest to any rule.
+_WORDS = re.compile(r"torch|distributed|deepspeed|accelerate|horovod|lightning")
+_LONGEST_LINE = 200
+
+
+@dataclass(frozen=True)
+class Linted:
+    """What became of one file: findings by position, or why it could not be looked at."""
+
+    findings: tuple[LintFinding, ...] = ()
+    suppressed: int = 0
+    unread: Unread | None = None
+    failures: tuple[tuple[str, str], ...] = ()  # rules that failed themselves, with a trace
+
+
+class NotPython(Exception):
+    """The text is no Python of this release; the message says why, ``line`` where."""
+
+    def __init__(self, reason: str, line: int = 1) -> None:
+        super().__init__(reason)
+        self.line = line
+
+
+def lint_bytes(path: str, data: bytes, rules: Sequence[LintRule] = RULES) -> Linted:
+    """The findings in a file as it lies on disk."""
+    try:
+        return lint_text(path, decoded(data), rules)
+    except NotPython as why:
+        return Linted(unread=Unread(path=path, line=why.line, reason=str(why)))
+
+
+def lint_text(path: str, text: str, rules: Sequence[LintRule] = RULES) -> Linted:
+    """The findings in a text; one that is not understood is said to be so, with the line."""
+    try:
+        tree = parsed(text)
+        if not _WORDS.search(text):
+            return Linted()
+        script = Script(path, text, tree)
+        return _judged(script, rules)
+    except NotPython as why:
+        return Linted(unread=Unread(path=path, line=why.line, reason=str(why)))
+    except RecursionError:
+        return Linted(unread=Unread(path=path, line=1, reason="is nested too deeply to be followed"))
+
+
+def decoded(data: bytes) -> str:
+    """The text of a file, by its byte-order mark or coding line, else UTF-8. Raises NotPython."""
+    if len(data) > MOST_BYTES:
+        raise NotPython(f"is larger than {MOST_BYTES >> 10} KiB, which no training script is")
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise NotPython(f"is not {error.encoding}: {error.reason}", line) from error
+    except (SyntaxError, LookupError, ValueError) as error:
+        raise NotPython(f"has no encoding that is known: {error}") from error
+
+
+def parsed(text: str) -> ast.Module:
+    """The syntax tree. Raises NotPython."""
+    if len(text) > MOST_BYTES:
+        raise NotPython(f"is larger than {MOST_BYTES >> 10} KiB, which no training script is")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in strings, which are no business of ours
+            return ast.parse(text)
+    except SyntaxError as error:
+        raise NotPython(f"does not parse: {error.msg}", error.lineno or 1) from error
+    except (RecursionError, MemoryError) as error:
+        raise NotPython("is nested too deeply to be parsed") from error
+    except ValueError as error:  # null bytes, lone surrogates
+        raise NotPython(f"is no text of Python: {error}") from error
+
+
+def _judged(script: Script, rules: Sequence[LintRule]) -> Linted:
+    suppressions = Suppressions(script.lines, script.tree)
+    findings, suppressed, failures = [], 0, []
+    for rule in rules:
+        try:
+            spots = list(rule.apply(script))
+        except RecursionError:
+            raise
+        except Exception as error:  # noqa: BLE001 - one broken rule must not silence the others
+            failures.append((rule.code, f"{type(error).__name__}: {error} ({script.path})"))
+            continue
+        for spot in spots:
+            finding = _finding(script, rule, spot)
+            if suppressions.takes_back(rule.code, finding.line):
+                suppressed += 1
+            else:
+                findings.append(finding)
+    findings.sort(key=lambda one: (one.line, one.column, one.code))
+    return Linted(tuple(findings), suppressed, failures=tuple(failures))
+
+
+def _finding(script: Script, rule: LintRule, spot: Spot) -> LintFinding:
+    node = spot.node
+    line = getattr(node, "lineno", 1)
+    source = _shown(script.lines, line)
+    return LintFinding(
+        code=rule.code,
+        name=rule.name,
+        severity=spot.severity or rule.severity,
+        title=spot.title,
+        detail=spot.detail,
+        confidence=spot.confidence,
+        culprits=(Culprit(kind="file", name=f"{PurePath(script.path).name}:{line}"),),
+        evidence=(Evidence(check="lint", text=source),) if source else (),
+        remedies=tuple(_remedies(spot)),
+        path=script.path,
+        line=line,
+        column=_column(script.lines, line, getattr(node, "col_offset", 0)),
+        end_line=getattr(node, "end_lineno", None) or line,
+        end_column=_column(
+            script.lines,
+            getattr(node, "end_lineno", None) or line,
+            getattr(node, "end_col_offset", None) or 0,
+        ),
+    )
+
+
+def _column(lines: Sequence[str], line: int, offset: int) -> int:
+    """The column counted in characters from one; the parser counts bytes of UTF-8 from zero."""
+    text = lines[line - 1] if line <= len(lines) else ""
+    return len(text.encode("utf-8", "replace")[:offset].decode("utf-8", "replace")) + 1
+
+
+def _shown(lines: Sequence[str], line: int) -> str:
+    """The source line, kept back where it may hold a secret."""
+    text = lines[line - 1].strip() if line <= len(lines) else ""
+    if is_withheld("", text):
+        return KEPT_BACK
+    return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]}..."
+
+
+def _remedies(spot: Spot) -> Iterator[Remedy]:
+    if spot.remedy:
+        yield Remedy(
+            summary=spot.remedy, commands=spot.write, scope="code", cost=spot.cost, undo=NOTHING_TO_UNDO
+        )
+
+
+def chosen(rules: Iterable[LintRule], select: Sequence[str], ignore: Sequence[str]) -> list[LintRule]:
+    """The rules whose codes begin with one of ``select`` (all where it is empty) and with none of ``ignore``."""
+    kept = [one for one in rules if not select or one.code.startswith(tuple(select))]
+    return [one for one in kept if not (ignore and one.code.startswith(tuple(ignore)))]

@@ -1,0 +1,74 @@
+"""Dotted names of torch as the linter's rules write them, whatever module a script imports them from.
+
+``from torch.nn.parallel.distributed import DistributedDataParallel as DDP`` and ``nn.parallel.DistributedDataParallel``
+are both ``torch.nn.parallel.DistributedDataParallel``.
+"""
+
+#: Longest first: a module that only holds what a public one shows.
+_SHOWN_BY = (
+    ("torch.distributed.distributed_c10d.", "torch.distributed."),
+    ("torch.nn.parallel.distributed.", "torch.nn.parallel."),
+    ("torch.nn.parallel.data_parallel.", "torch.nn."),
+    ("torch.nn.modules.batchnorm.", "torch.nn."),
+    ("torch.nn.modules.", "torch.nn."),
+    ("torch.utils.data.dataloader.", "torch.utils.data."),
+    ("torch.utils.data.sampler.", "torch.utils.data."),
+    ("torch.utils.data.dataset.", "torch.utils.data."),
+    ("torch.cuda.amp.grad_scaler.", "torch.cuda.amp."),
+    ("torch.cuda.amp.autocast_mode.", "torch.cuda.amp."),
+    ("torch.amp.grad_scaler.", "torch.amp."),
+    ("torch.amp.autocast_mode.", "torch.amp."),
+    ("torch.multiprocessing.spawn.", "torch.multiprocessing."),
+)
+_SAME = {
+    "torch.nn.parallel.DataParallel": "torch.nn.DataParallel",
+    "torch.utils.data.DistributedSampler": "torch.utils.data.distributed.DistributedSampler",
+    "torch.autocast": "torch.amp.autocast",
+    "torch.GradScaler": "torch.amp.GradScaler",
+    "torch.nn.modules.batchnorm": "torch.nn",
+}
+
+DDP = "torch.nn.parallel.DistributedDataParallel"
+DATA_PARALLEL = "torch.nn.DataParallel"
+INIT = "torch.distributed.init_process_group"
+DESTROY = "torch.distributed.destroy_process_group"
+SET_DEVICE = "torch.cuda.set_device"
+CONVERT_SYNC_BN = "torch.nn.SyncBatchNorm.convert_sync_batchnorm"
+LOADER = "torch.utils.data.DataLoader"
+SAMPLER = "torch.utils.data.distributed.DistributedSampler"
+SPAWN = "torch.multiprocessing.spawn"
+FSDP = ("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
+
+#: What ``from MODULE import *`` brings, as far as rules ask for it.
+STARS = {
+    "torch.distributed": (
+        *("init_process_group", "destroy_process_group", "get_rank", "get_world_size", "is_initialized"),
+        *("barrier", "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "new_group"),
+    ),
+    "torch.nn.parallel": ("DistributedDataParallel", "DataParallel"),
+    "torch.nn": (
+        "DataParallel",
+        "SyncBatchNorm",
+        "BatchNorm1d",
+        "BatchNorm2d",
+        "BatchNorm3d",
+        "Module",
+        "parallel",
+    ),
+    "torch.utils.data": ("DataLoader", "DistributedSampler", "Dataset", "TensorDataset"),
+    "torch.utils.data.distributed": ("DistributedSampler",),
+    "torch.cuda.amp": ("GradScaler", "autocast"),
+}
+
+
+def canonical(name: str) -> str:
+    """The one name of what ``name`` stands for."""
+    if not name.startswith("torch."):
+        return name
+    for private, public in _SHOWN_BY:
+        if name.startswith(private):
+            name = public + name[len(private) :]
+            break
+    if name.startswith("torch.distributed.fsdp.fully_sharded_data_parallel."):
+        name = "torch.distributed.fsdp." + name.rpartition(".")[2]
+    return _SAME.get(name, name)

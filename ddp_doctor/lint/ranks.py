@@ -1,0 +1,230 @@
+"""Which expressions are ranks, and which conditions hold on some ranks only.
+
+rank == 0, dist.get_rank() == 0, is_main_process(), local_rank in [-1, 0], args.rank % n == 0, not args.local_rank
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from ddp_doctor.lint.expressions import SPAWN_INDEX
+from ddp_doctor.lint.values import Call, Condition, Value
+
+RankKind = Literal["rank", "local_rank", "spawn_index"]
+#: On which ranks something runs: on rank 0 alone, on all others, or on some that are not known.
+Chosen = Literal["zero", "others", "some"]
+
+_LOCAL = re.compile(
+    r"local_?rank|(^|_)lrank$|(^|_)local_?(proc|process)_?(id|index)$|^gpu_?rank$|local_process_index",
+    re.IGNORECASE,
+)
+_GLOBAL = re.compile(
+    r"(^|_)(global_?|world_?|dist_?|ddp_?|my_?)?rank$|^process_index$|^proc_?id$|^process_id$", re.IGNORECASE
+)
+#: Sizes and lists of ranks hold the same on all of them.
+_MAIN = re.compile(
+    r"(^|_)(is|on|am|i_am)_?(the_?)?(local_?)?(main|master|primary|chief|leader|root|first|rank_?(zero|0)|zero_?rank)"
+    r"(_?(process|proc|rank|node|worker))?$|^(main|master)_process$|^is_?(main|master)$|^rank_?zero$|^(is_)?local_?master$",
+    re.IGNORECASE,
+)
+_RANK_CALLS = {
+    "torch.distributed.get_rank": "rank",
+    "torch.distributed.get_node_local_rank": "local_rank",
+    "torch.distributed.get_group_rank": "rank",
+}
+#: What may stand around a rank without making it another number.
+_TRANSPARENT = ("int", "str", "os.environ.get", "os.getenv")
+
+
+@dataclass(frozen=True, slots=True)
+class RankTest:
+    """A condition that differs by rank, and on which ranks it holds."""
+
+    kind: RankKind
+    holds_on: Chosen
+
+    def negated(self) -> RankTest:
+        """The opposite condition."""
+        other: Chosen = {"zero": "others", "others": "zero", "some": "some"}[self.holds_on]  # type: ignore[assignment]
+        return RankTest(self.kind, other)
+
+
+def rank_kind(value: Value, depth: int = 6) -> RankKind | None:
+    """Whether a value is a rank, and which; an expression that computes with one is none."""
+    for one in value.alternatives():
+        found = _rank_kind(one, depth)
+        if found is not None:
+            return found
+    return None
+
+
+def _rank_kind(value: Value, depth: int) -> RankKind | None:
+    if value.name == SPAWN_INDEX:
+        return "spawn_index"
+    if isinstance(value, Call):
+        return _of_call(value, depth) if depth else None
+    if value.kind in ("element", "attribute", "parameter"):
+        return _by_name(value.attribute)
+    return _by_name(value.name.rpartition(".")[2]) if value.kind == "name" else None
+
+
+def _of_call(call: Call, depth: int) -> RankKind | None:
+    known = _RANK_CALLS.get(call.name)
+    if known is not None:
+        return known  # type: ignore[return-value]
+    if call.name in _TRANSPARENT and call.args:
+        first = call.args[0]
+        text = first.constant
+        return _by_name(text) if isinstance(text, str) else rank_kind(first, depth - 1)
+    if call.returned is not None and (found := rank_kind(call.returned, depth - 1)):
+        return found
+    name = call.method or call.name.rpartition(".")[2]
+    return _by_name(name.removeprefix("get_")) if name.startswith("get_") else None
+
+
+def _by_name(name: str) -> RankKind | None:
+    if _LOCAL.search(name):
+        return "local_rank"
+    return "rank" if _GLOBAL.search(name) else None
+
+
+def rank_test(value: Value, depth: int = 6) -> RankTest | None:
+    """What a condition says of ranks; None where it holds, or not, on all of them alike, as far as can be seen."""
+    for one in value.alternatives():
+        found = _test(one, depth) if depth else None
+        if found is not None:
+            return found
+    return None
+
+
+def _test(value: Value, depth: int) -> RankTest | None:
+    node = value.node
+    if isinstance(value, Call):
+        return _called(value, depth)
+    if value.kind == "other":
+        if isinstance(node, ast.Compare) and len(value.parts) == 2:
+            return _compared(value.parts[0], value.parts[1], node.ops[0])
+        if isinstance(node, ast.BoolOp):
+            return _combined(value, node, depth)
+        return _not(value, node, depth) if isinstance(node, ast.UnaryOp) else None
+    kind = _rank_kind(value, 2)
+    if kind is not None:
+        return RankTest(kind, "others")  # ``if rank:``
+    return _main(value.attribute or value.name.rpartition(".")[2])
+
+
+def _not(value: Value, node: ast.UnaryOp, depth: int) -> RankTest | None:
+    inner = rank_test(value.parts[0], depth - 1) if isinstance(node.op, ast.Not) else None
+    return inner.negated() if inner else None
+
+
+def _called(call: Call, depth: int) -> RankTest | None:
+    """``is_main_process()``, by its name or by what it returns."""
+    if call.name == "bool" and call.args:
+        return rank_test(call.args[0], depth - 1)
+    if call.returned is not None:
+        return rank_test(call.returned, depth - 1)
+    kind = _of_call(call, 2)
+    return RankTest(kind, "others") if kind else _main(call.method or call.name.rpartition(".")[2])
+
+
+def _main(name: str) -> RankTest | None:
+    if not _MAIN.search(name):
+        return None
+    return RankTest("local_rank" if "local" in name.lower() else "rank", "zero")
+
+
+def _compared(left: Value, right: Value, operator: ast.cmpop) -> RankTest | None:
+    if rank_kind(left) is None and rank_kind(right) is not None and isinstance(operator, ast.Eq | ast.NotEq):
+        left, right = right, left
+    kind = rank_kind(left)
+    if kind is None:
+        return _modulo(left, right, operator)
+    if isinstance(operator, ast.In | ast.NotIn):
+        chosen: Chosen = "zero" if {0, -1} >= {_number(one) for one in right.parts} else "some"
+        test = RankTest(kind, chosen)
+        return test if isinstance(operator, ast.In) else test.negated()
+    number = 0.0 if right.constant == "0" else _number(right)
+    says_nothing = right.kind == "constant" and number is None  # rank is None
+    if says_nothing or (number is not None and number < 0):
+        return None  # -1 stands for "not distributed": all ranks answer alike
+    return _ordered(kind, number, operator)
+
+
+def _ordered(kind: RankKind, number: float | None, operator: ast.cmpop) -> RankTest | None:
+    zero: set[object] = {(ast.Eq, 0), (ast.Is, 0), (ast.LtE, 0), (ast.Lt, 1)}
+    others: set[object] = {(ast.NotEq, 0), (ast.IsNot, 0), (ast.Gt, 0), (ast.GtE, 1)}
+    compared = (type(operator), number)
+    if compared in zero:
+        return RankTest(kind, "zero")
+    if compared in others:
+        return RankTest(kind, "others")
+    holds_on_all = compared in ((ast.GtE, 0), (ast.Lt, 0))
+    return None if holds_on_all else RankTest(kind, "some")
+
+
+def _modulo(left: Value, right: Value, operator: ast.cmpop) -> RankTest | None:
+    node = left.node
+    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and len(left.parts) == 2):
+        return None
+    kind = rank_kind(left.parts[0])
+    if kind is None or not isinstance(operator, ast.Eq | ast.NotEq):
+        return None
+    test = RankTest("local_rank", "zero" if _number(right) == 0 else "some")  # one of each node
+    return test if isinstance(operator, ast.Eq) else test.negated()
+
+
+def _combined(value: Value, node: ast.BoolOp, depth: int) -> RankTest | None:
+    """``a and rank == 0`` holds at most on rank 0; ``a or rank == 0`` on others only where ``a`` does."""
+    tests = [test for part in value.parts if (test := rank_test(part, depth - 1)) is not None]
+    if not tests:
+        return None
+    if isinstance(node.op, ast.Or) and len(tests) < len(value.parts):
+        sure = [test for test in tests if test.holds_on != "some"]
+        return sure[0] if sure and _others_are_no_ranks(value) else tests[0]
+    return tests[0]
+
+
+def _others_are_no_ranks(value: Value) -> bool:
+    """``not args.distributed or rank == 0``: in a distributed run only the rank decides."""
+    return all(rank_test(part, 2) is not None or _says_undistributed(part) for part in value.parts)
+
+
+def _says_undistributed(value: Value) -> bool:
+    text = value.text.lower()
+    return (
+        "distributed" in text
+        or "ddp" in text
+        or "is_initialized" in text
+        or "world_size" in text
+        or "-1" in text
+    )
+
+
+def _number(value: Value) -> float | None:
+    constant = value.constant
+    if isinstance(constant, bool) or not isinstance(constant, int | float):
+        node = value.node
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and value.parts:
+            inner = _number(value.parts[0])
+            return None if inner is None else -inner
+        return None
+    return constant
+
+
+def rank_condition(condition: Condition) -> RankTest | None:
+    """The test of a condition, turned round where it did not hold."""
+    test = rank_test(condition.test)
+    return test if test is None or condition.holds else test.negated()
+
+
+def chosen_ranks(conditions: tuple[Condition, ...]) -> RankTest | None:
+    """The innermost condition of these that differs by rank; None where all ranks get there."""
+    for condition in reversed(conditions):
+        test = rank_condition(condition)
+        if test is not None:
+            return test
+    return None

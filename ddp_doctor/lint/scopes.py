@@ -1,0 +1,116 @@
+"""What names are bound to while a script is followed, and what becomes of that where it branches."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddp_doctor.lint.values import Value
+
+Key = tuple[int, str]  # of a scope or of a value, and a name in it
+
+
+@dataclass(eq=False)
+class Scope:
+    """A module, a function while it runs, or the body of a class."""
+
+    parent: Scope | None = None
+    outer_names: set[str] = field(default_factory=set)  # that the function said are global
+
+    @property
+    def module(self) -> Scope:
+        """The outermost."""
+        return self if self.parent is None else self.parent.module
+
+
+@dataclass(eq=False, slots=True)
+class Function(Value):
+    """A function of the script, and where its free names are looked up."""
+
+    scope: Scope = field(default_factory=Scope)
+    cls: Class | None = None
+
+    @property
+    def definition(self) -> ast.FunctionDef | ast.AsyncFunctionDef:
+        """The node."""
+        assert isinstance(self.node, ast.FunctionDef | ast.AsyncFunctionDef)
+        return self.node
+
+
+@dataclass(eq=False, slots=True)
+class Class(Value):
+    """A class of the script; ``parts`` are its bases."""
+
+    methods: dict[str, Function] = field(default_factory=dict)
+
+    @property
+    def definition(self) -> ast.ClassDef:
+        """The node."""
+        assert isinstance(self.node, ast.ClassDef)
+        return self.node
+
+    def find(self, name: str, depth: int = 8) -> Function | None:
+        """A method of it, or of a base that the script defines."""
+        if name in self.methods or not depth:
+            return self.methods.get(name)
+        bases = (one for base in self.parts for one in base.alternatives() if isinstance(one, Class))
+        return next((found for one in bases if (found := one.find(name, depth - 1))), None)
+
+
+class Store:
+    """Names and attributes with what they were last bound to; branches can be taken back and put together."""
+
+    def __init__(self) -> None:
+        self._values: dict[Key, Value] = {}
+        self._before: list[dict[Key, Value | None]] = []
+        self._owners: list[object] = []  # kept, so that no other gets their number
+
+    def get(self, owner: object, name: str) -> Value | None:
+        """What the name is bound to."""
+        return self._values.get((id(_lasting(owner)), name))
+
+    def bind(self, owner: object, name: str, value: Value) -> None:
+        """Bind a name of a scope, or an attribute of a value."""
+        self._owners.append(_lasting(owner))
+        self._bind((id(self._owners[-1]), name), value)
+
+    def keep(self, owner: object, name: str, value: Value) -> None:
+        """Remember an attribute that nothing bound, so that it is the same value when it is read again."""
+        self._owners.append(_lasting(owner))
+        self._values[id(self._owners[-1]), name] = value
+
+    def _bind(self, key: Key, value: Value) -> None:
+        if self._before and key not in self._before[-1]:
+            self._before[-1][key] = self._values.get(key)
+        self._values[key] = value
+
+    def begin(self) -> None:
+        """Begin a branch."""
+        self._before.append({})
+
+    def end(self) -> Mapping[Key, Value]:
+        """End the branch and take back what it bound; returns that."""
+        before = self._before.pop()
+        bound = {key: self._values[key] for key in before}
+        for key, value in before.items():
+            if value is None:
+                del self._values[key]
+            else:
+                self._values[key] = value
+        return bound
+
+    def join(self, branches: Sequence[Mapping[Key, Value]]) -> None:
+        """Go on behind branches of which one was taken; one that bound nothing is an empty mapping."""
+        for key in dict.fromkeys(key for bound in branches for key in bound):
+            options = [branch.get(key) or self._values.get(key) for branch in branches]
+            known = list({id(one): one for one in options if one is not None}.values())
+            self._bind(
+                key, known[0] if len(known) == 1 else Value(known[0].node, "choice", parts=tuple(known))
+            )
+
+
+def _lasting(owner: object) -> object:
+    """A module is known by its name, and equal names are one object."""
+    return sys.intern(owner) if isinstance(owner, str) else owner

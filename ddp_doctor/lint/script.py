@@ -1,0 +1,81 @@
+"""A script as rules see it: its calls in the order in which they run, what they are called on, and what it is."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cached_property
+
+from ddp_doctor.lint import names
+from ddp_doctor.lint.expressions import Assignment
+from ddp_doctor.lint.frameworks import libraries
+from ddp_doctor.lint.scopes import Class, Function
+from ddp_doctor.lint.trace import Trace
+from ddp_doctor.lint.values import Call, Value
+
+#: A call of one of these makes a script one of a distributed job.
+_DISTRIBUTED = (names.DDP, names.INIT, *names.FSDP)
+
+
+class Script:
+    """One parsed file. Rules ask it and never walk the tree for what it knows already."""
+
+    def __init__(self, path: str, source: str, tree: ast.Module) -> None:
+        self.path = path
+        self.source = source
+        self.tree = tree
+        self._trace = Trace(tree)
+        self.calls: tuple[Call, ...] = tuple(self._trace.calls)
+        self.assignments: tuple[Assignment, ...] = tuple(self._trace.assignments)
+        self.functions: tuple[Function, ...] = tuple(self._trace.functions)
+        self.classes: tuple[Class, ...] = tuple(self._trace.classes)
+        self.modules = frozenset(self._trace.modules)  # and the names that are imported from them
+        self.has_unknown_star = self._trace.has_unknown_star
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines as the parser counts them."""
+        return self.source.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+    @cached_property
+    def libraries(self) -> frozenset[str]:
+        """What stands between the script and DDP: Accelerate, Lightning, DeepSpeed and others."""
+        return libraries(self.modules)
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[Call]]:
+        found: dict[str, list[Call]] = {}
+        for call in self.calls:
+            found.setdefault(call.name or f".{call.method}", []).append(call)
+        return found
+
+    def named(self, *full_names: str) -> Iterator[Call]:
+        """The calls of functions and classes by their canonical names (lint/names.py)."""
+        for name in full_names:
+            yield from self._by_name.get(name, ())
+
+    def methods(self, *method_names: str) -> Iterator[Call]:
+        """The calls of methods of values, whatever the value is."""
+        for name in method_names:
+            yield from self._by_name.get(f".{name}", ())
+
+    @cached_property
+    def wraps(self) -> tuple[Call, ...]:
+        """The calls that wrap a model in DistributedDataParallel."""
+        return tuple(self.named(names.DDP))
+
+    @cached_property
+    def is_distributed(self) -> bool:
+        """Whether it is a script of a distributed job: wraps a model, or starts a process group."""
+        return any(True for _ in self.named(*_DISTRIBUTED))
+
+    @cached_property
+    def is_hand_written(self) -> bool:
+        """Whether it is distributed, and no library does for it what the rules ask of the script."""
+        return self.is_distributed and not self.libraries
+
+    def is_ddp(self, value: Value | None) -> bool:
+        """Whether a value is, or may be, a model that was wrapped in DistributedDataParallel."""
+        if value is None:
+            return False
+        return any(isinstance(one, Call) and one.name == names.DDP for one in value.objects())

@@ -1,0 +1,64 @@
+"""Comments that take findings back, as ruff and flake8 have them.
+
+loader = DataLoader(data)        # noqa: DDL120        this code on this statement
+loader = DataLoader(data)        # noqa                all codes on this statement
+# ddp-doctor: noqa: DDL105,DDL106                      these codes in the whole file
+# ddp-doctor: noqa                                     all codes in the whole file
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+
+_CODES = r"(?P<codes>\s*:\s*[A-Z]+[0-9]+(?:[,\s]+[A-Z]+[0-9]+)*)?"
+_LINE = re.compile(rf"#[^#]*?\bnoqa\b{_CODES}", re.IGNORECASE)
+_FILE = re.compile(rf"^\s*#\s*ddp-doctor\s*:\s*noqa\b{_CODES}", re.IGNORECASE)
+
+
+class Suppressions:
+    """What the comments of one file take back."""
+
+    def __init__(self, lines: Sequence[str], tree: ast.Module) -> None:
+        self._lines, self._tree = lines, tree
+        self._of_file = [
+            _codes(found) for line in lines if "oqa" in line.lower() and (found := _FILE.match(line))
+        ]
+
+    def takes_back(self, code: str, line: int) -> bool:
+        """Whether a comment of the file, or on any line of the statement at ``line``, takes ``code`` back."""
+        if any(not codes or code in codes for codes in self._of_file):
+            return True
+        first, last = self._statement(line)
+        for text in self._lines[first - 1 : last]:
+            found = None if _FILE.match(text) else _LINE.search(text)
+            if found and (not _codes(found) or code in _codes(found)):
+                return True
+        return False
+
+    def _statement(self, line: int) -> tuple[int, int]:
+        """The innermost statement's lines; of one with a body, the lines of its head."""
+        first = last = line
+        waiting: list[ast.AST] = list(self._tree.body)
+        while waiting:
+            node = waiting.pop()
+            end = getattr(node, "end_lineno", None) or 0
+            if isinstance(node, ast.stmt) and not _first_line(node) <= line <= end:
+                continue
+            if isinstance(node, ast.stmt):
+                body = getattr(node, "body", None)
+                first, last = _first_line(node), body[0].lineno - 1 if body else end
+                last = max(last, line if not body else node.lineno)
+            if isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+                waiting += [one for one in ast.iter_child_nodes(node) if not isinstance(one, ast.expr)]
+        return first, max(last, line)
+
+
+def _first_line(node: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(one.lineno for one in decorators)])
+
+
+def _codes(found: re.Match[str]) -> frozenset[str]:
+    return frozenset(re.findall(r"[A-Z]+[0-9]+", (found["codes"] or "").upper()))

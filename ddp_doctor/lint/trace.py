@@ -1,0 +1,327 @@
+"""Follows a script from its first line as Python would run it, once, and notes calls and bindings in that order.
+
+Local functions are followed where they are called, so that ``setup()`` before ``model.to(device)`` counts as before
+it; a function that several places call is followed a few times. A loop's body runs once. Of branches both run, each
+under its Condition, and what they bind becomes a choice. What nothing calls is walked at the end, each function a
+root of its own: whether it runs before another one is not known.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ddp_doctor.lint.expressions import Expressions, parameters
+from ddp_doctor.lint.names import STARS, canonical
+from ddp_doctor.lint.scopes import Class, Function, Scope
+from ddp_doctor.lint.values import Condition, Loop, Place, Value
+
+#: A function is followed from so many places: enough to see it with and without a condition.
+_MOST_VISITS = 3
+#: Calls within calls; deeper ones are walked on their own.
+_DEEPEST = 12
+_EXITS = ("exit", "quit", "sys.exit", "os._exit")
+
+
+class Trace(Expressions):
+    """One walk through a module."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        super().__init__()
+        self.modules: set[str] = set()  # all that is imported, by full name
+        self.has_unknown_star = False
+        self.functions: list[Function] = []
+        self.classes: list[Class] = []
+        self._visits: dict[int, int] = {}
+        self._returns: list[list[Value]] = []
+        self._lasting: list[Condition] = []
+        self.block(tree.body)
+        self._walk_the_rest()
+
+    def _walk_the_rest(self) -> None:
+        for function in self.functions:  # grows meanwhile, by what is defined within
+            if id(function.node) in self._visits:
+                continue
+            self.root += 1
+            self.place = Place()
+            cls = function.cls
+            self.follow(function, (), {}, self._instance_of(cls) if cls else None)
+
+    def _instance_of(self, cls: Class) -> Value:
+        for call in self.calls:
+            if self._instances.get(id(call)) is cls:
+                return call
+        found = self._store.get(cls, "self")
+        if found is None:
+            found = Value(cls.node, "parameter", attribute="self")
+            self._store.keep(cls, "self", found)
+            self._instances[id(found)] = cls
+        return found
+
+    # --- functions --------------------------------------------------------------------------------
+
+    def follow(
+        self, function: Function, given: Sequence[Value], named: dict[str, Value], bound: Value | None
+    ) -> Value | None:
+        """Walk a local function where it is called; what it returns, None where it is not known."""
+        visits = self._visits.get(id(function.node), 0)
+        if visits >= _MOST_VISITS or self.place.depth >= _DEEPEST:
+            return None
+        self._visits[id(function.node)] = visits + 1
+        outer, before, lasting = self._scope, self.place, self._lasting
+        self._scope, self._lasting = Scope(function.scope), []
+        cls = function.cls.definition if function.cls else None
+        self.place = replace(before, function=function.definition, cls=cls, depth=before.depth + 1)
+        self._bind_parameters(function, [*([bound] if bound else []), *given], named)
+        self._returns.append([])
+        self.block(function.definition.body)
+        found = self._returns.pop()
+        self._scope, self.place, self._lasting = outer, before, lasting
+        if not found:
+            return None
+        return found[0] if len(found) == 1 else Value(found[0].node, "choice", parts=tuple(found))
+
+    def _bind_parameters(self, function: Function, given: Sequence[Value], named: dict[str, Value]) -> None:
+        arguments = function.definition.args
+        self._bind_opaque(arguments)
+        places = [*arguments.posonlyargs, *arguments.args]
+        defaults = dict(
+            zip(reversed([one.arg for one in places]), reversed(arguments.defaults), strict=False)
+        )
+        defaults |= {
+            one.arg: default
+            for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+            if default is not None
+        }
+        known = {one.arg for one in parameters(arguments)}
+        for name, default in defaults.items():
+            if isinstance(default, ast.Constant) and not (self.root and not given and not named):
+                self.bind(name, Value(default, "constant"))
+        for one, value in zip(places, given, strict=False):
+            self.bind(one.arg, value)
+        for name, value in named.items():
+            if name in known:
+                self.bind(name, value)
+
+    # --- statements -------------------------------------------------------------------------------
+
+    def block(self, statements: Sequence[ast.stmt]) -> bool:
+        """Walk statements; whether the last of them is never passed (return, raise, continue, break, exit)."""
+        before = self.place
+        for statement in statements:
+            if self._statement(statement):
+                self.place = before
+                return True
+            if self._lasting:  # the other way has left: what follows runs under the condition
+                self.place = replace(self.place, conditions=(*self.place.conditions, *self._lasting))
+                self._lasting = []
+        gained = self.place.conditions[len(before.conditions) :]
+        self.place = before
+        self._lasting = list(gained)
+        return False
+
+    def _statement(self, node: ast.stmt) -> bool:
+        walk = _WALKERS.get(type(node))
+        if walk is not None:
+            return bool(walk(self, node))
+        self._children(node)
+        return False
+
+    def _inner(self, statements: Sequence[ast.stmt]) -> bool:
+        """A block whose early exits say nothing of what follows behind it."""
+        ends = self.block(statements)
+        self._lasting = []
+        return ends
+
+    def _expression(self, node: ast.Expr) -> bool:
+        value = self.value(node.value)
+        return value.kind == "call" and value.name in _EXITS
+
+    def _return(self, node: ast.Return) -> bool:
+        value = self.value(node.value) if node.value is not None else None
+        if value is not None and self._returns:
+            self._returns[-1].append(value)
+        return True
+
+    def _leave(self, node: ast.stmt) -> bool:
+        self._children(node)
+        return True
+
+    def _assign(self, node: ast.Assign) -> None:
+        value = self.value(node.value)
+        for target in node.targets:
+            self.assign(target, value, node)
+
+    def _annotated(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.assign(node.target, self.value(node.value), node)
+
+    def _augmented(self, node: ast.AugAssign) -> None:
+        value = Value(node, "other", parts=(self.value(node.target), self.value(node.value)))
+        self.assign(node.target, value, node)
+
+    def _branches(self, node: ast.If) -> bool:
+        test = self.value(node.test)
+        if _is_main_guard(node.test):
+            self.block(node.body)
+            return False
+        body_ends, body = self._branch(node.body, Condition(test, holds=True))
+        else_ends, other = self._branch(node.orelse, Condition(test, holds=False))
+        alive = [bound for bound, ends in ((body, body_ends), (other, else_ends)) if not ends]
+        self._store.join(alive or [body, other])
+        if body_ends != else_ends:
+            self._lasting = [Condition(test, holds=else_ends, early=True)]
+        return body_ends and else_ends
+
+    def _branch(
+        self, statements: Sequence[ast.stmt], condition: Condition
+    ) -> tuple[bool, dict[tuple[int, str], Value]]:
+        before = self.place
+        self.place = replace(before, conditions=(*before.conditions, condition))
+        self._store.begin()
+        ends = self._inner(statements)
+        self.place = before
+        return ends, dict(self._store.end())
+
+    def _for(self, node: ast.For | ast.AsyncFor) -> None:
+        over = self.value(node.iter)
+        self._loop(Loop(node, over), node.body, node)
+        self._inner(node.orelse)
+
+    def _loop(self, loop: Loop, body: Sequence[ast.stmt], node: ast.stmt) -> None:
+        before = self.place
+        self.place = replace(before, loops=(*before.loops, loop))
+        if isinstance(node, ast.For | ast.AsyncFor) and loop.over is not None:
+            self.assign(node.target, Value(node.target, "loop", parts=(loop.over,)), node)
+        self._inner(body)
+        self.place = before
+
+    def _while(self, node: ast.While) -> None:
+        self._loop(Loop(node, test=self.value(node.test)), node.body, node)
+        self._inner(node.orelse)
+
+    def _with(self, node: ast.With | ast.AsyncWith) -> bool:
+        before = self.place
+        for item in node.items:
+            value = self.value(item.context_expr)
+            self.place = replace(self.place, withs=(*self.place.withs, value))
+            if item.optional_vars is not None:
+                self.assign(item.optional_vars, value, node)
+        ends = self.block(node.body)
+        self.place = before
+        return ends
+
+    def _try(self, node: ast.Try) -> bool:
+        self._store.begin()
+        ends = self.block(node.body) or (bool(node.orelse) and self.block(node.orelse))
+        lasting, self._lasting = self._lasting, []
+        branches, before = [] if ends else [self._store.end()], self.place
+        if ends:
+            self._store.end()
+        for handler in node.handlers:
+            self.place = replace(before, in_handler=True)
+            self._store.begin()
+            left = self._inner(handler.body)
+            bound = self._store.end()
+            branches += [] if left else [bound]
+        self.place = before
+        self._store.join(branches)
+        ends_behind = self._inner(node.finalbody)
+        self._lasting = lasting
+        return ends_behind or not branches
+
+    def _match(self, node: ast.Match) -> None:
+        subject = self.value(node.subject)
+        branches = [dict[tuple[int, str], Value]()]
+        for case in node.cases:
+            ends, bound = self._branch(case.body, Condition(subject, holds=True))
+            branches += [] if ends else [bound]
+        self._store.join(branches)
+
+    # --- definitions ------------------------------------------------------------------------------
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        for one in node.decorator_list:
+            self.value(one)
+        function = Function(node, scope=self._scope)
+        self.functions.append(function)
+        self.bind(node.name, function)
+
+    def _class(self, node: ast.ClassDef) -> None:
+        bases = tuple(self.value(one) for one in (*node.decorator_list, *node.bases))
+        cls = Class(node, parts=bases)
+        self.classes.append(cls)
+        self.bind(node.name, cls)
+        outer, first = self._scope, len(self.functions)
+        self._scope = Scope(outer)
+        self._inner(node.body)
+        self._scope = outer
+        for function in self.functions[first:]:
+            if function.cls is None and function.node in node.body:
+                function.cls, function.scope = cls, outer
+                cls.methods[function.definition.name] = function
+
+    def _import(self, node: ast.Import) -> None:
+        for one in node.names:
+            self.modules.add(one.name)
+            name = one.name if one.asname else one.name.partition(".")[0]
+            self.bind(one.asname or name, Value(node, "name", name=canonical(name)))
+
+    def _import_from(self, node: ast.ImportFrom) -> None:
+        module = "." * node.level + (node.module or "")
+        self.modules.add(module)
+        for one in node.names:
+            if one.name == "*":
+                self._star(module, node)
+                continue
+            full = f"{module}.{one.name}"
+            self.modules.add(full)
+            self.bind(one.asname or one.name, Value(node, "name", name=canonical(full)))
+
+    def _star(self, module: str, node: ast.ImportFrom) -> None:
+        self.has_unknown_star |= module not in STARS
+        for name in STARS.get(module, ()):
+            self.bind(name, Value(node, "name", name=canonical(f"{module}.{name}")))
+
+    def _global(self, node: ast.Global) -> None:
+        self._scope.outer_names.update(node.names)
+
+
+def _is_main_guard(test: ast.expr) -> bool:
+    """``__name__ == "__main__"``: a script that is linted is one that is run."""
+    return (
+        isinstance(test, ast.Compare)
+        and isinstance(test.left, ast.Name)
+        and test.left.id == "__name__"
+        and len(test.ops) == 1
+        and isinstance(test.ops[0], ast.Eq)
+    )
+
+
+_WALKERS: dict[type[ast.stmt], Callable[..., bool | None]] = {
+    ast.Expr: Trace._expression,  # noqa: SLF001 - the table of its own class
+    ast.Return: Trace._return,  # noqa: SLF001
+    ast.Raise: Trace._leave,  # noqa: SLF001
+    ast.Continue: Trace._leave,  # noqa: SLF001
+    ast.Break: Trace._leave,  # noqa: SLF001
+    ast.Assign: Trace._assign,  # noqa: SLF001
+    ast.AnnAssign: Trace._annotated,  # noqa: SLF001
+    ast.AugAssign: Trace._augmented,  # noqa: SLF001
+    ast.If: Trace._branches,  # noqa: SLF001
+    ast.For: Trace._for,  # noqa: SLF001
+    ast.AsyncFor: Trace._for,  # noqa: SLF001
+    ast.While: Trace._while,  # noqa: SLF001
+    ast.With: Trace._with,  # noqa: SLF001
+    ast.AsyncWith: Trace._with,  # noqa: SLF001
+    ast.Try: Trace._try,  # noqa: SLF001
+    ast.Match: Trace._match,  # noqa: SLF001
+    ast.FunctionDef: Trace._function,  # noqa: SLF001
+    ast.AsyncFunctionDef: Trace._function,  # noqa: SLF001
+    ast.ClassDef: Trace._class,  # noqa: SLF001
+    ast.Import: Trace._import,  # noqa: SLF001
+    ast.ImportFrom: Trace._import_from,  # noqa: SLF001
+    ast.Global: Trace._global,  # noqa: SLF001
+}
+if hasattr(ast, "TryStar"):  # Python 3.11
+    _WALKERS[ast.TryStar] = Trace._try  # noqa: SLF001

@@ -1,0 +1,173 @@
+"""What an expression stands for when the script runs: a small graph of values, without types and without numbers.
+
+``model = DDP(net.to(device))`` becomes a Call of torch's DistributedDataParallel whose first argument is a Call of
+the method ``to`` whose receiver is whatever ``net`` was bound to. A name, an attribute and an element lead to the
+value that was last bound to them, also through local functions, so that rules see where a value comes from.
+Where branches bind different values, the value is a choice, and ``alternatives`` are all of them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal[
+    "name", "constant", "call", "attribute", "element", "choice", "tuple", "parameter", "loop", "other"
+]
+
+#: Methods of a module that return the module itself.
+SAME_OBJECT = frozenset(
+    ("to", "cuda", "cpu", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_", "apply")
+)
+#: Rules that follow values need no more of them; a loop may lead in circles.
+_MOST_STEPS = 500
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """One value. ``name`` is the dotted name of what was imported, or of a global that nothing here defines."""
+
+    node: ast.AST
+    kind: Kind = "other"
+    name: str = ""
+    parts: tuple[Value, ...] = ()  # what it is made of; of a choice the alternatives, the newest first
+    attribute: str = ""  # of an attribute or of an element with a constant index
+
+    @property
+    def constant(self) -> object:
+        """The constant, or None where it is no constant (or is None itself)."""
+        return self.node.value if isinstance(self.node, ast.Constant) and self.kind == "constant" else None
+
+    @property
+    def owner(self) -> Value | None:
+        """What it is an attribute, an element or a loop variable of."""
+        return self.parts[0] if self.parts and self.kind in ("attribute", "element", "loop") else None
+
+    @property
+    def text(self) -> str:
+        """How the script writes it."""
+        return ast.unparse(self.node)
+
+    def alternatives(self) -> Iterator[Value]:
+        """The values that it may be: itself, or the parts of a choice."""
+        waiting, seen = [self], set[int]()
+        while waiting and len(seen) < _MOST_STEPS:
+            value = waiting.pop(0)
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if value.kind == "choice":
+                waiting[:0] = value.parts
+            else:
+                yield value
+
+    def sources(self) -> Iterator[Value]:
+        """This value and all that it is made of, however far back: receivers, arguments, alternatives."""
+        waiting, seen = [self], set[int]()
+        while waiting and len(seen) < _MOST_STEPS:
+            value = waiting.pop()
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            yield value
+            waiting += value.parts
+
+    def calls(self) -> Iterator[Call]:
+        """The calls that it may be the result of."""
+        return (one for one in self.alternatives() if isinstance(one, Call))
+
+    def objects(self) -> Iterator[Value]:
+        """The objects it may be, behind methods that return their own receiver: ``net.to(device)`` is ``net``."""
+        waiting, seen = [self], set[int]()
+        while waiting and len(seen) < _MOST_STEPS:
+            for value in waiting.pop().alternatives():
+                if id(value) in seen:
+                    continue
+                seen.add(id(value))
+                if isinstance(value, Call) and value.method in SAME_OBJECT and value.receiver is not None:
+                    waiting.append(value.receiver)
+                else:
+                    yield value
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What held when something ran: ``test`` was ``holds``; ``early`` where the other way left before."""
+
+    test: Value
+    holds: bool
+    early: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Loop:
+    """A loop around something; ``over`` is None for ``while``."""
+
+    node: ast.AST
+    over: Value | None = None
+    test: Value | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the trace was: all of it from the entry on, through the local functions that led there."""
+
+    function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None = None
+    cls: ast.ClassDef | None = None
+    conditions: tuple[Condition, ...] = ()
+    loops: tuple[Loop, ...] = ()
+    withs: tuple[Value, ...] = ()  # the context managers
+    in_handler: bool = False  # inside of except
+    depth: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Call(Value):
+    """One call at one moment. The same line has several where its function is called from several places."""
+
+    callee: Value | None = None
+    method: str = ""  # where it is an attribute of a value: ``loader.sampler.set_epoch(1)`` has set_epoch
+    receiver: Value | None = None  # the value whose method it is
+    args: tuple[Value, ...] = ()  # positional, without those behind a star
+    keywords: dict[str, Value] = field(default_factory=dict)
+    has_stars: bool = False  # *args or **kwargs may give any argument
+    place: Place = Place()
+    order: int = 0
+    root: int = 0  # calls are ordered only within one root
+    local: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | None = None  # what of the script it calls
+    returned: Value | None = None  # by a local function that was followed
+
+    @property
+    def call(self) -> ast.Call:
+        """The node, for its position."""
+        assert isinstance(self.node, ast.Call)
+        return self.node
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """What held, from the outermost condition to the innermost."""
+        return self.place.conditions
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        """The loops around it, the outermost first; also those around the calls that led here."""
+        return self.place.loops
+
+    def argument(self, position: int | None, *names: str) -> Value | None:
+        """An argument by keyword or else by position; None where it is not written."""
+        for name in names:
+            if name in self.keywords:
+                return self.keywords[name]
+        if position is not None and position < len(self.args):
+            return self.args[position]
+        return None
+
+    def lacks(self, position: int | None, *names: str) -> bool:
+        """Whether an argument is surely not given."""
+        return not self.has_stars and self.argument(position, *names) is None
+
+    def precedes(self, other: Call) -> bool:
+        """Whether it surely comes first; False also where the order is not known."""
+        return self.root == other.root and self.order < other.order

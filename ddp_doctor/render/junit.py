@@ -1,0 +1,49 @@
+"""The findings of ``lint`` as JUnit XML, which continuous integration shows: one test case for each file.
+
+A finding below ``--fail-on`` is no failure: it stands in the output of its case.
+"""
+
+from collections.abc import Iterator, Sequence
+from xml.etree import ElementTree as ET
+
+from ddp_doctor.model.choices import FailOn, Severity
+from ddp_doctor.model.lint import LintFinding, LintReport
+from ddp_doctor.render.plain import plain
+
+
+def render(report: LintReport, paths: Sequence[str], fail_on: FailOn) -> str:
+    """One suite; ``paths`` are all files that were given, those without a finding too."""
+    unread = {one.path: one for one in report.unread}
+    by_path: dict[str, list[LintFinding]] = {path: [] for path in paths}
+    for finding in report.findings:
+        by_path.setdefault(finding.path, []).append(finding)
+    bar = Severity(fail_on.value)
+    suite = ET.Element("testsuite", name="ddp-doctor lint", tests=str(len(by_path)), skipped="0")
+    failures = 0
+    for path, findings in by_path.items():
+        case = ET.SubElement(suite, "testcase", classname="ddp-doctor.lint", name=plain(path), time="0")
+        if path in unread:
+            reason = f"line {unread[path].line}: {unread[path].reason}"
+            ET.SubElement(case, "error", message=plain(reason), type="could not be looked at")
+        failing = [one for one in findings if one.severity.at_least(bar)]
+        failures += bool(failing)
+        if failing:
+            message = f"{failing[0].code} {failing[0].title}"
+            failure = ET.SubElement(case, "failure", message=plain(message), type=failing[0].code)
+            failure.text = "\n".join(_lines(failing))
+        lesser = [one for one in findings if one not in failing]
+        if lesser:
+            ET.SubElement(case, "system-out").text = "\n".join(_lines(lesser))
+    suite.set("failures", str(failures))
+    suite.set("errors", str(len(unread)))
+    suite.set("time", f"{report.duration_s:.3f}")
+    suites = ET.Element("testsuites")
+    suites.append(suite)
+    ET.indent(suites)
+    return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _lines(findings: Sequence[LintFinding]) -> Iterator[str]:
+    for one in findings:
+        yield plain(f"{one.path}:{one.line}:{one.column}: {one.severity.value} {one.code} {one.title}")
+        yield from (plain(f"  {remedy.summary}") for remedy in one.remedies)

@@ -1,0 +1,54 @@
+"""The findings of ``lint`` for people, grouped by file; each begins with a place that editors and terminals open.
+
+train.py
+  train.py:88:5: warning DDL101 torch.nn.DataParallel: one process drives all GPUs
+      model = nn.DataParallel(model)
+      Remedy: Wrap the model in DistributedDataParallel
+"""
+
+from itertools import groupby
+from textwrap import indent
+from typing import TYPE_CHECKING
+
+from ddp_doctor.model.choices import Severity, Verdict
+from ddp_doctor.model.lint import LintFinding, LintReport
+from ddp_doctor.render.plain import one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_STYLE = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
+_VERDICT_STYLE = {Verdict.HEALTHY: "bold green", Verdict.SICK: "bold red", Verdict.UNSURE: "bold yellow"}
+
+
+def show(report: LintReport, out: "Console", *, quiet: bool = False) -> None:
+    """Print the report; ``quiet`` leaves out what is only worth knowing, and the sentence where all is well."""
+    findings = [one for one in report.findings if not quiet or one.severity.at_least(Severity.WARNING)]
+    for path, of_file in groupby(findings, lambda finding: finding.path):
+        out.print(one_line(path), style="bold")
+        for finding in of_file:
+            _show_finding(finding, out)
+        out.print()
+    for one in report.unread:
+        out.print(f"{one_line(one.path)}:{one.line}:1: not looked at: {one_line(one.reason)}", style="yellow")
+    if report.unread:
+        out.print()
+    if not quiet or report.verdict is not Verdict.HEALTHY:
+        out.print(one_line(report.summary), style=_VERDICT_STYLE[report.verdict])
+    if findings:
+        out.print(f"(more: ddp-doctor explain {findings[0].code})", style="dim")
+
+
+def _show_finding(finding: LintFinding, out: "Console") -> None:
+    place = f"  {one_line(finding.path)}:{finding.line}:{finding.column}: "
+    out.print(place, end="")
+    out.print(f"{finding.severity.value} {finding.code} ", style=_STYLE[finding.severity], end="")
+    out.print(one_line(finding.title))
+    for evidence in finding.evidence:
+        out.print(f"      {one_line(evidence.text)}", style="dim")
+    if finding.detail:
+        out.print(f"      {one_line(finding.detail)}")
+    for remedy in finding.remedies:
+        out.print(f"      Remedy: {one_line(remedy.summary)}")
+        for line in remedy.commands:
+            out.print(indent(line, " " * 10))

@@ -1,0 +1,63 @@
+"""The Python files that a user names: files as they are, folders walked, ``-`` for what comes on stdin."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddp_doctor.sources.given import CannotRead, read_given
+
+#: Folders that hold no code of the user's.
+_NOT_WALKED = ("__pycache__", "node_modules", "build", "dist", "site-packages", "venv", "env")
+#: What ``python -m venv`` and virtualenv leave in a folder.
+_ENVIRONMENT = "pyvenv.cfg"
+
+
+@dataclass(frozen=True)
+class ScriptFile:
+    """One file: its bytes, or why they could not be had."""
+
+    path: str
+    data: bytes = b""
+    reason: str = ""
+
+
+def script_paths(given: Sequence[str]) -> Iterator[str]:
+    """Each path once, in the order given; of a folder all ``*.py`` below it, by name."""
+    seen = set[str]()
+    for path in given:
+        below = _walk(path, set()) if path != "-" and Path(path).is_dir() else [path]
+        for one in below:
+            if one not in seen:
+                seen.add(one)
+                yield one
+
+
+def _walk(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:
+    """The scripts of a folder; a link that leads back to a folder above is not followed again."""
+    try:
+        status = Path(folder).stat()
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        yield folder  # reading it will say why
+        return
+    here = (status.st_dev, status.st_ino)
+    if here in above or (above and any(entry.name == _ENVIRONMENT for entry in entries)):
+        return
+    for entry in entries:
+        if entry.is_dir():
+            if not entry.name.startswith(".") and entry.name not in _NOT_WALKED:
+                yield from _walk(entry.path, above | {here})
+        elif entry.name.endswith(".py"):
+            yield entry.path
+
+
+def read_script(path: str, most_bytes: int) -> ScriptFile:
+    """One file. What is too large is cut behind ``most_bytes``, so that whoever judges it sees that it is."""
+    try:
+        if path != "-" and Path(path).is_file() and Path(path).stat().st_size > most_bytes:
+            with Path(path).open("rb") as file:
+                return ScriptFile(path, file.read(most_bytes + 1))
+        return ScriptFile("<stdin>" if path == "-" else path, read_given(path))
+    except (CannotRead, OSError, ValueError) as error:
+        return ScriptFile(path, reason=str(error))
