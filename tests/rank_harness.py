@@ -9,6 +9,7 @@ runs the module-level functions it is sent, on a world of any of the ranks::
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -42,6 +43,7 @@ class HarnessContext:
     ranks: tuple[int, ...]
     local_rank: int
     group: Any
+    store: Any = None
     backend: str = "gloo"
     device: str = "cpu"
     env: Mapping[str, str] = field(default_factory=dict)
@@ -74,11 +76,9 @@ class HarnessContext:
         yield
 
     def exchange(self, name: str, text: str) -> tuple[str, ...]:
-        import torch.distributed as dist
-
-        said: list[Any] = [None] * self.world_size
-        dist.all_gather_object(said, text, group=self.group)
-        return tuple(said)
+        """Over a store, as in a run: object collectives need numpy."""
+        self.store.set(f"{name}/{self.group_rank}", text)
+        return tuple(self.store.get(f"{name}/{other}").decode() for other in range(self.world_size))
 
     def keep(self, raw: str) -> None:
         self.raw = raw
@@ -190,25 +190,31 @@ def _rank(rank: int, pipes: list[Connection], store: str) -> None:
     size = len(pipes)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     groups: dict[tuple[int, ...], Any] = {tuple(range(size)): dist.group.WORLD}
+    said = dist.FileStore(f"{store}-said", size)
     pipes[rank].send(Result(rank))
-    while True:
+    for run in itertools.count():
         try:
             world, scenario, args = pipes[rank].recv()
         except EOFError:
             os._exit(0)
         if world not in groups:
             groups[world] = dist.new_group(list(world))
-        pipes[rank].send(_run(rank, world, groups[world], scenario, args) if rank in world else Result(rank))
+        if rank not in world:
+            pipes[rank].send(Result(rank))
+            continue
+        ctx = HarnessContext(
+            *(rank, world.index(rank), len(world), world),
+            local_rank=rank,
+            group=groups[world],
+            store=dist.PrefixStore(f"run{run}", said),
+        )
+        pipes[rank].send(_run(ctx, scenario, args))
 
 
-def _run(
-    rank: int, world: tuple[int, ...], group: Any, scenario: Callable[..., Any], args: tuple[Any, ...]
-) -> Result:
-    place = world.index(rank)
-    ctx = HarnessContext(rank, place, len(world), world, local_rank=rank, group=group)
+def _run(ctx: HarnessContext, scenario: Callable[..., Any], args: tuple[Any, ...]) -> Result:
     started = time.monotonic()
     try:
         value, error = scenario(ctx, *args), None
     except Exception:
         value, error = None, traceback.format_exc()
-    return Result(rank, value, error, tuple(ctx.steps), time.monotonic() - started)
+    return Result(ctx.rank, value, error, tuple(ctx.steps), time.monotonic() - started)
