@@ -7,7 +7,12 @@ import pytest
 from tests.rank_harness import Ranks
 
 #: Modules whose scenarios run on the ranks.
-SCENARIOS = ("tests.checks.test_buffers", "tests.checks.test_gpu_speed", "tests.checks.test_gradient_sync")
+SCENARIOS = (
+    "tests.checks.test_buffers",
+    "tests.checks.test_data_sharding",
+    "tests.checks.test_gpu_speed",
+    "tests.checks.test_gradient_sync",
+)
 
 
 @pytest.fixture(scope="package")

@@ -1,9 +1,10 @@
-"""gradient_sync and buffers on the doctor's own workers, as `run` starts them."""
+"""gradient_sync, buffers and data_sharding on the doctor's own workers, as `run` starts them."""
 
 import pytest
 
-from ddp_doctor.checks import buffers, gradient_sync
+from ddp_doctor.checks import buffers, data_sharding, gradient_sync
 from ddp_doctor.checks.buffers import Buffers
+from ddp_doctor.checks.data_sharding import DataSharding
 from ddp_doctor.checks.gradient_sync import GradientSync
 from ddp_doctor.model.rule import Rule
 from tests.launch.conftest import Play, Scenario
@@ -31,3 +32,13 @@ def test_buffers_is_healthy_on_workers(play: Play, ranks):
     facts = scenario.outcome.recording.facts(Buffers)
     assert [seen.rank for seen in facts] == list(range(ranks))
     assert codes(scenario, buffers.CHECK.rules) == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_data_sharding_is_healthy_on_workers(play: Play, ranks):
+    scenario = play(data_sharding.probe, ranks=ranks, deadline_s=10.0)
+
+    facts = scenario.outcome.recording.facts(DataSharding)
+    assert [seen.rank for seen in facts] == list(range(ranks))
+    assert codes(scenario, data_sharding.CHECK.rules) == []
+    assert facts[0].fact.steps == ((2, 1) if ranks == 2 else ())
