@@ -97,10 +97,11 @@ def tolerance(ranks: int) -> float:
 
 
 def checksum(grad: Any) -> Any:
-    """64 bits of a float32 tensor (an int64 scalar tensor on its device): equal for equal bits."""
+    """64 bits of a flat tensor (an int64 scalar tensor on its device): equal for equal bits."""
     import torch
 
-    bits = grad.contiguous().view(torch.int32).to(torch.int64)
+    kind = torch.int16 if grad.element_size() == 2 else torch.int32  # a float64 gives two of these
+    bits = grad.contiguous().view(kind).to(torch.int64)
     return ((bits + 1) * torch.arange(1, bits.numel() + 1, device=bits.device)).sum()
 
 
@@ -163,10 +164,13 @@ def weights(values: Sequence[float]) -> list[float]:
     return [value - each for value in values]
 
 
-def read(entered: Sequence[float], rank: int) -> Reading:
-    """What the weights of all ranks mean for group rank ``rank``, which received the gradient."""
+def read(entered: Sequence[float], rank: int, relative: float = 0.0) -> Reading:
+    """What the weights of all ranks mean for group rank ``rank``, which received the gradient.
+
+    ``relative`` is the error of a coarser format than float32.
+    """
     ranks = len(entered)
-    close = 4 * tolerance(ranks) * max(1.0, *(abs(weight) for weight in entered))
+    close = 4 * max(relative, tolerance(ranks)) * max(1.0, *(abs(weight) for weight in entered))
     off = {other: _rounded(weight) for other, weight in enumerate(entered) if abs(weight - 1) > close}
     present = [other for other, weight in enumerate(entered) if abs(weight) > close]
     if not off:

@@ -11,6 +11,7 @@ SCENARIOS = (
     "tests.checks.test_buffers",
     "tests.checks.test_data_sharding",
     "tests.checks.test_gpu_speed",
+    "tests.checks.test_gradient_modes",
     "tests.checks.test_gradient_sync",
 )
 

@@ -1,0 +1,414 @@
+"""gradient_modes on real ranks: healthy worlds, and each mode broken in the ways that its rule names."""
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from ddp_doctor.checks import gradient_modes
+from ddp_doctor.checks.gradient_modes import CHECK, GradientModes, modes, steps
+from ddp_doctor.model.choices import Confidence, Level, Severity
+from ddp_doctor.model.recording import Recording
+from tests.checks.judged_ranks import blamed, judge_by, only, record
+
+pytestmark = pytest.mark.ranks
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+EVERY = tuple(way.name for way in modes.WAYS)
+
+recording = partial(record, CHECK)
+judge = partial(judge_by, CHECK)
+
+
+# Scenarios: what runs on each rank.
+
+
+@contextmanager
+def numpy() -> Iterator[None]:
+    """PowerSGD draws a seed from numpy: where that is missing, from a stand-in."""
+    stand_in: Any = ModuleType("numpy")
+    stand_in.random = ModuleType("numpy.random")
+    stand_in.random.RandomState = lambda seed: type("", (), {"randint": random.Random(seed).randrange})
+    with patch.dict(sys.modules, {} if "numpy" in sys.modules else {"numpy": stand_in}):
+        yield
+
+
+def thorough(ctx):
+    ctx.level = Level.THOROUGH
+    with numpy():
+        return steps.measure(ctx)
+
+
+def without_numpy(ctx):
+    with patch.dict(sys.modules, {"numpy": None}):
+        return steps.measure(ctx, names=("powersgd",))
+
+
+def numpy_missing_on_rank_1(ctx):
+    with numpy(), patch.dict(sys.modules, {"numpy": None} if ctx.rank == 1 else {}):
+        return steps.measure(ctx, names=("powersgd",))
+
+
+def hooked(ctx, hook, *names):
+    """DDP with a communication hook in place of its own average."""
+
+    def wrapped(context, way, module):
+        def pretends(state, bucket):  # torch looks at the annotations of a hook
+            return hook(state, bucket)
+
+        model = steps.wrap(context, way, module)
+        model.register_comm_hook(context, pretends)
+        return model
+
+    return steps.measure(ctx, wrapped, names)
+
+
+def replaced(ctx, name, hook, mode):
+    """A hook of torch's that is replaced by one that does not what its name says."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    home = powerSGD_hook if name == "powerSGD_hook" else default_hooks
+
+    def pretends(state, bucket):
+        return hook(ctx, state, bucket)
+
+    with numpy(), patch.object(home, name, pretends):
+        return steps.measure(ctx, names=(mode,))
+
+
+def reduced(ctx: Any, buffer: Any, scale: float = 1.0) -> Any:
+    """A future of the sum over the ranks, times ``scale``."""
+    import torch.distributed as dist
+
+    future = dist.all_reduce(buffer, group=ctx.group, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0] * scale)
+
+
+def done(buffer: Any) -> Any:
+    import torch
+
+    future: Any = torch.futures.Future()
+    future.set_result(buffer)
+    return future
+
+
+def honest(ctx: Any, bucket: Any) -> Any:
+    return reduced(ctx, bucket.buffer() / ctx.world_size)
+
+
+def sums(ctx, _state, bucket):
+    return reduced(ctx, bucket.buffer().clone())
+
+
+def drops_rank_1(ctx: Any, bucket: Any) -> Any:
+    return reduced(ctx, bucket.buffer() * (0.0 if ctx.rank == 1 else 1 / ctx.world_size))
+
+
+def skips_bucket_1(ctx: Any, bucket: Any) -> Any:
+    return done(bucket.buffer()) if bucket.index() == 1 else honest(ctx, bucket)
+
+
+def skips_a_bucket_when_compressing(ctx, _state, bucket):
+    return skips_bucket_1(ctx, bucket)
+
+
+def rank_1_keeps_its_own(ctx, bucket):
+    own = bucket.buffer().clone()
+    return honest(ctx, bucket).then(lambda mean: own if ctx.rank == 1 else mean.value())
+
+
+def rank_0_nudges(ctx, _state, bucket):
+    import torch
+
+    mean = honest(ctx, bucket)
+    return mean.then(
+        lambda one: torch.nextafter(one.value(), one.value() + 1) if ctx.rank == 0 else one.value()
+    )
+
+
+def forgets_rank_1_from_the_third_step(ctx, state, bucket):
+    """PowerSGD whose factors lack rank 1's part, and whose plain steps are right."""
+    state.iter += bucket.is_last()
+    return honest(ctx, bucket) if state.iter <= 2 else drops_rank_1(ctx, bucket)
+
+
+def divides_by_the_users(ctx, bucket):
+    """A mean over the ranks whose gradient is not zero."""
+    import torch.distributed as dist
+
+    users = (bucket.buffer() != 0).to(bucket.buffer().dtype)
+    dist.all_reduce(users, group=ctx.group)
+    return reduced(ctx, bucket.buffer() / users.clamp(min=1))
+
+
+def no_sync_of(ctx, context, *names):
+    """DDP whose no_sync() is ``context(ctx, model)``."""
+
+    def wrapped(this, way, module):
+        model = steps.wrap(this, way, module)
+        model.no_sync = lambda: context(ctx, model)
+        return model
+
+    return steps.measure(ctx, wrapped, names or ("accumulation",))
+
+
+@contextmanager
+def never_ends(_ctx, model):
+    """As if the last forward still stood inside no_sync()."""
+    model.require_backward_grad_sync = False
+    yield
+    model.require_backward_grad_sync = False
+
+
+@contextmanager
+def forgets_the_first(ctx, model):
+    """What the first micro-step accumulated is lost when the second begins, on rank 1."""
+    first = model.module.weight0.grad is None
+    if not first and ctx.rank == 1:
+        model.zero_grad()
+    model.require_backward_grad_sync = False
+    yield
+    model.require_backward_grad_sync = True
+
+
+def without_its_switch(ctx, name):
+    """DDP that is not told of the mode."""
+    return steps.measure(ctx, lambda this, way, module: steps.wrap(this, modes.Way("", ()), module), (name,))
+
+
+def loses_the_second_use(ctx, name):
+    """DDP that detaches a parameter after its first use."""
+
+    def wrapped(this, way, module):
+        model = steps.wrap(this, way, module)
+        forward = model.forward
+
+        def first_uses(uses, segment):
+            known: set[int] = set()
+
+            def once(parameter, given):
+                seen = id(parameter) in known
+                known.add(id(parameter))
+                return segment(parameter, given * 0 if seen else given)
+
+            return forward(uses, once)
+
+        model.forward = first_uses
+        return model
+
+    return steps.measure(ctx, wrapped, (name,))
+
+
+def checkpoints_twice(ctx):
+    from torch.utils import checkpoint
+
+    whole = checkpoint.checkpoint
+
+    def doubled(*given, **options):
+        return whole(*given, **options) + whole(*given, **options)
+
+    with patch.object(checkpoint, "checkpoint", doubled):
+        return steps.measure(ctx, names=("checkpoint",))
+
+
+def after_backward(ctx, change, *names):
+    """Code that does something to the gradients after each backward."""
+    import torch
+
+    seen: list[Any] = []
+    backward: Any = torch.Tensor.backward
+
+    def wrapped(this, way, module):
+        seen.append(module)
+        return steps.wrap(this, way, module)
+
+    def changed(loss):
+        backward(loss)
+        change(ctx, seen[-1])
+
+    with patch.object(torch.Tensor, "backward", changed):
+        return steps.measure(ctx, wrapped, names)
+
+
+def clones(_ctx, module):
+    for parameter in module.parameters():
+        parameter.grad = parameter.grad.clone()
+
+
+def writes(_ctx, module):
+    for parameter in module.parameters():
+        parameter.grad.copy_(parameter.grad.clone())
+
+
+def invents_a_gradient(_ctx, module):
+    import torch
+
+    module.weight6.grad = torch.ones_like(module.weight6)
+
+
+# Healthy worlds
+
+
+@pytest.mark.parametrize("on", [(0, 1), (1, 3), (0, 1, 2), (0, 1, 2, 3)], ids=str)
+def test_healthy_ranks_give_no_finding(ranks, on):
+    facts = ranks.facts(gradient_modes.probe, on=on)
+    assert judge(recording(facts, on)) == []
+    assert [mode.name for mode in facts[0].modes] == ["bucket-view", "accumulation", "unused"]
+
+
+@pytest.mark.parametrize("on", [(0, 1), (0, 1, 2, 3)], ids=str)
+def test_all_modes_are_right_on_healthy_ranks(ranks, on):
+    facts = ranks.facts(thorough, on=on)
+    assert all(finding.code == "DD727" for finding in judge(recording(facts, on)))
+    assert tuple(mode.name for mode in facts[0].modes) == EVERY
+    tested = [mode.name for mode in facts[0].modes if mode.not_looked is None]
+    assert set(EVERY) - set(tested) <= {"bf16-compress"}  # a torch without NCCL refuses it
+
+
+def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
+    assert len({one.steps for one in ranks.run(thorough)}) == 1
+
+
+def test_an_honest_hook_and_honest_code_are_healthy(ranks):
+    assert judge(recording(ranks.facts(hooked, honest, "buckets", "bucket-view", "accumulation"))) == []
+    assert judge(recording(ranks.facts(after_backward, writes, "bucket-view"))) == []
+
+
+def test_what_cannot_be_tested_is_said_and_not_well(ranks):
+    finding = only(judge(recording(ranks.facts(without_numpy))), "DD727")
+    assert finding.severity is Severity.INFO
+    assert "powerSGD_hook" in finding.title
+    assert "numpy" in finding.evidence[0].text
+
+
+def test_a_library_that_one_rank_lacks_leaves_nobody_waiting(ranks):
+    facts = ranks.facts(numpy_missing_on_rank_1, on=(0, 1))
+    assert only(judge(recording(facts)), "DD727").title == "Not tested: powerSGD_hook"
+
+
+# Planted defects
+
+
+def test_a_bucket_that_is_not_reduced_is_named(ranks):
+    facts = ranks.facts(hooked, skips_bucket_1, "buckets", "bucket-view")
+    finding = only(judge(recording(facts)), "DD705")
+    assert "the rank's own gradient alone" in finding.title
+    assert "bucket 1: weight0, weight1" in finding.detail
+    assert "bucket 0" not in finding.detail
+    assert blamed(finding) == []
+
+
+def test_a_rank_that_is_missing_from_all_modes_is_one_finding(ranks):
+    facts = ranks.facts(hooked, drops_rank_1, "bucket-view", "accumulation")
+    finding = only(judge(recording(facts)), "DD705")
+    assert "rank 1's share is missing" in finding.title
+    assert blamed(finding) == [1]
+
+
+def test_a_rank_that_keeps_its_own_bucket_view_is_named(ranks):
+    finding = only(judge(recording(ranks.facts(hooked, rank_1_keeps_its_own, "bucket-view"))), "DD706")
+    assert blamed(finding) == [1]
+    assert "gradient_as_bucket_view=True" in finding.title
+
+
+def test_gradients_cloned_after_the_backward_are_a_warning(ranks):
+    finding = only(judge(recording(ranks.facts(after_backward, clones, "bucket-view"))), "DD725")
+    assert finding.severity is Severity.WARNING
+    assert "weight0" in finding.detail
+
+
+def test_a_static_graph_that_loses_a_use_is_found(ranks):
+    finding = only(judge(recording(ranks.facts(loses_the_second_use, "static-graph"))), "DD707")
+    assert "lacks use 2 of 2" in finding.title
+
+
+def test_a_mean_over_the_users_alone_is_found_and_nobody_blamed(ranks):
+    finding = only(judge(recording(ranks.facts(hooked, divides_by_the_users, "unused"))), "DD708")
+    assert "mean over the" in finding.title
+    assert blamed(finding) == []
+
+
+def test_a_gradient_that_no_rank_can_have_is_found(ranks):
+    finding = only(judge(recording(ranks.facts(after_backward, invents_a_gradient, "unused"))), "DD708")
+    assert "weight6" in finding.detail
+    assert finding.confidence is Confidence.POSSIBLE
+
+
+def test_branches_that_ddp_is_not_told_of_are_named_before_they_hang(ranks):
+    finding = only(judge(recording(ranks.facts(without_its_switch, "unused"))), "DD724")
+    assert "weight1 is unused on rank 1 (node1) and rank 3 (node3)" in finding.title
+    assert "weight6" not in finding.title  # no rank uses it
+
+
+def test_a_last_micro_step_inside_no_sync_is_found(ranks):
+    finding = only(judge(recording(ranks.facts(no_sync_of, never_ends))), "DD709")
+    assert "on every rank" in finding.title
+    assert "the rank's own gradient alone" in finding.title
+
+
+def test_a_lost_micro_step_is_named_with_its_rank(ranks):
+    finding = only(judge(recording(ranks.facts(no_sync_of, forgets_the_first))), "DD709")
+    assert "lacks micro-step 1 of 3 of rank 1" in finding.title
+    assert blamed(finding) == [1]
+
+
+def test_a_second_use_that_does_not_count_is_found(ranks):
+    finding = only(judge(recording(ranks.facts(loses_the_second_use, "twice"))), "DD710")
+    assert "lacks use 2 of 2" in finding.title
+
+
+def test_a_segment_that_counts_twice_is_found(ranks):
+    finding = only(judge(recording(ranks.facts(checkpoints_twice))), "DD720")
+    assert "it is 2 times what is owed" in finding.title
+
+
+def test_a_hook_that_forgets_to_divide_is_found(ranks):
+    facts = ranks.facts(replaced, "fp16_compress_hook", sums, "fp16-compress")
+    finding = only(judge(recording(facts)), "DD721")
+    assert "the sum of the ranks' gradients" in finding.title
+
+
+def test_a_hook_that_skips_a_bucket_names_it(ranks):
+    facts = ranks.facts(replaced, "fp16_compress_hook", skips_a_bucket_when_compressing, "fp16-compress")
+    assert "Off after step 1 are bucket 1: weight" in only(judge(recording(facts)), "DD721").detail
+
+
+def test_powersgd_that_loses_a_rank_is_found_where_it_owes_the_mean(ranks):
+    facts = ranks.facts(replaced, "powerSGD_hook", forgets_rank_1_from_the_third_step, "powersgd")
+    finding = only(judge(recording(facts)), "DD722")
+    assert "rank 1's share is missing" in finding.title
+    assert "Off after step 3 are bucket 0: weight0" in finding.detail
+
+
+def test_ddp_that_refuses_a_mode_is_found(ranks):
+    finding = only(judge(recording(ranks.facts(without_its_switch, "checkpoint-static"))), "DD723")
+    assert "on every rank" in finding.title
+    assert blamed(finding) == []
+
+
+def test_gradients_that_differ_within_rounding_are_a_warning(ranks):
+    facts = ranks.facts(replaced, "fp16_compress_hook", rank_0_nudges, "fp16-compress")
+    assert only(judge(recording(facts)), "DD726").severity is Severity.WARNING
+
+
+# Rules on recordings
+
+
+@pytest.mark.parametrize(
+    ("situation", "codes"),
+    [
+        ("modes-right", set()),
+        ("modes-bucket-1-not-reduced", {"DD705"}),
+        ("modes-branches-not-told-of", {"DD724"}),
+    ],
+)
+def test_recordings_give_their_codes(situation, codes):
+    whole = Recording.model_validate_json((RECORDINGS / f"{situation}.json").read_text())
+    assert whole.first(GradientModes) is not None
+    assert {finding.code for finding in judge(whole)} == codes

@@ -1,0 +1,88 @@
+"""Closed forms of unequal shares: what is right is right in every format, and what is off is named."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_doctor.knowledge import ddp_inside
+from ddp_doctor.knowledge import gradient_code as code
+from ddp_doctor.knowledge import gradient_shares as closed
+
+torch = pytest.importorskip("torch")
+SHARES = st.lists(st.integers(0, 7), min_size=1, max_size=9).map(tuple)
+
+
+def owed(shares: tuple[int, ...], elements: int = 70, kind: str = "float32", rank: int = 0) -> closed.Owed:
+    ranks = len(shares)
+    place = code.Place("weight", 1, elements, rank, tuple(range(10, 10 + ranks)))
+    return closed.Owed(place, tuple(map(float, shares)), closed.tolerance(ranks, kind))
+
+
+def reduced(one: closed.Owed, entered: tuple[int, ...], kind: str) -> Any:
+    """The mean as a backend computes it: divided and added in the format, rank after rank."""
+    dtype = getattr(torch, kind)
+    ranks, index = len(entered), torch.arange(one.place.elements)
+    total = torch.zeros(one.place.elements, dtype=dtype)
+    for rank, times in enumerate(entered):
+        total += (times * code.local(1, index, rank, ranks)).to(dtype) / ranks
+    return total
+
+
+@given(shares=SHARES, kind=st.sampled_from(["float64", "float32", "float16", "bfloat16"]))
+def test_a_correct_mean_is_within_the_tolerance_of_its_format(shares, kind):
+    one = owed(shares, kind=kind)
+    assert closed.compare(one, reduced(one, shares, kind), identical=True).equal
+
+
+@given(shares=SHARES.filter(lambda some: len(some) > 2 and all(some)), data=st.data())
+def test_a_missing_rank_is_named(shares, data):
+    lost = data.draw(st.integers(0, len(shares) - 1))
+    one = owed(shares)
+    entered = tuple(0 if rank == lost else share for rank, share in enumerate(shares))
+    off = closed.compare(one, reduced(one, entered, "float32"), identical=True)
+    assert not off.equal
+    assert off.held.shares == {10 + lost: 0.0}
+
+
+def test_a_parameter_that_nobody_uses_has_no_gradient():
+    one = owed((0, 0, 0))
+    assert closed.compare(one, None, identical=True).equal
+    assert closed.compare(one, torch.zeros(70), identical=True).equal
+    assert not closed.compare(one, torch.ones(70), identical=True).equal
+
+
+def test_a_missing_or_infinite_gradient_is_off():
+    one = owed((1, 1))
+    assert closed.compare(one, None, identical=True).held.holds == "absent"
+    assert closed.compare(one, torch.full((70,), torch.inf), identical=True).held.holds == "not_finite"
+
+
+def test_fewer_elements_than_ranks_name_nobody():
+    one = owed((1,) * 9, elements=4)
+    assert closed.compare(one, torch.ones(4), identical=True).held.holds == "other"
+
+
+def test_a_loss_tells_which_parameters_it_depends_on():
+    module = torch.nn.ModuleDict(
+        {"first": torch.nn.Linear(2, 2), "second": torch.nn.Linear(2, 2, bias=False)}
+    )
+    batch = torch.ones(1, 2)
+    assert ddp_inside.used(module, module["first"](batch).sum()) == {"first.weight", "first.bias"}
+    both = module["second"](module["first"](batch)).sum()
+    assert ddp_inside.used(module, both) == {"first.weight", "first.bias", "second.weight"}
+    assert ddp_inside.used(module, batch.sum()) == frozenset()
+
+
+def test_a_release_that_does_not_tell_its_buckets_gives_none():
+    model: object = type("Wrapped", (), {"module": torch.nn.Linear(2, 2), "reducer": None})()
+    assert ddp_inside.buckets(model) == {}
+    assert ddp_inside.unshared(model) == ()
+
+
+@pytest.mark.parametrize("shares", [(1, 1, 1, 1), (7, 7)])
+def test_a_gradient_of_ones_own_reads_so(shares):
+    one = owed(shares, rank=1)
+    mine = shares[1] * code.local(1, torch.arange(70), 1, len(shares)).float()
+    assert closed.compare(one, mine, identical=False).held.holds == "own"
