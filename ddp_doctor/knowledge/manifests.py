@@ -204,7 +204,7 @@ def _votes(what: What, groups: Sequence[_Group]) -> Iterator[tuple[str, _Vote]]:
     if _differ_in_names_alone(groups):
         for tensors in zip(*(group.seen_by_ddp for group in groups), strict=True):
             called = [(group.ranks, tensor.name) for group, tensor in zip(groups, tensors, strict=True)]
-            yield from ((tensors[0].name, vote) for vote in _vote(what, "name", called))
+            yield from ((vote.there, vote) for vote in _vote(what, "name", called))
         return
     names = dict.fromkeys(tensor.name for group in groups for tensor in group.tensors)
     for name in names:

@@ -13,6 +13,7 @@ SCENARIOS = (
     "tests.checks.test_gpu_speed",
     "tests.checks.test_gradient_modes",
     "tests.checks.test_gradient_sync",
+    "tests.checks.test_initial_state",
 )
 
 

@@ -1,0 +1,306 @@
+"""initial_state on real ranks: healthy worlds, models that differ, and a DDP that does not broadcast."""
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from ddp_doctor.checks import initial_state
+from ddp_doctor.checks.initial_state import CHECK, InitialState, seeded
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.recording import Recording
+from tests.checks.judged_ranks import blamed, judge_by, only, record
+
+pytestmark = pytest.mark.ranks
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+
+recording = partial(record, CHECK)
+judge = partial(judge_by, CHECK)
+
+
+# Scenarios: what runs on each rank.
+
+
+def layers(*sizes: tuple[str, int, int]) -> Any:
+    import torch
+
+    return torch.nn.ModuleDict({name: torch.nn.Linear(given, made) for name, given, made in sizes})
+
+
+def usual() -> Any:
+    return layers(("first", 4, 4), ("second", 4, 4))
+
+
+def odd_model(how: str) -> Any:
+    """The usual model with one thing that is otherwise."""
+    built = {
+        "extra head": (("first", 4, 4), ("second", 4, 4), ("head", 4, 2)),
+        "no head": (("first", 4, 4),),
+        "order": (("second", 4, 4), ("first", 4, 4)),
+        "shape": (("first", 4, 4), ("second", 4, 5)),
+        "name": (("first", 4, 4), ("last", 4, 4)),
+    }
+    model = layers(*built[how]) if how in built else usual()
+    changed(model, how)
+    return model
+
+
+def changed(model: Any, how: str) -> None:
+    import torch
+
+    if how == "dtype":
+        model["second"].bfloat16()
+    elif how == "requires_grad":
+        model["first"].weight.requires_grad_(False)
+    elif how == "tied":
+        model["second"].weight = model["first"].weight
+    elif how == "strides":
+        model["first"].weight = torch.nn.Parameter(torch.zeros(4, 4).t())
+    elif how in ("buffer", "transient"):
+        model["first"].register_buffer("seen", torch.zeros(3), persistent=how == "buffer")
+
+
+def models_differ(ctx: Any, how: str, on: tuple[int, ...], rest: str = "") -> InitialState:
+    return initial_state.look(ctx, odd_model(how) if ctx.rank in on else odd_model(rest))
+
+
+def order_from_a_set(ctx):
+    """Names from a set: their order is that of their hashes, and those differ between processes."""
+    from hashlib import md5
+
+    names = ["first", "second", "third", "fourth"]
+    names.sort(key=lambda name: md5(f"{ctx.rank}{name}".encode()).digest())
+    return initial_state.look(ctx, layers(*((name, 4, 4) for name in names)))
+
+
+def probe_with(ctx: Any, sync_module_states: Any) -> InitialState:
+    """The probe under a torch whose broadcast at construction was replaced."""
+    with mock.patch("torch.nn.parallel.distributed._sync_module_states", sync_module_states):
+        return initial_state.probe(ctx)
+
+
+def original() -> Any:
+    from torch.nn.parallel import distributed
+
+    return vars(distributed)["_sync_module_states"]
+
+
+def never_broadcasts(ctx):
+    return probe_with(ctx, lambda **_: None)
+
+
+def broadcasts_from_rank_2(ctx):
+    broadcast = original()
+    return probe_with(ctx, lambda **options: broadcast(**{**options, "src": 2}))
+
+
+def leaves_out(ctx, name, on):
+    """On these ranks one parameter or buffer gets its old value back after the broadcast."""
+    broadcast = original()
+
+    def all_but_one(module: Any, **options: Any) -> None:
+        state = dict(module.named_parameters()) | dict(module.named_buffers())
+        own = state[name].detach().clone()
+        broadcast(module=module, **options)
+        if ctx.rank in on:
+            state[name].data.copy_(own)
+
+    return probe_with(ctx, all_but_one)
+
+
+def is_told_not_to_synchronise(ctx):
+    """A subclass that hands ``init_sync=False`` on, and hides the option."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    class Unsynchronised(DistributedDataParallel):
+        def __init__(self, module: Any, **options: Any) -> None:
+            super().__init__(module, **{**options, "init_sync": False})
+
+    with mock.patch("torch.nn.parallel.DistributedDataParallel", Unsynchronised):
+        return initial_state.probe(ctx)
+
+
+# Healthy worlds
+
+
+@pytest.mark.parametrize("on", [(0, 1), (1, 3), (0, 1, 2), (0, 1, 2, 3)], ids=str)
+def test_healthy_ranks_start_from_their_first_rank_and_give_no_finding(ranks, on):
+    facts = ranks.facts(initial_state.probe, on=on)
+
+    assert judge(recording(facts, on)) == []
+    assert {fact.source_rank for fact in facts} == {on[0]}
+    assert all(fact.after == facts[0].before for fact in facts)
+
+
+def test_the_broadcast_is_shown_for_every_parameter_and_buffer_because_the_seeds_differ(ranks):
+    first, *others = ranks.facts(initial_state.probe)
+
+    assert len(first.before) == 10
+    for fact in others:
+        assert {name for name in fact.before if fact.before[name] == first.before[name]} == set()
+
+
+def test_without_ddp_only_one_seed_for_all_ranks_gives_one_model(ranks):
+    facts = ranks.facts(initial_state.probe)
+
+    assert len({fact.same_seed for fact in facts}) == 1
+    assert len({seeded.whole(fact.before) for fact in facts}) == 4
+
+
+def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
+    results = ranks.run(initial_state.probe)
+
+    assert len({one.steps for one in results}) == 1
+    assert [name for name, _ in results[0].steps] == ["compare_models", "ddp_construct", "ddp_construct"]
+
+
+def test_two_ranks_take_less_than_the_budget(ranks):
+    ranks.run(initial_state.probe, on=(0, 1))
+    quickest = min(max(one.duration_s for one in ranks.run(initial_state.probe, on=(0, 1))) for _ in range(3))
+
+    assert quickest < 0.1
+
+
+def test_the_broadcast_is_measured(ranks):
+    facts = ranks.facts(initial_state.probe)
+    found = {one.name: one for one in initial_state.measurements(recording(facts))}
+
+    assert found["initial_state_broadcast"].labels == {"ranks": 4, "bytes": 7944}
+    assert 0 <= found["initial_state_broadcast"].value < 1
+    assert found["initial_state_equal_by_seed"].value == 4
+
+
+def test_equal_models_of_other_making_give_no_finding(ranks):
+    for how in ("", "tied", "strides", "requires_grad", "buffer"):
+        facts = ranks.facts(models_differ, how, (0, 1, 2, 3))
+        assert judge(recording(facts)) == [], how
+        assert all(fact.wrap_s is not None for fact in facts)
+
+
+# Models that differ: told before anything is wrapped
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize(
+    ("how", "code", "words"),
+    [
+        ("extra head", "DD740", "parameter head.weight and 1 more in addition"),
+        ("no head", "DD740", "parameter second.weight and 1 more is missing"),
+        ("shape", "DD740", "parameter second.weight and 1 more has shape (5, 4) instead of (4, 4)"),
+        ("dtype", "DD740", "parameter second.weight and 1 more has dtype bfloat16 instead of float32"),
+        ("requires_grad", "DD740", "parameter first.weight has requires_grad False instead of True"),
+        ("tied", "DD740", "parameter second.weight is tied to first.weight, not a tensor of its own"),
+        ("strides", "DD740", "first.weight has memory format strides (1, 4) instead of contiguous"),
+        ("order", "DD741", "parameter number 0 is second.weight, not first.weight"),
+        ("name", "DD741", "parameter second.weight and 1 more is called last.weight"),
+        ("buffer", "DD742", "buffer first.seen in addition"),
+    ],
+)
+def test_the_odd_rank_of_four_is_named_before_its_model_is_wrapped(ranks, rank, how, code, words):
+    results = ranks.run(models_differ, how, (rank,))
+    facts = [one.value for one in results]
+    finding = only(judge(recording(facts)), code)
+
+    assert blamed(finding) == [rank]
+    assert f"differs on rank {rank} (node{rank})" in finding.title
+    assert words in finding.title
+    assert all("ddp_construct" not in dict(one.steps) for one in results)
+    assert all(fact.after == {} for fact in facts)
+
+
+def test_other_names_in_the_same_places_are_a_warning(ranks):
+    finding = only(judge(recording(ranks.facts(models_differ, "name", (1,)))), "DD741")
+
+    assert finding.severity is Severity.WARNING
+
+
+def test_a_buffer_that_only_some_save_is_a_warning(ranks):
+    finding = only(judge(recording(ranks.facts(models_differ, "transient", (1,), "buffer"))), "DD742")
+
+    assert finding.severity is Severity.WARNING
+    assert "persistent False instead of True" in finding.title
+
+
+@pytest.mark.parametrize(("on", "odd"), [((0, 1), (1,)), ((0, 1, 2, 3), (1, 3))], ids=str)
+def test_without_a_majority_no_rank_is_blamed_and_the_pair_is_told(ranks, on, odd):
+    facts = ranks.facts(models_differ, "no head", odd, on=on)
+    finding = only(judge(recording(facts, on)), "DD740")
+
+    assert blamed(finding) == []
+    assert "differs between rank 0 (node0) and rank 1 (node1)" in finding.title
+    assert "Compare rank 1 (node1)" in finding.detail
+    assert "No majority tells which of them is wrong" in finding.detail
+    assert finding.confidence is Confidence.LIKELY
+
+
+def test_an_order_that_comes_from_a_set_is_found_and_no_rank_is_blamed(ranks):
+    findings = judge(recording(ranks.facts(order_from_a_set)))
+
+    assert {finding.code for finding in findings} == {"DD741"}
+    assert all(blamed(finding) == [] for finding in findings)
+
+
+def test_unequal_models_are_told_in_well_under_a_second(ranks):
+    started = time.monotonic()
+    ranks.facts(models_differ, "extra head", (3,))
+
+    assert time.monotonic() - started < 1.0
+
+
+# A DDP that does not broadcast
+
+
+@pytest.mark.parametrize("scenario", [never_broadcasts, is_told_not_to_synchronise])
+def test_a_ddp_that_never_broadcasts_blames_no_rank(ranks, scenario):
+    finding = only(judge(recording(ranks.facts(scenario))), "DD743")
+
+    assert "not rank 0's on rank 1 (node1), rank 2 (node2) and rank 3 (node3): " in finding.title
+    assert finding.title.endswith("they are the rank's own")
+    assert blamed(finding) == []
+
+
+def test_values_of_a_wrong_rank_are_told(ranks):
+    findings = judge(recording(ranks.facts(broadcasts_from_rank_2)))
+
+    assert {finding.code for finding in findings} == {"DD743"}
+    assert any("they are rank 2's" in finding.title for finding in findings)
+    assert all(blamed(finding) == [] for finding in findings)
+
+
+@pytest.mark.parametrize(
+    "name", ["low", "frozen", "strided", "weight", "running", "counts", "step", "scale", "mask"]
+)
+def test_one_tensor_that_one_rank_does_not_receive_names_both(ranks, name):
+    finding = only(judge(recording(ranks.facts(leaves_out, name, (2,)))), "DD743")
+
+    assert blamed(finding) == [2]
+    assert f"Off are {'head.weight, ' if name == 'weight' else ''}{name} of" in finding.detail
+
+
+def test_of_two_ranks_the_receiver_alone_is_not_blamed(ranks):
+    facts = ranks.facts(leaves_out, "step", (1,), on=(0, 1))
+    finding = only(judge(recording(facts)), "DD743")
+
+    assert blamed(finding) == []
+
+
+# Rules on recordings
+
+
+@pytest.mark.parametrize(
+    ("situation", "codes"),
+    [
+        ("initial-state-from-rank-0", set()),
+        ("initial-state-never-broadcast", {"DD743"}),
+        ("model-with-an-extra-head-on-rank-2", {"DD740"}),
+        ("model-in-another-order-on-rank-1", {"DD741"}),
+        ("model-with-other-buffers-of-two-ranks", {"DD742"}),
+    ],
+)
+def test_recordings_give_their_codes(situation, codes):
+    whole = Recording.model_validate_json((RECORDINGS / f"{situation}.json").read_text())
+    assert whole.first(InitialState) is not None
+    assert {finding.code for finding in judge(whole)} == codes

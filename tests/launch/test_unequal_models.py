@@ -1,0 +1,90 @@
+"""Models that differ between the doctor's own workers: named in moments, before anything hangs."""
+
+import time
+
+import pytest
+
+from ddp_doctor.checks import initial_state
+from ddp_doctor.checks.initial_state import CHECK, InitialState
+from tests.checks import test_initial_state as scenarios
+from tests.launch.conftest import Play
+
+pytestmark = pytest.mark.ranks
+
+
+def healthy(ctx):
+    return initial_state.probe(ctx)
+
+
+def extra_head_on_rank_1(ctx):
+    return scenarios.models_differ(ctx, "extra head", (1,))
+
+
+def other_type_on_rank_1(ctx):
+    """Left to DDP, the rank aborts: gloo gets more bytes than it expects."""
+    return scenarios.models_differ(ctx, "dtype", (1,))
+
+
+def other_order_on_rank_2(ctx):
+    """Left to DDP, nothing is raised and the layers are mixed."""
+    return scenarios.models_differ(ctx, "order", (2,))
+
+
+def buffer_on_rank_1_alone(ctx):
+    return scenarios.models_differ(ctx, "buffer", (1,))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_same_model_everywhere_is_healthy_on_workers(play: Play, ranks):
+    scenario = play(healthy, ranks=ranks, deadline_s=10.0)
+
+    facts = scenario.outcome.recording.facts(InitialState)
+    assert [seen.rank for seen in facts] == list(range(ranks))
+    assert all(seen.fact.after for seen in facts)
+    assert scenario.codes == []
+
+
+@pytest.mark.parametrize(
+    ("probe", "code", "rank"),
+    [
+        (extra_head_on_rank_1, "DD740", 1),
+        (other_type_on_rank_1, "DD740", 1),
+        (other_order_on_rank_2, "DD741", 2),
+        (buffer_on_rank_1_alone, "DD742", 1),
+    ],
+)
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_the_rank_with_another_model_is_named_before_anything_hangs(play: Play, ranks, probe, code, rank):
+    scenario = play(probe, ranks=ranks, deadline_s=10.0)
+
+    assert scenario.codes == [code]
+    assert scenario.culprits == [rank]
+    assert scenario.seconds < 5
+    assert scenario.left == []
+
+
+def test_of_two_ranks_with_two_models_none_is_blamed(play: Play):
+    scenario = play(extra_head_on_rank_1, ranks=2, deadline_s=10.0)
+
+    assert scenario.codes == ["DD740"]
+    assert scenario.culprits == []
+    assert "between rank 0 and rank 1" in scenario.title
+
+
+def wraps_it_all_the_same(ctx):
+    """What the job does: rank 1's model has a layer of another type, and nobody has compared."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    with ctx.step("ddp_construct"):
+        DistributedDataParallel(
+            scenarios.odd_model("dtype" if ctx.rank == 1 else ""), process_group=ctx.group
+        )
+        time.sleep(0.2)
+    return CHECK.probe(ctx)
+
+
+def test_left_to_ddp_the_same_difference_kills_a_rank(play: Play):
+    scenario = play(wraps_it_all_the_same, ranks=3, deadline_s=3.0)
+
+    assert scenario.codes != []
+    assert not set(scenario.codes) & {"DD740", "DD741", "DD742"}
