@@ -32,6 +32,7 @@ from ddp_doctor.checks import (
     reach,
     roll_call,
     software,
+    step_time,
     topology,
     torchrun,
 )
@@ -61,6 +62,7 @@ CHECKS: tuple[Check, ...] = (
     buffers.CHECK,
     data_sharding.CHECK,
     p2p.CHECK,
+    step_time.CHECK,
     rdma_after.CHECK,
     kernel_after.CHECK,
 )

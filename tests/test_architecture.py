@@ -53,6 +53,7 @@ ORDER = (
     "buffers",
     "data_sharding",
     "p2p",
+    "step_time",
     "rdma_after",
     "kernel_after",
 )
@@ -81,6 +82,7 @@ BLOCKS = {
     "buffers": "7",
     "data_sharding": "7",
     "p2p": "6",
+    "step_time": "8",
     "rdma_after": "5",
     "kernel_after": "3",
 }

@@ -1,0 +1,58 @@
+"""What the steps compute: a module and batches for it. The doctor's own is a plain net of linear layers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ddp_doctor.model.context import RankContext
+
+#: Width and depth: 4 MiB of gradients on a CPU, 64 MiB on a GPU, where more of it fits into 10 ms.
+_CPU, _GPU = (256, 16), (1024, 16)
+_SMALLEST_BATCH, _LARGEST_BATCH = 8, 1 << 16
+
+
+@dataclass(frozen=True)
+class Work:
+    """A module on this rank's device, a batch, and the loss of one for the other."""
+
+    module: Any
+    batch: Any
+    loss: Callable[[Any, Any], Any]  # (module or what wraps it, batch) -> a tensor of one element
+    name: str = ""  # of the user's own
+    samples: int | None = None
+    make: Callable[[int], Any] | None = None  # a batch of so many samples; None where that cannot be had
+
+    def sized(self, samples: int) -> "Work":
+        """The same with another batch, where one can be made."""
+        return self if self.make is None else replace(self, batch=self.make(samples), samples=samples)
+
+    def gradient_bytes(self) -> int:
+        """The bytes that DDP averages."""
+        return sum(one.numel() * one.element_size() for one in self.module.parameters() if one.requires_grad)
+
+
+def own(ctx: RankContext) -> Work:
+    """The doctor's own, the same numbers on every rank: it is the same work."""
+    import torch
+
+    width, depth = _GPU if ctx.device.startswith("cuda") else _CPU
+    layers: list[torch.nn.Module] = []
+    for _ in range(depth):
+        layers += [torch.nn.Linear(width, width), torch.nn.ReLU()]
+
+    def make(samples: int) -> Any:
+        generator = torch.Generator().manual_seed(1)
+        return torch.randn(samples, width, generator=generator).to(ctx.device)
+
+    work = Work(torch.nn.Sequential(*layers).to(ctx.device), None, _mean_square, make=make)
+    return work.sized(_SMALLEST_BATCH)
+
+
+def _mean_square(module: Any, batch: Any) -> Any:
+    return module(batch).pow(2).mean()
+
+
+def samples_for(work: Work, took_s: float, aim_s: float) -> int:
+    """How many samples keep it busy for ``aim_s``, by what its batch took."""
+    wanted = (work.samples or _SMALLEST_BATCH) * aim_s / took_s
+    return int(min(max(wanted, _SMALLEST_BATCH), _LARGEST_BATCH))

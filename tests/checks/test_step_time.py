@@ -1,0 +1,324 @@
+"""step_time on real ranks, a rank made slow, and the rules on recordings."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from ddp_doctor.checks.step_time import CHECK, StepTimeFact, measurements
+from ddp_doctor.checks.step_time.facts import Buckets, BucketTrial, Round
+from ddp_doctor.checks.step_time.measure import Plan, _how_many, measure
+from ddp_doctor.checks.step_time.profiler import common, joined
+from ddp_doctor.checks.step_time.summary import summary
+from ddp_doctor.checks.step_time.work import Work
+from ddp_doctor.knowledge.buckets import Curve
+from ddp_doctor.model.choices import Confidence, Level, Severity
+from ddp_doctor.model.fact import Skip
+from ddp_doctor.model.recording import Recording
+from tests.checks.judged_ranks import blamed, judge_by, only, record
+
+pytestmark = pytest.mark.ranks
+
+recording = partial(record, CHECK)
+judge = partial(judge_by, CHECK)
+SHORT = Plan(aim_s=0.002, rounds=3, iterations=1, bucket_aim_s=0.01)
+
+
+# Scenarios: what runs on each rank.
+
+
+def small(ctx, slow_rank=None, level=Level.STANDARD):
+    """A net of 32 KiB of gradients; one rank does its work forty times over."""
+    import torch
+
+    ctx.level = level
+    times = 40 if ctx.rank == slow_rank else 1
+    module = torch.nn.Sequential(*(torch.nn.Linear(45, 45) for _ in range(4)))
+
+    def loss(wrapped, batch):
+        return sum(wrapped(batch).pow(2).mean() for _ in range(times))
+
+    work = Work(module, torch.ones(64, 45), loss, name="train:model")
+    return measure(ctx, work, SHORT)
+
+
+def own(ctx):
+    from ddp_doctor.checks.step_time.work import own as work
+
+    return measure(ctx, work(ctx), SHORT)
+
+
+def too_long(ctx):
+    try:
+        _how_many(ctx, SHORT, 1e3 if ctx.rank == 1 else 1e-3)
+    except Skip as reason:
+        return str(reason)
+
+
+def each_with_a_processor(facts: list[StepTimeFact]) -> list[StepTimeFact]:
+    """The ranks of these tests share two processors; on a node of their own each has one."""
+    return [fact.model_copy(update={"on_cpu_share": 1.0}) for fact in facts]
+
+
+# Real ranks
+
+
+def test_two_ranks_measure_every_kind_of_step_and_nobody_is_blamed(ranks):
+    facts = ranks.facts(own, on=(0, 1))
+    seen = summary(recording(facts, (0, 1)))
+
+    assert seen is not None
+    assert seen.fact.ranks == 2
+    assert 0 < min(seen.computing) < 1
+    assert 0 < min(seen.communicate) < 1
+    assert seen.alone
+    assert len(seen.alone_larger) == len(seen.step) == 3
+    assert seen.fact.larger == 2
+    assert facts[1].rounds[0].alone_s is None  # the other ranks waited
+    assert [
+        one.severity for one in judge(recording(facts, (0, 1))) if one.severity is not Severity.INFO
+    ] == []
+
+
+def test_the_ranks_agree_on_the_work_and_on_the_number_of_rounds(ranks):
+    facts = ranks.facts(own, on=(0, 1, 2))
+
+    assert len({(fact.batch, fact.iterations, len(fact.rounds), fact.curve) for fact in facts}) == 1
+    assert len({None if fact.buckets is None else len(fact.buckets.trials) for fact in facts}) == 1
+
+
+def test_one_rank_alone_is_measured_too(ranks):
+    (fact,) = ranks.facts(own, on=(0,))
+
+    assert fact.buckets is None
+    assert "one rank" in fact.not_measured["bucket sizes"]
+    assert judge(recording([fact], (0,))) == []
+
+
+def test_steps_that_take_too_long_are_not_measured_on_any_rank(ranks):
+    reasons = ranks.facts(too_long, on=(0, 1))
+
+    assert all(reason and "would take" in reason for reason in reasons)
+
+
+def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
+    results = ranks.run(small, on=(0, 1, 2))
+
+    assert all(one.error is None for one in results), results[0].error
+    assert len({one.steps for one in results}) == 1
+
+
+def test_a_rank_that_computes_more_slowly_than_its_peers_is_named(ranks):
+    facts = each_with_a_processor(ranks.facts(small, 2))
+    finding = only([one for one in judge(recording(facts)) if one.code == "DD812"], "DD812")
+
+    assert blamed(finding) == [2]
+    assert finding.culprits[0].node == "node2"
+    assert finding.title.startswith("Rank 2 (node2) computes")
+
+
+def test_its_twin_without_a_slow_rank_blames_nobody(ranks):
+    assert "DD812" not in {one.code for one in judge(recording(ranks.facts(small)))}
+
+
+def test_the_profiler_tells_the_time_of_collectives_or_why_it_cannot(ranks):
+    for fact in ranks.facts(small, None, Level.THOROUGH, on=(0, 1)):
+        if fact.profile is None:
+            assert fact.not_measured["torch.profiler"]
+        else:
+            assert 0 < fact.profile.collectives_s < 20
+            assert fact.profile.covered_s <= fact.profile.collectives_s
+            assert any(name.startswith("aten::") for name in fact.profile.operations)
+
+
+def test_the_profiler_is_loaded_at_level_thorough_only(ranks):
+    (fact,) = ranks.facts(small, on=(0,))
+
+    assert "thorough" in fact.not_measured["torch.profiler"]
+
+
+# Rules on facts made by hand
+
+
+def fact(
+    compute: float = 0.010, step: float = 0.012, communicate: float = 0.004, rank: int = 0, **changes: Any
+) -> StepTimeFact:
+    """Six rounds with 2 % of noise."""
+    wobble = (1.0, 1.01, 0.99, 1.02, 1.0, 0.99)
+    rounds = tuple(
+        Round(
+            compute_s=compute * by,
+            again_s=compute * (2 - by),
+            step_s=step * by,
+            communicate_s=communicate * by,
+            alone_s=compute if rank == 0 else None,
+            alone_larger_s=2 * compute if rank == 0 else None,
+        )
+        for by in wobble
+    )
+    whole = StepTimeFact(
+        ranks=2,
+        device="cpu",
+        parameters=2,
+        gradient_bytes=4 << 20,
+        larger=2,
+        cpus=(0, 1, 2, 3),
+        on_cpu_share=1.0,
+        iterations=2,
+        rounds=rounds,
+        curve=Curve(points=((4, 1e-4), (1 << 20, 1e-3))),
+    )
+    return whole.model_copy(update=changes)
+
+
+def pair(**changes: Any) -> Recording:
+    return recording([fact(rank=rank, **changes) for rank in (0, 1)], (0, 1))
+
+
+SLOW_LINK: dict[str, Any] = {"step": 0.100, "communicate": 0.095}
+
+
+def test_overlap_scaling_and_ratio_are_worked_out_of_the_slowest_rank():
+    seen = summary(pair())
+
+    assert seen is not None
+    assert seen.ratio == pytest.approx(0.4, rel=0.02)
+    assert seen.overlap == pytest.approx(0.5, abs=0.03)
+    assert seen.weak_scaling == pytest.approx(10 / 12, rel=0.02)
+    assert seen.strong_scaling == pytest.approx(20 / 12 / 2, rel=0.02)
+
+
+def test_overlap_is_not_told_where_communication_drowns_in_noise():
+    seen = summary(pair(communicate=0.0001))
+
+    assert seen is not None
+    assert seen.overlap is None
+
+
+def test_ranks_of_which_one_was_not_measured_are_not_summed_up():
+    assert summary(recording([fact()], (0,))) is None
+    assert list(measurements(recording([fact()], (0,)))) == []
+
+
+def test_measurements_are_in_base_units():
+    found = {one.name: one for one in measurements(pair())}
+
+    assert found["step_time"].value == pytest.approx(0.012, rel=0.02)
+    assert {one.unit for one in found.values()} == {"s", "ratio", "B/s"}
+    assert list(measurements(Recording())) == []
+
+
+def test_a_step_that_waits_is_information_with_the_doctors_model_and_a_warning_with_your_own():
+    assert only(judge(pair(**SLOW_LINK)), "DD810").severity is Severity.INFO
+    codes = {one.code: one.severity for one in judge(pair(**SLOW_LINK, model="train:model"))}
+    assert codes == {"DD810": Severity.WARNING, "DD811": Severity.WARNING}
+
+
+def test_the_steps_to_accumulate_bring_waiting_to_a_fifth():
+    finding = next(one for one in judge(pair(**SLOW_LINK, model="train:model")) if one.code == "DD810")
+
+    assert "one synchronisation in 36 steps, waiting is 20% of the time" in finding.remedies[0].summary
+
+
+def test_a_step_that_hides_its_communication_is_healthy():
+    assert judge(pair(step=0.0101, communicate=0.012)) == []
+
+
+def test_waiting_that_noise_explains_is_not_told():
+    noisy = fact(**SLOW_LINK)
+    rounds = tuple(one.model_copy(update={"again_s": 0.100}) for one in noisy.rounds)
+    facts = [noisy.model_copy(update={"rounds": rounds}), fact(rank=1, **SLOW_LINK)]
+
+    assert judge(recording(facts, (0, 1))) == []
+
+
+def test_ranks_that_share_processors_are_told_nothing():
+    assert judge(pair(**SLOW_LINK, threads=8)) == []
+
+
+def test_a_disturbed_machine_is_told_only_of_communication_many_times_longer():
+    assert judge(pair(step=0.040, communicate=0.030, on_cpu_share=0.6)) == []
+    assert only(judge(pair(**SLOW_LINK, on_cpu_share=0.6)), "DD810").severity is Severity.INFO
+
+
+def trials(best_s: float, predicted_s: float = 0.041, default_s: float = 0.061) -> Buckets:
+    """The default and 1 MiB."""
+    by = (1.0, 1.02, 0.98)
+    both = ((25.0, 0.060, default_s), (1.0, predicted_s, best_s))
+    made = [
+        BucketTrial(cap_mib=cap, predicted_s=at, step_s=tuple(took * one for one in by))
+        for cap, at, took in both
+    ]
+    return Buckets(batch=8, compute_s=0.02, predicted_s={25.0: 0.060, 1.0: predicted_s}, trials=tuple(made))
+
+
+def test_a_bucket_size_that_won_is_advised_with_what_was_predicted_and_measured():
+    finding = only(judge(pair(buckets=trials(0.043))), "DD820")
+
+    assert finding.severity is Severity.INFO
+    assert finding.confidence is Confidence.POSSIBLE
+    assert (
+        "predicted 41 ms, measured 43 ms (42 to 44); default 25: predicted 60 ms, measured 61 ms"
+        in finding.detail
+    )
+    assert "bucket_cap_mb=1" in finding.remedies[0].summary
+    assert finding.remedies[0].proof.status == "not_tried"  # it is not the user's model
+
+
+def test_with_your_own_model_the_advice_is_proved():
+    finding = only(judge(pair(buckets=trials(0.043), model="train:model")), "DD820")
+
+    assert finding.remedies[0].proof.status == "proved"
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        trials(0.060),
+        trials(0.0595),
+        trials(0.070),
+        trials(0.043, predicted_s=0.020),
+        trials(0.043, default_s=0.1),
+    ],
+    ids=["no gain", "within noise", "a loss", "not as predicted", "default not as predicted"],
+)
+def test_a_bucket_size_that_did_not_win_as_predicted_is_not_advised(measured):
+    assert judge(pair(buckets=measured)) == []
+
+
+def test_a_rank_that_is_slow_because_something_else_runs_there_is_information():
+    facts = [fact(rank=rank, ranks=4) for rank in range(4)]
+    facts[1] = fact(0.030, 0.032, rank=1, ranks=4, on_cpu_share=0.4)
+    finding = only(judge(recording(facts)), "DD812")
+
+    assert (finding.severity, blamed(finding)) == (Severity.INFO, [1])
+    assert "a processor 40% of the time" in finding.detail
+
+
+@pytest.mark.parametrize(("times", "severity"), [(1.5, Severity.WARNING), (4.0, Severity.ERROR)])
+def test_a_slow_rank_is_a_warning_and_an_error_from_three_times_on(times, severity):
+    facts = [fact(rank=rank, ranks=4) for rank in range(4)]
+    facts[3] = fact(0.010 * times, 0.060, rank=3, ranks=4)
+
+    assert only(judge(recording(facts)), "DD812").severity is severity
+
+
+def test_one_slow_look_blames_nobody():
+    facts = [fact(rank=rank, ranks=4) for rank in range(4)]
+    rounds = facts[3].rounds
+    once = (rounds[0].model_copy(update={"compute_s": 0.5}), *rounds[1:])
+    facts[3] = facts[3].model_copy(update={"rounds": once})
+
+    assert judge(recording(facts)) == []
+
+
+def test_of_two_halves_nobody_says_which_is_slow():
+    facts = [fact(0.010 if rank < 2 else 0.020, 0.022, rank=rank, ranks=4) for rank in range(4)]
+
+    assert judge(recording(facts)) == []
+
+
+def test_spans_that_overlap_count_once():
+    assert joined([(3, 4), (0, 2), (1, 2.5)]) == [(0, 2.5), (3, 4)]
+    assert common([(0, 2.5), (3, 4)], [(2, 3.5)]) == 1.0
+    assert common([], [(0, 1)]) == 0.0
