@@ -10,19 +10,25 @@ What the probe reads on each rank is the state of a small model that every rank 
 
 The batches are known in closed form too: after one forward the running mean of BatchNorm must be half of
 the rank's own (momentum 0.5), the next starts from rank 0's, and SyncBatchNorm's is that of all ranks.
+From level standard on it also wraps with broadcasting off, gives a buffer a new tensor after wrapping, and
+times what the broadcast adds to a forward.
 
 Why it matters: ranks that start from other weights train other models; running statistics that drift
 apart make the saved model, rank 0's, worse in evaluation than the losses of the training promised.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
-from ddp_doctor.checks.buffers import batch_norm, broadcast
+from ddp_doctor.checks.buffers import batch_norm, broadcast, kept
 from ddp_doctor.checks.buffers.facts import Buffers
+from ddp_doctor.checks.buffers.options import measure_options
 from ddp_doctor.checks.buffers.stamps import measure, measure_sync_batch_norm, stamped_model, wrap
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Measurement
 
 __all__ = ["CHECK", "Buffers", "probe"]
 
@@ -30,6 +36,8 @@ __all__ = ["CHECK", "Buffers", "probe"]
 def probe(ctx: RankContext) -> Buffers:
     """Wrap stamped models in DDP and compare their state with its closed form."""
     fact = measure(ctx, wrap(ctx, stamped_model(ctx)))
+    if ctx.level.includes(Level.STANDARD):
+        fact = measure_options(ctx, fact)
     if not ctx.device.startswith("cuda"):
         reason = "SyncBatchNorm works on accelerators only, and these ranks are on the CPU"
         return fact.model_copy(update={"sync_batch_norm_reason": reason})
@@ -37,8 +45,16 @@ def probe(ctx: RankContext) -> Buffers:
 
     kind: Any = torch.nn.SyncBatchNorm  # its methods have no types
     model = wrap(ctx, kind.convert_sync_batchnorm(stamped_model(ctx), ctx.group))
-    off = measure_sync_batch_norm(ctx, model)
-    return fact.model_copy(update={"sync_batch_norm_off": off})
+    return fact.model_copy(update=measure_sync_batch_norm(ctx, model))
+
+
+def measurements(recording: Recording) -> Iterator[Measurement]:
+    """What the broadcast of a convolutional net's buffers adds to each forward, on the slowest rank."""
+    costs = [seen.fact.cost for seen in recording.facts(Buffers) if seen.fact.cost]
+    if costs:
+        slowest = max(max(cost.on_s - cost.off_s, 0.0) for cost in costs)
+        labels: dict[str, str | int | float] = {"ranks": len(costs), "bytes": costs[0].size_bytes}
+        yield Measurement(name="buffer_broadcast", value=slowest, unit="s", labels=labels)
 
 
 CHECK = Check(
@@ -47,7 +63,8 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(Buffers,),
-    rules=(*broadcast.RULES, *batch_norm.RULES),
+    rules=(*broadcast.RULES, *batch_norm.RULES, *kept.RULES),
     level=Level.QUICK,
     min_ranks=2,
+    measurements=measurements,
 )

@@ -1,4 +1,4 @@
-"""DD713, DD714: BatchNorm's statistics are wrong, or not those of all ranks."""
+"""DD713, DD714, DD717: BatchNorm's statistics or outputs are wrong, or not those of all ranks."""
 
 from collections.abc import Iterator
 
@@ -51,4 +51,37 @@ def sync_batch_norm_not_synchronised(recording: Recording) -> Iterator[Draft]:
     yield from drafts(recording, "sync_batch_norm_off", what, wanted)
 
 
-RULES = (batch_norm_statistics_wrong, sync_batch_norm_not_synchronised)
+@rule("DD717", "batch-normalised-with-other-statistics", Severity.ERROR, Buffers)
+def batch_normalised_with_other_statistics(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        BatchNorm's running statistics are right, and what it gives for a batch is not: the batch is not
+        normalised with its own mean and variance or, under SyncBatchNorm, with those of all ranks' batches.
+
+    Why it matters
+        The running statistics are used in evaluation alone. Training sees the output: with SyncBatchNorm
+        that normalises each rank's batch by itself, small batches train as badly as without it.
+
+    Remedy
+        None of your own code runs in this check: look for code that replaces parts of torch. With NCCL,
+        repeat it with NCCL_PROTO=Simple.
+
+    References
+        https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
+        https://arxiv.org/abs/1502.03167
+    """
+    # Wrong statistics explain wrong outputs, and are the finding then.
+    seen = [one.fact for one in recording.facts(Buffers)]
+    if not any(fact.batch_norm_off for fact in seen):
+        what, wanted = "BatchNorm gives wrong outputs", "closed form with the rank's own batch"
+        yield from drafts(recording, "normalised_off", what, wanted)
+    if not any(fact.sync_batch_norm_off for fact in seen):
+        what, wanted = "SyncBatchNorm gives wrong outputs", "closed form with the batches of all ranks"
+        yield from drafts(recording, "sync_normalised_off", what, wanted)
+
+
+RULES = (
+    batch_norm_statistics_wrong,
+    sync_batch_norm_not_synchronised,
+    batch_normalised_with_other_statistics,
+)

@@ -9,7 +9,8 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.phrases.ddp import remedies
 from ddp_doctor.phrases.ranks import rank_culprits, ranks_at
 
-_BROADCAST = ("parameters_off", "buffers_off")  # what comes from rank 0
+#: What comes from rank 0 or, with broadcasting off, could only come from there.
+_BROADCAST = ("parameters_off", "buffers_off", "reassigned_off", "kept_off")
 _Seen = tuple[int, Buffers, tuple[OffState, ...]]  # rank, its fact, what is off there
 
 

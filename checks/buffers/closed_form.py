@@ -1,5 +1,6 @@
 """The batches of the probe, and the statistics that BatchNorm must make of them."""
 
+from math import sqrt
 from typing import Any
 
 CHANNELS = 3
@@ -28,10 +29,31 @@ def of_rank(place: int) -> Statistics:
 def overall(ranks: int) -> Statistics:
     """Mean and unbiased variance over the batches of all ranks."""
     elements = ranks * len(_DEVIATIONS)
+    means, biased = overall_biased(ranks)
+    return means, [variance * elements / (elements - 1) for variance in biased]
+
+
+def overall_biased(ranks: int) -> Statistics:
+    """Mean and biased variance over the batches of all ranks: what SyncBatchNorm normalises with."""
     square = sum((place + 1) ** 2 for place in range(ranks)) / ranks
     means = [(channel + 1) * (ranks + 1) / 2 for channel in range(CHANNELS)]
-    biased = [square * (2 + (channel + 1) ** 2) - means[channel] ** 2 for channel in range(CHANNELS)]
-    return means, [variance * elements / (elements - 1) for variance in biased]
+    return means, [square * (2 + (channel + 1) ** 2) - means[channel] ** 2 for channel in range(CHANNELS)]
+
+
+def of_rank_biased(place: int) -> Statistics:
+    """Mean and biased variance of the batch of one group rank: what BatchNorm normalises with."""
+    means, _ = of_rank(place)
+    return means, [2.0 * (place + 1) ** 2] * CHANNELS
+
+
+def normalised(place: int, statistics: Statistics) -> list[float]:
+    """The batch of one group rank less the mean, over the deviation, row by row (torch's epsilon: 1e-5)."""
+    means, variances = statistics
+    return [
+        ((place + 1) * (channel + 1 + deviation) - means[channel]) / sqrt(variances[channel] + 1e-5)
+        for deviation in _DEVIATIONS
+        for channel in range(CHANNELS)
+    ]
 
 
 def updated(running: Statistics, seen: Statistics) -> Statistics:

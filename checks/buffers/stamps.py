@@ -9,8 +9,11 @@ from ddp_doctor.checks.buffers.closed_form import (
     START,
     Statistics,
     batch,
+    normalised,
     of_rank,
+    of_rank_biased,
     overall,
+    overall_biased,
     updated,
 )
 from ddp_doctor.checks.buffers.facts import Buffers, OffState
@@ -33,7 +36,9 @@ def stamped_model(ctx: RankContext) -> Any:
         bias: torch.nn.Parameter
 
         def forward(self, batch: Any) -> Any:
-            return self.norm(batch).sum() + self.weight.sum() + self.bias.sum()
+            given = self.norm(batch)
+            self.normalised = given.detach()
+            return given.sum() + self.weight.sum() + self.bias.sum()
 
     stamp, model = ctx.group_rank + 1, Stamped()
     model.weight = torch.nn.Parameter(torch.full((1000,), float(stamp)))
@@ -57,14 +62,15 @@ def wrap(ctx: RankContext, module: Any) -> Any:
 def measure(ctx: RankContext, model: Any) -> Buffers:
     """All looks at a DDP-wrapped ``stamped_model``, in training mode."""
     module, norm, place = model.module, model.module.norm, ctx.group_rank
-    parameters_off = [_stamp_off(ctx, name, getattr(module, name)) for name in ("weight", "bias")]
+    parameters_off = [stamp_off(ctx, name, getattr(module, name)) for name in ("weight", "bias")]
     for buffer in (module.float_stamp, module.int_stamp):
         buffer.fill_(place + 1)
-    _forward(ctx, model, "first")
+    forward(ctx, model, "first")
+    normalised_off = _normalised_off(module, place, of_rank_biased(place))
     own = updated(START, of_rank(place))
     batch_norm_off = _norm_off(norm, own)
-    _forward(ctx, model, "second")
-    stamps_off = [_stamp_off(ctx, name, getattr(module, name)) for name in ("float_stamp", "int_stamp")]
+    forward(ctx, model, "second")
+    stamps_off = [stamp_off(ctx, name, getattr(module, name)) for name in ("float_stamp", "int_stamp")]
     mixed = updated(updated(START, of_rank(0)), of_rank(place))
     # A norm that was wrong before says nothing of the broadcast.
     statistics_off = () if batch_norm_off else _norm_off(norm, mixed)
@@ -74,18 +80,30 @@ def measure(ctx: RankContext, model: Any) -> Buffers:
         parameters_off=tuple(off for off in parameters_off if off),
         buffers_off=(*(off for off in stamps_off if off), *statistics_off),
         batch_norm_off=batch_norm_off,
+        normalised_off=normalised_off,
     )
 
 
-def measure_sync_batch_norm(ctx: RankContext, model: Any) -> tuple[OffState, ...]:
-    """What is off in the statistics of a DDP-wrapped model whose ``norm`` synchronises."""
-    _forward(ctx, model, "SyncBatchNorm")
-    off = _norm_off(model.module.norm, updated(START, overall(ctx.world_size)))
-    own = not _norm_off(model.module.norm, updated(START, of_rank(ctx.group_rank)))
-    return tuple(one.model_copy(update={"from_rank": ctx.rank if own else None}) for one in off)
+def measure_sync_batch_norm(ctx: RankContext, model: Any) -> dict[str, tuple[OffState, ...]]:
+    """What is off in a DDP-wrapped model whose ``norm`` synchronises: fields of its fact."""
+    forward(ctx, model, "SyncBatchNorm")
+    module, place = model.module, ctx.group_rank
+    off = _norm_off(module.norm, updated(START, overall(ctx.world_size)))
+    own = not _norm_off(module.norm, updated(START, of_rank(place)))
+    output = _normalised_off(module, place, overall_biased(ctx.world_size))
+    alone = not _normalised_off(module, place, of_rank_biased(place))
+    return {
+        "sync_batch_norm_off": _from(ctx.rank if own else None, off),
+        "sync_normalised_off": _from(ctx.rank if alone else None, output),
+    }
 
 
-def _forward(ctx: RankContext, model: Any, detail: str) -> None:
+def _from(rank: int | None, off: tuple[OffState, ...]) -> tuple[OffState, ...]:
+    return tuple(one.model_copy(update={"from_rank": rank}) for one in off)
+
+
+def forward(ctx: RankContext, model: Any, detail: str) -> None:
+    """One forward with this rank's batch, and the wait for it."""
     given = batch(ctx.group_rank, ctx.device)
     with ctx.step("forward", detail):
         model(given).item()
@@ -97,20 +115,30 @@ def _norm_off(norm: Any, expected: Statistics) -> tuple[OffState, ...]:
     return tuple(off for off in offs if off)
 
 
-def _stamp_off(ctx: RankContext, name: str, tensor: Any) -> OffState | None:
-    off = _off(name, tensor, [1.0] * tensor.numel(), 0.0)
+def _normalised_off(module: Any, place: int, statistics: Statistics) -> tuple[OffState, ...]:
+    """What the norm gave for this rank's batch in the last forward; its values are about 1."""
+    expected = normalised(place, statistics)
+    off = _off("norm's output", module.normalised.reshape(-1), expected, _TOLERANCE, _TOLERANCE)
+    return (off,) if off else ()
+
+
+def stamp_off(ctx: RankContext, name: str, tensor: Any, place: int = 0) -> OffState | None:
+    """The tensor against the stamp of the group rank ``place``."""
+    off = _off(name, tensor, [place + 1.0] * tensor.numel(), 0.0)
     if off is None or off.got is None or off.got - 1 not in range(ctx.world_size):
         return off
     return off.model_copy(update={"from_rank": ctx.ranks[int(off.got) - 1]})
 
 
-def _off(name: str, tensor: Any, expected: Sequence[float], relative: float) -> OffState | None:
+def _off(
+    name: str, tensor: Any, expected: Sequence[float], relative: float, absolute: float = 0.0
+) -> OffState | None:
     """The worst element beyond the tolerance, None where all are right."""
     import torch
 
     values, wanted = tensor.detach().double().cpu(), torch.tensor(expected, dtype=torch.float64)
     error = (values - wanted).abs().nan_to_num(nan=torch.inf)
-    if bool((error <= relative * wanted.abs()).all()):
+    if bool((error <= relative * wanted.abs() + absolute).all()):
         return None
     worst = int(error.argmax())
     got = float(values[worst]) if bool(values[worst].isfinite()) else None

@@ -1,14 +1,17 @@
 """buffers on real ranks: healthy worlds, and every rule fired by a sabotaged DDP."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from ddp_doctor.checks import buffers
 from ddp_doctor.checks.buffers import CHECK, Buffers, closed_form, stamps
+from ddp_doctor.model.choices import Level
 from ddp_doctor.model.recording import Recording
 from tests.checks.judged_ranks import blamed, judge_by, only, record
 
@@ -99,6 +102,88 @@ def computes_wrong_statistics(ctx, on):
     return stamps.measure(ctx, model)
 
 
+def quick_probe(ctx):
+    ctx.level = Level.QUICK
+    return buffers.probe(ctx)
+
+
+def probe_with(ctx: Any, method: str, replaced: Any, on: tuple[int, ...] = (0, 1, 2, 3)) -> Buffers:
+    """The probe under a torch in which one method of DDP was replaced on these ranks."""
+    where = f"torch.nn.parallel.DistributedDataParallel.{method}"
+    with mock.patch(where, replaced) if ctx.rank in on else nullcontext():
+        return buffers.probe(ctx)
+
+
+def always_broadcasts(ctx):
+    return probe_with(ctx, "will_sync_module_buffers", lambda _self: True)
+
+
+def loses_sight_of_new_buffers(ctx, on):
+    """A DDP that lists its buffers once, as torch did before issue 63916."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    listed: Any = DistributedDataParallel._assign_modules_buffers
+
+    def once(self: Any) -> None:
+        if not hasattr(self, "modules_buffers"):
+            listed(self)
+
+    return probe_with(ctx, "_assign_modules_buffers", once, on)
+
+
+def overwrites_its_own_buffer(ctx, rank):
+    """With broadcasting off, one rank's module writes rank 0's stamp into a buffer of its own."""
+
+    def model(given: Any) -> Any:
+        module = stamps.stamped_model(given)
+        if given.rank == rank:
+            after_forward(module, lambda one: one.float_stamp.fill_(1.0))
+        return module
+
+    with mock.patch("ddp_doctor.checks.buffers.options.stamped_model", model):
+        return buffers.probe(ctx)
+
+
+def normalises_wrongly(ctx, on):
+    model = stamps.wrap(ctx, stamps.stamped_model(ctx))
+    if ctx.rank in on:
+        model.module.norm.register_forward_hook(lambda _norm, _given, made: made * 1.001)
+    return stamps.measure(ctx, model)
+
+
+def late_buffers(ctx, registered):
+    """What a forward leaves on this rank of a tensor that comes after a model without buffers is wrapped."""
+    import torch
+
+    class Scale(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(2))
+
+        def forward(self) -> Any:
+            return self.weight.sum()
+
+    module: Any = Scale()
+    model = wrapped(ctx, module)
+    if registered:
+        module.register_buffer("late", torch.full((2,), ctx.rank + 1.0))
+    else:
+        module.late = torch.full((2,), ctx.rank + 1.0)
+    model()
+    return module.late.tolist()
+
+
+def synchronises_statistics_alone(ctx):
+    """A SyncBatchNorm whose running statistics are right, and whose outputs are the rank's own."""
+    module = synchronised_model(ctx)
+    module.norm.register_forward_hook(
+        lambda _norm, given, _made: (
+            (given[0] - given[0].mean(0)) / (given[0].var(0, unbiased=False) + 1e-5).sqrt()
+        )
+    )
+    return module
+
+
 def synchronised_model(ctx: Any) -> Any:
     """The probe's model with a SyncBatchNorm for the CPU, which torch does not have: real all-reduces."""
     import torch
@@ -113,7 +198,7 @@ def synchronised_model(ctx: Any) -> Any:
             running: Any = self
             running.running_mean.lerp_(mean, 0.5)
             running.running_var.lerp_(unbiased, 0.5)
-            return given
+            return (given - mean) / (sums[2] / count - mean.square() + 1e-5).sqrt()
 
     module = stamps.stamped_model(ctx)
     module.norm = SyncNorm(3)
@@ -126,7 +211,7 @@ def sync_batch_norm(ctx, module_of, on=()):
     model = stamps.wrap(ctx, module_of(ctx))
     if ctx.rank in on:
         model.module.norm.register_forward_hook(use_own_batch)
-    return fact.model_copy(update={"sync_batch_norm_off": stamps.measure_sync_batch_norm(ctx, model)})
+    return fact.model_copy(update=stamps.measure_sync_batch_norm(ctx, model))
 
 
 def use_own_batch(norm, args, _result):
@@ -165,7 +250,22 @@ def torch_sync_batch_norm(ctx):
 def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
     results = ranks.run(buffers.probe)
     assert len({one.steps for one in results}) == 1
-    assert [name for name, _ in results[0].steps] == ["ddp_construct", "forward", "forward"]
+    names = [name for name, _ in results[0].steps]
+    assert names[:3] == ["ddp_construct", "forward", "forward"]
+    assert set(names) == {"ddp_construct", "forward"}
+
+
+def test_a_quick_run_looks_at_ddp_s_defaults_alone(ranks):
+    for fact in ranks.facts(quick_probe):
+        assert (fact.kept_off, fact.reassigned_off, fact.cost) == (None, None, None)
+
+
+def test_what_the_broadcast_adds_to_a_forward_is_measured(ranks):
+    (found,) = buffers.measurements(recording(ranks.facts(buffers.probe)))
+
+    assert found.name == "buffer_broadcast"
+    assert found.labels == {"ranks": 4, "bytes": 212_848}
+    assert 0 < found.value < 1
 
 
 def test_two_ranks_take_less_than_the_budget(ranks):
@@ -270,6 +370,51 @@ def test_one_rank_outside_sync_batch_norm_is_named(ranks):
     assert blamed(only(judge(recording(facts)), "DD714")) == [2]
 
 
+def test_buffers_that_are_broadcast_though_it_is_off_blame_no_rank(ranks):
+    finding = only(judge(recording(ranks.facts(always_broadcasts))), "DD715")
+    assert "buffers are overwritten on rank 1 (node1), rank 2 (node2) and rank 3 (node3): " in finding.title
+    assert finding.title.endswith("they are rank 0's")
+    assert "float_stamp, int_stamp" in finding.detail
+    assert blamed(finding) == []
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_a_rank_that_loses_its_own_buffer_is_named(ranks, rank):
+    finding = only(judge(recording(ranks.facts(overwrites_its_own_buffer, rank))), "DD715")
+    assert blamed(finding) == [rank]
+    assert "float_stamp" in finding.detail
+
+
+def test_a_ddp_that_loses_sight_of_new_buffers_blames_no_rank(ranks):
+    finding = only(judge(recording(ranks.facts(loses_sight_of_new_buffers, (0, 1, 2, 3)))), "DD716")
+    assert finding.title.endswith("they are the rank's own")
+    assert "float_stamp" in finding.detail
+    assert blamed(finding) == []
+
+
+def test_a_rank_that_loses_sight_of_a_new_buffer_is_named(ranks):
+    finding = only(judge(recording(ranks.facts(loses_sight_of_new_buffers, (2,)))), "DD716")
+    assert blamed(finding) == [2]
+
+
+def test_a_rank_that_normalises_wrongly_is_named(ranks):
+    finding = only(judge(recording(ranks.facts(normalises_wrongly, (2,)))), "DD717")
+    assert blamed(finding) == [2]
+    assert "BatchNorm gives wrong outputs" in finding.title
+
+
+def test_statistics_that_synchronise_without_the_outputs_are_found(ranks):
+    finding = only(judge(recording(ranks.facts(sync_batch_norm, synchronises_statistics_alone))), "DD717")
+    assert finding.title == "SyncBatchNorm gives wrong outputs on every rank: they are the rank's own"
+    assert blamed(finding) == []
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_what_comes_after_a_model_without_buffers_is_wrapped_is_never_broadcast(ranks, registered):
+    """Not a fault of the machine, and no finding: docs/explanation/ddp-semantics.md tells it."""
+    assert ranks.facts(late_buffers, registered) == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [4.0, 4.0]]
+
+
 # Rules on recordings
 
 
@@ -282,6 +427,10 @@ def test_one_rank_outside_sync_batch_norm_is_named(ranks):
         ("batch-norm-wrong-on-rank-2", {"DD713"}),
         ("sync-batch-norm-synchronises", set()),
         ("sync-batch-norm-alone", {"DD714"}),
+        ("buffers-with-options", set()),
+        ("buffers-broadcast-though-off", {"DD715"}),
+        ("buffers-new-tensor-lost", {"DD716"}),
+        ("batch-norm-output-wrong-on-rank-2", {"DD717"}),
     ],
 )
 def test_recordings_give_their_codes(situation, codes):
