@@ -14,6 +14,7 @@ SCENARIOS = (
     "tests.checks.test_gradient_modes",
     "tests.checks.test_gradient_sync",
     "tests.checks.test_initial_state",
+    "tests.checks.test_mixed_precision",
     "tests.checks.test_step_time",
 )
 

@@ -2,10 +2,12 @@
 
 import pytest
 
-from ddp_doctor.checks import buffers, data_sharding, gradient_sync
+from ddp_doctor.checks import buffers, data_sharding, gradient_modes, gradient_sync, mixed_precision
 from ddp_doctor.checks.buffers import Buffers
 from ddp_doctor.checks.data_sharding import DataSharding
+from ddp_doctor.checks.gradient_modes import GradientModes
 from ddp_doctor.checks.gradient_sync import GradientSync
+from ddp_doctor.checks.mixed_precision import MixedPrecision
 from ddp_doctor.model.rule import Rule
 from tests.launch.conftest import Play, Scenario
 
@@ -42,3 +44,21 @@ def test_data_sharding_is_healthy_on_workers(play: Play, ranks):
     assert [seen.rank for seen in facts] == list(range(ranks))
     assert codes(scenario, data_sharding.CHECK.rules) == []
     assert facts[0].fact.steps == ((2, 1) if ranks == 2 else ())
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_gradient_modes_is_healthy_on_workers(play: Play, ranks):
+    scenario = play(gradient_modes.probe, ranks=ranks, deadline_s=10.0)
+
+    facts = scenario.outcome.recording.facts(GradientModes)
+    assert [seen.rank for seen in facts] == list(range(ranks))
+    assert codes(scenario, gradient_modes.CHECK.rules) == []
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_mixed_precision_is_healthy_on_workers(play: Play, ranks):
+    scenario = play(mixed_precision.probe, ranks=ranks, deadline_s=10.0)
+
+    facts = scenario.outcome.recording.facts(MixedPrecision)
+    assert [seen.rank for seen in facts] == list(range(ranks))
+    assert codes(scenario, mixed_precision.CHECK.rules) == []

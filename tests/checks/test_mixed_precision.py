@@ -1,0 +1,231 @@
+"""mixed_precision on real ranks: healthy worlds, and scaling and reduction broken as its rules name it."""
+
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from ddp_doctor.checks import mixed_precision
+from ddp_doctor.checks.mixed_precision import CHECK, MixedPrecision, halves, scaled
+from ddp_doctor.model.choices import Level, Severity
+from tests.checks.judged_ranks import blamed, judge_by, only, record
+
+pytestmark = pytest.mark.ranks
+
+recording = partial(record, CHECK)
+judge = partial(judge_by, CHECK)
+
+
+# Scenarios: what runs on each rank.
+
+
+def thorough(ctx):
+    ctx.level = Level.THOROUGH
+    return mixed_precision.probe(ctx)
+
+
+def hooked_by(ctx: Any, hook: Any) -> Any:
+    """A way to wrap with a communication hook in place of DDP's own average."""
+
+    def pretends(_state, bucket):  # torch looks at the annotations of a hook
+        return hook(ctx, bucket)
+
+    def wrapped(this: Any, module: Any) -> Any:
+        model = scaled.wrap(this, module)
+        model.register_comm_hook(None, pretends)
+        return model
+
+    return wrapped
+
+
+def scaled_steps(ctx: Any, hook: Any = None, scaler: Any = scaled.scaler_of) -> MixedPrecision:
+    wrapped = scaled.wrap if hook is None else hooked_by(ctx, hook)
+    return MixedPrecision(
+        world_size=ctx.world_size, scaled=(scaled.measure(ctx, "bfloat16", wrapped, scaler),)
+    )
+
+
+def half_steps(ctx: Any, hook: Any, dtype: str) -> MixedPrecision:
+    return MixedPrecision(
+        world_size=ctx.world_size, halves=(halves.measure(ctx, dtype, hooked_by(ctx, hook)),)
+    )
+
+
+def reduced(ctx: Any, buffer: Any) -> Any:
+    import torch.distributed as dist
+
+    future = dist.all_reduce(buffer, group=ctx.group, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0])
+
+
+def honest(ctx: Any, bucket: Any) -> Any:
+    return reduced(ctx, bucket.buffer() / ctx.world_size)
+
+
+def divides_last(ctx, bucket):
+    return reduced(ctx, bucket.buffer().clone()).then(lambda total: total.value() / ctx.world_size)
+
+
+def sums(ctx, bucket):
+    return reduced(ctx, bucket.buffer().clone())
+
+
+def removes_infinities(ctx, bucket):
+    return reduced(ctx, bucket.buffer().nan_to_num(posinf=0.0) / ctx.world_size)
+
+
+def keeps_infinities_to_itself(ctx, bucket):
+    """A rank whose gradient is infinite sends zeros and keeps its own."""
+    own = bucket.buffer().clone()
+    finite = bool(own.isfinite().all())
+    mean = reduced(ctx, (own if finite else own.new_zeros(own.shape)) / ctx.world_size)
+    return mean.then(lambda done: done.value() if finite else own)
+
+
+def nudges_on_rank_0(ctx, bucket):
+    import torch
+
+    mean = honest(ctx, bucket)
+    return mean.then(
+        lambda one: torch.nextafter(one.value(), one.value() + 1) if ctx.rank == 0 else one.value()
+    )
+
+
+def loses_rank_1(ctx, bucket):
+    return reduced(ctx, bucket.buffer() * (0.0 if ctx.rank == 1 else 1 / ctx.world_size))
+
+
+def loses_a_little(ctx, bucket):
+    return reduced(ctx, bucket.buffer() / ctx.world_size * 0.98)
+
+
+def quarters_on_rank_1(ctx):
+    import torch
+
+    def scaler(device):
+        return torch.amp.GradScaler(
+            device, init_scale=scaled.SCALE, backoff_factor=0.25 if ctx.rank == 1 else 0.5
+        )
+
+    return scaled_steps(ctx, scaler=scaler)
+
+
+def never_backs_off(ctx):
+    import torch
+
+    def scaler(device):
+        return torch.amp.GradScaler(device, init_scale=scaled.SCALE, backoff_factor=1.0 - 1e-9)
+
+    return scaled_steps(ctx, scaler=scaler)
+
+
+def old_torch(ctx):
+    import torch
+
+    with patch.object(torch, "amp", object()):
+        return scaled_steps(ctx)
+
+
+def backend_without_bfloat16(ctx):
+    import torch.distributed as dist
+
+    def refuses(tensor, **_):
+        raise RuntimeError(f"Invalid scalar type {tensor.dtype}")
+
+    with patch.object(dist, "all_reduce", refuses):
+        return half_steps(ctx, honest, "bfloat16")
+
+
+# Healthy worlds
+
+
+@pytest.mark.parametrize("on", [(0, 1), (1, 3), (0, 1, 2), (0, 1, 2, 3)], ids=str)
+def test_healthy_ranks_give_no_finding(ranks, on):
+    facts = ranks.facts(mixed_precision.probe, on=on)
+    assert judge(recording(facts, on)) == []
+    assert [step.stepped for step in facts[0].scaled[0].steps] == [True, False, True]
+    assert facts[0].scaled[0].infinite_rank == on[-1]
+
+
+@pytest.mark.parametrize("on", [(0, 1), (0, 1, 2), (0, 1, 2, 3)], ids=str)
+def test_all_formats_are_right_on_healthy_ranks(ranks, on):
+    facts = ranks.facts(thorough, on=on)
+    assert judge(recording(facts, on)) == []
+    assert {one.dtype for one in facts[0].halves} == {"float16", "bfloat16"}
+    assert all(one.large_mean == pytest.approx(one.large, rel=0.02) for one in facts[0].halves)
+
+
+def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
+    assert len({one.steps for one in ranks.run(thorough)}) == 1
+
+
+def test_a_hook_that_averages_is_healthy(ranks):
+    assert judge(recording(ranks.facts(scaled_steps, honest))) == []
+    assert judge(recording(ranks.facts(half_steps, honest, "float16"))) == []
+
+
+# Planted defects
+
+
+def test_a_rank_that_skips_alone_is_found(ranks):
+    finding = only(judge(recording(ranks.facts(scaled_steps, keeps_infinities_to_itself))), "DD730")
+    assert "rank 3 (node3) skipped the step" in finding.title
+    assert "rank 3's gradient is infinite" in finding.title
+    assert blamed(finding) == []  # the three that stepped are no minority
+
+
+def test_a_scale_of_ones_own_names_the_rank(ranks):
+    finding = only(judge(recording(ranks.facts(quarters_on_rank_1))), "DD731")
+    assert blamed(finding) == [1]
+    assert finding.evidence[0].value == 1.0
+
+
+def test_infinities_that_are_removed_are_found(ranks):
+    finding = only(judge(recording(ranks.facts(scaled_steps, removes_infinities))), "DD732")
+    assert "no rank skips the step" in finding.title
+
+
+def test_a_scale_that_does_not_back_off_is_found(ranks):
+    finding = only(judge(recording(ranks.facts(never_backs_off))), "DD732")
+    assert "the scale is not halved" in finding.title
+
+
+def test_a_sum_under_autocast_is_found_once(ranks):
+    finding = only(judge(recording(ranks.facts(scaled_steps, sums))), "DD733")
+    assert "the sum of the ranks' gradients" in finding.title
+
+
+def test_weights_that_drift_in_their_last_bits_are_a_warning(ranks):
+    finding = only(judge(recording(ranks.facts(scaled_steps, nudges_on_rank_0))), "DD737")
+    assert finding.severity is Severity.WARNING
+    assert "rank 0 (node0)" in finding.title
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_sum_before_the_division_overflows(ranks, dtype):
+    finding = only(judge(recording(ranks.facts(half_steps, divides_last, dtype))), "DD734")
+    assert dtype in finding.title
+    assert "every rank" in finding.title
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_rank_missing_from_a_mean_in_half_precision_is_found(ranks, dtype):
+    finding = only(judge(recording(ranks.facts(half_steps, loses_rank_1, dtype))), "DD735")
+    assert "rank 1's share is missing" in finding.title
+
+
+def test_what_bfloat16_loses_within_its_roundings_is_worth_knowing(ranks):
+    finding = only(judge(recording(ranks.facts(half_steps, loses_a_little, "bfloat16"))), "DD736")
+    assert finding.severity is Severity.INFO
+    assert "lose 2% of their mean over 4 ranks" in finding.title
+
+
+def test_a_torch_without_grad_scaler_is_said(ranks):
+    finding = only(judge(recording(ranks.facts(old_torch))), "DD738")
+    assert "a GradScaler with bfloat16" in finding.title
+
+
+def test_a_backend_without_bfloat16_is_said(ranks):
+    finding = only(judge(recording(ranks.facts(backend_without_bfloat16))), "DD738")
+    assert "does not reduce bfloat16" in finding.evidence[0].text
