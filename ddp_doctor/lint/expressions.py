@@ -78,10 +78,10 @@ class Expressions:
         return self._attribute_of(owner, node.attr, node, keep=True)
 
     def _attribute_of(self, owner: Value, name: str, node: ast.expr, *, keep: bool) -> Value:
-        named = next((one for one in owner.alternatives() if one.kind == "name"), None)
-        if named is not None:
-            full = canonical(f"{named.name}.{name}")
-            return self._store.get(named.name, name) or Value(node, "name", name=full)
+        module = owner.reference
+        if module:
+            found = self._store.get(module, name)
+            return found or Value(node, "name", name=canonical(f"{module}.{name}"))
         owner = _object(owner)
         found = self._store.get(owner, name)
         if found is None:
@@ -173,13 +173,12 @@ class Expressions:
         stars = [self.value(one.value) for one in node.args if isinstance(one, ast.Starred)]
         keywords = {one.arg: self.value(one.value) for one in node.keywords if one.arg is not None}
         stars += [self.value(one.value) for one in node.keywords if one.arg is None]
-        named = next((one for one in callee.alternatives() if one.kind == "name"), None)
         receiver = callee.owner if callee.kind == "attribute" else None
         self._order += 1
         call = Call(
             node,
             "call",
-            name=named.name if named else "",
+            name=callee.reference,
             parts=(*((receiver,) if receiver else ()), *args, *keywords.values(), *stars),
             callee=callee,
             method=callee.attribute if receiver else "",
@@ -249,8 +248,7 @@ class Expressions:
         elif isinstance(target, ast.Attribute):
             owner = self.value(target.value)
             self._note(node, target, target.attr, owner, value)
-            named = next((one for one in owner.alternatives() if one.kind == "name"), None)
-            self._store.bind(named.name if named else _object(owner), target.attr, value)
+            self._store.bind(owner.reference or _object(owner), target.attr, value)
         elif isinstance(target, ast.Subscript):
             owner, index = self.value(target.value), self.value(target.slice)
             name = str(index.constant) if index.kind == "constant" else ""

@@ -4,6 +4,8 @@
 are both ``torch.nn.parallel.DistributedDataParallel``.
 """
 
+from functools import lru_cache
+
 #: Longest first: a module that only holds what a public one shows.
 _SHOWN_BY = (
     ("torch.distributed.distributed_c10d.", "torch.distributed."),
@@ -61,6 +63,7 @@ STARS = {
 }
 
 
+@lru_cache(maxsize=4096)
 def canonical(name: str) -> str:
     """The one name of what ``name`` stands for."""
     if not name.startswith("torch."):

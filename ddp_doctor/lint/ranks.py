@@ -91,6 +91,29 @@ def _by_name(name: str) -> RankKind | None:
     return "rank" if _GLOBAL.search(name) else None
 
 
+def is_surely_global(value: Value, depth: int = 6) -> bool:
+    """Whether a value comes from get_rank() or from RANK of the environment; a name alone proves nothing."""
+    found = [_is_global(one, depth) for one in value.alternatives() if one.kind != "constant"]
+    return bool(found) and all(found)
+
+
+def _is_global(value: Value, depth: int) -> bool:
+    if value.kind == "element":
+        return value.attribute == "RANK" and value.parts[0].name == "os.environ"
+    if not isinstance(value, Call) or not depth:
+        return False
+    if value.name == "torch.distributed.get_rank":
+        return not value.args and not value.keywords
+    if value.name in _TRANSPARENT and value.args:
+        first = value.args[0]
+        return (
+            first.constant == "RANK"
+            if "environ" in value.name or "getenv" in value.name
+            else is_surely_global(first, depth - 1)
+        )
+    return value.returned is not None and is_surely_global(value.returned, depth - 1)
+
+
 def rank_test(value: Value, depth: int = 6) -> RankTest | None:
     """What a condition says of ranks; None where it holds, or not, on all of them alike, as far as can be seen."""
     for one in value.alternatives():

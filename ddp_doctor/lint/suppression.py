@@ -22,12 +22,15 @@ class Suppressions:
 
     def __init__(self, lines: Sequence[str], tree: ast.Module) -> None:
         self._lines, self._tree = lines, tree
+        self._any = any("oqa" in line.lower() for line in lines)
         self._of_file = [
             _codes(found) for line in lines if "oqa" in line.lower() and (found := _FILE.match(line))
         ]
 
     def takes_back(self, code: str, line: int) -> bool:
         """Whether a comment of the file, or on any line of the statement at ``line``, takes ``code`` back."""
+        if not self._any:
+            return False
         if any(not codes or code in codes for codes in self._of_file):
             return True
         first, last = self._statement(line)

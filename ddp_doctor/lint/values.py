@@ -9,7 +9,7 @@ Where branches bind different values, the value is a choice, and ``alternatives`
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -50,8 +50,11 @@ class Value:
         """How the script writes it."""
         return ast.unparse(self.node)
 
-    def alternatives(self) -> Iterator[Value]:
+    def alternatives(self) -> Iterable[Value]:
         """The values that it may be: itself, or the parts of a choice."""
+        return self._chosen() if self.kind == "choice" else (self,)
+
+    def _chosen(self) -> Iterator[Value]:
         waiting, seen = [self], set[int]()
         while waiting and len(seen) < _MOST_STEPS:
             value = waiting.pop(0)
@@ -62,6 +65,13 @@ class Value:
                 waiting[:0] = value.parts
             else:
                 yield value
+
+    @property
+    def reference(self) -> str:
+        """The dotted name of what was imported, also where that is one of several alternatives; else empty."""
+        if self.kind != "choice":
+            return self.name if self.kind == "name" else ""
+        return next((one.name for one in self.alternatives() if one.kind == "name"), "")
 
     def sources(self) -> Iterator[Value]:
         """This value and all that it is made of, however far back: receivers, arguments, alternatives."""
@@ -80,6 +90,9 @@ class Value:
 
     def objects(self) -> Iterator[Value]:
         """The objects it may be, behind methods that return their own receiver: ``net.to(device)`` is ``net``."""
+        if self.kind not in ("choice", "call"):
+            yield self
+            return
         waiting, seen = [self], set[int]()
         while waiting and len(seen) < _MOST_STEPS:
             for value in waiting.pop().alternatives():

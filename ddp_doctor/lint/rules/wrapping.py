@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddp_doctor.lint import names
+from ddp_doctor.lint.devices import moves_to_device
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value
@@ -60,7 +61,7 @@ def wrapped_before_moved(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     for call in script.methods(*_MOVES):
-        if call.receiver is None or not moves_to_gpu(call):
+        if call.receiver is None or not moves_to_device(call):
             continue
         for wrap in _wraps_of(call.receiver):
             if wrap.precedes(call) and not _was_moved(wrap):
@@ -94,16 +95,6 @@ def sync_batchnorm_after_wrapping(script: Script) -> Iterator[Spot]:
                 f"SyncBatchNorm conversion after line {wrap.call.lineno} wrapped the model in DDP",
                 remedy="Convert the model before it is wrapped",
             )
-
-
-def moves_to_gpu(call: Call) -> bool:
-    """Whether ``.cuda()`` or ``.to()`` moves, and does not only change the type."""
-    if call.method == "cuda":
-        return True
-    target = call.argument(0, "device")
-    if target is None or (target.name.startswith("torch.") and not isinstance(target, Call)):
-        return False  # torch.bfloat16 and the like
-    return not (isinstance(target.constant, str) and target.constant.startswith("cpu"))
 
 
 def _wraps_of(value: Value) -> Iterator[Call]:

@@ -1,0 +1,127 @@
+"""What a script says about GPUs: which one, chosen how.
+
+torch.device("cuda:0"), "cuda:0", 0          one GPU for every rank
+"cuda", .cuda()                              the GPU of torch.cuda.set_device, else GPU 0
+f"cuda:{local_rank}", torch.device(rank)     chosen by a rank
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ddp_doctor.lint import names
+from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.values import SAME_OBJECT, Call, Value
+
+_MOVES = ("to", "cuda")
+_INDEXED = re.compile(r"cuda:(\d+)")
+_TYPES = ("torch.device",)
+
+
+def moves_to_device(call: Call) -> bool:
+    """Whether ``.cuda()`` or ``.to()`` moves to a GPU, or to what is not known, and does not only change the type."""
+    if call.method not in _MOVES:
+        return False
+    target = target_of(call)
+    if target is None:
+        return call.method == "cuda"
+    if target.reference.startswith("torch.") and target.reference != "torch.device":
+        return False  # torch.bfloat16 and the like
+    return device_text(target) != "cpu"
+
+
+def target_of(move: Call) -> Value | None:
+    """The device that a move names."""
+    return move.argument(0, "device")
+
+
+def device_text(value: Value) -> str | None:
+    """``cuda:0``, ``cuda`` or ``cpu`` where a value is surely that; None where it is chosen at run time.
+
+    Of several alternatives those on the CPU do not count: ``"cuda:0" if torch.cuda.is_available() else "cpu"``.
+    """
+    texts = {_text(one) for one in value.alternatives()}
+    if len(texts) > 1:
+        texts.discard("cpu")
+    return texts.pop() if len(texts) == 1 else None
+
+
+def _text(value: Value) -> str | None:
+    if isinstance(value, Call):
+        if value.name not in _TYPES or not value.args:
+            return None
+        first, index = device_text(value.args[0]), value.argument(1, "index")
+        if index is None or first != "cuda":
+            return first if index is None else None
+        return f"cuda:{index.constant}" if isinstance(index.constant, int) else None
+    constant = value.constant
+    if isinstance(constant, int) and not isinstance(constant, bool):
+        return f"cuda:{constant}"
+    return constant if isinstance(constant, str) else None
+
+
+def fixed_gpu(value: Value | None) -> str | None:
+    """``cuda:0`` where a value names one GPU by a number that stands in the script."""
+    text = device_text(value) if value is not None else None
+    return text if text is not None and _INDEXED.fullmatch(text) else None
+
+
+def index_in(value: Value) -> Value | None:
+    """What chooses the GPU: of ``f"cuda:{rank}"``, ``torch.device("cuda", rank)`` and ``rank`` alike ``rank``."""
+    for one in value.alternatives():
+        if isinstance(one, Call) and one.name == "torch.device":
+            index = one.argument(1, "index")
+            return index if index is not None else index_in(one.args[0]) if one.args else None
+        if isinstance(one.node, ast.JoinedStr) and one.kind == "other":
+            holes = [part for part in one.parts if isinstance(part.node, ast.FormattedValue)]
+            return holes[0].parts[0] if len(holes) == 1 and holes[0].parts else None
+        if isinstance(one.node, ast.BinOp) and isinstance(one.node.op, ast.Add) and len(one.parts) == 2:
+            return one.parts[1] if one.parts[0].constant == "cuda:" else None  # "cuda:" + str(rank)
+    return value
+
+
+def device_ids(wrap: Call) -> tuple[Value, ...]:
+    """The devices in ``device_ids=[...]``; empty where it is not written so."""
+    given = wrap.argument(1, "device_ids")
+    lists = [one for one in given.alternatives() if one.kind == "tuple"] if given is not None else []
+    return lists[0].parts if lists else ()
+
+
+def moves_of(value: Value) -> Iterator[Call]:
+    """The moves to a device on the way to this value, the last first: of ``Net().cuda().train()`` the one of cuda."""
+    waiting = [value]
+    for _ in range(50):
+        if not waiting:
+            return
+        one = waiting.pop(0)
+        if one.kind == "choice":
+            waiting[:0] = one.alternatives()
+        elif isinstance(one, Call):
+            if moves_to_device(one):
+                yield one
+            if one.method in SAME_OBJECT and one.receiver is not None:
+                waiting.append(one.receiver)
+            elif one.name in (names.CONVERT_SYNC_BN, "torch.compile", names.DDP) and one.args:
+                waiting.append(one.args[0])
+
+
+def moves_before(script: Script, wrap: Call) -> list[Call]:
+    """The moves of the model that are known when it is wrapped, in its own expression or as statements before."""
+    model = wrap.argument(0, "module")
+    if model is None:
+        return []
+    found = list(moves_of(model))
+    objects = {id(one) for one in model.objects()}
+    for call in script.methods(*_MOVES):
+        if call in found or call.receiver is None or not moves_to_device(call) or not call.precedes(wrap):
+            continue
+        if any(id(one) in objects for one in call.receiver.objects()):
+            found.append(call)
+    return found
+
+
+def chooses_visible_gpus(script: Script) -> bool:
+    """Whether each process is given its own GPU by CUDA_VISIBLE_DEVICES, after which GPU 0 is right for all."""
+    return "CUDA_VISIBLE_DEVICES" in script.source

@@ -1,0 +1,301 @@
+"""Rules on which GPU a rank takes.
+
+model = DDP(net.cuda(0), device_ids=[0])      all ranks on GPU 0: NCCL refuses, or one GPU does all the work
+torch.cuda.set_device(dist.get_rank())        right on the first node, an invalid device on the second
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddp_doctor.lint import names
+from ddp_doctor.lint.devices import (
+    chooses_visible_gpus,
+    device_ids,
+    device_text,
+    fixed_gpu,
+    index_in,
+    moves_before,
+    target_of,
+)
+from ddp_doctor.lint.ranks import chosen_ranks, is_surely_global, rank_kind
+from ddp_doctor.lint.rule import Spot, lint_rule
+from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.values import Call, Value
+from ddp_doctor.model.choices import Severity
+
+_LOCAL_RANK = 'local_rank = int(os.environ["LOCAL_RANK"])'
+#: Functions from elsewhere that may choose the GPU or start the group.
+_MAY_SET_UP = re.compile(
+    r"init|setup|set_up|dist|ddp|launch|prepare|device|gpu|cuda|slurm|spawn|runner", re.IGNORECASE
+)
+_BEFORE_CUDA = "torch.cuda.device"
+
+
+@lint_rule("DDL104", "gpu-hard-coded", Severity.ERROR)
+def gpu_hard_coded(script: Script) -> Iterator[Spot]:
+    """Every rank takes the same GPU, by a number in the script.
+
+    What it finds
+        `torch.cuda.set_device(0)`, `device_ids=[0]`, or a model that is moved to `cuda:0` before it is wrapped. Silent
+        where the script speaks of CUDA_VISIBLE_DEVICES, which may give each process a GPU 0 of its own, and where the
+        call stands under a condition.
+    Why it matters
+        torchrun starts one process for each GPU, and all of them take the same one. NCCL refuses two ranks on one GPU
+        ("Duplicate GPU detected"); gloo does not, and one GPU does the work of all.
+    Remedy
+        Take the GPU of the process's own number on its node: `local_rank = int(os.environ["LOCAL_RANK"])`.
+    References
+        https://pytorch.org/docs/stable/elastic/run.html
+    """
+    if chooses_visible_gpus(script):
+        return
+    for call in script.named(names.SET_DEVICE):
+        yield from _hard_coded(call, call.argument(0, "device"), sure=not call.conditions)
+    for wrap in script.wraps:
+        ids = device_ids(wrap)
+        if len(ids) == 1:
+            yield from _hard_coded(wrap, ids[0], sure=chosen_ranks(wrap.conditions) is None)
+        for move in moves_before(script, wrap):
+            yield from _hard_coded(move, target_of(move), sure=not move.conditions)
+
+
+def _hard_coded(call: Call, device: Value | None, *, sure: bool) -> Iterator[Spot]:
+    gpu = fixed_gpu(device)
+    if gpu is not None and sure:
+        yield Spot(
+            call,
+            f"Every rank takes {gpu}",
+            remedy="Take the GPU of this process's number on its node",
+            write=(_LOCAL_RANK,),
+        )
+
+
+@lint_rule("DDL105", "global-rank-as-device", Severity.WARNING)
+def global_rank_as_device(script: Script) -> Iterator[Spot]:
+    """The GPU is chosen by the rank in the whole job, which is no GPU's number from the second node on.
+
+    What it finds
+        `dist.get_rank()` or RANK of the environment, unchanged, as the device of `set_device`, `torch.device`, `.to`,
+        `.cuda` or `device_ids`. Silent where the script starts its processes itself with mp.spawn.
+    Why it matters
+        On one node rank and local rank are equal. On the second node of 8 GPUs ranks begin at 8, and CUDA has no device
+        8: "invalid device ordinal".
+    Remedy
+        Use LOCAL_RANK, which torchrun sets, for devices, and RANK for everything that is done once.
+    References
+        https://pytorch.org/docs/stable/elastic/run.html#environment-variables
+    """
+    if any(True for _ in script.named(names.SPAWN)) or chooses_visible_gpus(script):
+        return
+    for call, device in _device_arguments(script):
+        index = index_in(device)
+        if index is not None and is_surely_global(index):
+            yield Spot(
+                call,
+                "The GPU is chosen by the global rank, which is too large from the second node on",
+                remedy="Choose the GPU by LOCAL_RANK",
+                write=(_LOCAL_RANK,),
+            )
+
+
+def _device_arguments(script: Script) -> Iterator[tuple[Call, Value]]:
+    for call in script.named(names.SET_DEVICE, "torch.device"):
+        device = call.argument(1, "index") or call.argument(0, "device")
+        if device is not None:
+            yield call, device
+    for wrap in script.wraps:
+        for device in device_ids(wrap):
+            yield wrap, device
+    for call in script.methods("to", "cuda"):
+        device = target_of(call)
+        if device is not None and not any(
+            isinstance(one, Call) and one.name == "torch.device" for one in device.alternatives()
+        ):
+            yield call, device
+
+
+@lint_rule("DDL106", "gpu-not-chosen", Severity.ERROR)
+def gpu_not_chosen(script: Script) -> Iterator[Spot]:
+    """The model is moved to "cuda" and nothing says which GPU that is.
+
+    What it finds
+        A model that is moved with `.cuda()` or `.to("cuda")` and wrapped, in a script without
+        `torch.cuda.set_device`. Silent where the script speaks of CUDA_VISIBLE_DEVICES, and where it calls functions
+        of other modules that may choose the GPU.
+    Why it matters
+        "cuda" is the current device, and that is GPU 0 in every process until `set_device` says something else. All
+        ranks of a node land on GPU 0, and NCCL refuses ("Duplicate GPU detected").
+    Remedy
+        Call `torch.cuda.set_device(local_rank)` before anything else uses CUDA.
+    References
+        https://pytorch.org/docs/stable/generated/torch.cuda.set_device.html
+        https://pytorch.org/docs/stable/elastic/run.html#environment-variables
+    """
+    if _chooses_gpu(script) or chooses_visible_gpus(script) or calls_what_may_set_up(script):
+        return
+    for wrap in script.wraps:
+        for move in moves_before(script, wrap):
+            target = target_of(move)
+            if target is None or device_text(target) == "cuda":
+                yield Spot(
+                    move,
+                    "The model goes to the current GPU, which is GPU 0 in every process",
+                    detail="Nothing in this script calls torch.cuda.set_device.",
+                    remedy="Choose the GPU of this process first",
+                    write=(_LOCAL_RANK, "torch.cuda.set_device(local_rank)"),
+                )
+
+
+def _chooses_gpu(script: Script) -> bool:
+    wanted = (
+        names.SET_DEVICE,
+        _BEFORE_CUDA,
+        "torch.accelerator.set_device_index",
+        "torch.set_default_device",
+    )
+    if any(True for _ in script.named(*wanted)) or script.has_unknown_star:
+        return True
+    return any(True for _ in script.methods("set_device"))
+
+
+def calls_what_may_set_up(script: Script) -> bool:
+    """Whether a function of another module that sounds like it is called: it may choose the GPU or start the group."""
+    return any(
+        _MAY_SET_UP.search(call.name)
+        for call in script.calls
+        if call.name and "." in call.name and not call.name.startswith(("torch.", "os.", "argparse."))
+    )
+
+
+@lint_rule("DDL107", "gpu-chosen-late", Severity.WARNING)
+def gpu_chosen_late(script: Script) -> Iterator[Spot]:
+    """torch.cuda.set_device comes after CUDA was used.
+
+    What it finds
+        `torch.cuda.set_device` that runs after a tensor or a module was moved with `.cuda()` or `.to("cuda")`, or made
+        with `device="cuda"`.
+    Why it matters
+        What came before is on GPU 0, in every process: a CUDA context of some hundred MB for each rank on GPU 0, and
+        tensors on another GPU than the model.
+    Remedy
+        Call `torch.cuda.set_device(local_rank)` first, right after LOCAL_RANK is read.
+    References
+        https://pytorch.org/docs/stable/generated/torch.cuda.set_device.html
+    """
+    if chooses_visible_gpus(script):
+        return
+    for call in script.named(names.SET_DEVICE):
+        first = next((one for one in script.calls if one.precedes(call) and _uses_current_gpu(one)), None)
+        if first is not None and first.conditions == call.conditions[: len(first.conditions)]:
+            yield Spot(
+                call,
+                f"torch.cuda.set_device comes after line {first.call.lineno} used the current GPU, which was GPU 0",
+                remedy="Choose the GPU before anything uses CUDA",
+            )
+
+
+def _uses_current_gpu(call: Call) -> bool:
+    if call.method in ("cuda", "to"):
+        target = target_of(call)
+        return call.method == "cuda" if target is None else device_text(target) == "cuda"
+    device = call.keywords.get("device")
+    return call.name.startswith("torch.") and device is not None and device_text(device) == "cuda"
+
+
+@lint_rule("DDL111", "device-ids-disagree", Severity.ERROR)
+def device_ids_disagree(script: Script) -> Iterator[Spot]:
+    """What DistributedDataParallel is told of devices does not fit together.
+
+    What it finds
+        `device_ids` of several GPUs, or another GPU in `device_ids` than in `output_device` or than the one that the
+        model was moved to, as far as numbers stand in the script.
+    Why it matters
+        A process of DDP drives one GPU: torch refuses several device_ids, and parameters on another device than
+        device_ids says.
+    Remedy
+        `DDP(model.to(local_rank), device_ids=[local_rank])`; output_device is the same without being named.
+    References
+        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """
+    for wrap in script.wraps:
+        ids = device_ids(wrap)
+        if len(ids) > 1 or _is_range(wrap.argument(1, "device_ids")):
+            yield Spot(
+                wrap,
+                "device_ids names several GPUs; one process of DDP drives one",
+                remedy="Start one process for each GPU with torchrun, and name the process's own GPU",
+                write=(_LOCAL_RANK,),
+            )
+        elif ids:
+            yield from _disagreeing(script, wrap, ids[0])
+
+
+def _is_range(value: Value | None) -> bool:
+    """``range(n)`` or ``list(range(n))`` of more GPUs than one."""
+    for one in value.alternatives() if value is not None else ():
+        if isinstance(one, Call) and one.name in ("range", "list") and len(one.args) == 1:
+            inner = one.args[0]
+            if one.name == "list":
+                return _is_range(inner)
+            return inner.constant != 1
+    return False
+
+
+def _disagreeing(script: Script, wrap: Call, device: Value) -> Iterator[Spot]:
+    output = wrap.argument(2, "output_device")
+    others: list[tuple[str, Value | None]] = [("output_device", output)]
+    moves = moves_before(script, wrap)
+    others += [(f".{move.method}() in line {move.call.lineno}", target_of(move)) for move in moves[:1]]
+    for what, other in others:
+        if other is not None and _differ(device, other):
+            yield Spot(
+                wrap,
+                f"device_ids says {device.text}, {what} says {other.text}",
+                remedy="Name one GPU everywhere, the one of LOCAL_RANK",
+                write=(_LOCAL_RANK,),
+            )
+
+
+def _differ(one: Value, other: Value) -> bool:
+    """Whether two devices surely differ: two numbers, or a number against the rank on the node."""
+    gpus = fixed_gpu(one), fixed_gpu(other)
+    if all(gpus):
+        return gpus[0] != gpus[1]
+    chosen = index_in(other if gpus[0] else one)
+    return any(gpus) and chosen is not None and rank_kind(chosen) == "local_rank"
+
+
+@lint_rule("DDL116", "gloo-for-gpus", Severity.WARNING)
+def gloo_for_gpus(script: Script) -> Iterator[Spot]:
+    """A model on GPUs is synchronised over gloo.
+
+    What it finds
+        `init_process_group("gloo")`, written so and nothing else, with a model that is moved to a GPU and wrapped.
+    Why it matters
+        gloo reduces on the CPU: every gradient is copied to the host, sent over TCP, and copied back. NCCL stays on the
+        GPUs and uses NVLink, PCIe and RDMA.
+    Remedy
+        `init_process_group("nccl")`.
+    References
+        https://pytorch.org/docs/stable/distributed.html#which-backend-to-use
+    """
+    starts = list(script.named(names.INIT))
+    backends = [call.argument(0, "backend") for call in starts]
+    if not starts or any(one is None or one.constant != "gloo" for one in backends):
+        return
+    for wrap in script.wraps:
+        gpu = [move for move in moves_before(script, wrap) if not move.conditions and _goes_to_gpu(move)]
+        if gpu:
+            yield Spot(
+                starts[0],
+                f"gloo synchronises a model that line {gpu[0].call.lineno} moves to a GPU",
+                remedy="Use NCCL between GPUs",
+                write=('dist.init_process_group("nccl")',),
+            )
+
+
+def _goes_to_gpu(move: Call) -> bool:
+    target = target_of(move)
+    return target is None or (device_text(target) or "").startswith("cuda")

@@ -1,0 +1,281 @@
+"""Rules on how a job starts and ends: the process group, the launcher, the settings.
+
+model = DDP(net)                                  no process group was started
+os.environ["NCCL_SOCKET_NTHREADS"] = "4"          after the group has started: nobody reads it any more
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ddp_doctor.knowledge import variables
+from ddp_doctor.lint import names
+from ddp_doctor.lint.expressions import Assignment
+from ddp_doctor.lint.rule import Spot, always, lint_rule
+from ddp_doctor.lint.rules.devices import calls_what_may_set_up
+from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.values import Call, Value
+from ddp_doctor.model.choices import Severity
+
+#: Other ways to a process group.
+_STARTS = (names.INIT, "torch.distributed.device_mesh.init_device_mesh", "torch.distributed.init_device_mesh")
+_MAY_END = re.compile(r"clean|destroy|tear|final|shut|exit|close|stop|end", re.IGNORECASE)
+#: What torch reads when the group starts, and what NCCL and gloo read then or at the first collective.
+_READ_AT_START = (
+    "NCCL_",
+    "TORCH_NCCL_",
+    "GLOO_",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "WORLD_SIZE",
+    "TORCH_DISTRIBUTED_DEBUG",
+)
+
+
+@lint_rule("DDL108", "process-group-missing", Severity.ERROR)
+def process_group_missing(script: Script) -> Iterator[Spot]:
+    """A model is wrapped in a script that starts no process group.
+
+    What it finds
+        DistributedDataParallel in code that runs when the script is started, without `init_process_group` anywhere in
+        it. Silent where a function of another module is called that may start the group, and in modules whose
+        functions others call.
+    Why it matters
+        "Default process group has not been initialized": DDP broadcasts over the group while it wraps.
+    Remedy
+        Call `torch.distributed.init_process_group("nccl")` first, and start the script with torchrun.
+    References
+        https://pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
+    """
+    if _has_start(script) or script.has_unknown_star or calls_what_may_set_up(script):
+        return
+    for wrap in script.wraps:
+        if wrap.root == 0 and wrap.lacks(None, "process_group", "device_mesh"):
+            yield Spot(
+                wrap,
+                "The model is wrapped in DDP, and nothing in this script starts a process group",
+                remedy="Start the group first",
+                write=('torch.distributed.init_process_group("nccl")',),
+            )
+
+
+def _has_start(script: Script) -> bool:
+    return any(True for _ in script.named(*_STARTS)) or any(
+        True for _ in script.methods("init_process_group")
+    )
+
+
+@lint_rule("DDL109", "process-group-after-wrapping", Severity.ERROR)
+def process_group_after_wrapping(script: Script) -> Iterator[Spot]:
+    """The process group is started after the model was wrapped.
+
+    What it finds
+        `init_process_group` that runs after DistributedDataParallel, with none before it.
+    Why it matters
+        "Default process group has not been initialized": DDP broadcasts over the group while it wraps.
+    Remedy
+        Call `init_process_group` before the model is wrapped.
+    References
+        https://pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
+    """
+    starts = list(script.named(*_STARTS))
+    for wrap in script.wraps:
+        late = [start for start in starts if wrap.precedes(start)]
+        if late and len(late) == len(starts):
+            yield Spot(
+                late[0],
+                f"The process group is started after line {wrap.call.lineno} wrapped the model",
+                remedy="Start the group before the model is wrapped",
+            )
+
+
+@lint_rule("DDL110", "process-group-left-open", Severity.INFO)
+def process_group_left_open(script: Script) -> Iterator[Spot]:
+    """The process group is never destroyed.
+
+    What it finds
+        A script that starts a process group and wraps a model, and does not call `destroy_process_group`.
+    Why it matters
+        At the end NCCL's threads are still there while Python takes itself apart: torch warns that resources may leak,
+        and a rank that is late can hang or die at exit.
+    Remedy
+        Call `torch.distributed.destroy_process_group()` as the last thing.
+    References
+        https://pytorch.org/docs/stable/distributed.html#shutdown
+    """
+    starts = list(script.named(names.INIT))
+    ends = any(True for _ in script.named(names.DESTROY)) or "destroy_process_group" in script.source
+    from_elsewhere = any(
+        _MAY_END.search(call.name.rpartition(".")[2])
+        for call in script.calls
+        if "." in call.name and not call.name.startswith("torch.")
+    )
+    if starts and script.wraps and not ends and not from_elsewhere and starts[0].root == 0:
+        yield Spot(
+            starts[0],
+            "The process group that is started here is never destroyed",
+            remedy="End the script with torch.distributed.destroy_process_group()",
+        )
+
+
+@lint_rule("DDL112", "local-rank-as-argument", Severity.WARNING)
+def local_rank_as_argument(script: Script) -> Iterator[Spot]:
+    """The script expects --local_rank from its launcher, and torchrun gives none.
+
+    What it finds
+        An argument `--local_rank` or `--local-rank` of argparse in a script that nowhere reads LOCAL_RANK.
+    Why it matters
+        torchrun says the local rank in the environment and hands no argument over: the default counts on every rank,
+        so that all take the same GPU or believe that they are alone. torch.distributed.launch, which does hand it
+        over, is deprecated and writes it with a hyphen since torch 2.0.
+    Remedy
+        Read `int(os.environ["LOCAL_RANK"])`, as the default of the argument or in its place.
+    References
+        https://pytorch.org/docs/stable/distributed.html#launch-utility
+        https://pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun
+    """
+    if "LOCAL_RANK" in script.source:
+        return
+    for call in script.methods("add_argument"):
+        given = [one.constant for one in call.args]
+        if "--local_rank" in given or "--local-rank" in given:
+            yield Spot(
+                call,
+                "The local rank is expected as an argument, which torchrun does not give",
+                remedy="Read it from the environment",
+                write=('local_rank = int(os.environ["LOCAL_RANK"])',),
+            )
+
+
+@lint_rule("DDL114", "setting-read-by-nothing", Severity.WARNING, concerns=always)
+def setting_read_by_nothing(script: Script) -> Iterator[Spot]:
+    """The script sets an environment variable that neither NCCL nor torch reads.
+
+    What it finds
+        `os.environ["NAME"] = ...` with a name that looks like NCCL's, torch's or gloo's and that no release reads: one
+        that never was, one that is misspelled, or one that is gone. An old name that torch still reads is information.
+    Why it matters
+        The setting does nothing, and whoever wrote it believes that it does: a time-out that never comes, a log that
+        is never written.
+    Remedy
+        Use the name that is read, or remove the line.
+    References
+        docs/reference/variables.md
+    """
+    for one in _settings(script):
+        told = _about(one.name)
+        if told is not None:
+            what, instead, severity = told
+            yield Spot(
+                one.node,
+                f"{one.name} {what}",
+                remedy=f"Set {instead}" if instead else "Remove it",
+                severity=severity,
+            )
+
+
+def _about(name: str) -> tuple[str, str | None, Severity] | None:
+    """What is wrong with a name, and the name that is meant."""
+    never = variables.never_read().get(name)
+    if never is not None:
+        return f"is read by nothing; meant is {never.meant}", never.instead, Severity.WARNING
+    known = variables.variables().get(name)
+    if known is None:
+        meant = variables.nearest(name) if variables.is_unknown(name) else None
+        return (f"is read by nothing; {meant} is", meant, Severity.WARNING) if meant else None
+    if variables.is_gone(known):
+        return f"was read up to NCCL {known.last} only", known.replaced_by, Severity.WARNING
+    if known.status == "deprecated" and known.replaced_by:
+        return f"is the old name of {known.replaced_by}", known.replaced_by, Severity.INFO
+    return None
+
+
+def _settings(script: Script) -> Iterator[Assignment | _Default]:
+    """What the script writes into its environment."""
+    for one in script.assignments:
+        if one.owner is not None and one.name and _is_environment(one.owner):
+            yield one
+    for call in script.named("os.environ.setdefault", "os.putenv"):
+        name = call.args[0].constant if call.args else None
+        if isinstance(name, str):
+            yield _Default(call, name)
+    for call in script.named("os.environ.update"):
+        for name in _keys(call):
+            yield _Default(call, name)
+
+
+class _Default:
+    """A call that sets a variable."""
+
+    def __init__(self, call: Call, name: str) -> None:
+        self.node, self.name, self.order, self.root = call.node, name, call.order, call.root
+        self.place = call.place
+
+
+def _keys(call: Call) -> Iterator[str]:
+    node = call.args[0].node if call.args else None
+    for key in node.keys if isinstance(node, ast.Dict) else ():
+        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+            yield key.value
+    yield from call.keywords
+
+
+def _is_environment(owner: Value) -> bool:
+    return owner.reference == "os.environ"
+
+
+@lint_rule("DDL115", "setting-too-late", Severity.WARNING)
+def setting_too_late(script: Script) -> Iterator[Spot]:
+    """An environment variable is set after what reads it has read it.
+
+    What it finds
+        `os.environ["NCCL_..."] = ...`, or TORCH_NCCL_*, GLOO_*, MASTER_ADDR and the like, after a process group was
+        started and a model wrapped in it; CUDA_VISIBLE_DEVICES after CUDA was used.
+    Why it matters
+        torch reads its settings when the group starts, NCCL when its first communicator does, CUDA at its first call.
+        What is set later does nothing.
+    Remedy
+        Set it before, best outside of the script, where it counts for all processes.
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    for one in _settings(script):
+        reader = _read_before(script, one)
+        if reader is not None:
+            yield Spot(
+                one.node,
+                f"{one.name} is set after line {reader.call.lineno}, where it was read",
+                remedy="Set it before",
+            )
+
+
+def _read_before(script: Script, one: Assignment | _Default) -> Call | None:
+    """The call that has read the variable by then; None where that is not sure."""
+    if one.name == "CUDA_VISIBLE_DEVICES":
+        readers = [
+            *script.named(names.SET_DEVICE),
+            *(call for call in script.methods("cuda") if not call.args),
+        ]
+    elif one.name.startswith("NCCL_") and one.name not in _of_torch():
+        readers = list(script.wraps)  # NCCL's first communicator
+    elif one.name.startswith(_READ_AT_START):
+        readers = list(script.named(names.INIT))
+    else:
+        return None
+    conditions = one.place.conditions
+    return next(
+        (
+            call
+            for call in readers
+            if call.root == one.root
+            and call.order < one.order
+            and call.conditions == conditions[: len(call.conditions)]
+        ),
+        None,
+    )
+
+
+def _of_torch() -> set[str]:
+    return {name for name, known in variables.variables().items() if known.owner == "torch"}
