@@ -101,7 +101,9 @@ def moves_of(value: Value) -> Iterator[Call]:
         elif isinstance(one, Call):
             if moves_to_device(one):
                 yield one
-            if one.method in SAME_OBJECT and one.receiver is not None:
+            if one.returned is not None:
+                waiting.append(one.returned)
+            elif one.method in SAME_OBJECT and one.receiver is not None:
                 waiting.append(one.receiver)
             elif one.name in (names.CONVERT_SYNC_BN, "torch.compile", names.DDP) and one.args:
                 waiting.append(one.args[0])

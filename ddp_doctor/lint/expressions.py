@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ from ddp_doctor.lint.values import Call, Condition, Loop, Place, Value
 _LAUNCHERS = ("spawn", "start_processes", "Process", "Fire", "launch", "notebook_launcher", "run")
 #: The first argument that torch.multiprocessing.spawn gives.
 SPAWN_INDEX = "torch.multiprocessing.spawn.index"
+_BUILTINS = frozenset(dir(builtins))
 
 
 @dataclass(eq=False, slots=True)
@@ -71,7 +73,11 @@ class Expressions:
             if found is not None:
                 return found
             scope = scope.parent
-        return Value(node, "name", name=node.id)
+        if node.id in _BUILTINS:
+            return Value(node, "name", name=node.id)
+        found = Value(node, "free", name=node.id)
+        self._store.keep(self._scope.module, node.id, found)
+        return found
 
     def _attribute(self, node: ast.Attribute) -> Value:
         owner = self.value(node.value)
@@ -178,7 +184,7 @@ class Expressions:
         call = Call(
             node,
             "call",
-            name=callee.reference,
+            name=callee.reference or (callee.name if callee.kind == "free" else ""),
             parts=(*((receiver,) if receiver else ()), *args, *keywords.values(), *stars),
             callee=callee,
             method=callee.attribute if receiver else "",
@@ -192,6 +198,8 @@ class Expressions:
         )
         self.calls.append(call)
         self._enter(call, callee)
+        if call.returned is not None:
+            call.parts = (*call.parts, call.returned)
         return call
 
     def _callee(self, node: ast.expr) -> Value:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import io
 import re
+import sys
 import tokenize
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -24,6 +26,8 @@ MOST_BYTES = 1024 * 1024
 #: A file without any of these words is of no interest to any rule.
 _WORDS = re.compile(r"torch|distributed|deepspeed|accelerate|horovod|lightning")
 _LONGEST_LINE = 200
+#: Calls within calls while a tree is walked; Python's own limit is 1000.
+_DEEPEST = 6000
 
 
 @dataclass(frozen=True)
@@ -55,15 +59,24 @@ def lint_bytes(path: str, data: bytes, rules: Sequence[LintRule] = RULES) -> Lin
 def lint_text(path: str, text: str, rules: Sequence[LintRule] = RULES) -> Linted:
     """The findings in a text; one that is not understood is said to be so, with the line."""
     try:
-        tree = parsed(text)
-        if not _WORDS.search(text):
-            return Linted()
-        script = Script(path, text, tree)
-        return _judged(script, rules)
+        with _deep_nesting():
+            tree = parsed(text)
+            return _judged(Script(path, text, tree), rules) if _WORDS.search(text) else Linted()
     except NotPython as why:
         return Linted(unread=Unread(path=path, line=why.line, reason=str(why)))
     except RecursionError:
         return Linted(unread=Unread(path=path, line=1, reason="is nested too deeply to be followed"))
+
+
+@contextmanager
+def _deep_nesting() -> Iterator[None]:
+    """Room for two hundred ``elif``, each of which is nested in the one before."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, _DEEPEST))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def decoded(data: bytes) -> str:

@@ -68,7 +68,7 @@ def _rank_kind(value: Value, depth: int) -> RankKind | None:
         return _of_call(value, depth) if depth else None
     if value.kind in ("element", "attribute", "parameter"):
         return _by_name(value.attribute)
-    return _by_name(value.name.rpartition(".")[2]) if value.kind == "name" else None
+    return _by_name(value.name.rpartition(".")[2]) if value.kind in ("name", "free") else None
 
 
 def _of_call(call: Call, depth: int) -> RankKind | None:
@@ -148,8 +148,8 @@ def _called(call: Call, depth: int) -> RankTest | None:
     """``is_main_process()``, by its name or by what it returns."""
     if call.name == "bool" and call.args:
         return rank_test(call.args[0], depth - 1)
-    if call.returned is not None:
-        return rank_test(call.returned, depth - 1)
+    if call.returned is not None and (found := rank_test(call.returned, depth - 1)):
+        return found
     kind = _of_call(call, 2)
     return RankTest(kind, "others") if kind else _main(call.method or call.name.rpartition(".")[2])
 

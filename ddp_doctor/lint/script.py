@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import islice
 
 from ddp_doctor.lint import names
 from ddp_doctor.lint.expressions import Assignment
@@ -13,6 +14,8 @@ from ddp_doctor.lint.scopes import Class, Function
 from ddp_doctor.lint.trace import Trace
 from ddp_doctor.lint.values import Call, Value
 
+#: Rules look at a wrapped model against all calls before it.
+_MOST_WRAPS = 50
 #: A call of one of these makes a script one of a distributed job.
 _DISTRIBUTED = (names.DDP, names.INIT, *names.FSDP)
 
@@ -61,8 +64,8 @@ class Script:
 
     @cached_property
     def wraps(self) -> tuple[Call, ...]:
-        """The calls that wrap a model in DistributedDataParallel."""
-        return tuple(self.named(names.DDP))
+        """The calls that wrap a model in DistributedDataParallel; of a script made by a program the first of them."""
+        return tuple(islice(self.named(names.DDP), _MOST_WRAPS))
 
     @cached_property
     def is_distributed(self) -> bool:

@@ -21,6 +21,8 @@ from ddp_doctor.lint.values import Condition, Loop, Place, Value
 _MOST_VISITS = 3
 #: Calls within calls; deeper ones are walked on their own.
 _DEEPEST = 12
+#: Of a table of ``if ...: return`` the innermost.
+_MOST_CONDITIONS = 50
 _EXITS = ("exit", "quit", "sys.exit", "os._exit")
 
 
@@ -114,11 +116,13 @@ class Trace(Expressions):
                 self.place = before
                 return True
             if self._lasting:  # the other way has left: what follows runs under the condition
-                self.place = replace(self.place, conditions=(*self.place.conditions, *self._lasting))
+                kept = self.place.conditions[-_MOST_CONDITIONS:]
+                self.place = replace(self.place, conditions=(*kept, *self._lasting))
                 self._lasting = []
-        gained = self.place.conditions[len(before.conditions) :]
+        outer = {id(one) for one in before.conditions}
+        gained = [one for one in self.place.conditions if id(one) not in outer]
         self.place = before
-        self._lasting = list(gained)
+        self._lasting = gained
         return False
 
     def _statement(self, node: ast.stmt) -> bool:

@@ -14,7 +14,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Kind = Literal[
-    "name", "constant", "call", "attribute", "element", "choice", "tuple", "parameter", "loop", "other"
+    "name",
+    "free",
+    "constant",
+    "call",
+    "attribute",
+    "element",
+    "choice",
+    "tuple",
+    "parameter",
+    "loop",
+    "other",
 ]
 
 #: Methods of a module that return the module itself.
@@ -27,7 +37,8 @@ _MOST_STEPS = 500
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """One value. ``name`` is the dotted name of what was imported, or of a global that nothing here defines."""
+    """One value. ``name`` is the dotted name of what was imported or is built in; of kind ``free`` are names
+    that nothing here defines."""
 
     node: ast.AST
     kind: Kind = "other"
@@ -89,7 +100,8 @@ class Value:
         return (one for one in self.alternatives() if isinstance(one, Call))
 
     def objects(self) -> Iterator[Value]:
-        """The objects it may be, behind methods that return their own receiver: ``net.to(device)`` is ``net``."""
+        """The objects it may be, behind methods that return their own receiver (``net.to(device)`` is ``net``) and
+        behind local functions that return them."""
         if self.kind not in ("choice", "call"):
             yield self
             return
@@ -99,7 +111,9 @@ class Value:
                 if id(value) in seen:
                     continue
                 seen.add(id(value))
-                if isinstance(value, Call) and value.method in SAME_OBJECT and value.receiver is not None:
+                if isinstance(value, Call) and value.returned is not None:
+                    waiting.append(value.returned)
+                elif isinstance(value, Call) and value.method in SAME_OBJECT and value.receiver is not None:
                     waiting.append(value.receiver)
                 else:
                     yield value

@@ -186,9 +186,15 @@ def gpu_chosen_late(script: Script) -> Iterator[Spot]:
     """
     if chooses_visible_gpus(script):
         return
+    first_uses: dict[int, Call] = {}
+    for one in script.calls:
+        if one.root not in first_uses and _uses_current_gpu(one):
+            first_uses[one.root] = one
     for call in script.named(names.SET_DEVICE):
-        first = next((one for one in script.calls if one.precedes(call) and _uses_current_gpu(one)), None)
-        if first is not None and first.conditions == call.conditions[: len(first.conditions)]:
+        first = first_uses.get(call.root)
+        if first is None or not first.precedes(call):
+            continue
+        if first.conditions == call.conditions[: len(first.conditions)]:
             yield Spot(
                 call,
                 f"torch.cuda.set_device comes after line {first.call.lineno} used the current GPU, which was GPU 0",

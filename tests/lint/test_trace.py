@@ -1,0 +1,219 @@
+"""What a script is known to do: order, names, where values come from, and who runs what."""
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from ddp_doctor.lint import names
+from ddp_doctor.lint.ranks import chosen_ranks, rank_kind
+from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.values import Call
+
+IMPORTS = """
+import os, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+"""
+
+
+def script(text: str) -> Script:
+    source = IMPORTS + text
+    return Script("train.py", source, ast.parse(source))
+
+
+def only(calls: Iterator[Call]) -> Call:
+    found = list(calls)
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from torch.nn.parallel import DistributedDataParallel\nDistributedDataParallel(m)",
+        "from torch.nn.parallel.distributed import DistributedDataParallel as D\nD(m)",
+        "torch.nn.parallel.DistributedDataParallel(m)",
+        "from torch import nn\nnn.parallel.DistributedDataParallel(m)",
+        "import torch.nn.parallel as p\np.distributed.DistributedDataParallel(m)",
+        "from torch.nn.parallel import *\nDistributedDataParallel(m)",
+        "Wrapper = torch.nn.parallel.DistributedDataParallel\nWrapper(m)",
+        "def f():\n    from torch.nn.parallel import DistributedDataParallel as D\n    return D(m)\nf()",
+        "try:\n    from torch.nn.parallel import DistributedDataParallel as D\nexcept ImportError:\n    D = None\nD(m)",
+    ],
+)
+def test_a_class_has_one_name_however_it_is_imported(text: str):
+    assert len(script(text).wraps) == 1
+
+
+def test_the_same_name_from_another_library_is_another_class():
+    assert script("from apex.parallel import DistributedDataParallel as D\nD(m)").wraps == ()
+
+
+def test_calls_are_in_the_order_in_which_functions_run_and_not_in_that_of_the_text():
+    found = script("""
+def wrap(model):
+    return DDP(model)
+def main():
+    dist.init_process_group("nccl")
+    wrap(torch.nn.Linear(1, 1))
+if __name__ == "__main__":
+    main()
+""")
+
+    assert only(found.named(names.INIT)).precedes(found.wraps[0])
+    assert not found.wraps[0].precedes(only(found.named(names.INIT)))
+
+
+def test_functions_that_nobody_calls_have_no_order_among_each_other():
+    found = script("def a(m):\n    return DDP(m)\ndef b():\n    dist.init_process_group()\n")
+    start = only(found.named(names.INIT))
+
+    assert not start.precedes(found.wraps[0])
+    assert not found.wraps[0].precedes(start)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model = DDP(model)\nmodel.train()",
+        "model = DDP(model)\nmodel = model.to(0).eval()\nmodel.train()",
+        "def build():\n    return DDP(m)\nmodel = build()\nmodel.train()",
+        "def build():\n    return DDP(m), 1\nmodel, n = build()\nmodel.train()",
+        "class T:\n  def __init__(self, m):\n    self.m = m\n  def run(self):\n    self.m.train()\nT(DDP(m)).run()",
+        "class A:\n    pass\na = A()\na.model = DDP(m)\na.model.train()",
+        "models = {}\nmodels['g'] = DDP(m)\nmodels['g'].train()",
+        "model = m\nif distributed:\n    model = DDP(model)\nmodel.train()",
+        "model = DDP(m) if distributed else m\nmodel.train()",
+    ],
+)
+def test_a_wrapped_model_is_known_by_whatever_name(text: str):
+    found = script(text)
+
+    assert is_wrapped(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model = DDP(model)\nmodel = other\nmodel.train()",
+        "DDP(model)\nmodel.train()",
+        "def f(model):\n    model.train()\nmodel = DDP(m)\nf(other)",
+    ],
+)
+def test_what_is_not_the_wrapped_model_is_not_taken_for_it(text: str):
+    assert not is_wrapped(script(text))
+
+
+def is_wrapped(found: Script) -> bool:
+    calls = list(found.methods("train"))
+    assert calls
+    return any(found.is_ddp(call.receiver) for call in calls)
+
+
+@pytest.mark.parametrize(
+    ("condition", "ranks"),
+    [
+        ("rank == 0", "zero"),
+        ("0 == rank", "zero"),
+        ("dist.get_rank() == 0", "zero"),
+        ("not dist.get_rank()", "zero"),
+        ("int(os.environ['RANK']) == 0", "zero"),
+        ("os.environ.get('RANK', '0') == '0'", "zero"),
+        ("args.local_rank in [-1, 0]", "zero"),
+        ("args.rank % n == 0", "zero"),
+        ("is_main_process()", "zero"),
+        ("accelerator.is_local_main_process", "zero"),
+        ("not args.distributed or args.rank == 0", "zero"),
+        ("args.save and rank == 0", "zero"),
+        ("rank < 1", "zero"),
+        ("rank != 0", "others"),
+        ("rank > 0", "others"),
+        ("rank", "others"),
+        ("not (rank == 0)", "others"),
+        ("rank == 3", "some"),
+        ("rank is None", None),
+        ("rank == -1", None),
+        ("rank >= 0", None),
+        ("dist.get_world_size() > 1", None),
+        ("dist.is_initialized()", None),
+        ("args.distributed", None),
+        ("epoch == 0", None),
+        ("ranks == 0", None),
+        ("frank == 0", None),
+        ("step % n == 0", None),
+        ("maintain", None),
+    ],
+)
+def test_a_condition_says_on_which_ranks_it_holds(condition: str, ranks: str | None):
+    found = chosen_ranks(
+        only(script(f"if {condition}:\n    dist.barrier()\n").named("torch.distributed.barrier")).conditions
+    )
+
+    assert (found.holds_on if found else None) == ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        ("if rank == 0:\n    pass\nelse:\n    dist.barrier()", "others"),
+        ("def f():\n    if rank != 0:\n        return\n    dist.barrier()\nf()", "zero"),
+        ("for x in y:\n    if rank != 0:\n        continue\n    dist.barrier()", "zero"),
+        ("for x in y:\n    if rank != 0:\n        continue\ndist.barrier()", None),
+        ("def f():\n    with a:\n        if rank != 0:\n            return\n    dist.barrier()\nf()", "zero"),
+        ("def f():\n    if rank != 0:\n        return\nf()\ndist.barrier()", None),
+        ("def save():\n    dist.barrier()\nif rank == 0:\n    save()", "zero"),
+        ("main = rank == 0\nif main:\n    dist.barrier()", "zero"),
+        ("def is_chief():\n    return dist.get_rank() == 0\nif is_chief():\n    dist.barrier()", "zero"),
+        ("rank == 0 and dist.barrier()", "zero"),
+        ("dist.barrier() if rank == 0 else None", "zero"),
+        ("if rank == 0:\n    print()\ndist.barrier()", None),
+        ("if rank == 0:\n    raise SystemExit\ndist.barrier()", "others"),
+    ],
+)
+def test_conditions_count_through_branches_functions_and_early_exits(text: str, ranks: str | None):
+    found = chosen_ranks(only(script(text).named("torch.distributed.barrier")).conditions)
+
+    assert (found.holds_on if found else None) == ranks
+
+
+def test_the_index_that_spawn_gives_is_known_as_such():
+    found = script(
+        "def f(gpu, n):\n    torch.cuda.set_device(gpu)\ntorch.multiprocessing.spawn(f, args=(2,), nprocs=2)\n"
+    )
+    device = only(found.named(names.SET_DEVICE)).args[0]
+
+    assert rank_kind(device) == "spawn_index"
+
+
+def test_a_call_knows_its_loops_and_context_managers():
+    found = script(
+        "for e in range(3):\n    for x in y:\n        with model.no_sync():\n            loss.backward()\n"
+    )
+    call = only(found.methods("backward"))
+
+    assert len(call.loops) == 2
+    assert [one.method for one in call.place.withs if isinstance(one, Call)] == ["no_sync"]
+
+
+@pytest.mark.parametrize(
+    ("line", "library"),
+    [
+        ("from accelerate import Accelerator", "Accelerate"),
+        ("import pytorch_lightning as pl", "Lightning"),
+        ("import lightning as L", "Lightning"),
+        ("import deepspeed", "DeepSpeed"),
+        ("from transformers import Trainer", "transformers.Trainer"),
+        ("import horovod.torch as hvd", "Horovod"),
+    ],
+)
+def test_a_library_that_wraps_models_is_known(line: str, library: str):
+    found = script(f"{line}\nDDP(m)\n")
+
+    assert found.libraries == {library}
+    assert found.is_distributed
+    assert not found.is_hand_written
+
+
+def test_a_library_that_only_brings_models_is_none():
+    assert script("from transformers import AutoModel\nimport accelerated\nDDP(m)\n").is_hand_written
