@@ -52,7 +52,7 @@ def model_draft(
     name = f"{difference.what} {difference.names[0]}{more}"
     title = f"{capital(whose)} differs on {ranks}: {_how(difference, name)}"
     if not difference.sure:
-        title = f"{capital(whose)} differs between {peer} and {ranks}: {_how(difference, name)}"
+        title = f"{capital(whose)} differs between {peer} and {ranks}: {_how(difference, name)} on the latter"
     unsure = "" if difference.sure else " No majority tells which of them is wrong."
     return Draft(
         title=title,
