@@ -84,7 +84,7 @@ CHECK = Check(
     facts=(StepTimeFact,),
     rules=(*communication.RULES, *slow_ranks.RULES, *bucket_advice.RULES),
     level=Level.THOROUGH,
-    cost_s=4.0,
+    cost_s=5.0,
     deadline_s=60.0,
     measurements=measurements,
 )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_doctor.checks.step_time.facts import Buckets, BucketTrial
 from ddp_doctor.checks.step_time.layout import built, wrap
-from ddp_doctor.checks.step_time.timing import agreed, finish, meet, one_pass, timed
-from ddp_doctor.checks.step_time.work import Work, samples_for
+from ddp_doctor.checks.step_time.timing import agreed, finish, meet, timed
+from ddp_doctor.checks.step_time.work import Work, one_pass, samples_for
 from ddp_doctor.knowledge import buckets as known
 from ddp_doctor.knowledge.step_time import BUCKET_GAIN
 from ddp_doctor.model.context import RankContext
@@ -36,7 +36,9 @@ def bucket_sizes(
     seen = _passes(ctx, work)
     predicted = known.predictions(seen, curve)
     best = agreed(ctx, known.best(predicted), of_first=True)  # the ranks' predictions differ a little
-    gain = 1 - predicted.get(best, float("inf")) / predicted[known.DEFAULT_CAP_MIB]
+    if best not in predicted:  # gradients that came in another order there make other buckets
+        predicted[best] = known.step_seconds(seen, curve, best)
+    gain = 1 - predicted[best] / predicted[known.DEFAULT_CAP_MIB]
     trials: tuple[BucketTrial, ...] = ()
     if agreed(ctx, gain, of_first=True) >= BUCKET_GAIN:
         step_s = predicted[known.DEFAULT_CAP_MIB]

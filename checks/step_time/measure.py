@@ -1,7 +1,7 @@
 """The rounds of one rank. Whatever a rank finds, all ranks meet at the same steps."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -10,8 +10,8 @@ from ddp_doctor.checks.step_time.buckets import bucket_sizes
 from ddp_doctor.checks.step_time.facts import Round, StepTimeFact
 from ddp_doctor.checks.step_time.layout import built, wrap
 from ddp_doctor.checks.step_time.profiler import profiled
-from ddp_doctor.checks.step_time.timing import ProcessorTime, agreed, finish, one_pass, timed
-from ddp_doctor.checks.step_time.work import Work, samples_for
+from ddp_doctor.checks.step_time.timing import ProcessorTime, agreed, finish, timed
+from ddp_doctor.checks.step_time.work import Work, one_pass, samples_for
 from ddp_doctor.knowledge.buckets import MIB, Curve, bucket_bytes
 from ddp_doctor.knowledge.step_time import LARGEST_ALONE
 from ddp_doctor.model.context import RankContext
@@ -19,9 +19,9 @@ from ddp_doctor.model.fact import Skip
 
 #: Sizes of the all-reduces for the curve of latency and bandwidth, and how often each is timed.
 _SIZES = ((4, 7), (16 << 10, 5), (128 << 10, 5), (MIB, 3))
-#: On from there by fours up to all gradients in one, so that predictions need not leave the curve, as far as one
-#: takes no longer than this.
-_LARGEST_S = 0.5
+#: On from there by fours up to all gradients in one, so that predictions need not leave the curve; all of it as
+#: long as the next is expected to take less than this.
+_LARGEST_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,21 @@ def measure(ctx: RankContext, work: Work, plan: Plan = _USUAL) -> StepTimeFact:
 
 def curve(ctx: RankContext, gradient_bytes: int) -> Curve:
     """Times of all-reduces over sizes, the slowest rank's."""
-    points = [_point(ctx, *one) for one in _SIZES]
-    size, took = points[-1]
-    while 1.5 * size < gradient_bytes and took * min(4, gradient_bytes / size) < _LARGEST_S:
-        size = min(4 * size, gradient_bytes)
-        points.append(_point(ctx, size, 3))
-        size, took = points[-1]
+    points = [_point(ctx, *_SIZES[0])]
+    for size, times in (*_SIZES[1:], *_beyond(gradient_bytes)):
+        before, took = points[-1]
+        if before > _SIZES[0][0] and took * size / before > _LARGEST_S:
+            break
+        points.append(_point(ctx, size, times))
     return Curve(points=tuple(points))
+
+
+def _beyond(gradient_bytes: int) -> Iterator[tuple[int, int]]:
+    """From the largest of the usual sizes to that of all gradients, but for a last small step."""
+    size = _SIZES[-1][0]
+    while 1.5 * size < gradient_bytes:
+        size = min(4 * size, gradient_bytes)
+        yield size, 3
 
 
 def _point(ctx: RankContext, size: int, times: int) -> tuple[int, float]:
@@ -92,9 +100,11 @@ def _fitted(ctx: RankContext, work: Work, plan: Plan) -> tuple[Work, float]:
     """The work with a batch that keeps the slowest rank busy for the time aimed at, and what that takes."""
     took = _quickest(ctx, work)
     if work.make is not None:
-        work = work.sized(samples_for(work, took, plan.aim_s))
+        work = work.sized(samples_for(work, took, plan.aim_s, LARGEST_ALONE))
         took = _quickest(ctx, work)
-        work = work.sized(samples_for(work, took, plan.aim_s))  # small batches are slow for their size
+        work = work.sized(
+            samples_for(work, took, plan.aim_s, LARGEST_ALONE)
+        )  # small batches are slow for their size
         took = _quickest(ctx, work)
     return work, took
 

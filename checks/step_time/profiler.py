@@ -8,11 +8,12 @@ An event of a gloo collective, in its own thread (microseconds)::
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from ddp_doctor.checks.step_time.facts import Profile
-from ddp_doctor.checks.step_time.timing import finish, meet, one_pass
-from ddp_doctor.checks.step_time.work import Work
+from ddp_doctor.checks.step_time.timing import finish, meet
+from ddp_doctor.checks.step_time.work import Work, one_pass
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.context import RankContext
 
@@ -40,7 +41,8 @@ def profiled(ctx: RankContext, work: Work, ddp: Any, missing: dict[str, str]) ->
         return None
     try:
         profiler.__exit__(None, None, None)
-        return _read(profiler.events(), took)
+        read = _on_gpu if ctx.device.startswith("cuda") else _on_cpu
+        return _summed_up(read(profiler.events()), took)
     except Exception as error:  # noqa: BLE001 - whatever another build of torch says, it is the reason
         missing[_WHAT] = _words(error)
         return None
@@ -66,24 +68,55 @@ def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {first}"[:200]
 
 
-def _read(events: Iterable[Any], took: float) -> Profile | None:
-    collectives: list[Span] = []
-    work: list[Span] = []
-    own: dict[str, float] = defaultdict(float)
+@dataclass
+class _Seen:
+    """When collectives ran, when the model did, and how long each of its operations took by itself."""
+
+    collectives: list[Span] = field(default_factory=list)
+    work: list[Span] = field(default_factory=list)
+    own: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+
+def _on_cpu(events: Iterable[Any]) -> _Seen:
+    """gloo's collectives run in threads of its own, beside the operations of torch."""
+    seen = _Seen()
     for event in events:
-        name, span = str(event.name), (event.time_range.start / 1e6, event.time_range.end / 1e6)
-        if name.startswith(_COLLECTIVES) or name.startswith(_KERNELS):
-            collectives.append(span)
+        name = str(event.name)
+        if name.startswith(_COLLECTIVES):
+            seen.collectives.append(_span(event))
         elif name.startswith("aten::"):
-            work.append(span)
-            own[name] += float(event.self_cpu_time_total) / 1e6
-    busy = joined(collectives)
-    dearest = sorted(own, key=lambda name: -own[name])[:_DEAREST]
+            seen.work.append(_span(event))
+            seen.own[name] += float(event.self_cpu_time_total) / 1e6
+    return seen
+
+
+def _on_gpu(events: Iterable[Any]) -> _Seen:
+    """Kernels: the names of NCCL's tell them from the model's. What the host only queues is not looked at."""
+    seen = _Seen()
+    for event in events:
+        name, (start, end) = str(event.name), _span(event)
+        if not str(event.device_type).endswith("CUDA") or name.startswith(_COLLECTIVES):
+            continue
+        if name.startswith(_KERNELS):
+            seen.collectives.append((start, end))
+        else:
+            seen.work.append((start, end))
+            seen.own[name[:80]] += end - start
+    return seen
+
+
+def _span(event: Any) -> Span:
+    return event.time_range.start / 1e6, event.time_range.end / 1e6
+
+
+def _summed_up(seen: _Seen, took: float) -> Profile:
+    busy = joined(seen.collectives)
+    dearest = sorted(seen.own, key=lambda name: -seen.own[name])[:_DEAREST]
     return Profile(
         step_s=took,
         collectives_s=sum(end - start for start, end in busy),
-        covered_s=common(busy, joined(work)),
-        operations={name: own[name] for name in dearest},
+        covered_s=common(busy, joined(seen.work)),
+        operations={name: seen.own[name] for name in dearest},
     )
 
 

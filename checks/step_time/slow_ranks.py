@@ -32,7 +32,7 @@ def computes_slower(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         Among three or more ranks those that needed at least a quarter more time than the median of the
-        others, for the same work, in each and every look; from three times on an error. A rank whose processor
+        others, for the same work, in each and every look; a GPU from three times on is an error. A rank whose processor
         was taken away meanwhile is information: something else ran there. Where ranks are more than
         processors, or none had one for itself, nobody is named. What the speed of a GPU explains is said there (DD801).
 
@@ -67,7 +67,7 @@ def computes_slower(recording: Recording) -> Iterator[Draft]:
         culprits=rank_culprits(recording, StepTimeFact, slow),
         evidence=tuple(_evidence(recording, slow, looks)),
         remedies=(_LOOK,),
-        severity=_severity(factors[worst], disturbed=disturbed),
+        severity=_severity(by_rank[worst].fact, factors[worst], disturbed=disturbed),
     )
 
 
@@ -113,10 +113,11 @@ def _detail(slow: Sequence[Seen[StepTimeFact]], *, disturbed: bool) -> str:
     return f"It had a processor {share:.0%} of the time: something else ran there. {waited}"
 
 
-def _severity(factor: float, *, disturbed: bool) -> Severity:
+def _severity(fact: StepTimeFact, factor: float, *, disturbed: bool) -> Severity:
+    """What a host takes from a virtual machine does not show there: a slow processor alone drains no node."""
     if disturbed:
         return Severity.INFO
-    return Severity.ERROR if factor >= known.MUCH_SLOWER else Severity.WARNING
+    return Severity.ERROR if factor >= known.MUCH_SLOWER and fact.device != "cpu" else Severity.WARNING
 
 
 def _evidence(recording: Recording, slow: Sequence[int], looks: dict[int, list[float]]) -> Iterator[Evidence]:

@@ -2,9 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
 
-from ddp_doctor.checks.step_time.work import Work
 from ddp_doctor.model.context import RankContext
 
 
@@ -42,12 +40,6 @@ def timed(ctx: RankContext, name: str, detail: str, once: Callable[[], object], 
             once()
         finish(ctx)
         return (ctx.clock() - started) / times
-
-
-def one_pass(work: Work, module: Any) -> None:
-    """Forward and backward of a module or what wraps it; no optimiser, so that nothing changes."""
-    module.zero_grad(set_to_none=True)
-    work.loss(module, work.batch).backward()
 
 
 class ProcessorTime:

@@ -4,11 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ddp_doctor.checks.step_time.timing import agreed
 from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.fact import Skip
 
 #: Width and depth: 4 MiB of gradients on a CPU, 64 MiB on a GPU, where more of it fits into 10 ms.
 _CPU, _GPU = (256, 16), (1024, 16)
 _SMALLEST_BATCH, _LARGEST_BATCH = 8, 1 << 16
+#: What a batch may take of memory: of a CPU's this much, of a GPU's an eighth of what the rank may hold.
+_CPU_BYTES, _GPU_SHARE = 256 << 20, 8
+#: The net twice in DistributedDataParallel and once without: weights, gradients, buckets.
+_GPU_LEAST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,7 @@ class Work:
     name: str = ""  # of the user's own
     samples: int | None = None
     make: Callable[[int], Any] | None = None  # a batch of so many samples; None where that cannot be had
+    most: int = _LARGEST_BATCH  # samples for which there is memory
 
     def sized(self, samples: int) -> "Work":
         """The same with another batch, where one can be made."""
@@ -29,6 +36,12 @@ class Work:
     def gradient_bytes(self) -> int:
         """The bytes that DDP averages."""
         return sum(one.numel() * one.element_size() for one in self.module.parameters() if one.requires_grad)
+
+
+def one_pass(work: Work, module: Any) -> None:
+    """Forward and backward of a module or what wraps it; no optimiser, so that nothing changes."""
+    module.zero_grad(set_to_none=True)
+    work.loss(module, work.batch).backward()
 
 
 def own(ctx: RankContext) -> Work:
@@ -44,15 +57,26 @@ def own(ctx: RankContext) -> Work:
         generator = torch.Generator().manual_seed(1)
         return torch.randn(samples, width, generator=generator).to(ctx.device)
 
-    work = Work(torch.nn.Sequential(*layers).to(ctx.device), None, _mean_square, make=make)
+    most = _room(ctx) // (2 * depth * width * 4)  # what each layer keeps for backward
+    work = Work(torch.nn.Sequential(*layers).to(ctx.device), None, _mean_square, make=make, most=most)
     return work.sized(_SMALLEST_BATCH)
+
+
+def _room(ctx: RankContext) -> int:
+    """The bytes that a batch may take on the rank that has least. Raises Skip, on all ranks, where it is little."""
+    if not ctx.device.startswith("cuda"):
+        return _CPU_BYTES
+    free = -int(agreed(ctx, -ctx.gpu_memory_bytes))
+    if free < _GPU_LEAST_BYTES:
+        raise Skip("too little memory is free on a GPU")
+    return free // _GPU_SHARE
 
 
 def _mean_square(module: Any, batch: Any) -> Any:
     return module(batch).pow(2).mean()
 
 
-def samples_for(work: Work, took_s: float, aim_s: float) -> int:
-    """How many samples keep it busy for ``aim_s``, by what its batch took."""
+def samples_for(work: Work, took_s: float, aim_s: float, times: int = 1) -> int:
+    """How many samples keep it busy for ``aim_s``, by what its batch took; ``times`` as many must fit too."""
     wanted = (work.samples or _SMALLEST_BATCH) * aim_s / took_s
-    return int(min(max(wanted, _SMALLEST_BATCH), _LARGEST_BATCH))
+    return int(min(max(wanted, _SMALLEST_BATCH), work.most // times))

@@ -295,10 +295,13 @@ def test_a_rank_that_is_slow_because_something_else_runs_there_is_information():
     assert "a processor 40% of the time" in finding.detail
 
 
-@pytest.mark.parametrize(("times", "severity"), [(1.5, Severity.WARNING), (4.0, Severity.ERROR)])
-def test_a_slow_rank_is_a_warning_and_an_error_from_three_times_on(times, severity):
-    facts = [fact(rank=rank, ranks=4) for rank in range(4)]
-    facts[3] = fact(0.010 * times, 0.060, rank=3, ranks=4)
+@pytest.mark.parametrize(
+    ("device", "times", "severity"),
+    [("cuda:0", 1.5, Severity.WARNING), ("cuda:0", 4.0, Severity.ERROR), ("cpu", 4.0, Severity.WARNING)],
+)
+def test_a_slow_rank_is_a_warning_and_a_gpu_an_error_from_three_times_on(device, times, severity):
+    facts = [fact(rank=rank, ranks=4, device=device, on_cpu_share=None) for rank in range(4)]
+    facts[3] = fact(0.010 * times, 0.060, rank=3, ranks=4, device=device, on_cpu_share=None)
 
     assert only(judge(recording(facts)), "DD812").severity is severity
 

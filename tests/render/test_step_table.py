@@ -1,0 +1,41 @@
+"""The table of step times, of recorded runs."""
+
+from pathlib import Path
+
+from ddp_doctor import app
+from ddp_doctor.render import step_table
+
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+
+
+def shown(situation: str) -> tuple[str, ...]:
+    return step_table.lines(app.replay(RECORDINGS / f"{situation}.json").report.measurements)
+
+
+def test_a_step_is_shown_with_its_parts_and_the_bucket_sizes_that_were_tried():
+    heading, row, *more = shown("step-time-slow-link-with-own-model")
+
+    assert heading.split() == ["computing", "step", "waiting", "communication", "overlap", "weak", "strong"]
+    assert row.endswith("2 ranks, 4.02 MiB of gradients")
+    assert more == [
+        "  buckets of 25 MiB: predicted 0.643 s, measured 0.607 s",
+        "  buckets of 0.25 MiB: predicted 0.494 s, measured 0.489 s",
+    ]
+
+
+def test_the_columns_stand_below_their_titles():
+    heading, row, *_ = shown("step-time-fast-link")
+
+    for title in heading.split():
+        end = heading.index(title) + len(title)
+        assert row[end - 1] != " ", title
+        assert row[end : end + 1] in {" ", ""}, title
+
+
+def test_ranks_that_share_processors_are_said_to():
+    assert any("shared the processors" in line for line in shown("step-time-four-ranks-on-two-processors"))
+    assert not any("shared the processors" in line for line in shown("step-time-slow-link-with-own-model"))
+
+
+def test_without_steps_there_is_no_table():
+    assert step_table.lines(()) == ()
