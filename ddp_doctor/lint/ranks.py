@@ -67,7 +67,7 @@ def _rank_kind(value: Value, depth: int) -> RankKind | None:
     if isinstance(value, Call):
         return _of_call(value, depth) if depth else None
     if value.kind in ("element", "attribute", "parameter"):
-        return _by_name(value.attribute)
+        return _by_name(value.attribute) or _by_name(_written(value.node))
     return _by_name(value.name.rpartition(".")[2]) if value.kind in ("name", "free") else None
 
 
@@ -83,6 +83,15 @@ def _of_call(call: Call, depth: int) -> RankKind | None:
         return found
     name = call.method or call.name.rpartition(".")[2]
     return _by_name(name.removeprefix("get_")) if name.startswith("get_") else None
+
+
+def _written(node: ast.AST) -> str:
+    """The last name of ``rank`` or ``args.rank``: where a value says nothing, what the script calls it does."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _operand_kind(value: Value, node: ast.expr) -> RankKind | None:
+    return rank_kind(value) or _by_name(_written(node))
 
 
 def _by_name(name: str) -> RankKind | None:
@@ -129,7 +138,7 @@ def _test(value: Value, depth: int) -> RankTest | None:
         return _called(value, depth)
     if value.kind == "other":
         if isinstance(node, ast.Compare) and len(value.parts) == 2:
-            return _compared(value.parts[0], value.parts[1], node.ops[0])
+            return _compared(value.parts, (node.left, node.comparators[0]), node.ops[0])
         if isinstance(node, ast.BoolOp):
             return _combined(value, node, depth)
         return _not(value, node, depth) if isinstance(node, ast.UnaryOp) else None
@@ -160,10 +169,13 @@ def _main(name: str) -> RankTest | None:
     return RankTest("local_rank" if "local" in name.lower() else "rank", "zero")
 
 
-def _compared(left: Value, right: Value, operator: ast.cmpop) -> RankTest | None:
-    if rank_kind(left) is None and rank_kind(right) is not None and isinstance(operator, ast.Eq | ast.NotEq):
-        left, right = right, left
-    kind = rank_kind(left)
+def _compared(
+    values: tuple[Value, ...], nodes: tuple[ast.expr, ast.expr], operator: ast.cmpop
+) -> RankTest | None:
+    (left, right), kind = values, _operand_kind(values[0], nodes[0])
+    if kind is None and isinstance(operator, ast.Eq | ast.NotEq):  # 0 == rank
+        kind = _operand_kind(right, nodes[1])
+        left, right = (right, left) if kind is not None else (left, right)
     if kind is None:
         return _modulo(left, right, operator)
     if isinstance(operator, ast.In | ast.NotIn):
@@ -193,7 +205,7 @@ def _modulo(left: Value, right: Value, operator: ast.cmpop) -> RankTest | None:
     node = left.node
     if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and len(left.parts) == 2):
         return None
-    kind = rank_kind(left.parts[0])
+    kind = _operand_kind(left.parts[0], node.left)
     if kind is None or not isinstance(operator, ast.Eq | ast.NotEq):
         return None
     test = RankTest("local_rank", "zero" if _number(right) == 0 else "some")  # one of each node

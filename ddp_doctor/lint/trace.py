@@ -97,8 +97,11 @@ class Trace(Expressions):
             if default is not None
         }
         known = {one.arg for one in parameters(arguments)}
+        is_called = (
+            not self.root or self.place.depth > 1
+        )  # what nothing calls here may be given anything elsewhere
         for name, default in defaults.items():
-            if isinstance(default, ast.Constant) and not (self.root and not given and not named):
+            if is_called and isinstance(default, ast.Constant):
                 self.bind(name, Value(default, "constant"))
         for one, value in zip(places, given, strict=False):
             self.bind(one.arg, value)

@@ -5,7 +5,7 @@ line that it reports, and ``DDL101_*_good.py``, in which nothing is reported.
 """
 
 from ddp_doctor.lint.rule import LintRule
-from ddp_doctor.lint.rules import devices, outdated, start_up, wrapping
+from ddp_doctor.lint.rules import devices, endpoint, every_rank, outdated, start_up, wrapping
 
 RULES: tuple[LintRule, ...] = (
     wrapping.data_parallel,
@@ -24,4 +24,11 @@ RULES: tuple[LintRule, ...] = (
     start_up.setting_read_by_nothing,
     start_up.setting_too_late,
     devices.gloo_for_gpus,
+    endpoint.gpus_of_one_node,
+    endpoint.local_rank_as_rank,
+    endpoint.endpoint_overwritten,
+    every_rank.every_rank_downloads,
+    every_rank.every_rank_logs,
+    every_rank.memory_given_back,
+    every_rank.forward_around,
 )

@@ -121,9 +121,9 @@ def gpu_not_chosen(script: Script) -> Iterator[Spot]:
     """The model is moved to "cuda" and nothing says which GPU that is.
 
     What it finds
-        A model that is moved with `.cuda()` or `.to("cuda")` and wrapped, in a script without
-        `torch.cuda.set_device`. Silent where the script speaks of CUDA_VISIBLE_DEVICES, and where it calls functions
-        of other modules that may choose the GPU.
+        A model that is moved with `.cuda()` or `.to("cuda")` and wrapped, in a script that starts the process group
+        without `torch.cuda.set_device`. Silent where the script speaks of CUDA_VISIBLE_DEVICES, and where it calls
+        functions of other modules that may choose the GPU.
     Why it matters
         "cuda" is the current device, and that is GPU 0 in every process until `set_device` says something else. All
         ranks of a node land on GPU 0, and NCCL refuses ("Duplicate GPU detected").
@@ -133,6 +133,8 @@ def gpu_not_chosen(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/generated/torch.cuda.set_device.html
         https://pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
+    if not any(True for _ in script.named(names.INIT)):
+        return  # the GPU is chosen where the group is started
     if _chooses_gpu(script) or chooses_visible_gpus(script) or calls_what_may_set_up(script):
         return
     for wrap in script.wraps:

@@ -125,7 +125,8 @@ def local_rank_as_argument(script: Script) -> Iterator[Spot]:
     """The script expects --local_rank from its launcher, and torchrun gives none.
 
     What it finds
-        An argument `--local_rank` or `--local-rank` of argparse in a script that nowhere reads LOCAL_RANK.
+        An argument `--local_rank` or `--local-rank` of argparse whose value is used (`args.local_rank`), in a script
+        that nowhere reads LOCAL_RANK. One that only takes in what an old launcher hands over is left alone.
     Why it matters
         torchrun says the local rank in the environment and hands no argument over: the default counts on every rank,
         so that all take the same GPU or believe that they are alone. torch.distributed.launch, which does hand it
@@ -136,7 +137,7 @@ def local_rank_as_argument(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/distributed.html#launch-utility
         https://pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun
     """
-    if "LOCAL_RANK" in script.source:
+    if "LOCAL_RANK" in script.source or not _uses_local_rank(script):
         return
     for call in script.methods("add_argument"):
         given = [one.constant for one in call.args]
@@ -147,6 +148,13 @@ def local_rank_as_argument(script: Script) -> Iterator[Spot]:
                 remedy="Read it from the environment",
                 write=('local_rank = int(os.environ["LOCAL_RANK"])',),
             )
+
+
+def _uses_local_rank(script: Script) -> bool:
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == "local_rank" and isinstance(node.ctx, ast.Load)
+        for node in ast.walk(script.tree)
+    )
 
 
 @lint_rule("DDL114", "setting-read-by-nothing", Severity.WARNING, concerns=always)

@@ -1,0 +1,194 @@
+"""Rules on what a script tells a process group: how many ranks there are, which one it is, where the first one is.
+
+dist.init_process_group("nccl", rank=int(os.environ["RANK"]), world_size=torch.cuda.device_count())   one node's GPUs
+DistributedSampler(data, num_replicas=world_size, rank=local_rank)     every node reads the same shards
+os.environ["MASTER_PORT"] = "12355"                                    torchrun listens on another one
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ddp_doctor.lint import names
+from ddp_doctor.lint.rule import Spot, lint_rule
+from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.values import Call, Value
+from ddp_doctor.model.choices import Severity
+
+_DEVICE_COUNTS = ("torch.cuda.device_count", "torch.accelerator.device_count")
+_GLOBAL_RANKS = frozenset(("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
+_OF_ONE_NODE = frozenset(("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
+_ENDPOINT = ("MASTER_ADDR", "MASTER_PORT")
+#: Where one of these is read or set, something else than torchrun starts the ranks, or a script starts them itself.
+_OTHER_LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "MPI_", "AZ_", "AZUREML_", "SM_", "JSM_", "LSB_", "PBS_")
+_STARTERS = ("spawn", "start_processes", "Process", "Popen", "launch", "notebook_launcher")
+
+
+@lint_rule("DDL160", "gpus-of-one-node-as-world-size", Severity.WARNING)
+def gpus_of_one_node(script: Script) -> Iterator[Spot]:
+    """The number of GPUs of one node is given as the size of the whole world.
+
+    What it finds
+        `torch.cuda.device_count()` as `world_size` of init_process_group or as `num_replicas` of a DistributedSampler,
+        where the rank beside it is that of the whole job (RANK, SLURM_PROCID, get_rank()).
+    Why it matters
+        On one node with all its GPUs the two numbers agree. On two nodes the ranks of the second one are at least as
+        large as the size: the group waits until its time-out, and the sampler refuses the rank or each node trains
+        on all data. Where each task of SLURM sees one GPU, the size is 1 on every rank and they train alone.
+    Remedy
+        Leave both arguments out of init_process_group under torchrun; else take WORLD_SIZE, SLURM_NTASKS or
+        get_world_size().
+    References
+        https://pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
+        https://pytorch.org/docs/stable/elastic/run.html#environment-variables
+    """
+    if _sets(script, "RANK"):
+        return
+    for call, size, rank in _worlds(script):
+        if size is None or rank is None or not _is_device_count(size):
+            continue
+        if _is_global_rank(rank):
+            yield Spot(
+                call,
+                "The GPUs of one node stand for the size of the whole job, beside a rank of the whole job",
+                detail="Right on one node that gives the job all its GPUs; on several nodes the ranks do not fit in.",
+                remedy="Take the size of the job: WORLD_SIZE of torchrun, or torch.distributed.get_world_size()",
+            )
+
+
+@lint_rule("DDL161", "local-rank-as-rank-of-the-job", Severity.WARNING)
+def local_rank_as_rank(script: Script) -> Iterator[Spot]:
+    """LOCAL_RANK is given where the rank in the whole job belongs.
+
+    What it finds
+        LOCAL_RANK as `rank` of a DistributedSampler or of init_process_group.
+    Why it matters
+        On one node both are the same number. On two nodes each number occurs twice: the sampler gives both nodes the
+        same half of the data, so that the other half is never trained on and nothing says so; the process group
+        waits for ranks that never come.
+    Remedy
+        Leave `rank` out: DistributedSampler asks the process group, init_process_group the environment. Else use RANK.
+    References
+        https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+        https://pytorch.org/docs/stable/elastic/run.html#environment-variables
+    """
+    for call, size, rank in _worlds(script):
+        if rank is None or "LOCAL_RANK" not in _environment(rank) or _GLOBAL_RANKS & _environment(rank):
+            continue
+        if size is not None and (_is_device_count(size) or _OF_ONE_NODE & _environment(size)):
+            continue  # shares within each node, on purpose
+        what = "DistributedSampler" if call.name == names.SAMPLER else "init_process_group"
+        yield Spot(
+            call,
+            f"{what} takes LOCAL_RANK for the rank in the whole job",
+            detail="Right on one node; on several nodes each number occurs once per node.",
+            remedy="Leave rank out, or take RANK",
+        )
+
+
+@lint_rule("DDL162", "torchrun-endpoint-overwritten", Severity.ERROR)
+def endpoint_overwritten(script: Script) -> Iterator[Spot]:
+    """MASTER_ADDR or MASTER_PORT is overwritten in a script that torchrun starts.
+
+    What it finds
+        `os.environ["MASTER_PORT"] = "12355"`, always run, in a script that takes LOCAL_RANK or RANK from the
+        environment, before an init_process_group that reads the endpoint from there. Scripts that start their ranks
+        themselves, or that know another launcher, are left alone.
+    Why it matters
+        Under torchrun the agent has the store open already, on a port that it chose and exported, and every rank, rank
+        0 too, is only a client of it. With the script's own port all ranks wait for a store that nobody opens, until
+        the time-out (seen: two ranks, `The client socket has timed out`). With `localhost` as MASTER_ADDR that
+        happens to all nodes but the first.
+    Remedy
+        Delete the assignment, or use `os.environ.setdefault`.
+    References
+        https://pytorch.org/docs/stable/elastic/run.html#environment-variables
+        pytorch torch/distributed/rendezvous.py _create_c10d_store (TORCHELASTIC_USE_AGENT_STORE)
+    """
+    overwritten = [
+        one
+        for one in script.assignments
+        if one.name in _ENDPOINT
+        and one.owner is not None
+        and one.owner.name == "os.environ"
+        and one.value.kind == "constant"
+        and not one.place.conditions
+        and not one.place.in_handler
+    ]
+    groups = [one for one in script.named(names.INIT) if _reads_endpoint(one)]
+    if not overwritten or not groups or not _is_started_by_torchrun(script):
+        return
+    for one in overwritten:
+        if any(one.root == call.root and one.order < call.order for call in groups):
+            yield Spot(
+                one.node,
+                f"{one.name} is overwritten, though torchrun has set it to where its store listens",
+                remedy=f'Delete the line, or write os.environ.setdefault("{one.name}", ...)',
+            )
+
+
+def _worlds(script: Script) -> Iterator[tuple[Call, Value | None, Value | None]]:
+    """The calls that take a size and a rank, and these."""
+    for call in script.named(names.INIT):
+        yield call, call.argument(3, "world_size"), call.argument(4, "rank")
+    for call in script.named(names.SAMPLER):
+        yield call, call.argument(1, "num_replicas"), call.argument(2, "rank")
+
+
+def _is_device_count(value: Value) -> bool:
+    options = list(value.alternatives())
+    return bool(options) and all(isinstance(one, Call) and one.name in _DEVICE_COUNTS for one in options)
+
+
+def _is_global_rank(value: Value) -> bool:
+    if _GLOBAL_RANKS & _environment(value):
+        return True
+    return any(isinstance(one, Call) and one.name == "torch.distributed.get_rank" for one in _behind(value))
+
+
+def _environment(value: Value) -> frozenset[str]:
+    """The variables of the environment that a value is made of."""
+    found = set[str]()
+    for one in _behind(value):
+        if isinstance(one, Call) and one.name in ("os.environ.get", "os.getenv") and one.args:
+            found.add(str(one.args[0].constant))
+        elif one.kind == "element" and one.owner is not None and one.owner.name == "os.environ":
+            found.add(one.attribute)
+    return frozenset(found)
+
+
+def _behind(value: Value) -> Iterator[Value]:
+    """What a value is made of, also inside the local functions that returned it."""
+    for one in value.sources():
+        yield one
+        if isinstance(one, Call) and one.returned is not None:
+            yield from one.returned.sources()
+
+
+def _sets(script: Script, variable: str) -> bool:
+    return any(
+        one.name == variable and one.owner is not None and one.owner.name == "os.environ"
+        for one in script.assignments
+    )
+
+
+def _reads_endpoint(call: Call) -> bool:
+    """Whether a process group takes MASTER_ADDR and MASTER_PORT from the environment."""
+    method = call.argument(1, "init_method")
+    if call.has_stars or call.argument(5, "store") is not None:
+        return False
+    return method is None or method.constant == "env://"
+
+
+def _is_started_by_torchrun(script: Script) -> bool:
+    used = {
+        one.value
+        for one in ast.walk(script.tree)
+        if isinstance(one, ast.Constant) and isinstance(one.value, str)
+    }
+    if not used & {"RANK", "LOCAL_RANK"} or any(one.startswith(_OTHER_LAUNCHERS) for one in used):
+        return False
+    if any((one.name or one.method).rpartition(".")[2] in _STARTERS for one in script.calls):
+        return False
+    return not any(_sets(script, one) for one in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))

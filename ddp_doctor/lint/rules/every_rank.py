@@ -1,0 +1,217 @@
+"""Rules on what every rank does though one would do, and on what goes past DistributedDataParallel.
+
+loss = model.module(images).sum(); loss.backward()        no gradient is synchronised
+datasets.CIFAR10("data", download=True)                   all ranks write the same files
+wandb.init(project="mine")                                one run for each rank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddp_doctor.lint import names
+from ddp_doctor.lint.ranks import chosen_ranks, rank_kind
+from ddp_doctor.lint.rule import Spot, lint_rule
+from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.values import Call, Value
+from ddp_doctor.model.choices import Severity
+
+_WRITERS = ("torch.utils.tensorboard.SummaryWriter", "tensorboardX.SummaryWriter", "wandb.init")
+_DATASETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.datasets.")
+_LETS_ONE_FIRST = ("lock", "first", "zero", "once", "main")
+#: Methods of a module that compute nothing that is trained.
+_NO_FORWARD = frozenset(
+    (
+        *(
+            "parameters",
+            "named_parameters",
+            "buffers",
+            "named_buffers",
+            "modules",
+            "named_modules",
+            "children",
+        ),
+        *(
+            "state_dict",
+            "load_state_dict",
+            "train",
+            "eval",
+            "zero_grad",
+            "to",
+            "cuda",
+            "cpu",
+            "requires_grad_",
+        ),
+        "no_sync",
+    )
+)
+
+
+@lint_rule("DDL163", "every-rank-downloads", Severity.WARNING)
+def every_rank_downloads(script: Script) -> Iterator[Spot]:
+    """All ranks download a data set to the same place at once.
+
+    What it finds
+        A data set of torchvision, torchaudio or torchtext with `download=True`, reached by every rank, with no lock
+        around it and nothing that lets one rank go first.
+    Why it matters
+        The ranks of a node, and on a shared file system those of all nodes, write the same archive and unpack the same
+        folder while others read them already: truncated files, checksums that do not match, and only at the first
+        start on a new machine.
+    Remedy
+        Download before the job, or on one rank: others wait at a barrier and then open the data with `download=False`.
+    References
+        https://pytorch.org/vision/stable/datasets.html
+    """
+    starts = [
+        one for one in script.calls if one.name in (names.SPAWN, "torch.multiprocessing.start_processes")
+    ]
+    for call in script.calls:
+        download = call.keywords.get("download")
+        if not call.name.startswith(_DATASETS) or download is None or download.constant is not True:
+            continue
+        if any(call.precedes(start) for start in starts) or _one_goes_first(script, call):
+            continue
+        yield Spot(
+            call,
+            f"Every rank downloads {call.name.rpartition('.')[2]} to the same place",
+            remedy="Download before the job, or on rank 0 with a barrier behind it, and open it with download=False",
+        )
+
+
+@lint_rule("DDL164", "every-rank-logs", Severity.INFO)
+def every_rank_logs(script: Script) -> Iterator[Spot]:
+    """Every rank opens a log of its own for the same run.
+
+    What it finds
+        `SummaryWriter(...)` or `wandb.init(...)` that all ranks reach, with no rank in its arguments and no group.
+    Why it matters
+        One run becomes as many as there are ranks, with curves that differ because each shows its own shard, and event
+        files of several writers in one folder.
+    Remedy
+        Open it on rank 0 alone; or give each rank a folder, or wandb a `group`.
+    References
+        https://docs.wandb.ai/guides/track/log/distributed-training/
+        https://pytorch.org/docs/stable/tensorboard.html
+    """
+    for call in script.named(*_WRITERS):
+        if call.root or call.has_stars or {"group", "mode"} & set(call.keywords):
+            continue
+        if chosen_ranks(call.conditions) is not None or any(rank_kind(one) for one in call.sources()):
+            continue
+        yield Spot(
+            call,
+            f"{call.name.rpartition('.')[2] if call.name != 'wandb.init' else call.name} on every rank",
+            remedy="Open the log where the rank is 0",
+        )
+
+
+@lint_rule("DDL165", "memory-given-back-every-step", Severity.INFO)
+def memory_given_back(script: Script) -> Iterator[Spot]:
+    """torch.cuda.empty_cache() is called in every training step.
+
+    What it finds
+        `torch.cuda.empty_cache()` without a condition in the loop that runs `backward()`.
+    Why it matters
+        It waits for the GPU and gives all cached blocks back to the driver, which the next step asks for again: a step
+        gets slower, and ranks drift apart and wait for each other in the all-reduce. Memory that tensors still use
+        is not freed by it.
+    Remedy
+        Call it between phases (before evaluation), or let the allocator be; against fragmentation helps
+        PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
+    References
+        https://pytorch.org/docs/stable/notes/cuda.html#memory-management
+    """
+    steps = [one for one in script.methods("backward") if one.loops]
+    for call in script.named("torch.cuda.empty_cache"):
+        if any(call.loops and call.loops[-1] is one.loops[-1] and _always_with(call, one) for one in steps):
+            yield Spot(
+                call,
+                "torch.cuda.empty_cache() in every step: the GPU is waited for and its memory asked for anew",
+                remedy="Call it between training and evaluation, or not at all",
+            )
+
+
+@lint_rule("DDL166", "forward-around-the-wrapper", Severity.ERROR)
+def forward_around(script: Script) -> Iterator[Spot]:
+    """The loss is computed with model.module, so that DDP does not synchronise its gradients.
+
+    What it finds
+        `loss = model.module(...)` (or another method of the module inside) with `loss.backward()`, in a loop in which
+        the wrapper itself is never called.
+    Why it matters
+        DDP prepares its reducer in its own forward. Around it, backward leaves each rank with the gradients of its own
+        shard, without a word: the ranks train models that drift apart, and rank 0's is saved (seen: after
+        `model.module(x)` two ranks hold 1.0 and 2.0, after `model(x)` both hold 1.5).
+    Remedy
+        Call the wrapper: `model(...)`; let forward do what the other method does.
+    References
+        https://pytorch.org/docs/stable/notes/ddp.html#internal-design
+        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """
+    for backward in script.methods("backward"):
+        if backward.receiver is None or not backward.loops or backward.root:
+            continue
+        loop = backward.loops[-1]
+        around = [one for one in _made_of(backward.receiver) if _is_around(script, one)]
+        inside = [one for one in script.calls if loop in one.loops]
+        if around and not any(_calls_wrapper(script, one) or _reduces_by_hand(one) for one in inside):
+            yield Spot(
+                around[0],
+                "The loss comes from model.module: backward will not synchronise gradients between ranks",
+                remedy="Call the wrapper itself, model(...), not the module inside of it",
+            )
+
+
+def _one_goes_first(script: Script, call: Call) -> bool:
+    """Whether one rank alone gets here, or gets here first."""
+    if chosen_ranks(call.conditions) is not None:
+        return True
+    if any(word in one.text.lower() for one in call.place.withs for word in _LETS_ONE_FIRST):
+        return True
+    waits = script.named("torch.distributed.barrier")
+    return any(one.precedes(call) and chosen_ranks(one.conditions) is not None for one in waits)
+
+
+def _always_with(call: Call, step: Call) -> bool:
+    """Whether a call runs each time that the step does."""
+    return set(map(id, call.conditions)) <= set(map(id, step.conditions))
+
+
+def _made_of(value: Value) -> Iterator[Call]:
+    for one in value.sources():
+        if isinstance(one, Call):
+            yield one
+            if one.returned is not None:
+                yield from (inner for inner in one.returned.sources() if isinstance(inner, Call))
+
+
+def _is_around(script: Script, call: Call) -> bool:
+    """``model.module(...)`` or ``model.module.loss(...)`` of a model that surely is wrapped."""
+    callee = call.receiver if call.method and call.method not in _NO_FORWARD else None
+    for inner in (call.callee, callee):
+        if (
+            inner is not None
+            and inner.kind == "attribute"
+            and inner.attribute == "module"
+            and inner.owner is not None
+        ):
+            options = list(inner.owner.objects())
+            if options and all(script.is_ddp(one) for one in options):
+                return True
+    return False
+
+
+def _calls_wrapper(script: Script, call: Call) -> bool:
+    """Whether the wrapper is called, or handed to something that may call it."""
+    if call.callee is not None and any(script.is_ddp(one) for one in call.callee.objects()):
+        return True
+    if call.local is not None:
+        return False  # followed: what it calls is seen
+    return any(
+        script.is_ddp(one) for value in (*call.args, *call.keywords.values()) for one in value.objects()
+    )
+
+
+def _reduces_by_hand(call: Call) -> bool:
+    return call.name.startswith("torch.distributed.") and "reduce" in call.name
