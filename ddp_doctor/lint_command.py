@@ -1,7 +1,6 @@
 """What ``ddp-doctor lint`` does around its rules: files in, report out. It stands beside commands.py, whose imports
 (torch's launchers, all checks) would take longer than linting a hundred files."""
 
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ddp_doctor.engine.lint import lint_report
+from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.guard import say
 from ddp_doctor.lint.linting import MOST_BYTES, Linted, chosen, lint_bytes
 from ddp_doctor.lint.rule import LintRule
@@ -46,13 +46,13 @@ def lint(
     fail_on: FailOn = FailOn.ERROR,
 ) -> int:
     """Judge the files; the exit code. Raises UsageError."""
-    gc.disable()  # trees are large and have no end before the process has
     started_at = datetime.now(timezone.utc)
     rules = _rules(select, ignore)
     paths = list(script_paths(given))
     if not paths:
         raise UsageError(f"there is no Python file in {', '.join(given)}")
-    linted = [_lint_file(path, rules) for path in paths]
+    with no_garbage_collection():  # of a hundred trees
+        linted = [_lint_file(path, rules) for path in paths]
     report = lint_report(linted, fail_on, started_at)
     shown = ["<stdin>" if path == "-" else path for path in paths]
     problems = _write(

@@ -25,12 +25,17 @@ class ScriptFile:
 def script_paths(given: Sequence[str]) -> Iterator[str]:
     """Each path once, in the order given; of a folder all ``*.py`` below it, by name."""
     seen = set[str]()
-    for path in given:
+    for name in given:
+        path = name if name == "-" else str(Path(name))  # ./train.py is train.py
         below = _walk(path, set()) if path != "-" and Path(path).is_dir() else [path]
-        for one in below:
+        for one in map(_short, below):
             if one not in seen:
                 seen.add(one)
                 yield one
+
+
+def _short(path: str) -> str:
+    return path.removeprefix("./")
 
 
 def _walk(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:

@@ -1,0 +1,284 @@
+"""``ddp-doctor lint`` as a person, an editor and continuous integration use it: files, streams, exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree as ET
+
+import pytest
+from typer.testing import CliRunner
+
+from ddp_doctor.cli import app
+from ddp_doctor.lint.rules import RULES
+from ddp_doctor.model.lint import LintReport
+
+HEAD = "import torch\nimport torch.distributed as dist\nimport utils\n"
+FAULT = "torch.cuda.set_device(0)"
+SICK = f"{HEAD}dist.init_process_group('nccl')\n{FAULT}\n"
+HEALTHY = "import torch\n\nprint(torch.ones(3))\n"
+WARNED = "import os\nimport torch\nos.environ['NCCL_CONNECT_TIMEOUT'] = '600'\n"
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def lint(*args: str, cwd: Path) -> Done:
+    """The command line without the third of a second that a process takes."""
+    before = Path.cwd()
+    os.chdir(cwd)
+    try:
+        result = CliRunner().invoke(app, ["lint", *args])
+    finally:
+        os.chdir(before)
+    return Done(result.exit_code, result.stdout, result.stderr)
+
+
+def process(*args: str, cwd: Path, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    argv = (sys.executable, "-m", "ddp_doctor", "lint", *args)
+    return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60, cwd=cwd, input=text)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in {
+        "sick.py": SICK,
+        "healthy.py": HEALTHY,
+        "warned.py": WARNED,
+        "note.txt": "print 'x'",
+    }.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_a_fault_is_shown_with_its_place_line_and_remedy_and_exits_with_one(folder: Path):
+    done = process("sick.py", cwd=folder)
+
+    assert done.returncode == 1
+    assert "  sick.py:5:1: error DDL104 Every rank takes cuda:0" in done.stdout.splitlines()
+    assert f"      {FAULT}" in done.stdout.splitlines()
+    assert "Remedy: Take the GPU of this process's number on its node" in done.stdout
+    assert "Sick: 1 error in 1 file." in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_healthy_script_is_one_line_and_with_quiet_none(folder: Path):
+    assert lint("healthy.py", cwd=folder).stdout == "Healthy: nothing found in 1 file.\n"
+
+    quiet = lint("--quiet", "healthy.py", cwd=folder)
+
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+
+
+def test_a_warning_fails_only_where_that_is_asked_for(folder: Path):
+    assert lint("warned.py", cwd=folder).returncode == 0
+    assert lint("--fail-on", "warning", "warned.py", cwd=folder).returncode == 1
+
+
+def test_a_folder_is_walked_without_what_is_not_the_users(folder: Path):
+    for place in (".git", "node_modules", "build", "__pycache__", "env3"):
+        (folder / place).mkdir()
+        (folder / place / "sick.py").write_text(SICK)
+    (folder / "env3" / "pyvenv.cfg").write_text("")
+    (folder / "package").mkdir()
+    (folder / "package" / "inner.py").write_text(SICK)
+    (folder / "package" / "again").symlink_to(folder)
+
+    done = lint(".", cwd=folder)
+
+    assert "Sick: 2 errors, 1 warning in 4 files." in done.stdout
+    assert "  package/inner.py:5:1: error" in done.stdout
+
+
+def test_a_script_on_stdin_is_judged(folder: Path):
+    done = process("-", cwd=folder, text=SICK)
+
+    assert done.returncode == 1
+    assert "<stdin>:5:1: error DDL104" in done.stdout
+
+
+def test_a_file_that_does_not_parse_makes_the_verdict_unsure_and_is_named_with_its_line(folder: Path):
+    (folder / "old.py").write_text("import torch\nprint 'hello'\n")
+
+    done = lint("old.py", "healthy.py", cwd=folder)
+
+    assert done.returncode == 3
+    assert "old.py:2:1: not looked at: does not parse" in done.stdout
+    assert "Unsure: nothing found in 1 file; 1 file could not be looked at." in done.stdout
+    assert lint("old.py", "sick.py", cwd=folder).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ([], "Missing argument"),
+        (["missing.py"], "cannot read missing.py"),
+        (["empty"], "there is no Python file in empty"),
+        (["--select", "DDL999", "sick.py"], "there is no lint rule 'DDL999'"),
+        (["--select", "DDL104", "--ignore", "DDL1", "sick.py"], "leave no rule"),
+        (["--json", "-", "--sarif", "-", "sick.py"], "only one output can go to stdout"),
+        (["--sarif", "missing/x.sarif", "sick.py"], "cannot write missing/x.sarif"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_and_exits_with_two(folder: Path, args: list[str], sentence: str):
+    (folder / "empty").mkdir()
+
+    done = lint(*args, cwd=folder)
+
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_rules_are_selected_and_ignored_by_the_beginning_of_their_codes(folder: Path):
+    assert lint("--select", "DDL11,DDL101", "sick.py", cwd=folder).returncode == 0
+    assert lint("--select", "ddl104", "sick.py", cwd=folder).returncode == 1
+    assert lint("--ignore", "DDL104", "sick.py", cwd=folder).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SICK.replace(FAULT, f"{FAULT}  # noqa: DDL104"),
+        SICK.replace(FAULT, f"{FAULT}  # NOQA"),
+        SICK.replace(FAULT, f"{FAULT}  # noqa: E501, DDL104 (one GPU here)"),
+        SICK.replace(FAULT, "torch.cuda.set_device(\n    0  # noqa: DDL104\n)"),
+        f"# ddp-doctor: noqa: DDL110,DDL104\n{SICK}",
+        f"{SICK}# ddp-doctor: noqa\n",
+    ],
+)
+def test_a_comment_takes_a_finding_back_and_the_report_counts_it(folder: Path, text: str):
+    (folder / "sick.py").write_text(text)
+
+    done = lint("sick.py", cwd=folder)
+
+    assert (done.returncode, done.stdout) == (0, "Healthy: nothing found in 1 file; 1 suppressed.\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SICK.replace(FAULT, f"{FAULT}  # noqa: DDL105"),
+        SICK.replace("'nccl')", "'nccl')  # noqa"),
+        f"# noqa\n{SICK}",
+        f"# ddp-doctor: noqa: DDL105\n{SICK}",
+        SICK.replace(FAULT, f"if True:  # noqa\n    {FAULT}"),
+    ],
+)
+def test_a_comment_elsewhere_or_of_another_code_takes_nothing_back(folder: Path, text: str):
+    (folder / "sick.py").write_text(text)
+
+    assert "suppressed" not in lint("--select", "DDL104", "sick.py", cwd=folder).stdout
+
+
+def test_the_json_report_is_the_envelope_with_places(folder: Path):
+    done = lint("--json", "-", ".", cwd=folder)
+    report = LintReport.model_validate_json(done.stdout)
+
+    assert (report.verdict.value, report.exit_code, report.world, report.files) == ("sick", 1, None, 3)
+    assert [(one.path, one.line, one.column, one.end_line, one.end_column) for one in report.findings] == [
+        ("sick.py", 5, 1, 5, 25),
+        ("warned.py", 3, 1, 3, 43),
+    ]
+    assert [(one.kind, one.name) for one in report.findings[0].culprits] == [("file", "sick.py:5")]
+    assert "Sick: " in done.stderr
+
+
+def test_a_line_that_may_hold_a_secret_is_kept_back(folder: Path):
+    (folder / "secret.py").write_text(
+        "import os, torch\nos.environ['NCCL_CONNECT_TIMEOUT'] = 'token=abcdef'\n"
+    )
+
+    done = lint("--json", "-", "secret.py", cwd=folder)
+
+    assert "abcdef" not in done.stdout + done.stderr
+    assert "(kept back)" in done.stdout
+
+
+def test_junit_has_a_case_for_each_file_and_a_failure_for_each_that_fails(folder: Path):
+    (folder / "old.py").write_text("print 'hello'\n")
+
+    lint("--junit", "junit.xml", ".", cwd=folder)
+    suite = ET.parse(folder / "junit.xml").getroot()[0]
+
+    assert {name: suite.get(name) for name in ("tests", "failures", "errors")} == {
+        "tests": "4",
+        "failures": "1",
+        "errors": "1",
+    }
+    assert {case.get("name"): [part.tag for part in case] for case in suite} == {
+        "healthy.py": [],
+        "old.py": ["error"],
+        "sick.py": ["failure"],
+        "warned.py": ["system-out"],
+    }
+
+
+def test_sarif_has_what_its_schema_asks_for(folder: Path):
+    (folder / "old.py").write_text("print 'hello'\n")
+    (folder / "with space.py").write_text(SICK)
+
+    lint("--sarif", "out.sarif", ".", cwd=folder)
+    log = json.loads((folder / "out.sarif").read_text())
+    (run,) = log["runs"]
+    driver, (invocation,) = run["tool"]["driver"], run["invocations"]
+
+    assert (log["version"], run["columnKind"]) == ("2.1.0", "unicodeCodePoints")
+    assert set(log) == {"$schema", "version", "runs"}
+    assert [one["id"] for one in driver["rules"]] == [rule.code for rule in RULES]
+    assert all(
+        one["defaultConfiguration"]["level"] in ("error", "warning", "note") for one in driver["rules"]
+    )
+    for result in run["results"]:
+        assert set(result) == {"ruleId", "ruleIndex", "level", "message", "locations"}
+        assert driver["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
+        region = result["locations"][0]["physicalLocation"]["region"]
+        assert (region["startLine"], region["startColumn"]) >= (1, 1)
+        assert (region["endLine"], region["endColumn"]) > (region["startLine"], region["startColumn"])
+    uris = [one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for one in run["results"]]
+    assert uris == ["sick.py", "warned.py", "with%20space.py"]
+    assert invocation["executionSuccessful"] is False
+    assert invocation["exitCode"] == 1
+    assert len(invocation["toolExecutionNotifications"]) == 1
+
+
+def test_the_hook_is_called_as_pre_commit_calls_it(folder: Path):
+    hook = (Path(__file__).parents[2] / ".pre-commit-hooks.yaml").read_text()
+    entry = (
+        next(line for line in hook.splitlines() if line.strip().startswith("entry:"))
+        .partition(":")[2]
+        .split()
+    )
+
+    assert entry[:2] == ["ddp-doctor", "lint"]
+    done = lint(*entry[2:], "healthy.py", "sick.py", "warned.py", cwd=folder)  # file names at the end
+
+    assert done.returncode == 1
+    assert "sick.py:5:1: error DDL104" in done.stdout
+
+
+def test_explain_prints_the_page_of_a_lint_rule():
+    done = subprocess.run(
+        (sys.executable, "-m", "ddp_doctor", "explain", "ddl104"), check=True, capture_output=True, text=True
+    )
+
+    assert done.stdout.startswith("DDL104 gpu-hard-coded (error)\n")
+    assert "What it finds" in done.stdout
+
+
+def test_neither_torch_nor_the_checks_are_imported(folder: Path):
+    code = (
+        "import sys; sys.argv = ['ddp-doctor', 'lint', 'sick.py']\n"
+        "import os; os._exit = lambda code: print([m for m in ('torch', 'ddp_doctor.checks') if m in sys.modules])\n"
+        "from ddp_doctor.cli import entry; entry()"
+    )
+    done = subprocess.run(
+        (sys.executable, "-c", code), check=False, capture_output=True, text=True, cwd=folder
+    )
+
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
