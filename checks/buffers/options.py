@@ -6,6 +6,7 @@ from typing import Any
 
 from ddp_doctor.checks.buffers.facts import BroadcastCost, Buffers
 from ddp_doctor.checks.buffers.stamps import forward, stamp_off, stamped_model
+from ddp_doctor.knowledge.payload import CROWD
 from ddp_doctor.model.context import RankContext
 
 #: The BatchNorm layers of a ResNet-50, and the mean number of their channels (26 560 in all).
@@ -29,9 +30,14 @@ def measure_options(ctx: RankContext, fact: Buffers) -> Buffers:
         update={
             "kept_off": tuple(off for off in kept if off),
             "reassigned_off": (reassigned,) if reassigned else (),
-            "cost": _cost(ctx),
+            "cost": None if is_crowded(ctx) else _cost(ctx),
         }
     )
+
+
+def is_crowded(ctx: RankContext) -> bool:
+    """Many CPU ranks on one node: a broadcast then costs what the node's other ranks leave it."""
+    return ctx.world_size > CROWD and ctx.device == "cpu"
 
 
 def wrapped(ctx: RankContext, module: Any, *, broadcast: bool) -> Any:

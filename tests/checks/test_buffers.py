@@ -4,13 +4,14 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 
 from ddp_doctor.checks import buffers
-from ddp_doctor.checks.buffers import CHECK, Buffers, closed_form, stamps
+from ddp_doctor.checks.buffers import CHECK, Buffers, closed_form, options, stamps
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.recording import Recording
 from tests.checks.judged_ranks import blamed, judge_by, only, record
@@ -258,6 +259,14 @@ def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
 def test_a_quick_run_looks_at_ddp_s_defaults_alone(ranks):
     for fact in ranks.facts(quick_probe):
         assert (fact.kept_off, fact.reassigned_off, fact.cost) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("ranks_of", "device", "crowded"), [(64, "cpu", True), (4, "cpu", False), (64, "cuda:0", False)]
+)
+def test_the_cost_is_not_measured_where_many_cpu_ranks_share_a_node(ranks_of, device, crowded):
+    ctx: Any = SimpleNamespace(world_size=ranks_of, device=device)
+    assert options.is_crowded(ctx) is crowded
 
 
 def test_what_the_broadcast_adds_to_a_forward_is_measured(ranks):
