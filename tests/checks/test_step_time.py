@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor.checks.gpu_speed.facts import GpuSpeedFact, Rate
 from ddp_doctor.checks.step_time import CHECK, StepTimeFact, measurements
 from ddp_doctor.checks.step_time.facts import Buckets, BucketTrial, Round
 from ddp_doctor.checks.step_time.measure import Plan, _how_many, measure
@@ -304,6 +305,21 @@ def test_a_slow_rank_is_a_warning_and_a_gpu_an_error_from_three_times_on(device,
     facts[3] = fact(0.010 * times, 0.060, rank=3, ranks=4, device=device, on_cpu_share=None)
 
     assert only(judge(recording(facts)), "DD812").severity is severity
+
+
+def test_a_rank_whose_gpu_is_slow_is_left_to_the_finding_of_its_gpu():
+    def gpu(rate: float) -> GpuSpeedFact:
+        return GpuSpeedFact(
+            device="cuda:0", matmul_tflop_per_s=Rate(median=rate, least=rate, most=rate, repetitions=3)
+        )
+
+    steps = [fact(rank=rank, ranks=4, device="cuda:0", on_cpu_share=None) for rank in range(4)]
+    steps[3] = fact(0.020, 0.022, rank=3, ranks=4, device="cuda:0", on_cpu_share=None)
+    both = (*range(4), *range(4))
+    rates = [gpu(700.0) for _ in range(3)]
+
+    assert judge(recording([*steps, *rates, gpu(350.0)], both)) == []
+    assert only(judge(recording([*steps, *rates, gpu(690.0)], both)), "DD812").severity is Severity.WARNING
 
 
 def test_one_slow_look_blames_nobody():
