@@ -6,7 +6,7 @@ from typing import Any
 from ddp_doctor.knowledge import gradient_code as code
 from ddp_doctor.model.context import RankContext
 
-#: Small enough that the parameters fill several buckets, and one of them is larger than a bucket.
+#: Where there are to be many: one of the parameters is larger than a bucket.
 BUCKET_CAP_BYTES = 4 * 1024
 #: The number of the one parameter of another dtype.
 FLOAT64 = 5

@@ -26,7 +26,8 @@ class Way:
     hook: hooks.Hook | None = None
     level: Level = Level.THOROUGH
     branches: bool = False  # ranks use different parameters
-    one_bucket: bool = False  # of the float32 parameters, all others being frozen
+    one_dtype: bool = False  # the float64 parameter is frozen, and with it goes its bucket
+    many_buckets: bool = False  # else one of each dtype, which is cheaper
 
 
 def times(*multiples: int) -> MicroStep:
@@ -57,18 +58,18 @@ ACCUMULATED = (1, 2, 4)
 USED = (1, 2)
 
 WAYS = (
-    Way("buckets", _TWO_STEPS),
+    Way("buckets", _TWO_STEPS, many_buckets=True),
     Way("bucket-view", _TWO_STEPS, _VIEW, level=Level.STANDARD),
-    Way("accumulation", (tuple(times(one) for one in ACCUMULATED),) * 2, level=Level.STANDARD),
+    Way("accumulation", (tuple(times(one) for one in ACCUMULATED),), level=Level.STANDARD),
     Way("unused", ((branch(0),), (branch(1),)), _UNUSED, level=Level.STANDARD, branches=True),
     Way("twice", ((times(*USED),), (times(*USED),))),
     Way("static-graph", ((times(*USED),),) * 3, _STATIC),
     Way("checkpoint", _TWO_STEPS, segment=models.checkpointed),
     Way("checkpoint-static", ((times(*USED),),) * 2, _STATIC, segment=models.reentrant),
-    Way("fp16-compress", _TWO_STEPS, hook=hooks.FP16),
-    Way("bf16-compress", _TWO_STEPS, hook=hooks.BF16),
+    Way("fp16-compress", _TWO_STEPS, hook=hooks.FP16, many_buckets=True),
+    Way("bf16-compress", _TWO_STEPS, hook=hooks.BF16, many_buckets=True),
     # With gloo the callbacks of several buckets reduce in no fixed order, and ranks may cross (torch 2.13).
-    Way("powersgd", ((_float32,),) * 4, hook=hooks.POWER_SGD, one_bucket=True),
+    Way("powersgd", ((_float32,),) * 4, hook=hooks.POWER_SGD, one_dtype=True),
 )
 
 

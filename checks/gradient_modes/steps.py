@@ -25,7 +25,7 @@ def wrap(ctx: RankContext, way: Way, module: Any) -> Any:
     """The module in DistributedDataParallel, as the mode wants it."""
     from torch.nn.parallel import DistributedDataParallel
 
-    cap_bytes = sum(one.nbytes for one in module.parameters()) if way.one_bucket else BUCKET_CAP_BYTES
+    cap_bytes = BUCKET_CAP_BYTES if way.many_buckets else sum(one.nbytes for one in module.parameters())
     return DistributedDataParallel(
         module, process_group=ctx.group, bucket_cap_mb=cap_bytes / 2**20, **way.options
     )
@@ -85,7 +85,7 @@ class _Look:
     def _steps(self) -> None:
         hook = self._hook()
         for number, parameter in enumerate(self._module.parameters()):
-            parameter.requires_grad_(not self._way.one_bucket or number != FLOAT64)
+            parameter.requires_grad_(not self._way.one_dtype or number != FLOAT64)
         with self._ctx.step("ddp_construct", self._way.name):
             model = self._wrap(self._ctx, self._way, self._module)
         if hook:
@@ -138,18 +138,18 @@ class _Look:
             with nullcontext() if last else model.no_sync():
                 with self._ctx.step("forward", detail):
                     loss = model(micro(self._ctx.group_rank), self._way.segment)
-                if self._way.branches and not self._dare(model, loss, number):
+                if self._way.branches and number == 1 and not self._dare(model, loss):
                     return False
                 with self._ctx.step("backward", detail):
                     loss.backward()
         return True
 
-    def _dare(self, model: Any, loss: Any, number: int) -> bool:
+    def _dare(self, model: Any, loss: Any) -> bool:
         """Whether ranks that use different parameters can go backward without waiting for ever."""
         used = ddp_inside.used(model.module, loss)
         unused = [name for name, _ in model.module.named_parameters() if name not in used]
-        said = self._say(f"step {number} uses", unused)
-        if model.find_unused_parameters or all(one == unused for one in said):
+        said = self._say("uses", {"unused": unused, "finds": model.find_unused_parameters})
+        if all(one["finds"] for one in said) or all(one["unused"] == unused for one in said):
             return True
         self._mode = self._with(unused=tuple(unused))
         return False
