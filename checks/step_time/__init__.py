@@ -78,7 +78,7 @@ def _buckets(recording: Recording) -> Iterator[Measurement]:
 
 CHECK = Check(
     id="step_time",
-    title="Communication hides behind computing",
+    title="What the time of a training step is made of",
     where=Where.RANK,
     probe=probe,
     facts=(StepTimeFact,),
