@@ -80,6 +80,9 @@ class HarnessContext:
         self.store.set(f"{name}/{self.group_rank}", text)
         return tuple(self.store.get(f"{name}/{other}").decode() for other in range(self.world_size))
 
+    def new_folder(self) -> str:
+        return tempfile.mkdtemp()
+
     def keep(self, raw: str) -> None:
         self.raw = raw
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_doctor.knowledge import deadlines, trials
-from ddp_doctor.launch import torchrun
+from ddp_doctor.launch import elsewhere, torchrun
 from ddp_doctor.launch.environment import Refused, rank_environment, with_settings
 from ddp_doctor.launch.events import EventReader
 from ddp_doctor.launch.forkserver import ForkServer
@@ -105,6 +105,8 @@ class Crew:
         except BaseException:
             self._partial = trial.partial()
             raise
+        finally:
+            elsewhere.remove(self.scratch / record.trial)
 
     def _require_sense(self, record: TrialRecord) -> None:
         """Raises Refused for a trial of a remedy that could not end, or take all memory: a head may be mistaken."""

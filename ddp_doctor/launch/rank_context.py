@@ -4,8 +4,10 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from ddp_doctor.launch import elsewhere
 from ddp_doctor.launch.events import EventWriter
 from ddp_doctor.launch.exchange import exchange
 from ddp_doctor.launch.spec import WorkerSpec
@@ -40,6 +42,7 @@ class LiveRankContext:
         self.model = spec.model
         self.raw: str | None = None
         self._events = events
+        self._note = Path(spec.path("note"))
         self._check = ""
         self._seq = 0
 
@@ -62,6 +65,10 @@ class LiveRankContext:
         if self.store is None:
             raise Failed("this rank has no control store: the launcher's own ranks do without")
         return exchange(self.store, f"{self._check}/{name}", text, self.group_rank, self.world_size)
+
+    def new_folder(self) -> str:
+        """A new folder in the working directory (see the Protocol)."""
+        return elsewhere.make(self._note, Path.cwd())
 
     def keep(self, raw: str) -> None:
         """Keep raw text beside the fact."""

@@ -14,6 +14,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from ddp_doctor.launch import elsewhere
 from ddp_doctor.launch.process import started
 
 _PREFIX = "ddp-doctor-"
@@ -36,6 +37,8 @@ def _sweep(parent: Path) -> None:
     with suppress(OSError):
         left = [folder for folder in sorted(parent.glob(f"{_PREFIX}*")) if _is_abandoned(folder)]
         for folder in left[:_MOST]:
+            for trial in folder.glob("t*"):
+                elsewhere.remove(trial)
             shutil.rmtree(folder, ignore_errors=True)
 
 

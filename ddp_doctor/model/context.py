@@ -246,6 +246,13 @@ class RankContext(Protocol):
         """
         ...
 
+    def new_folder(self) -> str:
+        """A new folder in the working directory, where the job would write; once in a run of the ranks.
+
+        It is removed when the ranks end, however they end. Raises OSError where it cannot be made.
+        """
+        ...
+
     def keep(self, raw: str) -> None:
         """Keep raw text beside the fact."""
         ...

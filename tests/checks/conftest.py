@@ -9,6 +9,7 @@ from tests.rank_harness import Ranks
 #: Modules whose scenarios run on the ranks.
 SCENARIOS = (
     "tests.checks.test_buffers",
+    "tests.checks.test_checkpoint",
     "tests.checks.test_data_sharding",
     "tests.checks.test_gpu_speed",
     "tests.checks.test_gradient_modes",
@@ -22,5 +23,5 @@ SCENARIOS = (
 @pytest.fixture(scope="package")
 def ranks() -> Iterator[Ranks]:
     """Four ranks of a gloo world. A scenario that never ends spoils them for all later tests."""
-    with Ranks(4, preload=SCENARIOS) as started:
+    with Ranks(4, preload=(*SCENARIOS, "torch.distributed.checkpoint")) as started:
         yield started

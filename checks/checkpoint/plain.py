@@ -1,0 +1,88 @@
+"""One file that the first rank saves, twice under one name, and all ranks load after it."""
+
+import hashlib
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from ddp_doctor.checks.checkpoint.facts import Loaded
+from ddp_doctor.model.context import RankContext
+
+FILE = "checkpoint.pt"
+#: A job writes the same name again and again.
+VERSIONS = (1, 2)
+_ELEMENTS = 1000
+#: A network file system may show a new file a moment later; by default NFS believes itself for 3 s and more, but
+#: asks its server for a name that it never looked up (nfs(5), acregmin and lookupcache).
+_PATIENCE_S = 1.0
+
+
+def save_and_load(ctx: RankContext, folder: Path, version: int) -> Loaded:
+    """The first rank saves; all wait for it and load; then all wait until nobody reads any more."""
+    said = ""
+    if ctx.group_rank == 0:
+        with ctx.step("save", f"version {version}"):
+            said = _save(ctx, folder / FILE, version)
+    with ctx.step("exchange", f"saved {version}"):
+        told = json.loads(ctx.exchange(f"saved {version}", said)[0])
+    if "error" in told:
+        raise OSError(told["error"])
+    with ctx.step("load", f"version {version}"):
+        loaded = load(ctx, folder / FILE, version, told["bytes"], told["sha256"])
+    with ctx.step("exchange", f"loaded {version}"):
+        ctx.exchange(f"loaded {version}", "")
+    return loaded
+
+
+def state(rank: int, version: int) -> dict[str, Any]:
+    """What a rank saves: tensors from which it can be told whose they are."""
+    import torch
+
+    stamp = torch.tensor([rank, version])
+    return {"stamp": stamp, "weight": torch.full((_ELEMENTS,), float(10 * rank + version))}
+
+
+def _save(ctx: RankContext, file: Path, version: int) -> str:
+    import torch
+
+    try:
+        torch.save(state(ctx.group_rank, version), file)
+        data = file.read_bytes()
+    except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
+        return json.dumps({"error": f"{type(error).__name__}: {error}"[:200]})
+    return json.dumps({"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+
+
+def load(ctx: RankContext, file: Path, version: int, size: int, told: str) -> Loaded:
+    """What this rank finds in the file."""
+    seen, started = Loaded(version=version, told_bytes=size, told=told), ctx.clock()
+    data = None
+    while data is None:
+        try:
+            data = file.read_bytes()
+        except OSError as error:
+            if ctx.clock() - started > _PATIENCE_S:
+                return seen.model_copy(update={"error": f"{type(error).__name__}: {error}"[:200]})
+            time.sleep(0.02)
+    found = {
+        "size_bytes": len(data),
+        "read": hashlib.sha256(data).hexdigest(),
+        "seen_after_s": round(ctx.clock() - started, 3),
+        **_content(ctx, data),
+    }
+    return seen.model_copy(update=found)
+
+
+def _content(ctx: RankContext, data: bytes) -> dict[str, Any]:
+    import torch
+
+    try:
+        held = torch.load(io.BytesIO(data), map_location=ctx.device, weights_only=True)
+        rank, version = held["stamp"].tolist()
+        if not torch.equal(held["weight"].cpu(), state(rank, version)["weight"]):
+            return {"error": "its weights are not those that go with its stamp"}
+    except Exception as error:  # noqa: BLE001 - torn bytes raise whatever they lead to
+        return {"error": f"{type(error).__name__}: {error}"[:200]}
+    return {"holds_rank": rank, "holds_version": version}

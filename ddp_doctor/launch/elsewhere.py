@@ -1,0 +1,54 @@
+"""Folders that ranks make outside the scratch folder, where the job would write: noted first, removed by the agent.
+
+A rank that is killed removes nothing, so it notes the path in the trial's folder before it makes it; one path in each
+``rank0.elsewhere``. The agent removes what is noted when the ranks have ended, however they ended; what an agent
+left that was killed itself, the run removes that sweeps its scratch folder.
+"""
+
+import os
+import secrets
+import shutil
+import stat
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+_PREFIX = "ddp-doctor-job-"
+_SUFFIX = ".elsewhere"
+#: A file system that hangs must not hold the agent: what is not gone by then stays.
+_WAIT_S = 2.0
+_MOST = 100
+
+
+def make(note: Path, parent: Path) -> str:
+    """A new folder in ``parent`` that nobody else may enter. Raises OSError, and then nothing is left."""
+    folder = parent.absolute() / f"{_PREFIX}{secrets.token_hex(8)}"
+    note.with_suffix(_SUFFIX).write_text(str(folder))
+    folder.mkdir(0o700)
+    return str(folder)
+
+
+def remove(trial: Path) -> None:
+    """Remove what the ranks of a trial noted, as far as that takes no longer than a moment."""
+    with suppress(OSError):
+        notes = sorted(trial.glob(f"*{_SUFFIX}"))[:_MOST]
+        if notes:
+            worker = threading.Thread(target=_remove, args=(notes,), daemon=True, name="elsewhere")
+            worker.start()
+            worker.join(_WAIT_S)
+
+
+def _remove(notes: list[Path]) -> None:
+    for note in notes:
+        with suppress(OSError, ValueError):
+            folder = Path(note.read_text())
+            if _is_ours(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+            if not os.path.lexists(folder):
+                note.unlink()
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether it is a folder, and no link to one, with a name that only ``make`` gives."""
+    named = folder.is_absolute() and folder.name.startswith(_PREFIX)
+    return named and os.path.lexists(folder) and stat.S_ISDIR(folder.lstat().st_mode)

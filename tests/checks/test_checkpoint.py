@@ -1,0 +1,306 @@
+"""checkpoint on real ranks: healthy worlds, and files torn, old, overwritten, unseen or lost."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor.checks import checkpoint
+from ddp_doctor.checks.checkpoint import CHECK, Checkpoint, plain, sharded
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.recording import Recording
+from tests.checks.judged_ranks import blamed, judge_by, only, record
+
+pytestmark = pytest.mark.ranks
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+
+recording = partial(record, CHECK)
+judge = partial(judge_by, CHECK)
+
+
+# Scenarios: what runs on each rank.
+
+
+@contextmanager
+def instead(owner: Any, name: str, planted: Any) -> Iterator[None]:
+    """``planted`` in place of what torch or the probe calls, as long as the block runs."""
+    stock = getattr(owner, name)
+    setattr(owner, name, planted)
+    try:
+        yield
+    finally:
+        setattr(owner, name, stock)
+
+
+def probed(ctx: Any, *planted: tuple[Any, str, Any]) -> Checkpoint:
+    """The probe with all of these, and no longer patience than a test has."""
+    with ExitStack() as stack:
+        for owner, name, value in ((plain, "_PATIENCE_S", 0.05), *planted):
+            stack.enter_context(instead(owner, name, value))
+        return checkpoint.probe(ctx)
+
+
+def without_numpy(*planted: tuple[Any, str, Any]) -> list[tuple[Any, str, Any]]:
+    """Torch's objects travel without numpy: where it is missing, shards can be tested all the same."""
+    import pickle
+
+    from torch.distributed import distributed_c10d
+
+    def to_object(tensor: Any, size: int, _group: Any) -> Any:
+        return pickle.loads(bytes(tensor.cpu().tolist())[: int(size)])
+
+    return [
+        (distributed_c10d, "_tensor_to_object", to_object),
+        (sharded, "_has_numpy", lambda: True),
+        *planted,
+    ]
+
+
+def healthy(ctx: Any) -> Checkpoint:
+    return probed(ctx)
+
+
+def in_shards(ctx: Any, spoil: Callable[[Any, Path], None] | None = None) -> Checkpoint:
+    """The whole probe; ``spoil(ctx, folder)`` when all have saved their shards."""
+    save = sharded.save
+
+    def spoilt(ctx: Any, folder: Path) -> str:
+        error = save(ctx, folder)
+        if spoil is not None:
+            spoil(ctx, folder / sharded.FOLDER)
+        return error
+
+    return probed(ctx, *without_numpy((sharded, "save", spoilt)))
+
+
+def loses_its_shard(ctx: Any, folder: Path) -> None:
+    if ctx.rank == 1:
+        (folder / f"__{ctx.group_rank}_0.distcp").unlink()
+
+
+def tears_its_shard(ctx: Any, folder: Path) -> None:
+    if ctx.rank == 2:
+        file = folder / f"__{ctx.group_rank}_0.distcp"
+        file.write_bytes(file.read_bytes()[:100])
+
+
+def garbles_its_shard(ctx: Any, folder: Path) -> None:
+    """One float of rank 2's shard is another one."""
+    if ctx.rank == 2:
+        import struct
+
+        file, held = folder / "__2_0.distcp", struct.pack("<f", 520.0)
+        data = file.read_bytes()
+        assert data.count(held) == 1
+        file.write_bytes(data.replace(held, struct.pack("<f", 521.5)))
+
+
+def reads_half_on_rank_1(ctx: Any) -> Checkpoint:
+    """Rank 1 does not wait until rank 0 has written the second half."""
+    whole = Path.read_bytes
+
+    def half(path: Path) -> bytes:
+        data = whole(path)
+        return data[: len(data) // 2] if ctx.rank == 1 else data
+
+    return probed(ctx, (Path, "read_bytes", half))
+
+
+def saves_in_the_background(ctx: Any) -> Checkpoint:
+    """Rank 0's save returns before the second half is written."""
+    import torch
+
+    save = torch.save
+    threads = []
+
+    def later(state: Any, file: Path) -> None:
+        save(state, file)
+        data = file.read_bytes()
+        file.write_bytes(data[: len(data) // 2])
+
+        def finish() -> None:
+            time.sleep(0.2)
+            file.write_bytes(data)
+
+        threads.append(threading.Thread(target=finish))
+        threads[-1].start()
+
+    try:
+        return probed(ctx, (torch, "save", later))
+    finally:
+        for thread in threads:
+            thread.join()
+
+
+def reads_what_it_read_before(ctx: Any) -> Checkpoint:
+    """Rank 2's file system believes itself, and not its server."""
+    read, known = Path.read_bytes, dict[Path, bytes]()
+
+    def cached(path: Path) -> bytes:
+        return known.setdefault(path, read(path)) if ctx.rank == 2 else read(path)
+
+    return probed(ctx, (Path, "read_bytes", cached))
+
+
+def rank_1_saves_too(ctx: Any) -> Checkpoint:
+    """As a script that calls torch.save on every rank: rank 1 is the last."""
+    import torch
+    import torch.distributed as dist
+
+    exchange, folder = ctx.exchange, ""
+
+    def after_rank_1(name: str, text: str) -> tuple[str, ...]:
+        nonlocal folder
+        if name == "saved 2":
+            dist.barrier(ctx.group)
+            if ctx.rank == 1:
+                torch.save(plain.state(ctx.group_rank, 2), Path(folder) / plain.FILE)
+            dist.barrier(ctx.group)
+        said: tuple[str, ...] = exchange(name, text)
+        if name == "folder":
+            folder = checkpoint.json.loads(said[0])["folder"]
+        return said
+
+    return probed(ctx, (ctx, "exchange", after_rank_1))
+
+
+def rank_3_looks_elsewhere(ctx: Any) -> Checkpoint:
+    """The last node has a working directory of its own."""
+    load = plain.load
+
+    def elsewhere(ctx: Any, file: Path, *told: Any) -> Any:
+        return load(ctx, Path("/nowhere") / file.name if ctx.rank == 3 else file, *told)
+
+    return probed(ctx, *without_numpy((plain, "load", elsewhere)))
+
+
+def cannot_write(ctx: Any, name: str) -> Any:
+    def refuse(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    owner = ctx if name == "new_folder" else __import__("torch")
+    return probed(ctx, (owner, name, refuse))
+
+
+# Healthy worlds
+
+
+@pytest.mark.parametrize("on", [(0,), (0, 1), (1, 3), (0, 1, 2, 3)], ids=str)
+def test_healthy_ranks_give_no_finding_and_leave_nothing(ranks, on):
+    facts = ranks.facts(healthy, on=on)
+
+    assert judge(recording(facts, on)) == []
+    assert all(one.read == one.told for fact in facts for one in fact.loads)
+    assert not Path(facts[0].folder).exists()
+
+
+@pytest.mark.parametrize("on", [(0, 1), (0, 1, 2, 3)], ids=str)
+def test_shards_load_at_another_world_size(ranks, on):
+    facts = ranks.facts(in_shards, on=on)
+
+    assert judge(recording(facts, on)) == []
+    assert [fact.sharded.shards for fact in facts] == [len(on)] * len(on), facts[0].sharded_reason
+
+
+def test_why_there_are_no_shards_is_said(ranks):
+    (fact,) = ranks.facts(healthy, on=(0,))
+    assert (fact.sharded, fact.sharded_reason) == (None, "a world of one rank has no shards")
+
+
+def test_every_step_has_the_same_name_and_detail_but_for_the_save(ranks):
+    results = ranks.run(in_shards)
+    others = [[step for step in one.steps if not step[1].startswith("version")] for one in results]
+    assert all(steps == others[0] for steps in others)
+
+
+def test_what_is_written_is_small(ranks):
+    fact = ranks.facts(healthy, on=(0,))[0]
+    assert max(one.told_bytes for one in fact.loads) < 16 * 1024
+
+
+@pytest.mark.parametrize("name", ["new_folder", "save"])
+def test_a_working_directory_that_takes_no_file_is_no_fault(ranks, name):
+    for one in ranks.run(cannot_write, name, on=(0, 1)):
+        assert one.error is not None
+        assert "Skip" in one.error
+        assert "Read-only file system" in one.error
+
+
+# Sabotage
+
+
+def test_a_rank_that_reads_half_a_file_is_named(ranks):
+    finding = only(judge(recording(ranks.facts(reads_half_on_rank_1))), "DD761")
+    assert blamed(finding) == [1]
+    assert finding.culprits[0].node == "node1"
+    assert "checkpoint.pt" in finding.detail
+
+
+def test_a_save_that_returns_too_early_blames_no_reader(ranks):
+    finding = only(judge(recording(ranks.facts(saves_in_the_background))), "DD761")
+    assert blamed(finding) == []
+    assert "every rank" in finding.title
+
+
+def test_a_smaller_world_names_the_rank_that_saves_in_it(ranks):
+    finding = only(judge(recording(ranks.facts(reads_half_on_rank_1, on=(1, 2)), (1, 2))), "DD761")
+    assert finding.title.startswith("What rank 1 saved comes torn or changed on rank 1")
+
+
+def test_a_rank_that_reads_the_old_file_is_named(ranks):
+    finding = only(judge(recording(ranks.facts(reads_what_it_read_before))), "DD762")
+    assert blamed(finding) == [2]
+    assert "version 1 in place of 2" in finding.detail
+
+
+def test_the_rank_that_overwrites_the_file_is_named_and_not_its_readers(ranks):
+    finding = only(judge(recording(ranks.facts(rank_1_saves_too))), "DD763")
+    assert blamed(finding) == [1]
+
+
+def test_a_node_that_does_not_see_the_file_is_information(ranks):
+    facts = ranks.facts(rank_3_looks_elsewhere)
+    finding = only(judge(recording(facts)), "DD764")
+    assert (finding.severity, finding.culprits[0].node) == (Severity.INFO, "node3")
+    assert {fact.sharded_reason for fact in facts} == {"not all ranks see the folder"}
+
+
+def test_a_lost_shard_names_the_rank_that_wrote_it(ranks):
+    finding = only(judge(recording(ranks.facts(in_shards, loses_its_shard))), "DD765")
+    assert blamed(finding) == [1]
+    assert "__1_0.distcp" in finding.detail
+
+
+def test_a_torn_shard_is_found(ranks):
+    finding = only(judge(recording(ranks.facts(in_shards, tears_its_shard))), "DD765")
+    assert "torch says: " in finding.detail
+
+
+def test_a_garbled_shard_names_the_rank_that_wrote_it(ranks):
+    finding = only(judge(recording(ranks.facts(in_shards, garbles_its_shard))), "DD765")
+    assert blamed(finding) == [2]
+
+
+# Rules on recordings
+
+
+@pytest.mark.parametrize(
+    ("situation", "codes"),
+    [
+        ("checkpoint-loaded-by-all", set()),
+        ("checkpoint-torn-on-a-rank", {"DD761"}),
+        ("checkpoint-old-on-a-rank", {"DD762"}),
+        ("checkpoint-overwritten-by-rank-1", {"DD763"}),
+        ("checkpoint-not-seen-on-a-node", {"DD764"}),
+        ("checkpoint-shard-lost", {"DD765"}),
+    ],
+)
+def test_recordings_give_their_codes(situation, codes):
+    whole = Recording.model_validate_json((RECORDINGS / f"{situation}.json").read_text())
+    assert whole.first(Checkpoint) is not None
+    assert {finding.code for finding in judge(whole)} == codes

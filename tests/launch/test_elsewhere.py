@@ -1,0 +1,145 @@
+"""What ranks make outside the scratch folder is removed, however they end, and nothing else is."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor.checks import checkpoint
+from ddp_doctor.checks.checkpoint import Checkpoint
+from ddp_doctor.launch import elsewhere
+from ddp_doctor.launch.process import started
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.fact import Fact
+from tests.launch.conftest import Play
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Path:
+    folder = tmp_path / "t0"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def working(tmp_path: Path) -> Path:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    return folder
+
+
+def test_a_folder_is_its_owner_s_alone_and_removed_with_what_is_in_it(trial, working):
+    made = Path(elsewhere.make(trial / "rank0.note", working))
+    (made / "checkpoint.pt").write_bytes(b"weights")
+
+    assert made.stat().st_mode & 0o777 == 0o700
+    elsewhere.remove(trial)
+    assert list(working.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_leaves_nothing(trial, tmp_path):
+    with pytest.raises(OSError, match="No such file"):
+        elsewhere.make(trial / "rank0.note", tmp_path / "missing")
+    elsewhere.remove(trial)
+    assert list(trial.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["mine", "ddp-doctor-job-link"])
+def test_a_note_that_names_something_else_removes_nothing(trial, working, name):
+    kept = working / "kept"
+    kept.mkdir()
+    named = working / name
+    if name == "mine":
+        named.mkdir()
+    else:
+        named.symlink_to(kept)
+    (trial / "rank0.elsewhere").write_text(str(named))
+
+    elsewhere.remove(trial)
+
+    assert named.exists()
+    assert kept.exists()
+
+
+def test_a_file_system_that_hangs_holds_nobody(trial, working, monkeypatch):
+    elsewhere.make(trial / "rank0.note", working)
+    monkeypatch.setattr(elsewhere, "_WAIT_S", 0.05)
+    monkeypatch.setattr(elsewhere.shutil, "rmtree", lambda *_, **__: time.sleep(0.5))
+    began = time.monotonic()
+
+    elsewhere.remove(trial)
+
+    assert time.monotonic() - began < 0.4
+
+
+# Real ranks: what they leave is looked for in the working directory of this process, which is theirs.
+
+
+@pytest.fixture
+def nothing_is_left() -> Iterator[None]:
+    before = set(Path.cwd().glob("ddp-doctor-job-*"))
+    yield
+    assert set(Path.cwd().glob("ddp-doctor-job-*")) == before
+
+
+def kills_the_saver(ctx: RankContext) -> Fact:
+    if ctx.rank == 0:
+        ctx.new_folder()
+        os.kill(os.getpid(), signal.SIGKILL)
+    with ctx.step("exchange", "never"):
+        ctx.exchange("never", "")
+    raise AssertionError("unreachable")
+
+
+def stuck_beside_its_folder(ctx: RankContext) -> Fact:
+    ctx.new_folder()
+    with ctx.step("sleep"):
+        time.sleep(60)
+    raise AssertionError("unreachable")
+
+
+@pytest.mark.ranks
+@pytest.mark.usefixtures("nothing_is_left")
+def test_a_rank_that_is_killed_leaves_no_folder(play: Play):
+    scenario = play(kills_the_saver, ranks=2)
+
+    assert scenario.outcome.recording.trials[0].outcome == "broken"
+
+
+@pytest.mark.ranks
+@pytest.mark.usefixtures("nothing_is_left")
+def test_a_rank_that_is_stuck_leaves_no_folder(play: Play):
+    assert play(stuck_beside_its_folder, ranks=1, deadline_s=0.3).left == []
+
+
+@pytest.mark.ranks
+@pytest.mark.usefixtures("nothing_is_left")
+def test_checkpoint_is_healthy_on_workers(play: Play):
+    scenario = play(checkpoint.probe, ranks=2, deadline_s=20.0)
+
+    facts = [seen.fact for seen in scenario.outcome.recording.facts(Checkpoint)]
+    assert [fact.working_directory for fact in facts] == [str(Path.cwd())] * 2
+    assert [rule.code for rule in checkpoint.CHECK.rules if rule.apply(scenario.outcome.recording)] == []
+
+
+def test_the_sweep_removes_what_a_killed_agent_s_ranks_left(tmp_path, working, monkeypatch):
+    from ddp_doctor.launch import scratch
+
+    monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(short))
+    short = Path(scratch.tempfile.mkdtemp(dir="/tmp"))
+    monkeypatch.setattr(scratch.tempfile, "tempdir", str(short))
+    left = scratch.make()
+    owner = (left / "owner.json").read_text()
+    assert str(started(os.getpid())) in owner
+    (left / "owner.json").write_text(owner.replace(str(started(os.getpid())), "1"))  # another process's pid
+    (left / "t3").mkdir()
+    made = Path(elsewhere.make(left / "t3" / "rank0.note", working))
+
+    scratch.make()
+
+    assert not made.exists()
+    assert not left.exists()
+    scratch.shutil.rmtree(short)
