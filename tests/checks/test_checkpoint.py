@@ -1,5 +1,6 @@
 """checkpoint on real ranks: healthy worlds, and files torn, old, overwritten, unseen or lost."""
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -163,7 +164,7 @@ def rank_1_saves_too(ctx: Any) -> Checkpoint:
             dist.barrier(ctx.group)
         said: tuple[str, ...] = exchange(name, text)
         if name == "folder":
-            folder = checkpoint.json.loads(said[0])["folder"]
+            folder = json.loads(said[0])["folder"]
         return said
 
     return probed(ctx, (ctx, "exchange", after_rank_1))

@@ -1,7 +1,9 @@
 """What ranks make outside the scratch folder is removed, however they end, and nothing else is."""
 
 import os
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 from ddp_doctor.checks import checkpoint
 from ddp_doctor.checks.checkpoint import Checkpoint
-from ddp_doctor.launch import elsewhere
+from ddp_doctor.launch import elsewhere, scratch
 from ddp_doctor.launch.process import started
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Fact
@@ -67,7 +69,7 @@ def test_a_note_that_names_something_else_removes_nothing(trial, working, name):
 def test_a_file_system_that_hangs_holds_nobody(trial, working, monkeypatch):
     elsewhere.make(trial / "rank0.note", working)
     monkeypatch.setattr(elsewhere, "_WAIT_S", 0.05)
-    monkeypatch.setattr(elsewhere.shutil, "rmtree", lambda *_, **__: time.sleep(0.5))
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: time.sleep(0.5))
     began = time.monotonic()
 
     elsewhere.remove(trial)
@@ -125,21 +127,17 @@ def test_checkpoint_is_healthy_on_workers(play: Play):
     assert [rule.code for rule in checkpoint.CHECK.rules if rule.apply(scenario.outcome.recording)] == []
 
 
-def test_the_sweep_removes_what_a_killed_agent_s_ranks_left(tmp_path, working, monkeypatch):
-    from ddp_doctor.launch import scratch
+def test_the_sweep_removes_what_a_killed_agent_s_ranks_left(working, monkeypatch):
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # the folder that make() is to use
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        left = scratch.make()
+        owner, mine = (left / "owner.json").read_text(), str(started(os.getpid()))
+        assert mine in owner
+        (left / "owner.json").write_text(owner.replace(mine, "1"))  # another process had this pid
+        (left / "t3").mkdir()
+        made = Path(elsewhere.make(left / "t3" / "rank0.note", working))
 
-    monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(short))
-    short = Path(scratch.tempfile.mkdtemp(dir="/tmp"))
-    monkeypatch.setattr(scratch.tempfile, "tempdir", str(short))
-    left = scratch.make()
-    owner = (left / "owner.json").read_text()
-    assert str(started(os.getpid())) in owner
-    (left / "owner.json").write_text(owner.replace(str(started(os.getpid())), "1"))  # another process's pid
-    (left / "t3").mkdir()
-    made = Path(elsewhere.make(left / "t3" / "rank0.note", working))
+        scratch.make()
 
-    scratch.make()
-
-    assert not made.exists()
-    assert not left.exists()
-    scratch.shutil.rmtree(short)
+        assert not made.exists()
+        assert not left.exists()
