@@ -12,7 +12,7 @@ from ddp_doctor.lint.expressions import Assignment
 from ddp_doctor.lint.frameworks import libraries
 from ddp_doctor.lint.scopes import Class, Function
 from ddp_doctor.lint.trace import Trace
-from ddp_doctor.lint.values import Call, Value
+from ddp_doctor.lint.values import Call, Leave, Value
 
 #: Rules look at a wrapped model against all calls before it.
 _MOST_WRAPS = 50
@@ -32,6 +32,7 @@ class Script:
         self.assignments: tuple[Assignment, ...] = tuple(self._trace.assignments)
         self.functions: tuple[Function, ...] = tuple(self._trace.functions)
         self.classes: tuple[Class, ...] = tuple(self._trace.classes)
+        self.leaves: tuple[Leave, ...] = tuple(self._trace.leaves)
         self.modules = frozenset(self._trace.modules)  # and the names that are imported from them
         self.has_unknown_star = self._trace.has_unknown_star
 

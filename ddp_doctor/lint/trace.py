@@ -15,7 +15,7 @@ from dataclasses import replace
 from ddp_doctor.lint.expressions import Expressions, parameters
 from ddp_doctor.lint.names import STARS, canonical
 from ddp_doctor.lint.scopes import Class, Function, Scope
-from ddp_doctor.lint.values import Condition, Loop, Place, Value
+from ddp_doctor.lint.values import Call, Condition, Leave, Loop, Place, Value
 
 #: A function is followed from so many places: enough to see it with and without a condition.
 _MOST_VISITS = 3
@@ -35,6 +35,7 @@ class Trace(Expressions):
         self.has_unknown_star = False
         self.functions: list[Function] = []
         self.classes: list[Class] = []
+        self.leaves: list[Leave] = []
         self._visits: dict[int, int] = {}
         self._returns: list[list[Value]] = []
         self._lasting: list[Condition] = []
@@ -143,17 +144,28 @@ class Trace(Expressions):
 
     def _expression(self, node: ast.Expr) -> bool:
         value = self.value(node.value)
-        return value.kind == "call" and value.name in _EXITS
+        if not (isinstance(value, Call) and value.name in _EXITS):
+            return False
+        if not value.args or value.args[0].constant == 0:
+            self._note_leave(node)
+        return True
 
     def _return(self, node: ast.Return) -> bool:
         value = self.value(node.value) if node.value is not None else None
         if value is not None and self._returns:
             self._returns[-1].append(value)
+        self._note_leave(node)
         return True
 
     def _leave(self, node: ast.stmt) -> bool:
         self._children(node)
+        if not isinstance(node, ast.Raise):
+            self._note_leave(node)
         return True
+
+    def _note_leave(self, node: ast.stmt) -> None:
+        self._order += 1
+        self.leaves.append(Leave(node, self.place, self._order, self.root))
 
     def _assign(self, node: ast.Assign) -> None:
         value = self.value(node.value)

@@ -150,6 +150,16 @@ class Place:
     depth: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A statement that leaves its block without an error: return, continue, break, or a successful exit."""
+
+    node: ast.stmt
+    place: Place
+    order: int
+    root: int
+
+
 @dataclass(eq=False, slots=True)
 class Call(Value):
     """One call at one moment. The same line has several where its function is called from several places."""

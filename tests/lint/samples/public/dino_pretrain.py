@@ -100,7 +100,7 @@ def train_one_epoch(student, teacher, teacher_without_ddp, criterion, loader, op
         images = [image.cuda(non_blocking=True) for image in images]
         with torch.cuda.amp.autocast(scaler is not None):  # expect: DDL113
             loss = criterion(student(images), teacher(images[:2]))
-        if not math.isfinite(loss.item()):
+        if not math.isfinite(loss.item()):  # expect: DDL138
             print(f"the loss is {loss.item()}, stopping", force=True)
             sys.exit(1)
         optimizer.zero_grad()

@@ -71,7 +71,7 @@ def main(args):
     effective = args.batch_size * args.accum_iter * misc.get_world_size()
     rate = args.blr * effective / 256
     if args.distributed:
-        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[args.gpu], find_unused_parameters=True)
+        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[args.gpu], find_unused_parameters=True)  # expect: DDL127
         model_without_ddp = model.module
     groups = optim_factory.add_weight_decay(model_without_ddp, 0.05)
     optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))

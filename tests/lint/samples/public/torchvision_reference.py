@@ -30,7 +30,7 @@ def train_one_epoch(model, criterion, optimizer, loader, device, args, scaler=No
         else:
             loss.backward()
             optimizer.step()
-        meters.update(loss=loss.item(), lr=optimizer.param_groups[0]["lr"])
+        meters.update(loss=loss.item(), lr=optimizer.param_groups[0]["lr"])  # expect: DDL138
 
 
 def evaluate(model, criterion, loader, device):

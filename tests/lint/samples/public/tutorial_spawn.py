@@ -64,7 +64,7 @@ def parts():
 
 
 def loader_of(points, batch):
-    return DataLoader(points, batch_size=batch, pin_memory=True, shuffle=False, sampler=DistributedSampler(points))
+    return DataLoader(points, batch_size=batch, pin_memory=True, shuffle=False, sampler=DistributedSampler(points))  # expect: DDL137
 
 
 def main(rank, size, every, epochs, batch):

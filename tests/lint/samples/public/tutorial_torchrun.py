@@ -62,7 +62,7 @@ def main(epochs, every, batch=32, path="snapshot.pt"):
     points = Points(2048)
     model = torch.nn.Linear(20, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    data = DataLoader(points, batch_size=batch, pin_memory=True, shuffle=False, sampler=DistributedSampler(points))
+    data = DataLoader(points, batch_size=batch, pin_memory=True, shuffle=False, sampler=DistributedSampler(points))  # expect: DDL137
     Trainer(model, data, optimizer, every, path).train(epochs)
     destroy_process_group()
 

@@ -1,0 +1,72 @@
+"""Calls in which all ranks must take part, or those that do wait for ever.
+
+dist.all_reduce(x)              yes: of the default group
+dist.all_reduce(x, group=g)     not known: of a group that may be of these very ranks
+loss.backward()                 yes, where the loss comes from a model that DDP wrapped
+dist.send(x, dst=1)             no: between two ranks
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import lru_cache
+
+from ddp_doctor.lint import training
+from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.values import Call
+
+_OPERATIONS = (
+    *("all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor", "all_gather_object"),
+    *("all_gather_coalesced", "broadcast", "broadcast_object_list", "reduce", "reduce_scatter"),
+    *("reduce_scatter_tensor", "gather", "gather_object", "scatter", "scatter_object_list", "all_to_all"),
+    *("all_to_all_single", "barrier", "monitored_barrier", "new_group"),
+)
+_NAMES = frozenset(f"torch.distributed.{one}" for one in _OPERATIONS)
+#: What Accelerate calls them; only the Accelerator's own methods count.
+_OF_ACCELERATE = frozenset(
+    ("wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes")
+)
+_ACCELERATOR = "accelerate.Accelerator"
+_DEFAULT_GROUPS = ("None", "dist.group.WORLD", "torch.distributed.group.WORLD", "group.WORLD")
+
+
+@lru_cache(maxsize=4)
+def collectives(script: Script) -> tuple[Call, ...]:
+    """All such calls of a script, in the order in which they run."""
+    return tuple(one for one in script.calls if operation(one) or _is_synchronised(script, one))
+
+
+def explicit(script: Script) -> Iterator[Call]:
+    """Those that the script writes as such."""
+    return (one for one in collectives(script) if operation(one))
+
+
+def operation(call: Call) -> str:
+    """The name of the collective; empty where it is none of the default group."""
+    if call.name in _NAMES:
+        group = call.argument(None, "group")
+        if call.has_stars or (group is not None and group.text not in _DEFAULT_GROUPS):
+            return ""
+        return call.name.rpartition(".")[2]
+    if call.method in _OF_ACCELERATE and call.receiver is not None:
+        made = (one.name for one in call.receiver.objects())
+        return call.method if _ACCELERATOR in made else ""
+    return ""
+
+
+def described(call: Call) -> str:
+    """What to call it in a sentence."""
+    return operation(call) or "backward of the DDP model"
+
+
+def _is_synchronised(script: Script, call: Call) -> bool:
+    """A backward pass through the wrapped model that reduces gradients."""
+    if call.method != "backward" or not training.forwards_in(script, call.receiver):
+        return False
+    contexts = (ast.unparse(one.node) for one in call.place.withs)
+    return not any("no_sync" in one for one in contexts) and not _has_group(script)
+
+
+def _has_group(script: Script) -> bool:
+    return any(not one.lacks(5, "process_group") for one in script.wraps)

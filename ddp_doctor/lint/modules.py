@@ -1,0 +1,201 @@
+"""Models that a script defines: their submodules, and whether the forward always uses them.
+
+class Net(nn.Module):
+    def __init__(self):
+        self.left = nn.Linear(4, 2)        a submodule with parameters, in line 3
+    def forward(self, x, task):
+        if task == "left":                 a branch on what the caller gives
+            return self.left(x)
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.values import Call, Value
+
+#: Layers of torch.nn that have parameters.
+_LAYERS = re.compile(
+    r"^torch\.nn\.(Linear|Bilinear|Conv(Transpose)?[123]d|BatchNorm[123]d|LayerNorm|GroupNorm|Embedding|EmbeddingBag|"
+    r"RNN|LSTM|GRU|MultiheadAttention|Transformer\w*)$"
+)
+#: Reads submodules without naming them.
+_INDIRECT = re.compile(
+    r"getattr\(|_modules|\.modules\(|children\(|named_|__dict__|\.forward\(|checkpoint|requires_grad|jit\.|register_|\.apply\("
+)
+
+
+@dataclass
+class Module:
+    """One class of the script that is a torch.nn.Module and nothing else."""
+
+    definition: ast.ClassDef
+    forward: ast.FunctionDef
+    layers: dict[str, Value] = field(default_factory=dict)  # submodules with parameters, by attribute
+    is_whole: bool = True  # all its submodules are torch's own layers
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """Parameters of the forward that have a default."""
+        arguments = self.forward.args
+        names = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
+        behind = names[len(names) - len(arguments.defaults) :]
+        return frozenset((*behind, *(one.arg for one in arguments.kwonlyargs)))
+
+    @property
+    def given(self) -> frozenset[str]:
+        """Parameters of the forward that every caller gives."""
+        arguments = self.forward.args
+        return frozenset(one.arg for one in (*arguments.posonlyargs, *arguments.args)[1:]) - self.optional
+
+
+def wrapped_modules(script: Script, wrap: Call) -> list[Module]:
+    """The classes that a wrapped model is made of, where the script shows them all; else nothing."""
+    model = wrap.argument(0, "module")
+    made = list(model.objects()) if model is not None else []
+    found: dict[int, Module] = {}
+    waiting = [one.local for one in made if isinstance(one, Call) and isinstance(one.local, ast.ClassDef)]
+    if len(waiting) != len(made):
+        return []
+    while waiting:
+        definition = waiting.pop()
+        if id(definition) in found:
+            continue
+        module = _module(script, definition)
+        if module is None:
+            return []
+        found[id(definition)] = module
+        waiting += [one.local for one in _made_in(script, definition) if isinstance(one.local, ast.ClassDef)]
+    return list(found.values())
+
+
+def _module(script: Script, definition: ast.ClassDef) -> Module | None:
+    cls = next((one for one in script.classes if one.node is definition), None)
+    forward = next(
+        (one for one in definition.body if isinstance(one, ast.FunctionDef) and one.name == "forward"), None
+    )
+    if (
+        cls is None
+        or forward is None
+        or not cls.parts
+        or any(one.name != "torch.nn.Module" for one in cls.parts)
+    ):
+        return None
+    if any(cls in base.parts for base in script.classes):
+        return None  # another class goes on where this one ends
+    module = Module(definition, forward)
+    for one in script.assignments:
+        is_built = one.place.cls is definition and _function(one.place.function) == "__init__"
+        if is_built and _is_own_attribute(one.target) and _is_layer(one.value):
+            module.layers.setdefault(one.name, one.value)
+    module.is_whole = all(
+        one.name.startswith("torch.")
+        or one.local is not None
+        or one.method
+        or one.name in ("super", "range", "len", "int")
+        for one in _made_in(script, definition)
+    )
+    return module
+
+
+def _made_in(script: Script, definition: ast.ClassDef) -> Iterator[Call]:
+    return (
+        one
+        for one in script.calls
+        if one.place.cls is definition and _function(one.place.function) == "__init__"
+    )
+
+
+def _is_layer(value: Value) -> bool:
+    return isinstance(value, Call) and bool(_LAYERS.match(value.name))
+
+
+def _function(node: ast.AST | None) -> str:
+    return getattr(node, "name", "")
+
+
+def _is_own_attribute(target: ast.expr) -> bool:
+    return (
+        isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
+    )
+
+
+def reads_indirectly(script: Script, module: Module) -> bool:
+    """Whether submodules may be used, or frozen, without being named."""
+    definition = module.definition
+    text = "\n".join(script.lines[definition.lineno - 1 : definition.end_lineno])
+    return bool(_INDIRECT.search(text)) or "requires_grad" in script.source
+
+
+def has_branches(module: Module) -> bool:
+    """Whether any method decides anything, apart from how the model is built."""
+    methods = [
+        one for one in module.definition.body if isinstance(one, ast.FunctionDef) and one.name != "__init__"
+    ]
+    decisions = (ast.If, ast.IfExp, ast.While, ast.Try, ast.Match, ast.BoolOp)
+    return any(isinstance(one, decisions) for method in methods for one in ast.walk(method))
+
+
+def never_used(script: Script, module: Module) -> Iterator[Value]:
+    """Layers whose attribute nothing in the file reads."""
+    read = {
+        one.attr
+        for one in ast.walk(script.tree)
+        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Load)
+    }
+    return (layer for name, layer in module.layers.items() if name not in read)
+
+
+def sometimes_used(module: Module) -> Iterator[Value]:
+    """Layers that the forward uses under a condition on its input only."""
+    always = _surely_used(module, module.forward.body)
+    for method in module.definition.body:
+        if method is not module.forward and isinstance(method, ast.FunctionDef) and method.name != "__init__":
+            always |= _attributes(method)
+    sometimes = _attributes(module.forward) - always
+    return (layer for name, layer in module.layers.items() if name in sometimes)
+
+
+def _surely_used(module: Module, statements: list[ast.stmt]) -> set[str]:
+    """Attributes that every way through the statements uses; how the model was built decides nothing here."""
+    used = set[str]()
+    for number, one in enumerate(statements):
+        if not isinstance(one, ast.If) or not _is_on_the_input(module, one.test):
+            used |= _attributes(one)
+            continue
+        behind = statements[number + 1 :]
+        ways = [body if _leaves(body) else [*body, *behind] for body in (one.body, one.orelse)]
+        return used | _attributes(one.test) | (_surely_used(module, ways[0]) & _surely_used(module, ways[1]))
+    return used
+
+
+def _is_on_the_input(module: Module, test: ast.expr) -> bool:
+    """``task == "left"``, ``random.random() < 0.5``: may differ from step to step, and from rank to rank."""
+    if (
+        not isinstance(test, ast.Compare)
+        or len(test.comparators) != 1
+        or isinstance(test.ops[0], ast.Is | ast.IsNot)
+    ):
+        return False
+    left, right = test.left, test.comparators[0]
+    if isinstance(left, ast.Name) and left.id in module.given:
+        return isinstance(right, ast.Constant) and isinstance(right.value, str | int)
+    return isinstance(left, ast.Call) and ast.unparse(left).startswith(
+        ("random.random", "torch.rand", "np.random.rand")
+    )
+
+
+def _leaves(body: list[ast.stmt]) -> bool:
+    return bool(body) and isinstance(body[-1], ast.Return | ast.Raise)
+
+
+def _attributes(node: ast.AST) -> set[str]:
+    return {
+        one.attr
+        for one in ast.walk(node)
+        if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name) and one.value.id == "self"
+    }

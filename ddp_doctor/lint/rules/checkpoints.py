@@ -1,0 +1,188 @@
+"""Rules on checkpoints that are written and read by the ranks of a job.
+
+if dist.get_rank() == 0:
+    torch.save(model.module.state_dict(), path)                     one rank, without the wrapper's prefix
+dist.barrier()
+state = torch.load(path, map_location=f"cuda:{local_rank}")         each rank to its own GPU
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ddp_doctor.lint import training
+from ddp_doctor.lint.ranks import chosen_ranks, rank_kind
+from ddp_doctor.lint.rule import Spot, always, lint_rule
+from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.values import Call, Value
+from ddp_doctor.model.choices import Severity
+
+_STRIPPED = re.compile(r"module\.['\"]|consume_prefix|unwrap|removeprefix|get_model_state_dict")
+#: Words of conditions and decorators behind which one process may save alone.
+_ONE_OF_ALL = re.compile(
+    r"main|master|rank|primary|chief|leader|root|proc|gpu|local|device|is_save|should_save|writer|log",
+    re.IGNORECASE,
+)
+_PLACED = re.compile(r"gpu|cuda|cpu|device|distributed|ddp|rank", re.IGNORECASE)
+_PER_RANK = re.compile(r"rank|proc|worker|shard|BytesIO|buffer|stream", re.IGNORECASE)
+_DCP = "torch.distributed.checkpoint"
+_LOAD = "torch.load"
+_SAVE = "torch.save"
+
+
+@lint_rule("DDL129", "wrapper-saved", Severity.INFO)
+def wrapper_saved(script: Script) -> Iterator[Spot]:
+    """A checkpoint is made of the DDP wrapper, not of the model inside.
+
+    What it finds
+        `torch.save` of the `state_dict()` of a model that is surely wrapped, in a script that neither loads into the
+        wrapper nor strips the prefix of the keys.
+
+    Why it matters
+        All keys begin with `module.`: the plain model does not load them, for instance for inference or on one GPU.
+
+    Remedy
+        Save `model.module.state_dict()`.
+
+    References
+        https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
+    """
+    if _STRIPPED.search(script.source) or any(
+        script.is_ddp(one.receiver) for one in script.methods("load_state_dict")
+    ):
+        return
+    for save in script.named(_SAVE):
+        for one in training.made_of(save.argument(0, "obj")):
+            if isinstance(one, Call) and one.method == "state_dict" and training.surely_ddp(one.receiver):
+                yield Spot(
+                    one,
+                    "The state of the DDP wrapper is saved: all keys begin with module.",
+                    remedy="Save the model inside of the wrapper: model.module.state_dict()",
+                )
+
+
+@lint_rule("DDL130", "checkpoint-saved-on-every-rank", Severity.WARNING)
+def saved_on_every_rank(script: Script) -> Iterator[Spot]:
+    """All ranks write the same checkpoint to the same path.
+
+    What it finds
+        `torch.save` of a state dict, reached by every rank of a training script, to a path that is the same on
+        all ranks.
+
+    Why it matters
+        The ranks of a node write one file at the same time. Whoever reads it meanwhile, or after a rank died in the
+        middle, gets a broken checkpoint; on a shared file system N copies are written for one.
+
+    Remedy
+        Save on rank 0 alone. Where others read the file next, put a barrier behind it, outside of the condition.
+
+    References
+        https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
+    """
+    trains = {one.root for one in training.backwards(script)}
+    for call in script.named(_SAVE):
+        path = call.argument(1, "f")
+        if path is None or call.root not in trains or _is_of_one_rank(call) or _is_per_rank(path):
+            continue
+        saved = training.made_of(call.argument(0, "obj"))
+        if any(isinstance(one, Call) and one.method == "state_dict" for one in saved):
+            yield Spot(
+                call,
+                "Every rank writes this checkpoint to the same path",
+                remedy="Save on rank 0 alone",
+                write=("if dist.get_rank() == 0:",),
+            )
+
+
+@lint_rule("DDL131", "checkpoint-loaded-without-map-location", Severity.WARNING)
+def no_map_location(script: Script) -> Iterator[Spot]:
+    """Every rank loads a checkpoint to the GPU that it was saved from.
+
+    What it finds
+        `torch.load` without `map_location`, whose result is loaded into a model or optimizer, in a DDP script on GPUs.
+
+    Why it matters
+        Tensors return to the device that they were saved from, which is rank 0's GPU: all ranks of a node put a copy on
+        GPU 0 and make a context there. GPU 0 runs out of memory first, and its rank is the slowest.
+
+    Remedy
+        Load to the CPU, or to the rank's own GPU: `torch.load(path, map_location="cpu")`.
+
+    References
+        https://pytorch.org/docs/stable/generated/torch.load.html
+        https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
+    """
+    if not script.wraps or not training.uses_gpu(script):
+        return
+    states = [one.args[0] for one in script.methods("load_state_dict") if one.args]
+    loaded = {id(one) for state in states for one in training.made_of(state)}
+    for call in script.named(_LOAD):
+        placed = any(_PLACED.search(one.test.text) for one in call.conditions)
+        if call.lacks(1, "map_location") and id(call) in loaded and not placed:
+            yield Spot(
+                call,
+                "Every rank loads this checkpoint to the GPU that saved it",
+                remedy="Give map_location: the CPU, or the rank's own GPU",
+                write=('torch.load(path, map_location="cpu")',),
+            )
+
+
+@lint_rule("DDL132", "sharded-checkpoint-read-as-a-file", Severity.ERROR, concerns=always)
+def sharded_read(script: Script) -> Iterator[Spot]:
+    """torch.load is given a checkpoint that torch.distributed.checkpoint wrote.
+
+    What it finds
+        `torch.load` of a path that the same script hands to `torch.distributed.checkpoint`, or of a `.distcp` file.
+
+    Why it matters
+        Such a checkpoint is a folder with one file for each rank, in a format of its own. `torch.load` cannot read the
+        folder, and a single file of it holds the pieces of one rank, without their places.
+
+    Remedy
+        Read it with `torch.distributed.checkpoint.load`, at any number of ranks, or turn it into one file with
+        `torch.distributed.checkpoint.format_utils.dcp_to_torch_save`.
+
+    References
+        https://pytorch.org/docs/stable/distributed.checkpoint.html
+    """
+    folders = {text for call in script.calls if call.name.startswith(_DCP) for text in _folders(call)}
+    for call in script.named(_LOAD):
+        path = call.argument(0, "f")
+        if path is None:
+            continue
+        if _text(path) in folders or any(".distcp" in _text(one) for one in path.sources()):
+            yield Spot(
+                call,
+                "torch.load cannot read what torch.distributed.checkpoint wrote",
+                remedy="Read it with torch.distributed.checkpoint.load",
+                write=("torch.distributed.checkpoint.load(state, checkpoint_id=folder)",),
+            )
+
+
+def _folders(call: Call) -> Iterator[str]:
+    """What a call of torch.distributed.checkpoint gets as its folder."""
+    given = call.argument(None, "checkpoint_id")
+    if given is None and call.name.endswith(("FileSystemWriter", "FileSystemReader")):
+        given = call.argument(0, "path")
+    if given is not None:
+        yield _text(given)
+
+
+def _text(value: Value) -> str:
+    return value.constant if isinstance(value.constant, str) else value.text
+
+
+def _is_of_one_rank(call: Call) -> bool:
+    """Whether not all ranks get there, as far as conditions, decorators and names tell."""
+    function = call.place.function
+    words = [one.test.text for one in call.conditions]
+    if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+        words += [ast.unparse(one) for one in function.decorator_list]
+    return chosen_ranks(call.conditions) is not None or any(_ONE_OF_ALL.search(one) for one in words)
+
+
+def _is_per_rank(path: Value) -> bool:
+    """Whether each rank has a path of its own, or writes no file at all."""
+    return any(rank_kind(one) is not None or _PER_RANK.search(one.text) for one in training.made_of(path))

@@ -1,0 +1,123 @@
+"""Rules on decisions that each rank takes by its own data.
+
+if torch.isnan(loss):
+    continue               one rank skips the backward pass, the others wait for it in theirs
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ddp_doctor.lint import training
+from ddp_doctor.lint.collectives import collectives, described
+from ddp_doctor.lint.ranks import rank_condition
+from ddp_doctor.lint.rule import Spot, lint_rule
+from ddp_doctor.lint.rules.rank_conditions import misses
+from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.values import Call, Condition, Value
+from ddp_doctor.model.choices import Severity
+
+#: Functions after which all ranks have the same number.
+_AGREES = re.compile(
+    r"reduce|gather|sync|broadcast|average|avg|mean|world|dist|agree|any_rank|all_rank", re.IGNORECASE
+)
+
+
+@lint_rule("DDL135", "collective-by-data-of-one-rank", Severity.WARNING)
+def by_data(script: Script) -> Iterator[Spot]:
+    """Whether a rank takes part in a collective depends on its own loss.
+
+    What it finds
+        A collective, or the backward pass of a wrapped model, under a condition on the output of that rank's
+        own forward, or a `continue`, `break` or `return` under such a condition that skips one. Values that a
+        collective made equal on all ranks before are not meant.
+
+    Why it matters
+        Each rank has other data. As soon as the loss of one rank is not finite, or above the threshold, and the others'
+        is not, that rank skips a collective in which the others wait: a hang after hours, by chance.
+
+    Remedy
+        Let the ranks agree first: all-reduce the flag with MAX, and let all of them decide by the result.
+
+    References
+        https://pytorch.org/docs/stable/distributed.html#collective-functions
+    """
+    for call in collectives(script):
+        for condition in call.conditions:
+            if not condition.early and _is_local(script, condition, call.order):
+                yield _spot(
+                    call, f"Whether this {described(call)} runs depends on the data of this rank alone"
+                )
+    for leave in script.leaves:
+        for condition in leave.place.conditions:
+            if condition.early or not _is_local(script, condition, leave.order):
+                continue
+            missed = next(
+                (
+                    one
+                    for one in collectives(script)
+                    if one.root == leave.root and misses(leave, condition, one.place)
+                ),
+                None,
+            )
+            if missed is not None:
+                title = f"One rank may leave here by its own data, and miss the {described(missed)} of line"
+                yield _spot(leave.node, f"{title} {missed.call.lineno}")
+
+
+def _spot(at: Value | ast.AST, title: str) -> Spot:
+    return Spot(
+        at,
+        title,
+        remedy="Let the ranks agree first: all-reduce the flag, and decide by the result",
+        write=("flag = torch.isnan(loss).float()", "dist.all_reduce(flag, op=dist.ReduceOp.MAX)"),
+        cost="One small all-reduce in every step",
+    )
+
+
+def _agreed(script: Script, condition: Condition, order: int) -> frozenset[int]:
+    """The values that a collective made equal before, and not only under this very condition."""
+    return frozenset(
+        id(value)
+        for call in script.calls
+        if call.name.startswith("torch.distributed.") and call.order < order
+        if all(one.test is not condition.test for one in call.conditions)
+        for given in (*call.args, *call.keywords.values())
+        for value in (*given.alternatives(), *given.objects())
+    )
+
+
+def _is_local(script: Script, condition: Condition, order: int) -> bool:
+    """Whether a condition is on what this rank's own forward gave."""
+    if rank_condition(condition) is not None or not _is_numeric(condition.test):
+        return False
+    made = list(condition.test.sources())
+    if not any(training.is_forward(script, one) for one in made):
+        return False
+    agreed = _agreed(script, condition, order)
+    return not any(id(one) in agreed or _makes_equal(one) for one in made)
+
+
+def _makes_equal(value: Value) -> bool:
+    if not isinstance(value, Call):
+        return False
+    name = ast.unparse(value.call.func).rpartition(".")[2]
+    return bool(_AGREES.search(name)) and value.method != "mean" and not value.name.startswith("torch.nn")
+
+
+def _is_numeric(value: Value) -> bool:
+    """``loss > 3``, ``torch.isnan(loss)``; not ``loss is None`` and not ``"aux" in outputs``."""
+    identities = (ast.Is, ast.IsNot, ast.In, ast.NotIn)
+    for one in ast.walk(value.node):
+        if isinstance(one, ast.Compare) and isinstance(one.ops[0], identities):
+            return False
+        if isinstance(one, ast.Call) and ast.unparse(one.func) in (
+            "isinstance",
+            "hasattr",
+            "len",
+            "callable",
+        ):
+            return False
+    return isinstance(value, Call) or isinstance(value.node, ast.Compare | ast.UnaryOp | ast.BoolOp)

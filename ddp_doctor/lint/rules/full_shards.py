@@ -1,0 +1,63 @@
+"""Rules on FullyShardedDataParallel.
+
+FSDP(model, auto_wrap_policy=policy, cpu_offload=CPUOffload(offload_params=True))      one unit for each layer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddp_doctor.lint import names
+from ddp_doctor.lint.rule import Spot, always, lint_rule
+from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.values import Call
+from ddp_doctor.model.choices import Severity
+
+#: Other ways to make a unit of each layer.
+_UNITS = (names.FSDP[1], *(f"torch.distributed.fsdp.wrap.{one}" for one in ("wrap", "enable_wrap")))
+
+
+@lint_rule("DDL144", "whole-model-offloaded-in-one-unit", Severity.WARNING, concerns=always)
+def one_unit(script: Script) -> Iterator[Spot]:
+    """FSDP offloads parameters to the CPU, and the whole model is one unit.
+
+    What it finds
+        `FullyShardedDataParallel(..., cpu_offload=CPUOffload(offload_params=True))` without `auto_wrap_policy`, as the
+        only use of FSDP in the script.
+
+    Why it matters
+        FSDP gathers one unit at a time. If all of the model is one unit, every forward copies all parameters to
+        the GPU and gathers them there at once: the memory that offloading and sharding should save is needed
+        after all, and nothing overlaps.
+
+    Remedy
+        Give an `auto_wrap_policy` that makes a unit of each layer, for instance `transformer_auto_wrap_policy`.
+
+    References
+        https://pytorch.org/docs/stable/fsdp.html
+        https://pytorch.org/tutorials/intermediate/FSDP_tutorial.html
+    """
+    calls = list(script.named(names.FSDP[0]))
+    if len({id(one.node) for one in calls}) != 1 or any(True for _ in script.named(*_UNITS)):
+        return
+    call = calls[0]
+    policy = call.argument(4, "auto_wrap_policy")
+    has_policy = policy is not None and not (policy.kind == "constant" and policy.constant is None)
+    if not call.has_stars and not has_policy and _offloads(call):
+        yield Spot(
+            call,
+            "The whole model is one unit of FSDP, and is offloaded: each forward needs all of it on the GPU at once",
+            remedy="Give an auto_wrap_policy that makes a unit of each layer",
+        )
+
+
+def _offloads(call: Call) -> bool:
+    given = call.argument(3, "cpu_offload")
+    made = list(given.objects()) if given is not None else []
+    for one in made:
+        if not isinstance(one, Call) or one.name != "torch.distributed.fsdp.CPUOffload":
+            return False
+        offloads = one.argument(0, "offload_params")
+        if offloads is None or offloads.constant is not True:
+            return False
+    return bool(made)

@@ -1,0 +1,69 @@
+"""Rules on what makes the training loop wait.
+
+for images, target in loader:
+    ...
+    running += loss.item()         the host waits for the GPU in every step
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ddp_doctor.lint import training
+from ddp_doctor.lint.ranks import rank_condition
+from ddp_doctor.lint.rule import Spot, lint_rule
+from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.values import Call, Condition, Value
+from ddp_doctor.model.choices import Severity
+
+_WAITS = ("item", "cpu", "tolist", "numpy")
+
+
+@lint_rule("DDL138", "host-waits-in-every-step", Severity.INFO)
+def waits(script: Script) -> Iterator[Spot]:
+    """The training loop reads a number from the GPU in every step.
+
+    What it finds
+        `.item()`, `.cpu()`, `.tolist()`, `.numpy()` or `float()` of what the wrapped model computed, in the loop of its
+        backward pass, without a condition that lets it through only now and then.
+
+    Why it matters
+        The host waits there until the GPU has done all that was queued, and queues nothing meanwhile: after it the GPU
+        waits for the host. On one rank alone it makes that rank late, and the others wait for it in the next reduction.
+
+    Remedy
+        Add up on the GPU (`running += loss.detach()`), and read every hundred steps.
+
+    References
+        https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html#avoid-unnecessary-cpu-gpu-synchronization
+    """
+    if not training.uses_gpu(script):
+        return
+    told = set[int]()
+    passes = [one for one in training.backwards(script) if one.loops]
+    for call in script.calls:
+        value = _read(call)
+        if value is None or training.no_gradients(call):
+            continue
+        pass_of = next((one for one in passes if call.loops and one.loops[-1] is call.loops[-1]), None)
+        if pass_of is None or id(pass_of.loops[-1].node) in told or not training.forwards_in(script, value):
+            continue
+        if all(map(_is_on_the_rank_alone, training.beyond(call, pass_of))):
+            told.add(id(pass_of.loops[-1].node))
+            yield Spot(
+                call,
+                "The host waits here for the GPU in every step",
+                remedy="Add up on the GPU with detach(), and read the number every hundred steps",
+            )
+
+
+def _is_on_the_rank_alone(condition: Condition) -> bool:
+    return rank_condition(condition) is not None and not isinstance(condition.test.node, ast.BoolOp)
+
+
+def _read(call: Call) -> Value | None:
+    """The value that a call brings to the host."""
+    if call.method in _WAITS and not call.args:
+        return call.receiver
+    return call.args[0] if call.name == "float" and call.args else None

@@ -1,0 +1,252 @@
+"""Rules on autocast and GradScaler.
+
+scaler = torch.amp.GradScaler("cuda")                  once, before the loop; for float16 only
+with torch.autocast("cuda", dtype=torch.float16):
+    loss = criterion(model(x), y)
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)                             before gradients are clipped
+scaler.step(optimizer)
+scaler.update()
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+from ddp_doctor.lint import training
+from ddp_doctor.lint.rule import Spot, lint_rule
+from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.values import Call, Value
+from ddp_doctor.model.choices import Severity
+
+_AUTOCASTS = ("torch.amp.autocast", "torch.cuda.amp.autocast")
+_CLIPS = tuple(f"torch.nn.utils.{one}" for one in ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_"))
+_SCALES = re.compile(r"scaler|loss_scale|amp\.scale_loss|apex", re.IGNORECASE)
+Precision = Literal["float16", "bfloat16", "unknown"]
+
+
+def _without_a_library(script: Script) -> bool:
+    return not script.libraries
+
+
+@lint_rule("DDL139", "half-precision-without-loss-scaling", Severity.WARNING)
+def without_scaler(script: Script) -> Iterator[Spot]:
+    """A float16 autocast trains without a loss scaler.
+
+    What it finds
+        A backward pass through a forward that ran under a float16 autocast (which is the default on GPUs), in a script
+        that has nothing called a scaler.
+
+    Why it matters
+        Gradients below 6e-8 are zero in float16: parts of the model stop learning, without any message. Reduced
+        over many ranks, they are also the first to overflow.
+
+    Remedy
+        Scale the loss with `torch.amp.GradScaler`, or use bfloat16, which needs no scaler, where the GPU has it.
+
+    References
+        https://pytorch.org/docs/stable/amp.html#gradient-scaling
+    """
+    if _SCALES.search(script.source):
+        return
+    for call in script.methods("backward"):
+        for one in training.made_of(call.receiver):
+            contexts = one.place.withs if isinstance(one, Call) else ()
+            for context in contexts:
+                if _autocast_type(context) == "float16":
+                    yield Spot(
+                        context,
+                        "float16 autocast without a loss scaler: small gradients become zero",
+                        remedy="Scale the loss with torch.amp.GradScaler, or use bfloat16 where the GPU has it",
+                        write=('scaler = torch.amp.GradScaler("cuda")',),
+                    )
+
+
+@lint_rule("DDL140", "loss-scaling-with-bfloat16", Severity.INFO, concerns=_without_a_library)
+def scaler_with_bf16(script: Script) -> Iterator[Spot]:
+    """A GradScaler scales the loss of a bfloat16 autocast.
+
+    What it finds
+        A GradScaler that is switched on, in a script whose autocasts are all of bfloat16.
+
+    Why it matters
+        bfloat16 has the range of float32, so there is nothing to rescue: the scaler reads back in each step whether
+        gradients were finite, and skips steps as it looks for its scale.
+
+    Remedy
+        Leave the scaler out, or make it with `enabled=False`.
+
+    References
+        https://pytorch.org/docs/stable/amp.html#gradient-scaling
+    """
+    types = {_autocast_type(one) for one in script.named(*_AUTOCASTS)}
+    if types != {"bfloat16"}:
+        return
+    for call in script.named(*training.SCALERS):
+        enabled = call.argument(None, "enabled")
+        if not call.has_stars and (enabled is None or enabled.constant is True):
+            yield Spot(
+                call,
+                "A loss scaler for bfloat16, which has the range of float32 and needs none",
+                remedy="Leave the scaler out, or make it with enabled=False",
+            )
+
+
+@lint_rule("DDL141", "loss-scale-never-updated", Severity.ERROR, concerns=_without_a_library)
+def never_updated(script: Script) -> Iterator[Spot]:
+    """A GradScaler steps, and is never updated.
+
+    What it finds
+        `scaler.step(optimizer)` of a GradScaler that has no `update()` and is handed to no other function.
+
+    Why it matters
+        `update()` ends the step: without it the scaler remembers that this optimizer has been unscaled, and
+        the second step raises "step() has already been called since the last update()".
+
+    Remedy
+        Call `scaler.update()` once in every step, behind all optimizers' `scaler.step`.
+
+    References
+        https://pytorch.org/docs/stable/amp.html#torch.cuda.amp.GradScaler.update
+    """
+    for scaler in script.named(*training.SCALERS):
+        steps = [one for one in script.methods("step") if _is_of(one, scaler) and one.args]
+        if (
+            steps
+            and not any(_is_of(one, scaler) for one in script.methods("update"))
+            and not _goes_on(script, scaler)
+        ):
+            yield Spot(
+                steps[0],
+                "This scaler steps and is never updated: the second step fails",
+                remedy="Call scaler.update() behind scaler.step()",
+                write=("scaler.update()",),
+            )
+
+
+@lint_rule("DDL142", "scaled-gradients-clipped", Severity.ERROR, concerns=_without_a_library)
+def clipped_while_scaled(script: Script) -> Iterator[Spot]:
+    """Gradients are clipped while they are still multiplied by the loss scale.
+
+    What it finds
+        `clip_grad_norm_` between `scaler.scale(loss).backward()` and `scaler.step(optimizer)`, with no
+        `unscale_` before it.
+
+    Why it matters
+        The gradients are up to 65536 times too large at that point. All of them exceed the threshold, and
+        after the scaler has divided them, next to nothing is left: the model hardly learns.
+
+    Remedy
+        Call `scaler.unscale_(optimizer)` before clipping; `scaler.step` knows of it.
+
+    References
+        https://pytorch.org/docs/stable/notes/amp_examples.html#gradient-clipping
+    """
+    for clip in script.named(*_CLIPS):
+        around = [
+            one for one in script.calls if one.root == clip.root and one.place.function is clip.place.function
+        ]
+        behind = [
+            one for one in around if one.method == "step" and clip.precedes(one) and _is_scaler_call(one)
+        ]
+        before = [
+            one for one in around if one.precedes(clip) and one.method == "backward" and _is_scaled(one)
+        ]
+        if not behind or not before or _exclude(clip, behind[0]) or _exclude(clip, before[-1]):
+            continue
+        unscaled = [
+            one for one in script.methods("unscale_") if before[-1].precedes(one) and one.precedes(clip)
+        ]
+        if not unscaled:
+            yield Spot(
+                clip,
+                "These gradients are clipped while they are still multiplied by the loss scale",
+                remedy="Unscale them first",
+                write=("scaler.unscale_(optimizer)",),
+            )
+
+
+@lint_rule("DDL143", "loss-scaler-made-in-every-step", Severity.WARNING, concerns=_without_a_library)
+def made_anew(script: Script) -> Iterator[Spot]:
+    """Every step has a new GradScaler.
+
+    What it finds
+        A GradScaler that is made in the loop, or function, in which it steps, once for each batch.
+
+    Why it matters
+        The scale is found over many steps: it halves after each overflow and doubles after 2000 steps without.
+        A new scaler begins at 65536 each time, so that a model whose gradients overflow there never takes a
+        step.
+
+    Remedy
+        Make one scaler before the loop, and save its state with the checkpoint.
+
+    References
+        https://pytorch.org/docs/stable/notes/amp_examples.html#typical-mixed-precision-training
+    """
+    for scaler in script.named(*training.SCALERS):
+        for step in script.methods("step"):
+            if scaler.loops and step.loops and scaler.loops[-1] is step.loops[-1] and _is_of(step, scaler):
+                yield Spot(
+                    scaler,
+                    "A new loss scaler in every step: its scale never adapts",
+                    remedy="Make the scaler once, before the loop",
+                )
+
+
+def _autocast_type(value: Value) -> Precision:
+    """The type that an autocast casts to, as far as it is written."""
+    if not isinstance(value, Call) or value.name not in _AUTOCASTS:
+        return "unknown"
+    enabled = value.argument(None, "enabled")
+    is_cuda = value.name == _AUTOCASTS[1]
+    dtype = value.argument(1, "dtype")
+    if value.has_stars or (enabled is not None and enabled.constant is not True):
+        return "unknown"
+    if dtype is None:
+        device = value.argument(0, "device_type")
+        return "float16" if is_cuda or (device is not None and device.constant == "cuda") else "unknown"
+    names = {one.name for one in dtype.alternatives()}
+    if names <= {"torch.float16", "torch.half"}:
+        return "float16"
+    return "bfloat16" if names == {"torch.bfloat16"} else "unknown"
+
+
+def _is_of(call: Call, scaler: Call) -> bool:
+    """Whether a method's call is of this scaler."""
+    return call.receiver is not None and any(one is scaler for one in call.receiver.objects())
+
+
+def _is_scaler_call(call: Call) -> bool:
+    return bool(call.args) and training.is_scaler_of(call.receiver)
+
+
+def _is_scaled(call: Call) -> bool:
+    receiver = call.receiver
+    return (
+        isinstance(receiver, Call) and receiver.method == "scale" and training.is_scaler_of(receiver.receiver)
+    )
+
+
+def _goes_on(script: Script, scaler: Call) -> bool:
+    """Whether a function that cannot be followed is handed the scaler."""
+    for call in script.calls:
+        if call.local is None and any(
+            one is scaler for given in (*call.args, *call.keywords.values()) for one in given.objects()
+        ):
+            return True
+    return any(
+        assignment.owner is not None
+        and assignment.value is scaler
+        and assignment.owner.attribute != "self"
+        and assignment.owner.kind == "name"
+        for assignment in script.assignments
+    )
+
+
+def _exclude(one: Call, other: Call) -> bool:
+    """Whether two calls never run in the same pass, because they stand on two sides of a condition."""
+    sides = {id(condition.test): condition.holds for condition in one.conditions}
+    return any(sides.get(id(each.test), each.holds) != each.holds for each in other.conditions)

@@ -1,0 +1,154 @@
+"""Rules on the way of a batch to the GPU.
+
+loader = DataLoader(dataset, num_workers=4, pin_memory=True, sampler=sampler)
+for images, target in loader:
+    images = images.to(device, non_blocking=True)
+    target = target.to(device, non_blocking=True)
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ddp_doctor.lint import names, training
+from ddp_doctor.lint.rule import Spot, lint_rule
+from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.values import Call, Value
+from ddp_doctor.model.choices import Severity
+
+_LOSSES = re.compile(
+    r"^torch\.nn\.(functional\.(cross_entropy|nll_loss|mse_loss|l1_loss|smooth_l1_loss|huber_loss|kl_div|"
+    r"binary_cross_entropy|binary_cross_entropy_with_logits)|\w+Loss)$"
+)
+_DEFAULT_DEVICE = re.compile(r"set_default_device|set_default_tensor_type|prefetch", re.IGNORECASE)
+_MOVES = re.compile(r"\.cuda\(|\.to\(|device=")
+_PASSES_ON = ("enumerate", "tqdm", "tqdm.tqdm", "tqdm.auto.tqdm", "iter")
+
+
+@lint_rule("DDL136", "target-not-on-the-gpu", Severity.ERROR)
+def target_left_behind(script: Script) -> Iterator[Spot]:
+    """The loss compares the output of the GPU with a target that is still in host memory.
+
+    What it finds
+        A loss of torch.nn whose target comes straight from a DataLoader, where the output is that of a model
+        that DDP wrapped with `device_ids`. A `target.to(device)` whose result nobody takes counts as none:
+        tensors do not move in place. Inputs of the model are not meant, since DDP moves those itself.
+
+    Why it matters
+        The first step raises "Expected all tensors to be on the same device".
+
+    Remedy
+        Move the target and keep the result: `target = target.to(device, non_blocking=True)`.
+
+    References
+        https://pytorch.org/docs/stable/generated/torch.Tensor.to.html
+    """
+    if not _wraps_on_gpu(script) or _DEFAULT_DEVICE.search(script.source):
+        return
+    for call in script.calls:
+        if not _is_loss(call) or len(call.args) < 2:
+            continue
+        output, target = call.args[0], call.args[1]
+        if training.forwards_in(script, output) and _is_as_loaded(script, target):
+            yield Spot(
+                call,
+                f"The target {target.text} of this loss is still in host memory, the output on the GPU",
+                remedy="Move the target, and keep what .to() returns",
+                write=("target = target.to(device, non_blocking=True)",),
+            )
+
+
+@lint_rule("DDL137", "gpu-waits-for-the-loader", Severity.INFO)
+def loader_in_the_way(script: Script) -> Iterator[Spot]:
+    """A training loader prepares its batches in the training process, or in memory that is not pinned.
+
+    What it finds
+        A DataLoader for training without `num_workers`, or with workers and without `pin_memory=True`, in a DDP script
+        on GPUs.
+
+    Why it matters
+        Without workers the GPU idles while Python reads and decodes the next batch. From memory that is not pinned,
+        copies to the GPU cannot overlap with computation. In DDP all ranks wait for the slowest of these in every step.
+
+    Remedy
+        Set `num_workers` to a few for each rank (together not more than the node's cores) and
+        `pin_memory=True`, and copy with `non_blocking=True`. Data sets that are in memory already need no
+        workers.
+
+    References
+        https://pytorch.org/docs/stable/data.html#single-and-multi-process-data-loading
+        https://pytorch.org/docs/stable/data.html#memory-pinning
+    """
+    if not script.wraps or not training.uses_gpu(script):
+        return
+    for call in training.loaders(script):
+        if call.has_stars or _is_in_memory(call):
+            continue
+        workers = call.argument(training.WORKERS, "num_workers")
+        pinned = call.argument(training.PIN_MEMORY, "pin_memory")
+        if workers is None or (workers.kind == "constant" and workers.constant == 0):
+            yield _loader(
+                call, "This loader reads its batches in the training process: the GPU waits", "num_workers"
+            )
+        elif pinned is None or (pinned.kind == "constant" and pinned.constant is False):
+            yield _loader(
+                call, "The batches of this loader are not pinned: copies to the GPU block", "pin_memory=True"
+            )
+
+
+def _loader(call: Call, title: str, option: str) -> Spot:
+    return Spot(call, title, remedy=f"Give the loader {option}", cost="Host memory and cores for the workers")
+
+
+def _wraps_on_gpu(script: Script) -> bool:
+    given = [wrap.argument(1, "device_ids") for wrap in script.wraps]
+    return bool(given) and all(
+        one is not None and not (one.kind == "constant" and one.constant is None) for one in given
+    )
+
+
+def _is_loss(call: Call) -> bool:
+    if _LOSSES.match(call.name):
+        return not call.name.endswith("Loss")
+    made = list(call.callee.objects()) if call.callee is not None and not call.method else []
+    return bool(made) and all(isinstance(one, Call) and _LOSSES.match(one.name) for one in made)
+
+
+def _is_as_loaded(script: Script, value: Value) -> bool:
+    """Whether a value is an element of what a DataLoader yields, untouched."""
+    found = list(value.alternatives())
+    return bool(found) and all(_is_yielded(script, one) for one in found)
+
+
+def _is_yielded(script: Script, value: Value) -> bool:
+    one: Value | None = value
+    if one is None or one.kind not in ("element", "loop"):
+        return False
+    while one is not None and one.kind in ("element", "loop"):
+        one = one.owner
+    while isinstance(one, Call) and one.name in _PASSES_ON and one.args:
+        one = one.args[0]
+    made = list(one.objects()) if one is not None else []
+    return bool(made) and all(isinstance(each, Call) and _is_plain(script, each) for each in made)
+
+
+def _is_plain(script: Script, call: Call) -> bool:
+    """A DataLoader of torch whose batches nothing moves."""
+    if call.name != names.LOADER or not call.lacks(training.COLLATE, "collate_fn"):
+        return False
+    dataset = call.argument(0, "dataset")
+    made = [one.local for one in training.made_of(dataset) if isinstance(one, Call)]
+    return not any(
+        _MOVES.search("\n".join(script.lines[one.lineno - 1 : one.end_lineno]))
+        for one in made
+        if isinstance(one, ast.ClassDef | ast.FunctionDef)
+    )
+
+
+def _is_in_memory(call: Call) -> bool:
+    return any(
+        isinstance(one, Call) and one.name.endswith(("TensorDataset", "FakeData"))
+        for one in training.made_of(call.argument(0, "dataset"))
+    )

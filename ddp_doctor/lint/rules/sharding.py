@@ -1,0 +1,184 @@
+"""Rules on how the data set is shared out among the ranks.
+
+sampler = DistributedSampler(dataset)
+loader = DataLoader(dataset, batch_size=32, sampler=sampler)      and no shuffle=True beside it
+for epoch in range(epochs):
+    sampler.set_epoch(epoch)
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ddp_doctor.lint import names, training
+from ddp_doctor.lint.ranks import rank_kind
+from ddp_doctor.lint.rule import Spot, always, lint_rule
+from ddp_doctor.lint.scopes import Class
+from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.values import Call, Loop, Value
+from ddp_doctor.model.choices import Severity
+
+_SHARDED = re.compile(
+    r"Distributed\w*Sampler|split_dataset_by_node|nodesplitter|split_by_node|\.shard\(|DataLoaderDispatcher|"
+    r"prepare_data_loader|StatefulDataLoader|StreamingDataset"
+)
+_STREAM = re.compile(
+    r"iterable|webdataset|webloader|stream|datapipe|shard|distributed|synthetic|fake|dummy", re.IGNORECASE
+)
+_TRAIN = re.compile(r"train", re.IGNORECASE)
+_BY_RANK = re.compile(r"rank|world_size|IterableDataset|__iter__|num_replicas|shard")
+
+
+@lint_rule("DDL120", "loader-without-distributed-sampler", Severity.WARNING)
+def without_sampler(script: Script) -> Iterator[Spot]:
+    """Every rank trains on the whole data set.
+
+    What it finds
+        A DataLoader for training, in a script that wraps its model in DistributedDataParallel, that has neither a
+        sampler nor a batch sampler, and whose data set is not split by rank in another way that can be seen:
+        iterable data sets, slices and subsets by rank, `split_dataset_by_node` and node splitters are.
+
+    Why it matters
+        Each of N ranks goes through all samples: an epoch costs N times the steps, and every sample counts N
+        times. Without `shuffle`, or with one seed for all, the ranks even compute the same gradients, and N
+        GPUs do the work of one.
+
+    Remedy
+        Give the loader a DistributedSampler, and call its `set_epoch` at the beginning of each epoch.
+
+    References
+        https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    """
+    if not script.wraps:
+        return
+    elsewhere = bool(_SHARDED.search(script.source))
+    for call in training.loaders(script):
+        if not _has_no_shard(script, call):
+            continue
+        name = training.written_to(script, call)
+        shuffled = _argument(call, training.SHUFFLE, "shuffle")
+        is_training = (shuffled is not None and shuffled.constant is True) or _TRAIN.search(name)
+        if is_training and not call.conditions and not (elsewhere and not _TRAIN.search(name)):
+            yield Spot(
+                call,
+                "This DataLoader gives every rank the whole data set",
+                remedy="Hand it a DistributedSampler instead of shuffle, and call set_epoch in every epoch",
+                write=(
+                    "sampler = DistributedSampler(dataset)",
+                    "loader = DataLoader(dataset, sampler=sampler)",
+                ),
+            )
+
+
+@lint_rule("DDL121", "shuffle-together-with-sampler", Severity.ERROR, concerns=always)
+def shuffle_and_sampler(script: Script) -> Iterator[Spot]:
+    """A DataLoader has both a sampler and shuffle=True.
+
+    What it finds
+        `DataLoader(..., shuffle=True, sampler=...)` where the sampler is one that was made in the script.
+
+    Why it matters
+        The DataLoader raises `ValueError: sampler option is mutually exclusive with shuffle`, on all ranks.
+
+    Remedy
+        Leave `shuffle` out: a DistributedSampler shuffles by itself.
+
+    References
+        https://pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader
+    """
+    for call in script.named(names.LOADER):
+        sampler = call.argument(training.SAMPLER, "sampler")
+        shuffled = call.argument(training.SHUFFLE, "shuffle")
+        if sampler is None or shuffled is None or shuffled.constant is not True:
+            continue
+        made = list(sampler.objects())
+        if made and all(isinstance(one, Call) and one.name.endswith("Sampler") for one in made):
+            yield Spot(
+                call,
+                "shuffle=True stands beside a sampler: this DataLoader raises ValueError",
+                remedy="Leave shuffle out; DistributedSampler shuffles by itself",
+            )
+
+
+@lint_rule("DDL122", "set-epoch-missing", Severity.WARNING)
+def no_set_epoch(script: Script) -> Iterator[Spot]:
+    """A DistributedSampler shuffles, and no epoch tells it its number.
+
+    What it finds
+        A DistributedSampler that shuffles and feeds a training loop over several epochs, in a script that never calls
+        `set_epoch`.
+
+    Why it matters
+        The order comes from the seed plus the number of the epoch. Without `set_epoch` that number stays 0: every epoch
+        has the same order, and each rank sees the same samples in the same batches for ever, which costs accuracy.
+
+    Remedy
+        Call `sampler.set_epoch(epoch)` at the beginning of every epoch, before the loader is iterated.
+
+    References
+        https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    """
+    if "set_epoch" in script.source or not _has_epochs(script):
+        return
+    for call in script.named(names.SAMPLER):
+        shuffled = call.argument(3, "shuffle")
+        if call.has_stars or (shuffled is not None and shuffled.constant is not True):
+            continue
+        if not training.is_for_evaluation(script, call):
+            yield Spot(
+                call,
+                "This DistributedSampler never hears of the epoch: every epoch has the same order",
+                remedy="Call set_epoch at the beginning of every epoch",
+                write=("sampler.set_epoch(epoch)",),
+            )
+
+
+def _argument(call: Call, position: int, name: str) -> Value | None:
+    """An argument that is not None."""
+    found = call.argument(position, name)
+    return None if found is not None and found.kind == "constant" and found.constant is None else found
+
+
+def _has_no_shard(script: Script, call: Call) -> bool:
+    if call.has_stars or any(
+        _argument(call, position, name) is not None
+        for position, name in ((training.SAMPLER, "sampler"), (training.BATCH_SAMPLER, "batch_sampler"))
+    ):
+        return False
+    size = call.argument(training.BATCH_SIZE, "batch_size")
+    if size is not None and size.kind == "constant" and size.constant is None:
+        return False  # the data set makes batches itself, as streams do
+    dataset = call.argument(0, "dataset")
+    return dataset is not None and not any(_is_split(script, one) for one in training.made_of(dataset))
+
+
+def _is_split(script: Script, value: Value) -> bool:
+    if rank_kind(value) is not None or training.is_world_size(value):
+        return True
+    if isinstance(value, Call):
+        local = value.local
+        if isinstance(local, ast.ClassDef):
+            return bool(_BY_RANK.search(_source(script, local)))
+        return bool(_STREAM.search(value.name) or _STREAM.search(value.method))
+    return isinstance(value, Class) or bool(value.kind == "name" and _STREAM.search(value.name))
+
+
+def _source(script: Script, node: ast.ClassDef) -> str:
+    return "\n".join(script.lines[node.lineno - 1 : node.end_lineno])
+
+
+def _has_epochs(script: Script) -> bool:
+    return any(_is_epoch_loop(loop) for call in training.backwards(script) for loop in call.loops[:-1])
+
+
+def _is_epoch_loop(loop: Loop) -> bool:
+    """Whether a loop goes over epochs, and over more than one as far as can be seen."""
+    node = loop.node
+    if loop.over is None or not isinstance(node, ast.For):
+        return False
+    if "epoch" not in ast.unparse(node.target).lower() and "epoch" not in ast.unparse(node.iter).lower():
+        return False
+    ends = [one.constant for one in loop.over.args[-1:]] if isinstance(loop.over, Call) else []
+    return ends != [1]

@@ -1,0 +1,301 @@
+"""Rules on arithmetic with the number of ranks.
+
+batch_size = total // world_size                   the batch of a rank, divided once
+loss.backward()                                    DDP takes the mean over the ranks by itself
+dist.all_reduce(correct); correct / len(dataset)   a metric of all, from the sums of all
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ddp_doctor.lint import names, training
+from ddp_doctor.lint.rule import Spot, hand_written, lint_rule
+from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.values import Call, Value
+from ddp_doctor.model.choices import Confidence, Severity
+
+_OWN_REDUCTION = re.compile(r"no_sync|require_backward_grad_sync|register_comm_hook")
+_SUMMED = re.compile(r"reduction=['\"]sum['\"]|\.sum\(|size_average=False")
+_SHARED = re.compile(r"reduce|gather|torchmetrics|evaluator", re.IGNORECASE)
+_DEEPEST = 12
+
+
+def _shards_data(script: Script) -> bool:
+    return hand_written(script) or (not script.libraries and any(True for _ in script.named(names.LOADER)))
+
+
+@lint_rule("DDL145", "batch-size-divided-twice", Severity.WARNING, concerns=_shards_data)
+def divided_twice(script: Script) -> Iterator[Spot]:
+    """The batch size is divided by the number of ranks, and then again.
+
+    What it finds
+        The `batch_size` of a DataLoader that has been divided by the world size, or the number of GPUs, more than once
+        whichever way the script went.
+
+    Why it matters
+        Each rank works on a batch that is N times smaller than was meant: the GPUs idle, BatchNorm sees few
+        samples, and the learning rate fits another batch.
+
+    Remedy
+        Divide once, where the option is read.
+
+    References
+        https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    """
+    for call in script.named(names.LOADER):
+        size = call.argument(training.BATCH_SIZE, "batch_size")
+        if size is None:
+            continue
+        divisions, at = _divisions(size)
+        if divisions > 1 and at is not None:
+            yield Spot(
+                at,
+                "This batch size has been divided by the number of ranks before",
+                remedy="Divide the batch size by the number of ranks once",
+            )
+
+
+@lint_rule("DDL146", "loss-divided-by-world-size", Severity.WARNING)
+def loss_divided(script: Script) -> Iterator[Spot]:
+    """The loss is divided by the number of ranks before the backward pass.
+
+    What it finds
+        `backward()` of a loss of the wrapped model that was divided by the world size, where nothing shows that
+        it is a sum.
+
+    Why it matters
+        DDP takes the mean of the gradients over the ranks already. Divided once more, gradients are N times too
+        small, which is a learning rate N times too small, and one that changes with the number of ranks.
+
+    Remedy
+        Leave the division out of what `backward()` sees.
+
+    References
+        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """
+    for call in script.methods("backward"):
+        loss = training.loss_of(call)
+        division = _division(loss, _DEEPEST) if loss is not None else None
+        if division is None or not training.forwards_in(script, division):
+            continue
+        if not _is_summed(division) and _model_is_wrapped(script, division):
+            yield Spot(
+                division,
+                "The loss is divided by the number of ranks, and DDP takes the mean over the ranks as well",
+                remedy="Leave the division out: DDP divides the gradients by the number of ranks",
+            )
+
+
+@lint_rule("DDL147", "gradients-reduced-twice", Severity.WARNING)
+def reduced_by_hand(script: Script) -> Iterator[Spot]:
+    """The gradients of a wrapped model are all-reduced by hand as well.
+
+    What it finds
+        `all_reduce` of the `grad` of each of the parameters of a model that DistributedDataParallel wrapped, in
+        a script that does not hold DDP's own reduction back.
+
+    Why it matters
+        DDP has reduced them already, in large buckets and while the backward pass ran. One more all-reduce for
+        each parameter takes longer than that, overlaps with nothing, and makes the gradients N times too large
+        where it sums.
+
+    Remedy
+        Leave it out.
+
+    References
+        https://pytorch.org/docs/stable/notes/ddp.html
+    """
+    if _OWN_REDUCTION.search(script.source) or not any(True for _ in training.backwards(script)):
+        return
+    for call in script.named("torch.distributed.all_reduce"):
+        gradient = call.argument(0, "tensor")
+        while gradient is not None and gradient.kind == "attribute" and gradient.attribute == "data":
+            gradient = gradient.owner
+        if gradient is None or gradient.kind != "attribute" or gradient.attribute != "grad":
+            continue
+        if _is_parameter_of_ddp(gradient.owner):
+            yield Spot(
+                call,
+                "DDP has reduced these gradients already",
+                remedy="Leave this all_reduce out",
+            )
+
+
+@lint_rule("DDL148", "local-sum-divided-by-global-count", Severity.WARNING)
+def local_sum(script: Script) -> Iterator[Spot]:
+    """What one rank counted is divided by the size of the whole data set.
+
+    What it finds
+        A division by `len(loader.dataset)`, or by the length of the data set itself, of what was added up over a loader
+        with a DistributedSampler, in a script that reduces nothing.
+
+    Why it matters
+        A rank sees one N-th of the data set, so the accuracy or loss that is printed is N times too small. A threshold
+        or "best so far" then compares parts.
+
+    Remedy
+        All-reduce the sum and the count, and divide these.
+
+    References
+        https://pytorch.org/docs/stable/distributed.html#torch.distributed.all_reduce
+    """
+    if _SHARED.search(script.source):
+        return
+    divisions = {
+        id(one.right if isinstance(one, ast.BinOp) else one.value): one
+        for one in ast.walk(script.tree)
+        if isinstance(one, ast.BinOp | ast.AugAssign) and isinstance(one.op, ast.Div)
+    }
+    for call in script.named("len"):
+        division = divisions.get(id(call.node))
+        if division is not None and call.args and _adds_up(script, call, _whole_set(script, call.args[0])):
+            yield Spot(
+                division,
+                "A sum of this rank's part is divided by the size of the whole data set",
+                remedy="All-reduce the sum and the count before dividing",
+                write=("dist.all_reduce(correct)",),
+                cost="One small all-reduce for each evaluation",
+            )
+
+
+@lint_rule("DDL149", "learning-rate-scaled-for-a-fixed-batch", Severity.INFO, concerns=_shards_data)
+def rate_scaled(script: Script) -> Iterator[Spot]:
+    """The learning rate grows with the number of ranks, and the global batch does not.
+
+    What it finds
+        An optimizer whose learning rate was multiplied by the world size, beside DataLoaders whose batch size was
+        divided by it.
+
+    Why it matters
+        The linear rule (N times the batch, N times the rate) is for a global batch that grows with the ranks.
+        Here it stays, so the rate is N times that of the same training on one GPU, and may diverge.
+
+    Remedy
+        Scale the rate, or divide the batch size, but not both, unless the rate that is given is meant for one
+        rank's batch.
+
+    References
+        https://arxiv.org/abs/1706.02677
+    """
+    sizes = [call.argument(training.BATCH_SIZE, "batch_size") for call in training.loaders(script)]
+    if not any(one is not None and _divisions(one)[0] for one in sizes):
+        return
+    for call in script.calls:
+        rate = call.argument(1, "lr") if call.name.startswith("torch.optim.") else None
+        at = _multiplied(rate, _DEEPEST) if rate is not None else None
+        if at is not None:
+            yield Spot(
+                at,
+                "The learning rate is multiplied by the number of ranks, though the batch size is divided by it",
+                remedy="Do one of the two",
+                confidence=Confidence.POSSIBLE,
+            )
+
+
+def _divisions(value: Value, depth: int = _DEEPEST) -> tuple[int, Value | None]:
+    """How often a number was divided by the world size at least, and where last."""
+    options = [_divisions_of(one, depth) for one in value.alternatives()] if depth else []
+    return min(options, key=lambda one: one[0], default=(0, None))
+
+
+def _divisions_of(value: Value, depth: int) -> tuple[int, Value | None]:
+    if (
+        isinstance(value, Call)
+        and value.name in ("int", "max", "round", "math.ceil", "math.floor")
+        and value.args
+    ):
+        return max((_divisions(one, depth - 1) for one in value.args), key=lambda one: one[0])
+    sides = training.operation(value)
+    if sides is None:
+        return 0, None
+    operator, left, right = sides
+    inner, at = _divisions(left, depth - 1)
+    if not isinstance(operator, ast.Div | ast.FloorDiv):
+        return (0, None) if training.is_world_size(right) or training.is_world_size(left) else (inner, at)
+    return (inner + 1, value) if training.is_world_size(right) else (inner, at)
+
+
+def _division(value: Value, depth: int) -> Value | None:
+    """The division by the world size among the last operations on a loss."""
+    found = list(value.alternatives())
+    sides = training.operation(found[0]) if len(found) == 1 and depth else None
+    if sides is None:
+        return None
+    operator, left, right = sides
+    if isinstance(operator, ast.Div) and training.is_world_size(right):
+        return found[0]
+    return _division(left, depth - 1) if isinstance(operator, ast.Div | ast.Mult) else None
+
+
+def _multiplied(value: Value, depth: int) -> Value | None:
+    """The multiplication by the world size among the last operations on a rate."""
+    found = list(value.alternatives())
+    sides = training.operation(found[0]) if len(found) == 1 and depth else None
+    if sides is None:
+        return None
+    operator, left, right = sides
+    if isinstance(operator, ast.Mult):
+        for rate, factor in ((left, right), (right, left)):
+            if training.is_world_size(factor) and not _divisions(rate)[0]:
+                return found[0]
+        return _multiplied(left, depth - 1) or _multiplied(right, depth - 1)
+    if isinstance(operator, ast.Div) and not training.is_world_size(right):
+        return _multiplied(left, depth - 1)
+    return None
+
+
+def _is_summed(division: Value) -> bool:
+    for one in training.made_of(division):
+        sides = training.operation(one)
+        if (
+            sides is not None
+            and isinstance(sides[0], ast.Mult)
+            and any(map(training.is_world_size, sides[1:]))
+        ):
+            return True
+        if isinstance(one, Call) and _SUMMED.search(one.text):
+            return True
+    return False
+
+
+def _model_is_wrapped(script: Script, loss: Value) -> bool:
+    return all(training.surely_ddp(one.callee) for one in training.forwards_in(script, loss))
+
+
+def _is_parameter_of_ddp(value: Value | None) -> bool:
+    """Whether a value runs over ``model.parameters()`` of a wrapped model."""
+    for one in value.sources() if value is not None and value.kind in ("loop", "element") else ():
+        if isinstance(one, Call) and one.method in ("parameters", "named_parameters"):
+            model = one.receiver
+            inner = model.owner if model is not None and model.attribute == "module" else model
+            return training.surely_ddp(inner)
+    return False
+
+
+def _whole_set(script: Script, value: Value) -> Call | None:
+    """The loader with a DistributedSampler whose data set this is."""
+    for call in script.named(names.LOADER):
+        sampler = call.argument(training.SAMPLER, "sampler")
+        made = list(sampler.objects()) if sampler is not None else []
+        if not made or not all(isinstance(one, Call) and one.name == names.SAMPLER for one in made):
+            continue
+        dataset = call.argument(0, "dataset")
+        is_its = value.kind == "attribute" and value.attribute == "dataset" and value.owner is not None
+        if is_its and value.owner is not None and [*value.owner.objects()] == [call]:
+            return call
+        if dataset is not None and [*value.alternatives()] == [*dataset.alternatives()]:
+            return call
+    return None
+
+
+def _adds_up(script: Script, call: Call, loader: Call | None) -> bool:
+    """Whether the function adds something up in a loop over the loader."""
+    return loader is not None and any(
+        isinstance(one.node, ast.AugAssign)
+        and one.place.function is call.place.function
+        and any(loop.over is not None and loader in loop.over.sources() for loop in one.place.loops)
+        for one in script.assignments
+    )

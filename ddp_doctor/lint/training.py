@@ -1,0 +1,181 @@
+"""What a training script does, as several rules ask for it: forwards, backwards, steps, loaders, sizes.
+
+loss = criterion(ddp_model(images), target)      a forward of the wrapped model; loss is made of it
+scaler.scale(loss).backward()                    a backward, whose loss is what scale() was given
+optimizer.step(), scaler.step(optimizer)         steps of an optimizer
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ddp_doctor.lint import names
+from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.values import Call, Condition, Value
+
+SCALERS = ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler")
+#: Positions of DataLoader's parameters.
+BATCH_SIZE, SHUFFLE, SAMPLER, BATCH_SAMPLER, WORKERS, COLLATE, PIN_MEMORY = 1, 2, 3, 4, 5, 6, 7
+_MOST_STEPS = 800
+_EVALUATION = re.compile(
+    r"(^|[^a-z])(val|valid|validation|test|eval|evaluation|dev|infer|inference|predict)", re.IGNORECASE
+)
+_WORLD_SIZE = re.compile(
+    r"(^|_)(world_?size|n_?gpus?|num_?gpus?|ngpus_per_node|gpus_per_node|nprocs?)$|^world$", re.IGNORECASE
+)
+_NOT_AN_OPTIMIZER = re.compile(
+    r"sched|profil|prof$|scaler|^env|sampler|meter$|timer$|bar$|^ema|warmup", re.IGNORECASE
+)
+
+
+def made_of(value: Value | None) -> Iterator[Value]:
+    """All that a value is made of, also what local functions returned for it."""
+    waiting, seen = [value] if value is not None else [], set[int]()
+    while waiting and len(seen) < _MOST_STEPS:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        waiting += one.parts
+        if isinstance(one, Call):
+            waiting += [each for each in (one.receiver, one.returned) if each is not None]
+
+
+def surely_ddp(value: Value | None) -> bool:
+    """Whether a value is a model wrapped in DistributedDataParallel, whichever way the script went."""
+    found = list(value.objects()) if value is not None else []
+    return bool(found) and all(isinstance(one, Call) and one.name == names.DDP for one in found)
+
+
+def is_forward(script: Script, call: Value) -> bool:
+    """Whether a call is a forward of the wrapped model."""
+    return isinstance(call, Call) and not call.method and script.is_ddp(call.callee)
+
+
+def forwards_in(script: Script, value: Value | None) -> list[Call]:
+    """The forwards of the wrapped model that a value is made of."""
+    return [one for one in made_of(value) if isinstance(one, Call) and is_forward(script, one)]
+
+
+def loss_of(backward: Call) -> Value | None:
+    """What ``.backward()`` is called on, without the scaling of a GradScaler."""
+    receiver = backward.receiver
+    if isinstance(receiver, Call) and receiver.method == "scale" and receiver.args:
+        return receiver.args[0]
+    return receiver
+
+
+def backwards(script: Script) -> Iterator[Call]:
+    """The backward passes through the wrapped model, which reduce its gradients."""
+    return (one for one in script.methods("backward") if forwards_in(script, one.receiver))
+
+
+def optimizer_steps(script: Script) -> Iterator[Call]:
+    """``optimizer.step()`` and ``scaler.step(optimizer)``."""
+    for call in script.methods("step"):
+        text = ast.unparse(call.call.func).removesuffix(".step")
+        is_scaler = is_scaler_of(call.receiver) or "scaler" in text.lower()
+        if (is_scaler and call.args) or not (_NOT_AN_OPTIMIZER.search(text.rpartition(".")[2]) or call.args):
+            yield call
+
+
+def is_scaler_of(value: Value | None) -> bool:
+    """Whether a value is torch's GradScaler."""
+    return value is not None and any(one.name in SCALERS for one in value.objects() if isinstance(one, Call))
+
+
+def uses_gpu(script: Script) -> bool:
+    """Whether the script trains on GPUs; one that starts gloo and nothing else does not."""
+    backends = [one.argument(0, "backend") for one in script.named(names.INIT)]
+    if backends and all(one is not None and one.constant == "gloo" for one in backends):
+        return False
+    return bool(re.search(r"cuda|nccl|device_ids", script.source))
+
+
+def no_gradients(call: Call) -> bool:
+    """Whether it runs where no gradient is recorded."""
+    marks = [one.text for one in call.place.withs]
+    function = call.place.function
+    if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+        marks += [ast.unparse(one) for one in function.decorator_list]
+    return any(re.search(r"no_grad|inference_mode|set_grad_enabled\(False", one) for one in marks)
+
+
+def loaders(script: Script) -> Iterator[Call]:
+    """The DataLoaders that are not there for evaluation, as far as names tell."""
+    return (one for one in script.named(names.LOADER) if not is_for_evaluation(script, one))
+
+
+def is_for_evaluation(script: Script, call: Call) -> bool:
+    """Whether the names around a loader or sampler speak of validation or tests."""
+    dataset = call.argument(0, "dataset")
+    function = call.place.function
+    words = [written_to(script, call), dataset.text if dataset is not None else ""]
+    words.append(getattr(function, "name", ""))
+    return any(_EVALUATION.search(word) for word in words)
+
+
+def written_to(script: Script, value: Value) -> str:
+    """The target of the assignment that a value stands in, as the script writes it; empty where there is none."""
+    line = getattr(value.node, "lineno", 0)
+    for one in script.assignments:
+        node = one.node
+        if isinstance(node, ast.Assign) and node.lineno <= line <= (node.end_lineno or 0):
+            return ", ".join(ast.unparse(target) for target in node.targets)
+    return ""
+
+
+def is_world_size(value: Value, depth: int = 4) -> bool:
+    """Whether a value is the number of ranks, or of a node's GPUs."""
+    return any(_is_world_size(one, depth) for one in value.alternatives())
+
+
+def _is_world_size(value: Value, depth: int) -> bool:
+    if isinstance(value, Call):
+        if value.name.endswith("get_world_size") or value.method == "get_world_size":
+            return True
+        first = value.args[0] if value.args else None
+        if (
+            first is None
+            or not depth
+            or value.name not in ("int", "float", "max", "os.environ.get", "os.getenv")
+        ):
+            return False
+        if isinstance(first.constant, str):
+            return first.constant == "WORLD_SIZE"
+        return is_world_size(first, depth - 1)
+    if value.kind == "name":
+        return bool(_WORLD_SIZE.search(value.name.rpartition(".")[2]))
+    return value.kind in ("attribute", "parameter", "element") and bool(_WORLD_SIZE.search(value.attribute))
+
+
+def operation(value: Value) -> tuple[ast.operator, Value, Value] | None:
+    """The operator of ``a / b`` and ``a /= b``, and its two sides."""
+    node = value.node
+    if value.kind == "other" and isinstance(node, ast.BinOp | ast.AugAssign) and len(value.parts) == 2:
+        return node.op, value.parts[0], value.parts[1]
+    return None
+
+
+def beyond(call: Call, other: Call) -> tuple[Condition, ...]:
+    """The conditions of a call that another one does not share."""
+    shared = {id(one.test) for one in other.conditions}
+    return tuple(one for one in call.conditions if id(one.test) not in shared)
+
+
+def only_now_and_then(condition: Condition) -> bool:
+    """Whether a condition counts: ``step % 100 == 0``, ``(i + 1) % accumulation``, or a name for such."""
+    return _counts(condition.test, 3)
+
+
+def _counts(value: Value, depth: int) -> bool:
+    if any(isinstance(one, ast.Mod) for one in ast.walk(value.node)):
+        return True
+    return (
+        bool(depth)
+        and value.kind in ("other", "choice")
+        and any(_counts(one, depth - 1) for one in value.parts)
+    )
