@@ -27,13 +27,6 @@ class Stream(Frozen):
     own: tuple[int, ...]
 
 
-class Workers(Frozen):
-    """The first number that each worker process of a DataLoader draws from each source."""
-
-    source: str
-    drawn: tuple[int, ...]
-
-
 class Joined(Frozen):
     """The weight of a model after uneven numbers of steps under ``DDP.join()``; it starts at 0.
 
@@ -62,5 +55,3 @@ class DataSharding(Fact):
     steps: tuple[int, ...] = ()  # under join, by group rank
     joined: tuple[Joined, ...] = ()
     join_reason: str | None = None  # why there is none
-    workers: tuple[Workers, ...] = ()
-    workers_reason: str | None = None
