@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from ddp_doctor.lint import names
 from ddp_doctor.lint.script import Script
@@ -18,6 +19,8 @@ from ddp_doctor.lint.values import SAME_OBJECT, Call, Value
 _MOVES = ("to", "cuda")
 _INDEXED = re.compile(r"cuda:(\d+)")
 _TYPES = ("torch.device",)
+#: Of one script.
+_MOST_KEPT = 50
 
 
 def moves_to_device(call: Call) -> bool:
@@ -109,19 +112,25 @@ def moves_of(value: Value) -> Iterator[Call]:
                 waiting.append(one.args[0])
 
 
-def moves_before(script: Script, wrap: Call) -> list[Call]:
+@lru_cache(maxsize=_MOST_KEPT)  # several rules ask
+def moves_before(script: Script, wrap: Call) -> tuple[Call, ...]:
     """The moves of the model that are known when it is wrapped, in its own expression or as statements before."""
     model = wrap.argument(0, "module")
     if model is None:
-        return []
+        return ()
     found = list(moves_of(model))
     objects = {id(one) for one in model.objects()}
-    for call in script.methods(*_MOVES):
-        if call in found or call.receiver is None or not moves_to_device(call) or not call.precedes(wrap):
+    for call in _moves(script):
+        if call in found or call.receiver is None or not call.precedes(wrap):
             continue
         if any(id(one) in objects for one in call.receiver.objects()):
             found.append(call)
-    return found
+    return tuple(found)
+
+
+@lru_cache(maxsize=1)
+def _moves(script: Script) -> tuple[Call, ...]:
+    return tuple(call for call in script.methods(*_MOVES) if moves_to_device(call))
 
 
 def chooses_visible_gpus(script: Script) -> bool:

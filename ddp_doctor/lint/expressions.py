@@ -61,7 +61,14 @@ class Expressions:
         return Value(node, "other", parts=self._children(node))
 
     def _children(self, node: ast.AST) -> tuple[Value, ...]:
-        return tuple(self.value(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
+        found = []
+        for name in node._fields:
+            child = getattr(node, name, None)
+            if isinstance(child, ast.expr):
+                found.append(self.value(child))
+            elif isinstance(child, list):
+                found += [self.value(one) for one in child if isinstance(one, ast.expr)]
+        return tuple(found)
 
     def _constant(self, node: ast.Constant) -> Value:
         return Value(node, "constant")

@@ -69,7 +69,9 @@ class Store:
 
     def get(self, owner: object, name: str) -> Value | None:
         """What the name is bound to."""
-        return self._values.get((id(_lasting(owner)), name))
+        if isinstance(owner, str):
+            owner = sys.intern(owner)
+        return self._values.get((id(owner), name))
 
     def bind(self, owner: object, name: str, value: Value) -> None:
         """Bind a name of a scope, or an attribute of a value."""

@@ -42,6 +42,14 @@ class Script:
         return self.source.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
     @cached_property
+    def texts(self) -> frozenset[str]:
+        """The strings in it."""
+        nodes = ast.walk(self.tree)
+        return frozenset(
+            one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str)
+        )
+
+    @cached_property
     def libraries(self) -> frozenset[str]:
         """What stands between the script and DDP: Accelerate, Lightning, DeepSpeed and others."""
         return libraries(self.modules)

@@ -24,6 +24,7 @@ from tests.lab import faults, several_nics
 from tests.lab.hosts import Lab, why_no_lab
 from tests.launch import misbehaving
 from tests.launch.agents import Agent, end, free_port
+from tests.lint.hundred import write_hundred
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
 
@@ -189,3 +190,12 @@ def _session() -> Iterator[Session]:
         assert session.server.wait_ready(60).ok
         session._start_control()
         yield session
+
+
+def test_a_hundred_scripts_are_linted_in_a_second(tmp_path: Path):
+    paths = write_hundred(tmp_path)
+    lines = sum(path.read_text().count("\n") for path in paths)
+    (seconds,) = _interleaved(5, lambda: _seconds((*DOCTOR, "lint", "--quiet", str(tmp_path)), code=1))
+    median = _tell(f"lint of 100 training scripts, {lines} lines, the whole process", seconds)
+
+    assert median <= 1.0

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from ddp_doctor.cli import app
 from ddp_doctor.lint.rules import RULES
 from ddp_doctor.model.lint import LintReport
+from tests.lint.hundred import write_hundred
 
 HEAD = "import torch\nimport torch.distributed as dist\nimport utils\n"
 FAULT = "torch.cuda.set_device(0)"
@@ -269,6 +271,16 @@ def test_explain_prints_the_page_of_a_lint_rule():
 
     assert done.stdout.startswith("DDL104 gpu-hard-coded (error)\n")
     assert "What it finds" in done.stdout
+
+
+def test_a_hundred_scripts_take_seconds_at_most(tmp_path: Path):
+    write_hundred(tmp_path)
+    began = time.process_time()
+
+    done = lint(".", cwd=tmp_path)
+
+    assert "in 100 files" in done.stdout
+    assert time.process_time() - began < 10  # one, on a machine that does nothing else
 
 
 def test_neither_torch_nor_the_checks_are_imported(folder: Path):

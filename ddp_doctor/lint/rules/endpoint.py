@@ -7,7 +7,6 @@ os.environ["MASTER_PORT"] = "12355"                                    torchrun 
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from ddp_doctor.lint import names
@@ -182,12 +181,9 @@ def _reads_endpoint(call: Call) -> bool:
 
 
 def _is_started_by_torchrun(script: Script) -> bool:
-    used = {
-        one.value
-        for one in ast.walk(script.tree)
-        if isinstance(one, ast.Constant) and isinstance(one.value, str)
-    }
-    if not used & {"RANK", "LOCAL_RANK"} or any(one.startswith(_OTHER_LAUNCHERS) for one in used):
+    if "RANK" not in script.source or not script.texts & {"RANK", "LOCAL_RANK"}:
+        return False
+    if any(one.startswith(_OTHER_LAUNCHERS) for one in script.texts):
         return False
     if any((one.name or one.method).rpartition(".")[2] in _STARTERS for one in script.calls):
         return False
