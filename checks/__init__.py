@@ -26,6 +26,7 @@ from ddp_doctor.checks import (
     kernel_after,
     mixed_precision,
     nccl,
+    own_model,
     p2p,
     pcie,
     process_group,
@@ -67,6 +68,7 @@ CHECKS: tuple[Check, ...] = (
     checkpoint.CHECK,
     p2p.CHECK,
     step_time.CHECK,
+    own_model.CHECK,
     rdma_after.CHECK,
     kernel_after.CHECK,
 )

@@ -20,6 +20,7 @@ from ddp_doctor.cli_options import (
     JsonOption,
     MasterAddrOption,
     MasterPortOption,
+    ModelOption,
     NnodesOption,
     NodeRankOption,
     NprocOption,
@@ -108,6 +109,7 @@ def run(
     prove: Annotated[
         bool, typer.Option("--prove/--no-prove", help="Try the recommended settings, with and without them.")
     ] = True,
+    model: ModelOption = "",
     require_gpus: RequireGpusOption = None,
     fail_on: FailOnOption = FailOn.ERROR,
     json_path: JsonOption = None,
@@ -132,6 +134,7 @@ def run(
         require_gpus=require_gpus,
         backend=backend,
         prove=prove,
+        model=model,
     )
     asked = Asked(nnodes, node_rank, rdzv_endpoint, master_addr, master_port)
     launch = commands.Launch(asked, hosts, hostfile, nproc_per_node, join_timeout)

@@ -32,6 +32,15 @@ OnlyOption = Annotated[
 SkipOption = Annotated[
     list[str] | None, typer.Option("--skip", metavar="CHECK", help="Leave this check out (repeatable).")
 ]
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        metavar="MODULE:FACTORY",
+        help="A model of yours to test as well: what FACTORY() of MODULE returns is the model, or"
+        " (model, make_batch). Your code runs on the ranks.",
+    ),
+]
 RequireGpusOption = Annotated[
     int | None, typer.Option(min=0, metavar="N", help="Sick unless the job may use at least N GPUs.")
 ]

@@ -25,6 +25,7 @@ from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.choices import ExitCode, Verdict, Where
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import EnvReport
+from ddp_doctor.parse.factory_name import require_factory
 from ddp_doctor.parse.hostlist import expand, read_host_file
 from ddp_doctor.parse.torchrun_options import endpoint
 from ddp_doctor.phrases.run_options import JOIN_TIMEOUT_S, line, typed
@@ -71,6 +72,8 @@ class Launch:
 def run(options: Options, launch: Launch, outputs: Outputs) -> int:
     """``ddp-doctor run``: start the agents of all nodes, or be one, or wait for that of this node."""
     env = dict(os.environ)
+    with _one_sentence():
+        require_factory(options.model, options.only)
     if leash.take(env):
         return _run_for_starter(options, launch, env)
     world = foreign_world(env, os.getppid())

@@ -56,6 +56,7 @@ ORDER = (
     "checkpoint",
     "p2p",
     "step_time",
+    "own_model",
     "rdma_after",
     "kernel_after",
 )
@@ -87,6 +88,7 @@ BLOCKS = {
     "checkpoint": "7",
     "p2p": "6",
     "step_time": "8",
+    "own_model": "7",
     "rdma_after": "5",
     "kernel_after": "3",
 }

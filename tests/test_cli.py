@@ -54,6 +54,10 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["run", "--nproc-per-node", "-3"], "--nproc-per-node takes auto or a number"),
         (["run", "--nproc-per-node", "many"], "--nproc-per-node takes auto or a number"),
         (["run", "--nnodes", "0"], "--nnodes takes a number from 1"),
+        (["run", "--model", "net"], "there is no colon in 'net'"),
+        (["run", "--model", "train/net.py:make"], "for this file: --model train.net:make"),
+        (["run", "--only", "own_model"], "--only own_model needs a model of yours"),
+        (["prolog", "--model", "net:make"], "--model"),
         (["run", "--nnodes", "2", "--node-rank", "1"], "--node-rank needs the head's address"),
         (["run", "--node-rank", "first"], "--node-rank"),
         (["run", "--nnodes", "2", "--master-port", "1"], "--master-port needs --master-addr"),
@@ -394,7 +398,7 @@ def test_the_options_of_run_are_these():
     assert sorted(option for parameter in command.params for option in parameter.opts) == [
         *("--backend", "--budget", "--docker-args", "--env-file", "--fail-on", "--hostfile", "--hosts"),
         *("--join-timeout", "--json", "--k8s-env", "--level", "--master-addr", "--master-port"),
-        *("--nnodes", "--node-rank", "--nproc-per-node", "--only", "--prove", "--quiet"),
+        *("--model", "--nnodes", "--node-rank", "--nproc-per-node", "--only", "--prove", "--quiet"),
         *("--rdzv-endpoint", "--record", "--require-gpus", "--sbatch-lines", "--skip"),
         *("--torchrun-args", "-q"),
     ]

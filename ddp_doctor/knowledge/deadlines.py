@@ -8,6 +8,8 @@ others keep a hang's report within the check's deadline plus 3 s, as the test-su
 CHECK_S = 10.0
 #: The first NCCL collective creates communicators, loads kernels and may probe a whole fabric.
 FIRST_NCCL_S = 60.0
+#: The user's own model: its import, its construction and nine forwards. What would not end in time is not begun.
+OWN_MODEL_S = 60.0
 #: From the fork of the workers until each has reported in.
 WORKER_START_S = 15.0
 #: Import of torch in the forkserver; a cold one from a shared file system takes tens of seconds.

@@ -174,13 +174,21 @@ class Agent:
                 self.left_out.append((check.id, "the time budget was used up"))
             elif len(self._ranks) < self._needed(check):
                 have = "is left" if len(self._ranks) < self.world.world_size else "is all this run has"
-                self.left_out.append((check.id, f"needs 2 ranks, {len(self._ranks)} {have}"))
+                self.left_out.append(
+                    (check.id, f"needs {self._needed(check)} ranks, {len(self._ranks)} {have}")
+                )
             else:
                 fitting.append(check)
         return fitting
 
     def _needed(self, check: Check) -> int:
-        """A world that lost ranks must still be one: one rank alone proves nothing of the others."""
+        """A world that lost ranks must still be one: one rank alone proves nothing of the others.
+
+        The user's own code may ask for its rank, which is another number in a smaller world: that would blame
+        the next one.
+        """
+        if check.needs_model:
+            return self.world.world_size
         return max(check.min_ranks, min(self.world.world_size, 2))
 
     def _left_after(self, record: TrialRecord, checks: list[Check]) -> list[Check]:

@@ -14,6 +14,7 @@ from ddp_doctor.model.base import Json
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step
 from ddp_doctor.parse.nccl_digest import digest
+from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 
 #: Steps kept per rank: enough to see where the ranks parted, small enough for thousands of ranks.
 _STEPS_KEPT = 40
@@ -183,13 +184,14 @@ class RankState:
     def _output(self) -> str:
         """What the rank printed last, unless all is well; of NCCL's log its choices, also where it is."""
         lines = _tail(self.spec.path("out")).splitlines(keepends=True)
-        tail = "".join(line for line in lines if not any(words in line for words in _CHATTER))
+        said = [line for line in lines if not any(words in line for words in _CHATTER)]
+        tail = "".join(f"{KEPT_BACK}\n" if is_withheld("", line) else line for line in said)
         if self.spec.backend != "nccl":
             return tail if not self.done else ""
         # NCCL up to 2.21 prints its version to stdout alone; under torchrun there is no file.
         texts = [_head(self.spec.path(suffix), _NCCL_LOG_READ) for suffix in ("out", "nccl")]
-        said = digest(line for text in texts for line in text.splitlines())
-        return said if self.done else f"{said}\n{_tail(self.spec.path('nccl'))}\n{tail}"
+        choices = digest(line for text in texts for line in text.splitlines())
+        return choices if self.done else f"{choices}\n{_tail(self.spec.path('nccl'))}\n{tail}"
 
     def _witness(self) -> dict[str, Json]:
         with suppress(OSError, ValueError), open(self.spec.path("witness.json"), encoding="utf-8") as file:

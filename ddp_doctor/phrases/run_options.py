@@ -19,6 +19,7 @@ def typed(
         ("--level", options.level.value, usual.level.value),
         ("--budget", f"{options.budget_s:g}", f"{usual.budget_s:g}"),
         ("--fail-on", options.fail_on.value, usual.fail_on.value),
+        ("--model", options.model, usual.model),
         ("--require-gpus", f"{options.require_gpus}", "None"),
     )
     words = [word for name, value, default in named if value != default for word in (name, value)]

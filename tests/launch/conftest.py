@@ -60,13 +60,19 @@ def play(session: Session) -> Play:
     before = {process.pid for process in _descendants()}
 
     def play_one(
-        probe: Probe, ranks: int = 4, deadline_s: float = 2.0, check_id: str = "scenario"
+        probe: Probe,
+        ranks: int = 4,
+        deadline_s: float = 2.0,
+        check_id: str = "scenario",
+        needs_model: bool = False,
     ) -> Scenario:
         nonlocal played
         world = World(nproc_per_node=ranks, world_size=ranks, nodes=(Node(hostname="node0"),))
         for kept in (session.readings, session.trials, session.left_out):
             kept.clear()
-        check = Check(check_id, "A scenario", Where.RANK, probe, (), deadline_s=deadline_s)
+        check = Check(
+            check_id, "A scenario", Where.RANK, probe, (), deadline_s=deadline_s, needs_model=needs_model
+        )
         agent = session.agent_alone(world, Level.QUICK, time.monotonic() + 60.0)
         agent.first_trial = played
         started = time.monotonic()

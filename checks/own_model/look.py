@@ -1,0 +1,308 @@
+"""The course of the look: each phase of the user's code on all ranks, and a word among them after each.
+
+A rank that fails says so over the control store, and all stop together; a rank that does not come back is
+waited for in a step that names it, with the line of the user's code that it stands on.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from ddp_doctor.checks.own_model import batches, passes, steps
+from ddp_doctor.checks.own_model.batches import Batch
+from ddp_doctor.checks.own_model.facts import (
+    MOST_NAMES,
+    LocalPass,
+    Misplaced,
+    Names,
+    OwnModel,
+    Phase,
+    Trouble,
+)
+from ddp_doctor.checks.own_model.load import SEED, Loaded, find, made
+from ddp_doctor.checks.own_model.passes import Pass
+from ddp_doctor.checks.own_model.placement import move, off_device
+from ddp_doctor.checks.own_model.user_code import attempt
+from ddp_doctor.knowledge import manifests, module_manifest
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.fact import Failed, Skip
+
+T = TypeVar("T")
+_RAISED, _MISUSED = "raised", "misused"
+#: Batches that are looked at: one may take a branch that the other does not.
+_BATCHES = (0, 1)
+#: Passes that are still to come when each rank has made the first two.
+_PASSES_LEFT = 8
+
+
+class Stopped(Exception):
+    """All ranks stop here, for what one of them met."""
+
+
+class Look:
+    """What is learned of the model, phase by phase."""
+
+    def __init__(self, ctx: RankContext) -> None:
+        self.ctx = ctx
+        self._took_s: list[float] = []
+        self._unused_somewhere = False  # on any rank: all must wrap alike
+        self.seen: dict[str, Any] = {
+            "model": ctx.model,
+            "device": ctx.device,
+            "world_size": ctx.world_size,
+        }
+
+    def run(self) -> OwnModel:
+        """Everything, or as much as the ranks can do together. Raises Failed and Skip."""
+        with suppress(Stopped):
+            self._look()
+        return OwnModel(**self.seen)
+
+    def _look(self) -> None:
+        self._compare_names()
+        loaded = self._load()
+        model = loaded.model
+        self._count(model, loaded)
+        self._place(model)
+        self._compare_manifests(model)
+        if not self.seen["trainable"]:
+            self._stop("trainable")
+        if loaded.make_batch is None:
+            self._wrap(model, loaded.options)
+            return
+        given = self._batches(loaded)
+        unused = self._local_passes(model, given)
+        self._require_time()
+        options = {"find_unused_parameters": True} if unused else {}
+        ddp = self._wrap(model, {**loaded.options, **options})
+        self._steps(ddp, given)
+
+    # --- words among the ranks --------------------------------------------------------------------
+
+    def _stop(self, phase: str) -> None:
+        self.seen["stopped"] = phase
+        raise Stopped
+
+    def _attempt(self, phase: Phase, call: Callable[[], T], name: str = "") -> T:
+        """Run the user's code; all ranks stop where one of them failed in it."""
+        value, trouble = attempt(phase, call)
+        self._settle(phase, trouble, name or phase)
+        assert value is not None
+        return value
+
+    def _settle(self, phase: str, trouble: Trouble | None, name: str) -> None:
+        """Go on where no rank is in trouble. Raises Stopped, Failed where --model is misused, and Skip beside one."""
+        is_misuse = trouble is not None and (trouble.misuse or trouble.out_of_memory)
+        own = (_MISUSED if is_misuse else _RAISED) if trouble is not None else ""
+        with self.ctx.step("compare_outcomes", name):
+            said = self.ctx.exchange(f"outcome of {name}", own)
+        if not any(said):
+            return
+        if trouble is not None and trouble.out_of_memory:
+            raise Failed(f"the part of the GPU's memory that the doctor takes is too small for the {phase}")
+        if trouble is not None and trouble.misuse:
+            raise Failed(trouble.message)
+        if _RAISED not in said:
+            where = next(self.ctx.ranks[place] for place, word in enumerate(said) if word)
+            raise Skip(f"rank {where} could not use what --model names")
+        self.seen["trouble"] = trouble
+        self._stop(phase)
+
+    def _compare_names(self) -> None:
+        """Each node names its own model; a head cannot name it for the others."""
+        with self.ctx.step("compare_names"):
+            said = self.ctx.exchange("name", self.ctx.model)
+        if len(set(said)) > 1:
+            self._stop("names")
+
+    def _require_time(self) -> None:
+        """Large models on slow devices: what would not end in time is not begun."""
+        took = max(self._took_s)
+        with self.ctx.step("compare_times"):
+            said = self.ctx.exchange("times", json.dumps([took, self.ctx.remaining()]))
+        slowest = max(json.loads(text)[0] for text in said)
+        left = min(json.loads(text)[1] for text in said)
+        if slowest * _PASSES_LEFT > left:
+            self._stop("time")
+
+    # --- phases -----------------------------------------------------------------------------------
+
+    def _load(self) -> Loaded:
+        name = self.ctx.model
+        factory = self._attempt("import", lambda: find(name))
+        loaded = self._attempt("factory", lambda: made(name, factory))
+        self._require_group()
+        self.seen["found_device"] = _other_device(self.ctx.device)
+        return loaded
+
+    def _require_group(self) -> None:
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            raise Failed(f"{self.ctx.model} has ended the process group, which the doctor needs")
+
+    def _count(self, model: Any, loaded: Loaded) -> None:
+        from torch.nn.parameter import is_lazy
+
+        named = passes.trainable(model)
+        sized = [one for _, one in named if not is_lazy(one)]
+        self.seen.update(
+            parameters=sum(1 for _ in model.parameters()),
+            trainable=len(named),
+            elements=sum(one.numel() for one in sized),
+            gradient_bytes=sum(one.numel() * one.element_size() for one in sized),
+            has_batch=loaded.make_batch is not None,
+            options=tuple(f"{name}={value!r}"[:80] for name, value in loaded.options.items()),
+            finds_unused=bool(loaded.options.get("find_unused_parameters")),
+        )
+
+    def _place(self, model: Any) -> None:
+        self.seen["moved"] = self._attempt("move", lambda: move(model, self.ctx.device))
+        off = off_device(model, self.ctx.device)
+        self.seen["misplaced"] = off[:MOST_NAMES]
+        self._stop_if("placement", any(one.kind != "attribute" for one in off))
+
+    def _stop_if(self, phase: str, met: bool) -> None:
+        with self.ctx.step("compare_outcomes", phase):
+            said = self.ctx.exchange(f"outcome of {phase}", "off" if met else "")
+        if any(said):
+            self._stop(phase)
+
+    def _compare_manifests(self, model: Any) -> None:
+        by_rank = module_manifest.of_all_ranks(self.ctx, module_manifest.read(model))
+        self.seen["manifest"] = manifests.kept(self.ctx.rank, by_rank)
+        if len({one.digest for one in map(_kept, by_rank.values())}) > 1:
+            self._stop("manifest")
+
+    def _batches(self, loaded: Loaded) -> dict[int, Batch]:
+        found: dict[int, Batch] = {}
+        misplaced: list[Misplaced] = []
+        for step in _BATCHES:
+            make = partial(batches.make, self.ctx, loaded, step)
+            found[step], off = self._attempt("make_batch", make, f"make_batch({step})")
+            misplaced += off
+        self.seen["misplaced"] = (*self.seen["misplaced"], *misplaced)[:MOST_NAMES]
+        self._stop_if("inputs", bool(misplaced))
+        return found
+
+    def _local_passes(self, model: Any, given: Mapping[int, Batch]) -> bool:
+        """Each rank alone, before DDP could hang on what differs; whether some parameter is unused somewhere."""
+        self.seen["local"] = ()
+        for step, batch in given.items():
+            started = self.ctx.clock()
+            done = passes.run(model, batch)
+            _wait_for(self.ctx.device)
+            self._took_s.append(self.ctx.clock() - started)
+            self._settle(done.trouble.phase if done.trouble else "forward", done.trouble, f"pass {step}")
+            self.seen["local"] += (self._local(model, step, done),)
+            self.seen["batch_norms"] = self.seen.get("batch_norms") or passes.batch_norms(done.noted)
+        return self._unused_somewhere
+
+    def _local(self, model: Any, step: int, done: Pass) -> LocalPass:
+        """What this rank's pass was, and where it parts from the others'."""
+        ctx = self.ctx
+        unused = [place for place, used in enumerate(done.used) if not used]
+        with ctx.step("compare_graphs", f"pass {step}"):
+            all_unused = [
+                set(json.loads(text)) for text in ctx.exchange(f"unused {step}", json.dumps(unused))
+            ]
+            texts = ctx.exchange(f"calls {step}", passes.calls_text(done.noted))
+        names = [name for name, _ in passes.trainable(model)]
+        everywhere = set.intersection(*all_unused)
+        self._unused_somewhere |= any(all_unused)
+        return LocalPass(
+            step=step,
+            loss=done.loss,
+            not_finite=_names(done.not_finite),
+            unused=_names([names[place] for place in unused if place not in everywhere]),
+            unused_everywhere=_names([names[place] for place in sorted(everywhere)]),
+            parting=passes.parting(ctx.group_rank, texts, ctx.ranks),
+        )
+
+    def _wrap(self, model: Any, options: Mapping[str, Any]) -> Any:
+        ddp = self._attempt("wrap", lambda: steps.wrap(self.ctx, model, options))
+        self.seen["buckets"], self.seen["no_buckets"] = steps.buckets(ddp)
+        return ddp
+
+    def _steps(self, ddp: Any, given: Mapping[int, Batch]) -> None:
+        """The ranks' own gradients with equal parameters, then synchronised steps."""
+        ctx, model = self.ctx, ddp.module
+        saved = steps.saved_buffers(model)
+        own = {step: self._again(model, saved, given[step], step) for step in _BATCHES}
+        again = self._again(model, saved, given[_BATCHES[0]], _BATCHES[0])
+        repeats, spread = steps.spread_of(own[_BATCHES[0]], again)
+        self.seen.update(repeats=repeats, repeat_error=spread)
+        self._same_batch(model, saved, given[_BATCHES[0]])
+        found = steps.Compared()
+        for step in (
+            *_BATCHES,
+            _BATCHES[0],
+        ):  # DDP packs its buckets anew after the first, and tells so in the third
+            steps.restore_buffers(model, saved)
+            got, self.seen["forward_s"], self.seen["backward_s"] = steps.synchronised(
+                ctx, ddp, given[step], step
+            )
+            compared = steps.compare(ctx, step, model, own[step], got, spread)
+            found.off += compared.off
+            found.elements = compared.elements
+        self.seen.update(
+            off=tuple(found.off[:MOST_NAMES]),
+            off_count=len({one.parameter for one in found.off}),
+            compared_elements=found.elements,
+        )
+        steps.descend(model)
+        self.seen["drifted"] = steps.drifted(ctx, model)
+        self.seen["buckets"], self.seen["no_buckets"] = steps.buckets(ddp)
+
+    def _again(self, model: Any, saved: Sequence[Any], batch: Batch, step: int) -> Pass:
+        steps.restore_buffers(model, saved)
+        done = passes.run(model, batch, SEED + step)
+        if done.trouble is not None:  # it went well a moment ago, with other parameters
+            raise steps.StepFailed(f"{done.trouble.type}: {done.trouble.message}")
+        return done
+
+    def _same_batch(self, model: Any, saved: Sequence[Any], batch: Batch) -> None:
+        """Whether equal parameters, seeds and inputs give the same loss on every rank."""
+        ctx = self.ctx
+        form = json.dumps([[place, list(one.shape), str(one.dtype)] for place, one in batch.tensors()])
+        with ctx.step("compare_batches"):
+            forms = ctx.exchange("form of the batch", form)
+        if len(set(forms)) > 1:
+            self.seen["no_same_batch"] = "the ranks' batches have different shapes"
+            return
+        with ctx.step("broadcast", f"{len(json.loads(form))} tensors of the batch"):
+            common = batches.of_first_rank(ctx, batch)
+        steps.restore_buffers(model, saved)
+        loss = passes.loss_alone(model, common)
+        with ctx.step("compare_losses"):
+            said = ctx.exchange("loss", "" if loss is None else loss.hex())
+        first = float.fromhex(said[0]) if said[0] else None
+        self.seen.update(same_batch_loss=loss, same_batch_loss_of_first=first)
+
+
+def _kept(manifest: manifests.Manifest) -> manifests.Manifested:
+    return manifests.Manifested(digest=manifests.digest(manifest))
+
+
+def _names(names: Sequence[str]) -> Names:
+    return Names(names=tuple(names[:MOST_NAMES]), count=len(names))
+
+
+def _wait_for(device: str) -> None:
+    """A GPU's work may go on when the call has returned; a collective of the user's that hangs then hangs here."""
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def _other_device(device: str) -> str | None:
+    """The current CUDA device, where the user's code has made another one current."""
+    if not device.startswith("cuda"):
+        return None
+    import torch
+
+    current = f"cuda:{torch.cuda.current_device()}"
+    return current if current != device else None

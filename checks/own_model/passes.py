@@ -1,0 +1,181 @@
+"""One forward and backward of a rank by itself: which parameters got a gradient, what was called, what came out."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddp_doctor.checks.own_model.batches import Batch, loss_of
+from ddp_doctor.checks.own_model.facts import BatchNorms, Call, Parting, Trouble
+from ddp_doctor.checks.own_model.load import SEED, seed
+from ddp_doctor.checks.own_model.user_code import attempt, calling_line
+
+#: Elements of all gradients that are kept and compared, and of one parameter at least.
+_ELEMENTS_KEPT = 1 << 20
+_LEAST_KEPT = 16
+#: Calls of submodules that are noted.
+_MOST_CALLS = 20_000
+
+
+@dataclass
+class Noted:
+    """What was noted during a forward."""
+
+    calls: list[tuple[str, str]] = field(default_factory=list)  # module, the user's line that called it
+    norms: dict[str, int] = field(default_factory=dict)  # samples that a BatchNorm saw, by its name
+
+
+@dataclass
+class Pass:
+    """What came of a forward and backward. ``gradients`` are samples, one tensor for each trainable parameter."""
+
+    trouble: Trouble | None = None
+    noted: Noted = field(default_factory=Noted)
+    loss: float | None = None
+    used: list[bool] = field(default_factory=list)
+    not_finite: list[str] = field(default_factory=list)
+    gradients: list[Any] = field(default_factory=list)
+
+
+def trainable(model: Any) -> list[tuple[str, Any]]:
+    """The parameters that DDP synchronises, in its order."""
+    return [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+
+
+def run(model: Any, batch: Batch, value: int = SEED) -> Pass:
+    """Forward and backward in training mode, from no gradients; the gradients are taken away afterwards."""
+    done = Pass()
+    model.train()
+    clear(model)
+    seed(value)
+    with noting(model, done.noted):
+        loss, done.trouble = attempt("forward", lambda: loss_of(model(*batch.args, **batch.kwargs)))
+    if loss is not None:
+        _, done.trouble = attempt("backward", loss.backward)
+        done.loss = finite(loss)
+    if done.trouble is None:
+        take_gradients(model, done)
+    clear(model)
+    return done
+
+
+def loss_alone(model: Any, batch: Batch) -> float | None:
+    """The loss of a forward in training mode; None where it is no number or cannot be had."""
+    import torch
+
+    seed(SEED)
+    with torch.no_grad():
+        loss, _ = attempt("forward", lambda: loss_of(model(*batch.args, **batch.kwargs)))
+    return None if loss is None else finite(loss)
+
+
+def take_gradients(model: Any, done: Pass) -> None:
+    """Note which parameters got a gradient, and samples of it."""
+    named = trainable(model)
+    kept = max(_ELEMENTS_KEPT // max(len(named), 1), _LEAST_KEPT)
+    done.used = [one.grad is not None for _, one in named]
+    done.not_finite = [name for name, one in named if not _is_finite(one.grad)]
+    done.gradients = [sample(one.grad, one, kept) for _, one in named]
+
+
+def clear(model: Any) -> None:
+    """No gradients, as after ``zero_grad()``."""
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def finite(value: Any) -> float | None:
+    """A number, None where it is infinite or none."""
+    number = float(value.detach())
+    return number if number - number == 0.0 else None
+
+
+def sample(tensor: Any, like: Any, kept: int) -> Any:
+    """At most so many elements, evenly spread, as float64 on the CPU; zeros where there is no tensor."""
+    import torch
+
+    if tensor is None:
+        tensor = torch.zeros((), dtype=like.dtype, device=like.device).expand(like.shape)
+    flat = _dense(tensor.detach()).reshape(-1)
+    if flat.numel() > kept:
+        flat = flat[torch.arange(kept, device=flat.device) * (flat.numel() // kept)]
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    return flat.double().cpu()
+
+
+def _dense(tensor: Any) -> Any:
+    return tensor.coalesce().to_dense() if tensor.is_sparse else tensor
+
+
+def _is_finite(gradient: Any) -> bool:
+    if gradient is None:
+        return True
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return bool(values.isfinite().all())
+
+
+@contextmanager
+def noting(model: Any, noted: Noted) -> Iterator[None]:
+    """Note the calls of submodules in the block, and how many samples each BatchNorm is given."""
+    import sys
+
+    import torch
+
+    names = {id(module): name for name, module in model.named_modules() if name}
+
+    def before(module: Any, given: Sequence[Any]) -> None:
+        name = names.get(id(module))
+        if name is None:
+            return
+        if len(noted.calls) < _MOST_CALLS:
+            noted.calls.append((name, calling_line(sys._getframe(1))))  # noqa: SLF001 - the line is the evidence
+        if _is_batch_norm(module) and given:
+            noted.norms[name] = min(noted.norms.get(name, given[0].shape[0]), given[0].shape[0])
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(before)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _is_batch_norm(module: Any) -> bool:
+    """Whether it normalises with the statistics of this rank's batch alone."""
+    import torch
+
+    kinds = torch.nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - what all of them have in common
+    return isinstance(module, kinds) and not isinstance(module, torch.nn.SyncBatchNorm) and module.training
+
+
+def batch_norms(noted: Noted) -> BatchNorms | None:
+    """Those of the smallest batch."""
+    if not noted.norms:
+        return None
+    first = min(noted.norms, key=lambda name: noted.norms[name])
+    return BatchNorms(count=len(noted.norms), first=first, samples=noted.norms[first])
+
+
+def calls_text(noted: Noted) -> str:
+    """The calls as they are exchanged."""
+    return json.dumps(noted.calls)
+
+
+def parting(own: int, texts: Sequence[str], ranks: Sequence[int]) -> Parting | None:
+    """The first call of this rank that is not that of most others or, without a majority, of the first rank."""
+    mine = texts[own]
+    majority = next((text for text in texts if 2 * texts.count(text) > len(texts)), texts[0])
+    if mine == majority:
+        return None
+    here, there = ([tuple(call) for call in json.loads(text)] for text in (mine, majority))
+    index = next(
+        (at for at, (one, other) in enumerate(zip(here, there, strict=False)) if one != other),
+        min(len(here), len(there)),
+    )
+    peer = ranks[texts.index(majority)]
+    return Parting(index=index, peer=peer, here=_call(here, index), there=_call(there, index))
+
+
+def _call(calls: Sequence[tuple[str, ...]], index: int) -> Call | None:
+    return Call(module=calls[index][0], where=calls[index][1]) if index < len(calls) else None

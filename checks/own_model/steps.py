@@ -1,0 +1,199 @@
+"""The model in DDP: synchronised steps, and their gradients against the mean of the ranks' own."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddp_doctor.checks.own_model.batches import Batch, loss_of
+from ddp_doctor.checks.own_model.facts import MOST_NAMES, Bucket, Buckets, Names, OffGradient
+from ddp_doctor.checks.own_model.load import SEED, seed
+from ddp_doctor.checks.own_model.passes import Pass, clear, take_gradients, trainable
+from ddp_doctor.checks.own_model.user_code import trouble
+from ddp_doctor.knowledge import gradient_tolerance
+from ddp_doctor.model.context import RankContext
+
+#: Of the step that a plain optimiser would make.
+_LEARNING_RATE = 1e-3
+_MOST_BUCKETS = 32
+
+
+class StepFailed(RuntimeError):
+    """A synchronised step raised on this rank. Its peers wait inside of theirs, so the rank must not go on."""
+
+
+@dataclass
+class Compared:
+    """What came of comparing gradients."""
+
+    off: list[OffGradient] = field(default_factory=list)
+    elements: int = 0
+
+
+def wrap(ctx: RankContext, model: Any, options: Mapping[str, Any]) -> Any:
+    """The model in DDP as a training script wraps it."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    device = torch.device(ctx.device)
+    where: dict[str, Any] = {"device_ids": [device.index or 0]} if device.type == "cuda" else {}
+    with ctx.step("ddp_construct", type(model).__name__):
+        return DistributedDataParallel(model, process_group=ctx.group, **where, **options)
+
+
+def saved_buffers(model: Any) -> list[Any]:
+    """Copies of the buffers, which a forward may change."""
+    return [buffer.detach().clone() for buffer in model.buffers()]
+
+
+def restore_buffers(model: Any, saved: Sequence[Any]) -> None:
+    """The buffers as they were; those that the model has replaced by others meanwhile too."""
+    import torch
+
+    with torch.no_grad(), suppress(RuntimeError):  # of another shape by now: the model's own business
+        for buffer, value in zip(model.buffers(), saved, strict=False):
+            buffer.copy_(value)
+
+
+def synchronised(ctx: RankContext, ddp: Any, batch: Batch, step: int) -> tuple[Pass, float, float]:
+    """One step as a job makes it, and the seconds of forward and backward. Raises StepFailed."""
+    done, started = Pass(), ctx.clock()
+    ddp.train()
+    clear(ddp)
+    seed(SEED + step)
+    try:
+        with ctx.step("forward", f"synchronised, batch {step}"):
+            loss = loss_of(ddp(*batch.args, **batch.kwargs))
+        middle = ctx.clock()
+        with ctx.step("backward", f"synchronised, batch {step}"):
+            loss.backward()
+    except Exception as error:  # noqa: BLE001 - what the user's code and DDP make of one another
+        what = trouble("backward", error)
+        raise StepFailed(f"{what.type}: {what.message}") from None
+    ended = ctx.clock()
+    take_gradients(ddp.module, done)
+    return done, middle - started, ended - middle
+
+
+def compare(ctx: RankContext, step: int, model: Any, own: Pass, got: Pass, spread: float) -> Compared:
+    """The synchronised gradients against the float64 mean of what each rank has by itself.
+
+    ``spread`` is how far the rank's own gradients differ from one pass to the next.
+    """
+    import torch
+    import torch.distributed as dist
+
+    local = torch.cat(own.gradients)
+    sums = torch.stack([local, local.abs()])
+    with ctx.step("all_reduce", f"float64 {list(sums.shape)} sum of the gradients"):
+        shared = sums.to(ctx.device)
+        dist.all_reduce(shared, group=ctx.group)
+    mean, size = shared.cpu() / ctx.world_size
+    found, start = Compared(elements=len(local)), 0
+    for (name, parameter), mine, given in zip(trainable(model), own.gradients, got.gradients, strict=True):
+        part = slice(start, start + len(mine))
+        start += len(mine)
+        allowed = _allowed(parameter, size[part], spread)
+        error = (given - mean[part]).abs().nan_to_num(nan=torch.inf)
+        if len(mine) and bool(mean[part].isfinite().all()) and bool((error > allowed).any()):
+            worst = int((error - allowed).argmax())
+            values = (given[worst], mean[part][worst], mine[worst])
+            got_, wanted, own_ = (float(value) if bool(value.isfinite()) else None for value in values)
+            found.off.append(OffGradient(parameter=name, step=step, got=got_, expected=wanted, own=own_))
+    return found
+
+
+def _allowed(parameter: Any, size: Any, spread: float) -> Any:
+    """Rounding of the parameter's type, relative to its largest mean absolute gradient."""
+    relative = gradient_tolerance.relative(str(parameter.dtype).removeprefix("torch."))
+    largest = float(size.max()) if len(size) else 0.0
+    return largest * (relative + 2 * spread) + gradient_tolerance.SMALLEST
+
+
+def spread_of(one: Pass, other: Pass) -> tuple[bool, float]:
+    """Whether two passes gave the same gradients bit for bit, and how far they differ at most."""
+    worst, same = 0.0, True
+    for first, second in zip(one.gradients, other.gradients, strict=True):
+        if bool(((first == second) | (first.isnan() & second.isnan())).all()):
+            continue
+        same = False
+        largest = float(first.abs().max())
+        error = float((first - second).abs().max()) / largest if largest else 1.0
+        worst = max(worst, error if error - error == 0.0 else 1.0)
+    return same, worst
+
+
+def descend(model: Any) -> None:
+    """The step of plain gradient descent."""
+    import torch
+
+    with torch.no_grad():
+        for _, parameter in trainable(model):
+            if parameter.grad is not None:
+                parameter.add_(parameter.grad.to(parameter.dtype), alpha=-_LEARNING_RATE)
+
+
+def drifted(ctx: RankContext, model: Any) -> Names:
+    """The parameters that are not those of the first rank, bit for bit in what is looked at."""
+    import hashlib
+
+    from ddp_doctor.checks.own_model.passes import sample
+
+    marks = [
+        hashlib.sha256(bytes(sample(parameter, parameter, 4096).view(_bytes()).tolist())).hexdigest()[:16]
+        for _, parameter in trainable(model)
+    ]
+    with ctx.step("compare_parameters", "after the steps"):
+        texts = ctx.exchange("parameters-after", " ".join(marks))
+    first = texts[0].split()
+    names = [
+        name for (name, _), mine, theirs in zip(trainable(model), marks, first, strict=True) if mine != theirs
+    ]
+    return Names(names=tuple(names[:MOST_NAMES]), count=len(names))
+
+
+def _bytes() -> Any:
+    import torch
+
+    return torch.uint8
+
+
+def buckets(ddp: Any) -> tuple[Buckets | None, str | None]:
+    """How DDP packed the gradients, by its own logging data; None and why where this torch does not tell."""
+    names = [name for name, _ in trainable(ddp.module)]
+    try:
+        said = ddp._get_ddp_logging_data()  # noqa: SLF001 - DDP logs its layout and has no public reader
+        rebuilt = _numbers(said.get("rebuilt_bucket_sizes", ""))
+        sizes = rebuilt or _numbers(said.get("bucket_sizes", ""))
+        indices = str(said.get("rebuilt_per_bucket_param_indices", "")) if rebuilt else ""
+        cap = int(said.get("bucket_cap_bytes", 0))
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        return None, f"this torch does not tell DDP's buckets ({type(error).__name__})"
+    if not sizes:
+        return None, "this torch does not tell DDP's buckets"
+    members = [_numbers(part) for part in indices.split(",")] if indices else [[] for _ in sizes]
+    if len(members) != len(sizes):
+        members = [[] for _ in sizes]
+    told = tuple(
+        _bucket(size, [names[place] for place in places if place < len(names)])
+        for size, places in zip(sizes, members, strict=True)
+    )
+    return (
+        Buckets(
+            cap_bytes=cap,
+            rebuilt=bool(rebuilt),
+            count=len(sizes),
+            largest_bytes=max(sizes),
+            buckets=told[:_MOST_BUCKETS],
+        ),
+        None,
+    )
+
+
+def _bucket(size: int, names: Sequence[str]) -> Bucket:
+    ends = (names[0], names[-1]) if names else ("", "")
+    return Bucket(bytes=size, parameters=len(names), first=ends[0], last=ends[1])
+
+
+def _numbers(text: object) -> list[int]:
+    return [int(word) for word in str(text).replace(",", " ").split() if word.isdigit()]

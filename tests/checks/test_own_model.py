@@ -1,0 +1,185 @@
+"""own_model on real ranks: models that go with DDP give no finding, and each planted defect is named."""
+
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+
+from ddp_doctor.checks import own_model
+from ddp_doctor.checks.own_model import CHECK
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Finding
+from tests.checks.judged_ranks import blamed, judge_by, only, record
+from tests.rank_harness import Ranks
+
+pytestmark = pytest.mark.ranks
+recording = partial(record, CHECK)
+judge = partial(judge_by, CHECK)
+
+
+def look(ctx: Any, name: str) -> own_model.OwnModel:
+    """The probe on one rank, with a model of tests/models."""
+    ctx.model = f"tests.models.{name}"
+    return own_model.probe(ctx)
+
+
+def findings_of(ranks: Ranks, name: str, on: tuple[int, ...] = (0, 1)) -> list[Finding]:
+    return judge(recording(ranks.facts(look, name, on=on), on))
+
+
+def lines_of(finding: Finding) -> list[str | None]:
+    return [culprit.name for culprit in finding.culprits if culprit.kind == "file"]
+
+
+# Models that go with DDP
+
+
+@pytest.mark.parametrize("on", [(0,), (0, 1), (0, 1, 2, 3)], ids=str)
+def test_a_convolutional_net_with_batch_norm_is_healthy(ranks, on):
+    facts = ranks.facts(look, "healthy:conv_net", on=on)
+    assert judge(recording(facts, on)) == []
+    for fact in facts:
+        assert (fact.stopped, fact.repeats, fact.compared_elements) == (None, True, fact.elements)
+        assert [local.step for local in fact.local] == [0, 1]
+        assert fact.batch_norms.samples == 16
+
+
+@pytest.mark.parametrize(
+    "name", ["transformer", "shared_branch", "odd_ones", "unlike_at_first", "uneven_batches"]
+)
+def test_a_healthy_model_gives_no_finding(ranks, name):
+    facts = ranks.facts(look, f"healthy:{name}", on=(0, 1))
+    assert judge(recording(facts, (0, 1))) == []
+    assert all(fact.stopped is None for fact in facts)
+
+
+def test_a_model_without_batches_is_wrapped_and_no_more_is_claimed(ranks):
+    facts = ranks.facts(look, "healthy:conv_net_alone", on=(0, 1))
+    assert judge(recording(facts, (0, 1))) == []
+    assert all(fact.buckets and not fact.has_batch and not fact.compared_elements for fact in facts)
+
+
+def test_the_buckets_are_those_after_the_first_step_with_the_names_of_their_parameters(ranks):
+    (fact, _) = ranks.facts(look, "healthy:conv_net", on=(0, 1))
+    (bucket,) = fact.buckets.buckets
+    assert fact.buckets.rebuilt
+    assert (bucket.bytes, bucket.parameters) == (fact.gradient_bytes, fact.trainable)
+    assert (bucket.first, bucket.last) == ("head.bias", "body.0.bias")
+
+
+def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
+    results = ranks.run(look, "healthy:transformer", on=(0, 1, 2))
+    assert len({one.steps for one in results}) == 1
+
+
+# Planted defects
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "ranks_blamed", "words"),
+    [
+        ("rank_branch", "DD776", [1], "extra.weight, extra.bias"),
+        ("additional_layer", "DD773", [1], "more.weight"),
+        ("not_a_number", "DD779", [1], "loss"),
+        ("scaled_by_rank", "DD781", [1], "another loss"),
+        ("raises", "DD771", [1], "ValueError at planted.py:"),
+        ("normalised_by_rank", "DD778", [1], "layer.weight"),
+        ("unused_head", "DD775", [], "extra.weight, extra.bias"),
+        ("on_meta", "DD774", [], "parameter extra.weight"),
+        ("input_on_meta", "DD774", [], "input "),
+        ("two_samples", "DD782", [], "2 samples a rank (1 layer, body.1)"),
+        ("ignored", "DD777", [], "head.weight"),
+        ("twice", "DD777", [], "layer.weight and 1 more"),
+        ("restless", "DD780", [], "the second time on"),
+        ("no_parameters", "DD784", [], "has no parameters"),
+        ("all_frozen", "DD784", [], "none requires a gradient"),
+        ("detached", "DD771", [], "backward"),
+        ("one_value_a_channel", "DD771", [], "ValueError"),
+        ("starts_the_group_itself", "DD771", [], "starts_the_group_itself raises ValueError at planted.py:"),
+        ("searches_in_vain", "DD783", [], "finds nothing"),
+    ],
+)
+def test_a_planted_defect_is_found_and_named(ranks, name, code, ranks_blamed, words):
+    on = (0, 1, 2) if ranks_blamed else (0, 1)
+    finding = only(findings_of(ranks, f"planted:{name}", on), code)
+    assert words in finding.title
+    assert [rank for rank in blamed(finding) if rank is not None] == ranks_blamed
+
+
+def test_instance_norm_with_two_samples_is_silent(ranks):
+    assert findings_of(ranks, "planted:two_samples_without_batch_norm") == []
+
+
+def test_unequal_graphs_name_the_first_call_that_differs_with_its_line(ranks):
+    finding = only(findings_of(ranks, "planted:rank_branch", (0, 1, 2, 3)), "DD776")
+    assert "rank 1 calls head at healthy.py:" in finding.title
+    assert "where rank 0 calls extra at healthy.py:" in finding.title
+    assert len(lines_of(finding)) == 1
+
+
+def test_unequal_graphs_of_two_ranks_blame_none(ranks):
+    finding = only(findings_of(ranks, "planted:rank_branch"), "DD776")
+    assert [rank for rank in blamed(finding) if rank is not None] == []
+
+
+@pytest.mark.parametrize(("name", "code"), [("rank_branch", "DD776"), ("unused_head", "DD775")])
+def test_with_find_unused_parameters_it_is_information(ranks, name, code):
+    finding = only(findings_of(ranks, f"planted:{name}_allowed"), code)
+    assert finding.severity is Severity.INFO
+
+
+def test_an_exception_on_one_rank_stops_all_and_repeats_no_credential(ranks):
+    facts = ranks.facts(look, "planted:raises", on=(0, 1))
+    assert [fact.stopped for fact in facts] == ["forward", "forward"]
+    assert [fact.trouble is not None for fact in facts] == [False, True]
+    assert "abc" not in json.dumps([fact.recorded() for fact in facts])
+
+
+def test_what_fails_in_ddp_alone_ends_the_rank_with_its_words(ranks):
+    results = ranks.run(look, "planted:dislikes_ddp", on=(0, 1))
+    assert all("StepFailed: RuntimeError: Expected to mark" in (one.error or "") for one in results)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("nowhere:make", "there is no module 'tests.models.nowhere'"),
+        ("planted:nothing", "has no 'nothing'"),
+        ("planted:A_MODEL", "is a model itself"),
+        ("planted:NO_CALLABLE", "is a int, not a callable"),
+        ("planted:needs_an_argument", "missing a required argument: 'width'"),
+        ("planted:gives_a_number", "returns a int"),
+        ("planted:batch_is_text", "returns a str without a tensor"),
+    ],
+)
+def test_what_is_no_factory_of_a_model_could_not_be_looked_at(ranks, name, sentence):
+    for one in ranks.run(look, name, on=(0, 1)):
+        assert "model.fact.Failed" in (one.error or "")
+        assert sentence in (one.error or "")
+
+
+def test_a_factory_that_is_misused_on_one_rank_skips_the_others(ranks):
+    first, second = ranks.run(look, "planted:wrong_on_one_rank", on=(0, 1))
+    assert "Skip: rank 1 could not use what --model names" in (first.error or "")
+    assert "returns a NoneType" in (second.error or "")
+
+
+def named_by_node(ctx):
+    return look(ctx, "healthy:conv_net" if ctx.rank != 2 else "healthy:transformer")
+
+
+def without_a_name(ctx):
+    ctx.model = "" if ctx.rank == 1 else "tests.models.healthy:conv_net"
+    return own_model.probe(ctx)
+
+
+@pytest.mark.parametrize(("scenario", "rank"), [(named_by_node, 2), (without_a_name, 1)])
+def test_a_node_with_another_model_is_named(ranks, scenario, rank):
+    finding = only(judge(recording(ranks.facts(scenario))), "DD770")
+    assert blamed(finding) == [rank]
+
+
+def test_a_model_that_is_wrapped_already_could_not_be_looked_at(ranks):
+    for one in ranks.run(look, "planted:wrapped"):
+        assert "returns a model in DistributedDataParallel; return it bare" in (one.error or "")

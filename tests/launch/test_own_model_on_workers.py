@@ -1,0 +1,85 @@
+"""own_model on the doctor's own workers: code of the user's that does not come back is named by its line."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor.checks import own_model
+from ddp_doctor.launch.session import Session
+from tests.launch.conftest import Play, Scenario
+from tests.models import __file__ as models
+
+pytestmark = pytest.mark.ranks
+
+Named = Callable[..., Scenario]
+
+
+@pytest.fixture
+def with_model(session: Session, play: Play) -> Iterator[Named]:
+    """``with_model("planted:endless", ranks=2)`` plays the probe with a model of tests/models."""
+
+    def play_with(name: str, ranks: int = 2, deadline_s: float = 2.0) -> Scenario:
+        session.model = f"tests.models.{name}"
+        return play(
+            own_model.probe, ranks=ranks, deadline_s=deadline_s, check_id="own_model", needs_model=True
+        )
+
+    yield play_with
+    session.model = ""
+
+
+def line_of(words: str) -> str:
+    """``planted.py:31``: where these words stand."""
+    lines = (Path(models).parent / "planted.py").read_text().splitlines()
+    return f"planted.py:{next(number for number, line in enumerate(lines, 1) if words in line)}"
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_healthy_model_gives_no_finding_on_workers(with_model, ranks):
+    scenario = with_model("healthy:conv_net", ranks=ranks, deadline_s=20.0)
+
+    assert scenario.codes == []
+    assert len(scenario.outcome.recording.facts(own_model.OwnModel)) == ranks
+
+
+def test_a_collective_on_one_rank_is_named_by_its_line(with_model):
+    scenario = with_model("planted:collective_on_one_rank", ranks=3)
+
+    assert scenario.codes == ["DD610"]
+    assert scenario.culprits == [1]
+    assert line_of("the line that the report must name") in scenario.title
+    assert "compare_outcomes" in scenario.title
+
+
+def test_a_factory_that_never_ends_on_one_rank_is_named_by_its_line(with_model):
+    scenario = with_model("planted:endless_on_one_rank")
+
+    assert scenario.codes == ["DD610"]
+    assert scenario.culprits == [1]
+    assert line_of("pass  # this one as well") in scenario.title or line_of("while True") in scenario.title
+
+
+def test_a_factory_that_never_ends_anywhere_is_named_by_its_line_and_blames_no_rank(with_model):
+    scenario = with_model("planted:endless")
+
+    assert scenario.codes == ["DD785"]
+    assert [rank for rank in scenario.culprits if rank is not None] == []
+    assert "planted.py:" in scenario.title
+
+
+def test_what_fails_in_ddp_on_all_ranks_has_a_finding(with_model):
+    scenario = with_model("planted:dislikes_ddp", deadline_s=20.0)
+
+    assert scenario.codes == ["DD786"]
+    assert "Expected to mark a variable ready only once" in scenario.title
+
+
+def test_what_is_no_factory_is_unsure_with_the_reason(with_model):
+    scenario = with_model("planted:gives_a_number", deadline_s=20.0)
+
+    assert scenario.codes == []
+    assert scenario.outcome.report.verdict.value == "unsure"
+    assert all(
+        "returns a int" in (one.reason or "") for one in scenario.outcome.recording.of_check("own_model")
+    )

@@ -1,0 +1,113 @@
+"""Models that go with DDP, each with what might be taken for a fault."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class ConvNet(nn.Module):
+    """A convolutional net with BatchNorm."""
+
+    def __init__(self, norm: type[nn.Module] = nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), norm(8), nn.ReLU())
+        self.extra = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, images: Any) -> Any:
+        features = self.body(images).mean((2, 3))
+        return self.head(self.extra(features) if self.takes_extra(images) else features)
+
+    def takes_extra(self, images: Any) -> bool:
+        return True
+
+
+def images(step: int, samples: int = 16) -> Any:
+    return torch.randn(samples, 3, 6, 6)
+
+
+def conv_net():
+    return ConvNet(), images
+
+
+def conv_net_alone():
+    return ConvNet()
+
+
+class Transformer(nn.Module):
+    """A small one, with dropout, whose embedding is its head too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(32, 16)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(16, 32, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: Any, labels: Any) -> Any:
+        given = self.head(self.encoder(self.embedding(ids)))
+        return {"loss": nn.functional.cross_entropy(given.flatten(0, 1), labels.flatten()), "logits": given}
+
+
+def transformer():
+    def make_batch(step: int):
+        ids = torch.randint(0, 32, (4, 6))
+        return {"ids": ids, "labels": ids.roll(1, 1)}
+
+    return Transformer(), make_batch
+
+
+class SharedBranch(ConvNet):
+    """A branch that all ranks take together: the step decides, of which the batch tells."""
+
+    def takes_extra(self, images: Any) -> bool:
+        return bool(images.shape[0] > 1)
+
+
+def shared_branch():
+    return SharedBranch(), images
+
+
+class OddOnes(nn.Module):
+    """Frozen and complex parameters, a sparse embedding, a buffer that is replaced in the forward."""
+
+    steps: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(12, 4, sparse=True)
+        self.frozen = nn.Linear(4, 4)
+        self.frozen.requires_grad_(False)
+        self.phases = nn.Parameter(torch.randn(4, dtype=torch.complex64))
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, ids: Any) -> Any:
+        self.steps = self.steps + 1
+        return (self.frozen(self.table(ids)) * self.phases).abs().sum(-1)
+
+
+def odd_ones():
+    return OddOnes(), lambda step: (torch.randint(0, 12, (5,)),)
+
+
+class UnlikeAtFirst(nn.Module):
+    """Each rank begins with weights of its own, which DDP makes equal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        nn.init.constant_(self.layer.weight, 1.0 + dist.get_rank())
+
+    def forward(self, given: Any) -> Any:
+        return self.layer(given).tanh()
+
+
+def unlike_at_first():
+    return UnlikeAtFirst(), lambda step: torch.randn(3, 4)
+
+
+def uneven_batches():
+    return UnlikeAtFirst(), lambda step: torch.randn(3 + dist.get_rank(), 4)

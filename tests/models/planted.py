@@ -1,0 +1,236 @@
+"""Models with one defect each; the rank that is off is the first, number 1."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.models.healthy import ConvNet, UnlikeAtFirst, images
+
+BAD = 1
+
+
+def is_bad() -> bool:
+    return dist.get_rank() == BAD
+
+
+class RankBranch(ConvNet):
+    def takes_extra(self, images: Any) -> bool:
+        return not is_bad()
+
+
+def rank_branch():
+    return RankBranch(), images
+
+
+def rank_branch_allowed():
+    return RankBranch(), images, {"find_unused_parameters": True}
+
+
+class UnusedHead(ConvNet):
+    def takes_extra(self, images: Any) -> bool:
+        return False
+
+
+def unused_head():
+    return UnusedHead(), images
+
+
+def unused_head_allowed():
+    return UnusedHead(), images, {"find_unused_parameters": True}
+
+
+def searches_in_vain():
+    return ConvNet(), images, {"find_unused_parameters": True}
+
+
+def additional_layer():
+    model = ConvNet()
+    if is_bad():
+        model.more = nn.Linear(8, 8)
+    return model, images
+
+
+def on_meta():
+    model = ConvNet()
+    model.extra = nn.Linear(8, 8, device="meta")
+    return model, images
+
+
+def input_on_meta():
+    return ConvNet(), lambda step: torch.randn(4, 3, 6, 6, device="meta")
+
+
+def two_samples():
+    return ConvNet(), lambda step: images(step, 2)
+
+
+def two_samples_without_batch_norm():
+    return ConvNet(nn.InstanceNorm2d), lambda step: images(step, 2)
+
+
+class NotANumber(ConvNet):
+    def forward(self, images: Any) -> Any:
+        given = super().forward(images)
+        return given * float("nan") if is_bad() else given
+
+
+def not_a_number():
+    return NotANumber(), images
+
+
+class Ignored(ConvNet):
+    _ddp_params_and_buffers_to_ignore = ("head.weight",)
+
+
+def ignored():
+    return Ignored(), images
+
+
+class Restless(ConvNet):
+    """Draws from a generator of its own, which nobody seeds anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = torch.Generator()
+
+    def forward(self, images: Any) -> Any:
+        return super().forward(images) * (1 + torch.rand((), generator=self.own))
+
+
+def restless():
+    return Restless(), images
+
+
+class ScaledByRank(ConvNet):
+    def forward(self, images: Any) -> Any:
+        return super().forward(images) * (2.0 if is_bad() else 1.0)
+
+
+def scaled_by_rank():
+    return ScaledByRank(), images
+
+
+class NormalisedByRank(UnlikeAtFirst):
+    """Scales its weights in place by what the rank's own batch is."""
+
+    def forward(self, given: Any) -> Any:
+        with torch.no_grad():
+            self.layer.weight.mul_(1.0 + 1e-6 * is_bad())
+        return super().forward(given)
+
+
+def normalised_by_rank():
+    return NormalisedByRank(), lambda step: torch.randn(3, 4)
+
+
+class Twice(UnlikeAtFirst):
+    """A layer in two reentrant checkpoints, so that DDP reduces its gradient before the second is there."""
+
+    def forward(self, given: Any) -> Any:
+        given = given.requires_grad_()
+        first = checkpoint(super().forward, given, use_reentrant=True)
+        return checkpoint(super().forward, first, use_reentrant=True)
+
+
+def twice():
+    return Twice(), lambda step: torch.randn(3, 4)
+
+
+class DislikesDdp(ConvNet):
+    """Works by itself and fails in DDP, as a second forward before a backward or a hook of another library does."""
+
+    def forward(self, images: Any) -> Any:
+        wrapper: Any = nn.parallel.DistributedDataParallel
+        if wrapper._get_active_ddp_module() is not None:
+            raise RuntimeError("Expected to mark a variable ready only once")
+        return super().forward(images)
+
+
+def dislikes_ddp():
+    return DislikesDdp(), images
+
+
+class Raises(ConvNet):
+    def forward(self, images: Any) -> Any:
+        if is_bad():
+            raise ValueError("token=abc: no such image")  # not to be repeated
+        return super().forward(images)
+
+
+def raises():
+    return Raises(), images
+
+
+def one_value_a_channel():
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), lambda step: torch.randn(1, 4)
+
+
+def no_parameters():
+    return nn.ReLU(), lambda step: torch.randn(3)
+
+
+def all_frozen():
+    return ConvNet().requires_grad_(False), images
+
+
+class Detached(ConvNet):
+    def forward(self, images: Any) -> Any:
+        return super().forward(images).detach()
+
+
+def detached():
+    return Detached(), images
+
+
+class CollectiveOnOneRank(ConvNet):
+    def forward(self, images: Any) -> Any:
+        if not is_bad():
+            return super().forward(images)
+        seen = torch.ones(1)
+        dist.all_reduce(seen)  # the line that the report must name
+        return super().forward(images) * seen
+
+
+def collective_on_one_rank():
+    return CollectiveOnOneRank(), images
+
+
+def endless() -> Any:
+    while True:
+        pass  # this one as well
+
+
+def endless_on_one_rank():
+    return endless() if is_bad() else (ConvNet(), images)
+
+
+def wrong_on_one_rank():
+    return None if is_bad() else (ConvNet(), images)
+
+
+def needs_an_argument(width):
+    return nn.Linear(width, width)
+
+
+def gives_a_number():
+    return 42
+
+
+def starts_the_group_itself():
+    dist.init_process_group("gloo")
+    return ConvNet()
+
+
+def wrapped():
+    return nn.parallel.DistributedDataParallel(ConvNet())
+
+
+def batch_is_text():
+    return ConvNet(), lambda step: "no tensor"
+
+
+A_MODEL = ConvNet()
+NO_CALLABLE = 7
