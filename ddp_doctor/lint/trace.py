@@ -18,7 +18,7 @@ from ddp_doctor.lint.scopes import Class, Function, Scope
 from ddp_doctor.lint.values import Call, Condition, Leave, Loop, Place, Value
 
 #: A function is followed from so many places: enough to see it with and without a condition.
-_MOST_VISITS = 2
+_MOST_VISITS = 3
 #: Calls within calls; deeper ones are walked on their own.
 _DEEPEST = 12
 #: Of a table of ``if ...: return`` the innermost.
