@@ -27,6 +27,8 @@ _ONE_OF_ALL = re.compile(
 )
 _PLACED = re.compile(r"gpu|cuda|cpu|device|distributed|ddp|rank", re.IGNORECASE)
 _PER_RANK = re.compile(r"rank|proc|worker|shard|BytesIO|buffer|stream", re.IGNORECASE)
+#: Conditions that ask what a path is.
+_ASKED = re.compile(r"is_?file|is_?dir|endswith|suffix")
 _DCP = "torch.distributed.checkpoint"
 _LOAD = "torch.load"
 _SAVE = "torch.save"
@@ -147,12 +149,12 @@ def sharded_read(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/distributed.checkpoint.html
     """
-    folders = {text for call in script.calls if call.name.startswith(_DCP) for text in _folders(call)}
+    folders = {one for call in script.calls if call.name.startswith(_DCP) for one in _folders(call)}
     for call in script.named(_LOAD):
         path = call.argument(0, "f")
-        if path is None:
+        if path is None or any(_ASKED.search(one.test.text) for one in call.conditions):
             continue
-        if _text(path) in folders or any(".distcp" in _text(one) for one in path.sources()):
+        if folders.intersection(_places(path)) or any(".distcp" in _text(one) for one in path.sources()):
             yield Spot(
                 call,
                 "torch.load cannot read what torch.distributed.checkpoint wrote",
@@ -161,13 +163,19 @@ def sharded_read(script: Script) -> Iterator[Spot]:
             )
 
 
-def _folders(call: Call) -> Iterator[str]:
+def _folders(call: Call) -> Iterator[str | int]:
     """What a call of torch.distributed.checkpoint gets as its folder."""
     given = call.argument(None, "checkpoint_id")
     if given is None and call.name.endswith(("FileSystemWriter", "FileSystemReader")):
         given = call.argument(0, "path")
     if given is not None:
-        yield _text(given)
+        yield from _places(given)
+
+
+def _places(value: Value) -> Iterator[str | int]:
+    """What tells that two paths are one: the same text of a literal, or the same value; equal names are not enough."""
+    for one in value.alternatives():
+        yield one.constant if isinstance(one.constant, str) else id(one)
 
 
 def _text(value: Value) -> str:
