@@ -1,0 +1,62 @@
+"""--model through the real command: the module of the working directory, and nodes that were given different ones."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor.model.recording import Options
+from ddp_doctor.phrases.run_options import typed
+from tests.launch.agents import Agent, end, free_port
+
+pytestmark = pytest.mark.ranks
+
+NET = """import torch
+
+def make():
+    print("password=hunter2")
+    return torch.nn.Linear(2, 2), lambda step: torch.ones(3, int(input("how many? ")))
+"""
+
+
+def test_the_options_for_another_node_hand_the_model_on():
+    assert typed(Options(model="net:make")) == ("--model", "net:make")
+    assert typed(Options()) == ()
+
+
+def named(report: dict[str, Any], code: str) -> dict[str, Any]:
+    """The one finding with this code; a busy machine may have others."""
+    (finding,) = [one for one in report["findings"] if one["code"] == code]
+    assert isinstance(finding, dict)
+    return finding
+
+
+def test_a_node_without_the_model_is_named(tmp_path):
+    (tmp_path / "net.py").write_text(NET)
+    port = free_port()
+    options = ("--nproc-per-node", "1", "--only", "own_model", "--no-prove", "--model", "net:make")
+    agents = (
+        Agent(tmp_path, port, 2, 0, *options),
+        Agent(tmp_path, port, 2, 1, "--nproc-per-node", "1", "--only", "process_group"),
+    )
+    try:
+        finding = named(agents[0].report(), "DD770")
+        agents[1].process.wait(60.0)
+    finally:
+        end(agents)
+
+    assert [one["rank"] for one in finding["culprits"]] == [1]
+
+
+def test_the_users_line_is_shown_and_no_word_of_what_it_prints(tmp_path):
+    (tmp_path / "net.py").write_text(NET)
+    agent = Agent(
+        tmp_path, free_port(), 1, 0, "--nproc-per-node", "1", "--only", "own_model", "--model", "net:make"
+    )
+    try:
+        finding = named(agent.report(), "DD771")
+    finally:
+        end((agent,))
+
+    assert "make_batch of net:make raises EOFError at net.py:5" in finding["title"]
+    assert not [path for path in Path(tmp_path).rglob("*.json") if "hunter2" in path.read_text()]
