@@ -26,7 +26,7 @@ _GLOBAL = re.compile(
 )
 #: Sizes and lists of ranks hold the same on all of them.
 _MAIN = re.compile(
-    r"(^|_)(is|on|am|i_am)_?(the_?)?(local_?)?(main|master|primary|chief|leader|root|first|rank_?(zero|0)|zero_?rank)"
+    r"((^|_)(is|am|i_am)|^on)_?(the_?)?(local_?)?(main|master|primary|chief|leader|root|first|rank_?(zero|0)|zero_?rank)"
     r"(_?(process|proc|rank|node|worker))?$|^(main|master)_process$|^is_?(main|master)$|^rank_?zero$|^(is_)?local_?master$",
     re.IGNORECASE,
 )

@@ -43,11 +43,13 @@ def render(report: LintReport, rules: Sequence[LintRule]) -> str:
 
 def _rule(rule: LintRule) -> Json:
     words = rule.doc.replace("``", "`")
+    first = words.partition("\n")[0]
     return {
         "id": rule.code,
         "name": "".join(part.capitalize() for part in rule.name.split("-")),
-        "shortDescription": {"text": words.partition("\n")[0]},
-        "fullDescription": {"text": words},
+        "shortDescription": {"text": first},
+        "fullDescription": {"text": first},  # shown in lists, and cut at 1024 characters by GitHub
+        "help": {"text": words},  # shown beside a result
         "defaultConfiguration": {"level": _LEVELS[rule.severity]},
     }
 

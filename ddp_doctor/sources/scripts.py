@@ -53,7 +53,7 @@ def _walk(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:
         if entry.is_dir():
             if not entry.name.startswith(".") and entry.name not in _NOT_WALKED:
                 yield from _walk(entry.path, above | {here})
-        elif entry.name.endswith(".py"):
+        elif entry.name.endswith(".py") and entry.is_file():  # an editor's lock is a link that leads nowhere
             yield entry.path
 
 

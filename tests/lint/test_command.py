@@ -97,6 +97,17 @@ def test_a_folder_is_walked_without_what_is_not_the_users(folder: Path):
     assert "  package/inner.py:5:1: error" in done.stdout
 
 
+def test_in_a_folder_links_that_lead_nowhere_and_pipes_are_no_scripts(folder: Path):
+    (folder / ".#healthy.py").symlink_to("me@host.4711")  # the lock of an editor
+    os.mkfifo(folder / "pipe.py")
+    (folder / "sick.py").unlink()
+
+    done = lint("--json", "out.json", ".", cwd=folder)
+
+    assert done.returncode == 0
+    assert json.loads((folder / "out.json").read_text())["unread"] == []
+
+
 def test_a_script_on_stdin_is_judged(folder: Path):
     done = process("-", cwd=folder, text=SICK)
 
@@ -236,6 +247,8 @@ def test_sarif_has_what_its_schema_asks_for(folder: Path):
     assert all(
         one["defaultConfiguration"]["level"] in ("error", "warning", "note") for one in driver["rules"]
     )
+    assert all(len(one["fullDescription"]["text"]) < 1024 for one in driver["rules"])  # GitHub cuts it there
+    assert all("\nRemedy\n" in one["help"]["text"] for one in driver["rules"])
     for result in run["results"]:
         assert set(result) == {"ruleId", "ruleIndex", "level", "message", "locations"}
         assert driver["rules"][result["ruleIndex"]]["id"] == result["ruleId"]

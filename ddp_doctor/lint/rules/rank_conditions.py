@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from ddp_doctor.lint.collectives import collectives, described
 from ddp_doctor.lint.ranks import Chosen, rank_condition
 from ddp_doctor.lint.rule import Spot, always, lint_rule
+from ddp_doctor.lint.scopes import Function
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Condition, Leave, Place
 from ddp_doctor.model.choices import Severity
@@ -29,8 +30,8 @@ def on_some_ranks(script: Script) -> Iterator[Spot]:
     What it finds
         A collective of the default group, a barrier, `wait_for_everyone` of Accelerate, or the backward pass of
         a wrapped model, that rank 0 alone or all but rank 0 reach, also through functions. Not reported: the
-        same collective on both sides of the condition, in whatever order (one side downloads first), a group of
-        its own, and send and recv.
+        same collective on both sides of the condition, in whatever order (one side downloads first), a function
+        that is also handed to something else (`optimizer.step(closure)`), a group of its own, and send and recv.
 
     Why it matters
         A collective ends when all ranks have called it. Those that did, hang until the time-out of the process group,
@@ -45,10 +46,10 @@ def on_some_ranks(script: Script) -> Iterator[Spot]:
     """
     if _splits_roles(script):
         return
-    sides = _sides(script)
+    sides, handed_on = _sides(script), _handed_on(script)
     for call in collectives(script):
         for condition, who in _chosen(call.conditions):
-            if condition.early or len(sides[_site(call)]) > 1:
+            if condition.early or len(sides[_site(call)]) > 1 or id(call.place.function) in handed_on:
                 continue
             line = getattr(condition.test.node, "lineno", 0)
             yield Spot(
@@ -89,6 +90,14 @@ def skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
                     f"of line {missed.call.lineno}",
                     remedy="Let all ranks decide alike: broadcast the decision from rank 0, then leave together",
                 )
+
+
+def _handed_on(script: Script) -> set[int]:
+    """Functions that something unknown may call on the other ranks: ``optimizer.step(closure)``."""
+    given = (
+        one for call in script.calls if call.local is None for one in (*call.args, *call.keywords.values())
+    )
+    return {id(one.node) for value in given for one in value.alternatives() if isinstance(one, Function)}
 
 
 Site = tuple[object, str]
