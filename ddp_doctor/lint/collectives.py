@@ -22,6 +22,13 @@ _OPERATIONS = (
     *("reduce_scatter_tensor", "gather", "gather_object", "scatter", "scatter_object_list", "all_to_all"),
     *("all_to_all_single", "barrier", "monitored_barrier", "new_group"),
 )
+#: Where the group stands in them without its name; third in all others.
+_GROUP_AT = {
+    **dict.fromkeys(("barrier", "monitored_barrier"), 0),
+    **dict.fromkeys(("reduce", "reduce_scatter", "reduce_scatter_tensor", "gather", "gather_object"), 3),
+    **dict.fromkeys(("scatter", "scatter_object_list"), 3),
+    "all_to_all_single": 4,
+}
 _NAMES = frozenset(f"torch.distributed.{one}" for one in _OPERATIONS)
 #: What Accelerate calls them; only the Accelerator's own methods count.
 _OF_ACCELERATE = frozenset(
@@ -45,10 +52,11 @@ def explicit(script: Script) -> Iterator[Call]:
 def operation(call: Call) -> str:
     """The name of the collective; empty where it is none of the default group."""
     if call.name in _NAMES:
-        group = call.argument(None, "group")
+        name = call.name.rpartition(".")[2]
+        group = call.argument(None if name == "new_group" else _GROUP_AT.get(name, 2), "group")
         if call.has_stars or (group is not None and group.text not in _DEFAULT_GROUPS):
             return ""
-        return call.name.rpartition(".")[2]
+        return name
     if call.method in _OF_ACCELERATE and call.receiver is not None:
         made = (one.name for one in call.receiver.objects())
         return call.method if _ACCELERATOR in made else ""
