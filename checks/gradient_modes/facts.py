@@ -18,7 +18,8 @@ class OffInMode(Frozen):
 class Mode(Frozen):
     """What was seen of one mode on this rank.
 
-    ``error`` is what DDP raised here and ``not_looked`` why the mode could not be tested. ``unused`` are the
+    ``error`` is what DDP raised here and ``not_looked`` why the mode could not be tested, ``refused`` that torch
+    itself has ruled it out for these ranks, so that no job can use it. ``unused`` are the
     parameters that the rank's branch leaves out, where ranks leave out different ones and DDP was not told
     to expect it: the backward, which would hang, was then not dared. ``not_views`` are the gradients that
     are no part of their bucket where they must be.
@@ -29,6 +30,7 @@ class Mode(Frozen):
     off: tuple[OffInMode, ...] = ()
     error: str | None = None
     not_looked: str | None = None
+    refused: bool = False
     unused: tuple[str, ...] | None = None
     not_views: tuple[str, ...] = ()
 

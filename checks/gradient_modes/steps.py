@@ -21,6 +21,10 @@ class _NotLooked(Exception):
     """The mode cannot be tested, on no rank; the message is the reason."""
 
 
+class _Refused(_NotLooked):
+    """torch does not have it for these ranks, and says so."""
+
+
 def wrap(ctx: RankContext, way: Way, module: Any) -> Any:
     """The module in DistributedDataParallel, as the mode wants it."""
     from torch.nn.parallel import DistributedDataParallel
@@ -33,18 +37,19 @@ def wrap(ctx: RankContext, way: Way, module: Any) -> Any:
 
 def measure(ctx: RankContext, wrapped: Wrap = wrap, names: tuple[str, ...] = ()) -> GradientModes:
     """All modes of this level, or those named. After an error on any rank no further mode is tried."""
-    module, modes, stopped = coded_model(ctx), [], ""
+    modes, stopped, parameters = [], "", 0
     chosen = [way for way in WAYS if (way.name in names if names else ctx.level.includes(way.level))]
     for way in chosen:
         if stopped:
             modes.append(Mode(name=way.name, not_looked=stopped))
             continue
+        # A wrapper that somebody still holds, a traceback for one, acts on its model alone.
+        module = coded_model(ctx)
+        parameters = len(list(module.parameters()))
         mode, failed = _Look(ctx, way, module, wrapped).take()
         modes.append(mode)
         stopped = f"a rank failed in the mode {way.name} before" if failed else ""
-    return GradientModes(
-        world_size=ctx.world_size, parameters=len(list(module.parameters())), modes=tuple(modes)
-    )
+    return GradientModes(world_size=ctx.world_size, parameters=parameters, modes=tuple(modes))
 
 
 class _Look:
@@ -64,7 +69,7 @@ class _Look:
         try:
             self._steps()
         except _NotLooked as reason:
-            return self._with(not_looked=str(reason)), False
+            return self._with(not_looked=str(reason), refused=isinstance(reason, _Refused)), False
         except Exception as raised:  # noqa: BLE001 - whatever DDP raises is what this check looks for
             error = f"{type(raised).__name__}: {raised}"[:_LINE]
         said = self._say("ended", {"error": error, "sums": self._sums})
@@ -92,7 +97,7 @@ class _Look:
             try:
                 model.register_comm_hook(*hook)
             except TypeError as refused:  # bf16_compress_hook, by a torch without a fit NCCL
-                raise _NotLooked(f"torch refuses the hook here: {refused}") from refused
+                raise _Refused(f"torch refuses the hook here: {refused}") from refused
         for number, step in enumerate(self._way.steps, 1):
             model.zero_grad()
             if not self._step(model, number, step):
@@ -127,7 +132,7 @@ class _Look:
         try:
             with self._ctx.step("all_reduce", f"1 {dtype}"):
                 dist.all_reduce(one, group=self._ctx.group)
-        except RuntimeError as refused:
+        except (RuntimeError, TypeError) as refused:  # gloo's, NCCL's
             raise _NotLooked(f"the backend does not reduce {dtype}: {refused}"[:_LINE]) from refused
 
     def _step(self, model: Any, number: int, step: tuple[MicroStep, ...]) -> bool:

@@ -48,16 +48,17 @@ def look(ctx: RankContext, module: Any) -> InitialState:
     if any(manifest != own for manifest in by_rank.values()):
         return fact
     before = fingerprints(module)
-    # Twice: the first wrapping of a process is slower.
-    bare_s = [wrapped(ctx, module, sync=False) for _ in range(2)]
-    wrap_s = wrapped(ctx, module, sync=True)
+    wrapped(ctx, module, sync=True)
+    after = fingerprints(module)
+    # Timed when all is warm: a process's first wrapping is slower, and NCCL connects for its first broadcast.
+    bare_s, wrap_s = (wrapped(ctx, module, sync=sync) for sync in (False, True))
     tensors = (*module.parameters(), *module.buffers())
     return fact.model_copy(
         update={
             "before": before,
-            "after": fingerprints(module),
+            "after": after,
             "wrap_s": wrap_s,
-            "wrap_without_sync_s": bare_s[1],
+            "wrap_without_sync_s": bare_s,
             "size_bytes": sum(one.numel() * one.element_size() for one in tensors),
         }
     )

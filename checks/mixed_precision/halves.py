@@ -47,7 +47,7 @@ def _refused(ctx: RankContext, dtype: str) -> str:
     try:
         with ctx.step("all_reduce", f"1 {dtype}"):
             dist.all_reduce(one, group=ctx.group)
-    except RuntimeError as refused:
+    except (RuntimeError, TypeError) as refused:  # gloo's, NCCL's
         return f"the backend does not reduce {dtype}: {refused}"[:_LINE]
     return ""
 

@@ -13,6 +13,7 @@ ELEMENTS = 64
 SCALE = 4.0
 MOST_RANKS = 1000
 _RATE = 2.0**-6
+_LINE = 300
 _INFINITE = (False, True, False)
 Wrap = Callable[[RankContext, Any], Any]
 
@@ -53,13 +54,17 @@ def measure(
     seen = Scaled(dtype=dtype, infinite_rank=last)
     if ctx.world_size > MOST_RANKS:
         return seen.model_copy(update={"not_looked": f"{ctx.world_size} ranks need larger gradients"})
+    module, lacks = _product(ctx), ""
+    scale: Any = None
     try:
         scale = scaler(kind)
+        lacks = _why_no_autocast(module, _given(ctx, infinite=False), kind, dtype)
     except (AttributeError, TypeError) as lacking:
-        return seen.model_copy(update={"not_looked": f"this torch has no GradScaler for {kind}: {lacking}"})
-    module = _product(ctx)
-    if not _autocasts(module, _given(ctx, infinite=False), kind, dtype):
-        return seen.model_copy(update={"not_looked": f"torch does not autocast to {dtype} on {kind}"})
+        lacks = f"this torch has no GradScaler for {kind}: {lacking}"
+    with ctx.step("exchange", f"can scale {dtype}"):  # a rank that cannot must not leave the others waiting
+        said = [one for one in ctx.exchange(f"can scale {dtype}", lacks) if one]
+    if said:
+        return seen.model_copy(update={"not_looked": said[0]})
     with ctx.step("ddp_construct", f"autocast {dtype}"):
         model = wrapped(ctx, module)
     descent, steps, off = Descent(list(module.parameters())), [], None
@@ -106,11 +111,18 @@ def _given(ctx: RankContext, *, infinite: bool) -> Any:
     return batch.reshape(1, -1)
 
 
-def _autocasts(module: Any, batch: Any, kind: str, dtype: str) -> bool:
+def _why_no_autocast(module: Any, batch: Any, kind: str, dtype: str) -> str:
+    """ "" where torch computes this module in the format, else why not: an older GPU lacks bfloat16."""
     import torch
 
-    with torch.no_grad(), torch.autocast(kind, getattr(torch, dtype)):
-        return module(batch).dtype is getattr(torch, dtype)
+    said = ""
+    try:
+        with torch.no_grad(), torch.autocast(kind, getattr(torch, dtype)):
+            if module(batch).dtype is getattr(torch, dtype):
+                return ""
+    except RuntimeError as refused:
+        said = f": {refused}".partition("\n")[0]
+    return f"torch does not autocast to {dtype} on {kind}{said}"[:_LINE]
 
 
 def _backward(ctx: RankContext, model: Any, scale: Any, dtype: str, *, infinite: bool) -> None:

@@ -20,6 +20,7 @@ from ddp_doctor.model.context import RankContext
 Span = tuple[float, float]
 _COLLECTIVES = ("gloo:", "nccl:", "mpi:", "ucc:")
 _KERNELS = "nccl"  # ncclDevKernel_AllReduce_Sum_f32_RING_LL(…), ncclKernel_… before 2.19
+_DDP = "DistributedDataParallel."
 _DEAREST = 5
 _WHAT = "torch.profiler"
 
@@ -41,7 +42,7 @@ def profiled(ctx: RankContext, work: Work, ddp: Any, missing: dict[str, str]) ->
         return None
     try:
         profiler.__exit__(None, None, None)
-        read = _on_gpu if ctx.device.startswith("cuda") else _on_cpu
+        read = on_gpu if ctx.device.startswith("cuda") else on_cpu
         return _summed_up(read(profiler.events()), took)
     except Exception as error:  # noqa: BLE001 - whatever another build of torch says, it is the reason
         missing[_WHAT] = _words(error)
@@ -77,7 +78,7 @@ class _Seen:
     own: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
-def _on_cpu(events: Iterable[Any]) -> _Seen:
+def on_cpu(events: Iterable[Any]) -> _Seen:
     """gloo's collectives run in threads of its own, beside the operations of torch."""
     seen = _Seen()
     for event in events:
@@ -90,12 +91,17 @@ def _on_cpu(events: Iterable[Any]) -> _Seen:
     return seen
 
 
-def _on_gpu(events: Iterable[Any]) -> _Seen:
-    """Kernels: the names of NCCL's tell them from the model's. What the host only queues is not looked at."""
+def on_gpu(events: Iterable[Any]) -> _Seen:
+    """Kernels: the names of NCCL's tell them from the model's. What the host only queues is not looked at.
+
+    Nor are the spans of ``record_function``, which torch also shows in the GPU's time (DDP's forward is one).
+    """
     seen = _Seen()
     for event in events:
         name, (start, end) = str(event.name), _span(event)
-        if not str(event.device_type).endswith("CUDA") or name.startswith(_COLLECTIVES):
+        if not str(event.device_type).endswith("CUDA") or name.startswith((*_COLLECTIVES, _DDP)):
+            continue
+        if getattr(event, "is_user_annotation", False):  # torch 2.5 and newer tell
             continue
         if name.startswith(_KERNELS):
             seen.collectives.append((start, end))

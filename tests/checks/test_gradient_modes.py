@@ -55,6 +55,23 @@ def numpy_missing_on_rank_1(ctx):
         return steps.measure(ctx, names=("powersgd",))
 
 
+def beside_a_gpu(ctx):
+    import torch
+
+    with numpy(), patch.object(torch.cuda, "is_available", lambda: True):
+        return steps.measure(ctx, names=("powersgd",))
+
+
+def earlier_wrappers_live_on(ctx):
+    held = []
+
+    def wrapped(context, way, module):
+        held.append(steps.wrap(context, way, module))
+        return held[-1]
+
+    return steps.measure(ctx, wrapped, ("buckets", "bucket-view", "accumulation"))
+
+
 def hooked(ctx, hook, *names):
     """DDP with a communication hook in place of its own average."""
 
@@ -265,7 +282,7 @@ def test_healthy_ranks_give_no_finding(ranks, on):
 @pytest.mark.parametrize("on", [(0, 1), (0, 1, 2, 3)], ids=str)
 def test_all_modes_are_right_on_healthy_ranks(ranks, on):
     facts = ranks.facts(thorough, on=on)
-    assert all(finding.code == "DD727" for finding in judge(recording(facts, on)))
+    assert judge(recording(facts, on)) == []
     assert tuple(mode.name for mode in facts[0].modes) == EVERY
     tested = [mode.name for mode in facts[0].modes if mode.not_looked is None]
     assert set(EVERY) - set(tested) <= {"bf16-compress"}  # a torch without NCCL refuses it
@@ -290,6 +307,16 @@ def test_what_cannot_be_tested_is_said_and_not_well(ranks):
 def test_a_library_that_one_rank_lacks_leaves_nobody_waiting(ranks):
     facts = ranks.facts(numpy_missing_on_rank_1, on=(0, 1))
     assert only(judge(recording(facts)), "DD727").title == "Not tested: powerSGD_hook"
+
+
+def test_powersgd_that_torch_ties_to_a_gpu_is_not_tried_on_cpus(ranks):
+    facts = ranks.facts(beside_a_gpu, on=(0, 1))
+    finding = only(judge(recording(facts)), "DD727")
+    assert "these ranks are on the CPU" in finding.evidence[0].text
+
+
+def test_wrappers_that_live_on_do_not_reduce_again(ranks):
+    assert judge(recording(ranks.facts(earlier_wrappers_live_on, on=(0, 1)), (0, 1))) == []
 
 
 # Planted defects

@@ -127,6 +127,23 @@ def old_torch(ctx):
         return scaled_steps(ctx)
 
 
+def old_torch_on_rank_1(ctx: Any) -> MixedPrecision:
+    import torch
+
+    with patch.object(torch, "amp", object() if ctx.rank == 1 else torch.amp):
+        return scaled_steps(ctx)
+
+
+def old_gpu_on_rank_1(ctx: Any) -> MixedPrecision:
+    import torch
+
+    def refuses(*_: Any) -> Any:
+        raise RuntimeError("Current CUDA Device does not support bfloat16.\nPlease switch dtype to float16.")
+
+    with patch.object(torch, "autocast", refuses if ctx.rank == 1 else torch.autocast):
+        return scaled_steps(ctx)
+
+
 def backend_without_bfloat16(ctx):
     import torch.distributed as dist
 
@@ -224,6 +241,15 @@ def test_what_bfloat16_loses_within_its_roundings_is_worth_knowing(ranks):
 def test_a_torch_without_grad_scaler_is_said(ranks):
     finding = only(judge(recording(ranks.facts(old_torch))), "DD738")
     assert "a GradScaler with bfloat16" in finding.title
+
+
+@pytest.mark.parametrize(
+    ("scenario", "words"),
+    [(old_torch_on_rank_1, "no GradScaler"), (old_gpu_on_rank_1, "does not support bfloat16.")],
+)
+def test_what_one_rank_lacks_leaves_nobody_waiting(ranks, scenario, words):
+    finding = only(judge(recording(ranks.facts(scenario, on=(0, 1)), (0, 1))), "DD738")
+    assert words in finding.evidence[0].text
 
 
 def test_a_backend_without_bfloat16_is_said(ranks):

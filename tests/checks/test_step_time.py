@@ -1,6 +1,7 @@
 """step_time on real ranks, a rank made slow, and the rules on recordings."""
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from ddp_doctor.checks.gpu_speed.facts import GpuSpeedFact, Rate
 from ddp_doctor.checks.step_time import CHECK, StepTimeFact, measurements
 from ddp_doctor.checks.step_time.facts import Buckets, BucketTrial, Round
 from ddp_doctor.checks.step_time.measure import Plan, _how_many, measure
-from ddp_doctor.checks.step_time.profiler import common, joined
+from ddp_doctor.checks.step_time.profiler import common, joined, on_gpu
 from ddp_doctor.checks.step_time.summary import summary
 from ddp_doctor.checks.step_time.work import Work
 from ddp_doctor.knowledge.buckets import Curve
@@ -130,6 +131,28 @@ def test_the_profiler_tells_the_time_of_collectives_or_why_it_cannot(ranks):
             assert 0 < fact.profile.collectives_s < 20
             assert fact.profile.covered_s <= fact.profile.collectives_s
             assert any(name.startswith("aten::") for name in fact.profile.operations)
+
+
+def event(name: str, start: int, end: int, device: str = "DeviceType.CUDA", spoken: bool = False) -> Any:
+    span = SimpleNamespace(start=start, end=end)
+    return SimpleNamespace(name=name, device_type=device, time_range=span, is_user_annotation=spoken)
+
+
+def test_of_a_gpus_time_only_kernels_count():
+    seen = on_gpu(
+        [
+            event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 100, 400),
+            event("ampere_sgemm_128x64_tn", 50, 200),
+            event("nccl:all_reduce", 0, 900, spoken=True),
+            event("DistributedDataParallel.forward", 0, 900),
+            event("a record_function of the model", 0, 900, spoken=True),
+            event("aten::mm", 0, 900, "DeviceType.CPU"),
+        ]
+    )
+
+    assert [pytest.approx(one) for one in ((1e-4, 4e-4),)] == seen.collectives
+    assert [pytest.approx(one) for one in ((5e-5, 2e-4),)] == seen.work
+    assert list(seen.own) == ["ampere_sgemm_128x64_tn"]
 
 
 def test_the_profiler_is_loaded_at_level_thorough_only(ranks):
