@@ -67,8 +67,8 @@ CHECKS: tuple[Check, ...] = (
     data_sharding.CHECK,
     checkpoint.CHECK,
     p2p.CHECK,
-    step_time.CHECK,
     own_model.CHECK,
+    step_time.CHECK,
     rdma_after.CHECK,
     kernel_after.CHECK,
 )

@@ -55,8 +55,8 @@ ORDER = (
     "data_sharding",
     "checkpoint",
     "p2p",
-    "step_time",
     "own_model",
+    "step_time",
     "rdma_after",
     "kernel_after",
 )

@@ -130,7 +130,7 @@ def checks_page() -> str:
 def _check_section(check: Check) -> str:
     lines = [
         f"## {check.id}: {check.title}\n",
-        f"Runs {_PLACES[check.where]}, from level {check.level.value} on"
+        f"Runs {_PLACES[check.where]}, from level {check.level.value} on{_with_model(check)}"
         + (f", with {check.min_ranks} ranks or more" if check.min_ranks > 1 else "")
         + f". Expected to take {check.cost_s:g} s; judged or given up after {check.deadline_s:g} s.\n",
     ]
@@ -138,6 +138,11 @@ def _check_section(check: Check) -> str:
     lines.append(f"```text\n{documentation.strip()}\n```\n")
     lines += [f"* {_link(rule)}" for rule in check.rules]
     return "\n".join(lines) + "\n"
+
+
+def _with_model(check: Check) -> str:
+    level = check.level_with_model
+    return f" (with `--model` from level {level.value} on)" if level is not None else ""
 
 
 def rules_page() -> str:

@@ -1,5 +1,6 @@
 """The user's batches: as arguments of the model, on its device, and the loss of what it returns."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,8 +89,18 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return value
 
 
-def of_first_rank(ctx: RankContext, batch: Batch) -> Batch:
-    """The batch with the values of the first rank's, which must have the same form."""
+def common(ctx: RankContext, batch: Batch) -> Batch | None:
+    """The batch with the values of the first rank's; None where the ranks' have different forms."""
+    form = json.dumps([[place, list(one.shape), str(one.dtype)] for place, one in batch.tensors()])
+    with ctx.step("compare_batches"):
+        forms = ctx.exchange("form of the batch", form)
+    if len(set(forms)) > 1:
+        return None
+    with ctx.step("broadcast", f"{len(json.loads(form))} tensors of the batch"):
+        return _of_first_rank(ctx, batch)
+
+
+def _of_first_rank(ctx: RankContext, batch: Batch) -> Batch:
     import torch.distributed as dist
 
     source = dist.get_global_rank(ctx.group, 0)

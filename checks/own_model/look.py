@@ -7,6 +7,7 @@ waited for in a step that names it, with the line of the user's code that it sta
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -41,6 +42,16 @@ class Stopped(Exception):
     """All ranks stop here, for what one of them met."""
 
 
+@dataclass(frozen=True)
+class Ready:
+    """A model that the ranks found alike, and that each took through forward and backward by itself."""
+
+    model: Any
+    options: Mapping[str, Any]  # DDP's, of the factory
+    batches: Mapping[int, Batch] = field(default_factory=dict)  # none where the factory makes none
+    unused: bool = False  # some parameter got no gradient on some rank
+
+
 class Look:
     """What is learned of the model, phase by phase."""
 
@@ -61,6 +72,14 @@ class Look:
         return OwnModel(**self.seen)
 
     def _look(self) -> None:
+        ready = self.ready()
+        options = {"find_unused_parameters": True} if ready.unused else {}
+        ddp = self._wrap(ready.model, {**ready.options, **options})
+        if ready.batches:
+            self._steps(ddp, ready.batches)
+
+    def ready(self) -> Ready:
+        """All that comes before DDP. Raises Stopped, Failed and Skip."""
         self._compare_names()
         loaded = self._load()
         model = loaded.model
@@ -70,14 +89,11 @@ class Look:
         if not self.seen["trainable"]:
             self._stop("trainable")
         if loaded.make_batch is None:
-            self._wrap(model, loaded.options)
-            return
+            return Ready(model, loaded.options)
         given = self._batches(loaded)
         unused = self._local_passes(model, given)
         self._require_time()
-        options = {"find_unused_parameters": True} if unused else {}
-        ddp = self._wrap(model, {**loaded.options, **options})
-        self._steps(ddp, given)
+        return Ready(model, loaded.options, given, unused)
 
     # --- words among the ranks --------------------------------------------------------------------
 
@@ -266,14 +282,10 @@ class Look:
     def _same_batch(self, model: Any, saved: Sequence[Any], batch: Batch) -> None:
         """Whether equal parameters, seeds and inputs give the same loss on every rank."""
         ctx = self.ctx
-        form = json.dumps([[place, list(one.shape), str(one.dtype)] for place, one in batch.tensors()])
-        with ctx.step("compare_batches"):
-            forms = ctx.exchange("form of the batch", form)
-        if len(set(forms)) > 1:
+        common = batches.common(ctx, batch)
+        if common is None:
             self.seen["no_same_batch"] = "the ranks' batches have different shapes"
             return
-        with ctx.step("broadcast", f"{len(json.loads(form))} tensors of the batch"):
-            common = batches.of_first_rank(ctx, batch)
         steps.restore_buffers(model, saved)
         loss = passes.loss_alone(model, common)
         with ctx.step("compare_losses"):

@@ -1,6 +1,6 @@
 """step_time: how much of a training step is communication, and how much of that hides behind computing?
 
-Raw input: none; measured on every rank with a small model, in rounds, all ranks beginning together::
+Raw input: none; measured on every rank, with a small model or that of --model, all ranks beginning together::
 
     forward and backward alone      10.1 ms  (9.9 to 10.4)
     the same in DDP                 14.3 ms  (14.0 to 15.1)    exposed communication 4.2 ms
@@ -16,9 +16,10 @@ from statistics import median
 
 from ddp_doctor.checks.step_time import bucket_advice, communication, slow_ranks
 from ddp_doctor.checks.step_time.facts import StepTimeFact
-from ddp_doctor.checks.step_time.measure import measure
+from ddp_doctor.checks.step_time.measure import YOURS, measure
 from ddp_doctor.checks.step_time.summary import Summary, crowded, summary
 from ddp_doctor.checks.step_time.work import own
+from ddp_doctor.checks.step_time.yours import is_given, yours
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
@@ -29,7 +30,9 @@ __all__ = ["CHECK", "StepTimeFact", "probe"]
 
 
 def probe(ctx: RankContext) -> StepTimeFact:
-    """Measure the steps of a small model. Raises Skip where they would take too long."""
+    """Measure the steps of the user's model or of a small one. Raises Skip where they would take too long."""
+    if is_given(ctx):
+        return measure(ctx, yours(ctx), YOURS)
     return measure(ctx, own(ctx))
 
 
@@ -84,6 +87,7 @@ CHECK = Check(
     facts=(StepTimeFact,),
     rules=(*communication.RULES, *slow_ranks.RULES, *bucket_advice.RULES),
     level=Level.THOROUGH,
+    level_with_model=Level.STANDARD,
     cost_s=5.0,
     deadline_s=60.0,
     measurements=measurements,

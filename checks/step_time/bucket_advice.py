@@ -80,8 +80,8 @@ def hide_too_little(recording: Recording) -> Iterator[Draft]:
     fact = recording.facts(StepTimeFact)[0].fact
     whose = f"your model {fact.model}" if fact.model else "a model of the doctor's"
     yield Draft(
-        title=f"Buckets of {best.cap_mib:g} MiB make a step {gain:.0%} shorter than the default of"
-        f" {default.cap_mib:g} MiB",
+        title=f"Buckets of {best.cap_mib:g} MiB make a step{words.of(fact.model)} {gain:.0%} shorter than the"
+        f" default of {default.cap_mib:g} MiB",
         detail=f"Measured with {whose}, {fact.gradient_bytes / MIB:.3g} MiB of gradients: {best.words()};"
         f" default {default.cap_mib:g}: {default.words()}.",
         confidence=Confidence.PROVED if fact.model else Confidence.POSSIBLE,

@@ -32,6 +32,9 @@ def bucket_sizes(
     if ctx.world_size == 1:
         missing["bucket sizes"] = "one rank has nobody to communicate with"
         return None
+    if reason := _hindrance(work):
+        missing["bucket sizes"] = reason
+        return None
     work = _balanced(ctx, work, curve, plan)
     seen = _passes(ctx, work)
     predicted = known.predictions(seen, curve)
@@ -50,6 +53,13 @@ def bucket_sizes(
         predicted_s=predicted,
         trials=trials,
     )
+
+
+def _hindrance(work: Work) -> str:
+    """Why bucket sizes of the user's model are not compared; the same on all ranks."""
+    if "bucket_cap_mb" in work.options:
+        return "the factory chooses bucket_cap_mb itself"
+    return "" if work.copies > 1 else "the GPU has no memory for the model in a second DDP"
 
 
 def _balanced(ctx: RankContext, work: Work, curve: known.Curve, plan: "Plan") -> Work:
@@ -83,6 +93,7 @@ def _passes(ctx: RankContext, work: Work) -> known.Backward:
             passes.append(_one_pass(ctx, work))
     passes = passes[1:]
     order = passes[0].gradients
+    passes = [one for one in passes if len(one.gradients) == len(order)]  # layers may be left out at random
     ready = [median(one.gradients[place].ready_s for one in passes) for place in range(len(order))]
     return known.Backward(
         forward_s=median(one.forward_s for one in passes),

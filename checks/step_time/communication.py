@@ -51,8 +51,8 @@ def waits_for_communication(recording: Recording) -> Iterator[Draft]:
     if min(seen.exposed) <= seen.noise_s or exposed < known.EXPOSED_SHARE * median(seen.step):
         return
     yield Draft(
-        title=f"Communication takes {seen.ratio:.1f} times as long as computing: {exposed / median(seen.step):.0%} of"
-        " a step is waiting",
+        title=f"Communication takes {seen.ratio:.1f} times as long as computing{words.of(seen.fact.model)}:"
+        f" {exposed / median(seen.step):.0%} of a step is waiting",
         detail=f"{_whose(seen)} has {seen.fact.gradient_bytes / MIB:.3g} MiB of gradients, which take"
         f" {words.ms(median(seen.communicate))} to average on these {seen.fact.ranks} ranks.",
         confidence=Confidence.PROVED,
@@ -98,8 +98,8 @@ def slower_than_one(recording: Recording) -> Iterator[Draft]:
     """Your model trains faster on one rank alone than on all of them.
 
     What it finds
-        One rank, while the others waited, did the batches of all ranks in less time than all ranks needed
-        for a step, in every round. Only with a model of your own: the doctor's says nothing about it.
+        One rank, while the others waited, did the batches of all ranks, one after another, in less time than
+        all ranks needed for a step, in every round. Only with a model of your own: the doctor's says nothing about it.
 
     Why it matters
         More GPUs or nodes cost more and give less.
@@ -123,7 +123,7 @@ def slower_than_one(recording: Recording) -> Iterator[Draft]:
     if max(alone) >= min(seen.step):
         return
     yield Draft(
-        title=f"One rank alone does the work of all {seen.fact.ranks} in"
+        title=f"One rank alone does the work of all {seen.fact.ranks}{words.of(seen.fact.model)} in"
         f" {median(alone) / median(seen.step):.0%} of their time",
         detail=f"{_whose(seen)}: {words.spread(alone)} against {words.spread(seen.step)} for the same samples.",
         confidence=Confidence.PROVED,

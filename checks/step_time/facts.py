@@ -58,6 +58,7 @@ class StepTimeFact(Fact):
     parameters: int
     gradient_bytes: int
     batch: int | None = None  # samples on each rank, where they are known
+    same_work: bool = True  # every rank computes the same; the user's batches may be of different shapes
     larger: int = 1
     threads: int = 1  # that torch computes with
     cpus: tuple[int, ...] = ()  # on which this rank may run

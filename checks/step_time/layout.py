@@ -3,23 +3,38 @@
 from copy import deepcopy
 from typing import Any
 
-from ddp_doctor.checks.step_time.timing import finish
+from ddp_doctor.checks.step_time.timing import agreed, finish
 from ddp_doctor.checks.step_time.work import Work
 from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.fact import Skip
 
 
 def wrap(ctx: RankContext, work: Work, cap_mib: float | None) -> Any:
     """A copy of the module in DDP; without a cap as DDP does by itself.
 
-    A copy, because the reducers of two wrappers would both act on the gradients of one module.
+    A copy, because the reducers of two wrappers would both act on the gradients of one module. Raises Skip, on
+    all ranks, where one of them cannot copy it.
     """
     from torch.nn.parallel import DistributedDataParallel
 
-    given: dict[str, Any] = {} if cap_mib is None else {"bucket_cap_mb": cap_mib}
+    module = _copied(ctx, work.module)
+    given = {**work.options, **({} if cap_mib is None else {"bucket_cap_mb": cap_mib})}
     with ctx.step("ddp_construct", f"buckets of {cap_mib:g} MiB" if cap_mib else "buckets as usual"):
-        ddp = DistributedDataParallel(deepcopy(work.module), process_group=ctx.group, **given)
+        ddp = DistributedDataParallel(module, process_group=ctx.group, **given)
         finish(ctx)
     return ddp
+
+
+def _copied(ctx: RankContext, module: Any) -> Any:
+    """Code of the user's may make this impossible: a lock, a file, a tensor with a history."""
+    copied, problem = None, ""
+    try:
+        copied = deepcopy(module)
+    except Exception as error:  # noqa: BLE001 - whatever an attribute of the user's says to it
+        problem = f"{type(error).__name__} on this rank"
+    if agreed(ctx, float(bool(problem))):
+        raise Skip(f"the model cannot be copied, which is needed here ({problem or 'on another rank'})")
+    return copied
 
 
 def built(ddp: Any) -> tuple[int, ...]:

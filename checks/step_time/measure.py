@@ -38,6 +38,8 @@ class Plan:
 
 
 _USUAL = Plan()
+#: The user's batch is as large as it is.
+YOURS = Plan(budget_s=4.0, longest_s=15.0)
 
 
 def measure(ctx: RankContext, work: Work, plan: Plan = _USUAL) -> StepTimeFact:
@@ -58,6 +60,7 @@ def measure(ctx: RankContext, work: Work, plan: Plan = _USUAL) -> StepTimeFact:
         parameters=sum(1 for _ in work.module.parameters()),
         gradient_bytes=work.gradient_bytes(),
         batch=work.samples,
+        same_work=work.alike,
         larger=larger,
         threads=_threads(),
         cpus=_cpus(),

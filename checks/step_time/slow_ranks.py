@@ -32,7 +32,8 @@ def computes_slower(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         Among three or more ranks those that needed at least a quarter more time than the median of the
-        others, for the same work, in each and every look; a GPU from three times on is an error. A rank whose processor
+        others, for the same work, in each and every look; a GPU from three times on is an error, but not with a
+        model of yours, which may do more on one rank, nor if the ranks' batches differ in shape. A rank whose processor
         was taken away meanwhile is information: something else ran there. Where ranks are more than
         processors, or none had one for itself, nobody is named. What the speed of a GPU explains is said there (DD801).
 
@@ -46,6 +47,8 @@ def computes_slower(recording: Recording) -> Iterator[Draft]:
         docs/explanation/step-time.md
     """
     seen = recording.facts(StepTimeFact)
+    if not all(one.fact.same_work for one in seen):
+        return
     if len(seen) < _FEWEST_RANKS or too_few_processors(recording) or mostly_disturbed(seen):
         return
     looks = {one.rank or 0: _looks(one.fact) for one in seen}
@@ -61,7 +64,8 @@ def computes_slower(recording: Recording) -> Iterator[Draft]:
     disturbed = all(_is_disturbed(by_rank[rank]) for rank in slow)
     yield Draft(
         title=f"{capital(ranks_at(recording, slow))} {'computes' if len(slow) == 1 else 'compute'}"
-        f" {_typical(worst, looks):.1f} times as long as the others for the same work",
+        f" {_typical(worst, looks):.1f} times as long as the others for the same work"
+        f"{words.of(by_rank[worst].fact.model)}",
         detail=_detail([by_rank[rank] for rank in slow], disturbed=disturbed),
         confidence=Confidence.LIKELY,
         culprits=rank_culprits(recording, StepTimeFact, slow),
@@ -107,6 +111,10 @@ def _is_disturbed(seen: Seen[StepTimeFact]) -> bool:
 
 def _detail(slow: Sequence[Seen[StepTimeFact]], *, disturbed: bool) -> str:
     waited = "In DDP every rank waits for the slowest one, in every step."
+    if slow[0].fact.model:
+        waited += (
+            " All had the same batch; what the model does on this rank only (logging, checks) counts too."
+        )
     if not disturbed:
         return waited
     share = min(one.fact.on_cpu_share or 0.0 for one in slow)
@@ -114,10 +122,14 @@ def _detail(slow: Sequence[Seen[StepTimeFact]], *, disturbed: bool) -> str:
 
 
 def _severity(fact: StepTimeFact, factor: float, *, disturbed: bool) -> Severity:
-    """What a host takes from a virtual machine does not show there: a slow processor alone drains no node."""
+    """What a host takes from a virtual machine does not show there: a slow processor alone drains no node.
+
+    Neither does a model of the user's, which may do more on one rank.
+    """
     if disturbed:
         return Severity.INFO
-    return Severity.ERROR if factor >= known.MUCH_SLOWER and fact.device != "cpu" else Severity.WARNING
+    sure = fact.device != "cpu" and not fact.model
+    return Severity.ERROR if sure and factor >= known.MUCH_SLOWER else Severity.WARNING
 
 
 def _evidence(recording: Recording, slow: Sequence[int], looks: dict[int, list[float]]) -> Iterator[Evidence]:

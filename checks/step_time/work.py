@@ -1,7 +1,7 @@
 """What the steps compute: a module and batches for it. The doctor's own is a plain net of linear layers."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddp_doctor.checks.step_time.timing import agreed
@@ -28,6 +28,9 @@ class Work:
     samples: int | None = None
     make: Callable[[int], Any] | None = None  # a batch of so many samples; None where that cannot be had
     most: int = _LARGEST_BATCH  # samples for which there is memory
+    options: Mapping[str, Any] = field(default_factory=dict)  # for DDP
+    copies: int = 2  # of the module in DDP, for which there is memory
+    alike: bool = True  # every rank computes the same
 
     def sized(self, samples: int) -> "Work":
         """The same with another batch, where one can be made."""

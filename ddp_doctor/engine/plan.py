@@ -40,7 +40,7 @@ def make_plan(
             raise UnknownCheck(f"there is no check {name!r}; `ddp-doctor checks` lists them")
     chosen, not_run = [], []
     for check in checks:
-        reason = _reason_against(check, level, only, skip)
+        reason = _reason_against(check, (level, check.from_level(model)), only, skip)
         if check.where is Where.NODES and nnodes == 1:
             reason = reason or "this run has one node; see --nnodes"
         if check.needs_model and not model:
@@ -62,13 +62,16 @@ def make_plan(
     return Plan(tuple(kept), tuple(not_run))
 
 
-def _reason_against(check: Check, level: Level, only: Sequence[str], skip: Sequence[str]) -> str | None:
+def _reason_against(
+    check: Check, levels: tuple[Level, Level], only: Sequence[str], skip: Sequence[str]
+) -> str | None:
+    level, needed = levels
     if check.id in skip:
         return "left out by --skip"
     if only:
         return None if check.id in only else "not selected by --only"
-    if not level.includes(check.level):
-        return f"belongs to level {check.level.value}; this run is {level.value}"
+    if not level.includes(needed):
+        return f"belongs to level {needed.value}; this run is {level.value}"
     return None
 
 

@@ -187,7 +187,7 @@ class Agent:
         The user's own code may ask for its rank, which is another number in a smaller world: that would blame
         the next one.
         """
-        if check.needs_model:
+        if check.runs_model(self.crew.model):
             return self.world.world_size
         return max(check.min_ranks, min(self.world.world_size, 2))
 
@@ -212,8 +212,18 @@ class Agent:
         self._note_unread(record, judged, record.ranks)
         if record.judged_check == FIRST and not _have_met(record):
             return self._leave_out(checks, "the process group could not be set up")
+        rest = self._without_model(judged, checks[position + 1 :])
         # A link is to blame: the pairwise check says which, and must not wait behind more hangs.
-        return sorted(checks[position + 1 :], key=lambda check: check.id != _PAIRWISE)
+        return sorted(rest, key=lambda check: check.id != _PAIRWISE)
+
+    def _without_model(self, judged: Sequence[Check], checks: Sequence[Check]) -> list[Check]:
+        """The user's model would hang or raise again, where one check of it ended that way."""
+        model = self.crew.model
+        if not any(check.runs_model(model) for check in judged):
+            return list(checks)
+        again = [check for check in checks if check.runs_model(model)]
+        self._leave_out(again, f"not tested: {model} did not come through {judged[0].id}")
+        return [check for check in checks if check not in again]
 
     def _without_collectives(self, checks: list[Check]) -> list[Check]:
         """A collective over a pair that does not answer hangs again; the other pairs are still tested."""

@@ -34,4 +34,13 @@ class Check:
     cost_s: float = 0.2
     deadline_s: float = 10.0
     needs_model: bool = False  # the user's own, from --model
+    level_with_model: Level | None = None  # from which it runs on the user's own, in place of the doctor's
     measurements: Callable[[Recording], Iterable[Measurement]] | None = None
+
+    def from_level(self, model: str) -> Level:
+        """The level from which it runs, with the user's own model or none ("")."""
+        return self.level_with_model if model and self.level_with_model else self.level
+
+    def runs_model(self, model: str) -> bool:
+        """Whether code of the user's own model runs in it."""
+        return self.needs_model or bool(model and self.level_with_model)

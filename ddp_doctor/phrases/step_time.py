@@ -11,6 +11,11 @@ _COMPUTED = Proof(
 _DDP_NOTES = "https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
 
 
+def of(model: str) -> str:
+    """`` of train.models:make``, or nothing for the doctor's own model."""
+    return f" of {model}" if model else ""
+
+
 def ms(seconds: float) -> str:
     """``43 ms``, ``4.3 ms``, ``0.43 ms``."""
     return f"{seconds * 1e3:.{_places(seconds)}f} ms"

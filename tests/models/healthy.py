@@ -111,3 +111,13 @@ def unlike_at_first():
 
 def uneven_batches():
     return UnlikeAtFirst(), lambda step: torch.randn(3 + dist.get_rank(), 4)
+
+
+def wide_net():
+    """64 KiB of gradients, which a DDP of its own options packs."""
+    net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    return net, lambda step: torch.ones(32, 64), {"gradient_as_bucket_view": True}
+
+
+def with_buckets_of_its_own():
+    return nn.Linear(64, 64), lambda step: torch.ones(32, 64), {"bucket_cap_mb": 1}

@@ -1,5 +1,6 @@
 """Models with one defect each; the rank that is off is the first, number 1."""
 
+import threading
 from typing import Any
 
 import torch
@@ -234,3 +235,10 @@ def batch_is_text():
 
 A_MODEL = ConvNet()
 NO_CALLABLE = 7
+
+
+def not_to_be_copied():
+    model = ConvNet()
+    if is_bad():
+        vars(model)["lock"] = threading.Lock()
+    return model, images

@@ -1,0 +1,120 @@
+"""step_time on real ranks with a model of the user's: it is measured and named, or left alone with the reason."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from ddp_doctor.checks.step_time import CHECK, StepTimeFact, probe
+from ddp_doctor.checks.step_time.measure import Plan, measure
+from ddp_doctor.checks.step_time.yours import yours
+from ddp_doctor.model.choices import Severity
+from tests.checks.judged_ranks import blamed, judge_by, only, record
+
+pytestmark = pytest.mark.ranks
+
+recording = partial(record, CHECK)
+judge = partial(judge_by, CHECK)
+SHORT = Plan(rounds=3, iterations=1)
+
+
+def whole(ctx: Any, name: str) -> StepTimeFact:
+    """The probe, with a model of tests/models."""
+    ctx.model = f"tests.models.{name}" if name else ""
+    return probe(ctx)
+
+
+def short(ctx: Any, name: str) -> StepTimeFact:
+    ctx.model = f"tests.models.{name}"
+    return measure(ctx, yours(ctx), SHORT)
+
+
+def on_one_node_only(ctx: Any) -> StepTimeFact:
+    return whole(ctx, "healthy:wide_net" if ctx.rank == 0 else "")
+
+
+def test_your_model_is_measured_with_its_own_gradients_and_options(ranks):
+    facts = ranks.facts(whole, "healthy:wide_net", on=(0, 1))
+
+    assert {fact.model for fact in facts} == {"tests.models.healthy:wide_net"}
+    assert {(fact.parameters, fact.gradient_bytes, fact.batch) for fact in facts} == {
+        (8, 4 * 4 * (64 * 64 + 64), None)
+    }
+    assert all(len(fact.rounds) == 5 and fact.same_work and fact.buckets for fact in facts)
+
+
+def test_a_model_with_batch_norm_and_a_dict_for_a_batch_are_measured_too(ranks):
+    for name in ("healthy:conv_net", "healthy:transformer"):
+        facts = ranks.facts(short, name, on=(0, 1))
+        assert all(fact.rounds and fact.same_work for fact in facts)
+
+
+def test_batches_of_different_shapes_are_measured_and_no_rank_is_called_slow(ranks):
+    facts = ranks.facts(short, "healthy:uneven_batches", on=(0, 1))
+
+    assert [fact.same_work for fact in facts] == [False, False]
+
+
+def test_bucket_sizes_that_the_factory_chose_are_left_to_it(ranks):
+    (fact, _) = ranks.facts(short, "healthy:with_buckets_of_its_own", on=(0, 1))
+
+    assert fact.buckets is None
+    assert "bucket_cap_mb" in fact.not_measured["bucket sizes"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("healthy:conv_net_alone", "returns no make_batch"),
+        ("planted:rank_branch", "get no gradient"),
+        ("planted:unused_head", "get no gradient"),
+        ("planted:raises", "does not go with DDP (forward)"),
+        ("planted:additional_layer", "does not go with DDP (manifest)"),
+        ("planted:not_to_be_copied", "cannot be copied"),
+    ],
+)
+def test_a_model_that_cannot_be_measured_is_left_alone_on_all_ranks_with_the_reason(ranks, name, reason):
+    for one in ranks.run(whole, name, on=(0, 1, 2)):
+        assert "model.fact.Skip" in (one.error or "")
+        assert reason in (one.error or "")
+
+
+def test_what_is_no_factory_of_a_model_is_not_measured(ranks):
+    for one in ranks.run(whole, "planted:gives_a_number", on=(0, 1)):
+        assert "model.fact.Failed" in (one.error or "")
+
+
+def test_nodes_that_were_given_different_models_measure_neither(ranks):
+    for one in ranks.run(on_one_node_only, on=(0, 1)):
+        assert "the nodes were given different models" in (one.error or "")
+
+
+def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
+    results = ranks.run(short, "healthy:odd_ones", on=(0, 1, 2))
+
+    assert all(one.error is None for one in results), results[0].error
+    assert len({one.steps for one in results}) == 1
+
+
+def slow_third(facts: list[StepTimeFact], **changes: Any) -> list[StepTimeFact]:
+    """Four ranks with a processor each, the third of which took ten times as long."""
+    by_rank = [facts[0].model_copy(update={"on_cpu_share": 1.0, "ranks": 4, **changes}) for _ in range(4)]
+    rounds = tuple(
+        one.model_copy(update={"compute_s": 0.010, "again_s": 0.010, "step_s": 0.1})
+        for one in facts[0].rounds
+    )
+    slow = tuple(one.model_copy(update={"compute_s": 0.1, "again_s": 0.1}) for one in rounds)
+    return [
+        fact.model_copy(update={"rounds": slow if rank == 2 else rounds}) for rank, fact in enumerate(by_rank)
+    ]
+
+
+def test_findings_name_your_model_and_no_rank_with_another_batch(ranks):
+    facts = ranks.facts(short, "healthy:wide_net", on=(0, 1))
+    found = [one for one in judge(recording(slow_third(facts, device="cuda:0"))) if one.code == "DD812"]
+    finding = only(found, "DD812")
+
+    assert blamed(finding) == [2]
+    assert "of tests.models.healthy:wide_net" in finding.title
+    assert finding.severity is Severity.WARNING  # a model may do more on one rank
+    assert "DD812" not in {one.code for one in judge(recording(slow_third(facts, same_work=False)))}
