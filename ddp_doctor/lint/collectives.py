@@ -8,7 +8,6 @@ dist.send(x, dst=1)             no: between two ranks
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -72,7 +71,7 @@ def _is_synchronised(script: Script, call: Call) -> bool:
     """A backward pass through the wrapped model that reduces gradients."""
     if call.method != "backward" or not training.forwards_in(script, call.receiver):
         return False
-    contexts = (ast.unparse(one.node) for one in call.place.withs)
+    contexts = (one.text for one in call.place.withs)
     return not any("no_sync" in one for one in contexts) and not _has_group(script)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ddp_doctor.lint.names import canonical
 from ddp_doctor.lint.scopes import Class, Function, Scope, Store
@@ -74,12 +74,9 @@ class Expressions:
         return Value(node, "constant")
 
     def _name(self, node: ast.Name) -> Value:
-        scope: Scope | None = self._scope
-        while scope is not None:
-            found = self._store.get(scope, node.id)
-            if found is not None:
-                return found
-            scope = scope.parent
+        found = self._store.find(self._scope, node.id)
+        if found is not None:
+            return found
         if node.id in _BUILTINS:
             return Value(node, "name", name=node.id)
         found = Value(node, "free", name=node.id)
@@ -139,8 +136,8 @@ class Expressions:
         before = self.place
         for one in node.values[1:]:
             holds = isinstance(node.op, ast.And)
-            self.place = replace(
-                self.place, conditions=(*self.place.conditions, Condition(parts[-1], holds=holds))
+            self.place = self.place._replace(
+                conditions=(*self.place.conditions, Condition(parts[-1], holds=holds))
             )
             parts.append(self.value(one))
         self.place = before
@@ -164,16 +161,16 @@ class Expressions:
 
     def _generator(self, node: ast.comprehension) -> Value:
         over = self.value(node.iter)
-        self.place = replace(self.place, loops=(*self.place.loops, Loop(node, over)))
+        self.place = self.place._replace(loops=(*self.place.loops, Loop(node, over)))
         self.assign(node.target, Value(node.target, "loop", parts=(over,)), node)
         for test in node.ifs:
             condition = Condition(self.value(test), holds=True)
-            self.place = replace(self.place, conditions=(*self.place.conditions, condition))
+            self.place = self.place._replace(conditions=(*self.place.conditions, condition))
         return over
 
     def _under(self, condition: Condition, node: ast.expr) -> Value:
         before = self.place
-        self.place = replace(before, conditions=(*before.conditions, condition))
+        self.place = before._replace(conditions=(*before.conditions, condition))
         value = self.value(node)
         self.place = before
         return value
@@ -182,10 +179,14 @@ class Expressions:
 
     def _call(self, node: ast.Call) -> Call:
         callee = self._callee(node.func)
-        args = tuple(self.value(one) for one in node.args if not isinstance(one, ast.Starred))
-        stars = [self.value(one.value) for one in node.args if isinstance(one, ast.Starred)]
-        keywords = {one.arg: self.value(one.value) for one in node.keywords if one.arg is not None}
-        stars += [self.value(one.value) for one in node.keywords if one.arg is None]
+        plain = [one for one in node.args if not isinstance(one, ast.Starred)]
+        args = tuple(map(self.value, plain))
+        keywords, stars = dict[str, Value](), list[Value]()
+        if len(plain) < len(node.args):
+            stars = [self.value(one.value) for one in node.args if isinstance(one, ast.Starred)]
+        if node.keywords:
+            keywords = {one.arg: self.value(one.value) for one in node.keywords if one.arg is not None}
+            stars += [self.value(one.value) for one in node.keywords if one.arg is None]
         receiver = callee.owner if callee.kind == "attribute" else None
         self._order += 1
         call = Call(
@@ -314,7 +315,7 @@ def parameters(arguments: ast.arguments) -> Iterable[ast.arg]:
 
 def _object(value: Value) -> Value:
     """The object whose attributes are meant; a choice has those of its first alternative."""
-    return value if value.kind not in ("choice", "call") else next(value.objects(), value)
+    return value if value.kind not in ("choice", "call") else next(iter(value.objects()), value)
 
 
 def _returned(value: Value) -> Value:

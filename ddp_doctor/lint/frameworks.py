@@ -41,8 +41,9 @@ _LIBRARIES = {
 
 def libraries(modules: Iterable[str]) -> frozenset[str]:
     """The libraries among imported modules and names."""
-    return frozenset(
-        name
-        for prefix, name in _LIBRARIES.items()
-        if any(module == prefix or module.startswith(prefix + ".") for module in modules)
-    )
+    begins = set[str]()
+    for module in modules:
+        while module and module not in begins:
+            begins.add(module)
+            module = module.rpartition(".")[0]  # noqa: PLW2901 - the module around it
+    return frozenset(name for prefix, name in _LIBRARIES.items() if prefix in begins)

@@ -143,9 +143,7 @@ def has_branches(module: Module) -> bool:
 def never_used(script: Script, module: Module) -> Iterator[Value]:
     """Layers whose attribute nothing in the file reads."""
     read = {
-        one.attr
-        for one in ast.walk(script.tree)
-        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Load)
+        one.attr for one in script.nodes if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Load)
     }
     return (layer for name, layer in module.layers.items() if name not in read)
 

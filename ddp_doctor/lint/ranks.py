@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from ddp_doctor.lint.expressions import SPAWN_INDEX
@@ -35,6 +36,8 @@ _RANK_CALLS = {
     "torch.distributed.get_node_local_rank": "local_rank",
     "torch.distributed.get_group_rank": "rank",
 }
+#: Names and conditions; several rules ask for the same.
+_MOST_KEPT = 500
 #: What may stand around a rank without making it another number.
 _TRANSPARENT = ("int", "str", "os.environ.get", "os.getenv")
 
@@ -94,6 +97,7 @@ def _operand_kind(value: Value, node: ast.expr) -> RankKind | None:
     return rank_kind(value) or _by_name(_written(node))
 
 
+@lru_cache(maxsize=_MOST_KEPT)
 def _by_name(name: str) -> RankKind | None:
     if _LOCAL.search(name):
         return "local_rank"
@@ -163,6 +167,7 @@ def _called(call: Call, depth: int) -> RankTest | None:
     return RankTest(kind, "others") if kind else _main(call.method or call.name.rpartition(".")[2])
 
 
+@lru_cache(maxsize=_MOST_KEPT)
 def _main(name: str) -> RankTest | None:
     if not _MAIN.search(name):
         return None
@@ -250,6 +255,7 @@ def _number(value: Value) -> float | None:
     return constant
 
 
+@lru_cache(maxsize=_MOST_KEPT)
 def rank_condition(condition: Condition) -> RankTest | None:
     """The test of a condition, turned round where it did not hold."""
     test = rank_test(condition.test)

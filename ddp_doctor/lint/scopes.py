@@ -67,6 +67,15 @@ class Store:
         self._before: list[dict[Key, Value | None]] = []
         self._owners: list[object] = []  # kept, so that no other gets their number
 
+    def find(self, scope: Scope | None, name: str) -> Value | None:
+        """What the name is bound to in a scope or in those around it."""
+        while scope is not None:
+            found = self._values.get((id(scope), name))
+            if found is not None:
+                return found
+            scope = scope.parent
+        return None
+
     def get(self, owner: object, name: str) -> Value | None:
         """What the name is bound to."""
         if isinstance(owner, str):

@@ -35,6 +35,8 @@ class Script:
         self.leaves: tuple[Leave, ...] = tuple(self._trace.leaves)
         self.modules = frozenset(self._trace.modules)  # and the names that are imported from them
         self.has_unknown_star = self._trace.has_unknown_star
+        self.forwards: dict[Value, list[Call]] = {}  # what training.forwards_in found
+        self._ddp: dict[Value, bool] = {}  # what is_ddp found
 
     @cached_property
     def lines(self) -> list[str]:
@@ -42,12 +44,30 @@ class Script:
         return self.source.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
     @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the tree, the outer ones first."""
+        return tuple(ast.walk(self.tree))
+
+    @cached_property
     def texts(self) -> frozenset[str]:
         """The strings in it."""
-        nodes = ast.walk(self.tree)
         return frozenset(
-            one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str)
+            one.value for one in self.nodes if isinstance(one, ast.Constant) and isinstance(one.value, str)
         )
+
+    @cached_property
+    def lowered(self) -> str:
+        """The source in lower case: to look for words in it is a hundred times as fast as a pattern without case."""
+        return self.source.lower()
+
+    @cached_property
+    def assigned_in(self) -> dict[int, ast.Assign]:
+        """The assignment that stands in a line; of several the first that ran."""
+        found: dict[int, ast.Assign] = {}
+        for node in dict.fromkeys(one.node for one in self.assignments if isinstance(one.node, ast.Assign)):
+            for line in range(node.lineno, (node.end_lineno or 0) + 1):
+                found.setdefault(line, node)
+        return found
 
     @cached_property
     def libraries(self) -> frozenset[str]:
@@ -88,6 +108,10 @@ class Script:
 
     def is_ddp(self, value: Value | None) -> bool:
         """Whether a value is, or may be, a model that was wrapped in DistributedDataParallel."""
-        if value is None:
+        if value is None or value.kind not in ("choice", "call"):
             return False
-        return any(isinstance(one, Call) and one.name == names.DDP for one in value.objects())
+        known = self._ddp.get(value)
+        if known is None:
+            known = any(isinstance(one, Call) and one.name == names.DDP for one in value.objects())
+            self._ddp[value] = known
+        return known

@@ -22,10 +22,9 @@ class Suppressions:
 
     def __init__(self, lines: Sequence[str], tree: ast.Module) -> None:
         self._lines, self._tree = lines, tree
-        self._any = any("oqa" in line.lower() for line in lines)
-        self._of_file = [
-            _codes(found) for line in lines if "oqa" in line.lower() and (found := _FILE.match(line))
-        ]
+        self._any = "oqa" in "\n".join(lines).lower()
+        candidates = [line for line in lines if "oqa" in line.lower()] if self._any else []
+        self._of_file = [_codes(found) for line in candidates if (found := _FILE.match(line))]
 
     def takes_back(self, code: str, line: int) -> bool:
         """Whether a comment of the file, or on any line of the statement at ``line``, takes ``code`` back."""

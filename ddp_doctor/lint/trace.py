@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from ddp_doctor.lint.expressions import Expressions, parameters
 from ddp_doctor.lint.names import STARS, canonical
@@ -75,7 +74,7 @@ class Trace(Expressions):
         outer, before, lasting = self._scope, self.place, self._lasting
         self._scope, self._lasting = Scope(function.scope), []
         cls = function.cls.definition if function.cls else None
-        self.place = replace(before, function=function.definition, cls=cls, depth=before.depth + 1)
+        self.place = before._replace(function=function.definition, cls=cls, depth=before.depth + 1)
         self._bind_parameters(function, [*([bound] if bound else []), *given], named)
         self._returns.append([])
         self.block(function.definition.body)
@@ -121,7 +120,7 @@ class Trace(Expressions):
                 return True
             if self._lasting:  # the other way has left: what follows runs under the condition
                 kept = self.place.conditions[-_MOST_CONDITIONS:]
-                self.place = replace(self.place, conditions=(*kept, *self._lasting))
+                self.place = self.place._replace(conditions=(*kept, *self._lasting))
                 self._lasting = []
         outer = {id(one) for one in before.conditions}
         gained = [one for one in self.place.conditions if id(one) not in outer]
@@ -197,7 +196,7 @@ class Trace(Expressions):
         self, statements: Sequence[ast.stmt], condition: Condition
     ) -> tuple[bool, dict[tuple[int, str], Value]]:
         before = self.place
-        self.place = replace(before, conditions=(*before.conditions, condition))
+        self.place = before._replace(conditions=(*before.conditions, condition))
         self._store.begin()
         ends = self._inner(statements)
         self.place = before
@@ -210,7 +209,7 @@ class Trace(Expressions):
 
     def _loop(self, loop: Loop, body: Sequence[ast.stmt], node: ast.stmt) -> None:
         before = self.place
-        self.place = replace(before, loops=(*before.loops, loop))
+        self.place = before._replace(loops=(*before.loops, loop))
         if isinstance(node, ast.For | ast.AsyncFor) and loop.over is not None:
             self.assign(node.target, Value(node.target, "loop", parts=(loop.over,)), node)
         self._inner(body)
@@ -224,7 +223,7 @@ class Trace(Expressions):
         before = self.place
         for item in node.items:
             value = self.value(item.context_expr)
-            self.place = replace(self.place, withs=(*self.place.withs, value))
+            self.place = self.place._replace(withs=(*self.place.withs, value))
             if item.optional_vars is not None:
                 self.assign(item.optional_vars, value, node)
         ends = self.block(node.body)
@@ -239,7 +238,7 @@ class Trace(Expressions):
         if ends:
             self._store.end()
         for handler in node.handlers:
-            self.place = replace(before, in_handler=True)
+            self.place = before._replace(in_handler=True)
             self._store.begin()
             left = self._inner(handler.body)
             bound = self._store.end()

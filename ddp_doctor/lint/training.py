@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.lint import names
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Condition, Value
+from ddp_doctor.lint.values import Call, Condition, Value, written
 
 SCALERS = ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler")
 #: Positions of DataLoader's parameters.
@@ -57,7 +57,13 @@ def is_forward(script: Script, call: Value) -> bool:
 
 def forwards_in(script: Script, value: Value | None) -> list[Call]:
     """The forwards of the wrapped model that a value is made of."""
-    return [one for one in made_of(value) if isinstance(one, Call) and is_forward(script, one)]
+    if value is None:
+        return []
+    found = script.forwards.get(value)
+    if found is None:
+        found = [one for one in made_of(value) if isinstance(one, Call) and is_forward(script, one)]
+        script.forwards[value] = found
+    return found
 
 
 def loss_of(backward: Call) -> Value | None:
@@ -76,7 +82,7 @@ def backwards(script: Script) -> Iterator[Call]:
 def optimizer_steps(script: Script) -> Iterator[Call]:
     """``optimizer.step()`` and ``scaler.step(optimizer)``."""
     for call in script.methods("step"):
-        text = ast.unparse(call.call.func).removesuffix(".step")
+        text = written(call.call.func).removesuffix(".step")
         is_scaler = is_scaler_of(call.receiver) or "scaler" in text.lower()
         if (is_scaler and call.args) or not (_NOT_AN_OPTIMIZER.search(text.rpartition(".")[2]) or call.args):
             yield call
@@ -100,7 +106,7 @@ def no_gradients(call: Call) -> bool:
     marks = [one.text for one in call.place.withs]
     function = call.place.function
     if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-        marks += [ast.unparse(one) for one in function.decorator_list]
+        marks += map(written, function.decorator_list)
     return any(re.search(r"no_grad|inference_mode|set_grad_enabled\(False", one) for one in marks)
 
 
@@ -121,11 +127,8 @@ def is_for_evaluation(script: Script, call: Call) -> bool:
 def written_to(script: Script, value: Value) -> str:
     """The target of the assignment that a value stands in, as the script writes it; empty where there is none."""
     line = getattr(value.node, "lineno", 0)
-    for one in script.assignments:
-        node = one.node
-        if isinstance(node, ast.Assign) and node.lineno <= line <= (node.end_lineno or 0):
-            return ", ".join(ast.unparse(target) for target in node.targets)
-    return ""
+    node = script.assigned_in.get(line)
+    return ", ".join(map(written, node.targets)) if node is not None else ""
 
 
 def is_world_size(value: Value, depth: int = 4) -> bool:

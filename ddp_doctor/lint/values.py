@@ -11,7 +11,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 Kind = Literal[
     "name",
@@ -33,6 +34,8 @@ SAME_OBJECT = frozenset(
 )
 #: Rules that follow values need no more of them; a loop may lead in circles.
 _MOST_STEPS = 500
+#: Of one script; several rules ask for the same expressions.
+_MOST_KEPT = 500
 
 
 @dataclass(eq=False, slots=True)
@@ -59,7 +62,7 @@ class Value:
     @property
     def text(self) -> str:
         """How the script writes it."""
-        return ast.unparse(self.node)
+        return written(self.node)
 
     def alternatives(self) -> Iterable[Value]:
         """The values that it may be: itself, or the parts of a choice."""
@@ -99,12 +102,12 @@ class Value:
         """The calls that it may be the result of."""
         return (one for one in self.alternatives() if isinstance(one, Call))
 
-    def objects(self) -> Iterator[Value]:
+    def objects(self) -> Iterable[Value]:
         """The objects it may be, behind methods that return their own receiver (``net.to(device)`` is ``net``) and
         behind local functions that return them."""
-        if self.kind not in ("choice", "call"):
-            yield self
-            return
+        return self._behind() if self.kind == "choice" else (self,)
+
+    def _behind(self) -> Iterator[Value]:
         waiting, seen = [self], set[int]()
         while waiting and len(seen) < _MOST_STEPS:
             for value in waiting.pop().alternatives():
@@ -119,8 +122,7 @@ class Value:
                     yield value
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(NamedTuple):
     """What held when something ran: ``test`` was ``holds``; ``early`` where the other way left before."""
 
     test: Value
@@ -137,8 +139,7 @@ class Loop:
     test: Value | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):  # made for every statement: a frozen dataclass takes five times as long
     """Where the trace was: all of it from the entry on, through the local functions that led there."""
 
     function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None = None
@@ -148,6 +149,9 @@ class Place:
     withs: tuple[Value, ...] = ()  # the context managers
     in_handler: bool = False  # inside of except
     depth: int = 0
+
+
+_OUTERMOST = Place()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +174,7 @@ class Call(Value):
     args: tuple[Value, ...] = ()  # positional, without those behind a star
     keywords: dict[str, Value] = field(default_factory=dict)
     has_stars: bool = False  # *args or **kwargs may give any argument
-    place: Place = Place()
+    place: Place = _OUTERMOST
     order: int = 0
     root: int = 0  # calls are ordered only within one root
     local: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | None = None  # what of the script it calls
@@ -181,6 +185,11 @@ class Call(Value):
         """The node, for its position."""
         assert isinstance(self.node, ast.Call)
         return self.node
+
+    def objects(self) -> Iterable[Value]:
+        """As of any value; most calls are no such method and are not followed."""
+        is_itself = self.returned is None and (self.receiver is None or self.method not in SAME_OBJECT)
+        return (self,) if is_itself else self._behind()
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
@@ -208,3 +217,9 @@ class Call(Value):
     def precedes(self, other: Call) -> bool:
         """Whether it surely comes first; False also where the order is not known."""
         return self.root == other.root and self.order < other.order
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def written(node: ast.AST) -> str:
+    """The source of a node; names, which are most of them, without Python's slow writer."""
+    return node.id if isinstance(node, ast.Name) else ast.unparse(node)

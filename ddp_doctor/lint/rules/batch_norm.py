@@ -21,8 +21,13 @@ _MODELS = re.compile(
     r"^torchvision\.models\.(\w+\.)?(resnet|resnext|wide_resnet|densenet|mobilenet|mnasnet|regnet|shufflenet|"
     r"efficientnet|inception|googlenet)\w*$"
 )
-_NO_NEED = re.compile(
-    r"SyncBatchNorm|sync_?bn|convert_sync|FrozenBatchNorm|track_running_stats=False", re.IGNORECASE
+_NO_NEED = (
+    "syncbatchnorm",
+    "syncbn",
+    "sync_bn",
+    "convert_sync",
+    "frozenbatchnorm",
+    "track_running_stats=false",
 )
 
 
@@ -47,7 +52,7 @@ def small_batches(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
         https://arxiv.org/abs/1803.08494
     """
-    if not script.wraps or _NO_NEED.search(script.source):
+    if not script.wraps or any(one in script.lowered for one in _NO_NEED):
         return
     sizes = [size for call in training.loaders(script) if (size := _batch_size(script, call)) is not None]
     layer = next((one for one in script.calls if one.name in _LAYERS or _MODELS.match(one.name)), None)

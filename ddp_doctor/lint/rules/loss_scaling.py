@@ -11,7 +11,6 @@ scaler.update()
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Literal
 
@@ -23,7 +22,7 @@ from ddp_doctor.model.choices import Severity
 
 _AUTOCASTS = ("torch.amp.autocast", "torch.cuda.amp.autocast")
 _CLIPS = tuple(f"torch.nn.utils.{one}" for one in ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_"))
-_SCALES = re.compile(r"scaler|loss_scale|amp\.scale_loss|apex", re.IGNORECASE)
+_SCALES = ("scaler", "loss_scale", "amp.scale_loss", "apex")
 Precision = Literal["float16", "bfloat16", "unknown"]
 
 
@@ -49,7 +48,7 @@ def without_scaler(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/amp.html#gradient-scaling
     """
-    if _SCALES.search(script.source):
+    if any(one in script.lowered for one in _SCALES):
         return
     for call in script.methods("backward"):
         for one in training.made_of(call.receiver):

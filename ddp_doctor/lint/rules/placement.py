@@ -22,7 +22,7 @@ _LOSSES = re.compile(
     r"^torch\.nn\.(functional\.(cross_entropy|nll_loss|mse_loss|l1_loss|smooth_l1_loss|huber_loss|kl_div|"
     r"binary_cross_entropy|binary_cross_entropy_with_logits)|\w+Loss)$"
 )
-_DEFAULT_DEVICE = re.compile(r"set_default_device|set_default_tensor_type|prefetch", re.IGNORECASE)
+_DEFAULT_DEVICE = ("set_default_device", "set_default_tensor_type", "prefetch")
 _MOVES = re.compile(r"\.cuda\(|\.to\(|device=")
 _PASSES_ON = ("enumerate", "tqdm", "tqdm.tqdm", "tqdm.auto.tqdm", "iter")
 
@@ -45,7 +45,7 @@ def target_left_behind(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/generated/torch.Tensor.to.html
     """
-    if not _wraps_on_gpu(script) or _DEFAULT_DEVICE.search(script.source):
+    if not _wraps_on_gpu(script) or any(one in script.lowered for one in _DEFAULT_DEVICE):
         return
     for call in script.calls:
         if not _is_loss(call) or len(call.args) < 2:

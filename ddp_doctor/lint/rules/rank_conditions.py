@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import lru_cache
 
 from ddp_doctor.lint.collectives import collectives, described
 from ddp_doctor.lint.ranks import Chosen, rank_condition
@@ -46,10 +47,14 @@ def on_some_ranks(script: Script) -> Iterator[Spot]:
     """
     if _splits_roles(script):
         return
-    sides, handed_on = _sides(script), _handed_on(script)
+    sides = _sides(script)
     for call in collectives(script):
         for condition, who in _chosen(call.conditions):
-            if condition.early or len(sides[_site(call)]) > 1 or id(call.place.function) in handed_on:
+            if (
+                condition.early
+                or len(sides[_site(call)]) > 1
+                or id(call.place.function) in _handed_on(script)
+            ):
                 continue
             line = getattr(condition.test.node, "lineno", 0)
             yield Spot(
@@ -92,6 +97,7 @@ def skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
                 )
 
 
+@lru_cache(maxsize=1)  # where anything is to be said
 def _handed_on(script: Script) -> set[int]:
     """Functions that something unknown may call on the other ranks: ``optimizer.step(closure)``."""
     given = (

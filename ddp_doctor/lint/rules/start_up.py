@@ -153,7 +153,7 @@ def local_rank_as_argument(script: Script) -> Iterator[Spot]:
 def _uses_local_rank(script: Script) -> bool:
     return any(
         isinstance(node, ast.Attribute) and node.attr == "local_rank" and isinstance(node.ctx, ast.Load)
-        for node in ast.walk(script.tree)
+        for node in script.nodes
     )
 
 

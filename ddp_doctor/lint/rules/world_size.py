@@ -19,7 +19,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 
 _OWN_REDUCTION = re.compile(r"no_sync|require_backward_grad_sync|register_comm_hook")
 _SUMMED = re.compile(r"reduction=['\"]sum['\"]|\.sum\(|size_average=False")
-_SHARED = re.compile(r"reduce|gather|torchmetrics|evaluator", re.IGNORECASE)
+_SHARED = ("reduce", "gather", "torchmetrics", "evaluator")
 _DEEPEST = 12
 
 
@@ -142,11 +142,11 @@ def local_sum(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/distributed.html#torch.distributed.all_reduce
     """
-    if _SHARED.search(script.source):
+    if any(one in script.lowered for one in _SHARED):
         return
     divisions = {
         id(one.right if isinstance(one, ast.BinOp) else one.value): one
-        for one in ast.walk(script.tree)
+        for one in script.nodes
         if isinstance(one, ast.BinOp | ast.AugAssign) and isinstance(one.op, ast.Div)
     }
     for call in script.named("len"):
