@@ -7,6 +7,7 @@ What the probe does in a new folder of the working directory, which it removes a
     read      4.7 KB, sha256 8f3c… on both: stamp [0, 1]                      sha256 12ab… on both: stamp [0, 2]
     all       torch.distributed.checkpoint.save of one tensor in shards: __0_0.distcp, __1_0.distcp, .metadata
     each      loads the whole tensor alone, as a world of one rank
+    all but one  load it together, cut anew: with three ranks of four, rank 1 gets elements 342 to 683 of 1024
 
 The stamp tells whose state it is and which. Nothing but the probe's own files is loaded, and these with
 ``weights_only``, but for the pickle in ``.metadata`` that torch itself wrote a moment before.
@@ -19,7 +20,7 @@ import json
 import shutil
 from pathlib import Path
 
-from ddp_doctor.checks.checkpoint import plain, sharded, shards, states
+from ddp_doctor.checks.checkpoint import plain, regrouped, sharded, shards, states
 from ddp_doctor.checks.checkpoint.facts import Checkpoint, Sharded
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
@@ -81,10 +82,18 @@ def _in_shards(ctx: RankContext, folder: Path, sees: bool) -> tuple[Sharded | No
         error = sharded.save(ctx, folder)
     with ctx.step("exchange", "saved shards"):
         error = next((one for one in ctx.exchange("saved shards", error) if one), "")
-    found = None if error else sharded.load(ctx, folder)
+    if error:
+        return None, f"torch could not save: {error}"
+    return _by_fewer(ctx, folder, sharded.load(ctx, folder)), None
+
+
+def _by_fewer(ctx: RankContext, folder: Path, alone: Sharded) -> Sharded:
+    """What this rank loaded alone, and what it loads in a group of one rank less."""
     with ctx.step("exchange", "loaded shards"):
-        ctx.exchange("loaded shards", "")
-    return found, f"torch could not save: {error}" if error else None
+        against = ctx.exchange("loaded shards", regrouped.reason_against(ctx))
+    reason = next((one for one in against if one), None)
+    found, reason = (None, reason) if reason else regrouped.load(ctx, folder)
+    return alone.model_copy(update={"resharded": found, "resharded_reason": reason})
 
 
 CHECK = Check(

@@ -24,6 +24,23 @@ class Loaded(Frozen):
     error: str | None = None
 
 
+class Resharded(Frozen):
+    """This rank's part of what all ranks saved, loaded by a group of ``world_size`` ranks, in which it has its number.
+
+    ``error`` is torch's, which all of the group get; it arose on the ranks ``failed``. ``off_first`` is the first
+    element that is off, by its place in the whole; ``off_holds`` the place whose number it holds, None for no place.
+    """
+
+    world_size: int
+    first: int
+    elements: int
+    off_elements: int = 0
+    off_first: int | None = None
+    off_holds: int | None = None
+    failed: tuple[int, ...] = ()
+    error: str | None = None
+
+
 class Sharded(Frozen):
     """A checkpoint that all ranks saved together, loaded by this rank alone.
 
@@ -36,6 +53,8 @@ class Sharded(Frozen):
     off: tuple[int, ...] = ()
     off_elements: int = 0
     error: str | None = None
+    resharded: Resharded | None = None
+    resharded_reason: str | None = None  # why there is none
 
 
 class Checkpoint(Fact):

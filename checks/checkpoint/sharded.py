@@ -66,7 +66,7 @@ def save(ctx: RankContext, folder: Path) -> str:
         whole = DTensor.from_local(own, mesh, [Shard(0)], run_check=False)
         known.save({"weight": whole}, checkpoint_id=folder / FOLDER, process_group=ctx.group)
     except (Exception, CheckpointException) as error:  # noqa: BLE001 - torch gathers whatever the ranks raised
-        return _words(error)
+        return said(error)
     return ""
 
 
@@ -86,13 +86,13 @@ def load(ctx: RankContext, folder: Path) -> Sharded:
     try:
         known.load(held, checkpoint_id=folder / FOLDER, no_dist=True)
     except (Exception, CheckpointException) as error:  # noqa: BLE001 - torn bytes raise whatever they lead to
-        return seen.model_copy(update={"error": _words(error)})
+        return seen.model_copy(update={"error": said(error)})
     off = (held["weight"] != expected).nonzero().flatten().tolist()
     owners = tuple(sorted({place // ELEMENTS_OF_A_RANK for place in off}))
     return seen.model_copy(update={"off": owners, "off_elements": len(off)})
 
 
-def _words(error: BaseException) -> str:
+def said(error: BaseException) -> str:
     """The first failure of a CheckpointException, which is no Exception and has the traces of all; else the error."""
     failures = getattr(error, "failures", None) or {}
     first = next(iter(failures.values()), (error,))[0]

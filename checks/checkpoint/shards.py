@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.checkpoint.facts import Checkpoint, Sharded
+from ddp_doctor.checks.checkpoint.facts import Checkpoint, Resharded, Sharded
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
@@ -10,13 +10,17 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.checkpoints import LOOK_AT_STORAGE
 from ddp_doctor.phrases.ranks import rank_culprits, ranks_at
 
+_Bad = list[tuple[Seen[Checkpoint], Sharded]]
+_BadParts = list[tuple[Seen[Checkpoint], Resharded]]
+
 
 @rule("DD765", "sharded-checkpoint-does-not-load", Severity.ERROR, Checkpoint)
 def sharded_checkpoint_does_not_load(recording: Recording) -> Iterator[Draft]:
     """
     What it finds
         All ranks saved one tensor in shards, with torch.distributed.checkpoint; a rank that loads it alone, as a
-        world of another size, lacks a shard's file, gets an error or finds other numbers than were saved.
+        world of another size, lacks a shard's file, gets an error or finds other numbers than were saved. Or each
+        alone finds the right ones, and a group of one rank less, in which each loads a part, does not.
 
     Why it matters
         A job that resumes on fewer or more ranks reads every shard on every node. A shard that is lost or
@@ -29,24 +33,70 @@ def sharded_checkpoint_does_not_load(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
     """
-    ranks = {one.fact.group_rank: one.rank or 0 for one in recording.facts(Checkpoint)}
-    bad = [(one, one.fact.sharded) for one in recording.facts(Checkpoint) if one.fact.sharded is not None]
-    bad = [(one, seen) for one, seen in bad if seen.missing or seen.off or seen.error]
-    if not bad:
-        return
-    owners = sorted(
-        {ranks[owner] for _, seen in bad for owner in (*seen.missing, *seen.off) if owner in ranks}
-    )
+    seen = recording.facts(Checkpoint)
+    alone = [(one, one.fact.sharded) for one in seen if one.fact.sharded is not None]
+    bad = [(one, found) for one, found in alone if found.missing or found.off or found.error]
+    parts = [(one, found.resharded) for one, found in alone if found.resharded is not None]
+    bad_parts = [(one, found) for one, found in parts if found.off_elements or found.error]
+    if bad:
+        yield _does_not_load(recording, bad, bad_parts)
+    elif bad_parts:
+        yield _does_not_load_in_parts(recording, bad_parts)
+
+
+def _does_not_load(recording: Recording, bad: _Bad, bad_parts: _BadParts) -> Draft:
+    """A shard that nobody can read is its writer's; one that some cannot is theirs."""
+    ranks = _by_group_rank(recording)
+    owners = sorted({ranks[own] for _, found in bad for own in (*found.missing, *found.off) if own in ranks})
     readers = [one.rank or 0 for one, _ in bad]
-    everyone = len(readers) == bad[0][0].fact.world_size
-    # A shard that nobody can read is its writer's; one that some cannot is theirs.
-    yield Draft(
-        title=f"A sharded checkpoint does not load on {ranks_at(recording, readers)}"
+    saved = bad[0][0].fact.world_size
+    sizes = "1" if not bad_parts else f"1 and {bad_parts[0][1].world_size}"
+    return Draft(
+        title=f"What {saved} ranks saved in shards does not load at world size {sizes} on"
+        f" {ranks_at(recording, readers)}"
         + (f": the shard of {ranks_at(recording, owners)}" if owners else ""),
         detail=_detail(*bad[0]),
-        culprits=rank_culprits(recording, Checkpoint, owners if everyone else readers),
+        culprits=rank_culprits(recording, Checkpoint, owners if len(readers) == saved else readers),
         evidence=(_evidence(*bad[0]),),
         remedies=(LOOK_AT_STORAGE,),
+    )
+
+
+def _does_not_load_in_parts(recording: Recording, bad: _BadParts) -> Draft:
+    """Every rank alone reads the whole rightly, so that it is no shard's fault but the reader's."""
+    ranks = _by_group_rank(recording)
+    failed = {ranks[rank] for _, found in bad for rank in found.failed if rank in ranks}
+    readers = sorted(failed | {one.rank or 0 for one, found in bad if found.off_elements})
+    members, saved = bad[0][1].world_size, bad[0][0].fact.world_size
+    one, found = next((each for each in bad if each[0].rank in readers), bad[0])
+    return Draft(
+        title=f"What {saved} ranks saved in shards does not load at world size {members} on"
+        f" {ranks_at(recording, readers)}, though it does at world size 1",
+        detail=_detail_of_part(one, found),
+        culprits=rank_culprits(recording, Checkpoint, readers) if len(readers) < members else (),
+        evidence=(
+            Evidence(
+                check="checkpoint",
+                text=f"elements of rank {one.rank}'s part that are as saved",
+                value=None if found.error else found.elements - found.off_elements,
+                expected=found.elements,
+            ),
+        ),
+        remedies=(LOOK_AT_STORAGE,),
+    )
+
+
+def _by_group_rank(recording: Recording) -> dict[int, int]:
+    return {one.fact.group_rank: one.rank or 0 for one in recording.facts(Checkpoint)}
+
+
+def _detail_of_part(one: Seen[Checkpoint], found: Resharded) -> str:
+    if found.error:
+        return f"torch says: {found.error}"
+    holds = "another number" if found.off_holds is None else f"that of element {found.off_holds}"
+    return (
+        f"Rank {one.rank} loads elements {found.first} to {found.first + found.elements - 1}:"
+        f" {found.off_elements} are off. Element {found.off_first} holds {holds}."
     )
 
 

@@ -21,23 +21,24 @@ def agreed_steps(ctx: RankContext) -> tuple[int, ...]:
 
 
 def joined(ctx: RankContext, steps: tuple[int, ...]) -> tuple[Joined, ...]:
-    """The weight after these steps, for both ways to divide."""
+    """The weight after these steps, for both ways to divide, in one DDP: to make it is the dear part."""
+    model = wrap(ctx)
     gradients = [float(place + 1) for place in range(len(steps))]
     return tuple(
         Joined(
             by_initial_world_size=by_initial,
             expected=-joined_mean(steps, gradients, by_initial),
-            weight=_train(ctx, steps[ctx.group_rank], by_initial),
+            weight=_train(ctx, model, steps[ctx.group_rank], by_initial),
         )
         for by_initial in (True, False)
     )
 
 
-def _train(ctx: RankContext, steps: int, by_initial: bool) -> float | None:
-    """The weight after plain gradient descent at rate 1; the gradient of a batch is this rank's group rank + 1."""
+def _train(ctx: RankContext, model: Any, steps: int, by_initial: bool) -> float | None:
+    """The weight, from 0, after gradient descent at rate 1; the gradient of a batch is this rank's group rank + 1."""
     import torch
 
-    model = wrap(ctx)
+    torch.nn.init.zeros_(model.module.weight)
     batch = torch.full((1, 1), float(ctx.group_rank + 1), device=ctx.device)
     with ctx.step("join", f"by_initial={by_initial}"):
         with model.join(divide_by_initial_world_size=by_initial):
@@ -51,11 +52,10 @@ def _train(ctx: RankContext, steps: int, by_initial: bool) -> float | None:
 
 
 def wrap(ctx: RankContext) -> Any:
-    """One weight, 0 at first, in DistributedDataParallel."""
+    """One weight in DistributedDataParallel."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
     module = torch.nn.Linear(1, 1, bias=False)
-    torch.nn.init.zeros_(module.weight)
     with ctx.step("ddp_construct", "join"):
         return DistributedDataParallel(module.to(ctx.device), process_group=ctx.group)

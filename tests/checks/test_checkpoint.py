@@ -1,6 +1,8 @@
 """checkpoint on real ranks: healthy worlds, and files torn, old, overwritten, unseen or lost."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ddp_doctor.checks import checkpoint
-from ddp_doctor.checks.checkpoint import CHECK, Checkpoint, plain, sharded
+from ddp_doctor.checks.checkpoint import CHECK, Checkpoint, plain, regrouped, sharded
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.recording import Recording
 from tests.checks.judged_ranks import blamed, judge_by, only, record
@@ -46,22 +50,6 @@ def probed(ctx: Any, *planted: tuple[Any, str, Any]) -> Checkpoint:
         return checkpoint.probe(ctx)
 
 
-def without_numpy(*planted: tuple[Any, str, Any]) -> list[tuple[Any, str, Any]]:
-    """Torch's objects travel without numpy: where it is missing, shards can be tested all the same."""
-    import pickle
-
-    from torch.distributed import distributed_c10d
-
-    def to_object(tensor: Any, size: int, _group: Any) -> Any:
-        return pickle.loads(bytes(tensor.cpu().tolist())[: int(size)])
-
-    return [
-        (distributed_c10d, "_tensor_to_object", to_object),
-        (sharded, "_has_numpy", lambda: True),
-        *planted,
-    ]
-
-
 def healthy(ctx: Any) -> Checkpoint:
     return probed(ctx)
 
@@ -76,7 +64,7 @@ def in_shards(ctx: Any, spoil: Callable[[Any, Path], None] | None = None) -> Che
             spoil(ctx, folder / sharded.FOLDER)
         return error
 
-    return probed(ctx, *without_numpy((sharded, "save", spoilt)))
+    return probed(ctx, (sharded, "save", spoilt))
 
 
 def loses_its_shard(ctx: Any, folder: Path) -> None:
@@ -99,6 +87,54 @@ def garbles_its_shard(ctx: Any, folder: Path) -> None:
         data = file.read_bytes()
         assert data.count(held) == 1
         file.write_bytes(data.replace(held, struct.pack("<f", 521.5)))
+
+
+def reads_from_wrong_offsets(ctx: Any, *deceived: int) -> Checkpoint:
+    """In the smaller group these ranks read what begins 256 elements before their own parts."""
+    from torch.distributed.checkpoint import planner_helpers
+    from torch.distributed.tensor import _utils
+
+    known: Any = planner_helpers
+    stock = _utils.compute_local_shape_and_global_offset
+
+    def shifted(shape: Any, mesh: Any, placements: Any) -> Any:
+        sizes, offsets = stock(shape, mesh, placements)
+        off = 256 if mesh.size() == 3 and ctx.rank in deceived else 0
+        return sizes, tuple(max(0, offset - off) for offset in offsets)
+
+    return probed(ctx, (known, "compute_local_shape_and_global_offset", shifted))
+
+
+def cannot_read_in_a_group(ctx: Any) -> Checkpoint:
+    """Rank 2 gets an error from its file system when it loads its part."""
+    load = regrouped.load
+
+    def refused(ctx: Any, folder: Path) -> Any:
+        if ctx.rank == 2:
+            from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+            def refuse(*_: object) -> None:
+                raise OSError(5, "Input/output error")
+
+            with instead(FileSystemReader, "read_data", refuse):
+                return load(ctx, folder)
+        return load(ctx, folder)
+
+    return probed(ctx, (regrouped, "load", refused))
+
+
+def torch_without_meshes_of_groups(ctx: Any) -> Checkpoint:
+    """Another torch on rank 1: it makes no mesh of a smaller group."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    stock = DeviceMesh.from_group
+
+    def from_group(group: Any, device: str) -> Any:
+        if ctx.rank == 1 and group.size() == 3:
+            raise RuntimeError("not a group of all ranks")
+        return stock(group, device)
+
+    return probed(ctx, (DeviceMesh, "from_group", from_group))
 
 
 def reads_half_on_rank_1(ctx: Any) -> Checkpoint:
@@ -177,7 +213,7 @@ def rank_3_looks_elsewhere(ctx: Any) -> Checkpoint:
     def elsewhere(ctx: Any, file: Path, *told: Any) -> Any:
         return load(ctx, Path("/nowhere") / file.name if ctx.rank == 3 else file, *told)
 
-    return probed(ctx, *without_numpy((plain, "load", elsewhere)))
+    return probed(ctx, (plain, "load", elsewhere))
 
 
 def cannot_write(ctx: Any, name: str) -> Any:
@@ -206,6 +242,56 @@ def test_shards_load_at_another_world_size(ranks, on):
 
     assert judge(recording(facts, on)) == []
     assert [fact.sharded.shards for fact in facts] == [len(on)] * len(on), facts[0].sharded_reason
+
+
+def test_shards_load_in_a_group_of_one_rank_less(ranks):
+    parts = [fact.sharded.resharded for fact in ranks.facts(healthy)]
+    assert [(one.world_size, one.first, one.elements) for one in parts[:3]] == [
+        *((3, 0, 342), (3, 342, 342), (3, 684, 340)),
+    ]
+    assert parts[3] is None
+
+
+@pytest.mark.parametrize("on", [(0, 1), (1, 2, 3)], ids=str)
+def test_why_there_is_no_smaller_group_is_said(ranks, on):
+    for fact in ranks.facts(healthy, on=on):
+        assert fact.sharded.resharded is None
+        assert fact.sharded.resharded_reason
+
+
+def test_a_torch_that_makes_no_parts_on_one_rank_leaves_nobody_waiting(ranks):
+    facts = ranks.facts(torch_without_meshes_of_groups)
+    assert judge(recording(facts)) == []
+    assert all("not a group of all ranks" in fact.sharded.resharded_reason for fact in facts)
+
+
+@settings(max_examples=30, deadline=None)
+@given(ranks=st.integers(1, 40), each=st.integers(1, 40))
+def test_parts_are_those_of_torch_s_chunk(ranks, each):
+    torch = pytest.importorskip("torch")
+    whole = torch.arange(ranks * each)
+    for rank, chunk in enumerate(whole.chunk(max(1, ranks - 1))):
+        first, end = regrouped.part_of(rank, max(1, ranks - 1), ranks * each)
+        assert chunk.tolist() == list(range(first, end))
+
+
+def test_ranks_without_numpy_say_why_they_load_no_shards():
+    code = """
+import sys
+sys.modules["numpy"] = None
+from types import SimpleNamespace
+from ddp_doctor.checks.checkpoint import sharded
+from ddp_doctor.checks.data_sharding.streams import sources
+print(sharded.reason_against(SimpleNamespace(world_size=2)))
+print([name for name, _ in sources("cpu")])
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert ended.stdout.splitlines() == [
+        "torch.distributed.checkpoint needs numpy, which these ranks lack",
+        "['torch', 'random']",
+    ], ended.stderr
 
 
 def test_why_there_are_no_shards_is_said(ranks):
@@ -275,6 +361,9 @@ def test_a_lost_shard_names_the_rank_that_wrote_it(ranks):
     finding = only(judge(recording(ranks.facts(in_shards, loses_its_shard))), "DD765")
     assert blamed(finding) == [1]
     assert "__1_0.distcp" in finding.detail
+    assert finding.title.startswith(
+        "What 4 ranks saved in shards does not load at world size 1 and 3 on every rank"
+    )
 
 
 def test_a_torn_shard_is_found(ranks):
@@ -285,6 +374,24 @@ def test_a_torn_shard_is_found(ranks):
 def test_a_garbled_shard_names_the_rank_that_wrote_it(ranks):
     finding = only(judge(recording(ranks.facts(in_shards, garbles_its_shard))), "DD765")
     assert blamed(finding) == [2]
+
+
+def test_a_rank_that_reads_from_wrong_offsets_is_named_and_no_shard(ranks):
+    finding = only(judge(recording(ranks.facts(reads_from_wrong_offsets, 1))), "DD765")
+    assert blamed(finding) == [1]
+    assert "at world size 3 on rank 1 (node1), though it does at world size 1" in finding.title
+    assert "loads elements 342 to 683: 342 are off. Element 342 holds that of element 86." in finding.detail
+
+
+def test_wrong_offsets_on_several_ranks_name_them(ranks):
+    finding = only(judge(recording(ranks.facts(reads_from_wrong_offsets, 0, 1, 2))), "DD765")
+    assert "on rank 1 (node1) and rank 2 (node2)" in finding.title  # rank 0 begins at 0 in any case
+
+
+def test_a_rank_that_cannot_read_its_part_is_named_and_not_those_that_hear_of_it(ranks):
+    finding = only(judge(recording(ranks.facts(cannot_read_in_a_group))), "DD765")
+    assert blamed(finding) == [2]
+    assert "Input/output error" in finding.detail
 
 
 # Rules on recordings
@@ -299,6 +406,7 @@ def test_a_garbled_shard_names_the_rank_that_wrote_it(ranks):
         ("checkpoint-overwritten-by-rank-1", {"DD763"}),
         ("checkpoint-not-seen-on-a-node", {"DD764"}),
         ("checkpoint-shard-lost", {"DD765"}),
+        ("checkpoint-wrong-offsets-in-a-smaller-group", {"DD765"}),
     ],
 )
 def test_recordings_give_their_codes(situation, codes):

@@ -194,14 +194,23 @@ def keeps_own_weights_on_rank_2(ctx: Any, stock: Any) -> Any:
 
 
 def as_found(ctx):
-    """What the probe puts back: torch's and Python's states."""
+    """What the probe puts back: torch's, Python's and numpy's states."""
+    import pickle
     import random
 
+    import numpy as np
     import torch
 
-    before = torch.random.get_rng_state().tolist(), random.getstate()
-    streams(ctx)
-    return before == (torch.random.get_rng_state().tolist(), random.getstate())
+    def states() -> Any:
+        return (
+            torch.random.get_rng_state().tolist(),
+            random.getstate(),
+            pickle.dumps(np.random.get_state()),
+        )
+
+    before = states()
+    drawn = streams(ctx)
+    return [one.source for one in drawn], before == states()
 
 
 # Healthy worlds
@@ -221,11 +230,12 @@ def test_without_set_epoch_the_order_stays_and_with_it_changes(ranks):
 
 
 def test_the_states_of_random_numbers_are_put_back(ranks):
-    assert ranks.facts(as_found) == [True] * 4
+    assert ranks.facts(as_found) == [(["torch", "random", "numpy"], True)] * 4
 
 
 def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
-    assert len({one.steps for one in ranks.run(data_sharding.probe)}) == 1
+    (steps,) = {one.steps for one in ranks.run(data_sharding.probe)}
+    assert [name for name, _ in steps] == ["exchange", "ddp_construct", "join", "join"]
 
 
 def test_two_ranks_take_less_than_the_budget(ranks):

@@ -1,12 +1,9 @@
 """gradient_modes on real ranks: healthy worlds, and each mode broken in the ways that its rule names."""
 
-import random
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -29,20 +26,9 @@ judge = partial(judge_by, CHECK)
 # Scenarios: what runs on each rank.
 
 
-@contextmanager
-def numpy() -> Iterator[None]:
-    """PowerSGD draws a seed from numpy: where that is missing, from a stand-in."""
-    stand_in: Any = ModuleType("numpy")
-    stand_in.random = ModuleType("numpy.random")
-    stand_in.random.RandomState = lambda seed: type("", (), {"randint": random.Random(seed).randrange})
-    with patch.dict(sys.modules, {} if "numpy" in sys.modules else {"numpy": stand_in}):
-        yield
-
-
 def thorough(ctx):
     ctx.level = Level.THOROUGH
-    with numpy():
-        return steps.measure(ctx)
+    return steps.measure(ctx)
 
 
 def without_numpy(ctx):
@@ -51,14 +37,14 @@ def without_numpy(ctx):
 
 
 def numpy_missing_on_rank_1(ctx):
-    with numpy(), patch.dict(sys.modules, {"numpy": None} if ctx.rank == 1 else {}):
+    with patch.dict(sys.modules, {"numpy": None} if ctx.rank == 1 else {}):
         return steps.measure(ctx, names=("powersgd",))
 
 
 def beside_a_gpu(ctx):
     import torch
 
-    with numpy(), patch.object(torch.cuda, "is_available", lambda: True):
+    with patch.object(torch.cuda, "is_available", lambda: True):
         return steps.measure(ctx, names=("powersgd",))
 
 
@@ -95,7 +81,7 @@ def replaced(ctx, name, hook, mode):
     def pretends(state, bucket):
         return hook(ctx, state, bucket)
 
-    with numpy(), patch.object(home, name, pretends):
+    with patch.object(home, name, pretends):
         return steps.measure(ctx, names=(mode,))
 
 

@@ -1,9 +1,17 @@
-"""gradient_sync, buffers and data_sharding on the doctor's own workers, as `run` starts them."""
+"""The checks of DDP and of checkpoints on the doctor's own workers, as `run` starts them."""
 
 import pytest
 
-from ddp_doctor.checks import buffers, data_sharding, gradient_modes, gradient_sync, mixed_precision
+from ddp_doctor.checks import (
+    buffers,
+    checkpoint,
+    data_sharding,
+    gradient_modes,
+    gradient_sync,
+    mixed_precision,
+)
 from ddp_doctor.checks.buffers import Buffers
+from ddp_doctor.checks.checkpoint import Checkpoint
 from ddp_doctor.checks.data_sharding import DataSharding
 from ddp_doctor.checks.gradient_modes import GradientModes
 from ddp_doctor.checks.gradient_sync import GradientSync
@@ -62,3 +70,13 @@ def test_mixed_precision_is_healthy_on_workers(play: Play, ranks):
     facts = scenario.outcome.recording.facts(MixedPrecision)
     assert [seen.rank for seen in facts] == list(range(ranks))
     assert codes(scenario, mixed_precision.CHECK.rules) == []
+
+
+def test_checkpoint_is_healthy_on_workers_and_in_a_smaller_group(play: Play, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scenario = play(checkpoint.probe, ranks=3, deadline_s=20.0)
+
+    found = [seen.fact.sharded for seen in scenario.outcome.recording.facts(Checkpoint)]
+    assert [one and one.resharded and one.resharded.world_size for one in found] == [2, 2, None]
+    assert codes(scenario, checkpoint.CHECK.rules) == []
+    assert list(tmp_path.iterdir()) == []
