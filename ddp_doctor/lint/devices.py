@@ -136,3 +136,13 @@ def _moves(script: Script) -> tuple[Call, ...]:
 def chooses_visible_gpus(script: Script) -> bool:
     """Whether each process is given its own GPU by CUDA_VISIBLE_DEVICES, after which GPU 0 is right for all."""
     return "CUDA_VISIBLE_DEVICES" in script.source
+
+
+def has_one_rank(script: Script) -> bool:
+    """Whether the job has one rank, or one on each node, as the script says: GPU 0 is right for it."""
+    sizes = [one.argument(3, "world_size") for one in script.named(names.INIT)]
+    started = [one.argument(2, "nprocs") for one in script.named(names.SPAWN)]
+    return any(
+        bool(given) and all(one is not None and one.constant == 1 for one in given)
+        for given in (sizes, started)
+    )

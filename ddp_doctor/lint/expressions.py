@@ -231,7 +231,7 @@ class Expressions:
             if method is not None:
                 call.local = method.definition
                 call.returned = self.follow(method, call.args, call.keywords, _object(call.receiver))
-        elif call.name.rpartition(".")[2] in _LAUNCHERS:
+        elif is_launch(call):
             self._launch(call)
 
     def _construct(self, call: Call, cls: Class) -> None:
@@ -311,6 +311,11 @@ def parameters(arguments: ast.arguments) -> Iterable[ast.arg]:
     """All parameters, those behind stars last."""
     yield from (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
     yield from (one for one in (arguments.vararg, arguments.kwarg) if one is not None)
+
+
+def is_launch(call: Call) -> bool:
+    """Whether it runs a function on all ranks, or in a process of its own: ``mp.spawn(train, ...)``."""
+    return call.name.rpartition(".")[2] in _LAUNCHERS
 
 
 def _object(value: Value) -> Value:

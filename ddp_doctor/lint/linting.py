@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import PurePath
 
 from ddp_doctor.lint.rule import LintRule, Spot
 from ddp_doctor.lint.rules import RULES
@@ -141,7 +140,7 @@ def _finding(script: Script, rule: LintRule, spot: Spot) -> LintFinding:
         title=spot.title,
         detail=spot.detail,
         confidence=spot.confidence,
-        culprits=(Culprit(kind="file", name=f"{PurePath(script.path).name}:{line}"),),
+        culprits=(Culprit(kind="file", name=f"{script.path}:{line}"),),
         evidence=(Evidence(check="lint", text=source),) if source else (),
         remedies=tuple(_remedies(spot)),
         path=script.path,

@@ -202,6 +202,17 @@ def test_the_json_report_is_the_envelope_with_places(folder: Path):
     assert "Sick: " in done.stderr
 
 
+def test_of_two_files_of_one_name_the_culprit_says_which(tmp_path: Path):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "first" / "train.py").write_text(HEALTHY)
+    (tmp_path / "second" / "train.py").write_text(SICK)
+    done = lint("--json", "-", ".", cwd=tmp_path)
+    report = LintReport.model_validate_json(done.stdout)
+
+    assert [one.culprits[0].name for one in report.findings] == ["second/train.py:5"]
+
+
 def test_a_line_that_may_hold_a_secret_is_kept_back(folder: Path):
     (folder / "secret.py").write_text(
         "import os, torch\nos.environ['NCCL_CONNECT_TIMEOUT'] = 'token=abcdef'\n"

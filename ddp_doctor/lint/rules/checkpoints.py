@@ -86,7 +86,7 @@ def saved_on_every_rank(script: Script) -> Iterator[Spot]:
     trains = {one.root for one in training.backwards(script)}
     for call in script.named(_SAVE):
         path = call.argument(1, "f")
-        if path is None or call.root not in trains or _is_of_one_rank(call) or _is_per_rank(path):
+        if path is None or call.root not in trains or _is_of_one_rank(script, call) or _is_per_rank(path):
             continue
         saved = training.made_of(call.argument(0, "obj"))
         if any(isinstance(one, Call) and one.method == "state_dict" for one in saved):
@@ -182,13 +182,24 @@ def _text(value: Value) -> str:
     return value.constant if isinstance(value.constant, str) else value.text
 
 
-def _is_of_one_rank(call: Call) -> bool:
+def _is_of_one_rank(script: Script, call: Call) -> bool:
     """Whether not all ranks get there, as far as conditions, decorators and names tell."""
     function = call.place.function
     words = [one.test.text for one in call.conditions]
     if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         words += [ast.unparse(one) for one in function.decorator_list]
-    return chosen_ranks(call.conditions) is not None or any(_ONE_OF_ALL.search(one) for one in words)
+    if chosen_ranks(call.conditions) is not None or any(_ONE_OF_ALL.search(one) for one in words):
+        return True
+    by_rank = {
+        id(leave.place.function)
+        for leave in script.leaves
+        if isinstance(leave.node, ast.Return) and chosen_ranks(leave.place.conditions) is not None
+    }
+    return any(  # ``if gathered is None: continue``, where a function gives the others None
+        isinstance(one, Call) and id(one.local) in by_rank
+        for condition in call.conditions
+        for one in condition.test.sources()
+    )
 
 
 def _is_per_rank(path: Value) -> bool:

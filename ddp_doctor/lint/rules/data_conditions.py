@@ -93,11 +93,16 @@ def _is_local(script: Script, condition: Condition, order: int) -> bool:
     """Whether a condition is on what this rank's own forward gave."""
     if rank_condition(condition) is not None or not _is_numeric(condition.test):
         return False
+    agreed = _agreed(script, condition, order)
     made = list(condition.test.sources())
     if not any(training.is_forward(script, one) for one in made):
         return False
-    agreed = _agreed(script, condition, order)
-    return not any(id(one) in agreed or _makes_equal(one) for one in made)
+    return not any(id(one) in agreed or (_makes_equal(one) and _holds_output(script, one)) for one in made)
+
+
+def _holds_output(script: Script, value: Value) -> bool:
+    """Whether it was given what a forward gave; a DistributedSampler behind the batch makes no loss equal."""
+    return any(training.is_forward(script, one) for one in value.sources())
 
 
 def _makes_equal(value: Value) -> bool:

@@ -15,6 +15,7 @@ from ddp_doctor.lint.devices import (
     device_ids,
     device_text,
     fixed_gpu,
+    has_one_rank,
     index_in,
     moves_before,
     target_of,
@@ -39,8 +40,9 @@ def gpu_hard_coded(script: Script) -> Iterator[Spot]:
 
     What it finds
         `torch.cuda.set_device(0)`, `device_ids=[0]`, or a model that is moved to `cuda:0` before it is wrapped. Silent
-        where the script speaks of CUDA_VISIBLE_DEVICES, which may give each process a GPU 0 of its own, and where the
-        call stands under a condition.
+        where the script speaks of CUDA_VISIBLE_DEVICES, which may give each process a GPU 0 of its own, where the
+        call stands under a condition, where the group has one rank, and where the number is what one of several
+        callers gives: `train(0, 1)` beside `mp.spawn(train, ...)`.
     Why it matters
         torchrun starts one process for each GPU, and all of them take the same one. NCCL refuses two ranks on one GPU
         ("Duplicate GPU detected"); gloo does not, and one GPU does the work of all.
@@ -49,16 +51,31 @@ def gpu_hard_coded(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/elastic/run.html
     """
-    if chooses_visible_gpus(script):
+    if chooses_visible_gpus(script) or has_one_rank(script):
         return
     for call in script.named(names.SET_DEVICE):
         yield from _hard_coded(call, call.argument(0, "device"), sure=not call.conditions)
     for wrap in script.wraps:
         ids = device_ids(wrap)
         if len(ids) == 1:
-            yield from _hard_coded(wrap, ids[0], sure=chosen_ranks(wrap.conditions) is None)
+            sure = chosen_ranks(wrap.conditions) is None and not _is_of_one_caller(script, wrap, ids[0])
+            yield from _hard_coded(wrap, ids[0], sure=sure)
         for move in moves_before(script, wrap):
             yield from _hard_coded(move, target_of(move), sure=not move.conditions)
+
+
+def _is_of_one_caller(script: Script, wrap: Call, device: Value) -> bool:
+    """Whether another caller of the same function may give another GPU, as ``mp.spawn`` does beside ``train(0, 1)``."""
+    if any(one.node is wrap.node and not any(map(fixed_gpu, device_ids(one))) for one in script.wraps):
+        return True
+    made = {id(one) for one in device.sources()}
+    is_handed_over = any(
+        id(given) in made
+        for call in script.calls
+        if call.local is not None
+        for given in (*call.args, *call.keywords.values())
+    )
+    return is_handed_over and bool(wrap.conditions)
 
 
 def _hard_coded(call: Call, device: Value | None, *, sure: bool) -> Iterator[Spot]:
@@ -136,6 +153,8 @@ def gpu_not_chosen(script: Script) -> Iterator[Spot]:
     if not any(True for _ in script.named(names.INIT)):
         return  # the GPU is chosen where the group is started
     if _chooses_gpu(script) or chooses_visible_gpus(script) or calls_what_may_set_up(script):
+        return
+    if has_one_rank(script):
         return
     for wrap in script.wraps:
         for move in moves_before(script, wrap):
@@ -280,7 +299,8 @@ def gloo_for_gpus(script: Script) -> Iterator[Spot]:
     """A model on GPUs is synchronised over gloo.
 
     What it finds
-        `init_process_group("gloo")`, written so and nothing else, with a model that is moved to a GPU and wrapped.
+        `init_process_group("gloo")`, written so and nothing else, with a model that is moved to a GPU, or wrapped with
+        `device_ids`.
     Why it matters
         gloo reduces on the CPU: every gradient is copied to the host, sent over TCP, and copied back. NCCL stays on the
         GPUs and uses NVLink, PCIe and RDMA.
@@ -291,14 +311,16 @@ def gloo_for_gpus(script: Script) -> Iterator[Spot]:
     """
     starts = list(script.named(names.INIT))
     backends = [call.argument(0, "backend") for call in starts]
-    if not starts or any(one is None or one.constant != "gloo" for one in backends):
+    if not starts or has_one_rank(script) or any(one is None or one.constant != "gloo" for one in backends):
         return
     for wrap in script.wraps:
         gpu = [move for move in moves_before(script, wrap) if not move.conditions and _goes_to_gpu(move)]
+        if device_ids(wrap) and not wrap.conditions:
+            gpu.append(wrap)  # torch takes no device_ids for a model on the CPU
         if gpu:
             yield Spot(
                 starts[0],
-                f"gloo synchronises a model that line {gpu[0].call.lineno} moves to a GPU",
+                f"gloo synchronises a model that line {gpu[0].call.lineno} puts on a GPU",
                 remedy="Use NCCL between GPUs",
                 write=('dist.init_process_group("nccl")',),
             )

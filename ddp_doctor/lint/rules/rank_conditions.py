@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from ddp_doctor.lint.collectives import collectives, described
+from ddp_doctor.lint.expressions import is_launch
 from ddp_doctor.lint.ranks import Chosen, rank_condition
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.scopes import Function
@@ -101,7 +102,10 @@ def skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
 def _handed_on(script: Script) -> set[int]:
     """Functions that something unknown may call on the other ranks: ``optimizer.step(closure)``."""
     given = (
-        one for call in script.calls if call.local is None for one in (*call.args, *call.keywords.values())
+        one
+        for call in script.calls
+        if call.local is None and not is_launch(call)
+        for one in (*call.args, *call.keywords.values())
     )
     return {id(one.node) for value in given for one in value.alternatives() if isinstance(one, Function)}
 

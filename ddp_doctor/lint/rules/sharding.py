@@ -27,6 +27,7 @@ _SHARDED = re.compile(
 _STREAM = re.compile(
     r"iterable|webdataset|webloader|stream|datapipe|shard|distributed|synthetic|fake|dummy", re.IGNORECASE
 )
+_PREPARES = re.compile(r"prepare|set_?up|private|shard|distribut", re.IGNORECASE)
 _TRAIN = re.compile(r"train", re.IGNORECASE)
 _BY_RANK = re.compile(r"rank|world_size|IterableDataset|__iter__|num_replicas|shard")
 
@@ -38,7 +39,8 @@ def without_sampler(script: Script) -> Iterator[Spot]:
     What it finds
         A DataLoader for training, in a script that wraps its model in DistributedDataParallel, that has neither a
         sampler nor a batch sampler, and whose data set is not split by rank in another way that can be seen:
-        iterable data sets, slices and subsets by rank, `split_dataset_by_node` and node splitters are.
+        iterable data sets, slices and subsets by rank, `split_dataset_by_node` and node splitters are. A loader that
+        a library takes and gives back (`prepare`, `make_private`) is left alone.
 
     Why it matters
         Each of N ranks goes through all samples: an epoch costs N times the steps, and every sample counts N
@@ -55,7 +57,7 @@ def without_sampler(script: Script) -> Iterator[Spot]:
         return
     elsewhere = bool(_SHARDED.search(script.source))
     for call in training.loaders(script):
-        if not _has_no_shard(script, call):
+        if not _has_no_shard(script, call) or _is_given_back(script, call):
             continue
         name = training.written_to(script, call)
         shuffled = _argument(call, training.SHUFFLE, "shuffle")
@@ -152,6 +154,16 @@ def _has_no_shard(script: Script, call: Call) -> bool:
         return False  # the data set makes batches itself, as streams do
     dataset = call.argument(0, "dataset")
     return dataset is not None and not any(_is_split(script, one) for one in training.made_of(dataset))
+
+
+def _is_given_back(script: Script, loader: Call) -> bool:
+    """Whether a library takes the loader and gives one in its place: ``net, loader = engine.prepare(net, loader)``."""
+    return any(
+        _PREPARES.search(call.method or call.name.rpartition(".")[2])
+        and any(loader in given.alternatives() for given in (*call.args, *call.keywords.values()))
+        for call in script.calls
+        if call.local is None
+    )
 
 
 def _is_split(script: Script, value: Value) -> bool:

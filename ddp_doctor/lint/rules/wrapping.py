@@ -24,6 +24,7 @@ def data_parallel(script: Script) -> Iterator[Spot]:
 
     What it finds
         A call of `torch.nn.DataParallel` that is not the alternative to DistributedDataParallel in the same script.
+        Information only in a file that runs no `backward()`: it may serve inference, or hand the model on.
     Why it matters
         DataParallel is one process with one thread for each GPU: Python's lock lets one of them run at a time, the
         model is copied to all GPUs in every step, and GPU 0 gathers the outputs. It cannot use a second node. PyTorch
@@ -36,12 +37,14 @@ def data_parallel(script: Script) -> Iterator[Spot]:
     """
     if script.is_distributed or script.libraries:
         return
+    trains = any(True for _ in script.methods("backward"))
     for call in script.named(names.DATA_PARALLEL):
         yield Spot(
             call,
             "torch.nn.DataParallel: one process drives all GPUs, one Python thread at a time",
             remedy="Wrap the model in torch.nn.parallel.DistributedDataParallel and start the script with torchrun",
             cost="The script needs a process group, a DistributedSampler, and saving on rank 0 alone",
+            severity=None if trains else Severity.INFO,
         )
 
 
