@@ -60,7 +60,10 @@ class Class(Value):
 
 
 class Store:
-    """Names and attributes with what they were last bound to; branches can be taken back and put together."""
+    """Names and attributes with what they were last bound to; branches can be taken back and put together.
+
+    A module is known by its name, and equal names are made one object.
+    """
 
     def __init__(self) -> None:
         self._values: dict[Key, Value] = {}
@@ -84,13 +87,17 @@ class Store:
 
     def bind(self, owner: object, name: str, value: Value) -> None:
         """Bind a name of a scope, or an attribute of a value."""
-        self._owners.append(_lasting(owner))
-        self._bind((id(self._owners[-1]), name), value)
+        if isinstance(owner, str):
+            owner = sys.intern(owner)
+        self._owners.append(owner)
+        self._bind((id(owner), name), value)
 
     def keep(self, owner: object, name: str, value: Value) -> None:
         """Remember an attribute that nothing bound, so that it is the same value when it is read again."""
-        self._owners.append(_lasting(owner))
-        self._values[id(self._owners[-1]), name] = value
+        if isinstance(owner, str):
+            owner = sys.intern(owner)
+        self._owners.append(owner)
+        self._values[id(owner), name] = value
 
     def _bind(self, key: Key, value: Value) -> None:
         if self._before and key not in self._before[-1]:
@@ -120,8 +127,3 @@ class Store:
             self._bind(
                 key, known[0] if len(known) == 1 else Value(known[0].node, "choice", parts=tuple(known))
             )
-
-
-def _lasting(owner: object) -> object:
-    """A module is known by its name, and equal names are one object."""
-    return sys.intern(owner) if isinstance(owner, str) else owner

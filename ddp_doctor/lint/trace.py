@@ -122,10 +122,11 @@ class Trace(Expressions):
                 kept = self.place.conditions[-_MOST_CONDITIONS:]
                 self.place = self.place._replace(conditions=(*kept, *self._lasting))
                 self._lasting = []
-        outer = {id(one) for one in before.conditions}
-        gained = [one for one in self.place.conditions if id(one) not in outer]
+        self._lasting = []
+        if self.place.conditions is not before.conditions:
+            outer = {id(one) for one in before.conditions}
+            self._lasting = [one for one in self.place.conditions if id(one) not in outer]
         self.place = before
-        self._lasting = gained
         return False
 
     def _statement(self, node: ast.stmt) -> bool:

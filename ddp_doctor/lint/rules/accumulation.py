@@ -18,7 +18,7 @@ from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value
 from ddp_doctor.model.choices import Severity
 
-_SWITCHED = re.compile(r"no_sync|require_backward_grad_sync|set_requires_gradient_sync|register_comm_hook")
+_SWITCHED = ("no_sync", "require_backward_grad_sync", "set_requires_gradient_sync", "register_comm_hook")
 _MICRO = re.compile(r"accum|micro", re.IGNORECASE)
 _BY_HAND = re.compile(r"all_reduce|reduce_gradients|average_gradients|sync_grad|all_gather|\breduce\(")
 
@@ -41,7 +41,7 @@ def without_no_sync(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync
     """
-    if _SWITCHED.search(script.source):
+    if any(one in script.source for one in _SWITCHED):
         return
     steps = list(training.optimizer_steps(script))
     clears = list(script.methods("zero_grad"))

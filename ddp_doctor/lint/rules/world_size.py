@@ -17,7 +17,7 @@ from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value
 from ddp_doctor.model.choices import Confidence, Severity
 
-_OWN_REDUCTION = re.compile(r"no_sync|require_backward_grad_sync|register_comm_hook")
+_OWN_REDUCTION = ("no_sync", "require_backward_grad_sync", "register_comm_hook")
 _SUMMED = re.compile(r"reduction=['\"]sum['\"]|\.sum\(|size_average=False")
 _SHARED = ("reduce", "gather", "torchmetrics", "evaluator")
 _DEEPEST = 12
@@ -108,7 +108,9 @@ def reduced_by_hand(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/notes/ddp.html
     """
-    if _OWN_REDUCTION.search(script.source) or not any(True for _ in training.backwards(script)):
+    if any(one in script.source for one in _OWN_REDUCTION) or not any(
+        True for _ in training.backwards(script)
+    ):
         return
     for call in script.named("torch.distributed.all_reduce"):
         gradient = call.argument(0, "tensor")
