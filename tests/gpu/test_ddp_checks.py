@@ -1,11 +1,25 @@
-"""gradient_sync and buffers on a GPU: two ranks share it over gloo, which NCCL would refuse."""
+"""The checks of DDP on a GPU: two ranks share it over gloo, which NCCL would refuse."""
+
+from typing import Any
 
 import pytest
 
-from ddp_doctor.checks import buffers, gradient_sync
+from ddp_doctor.checks import (
+    buffers,
+    data_sharding,
+    gradient_modes,
+    gradient_sync,
+    initial_state,
+    mixed_precision,
+    step_time,
+)
+from ddp_doctor.knowledge.gpu_memory import MOST_BYTES
+from ddp_doctor.model.choices import Level, Severity
+from tests.checks.judged_ranks import judge_by, record
 from tests.rank_harness import Ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.ranks]
+PAIR = (0, 1)
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +36,21 @@ def has_gpu(_ctx):
     return torch.cuda.is_available()
 
 
-def on_gpu(ctx, probe):
-    ctx.device = "cuda:0"
+def on_gpu(ctx: Any, probe: Any) -> Any:
+    ctx.device, ctx.level, ctx.gpu_memory_bytes = "cuda:0", Level.THOROUGH, MOST_BYTES
     return probe(ctx)
+
+
+def in_tf32(ctx: Any, probe: Any) -> Any:
+    """As NVIDIA's containers have it (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1)."""
+    import torch
+
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        return on_gpu(ctx, probe)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def test_gradients_on_a_gpu_are_the_mean(ranks):
@@ -33,7 +59,54 @@ def test_gradients_on_a_gpu_are_the_mean(ranks):
 
 
 def test_buffers_on_a_gpu_are_rank_0s_and_sync_batch_norm_synchronises(ranks):
-    for fact in ranks.facts(on_gpu, buffers.probe):
+    facts = ranks.facts(on_gpu, buffers.probe)
+    for fact in facts:
         assert fact.parameters_off == fact.buffers_off == fact.batch_norm_off == ()
-        assert fact.sync_batch_norm_off == ()
+        assert fact.sync_batch_norm_off == fact.sync_normalised_off == ()
         assert fact.sync_batch_norm_reason is None
+        assert fact.cost is not None
+    assert judge_by(buffers.CHECK, record(buffers.CHECK, facts, PAIR)) == []
+
+
+@pytest.mark.parametrize(
+    "check", [initial_state, mixed_precision, data_sharding], ids=lambda one: one.CHECK.id
+)
+@pytest.mark.parametrize("way", [on_gpu, in_tf32])
+def test_a_healthy_gpu_gives_no_finding(ranks, check, way):
+    facts = ranks.facts(way, check.probe)
+    assert judge_by(check.CHECK, record(check.CHECK, facts, PAIR)) == []
+
+
+def test_random_numbers_of_the_gpu_are_looked_at(ranks):
+    for fact in ranks.facts(on_gpu, data_sharding.probe):
+        assert "torch on the GPU" in {stream.source for stream in fact.streams}
+
+
+@pytest.mark.parametrize("way", [on_gpu, in_tf32])
+def test_all_modes_are_right_on_a_gpu(ranks, way):
+    facts = ranks.facts(way, gradient_modes.probe)
+    found = judge_by(gradient_modes.CHECK, record(gradient_modes.CHECK, facts, PAIR))
+    assert {one.code for one in found} <= {"DD727"}  # gloo may not reduce bfloat16, numpy may be missing
+    assert not any(mode.error for fact in facts for mode in fact.modes)
+
+
+def test_both_formats_are_autocast_and_scaled_on_a_gpu(ranks):
+    for fact in ranks.facts(on_gpu, mixed_precision.probe):
+        assert [one.dtype for one in fact.scaled] == ["float16", "bfloat16"]
+        assert fact.scaled[0].not_looked is None
+        assert [step.stepped for step in fact.scaled[0].steps] == [True, False, True]
+
+
+def test_a_step_on_a_gpu_is_taken_apart(ranks):
+    """The numbers mean nothing, for the ranks share the GPU and gloo copies; the events must be in order."""
+    facts = ranks.facts(on_gpu, step_time.probe)
+    for fact in facts:
+        assert fact.device == "cuda:0"
+        assert fact.on_cpu_share is None
+        assert all(one.compute_s > 0 and one.step_s > 0 for one in fact.rounds)
+        assert fact.buckets is not None
+        assert fact.buckets.compute_s > 0
+        if fact.profile is not None:
+            assert not any(name.startswith("aten::") for name in fact.profile.operations)
+    found = judge_by(step_time.CHECK, record(step_time.CHECK, facts, PAIR))
+    assert all(one.severity is Severity.INFO for one in found), found

@@ -64,3 +64,17 @@ def test_a_signal_before_the_launch_is_entered_leaves_no_torchrun():
 
 def test_signals_at_any_moment_of_the_launch_leave_no_torchrun():
     assert interrupted(storm="True", rounds="60") > 20
+
+
+def test_a_rank_of_torchrun_imports_no_check_but_its_own():
+    program = """
+import sys
+from ddp_doctor.launch import torchrun_worker
+torchrun_worker._bare("ddp_doctor.checks")
+import ddp_doctor.checks.torchrun
+print(sorted(name for name in sys.modules if name.startswith("ddp_doctor.checks.")))
+"""
+    done = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, check=True)
+
+    assert "'ddp_doctor.checks.torchrun'" in done.stdout
+    assert "gpus" not in done.stdout
