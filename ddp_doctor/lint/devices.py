@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from ddp_doctor.lint import names
+from ddp_doctor.lint.ranks import rank_kind
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import SAME_OBJECT, Call, Value
 
@@ -38,6 +39,19 @@ def moves_to_device(call: Call) -> bool:
 def target_of(move: Call) -> Value | None:
     """The device that a move names."""
     return move.argument(0, "device")
+
+
+def goes_to_gpu(move: Call) -> bool:
+    """Whether a move is surely to a GPU: by name, or by the number of a rank."""
+    target = target_of(move)
+    if target is None or (device_text(target) or "").startswith("cuda"):
+        return True
+    options = list(target.alternatives())
+    index = index_in(target) if len(options) == 1 else None
+    is_named = isinstance(options[0].node, ast.JoinedStr) and not options[0].text.startswith(
+        ("f'cuda:", 'f"cuda:')
+    )
+    return index is not None and not is_named and rank_kind(index) is not None
 
 
 def device_text(value: Value) -> str | None:

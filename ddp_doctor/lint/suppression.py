@@ -1,4 +1,4 @@
-"""Comments that take findings back, as ruff and flake8 have them.
+"""Comments that take findings back, as ruff and flake8 have them; the same words in a string do nothing.
 
 loader = DataLoader(data)        # noqa: DDL120        this code on this statement
 loader = DataLoader(data)        # noqa                all codes on this statement
@@ -9,7 +9,9 @@ loader = DataLoader(data)        # noqa                all codes on this stateme
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Sequence
 
 _CODES = r"(?P<codes>\s*:\s*[A-Z]+[0-9]+(?:[,\s]+[A-Z]+[0-9]+)*)?"
@@ -21,19 +23,19 @@ class Suppressions:
     """What the comments of one file take back."""
 
     def __init__(self, lines: Sequence[str], tree: ast.Module) -> None:
-        self._lines, self._tree = lines, tree
-        self._any = "oqa" in "\n".join(lines).lower()
-        candidates = [line for line in lines if "oqa" in line.lower()] if self._any else []
-        self._of_file = [_codes(found) for line in candidates if (found := _FILE.match(line))]
+        self._tree = tree
+        self._comments = _comments(lines)
+        self._of_file = [_codes(found) for text in self._comments.values() if (found := _FILE.match(text))]
 
     def takes_back(self, code: str, line: int) -> bool:
         """Whether a comment of the file, or on any line of the statement at ``line``, takes ``code`` back."""
-        if not self._any:
+        if not self._comments:
             return False
         if any(not codes or code in codes for codes in self._of_file):
             return True
         first, last = self._statement(line)
-        for text in self._lines[first - 1 : last]:
+        for number in range(first, last + 1):
+            text = self._comments.get(number, "")
             found = None if _FILE.match(text) else _LINE.search(text)
             if found and (not _codes(found) or code in _codes(found)):
                 return True
@@ -55,6 +57,22 @@ class Suppressions:
             if isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
                 waiting += [one for one in ast.iter_child_nodes(node) if not isinstance(one, ast.expr)]
         return first, max(last, line)
+
+
+def _comments(lines: Sequence[str]) -> dict[int, str]:
+    """The comments that speak of noqa, by line."""
+    whole = "\n".join(lines)
+    if "noqa" not in whole.lower():
+        return {}
+    text = io.StringIO(whole)
+    found: dict[int, str] = {}
+    try:
+        for token in tokenize.generate_tokens(text.readline):
+            if token.type == tokenize.COMMENT and "noqa" in token.string.lower():
+                found[token.start[0]] = token.string
+    except (tokenize.TokenError, SyntaxError):  # what the parser takes and the tokenizer does not
+        pass
+    return found
 
 
 def _first_line(node: ast.stmt) -> int:

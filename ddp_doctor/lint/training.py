@@ -18,6 +18,8 @@ from ddp_doctor.lint.values import Call, Condition, Value, written
 SCALERS = ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler")
 #: Positions of DataLoader's parameters.
 BATCH_SIZE, SHUFFLE, SAMPLER, BATCH_SAMPLER, WORKERS, COLLATE, PIN_MEMORY = 1, 2, 3, 4, 5, 6, 7
+#: What hands on the batches of a loader.
+PASSES_ON = ("enumerate", "tqdm", "tqdm.tqdm", "tqdm.auto.tqdm", "iter")
 _MOST_STEPS = 800
 _EVALUATION = re.compile(
     r"(^|[^a-z])(val|valid|validation|test|eval|evaluation|dev|infer|inference|predict)", re.IGNORECASE
@@ -122,6 +124,21 @@ def is_for_evaluation(script: Script, call: Call) -> bool:
     words = [written_to(script, call), dataset.text if dataset is not None else ""]
     words.append(getattr(function, "name", ""))
     return any(_EVALUATION.search(word) for word in words)
+
+
+def is_from_a_loader(value: Value) -> bool:
+    """Whether a value is what a loop over a DataLoader goes over, or one of its parts; no number of ``enumerate``."""
+    one: Value | None = value
+    if value.kind == "element" and value.attribute == "0" and value.owner is not None:
+        over = value.owner.owner if value.owner.kind == "loop" else None
+        if isinstance(over, Call) and over.name == "enumerate":
+            return False
+    while one is not None and one.kind in ("element", "loop"):
+        one = one.owner
+    while isinstance(one, Call) and one.name in PASSES_ON and one.args:
+        one = one.args[0]
+    made = list(one.objects()) if one is not None and one is not value else []
+    return bool(made) and all(isinstance(each, Call) and each.name == names.LOADER for each in made)
 
 
 def written_to(script: Script, value: Value) -> str:

@@ -25,7 +25,13 @@ from tests.fuzz.target import Target
 LONGEST_INPUT_BYTES = 64 * 1024
 LONGEST_CPU_S = 1.0
 KEPT = Path("build") / "fuzz"
-_INSTRUMENTED = ("ddp_doctor.parse", "ddp_doctor.knowledge", "ddp_doctor.model", "ddp_doctor.app.recordings")
+_INSTRUMENTED = (
+    "ddp_doctor.parse",
+    "ddp_doctor.lint",
+    "ddp_doctor.knowledge",
+    "ddp_doctor.model",
+    "ddp_doctor.app.recordings",
+)
 _ENCODING = ("utf-8", "surrogateescape")
 
 

@@ -181,6 +181,9 @@ def test_a_comment_takes_a_finding_back_and_the_report_counts_it(folder: Path, t
         f"# noqa\n{SICK}",
         f"# ddp-doctor: noqa: DDL105\n{SICK}",
         SICK.replace(FAULT, f"if True:  # noqa\n    {FAULT}"),
+        SICK.replace(FAULT, f"{FAULT}; note = '# noqa: DDL104'"),
+        SICK.replace(FAULT, "torch.cuda.set_device(\n    0 if '# noqa' else 0\n)"),
+        f'"""\n# ddp-doctor: noqa\n"""\n{SICK}',
     ],
 )
 def test_a_comment_elsewhere_or_of_another_code_takes_nothing_back(folder: Path, text: str):

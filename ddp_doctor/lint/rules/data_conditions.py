@@ -25,14 +25,19 @@ _AGREES = re.compile(
 )
 
 
+#: Methods that say something of a tensor's values.
+_READS = frozenset(("any", "all", "sum", "max", "min", "mean", "item", "count_nonzero"))
+
+
 @lint_rule("DDL135", "collective-by-data-of-one-rank", Severity.WARNING)
 def by_data(script: Script) -> Iterator[Spot]:
     """Whether a rank takes part in a collective depends on its own loss.
 
     What it finds
         A collective, or the backward pass of a wrapped model, under a condition on the output of that rank's
-        own forward, or a `continue`, `break` or `return` under such a condition that skips one. Values that a
-        collective made equal on all ranks before are not meant.
+        own forward, or on the values in that rank's own batch (`if not mask.any()`); or a `continue`, `break` or
+        `return` under such a condition that skips one. Values that a collective made equal on all ranks before
+        are not meant, nor are shapes.
 
     Why it matters
         Each rank has other data. As soon as the loss of one rank is not finite, or above the threshold, and the others'
@@ -95,7 +100,7 @@ def _is_local(script: Script, condition: Condition, order: int) -> bool:
         return False
     agreed = _agreed(script, condition, order)
     made = list(condition.test.sources())
-    if not any(training.is_forward(script, one) for one in made):
+    if not any(training.is_forward(script, one) or _is_read_off_a_batch(one) for one in made):
         return False
     return not any(id(one) in agreed or (_makes_equal(one) and _holds_output(script, one)) for one in made)
 
@@ -105,11 +110,20 @@ def _holds_output(script: Script, value: Value) -> bool:
     return any(training.is_forward(script, one) for one in value.sources())
 
 
+def _is_read_off_a_batch(value: Value) -> bool:
+    """``(target > 0).any()`` of what a DataLoader yields; its shape is the same on all ranks, and is not meant."""
+    if not isinstance(value, Call) or value.args:
+        return False
+    of = value.receiver if value.method in _READS else None
+    return of is not None and any(map(training.is_from_a_loader, of.sources()))
+
+
 def _makes_equal(value: Value) -> bool:
     if not isinstance(value, Call):
         return False
     name = ast.unparse(value.call.func).rpartition(".")[2]
-    return bool(_AGREES.search(name)) and value.method != "mean" and not value.name.startswith("torch.nn")
+    is_local = value.method == "mean" or value.name.startswith(("torch.nn", "torch.utils.data"))
+    return bool(_AGREES.search(name)) and not is_local
 
 
 def _is_numeric(value: Value) -> bool:

@@ -15,6 +15,7 @@ from ddp_doctor.lint.devices import (
     device_ids,
     device_text,
     fixed_gpu,
+    goes_to_gpu,
     has_one_rank,
     index_in,
     moves_before,
@@ -314,7 +315,7 @@ def gloo_for_gpus(script: Script) -> Iterator[Spot]:
     if not starts or has_one_rank(script) or any(one is None or one.constant != "gloo" for one in backends):
         return
     for wrap in script.wraps:
-        gpu = [move for move in moves_before(script, wrap) if not move.conditions and _goes_to_gpu(move)]
+        gpu = [move for move in moves_before(script, wrap) if not move.conditions and goes_to_gpu(move)]
         if device_ids(wrap) and not wrap.conditions:
             gpu.append(wrap)  # torch takes no device_ids for a model on the CPU
         if gpu:
@@ -324,8 +325,3 @@ def gloo_for_gpus(script: Script) -> Iterator[Spot]:
                 remedy="Use NCCL between GPUs",
                 write=('dist.init_process_group("nccl")',),
             )
-
-
-def _goes_to_gpu(move: Call) -> bool:
-    target = target_of(move)
-    return target is None or (device_text(target) or "").startswith("cuda")

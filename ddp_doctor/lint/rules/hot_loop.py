@@ -8,6 +8,7 @@ for images, target in loader:
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from ddp_doctor.lint import training
@@ -18,6 +19,10 @@ from ddp_doctor.lint.values import Call, Condition, Value
 from ddp_doctor.model.choices import Severity
 
 _WAITS = ("item", "cpu", "tolist", "numpy")
+#: Of a tensor, what the host knows without the GPU, and what has been read already.
+_HOST_SIDE = re.compile(
+    r"\.(shape|dtype|device|ndim|item|size|dim|numel|tolist|numpy|cpu)\b|\b(len|float|int|type)\("
+)
 
 
 @lint_rule("DDL138", "host-waits-in-every-step", Severity.INFO)
@@ -25,8 +30,9 @@ def waits(script: Script) -> Iterator[Spot]:
     """The training loop reads a number from the GPU in every step.
 
     What it finds
-        `.item()`, `.cpu()`, `.tolist()`, `.numpy()` or `float()` of what the wrapped model computed, in the loop of its
-        backward pass, without a condition that lets it through only now and then.
+        `.item()`, `.cpu()`, `.tolist()`, `.numpy()` or `float()` of what the wrapped model computed, or a
+        `print` or `add_scalar` of it, in the loop of its backward pass, without a condition that lets it through
+        only now and then.
 
     Why it matters
         The host waits there until the GPU has done all that was queued, and queues nothing meanwhile: after it the GPU
@@ -43,11 +49,15 @@ def waits(script: Script) -> Iterator[Spot]:
     told = set[int]()
     passes = [one for one in training.backwards(script) if one.loops]
     for call in script.calls:
-        value = _read(call)
-        if value is None or training.no_gradients(call):
+        values = list(_read(call))
+        if not values or training.no_gradients(call):
             continue
         pass_of = next((one for one in passes if call.loops and one.loops[-1] is call.loops[-1]), None)
-        if pass_of is None or id(pass_of.loops[-1].node) in told or not training.forwards_in(script, value):
+        if (
+            pass_of is None
+            or id(pass_of.loops[-1].node) in told
+            or not any(training.forwards_in(script, one) for one in values)
+        ):
             continue
         if all(map(_is_on_the_rank_alone, training.beyond(call, pass_of))):
             told.add(id(pass_of.loops[-1].node))
@@ -62,8 +72,23 @@ def _is_on_the_rank_alone(condition: Condition) -> bool:
     return rank_condition(condition) is not None and not isinstance(condition.test.node, ast.BoolOp)
 
 
-def _read(call: Call) -> Value | None:
-    """The value that a call brings to the host."""
-    if call.method in _WAITS and not call.args:
-        return call.receiver
-    return call.args[0] if call.name == "float" and call.args else None
+def _read(call: Call) -> Iterator[Value]:
+    """The values that a call brings to the host."""
+    if call.method in _WAITS and not call.args and call.receiver is not None:
+        yield call.receiver
+    elif call.name == "float" and call.args:
+        yield call.args[0]
+    elif call.name == "print" or call.method == "add_scalar":
+        for one in call.args:
+            yield from _printed(one)
+
+
+def _printed(value: Value) -> Iterator[Value]:
+    """The tensors, as far as can be seen, that are made into text: of f"{step} {loss}" both."""
+    if isinstance(value.node, ast.JoinedStr | ast.FormattedValue):
+        for part in value.parts:
+            yield from _printed(part)
+    elif not any(
+        _HOST_SIDE.search(one.text) for one in value.alternatives() if not isinstance(one.node, ast.Constant)
+    ):
+        yield value

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 
 from ddp_doctor.lint import names, training
+from ddp_doctor.lint.devices import goes_to_gpu, moves_before
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value
@@ -24,17 +25,17 @@ _LOSSES = re.compile(
 )
 _DEFAULT_DEVICE = ("set_default_device", "set_default_tensor_type", "prefetch")
 _MOVES = re.compile(r"\.cuda\(|\.to\(|device=")
-_PASSES_ON = ("enumerate", "tqdm", "tqdm.tqdm", "tqdm.auto.tqdm", "iter")
 
 
-@lint_rule("DDL136", "target-not-on-the-gpu", Severity.ERROR)
+@lint_rule("DDL136", "batch-not-on-the-gpu", Severity.ERROR)
 def target_left_behind(script: Script) -> Iterator[Spot]:
-    """The loss compares the output of the GPU with a target that is still in host memory.
+    """A batch, or its target, is still in host memory where the model on the GPU needs it.
 
     What it finds
         A loss of torch.nn whose target comes straight from a DataLoader, where the output is that of a model
-        that DDP wrapped with `device_ids`. A `target.to(device)` whose result nobody takes counts as none:
-        tensors do not move in place. Inputs of the model are not meant, since DDP moves those itself.
+        that DDP wrapped with `device_ids` or after it was moved to a GPU. A `target.to(device)` whose result nobody
+        takes counts as none: tensors do not move in place. Inputs of the model are meant only where DDP was given no
+        `device_ids`: with them it moves the inputs itself.
 
     Why it matters
         The first step raises "Expected all tensors to be on the same device".
@@ -47,10 +48,11 @@ def target_left_behind(script: Script) -> Iterator[Spot]:
     """
     if not _wraps_on_gpu(script) or any(one in script.lowered for one in _DEFAULT_DEVICE):
         return
+    yield from _inputs_left_behind(script)
     for call in script.calls:
-        if not _is_loss(call) or len(call.args) < 2:
+        output, target = call.argument(0, "input"), call.argument(1, "target")
+        if output is None or target is None or not _is_loss(call):
             continue
-        output, target = call.args[0], call.args[1]
         if training.forwards_in(script, output) and _is_as_loaded(script, target):
             yield Spot(
                 call,
@@ -102,10 +104,51 @@ def _loader(call: Call, title: str, option: str) -> Spot:
     return Spot(call, title, remedy=f"Give the loader {option}", cost="Host memory and cores for the workers")
 
 
+def _inputs_left_behind(script: Script) -> Iterator[Spot]:
+    """Forwards whose input nobody moves: not the script, not DDP without device_ids, not the model itself."""
+    for call in script.calls:
+        model = call.callee
+        if model is None or call.method or not training.surely_ddp(model):
+            continue
+        wraps = [one for one in model.objects() if isinstance(one, Call)]
+        if any(_is_given(one, "device_ids") or not _takes_as_it_comes(script, one) for one in wraps):
+            continue
+        if any(_is_as_loaded(script, one) for one in (*call.args, *call.keywords.values())):
+            yield Spot(
+                call,
+                "This batch is still in host memory, the model on the GPU",
+                detail="DDP moves its inputs only where it is given device_ids.",
+                remedy="Move the batch, and keep what .to() returns",
+                write=("images = images.to(device, non_blocking=True)",),
+            )
+
+
+def _is_given(wrap: Call, name: str) -> bool:
+    one = wrap.argument(1, name)
+    return wrap.has_stars or (one is not None and not (one.kind == "constant" and one.constant is None))
+
+
+def _takes_as_it_comes(script: Script, wrap: Call) -> bool:
+    """Whether the model that is wrapped is one of torch, or of the script, that moves nothing."""
+    model = wrap.argument(0, "module")
+    made = list(model.objects()) if model is not None else []
+    return bool(made) and all(
+        isinstance(one, Call)
+        and (one.name.startswith(("torch.nn.", "torchvision.models.")) or isinstance(one.local, ast.ClassDef))
+        and not (isinstance(one.local, ast.ClassDef) and _MOVES.search(_text(script, one.local)))
+        for one in made
+    )
+
+
+def _text(script: Script, node: ast.ClassDef | ast.FunctionDef) -> str:
+    return "\n".join(script.lines[node.lineno - 1 : node.end_lineno])
+
+
 def _wraps_on_gpu(script: Script) -> bool:
-    given = [wrap.argument(1, "device_ids") for wrap in script.wraps]
-    return bool(given) and all(
-        one is not None and not (one.kind == "constant" and one.constant is None) for one in given
+    return bool(script.wraps) and all(
+        (_is_given(wrap, "device_ids") and not wrap.has_stars)
+        or any(goes_to_gpu(move) and not move.conditions for move in moves_before(script, wrap))
+        for wrap in script.wraps
     )
 
 
@@ -128,7 +171,7 @@ def _is_yielded(script: Script, value: Value) -> bool:
         return False
     while one is not None and one.kind in ("element", "loop"):
         one = one.owner
-    while isinstance(one, Call) and one.name in _PASSES_ON and one.args:
+    while isinstance(one, Call) and one.name in training.PASSES_ON and one.args:
         one = one.args[0]
     made = list(one.objects()) if one is not None else []
     return bool(made) and all(isinstance(each, Call) and _is_plain(script, each) for each in made)
@@ -141,9 +184,7 @@ def _is_plain(script: Script, call: Call) -> bool:
     dataset = call.argument(0, "dataset")
     made = [one.local for one in training.made_of(dataset) if isinstance(one, Call)]
     return not any(
-        _MOVES.search("\n".join(script.lines[one.lineno - 1 : one.end_lineno]))
-        for one in made
-        if isinstance(one, ast.ClassDef | ast.FunctionDef)
+        _MOVES.search(_text(script, one)) for one in made if isinstance(one, ast.ClassDef | ast.FunctionDef)
     )
 
 

@@ -13,4 +13,4 @@ def train(model, loader, optimizer, local_rank, world_size):
         dist.all_reduce(shown)
         shown = shown / world_size
         loss = shown
-        print(loss / world_size)
+        yield loss / world_size
