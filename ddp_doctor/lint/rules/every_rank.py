@@ -150,7 +150,7 @@ def forward_around(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     for backward in script.methods("backward"):
-        if backward.receiver is None or not backward.loops or backward.root:
+        if backward.receiver is None or not backward.loops:
             continue
         loop = backward.loops[-1]
         around = [one for one in _made_of(backward.receiver) if _is_around(script, one)]

@@ -125,7 +125,8 @@ def _sides(script: Script) -> dict[Site, set[Chosen]]:
     """For each function and collective: on which ranks it is called there under conditions."""
     found: dict[Site, set[Chosen]] = {}
     for call in collectives(script):
-        found.setdefault(_site(call), set()).update(who for _, who in _chosen(call.conditions))
+        tests = (rank_condition(one) for one in call.conditions)
+        found.setdefault(_site(call), set()).update(test.holds_on for test in tests if test is not None)
     return found
 
 
