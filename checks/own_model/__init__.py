@@ -69,6 +69,7 @@ CHECK = Check(
     level=Level.QUICK,
     cost_s=1.0,
     deadline_s=deadlines.OWN_MODEL_S,
+    still_s=deadlines.STILL_S,
     needs_model=True,
     measurements=measurements,
 )

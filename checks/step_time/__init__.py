@@ -20,6 +20,7 @@ from ddp_doctor.checks.step_time.measure import YOURS, measure
 from ddp_doctor.checks.step_time.summary import Summary, crowded, summary
 from ddp_doctor.checks.step_time.work import own
 from ddp_doctor.checks.step_time.yours import is_given, yours
+from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
@@ -90,5 +91,6 @@ CHECK = Check(
     level_with_model=Level.STANDARD,
     cost_s=5.0,
     deadline_s=60.0,
+    still_s=deadlines.STILL_S,
     measurements=measurements,
 )

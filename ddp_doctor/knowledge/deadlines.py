@@ -10,6 +10,14 @@ CHECK_S = 10.0
 FIRST_NCCL_S = 60.0
 #: The user's own model: its import, its construction and nine forwards. What would not end in time is not begun.
 OWN_MODEL_S = 60.0
+#: … and where nothing stirs on any rank for this long, it is judged at once (launch/stillness.py): nobody computes,
+#: compiles, reads or writes, so nothing is to come. A hang is to be named within 20 s.
+STILL_S = 15.0
+#: Between two looks for that.
+LOOK_S = 1.0
+#: Processor time below which a rank is still: waiting ones used 0.00 to 0.01 s in 5 s, a library's threads that
+#: look about use a hundredth of a core (judgement).
+STILL_CPU_S_PER_S = 0.03
 #: From the fork of the workers until each has reported in.
 WORKER_START_S = 15.0
 #: Import of torch in the forkserver; a cold one from a shared file system takes tens of seconds.

@@ -42,6 +42,7 @@ class BeatSaid(Frozen):
     leaving: Words = ""  # why it goes before the end
     done: Words = ""  # the trial that its ranks are through with
     events: int = Field(default=0, ge=0)
+    stirs: int = Field(default=0, ge=0)
     suspects: tuple[NodeRank, ...] = ()
 
 

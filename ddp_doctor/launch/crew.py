@@ -99,7 +99,8 @@ class Crew:
         start_s = deadlines.IMPORT_S if record.launcher == "torchrun" else deadlines.WORKER_START_S
         allowed = self._deadlines(record, checks)
         tell = self.progress if record.limit_s is None else _untold
-        trial = Trial(record, states, allowed, tell, start_s * self.crowd(), others)
+        stills = {check.id: check.still_s * self.crowd() for check in checks if check.still_s is not None}
+        trial = Trial(record, states, allowed, tell, start_s * self.crowd(), others, stills)
         try:
             return trial.run()
         except BaseException:

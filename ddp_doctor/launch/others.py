@@ -1,6 +1,7 @@
 """The rest of a trial's world, as the trial on one node sees it: the ranks of the other nodes."""
 
 import time
+from dataclasses import dataclass
 from typing import Protocol, get_args
 
 from ddp_doctor.launch.company import Company, Lost
@@ -31,12 +32,17 @@ class Others(Protocol):
         """This node leaves the trial before its end."""
         ...
 
-    def note(self, events: int) -> None:
-        """Tell how many events this node's ranks have had."""
+    def note(self, events: int, stirs: int) -> None:
+        """Tell how many events this node's ranks have had, and how often they stirred."""
         ...
 
     def moved_since(self, moment: float) -> bool:
         """Whether any node's ranks have had one since then (monotonic)."""
+        ...
+
+    @property
+    def stirred_at(self) -> float:
+        """When it was heard last that some node's ranks stirred or had an event (monotonic)."""
         ...
 
 
@@ -50,8 +56,8 @@ class OtherNodes:
         self._key = f"stop/{trial}"
         self._is_done = False
         self._ending = False
-        self._events = 0
-        self._moved_at = 0.0
+        self._events = _Sum()
+        self._stirs = _Sum()
         self.lost: tuple[int, ...] = ()
         self._courier.watch(self._key)
 
@@ -97,15 +103,37 @@ class OtherNodes:
         if self._company.is_head:
             self.end("interrupted")
 
-    def note(self, events: int) -> None:
+    def note(self, events: int, stirs: int) -> None:
         """The head adds up what all nodes count; the sum goes round with its beats."""
-        seen = [beat.fields.get("events", 0) for beat in self._courier.beats.values()]
-        total = events + sum(seen) if self._company.is_head else events
-        self._courier.say(events=total)
-        grown = max([total, *seen])
-        if grown != self._events:
-            self._events, self._moved_at = grown, time.monotonic()
+        self._courier.say(
+            events=self._added_up("events", events, self._events),
+            stirs=self._added_up("stirs", stirs, self._stirs),
+        )
+
+    def _added_up(self, name: str, own: int, known: "_Sum") -> int:
+        seen = [beat.fields.get(name, 0) for beat in self._courier.beats.values()]
+        total = own + sum(seen) if self._company.is_head else own
+        known.take(max([total, *seen]))
+        return total
 
     def moved_since(self, moment: float) -> bool:
-        """Whether the sum has changed since then."""
-        return self._moved_at > moment
+        """Whether the sum of events has changed since then."""
+        return self._events.changed_at > moment
+
+    @property
+    def stirred_at(self) -> float:
+        """When one of the sums changed last."""
+        return max(self._events.changed_at, self._stirs.changed_at)
+
+
+@dataclass
+class _Sum:
+    """What all nodes counted together, and when that changed last (monotonic)."""
+
+    value: int = 0
+    changed_at: float = 0.0
+
+    def take(self, value: int) -> None:
+        """The sum as it is now."""
+        if value != self.value:
+            self.value, self.changed_at = value, time.monotonic()

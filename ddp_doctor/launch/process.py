@@ -45,6 +45,42 @@ def cpu_seconds(pid: int) -> float | None:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def io_bytes(pid: int) -> int | None:
+    """Bytes that passed read(2), write(2) and the like so far; None where the kernel does not tell."""
+    fields = dict(
+        line.split(": ", 1) for line in (_read(f"/proc/{pid}/io") or "").splitlines() if ": " in line
+    )
+    counts = [fields.get("rchar", ""), fields.get("wchar", "")]
+    return sum(map(int, counts)) if all(count.isdigit() for count in counts) else None
+
+
+def with_children(pid: int, most: int) -> list[int] | None:
+    """The process and those that it and its children started; None where the kernel does not tell.
+
+    /proc/PID/task/TID/children holds "4711 4712 ", and is there where CONFIG_PROC_CHILDREN is.
+    """
+    found, left = [pid], [pid]
+    while left and len(found) < most:
+        children = _children(left.pop())
+        if children is None:
+            return None
+        found += children
+        left += children
+    return found[:most]
+
+
+def _children(pid: int) -> list[int] | None:
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:  # it has just ended
+        return []
+    texts = [_read(f"/proc/{pid}/task/{thread}/children") for thread in threads]
+    told = [text for text in texts if text is not None]
+    if not told and state(pid) is not None:
+        return None
+    return [int(word) for text in told for word in text.split()]
+
+
 def wait_channel(pid: int) -> str | None:
     """The kernel function a sleeping process waits in, where the kernel tells."""
     text = _read(f"/proc/{pid}/wchan")

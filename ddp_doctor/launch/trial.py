@@ -2,13 +2,14 @@
 
 The agent never joins a collective, so it can always judge and kill. A deadline is not yet a hang:
 what moved during the last second before it (events, the size of the rank's output) is slow and is
-extended once; see docs/explanation/hangs.md for the whole order of events.
+extended once. A check of the user's code has a long deadline, and is judged sooner where nothing stirs at
+all; see docs/explanation/hangs.md for the whole order of events.
 """
 
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from ddp_doctor.launch.late import late_steps
 from ddp_doctor.launch.memory_events import OomCounter
 from ddp_doctor.launch.others import Others
 from ddp_doctor.launch.rank_state import RankState
+from ddp_doctor.launch.stillness import Stillness
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
@@ -51,12 +53,15 @@ class Trial:
         self,
         record: TrialRecord,
         ranks: Sequence[RankState],
-        check_deadlines: dict[str, float],
+        check_deadlines: Mapping[str, float],
         progress: Callable[[str], None],
         start_s: float,
         others: Others | None = None,
+        check_stills: Mapping[str, float] | None = None,
     ) -> None:
         self._others = others
+        self._check_stills = check_stills or {}
+        self._stillness = Stillness(ranks, time.monotonic())
         self._record = record
         self._ranks = ranks
         self._check_deadlines = check_deadlines
@@ -130,7 +135,7 @@ class Trial:
         done = all(rank.done for rank in self._ranks)
         if self._others is None:
             return "finished" if done else None
-        self._others.note(sum(rank.events for rank in self._ranks))
+        self._others.note(sum(rank.events for rank in self._ranks), self._stillness.stirs)
         if done:
             self._others.done()
         return self._others.ended()
@@ -148,6 +153,7 @@ class Trial:
     def _forgive(self, pause_s: float) -> None:
         """The agent itself was stopped or starved (Ctrl-Z, a debugger): so were its deadlines."""
         self._started += pause_s
+        self._stillness.stirred_at += pause_s
         self._sampled = None
         for rank in self._ranks:
             rank.check_at += pause_s
@@ -169,27 +175,28 @@ class Trial:
         deadline = self._deadline(check, waiting)
         if self._watched != check:  # the last second of another check says nothing of this one
             self._watched, self._sampled = check, None
-        if now > deadline - 1.0 and self._sampled is None:
-            self._sample(now)
         stepping = any(rank.overdue_step(now) for rank in waiting)
-        if now <= deadline and not stepping:
+        due = now if stepping else min(deadline, self._still_until(check, now))
+        if now <= due - 1.0:
+            self._sampled = None
             return None
         if self._sampled is None:
             self._sample(now)
-        assert self._sampled is not None
-        since, before = self._sampled
-        if now - since < 1.0:
+        since, before = self._sampled or (now, {})
+        if now < due or now - since < 1.0:
             return None
         self._note_cpu(before, now - since)
         moving = any(rank.last_event_at > since or rank.output_grew() for rank in waiting)
         moving = moving or (self._others is not None and self._others.moved_since(since))
         self._sampled = None
-        if moving and not stepping:
-            if check in self._extended:
-                return "slow"
-            self._extended.add(check)
-            return None
-        return "stuck"
+        return "stuck" if stepping or not moving else self._slow(check) if now > deadline else None
+
+    def _slow(self, check: str) -> str | None:
+        """What still moves at its deadline gets half of its time once more."""
+        if check in self._extended:
+            return "slow"
+        self._extended.add(check)
+        return None
 
     def _sample(self, now: float) -> None:
         self._sampled = (now, self._cpu())
@@ -208,6 +215,16 @@ class Trial:
         if not check or not waiting:
             return self._started + self._start_s
         return start + allowed * factor
+
+    def _still_until(self, check: str, now: float) -> float:
+        """When a check is judged in which nothing stirs from now on, on any node."""
+        if not self._check_stills:
+            return float("inf")
+        self._stillness.look(now)  # in each check: other nodes may be in one that is judged so
+        allowed = self._check_stills.get(check, float("inf"))
+        events = [at for rank in self._ranks for at in (rank.check_at, rank.last_event_at)]
+        elsewhere = self._others.stirred_at if self._others is not None else 0.0
+        return max(self._stillness.stirred_at, elsewhere, *events) + allowed
 
     def _judged(self) -> tuple[str | None, float]:
         waiting = [rank for rank in self._ranks if not rank.done]

@@ -30,6 +30,7 @@ class Check:
     facts: tuple[type[Fact], ...]
     rules: tuple[Rule, ...] = ()
     level: Level = Level.QUICK
+    still_s: float | None = None  # … and when it judges one in which no rank stirs at all; None: not before
     min_ranks: int = 1
     cost_s: float = 0.2
     deadline_s: float = 10.0

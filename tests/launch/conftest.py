@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -65,18 +65,23 @@ def play(session: Session) -> Play:
         deadline_s: float = 2.0,
         check_id: str = "scenario",
         needs_model: bool = False,
+        still_s: float | None = None,
+        then: Sequence[Check] = (),
     ) -> Scenario:
         nonlocal played
         world = World(nproc_per_node=ranks, world_size=ranks, nodes=(Node(hostname="node0"),))
         for kept in (session.readings, session.trials, session.left_out):
             kept.clear()
         check = Check(
-            check_id, "A scenario", Where.RANK, probe, (), deadline_s=deadline_s, needs_model=needs_model
+            *(check_id, "A scenario", Where.RANK, probe, ()),
+            deadline_s=deadline_s,
+            still_s=still_s,
+            needs_model=needs_model,
         )
         agent = session.agent_alone(world, Level.QUICK, time.monotonic() + 60.0)
         agent.first_trial = played
         started = time.monotonic()
-        agent.run([check])
+        agent.run([check, *then])
         seconds = time.monotonic() - started
         played += len(session.trials)
         not_run = tuple(NotRun(check=name, reason=reason) for name, reason in session.left_out)

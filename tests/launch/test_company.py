@@ -112,6 +112,20 @@ def test_nodes_that_are_heard_and_never_through_end_the_trial_in_the_end(call):
     assert others.lost == (2,)
 
 
+def test_what_stirs_on_another_node_is_no_event_and_keeps_a_check_from_being_judged(call):
+    courier, _ = call(HEAD)
+    others = OtherNodes(Company(courier, {0: HEAD, 1: 1}), "t0")
+    before = time.monotonic()
+    others.note(events=4, stirs=0)
+    known = others.stirred_at
+
+    courier.beats = {1: _heard(stirs=1)}
+    others.note(events=4, stirs=0)
+
+    assert before <= known < others.stirred_at
+    assert not others.moved_since(known)
+
+
 @pytest.mark.parametrize(("my_id", "said"), [(HEAD, [("stop/t0", "interrupted")]), (3, [])])
 def test_only_the_heads_going_ends_a_trial_for_all(call, my_id, said):
     courier, _ = call(my_id)

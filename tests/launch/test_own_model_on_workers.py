@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ddp_doctor.checks import own_model
+from ddp_doctor.checks import own_model, step_time
 from ddp_doctor.launch.session import Session
 from tests.launch.conftest import Play, Scenario
 from tests.models import __file__ as models
@@ -19,11 +20,9 @@ Named = Callable[..., Scenario]
 def with_model(session: Session, play: Play) -> Iterator[Named]:
     """``with_model("planted:endless", ranks=2)`` plays the probe with a model of tests/models."""
 
-    def play_with(name: str, ranks: int = 2, deadline_s: float = 2.0) -> Scenario:
+    def play_with(name: str, ranks: int = 2, deadline_s: float = 2.0, **more: Any) -> Scenario:
         session.model = f"tests.models.{name}"
-        return play(
-            own_model.probe, ranks=ranks, deadline_s=deadline_s, check_id="own_model", needs_model=True
-        )
+        return play(*(own_model.probe, ranks, deadline_s, "own_model"), needs_model=True, **more)
 
     yield play_with
     session.model = ""
@@ -66,6 +65,40 @@ def test_a_factory_that_never_ends_anywhere_is_named_by_its_line_and_blames_no_r
     assert scenario.codes == ["DD785"]
     assert [rank for rank in scenario.culprits if rank is not None] == []
     assert "planted.py:" in scenario.title
+
+
+def test_a_rank_that_waits_in_your_forward_is_named_long_before_the_deadline(with_model):
+    scenario = with_model("planted:collective_on_one_rank", ranks=3, deadline_s=30.0, still_s=1.5)
+
+    assert (scenario.codes, scenario.culprits) == (["DD610"], [1])
+    assert line_of("the line that the report must name") in scenario.title
+    assert scenario.outcome.recording.trials[0].waited_s < 15.0
+
+
+def test_a_factory_that_computes_in_silence_is_waited_for(with_model):
+    scenario = with_model("healthy:made_slowly", deadline_s=30.0, still_s=1.5)
+
+    assert scenario.codes == []
+    assert [trial.outcome for trial in scenario.outcome.recording.trials] == ["finished"]
+
+
+def test_a_model_that_hung_is_not_measured(with_model):
+    scenario = with_model("planted:endless", then=(step_time.CHECK,))
+
+    assert scenario.codes == ["DD785"]
+    (left,) = scenario.outcome.recording.not_run
+    assert (left.check, left.reason) == (
+        "step_time",
+        "not tested: tests.models.planted:endless did not come through own_model",
+    )
+
+
+def test_a_healthy_model_is_measured_in_the_same_processes(with_model):
+    scenario = with_model("healthy:wide_net", deadline_s=20.0, then=(step_time.CHECK,))
+
+    (one, other) = scenario.outcome.recording.facts(step_time.StepTimeFact)
+    assert one.fact.model == other.fact.model == "tests.models.healthy:wide_net"
+    assert len(scenario.outcome.recording.trials) == 1
 
 
 def test_what_fails_in_ddp_on_all_ranks_has_a_finding(with_model):

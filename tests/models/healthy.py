@@ -1,5 +1,6 @@
 """Models that go with DDP, each with what might be taken for a fault."""
 
+import time
 from typing import Any
 
 import torch
@@ -121,3 +122,11 @@ def wide_net():
 
 def with_buckets_of_its_own():
     return nn.Linear(64, 64), lambda step: torch.ones(32, 64), {"bucket_cap_mb": 1}
+
+
+def made_slowly():
+    """It computes for a while and says nothing."""
+    until = time.monotonic() + 3.5
+    while time.monotonic() < until:
+        torch.ones(64, 64) @ torch.ones(64, 64)
+    return ConvNet(), images

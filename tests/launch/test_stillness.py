@@ -1,0 +1,89 @@
+"""A check of the user's code is judged long before its deadline where nothing stirs, and never where something does."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ddp_doctor.launch import process
+from ddp_doctor.model.context import RankContext
+from tests.launch import misbehaving
+from tests.launch.conftest import Play
+
+pytestmark = pytest.mark.ranks
+
+#: In place of the 15 seconds of a run, and of its 60.
+STILL_S, DEADLINE_S = 1.5, 12.0
+#: Twice as long as what is still may be.
+WORKS_S = 3.5
+
+
+def computes(ctx: RankContext) -> misbehaving.Done:
+    """One rank builds something for long; it says nothing meanwhile."""
+    until = time.monotonic() + WORKS_S * (ctx.rank == 1)
+    while time.monotonic() < until:
+        pass
+    return misbehaving.well_behaved(ctx)
+
+
+def has_it_compiled(ctx: RankContext) -> misbehaving.Done:
+    """A process of the rank's own works, and the rank waits for it."""
+    if ctx.rank == 1:
+        program = f"import time; t = time.time()\nwhile time.time() < t + {WORKS_S}: pass"
+        subprocess.run([sys.executable, "-S", "-c", program], check=True)
+    return misbehaving.well_behaved(ctx)
+
+
+def downloads(ctx: RankContext) -> misbehaving.Done:
+    """A byte now and then, for which hardly any processor is needed."""
+    if ctx.rank == 1:
+        one, other = os.pipe()
+        for _ in range(int(WORKS_S / 0.5)):
+            os.write(other, b".")
+            os.read(one, 1)
+            time.sleep(0.5)
+    return misbehaving.well_behaved(ctx)
+
+
+def test_a_rank_that_stands_still_while_the_others_wait_is_named_long_before_the_deadline(play: Play):
+    scenario = play(misbehaving.never_enters, ranks=3, deadline_s=DEADLINE_S, still_s=STILL_S)
+
+    assert (scenario.codes, scenario.culprits) == (["DD610"], [misbehaving.BAD])
+    assert "it stands in misbehaving.py:" in scenario.title
+    assert STILL_S <= scenario.outcome.recording.trials[0].waited_s < 0.75 * DEADLINE_S
+
+
+@pytest.mark.parametrize("probe", [computes, has_it_compiled, downloads], ids=lambda probe: probe.__name__)
+def test_a_rank_that_works_in_silence_is_waited_for(play: Play, probe):
+    scenario = play(probe, ranks=2, deadline_s=DEADLINE_S, still_s=STILL_S)
+
+    assert [trial.outcome for trial in scenario.outcome.recording.trials] == ["finished"]
+    assert "DD610" not in scenario.codes
+
+
+def test_one_that_computes_for_ever_is_named_at_the_deadline(play: Play):
+    scenario = play(misbehaving.loops_in_python, ranks=2, deadline_s=4.0, still_s=1.0)
+
+    assert (scenario.codes, scenario.culprits) == (["DD610"], [misbehaving.BAD])
+    assert scenario.outcome.recording.trials[0].waited_s >= 4.0
+
+
+def test_a_process_is_seen_with_those_that_it_started_and_what_it_read_and_wrote():
+    child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert child.pid in (process.with_children(os.getpid(), 64) or [])
+        before = process.io_bytes(os.getpid())
+        os.write(os.open(os.devnull, os.O_WRONLY), bytes(1000))
+        assert (process.io_bytes(os.getpid()) or 0) >= (before or 0) + 1000
+    finally:
+        child.communicate(b"\n")
+
+
+def test_of_a_process_that_is_gone_nothing_is_told():
+    child = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    child.wait()
+
+    assert process.io_bytes(child.pid) is None
+    assert process.with_children(child.pid, 64) == [child.pid]
