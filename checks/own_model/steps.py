@@ -78,7 +78,7 @@ def synchronised(ctx: RankContext, ddp: Any, batch: Batch, step: int) -> tuple[P
 def compare(ctx: RankContext, step: int, model: Any, own: Pass, got: Pass, spread: float) -> Compared:
     """The synchronised gradients against the float64 mean of what each rank has by itself.
 
-    ``spread`` is how far the rank's own gradients differ from one pass to the next.
+    ``spread`` is how far the gradients of a rank differ from one pass to the next, at most over all ranks.
     """
     import torch
     import torch.distributed as dist
