@@ -28,7 +28,15 @@ _GROUP_AT = {
     **dict.fromkeys(("scatter", "scatter_object_list"), 3),
     "all_to_all_single": 4,
 }
-_NAMES = frozenset(f"torch.distributed.{one}" for one in _OPERATIONS)
+_NAMES = frozenset(
+    (
+        *(f"torch.distributed.{one}" for one in _OPERATIONS),
+        *(f"torch.distributed.nn.functional.{one}" for one in _OPERATIONS),
+        *(f"torch.distributed.checkpoint.{one}" for one in ("save", "load", "async_save")),
+    )
+)
+#: Every rank has a part of what DeepSpeed writes.
+_OF_DEEPSPEED = ("save_checkpoint", "load_checkpoint")
 #: What Accelerate calls them; only the Accelerator's own methods count.
 _OF_ACCELERATE = frozenset(
     ("wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes")
@@ -52,10 +60,20 @@ def operation(call: Call) -> str:
     """The name of the collective; empty where it is none of the default group."""
     if call.name in _NAMES:
         name = call.name.rpartition(".")[2]
-        group = call.argument(None if name == "new_group" else _GROUP_AT.get(name, 2), "group")
-        if call.has_stars or (group is not None and group.text not in _DEFAULT_GROUPS):
+        is_checkpoint = ".checkpoint." in call.name
+        position = None if name == "new_group" or is_checkpoint else _GROUP_AT.get(name, 2)
+        group = call.argument(position, "group", "process_group")
+        if (
+            call.has_stars
+            or not call.lacks(None, "no_dist")
+            or (group is not None and group.text not in _DEFAULT_GROUPS)
+        ):
             return ""
-        return name
+        return f"checkpoint.{name}" if is_checkpoint else name
+    if call.method in _OF_DEEPSPEED and call.receiver is not None:
+        engines = (one.owner or one for one in call.receiver.objects())
+        is_engine = any(isinstance(one, Call) and one.name == "deepspeed.initialize" for one in engines)
+        return call.method if is_engine else ""
     if call.method in _OF_ACCELERATE and call.receiver is not None:
         made = (one.name for one in call.receiver.objects())
         return call.method if _ACCELERATOR in made else ""

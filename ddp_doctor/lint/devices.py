@@ -73,10 +73,21 @@ def _text(value: Value) -> str | None:
         if index is None or first != "cuda":
             return first if index is None else None
         return f"cuda:{index.constant}" if isinstance(index.constant, int) else None
+    if isinstance(value.node, ast.JoinedStr) and value.kind == "other":
+        return _joined(value)
     constant = value.constant
     if isinstance(constant, int) and not isinstance(constant, bool):
         return f"cuda:{constant}"
     return constant if isinstance(constant, str) else None
+
+
+def _joined(value: Value) -> str | None:
+    """The text of ``f"cuda:{GPU}"`` where all that it is made of is constant."""
+    parts = [
+        one.parts[0] if isinstance(one.node, ast.FormattedValue) and one.parts else one for one in value.parts
+    ]
+    constants = [one.constant for one in parts]
+    return "".join(map(str, constants)) if all(isinstance(one, str | int) for one in constants) else None
 
 
 def fixed_gpu(value: Value | None) -> str | None:

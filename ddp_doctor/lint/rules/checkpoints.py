@@ -39,8 +39,8 @@ def wrapper_saved(script: Script) -> Iterator[Spot]:
     """A checkpoint is made of the DDP wrapper, not of the model inside.
 
     What it finds
-        `torch.save` of the `state_dict()` of a model that is surely wrapped, in a script that neither loads into the
-        wrapper nor strips the prefix of the keys.
+        `torch.save` of a model that is surely wrapped, or of its `state_dict()`, in a script that neither loads into
+        the wrapper nor strips the prefix of the keys.
 
     Why it matters
         All keys begin with `module.`: the plain model does not load them, for instance for inference or on one GPU.
@@ -56,6 +56,12 @@ def wrapper_saved(script: Script) -> Iterator[Spot]:
     ):
         return
     for save in script.named(_SAVE):
+        if training.surely_ddp(save.argument(0, "obj")):
+            yield Spot(
+                save,
+                "The DDP wrapper itself is saved: who loads it needs a process group and these very classes",
+                remedy="Save the model inside of the wrapper: model.module.state_dict()",
+            )
         for one in training.made_of(save.argument(0, "obj")):
             if isinstance(one, Call) and one.method == "state_dict" and training.surely_ddp(one.receiver):
                 yield Spot(
@@ -70,8 +76,8 @@ def saved_on_every_rank(script: Script) -> Iterator[Spot]:
     """All ranks write the same checkpoint to the same path.
 
     What it finds
-        `torch.save` of a state dict, reached by every rank of a training script, to a path that is the same on
-        all ranks.
+        `torch.save` of a state dict or of the wrapped model, reached by every rank of a training script, to a path
+        that is the same on all ranks.
 
     Why it matters
         The ranks of a node write one file at the same time. Whoever reads it meanwhile, or after a rank died in the
@@ -88,8 +94,11 @@ def saved_on_every_rank(script: Script) -> Iterator[Spot]:
         path = call.argument(1, "f")
         if path is None or call.root not in trains or _is_of_one_rank(script, call) or _is_per_rank(path):
             continue
-        saved = training.made_of(call.argument(0, "obj"))
-        if any(isinstance(one, Call) and one.method == "state_dict" for one in saved):
+        saved = call.argument(0, "obj")
+        inner = saved.owner if saved is not None and saved.attribute == "module" else saved
+        if training.surely_ddp(inner) or any(
+            isinstance(one, Call) and one.method == "state_dict" for one in training.made_of(saved)
+        ):
             yield Spot(
                 call,
                 "Every rank writes this checkpoint to the same path",

@@ -14,6 +14,7 @@ from ddp_doctor.lint.values import Call
 from ddp_doctor.model.choices import Severity
 
 #: Other ways to make a unit of each layer.
+_OFFLOAD_POLICY = "torch.distributed.fsdp.CPUOffloadPolicy"
 _UNITS = (names.FSDP[1], *(f"torch.distributed.fsdp.wrap.{one}" for one in ("wrap", "enable_wrap")))
 
 
@@ -23,7 +24,7 @@ def one_unit(script: Script) -> Iterator[Spot]:
 
     What it finds
         `FullyShardedDataParallel(..., cpu_offload=CPUOffload(offload_params=True))` without `auto_wrap_policy`, as the
-        only use of FSDP in the script.
+        only use of FSDP in the script; or one `fully_shard(model, offload_policy=CPUOffloadPolicy())` and no other.
 
     Why it matters
         FSDP gathers one unit at a time. If all of the model is one unit, every forward copies all parameters to
@@ -37,6 +38,16 @@ def one_unit(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/fsdp.html
         https://pytorch.org/tutorials/intermediate/FSDP_tutorial.html
     """
+    units = list(script.named(names.FSDP[1]))
+    if (
+        len({id(one.node) for one in units}) == 1
+        and not units[0].loops
+        and not any(True for _ in script.named(names.FSDP[0]))
+    ):
+        policy = units[0].argument(None, "offload_policy")
+        made = list(policy.objects()) if policy is not None else []
+        if made and all(isinstance(one, Call) and one.name == _OFFLOAD_POLICY for one in made):
+            yield _one_unit(units[0], "Call fully_shard on each layer first, then on the model")
     calls = list(script.named(names.FSDP[0]))
     if len({id(one.node) for one in calls}) != 1 or any(True for _ in script.named(*_UNITS)):
         return
@@ -44,11 +55,12 @@ def one_unit(script: Script) -> Iterator[Spot]:
     policy = call.argument(4, "auto_wrap_policy")
     has_policy = policy is not None and not (policy.kind == "constant" and policy.constant is None)
     if not call.has_stars and not has_policy and _offloads(call):
-        yield Spot(
-            call,
-            "The whole model is one unit of FSDP, and is offloaded: each forward needs all of it on the GPU at once",
-            remedy="Give an auto_wrap_policy that makes a unit of each layer",
-        )
+        yield _one_unit(call, "Give an auto_wrap_policy that makes a unit of each layer")
+
+
+def _one_unit(call: Call, remedy: str) -> Spot:
+    title = "The whole model is one unit of FSDP, and is offloaded: each forward needs all of it on the GPU at once"
+    return Spot(call, title, remedy=remedy)
 
 
 def _offloads(call: Call) -> bool:

@@ -11,7 +11,9 @@ scaler.update()
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Literal
 
 from ddp_doctor.lint import training
@@ -35,8 +37,8 @@ def without_scaler(script: Script) -> Iterator[Spot]:
     """A float16 autocast trains without a loss scaler.
 
     What it finds
-        A backward pass through a forward that ran under a float16 autocast (which is the default on GPUs), in a script
-        that has nothing called a scaler.
+        A backward pass through a forward that ran under a float16 autocast (which is the default on GPUs), or through a
+        model of float16 (`net.half()`), in a script that has nothing called a scaler.
 
     Why it matters
         Gradients below 6e-8 are zero in float16: parts of the model stop learning, without any message. Reduced
@@ -61,6 +63,13 @@ def without_scaler(script: Script) -> Iterator[Spot]:
                         remedy="Scale the loss with torch.amp.GradScaler, or use bfloat16 where the GPU has it",
                         write=('scaler = torch.amp.GradScaler("cuda")',),
                     )
+            half = _cast_to_half(one) if isinstance(one, Call) and training.is_forward(script, one) else None
+            if half is not None:
+                yield Spot(
+                    half,
+                    "A float16 model without a loss scaler: small gradients become zero, and small updates too",
+                    remedy="Keep the weights in float32 and use autocast with GradScaler, or use bfloat16",
+                )
 
 
 @lint_rule("DDL140", "loss-scaling-with-bfloat16", Severity.INFO, concerns=_without_a_library)
@@ -172,7 +181,8 @@ def made_anew(script: Script) -> Iterator[Spot]:
     """Every step has a new GradScaler.
 
     What it finds
-        A GradScaler that is made in the loop, or function, in which it steps, once for each batch.
+        A GradScaler that is made in the loop, or function, in which it steps, once for each batch. One that is made in
+        every epoch is information.
 
     Why it matters
         The scale is found over many steps: it halves after each overflow and doubles after 2000 steps without.
@@ -187,12 +197,57 @@ def made_anew(script: Script) -> Iterator[Spot]:
     """
     for scaler in script.named(*training.SCALERS):
         for step in script.methods("step"):
-            if scaler.loops and step.loops and scaler.loops[-1] is step.loops[-1] and _is_of(step, scaler):
+            if not scaler.loops or scaler.loops[-1] not in step.loops or not _is_of(step, scaler):
+                continue
+            is_every_step = scaler.loops[-1] is step.loops[-1]
+            if not is_every_step and "epoch" not in ast.unparse(
+                getattr(scaler.loops[-1].node, "target", step.node)
+            ):
+                continue  # a run of its own
+            yield Spot(
+                scaler,
+                "A new loss scaler in every step: its scale never adapts"
+                if is_every_step
+                else "A new loss scaler in every epoch: each looks for its scale anew, and skips steps",
+                remedy="Make the scaler once, before the loop",
+                severity=None if is_every_step else Severity.INFO,
+            )
+
+
+@lint_rule("DDL150", "shared-loss-scaler-updated-twice", Severity.WARNING, concerns=_without_a_library)
+def updated_twice(script: Script) -> Iterator[Spot]:
+    """A GradScaler that several optimizers share is updated more than once in a step.
+
+    What it finds
+        Two `update()` calls of one GradScaler in the same turn of a loop, neither under a condition of its own, where
+        it steps two optimizers.
+
+    Why it matters
+        Each update counts as a step: the scale grows twice as fast, and halves by the overflow of one optimizer
+        between the backward pass and the step of the other, whose gradients are then divided by the wrong number.
+
+    Remedy
+        Call `scaler.update()` once, behind the last optimizer's `scaler.step`, or give each optimizer a scaler.
+
+    References
+        https://pytorch.org/docs/stable/notes/amp_examples.html#working-with-multiple-models-losses-and-optimizers
+    """
+    for scaler in script.named(*training.SCALERS):
+        updates = [one for one in script.methods("update") if one.loops and _is_of(one, scaler)]
+        stepped = {
+            id(next(iter(one.args[0].objects()), one))
+            for one in script.methods("step")
+            if one.args and _is_of(one, scaler)
+        }
+        for first, second in pairwise(updates):
+            is_same_turn = first.loops == second.loops and first.conditions == second.conditions
+            if len(stepped) > 1 and is_same_turn and first.node is not second.node:
                 yield Spot(
-                    scaler,
-                    "A new loss scaler in every step: its scale never adapts",
-                    remedy="Make the scaler once, before the loop",
+                    second,
+                    f"This scaler was updated in line {first.call.lineno} of the same step already",
+                    remedy="Update it once, behind the last optimizer's step, or give each optimizer a scaler",
                 )
+                break
 
 
 def _autocast_type(value: Value) -> Precision:
@@ -211,6 +266,21 @@ def _autocast_type(value: Value) -> Precision:
     if names <= {"torch.float16", "torch.half"}:
         return "float16"
     return "bfloat16" if names == {"torch.bfloat16"} else "unknown"
+
+
+def _cast_to_half(forward: Call) -> Call | None:
+    """The cast to float16 of the model that a forward runs."""
+    for one in forward.callee.sources() if forward.callee is not None else ():
+        if (
+            isinstance(one, Call)
+            and not one.conditions
+            and one.method in ("half", "to")
+            and one.receiver is not None
+        ):
+            dtype = one.argument(0, "dtype") if one.method == "to" else None
+            if one.method == "half" or (dtype is not None and dtype.name in ("torch.float16", "torch.half")):
+                return one
+    return None
 
 
 def _is_of(call: Call, scaler: Call) -> bool:

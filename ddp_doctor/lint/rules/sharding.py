@@ -28,7 +28,9 @@ _STREAM = re.compile(
     r"iterable|webdataset|webloader|stream|datapipe|shard|distributed|synthetic|fake|dummy", re.IGNORECASE
 )
 _PREPARES = re.compile(r"prepare|set_?up|private|shard|distribut", re.IGNORECASE)
+_OF_ONE_PROCESS = ("torch.utils.data.RandomSampler", "torch.utils.data.SequentialSampler")
 _TRAIN = re.compile(r"train", re.IGNORECASE)
+_EPOCHS = re.compile(r"epoch|^ep$", re.IGNORECASE)
 _BY_RANK = re.compile(r"rank|world_size|IterableDataset|__iter__|num_replicas|shard")
 
 
@@ -38,9 +40,9 @@ def without_sampler(script: Script) -> Iterator[Spot]:
 
     What it finds
         A DataLoader for training, in a script that wraps its model in DistributedDataParallel, that has neither a
-        sampler nor a batch sampler, and whose data set is not split by rank in another way that can be seen:
-        iterable data sets, slices and subsets by rank, `split_dataset_by_node` and node splitters are. A loader that
-        a library takes and gives back (`prepare`, `make_private`) is left alone.
+        sampler (a RandomSampler counts as none) nor a batch sampler, and whose data set is not split by rank in
+        another way that can be seen: iterable data sets, slices and subsets by rank, `split_dataset_by_node` and node
+        splitters are. A loader that a library takes and gives back (`prepare`, `make_private`) is left alone.
 
     Why it matters
         Each of N ranks goes through all samples: an epoch costs N times the steps, and every sample counts N
@@ -61,7 +63,11 @@ def without_sampler(script: Script) -> Iterator[Spot]:
             continue
         name = training.written_to(script, call)
         shuffled = _argument(call, training.SHUFFLE, "shuffle")
-        is_training = (shuffled is not None and shuffled.constant is True) or _TRAIN.search(name)
+        is_training = (
+            (shuffled is not None and shuffled.constant is True)
+            or _TRAIN.search(name)
+            or _is_trained_on(script, call)
+        )
         if is_training and not call.conditions and not (elsewhere and not _TRAIN.search(name)):
             yield Spot(
                 call,
@@ -137,6 +143,21 @@ def no_set_epoch(script: Script) -> Iterator[Spot]:
             )
 
 
+def _is_trained_on(script: Script, loader: Call) -> bool:
+    """Whether a backward pass of the wrapped model runs in a loop over this loader."""
+    return any(
+        loop.over is not None and any(one is loader for one in loop.over.sources())
+        for call in training.backwards(script)
+        for loop in call.loops[-1:]
+    )
+
+
+def _takes_all(sampler: Value | None) -> bool:
+    """Whether a sampler goes through the whole data set on each rank."""
+    made = list(sampler.objects()) if sampler is not None else []
+    return bool(made) and all(isinstance(one, Call) and one.name in _OF_ONE_PROCESS for one in made)
+
+
 def _argument(call: Call, position: int, name: str) -> Value | None:
     """An argument that is not None."""
     found = call.argument(position, name)
@@ -144,10 +165,10 @@ def _argument(call: Call, position: int, name: str) -> Value | None:
 
 
 def _has_no_shard(script: Script, call: Call) -> bool:
-    if call.has_stars or any(
-        _argument(call, position, name) is not None
-        for position, name in ((training.SAMPLER, "sampler"), (training.BATCH_SAMPLER, "batch_sampler"))
-    ):
+    sampler = _argument(call, training.SAMPLER, "sampler")
+    if call.has_stars or (sampler is not None and not _takes_all(sampler)):
+        return False
+    if _argument(call, training.BATCH_SAMPLER, "batch_sampler") is not None:
         return False
     size = call.argument(training.BATCH_SIZE, "batch_size")
     if size is not None and size.kind == "constant" and size.constant is None:
@@ -188,9 +209,11 @@ def _has_epochs(script: Script) -> bool:
 def _is_epoch_loop(loop: Loop) -> bool:
     """Whether a loop goes over epochs, and over more than one as far as can be seen."""
     node = loop.node
+    if isinstance(node, ast.While):
+        return "epoch" in ast.unparse(node.test).lower()
     if loop.over is None or not isinstance(node, ast.For):
         return False
-    if "epoch" not in ast.unparse(node.target).lower() and "epoch" not in ast.unparse(node.iter).lower():
+    if not _EPOCHS.search(ast.unparse(node.target)) and "epoch" not in ast.unparse(node.iter).lower():
         return False
     ends = [one.constant for one in loop.over.args[-1:]] if isinstance(loop.over, Call) else []
     return ends != [1]

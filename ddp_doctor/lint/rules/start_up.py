@@ -34,6 +34,9 @@ _READ_AT_START = (
 )
 
 
+_TIMEOUT = "the time-out of the group: init_process_group(timeout=timedelta(minutes=30))"
+
+
 @lint_rule("DDL108", "process-group-missing", Severity.ERROR)
 def process_group_missing(script: Script) -> Iterator[Spot]:
     """A model is wrapped in a script that starts no process group.
@@ -192,6 +195,8 @@ def _about(name: str) -> tuple[str, str | None, Severity] | None:
     known = variables.variables().get(name)
     if known is None:
         meant = variables.nearest(name) if variables.is_unknown(name) else None
+        if meant is None and "TIMEOUT" in name and variables.is_unknown(name):
+            return "is read by nothing that is known: no time-out changes", _TIMEOUT, Severity.WARNING
         return (f"is read by nothing; {meant} is", meant, Severity.WARNING) if meant else None
     if variables.is_gone(known):
         return f"was read up to NCCL {known.last} only", known.replaced_by, Severity.WARNING
