@@ -13,6 +13,7 @@ import io
 import re
 import tokenize
 from collections.abc import Sequence
+from functools import cached_property
 
 _CODES = r"(?P<codes>\s*:\s*[A-Z]+[0-9]+(?:[,\s]+[A-Z]+[0-9]+)*)?"
 _LINE = re.compile(rf"#[^#]*?\bnoqa\b{_CODES}", re.IGNORECASE)
@@ -43,20 +44,27 @@ class Suppressions:
 
     def _statement(self, line: int) -> tuple[int, int]:
         """The innermost statement's lines; of one with a body, the lines of its head."""
-        first = last = line
+        first, last = self._spans.get(line, (line, line))
+        return first, max(last, line)
+
+    @cached_property
+    def _spans(self) -> dict[int, tuple[int, int]]:
+        """For each line the lines of its statement; inner statements come after those around them."""
+        found: dict[int, tuple[int, int]] = {}
         waiting: list[ast.AST] = list(self._tree.body)
         while waiting:
             node = waiting.pop()
-            end = getattr(node, "end_lineno", None) or 0
-            if isinstance(node, ast.stmt) and not _first_line(node) <= line <= end:
-                continue
             if isinstance(node, ast.stmt):
                 body = getattr(node, "body", None)
-                first, last = _first_line(node), body[0].lineno - 1 if body else end
-                last = max(last, line if not body else node.lineno)
-            if isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
-                waiting += [one for one in ast.iter_child_nodes(node) if not isinstance(one, ast.expr)]
-        return first, max(last, line)
+                first, end = _first_line(node), node.end_lineno or node.lineno
+                last = max(body[0].lineno - 1, node.lineno) if body else end
+                found.update(dict.fromkeys(range(first, end + 1), (first, last)))
+            waiting += [
+                one
+                for one in ast.iter_child_nodes(node)
+                if isinstance(one, ast.stmt | ast.excepthandler | ast.match_case)
+            ]
+        return found
 
 
 def _comments(lines: Sequence[str]) -> dict[int, str]:

@@ -27,6 +27,11 @@ JUDGED = {
     "many wrapped models": HEAD + "model = DDP(model.to('cuda:0'))\n" * 2000,
     "many choices of a GPU": HEAD + START + "torch.cuda.set_device(0)\n" * 5000,
     "many settings": f"{HEAD}import os\n{START}" + "os.environ['MASTER_PORT'] = '1'\n" * 3000,
+    "many comments that take back": HEAD + START + "torch.cuda.set_device(0)  # noqa\n" * 5000,
+    "many loss scalers": HEAD
+    + START
+    + "for x in y:\n"
+    + "  s = torch.amp.GradScaler()\n  s.step(o)\n  s.update()\n" * 2000,
     "many definitions": HEAD + "def f(): f()\n" * 5000,
 }
 REFUSED = {

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Literal
 
 from ddp_doctor.lint import training
@@ -25,6 +25,8 @@ from ddp_doctor.model.choices import Severity
 _AUTOCASTS = ("torch.amp.autocast", "torch.cuda.amp.autocast")
 _CLIPS = tuple(f"torch.nn.utils.{one}" for one in ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_"))
 _SCALES = ("scaler", "loss_scale", "amp.scale_loss", "apex")
+#: Rules look at a scaler against all calls of its methods.
+_MOST_SCALERS = 50
 Precision = Literal["float16", "bfloat16", "unknown"]
 
 
@@ -119,7 +121,7 @@ def never_updated(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/amp.html#torch.cuda.amp.GradScaler.update
     """
-    for scaler in script.named(*training.SCALERS):
+    for scaler in _scalers(script):
         steps = [one for one in script.methods("step") if _is_of(one, scaler) and one.args]
         if (
             steps
@@ -195,7 +197,7 @@ def made_anew(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/notes/amp_examples.html#typical-mixed-precision-training
     """
-    for scaler in script.named(*training.SCALERS):
+    for scaler in _scalers(script):
         for step in script.methods("step"):
             if not scaler.loops or scaler.loops[-1] not in step.loops or not _is_of(step, scaler):
                 continue
@@ -232,7 +234,7 @@ def updated_twice(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/notes/amp_examples.html#working-with-multiple-models-losses-and-optimizers
     """
-    for scaler in script.named(*training.SCALERS):
+    for scaler in _scalers(script):
         updates = [one for one in script.methods("update") if one.loops and _is_of(one, scaler)]
         stepped = {
             id(next(iter(one.args[0].objects()), one))
@@ -281,6 +283,11 @@ def _cast_to_half(forward: Call) -> Call | None:
             if one.method == "half" or (dtype is not None and dtype.name in ("torch.float16", "torch.half")):
                 return one
     return None
+
+
+def _scalers(script: Script) -> Iterator[Call]:
+    """The scalers that a script makes; of one made by a program the first of them."""
+    return islice(script.named(*training.SCALERS), _MOST_SCALERS)
 
 
 def _is_of(call: Call, scaler: Call) -> bool:
