@@ -28,7 +28,7 @@ def waits_for_communication(recording: Recording) -> Iterator[Draft]:
     What it finds
         Communication takes at least as long as computing, and in every round a third of the step or more is
         waiting that the machine's own noise does not explain. With the doctor's small model it is
-        information about the network; with your own, a warning.
+        information about the network; with your own, a warning, unless it computes for less than 1 ms.
 
     Why it matters
         All ranks wait in every step, whatever the sizes of buckets are.
@@ -58,8 +58,14 @@ def waits_for_communication(recording: Recording) -> Iterator[Draft]:
         confidence=Confidence.PROVED,
         evidence=_evidence(seen),
         remedies=_remedies(seen, exposed, computing),
-        severity=None if seen.fact.model else Severity.INFO,
+        severity=_severity(seen),
     )
+
+
+def _severity(seen: Summary) -> Severity | None:
+    """The rule's own for a model that a job would train."""
+    is_a_jobs = seen.fact.model and median(seen.computing) >= known.SMALLEST_STEP_S
+    return None if is_a_jobs else Severity.INFO
 
 
 def _remedies(seen: Summary, exposed_s: float, computing_s: float) -> tuple[Remedy, ...]:
@@ -129,6 +135,7 @@ def slower_than_one(recording: Recording) -> Iterator[Draft]:
         confidence=Confidence.PROVED,
         evidence=_evidence(seen),
         remedies=(words.FEWER_RANKS,),
+        severity=_severity(seen),
     )
 
 

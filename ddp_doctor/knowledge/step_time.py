@@ -11,6 +11,9 @@ RATIO_BOUND = 1.0
 RATIO_BOUND_DISTURBED = 5.0
 #: A step of which a third is spent waiting gains half as much again where nothing waits (judgement).
 EXPOSED_SHARE = 0.33
+#: A model of the user's that computes for less than this in a step has the batch of a test, not of a job: waiting is
+#: information then. Two gloo ranks on one machine need 0.3 ms to average anything at all (judgement).
+SMALLEST_STEP_S = 0.001
 #: The share of a step that communication may take once gradients are accumulated.
 AIM_SHARE = 0.20
 

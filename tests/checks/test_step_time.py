@@ -238,6 +238,14 @@ def test_a_step_that_waits_is_information_with_the_doctors_model_and_a_warning_w
     assert codes == {"DD810": Severity.WARNING, "DD811": Severity.WARNING}
 
 
+def test_a_model_of_yours_with_the_batch_of_a_test_gets_information():
+    codes = {
+        one.code: one.severity
+        for one in judge(pair(compute=0.0002, step=0.003, communicate=0.0028, model="train:model"))
+    }
+    assert codes == {"DD810": Severity.INFO, "DD811": Severity.INFO}
+
+
 def test_the_steps_to_accumulate_bring_waiting_to_a_fifth():
     finding = next(one for one in judge(pair(**SLOW_LINK, model="train:model")) if one.code == "DD810")
 

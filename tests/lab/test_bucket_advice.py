@@ -25,13 +25,15 @@ def _lab() -> None:
         pytest.skip(reason)
 
 
-def steps(*plant: str) -> Run:
+def steps(*plant: str, options: tuple[str, ...] = (), level: str = "thorough") -> Run:
     """A run of two hosts, of nothing but the steps."""
     with Lab(nodes=2) as lab:
         for fault in plant:
             faults.plant(lab, fault)
-        done = run(lab, FIRST, "--only", "step_time", level="thorough")
-    assert (done.exits, done.findings(), done.problems) == ({0}, {}, []), done.texts["node0"]
+        done = run(lab, FIRST, "--only", "step_time", *options, level=level)
+    assert done.problems == [], done.texts["node0"]
+    if not options:
+        assert (done.exits, done.findings()) == ({0}, {}), done.texts["node0"]
     return done
 
 
@@ -76,6 +78,26 @@ def test_on_a_slow_link_small_buckets_are_tried_and_advised_only_where_they_win(
     assert "DD820" not in codes(done) or best < 0.95 * usual
     assert "DD810" in codes(done)  # a net that computes for 10 ms waits for such a link, whatever it does
     assert not any(one["settings"] for finding in done.report["findings"] for one in finding["remedies"])
+
+
+def test_a_model_of_yours_is_advised_by_name_with_what_was_predicted_and_measured():
+    name = "tests.models.healthy:deep_net"
+    plant = ("rate:node1:100",)
+    done = steps(*plant, options=("--model", name, "--only", "own_model"), level="standard")
+    tell(plant, done)
+    said = {one["code"]: f"{one['title']}. {one['detail']}" for one in done.report["findings"]}
+    for code, text in said.items():
+        print(f"  {code}: {text}")
+    found = tried(done)
+
+    assert {fact["model"] for fact in facts(done)} == {name}
+    assert len(found) == 2
+    assert all(1 / FACTOR < took / foretold < FACTOR for foretold, took in found.values())
+    (_, usual), (small, (_, best)) = found[25.0], next(one for one in found.items() if one[0] != 25.0)
+    assert small < 4
+    assert "DD820" not in said or best < 0.95 * usual
+    assert all(name in said[code] for code in said if code.startswith("DD8"))
+    assert not {code for code in said if code.startswith(("DD6", "DD7"))}
 
 
 def test_where_every_collective_has_a_long_way_no_small_buckets_are_advised():

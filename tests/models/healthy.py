@@ -130,3 +130,9 @@ def made_slowly():
     while time.monotonic() < until:
         torch.ones(64, 64) @ torch.ones(64, 64)
     return ConvNet(), images
+
+
+def deep_net():
+    """4 MiB of gradients, and computing that takes about as long as a slow link needs for them."""
+    net = nn.Sequential(*(part for _ in range(16) for part in (nn.Linear(256, 256), nn.ReLU())))
+    return net, lambda step: torch.randn(3072, 256)
