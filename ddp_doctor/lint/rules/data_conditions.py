@@ -25,6 +25,8 @@ _AGREES = re.compile(
 )
 
 
+#: Each is looked at against all collectives; people write no script with more.
+_MOST_LEAVES = 200
 #: Methods that say something of a tensor's values.
 _READS = frozenset(("any", "all", "sum", "max", "min", "mean", "item", "count_nonzero"))
 
@@ -55,7 +57,7 @@ def by_data(script: Script) -> Iterator[Spot]:
                 yield _spot(
                     call, f"Whether this {described(call)} runs depends on the data of this rank alone"
                 )
-    for leave in script.leaves:
+    for leave in script.leaves[:_MOST_LEAVES]:
         for condition in leave.place.conditions:
             if condition.early or not _is_local(script, condition, leave.order):
                 continue

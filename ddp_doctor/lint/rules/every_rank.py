@@ -154,8 +154,10 @@ def forward_around(script: Script) -> Iterator[Spot]:
             continue
         loop = backward.loops[-1]
         around = [one for one in _made_of(backward.receiver) if _is_around(script, one)]
-        inside = [one for one in script.calls if loop in one.loops]
-        if around and not any(_calls_wrapper(script, one) or _reduces_by_hand(one) for one in inside):
+        if not around:
+            continue
+        inside = (one for one in script.calls if loop in one.loops)
+        if not any(_calls_wrapper(script, one) or _reduces_by_hand(one) for one in inside):
             yield Spot(
                 around[0],
                 "The loss comes from model.module: backward will not synchronise gradients between ranks",
