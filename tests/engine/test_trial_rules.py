@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from ddp_doctor import app
-from ddp_doctor.engine.trial_rules import common, deaths, hangs, links
+from ddp_doctor.checks.host.facts import Host
+from ddp_doctor.engine.trial_rules import common, deaths, hangs, links, slowness
 from ddp_doctor.launch.hang import judge
-from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.choices import Confidence, Status
+from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
@@ -125,3 +127,14 @@ def test_the_interface_setting_of_nccl_is_named_only_where_it_is_set():
     assert unset.title == "The nccl process group cannot start: Bootstrap : no socket interface found"
     assert unset.culprits == ()
     assert [one.name for one in with_it.culprits] == ["NCCL_SOCKET_IFNAME"]
+
+
+def test_a_rank_may_come_late_where_many_share_a_core():
+    recording = _recorded("rank-comes-late")
+    crowded = Host(cpus=1, cpu_quota_cpus=0.125)  # four ranks, as many a core as 64 on two
+    reading = Reading(check="host", status=Status.COLLECTED, fact=crowded.recorded())
+
+    in_a_crowd = recording.model_copy(update={"readings": (*recording.readings, reading)})
+
+    assert _only(slowness.late.apply(recording)).evidence[0].expected == 2.0
+    assert slowness.late.apply(in_a_crowd) == []

@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ddp_doctor.checks.host.facts import Host
 from ddp_doctor.engine.trial_rules.common import judged, names, step_words, waiting_evidence
-from ddp_doctor.knowledge.deadlines import LATE_RANK_S
+from ddp_doctor.knowledge.deadlines import LATE_RANK_S, RANKS_PER_CORE
 from ddp_doctor.launch.clocks import by_step, clocks
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import Step, TrialRecord
 from ddp_doctor.phrases import ranks as words
@@ -48,7 +49,8 @@ def late(recording: Recording) -> Iterator[Draft]:
 
 
 def _late_in(recording: Recording, trial: TrialRecord) -> Iterator[Draft]:
-    late = _late_ranks(trial)
+    allowed_s = LATE_RANK_S * _crowd(recording)
+    late = _late_ranks(trial, allowed_s)
     if not late or len(late) * 2 > len(trial.ranks):
         return  # a slow machine, not a slow rank
     by_node: dict[int, list[_Late]] = {}
@@ -56,10 +58,10 @@ def _late_in(recording: Recording, trial: TrialRecord) -> Iterator[Draft]:
         by_node.setdefault(one.node, []).append(one)
     groups = list(by_node.values())
     for group in groups if len(groups) <= NAMES_IN_A_SENTENCE else [late]:
-        yield _late_draft(recording, group)
+        yield _late_draft(recording, group, allowed_s)
 
 
-def _late_draft(recording: Recording, late: Sequence[_Late]) -> Draft:
+def _late_draft(recording: Recording, late: Sequence[_Late], allowed_s: float) -> Draft:
     """One finding for the late ranks of a node: what slows one of them mostly slows its neighbours."""
     worst = max(late, key=lambda one: one.delay_s)
     ranks = tuple(sorted(one.rank for one in late))
@@ -75,7 +77,7 @@ def _late_draft(recording: Recording, late: Sequence[_Late]) -> Draft:
                 text=f"rank {worst.rank} came last to {step_words(worst.step)}",
                 value=round(worst.delay_s, 2),
                 unit="s",
-                expected=LATE_RANK_S,
+                expected=allowed_s,
                 expected_from="ranks that run the same code enter within this time of each other",
             ),
         ),
@@ -85,7 +87,17 @@ def _late_draft(recording: Recording, late: Sequence[_Late]) -> Draft:
     )
 
 
-def _late_ranks(trial: TrialRecord) -> list[_Late]:
+def _crowd(recording: Recording) -> float:
+    """How many times longer ranks may take by right, because many share a core of their node."""
+    world = recording.world or World()
+    shares = (
+        len(world.ranks_of(seen.node)) / (seen.fact.usable_cpus * RANKS_PER_CORE)
+        for seen in recording.facts(Host)
+    )
+    return max((1.0, *shares))
+
+
+def _late_ranks(trial: TrialRecord, allowed_s: float) -> list[_Late]:
     """The ranks that entered a step long after the others, each with its worst step.
 
     Nobody, where the nodes' counts cannot be compared: a node that began early would look late.
@@ -101,7 +113,7 @@ def _late_ranks(trial: TrialRecord) -> list[_Late]:
         typical = times[(len(times) - 1) // 2]
         for rank, node, step in entered:
             delay = step.entered_at - ahead.get(node, 0.0) - typical
-            if delay >= LATE_RANK_S and (rank not in worst or delay > worst[rank].delay_s):
+            if delay >= allowed_s and (rank not in worst or delay > worst[rank].delay_s):
                 worst[rank] = _Late(rank, node, delay, step)
     return list(worst.values())
 
