@@ -4,6 +4,7 @@ A rank that fails says so over the control store, and all stop together; a rank 
 waited for in a step that names it, with the line of the user's code that it stands on.
 """
 
+import gc
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -73,10 +74,11 @@ class Look:
 
     def _look(self) -> None:
         ready = self.ready()
-        options = {"find_unused_parameters": True} if ready.unused else {}
-        ddp = self._wrap(ready.model, {**ready.options, **options})
+        options = {**ready.options, **({"find_unused_parameters": True} if ready.unused else {})}
         if ready.batches:
-            self._steps(ddp, ready.batches)
+            self._steps(ready.model, options, ready.batches)
+        else:
+            self._wrap(ready.model, options)
 
     def ready(self) -> Ready:
         """All that comes before DDP. Raises Stopped, Failed and Skip."""
@@ -242,9 +244,9 @@ class Look:
         self.seen["buckets"], self.seen["no_buckets"] = steps.buckets(ddp)
         return ddp
 
-    def _steps(self, ddp: Any, given: Mapping[int, Batch]) -> None:
+    def _steps(self, model: Any, options: Mapping[str, Any], given: Mapping[int, Batch]) -> None:
         """The ranks' own gradients with equal parameters, then synchronised steps."""
-        ctx, model = self.ctx, ddp.module
+        ctx, ddp = self.ctx, self._wrap(model, options)
         saved = steps.saved_buffers(model)
         own = {step: self._again(model, saved, given[step], step) for step in _BATCHES}
         again = self._again(model, saved, given[_BATCHES[0]], _BATCHES[0])
@@ -253,6 +255,11 @@ class Look:
         with ctx.step("exchange", "spread"):  # a mean is as uncertain as the least certain share in it
             spread = max(map(float, ctx.exchange("spread", repr(spread))))
         self._same_batch(model, saved, given[_BATCHES[0]])
+        spread = self._greatest(spread)
+        if options.get("static_graph"):  # its hooks have counted the passes above as those of its first step
+            del ddp
+            gc.collect()
+            ddp = self._wrap(model, options)
         found = steps.Compared()
         for step in (
             *_BATCHES,
@@ -273,6 +280,11 @@ class Look:
         steps.descend(model)
         self.seen["drifted"] = steps.drifted(ctx, model)
         self.seen["buckets"], self.seen["no_buckets"] = steps.buckets(ddp)
+
+    def _greatest(self, spread: float) -> float:
+        """Of all ranks: what one of them cannot repeat is in the mean of all."""
+        with self.ctx.step("compare_spreads"):
+            return max(map(float, self.ctx.exchange("spread", repr(spread))))
 
     def _again(self, model: Any, saved: Sequence[Any], batch: Batch, step: int) -> Pass:
         steps.restore_buffers(model, saved)

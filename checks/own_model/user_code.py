@@ -41,7 +41,10 @@ def trouble(phase: Phase, error: BaseException) -> Trouble:
 
 
 def _message(error: BaseException) -> str:
-    said = " ".join(str(error).split())
+    try:
+        said = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001 - an exception of the user's may fail to say what it is
+        return "(it cannot be put into words)"
     return KEPT_BACK if is_withheld("", said) else said[:_LONGEST_MESSAGE]
 
 

@@ -46,7 +46,7 @@ def test_a_convolutional_net_with_batch_norm_is_healthy(ranks, on):
 
 
 @pytest.mark.parametrize(
-    "name", ["transformer", "shared_branch", "odd_ones", "unlike_at_first", "uneven_batches"]
+    "name", ["transformer", "shared_branch", "odd_ones", "unlike_at_first", "uneven_batches", "static_graph"]
 )
 def test_a_healthy_model_gives_no_finding(ranks, name):
     facts = ranks.facts(look, f"healthy:{name}", on=(0, 1))
@@ -97,6 +97,7 @@ def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
         ("detached", "DD771", [], "backward"),
         ("one_value_a_channel", "DD771", [], "ValueError"),
         ("starts_the_group_itself", "DD771", [], "starts_the_group_itself raises ValueError at planted.py:"),
+        ("raises_without_words", "DD771", [], "raises Wordless at planted.py:"),
         ("searches_in_vain", "DD783", [], "finds nothing"),
     ],
 )

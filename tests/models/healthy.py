@@ -136,3 +136,7 @@ def deep_net():
     """4 MiB of gradients, and computing that takes about as long as a slow link needs for them."""
     net = nn.Sequential(*(part for _ in range(16) for part in (nn.Linear(256, 256), nn.ReLU())))
     return net, lambda step: torch.randn(3072, 256)
+
+
+def static_graph():
+    return UnlikeAtFirst(), lambda step: torch.randn(3, 4), {"static_graph": True}

@@ -242,3 +242,14 @@ def not_to_be_copied():
     if is_bad():
         vars(model)["lock"] = threading.Lock()
     return model, images
+
+
+class Wordless(Exception):
+    """It fails when it is asked what it says."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def raises_without_words():
+    raise Wordless
