@@ -19,6 +19,7 @@ from ddp_doctor.model.context import CommandResult, Interface
 from ddp_doctor.parse import (
     cgroup,
     cpu_list,
+    factory_name,
     gpu_facts,
     host_limits,
     hostlist,
@@ -238,6 +239,7 @@ TARGETS: tuple[Target, ...] = (
         _NCCL_FILES,
         (topo_rows.TopologyError,),
     ),
+    direct(factory_name.require_factory, "train.models:make", "train/models.py:make", refuses=ValueError),
     direct(setting_text.read_setting_text, *_SETTINGS, refuses=setting_text.NoSettings),
     direct(shell_settings.is_kept, "echo NCCL_DEBUG=INFO >> ~/.bashrc", "make | tee log"),
     Target(shell_words.commands, lambda text: list(shell_words.commands(text)), _SETTINGS),
