@@ -67,7 +67,7 @@ def unused_everywhere(recording: Recording) -> Iterator[Draft]:
         ),
         remedies=(
             remedy("Remove them, or freeze them (requires_grad_(False)) before the model is wrapped"),
-            _FIND_UNUSED,
+            *(() if fact.finds_unused else (_FIND_UNUSED,)),
         ),
     )
 
@@ -116,7 +116,7 @@ def _unequal(
     sure = 2 * len(odd) < fact.world_size
     return Draft(
         title=f"{names(local.unused)} of {fact.model} {_get(local.unused.count)} no gradient on"
-        f" {on_ranks(recording, [one for one, _ in lacking])} only{told}",
+        f" {_where(recording, lacking)}{told}",
         detail=f"With batch {local.step} the ranks take different paths through the model."
         + (
             " The options for DDP say find_unused_parameters=True, so a gradient that is missing counts as zero."
@@ -136,9 +136,18 @@ def _unequal(
             remedy(
                 "Let all ranks take the same path: decide by what they share, not by the rank or its data"
             ),
-            _FIND_UNUSED,
+            *(() if fact.finds_unused else (_FIND_UNUSED,)),
         ),
     )
+
+
+def _where(recording: Recording, lacking: list[tuple[Seen[OwnModel], LocalPass]]) -> str:
+    """The ranks that lack what the first one lacks; where others lack something else, that is said."""
+    first = lacking[0][1].unused
+    alike = [one for one, here in lacking if here.unused == first]
+    others = [one for one, here in lacking if here.unused != first]
+    where = on_ranks(recording, alike)
+    return f"{where}, and others on {on_ranks(recording, others)}" if others else f"{where} only"
 
 
 def _parting_words(seen: Seen[OwnModel], parting: Parting) -> str:

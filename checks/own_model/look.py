@@ -90,8 +90,10 @@ class Look:
         self._compare_manifests(model)
         if not self.seen["trainable"]:
             self._stop("trainable")
+        self._refuse_lazy(model, loaded)
         if loaded.make_batch is None:
             return Ready(model, loaded.options)
+        self._require_gpu(model)
         given = self._batches(loaded)
         unused = self._local_passes(model, given)
         self._require_time()
@@ -194,6 +196,24 @@ class Look:
         if len({one.digest for one in map(_kept, by_rank.values())}) > 1:
             self._stop("manifest")
 
+    def _refuse_lazy(self, model: Any, loaded: Loaded) -> None:
+        """Parameters without a size yet: DDP refuses them, and the pass of a rank alone would give them one."""
+        from torch.nn.parameter import is_lazy
+
+        if any(is_lazy(one) for one in model.parameters()):  # on all ranks: their manifests agree
+            self._attempt("wrap", lambda: steps.wrap(self.ctx, model, loaded.options), "wrap of lazy modules")
+
+    def _require_gpu(self, model: Any) -> None:
+        """SyncBatchNorm works on GPUs only (ValueError of torch 2.13): on a CPU that is no fault of the model."""
+        from torch.nn import SyncBatchNorm
+
+        if self.ctx.device != "cpu":
+            return
+        first = next((name for name, one in model.named_modules() if isinstance(one, SyncBatchNorm)), None)
+        why = f"{self.ctx.model} has SyncBatchNorm ({first}), which works on GPUs only, and these ranks are on the CPU"
+        trouble = Trouble(phase="forward", misuse=True, message=why) if first is not None else None
+        self._settle("forward", trouble, "sync_batch_norm")
+
     def _batches(self, loaded: Loaded) -> dict[int, Batch]:
         found: dict[int, Batch] = {}
         misplaced: list[Misplaced] = []
@@ -239,8 +259,8 @@ class Look:
             parting=passes.parting(ctx.group_rank, texts, ctx.ranks),
         )
 
-    def _wrap(self, model: Any, options: Mapping[str, Any]) -> Any:
-        ddp = self._attempt("wrap", lambda: steps.wrap(self.ctx, model, options))
+    def _wrap(self, model: Any, options: Mapping[str, Any], name: str = "wrap") -> Any:
+        ddp = self._attempt("wrap", lambda: steps.wrap(self.ctx, model, options), name)
         self.seen["buckets"], self.seen["no_buckets"] = steps.buckets(ddp)
         return ddp
 
@@ -256,10 +276,9 @@ class Look:
             spread = max(map(float, ctx.exchange("spread", repr(spread))))
         self._same_batch(model, saved, given[_BATCHES[0]])
         spread = self._greatest(spread)
-        if options.get("static_graph"):  # its hooks have counted the passes above as those of its first step
-            del ddp
-            gc.collect()
-            ddp = self._wrap(model, options)
+        del ddp  # its hooks have taken the passes above for those of its first step
+        gc.collect()
+        ddp = self._wrap(model, options, "wrap again")
         found = steps.Compared()
         for step in (
             *_BATCHES,

@@ -54,6 +54,36 @@ def test_a_healthy_model_gives_no_finding(ranks, name):
     assert all(fact.stopped is None for fact in facts)
 
 
+def test_experts_that_get_no_sample_are_no_fault_where_ddp_was_told_of_them(ranks):
+    facts = ranks.facts(look, "healthy:experts", on=(0, 1, 2))
+
+    assert any(local.unused.count or local.unused_everywhere.count for fact in facts for local in fact.local)
+    assert [
+        found for found in judge(recording(facts, (0, 1, 2))) if found.severity is not Severity.INFO
+    ] == []
+    assert all(fact.stopped is None for fact in facts)
+
+
+def test_experts_that_get_no_sample_are_named_where_ddp_was_not_told_of_them(ranks):
+    found = findings_of(ranks, "planted:experts_not_allowed_for", on=(0, 1, 2))
+
+    assert {one.code for one in found if one.severity is Severity.ERROR} & {"DD775", "DD776"}
+    assert "experts." in found[0].title
+    assert "every rank" not in found[0].title
+
+
+def test_lazy_modules_are_refused_by_ddp_and_the_finding_says_so(ranks):
+    found = only(findings_of(ranks, "planted:lazy"), "DD771")
+
+    assert "uninitialized" in found.detail
+
+
+def test_synchronised_batch_norm_on_a_cpu_could_not_be_looked_at(ranks):
+    results = ranks.run(look, "healthy:synchronised_batch_norm", on=(0, 1))
+
+    assert all("which works on GPUs only" in (one.error or "") for one in results)
+
+
 def test_a_model_without_batches_is_wrapped_and_no_more_is_claimed(ranks):
     facts = ranks.facts(look, "healthy:conv_net_alone", on=(0, 1))
     assert judge(recording(facts, (0, 1))) == []

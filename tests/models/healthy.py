@@ -138,5 +138,33 @@ def deep_net():
     return net, lambda step: torch.randn(3072, 256)
 
 
+class Experts(nn.Module):
+    """Each sample goes to one of four experts: some get none on some ranks, in other batches others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 4)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Any) -> Any:
+        share, chosen = self.gate(x).softmax(-1).max(-1)
+        parts = [
+            share[chosen == number, None] * expert(x[chosen == number])
+            for number, expert in enumerate(self.experts)
+            if bool((chosen == number).any())
+        ]
+        return self.head(torch.cat(parts))
+
+
+def experts() -> Any:
+    return Experts(), lambda step: torch.randn(3, 8), {"find_unused_parameters": True}
+
+
+def synchronised_batch_norm():
+    convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
+    return convert(ConvNet()), images
+
+
 def static_graph():
     return UnlikeAtFirst(), lambda step: torch.randn(3, 4), {"static_graph": True}

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.models.healthy import ConvNet, UnlikeAtFirst, images
+from tests.models.healthy import ConvNet, UnlikeAtFirst, experts, images
 
 BAD = 1
 
@@ -242,6 +242,15 @@ def not_to_be_copied():
     if is_bad():
         vars(model)["lock"] = threading.Lock()
     return model, images
+
+
+def lazy():
+    return nn.Sequential(nn.LazyLinear(4)), lambda step: torch.randn(16, 3)
+
+
+def experts_not_allowed_for():
+    model, make_batch, _ = experts()
+    return model, make_batch
 
 
 class Wordless(Exception):
