@@ -257,7 +257,7 @@ def list_checks() -> str:
     lines = []
     for check in CHECKS:
         where = places[check.where]
-        lines.append(f"{check.id:<14} {check.title} ({where}, from level {check.level.value})")
+        lines.append(f"{check.id:<15} {check.title} ({where}, from level {check.level.value})")
         lines += [f"    {rule.code} {rule.name} ({rule.severity.value})" for rule in check.rules]
     lines.append("any rank check  What happens to ranks while they run any of these")
     lines += [f"    {rule.code} {rule.name} ({rule.severity.value})" for rule in TRIAL_RULES]

@@ -89,7 +89,7 @@ def _show_checks(report: Report, out: "Console") -> None:
     for alike in _grouped(report.checks):
         mark, style = _MARK[alike[0].status]
         ids = one_line(", ".join(check.id for check in alike))
-        line = f"{ids:<14} {' ' if len(alike) > 1 else ''}{_what_became(alike[0])}"
+        line = f"{ids:<15} {' ' if len(alike) > 1 else ''}{_what_became(alike[0])}"
         out.print(f" {mark} ", style=style, end="")
         out.print(line, style="dim" if alike[0].status is CheckStatus.SKIPPED else None)
 

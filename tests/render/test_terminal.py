@@ -30,7 +30,7 @@ def test_a_check_that_could_not_look_on_one_node_says_so_beside_its_mark():
         id="gpus", title="GPUs", status=CheckStatus.PASSED, reason="on node2: no GPU", duration_s=0.1
     )
 
-    assert " ok gpus           GPUs (0.10 s); not tested on node2: no GPU" in _shown(checks=(gpus,))
+    assert " ok gpus            GPUs (0.10 s); not tested on node2: no GPU" in _shown(checks=(gpus,))
 
 
 def _untested(name: str, reason: str, status: CheckStatus = CheckStatus.SKIPPED) -> CheckResult:
@@ -51,9 +51,9 @@ def test_checks_not_tested_for_one_reason_share_a_line():
 
     assert _shown(checks=checks)[1:5] == [
         f" -- gradient_sync, buffers, p2p  not tested: {slow}",
-        f" -- torchrun       not tested: {quick}",
-        " ok allreduce      All-reduce",
-        f" ?? gpus           failed: {slow}",
+        f" -- torchrun        not tested: {quick}",
+        " ok allreduce       All-reduce",
+        f" ?? gpus            failed: {slow}",
     ]
 
 
