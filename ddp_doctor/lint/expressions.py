@@ -329,19 +329,19 @@ def _returned(value: Value) -> Value:
 
 
 _READERS: dict[type[ast.expr], Callable[..., Value]] = {
-    ast.Constant: Expressions._constant,  # noqa: SLF001 - the table of its own class
-    ast.Name: Expressions._name,  # noqa: SLF001
-    ast.Attribute: Expressions._attribute,  # noqa: SLF001
-    ast.Subscript: Expressions._subscript,  # noqa: SLF001
-    ast.Tuple: Expressions._tuple,  # noqa: SLF001
-    ast.List: Expressions._tuple,  # noqa: SLF001
-    ast.NamedExpr: Expressions._named,  # noqa: SLF001
-    ast.IfExp: Expressions._if,  # noqa: SLF001
-    ast.BoolOp: Expressions._bool,  # noqa: SLF001
-    ast.Lambda: Expressions._lambda,  # noqa: SLF001
-    ast.ListComp: Expressions._comprehension,  # noqa: SLF001
-    ast.SetComp: Expressions._comprehension,  # noqa: SLF001
-    ast.GeneratorExp: Expressions._comprehension,  # noqa: SLF001
-    ast.DictComp: Expressions._comprehension,  # noqa: SLF001
-    ast.Call: Expressions._call,  # noqa: SLF001
+    ast.Constant: Expressions._constant,
+    ast.Name: Expressions._name,
+    ast.Attribute: Expressions._attribute,
+    ast.Subscript: Expressions._subscript,
+    ast.Tuple: Expressions._tuple,
+    ast.List: Expressions._tuple,
+    ast.NamedExpr: Expressions._named,
+    ast.IfExp: Expressions._if,
+    ast.BoolOp: Expressions._bool,
+    ast.Lambda: Expressions._lambda,
+    ast.ListComp: Expressions._comprehension,
+    ast.SetComp: Expressions._comprehension,
+    ast.GeneratorExp: Expressions._comprehension,
+    ast.DictComp: Expressions._comprehension,
+    ast.Call: Expressions._call,
 }

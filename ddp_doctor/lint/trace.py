@@ -319,28 +319,28 @@ def _is_main_guard(test: ast.expr) -> bool:
 
 
 _WALKERS: dict[type[ast.stmt], Callable[..., bool | None]] = {
-    ast.Expr: Trace._expression,  # noqa: SLF001 - the table of its own class
-    ast.Return: Trace._return,  # noqa: SLF001
-    ast.Raise: Trace._leave,  # noqa: SLF001
-    ast.Continue: Trace._leave,  # noqa: SLF001
-    ast.Break: Trace._leave,  # noqa: SLF001
-    ast.Assign: Trace._assign,  # noqa: SLF001
-    ast.AnnAssign: Trace._annotated,  # noqa: SLF001
-    ast.AugAssign: Trace._augmented,  # noqa: SLF001
-    ast.If: Trace._branches,  # noqa: SLF001
-    ast.For: Trace._for,  # noqa: SLF001
-    ast.AsyncFor: Trace._for,  # noqa: SLF001
-    ast.While: Trace._while,  # noqa: SLF001
-    ast.With: Trace._with,  # noqa: SLF001
-    ast.AsyncWith: Trace._with,  # noqa: SLF001
-    ast.Try: Trace._try,  # noqa: SLF001
-    ast.Match: Trace._match,  # noqa: SLF001
-    ast.FunctionDef: Trace._function,  # noqa: SLF001
-    ast.AsyncFunctionDef: Trace._function,  # noqa: SLF001
-    ast.ClassDef: Trace._class,  # noqa: SLF001
-    ast.Import: Trace._import,  # noqa: SLF001
-    ast.ImportFrom: Trace._import_from,  # noqa: SLF001
-    ast.Global: Trace._global,  # noqa: SLF001
+    ast.Expr: Trace._expression,
+    ast.Return: Trace._return,
+    ast.Raise: Trace._leave,
+    ast.Continue: Trace._leave,
+    ast.Break: Trace._leave,
+    ast.Assign: Trace._assign,
+    ast.AnnAssign: Trace._annotated,
+    ast.AugAssign: Trace._augmented,
+    ast.If: Trace._branches,
+    ast.For: Trace._for,
+    ast.AsyncFor: Trace._for,
+    ast.While: Trace._while,
+    ast.With: Trace._with,
+    ast.AsyncWith: Trace._with,
+    ast.Try: Trace._try,
+    ast.Match: Trace._match,
+    ast.FunctionDef: Trace._function,
+    ast.AsyncFunctionDef: Trace._function,
+    ast.ClassDef: Trace._class,
+    ast.Import: Trace._import,
+    ast.ImportFrom: Trace._import_from,
+    ast.Global: Trace._global,
 }
 if hasattr(ast, "TryStar"):  # Python 3.11
-    _WALKERS[ast.TryStar] = Trace._try  # noqa: SLF001
+    _WALKERS[ast.TryStar] = Trace._try
