@@ -16,8 +16,9 @@ help:  ## list the targets
 run: $(STAMP)  ## test this machine: ddp-doctor run
 	@$(BIN)/ddp-doctor run $(ARGS)
 
-# Tests start a hundred processes: without compiled modules each spends a third of its start on compiling them.
-test: export PYTHONDONTWRITEBYTECODE =
+# Tests start a hundred processes: without compiled modules, which an installation has, each spends a third of its start
+# on compiling them.
+test bench: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP)  ## run the tests that need no GPU, no root and no lab
 	$(BIN)/$(RUNNER) -m pytest $(ARGS)
 
