@@ -272,8 +272,6 @@ class Look:
         again = self._again(model, saved, given[_BATCHES[0]], _BATCHES[0])
         repeats, spread = steps.spread_of(own[_BATCHES[0]], again)
         self.seen.update(repeats=repeats, repeat_error=spread)
-        with ctx.step("exchange", "spread"):  # a mean is as uncertain as the least certain share in it
-            spread = max(map(float, ctx.exchange("spread", repr(spread))))
         self._same_batch(model, saved, given[_BATCHES[0]])
         spread = self._greatest(spread)
         del ddp  # its hooks have taken the passes above for those of its first step
