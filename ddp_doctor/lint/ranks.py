@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -31,7 +32,8 @@ _MAIN = re.compile(
     r"(_?(process|proc|rank|node|worker))?$|^(main|master)_process$|^is_?(main|master)$|^rank_?zero$|^(is_)?local_?master$",
     re.IGNORECASE,
 )
-_RANK_CALLS = {
+_OPPOSITE: Mapping[Chosen, Chosen] = {"zero": "others", "others": "zero", "some": "some"}
+_RANK_CALLS: Mapping[str, RankKind] = {
     "torch.distributed.get_rank": "rank",
     "torch.distributed.get_node_local_rank": "local_rank",
     "torch.distributed.get_group_rank": "rank",
@@ -51,8 +53,7 @@ class RankTest:
 
     def negated(self) -> RankTest:
         """The opposite condition."""
-        other: Chosen = {"zero": "others", "others": "zero", "some": "some"}[self.holds_on]  # type: ignore[assignment]
-        return RankTest(self.kind, other)
+        return RankTest(self.kind, _OPPOSITE[self.holds_on])
 
 
 def rank_kind(value: Value, depth: int = 6) -> RankKind | None:
@@ -77,7 +78,7 @@ def _rank_kind(value: Value, depth: int) -> RankKind | None:
 def _of_call(call: Call, depth: int) -> RankKind | None:
     known = _RANK_CALLS.get(call.name)
     if known is not None:
-        return known  # type: ignore[return-value]
+        return known
     if call.name in _TRANSPARENT and call.args:
         first = call.args[0]
         text = first.constant
