@@ -5,33 +5,28 @@ own explains what its peers report; only among ranks that are all alive and wait
 and torch's flight recorder decide. A rank is named only on evidence that points at it; where the
 evidence points at a link, the pair is named, and where it points nowhere, nobody is.
 
-Ranks are compared by their *place*: the check, in the trial's order, and the number of the step in it.
+Ranks are compared by their place (judgement.py).
 Only deaths are compared by time, and those on several nodes only as far as clocks.py can align them.
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from ddp_doctor.launch.clocks import Clock, by_step, clocks
+from ddp_doctor.launch.judgement import (
+    Judgement,
+    Kind,
+    Place,
+    key_of,
+    numbers,
+    open_step,
+    place_of,
+    reached,
+    shared_step,
+    waiting_besides,
+)
 from ddp_doctor.model.trial import FlightEntry, RankEvidence, Step, TrialRecord
-
-Kind = Literal[
-    "died",
-    "raised",
-    "raised-everywhere",
-    "stopped",
-    "uninterruptible",
-    "never-began",
-    "never-entered",
-    "mismatch",
-    "pair",
-    "all-entered",
-    "slow",
-    "unsure",
-]
 
 #: Deaths this close together have one cause: the forkserver, the agent or the machine.
 _SAME_MOMENT_S = 0.25
@@ -49,24 +44,8 @@ _COLLECTIVES = frozenset(
     | {"reduce", "reduce_scatter", "scatter"}
 )
 
-Place = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """What happened and who did it. ``step`` is the step that the innocent wait in."""
-
-    kind: Kind
-    suspects: tuple[int, ...] = ()
-    waiting: tuple[int, ...] = ()
-    step: Step | None = None
-    pairs: tuple[tuple[int, int], ...] = ()  # links of which both ends entered and neither left
-    flights: tuple[tuple[int, FlightEntry], ...] = ()  # of a mismatch: what each rank really called
-
-    @property
-    def names_a_rank(self) -> bool:
-        """Whether one or more ranks, and not a link or nobody, are to blame."""
-        return bool(self.suspects)
+#: Where a rank stands that torch keeps in a collective; backward calls them from the autograd engine.
+_TORCH_WAITS = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
 
 
 def judge(trial: TrialRecord) -> Judgement:
@@ -79,47 +58,7 @@ def judge(trial: TrialRecord) -> Judgement:
         found = look(ranks, trial)
         if found is not None:
             return found
-    return Judgement("unsure", waiting=_numbers(ranks))
-
-
-def _numbers(ranks: Sequence[RankEvidence]) -> tuple[int, ...]:
-    return tuple(one.rank for one in ranks)
-
-
-def _waiting(ranks: Sequence[RankEvidence], besides: Sequence[RankEvidence]) -> tuple[int, ...]:
-    return tuple(one.rank for one in ranks if one not in besides)
-
-
-def open_step(one: RankEvidence) -> Step | None:
-    """The step a rank entered and has not left."""
-    last = one.steps[-1] if one.steps else None
-    return last if last is not None and last.left_at is None else None
-
-
-def _shared_step(ranks: Sequence[RankEvidence]) -> Step | None:
-    """The step that most of these ranks stand in."""
-    steps = [step for one in ranks if (step := open_step(one)) is not None]
-    counted = Counter(_key(step) for step in steps)
-    if not counted:
-        return None
-    key = counted.most_common(1)[0][0]
-    return next(step for step in steps if _key(step) == key)
-
-
-def _key(step: Step) -> tuple[str, int]:
-    """What makes two ranks' steps the same one; the group is made before its check begins to count."""
-    return step.check, 0 if step.name == "init_process_group" else step.seq
-
-
-def _place(step: Step, trial: TrialRecord) -> Place:
-    """Where a step stands in the trial; a check that the plan does not know comes last."""
-    check, seq = _key(step)
-    return (trial.checks.index(check) if check in trial.checks else len(trial.checks)), seq
-
-
-def _reached(one: RankEvidence, trial: TrialRecord) -> Place:
-    """The furthest step a rank ever entered: only the last steps are kept, so further is entered too."""
-    return max((_place(step, trial) for step in one.steps), default=(-1, 0))
+    return Judgement("unsure", waiting=numbers(ranks))
 
 
 # --- the looks, most certain first ---------------------------------------------------------------
@@ -133,9 +72,9 @@ def _died(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None
         return _aborted_over_a_mismatch(ranks) if wrong_size else None
     causes = _first_to_go(own, trial)
     if not causes or (len(ranks) > 1 and len(causes) == len(ranks)):
-        return Judgement("unsure", waiting=_numbers(ranks))
+        return Judgement("unsure", waiting=numbers(ranks))
     innocent = [one for one in ranks if one not in causes]
-    return Judgement("died", _numbers(causes), _numbers(innocent), _shared_step(innocent))
+    return Judgement("died", numbers(causes), numbers(innocent), shared_step(innocent))
 
 
 def _first_to_go(dead: Sequence[RankEvidence], trial: TrialRecord) -> list[RankEvidence]:
@@ -163,7 +102,7 @@ def _aborted_over_a_mismatch(ranks: Sequence[RankEvidence]) -> Judgement:
     suspects = _off_the_plan(ranks, calls, len(ranks))
     innocent = [one for one in ranks if one.rank not in suspects]
     flights = tuple((rank, calls[rank]) for rank in sorted(calls))
-    return Judgement("mismatch", suspects, _numbers(innocent), _shared_step(innocent), flights=flights)
+    return Judgement("mismatch", suspects, numbers(innocent), shared_step(innocent), flights=flights)
 
 
 def _raised(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
@@ -177,12 +116,12 @@ def _raised(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | No
         alike[one.raised.type, one.raised.where].append(one)
     if len(everyone) > 1 and len(own) == len(everyone):
         kind: Kind = "raised-everywhere" if len(alike) == 1 else "unsure"
-        return Judgement(kind, waiting=_numbers(ranks), step=_shared_step(ranks))
+        return Judgement(kind, waiting=numbers(ranks), step=shared_step(ranks))
     most = max(alike.values(), key=len)
     if len(everyone) > 1 and 2 * len(most) > len(everyone):
-        return _what_most_met(ranks, trial, set(_numbers(most)))
+        return _what_most_met(ranks, trial, set(numbers(most)))
     innocent = [one for one in ranks if one not in own]
-    return Judgement("raised", _numbers(own), _numbers(innocent), _shared_step(innocent))
+    return Judgement("raised", numbers(own), numbers(innocent), shared_step(innocent))
 
 
 def _what_most_met(ranks: Sequence[RankEvidence], trial: TrialRecord, most: set[int]) -> Judgement:
@@ -191,7 +130,7 @@ def _what_most_met(ranks: Sequence[RankEvidence], trial: TrialRecord, most: set[
         found = look(ranks, trial)
         if found is not None and found.suspects and not most & set(found.suspects):
             return found
-    return Judgement("unsure", waiting=_numbers(ranks), step=_shared_step(ranks))
+    return Judgement("unsure", waiting=numbers(ranks), step=shared_step(ranks))
 
 
 def _stopped(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
@@ -208,14 +147,14 @@ def _not_running(ranks: Sequence[RankEvidence], kind: Kind, letters: str) -> Jud
     if not found or len(found) >= max(len(ranks), 2):
         return None
     innocent = [one for one in ranks if one not in found]
-    return Judgement(kind, _numbers(found), _numbers(innocent), _shared_step(innocent))
+    return Judgement(kind, numbers(found), numbers(innocent), shared_step(innocent))
 
 
 def _never_began(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
     missing = [one for one in ranks if not one.began]
     if not missing or len(missing) == len(trial.evidence):
         return None
-    return Judgement("never-began", _numbers(missing), _waiting(ranks, missing), _shared_step(ranks))
+    return Judgement("never-began", numbers(missing), waiting_besides(ranks, missing), shared_step(ranks))
 
 
 def _mismatch(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
@@ -232,7 +171,7 @@ def _mismatch(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement |
         if len(groups) > 1:
             suspects = _minority(groups) or _off_the_plan(ranks, calls, len(calls))
             waiting = tuple(one.rank for one in ranks if one.rank not in suspects)
-            stands_in = _shared_step([one for one in ranks if one.rank in waiting])
+            stands_in = shared_step([one for one in ranks if one.rank in waiting])
             return Judgement("mismatch", suspects, waiting, stands_in, flights=tuple(sorted(calls.items())))
     return _announced_mismatch(ranks)
 
@@ -243,7 +182,7 @@ def _announced_mismatch(ranks: Sequence[RankEvidence]) -> Judgement | None:
     for one in ranks:
         step = open_step(one)
         if step is not None and not step.peers:
-            by_key[_key(step)][one.rank] = step
+            by_key[key_of(step)][one.rank] = step
     for steps in by_key.values():
         groups: dict[object, list[int]] = defaultdict(list)
         for rank, step in steps.items():
@@ -294,29 +233,49 @@ def _behind(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | No
     if not waiting:
         return None
     # At one place a transfer comes before a collective: those who stand in it have passed nothing.
-    step = min(waiting.values(), key=lambda open_: (_place(open_, trial), not open_.peers))
+    step = min(waiting.values(), key=lambda open_: (place_of(open_, trial), not open_.peers))
     if step.peers:
         return _absent_peer([one for one in ranks if one.rank in waiting], ranks)
-    here = _place(step, trial)
-    absent = [one for one in ranks if _reached(one, trial) < here and not _ended(one)]
+    here = place_of(step, trial)
+    absent = [one for one in ranks if reached(one, trial) < here and not _ended(one)]
     if absent:
-        return Judgement("never-entered", _numbers(absent), tuple(waiting), step)
+        return Judgement("never-entered", numbers(absent), tuple(waiting), step)
     return _left_behind(ranks, trial, here)
 
 
 def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place) -> Judgement | None:
     """The one rank, or the few, still in a step that all others left, while some wait further on."""
     waiting = {one.rank: step for one in ranks if (step := open_step(one)) is not None}
-    further = [step for step in waiting.values() if _place(step, trial) > here]
+    further = [step for step in waiting.values() if place_of(step, trial) > here]
     if not further or any(step.peers for step in waiting.values()):
         return None
-    last = [one for one in ranks if one.rank in waiting and _place(waiting[one.rank], trial) == here]
+    last = [one for one in ranks if one.rank in waiting and place_of(waiting[one.rank], trial) == here]
     if any(_ended(one) for one in last) or not _few(len(last), len(trial.evidence)):
         return None
-    step = min(further, key=lambda open_: _place(open_, trial))
-    there = _place(step, trial)
-    absent = [one for one in ranks if _reached(one, trial) < there and not _ended(one)]
-    return Judgement("never-entered", _numbers(absent), _waiting(ranks, absent), step)
+    if all(_receives(one) for one in last):
+        return _unreached(last, trial)
+    step = min(further, key=lambda open_: place_of(open_, trial))
+    there = place_of(step, trial)
+    absent = [one for one in ranks if reached(one, trial) < there and not _ended(one)]
+    return Judgement("never-entered", numbers(absent), waiting_besides(ranks, absent), step)
+
+
+def _receives(one: RankEvidence) -> bool:
+    """Whether a rank stands in the collective itself: what it waits for may be lost on the way to it."""
+    if one.flight:
+        return not one.flight[-1].retired
+    return bool(one.stack) and _TORCH_WAITS.search(one.stack[-1]) is not None
+
+
+def _unreached(last: Sequence[RankEvidence], trial: TrialRecord) -> Judgement:
+    """Ranks that entered a collective which the others left: who only sends is through first.
+
+    Of two ranks the link is to blame. Of more the pairwise check says which link, if it is one.
+    """
+    everyone = tuple(sorted(numbers(trial.evidence)))
+    if len(everyone) == 2:
+        return Judgement("pair", (), numbers(last), open_step(last[0]), (everyone[:2],))
+    return Judgement("left-behind", (), numbers(last), open_step(last[0]))
 
 
 def _few(count: int, of: int) -> bool:
@@ -368,7 +327,7 @@ def _deadlock(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | 
         waiting = tuple(rank for rank in steps if rank not in ends)
         return Judgement("pair", (), waiting, steps[min(ends)], tuple(sorted(pairs)))
     gone = any(one.exited_at is not None for one in ranks)
-    one_place = len({_key(step) for step in steps.values()}) == 1
+    one_place = len({key_of(step) for step in steps.values()}) == 1
     if len(ranks) == len(trial.evidence) and one_place and not gone and not next(iter(steps.values())).peers:
-        return Judgement("all-entered", (), tuple(steps), _shared_step(ranks))
+        return Judgement("all-entered", (), tuple(steps), shared_step(ranks))
     return None

@@ -12,7 +12,7 @@ from ddp_doctor.model.choices import Confidence, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
+from ddp_doctor.model.trial import FlightEntry, RankEvidence, Step, TrialRecord
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 
@@ -138,3 +138,37 @@ def test_a_rank_may_come_late_where_many_share_a_core():
 
     assert _only(slowness.late.apply(recording)).evidence[0].expected == 2.0
     assert slowness.late.apply(in_a_crowd) == []
+
+
+def test_what_most_ranks_left_and_one_still_receives_is_told_without_a_name():
+    wrapping = Step(check="gradient_sync", name="ddp_construct", seq=1, where="a.py:1")
+    waiting = Step(check="gradient_sync", name="backward", seq=3, where="a.py:9")
+    ahead = (wrapping.model_copy(update={"left_at": 1.0}), waiting)
+    behind = _rank(3, flight=(FlightEntry(seq=28, op="broadcast"),), steps=(wrapping,))
+    trial = _stuck(
+        *(_rank(n, steps=ahead) for n in range(3)), behind, check="gradient_sync", waited_s=10.0
+    ).model_copy(update={"checks": ("process_group", "gradient_sync")})
+
+    found = _only(hangs.nobody_left.apply(_with(_recorded("torchrun-healthy"), trial)))
+
+    assert found.title == (
+        "Rank 3 did not leave ddp_construct 1 of gradient_sync within 10 s; the other ranks did"
+    )
+    assert found.confidence is Confidence.POSSIBLE
+    assert not found.culprits
+
+
+def test_four_ranks_of_which_no_two_exchange_data_are_one_finding_that_names_nobody():
+    recording = _recorded("torchrun-healthy")
+    assert recording.world is not None
+    world = recording.world.model_copy(update={"world_size": 4})
+    rounds = [((0, 3), (1, 2)), ((0, 2), (1, 3)), ((0, 1), (2, 3))]
+    trials = [
+        _stuck(*(_rank(a, peers=(b,), check="p2p") for pair in two for a, b in (pair, pair[::-1])))
+        for two in rounds
+    ]
+
+    found = _only(links.pair.apply(_with(recording.model_copy(update={"world": world}), *trials)))
+
+    assert found.title.startswith("No two of the 4 ranks exchange data: 6 pairs of ranks entered")
+    assert not found.culprits

@@ -39,8 +39,8 @@ def trial(*evidence: RankEvidence, outcome: Literal["stuck", "broken", "slow"] =
     )
 
 
-def flight(op: str = "all_reduce", *sizes: int, seq: int = 5) -> FlightEntry:
-    return FlightEntry(seq=seq, op=op, sizes=(tuple(sizes),), dtypes=("Float",))
+def flight(op: str = "all_reduce", *sizes: int, seq: int = 5, retired: bool = False) -> FlightEntry:
+    return FlightEntry(seq=seq, op=op, sizes=(tuple(sizes),), dtypes=("Float",), retired=retired)
 
 
 WAITING = step(3)
@@ -242,6 +242,36 @@ def test_a_rank_in_the_collective_that_the_others_left_is_the_suspect(ranks):
     assert (found.kind, found.suspects) == ("never-entered", (1,))
     assert found.step is not None
     assert found.step.seq == 18
+
+
+RECORDED = {"flight": (flight("broadcast", 13584),)}
+TORCH = "/lib/python3.11/site-packages/torch"
+SEEN = {"stack": ("steps.py:40 in wrap", f"{TORCH}/distributed/utils.py:326 in _sync_params_and_buffers")}
+
+
+@pytest.mark.parametrize("inside", [RECORDED, SEEN], ids=["flight recorder", "stack"])
+def test_of_two_ranks_the_one_that_only_receives_is_not_blamed_for_what_its_link_lost(inside):
+    wrapping = step(1, name="ddp_construct")
+    ahead = (step(1, name="ddp_construct", left=True), step(3, name="backward"))
+    found = judge(trial(rank(0, *ahead), rank(1, wrapping, **inside)))
+    assert (found.kind, found.suspects, found.pairs) == ("pair", (), ((0, 1),))
+    assert (found.step, found.waiting) == (wrapping, (1,))
+
+
+@pytest.mark.parametrize("inside", [RECORDED, SEEN], ids=["flight recorder", "stack"])
+def test_of_more_ranks_the_one_that_only_receives_names_nobody_before_the_pairs_are_tested(inside):
+    wrapping = step(1, name="ddp_construct")
+    ahead = (step(1, name="ddp_construct", left=True), step(3, name="backward"))
+    found = judge(trial(*(rank(n, *ahead) for n in (0, 1, 2)), rank(3, wrapping, **inside)))
+    assert (found.kind, found.suspects, found.waiting) == ("left-behind", (), (3,))
+    assert found.step == wrapping
+
+
+def test_a_rank_whose_collectives_all_ended_and_that_stands_elsewhere_is_the_suspect():
+    stalls = {"flight": (flight(retired=True),), "stack": ("train.py:91 in read_next",)}
+    ahead = (step(4, name="forward", left=True), step(5, name="backward"))
+    found = judge(trial(rank(0, *ahead), rank(1, step(4, name="forward"), **stalls)))
+    assert (found.kind, found.suspects) == ("never-entered", (1,))
 
 
 def test_a_rank_that_left_the_collective_is_not_missing_from_it():

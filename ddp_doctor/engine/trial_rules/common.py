@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator
 from ddp_doctor.checks.env_vars import value_refused
 from ddp_doctor.checks.roll_call import silent_nodes
 from ddp_doctor.checks.topology import p2p_stalls
-from ddp_doctor.launch.hang import Judgement, Kind, judge
+from ddp_doctor.launch.hang import judge
+from ddp_doctor.launch.judgement import Judgement, Kind
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Evidence, Remedy
 from ddp_doctor.model.recording import Recording

@@ -19,7 +19,7 @@ from ddp_doctor.engine.trial_rules.common import (
     stands,
     who_waits,
 )
-from ddp_doctor.launch.hang import Judgement
+from ddp_doctor.launch.judgement import Judgement
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Showing
 from ddp_doctor.model.recording import Recording

@@ -154,11 +154,12 @@ def never_began(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD616", "collective-never-ends", Severity.ERROR)
 def nobody_left(recording: Recording) -> Iterator[Draft]:
-    """A collective that all ranks entered and none left.
+    """A collective that all ranks entered and none, or not all of them, left.
 
     What it finds
-        All ranks run and stand in the same collective until the deadline. Some link between them is
-        to blame; the pairwise check that follows says which, where it can.
+        All ranks run, and stand in the same collective until the deadline. Or a few stand in it that the
+        others left: what those sent did not arrive. Some link between them is to blame; the pairwise check
+        that follows says which, where it can.
 
     Why it matters
         The job hangs at its first collective with all GPUs at 100 % and no message.
@@ -173,14 +174,20 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
     """
     hanging = {pair for _, judgement in judged(recording, "pair") for pair in judgement.pairs}
     explained = pairs_of_topology(recording) | hanging
-    for trial, judgement in judged(recording, "all-entered"):
+    for trial, judgement in judged(recording, "all-entered", "left-behind"):
         if holds_one_of(trial, explained) or complaints.explains(recording, trial):
             continue
         nodes = recording.world.nnodes if recording.world else 1
         where = f" on {nodes} nodes" if nodes > 1 else ""
+        step = f"{step_words(judgement.step)} of {check_of(trial, judgement)}"
+        within = f"within {trial.waited_s:.0f} s"
+        title = f"All {len(trial.ranks)} ranks{where} entered {step} and none left it {within}"
+        if judgement.kind == "left-behind":
+            title = (
+                f"{names(recording, judgement.waiting)} did not leave {step} {within}; the other ranks did"
+            )
         yield Draft(
-            title=f"All {len(judgement.waiting)} ranks{where} entered {step_words(judgement.step)} of"
-            f" {check_of(trial, judgement)} and none left it within {trial.waited_s:.0f} s",
+            title=title,
             detail="All processes run, so a link between them is to blame; no single pair could be named.",
             confidence=Confidence.POSSIBLE,
             evidence=waiting_evidence(trial, judgement),

@@ -19,7 +19,7 @@ from ddp_doctor.engine.trial_rules.common import (
     step_words,
     waiting_evidence,
 )
-from ddp_doctor.launch.hang import Judgement, open_step
+from ddp_doctor.launch.judgement import Judgement, open_step
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
@@ -131,7 +131,7 @@ def pair(recording: Recording) -> Iterator[Draft]:
         yield _many_pairs(recording, common, seen)
     elif between[1:] or (between and _others_passed(recording, seen, _ranks_of(recording, between[0]))):
         yield _between_nodes(recording, between, seen)
-    elif len(seen) > MOST_LINES:
+    elif len(seen) > MOST_LINES or _is_every_pair(recording, set(seen)):
         yield _everywhere(recording, seen)
     else:
         for ends, (trial, judgement) in seen.items():
@@ -144,9 +144,14 @@ _Stuck = dict[tuple[int, int], tuple[TrialRecord, Judgement]]
 
 def _one_pair(recording: Recording, ends: tuple[int, int], trial: TrialRecord, judgement: Judgement) -> Draft:
     one, other = ends
+    step = f"{step_words(judgement.step)} of {check_of(trial, judgement)}"
+    receivers = [rank for rank in ends if rank in judgement.waiting]
+    stuck = f"both entered {step} and neither left it"
+    if receivers:
+        stuck = f"both entered {step} and {words.rank_list(receivers)} never left it"
     return Draft(
         title=f"The link between {words.rank_at(recording, one)} and {words.rank_at(recording, other)}"
-        f" hangs: both entered {step_words(judgement.step)} of {check_of(trial, judgement)} and neither left it",
+        f" hangs: {stuck}",
         detail="Both processes run, so what connects them is to blame. All other pairs were tested without it.",
         confidence=Confidence.LIKELY,
         culprits=(words.pair_culprit(recording, one, other),),
@@ -242,10 +247,23 @@ def _between_nodes(recording: Recording, nodes: tuple[int, ...], seen: _Stuck) -
     )
 
 
+def _is_every_pair(recording: Recording, pairs: set[tuple[int, int]]) -> bool:
+    """Whether all pairs of a world of three or more ranks hang: what they share is to blame."""
+    ranks = recording.world.world_size if recording.world else 0
+    return ranks > 2 and len(pairs) == ranks * (ranks - 1) // 2
+
+
 def _everywhere(recording: Recording, seen: _Stuck) -> Draft:
+    title, detail = (
+        f"{len(seen)} pairs of ranks entered a transfer and did not leave it",
+        "All processes run. The pairs have no rank and no node in common, so nobody is named.",
+    )
+    if recording.world and _is_every_pair(recording, set(seen)):
+        title = f"No two of the {recording.world.world_size} ranks exchange data: {title}"
+        detail = "All processes run, so what connects all of them is to blame."
     return Draft(
-        title=f"{len(seen)} pairs of ranks entered a transfer and did not leave it",
-        detail="All processes run. The pairs have no rank and no node in common, so nobody is named.",
+        title=title,
+        detail=detail,
         confidence=Confidence.POSSIBLE,
         evidence=_pair_lines(recording, seen),
         remedies=link_remedies(recording, seen),
