@@ -23,7 +23,7 @@ Report = Mapping[str, object]
 
 @dataclass
 class Outcome:
-    """What became of a row; a line of the table. ``problems`` is empty where all is as it should be."""
+    """What became of a row; a line of the table. ``problems`` and ``late`` are empty where all is as it should be."""
 
     id: str
     fault: str
@@ -34,6 +34,7 @@ class Outcome:
     exits: dict[str, int | None] = field(default_factory=dict)
     innocents: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)  # right, but not in time
     printed: dict[str, str] = field(default_factory=dict)  # the last lines, where there is a problem
 
     def as_json(self) -> str:
@@ -69,7 +70,7 @@ def run_row(row: Row) -> Outcome:
             _read(host, outcome)
         _judge(row, outcome, [host.name for host in _speaking(scene)])
         _end(scene, outcome)
-        if outcome.problems:
+        if outcome.problems or outcome.late:
             outcome.printed = {name: _last_lines(each) for name, each in scene.started.items()}
     return outcome
 
@@ -189,7 +190,7 @@ def _judge_ends(row: Row, outcome: Outcome) -> None:
     if len(codes) > 1:
         outcome.problems.append(f"the exit codes differ: {outcome.exits}")
     if row.says and outcome.seconds is not None and outcome.seconds > BAR_S:
-        outcome.problems.append(f"{outcome.seconds} s after the evidence")
+        outcome.late.append(f"{outcome.seconds} s after the evidence")
 
 
 def _end(scene: Scene, outcome: Outcome) -> None:

@@ -30,7 +30,7 @@ def read(path: Path) -> list[Outcome]:
 
 def markdown(outcomes: list[Outcome]) -> str:
     """The table, and a last line that counts."""
-    right = [outcome for outcome in outcomes if not outcome.problems]
+    right = [outcome for outcome in outcomes if not (outcome.problems or outcome.late)]
     innocents = sum(len(outcome.innocents) for outcome in outcomes)
     slowest = max((it.seconds for it in outcomes if it.seconds is not None), default=0.0)
     share = 100 * len(right) / len(outcomes) if outcomes else 0.0
@@ -48,7 +48,7 @@ def _line(outcome: Outcome) -> str:
         _by_host(outcome.culprits),
         "-" if outcome.seconds is None else f"{outcome.seconds:g}",
         _by_host({name: ["hangs" if code is None else str(code)] for name, code in outcome.exits.items()}),
-        "yes" if not outcome.problems else "; ".join(outcome.problems),
+        "; ".join(outcome.problems + outcome.late) or "yes",
     )
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 

@@ -76,13 +76,13 @@ def test_addresses_of_both_families_survive_a_link_that_was_down(lab, dial):
 def test_a_delay_is_in_every_round_trip_and_nobody_elses(lab, dial):
     with faults.plant(lab, "delay:node1:25"):
         assert dial(lab["node1"], "10.77.0.1")["round_trip_s"] >= 0.050
-        assert dial(lab["node2"], "10.77.0.1")["round_trip_s"] < 0.020
+        assert dial(lab["node2"], "10.77.0.1")["round_trip_s"] < 0.020, "too late"
 
 
 def test_a_delay_of_nothing_costs_next_to_nothing(lab, dial):
     with faults.plant(lab, "delay:node1:0"):
         said = dial(lab["node1"], "10.77.0.1", size=8 * MIB, timeout_s=5)
-    assert said["round_trip_s"] < 0.010
+    assert said["round_trip_s"] < 0.010, "too late"
     assert said["bytes_per_s"] > 50e6
 
 
