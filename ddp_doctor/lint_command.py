@@ -19,7 +19,7 @@ from ddp_doctor.model.usage import UsageError
 from ddp_doctor.render import junit, lint_text, sarif
 from ddp_doctor.render.files import CannotWrite, write
 from ddp_doctor.render.terminal import console
-from ddp_doctor.sources.scripts import read_script, script_paths
+from ddp_doctor.sources.scripts import read_script, script_paths, shown_path
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def lint(
     with no_garbage_collection():  # of a hundred trees
         linted = [_lint_file(path, rules) for path in paths]
     report = lint_report(linted, fail_on, started_at)
-    shown = ["<stdin>" if path == "-" else path for path in paths]
+    shown = [shown_path(path) for path in paths]
     problems = _write(
         (outputs.json, lambda: report.model_dump_json(indent=1) + "\n"),
         (outputs.sarif, lambda: sarif.render(report, rules)),
@@ -88,7 +88,7 @@ def _lint_file(path: str, rules: Sequence[LintRule]) -> Linted:
     if file.reason:
         if not Path(path).exists():
             raise UsageError(file.reason)
-        return Linted(unread=Unread(path=path, line=1, reason=file.reason))
+        return Linted(unread=Unread(path=file.path, line=1, reason=file.reason))
     return lint_bytes(file.path, file.data, rules)
 
 

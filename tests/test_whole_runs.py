@@ -10,6 +10,7 @@ import pytest
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.model.report import Report
 from tests.measured import MEASURED
+from tests.schemas import refused
 from tests.test_cli import doctor, state
 
 __all__ = ["state"]  # a fixture
@@ -19,12 +20,16 @@ SAMPLE = Path(__file__).parent / "samples" / "topology" / "classic-two-socket.tx
 
 @pytest.mark.ranks
 def test_a_standard_run_makes_every_check_and_tells_its_time(tmp_path, state):
-    path = tmp_path / "report.json"
+    path, recording = tmp_path / "report.json", tmp_path / "recording.json"
 
-    done = doctor("run", "--nproc-per-node", "2", "--json", str(path), env=state)
+    done = doctor(
+        *("run", "--nproc-per-node", "2", "--json", str(path), "--record", str(recording)), env=state
+    )
     report = Report.model_validate_json(path.read_text())
 
     assert done.returncode == 0, done
+    assert refused("report", path.read_text()) == []
+    assert refused("recording", recording.read_text()) == []
     assert [check.id for check in report.checks] == [check.id for check in CHECKS]
     status = {check.id: check.status.value for check in report.checks}
     assert {status[name] for name in ("torchrun", "allreduce", "gradient_sync", "buffers", "p2p")} == {
@@ -44,6 +49,7 @@ def test_the_prolog_needs_no_environment_and_no_torch(tmp_path):
     report = Report.model_validate_json(path.read_text())
 
     assert done.returncode == 0, done.stdout
+    assert refused("report", path.read_text()) == []
     assert [check.id for check in report.checks] == [
         check.id for check in CHECKS if check.where.value == "node"
     ]
@@ -118,6 +124,7 @@ def test_tables_of_p2p_and_nvlinks_are_shown_and_in_the_json(tmp_path):
     assert [table["statuses"]["GPU0"]["GPU1"] for table in report["p2p"]] == ["CNS"]
     assert [len(gpu["links"]) for gpu in report["nvlinks"][0]["gpus"]] == [4, 4, 0, 0]
     assert "rocm" not in report
+    assert refused("report", done.stdout) == []
     assert "CNS between GPU0-GPU1" in done.stderr
     assert "3 of 4 NVLinks active, 14.1 GB/s each; inactive: 2" in done.stderr
 

@@ -19,6 +19,7 @@ from ddp_doctor.lint.suppression import Suppressions
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Evidence, Remedy
 from ddp_doctor.model.lint import LintFinding, Unread
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
+from ddp_doctor.parse.utf8 import as_utf8
 
 #: People write no longer scripts, and the parser of Python takes a hundred times a text's size.
 MOST_BYTES = 1024 * 1024
@@ -137,8 +138,8 @@ def _finding(script: Script, rule: LintRule, spot: Spot) -> LintFinding:
         code=rule.code,
         name=rule.name,
         severity=spot.severity or rule.severity,
-        title=spot.title,
-        detail=spot.detail,
+        title=as_utf8(spot.title),
+        detail=as_utf8(spot.detail),
         confidence=spot.confidence,
         culprits=(Culprit(kind="file", name=f"{script.path}:{line}"),),
         evidence=(Evidence(check="lint", text=source),) if source else (),
@@ -172,7 +173,11 @@ def _shown(lines: Sequence[str], line: int) -> str:
 def _remedies(spot: Spot) -> Iterator[Remedy]:
     if spot.remedy:
         yield Remedy(
-            summary=spot.remedy, commands=spot.write, scope="code", cost=spot.cost, undo=NOTHING_TO_UNDO
+            summary=as_utf8(spot.remedy),
+            commands=tuple(map(as_utf8, spot.write)),
+            scope="code",
+            cost=spot.cost,
+            undo=NOTHING_TO_UNDO,
         )
 
 

@@ -18,6 +18,7 @@ from ddp_doctor.knowledge.variables import is_recorded
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
+from ddp_doctor.parse.utf8 import as_utf8
 
 SYSTEM_FILE = "/etc/nccl.conf"
 #: What NCCL keeps of a name or value.
@@ -74,7 +75,7 @@ def _line(number: int, line: str) -> ConfLine:
 
 
 def _shown(text: str) -> str:
-    return text[:LONGEST].encode("utf-8", "backslashreplace").decode("utf-8")
+    return as_utf8(text[:LONGEST])
 
 
 def settings(files: tuple[ConfFile, ...]) -> Mapping[str, tuple[str, str]]:

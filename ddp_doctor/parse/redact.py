@@ -8,6 +8,8 @@ NCCL_NOTE=ghp_16C7e42F292c6912E7710c838347Ae178B4a   the form of a known kind of
 import re
 from collections.abc import Iterable, Mapping
 
+from ddp_doctor.parse.utf8 import as_utf8
+
 _NAMES = re.compile(
     r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE
 )
@@ -38,9 +40,7 @@ def is_withheld(name: str, value: str) -> bool:
 
 def open_and_withheld(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """The variables that may be recorded, sorted by name and as text of UTF-8, and the names of the others."""
-    known = {
-        name: value.encode("utf-8", "backslashreplace").decode("utf-8") for name, value in sorted(env.items())
-    }
+    known = {name: as_utf8(value) for name, value in sorted(env.items())}
     withheld = tuple(name for name, value in known.items() if is_withheld(name, value))
     return {name: value for name, value in known.items() if name not in withheld}, withheld
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_doctor.parse.utf8 import as_utf8
 from ddp_doctor.sources.given import CannotRead, read_given
 
 #: Folders that hold no code of the user's.
@@ -15,7 +16,7 @@ _ENVIRONMENT = "pyvenv.cfg"
 
 @dataclass(frozen=True)
 class ScriptFile:
-    """One file: its bytes, or why they could not be had."""
+    """One file, under its ``shown_path``: its bytes, or why they could not be had."""
 
     path: str
     data: bytes = b""
@@ -57,12 +58,18 @@ def _walk(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:
             yield entry.path
 
 
+def shown_path(path: str) -> str:
+    """A path as reports have it: stdin by its name, and nothing that JSON cannot hold."""
+    return "<stdin>" if path == "-" else as_utf8(path)
+
+
 def read_script(path: str, most_bytes: int) -> ScriptFile:
     """One file. What is too large is cut behind ``most_bytes``, so that whoever judges it sees that it is."""
+    shown = shown_path(path)
     try:
         if path != "-" and Path(path).is_file() and Path(path).stat().st_size > most_bytes:
             with Path(path).open("rb") as file:
-                return ScriptFile(path, file.read(most_bytes + 1))
-        return ScriptFile("<stdin>" if path == "-" else path, read_given(path))
+                return ScriptFile(shown, file.read(most_bytes + 1))
+        return ScriptFile(shown, read_given(path))
     except (CannotRead, OSError, ValueError) as error:
-        return ScriptFile(path, reason=str(error))
+        return ScriptFile(shown, reason=as_utf8(str(error)))

@@ -52,6 +52,7 @@ from ddp_doctor.parse import (
     topo_matrix,
     topo_rows,
     torchrun_options,
+    utf8,
     verbs_library,
     visible_devices,
     xml_tree,
@@ -360,6 +361,7 @@ TARGETS: tuple[Target, ...] = (
         ),
         ("A=etcd://user:secret@host\nTOKEN=abc\nB=\udcff",),
     ),
+    direct(utf8.as_utf8, "eth\udcff", "tr\xe4ning.py"),
     Target(
         visible_devices.select_devices,
         partial(_visible, lambda env: visible_devices.select_devices(_EIGHT, env)),
