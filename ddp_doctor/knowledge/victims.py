@@ -4,10 +4,11 @@ A message that names a fault of the rank's own host is never a victim's, whateve
 puts both under "unhandled system error".
 
 Sources: gloo transport/tcp/pair.cc (Connection closed by peer, Read error, Timed out waiting,
-Application timeout caused pair closure), c10d/socket.cpp and TCPStore.cpp (recvVector failed, Broken
-pipe, client socket has timed out), ProcessGroupNCCL.cpp (Watchdog caught collective operation timeout,
-communicator was aborted), connect(2), NCCL's ncclRemoteError and ncclSystemError texts. Local faults:
-gloo transport/tcp/device.cc, NCCL bootstrap.cc and init.cc, the CUDA runtime's error strings, errno(3).
+Application timeout caused pair closure), c10d/socket.cpp, Utils.hpp and TCPStore.cpp (recvVector failed,
+Failed to recv, got 0 bytes, Broken pipe, client socket has timed out, seconds waiting for clients),
+ProcessGroupNCCL.cpp (Watchdog caught collective operation timeout, communicator was aborted), connect(2),
+NCCL's ncclRemoteError and ncclSystemError texts. Local faults: gloo transport/tcp/device.cc, NCCL bootstrap.cc
+and init.cc, the CUDA runtime's error strings, errno(3).
 """
 
 import re
@@ -17,7 +18,9 @@ _VICTIM = re.compile(
     r"|socket (closed|timeout)|recvVector failed|sendBytes failed|remote (process|peer)"
     r"|connectFullMesh failed|ncclRemoteError|remote error|unexpected eof|wait timeout"
     r"|no route to host|communicator was aborted|watchdog caught collective operation timeout"
-    r"|application timeout caused pair closure|client socket has timed out"
+    r"|application timeout caused pair closure|client socket has (timed out|failed to connect)"
+    r"|failed to (recv, got|send, sent) 0 bytes|socket .{0,200} timed out|waiting for clients"
+    r"|software caused connection abort"
     r"|ncclSystemError|unhandled system error",
     re.IGNORECASE,
 )

@@ -25,6 +25,7 @@ from ddp_doctor.launch.judgement import (
     reached,
     shared_step,
     waiting_besides,
+    where_it_waits,
 )
 from ddp_doctor.model.trial import FlightEntry, RankEvidence, Step, TrialRecord
 
@@ -43,9 +44,6 @@ _COLLECTIVES = frozenset(
     {"all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather"}
     | {"reduce", "reduce_scatter", "scatter"}
 )
-
-#: Where a rank stands that torch keeps in a collective; backward calls them from the autograd engine.
-_TORCH_WAITS = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
 
 
 def judge(trial: TrialRecord) -> Judgement:
@@ -252,28 +250,29 @@ def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place)
     last = [one for one in ranks if one.rank in waiting and place_of(waiting[one.rank], trial) == here]
     if any(_ended(one) for one in last) or not _few(len(last), len(trial.evidence)):
         return None
-    if all(_receives(one) for one in last):
-        return _unreached(last, trial)
+    doing = {one.rank: where_it_waits(one) for one in last}
+    if "unknown" in doing.values():  # it did not answer in time: it may as well wait for what was lost
+        return Judgement("unsure", waiting=numbers(last), step=open_step(last[0]))
+    if "outside" not in doing.values():
+        return _unreached(last, trial, "store" in doing.values())
     step = min(further, key=lambda open_: place_of(open_, trial))
     there = place_of(step, trial)
-    absent = [one for one in ranks if reached(one, trial) < there and not _ended(one)]
+    absent = [
+        one
+        for one in ranks
+        if reached(one, trial) < there and not _ended(one) and doing.get(one.rank, "outside") == "outside"
+    ]
     return Judgement("never-entered", numbers(absent), waiting_besides(ranks, absent), step)
 
 
-def _receives(one: RankEvidence) -> bool:
-    """Whether a rank stands in the collective itself: what it waits for may be lost on the way to it."""
-    if one.flight:
-        return not one.flight[-1].retired
-    return bool(one.stack) and _TORCH_WAITS.search(one.stack[-1]) is not None
+def _unreached(last: Sequence[RankEvidence], trial: TrialRecord, by_the_store: bool) -> Judgement:
+    """Ranks that entered a step which the others left: who only sends is through first.
 
-
-def _unreached(last: Sequence[RankEvidence], trial: TrialRecord) -> Judgement:
-    """Ranks that entered a collective which the others left: who only sends is through first.
-
-    Of two ranks the link is to blame. Of more the pairwise check says which link, if it is one.
+    Of two ranks in a collective the link is to blame. Of more the pairwise check says which link, if it is one;
+    the control store is asked over another link.
     """
     everyone = tuple(sorted(numbers(trial.evidence)))
-    if len(everyone) == 2:
+    if len(everyone) == 2 and not by_the_store:
         return Judgement("pair", (), numbers(last), open_step(last[0]), (everyone[:2],))
     return Judgement("left-behind", (), numbers(last), open_step(last[0]))
 

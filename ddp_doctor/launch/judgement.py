@@ -3,6 +3,7 @@
 A *place* is the check, in the trial's order, and the number of the step in it.
 """
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,13 @@ Kind = Literal[
 ]
 
 Place = tuple[int, int]
+
+#: Where a rank stands that torch keeps in a collective; backward calls them from the autograd engine.
+_TORCH_WAITS = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
+#: … or in what no recorder knows: the making of a group, a barrier over the store.
+_TORCH_MEETS = re.compile(r"/torch/distributed/distributed_c10d\.py")
+#: Where it asks the control store (launch/exchange.py).
+_STORE_WAITS = re.compile(r"/ddp_doctor/launch/exchange\.py")
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,17 @@ def open_step(one: RankEvidence) -> Step | None:
     """The step a rank entered and has not left."""
     last = one.steps[-1] if one.steps else None
     return last if last is not None and last.left_at is None else None
+
+
+def where_it_waits(one: RankEvidence) -> Literal["collective", "store", "outside", "unknown"]:
+    """What keeps a rank in its step. Who waits in a collective or for the store may wait for what was lost."""
+    stands_in = one.stack[-1] if one.stack else ""
+    if _STORE_WAITS.search(stands_in):
+        return "store"
+    if not one.flight:
+        return "collective" if _TORCH_WAITS.search(stands_in) else "outside" if stands_in else "unknown"
+    waits = not one.flight[-1].retired or _TORCH_MEETS.search(stands_in) is not None
+    return "collective" if waits else "outside"
 
 
 def shared_step(ranks: Sequence[RankEvidence]) -> Step | None:

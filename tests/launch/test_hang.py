@@ -52,6 +52,8 @@ PEER_GONE = (
     "terminate called after throwing an instance of 'gloo::IoException'\n"
     "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:29133"
 )
+TORCH = "/lib/python3.11/site-packages/torch"
+BUSY = {"stack": ("train.py:91 in read_next",)}
 CLOSED = Raised(type="RuntimeError", message="Connection closed by peer [::1]:1", blames_peer=True)
 
 
@@ -230,22 +232,63 @@ def test_a_slow_trial_blames_nobody():
 def test_a_rank_still_in_a_step_that_all_others_left_never_reached_where_they_wait():
     forward, backward = step(4, name="forward"), step(5, name="backward")
     ahead = (step(4, name="forward", left=True), backward)
-    found = judge(trial(rank(0, *ahead), rank(1, forward), rank(2, *ahead)))
+    found = judge(trial(rank(0, *ahead), rank(1, forward, **BUSY), rank(2, *ahead)))
     assert (found.kind, found.suspects, found.waiting) == ("never-entered", (1,), (0, 2))
     assert found.step == backward
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_rank_in_the_collective_that_the_others_left_is_the_suspect(ranks):
+def test_a_rank_in_the_step_that_the_others_left_and_outside_its_collective_is_the_suspect(ranks):
     ahead = (step(17, left=True), step(18))
-    found = judge(trial(*(rank(n, *((step(17),) if n == 1 else ahead)) for n in range(ranks))))
+    behind = rank(1, step(17), **BUSY)
+    found = judge(trial(*(behind if n == 1 else rank(n, *ahead) for n in range(ranks))))
     assert (found.kind, found.suspects) == ("never-entered", (1,))
     assert found.step is not None
     assert found.step.seq == 18
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_could_not_say_where_it_stands_in_time_is_not_blamed_for_a_step_that_it_entered(ranks):
+    ahead = (step(17, left=True), step(18))
+    found = judge(trial(*(rank(n, *((step(17),) if n == 1 else ahead)) for n in range(ranks))))
+    assert (found.kind, found.suspects) == ("unsure", ())
+    assert (found.step, found.waiting) == (step(17), (1,))
+
+
+def test_the_rank_that_stands_outside_the_collective_is_named_and_not_one_that_waits_inside_for_it():
+    ahead = (step(4, name="forward", left=True), step(5, name="backward"))
+    inside = rank(3, step(4, name="forward"), flight=(flight("broadcast", 8),))
+    stalls = rank(4, step(4, name="forward"), **BUSY)
+    found = judge(trial(*(rank(n, *ahead) for n in range(3)), inside, stalls))
+    assert (found.kind, found.suspects) == ("never-entered", (4,))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_the_control_store_does_not_answer_is_not_blamed_and_no_pair_is(ranks):
+    asks = {
+        "flight": (flight(retired=True),),
+        "stack": (
+            "checks/own_model/look.py:120 in compare",
+            "/x/ddp_doctor/launch/exchange.py:37 in exchange",
+        ),
+    }
+    ahead = (step(4, name="exchange", left=True), step(5, name="forward"))
+    behind = rank(1, step(4, name="exchange"), **asks)
+    found = judge(trial(*(behind if n == 1 else rank(n, *ahead) for n in range(ranks))))
+    assert (found.kind, found.suspects, found.pairs, found.waiting) == ("left-behind", (), (), (1,))
+
+
+def test_a_rank_that_still_makes_a_group_whose_other_ranks_went_on_is_not_blamed():
+    joins = {
+        "flight": (flight(retired=True),),
+        "stack": (f"{TORCH}/distributed/distributed_c10d.py:5 in new_group",),
+    }
+    ahead = (step(4, name="new_group", left=True), step(5, name="load"))
+    found = judge(trial(rank(0, *ahead), rank(1, step(4, name="new_group"), **joins), rank(2, *ahead)))
+    assert (found.kind, found.suspects, found.waiting) == ("left-behind", (), (1,))
+
+
 RECORDED = {"flight": (flight("broadcast", 13584),)}
-TORCH = "/lib/python3.11/site-packages/torch"
 SEEN = {"stack": ("steps.py:40 in wrap", f"{TORCH}/distributed/utils.py:326 in _sync_params_and_buffers")}
 
 
@@ -295,7 +338,7 @@ def test_the_first_all_reduce_comes_after_the_making_of_the_group():
     init = step(1, check="process_group", name="init_process_group", detail="nccl")
     made = init.model_copy(update={"left_at": 1.1})
     first = step(1, check="process_group", detail="float32 [1]")
-    found = judge(trial(rank(0, made, first), rank(1, init), rank(2, made, first)))
+    found = judge(trial(rank(0, made, first), rank(1, init, **BUSY), rank(2, made, first)))
     assert (found.kind, found.suspects, found.step) == ("never-entered", (1,), first)
 
 
@@ -375,6 +418,12 @@ def test_most_ranks_that_raised_alike_blame_nobody_while_the_rest_waits():
         "Application timeout caused pair closure",
         "The client socket has timed out after 600000ms while trying to connect",
         "NCCL error in: ProcessGroupNCCL.cpp:3, unhandled system error",
+        "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?",
+        "Failed to send, sent 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?",
+        "waitForInput: socket SocketImpl(fd=3) timed out after 600000ms",
+        "Timed out after 601 seconds waiting for clients. 1/2 clients joined.",
+        "The client socket has failed to connect to any network address of (node0, 29400).",
+        "Software caused connection abort",
     ],
 )
 def test_victims_words_are_known(message):
