@@ -6,6 +6,7 @@ from typing import Any
 
 from ddp_doctor import app
 from ddp_doctor.checks.host.facts import Host
+from ddp_doctor.checks.p2p.facts import P2pFact, PairResult
 from ddp_doctor.engine.trial_rules import common, deaths, hangs, links, slowness
 from ddp_doctor.launch.hang import judge
 from ddp_doctor.model.choices import Confidence, Status
@@ -172,3 +173,56 @@ def test_four_ranks_of_which_no_two_exchange_data_are_one_finding_that_names_nob
 
     assert found.title.startswith("No two of the 4 ranks exchange data: 6 pairs of ranks entered")
     assert not found.culprits
+
+
+def _rounds(*rounds: tuple[tuple[int, int], ...]) -> list[TrialRecord]:
+    """One trial after another in which these pairs of three ranks stand in their exchange."""
+    return [
+        _stuck(
+            *(_rank(a, peers=(b,), check="p2p") for pair in two for a, b in (pair, pair[::-1])), check="p2p"
+        )
+        for two in rounds
+    ]
+
+
+def _three_ranks(*passed: tuple[int, int]) -> Recording:
+    """A run of three ranks on one node, of which these pairs exchanged data."""
+    recording = _recorded("torchrun-healthy")
+    assert recording.world is not None
+    world = recording.world.model_copy(update={"world_size": 3})
+    readings = [
+        Reading(check="p2p", status=Status.COLLECTED, rank=one, fact=_p2p_fact(other))
+        for one, other in passed
+    ]
+    return recording.model_copy(update={"world": world, "readings": (*recording.readings, *readings)})
+
+
+def _p2p_fact(peer: int) -> dict[str, object]:
+    one = PairResult(peer=peer, wrong_bytes=0, latency_us=9.0, bandwidth_gb_per_s=1.0, size_bytes=1024)
+    return P2pFact(pairs=(one,)).recorded()
+
+
+def test_a_rank_of_two_stuck_pairs_is_not_named_while_no_pair_without_it_has_passed():
+    trials = _rounds(((0, 1),), ((0, 2),))  # the time was used up before ranks 1 and 2 were tried
+
+    found = links.pair.apply(_with(_three_ranks(), *trials))
+
+    assert [one.culprits[0].kind for one in found] == ["pair", "pair"]
+    assert all(one.detail.endswith("to blame. Not all other pairs were tested.") for one in found)
+
+
+def test_a_rank_of_two_stuck_pairs_is_named_where_the_pair_without_it_passed():
+    found = _only(links.pair.apply(_with(_three_ranks((1, 2)), *_rounds(((0, 1),), ((0, 2),)))))
+
+    assert found.title.startswith("Rank 0 exchanges nothing with rank 1 and rank 2: ")
+
+
+def test_only_pairs_that_were_tested_are_said_to_have_been():
+    stuck = _rounds(((0, 1),))
+    all_but_one = _only(links.pair.apply(_with(_three_ranks((1, 2), (2, 1)), *stuck)))
+    all_of_them = _only(links.pair.apply(_with(_three_ranks((1, 2), (2, 0)), *stuck)))
+    there_is_no_other = _only(links.pair.apply(_with(_recorded("torchrun-healthy"), *stuck)))
+
+    assert all_but_one.detail.endswith("Not all other pairs were tested.")
+    assert all_of_them.detail.endswith("All other pairs were tested without it.")
+    assert there_is_no_other.detail.endswith("so what connects them is to blame.")

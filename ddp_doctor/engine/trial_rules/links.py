@@ -135,14 +135,16 @@ def pair(recording: Recording) -> Iterator[Draft]:
         yield _everywhere(recording, seen)
     else:
         for ends, (trial, judgement) in seen.items():
-            yield _one_pair(recording, ends, trial, judgement)
+            yield _one_pair(recording, ends, trial, judgement, _of_the_others(recording, seen))
 
 
 #: Pairs of ranks, lower first, with the trial in which they got stuck.
 _Stuck = dict[tuple[int, int], tuple[TrialRecord, Judgement]]
 
 
-def _one_pair(recording: Recording, ends: tuple[int, int], trial: TrialRecord, judgement: Judgement) -> Draft:
+def _one_pair(
+    recording: Recording, ends: tuple[int, int], trial: TrialRecord, judgement: Judgement, others: str
+) -> Draft:
     one, other = ends
     step = f"{step_words(judgement.step)} of {check_of(trial, judgement)}"
     receivers = [rank for rank in ends if rank in judgement.waiting]
@@ -152,7 +154,7 @@ def _one_pair(recording: Recording, ends: tuple[int, int], trial: TrialRecord, j
     return Draft(
         title=f"The link between {words.rank_at(recording, one)} and {words.rank_at(recording, other)}"
         f" hangs: {stuck}",
-        detail="Both processes run, so what connects them is to blame. All other pairs were tested without it.",
+        detail=f"Both processes run, so what connects them is to blame.{others}",
         confidence=Confidence.LIKELY,
         culprits=(words.pair_culprit(recording, one, other),),
         evidence=tuple(
@@ -184,26 +186,39 @@ def _ranks_of(recording: Recording, node: int) -> range:
 
 
 def _others_passed(recording: Recording, seen: _Stuck, suspects: Collection[int]) -> bool:
-    """Whether some pair without the suspects passed, so that not every path between nodes is bad.
+    """Whether some pair without the suspects passed: two ranks that met, or finished, while the others hung.
 
-    Where pairs within one node hang too, no path between nodes is to blame, and this is not asked for.
+    Where it did not, all pairs may be bad, and the time may not have sufficed to try the rest.
     """
-    if not all(is_across(recording, pair) for pair in seen):
-        return True
-    facts = recording.of_kind("p2p/1")
-    passed = {(one.rank, pair["peer"]) for one in facts for pair in (one.fact or {}).get("pairs", ())}
     for trial, _ in seen.values():
-        passed |= {
-            (one.rank, peer)
-            for one in trial.evidence
-            for step in one.steps
-            if step.left_at
-            for peer in step.peers
-        }
-        through = {one.node for one in trial.evidence if one.done and one.rank not in suspects}
-        if len(through) > 1:  # two ranks on two nodes had finished, so they had met
+        through = [one for one in trial.evidence if one.done and one.rank not in suspects]
+        across = len({one.node for one in through}) > 1 or not all(
+            is_across(recording, pair) for pair in seen
+        )
+        if len(through) > 1 and across:  # on two nodes, where only paths between nodes hang
             return True
-    return any(one not in suspects and other not in suspects for one, other in passed)
+    return any(not set(pair) & set(suspects) for pair in _passed(recording, seen))
+
+
+def _passed(recording: Recording, seen: _Stuck) -> set[tuple[int, int]]:
+    """The pairs, lower rank first, that came through their exchange in some trial."""
+    facts = recording.of_kind("p2p/1")
+    passed = {(one.rank or 0, pair["peer"]) for one in facts for pair in (one.fact or {}).get("pairs", ())}
+    for trial, _ in seen.values():
+        for one in trial.evidence:
+            steps = [step for step in one.steps if step.left_at is not None]
+            passed |= {(one.rank, peer) for step in steps for peer in step.peers}
+    return {(min(pair), max(pair)) for pair in passed} - seen.keys()
+
+
+def _of_the_others(recording: Recording, seen: _Stuck) -> str:
+    """What is known of the pairs that are not stuck; nothing, where there are none."""
+    ranks = recording.world.world_size if recording.world else 0
+    pairs = ranks * (ranks - 1) // 2
+    if pairs <= len(seen):
+        return ""
+    tested = len(_passed(recording, seen)) + len(seen) >= pairs
+    return " All other pairs were tested without it." if tested else " Not all other pairs were tested."
 
 
 def _nodes_between(recording: Recording, pairs: set[tuple[int, int]]) -> tuple[int, ...]:
