@@ -1,4 +1,4 @@
-"""Finished trials keep only the steps that a rank entered late: the others say nothing."""
+"""Finished trials keep only the steps that a rank entered late, and those before: the others say nothing."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,7 +11,10 @@ Key = tuple[str, int]
 
 
 def late_steps(evidence: Sequence[RankEvidence]) -> list[RankEvidence]:
-    """Drop all steps but those that some rank entered LATE_ENTRY_S after the median rank."""
+    """Drop all steps but those that some rank entered LATE_ENTRY_S after the median rank, and the one before.
+
+    A rank that its link kept in that one is late through no fault of its own.
+    """
     entered: dict[Key, list[float]] = defaultdict(list)
     for one in evidence:
         for step in one.steps:
@@ -21,7 +24,12 @@ def late_steps(evidence: Sequence[RankEvidence]) -> list[RankEvidence]:
 
 
 def _only(one: RankEvidence, keys: set[Key]) -> RankEvidence:
-    steps = tuple(step for step in one.steps if _key(step) in keys)
+    following = (*one.steps[1:], None)
+    steps = tuple(
+        step
+        for step, after in zip(one.steps, following, strict=True)
+        if _key(step) in keys or (after is not None and _key(after) in keys)
+    )
     return one.model_copy(update={"steps": steps})
 
 

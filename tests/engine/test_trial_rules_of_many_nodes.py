@@ -7,6 +7,7 @@ from ddp_doctor.checks.agreement import AgreementFact
 from ddp_doctor.checks.agreement.versions import different_versions
 from ddp_doctor.checks.software import Software
 from ddp_doctor.engine.trial_rules import deaths, hangs, links, slowness
+from ddp_doctor.launch.late import late_steps
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Culprit, Finding
@@ -191,6 +192,37 @@ def test_a_node_whose_count_cannot_be_compared_is_not_late():
     steps = {rank: [_step(name="send_recv", entered=5.0 if rank < 2 else 0.0, left=6.0)] for rank in range(6)}
 
     assert slowness.late.apply(_run([2, 2, 2], steps, outcome="finished", judged_check=None)) == []
+
+
+def test_a_rank_that_a_slow_link_keeps_in_a_broadcast_is_not_late():
+    def steps(left: float) -> list[Step]:
+        first = _step(1, name="all_reduce", entered=0.0, left=0.1)
+        wrap = _step(2, name="ddp_construct", entered=0.2, left=left)
+        return [first, wrap, _step(3, name="forward", entered=left + 0.1, left=left + 0.2)]
+
+    for ranks in (2, 3):
+        received = {rank: steps(0.3) for rank in range(ranks - 1)} | {ranks - 1: steps(4.5)}
+        run = _run([1] * ranks, received, outcome="finished", judged_check=None)
+        assert slowness.late.apply(run) == []
+        assert slowness.late.apply(_with_late_steps_only(run)) == []
+
+
+def test_a_rank_that_is_late_once_more_after_a_slow_link_is_late_by_its_own_time_alone():
+    def steps(left: float, entered: float) -> list[Step]:
+        first = _step(1, name="all_reduce", entered=0.0, left=0.1)
+        wrap = _step(2, name="ddp_construct", entered=0.2, left=left)
+        return [first, wrap, _step(3, name="forward", entered=entered, left=entered + 0.1)]
+
+    seen = {0: steps(0.3, 0.4), 1: steps(0.3, 0.4), 2: steps(3.3, 6.4)}
+    run = _with_late_steps_only(_run([3], seen, outcome="finished", judged_check=None))
+
+    assert " 3.0 s after the others" in _only(slowness.late.apply(run)).title
+
+
+def _with_late_steps_only(run: Recording) -> Recording:
+    """As a finished trial is recorded."""
+    trials = (one.model_copy(update={"evidence": tuple(late_steps(one.evidence))}) for one in run.trials)
+    return run.model_copy(update={"trials": tuple(trials)})
 
 
 def test_late_ranks_of_one_node_are_one_finding():

@@ -1,7 +1,9 @@
 """Ranks that make the others wait, though not for ever."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median_low
 
 from ddp_doctor.checks.host.facts import Host
 from ddp_doctor.engine.trial_rules.common import judged, names, step_words, waiting_evidence
@@ -32,7 +34,8 @@ def late(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         A rank that needed much longer than its peers between two collectives; all ranks run the
-        same code, so the time is lost on that rank alone.
+        same code, so the time is lost on that rank alone. How long a collective kept it does not count: that
+        may be its link's fault.
 
     Why it matters
         DDP runs at the speed of its slowest rank.
@@ -108,14 +111,37 @@ def _late_ranks(trial: TrialRecord, allowed_s: float) -> list[_Late]:
         return []
     ahead = {node: clock.ahead_s for node, clock in known.items()}
     worst: dict[int, _Late] = {}
-    for entered in steps.values():
-        times = sorted(step.entered_at - ahead.get(node, 0.0) for _, node, step in entered)
-        typical = times[(len(times) - 1) // 2]
+    kept = _kept_in_the_step_before(trial, ahead)
+    for key, entered in steps.items():
+        typical = median_low(step.entered_at - ahead.get(node, 0.0) for _, node, step in entered)
         for rank, node, step in entered:
-            delay = step.entered_at - ahead.get(node, 0.0) - typical
+            delay = step.entered_at - ahead.get(node, 0.0) - typical - kept.get((rank, key), 0.0)
             if delay >= allowed_s and (rank not in worst or delay > worst[rank].delay_s):
                 worst[rank] = _Late(rank, node, delay, step)
     return list(worst.values())
+
+
+def _kept_in_the_step_before(
+    trial: TrialRecord, ahead: Mapping[int, float]
+) -> dict[tuple[int, tuple[str, int]], float]:
+    """How long after the typical rank each rank left the step before each of its steps.
+
+    That time is not the rank's own: a slow link keeps who receives, and who sends is through.
+    """
+    before: dict[tuple[int, tuple[str, int]], tuple[str, int]] = {}
+    left: dict[tuple[str, int], dict[int, float]] = {}
+    for one in trial.evidence:
+        keys = [(step.check, step.seq) for step in one.steps]
+        before.update({(one.rank, key): previous for previous, key in pairwise(keys)})
+        for key, step in zip(keys, one.steps, strict=True):
+            if step.left_at is not None:
+                left.setdefault(key, {})[one.rank] = step.left_at - ahead.get(one.node, 0.0)
+    typical = {key: median_low(times.values()) for key, times in left.items()}
+    return {
+        (rank, key): max(left[previous][rank] - typical[previous], 0.0)
+        for (rank, key), previous in before.items()
+        if rank in left.get(previous, {})
+    }
 
 
 @rule("DD620", "check-moves-too-slowly", Severity.WARNING)
