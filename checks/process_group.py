@@ -50,13 +50,17 @@ class ProcessGroupFact(Fact):
 
 
 class TorchImport(Fact):
-    """The import of torch, once per node. ``error`` is a traceback, ``stuck_at`` a Python stack."""
+    """The import of torch, once per node. ``error`` is a traceback, ``stuck_at`` a Python stack.
+
+    ``moving``: it still computed at its deadline, so it is slow, and nobody knows whether it would have ended.
+    """
 
     KIND: ClassVar[str] = "torch-import/1"
 
     import_s: float
     error: str | None = None
     stuck_at: str | None = None
+    moving: bool = False
 
 
 def probe(ctx: RankContext) -> ProcessGroupFact:
@@ -107,7 +111,8 @@ def cannot_import(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         The import of torch failed in the job's own interpreter and environment, or still ran after
-        a minute; then the line on which it stands is shown.
+        a minute and computed nothing; then the line on which it stands is shown. One that still computes after
+        90 s is slow, and makes the verdict unsure.
 
     Why it matters
         No rank will start.
@@ -142,7 +147,7 @@ def cannot_import(recording: Recording) -> Iterator[Draft]:
 def _import_failure(fact: TorchImport) -> tuple[str, str] | None:
     """What is wrong with the import, and the line of the traceback or stack that says most."""
     why = fact.error or fact.stuck_at
-    if why is None:
+    if why is None or fact.moving:
         return None
     lines = [line.strip() for line in why.splitlines() if line.strip()] or ["no words"]
     if fact.error:

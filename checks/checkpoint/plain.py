@@ -22,8 +22,8 @@ _PATIENCE_S = 1.0
 def save_and_load(ctx: RankContext, folder: Path, version: int) -> Loaded:
     """The first rank saves; all wait for it and load; then all wait until nobody reads any more."""
     said = ""
-    if ctx.group_rank == 0:
-        with ctx.step("save", f"version {version}"):
+    with ctx.step("save", f"version {version}"):  # on all ranks, for steps of equal numbers are compared
+        if ctx.group_rank == 0:
             said = _save(ctx, folder / FILE, version)
     with ctx.step("exchange", f"saved {version}"):
         told = json.loads(ctx.exchange(f"saved {version}", said)[0])

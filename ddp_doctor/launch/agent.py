@@ -170,7 +170,7 @@ class Agent:
         for check in checks:
             if len(self.trials) >= MOST_TRIALS:
                 self.left_out.append((check.id, f"not run after {MOST_TRIALS} trials"))
-            elif time.monotonic() > self.until:
+            elif time.monotonic() > self.until and self._has_tried:
                 self.left_out.append((check.id, "the time budget was used up"))
             elif len(self._ranks) < self._needed(check):
                 have = "is left" if len(self._ranks) < self.world.world_size else "is all this run has"
@@ -180,6 +180,11 @@ class Agent:
             else:
                 fitting.append(check)
         return fitting
+
+    @property
+    def _has_tried(self) -> bool:
+        """Whether ranks met here at all: a slow import of torch must not make a node healthy, untested."""
+        return any(trial.launcher == "forkserver" for trial in self.trials)
 
     def _needed(self, check: Check) -> int:
         """A world that lost ranks must still be one: one rank alone proves nothing of the others.

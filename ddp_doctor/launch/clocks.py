@@ -11,7 +11,8 @@ from statistics import median_low
 
 from ddp_doctor.model.trial import Step, TrialRecord
 
-#: Steps in which every rank waits for every other one. Not DDP's construction: who sends its broadcast is through first.
+#: Steps in which every rank waits for every other one. Not DDP's construction: who sends its broadcast is
+#: through first.
 _LEFT_TOGETHER = frozenset({"init_process_group", "all_reduce", "all_gather", "backward"})
 
 #: Rank, node and step of all that met: equal numbers of one check.

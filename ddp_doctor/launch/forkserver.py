@@ -8,14 +8,15 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import ddp_doctor
+from ddp_doctor.knowledge.deadlines import EXTENSION, LOOK_S, STILL_CPU_S_PER_S
 from ddp_doctor.launch.preload import AGENT_VARIABLE, SCRATCH_VARIABLE
-from ddp_doctor.launch.process import state
+from ddp_doctor.launch.process import cpu_seconds, state
 
 #: For a process that was killed to be gone.
 _DEATH_S = 1.0
@@ -23,11 +24,12 @@ _DEATH_S = 1.0
 
 @dataclass(frozen=True)
 class Preload:
-    """How the import of torch ended. ``error`` is a traceback; ``stuck_at`` a Python stack."""
+    """How the import of torch ended. ``error`` is a traceback; ``stuck_at`` a Python stack; ``moving`` is slow."""
 
     import_s: float = 0.0
     error: str | None = None
     stuck_at: str | None = None
+    moving: bool = False  # it still computed when its time was up
 
     @property
     def ok(self) -> bool:
@@ -76,10 +78,26 @@ class ForkServer:
                     os.environ[name] = value
 
     def wait_ready(self, timeout_s: float) -> Preload:
-        """Wait until torch is imported; past the deadline say where the import stands and kill it."""
-        deadline = time.monotonic() + timeout_s
+        """Wait until torch is imported; past the deadline say where the import stands and kill it.
+
+        One that computed in the last second is slow, not stuck, and gets a share of its time once more.
+        """
+        began = time.monotonic()
+        preload = self._wait(began + timeout_s, timeout_s)
+        if preload.moving:
+            preload = self._wait(time.monotonic() + timeout_s * EXTENSION, timeout_s)
+        if preload.stuck_at is None:
+            return preload
+        took_s = round(time.monotonic() - began, 1)
+        return replace(preload, import_s=took_s, stuck_at=self._stack_of(preload.stuck_at))
+
+    def _wait(self, deadline: float, timeout_s: float) -> Preload:
+        """The same up to a deadline, without a stack and with the process alive."""
         said: dict[str, object] = {}
-        while time.monotonic() < deadline:
+        looked_at, used = 0.0, None
+        while (now := time.monotonic()) < deadline:
+            if now > deadline - LOOK_S and not looked_at:
+                looked_at, used = now, self._cpu_s()
             with suppress(FileNotFoundError):
                 said = json.loads((self._scratch / "preload.json").read_text())
             if not self.is_alive():
@@ -88,7 +106,18 @@ class ForkServer:
                 error = said.get("error")
                 return Preload(float(str(said["import_s"])), str(error) if error else None)
             time.sleep(0.01)
-        return Preload(timeout_s, stuck_at=self._stack_of(said.get("pid")))
+        return Preload(
+            timeout_s, stuck_at=str(said.get("pid", "")), moving=self._has_computed(used, looked_at)
+        )
+
+    def _has_computed(self, before: float | None, since: float) -> bool:
+        now = self._cpu_s()
+        if before is None or now is None:
+            return False
+        return now - before >= STILL_CPU_S_PER_S * (time.monotonic() - since)
+
+    def _cpu_s(self) -> float | None:
+        return cpu_seconds(self._pid) if self._pid is not None else None
 
     def fork(self, target: Callable[[str], None], argument: str) -> BaseProcess:
         """Fork one worker that runs ``target(argument)``."""
@@ -113,13 +142,13 @@ class ForkServer:
         given = self._env.get("PYTHONPATH")
         return f"{package_parent}{os.pathsep}{given}" if given else package_parent
 
-    def _stack_of(self, pid: object) -> str:
-        if not isinstance(pid, int):
+    def _stack_of(self, pid: str) -> str:
+        if not pid:
             return "the Python interpreter itself did not start"
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGUSR1)
+            os.kill(int(pid), signal.SIGUSR1)
             time.sleep(0.3)
-            os.kill(pid, signal.SIGKILL)
+            os.kill(int(pid), signal.SIGKILL)
         return self._log() or "no stack"
 
     def _log(self) -> str:

@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
+from ddp_doctor.knowledge.deadlines import STILL_CPU_S_PER_S
 from ddp_doctor.launch.clocks import Clock, by_step, clocks
 from ddp_doctor.launch.judgement import (
     Judgement,
@@ -152,6 +153,10 @@ def _never_began(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement
     missing = [one for one in ranks if not one.began]
     if not missing or len(missing) == len(trial.evidence):
         return None
+    # One that still computes (imports torch, on a busy machine) may yet come.
+    missing = [one for one in missing if (one.cpu_s_per_s or 0.0) < STILL_CPU_S_PER_S]
+    if not missing:
+        return Judgement("unsure", waiting=numbers(ranks), step=shared_step(ranks))
     return Judgement("never-began", numbers(missing), waiting_besides(ranks, missing), shared_step(ranks))
 
 

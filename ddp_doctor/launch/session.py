@@ -97,9 +97,15 @@ class Session:
         """Wait until ranks can be forked; where torch cannot be imported the checks have failed."""
         self.progress("import torch")
         preload = self.server.wait_ready(deadlines.IMPORT_S)
-        fact = TorchImport(import_s=preload.import_s, error=preload.error, stuck_at=preload.stuck_at)
+        fact = TorchImport(
+            import_s=preload.import_s, error=preload.error, stuck_at=preload.stuck_at, moving=preload.moving
+        )
         self._can_fork = preload.ok
         problem = None if preload.ok else "torch cannot be imported"
+        if preload.moving:
+            problem = (
+                f"torch was still being imported after {preload.import_s:.0f} s: this machine is slow or busy"
+            )
         for check in checks if problem else checks[:1]:
             self.readings.append(
                 Reading(

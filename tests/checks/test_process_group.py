@@ -71,6 +71,14 @@ def test_nodes_whose_imports_fail_differently_are_two_findings():
     assert found[1].title.startswith("torch is not imported after 60 s on node1: File ")
 
 
+def test_an_import_that_still_computes_blames_no_node():
+    slow = TorchImport(
+        import_s=90.0, stuck_at='File "/nfs/torch/__init__.py", line 3 in <module>', moving=True
+    )
+
+    assert _findings(_recording(1, 1, _read(slow, 0))) == []
+
+
 def test_a_script_that_puts_all_ranks_on_gpu_0_of_every_node_is_one_finding():
     ranks = [_read(_group(rank, f"GPU-{rank // 8}"), rank // 8, rank) for rank in range(8 * 64)]
 

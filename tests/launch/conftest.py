@@ -67,6 +67,7 @@ def play(session: Session) -> Play:
         needs_model: bool = False,
         still_s: float | None = None,
         then: Sequence[Check] = (),
+        budget_s: float = 60.0,
     ) -> Scenario:
         nonlocal played
         world = World(nproc_per_node=ranks, world_size=ranks, nodes=(Node(hostname="node0"),))
@@ -78,7 +79,7 @@ def play(session: Session) -> Play:
             still_s=still_s,
             needs_model=needs_model,
         )
-        agent = session.agent_alone(world, Level.QUICK, time.monotonic() + 60.0)
+        agent = session.agent_alone(world, Level.QUICK, time.monotonic() + budget_s)
         agent.first_trial = played
         started = time.monotonic()
         agent.run([check, *then])

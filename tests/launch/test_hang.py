@@ -158,6 +158,15 @@ def test_a_rank_that_wrote_nothing_never_began():
     assert judge(trial(rank(0, step(1)), silent)).kind == "never-began"
 
 
+def test_a_rank_that_still_computes_on_its_way_to_the_others_is_not_blamed():
+    importing = RankEvidence(rank=1, state="R", cpu_s_per_s=0.4)
+    found = judge(trial(rank(0, step(1)), importing))
+    assert (found.kind, found.suspects) == ("unsure", ())
+
+    silent = RankEvidence(rank=2, state="S", cpu_s_per_s=0.0)
+    assert judge(trial(rank(0, step(1)), importing, silent)).suspects == (2,)
+
+
 def test_the_minority_of_three_different_calls_is_the_suspect():
     calls = [flight("all_reduce", 8), flight("broadcast", 8), flight("all_reduce", 8)]
     found = judge(trial(*(rank(n, WAITING, flight=(call,)) for n, call in enumerate(calls))))

@@ -105,3 +105,10 @@ def test_healthy_ranks_give_no_finding(play: Play):
 
     assert scenario.codes == []
     assert scenario.outcome.report.verdict is Verdict.HEALTHY
+
+
+def test_a_rank_is_still_named_where_the_import_of_torch_used_the_budget_up(play: Play):
+    scenario = play(misbehaving.never_enters, deadline_s=DEADLINE_S, budget_s=-1.0)
+
+    assert scenario.codes == ["DD610"]
+    assert len(scenario.outcome.recording.trials) == 1
