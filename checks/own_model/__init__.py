@@ -22,8 +22,8 @@ ranks alone, never in the agent, and only because the user named it.
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.own_model import batch_norm, building, graphs, numbers, together
-from ddp_doctor.checks.own_model.facts import OwnModel
+from ddp_doctor.checks.own_model import batch_norm, building, graphs, numbers, otherwise, together
+from ddp_doctor.checks.own_model.facts import Buckets, OwnModel
 from ddp_doctor.checks.own_model.look import Look
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
@@ -53,10 +53,28 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
         yield Measurement(
             name="own_model_largest_bucket", value=float(fact.buckets.largest_bytes), unit="B", labels=labels
         )
+        yield from _each_bucket(fact.buckets)
     for name in ("forward", "backward"):
         slowest = max((getattr(fact, f"{name}_s") for fact in facts), default=0.0)
         if slowest:
             yield Measurement(name=f"own_model_{name}", value=slowest, unit="s", labels=labels)
+
+
+def _each_bucket(packed: Buckets) -> Iterator[Measurement]:
+    """In the order in which they are reduced, with the names of their first and last parameters where DDP tells."""
+    for number, one in enumerate(packed.buckets):
+        yield Measurement(
+            name="own_model_bucket",
+            value=float(one.bytes),
+            unit="B",
+            labels={
+                "bucket": number,
+                "buckets": packed.count,
+                "parameters": one.parameters,
+                "first": one.first,
+                "last": one.last,
+            },
+        )
 
 
 CHECK = Check(
@@ -65,7 +83,14 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(OwnModel,),
-    rules=(*building.RULES, *graphs.RULES, *numbers.RULES, *batch_norm.RULES, *together.RULES),
+    rules=(
+        *building.RULES,
+        *graphs.RULES,
+        *numbers.RULES,
+        *otherwise.RULES,
+        *batch_norm.RULES,
+        *together.RULES,
+    ),
     level=Level.QUICK,
     cost_s=1.0,
     deadline_s=deadlines.OWN_MODEL_S,

@@ -1,14 +1,19 @@
 """The user's batches: as arguments of the model, on its device, and the loss of what it returns."""
 
+import copy
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from ddp_doctor.checks.own_model.facts import Misplaced
 from ddp_doctor.checks.own_model.load import SEED, Loaded, seed
 from ddp_doctor.checks.own_model.user_code import Misuse
 from ddp_doctor.model.context import RankContext
+
+#: What its text tells all of.
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 @dataclass(frozen=True)
@@ -19,36 +24,66 @@ class Batch:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
-        """Every tensor with its place: ``[0]``, ``['ids']``."""
-        yield from leaves(self.args)
-        yield from leaves(self.kwargs)
+        """Every tensor with its place: ``[0]``, ``['ids']``. Those in objects with a ``.to()`` are the objects' own."""
+        import torch
+
+        return ((place, one) for place, one in self.parts() if isinstance(one, torch.Tensor))
+
+    def parts(self) -> Iterator[tuple[str, Any]]:
+        """Every tensor and all else that is no tuple, list, mapping or data class, with its place."""
+        yield from _parts(self.args, _moves_itself)
+        yield from _parts(dict(self.kwargs), _moves_itself)
 
 
-def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """The tensors in nested tuples, lists and mappings."""
+def _moves_itself(value: Any) -> bool:
+    """Whether it is an object with a ``.to()``: a graph's data, a tokenizer's encoding, a packed sequence."""
     import torch
 
-    if isinstance(value, torch.Tensor):
+    known = isinstance(value, torch.Tensor | torch.nn.Module | type)
+    return not known and callable(getattr(value, "to", None))
+
+
+def leaves(value: Any) -> Iterator[tuple[str, Any]]:
+    """The tensors in nested tuples, lists, mappings and data classes."""
+    import torch
+
+    return ((place, one) for place, one in _parts(value) if isinstance(one, torch.Tensor))
+
+
+def _parts(
+    value: Any, is_one: Callable[[Any], bool] = lambda _: False, place: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """What the nest is made of; what ``is_one`` is not gone into."""
+    items: list[tuple[str, Any]] | None = None
+    if not is_one(value):
+        if isinstance(value, Mapping):
+            items = [(f"[{key!r}]", item) for key, item in value.items()]
+        elif isinstance(value, tuple | list):
+            items = [(f"[{index}]", item) for index, item in enumerate(value)]
+        elif is_dataclass(value) and not isinstance(value, type):
+            items = [(f".{one.name}", getattr(value, one.name, None)) for one in fields(value)]
+    if items is None:
         yield place or "the tensor", value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from leaves(item, f"{place}[{key!r}]")
-    elif isinstance(value, tuple | list):
-        for index, item in enumerate(value):
-            yield from leaves(item, f"{place}[{index}]")
+        return
+    for name, item in items:
+        yield from _parts(item, is_one, place + name)
 
 
 def make(ctx: RankContext, loaded: Loaded, step: int) -> tuple[Batch, tuple[Misplaced, ...]]:
-    """The batch of a step: tensors on the CPU are moved to the device, as a training loop does.
+    """The batch of a step: tensors on the CPU and objects with a ``.to()`` are moved, as a training loop does.
 
     Each rank has a seed of its own here, so that random batches differ as a job's do. Raises Misuse.
     """
+    import torch
+
     assert loaded.make_batch is not None
     seed(SEED + 1000 * step + ctx.group_rank + 1)
     given = loaded.make_batch(step)
     batch = _arguments(given)
-    if not any(True for _ in batch.tensors()):
-        raise Misuse(f"make_batch({step}) returns a {type(given).__name__} without a tensor")
+    if not any(isinstance(one, torch.Tensor) or _moves_itself(one) for _, one in batch.parts()):
+        raise Misuse(
+            f"make_batch({step}) returns a {type(given).__name__} without a tensor or an object with a .to()"
+        )
     batch = Batch(_moved(batch.args, ctx.device), _moved(dict(batch.kwargs), ctx.device))
     return batch, tuple(
         Misplaced(kind="input", name=place, device=str(tensor.device))
@@ -60,7 +95,8 @@ def make(ctx: RankContext, loaded: Loaded, step: int) -> tuple[Batch, tuple[Misp
 def _arguments(given: Any) -> Batch:
     if isinstance(given, Mapping):
         return Batch(kwargs={str(key): value for key, value in given.items()})
-    return Batch(args=tuple(given)) if isinstance(given, tuple | list) else Batch(args=(given,))
+    is_several = isinstance(given, tuple | list) and not _moves_itself(given)
+    return Batch(args=tuple(given)) if is_several else Batch(args=(given,))
 
 
 def on(tensor: Any, device: str) -> bool:
@@ -71,14 +107,28 @@ def on(tensor: Any, device: str) -> bool:
 
 
 def _moved(value: Any, device: str) -> Any:
-    return _mapped(value, lambda tensor: tensor.to(device) if tensor.device.type == "cpu" else tensor)
+    def moved(one: Any) -> Any:
+        if _moves_itself(one):
+            return _moved_by_itself(one, device)
+        return one.to(device) if one.device.type == "cpu" else one
+
+    return _mapped(value, moved)
+
+
+def _moved_by_itself(value: Any, device: str) -> Any:
+    """What its ``.to()`` makes of it, in place or anew; a ``.to()`` of another meaning leaves it as it is."""
+    try:
+        moved = value.to(device)
+    except (AttributeError, TypeError, ValueError):
+        return value
+    return value if moved is None else moved
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same nest with other tensors; what is no tensor, tuple, list or mapping stays as it is."""
+    """The same nest with other tensors and objects that move themselves; all else stays as it is."""
     import torch
 
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) or _moves_itself(value):
         return change(value)
     if isinstance(value, Mapping):
         return {key: _mapped(item, change) for key, item in value.items()}
@@ -86,18 +136,40 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
         return type(value)(*(_mapped(item, change) for item in value))
     if type(value) in (tuple, list):
         return type(value)(_mapped(item, change) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = copy.copy(value)
+        for one in fields(value):
+            object.__setattr__(changed, one.name, _mapped(getattr(value, one.name, None), change))
+        return changed
     return value
 
 
 def common(ctx: RankContext, batch: Batch) -> Batch | None:
-    """The batch with the values of the first rank's; None where the ranks' have different forms."""
-    form = json.dumps([[place, list(one.shape), str(one.dtype)] for place, one in batch.tensors()])
+    """The batch with the values of the first rank's; None where the ranks' differ in more than their tensors' values.
+
+    A difference in plain numbers or words is one, and so is what only its owner can compare.
+    """
     with ctx.step("compare_batches"):
-        forms = ctx.exchange("form of the batch", form)
-    if len(set(forms)) > 1:
+        forms = ctx.exchange("form of the batch", _form(batch))
+    if len(set(forms)) > 1 or not forms[0]:
         return None
-    with ctx.step("broadcast", f"{len(json.loads(form))} tensors of the batch"):
+    with ctx.step("broadcast", f"{sum(1 for _ in batch.tensors())} tensors of the batch"):
         return _of_first_rank(ctx, batch)
+
+
+def _form(batch: Batch) -> str:
+    """All but the values of its tensors, as a digest; nothing where it holds objects that do not tell."""
+    import torch
+
+    form: list[list[str]] = []
+    for place, one in batch.parts():
+        if isinstance(one, torch.Tensor):
+            form.append([place, str(list(one.shape)), str(one.dtype)])
+        elif isinstance(one, _PLAIN):
+            form.append([place, type(one).__name__, repr(one)])
+        else:
+            return ""
+    return hashlib.sha256(json.dumps(form).encode()).hexdigest()
 
 
 def _of_first_rank(ctx: RankContext, batch: Batch) -> Batch:

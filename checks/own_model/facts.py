@@ -66,7 +66,15 @@ class LocalPass(Frozen):
     not_finite: Names = Names()  # parameters whose gradient is not
     unused: Names = Names()  # trainable parameters that got no gradient here, and do on another rank
     unused_everywhere: Names = Names()
+    frozen: Names = Names()  # trainable parameters from which the forward took requires_grad
     parting: Parting | None = None
+
+
+class Hook(Frozen):
+    """A hook on a parameter's gradient, and the line where what it calls is defined ("/home/me/net.py:31")."""
+
+    parameter: str
+    where: str = ""
 
 
 class BatchNorms(Frozen):
@@ -138,6 +146,11 @@ class OwnModel(Fact):
     same_batch_loss: float | None = None  # with rank 0's batch and seed and equal parameters
     same_batch_loss_of_first: float | None = None
     no_same_batch: str | None = None  # why this was not compared
+    same_batch_peer: int | None = (
+        None  # the rank whose gradients of that batch the own ones were compared with
+    )
+    apart: Names = Names()  # parameters whose gradient is another one than the peer's
+    hooks: tuple[Hook, ...] = ()  # of parameters whose gradient is another one on some rank
     off: tuple[OffGradient, ...] = ()
     off_count: int = 0
     compared_elements: int = 0

@@ -112,7 +112,13 @@ def _unequal(
     parted = [(one, local.parting) for one, local in of_step if local.parting is not None]
     odd = [one for one, _ in parted] or [one for one, _ in lacking]
     fact, local = lacking[0][0].fact, lacking[0][1]
+    frozen = [(one, here.frozen) for one, here in lacking if here.frozen.count]
     told = f"; {_parting_words(*parted[0])}" if parted else ""
+    told = (
+        f"; the forward takes requires_grad from {names(frozen[0][1])} there"
+        if frozen and not parted
+        else told
+    )
     sure = 2 * len(odd) < fact.world_size
     return Draft(
         title=f"{names(local.unused)} of {fact.model} {_get(local.unused.count)} no gradient on"
@@ -131,6 +137,10 @@ def _unequal(
                 f"without a gradient on rank {rank(one)}: {names(here.unused)}", float(here.unused.count)
             )
             for one, here in lacking[:8]
+        )
+        + tuple(
+            evidence(f"the forward took requires_grad away on rank {rank(one)}: {names(some)}")
+            for one, some in frozen[:8]
         ),
         remedies=(
             remedy(

@@ -4,7 +4,8 @@ import importlib
 import inspect
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,30 @@ class Loaded:
 
 
 def seed(value: int = SEED) -> None:
-    """All generators that a model draws from."""
+    """All generators that a model draws from: numpy's too, where something has imported it already."""
     import torch
 
     random.seed(value)
     torch.manual_seed(value)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(value)
+
+
+@contextmanager
+def generators_kept(device: str) -> Iterator[None]:
+    """Give the generators back as they were, for what comes after on this rank."""
+    import torch
+
+    numpy = sys.modules.get("numpy")
+    pythons, numpys = random.getstate(), None if numpy is None else numpy.random.get_state()
+    devices = [torch.device(device)] if device.startswith("cuda") else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(pythons)
+        if numpy is not None:
+            numpy.random.set_state(numpys)
 
 
 def find(name: str) -> Callable[[], Any]:

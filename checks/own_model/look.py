@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from ddp_doctor.checks.own_model import batches, passes, steps
+from ddp_doctor.checks.own_model import alike, batches, passes, steps
 from ddp_doctor.checks.own_model.batches import Batch
 from ddp_doctor.checks.own_model.facts import (
     MOST_NAMES,
@@ -23,11 +23,11 @@ from ddp_doctor.checks.own_model.facts import (
     Phase,
     Trouble,
 )
-from ddp_doctor.checks.own_model.load import SEED, Loaded, find, made
+from ddp_doctor.checks.own_model.load import SEED, Loaded, find, generators_kept, made
 from ddp_doctor.checks.own_model.passes import Pass
 from ddp_doctor.checks.own_model.placement import move, off_device
 from ddp_doctor.checks.own_model.user_code import attempt
-from ddp_doctor.knowledge import manifests, module_manifest
+from ddp_doctor.knowledge import gradient_tolerance, manifests, module_manifest
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Failed, Skip
 
@@ -36,7 +36,7 @@ _RAISED, _MISUSED = "raised", "misused"
 #: Batches that are looked at: one may take a branch that the other does not.
 _BATCHES = (0, 1)
 #: Passes that are still to come when each rank has made the first two.
-_PASSES_LEFT = 8
+_PASSES_LEFT = 9
 
 
 class Stopped(Exception):
@@ -68,7 +68,7 @@ class Look:
 
     def run(self) -> OwnModel:
         """Everything, or as much as the ranks can do together. Raises Failed and Skip."""
-        with suppress(Stopped):
+        with suppress(Stopped), generators_kept(self.ctx.device):
             self._look()
         return OwnModel(**self.seen)
 
@@ -139,12 +139,14 @@ class Look:
 
     def _require_time(self) -> None:
         """Large models on slow devices: what would not end in time is not begun."""
-        took = max(self._took_s)
+        needs = max(self._took_s) + (_PASSES_LEFT - 1) * min(
+            self._took_s
+        )  # a first one may compile, and once more in DDP
         with self.ctx.step("compare_times"):
-            said = self.ctx.exchange("times", json.dumps([took, self.ctx.remaining()]))
-        slowest = max(json.loads(text)[0] for text in said)
+            said = self.ctx.exchange("times", json.dumps([needs, self.ctx.remaining()]))
+        needed = max(json.loads(text)[0] for text in said)
         left = min(json.loads(text)[1] for text in said)
-        if slowest * _PASSES_LEFT > left:
+        if needed > left:
             self._stop("time")
 
     # --- phases -----------------------------------------------------------------------------------
@@ -256,6 +258,7 @@ class Look:
             not_finite=_names(done.not_finite),
             unused=_names([names[place] for place in unused if place not in everywhere]),
             unused_everywhere=_names([names[place] for place in sorted(everywhere)]),
+            frozen=_names(done.frozen),
             parting=passes.parting(ctx.group_rank, texts, ctx.ranks),
         )
 
@@ -272,8 +275,8 @@ class Look:
         again = self._again(model, saved, given[_BATCHES[0]], _BATCHES[0])
         repeats, spread = steps.spread_of(own[_BATCHES[0]], again)
         self.seen.update(repeats=repeats, repeat_error=spread)
-        self._same_batch(model, saved, given[_BATCHES[0]])
         spread = self._greatest(spread)
+        self._same_batch(model, saved, given[_BATCHES[0]], spread)
         del ddp  # its hooks have taken the passes above for those of its first step
         gc.collect()
         ddp = self._wrap(model, options, "wrap again")
@@ -286,6 +289,8 @@ class Look:
             got, self.seen["forward_s"], self.seen["backward_s"] = steps.synchronised(
                 ctx, ddp, given[step], step
             )
+            if spread > gradient_tolerance.REPEATED:
+                continue  # the model draws from what nobody seeds: each pass has gradients of its own
             compared = steps.compare(ctx, step, model, own[step], got, spread)
             found.off += compared.off
             found.elements = compared.elements
@@ -310,19 +315,23 @@ class Look:
             raise steps.StepFailed(f"{done.trouble.type}: {done.trouble.message}")
         return done
 
-    def _same_batch(self, model: Any, saved: Sequence[Any], batch: Batch) -> None:
-        """Whether equal parameters, seeds and inputs give the same loss on every rank."""
+    def _same_batch(self, model: Any, saved: Sequence[Any], batch: Batch, spread: float) -> None:
+        """Whether equal parameters, seeds and inputs give the same loss and gradients on every rank."""
         ctx = self.ctx
         common = batches.common(ctx, batch)
         if common is None:
-            self.seen["no_same_batch"] = "the ranks' batches have different shapes"
+            self.seen["no_same_batch"] = "the ranks' batches differ in more than the values of their tensors"
             return
         steps.restore_buffers(model, saved)
-        loss = passes.loss_alone(model, common)
+        done = passes.run(model, common)
         with ctx.step("compare_losses"):
-            said = ctx.exchange("loss", "" if loss is None else loss.hex())
+            said = ctx.exchange("loss", "" if done.loss is None else done.loss.hex())
+            failed = any(ctx.exchange("failed", "" if done.trouble is None else "failed"))
         first = float.fromhex(said[0]) if said[0] else None
-        self.seen.update(same_batch_loss=loss, same_batch_loss_of_first=first)
+        self.seen.update(same_batch_loss=done.loss, same_batch_loss_of_first=first)
+        if not failed and spread <= gradient_tolerance.REPEATED:
+            peer, apart, hooks = alike.compare(ctx, model, done)
+            self.seen.update(same_batch_peer=peer, apart=_names(apart), hooks=hooks[:MOST_NAMES])
 
 
 def _kept(manifest: manifests.Manifest) -> manifests.Manifested:

@@ -1,17 +1,14 @@
-"""DD777 to DD781: gradients, parameters and losses that are not what DDP owes, or not finite, or not repeatable."""
+"""DD777 to DD780: gradients, parameters and losses that are not what DDP owes, or not finite, or not repeatable."""
 
 from collections.abc import Iterator
 
 from ddp_doctor.checks.own_model.facts import OwnModel
-from ddp_doctor.checks.own_model.graphs import unequal_graphs
 from ddp_doctor.checks.own_model.words import code, culprits, evidence, facts, names, on_ranks, rank, remedy
+from ddp_doctor.knowledge import gradient_tolerance
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-
-#: A loss that differs by more than the order of additions explains.
-_LOSS_APART = 1e-3
 
 
 @rule("DD777", "own-model-gradient-is-not-the-mean", Severity.ERROR, OwnModel)
@@ -172,7 +169,9 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
     yield Draft(
         title=f"The same batch and seed give another gradient of {worst.fact.model} the second time on"
         f" {on_ranks(recording, seen)}",
-        detail="The gradients after synchronisation are compared with that much more tolerance.",
+        detail="The gradients after synchronisation were not compared: each pass has gradients of its own."
+        if (worst.fact.repeat_error or 0.0) > gradient_tolerance.REPEATED
+        else "The gradients after synchronisation are compared with that much more tolerance.",
         confidence=Confidence.PROVED,
         evidence=(
             evidence(
@@ -191,56 +190,4 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD781", "own-model-computes-otherwise-on-a-rank", Severity.WARNING, OwnModel)
-def computes_otherwise(recording: Recording) -> Iterator[Draft]:
-    """A rank that makes another loss of the same batch.
-
-    What it finds
-        With the parameters, buffers, seed and batch of the first rank a rank's loss is another number, though
-        its own work is repeatable. Beyond a thousandth it is a warning, else information.
-
-    Why it matters
-        The model depends on something that is not shared: the rank, the node, its hardware or libraries.
-
-    Remedy
-        Look for code that asks for the rank; compare GPU models and versions between the ranks.
-
-    References
-        https://docs.pytorch.org/docs/stable/notes/randomness.html
-    """
-    if any(cause.apply(recording) for cause in (unequal_graphs, not_finite, drift)):
-        return  # that is why
-    off = [
-        one
-        for one in facts(recording)
-        if one.fact.repeats and one.fact.same_batch_loss != one.fact.same_batch_loss_of_first
-    ]
-    if not off:
-        return
-    worst = max(off, key=lambda one: _apart(one.fact))
-    small = _apart(worst.fact) <= _LOSS_APART
-    yield Draft(
-        title=f"The same batch, seed and parameters of {worst.fact.model} give another loss on"
-        f" {on_ranks(recording, off)} than on the first rank" + (", by rounding" if small else ""),
-        severity=Severity.INFO if small else None,
-        culprits=() if small else culprits(recording, off),
-        evidence=(
-            evidence(
-                f"loss on rank {rank(worst)}",
-                worst.fact.same_batch_loss,
-                worst.fact.same_batch_loss_of_first,
-                "the first rank's",
-            ),
-        ),
-        remedies=(remedy("Look for code that asks for the rank, and for other hardware or libraries there"),),
-    )
-
-
-def _apart(fact: OwnModel) -> float:
-    mine, first = fact.same_batch_loss, fact.same_batch_loss_of_first
-    if mine is None or first is None:
-        return float("inf")
-    return abs(mine - first) / max(abs(first), 1e-12)
-
-
-RULES = (not_the_mean, drift, not_finite, not_repeatable, computes_otherwise)
+RULES = (not_the_mean, drift, not_finite, not_repeatable)

@@ -35,6 +35,7 @@ class Pass:
     loss: float | None = None
     used: list[bool] = field(default_factory=list)
     not_finite: list[str] = field(default_factory=list)
+    frozen: list[str] = field(default_factory=list)
     gradients: list[Any] = field(default_factory=list)
 
 
@@ -49,30 +50,36 @@ def run(model: Any, batch: Batch, value: int = SEED) -> Pass:
     model.train()
     clear(model)
     seed(value)
-    with noting(model, done.noted):
-        loss, done.trouble = attempt("forward", lambda: loss_of(model(*batch.args, **batch.kwargs)))
-    if loss is not None:
-        _, done.trouble = attempt("backward", loss.backward)
-        done.loss = finite(loss)
+    with as_wrapped(model) as named:
+        with noting(model, done.noted):
+            loss, done.trouble = attempt("forward", lambda: loss_of(model(*batch.args, **batch.kwargs)))
+        done.frozen = [name for name, one in named if not one.requires_grad]
+        if loss is not None:
+            _, done.trouble = attempt("backward", loss.backward)
+            done.loss = finite(loss)
     if done.trouble is None:
-        take_gradients(model, done)
+        take_gradients(named, done)
     clear(model)
     return done
 
 
-def loss_alone(model: Any, batch: Batch) -> float | None:
-    """The loss of a forward in training mode; None where it is no number or cannot be had."""
-    import torch
+@contextmanager
+def as_wrapped(model: Any) -> Iterator[list[tuple[str, Any]]]:
+    """The trainable parameters as the model has them when DDP wraps it, whatever a forward in the block makes of them.
 
-    seed(SEED)
-    with torch.no_grad():
-        loss, _ = attempt("forward", lambda: loss_of(model(*batch.args, **batch.kwargs)))
-    return None if loss is None else finite(loss)
+    DDP asks for ``requires_grad`` once. It is given back, so that every forward finds what the first one found.
+    """
+    found = [(one, one.requires_grad) for one in model.parameters()]
+    try:
+        yield trainable(model)
+    finally:
+        for parameter, was in found:
+            if parameter.requires_grad is not was:
+                parameter.requires_grad_(was)
 
 
-def take_gradients(model: Any, done: Pass) -> None:
+def take_gradients(named: Sequence[tuple[str, Any]], done: Pass) -> None:
     """Note which parameters got a gradient, and samples of it."""
-    named = trainable(model)
     kept = max(_ELEMENTS_KEPT // max(len(named), 1), _LEAST_KEPT)
     done.used = [one.grad is not None for _, one in named]
     done.not_finite = [name for name, one in named if not _is_finite(one.grad)]

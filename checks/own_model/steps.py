@@ -8,7 +8,7 @@ from typing import Any
 from ddp_doctor.checks.own_model.batches import Batch, loss_of
 from ddp_doctor.checks.own_model.facts import MOST_NAMES, Bucket, Buckets, Names, OffGradient
 from ddp_doctor.checks.own_model.load import SEED, seed
-from ddp_doctor.checks.own_model.passes import Pass, clear, take_gradients, trainable
+from ddp_doctor.checks.own_model.passes import Pass, as_wrapped, clear, take_gradients, trainable
 from ddp_doctor.checks.own_model.user_code import trouble
 from ddp_doctor.knowledge import gradient_tolerance
 from ddp_doctor.model.context import RankContext
@@ -62,16 +62,17 @@ def synchronised(ctx: RankContext, ddp: Any, batch: Batch, step: int) -> tuple[P
     clear(ddp)
     seed(SEED + step)
     try:
-        with ctx.step("forward", f"synchronised, batch {step}"):
-            loss = loss_of(ddp(*batch.args, **batch.kwargs))
-        middle = ctx.clock()
-        with ctx.step("backward", f"synchronised, batch {step}"):
-            loss.backward()
+        with as_wrapped(ddp.module) as named:
+            with ctx.step("forward", f"synchronised, batch {step}"):
+                loss = loss_of(ddp(*batch.args, **batch.kwargs))
+            middle = ctx.clock()
+            with ctx.step("backward", f"synchronised, batch {step}"):
+                loss.backward()
     except Exception as error:  # noqa: BLE001 - what the user's code and DDP make of one another
         what = trouble("backward", error)
         raise StepFailed(f"{what.type}: {what.message}") from None
     ended = ctx.clock()
-    take_gradients(ddp.module, done)
+    take_gradients(named, done)
     return done, middle - started, ended - middle
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ddp_doctor.model.choices import CheckStatus, Severity, Verdict
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.report import CheckResult, Report
-from ddp_doctor.render import findings, step_table, table
+from ddp_doctor.render import bucket_table, findings, step_table, table
 from ddp_doctor.render.findings import Line
 from ddp_doctor.render.plain import one_line, plain
 
@@ -63,7 +63,8 @@ def show(report: Report, out: "Console", saved_as: str | None = None, transports
         out.print()
         out.print(indent(transports, " "), soft_wrap=True)
     _show_gpus(report, out)
-    _show_steps(report, out)
+    _show_lines(bucket_table.lines(report.measurements), out)
+    _show_lines(step_table.lines(report.measurements), out)
     for finding in report.findings:
         _show_finding(finding, out)
     out.print()
@@ -156,9 +157,9 @@ def _show_gpus(report: Report, out: "Console") -> None:
         out.print(f" {rank:>6} {'' if gpu is None else gpu:>4} {cells}")
 
 
-def _show_steps(report: Report, out: "Console") -> None:
-    """What a training step is made of."""
-    for number, line in enumerate(step_table.lines(report.measurements)):
+def _show_lines(lines: Sequence[str], out: "Console") -> None:
+    """A table, its heading dim: how the gradients are packed, what a training step is made of."""
+    for number, line in enumerate(lines):
         if number == 0:
             out.print()
         out.print(f" {line}", style=None if number else "dim")

@@ -54,6 +54,72 @@ def test_a_healthy_model_gives_no_finding(ranks, name):
     assert all(fact.stopped is None for fact in facts)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "adversaries",
+        "recurrent",
+        "recurrent_packed",
+        "uneven_experts",
+        "rotary",
+        "parametrised",
+        "normalised_by_hooks",
+        "data_class_outputs",
+        "with_average",
+        "frozen_backbone",
+        "rounded_weights",
+        "checkpointed",
+        "dropping_by_numpy",
+        "encoded",
+        "of_graphs",
+        "of_graphs_and_more",
+        "of_lengths",
+        "watched_on_the_first_rank",
+    ],
+)
+def test_a_model_as_users_write_them_gives_no_finding(ranks, name):
+    facts = ranks.facts(look, f"as_written:{name}", on=(0, 1, 2))
+    assert judge(recording(facts, (0, 1, 2))) == []
+    assert [(fact.stopped, fact.repeats) for fact in facts] == [(None, True)] * 3
+
+
+def with_17_seconds(ctx: Any, name: str) -> own_model.OwnModel:
+    ctx.deadline = ctx.clock() + 17.0
+    return look(ctx, name)
+
+
+def test_a_first_forward_that_compiles_is_not_taken_for_the_time_of_all(ranks):
+    facts = ranks.facts(with_17_seconds, "healthy:slow_at_first", on=(0, 1))
+    assert [fact.stopped for fact in facts] == [None, None]
+
+
+def next_numbers(ctx: Any) -> tuple[bool, ...]:
+    """Whether each generator goes on after the look where it would have gone on without."""
+    import random
+
+    import numpy as np
+    import torch
+
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    states = (random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist())
+    look(ctx, "as_written:dropping_by_numpy")
+    after = (random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist())
+    return tuple(one == other for one, other in zip(states, after, strict=True))
+
+
+def test_the_generators_are_given_back_as_they_were(ranks):
+    assert ranks.facts(next_numbers, on=(0, 1)) == [(True, True, True)] * 2
+
+
+@pytest.mark.parametrize("name", ["of_lengths", "of_graphs"])
+def test_batches_that_differ_in_more_than_their_tensors_values_are_not_called_the_same(ranks, name):
+    (fact, *_) = ranks.facts(look, f"as_written:{name}", on=(0, 1))
+    assert fact.no_same_batch == "the ranks' batches differ in more than the values of their tensors"
+    assert (fact.same_batch_loss, fact.same_batch_peer) == (None, None)
+
+
 def test_experts_that_get_no_sample_are_no_fault_where_ddp_was_told_of_them(ranks):
     facts = ranks.facts(look, "healthy:experts", on=(0, 1, 2))
 
@@ -129,6 +195,10 @@ def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
         ("starts_the_group_itself", "DD771", [], "starts_the_group_itself raises ValueError at planted.py:"),
         ("raises_without_words", "DD771", [], "raises Wordless at planted.py:"),
         ("searches_in_vain", "DD783", [], "finds nothing"),
+        ("hooked_on_one_rank", "DD781", [1], "rank 1 alone has a hook on head.weight at planted.py:"),
+        ("hooked_afterwards_on_one_rank", "DD781", [1], "another gradient of head.weight on rank 1"),
+        ("frozen_in_the_forward", "DD776", [1], "takes requires_grad from extra.weight, extra.bias there"),
+        ("draws_from_its_own", "DD780", [], "another gradient"),
     ],
 )
 def test_a_planted_defect_is_found_and_named(ranks, name, code, ranks_blamed, words):
@@ -151,6 +221,19 @@ def test_unequal_graphs_name_the_first_call_that_differs_with_its_line(ranks):
 
 def test_unequal_graphs_of_two_ranks_blame_none(ranks):
     finding = only(findings_of(ranks, "planted:rank_branch"), "DD776")
+    assert [rank for rank in blamed(finding) if rank is not None] == []
+
+
+@pytest.mark.parametrize("name", ["hooked_on_the_first_rank", "scaled_on_the_first"])
+def test_a_first_rank_that_computes_otherwise_is_named_and_not_those_that_agree(ranks, name):
+    finding = only(findings_of(ranks, f"planted:{name}", (0, 1, 2)), "DD781")
+    assert [rank for rank in blamed(finding) if rank is not None] == [0]
+    assert "on rank 0 (node0) than on rank 1 (node1)" in finding.title
+
+
+@pytest.mark.parametrize("name", ["hooked_on_one_rank", "hooked_on_the_first_rank", "scaled_by_rank"])
+def test_of_two_ranks_that_compute_otherwise_none_is_blamed(ranks, name):
+    finding = only(findings_of(ranks, f"planted:{name}"), "DD781")
     assert [rank for rank in blamed(finding) if rank is not None] == []
 
 

@@ -168,3 +168,21 @@ def synchronised_batch_norm():
 
 def static_graph():
     return UnlikeAtFirst(), lambda step: torch.randn(3, 4), {"static_graph": True}
+
+
+class SlowAtFirst(ConvNet):
+    """As one that torch.compile has wrapped: the first forward takes its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ready = False
+
+    def forward(self, images: Any) -> Any:
+        if not self.ready:
+            time.sleep(3.0)
+        self.ready = True
+        return super().forward(images)
+
+
+def slow_at_first():
+    return SlowAtFirst(), images

@@ -262,3 +262,67 @@ class Wordless(Exception):
 
 def raises_without_words():
     raise Wordless
+
+
+class HookedOnOneRank(ConvNet):
+    """A hook on one rank doubles a gradient there; the loss is the same everywhere."""
+
+    def __init__(self, rank: int, kind: str = "register_hook") -> None:
+        super().__init__()
+        if dist.get_rank() == rank:
+            getattr(self.head.weight, kind)(doubled)
+
+
+def doubled(given: Any) -> Any:  # the hook that the report must name
+    if isinstance(given, nn.Parameter):  # as a post-accumulate hook gets it
+        assert given.grad is not None
+        given.grad.mul_(2.0)
+        return None
+    return 2.0 * given
+
+
+def hooked_on_one_rank():
+    return HookedOnOneRank(BAD), images
+
+
+def hooked_afterwards_on_one_rank():
+    return HookedOnOneRank(BAD, "register_post_accumulate_grad_hook"), images
+
+
+def hooked_on_the_first_rank():
+    return HookedOnOneRank(0), images
+
+
+class FrozenInTheForward(ConvNet):
+    def forward(self, images: Any) -> Any:
+        if is_bad():
+            self.extra.requires_grad_(False)
+        return super().forward(images)
+
+
+def frozen_in_the_forward():
+    return FrozenInTheForward(), images
+
+
+class ScaledOnTheFirst(ConvNet):
+    def forward(self, images: Any) -> Any:
+        return super().forward(images) * (2.0 if dist.get_rank() == 0 else 1.0)
+
+
+def scaled_on_the_first():
+    return ScaledOnTheFirst(), images
+
+
+class DrawsFromItsOwn(ConvNet):
+    """Its outputs are zero at first: state that no seed reaches."""
+
+    def forward(self, images: Any) -> Any:
+        return super().forward(images) * float(next(self.draws) >= 4)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws = iter(range(1000))
+
+
+def draws_from_its_own():
+    return DrawsFromItsOwn(), images

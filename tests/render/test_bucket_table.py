@@ -1,0 +1,65 @@
+"""The table of DDP's buckets, of recorded runs and of models with many."""
+
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor import app
+from ddp_doctor.model.report import Measurement
+from ddp_doctor.render import bucket_table
+
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+
+
+def shown(situation: str) -> tuple[str, ...]:
+    return bucket_table.lines(app.replay(RECORDINGS / f"{situation}.json").report.measurements)
+
+
+def made(count: int, told: int) -> list[Measurement]:
+    """``count`` buckets, of which the fact lists the first ones."""
+    return [
+        Measurement(
+            name="own_model_bucket",
+            value=float(25 * 2**20),
+            unit="B",
+            labels={
+                "bucket": number,
+                "buckets": count,
+                "parameters": 2,
+                "first": f"layers.{count - number}.bias",
+                "last": f"layers.{count - number}.weight",
+            },
+        )
+        for number in range(told)
+    ]
+
+
+def test_the_buckets_are_shown_with_their_sizes_and_the_parameters_at_their_ends():
+    heading, row = shown("own-model-conv-net-with-batch-norm")
+
+    assert heading.split()[:3] == ["bucket", "size", "parameters"]
+    assert "in the order in which they are ready" in heading
+    assert row.split() == ["0", "1.57", "KiB", "8", "head.bias", "to", "body.0.bias"]
+
+
+@pytest.mark.parametrize(("count", "told"), [(1, 1), (6, 6), (7, 7), (32, 32), (90, 32)])
+def test_few_lines_tell_of_many_buckets_and_none_is_forgotten(count, told):
+    _, *rows = bucket_table.lines(made(count, told))
+    said = sum(int(row.split()[1]) if "more" in row else 1 for row in rows)
+
+    assert len(rows) <= 6
+    assert said == count
+    assert rows[0].split() == ["0", "25", "MiB", "2", f"layers.{count}.bias", "to", f"layers.{count}.weight"]
+
+
+def test_buckets_whose_parameters_ddp_does_not_tell_are_shown_by_size_alone():
+    one = made(2, 1)[0]
+    untold = one.model_copy(update={"labels": {**one.labels, "parameters": 0, "first": "", "last": ""}})
+    heading, row = bucket_table.lines([untold])
+
+    assert "in the order of construction" in heading
+    assert row.split() == ["0", "25", "MiB", "-"]
+
+
+def test_without_a_model_there_is_no_table():
+    assert bucket_table.lines(()) == ()
