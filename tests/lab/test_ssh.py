@@ -64,6 +64,33 @@ def test_a_host_with_an_unknown_key_is_named_with_sshs_words_and_its_key_is_not_
     assert time.monotonic() - started < 40  # and not the 60 s of --join-timeout
 
 
+def test_a_model_of_yours_goes_to_every_host_and_the_rank_with_the_hook_is_named(lab):
+    options = (
+        "--only",
+        "own_model",
+        "--model",
+        "tests.models.planted:hooked_on_one_rank",
+        "--json",
+        "model.json",
+    )
+    done = lab["node0"].run(
+        (*RUN[:-2], *options, "--hosts", "node0,node1,node2", "--nproc-per-node", "1"),
+        env=environment(lab, lab["node0"]),
+        timeout_s=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((lab["node0"].folder / "home/model.json").read_text())
+    (finding,) = [one for one in report["findings"] if one["severity"] != "info"]
+    assert finding["code"] == "DD781"
+    assert [(one["rank"], one["node"]) for one in finding["culprits"] if one["kind"] == "rank"] == [
+        (1, "node1")
+    ]
+    assert "rank 1 alone has a hook on head.weight" in finding["title"]
+    assert "bucket         size  parameters" in done.stdout
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_when_the_command_is_ended(lab, number):
     before = {pid for host in lab.hosts for pid in host.pids()}

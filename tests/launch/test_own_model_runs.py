@@ -1,5 +1,8 @@
 """--model through the real command: the module of the working directory, and nodes that were given different ones."""
 
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,35 @@ def make():
     return torch.nn.Linear(2, 2), lambda step: torch.ones(3, int(input("how many? ")))
 """
 
+SLOW = """import pathlib, time, torch
+
+def stay():
+    pathlib.Path("reached").touch()
+    while True:
+        time.sleep(0.05)
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        stay()
+
+def factory():
+    stay()
+
+def forward():
+    return Net(2, 2), lambda step: torch.ones(3, 2)
+"""
+
 
 def test_the_options_for_another_node_hand_the_model_on():
     assert typed(Options(model="net:make")) == ("--model", "net:make")
     assert typed(Options()) == ()
+
+
+def wait_until(met: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not met():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def named(report: dict[str, Any], code: str) -> dict[str, Any]:
@@ -60,3 +88,23 @@ def test_the_users_line_is_shown_and_no_word_of_what_it_prints(tmp_path):
 
     assert "make_batch of net:make raises EOFError at net.py:5" in finding["title"]
     assert not [path for path in Path(tmp_path).rglob("*.json") if "hunter2" in path.read_text()]
+
+
+@pytest.mark.parametrize("where", ["factory", "forward"])
+def test_ctrl_c_while_your_code_runs_ends_in_one_line_and_leaves_nothing(tmp_path, where):
+    (tmp_path / "net.py").write_text(SLOW)
+    options = ("--nproc-per-node", "2", "--only", "own_model", "--model", f"net:{where}")
+    agent = Agent(tmp_path, free_port(), 1, 0, *options)
+    try:
+        agent.wait_for("own_model")
+        wait_until((tmp_path / "reached").exists)
+        agent.signal(signal.SIGINT)
+        code = agent.process.wait(20.0)
+        left = agent.family()
+    finally:
+        end((agent,))
+
+    said = agent.said.read_text()
+    assert (code, left) == (130, [])
+    assert said.rstrip().splitlines()[-1].startswith("Interrupted: ")
+    assert "Traceback" not in said
