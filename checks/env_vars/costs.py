@@ -11,6 +11,7 @@ from ddp_doctor.knowledge.setting_conflicts import TWO_NAMES, conflicts
 from ddp_doctor.knowledge.setting_pairs import ib_is_off, idle
 from ddp_doctor.knowledge.setting_stakes import (
     MANY_RANKS,
+    NEEDED_FOR,
     Stake,
     has_the_efa_plugin,
     is_a_choice,
@@ -144,7 +145,7 @@ def _cures(one: InForce, told: frozenset[str]) -> Iterator[Draft]:
 
 def _try_without(one: InForce, name: str) -> Remedy:
     why, summary = "NCCL chooses by itself then", f"Unset {name} and measure again"
-    cost = "none, unless it was set against a hang or wrong data: then that returns"
+    cost = NEEDED_FOR.get(name) or "none, unless it was set against a hang or wrong data: then that returns"
     return one.without([name], why, summary, NO_TRIAL).model_copy(update={"cost": cost})
 
 

@@ -12,6 +12,7 @@ from ddp_doctor.checks import CHECKS
 from ddp_doctor.checks.env_vars import EnvVars
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.plan import Plan
+from ddp_doctor.knowledge.variables import never_read
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Status, Where
 from ddp_doctor.model.fact import Fact, Reading
@@ -69,9 +70,14 @@ def _reading(fact: Fact) -> Reading:
 
 
 def _as_environment(found: SettingText) -> EnvVars:
-    """What a job would have of it; values that only a shell knows are left out, and so not judged."""
+    """What a job would have of it; a value that only a shell knows is left out, and so not judged, but a name that
+    nothing reads is known whatever its value."""
     told = found.in_force()
-    known = {name: one.value for name, one in told.items() if one.value is not None and not one.depends_on}
+    known = {
+        name: one.value
+        for name, one in told.items()
+        if one.value is not None and (not one.depends_on or name in never_read())
+    }
     had = known if found.form == "environment" else {}
     return EnvVars(
         variables=open_and_withheld(known)[0],

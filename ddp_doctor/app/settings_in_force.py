@@ -139,7 +139,7 @@ def _of_text(text: SettingText) -> Iterator[SettingInForce]:
 def _note(one: Written) -> str | None:
     if one.void:
         return f"{_VOID}{one.void}"
-    if one.depends_on:
+    if one.depends_on and one.name not in variables.never_read():
         return f"is not judged: depends on {one.depends_on}"
     read_as = _read_as(one.name, one.value)
     unless = f"counts unless {one.unless_set} is set before" if one.unless_set else None

@@ -3,10 +3,12 @@
 NCCL_P2P_DISABLE=1 costs nothing where there is one GPU, NCCL_IB_DISABLE=1 where there is no InfiniBand,
 NCCL_NVLS_ENABLE=0 where no NVSwitch reduces. Plug-ins of Google's clouds refuse to start unless the protocol,
 the buffers and NVLink SHARP are set as their profile says (docs.cloud.google.com, GPUDirect-TCPXO,
-"guest config checker"), so there these settings are needed.
+"guest config checker"), so there these settings are needed. AWS's plug-in over EFA needs the protocol Simple for
+right data; newer ones choose it themselves where it must be, but only if NCCL_PROTO is not set, and older ones never
+(aws/aws-ofi-nccl issue 76 and src/nccl_ofi_net.cpp, nccl_net_ofi_configure_nccl_proto_simple).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 #: ``paths``: between the GPUs of a node; ``rdma``: between nodes; ``gpudirect``: between NIC and GPU; ``network``:
@@ -31,6 +33,10 @@ _PROFILE = {
 }
 #: Pins of these are often meant: results that do not change from run to run, or a tuner's advice.
 _CHOICES = ("NCCL_ALGO", "NCCL_PROTO")
+#: For whom a setting that slows others is needed (NVIDIA/Megatron-LM megatron/training/arguments.py, validate_args).
+NEEDED_FOR = {
+    "CUDA_DEVICE_MAX_CONNECTIONS": "Megatron-LM with tensor or context parallelism, before Blackwell, stops without it"
+}
 #: NCCL_DEBUG=INFO writes some hundred lines for each rank when it starts; for so many that is worth a word.
 MANY_RANKS = 4096
 #: Subsystems that write for every operation (NCCL src/include/nccl_common.h, INFO calls in src/enqueue.cc).
@@ -55,9 +61,11 @@ def stake(name: str) -> Stake:
     return _STAKES.get(name, "collectives" if name.startswith(("NCCL_", "TORCH_NCCL_")) else "job")
 
 
-def is_needed_by_a_plugin(name: str, names: Iterable[str]) -> bool:
+def is_needed_by_a_plugin(name: str, env: Mapping[str, str]) -> bool:
     """Whether a network plug-in whose settings are there needs this one as well."""
-    return name in _PROFILE and any(other.startswith(_NEEDED_BY_PLUGINS) for other in names)
+    if name == "NCCL_PROTO" and env.get(name, "").strip().upper() == "SIMPLE" and has_the_efa_plugin(env):
+        return True
+    return name in _PROFILE and any(other.startswith(_NEEDED_BY_PLUGINS) for other in env)
 
 
 def has_the_efa_plugin(env: Mapping[str, str]) -> bool:

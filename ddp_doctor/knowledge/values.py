@@ -28,7 +28,9 @@ _ON = {"true", "yes", "on", "y", "t", "enable", "enabled"}
 _OFF = {"false", "no", "off", "n", "f", "disable", "disabled", "none"}
 _SCALE = {"K": 1024, "M": 1024**2, "G": 1024**3}
 _LARGEST = 2**63
-_AROUND = " \t\r\n\"'"
+#: Quotes as word processors make them, double and single, high and low.
+_QUOTES = "\u201c\u201d\u201e\u2018\u2019\u201a\u00ab\u00bb"
+_AROUND = f" \t\r\n\"'{_QUOTES}"
 _STRTOLL = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)", re.ASCII)
 
 #: NCCL's path types that may stand in a level, up to SYS (src/include/graph.h).
@@ -134,7 +136,7 @@ def _enum(variable: Variable, value: str) -> Misread | None:
     meant = next((word for word in variable.values if word.upper() == value.upper()), None)
     if variable.otherwise == "ignored":
         becomes = "is no level, so NCCL logs nothing" if variable.name == "NCCL_DEBUG" else "is ignored"
-        return Misread(becomes, why, meant, harmless=variable.owner == "torch")
+        return Misread(becomes, why, meant, harmless=variable.owner in ("torch", "cuda"))
     return _refused(variable, why, meant)
 
 
@@ -169,11 +171,16 @@ def _names(variable: Variable, value: str) -> Misread | None:
             "matches no interface",
             "It is an address. NCCL takes names, finds no interface of this one, and init fails.",
         )
-    if re.search(r"[*?\[\s]", names):
-        why = "Names are taken literally, as prefixes: no patterns, no white space."
-        meant = front + re.sub(r"[*\s]", "", names)
-        return Misread("matches no such device", why, None if meant == value else meant)
+    if re.search(rf"[*?!\[\s{_QUOTES}]", names):
+        why = "Names are taken literally, as prefixes: no patterns, no quotes, no white space."
+        meant = front + _as_list(re.sub(rf"[*{_QUOTES}]", "", names))
+        return Misread("matches no such device", why, None if meant == value or "!" in value else meant)
     return None
+
+
+def _as_list(names: str) -> str:
+    """``mlx5_0 mlx5_1`` and ``eth0, eth1`` with the commas that are read."""
+    return re.sub(r"[\s,]+", ",", names.strip(" \t\r\n,"))
 
 
 def _is_address(name: str) -> bool:
@@ -188,12 +195,12 @@ def _interfaces(variable: Variable, value: str) -> Misread | None:
     """Gloo's interface list: exact names."""
     if any(map(_is_address, value.split(","))):
         return _refused(variable, "It is an address, and gloo takes names of interfaces.", None)
-    strange = re.search(r"[\^=*?\s]", value)
+    strange = re.search(rf"[\^=*?!\s{_QUOTES}]", value)
     if strange is None:
         return None
-    meant = re.sub(r"[=\s]", "", value)
+    meant = _as_list(re.sub(rf"[={_QUOTES}]", "", value))
     why = "Gloo takes exact interface names, without the signs that NCCL_SOCKET_IFNAME knows."
-    return _refused(variable, why, None if re.search(r"[\^*?]", value) else meant)
+    return _refused(variable, why, None if re.search(r"[\^*?!]", value) else meant)
 
 
 def _log_file(_: Variable, value: str) -> Misread | None:

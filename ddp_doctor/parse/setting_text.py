@@ -6,6 +6,8 @@ r"""Settings in a text that somebody wrote or saved: an environment, a job scrip
     export NCCL_DEBUG=INFO; OMP_NUM_THREADS=8 python train.py
     docker run -e NCCL_DEBUG=INFO …                      also mpirun -x, mpiexec -genv, env A=b, bash -c "…"
     ENV NCCL_DEBUG=INFO                                  a Dockerfile
+    Environment="NCCL_DEBUG=INFO"                        a unit of systemd
+    export APPTAINERENV_NCCL_DEBUG=INFO                  what apptainer and singularity hand into the container
     - name: NCCL_DEBUG                                   a pod; also NCCL_DEBUG: INFO, "NCCL_DEBUG=INFO",
       value: INFO
 
@@ -50,6 +52,10 @@ _TORCHRUN = re.compile(r"^[^#\n]*\b(?:torchrun|torch\.distributed\.(?:run|launch
 _COLLECT_ENV = ("Collecting environment information", "PyTorch version: ", "vLLM Version: ")
 #: ``[me@node1 x]$ export …``, ``(base) me@node1:~$ export …``
 _PROMPT = re.compile(r"(?:\([\w.-]+\) )?\[?(?<![\w.-])[\w.-]+@[\w.-]+[^$#\n]{0,60}[$#]\s+(?=\S)")
+#: Apptainer and Singularity take it off the name inside the container (apptainer.org, environment and metadata).
+_INTO_CONTAINER = re.compile(r"(?:APPTAINER|SINGULARITY)ENV_(?=\w)", re.ASCII)
+_UNIT = re.compile(r"Environment=(?=\S)")
+_PYTHON = re.compile(r"#!.*\bpython", re.ASCII)
 _PBS = re.compile(r"#PBS\s+-v\s+")
 #: ``command: ["bash", "-c", "export …"]``, or an item of such a list on a line of its own.
 _LISTS_WORDS = re.compile(r"\s*(?:-\s+)?[\"']?(?:command|args|entrypoint)[\"']?:\s*\[|\s*-\s+(?=[\"'])")
@@ -102,16 +108,29 @@ def read_setting_text(text: str, also: Collection[str] = ()) -> SettingText:
     if text.count("\ufffd") * _MOST_UNREADABLE > len(text):
         raise NoSettings("is no text")
     lines = plain_lines(text.replace("\0", "\n"))
+    if lines and _PYTHON.match(lines[0]):
+        raise NoSettings("is a Python script; `ddp-doctor lint` reads those")
     form = _form([*filter(None, lines)])
-    shell = Shell(is_wanted=lambda name: is_recorded(name) or name in also, exports_all=form != "script")
+    shell = Shell(is_wanted=lambda name: _is_wanted(_inside(name), also), exports_all=form != "script")
     if form == "environment" and not _is_quoted(lines):
         _read_plain(lines, shell)
     else:
         _read_lines(lines, shell)
     if not shell.given and not any(map(_SETS.match, lines)):
-        raise NoSettings("sets no variable: it is neither the output of env nor a script")
+        raise NoSettings(
+            "sets no variable as the output of env, a job script, a Dockerfile or a manifest does"
+        )
     called = form == "script" and _TORCHRUN.search("\n".join(lines)) is not None
     return SettingText(form=form, written=tuple(_written(one) for one in shell.given), calls_torchrun=called)
+
+
+def _is_wanted(name: str, also: Collection[str]) -> bool:
+    return is_recorded(name) or name in also
+
+
+def _inside(name: str) -> str:
+    """A variable's name in the container."""
+    return _INTO_CONTAINER.sub("", name, count=1)
 
 
 def _form(lines: Sequence[str]) -> Form:
@@ -202,6 +221,7 @@ def _read_shell(text: str, number: int, shell: Shell) -> None:
     for mark in ("#SBATCH", "#FLUX:"):
         if text.startswith(mark):
             text = f"sbatch {text[len(mark) :]}"
+    text = _UNIT.sub("export ", text) if _UNIT.match(text) else text
     text = _PBS.sub("sbatch --export=", _PROMPT.sub("", text, count=1), count=1)
     if _LISTS_WORDS.match(text):
         for found in _QUOTED.finditer(text):
@@ -224,14 +244,14 @@ def _stop_if_many(shell: Shell) -> None:
 
 
 def _written(one: Given) -> Written:
-    value, depends_on = one.value, one.depends_on
-    if is_withheld(one.name, value):
-        return Written(name=one.name, line=one.line, void=one.void)
+    name, value, depends_on = _inside(one.name), one.value, one.depends_on
+    if is_withheld(name, value):
+        return Written(name=name, line=one.line, void=one.void)
     default = _DEFAULT.fullmatch(value) if depends_on else None
     if default:
-        return Written(name=one.name, line=one.line, value=default[2], unless_set=default[1], void=one.void)
+        return Written(name=name, line=one.line, value=default[2], unless_set=default[1], void=one.void)
     command = _COMMAND.search(value) if depends_on else None
     if command:  # what stands in a command may be anything
         depends_on = f"$({command[1]} …)"
         value = value[: command.start()] + depends_on
-    return Written(name=one.name, line=one.line, value=value, depends_on=depends_on, void=one.void)
+    return Written(name=name, line=one.line, value=value, depends_on=depends_on, void=one.void)

@@ -6,6 +6,7 @@ NCCL_DEBUG=INFO                          a variable of the shell alone, unless i
 set -a                                   from here on, all of them are exported
 srun --export=ALL,NCCL_DEBUG=INFO …      also -e, --env, -x, -genv
 bash -c "export NCCL_DEBUG=INFO; …"      what the inner shell does
+set -gx NCCL_DEBUG INFO                  fish
 """
 
 import posixpath
@@ -41,10 +42,15 @@ _WRITES = re.compile(r"(?:>|\btee\b)[^|;&\n]*$")
 #: Between the sign and the file's name; an open end would cost the square of a line's length.
 _LONGEST_PATH = 200
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: ``$NAME``, ``${NAME}`` and ``${NAME:-text}``, and nothing beside it.
+_EXPANDED = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=][^{}]*)?\})", re.ASCII)
 #: A script in a script in a script.
 _DEEPEST = 2
 
 _NOT_EXPORTED = "is not exported, so no command sees it"
+_WITH_A_SPACE = "has a space beside its =, so it is not set"
+#: fish: ``set -x NAME value``, also with -g, -U, -l.
+_FISH_EXPORT = re.compile(r"-[gUl]*x[gUl]*")
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,17 @@ class Shell:
         """A value that some command gets."""
         if self.is_wanted(name):
             self.given.append(Given(name, value, line, depends_on))
+
+    def _hand_on(self, name: str, value: str, line: int, depends_on: str | None) -> None:
+        """A value of which no more may be written than the name that has it: ``-e NCCL_DEBUG=$NCCL_DEBUG``."""
+        found = _EXPANDED.fullmatch(value) if depends_on else None
+        known = self._last(found[1] or found[2]) if found else None
+        if known and known.void in (None, _NOT_EXPORTED):
+            value, depends_on = known.value, known.depends_on
+        self.give(name, value, line, depends_on)
+
+    def _last(self, name: str) -> Given | None:
+        return next((one for one in reversed(self.given) if one.name == name), None)
 
     def run(self, command: Sequence[Word], line: int, depth: int = 0) -> None:
         """One command; the lines of its words count from ``line``."""
@@ -125,12 +142,14 @@ class Shell:
         elif name == "unset":
             self._unset(arguments, line)
         elif name == "set":
+            if len(arguments) > 2 and _FISH_EXPORT.fullmatch(arguments[0].text):
+                self._pair(arguments[1:3], line)
             self._set_option([word.text for word in arguments])
         elif name in ("setenv", "ENV") and len(arguments) > 1 and not _assignment(arguments[0]):
             rest = arguments[1:]
             depends_on = next((word.depends_on for word in rest if word.depends_on), None)
             value = " ".join(word.text for word in rest)
-            self.give(arguments[0].text, value, line + words[0].line, depends_on)
+            self._hand_on(arguments[0].text, value, line + words[0].line, depends_on)
         elif name == "ENV":
             for word in arguments:
                 self._assign(word, line)
@@ -166,7 +185,7 @@ class Shell:
         if _assignment(words[0]):
             self._assign(words[0], line)
         elif len(words) == 2:
-            self.give(words[0].text, words[1].text, line + words[0].line, words[1].depends_on)
+            self._hand_on(words[0].text, words[1].text, line + words[0].line, words[1].depends_on)
 
     def _list(self, word: Word, line: int, *, is_slurm: bool) -> None:
         """``ALL,A=b,C=d`` of SLURM, where each comma divides; elsewhere one that a further name follows."""
@@ -180,7 +199,7 @@ class Shell:
         found = _assignment(word)
         if found:
             depends_on = word.depends_on or ("its former value" if found[2] else None)
-            self.give(found[1], found[3], line + word.line, depends_on)
+            self._hand_on(found[1], found[3], line + word.line, depends_on)
 
     def _set(self, word: Word, line: int) -> None:
         """A bare assignment: the shell's own, unless the name is exported."""
@@ -196,13 +215,22 @@ class Shell:
             for word in arguments:
                 self._set(word, line)
             return
-        for word in arguments:
+        for at, word in enumerate(arguments):
             found = _assignment(word) or _NAME.fullmatch(word.text)
+            after = [one.text for one in arguments[at + 1 : at + 3]]
+            if found and found.re is _NAME and after and after[0].startswith("="):
+                self._waste(word.text, "".join(after[: 1 + (after[0] == "=")]), line + word.line)
+                continue
             bare = found[1] if found and found.re is _ASSIGNMENT else word.text
             if found and self.is_wanted(bare):
                 (self.exported.discard if "n" in options else self.exported.add)(bare)
                 self._assign(word, line)
                 self._promote(bare)
+
+    def _waste(self, name: str, value: str, line: int) -> None:
+        """``export NAME = value``, of which a shell says that = is not a valid identifier."""
+        if self.is_wanted(name):
+            self.given.append(Given(name, value.removeprefix("="), line, void=_WITH_A_SPACE))
 
     def _promote(self, name: str) -> None:
         """What the shell alone knew is exported now."""

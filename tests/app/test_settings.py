@@ -10,7 +10,7 @@ from ddp_doctor.app.settings_in_force import settings_in_force
 from ddp_doctor.checks.env_vars import EnvVars
 from ddp_doctor.checks.nccl.facts import NcclFact
 from ddp_doctor.checks.software import Software
-from ddp_doctor.model.choices import Status
+from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import EnvReport, SettingInForce
@@ -165,6 +165,22 @@ def test_a_job_script_is_judged_with_the_lines_that_count():
     assert "DD112" not in codes(script)
 
 
+def test_a_name_that_nothing_reads_is_told_also_where_its_value_is_not_known():
+    report = report_of(
+        app.read_settings("#!/bin/bash\nexport NCCL_TIMEOUT=$T NCCL_IB_DISABLE=$N\nsrun x.py\n")
+    )
+    assert [finding.code for finding in report.findings] == ["DD112"]
+    notes = {row.name: row.note for row in report.settings}
+    assert notes == {"NCCL_TIMEOUT": None, "NCCL_IB_DISABLE": "is not judged: depends on $N"}
+
+
+def test_what_one_queue_to_the_gpu_is_good_for_is_told_with_the_advice_to_unset_it():
+    report = report_of(app.read_settings("#!/bin/bash\nexport CUDA_DEVICE_MAX_CONNECTIONS=1\nsrun x.py\n"))
+    [finding] = report.findings
+    assert (finding.code, finding.severity) == ("DD124", Severity.INFO)
+    assert "Megatron-LM" in finding.remedies[0].cost
+
+
 def test_what_a_script_sets_for_its_ranks_is_not_left_over():
     script = (
         "#!/bin/bash\nexport MASTER_ADDR=node0 MASTER_PORT=29500 WORLD_SIZE=16 RANK=0 PET_NNODES=2\nsrun x\n"
@@ -186,7 +202,7 @@ def test_the_environment_of_a_torchrun_worker_is_recognised():
 @pytest.mark.parametrize(
     ("text", "verdict", "exit_code", "words"),
     [
-        ("hello\n", "unsure", 3, "neither the output of env nor a script"),
+        ("hello\n", "unsure", 3, "sets no variable as the output of env, a job script"),
         ("\ufffd\ufffd\ufffd", "unsure", 3, "is no text"),
         (LOGIN, "healthy", 0, "nothing but the list of settings was judged"),
         (LOGIN + "NCCL_IB_DISABLE=true\n", "healthy", 0, "with 1 warning"),

@@ -76,6 +76,25 @@ def written(text: str, name: str):
         ("echo NCCL_DEBUG=INFO > ~/.deepspeed_env", {"NCCL_DEBUG": "INFO"}),
         ("echo NCCL_DEBUG=INFO > /dev/null", {}),
         ("cat > /etc/nccl.conf <<'EOF'\nNCCL_DEBUG=INFO\nEOF\nNCCL_ALGO=Ring", {"NCCL_DEBUG": "INFO"}),
+        ("export SINGULARITYENV_NCCL_DEBUG=INFO", {"NCCL_DEBUG": "INFO"}),
+        ("APPTAINERENV_NCCL_DEBUG=INFO apptainer run img.sif", {"NCCL_DEBUG": "INFO"}),
+        ("SINGULARITYENV_NCCL_DEBUG=INFO", {}),
+        ("export NCCL_DEBUG=INFO\nexport SINGULARITYENV_NCCL_DEBUG=$NCCL_DEBUG", {"NCCL_DEBUG": "INFO"}),
+        ("export NCCL_DEBUG=INFO\ndocker run -e NCCL_DEBUG=${NCCL_DEBUG} img", {"NCCL_DEBUG": "INFO"}),
+        ("NCCL_DEBUG=INFO\nmpirun -x NCCL_DEBUG=${NCCL_DEBUG:-WARN} x", {"NCCL_DEBUG": "INFO"}),
+        (
+            'export NCCL_SOCKET_IFNAME=ib0\nexport GLOO_SOCKET_IFNAME="$NCCL_SOCKET_IFNAME"',
+            {"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "ib0"},
+        ),
+        (
+            "export NCCL_DEBUG=INFO\nunset NCCL_DEBUG\nrun -e NCCL_DEBUG=$NCCL_DEBUG",
+            {"NCCL_DEBUG": "$NCCL_DEBUG"},
+        ),
+        ('Environment="NCCL_DEBUG=INFO" NCCL_ALGO=Ring', {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"}),
+        ("set -gx NCCL_DEBUG INFO", {"NCCL_DEBUG": "INFO"}),
+        ("set -x", {}),
+        ("export NCCL_DEBUG = INFO", {}),
+        ("export NCCL_DEBUG =INFO", {}),
         ("RUN export NCCL_DEBUG=INFO && make", {}),
         ("# export NCCL_DEBUG=INFO", {}),
         ("echo NCCL_DEBUG=INFO", {}),
@@ -205,6 +224,16 @@ def test_lines_that_a_backslash_joins_keep_their_numbers():
         ("NCCL_ALGO", 4),
         ("NCCL_PROTO", 5),
     ]
+
+
+def test_a_space_beside_the_sign_of_an_export_is_shown_and_does_not_count():
+    [one] = written("#!/bin/bash\nexport NCCL_DEBUG = INFO\n", "NCCL_DEBUG")
+    assert (one.line, one.value, one.void) == (2, "INFO", "has a space beside its =, so it is not set")
+
+
+def test_a_python_script_is_sent_to_lint():
+    with pytest.raises(NoSettings, match="ddp-doctor lint"):
+        read_setting_text("#!/usr/bin/env python3\nimport os\nos.environ['NCCL_P2P_DISABLE'] = '1'\n")
 
 
 @pytest.mark.parametrize("text", ["", "hello: this is prose\n", "\ufffd" * 100, "NCCL_DEBUG=INFO\n" * 3000])
