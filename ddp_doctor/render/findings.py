@@ -83,7 +83,7 @@ def _remedy(remedy: Remedy) -> Iterator[Line]:
 
 
 def _proof(remedy: Remedy) -> str:
-    """``Proved: NCCL_SOCKET_IFNAME=eth1: 0.39 GB/s -> 1.18 GB/s``, or why there is no proof."""
+    """``Proved: NCCL_SOCKET_IFNAME=eth1: 390 MB/s -> 1.18 GB/s``, or why there is no proof."""
     proof, reason = remedy.proof, remedy.proof.reason or ""
     if proof.after is not None:
         words = _TRIED[proof.status]

@@ -105,7 +105,7 @@ def test_a_slow_interface_and_a_fast_one_are_measured_five_times_each_in_turns()
 
     assert plays.arms == ["treatment", "control"] * 5
     assert proof.status == "proved"
-    assert proof.before == "0.10 GB/s (median of 5, 0.10 to 0.10)"
+    assert proof.before == "100 MB/s (median of 5, 100 to 100)"
     assert proof.after == "1.00 GB/s (median of 5, 1.00 to 1.00)"
 
 
