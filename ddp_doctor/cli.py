@@ -67,7 +67,7 @@ def entry() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:  # the reader of a pipe has left; there is nobody to tell
+        except OSError:  # a full disk; there is nobody to tell
             code = code or ExitCode.UNSURE.value
     os._exit(code)
 

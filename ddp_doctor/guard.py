@@ -27,8 +27,6 @@ def guarded() -> Iterator[None]:
         raise SystemExit(ExitCode.USAGE.value) from None
     except KeyboardInterrupt:
         raise SystemExit(ExitCode.INTERRUPTED.value) from None
-    except BrokenPipeError:
-        raise SystemExit(ExitCode.UNSURE.value) from None
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise SystemExit(_failed()) from None

@@ -1,6 +1,7 @@
 """The command line where stdin, stdout or the locale are not what a program hopes for."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -98,3 +99,45 @@ def test_one_replay_writes_the_settings_in_every_form(tmp_path):
     assert last["torchrun-args"] == "env GLOO_SOCKET_IFNAME=eth0 torchrun"
     for form in ("env-file", "sbatch-lines"):
         assert "\nexport GLOO_SOCKET_IFNAME=eth0\n" in (tmp_path / form).read_text()
+
+
+WARNED_SCRIPT = str(HERE / "lint/samples/DDL101_one_process_bad.py")
+RECORDING_OF_SICK = str(HERE / "recordings/gpus-one-lost.json")
+
+
+def unread(stream: str, *args: str) -> "subprocess.CompletedProcess[str]":
+    """The command with a pipe whose reader left before anything was said."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as gone:
+        out, err = (gone if stream == name else subprocess.PIPE for name in ("stdout", "stderr"))
+        return subprocess.run((*DOCTOR, *args), check=False, stdout=out, stderr=err, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("stream", "args", "code"),
+    [
+        ("stdout", ["--version"], 0),
+        ("stdout", ["run", "--help"], 0),
+        ("stdout", ["checks"], 0),
+        ("stdout", ["explain", "DD401"], 0),
+        ("stdout", ["env", "--from", "/dev/null"], 3),
+        ("stdout", ["lint", "--fail-on", "warning", WARNED_SCRIPT], 1),
+        ("stdout", ["replay", RECORDING_OF_SICK], 1),
+        ("stdout", ["replay", "--json", "-", RECORDING_OF_SICK], 1),
+        ("stderr", ["replay", "--json", "-", RECORDING_OF_SICK], 1),
+        ("stderr", ["explain", "DD000"], 2),
+    ],
+)
+def test_a_reader_that_left_changes_no_exit_code_and_nothing_is_said_of_it(stream, args, code):
+    done = unread(stream, *args)
+    assert done.returncode == code
+    assert "-" in args or not done.stderr
+
+
+def test_a_run_whose_reader_left_goes_on_and_writes_what_was_asked_for(tmp_path):
+    report = tmp_path / "report.json"
+    words = ("run", "--level", "quick", "--nproc-per-node", "2", "--only", "allreduce", "--json", str(report))
+    done = unread("stdout", *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(report.read_text())["verdict"] == "healthy"

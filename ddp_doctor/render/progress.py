@@ -31,7 +31,7 @@ def progress(out: "Console", *, quiet: bool) -> Iterator[Progress]:
     else:
 
         def show(text: str) -> None:
-            with suppress(OSError):  # a full disk, or a reader that has left, ends no run
+            with suppress(OSError):  # a full disk ends no run
                 out.print(f"... {one_line(text)}", soft_wrap=True)
 
         yield show

@@ -1,0 +1,53 @@
+"""stdout and stderr as the doctor writes them: closed ones replaced, and a reader that leaves changes nothing.
+
+``ddp-doctor run | head -1`` closes the pipe long before the verdict. The run goes on all the same: other nodes
+count on it, files are to be written, and its exit code is the verdict. What nobody reads is dropped.
+"""
+
+import io
+import os
+import sys
+from typing import Any
+
+
+class _ReaderMayLeave(io.FileIO):
+    """A stream's file, which is /dev/null from the moment that nobody reads it any more."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, self.fileno())  # also for what this process starts
+            os.close(nothing)
+            return super().write(data)
+
+
+def prepare() -> None:
+    """Make stdin, stdout and stderr fit for use, whatever the doctor was started with."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, _nothing("r" if name == "stdin" else "w"))
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            setattr(sys, name, _outliving_its_reader(stream))
+
+
+def _nothing(mode: str) -> Any:
+    """Python has no object for a stream that was closed before it, and sockets would take its number."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.set_inheritable(nothing, True)  # what this process starts would have the same trouble
+    return os.fdopen(nothing, mode, encoding="utf-8")
+
+
+def _outliving_its_reader(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    raw = _ReaderMayLeave(stream.fileno(), "wb", closefd=False)
+    is_unbuffered = isinstance(stream.buffer, io.RawIOBase)  # by python -u
+    return io.TextIOWrapper(
+        raw if is_unbuffered else io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors="replace",  # a locale without the degree sign must not end the report
+        line_buffering=stream.line_buffering,
+        write_through=is_unbuffered,
+    )
