@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from ddp_doctor.launch import scratch
 from ddp_doctor.launch.crew import Crew
 from ddp_doctor.launch.session import Session
 from ddp_doctor.model.choices import Level
@@ -17,4 +18,4 @@ def test_a_trial_whose_name_would_be_a_path_elsewhere_is_refused(name):
         crew: Crew = session.crew(World(), 0, Level.QUICK, None)
         with pytest.raises(ValueError, match="no name of a trial"):
             crew.run(TrialRecord(trial=name), ())
-        assert [path.name for path in session.scratch.iterdir()] == ["owner.json"]
+        assert [path.name for path in session.scratch.iterdir()] == [scratch.NOTE]

@@ -1,17 +1,16 @@
 """What a killed run left in the temporary directory is removed by a later run, and nothing else is."""
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from ddp_doctor.launch import scratch
-from ddp_doctor.launch.process import started
 
 RUN = "import sys; from ddp_doctor.launch import scratch; print(scratch.make(), flush=True); sys.stdin.read()"
 
@@ -25,9 +24,9 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     subprocess.run(("rm", "-rf", folder), check=True)
 
 
-def run() -> tuple["subprocess.Popen[str]", Path]:
+def run(*within: str) -> tuple["subprocess.Popen[str]", Path]:
     process = subprocess.Popen(
-        (sys.executable, "-c", RUN), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        (*within, sys.executable, "-c", RUN), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     return process, Path(process.stdout.readline().strip())
@@ -58,37 +57,31 @@ def test_the_folder_of_a_killed_run_is_removed_and_that_of_a_living_one_stays(le
     assert mine.is_dir()
 
 
-def note(**said: object) -> Callable[[Path], object]:
-    def change(folder: Path) -> None:
-        path = folder / "owner.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | said))
-
-    return change
+def as_text(said: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / scratch.NOTE).write_text(said)
 
 
-def swap_for_a_link(folder: Path) -> None:
-    folder.rename(folder.with_name("elsewhere"))
-    folder.symlink_to(folder.with_name("elsewhere"))
+def swap_for_a_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        note(host="node9"),
-        note(boot="an earlier one"),
-        note(pid_namespace="pid:[1]"),
-        note(pid=os.getpid(), started=started(os.getpid())),
-        note(pid="712"),
-        note(pid=[]),
-        lambda folder: (folder / "owner.json").unlink(),
-        lambda folder: (folder / "owner.json").write_text("[]"),
+        as_text('{"boot": "an earlier one"}'),
+        as_text("[]"),
+        as_text(""),
+        lambda folder: (folder / scratch.NOTE).unlink(),
+        lambda folder: swap_for_a_link(folder / scratch.NOTE),
+        lambda folder: ((folder / scratch.NOTE).unlink(), os.mkfifo(folder / scratch.NOTE)),
         lambda folder: folder.chmod(0o755),
         lambda folder: os.chown(folder, 12345, -1),
         swap_for_a_link,
     ],
     ids=[
-        *("another host", "another boot", "another container", "a living run", "a strange pid", "no pid"),
-        *("no note", "a strange note", "open to others", "another user", "a symbolic link"),
+        *("another boot", "a strange note", "an empty note", "no note", "a note that is a link"),
+        *("a note that is a pipe", "open to others", "another user", "a symbolic link"),
     ],
 )
 def test_a_folder_that_may_be_anothers_is_left_alone(left, change, request):
@@ -100,8 +93,39 @@ def test_a_folder_that_may_be_anothers_is_left_alone(left, change, request):
     assert left.exists()
 
 
-def test_a_pid_that_is_another_process_by_now_is_no_owner(left):
-    note(pid=os.getpid())(left)
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_what_was_killed_in_a_container_is_removed_and_what_lives_there_stays():
+    process, folder = run("unshare", "--uts", "--pid", "--fork", "--kill-child")
+    with process:
+        scratch.make()
+        assert folder.is_dir()
+        process.kill()
+
+    deadline = time.monotonic() + 30.0
+    while folder.exists():  # the kernel ends the container a moment after its first process
+        assert time.monotonic() < deadline
+        scratch.make()
+
+
+def test_what_a_killed_run_left_takes_no_link_with_it(left, tmp_path):
+    (tmp_path / "mine").write_text("words")
+    (left / "t0").symlink_to(tmp_path)
     scratch.make()
 
     assert not left.exists()
+    assert (tmp_path / "mine").exists()
+
+
+def test_a_run_that_is_killed_leaves_a_folder_that_the_next_run_removes(temporary):
+    doctor = (sys.executable, "-m", "ddp_doctor", "run", "--nproc-per-node", "2", "--level", "quick")
+    env = {**os.environ, "XDG_STATE_HOME": str(temporary / "state")}
+    with subprocess.Popen(doctor, env=env, stdout=subprocess.DEVNULL) as killed:
+        deadline = time.monotonic() + 60.0
+        while not list(temporary.glob("ddp-doctor-*/preload.json")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        killed.kill()
+    assert len(list(temporary.glob("ddp-doctor-*"))) == 1
+
+    subprocess.run(doctor, env=env, check=True, stdout=subprocess.DEVNULL, timeout=120)
+    assert not list(temporary.glob("ddp-doctor-*"))
