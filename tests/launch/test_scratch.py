@@ -66,6 +66,11 @@ def swap_for_a_link(path: Path) -> None:
     path.symlink_to(path.with_name("elsewhere"))
 
 
+def swap_for_a_pipe(folder: Path) -> None:
+    (folder / scratch.NOTE).unlink()
+    os.mkfifo(folder / scratch.NOTE)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -74,7 +79,7 @@ def swap_for_a_link(path: Path) -> None:
         as_text(""),
         lambda folder: (folder / scratch.NOTE).unlink(),
         lambda folder: swap_for_a_link(folder / scratch.NOTE),
-        lambda folder: ((folder / scratch.NOTE).unlink(), os.mkfifo(folder / scratch.NOTE)),
+        swap_for_a_pipe,
         lambda folder: folder.chmod(0o755),
         lambda folder: os.chown(folder, 12345, -1),
         swap_for_a_link,
