@@ -9,7 +9,7 @@ from pathlib import Path
 #: dash stands in for every plain sh; zsh is there where it is installed.
 SHELLS = tuple(shell for shell in ("bash", "dash", "zsh") if shutil.which(shell))
 #: What shells set by themselves.
-_THEIR_OWN = ("_", "OLDPWD", "PWD", "SHLVL")
+_THEIR_OWN = ("_", "HOME", "LOGNAME", "OLDPWD", "PWD", "SHLVL")
 
 
 def environment(shell: str, text: str, folder: Path, *, host: str = "") -> dict[str, str]:
