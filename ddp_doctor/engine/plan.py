@@ -7,6 +7,9 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.recording import NotRun
 
+#: How the reason begins of what a budget left out.
+TOO_DEAR = "does not fit the budget"
+
 
 class UnknownCheck(ValueError):
     """``--only`` or ``--skip`` names a check that does not exist."""
@@ -55,7 +58,7 @@ def make_plan(
         chosen = [check for check in chosen if check not in idle]
     kept = _within(chosen, budget_s)
     not_run += [
-        NotRun(check=check.id, reason=f"does not fit the budget of {budget_s:g} s (needs {check.cost_s:g} s)")
+        NotRun(check=check.id, reason=f"{TOO_DEAR} of {budget_s:g} s (needs {check.cost_s:g} s)")
         for check in chosen
         if check not in kept
     ]

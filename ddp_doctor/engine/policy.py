@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import Diagnosis, is_judged
 from ddp_doctor.engine.memory import no_garbage_collection
+from ddp_doctor.engine.plan import TOO_DEAR
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import CheckStatus, ExitCode, Severity, Status, Verdict
 from ddp_doctor.model.fact import Reading
@@ -16,6 +17,8 @@ from ddp_doctor.phrases.ranks import ranks_at
 
 #: Commands that say nothing of the rest of the machine.
 _JUDGED_ALONE = {"topology": "topology", "env": "list of settings"}
+#: Checks that the verdict's line names.
+_NAMED = 16
 _EXIT = {Verdict.HEALTHY: ExitCode.HEALTHY, Verdict.SICK: ExitCode.SICK, Verdict.UNSURE: ExitCode.UNSURE}
 
 
@@ -155,7 +158,7 @@ def summary(
     noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
     if recording.options.command in _JUDGED_ALONE:
         return f"Healthy{noted}: nothing but the {_JUDGED_ALONE[recording.options.command]} was judged."
-    return f"Healthy{noted}: {scope} passed{_untested(recording)}."
+    return f"Healthy{noted}: {scope} passed{_untested(recording)}{_left_out(recording)}."
 
 
 def _why_unsure(recording: Recording, results: Sequence[CheckResult], diagnosis: Diagnosis) -> str:
@@ -195,3 +198,12 @@ def _untested(recording: Recording) -> str:
     between = f"; nothing between the {nodes} nodes of this world was tested" if nodes > 1 else ""
     only = "; only CPU and gloo were tested, no GPU and no NCCL" if recording.world.backend == "gloo" else ""
     return only + between
+
+
+def _left_out(recording: Recording) -> str:
+    """What there was no time for: whoever set the budget may not know what that costs."""
+    names = list(dict.fromkeys(one.check for one in recording.not_run if one.reason.startswith(TOO_DEAR)))
+    if not names:
+        return ""
+    others = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"; not tested within the budget of {recording.options.budget_s:g} s: {', '.join(names[:_NAMED])}{others}"

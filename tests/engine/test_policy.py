@@ -1,15 +1,17 @@
 """What the report says of checks that went well on some nodes or ranks and not on others."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ddp_doctor.engine import policy
 from ddp_doctor.engine.diagnose import Diagnosis
+from ddp_doctor.engine.plan import TOO_DEAR, make_plan
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import CheckStatus, Status, Verdict, Where
+from ddp_doctor.model.choices import CheckStatus, Level, Status, Verdict, Where
 from ddp_doctor.model.fact import Fact, Reading
-from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.model.recording import Node, NotRun, Options, Recording, World
 from ddp_doctor.model.report import Report
 
 
@@ -109,3 +111,26 @@ def test_thousands_of_ranks_are_counted():
 
     assert len(report.summary) < 250
     assert len(report.checks[0].reason or "") < 250
+
+
+def test_a_healthy_verdict_names_what_the_budget_left_out():
+    left_out = (
+        NotRun(check="reach", reason="does not fit the budget of 1 s (needs 0.6 s)"),
+        NotRun(check="p2p", reason="left out by --skip"),
+    )
+    options = Options(budget_s=1.0)
+    recording = Recording(options=options, readings=(_reading(Status.COLLECTED, 0),), not_run=left_out)
+    report = policy.report(recording, Diagnosis(()), CHECKS)
+
+    assert report.verdict is Verdict.HEALTHY
+    assert (
+        report.summary == "Healthy: 1 check of this node passed; not tested within the budget of 1 s: reach."
+    )
+
+
+def test_the_reason_of_a_check_that_was_too_dear_is_known_as_such():
+    dear = replace(CHECKS[1], cost_s=3.0)
+    plan = make_plan((CHECKS[0], dear), Level.STANDARD, (), (), budget_s=1.0)
+
+    assert [one.check for one in plan.not_run] == ["ring"]
+    assert plan.not_run[0].reason.startswith(TOO_DEAR)
