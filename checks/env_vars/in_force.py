@@ -1,7 +1,7 @@
 """The settings in force on each node: the environment's, else those of NCCL's own files."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddp_doctor.checks.env_vars.facts import EnvVars
 from ddp_doctor.checks.env_vars.hardware import Hardware, hardware_of
@@ -80,9 +80,10 @@ def _in_force(recording: Recording) -> Iterator[InForce]:
     versions = {seen.node: _version(seen.fact) for seen in of_the_job(recording)}
     files = {seen.node: seen for seen in recording.facts(NcclFact)}
     world = recording.world
-    for seen in recording.facts(EnvVars):
+    for seen in judged(recording):
         own = seen.fact.variables
-        added = settings(files_read(recording, files[seen.node])) if seen.node in files else {}
+        has_files = seen.node in files and seen.node not in _with_rccl(recording)  # that has ~/.rccl.conf
+        added = settings(files_read(recording, files[seen.node])) if has_files else {}
         ours = {name: told for name, told in added.items() if name not in own and _is_nccls(name)}
         yield InForce(
             seen=seen,
@@ -96,8 +97,33 @@ def _in_force(recording: Recording) -> Iterator[InForce]:
         )
 
 
+def judged(recording: Recording) -> Iterator[Seen[EnvVars]]:
+    """The environments, without what AMD's RCCL reads where torch is built for ROCm.
+
+    RCCL takes NCCL's names and has others that begin so (NCCL_LIBIBVERBS_SO is one), with values and defaults of
+    its own (ROCm's documentation, "RCCL environment variables"); the table is of NVIDIA's NCCL.
+    """
+    with_rccl = _with_rccl(recording)
+    for seen in recording.facts(EnvVars):
+        if seen.node in with_rccl:
+            own = {name: value for name, value in seen.fact.variables.items() if not is_of_rccl(name)}
+            yield replace(seen, fact=seen.fact.model_copy(update={"variables": own}))
+        else:
+            yield seen
+
+
+def is_of_rccl(name: str) -> bool:
+    """Whether RCCL, where torch is built for ROCm, is who reads it."""
+    return name.upper().startswith(("NCCL_", "RCCL_"))
+
+
+def _with_rccl(recording: Recording) -> frozenset[int]:
+    """The nodes whose torch is built for ROCm."""
+    return frozenset(seen.node for seen in of_the_job(recording) if seen.fact.torch_hip)
+
+
 def _version(fact: Software) -> Version:
-    return release(fact.nccl_loaded or "")
+    return () if fact.torch_hip else release(fact.nccl_loaded or "")
 
 
 def _is_nccls(name: str) -> bool:
@@ -117,6 +143,15 @@ def say(recording: Recording, tell: Callable[[InForce], Iterable[Draft]]) -> Ite
             yield from ((one.seen, draft) for draft in known[key])
 
     yield from per_cause(recording, drafts())
+
+
+def one_per_cause_judged(
+    recording: Recording, drafts: Callable[[EnvVars], Iterable[Draft]]
+) -> Iterator[Draft]:
+    """Drafts on the environments alone, one per cause."""
+    yield from per_cause(
+        recording, ((seen, draft) for seen in judged(recording) for draft in drafts(seen.fact))
+    )
 
 
 def differing(recording: Recording) -> frozenset[str]:

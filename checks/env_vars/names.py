@@ -3,14 +3,13 @@
 from collections.abc import Iterable
 
 from ddp_doctor.checks.env_vars.facts import EnvVars
-from ddp_doctor.checks.env_vars.in_force import say
+from ddp_doctor.checks.env_vars.in_force import one_per_cause_judged, say
 from ddp_doctor.checks.software.facts import Software
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import environment
-from ddp_doctor.phrases.settings import one_per_cause
 
 
 @rule("DD111", "variable-misspelled", Severity.WARNING, EnvVars)
@@ -29,7 +28,7 @@ def variable_misspelled(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return one_per_cause(recording, EnvVars, environment.misspelled)
+    return one_per_cause_judged(recording, environment.misspelled)
 
 
 @rule("DD112", "variable-read-by-nothing", Severity.WARNING, EnvVars)
@@ -48,7 +47,7 @@ def variable_read_by_nothing(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return one_per_cause(recording, EnvVars, environment.unread)
+    return one_per_cause_judged(recording, environment.unread)
 
 
 @rule("DD113", "variable-obsolete", Severity.WARNING, EnvVars)

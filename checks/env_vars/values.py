@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from functools import partial
 
 from ddp_doctor.checks.env_vars.facts import EnvVars
+from ddp_doctor.checks.env_vars.in_force import one_per_cause_judged
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import environment
-from ddp_doctor.phrases.settings import one_per_cause
 
 
 @rule("DD121", "value-read-otherwise", Severity.WARNING, EnvVars)
@@ -30,7 +30,7 @@ def value_read_otherwise(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return one_per_cause(recording, EnvVars, environment.misread_values)
+    return one_per_cause_judged(recording, environment.misread_values)
 
 
 @rule("DD122", "value-refused", Severity.ERROR, EnvVars)
@@ -51,7 +51,7 @@ def value_refused(recording: Recording) -> Iterable[Draft]:
         torch/csrc/distributed/c10d/Utils.hpp, getCvarBool and getCvarInt
     """
     backend = recording.world.backend if recording.world else ""
-    return one_per_cause(recording, EnvVars, partial(environment.refused_values, backend))
+    return one_per_cause_judged(recording, partial(environment.refused_values, backend))
 
 
 RULES = (

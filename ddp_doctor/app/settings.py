@@ -7,7 +7,7 @@ from dataclasses import replace
 from ddp_doctor.app.node_facts import plan_of, with_node_facts
 from ddp_doctor.app.outcome import Outcome, blank, judge
 from ddp_doctor.app.request import RunRequest
-from ddp_doctor.app.settings_in_force import loaded_nccl, settings_in_force
+from ddp_doctor.app.settings_in_force import loaded_nccl, settings_in_force, torch_rocm
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.checks.env_vars import EnvVars
 from ddp_doctor.engine.collect import collect
@@ -92,6 +92,9 @@ def judge_settings(recording: Recording) -> Outcome:
     """The findings, and in the report the settings in force."""
     outcome = judge(recording)
     report = EnvReport(
-        **dict(outcome.report), nccl=loaded_nccl(recording), settings=tuple(settings_in_force(recording))
+        **dict(outcome.report),
+        nccl=loaded_nccl(recording),
+        rocm=torch_rocm(recording),
+        settings=tuple(settings_in_force(recording)),
     )
     return replace(outcome, report=report)

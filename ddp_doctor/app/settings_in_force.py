@@ -7,6 +7,7 @@ equal names; torchrun sets for its workers what is unset.
 from collections.abc import Iterator
 
 from ddp_doctor.checks.env_vars import EnvVars
+from ddp_doctor.checks.env_vars.in_force import is_of_rccl
 from ddp_doctor.checks.nccl.facts import NcclFact, files_read
 from ddp_doctor.checks.software import Software
 from ddp_doctor.knowledge import variables
@@ -25,7 +26,13 @@ _FIRST_OF_HOSTS = ("systemd", "init")
 def loaded_nccl(recording: Recording) -> str | None:
     """The release of the libnccl that torch would load; None where there is none, or it is not known."""
     software = recording.first(Software)
-    return software.nccl_loaded if software else None
+    return software.nccl_loaded if software and not software.torch_hip else None
+
+
+def torch_rocm(recording: Recording) -> str | None:
+    """The ROCm that torch is built for; None where it is for none."""
+    software = recording.first(Software)
+    return software.torch_hip if software else None
 
 
 def settings_in_force(recording: Recording) -> Iterator[SettingInForce]:
@@ -36,11 +43,14 @@ def settings_in_force(recording: Recording) -> Iterator[SettingInForce]:
     if not any(name.startswith("TORCHELASTIC_RUN_ID") for name in set_here):
         rows += _of_torchrun(recording, text, set_here)
     nccl = release(loaded_nccl(recording) or "")
+    has_rccl = torch_rocm(recording) is not None
     for row in sorted(rows, key=lambda one: one.name):
-        yield row.model_copy(update=_about(row.name, nccl))
+        about = _OF_RCCL if has_rccl and is_of_rccl(row.name) else _about(row.name, nccl)
+        yield row.model_copy(update=about)
 
 
 _VOID = "does not count: it "
+_OF_RCCL = {"status": "unknown", "note": "is not judged: RCCL reads it, of which there is no table here"}
 
 
 # --- what the process has -------------------------------------------------------------------------

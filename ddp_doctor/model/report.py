@@ -80,6 +80,9 @@ class EnvReport(Report):
     """What ``env --json`` writes: the envelope, and the settings in force."""
 
     nccl: str | None = None  # the release that would be loaded, of which status and defaults speak
+    rocm: str | None = (
+        None  # the ROCm that torch is built for: its RCCL reads NCCL's names, and nothing of them is judged
+    )
     settings: tuple[SettingInForce, ...] = ()
 
 

@@ -50,6 +50,11 @@ def show(report: EnvReport, out: "Console") -> None:
 
 
 def _version(report: EnvReport) -> str:
+    if report.rocm:
+        return (
+            f"{RELEASES}, and torch here is built for ROCm {report.rocm}: AMD's RCCL reads NCCL_* and RCCL_*, which"
+            " are not judged, for the table is of NVIDIA's NCCL and was not checked against RCCL"
+        )
     if report.nccl:
         return f"NCCL {report.nccl}, which torch would load here, and of torch 2.13"
     return f"{RELEASES}, for it is not known which NCCL a job would load"

@@ -281,3 +281,38 @@ def test_the_table_says_what_is_overruled_and_that_nothing_is_set():
     assert "overrules /etc/nccl.conf:1, which says WARN" in words
     nothing = shown(report_of(app.judge_settings(recorded(EnvVars(variables={}, launcher="torchrun")))))
     assert nothing.startswith("None of the variables that matter")
+
+
+# --- another vendor's library ---------------------------------------------------------------------
+
+
+def test_of_a_torch_for_rocm_nothing_is_judged_that_rccl_reads():
+    env = EnvVars(
+        variables={
+            "NCCL_LIBIBVERBS_SO": "libibverbs.so.1",
+            "NCCL_SOKET_IFNAME": "eth0",
+            "NCCL_IB_DISABLE": "true",
+            "NCCL_NVLS_ENABLE": "1",
+            "TORCH_NCCL_BLOCKING_WAIT": "on",
+        }
+    )
+    rocm = Software(
+        python="3.12.3",
+        machine="x86_64",
+        torch_version="2.7.0+rocm6.3",
+        torch_hip="6.3.42131",
+        nccl_loaded="2.22.3",
+    )
+    report = report_of(app.judge_settings(recorded(env, rocm)))
+
+    assert [finding.code for finding in report.findings] == ["DD122"]  # torch's own is torch's there too
+    assert (report.nccl, report.rocm) == (None, "6.3.42131")
+    assert {row.note for row in report.settings if row.name.startswith("NCCL_")} == {
+        "is not judged: RCCL reads it, of which there is no table here"
+    }
+    text = shown(report)
+    assert (
+        "torch here is built for ROCm 6.3.42131: AMD's RCCL reads NCCL_* and RCCL_*, which are not judged"
+        in text
+    )
+    assert "unset NCCL_" not in text
