@@ -76,7 +76,15 @@ def _tree() -> set[str]:
 
 def test_the_sdist_holds_every_file_of_the_tree(built: Built):
     assert {name for name in built.sdist if name.startswith(tuple(f"{top}/" for top in SHIPPED))} == _tree()
-    root_files = {"pyproject.toml", "Makefile", "constraints.txt", "README.md", "LICENSE", "CHANGELOG.md"}
+    root_files = {
+        "pyproject.toml",
+        "Makefile",
+        "constraints.txt",
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        ".pre-commit-hooks.yaml",
+    }
     assert root_files <= built.sdist
 
 

@@ -8,7 +8,6 @@ dist.send(x, dst=1)             no: between two ranks
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 
 from ddp_doctor.lint import training
@@ -49,11 +48,6 @@ _DEFAULT_GROUPS = ("None", "dist.group.WORLD", "torch.distributed.group.WORLD", 
 def collectives(script: Script) -> tuple[Call, ...]:
     """All such calls of a script, in the order in which they run."""
     return tuple(one for one in script.calls if operation(one) or _is_synchronised(script, one))
-
-
-def explicit(script: Script) -> Iterator[Call]:
-    """Those that the script writes as such."""
-    return (one for one in collectives(script) if operation(one))
 
 
 def operation(call: Call) -> str:

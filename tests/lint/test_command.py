@@ -276,21 +276,6 @@ def test_sarif_has_what_its_schema_asks_for(folder: Path):
     assert len(invocation["toolExecutionNotifications"]) == 1
 
 
-def test_the_hook_is_called_as_pre_commit_calls_it(folder: Path):
-    hook = (Path(__file__).parents[2] / ".pre-commit-hooks.yaml").read_text()
-    entry = (
-        next(line for line in hook.splitlines() if line.strip().startswith("entry:"))
-        .partition(":")[2]
-        .split()
-    )
-
-    assert entry[:2] == ["ddp-doctor", "lint"]
-    done = lint(*entry[2:], "healthy.py", "sick.py", "warned.py", cwd=folder)  # file names at the end
-
-    assert done.returncode == 1
-    assert "sick.py:5:1: error DDL104" in done.stdout
-
-
 def test_explain_prints_the_page_of_a_lint_rule():
     done = subprocess.run(
         (sys.executable, "-m", "ddp_doctor", "explain", "ddl104"), check=True, capture_output=True, text=True
