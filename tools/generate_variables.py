@@ -144,7 +144,7 @@ def main(arguments: list[str]) -> int:
     if arguments == ["--check"]:
         if SHIPPED.read_text(encoding="utf-8") == wanted:
             return 0
-        print("stale, run `make docs`:", SHIPPED.name, file=sys.stderr)  # noqa: T201
+        sys.stderr.write(f"stale, run `make docs`: {SHIPPED.name}\n")
         return 1
     SHIPPED.write_text(wanted, encoding="utf-8")
     return 0

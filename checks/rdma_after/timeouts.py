@@ -96,10 +96,13 @@ def _ends(group: Sequence[words.Said], pair: tuple[int, int]) -> tuple[int, int]
     """A rank of each node that took part in the trial, those that spoke before the others."""
     spoke = [one.rank for one in group]
     took_part = group[0].trial.evidence
-    return tuple(  # type: ignore[return-value]
-        min((one.rank for one in took_part if one.node == node), key=lambda rank: (rank not in spoke, rank))
+    one, other = (
+        min(
+            (each.rank for each in took_part if each.node == node), key=lambda rank: (rank not in spoke, rank)
+        )
         for node in pair
     )
+    return one, other
 
 
 def _culprits(

@@ -14,7 +14,7 @@ from ddp_doctor.checks.p2p.facts import P2pFact, PairResult
 from ddp_doctor.checks.topology.facts import TopologyFact
 from ddp_doctor.knowledge.trials import why_not
 from ddp_doctor.model.choices import Status
-from ddp_doctor.model.experiment import Attempt, Experiment
+from ddp_doctor.model.experiment import Arm, Attempt, Experiment
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding, Remedy
 from ddp_doctor.model.recording import Node, Recording, World
@@ -77,14 +77,14 @@ def made_of_settings(finding: Finding) -> list[Remedy]:
 def tried(finding: Finding, remedy: Remedy, without: Outcome, treated: Outcome) -> Experiment:
     assert finding.shown_by is not None
     moved = finding.shown_by.kind != "meet"
-    turns = [("treatment", treated), ("control", without)] * 3
+    turns: list[tuple[Arm, Outcome]] = [("treatment", treated), ("control", without)] * 3
     return Experiment(
         code=finding.code,
         settings=remedy.settings,
         showing=finding.shown_by,
         attempts=tuple(
             Attempt(
-                arm=arm,  # type: ignore[arg-type]
+                arm=arm,
                 outcome=outcome,
                 bytes_per_s=11.2e9 if moved and outcome == "passed" else None,
                 duration_s=8.0 if outcome == "hung" else 0.9,

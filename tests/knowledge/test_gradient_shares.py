@@ -10,7 +10,6 @@ from ddp_doctor.knowledge import ddp_inside
 from ddp_doctor.knowledge import gradient_code as code
 from ddp_doctor.knowledge import gradient_shares as closed
 
-torch = pytest.importorskip("torch")
 SHARES = st.lists(st.integers(0, 7), min_size=1, max_size=9).map(tuple)
 
 
@@ -22,6 +21,8 @@ def owed(shares: tuple[int, ...], elements: int = 70, kind: str = "float32", ran
 
 def reduced(one: closed.Owed, entered: tuple[int, ...], kind: str) -> Any:
     """The mean as a backend computes it: divided and added in the format, rank after rank."""
+    import torch
+
     dtype = getattr(torch, kind)
     ranks, index = len(entered), torch.arange(one.place.elements)
     total = torch.zeros(one.place.elements, dtype=dtype)
@@ -47,6 +48,8 @@ def test_a_missing_rank_is_named(shares, data):
 
 
 def test_a_parameter_that_nobody_uses_has_no_gradient():
+    import torch
+
     one = owed((0, 0, 0))
     assert closed.compare(one, None, identical=True).equal
     assert closed.compare(one, torch.zeros(70), identical=True).equal
@@ -54,17 +57,23 @@ def test_a_parameter_that_nobody_uses_has_no_gradient():
 
 
 def test_a_missing_or_infinite_gradient_is_off():
+    import torch
+
     one = owed((1, 1))
     assert closed.compare(one, None, identical=True).held.holds == "absent"
     assert closed.compare(one, torch.full((70,), torch.inf), identical=True).held.holds == "not_finite"
 
 
 def test_fewer_elements_than_ranks_name_nobody():
+    import torch
+
     one = owed((1,) * 9, elements=4)
     assert closed.compare(one, torch.ones(4), identical=True).held.holds == "other"
 
 
 def test_a_loss_tells_which_parameters_it_depends_on():
+    import torch
+
     module = torch.nn.ModuleDict(
         {"first": torch.nn.Linear(2, 2), "second": torch.nn.Linear(2, 2, bias=False)}
     )
@@ -76,6 +85,8 @@ def test_a_loss_tells_which_parameters_it_depends_on():
 
 
 def test_a_release_that_does_not_tell_its_buckets_gives_none():
+    import torch
+
     model: object = type("Wrapped", (), {"module": torch.nn.Linear(2, 2), "reducer": None})()
     assert ddp_inside.buckets(model) == {}
     assert ddp_inside.unshared(model) == ()
@@ -83,6 +94,8 @@ def test_a_release_that_does_not_tell_its_buckets_gives_none():
 
 @pytest.mark.parametrize("shares", [(1, 1, 1, 1), (7, 7)])
 def test_a_gradient_of_ones_own_reads_so(shares):
+    import torch
+
     one = owed(shares, rank=1)
     mine = shares[1] * code.local(1, torch.arange(70), 1, len(shares)).float()
     assert closed.compare(one, mine, identical=False).held.holds == "own"
