@@ -3,6 +3,8 @@
 from typing import Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.launch.hang import judge
@@ -53,6 +55,10 @@ PEER_GONE = (
     "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:29133"
 )
 TORCH = "/lib/python3.11/site-packages/torch"
+ASKS_THE_STORE = {
+    "flight": (FlightEntry(seq=0, op="all_reduce", sizes=((),), dtypes=("Float",), retired=True),),
+    "stack": ("checks/own_model/look.py:120 in compare", "/x/ddp_doctor/launch/exchange.py:37 in exchange"),
+}
 BUSY = {"stack": ("train.py:91 in read_next",)}
 CLOSED = Raised(type="RuntimeError", message="Connection closed by peer [::1]:1", blames_peer=True)
 
@@ -274,15 +280,8 @@ def test_the_rank_that_stands_outside_the_collective_is_named_and_not_one_that_w
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_that_the_control_store_does_not_answer_is_not_blamed_and_no_pair_is(ranks):
-    asks = {
-        "flight": (flight(retired=True),),
-        "stack": (
-            "checks/own_model/look.py:120 in compare",
-            "/x/ddp_doctor/launch/exchange.py:37 in exchange",
-        ),
-    }
     ahead = (step(4, name="exchange", left=True), step(5, name="forward"))
-    behind = rank(1, step(4, name="exchange"), **asks)
+    behind = rank(1, step(4, name="exchange"), **ASKS_THE_STORE)
     found = judge(trial(*(behind if n == 1 else rank(n, *ahead) for n in range(ranks))))
     assert (found.kind, found.suspects, found.pairs, found.waiting) == ("left-behind", (), (), (1,))
 
@@ -451,3 +450,37 @@ def test_victims_words_are_known(message):
 )
 def test_a_fault_of_the_ranks_own_host_is_not_a_victims_word(message):
     assert not blames_peer(message)
+
+
+# --- a lossy link, whatever the collective -----------------------------------------------------------
+
+
+WORDS = st.sampled_from(["backward", "ddp_construct", "exchange", "all_reduce"])
+
+
+@given(
+    names=st.lists(WORDS, min_size=8, max_size=8),
+    lost=st.integers(1, 5),
+    ahead=st.lists(st.integers(0, 2), min_size=1, max_size=5),
+    says=st.lists(st.sampled_from(["recorder", "stack", "store", "nothing"]), min_size=6, max_size=6),
+)
+def test_no_rank_is_a_suspect_where_a_link_between_two_of_them_loses_data(names, lost, ahead, says):
+    """One rank waits for what was lost. Its peers only sent, or go on to one of the next steps and wait there."""
+    steps = [step(seq, name=name, detail="") for seq, name in enumerate(names)]
+    evidence = []
+    for number, further in enumerate([0, *ahead]):
+        place = lost + further
+        passed = [step(seq, name=names[seq], detail="", left=True) for seq in range(1, place)]
+        said = {
+            "recorder": {"flight": (flight(names[place], 8, seq=place),)},
+            "stack": SEEN,
+            "store": ASKS_THE_STORE,
+            "nothing": {},
+        }
+        evidence.append(rank(number, *passed, steps[place], **said[says[number]]))
+
+    found = judge(trial(*evidence))
+
+    assert found.suspects == ()
+    assert found.kind in {"pair", "left-behind", "all-entered", "unsure"}
+    assert all(0 in pair for pair in found.pairs)
