@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from ddp_doctor.knowledge.deadlines import STILL_CPU_S_PER_S
 from ddp_doctor.launch.clocks import Clock, by_step, clocks
 from ddp_doctor.launch.judgement import (
+    COLLECTIVES,
     Judgement,
     Kind,
     Place,
@@ -40,11 +41,6 @@ _ANSWERS = (_SIGABRT, -15)
 _GLOO_SPEAKS = re.compile(r"gloo::|gloo/transport")
 #: The one complaint of it that tells of a wrong size (gloo transport/tcp/pair.cc).
 _GLOO_SIZE = re.compile(r"op\.preamble\.length|op\.nbytes")
-#: Steps named after the call they make; a backward or a constructor makes calls of other names.
-_COLLECTIVES = frozenset(
-    {"all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather"}
-    | {"reduce", "reduce_scatter", "scatter"}
-)
 
 
 def judge(trial: TrialRecord) -> Judgement:
@@ -223,7 +219,7 @@ def _off_the_plan(
 
 def _is_announced(step: Step, entry: FlightEntry) -> bool:
     """Whether a call is what its step says; a step that names no collective says nothing."""
-    if step.name not in _COLLECTIVES:
+    if step.name not in COLLECTIVES:
         return True
     shapes = [str(list(size)) for size in entry.sizes]
     op = entry.op.removeprefix("_").removesuffix("_base")  # _all_gather_base is an all_gather

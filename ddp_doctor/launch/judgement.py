@@ -29,6 +29,11 @@ Kind = Literal[
 
 Place = tuple[int, int]
 
+#: Steps named after the call they make; a backward or a constructor makes calls of other names.
+COLLECTIVES = frozenset(
+    {"all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather"}
+    | {"reduce", "reduce_scatter", "scatter"}
+)
 #: Where a rank stands that torch keeps in a collective; backward calls them from the autograd engine.
 _TORCH_WAITS = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
 #: … or in what no recorder knows: the making of a group, a barrier over the store.
@@ -75,8 +80,14 @@ def where_it_waits(one: RankEvidence) -> Literal["collective", "store", "outside
     stands_in = one.stack[-1] if one.stack else ""
     if _STORE_WAITS.search(stands_in):
         return "store"
+    if not one.flight and stands_in:
+        step = open_step(one)
+        waits = (
+            step is not None and step.name in COLLECTIVES
+        )  # for work that it queued: torch is not in its stack
+        return "collective" if waits or _TORCH_WAITS.search(stands_in) else "outside"
     if not one.flight:
-        return "collective" if _TORCH_WAITS.search(stands_in) else "outside" if stands_in else "unknown"
+        return "unknown"
     waits = not one.flight[-1].retired or _TORCH_MEETS.search(stands_in) is not None
     return "collective" if waits else "outside"
 

@@ -254,8 +254,8 @@ def test_a_rank_still_in_a_step_that_all_others_left_never_reached_where_they_wa
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_in_the_step_that_the_others_left_and_outside_its_collective_is_the_suspect(ranks):
-    ahead = (step(17, left=True), step(18))
-    behind = rank(1, step(17), **BUSY)
+    ahead = (step(17, name="forward", left=True), step(18))
+    behind = rank(1, step(17, name="forward"), **BUSY)
     found = judge(trial(*(behind if n == 1 else rank(n, *ahead) for n in range(ranks))))
     assert (found.kind, found.suspects) == ("never-entered", (1,))
     assert found.step is not None
@@ -268,6 +268,14 @@ def test_a_rank_that_could_not_say_where_it_stands_in_time_is_not_blamed_for_a_s
     found = judge(trial(*(rank(n, *((step(17),) if n == 1 else ahead)) for n in range(ranks))))
     assert (found.kind, found.suspects) == ("unsure", ())
     assert (found.step, found.waiting) == (step(17), (1,))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_waits_for_work_it_queued_itself_is_in_the_collective_though_no_recorder_says_so(ranks):
+    ahead = (step(17, left=True), step(18))
+    behind = rank(1, step(17), stack=("checks/step_time/measure.py:185 in _all_at_once",))
+    found = judge(trial(*(behind if n == 1 else rank(n, *ahead) for n in range(ranks))))
+    assert (found.kind, found.suspects) == ("pair" if ranks == 2 else "left-behind", ())
 
 
 def test_the_rank_that_stands_outside_the_collective_is_named_and_not_one_that_waits_inside_for_it():
