@@ -1,6 +1,6 @@
 """The judge, on evidence written by hand: what no single machine can be made to show at will."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -479,7 +479,7 @@ def test_no_rank_is_a_suspect_where_a_link_between_two_of_them_loses_data(names,
     for number, further in enumerate([0, *ahead]):
         place = lost + further
         passed = [step(seq, name=names[seq], detail="", left=True) for seq in range(1, place)]
-        said = {
+        said: dict[str, dict[str, Any]] = {
             "recorder": {"flight": (flight(names[place], 8, seq=place),)},
             "stack": SEEN,
             "store": ASKS_THE_STORE,
