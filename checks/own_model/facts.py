@@ -67,6 +67,9 @@ class LocalPass(Frozen):
     unused: Names = Names()  # trainable parameters that got no gradient here, and do on another rank
     unused_everywhere: Names = Names()
     frozen: Names = Names()  # trainable parameters from which the forward took requires_grad
+    unknown: Names = (
+        Names()
+    )  # got a gradient, and were not trainable or not there before: DDP does not know them
     parting: Parting | None = None
 
 

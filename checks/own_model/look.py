@@ -186,9 +186,9 @@ class Look:
         self.seen["misplaced"] = off[:MOST_NAMES]
         self._stop_if("placement", any(one.kind != "attribute" for one in off))
 
-    def _stop_if(self, phase: str, met: bool) -> None:
-        with self.ctx.step("compare_outcomes", phase):
-            said = self.ctx.exchange(f"outcome of {phase}", "off" if met else "")
+    def _stop_if(self, phase: str, met: bool, name: str = "") -> None:
+        with self.ctx.step("compare_outcomes", name or phase):
+            said = self.ctx.exchange(f"outcome of {name or phase}", "off" if met else "")
         if any(said):
             self._stop(phase)
 
@@ -236,11 +236,12 @@ class Look:
             _wait_for(self.ctx.device)
             self._took_s.append(self.ctx.clock() - started)
             self._settle(done.trouble.phase if done.trouble else "forward", done.trouble, f"pass {step}")
-            self.seen["local"] += (self._local(model, step, done),)
+            self.seen["local"] += (self._local(step, done),)
+            self._stop_if("unsynchronised", bool(done.unknown), f"parameters of pass {step}")
             self.seen["batch_norms"] = self.seen.get("batch_norms") or passes.batch_norms(done.noted)
         return self._unused_somewhere
 
-    def _local(self, model: Any, step: int, done: Pass) -> LocalPass:
+    def _local(self, step: int, done: Pass) -> LocalPass:
         """What this rank's pass was, and where it parts from the others'."""
         ctx = self.ctx
         unused = [place for place, used in enumerate(done.used) if not used]
@@ -249,7 +250,7 @@ class Look:
                 set(json.loads(text)) for text in ctx.exchange(f"unused {step}", json.dumps(unused))
             ]
             texts = ctx.exchange(f"calls {step}", passes.calls_text(done.noted))
-        names = [name for name, _ in passes.trainable(model)]
+        names = done.names
         everywhere = set.intersection(*all_unused)
         self._unused_somewhere |= any(all_unused)
         return LocalPass(
@@ -259,6 +260,7 @@ class Look:
             unused=_names([names[place] for place in unused if place not in everywhere]),
             unused_everywhere=_names([names[place] for place in sorted(everywhere)]),
             frozen=_names(done.frozen),
+            unknown=_names(done.unknown),
             parting=passes.parting(ctx.group_rank, texts, ctx.ranks),
         )
 

@@ -16,7 +16,8 @@ def not_the_mean(recording: Recording) -> Iterator[Draft]:
     """A gradient of the user's model that is not the mean over the ranks after a synchronised step.
 
     What it finds
-        Each rank's own gradients, with equal parameters and the same batch, give the mean in float64; what
+        A parameter that the forward makes, or makes trainable: DDP, which looks once, does not know it.
+        Or: each rank's own gradients, with equal parameters and the same batch, give the mean in float64; what
         ``backward()`` through DDP leaves in ``.grad`` is another value, beyond rounding.
 
     Why it matters
@@ -30,6 +31,7 @@ def not_the_mean(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
+    yield from _unknown(recording)
     seen = [one for one in facts(recording) if one.fact.off_count]
     if not seen:
         return
@@ -53,6 +55,36 @@ def not_the_mean(recording: Recording) -> Iterator[Draft]:
         remedies=(
             remedy(
                 "Look for what takes the parameter away from DDP: an ignore list, hooks, a reentrant checkpoint"
+            ),
+        ),
+    )
+
+
+def _unknown(recording: Recording) -> Iterator[Draft]:
+    """Parameters that are there, or trainable, only after DDP has looked."""
+    seen = [
+        (one, local.unknown) for one in facts(recording) for local in one.fact.local if local.unknown.count
+    ]
+    if not seen:
+        return
+    (first, unknown), ranks = seen[0], list({rank(one): one for one, _ in seen}.values())
+    yield Draft(
+        title=f"DDP does not synchronise {names(unknown)} of {first.fact.model}, which the forward makes trainable"
+        f" on {on_ranks(recording, ranks)}",
+        detail="DDP looks for what requires a gradient once, when it wraps the model. Nothing more was tested.",
+        confidence=Confidence.PROVED,
+        culprits=(
+            *(culprits(recording, ranks) if 2 * len(ranks) < first.fact.world_size else ()),
+            *(code(name) for name in unknown.names[:8]),
+        ),
+        evidence=tuple(
+            evidence(f"rank {rank(one)}: a gradient in {names(some)}", float(some.count))
+            for one, some in seen[:8]
+        ),
+        remedies=(
+            remedy(
+                "Make all parameters, and those that are trained later trainable, before the model is wrapped;"
+                " or wrap it anew"
             ),
         ),
     )
@@ -85,7 +117,12 @@ def drift(recording: Recording) -> Iterator[Draft]:
         title=f"{names(fact.drifted)} of {fact.model} differs from the first rank's on {on_ranks(recording, seen)}"
         " after a step",
         detail="Their gradients were the mean within rounding.",
-        culprits=(*culprits(recording, seen), *(code(name) for name in fact.drifted.names[:8])),
+        culprits=(
+            *(
+                culprits(recording, seen) if 2 * len(seen) < fact.world_size else ()
+            ),  # else perhaps the first is off
+            *(code(name) for name in fact.drifted.names[:8]),
+        ),
         evidence=(evidence("parameters that differ", float(fact.drifted.count), 0.0, "the first rank's"),),
         remedies=(
             remedy(

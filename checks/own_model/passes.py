@@ -36,6 +36,8 @@ class Pass:
     used: list[bool] = field(default_factory=list)
     not_finite: list[str] = field(default_factory=list)
     frozen: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)  # of the trainable parameters, before the forward
     gradients: list[Any] = field(default_factory=list)
 
 
@@ -57,10 +59,17 @@ def run(model: Any, batch: Batch, value: int = SEED) -> Pass:
         if loss is not None:
             _, done.trouble = attempt("backward", loss.backward)
             done.loss = finite(loss)
+        done.unknown = _unknown(model, named)
     if done.trouble is None:
         take_gradients(named, done)
     clear(model)
     return done
+
+
+def _unknown(model: Any, named: Sequence[tuple[str, Any]]) -> list[str]:
+    """Parameters with a gradient that DDP would not have found when it wrapped the model."""
+    known = {id(one) for _, one in named}
+    return [name for name, one in model.named_parameters() if one.grad is not None and id(one) not in known]
 
 
 @contextmanager
@@ -81,6 +90,7 @@ def as_wrapped(model: Any) -> Iterator[list[tuple[str, Any]]]:
 def take_gradients(named: Sequence[tuple[str, Any]], done: Pass) -> None:
     """Note which parameters got a gradient, and samples of it."""
     kept = max(_ELEMENTS_KEPT // max(len(named), 1), _LEAST_KEPT)
+    done.names = [name for name, _ in named]
     done.used = [one.grad is not None for _, one in named]
     done.not_finite = [name for name, one in named if not _is_finite(one.grad)]
     done.gradients = [sample(one.grad, one, kept) for _, one in named]

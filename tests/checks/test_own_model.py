@@ -198,6 +198,9 @@ def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
         ("hooked_on_one_rank", "DD781", [1], "rank 1 alone has a hook on head.weight at planted.py:"),
         ("hooked_afterwards_on_one_rank", "DD781", [1], "another gradient of head.weight on rank 1"),
         ("frozen_in_the_forward", "DD776", [1], "takes requires_grad from extra.weight, extra.bias there"),
+        ("thawed", "DD777", [], "extra.weight, extra.bias"),
+        ("thawed_on_one_rank", "DD777", [1], "extra.weight, extra.bias"),
+        ("made_late", "DD777", [], "late.weight, late.bias"),
         ("draws_from_its_own", "DD780", [], "another gradient"),
     ],
 )
@@ -222,6 +225,13 @@ def test_unequal_graphs_name_the_first_call_that_differs_with_its_line(ranks):
 def test_unequal_graphs_of_two_ranks_blame_none(ranks):
     finding = only(findings_of(ranks, "planted:rank_branch"), "DD776")
     assert [rank for rank in blamed(finding) if rank is not None] == []
+
+
+def test_parameters_that_drift_on_most_ranks_blame_none(ranks):
+    found = findings_of(ranks, "planted:reset_by_hooks", (0, 1, 2))
+
+    assert {one.code for one in found} == {"DD775", "DD778"}
+    assert [rank for one in found for rank in blamed(one) if rank is not None] == []
 
 
 @pytest.mark.parametrize("name", ["hooked_on_the_first_rank", "scaled_on_the_first"])

@@ -72,6 +72,23 @@ def test_srun_over_two_nodes_gives_one_report_and_one_exit_code(slurm, measure):
     wait_for(lambda: nothing_runs(slurm), 5, slurm.logs)
 
 
+def test_srun_takes_a_model_of_yours_to_every_node_and_names_the_rank_that_is_off(slurm):
+    model = ("--only", "own_model", "--model", "tests.models.planted:hooked_on_one_rank")
+    done = slurm.run(
+        *("srun", "-N3", *DOCTOR, *model, "--nproc-per-node", "1"),
+        *("--json", f"{slurm.folder}/model.json"),
+        timeout_s=100,
+    )
+    assert done.returncode == 0, done.stdout
+    report = json.loads((slurm.folder / "model.json").read_text())
+    (finding,) = [one for one in report["findings"] if one["severity"] != "info"]
+    assert (finding["code"], [one["rank"] for one in finding["culprits"] if one["kind"] == "rank"]) == (
+        "DD781",
+        [1],
+    )
+    wait_for(lambda: nothing_runs(slurm), 5, slurm.logs)
+
+
 def test_typed_once_in_a_batch_script_it_starts_itself_on_all_nodes_and_reports_once(slurm, measure):
     started = time.monotonic()
     job = slurm.batch(f"{TYPED} --json {slurm.folder}/batch.json; echo exit $?", "-N2", "--ntasks-per-node=4")

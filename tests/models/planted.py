@@ -304,6 +304,67 @@ def frozen_in_the_forward():
     return FrozenInTheForward(), images
 
 
+class Thawed(ConvNet):
+    """A frozen layer is made trainable in the forward, when DDP has looked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra.requires_grad_(False)
+
+    def forward(self, images: Any) -> Any:
+        if self.thaws():
+            self.extra.requires_grad_(True)
+        return super().forward(images)
+
+    def thaws(self) -> bool:
+        return True
+
+
+def thawed():
+    return Thawed(), images
+
+
+class ThawedOnOneRank(Thawed):
+    def thaws(self) -> bool:
+        return is_bad()
+
+
+def thawed_on_one_rank():
+    return ThawedOnOneRank(), images
+
+
+class MadeLate(ConvNet):
+    """A layer that the first forward makes."""
+
+    def forward(self, images: Any) -> Any:
+        if not hasattr(self, "late"):
+            self.late = nn.Linear(10, 2)
+        return self.late(super().forward(images))
+
+
+def made_late():
+    return MadeLate(), images
+
+
+class ResetByHooks(ConvNet):
+    """An optimiser in the backward: each gradient is used and dropped where it is made, before it is the mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        every: list[Any] = list(self.parameters())
+        for parameter in every:
+            parameter.register_post_accumulate_grad_hook(self.descend)
+
+    @torch.no_grad()
+    def descend(self, parameter: Any) -> None:
+        parameter.sub_(1e-2 * parameter.grad)
+        parameter.grad = None
+
+
+def reset_by_hooks():
+    return ResetByHooks(), images
+
+
 class ScaledOnTheFirst(ConvNet):
     def forward(self, images: Any) -> Any:
         return super().forward(images) * (2.0 if dist.get_rank() == 0 else 1.0)
