@@ -90,7 +90,7 @@ def _state(recording: Recording, cause: Cause) -> str:
     missing = f"{_hosts(recording, cause.observers)} {_verb(cause.observers, 'get')} no answer"
     return {
         "frozen": f"{its} {hosts}, {its} {doctors} {does} not (stopped or frozen)",
-        "gone": f"{its} {hosts}, {its} {doctors} {is_} gone (killed or crashed)",
+        "gone": f"{its} {hosts}, {its} {doctors} {is_} gone (killed, crashed, or it had given up)",
         "store": f"{its} doctor {answers}, but no longer serves the others over {_endpoint(recording)}",
         "beats": f"{its} doctor {answers} on the direct line, but not over {_endpoint(recording)}",
         "dark": f"{missing} (host down, cable out, or a dead switch port)",
@@ -151,7 +151,8 @@ _DETAILS = {
     "link-down": "The kernel of that node says so itself; the others are only out of its reach.",
     "cut-off": "One host, cable or switch port is a simpler cause than the loss of all others at once.",
     "frozen": "The kernel took the connection that another node tried, and no program read from it.",
-    "gone": "The kernel refused the connection that another node tried: no program listens there any more.",
+    "gone": "The kernel refused the connection that another node tried: no program listens there any more. Over a"
+    " path that loses or delays packets either end may give up first: its own report, where it wrote one, tells.",
     "store": "The doctor's own store ended or stands still there; the host and its network work.",
     "dark": "More nodes miss it than are missed, so the fault lies there and not between two nodes.",
     "one-sided": "Nothing is known but that the two ends do not hear each other; a third node could tell.",

@@ -54,7 +54,7 @@ SITUATIONS = {
     "node-powered-off": "node2 fell silent 14.2 s after the roll call: node0, node1 and node3 get no answer (host"
     " down, cable out, or a dead switch port)",
     "node-killed-whole": "node2 fell silent 14.2 s after the roll call: its host answers, its doctor is gone"
-    " (killed or crashed)",
+    " (killed, crashed, or it had given up)",
     "head-powered-off": "The head node0 fell silent 14.2 s after the roll call: node1, node2 and node3 get no"
     " answer (host down, cable out, or a dead switch port)",
     "node-cut-off-from-all": "node1 has been cut off since 14.2 s after the roll call: it hears none of the others"
