@@ -119,7 +119,7 @@ def test_every_module_of_the_checks_folder_stands_in_checks_under_its_name():
 
 
 def test_checks_run_in_the_agreed_order():
-    assert tuple(check.id for check in CHECKS) == ORDER
+    assert tuple(check.id for check in CHECKS) == ORDER, "a new check stands in ORDER too"
 
 
 def test_every_check_is_described_by_its_module_docstring():
@@ -153,6 +153,7 @@ def test_a_rule_is_well_formed(rule: Described):
 
 
 def test_codes_come_from_the_block_of_their_check():
+    assert {check.id for check in CHECKS} == set(BLOCKS), "a new check has its hundred in BLOCKS"
     misplaced = [
         rule.code for check in CHECKS for rule in check.rules if rule.code[2] != BLOCKS[check.id]
     ] + [rule.code for rule in TRIAL_RULES if rule.code[2] != "6"]
