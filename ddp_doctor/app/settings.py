@@ -7,7 +7,7 @@ from dataclasses import replace
 from ddp_doctor.app.node_facts import plan_of, with_node_facts
 from ddp_doctor.app.outcome import Outcome, blank, judge
 from ddp_doctor.app.request import RunRequest
-from ddp_doctor.app.settings_in_force import loaded_nccl, settings_in_force, torch_rocm
+from ddp_doctor.app.settings_in_force import by_branch, loaded_nccl, settings_in_force, torch_rocm
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.checks.env_vars import EnvVars
 from ddp_doctor.engine.collect import collect
@@ -72,7 +72,8 @@ def _reading(fact: Fact) -> Reading:
 def _as_environment(found: SettingText) -> EnvVars:
     """What a job would have of it; a value that only a shell knows is left out, and so not judged, but a name that
     nothing reads is known whatever its value."""
-    told = found.in_force()
+    several = {name for name, all_written in found.possible().items() if by_branch(all_written)}
+    told = {name: one for name, one in found.in_force().items() if name not in several}
     known = {
         name: one.value
         for name, one in told.items()

@@ -134,16 +134,24 @@ def _of_text(text: SettingText) -> Iterator[SettingInForce]:
     for one in text.written:
         if variables.is_recorded(one.name):
             by_name.setdefault(one.name, []).append(one)
-    counting = text.in_force()
+    counting, possible = text.in_force(), text.possible()
     for name, all_written in by_name.items():
         last = counting.get(name) or all_written[-1]
         others = tuple(
             Overruled(value=one.value, source=f"line {one.line}")
             for one in reversed(all_written)
-            if one is not last and one.void is None and one.value != last.value
+            if one not in possible.get(name, (last,)) and one.void is None and one.value != last.value
         )
         row = _row(name, last.value, f"line {last.line}", others)
-        yield row.model_copy(update={"note": _note(last)})
+        yield row.model_copy(update={"note": by_branch(possible.get(name, ())) or _note(last)})
+
+
+def by_branch(possible: tuple[Written, ...]) -> str | None:
+    """What is said of a name that has another value in another branch; None where it has one."""
+    if len({one.value for one in possible}) < 2:
+        return None
+    told = ", ".join(f"{one.value or 'a value kept back'} (line {one.line})" for one in possible[1:])
+    return f"is not judged: where the script takes another branch it is {told}"
 
 
 def _note(one: Written) -> str | None:

@@ -26,8 +26,9 @@ from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.parse.manifest_lines import Manifest
 from ddp_doctor.parse.redact import is_withheld
+from ddp_doctor.parse.shell_branches import Path
 from ddp_doctor.parse.shell_settings import Given, Shell, is_kept
-from ddp_doctor.parse.shell_words import commands
+from ddp_doctor.parse.shell_words import commands, commands_and_signs
 from ddp_doctor.parse.terminal_text import plain_lines
 
 #: More than this is no environment and no script.
@@ -65,6 +66,10 @@ _HERE_DOCUMENT = re.compile(r"<<-?\s*\\?['\"]?(\w+)")
 #: ``${NAME:-text}``: the text, unless somebody set the name before.
 _DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^${}`'\"\\]+)\}", re.ASCII)
 _COMMAND = re.compile(r"(?:\$\(|`)\s*([\w./-]{0,40})", re.ASCII)
+#: What begins, ends or divides a part of a script that runs only sometimes.
+_BRANCHES = re.compile(
+    r"\b(?:if|else|elif|fi|case|esac|for|while|until|select|done|function)\b|;;|[{}]|\(\)|&&$|\|\|$"
+)
 #: Every login has three of them, and few scripts set three.
 _OF_A_LOGIN = frozenset(("PATH", "HOME", "PWD", "USER", "SHELL", "SHLVL", "LANG", "HOSTNAME", "_"))
 #: Names that ``set`` prints and ``env`` does not: there, quotes are the shell's.
@@ -84,6 +89,7 @@ class Written(Frozen):
     depends_on: str | None = None  # what only the shell that runs it knows
     unless_set: str | None = None  # the name that, set before, gives it another value
     void: str | None = None  # why it does not count
+    path: Path = ()  # block and branch of a script, from the outermost inwards
 
 
 class SettingText(Fact):
@@ -98,6 +104,15 @@ class SettingText(Fact):
     def in_force(self) -> dict[str, Written]:
         """By name, the one that counts."""
         return {one.name: one for one in self.written if one.void is None}
+
+    def possible(self) -> dict[str, tuple[Written, ...]]:
+        """By name, all that may count, the last first: which, depends on the branches that a script takes."""
+        found: dict[str, tuple[Written, ...]] = {}
+        for one in reversed(self.written):
+            later = found.get(one.name, ())
+            if one.void is None and not any(one.path[: len(each.path)] == each.path for each in later):
+                found[one.name] = (*later, one)
+        return found
 
 
 def read_setting_text(text: str, also: Collection[str] = ()) -> SettingText:
@@ -213,6 +228,7 @@ def _may_matter(text: str, shell: Shell) -> bool:
         "allexport" in text
         or "set " in text
         or any(map(shell.is_wanted, words))
+        or _BRANCHES.search(text) is not None
         or ("$" in text and not shell.commands_in.keys().isdisjoint(words))
     )
 
@@ -229,11 +245,15 @@ def _read_shell(text: str, number: int, shell: Shell) -> None:
             for command in commands(inner) if " " in inner else ():
                 shell.run(command, number)
         return
-    kept = is_kept(text)
-    for command in commands(text):
-        shell.run(command, number)
-        if kept:
-            shell.keep(command, number)
+    kept, before = is_kept(text), shell.signs
+    for command, after in commands_and_signs(text):
+        shell.branches.see([word.text for word in command], before, after)
+        if command:
+            shell.run(command, number)
+            if kept:
+                shell.keep(command, number)
+        before = after
+    shell.signs = before
 
 
 def _stop_if_many(shell: Shell) -> None:
@@ -246,12 +266,14 @@ def _stop_if_many(shell: Shell) -> None:
 def _written(one: Given) -> Written:
     name, value, depends_on = _inside(one.name), one.value, one.depends_on
     if is_withheld(name, value):
-        return Written(name=name, line=one.line, void=one.void)
+        return Written(name=name, line=one.line, void=one.void, path=one.path)
     default = _DEFAULT.fullmatch(value) if depends_on else None
     if default:
-        return Written(name=name, line=one.line, value=default[2], unless_set=default[1], void=one.void)
+        return Written(
+            name=name, line=one.line, value=default[2], unless_set=default[1], void=one.void, path=one.path
+        )
     command = _COMMAND.search(value) if depends_on else None
     if command:  # what stands in a command may be anything
         depends_on = f"$({command[1]} …)"
         value = value[: command.start()] + depends_on
-    return Written(name=name, line=one.line, value=value, depends_on=depends_on, void=one.void)
+    return Written(name=name, line=one.line, value=value, depends_on=depends_on, void=one.void, path=one.path)

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from ddp_doctor.parse.shell_branches import Branches, Path
 from ddp_doctor.parse.shell_words import Word, commands
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
@@ -62,6 +63,7 @@ class Given:
     line: int
     depends_on: str | None = None
     void: str | None = None
+    path: Path = ()  # of the branch that it is in
 
 
 @dataclass
@@ -74,11 +76,13 @@ class Shell:
     exported: set[str] = field(default_factory=set)
     commands_in: dict[str, tuple[str, int]] = field(default_factory=dict)  # CMD="mpirun -x …", and its line
     ran: set[tuple[str, int]] = field(default_factory=set)
+    branches: Branches = field(default_factory=Branches)
+    signs: str = "\n"  # after the last command
 
     def give(self, name: str, value: str, line: int, depends_on: str | None = None) -> None:
         """A value that some command gets."""
         if self.is_wanted(name):
-            self.given.append(Given(name, value, line, depends_on))
+            self.given.append(Given(name, value, line, depends_on, path=self.branches.path))
 
     def _hand_on(self, name: str, value: str, line: int, depends_on: str | None) -> None:
         """A value of which no more may be written than the name that has it: ``-e NCCL_DEBUG=$NCCL_DEBUG``."""
@@ -243,14 +247,16 @@ class Shell:
 
     def _unset(self, arguments: Sequence[Word], line: int) -> None:
         names = {word.text: line + word.line for word in arguments if self.is_wanted(word.text)}
+        here = self.branches.path  # what is in another branch keeps its value
         if names:
             self.given = [
                 replace(one, void=one.void or f"is unset in line {names[one.name]}")
-                if one.name in names
+                if one.name in names and one.path[: len(here)] == here
                 else one
                 for one in self.given
             ]
-            self.exported -= names.keys()
+            if not here:
+                self.exported -= names.keys()
 
     def _set_option(self, options: Sequence[str]) -> None:
         if "-a" in options or ("-o" in options and "allexport" in options):

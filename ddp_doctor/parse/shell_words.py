@@ -60,6 +60,11 @@ class _Open:
 
 def commands(text: str) -> Iterator[list[Word]]:
     """The commands of one or more lines, in order."""
+    return (command for command, _ in commands_and_signs(text) if command)
+
+
+def commands_and_signs(text: str) -> Iterator[tuple[list[Word], str]]:
+    """Each command, maybe of no words, with the signs that end it: ``;``, ``&&``, ``)``, a new line."""
     command: list[Word] = []
     word: _Open | None = None
     line = 0
@@ -69,8 +74,8 @@ def commands(text: str) -> Iterator[list[Word]]:
             if word is not None:
                 command.append(word.closed())
                 word = None
-            if kind == "end" and command:
-                yield command
+            if kind == "end":
+                yield command, raw
                 command = []
         else:
             word = word or _Open(line)
@@ -83,7 +88,7 @@ def commands(text: str) -> Iterator[list[Word]]:
     if word is not None:
         command.append(word.closed())
     if command:
-        yield command
+        yield command, "\n"
 
 
 def _read(kind: str, raw: str) -> tuple[str, str | None]:

@@ -283,6 +283,20 @@ def test_the_table_says_what_is_overruled_and_that_nothing_is_set():
     assert nothing.startswith("None of the variables that matter")
 
 
+def test_a_value_that_depends_on_the_branch_is_not_judged_and_both_are_shown():
+    script = (
+        "#!/bin/bash\nif a; then\n  export NCCL_IB_DISABLE=true NCCL_ALGO=Ring\n"
+        "else\n  export NCCL_IB_DISABLE=0 NCCL_ALGO=Ring\nfi\n"
+    )
+    outcome = app.read_settings(script)
+    report = report_of(app.judge_settings(Recording.model_validate_json(outcome.recording.model_dump_json())))
+
+    row = next(one for one in report.settings if one.name == "NCCL_IB_DISABLE")
+    assert (row.value, row.source, row.overrides) == ("0", "line 5", ())
+    assert row.note == "is not judged: where the script takes another branch it is true (line 3)"
+    assert [finding.code for finding in report.findings] == ["DD124"]  # of what is alike in both
+
+
 # --- another vendor's library ---------------------------------------------------------------------
 
 

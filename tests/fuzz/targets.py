@@ -244,6 +244,9 @@ TARGETS: tuple[Target, ...] = (
     direct(setting_text.read_setting_text, *_SETTINGS, refuses=setting_text.NoSettings),
     direct(shell_settings.is_kept, "echo NCCL_DEBUG=INFO >> ~/.bashrc", "make | tee log"),
     Target(shell_words.commands, lambda text: list(shell_words.commands(text)), _SETTINGS),
+    Target(
+        shell_words.commands_and_signs, lambda text: list(shell_words.commands_and_signs(text)), _SETTINGS
+    ),
     Target(setting_origins.file_settings, lambda text: list(setting_origins.file_settings(text)), _SETTINGS),
     direct(setting_origins.stat_of, "4711 (a) b) S 4700 1 1 "),
     direct(setting_origins.environ_of, "PATH=/bin\0NCCL_DEBUG=INFO\0"),

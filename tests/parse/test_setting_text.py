@@ -107,6 +107,36 @@ def test_a_line_of_a_script_sets_what_it_hands_to_a_command(line, expected):
 
 
 @pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("if [ $A = a ]; then\n export NCCL_ALGO=1\nelse\n export NCCL_ALGO=2\nfi\n", ["2", "1"]),
+        (
+            "if a; then export NCCL_ALGO=1; elif b; then export NCCL_ALGO=2; else export NCCL_ALGO=3; fi",
+            ["3", "2", "1"],
+        ),
+        ("case $A in\n a*) export NCCL_ALGO=1 ;;\n b)\n  export NCCL_ALGO=2\n  ;;\nesac\n", ["2", "1"]),
+        ("case $A in a) export NCCL_ALGO=1;; *) export NCCL_ALGO=2;; esac\n", ["2", "1"]),
+        ("export NCCL_ALGO=1\n[ -d /x ] && export NCCL_ALGO=2\n", ["2", "1"]),
+        ("export NCCL_ALGO=1\n[ -d /x ] ||\n  export NCCL_ALGO=2\n", ["2", "1"]),
+        ("export NCCL_ALGO=1\nfor i in 1; do\n export NCCL_ALGO=2\ndone\n", ["2", "1"]),
+        ("export NCCL_ALGO=1\nsetup() {\n export NCCL_ALGO=2\n}\n", ["2", "1"]),
+        ("export NCCL_ALGO=1\nsetup ()\n{\n export NCCL_ALGO=2\n}\n", ["2", "1"]),
+        ("export NCCL_ALGO=1\nfunction setup {\n export NCCL_ALGO=2\n}\n", ["2", "1"]),
+        ("export NCCL_ALGO=1\nif a; then\n unset NCCL_ALGO\nfi\n", ["1"]),
+        ("if a; then\n export NCCL_ALGO=1\n unset NCCL_ALGO\nfi\n", []),
+        ("if a; then export NCCL_ALGO=1; fi\nexport NCCL_ALGO=2\n", ["2"]),
+        ("if a; then\n export NCCL_ALGO=1\n export NCCL_ALGO=2\nfi\n", ["2"]),
+        ("export NCCL_ALGO=1\n{ export NCCL_ALGO=2; }\n", ["2"]),
+        ("if a; then echo; fi\nexport NCCL_ALGO=1\nexport NCCL_ALGO=2\n", ["2"]),
+        ("a && b\nexport NCCL_ALGO=1\nexport NCCL_ALGO=2\n", ["2"]),
+    ],
+)
+def test_of_values_in_several_branches_all_are_told_that_may_count(script, expected):
+    found = read_setting_text(f"#!/bin/bash\n{script}").possible().get("NCCL_ALGO", ())
+    assert [one.value for one in found] == expected
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ('env:\n- name: NCCL_DEBUG\n  value: "INFO"  # c\n', {"NCCL_DEBUG": "INFO"}),
