@@ -14,9 +14,9 @@ from ddp_doctor.lint.linting import MOST_BYTES, Linted, chosen, lint_bytes
 from ddp_doctor.lint.rule import LintRule
 from ddp_doctor.lint.rules import RULES
 from ddp_doctor.model.choices import ExitCode, FailOn
-from ddp_doctor.model.lint import Unread
+from ddp_doctor.model.lint import LintReport, Unread
 from ddp_doctor.model.usage import UsageError
-from ddp_doctor.render import junit, lint_text, sarif
+from ddp_doctor.render import lint_text
 from ddp_doctor.render.files import CannotWrite, write
 from ddp_doctor.render.terminal import console
 from ddp_doctor.sources.scripts import read_script, script_paths, shown_path
@@ -57,14 +57,26 @@ def lint(
     shown = [shown_path(path) for path in paths]
     problems = _write(
         (outputs.json, lambda: report.model_dump_json(indent=1) + "\n"),
-        (outputs.sarif, lambda: sarif.render(report, rules)),
-        (outputs.junit, lambda: junit.render(report, shown, fail_on)),
+        (outputs.sarif, lambda: _sarif(report, rules)),
+        (outputs.junit, lambda: _junit(report, shown, fail_on)),
     )
     lint_text.show(report, console(outputs.words_to(*streams)), quiet=outputs.quiet)
     _tell_failures(linted)
     for problem in problems:
         say(f"ddp-doctor: {problem}")
     return ExitCode.USAGE.value if problems else report.exit_code
+
+
+def _sarif(report: LintReport, rules: Sequence[LintRule]) -> str:
+    from ddp_doctor.render import sarif  # what few ask for is imported for them alone
+
+    return sarif.render(report, rules)
+
+
+def _junit(report: LintReport, paths: Sequence[str], fail_on: FailOn) -> str:
+    from ddp_doctor.render import junit
+
+    return junit.render(report, paths, fail_on)
 
 
 def _rules(select: Sequence[str], ignore: Sequence[str]) -> list[LintRule]:

@@ -40,6 +40,7 @@ _OF_DEEPSPEED = ("save_checkpoint", "load_checkpoint")
 _OF_ACCELERATE = frozenset(
     ("wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes")
 )
+_METHODS = ("backward", *_OF_DEEPSPEED, *_OF_ACCELERATE)
 _ACCELERATOR = "accelerate.Accelerator"
 _DEFAULT_GROUPS = ("None", "dist.group.WORLD", "torch.distributed.group.WORLD", "group.WORLD")
 
@@ -47,7 +48,12 @@ _DEFAULT_GROUPS = ("None", "dist.group.WORLD", "torch.distributed.group.WORLD", 
 @lru_cache(maxsize=4)
 def collectives(script: Script) -> tuple[Call, ...]:
     """All such calls of a script, in the order in which they run."""
-    return tuple(one for one in script.calls if operation(one) or _is_synchronised(script, one))
+    possible = [*script.named(*_NAMES), *script.methods(*_METHODS)]
+    return tuple(
+        one
+        for one in sorted(possible, key=lambda call: call.order)
+        if operation(one) or _is_synchronised(script, one)
+    )
 
 
 def operation(call: Call) -> str:

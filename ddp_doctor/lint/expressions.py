@@ -12,10 +12,11 @@ from ddp_doctor.lint.scopes import Class, Function, Scope, Store
 from ddp_doctor.lint.values import Call, Condition, Loop, Place, Value
 
 #: Names that hand a function of the script on to be run, in this process or in new ones.
-_LAUNCHERS = ("spawn", "start_processes", "Process", "Fire", "launch", "notebook_launcher", "run")
+_LAUNCHERS = frozenset(("spawn", "start_processes", "Process", "Fire", "launch", "notebook_launcher", "run"))
 #: The first argument that torch.multiprocessing.spawn gives.
 SPAWN_INDEX = "torch.multiprocessing.spawn.index"
 _BUILTINS = frozenset(dir(builtins))
+_MAY_BE_LOCAL = ("other", "choice")
 
 
 @dataclass(eq=False, slots=True)
@@ -43,7 +44,7 @@ class Expressions:
         self._order = 0
         self._scope = Scope()
         self._store = Store()
-        self._instances: dict[int, Class] = {}
+        self._instances: dict[Value, Class] = {}
 
     def follow(
         self, function: Function, given: Sequence[Value], named: dict[str, Value], bound: Value | None
@@ -55,6 +56,10 @@ class Expressions:
 
     def value(self, node: ast.expr) -> Value:
         """What an expression stands for; calls in it are noted."""
+        if type(node) is ast.Name:  # nearly half of all
+            found = self._store.find(self._scope, node.id)
+            if found is not None:
+                return found
         read = _READERS.get(type(node))
         if read is not None:
             return read(self, node)
@@ -73,10 +78,7 @@ class Expressions:
     def _constant(self, node: ast.Constant) -> Value:
         return Value(node, "constant")
 
-    def _name(self, node: ast.Name) -> Value:
-        found = self._store.find(self._scope, node.id)
-        if found is not None:
-            return found
+    def _unbound(self, node: ast.Name) -> Value:
         if node.id in _BUILTINS:
             return Value(node, "name", name=node.id)
         found = Value(node, "free", name=node.id)
@@ -84,8 +86,7 @@ class Expressions:
         return found
 
     def _attribute(self, node: ast.Attribute) -> Value:
-        owner = self.value(node.value)
-        return self._attribute_of(owner, node.attr, node, keep=True)
+        return self._attribute_of(self.value(node.value), node.attr, node, keep=True)
 
     def _attribute_of(self, owner: Value, name: str, node: ast.expr, *, keep: bool) -> Value:
         module = owner.reference
@@ -136,9 +137,7 @@ class Expressions:
         before = self.place
         for one in node.values[1:]:
             holds = isinstance(node.op, ast.And)
-            self.place = self.place._replace(
-                conditions=(*self.place.conditions, Condition(parts[-1], holds=holds))
-            )
+            self.place = self.place.under(Condition(parts[-1], holds=holds))
             parts.append(self.value(one))
         self.place = before
         return Value(node, "other", parts=tuple(parts))
@@ -161,16 +160,15 @@ class Expressions:
 
     def _generator(self, node: ast.comprehension) -> Value:
         over = self.value(node.iter)
-        self.place = self.place._replace(loops=(*self.place.loops, Loop(node, over)))
+        self.place = self.place.inside(Loop(node, over))
         self.assign(node.target, Value(node.target, "loop", parts=(over,)), node)
         for test in node.ifs:
-            condition = Condition(self.value(test), holds=True)
-            self.place = self.place._replace(conditions=(*self.place.conditions, condition))
+            self.place = self.place.under(Condition(self.value(test), holds=True))
         return over
 
     def _under(self, condition: Condition, node: ast.expr) -> Value:
         before = self.place
-        self.place = before._replace(conditions=(*before.conditions, condition))
+        self.place = before.under(condition)
         value = self.value(node)
         self.place = before
         return value
@@ -179,30 +177,35 @@ class Expressions:
 
     def _call(self, node: ast.Call) -> Call:
         callee = self._callee(node.func)
-        plain = [one for one in node.args if not isinstance(one, ast.Starred)]
-        args = tuple(map(self.value, plain))
+        args = tuple([self.value(one) for one in node.args if type(one) is not ast.Starred])
         keywords, stars = dict[str, Value](), list[Value]()
-        if len(plain) < len(node.args):
+        if len(args) < len(node.args):
             stars = [self.value(one.value) for one in node.args if isinstance(one, ast.Starred)]
         if node.keywords:
             keywords = {one.arg: self.value(one.value) for one in node.keywords if one.arg is not None}
             stars += [self.value(one.value) for one in node.keywords if one.arg is None]
         receiver = callee.owner if callee.kind == "attribute" else None
+        name, method = (callee.name if callee.kind == "free" else callee.reference), ""
+        parts = (*args, *keywords.values(), *stars) if keywords or stars else args
+        if receiver is not None:
+            method, parts = callee.attribute, (receiver, *parts)
         self._order += 1
-        call = Call(
+        place, order, root = self.place, self._order, self.root
+        call = Call(  # names of arguments would take as long again
             node,
             "call",
-            name=callee.reference or (callee.name if callee.kind == "free" else ""),
-            parts=(*((receiver,) if receiver else ()), *args, *keywords.values(), *stars),
-            callee=callee,
-            method=callee.attribute if receiver else "",
-            receiver=receiver,
-            args=args,
-            keywords=keywords,
-            has_stars=bool(stars),
-            place=self.place,
-            order=self._order,
-            root=self.root,
+            name,
+            parts,
+            "",
+            callee,
+            method,
+            receiver,
+            args,
+            keywords,
+            bool(stars),
+            place,
+            order,
+            root,
         )
         self.calls.append(call)
         self._enter(call, callee)
@@ -217,7 +220,7 @@ class Expressions:
 
     def _enter(self, call: Call, callee: Value) -> None:
         """Follow the call where it leads into the script itself."""
-        for one in callee.alternatives():
+        for one in callee.alternatives() if callee.kind in _MAY_BE_LOCAL else ():
             if isinstance(one, Function):
                 call.local = one.definition
                 call.returned = self.follow(one, call.args, call.keywords, None)
@@ -226,7 +229,7 @@ class Expressions:
                 self._construct(call, one)
                 return
         if call.receiver is not None:
-            cls = self._instances.get(id(_object(call.receiver)))
+            cls = self._instances.get(_object(call.receiver))
             method = cls.find(call.method) if cls else None
             if method is not None:
                 call.local = method.definition
@@ -236,7 +239,7 @@ class Expressions:
 
     def _construct(self, call: Call, cls: Class) -> None:
         call.local = cls.definition
-        self._instances[id(call)] = cls
+        self._instances[call] = cls
         maker = cls.find("__init__")
         if maker is not None:
             self.follow(maker, call.args, call.keywords, call)
@@ -320,7 +323,9 @@ def is_launch(call: Call) -> bool:
 
 def _object(value: Value) -> Value:
     """The object whose attributes are meant; a choice has those of its first alternative."""
-    return value if value.kind not in ("choice", "call") else next(iter(value.objects()), value)
+    if value.kind == "choice" or (isinstance(value, Call) and not value.is_itself):
+        return next(iter(value.objects()), value)
+    return value
 
 
 def _returned(value: Value) -> Value:
@@ -330,7 +335,7 @@ def _returned(value: Value) -> Value:
 
 _READERS: dict[type[ast.expr], Callable[..., Value]] = {
     ast.Constant: Expressions._constant,
-    ast.Name: Expressions._name,
+    ast.Name: Expressions._unbound,
     ast.Attribute: Expressions._attribute,
     ast.Subscript: Expressions._subscript,
     ast.Tuple: Expressions._tuple,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import io
-import re
 import sys
 import tokenize
 import warnings
@@ -23,8 +22,12 @@ from ddp_doctor.parse.utf8 import as_utf8
 
 #: People write no longer scripts, and the parser of Python takes a hundred times a text's size.
 MOST_BYTES = 1024 * 1024
-#: A file without any of these words is of no interest to any rule.
-_WORDS = re.compile(r"torch|distributed|deepspeed|accelerate|horovod|lightning")
+#: A file without a word of each is of no interest to any rule: what rules speak of has these in its full name.
+_WORDS = ("torch", "distributed", "deepspeed", "accelerate", "horovod", "lightning")
+_SUBJECTS = (
+    *("distributed", "DataParallel", "DataLoader", "GradScaler", "environ", "putenv"),
+    *("deepspeed", "accelerate"),
+)
 _LONGEST_LINE = 200
 #: Calls within calls while a tree is walked; Python's own limit is 1000.
 _DEEPEST = 6000
@@ -61,11 +64,15 @@ def lint_text(path: str, text: str, rules: Sequence[LintRule] = RULES) -> Linted
     try:
         with _deep_nesting():
             tree = parsed(text)
-            return _judged(Script(path, text, tree), rules) if _WORDS.search(text) else Linted()
+            return _judged(Script(path, text, tree), rules) if _is_of_interest(text) else Linted()
     except NotPython as why:
         return Linted(unread=Unread(path=path, line=why.line, reason=str(why)))
     except RecursionError:
         return Linted(unread=Unread(path=path, line=1, reason="is nested too deeply to be followed"))
+
+
+def _is_of_interest(text: str) -> bool:
+    return all(any(one in text for one in words) for words in (_WORDS, _SUBJECTS))
 
 
 @contextmanager

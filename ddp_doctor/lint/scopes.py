@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddp_doctor.lint.values import Value
 
-Key = tuple[int, str]  # of a scope or of a value, and a name in it
+Key = tuple[object, str]  # a scope, a value or the name of a module, and a name in it
 
 
 @dataclass(eq=False)
@@ -60,20 +59,17 @@ class Class(Value):
 
 
 class Store:
-    """Names and attributes with what they were last bound to; branches can be taken back and put together.
-
-    A module is known by its name, and equal names are made one object.
-    """
+    """Names and attributes with what they were last bound to; branches can be taken back and put together."""
 
     def __init__(self) -> None:
         self._values: dict[Key, Value] = {}
         self._before: list[dict[Key, Value | None]] = []
-        self._owners: list[object] = []  # kept, so that no other gets their number
 
     def find(self, scope: Scope | None, name: str) -> Value | None:
         """What the name is bound to in a scope or in those around it."""
+        values = self._values
         while scope is not None:
-            found = self._values.get((id(scope), name))
+            found = values.get((scope, name))
             if found is not None:
                 return found
             scope = scope.parent
@@ -81,23 +77,15 @@ class Store:
 
     def get(self, owner: object, name: str) -> Value | None:
         """What the name is bound to."""
-        if isinstance(owner, str):
-            owner = sys.intern(owner)
-        return self._values.get((id(owner), name))
+        return self._values.get((owner, name))
 
     def bind(self, owner: object, name: str, value: Value) -> None:
         """Bind a name of a scope, or an attribute of a value."""
-        if isinstance(owner, str):
-            owner = sys.intern(owner)
-        self._owners.append(owner)
-        self._bind((id(owner), name), value)
+        self._bind((owner, name), value)
 
     def keep(self, owner: object, name: str, value: Value) -> None:
         """Remember an attribute that nothing bound, so that it is the same value when it is read again."""
-        if isinstance(owner, str):
-            owner = sys.intern(owner)
-        self._owners.append(owner)
-        self._values[id(owner), name] = value
+        self._values[owner, name] = value
 
     def _bind(self, key: Key, value: Value) -> None:
         if self._before and key not in self._before[-1]:

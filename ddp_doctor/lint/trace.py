@@ -9,11 +9,11 @@ root of its own: whether it runs before another one is not known.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ddp_doctor.lint.expressions import Expressions, parameters
 from ddp_doctor.lint.names import STARS, canonical
-from ddp_doctor.lint.scopes import Class, Function, Scope
+from ddp_doctor.lint.scopes import Class, Function, Key, Scope
 from ddp_doctor.lint.values import Call, Condition, Leave, Loop, Place, Value
 
 #: A function is followed from so many places: enough to see it with and without a condition.
@@ -52,13 +52,13 @@ class Trace(Expressions):
 
     def _instance_of(self, cls: Class) -> Value:
         for call in self.calls:
-            if self._instances.get(id(call)) is cls:
+            if self._instances.get(call) is cls:
                 return call
         found = self._store.get(cls, "self")
         if found is None:
             found = Value(cls.node, "parameter", attribute="self")
             self._store.keep(cls, "self", found)
-            self._instances[id(found)] = cls
+            self._instances[found] = cls
         return found
 
     # --- functions --------------------------------------------------------------------------------
@@ -195,13 +195,13 @@ class Trace(Expressions):
 
     def _branch(
         self, statements: Sequence[ast.stmt], condition: Condition
-    ) -> tuple[bool, dict[tuple[int, str], Value]]:
+    ) -> tuple[bool, Mapping[Key, Value]]:
         before = self.place
-        self.place = before._replace(conditions=(*before.conditions, condition))
+        self.place = before.under(condition)
         self._store.begin()
         ends = self._inner(statements)
         self.place = before
-        return ends, dict(self._store.end())
+        return ends, self._store.end()
 
     def _for(self, node: ast.For | ast.AsyncFor) -> None:
         over = self.value(node.iter)
@@ -210,7 +210,7 @@ class Trace(Expressions):
 
     def _loop(self, loop: Loop, body: Sequence[ast.stmt], node: ast.stmt) -> None:
         before = self.place
-        self.place = before._replace(loops=(*before.loops, loop))
+        self.place = before.inside(loop)
         if isinstance(node, ast.For | ast.AsyncFor) and loop.over is not None:
             self.assign(node.target, Value(node.target, "loop", parts=(loop.over,)), node)
         self._inner(body)
@@ -252,7 +252,7 @@ class Trace(Expressions):
 
     def _match(self, node: ast.Match) -> None:
         subject = self.value(node.subject)
-        branches = [dict[tuple[int, str], Value]()]
+        branches: list[Mapping[Key, Value]] = [{}]
         for case in node.cases:
             ends, bound = self._branch(case.body, Condition(subject, holds=True))
             branches += [] if ends else [bound]

@@ -150,6 +150,16 @@ class Place(NamedTuple):  # made for every statement: a frozen dataclass takes f
     in_handler: bool = False  # inside of except
     depth: int = 0
 
+    def under(self, *conditions: Condition) -> Place:
+        """Here, where these hold as well."""
+        function, cls, before, loops, withs, in_handler, depth = self
+        return Place(function, cls, (*before, *conditions), loops, withs, in_handler, depth)
+
+    def inside(self, loop: Loop) -> Place:
+        """Here, inside of a loop."""
+        function, cls, conditions, before, withs, in_handler, depth = self
+        return Place(function, cls, conditions, (*before, loop), withs, in_handler, depth)
+
 
 _OUTERMOST = Place()
 
@@ -186,10 +196,14 @@ class Call(Value):
         assert isinstance(self.node, ast.Call)
         return self.node
 
+    @property
+    def is_itself(self) -> bool:
+        """Whether its result is known by nothing but this call, as that of most."""
+        return self.returned is None and (self.receiver is None or self.method not in SAME_OBJECT)
+
     def objects(self) -> Iterable[Value]:
         """As of any value; most calls are no such method and are not followed."""
-        is_itself = self.returned is None and (self.receiver is None or self.method not in SAME_OBJECT)
-        return (self,) if is_itself else self._behind()
+        return (self,) if self.is_itself else self._behind()
 
     @property
     def conditions(self) -> tuple[Condition, ...]:

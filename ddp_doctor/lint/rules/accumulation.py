@@ -73,6 +73,8 @@ def forward_outside(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync
     """
+    if "no_sync" not in script.source:
+        return
     for call in training.backwards(script):
         forwards = training.forwards_in(script, call.receiver)
         for context in _no_syncs(script, call):
@@ -102,7 +104,7 @@ def never_synchronised(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync
     """
-    if _BY_HAND.search(script.source):
+    if "no_sync" not in script.source or _BY_HAND.search(script.source):
         return
     passes = [one for one in training.backwards(script) if training.surely_ddp(_model(script, one))]
     contexts = [next(_no_syncs(script, one), None) for one in passes]

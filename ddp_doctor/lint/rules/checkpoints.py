@@ -159,6 +159,8 @@ def sharded_read(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/distributed.checkpoint.html
     """
     folders = {one for call in script.calls if call.name.startswith(_DCP) for one in _folders(call)}
+    if not folders and ".distcp" not in script.source:
+        return
     for call in script.named(_LOAD):
         path = call.argument(0, "f")
         if path is None or any(_ASKED.search(one.test.text) for one in call.conditions):

@@ -181,10 +181,10 @@ def _reads_endpoint(call: Call) -> bool:
 
 
 def _is_started_by_torchrun(script: Script) -> bool:
-    if "RANK" not in script.source or not script.texts & {"RANK", "LOCAL_RANK"}:
-        return False
-    if any(one.startswith(_OTHER_LAUNCHERS) for one in script.texts):
+    if "RANK" not in script.source or any(_sets(script, one) for one in ("RANK", "LOCAL_RANK", "WORLD_SIZE")):
         return False
     if any((one.name or one.method).rpartition(".")[2] in _STARTERS for one in script.calls):
         return False
-    return not any(_sets(script, one) for one in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    return bool(script.texts & {"RANK", "LOCAL_RANK"}) and not any(
+        one.startswith(_OTHER_LAUNCHERS) for one in script.texts
+    )

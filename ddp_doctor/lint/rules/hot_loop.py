@@ -48,16 +48,11 @@ def waits(script: Script) -> Iterator[Spot]:
         return
     told = set[int]()
     passes = [one for one in training.backwards(script) if one.loops]
-    for call in script.calls:
-        values = list(_read(call))
-        if not values or training.no_gradients(call):
-            continue
+    for call in script.calls if passes else ():
         pass_of = next((one for one in passes if call.loops and one.loops[-1] is call.loops[-1]), None)
-        if (
-            pass_of is None
-            or id(pass_of.loops[-1].node) in told
-            or not any(training.forwards_in(script, one) for one in values)
-        ):
+        if pass_of is None or id(pass_of.loops[-1].node) in told:
+            continue
+        if not any(training.forwards_in(script, one) for one in _read(call)) or training.no_gradients(call):
             continue
         if all(map(_is_on_the_rank_alone, training.beyond(call, pass_of))):
             told.add(id(pass_of.loops[-1].node))

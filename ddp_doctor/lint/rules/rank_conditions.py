@@ -121,6 +121,7 @@ def _site(call: Call) -> Site:
     return (id(place), described(call))
 
 
+@lru_cache(maxsize=1)  # both rules ask
 def _sides(script: Script) -> dict[Site, set[Chosen]]:
     """For each function and collective: on which ranks it is called there under conditions."""
     found: dict[Site, set[Chosen]] = {}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from ddp_doctor.lint import names, training
 from ddp_doctor.lint.ranks import rank_kind
@@ -180,10 +181,18 @@ def _has_no_shard(script: Script, call: Call) -> bool:
 def _is_given_back(script: Script, loader: Call) -> bool:
     """Whether a library takes the loader and gives one in its place: ``net, loader = engine.prepare(net, loader)``."""
     return any(
-        _PREPARES.search(call.method or call.name.rpartition(".")[2])
-        and any(loader in given.alternatives() for given in (*call.args, *call.keywords.values()))
+        loader in given.alternatives()
+        for call in _preparing(script)
+        for given in (*call.args, *call.keywords.values())
+    )
+
+
+@lru_cache(maxsize=1)  # of all loaders
+def _preparing(script: Script) -> tuple[Call, ...]:
+    return tuple(
+        call
         for call in script.calls
-        if call.local is None
+        if call.local is None and _PREPARES.search(call.method or call.name.rpartition(".")[2])
     )
 
 

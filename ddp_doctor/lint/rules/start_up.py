@@ -10,7 +10,6 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddp_doctor.knowledge import variables
 from ddp_doctor.lint import names
 from ddp_doctor.lint.expressions import Assignment
 from ddp_doctor.lint.rule import Spot, always, lint_rule
@@ -140,11 +139,11 @@ def local_rank_as_argument(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/distributed.html#launch-utility
         https://pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun
     """
-    if "LOCAL_RANK" in script.source or not _uses_local_rank(script):
+    if "LOCAL_RANK" in script.source:
         return
     for call in script.methods("add_argument"):
         given = [one.constant for one in call.args]
-        if "--local_rank" in given or "--local-rank" in given:
+        if ("--local_rank" in given or "--local-rank" in given) and _uses_local_rank(script):
             yield Spot(
                 call,
                 "The local rank is expected as an argument, which torchrun does not give",
@@ -189,6 +188,10 @@ def setting_read_by_nothing(script: Script) -> Iterator[Spot]:
 
 def _about(name: str) -> tuple[str, str | None, Severity] | None:
     """What is wrong with a name, and the name that is meant."""
+    from ddp_doctor.knowledge import (
+        variables,
+    )  # few scripts set any, and its imports take as long as a script
+
     never = variables.never_read().get(name)
     if never is not None:
         return f"is read by nothing; meant is {never.meant}", never.instead, Severity.WARNING
@@ -291,4 +294,6 @@ def _read_before(script: Script, one: Assignment | _Default) -> Call | None:
 
 
 def _of_torch() -> set[str]:
+    from ddp_doctor.knowledge import variables
+
     return {name for name, known in variables.variables().items() if known.owner == "torch"}
