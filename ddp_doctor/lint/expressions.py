@@ -16,6 +16,8 @@ _LAUNCHERS = frozenset(("spawn", "start_processes", "Process", "Fire", "launch",
 #: The first argument that torch.multiprocessing.spawn gives.
 SPAWN_INDEX = "torch.multiprocessing.spawn.index"
 _BUILTINS = frozenset(dir(builtins))
+#: Dictionaries behind two stars; each is compared with all calls before it.
+_MOST_LOOKED_INTO = 50
 _MAY_BE_LOCAL = ("other", "choice")
 
 
@@ -42,6 +44,7 @@ class Expressions:
         self.place = Place()
         self.root = 0
         self._order = 0
+        self._looked_into = 0  # dictionaries
         self._scope = Scope()
         self._store = Store()
         self._instances: dict[Value, Class] = {}
@@ -183,7 +186,14 @@ class Expressions:
             stars = [self.value(one.value) for one in node.args if isinstance(one, ast.Starred)]
         if node.keywords:
             keywords = {one.arg: self.value(one.value) for one in node.keywords if one.arg is not None}
-            stars += [self.value(one.value) for one in node.keywords if one.arg is None]
+            for one in node.keywords:
+                if one.arg is None:
+                    given = self.value(one.value)
+                    entries = self._entries(given)
+                    if entries is None:
+                        stars.append(given)
+                    else:
+                        keywords |= entries
         receiver = callee.owner if callee.kind == "attribute" else None
         name, method = (callee.name if callee.kind == "free" else callee.reference), ""
         parts = (*args, *keywords.values(), *stars) if keywords or stars else args
@@ -212,6 +222,17 @@ class Expressions:
         if call.returned is not None:
             call.parts = (*call.parts, call.returned)
         return call
+
+    def _entries(self, value: Value) -> dict[str, Value] | None:
+        """What ``**value`` hands over; None where it is not known, or may have been changed since it was written."""
+        found = _entries_of(value) if self._looked_into < _MOST_LOOKED_INTO else None
+        if found is None:
+            return None
+        self._looked_into += 1
+        is_changed = any(one.owner is value for one in self.assignments) or any(
+            value is one.receiver or value in one.args or value in one.keywords.values() for one in self.calls
+        )
+        return None if is_changed else found
 
     def _callee(self, node: ast.expr) -> Value:
         if isinstance(node, ast.Attribute):
@@ -314,6 +335,20 @@ def parameters(arguments: ast.arguments) -> Iterable[ast.arg]:
     """All parameters, those behind stars last."""
     yield from (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
     yield from (one for one in (arguments.vararg, arguments.kwarg) if one is not None)
+
+
+def _entries_of(value: Value) -> dict[str, Value] | None:
+    """The entries of ``{"batch_size": 32}`` and ``dict(batch_size=32)``; None where not all of them are known."""
+    if isinstance(value, Call):
+        is_dict = value.name == "dict" and not value.args and not value.has_stars
+        return value.keywords if is_dict else None
+    node = value.node
+    if not isinstance(node, ast.Dict) or value.kind != "other" or len(value.parts) != 2 * len(node.keys):
+        return None  # with ``**others`` in it there is a value more than there are keys
+    keys = [one.constant for one in value.parts[: len(node.keys)]]
+    if not all(isinstance(one, str) for one in keys):
+        return None
+    return dict(zip(map(str, keys), value.parts[len(node.keys) :], strict=True))
 
 
 def is_launch(call: Call) -> bool:

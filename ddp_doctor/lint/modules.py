@@ -111,7 +111,12 @@ def _made_in(script: Script, definition: ast.ClassDef) -> Iterator[Call]:
 
 
 def _is_layer(value: Value) -> bool:
-    return isinstance(value, Call) and bool(_LAYERS.match(value.name))
+    """Whether it has parameters: a layer of torch.nn, or a Sequential that names one."""
+    if not isinstance(value, Call):
+        return False
+    return bool(_LAYERS.match(value.name)) or (
+        value.name == "torch.nn.Sequential" and not value.method and any(map(_is_layer, value.args))
+    )
 
 
 def _function(node: ast.AST | None) -> str:
@@ -119,9 +124,11 @@ def _function(node: ast.AST | None) -> str:
 
 
 def _is_own_attribute(target: ast.expr) -> bool:
-    return (
-        isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
-    )
+    return isinstance(target, ast.Attribute) and _is_self(target.value)
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
 
 
 def reads_indirectly(script: Script, module: Module) -> bool:
@@ -163,12 +170,20 @@ def _surely_used(module: Module, statements: list[ast.stmt]) -> set[str]:
     used = set[str]()
     for number, one in enumerate(statements):
         if not isinstance(one, ast.If) or not _is_on_the_input(module, one.test):
-            used |= _attributes(one)
+            used |= _used_in(module, one)
             continue
         behind = statements[number + 1 :]
         ways = [body if _leaves(body) else [*body, *behind] for body in (one.body, one.orelse)]
         return used | _attributes(one.test) | (_surely_used(module, ways[0]) & _surely_used(module, ways[1]))
     return used
+
+
+def _used_in(module: Module, node: ast.AST) -> set[str]:
+    """Attributes that an expression, or a statement that goes one way, always uses: of either branch what both use."""
+    if isinstance(node, ast.IfExp) and _is_on_the_input(module, node.test):
+        return _used_in(module, node.test) | (_used_in(module, node.body) & _used_in(module, node.orelse))
+    own = {node.attr} if isinstance(node, ast.Attribute) and _is_self(node.value) else set[str]()
+    return own.union(*(_used_in(module, one) for one in ast.iter_child_nodes(node)))
 
 
 def _is_on_the_input(module: Module, test: ast.expr) -> bool:
@@ -192,8 +207,4 @@ def _leaves(body: list[ast.stmt]) -> bool:
 
 
 def _attributes(node: ast.AST) -> set[str]:
-    return {
-        one.attr
-        for one in ast.walk(node)
-        if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name) and one.value.id == "self"
-    }
+    return {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute) and _is_self(one.value)}

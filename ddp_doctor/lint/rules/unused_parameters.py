@@ -57,9 +57,9 @@ def not_allowed_for(script: Script) -> Iterator[Spot]:
     """A layer takes no part in some forward, and DDP was not told to expect that.
 
     What it finds
-        In the class of a wrapped model, a layer with parameters that nothing in the file uses (error), or that the
-        forward uses only under a condition on its input (warning), where DDP has neither `find_unused_parameters=True`
-        nor `static_graph=True`.
+        In the class of a wrapped model, a layer with parameters, or a Sequential of such, that nothing in the file uses
+        (error), or that the forward uses only under a condition on its input (warning), also in one branch of
+        `a if task == "left" else b`, where DDP has neither `find_unused_parameters=True` nor `static_graph=True`.
 
     Why it matters
         DDP waits for the gradient of every parameter. A step in which one has none ends with "Expected to have finished
