@@ -11,12 +11,12 @@ from ddp_doctor.render.notes import notes, nothing_set
 
 def render(given: HandOver) -> str:
     """Comments, then one line of shell words; an empty one where there is nothing to set."""
-    lines = [shell.comment(f"Arguments of docker run, recommended by {given.source}")]
+    lines = [shell.remark(f"Arguments of docker run, recommended by {given.source}")]
     words = []
     for option in given.options:
-        lines.append(shell.comment(option.because))
+        lines.append(shell.remark(option.because))
         if option.not_applied:
-            lines.append(shell.comment(f"{option.option}   # {option.not_applied}"))
+            lines.append(shell.comment(option.option, option.not_applied))
         else:
             words.append(option.option)
     for variable in given.variables:
@@ -41,6 +41,6 @@ def _argument(name: str, value: str | None) -> str:
     if value is not None:
         return f"-e {name}={shell.quoted(value)}"
     return (
-        f"{name} has to go: from the image's ENV, or where this shell has none by `-e {name}` without a value;"
-        f" `-e {name}=` would leave it set, to nothing"
+        f"{name} has to go: from ENV of the image, or where this shell has none by -e {name} without a value:"
+        f" -e {name}= would leave it set, to nothing"
     )

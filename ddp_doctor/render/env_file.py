@@ -17,7 +17,7 @@ _EACH_ITS_OWN = (
 
 def render(given: HandOver) -> str:
     """``export`` and ``unset`` lines with finding, proof and undo."""
-    lines = [shell.comment(f"Settings recommended by {given.source}")]
+    lines = [shell.remark(f"Settings recommended by {given.source}")]
     if any(one.per_host and not one.not_applied for one in given.variables):
         lines.append(shell.comment(_EACH_ITS_OWN))
     for variable in given.variables:
@@ -27,16 +27,16 @@ def render(given: HandOver) -> str:
 
 def explained(variable: Variable) -> Iterator[str]:
     """The comment on a variable and what sets it; commented out where it is not applied."""
-    yield shell.comment(variable.because)
+    yield shell.remark(variable.because)
     if not variable.branches:
-        yield shell.comment(f"{variable.name}: not applied")
+        yield shell.remark(f"{variable.name}: not applied")
     elif not variable.not_applied:
         yield statement(variable)
     elif variable.per_host:
-        yield shell.comment(f"{variable.not_applied}:")
+        yield shell.remark(f"{variable.not_applied}:")
         yield shell.commented(statement(variable))
     else:
-        yield shell.comment(f"{statement(variable)}   # {variable.not_applied}")
+        yield shell.comment(statement(variable), variable.not_applied)
 
 
 def statement(variable: Variable) -> str:

@@ -29,10 +29,10 @@ _IN_A_POD = {
 
 def render(given: HandOver) -> str:
     """Comments, then the list; an empty one where there is nothing to set."""
-    lines = [shell.comment(f"For a container of a pod, recommended by {given.source}")]
+    lines = [shell.remark(f"For a container of a pod, recommended by {given.source}")]
     for option in given.options:
         note = f"   # {option.not_applied}" if option.not_applied else ""
-        lines += [shell.comment(option.because), shell.comment(f"{_in_a_pod(option.option)}{note}")]
+        lines += [shell.remark(option.because), shell.comment(f"{_in_a_pod(option.option)}{note}")]
     items = []
     for variable in given.variables:
         lines += notes(variable, _entry)
@@ -50,7 +50,7 @@ def render(given: HandOver) -> str:
 def _entry(name: str, value: str | None) -> str:
     if value is not None:
         return f"{{name: {name}, value: {_string(value)}}}"
-    return f"{name} has to go: from the image's ENV and from this list; an empty value would leave it set"
+    return f"{name} has to go: from ENV of the image and from this list: an empty value would leave it set"
 
 
 def _string(value: str) -> str:

@@ -11,16 +11,16 @@ _MOST_VALUES = 8
 
 def notes(variable: Variable, form: Callable[[str, str | None], str]) -> Iterator[str]:
     """Why it is set; its value in this ``form`` where the line cannot have it: by host, or not applied."""
-    yield shell.comment(variable.because)
-    note = f"   # {variable.not_applied}" if variable.not_applied else ""
+    yield shell.remark(variable.because)
     if not variable.branches:
-        yield shell.comment(f"{variable.name}: not applied")
+        yield shell.remark(f"{variable.name}: not applied")
     for branch in variable.per_host[:_MOST_VALUES]:
-        yield shell.comment(f"on {in_words(branch.hosts)} only: {form(variable.name, branch.value)}{note}")
+        value = form(variable.name, branch.value)
+        yield shell.comment(f"on {in_words(branch.hosts)} only: {value}", variable.not_applied)
     if more := len(variable.per_host[_MOST_VALUES:]):
         yield shell.comment(f"and {more} more values on other hosts; --env-file has them all")
     if variable.everywhere and variable.not_applied:
-        yield shell.comment(f"{form(variable.name, variable.everywhere.value)}{note}")
+        yield shell.comment(form(variable.name, variable.everywhere.value), variable.not_applied)
 
 
 def nothing_set(given: HandOver) -> str:

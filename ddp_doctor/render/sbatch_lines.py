@@ -22,14 +22,14 @@ _TOO_LONG = (
 
 def render(given: HandOver) -> str:
     """``export`` lines with comments, and how tasks take values of their own host."""
-    lines = [shell.comment(f"Settings recommended by {given.source}")]
+    lines = [shell.remark(f"Settings recommended by {given.source}")]
     applied = [one for one in given.variables if one.branches and not one.not_applied]
     if applied:
         lines.append(shell.comment(_NOT_PASSED_ON))
     per_host = [one for one in applied if one.per_host]
     for variable in given.variables:
         if variable in per_host:
-            lines.append(shell.comment(variable.because))
+            lines.append(shell.remark(variable.because))
         else:
             lines += env_file.explained(variable)
     text = "\n".join(env_file.statement(variable) for variable in per_host)

@@ -18,6 +18,7 @@ from ddp_doctor.render.plain import plain
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BARE = re.compile(r"[A-Za-z0-9_./:,+-]+")
+_PROSE = re.compile(r"[\w .,:/+%@-]*")
 _HOST = re.compile(r"[A-Za-z0-9_.-]{1,255}")
 #: What bash will not have set, and what makes a shell, the loader or Python run something else.
 _NOT_FOR_JOBS = {
@@ -67,9 +68,20 @@ def case(branches: Iterable[tuple[Sequence[str], str]]) -> str:
     return "\n".join([*lines, "esac"])
 
 
-def comment(text: str) -> str:
-    """A line that does nothing whatever stands in ``text``: a line of its own would be run."""
-    return "# " + plain(" ".join(line.strip() for line in text.splitlines()))
+def comment(statement: str, note: str = "") -> str:
+    """A line that does nothing until somebody takes the # off: a statement made here, and perhaps a remark on it."""
+    line = "# " + plain(" ".join(each.strip() for each in statement.splitlines()))
+    return f"{line}   {remark(note)}" if note else line
+
+
+def remark(text: str) -> str:
+    """A comment in words that may come from outside.
+
+    An interactive zsh knows no comments (INTERACTIVE_COMMENTS is off): of a pasted ``# a; b`` it runs ``b``. So
+    whatever is more than plain words stands in quotes.
+    """
+    words = plain(" ".join(line.strip() for line in text.splitlines()))
+    return f"# {words}" if _PROSE.fullmatch(words) else f"# {quoted(words)}"
 
 
 def commented(lines: str) -> str:

@@ -16,7 +16,7 @@ _OPTIONS = {"MASTER_ADDR": "--master-addr", "MASTER_PORT": "--master-port"}
 
 def render(given: HandOver) -> str:
     """Comments, then one line of shell words; the bare word where there is nothing to set."""
-    lines = [shell.comment(f"In place of the word torchrun, recommended by {given.source}")]
+    lines = [shell.remark(f"In place of the word torchrun, recommended by {given.source}")]
     unset, settings, options = [], [], []
     for variable in given.variables:
         lines += notes(variable, _word)

@@ -40,7 +40,7 @@ def test_a_proved_setting_of_a_warning_is_live_with_its_proof_and_the_way_back()
     text = rendered(found.model_copy(update={"remedies": (undo,)}))
 
     assert live(text) == ["export NCCL_P2P_DISABLE=1"]
-    assert "# DD402; mend it; proved: 1 GB/s -> 5 GB/s; undo: unset NCCL_P2P_DISABLE\n" in text
+    assert "# 'DD402; mend it; proved: 1 GB/s -> 5 GB/s; undo: unset NCCL_P2P_DISABLE'\n" in text
 
 
 def test_a_setting_of_an_error_is_live_though_a_candidate_before_it_was_not():
@@ -72,7 +72,7 @@ def test_what_was_tried_without_a_clear_result_is_a_candidate_that_says_so():
     unclear = Proof(before="1 GB/s", after="1.05 GB/s", reason="the trials lie too close together to tell")
     text = rendered(warning(P2P_OFF, proof=unclear))
 
-    assert "# DD402; mend it; tried, not proved: 1 GB/s -> 1.05 GB/s\n" in text
+    assert "# 'DD402; mend it; tried, not proved: 1 GB/s -> 1.05 GB/s'\n" in text
     assert "# export NCCL_P2P_DISABLE=1   # a candidate, tried, not proved\n" in text
 
 

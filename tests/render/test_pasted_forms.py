@@ -1,8 +1,10 @@
 """What is pasted elsewhere than in a shell, read back as SLURM, docker, Kubernetes and torchrun would."""
 
 import json
+import os
 import re
 import shlex
+import subprocess
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -148,6 +150,25 @@ def test_torchrun_starts_with_just_the_values(tmp_path, shell, given_out):
         assert found == {name: value for name, value in changed.items() if value is not None}
 
 
+@pytest.mark.skipif("zsh" not in SHELLS, reason="zsh is not installed")
+@pytest.mark.parametrize("form", [env_file, sbatch_lines, docker_args, torchrun_args])
+def test_comments_that_are_pasted_into_an_interactive_zsh_run_nothing(tmp_path, form, given_out):
+    """Such a shell takes ``#`` for a command, and what follows for its words."""
+    lines = [line for one in given_out for line in form.render(one).splitlines() if line.startswith("#")]
+    done = subprocess.run(
+        ("zsh", "-f", "-i"),
+        input="\n".join([*lines, "echo pasted"]).encode(),
+        check=False,
+        capture_output=True,
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "TERM": "dumb"},
+        timeout=60,
+    )
+
+    assert done.stdout.endswith(b"pasted\n"), done.stdout[-200:]
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("form", ALL)
 def test_every_form_of_a_hostile_report_is_text_that_can_be_written(given_out, form):
     for given in given_out:
@@ -191,9 +212,9 @@ def test_an_image_s_variable_that_has_to_go_is_never_set_to_nothing():
     )
 
     assert docker_words(docker) == ["-e", "NCCL_SOCKET_IFNAME==eth1"]
-    assert "# NCCL_P2P_LEVEL has to go: from the image's ENV, " in docker
+    assert "# NCCL_P2P_LEVEL has to go: from ENV of the image, " in docker
     assert pod_env(pod) == {"NCCL_SOCKET_IFNAME": "=eth1"}
-    assert "# NCCL_P2P_LEVEL has to go: from the image's ENV " in pod
+    assert "# NCCL_P2P_LEVEL has to go: from ENV of the image " in pod
 
 
 def test_torchrun_starts_without_a_variable_that_has_to_go_and_with_the_others():
