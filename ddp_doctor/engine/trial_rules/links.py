@@ -107,7 +107,8 @@ def pair(recording: Recording) -> Iterator[Draft]:
     """A pair of ranks that both entered a transfer which never ended.
 
     What it finds
-        Two ranks that run, that both entered the same send and receive, and that never left it.
+        Two ranks that run, that both entered the same send and receive, and that did not leave it in time.
+        A link that carries less than about a megabit per second looks the same.
 
     Why it matters
         Neither process is to blame: what connects them is. One such pair hangs every collective.
@@ -148,9 +149,10 @@ def _one_pair(
     one, other = ends
     step = f"{step_words(judgement.step)} of {check_of(trial, judgement)}"
     receivers = [rank for rank in ends if rank in judgement.waiting]
-    stuck = f"both entered {step} and neither left it"
+    within = f" within {trial.waited_s:.0f} s" if trial.waited_s else ""
+    stuck = f"both entered {step} and neither left it{within}"
     if receivers:
-        stuck = f"both entered {step} and {words.rank_list(receivers)} never left it"
+        stuck = f"both entered {step} and {words.rank_list(receivers)} did not leave it{within}"
     return Draft(
         title=f"The link between {words.rank_at(recording, one)} and {words.rank_at(recording, other)}"
         f" hangs: {stuck}",
