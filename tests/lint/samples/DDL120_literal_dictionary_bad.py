@@ -14,7 +14,7 @@ def main():
     model = DDP(models.vit_b_16().to(local_rank), device_ids=[local_rank])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train_set = datasets.CIFAR10("data", train=True, transform=transforms.ToTensor())
-    train_loader = DataLoader(train_set, **{"batch_size": 64, "shuffle": True, "pin_memory": True})  # expect: DDL120
+    train_loader = DataLoader(train_set, **{"batch_size": 64, "shuffle": True, "pin_memory": True, "num_workers": 4})  # expect: DDL120
     for epoch in range(10):
         for images, target in train_loader:
             optimizer.zero_grad()
