@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import zip_longest
 from statistics import median
 
 from ddp_doctor.knowledge.deadlines import LATE_ENTRY_S
@@ -24,10 +25,9 @@ def late_steps(evidence: Sequence[RankEvidence]) -> list[RankEvidence]:
 
 
 def _only(one: RankEvidence, keys: set[Key]) -> RankEvidence:
-    following = (*one.steps[1:], None)
     steps = tuple(
         step
-        for step, after in zip(one.steps, following, strict=True)
+        for step, after in zip_longest(one.steps, one.steps[1:])
         if _key(step) in keys or (after is not None and _key(after) in keys)
     )
     return one.model_copy(update={"steps": steps})

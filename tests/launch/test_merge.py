@@ -43,16 +43,19 @@ def test_a_node_that_hands_nothing_in_is_lost_and_the_trial_is_not_finished():
     assert (result.record.outcome, result.record.lost_nodes) == ("stuck", (2,))
 
 
-def test_of_a_finished_trial_only_the_steps_are_kept_that_a_rank_of_any_node_entered_late():
+def test_of_a_finished_trial_only_the_steps_are_kept_that_a_rank_of_any_node_entered_late_and_those_before():
     def steps(entered_at: float) -> tuple[Step, ...]:
-        early = Step(check="allreduce", name="all_reduce", seq=1, entered_at=0.1, left_at=0.2)
-        return early, Step(check="allreduce", name="all_reduce", seq=2, entered_at=entered_at, left_at=9.0)
+        times = {1: (0.1, 0.2), 2: (0.3, 0.4), 3: (entered_at, 9.0), 4: (9.1, 9.2)}
+        return tuple(
+            Step(check="allreduce", name="all_reduce", seq=seq, entered_at=entered, left_at=left)
+            for seq, (entered, left) in times.items()
+        )
 
     result = merged(
         [_part(0, steps=steps(1.0)), _part(1, steps=steps(1.0)), _part(2, steps=steps(4.5))], absent=()
     )
 
-    assert [[step.seq for step in one.steps] for one in result.record.evidence] == [[2], [2], [2]]
+    assert [[step.seq for step in one.steps] for one in result.record.evidence] == [[2, 3], [2, 3], [2, 3]]
 
 
 def test_a_part_survives_its_way_to_the_head():
