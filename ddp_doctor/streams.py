@@ -26,11 +26,10 @@ class _ReaderMayLeave(io.FileIO):
 def prepare() -> None:
     """Make stdin, stdout and stderr fit for use, whatever the doctor was started with."""
     for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, _nothing("r" if name == "stdin" else "w"))
-    for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):
+        if stream is None:
+            setattr(sys, name, _nothing("r" if name == "stdin" else "w"))
+        elif name != "stdin" and isinstance(stream, io.TextIOWrapper):
             setattr(sys, name, _outliving_its_reader(stream))
 
 
@@ -42,6 +41,7 @@ def _nothing(mode: str) -> Any:
 
 
 def _outliving_its_reader(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    """The same file; ``stream`` itself lives on as ``sys.__stdout__``, or collecting it would close that."""
     raw = _ReaderMayLeave(stream.fileno(), "wb", closefd=False)
     is_unbuffered = isinstance(stream.buffer, io.RawIOBase)  # by python -u
     return io.TextIOWrapper(
