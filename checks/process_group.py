@@ -12,13 +12,12 @@ uses the global rank, or no rank at all, for its device.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
 
+from ddp_doctor.facts.process_group import ProcessGroupFact, TorchImport
 from ddp_doctor.knowledge.deadlines import CHECK_S, FIRST_NCCL_S
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, Severity, Where
 from ddp_doctor.model.context import RankContext
-from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.report import Measurement
@@ -27,40 +26,6 @@ from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, by_cause, host, node_culprits, node_names
 from ddp_doctor.phrases.ranks import capital, rank_culprit, rank_list
 from ddp_doctor.phrases.torch_calls import ONE_GPU_EACH
-
-
-class ProcessGroupFact(Fact):
-    """One rank's place in the process group."""
-
-    KIND: ClassVar[str] = "process-group/1"
-
-    backend: str
-    group_rank: int
-    world_size: int
-    init_s: float  # init_process_group
-    first_collective_s: float  # creates the communicator on NCCL
-    device: str
-    gpu_uuid: str | None = None
-    gpu_name: str | None = None
-    torch_version: str
-    cuda_version: str | None = None
-    nccl_available: bool
-    gloo_available: bool
-    pid: int
-
-
-class TorchImport(Fact):
-    """The import of torch, once per node. ``error`` is a traceback, ``stuck_at`` a Python stack.
-
-    ``moving``: it still computed at its deadline, so it is slow, and nobody knows whether it would have ended.
-    """
-
-    KIND: ClassVar[str] = "torch-import/1"
-
-    import_s: float
-    error: str | None = None
-    stuck_at: str | None = None
-    moving: bool = False
 
 
 def probe(ctx: RankContext) -> ProcessGroupFact:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from ddp_doctor import app
-from ddp_doctor.checks.software.facts import Software
+from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge import trials
 from ddp_doctor.knowledge.setting_company import DECIDING, does_not_go_with
 from ddp_doctor.knowledge.setting_conflicts import conflicts

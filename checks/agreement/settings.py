@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from ddp_doctor.checks.agreement.differences import Difference, difference_draft, draft_of, together
 from ddp_doctor.checks.agreement.facts import AgreementFact, RankSettings
-from ddp_doctor.checks.env_vars.facts import EnvVars
 from ddp_doctor.checks.host import Host
-from ddp_doctor.checks.software import Software
 from ddp_doctor.checks.topology.sockets import settings_told
+from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge import agreement as known
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Remedy

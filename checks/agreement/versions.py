@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from ddp_doctor.checks.agreement.differences import Difference, difference_draft, together
 from ddp_doctor.checks.agreement.facts import AgreementFact
-from ddp_doctor.checks.software import Software
 from ddp_doctor.checks.software.nccl import nccl_differs_from_torch
+from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Remedy

@@ -8,8 +8,8 @@ Raw input; only such names are recorded, and no value that looks like a credenti
 """
 
 from ddp_doctor.checks.env_vars import costs, devices, launch, names, together, values
-from ddp_doctor.checks.env_vars.facts import EnvVars
 from ddp_doctor.checks.env_vars.values import value_refused
+from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.knowledge import variables
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where

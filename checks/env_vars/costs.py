@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 
-from ddp_doctor.checks.env_vars.facts import EnvVars
 from ddp_doctor.checks.env_vars.in_force import InForce, differing, say
 from ddp_doctor.checks.topology.gpudirect import not_used
+from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.knowledge.collectives import PROTOCOLS, left
 from ddp_doctor.knowledge.concerns import concerns
 from ddp_doctor.knowledge.setting_conflicts import TWO_NAMES, conflicts

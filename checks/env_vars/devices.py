@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from ddp_doctor.checks.env_vars.facts import EnvVars
 from ddp_doctor.checks.env_vars.in_force import InForce, say
+from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.knowledge import nccl_hca
 from ddp_doctor.knowledge.interface_choice import GLOO_IFNAME, NCCL_IFNAME, Choice, nccl_matcher
 from ddp_doctor.knowledge.nccl_hca import HCA

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ddp_doctor.checks.env_vars.facts import EnvVars
 from ddp_doctor.checks.env_vars.hardware import Hardware, hardware_of
 from ddp_doctor.checks.nccl.facts import NcclFact, files_read
-from ddp_doctor.checks.software.facts import Software, of_the_job
+from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge.variables import variables
 from ddp_doctor.knowledge.versions import Version, release
 from ddp_doctor.model.choices import Severity
@@ -14,6 +14,7 @@ from ddp_doctor.model.finding import Draft, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.parse.nccl_conf import settings
 from ddp_doctor.phrases.settings import FOLLOWS, NO_TRIAL, per_cause, shown, unset
+from ddp_doctor.views.software import of_the_job
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ddp_doctor.checks.env_vars.facts import EnvVars
+from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording

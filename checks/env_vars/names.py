@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from ddp_doctor.checks.env_vars.facts import EnvVars
 from ddp_doctor.checks.env_vars.in_force import one_per_cause_judged, say
-from ddp_doctor.checks.software.facts import Software
+from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.software import Software
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording

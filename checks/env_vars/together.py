@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 
-from ddp_doctor.checks.env_vars.facts import EnvVars
 from ddp_doctor.checks.env_vars.in_force import InForce, at_most, differing, say
 from ddp_doctor.checks.topology.sockets import settings_told
+from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.knowledge.agreement import effective
 from ddp_doctor.knowledge.setting_conflicts import Conflict, conflicts, disagreeing
 from ddp_doctor.knowledge.setting_pairs import Beside, idle

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from functools import partial
 
-from ddp_doctor.checks.env_vars.facts import EnvVars
 from ddp_doctor.checks.env_vars.in_force import one_per_cause_judged
+from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording

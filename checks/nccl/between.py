@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.env_vars.facts import EnvVars
 from ddp_doctor.checks.nccl.facts import NcclFact, files_read, observed
+from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.knowledge import agreement
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Proof, Remedy

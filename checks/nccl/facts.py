@@ -4,8 +4,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from ddp_doctor.checks.software import Software
-from ddp_doctor.checks.software.facts import with_gpus
+from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge.nccl_plugins import CONF_FILE_SINCE, HOME_SINCE, PluginKind
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.base import Frozen
@@ -13,6 +12,7 @@ from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.parse.nccl_conf import ConfFile
+from ddp_doctor.views.software import with_gpus
 
 
 class Plugin(Frozen):

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from ddp_doctor.checks.env_vars import EnvVars
 from ddp_doctor.checks.p2p.shown import between
 from ddp_doctor.checks.rdma.addresses import index_elsewhere, index_needed, without_address
 from ddp_doctor.checks.rdma_after.growth import Change, changes, link_down
 from ddp_doctor.checks.topology.showings import everybody
 from ddp_doctor.checks.topology.transports import texts
+from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.knowledge.rdma import GAPS, LEAST_ERRORS, LOSSES, ROCE_GAPS, ROCE_LOSSES
 from ddp_doctor.knowledge.rdma_timeouts import lowered
 from ddp_doctor.model.choices import Confidence, Severity

@@ -3,7 +3,8 @@
 import posixpath
 from collections.abc import Iterator
 
-from ddp_doctor.checks.software.facts import Software, observed, of_the_job
+from ddp_doctor.checks.software.evidence import observed
+from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge import versions
 from ddp_doctor.knowledge.versions import dotted, release
 from ddp_doctor.model.choices import Confidence, Severity
@@ -12,6 +13,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import by_cause, node_draft
 from ddp_doctor.phrases.settings import printable
+from ddp_doctor.views.software import of_the_job
 
 
 @rule("DD208", "nccl-packages-overwrite-each-other", Severity.WARNING, Software)

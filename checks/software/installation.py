@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.software.facts import Software, observed, of_the_job
+from ddp_doctor.checks.software.evidence import observed
+from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge import versions
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.choices import Severity
@@ -11,6 +12,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import install
 from ddp_doctor.phrases.nodes import by_cause, node_draft
+from ddp_doctor.views.software import of_the_job
 
 
 @rule("DD201", "torch-installation-broken", Severity.ERROR, Software)

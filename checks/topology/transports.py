@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_doctor.checks.env_vars.facts import EnvVars
-from ddp_doctor.checks.software.facts import Software
 from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.knowledge import link_rates as rates
 from ddp_doctor.knowledge import nccl_paths as paths

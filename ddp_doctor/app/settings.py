@@ -9,9 +9,9 @@ from ddp_doctor.app.outcome import Outcome, blank, judge
 from ddp_doctor.app.request import RunRequest
 from ddp_doctor.app.settings_in_force import by_branch, loaded_nccl, settings_in_force, torch_rocm
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.checks.env_vars import EnvVars
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.plan import Plan
+from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.knowledge.variables import never_read
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Status, Where

@@ -6,10 +6,10 @@ equal names; torchrun sets for its workers what is unset.
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.env_vars import EnvVars
 from ddp_doctor.checks.env_vars.in_force import is_of_rccl
 from ddp_doctor.checks.nccl.facts import NcclFact, files_read
-from ddp_doctor.checks.software import Software
+from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge import variables
 from ddp_doctor.knowledge.values import misread
 from ddp_doctor.knowledge.versions import Version, release

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddp_doctor.checks.process_group import TorchImport
+from ddp_doctor.facts.process_group import TorchImport
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.launch import control, scratch, torchrun
 from ddp_doctor.launch.agent import Agent

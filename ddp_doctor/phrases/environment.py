@@ -7,6 +7,7 @@ finding.
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
+from ddp_doctor.facts.env_vars import Launcher
 from ddp_doctor.knowledge import variables
 from ddp_doctor.knowledge.agreement import effective
 from ddp_doctor.knowledge.concerns import concerns
@@ -19,7 +20,6 @@ from ddp_doctor.knowledge.versions import Version, dotted
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy, Showing
 from ddp_doctor.phrases import launchers
-from ddp_doctor.phrases.launchers import Launcher
 from ddp_doctor.phrases.nodes import in_words as in_a_sentence
 from ddp_doctor.phrases.settings import NO_TRIAL, in_words, listed, set_to, setting_draft, shown, unset
 

@@ -13,11 +13,9 @@ gloo: a rank outside the world, or another than 0 alone, waits for the store unt
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
+from ddp_doctor.facts.env_vars import Launcher
 from ddp_doctor.phrases.settings import printable, shown
-
-Launcher = Literal["torchrun", "slurm", "mpi"]
 
 #: What init_process_group("env://") reads.
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -6,6 +6,7 @@ ddp_doctor. Prints one JSON object, here with a CUDA build of torch::
     {"python": "3.11.7", "machine": "x86_64", "torch_folder": "/v/lib/python3.11/site-packages/torch",
      "torch_problem": null, "torch_version": "2.7.0+cu126", "torch_cuda": "12.6", "torch_hip": null,
      "torch_git": "1341794...", "torch_metadata_version": "2.7.0", "torch_requires_python": ">=3.9.0",
+     "torch_looks_backends_up": false, "torch_backends": [],
      "torch_requires": ["nvidia-nccl-cu12==2.26.2; platform_system == \"Linux\""],
      "nccl_packages": {"nvidia-nccl-cu12": "2.26.2"}, "nccl_sizes": {"nvidia-nccl-cu12": 219454696},
      "nccl_file_bytes": 219454696,
@@ -31,6 +32,8 @@ VERSION_NAMES = {
 }
 NCCL_PACKAGES = ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 NCCL_FILE = "libnccl.so.2"
+#: The group of entry points in which torch 2.15 and newer finds every backend (distributed_c10d.py).
+BACKENDS = "torch.distributed.backends"
 
 
 def main() -> None:
@@ -96,9 +99,20 @@ def torch_facts() -> dict[str, object]:
         "torch_folder": str(folder),
         "torch_cuda_library": str(library) if library.exists() else None,
         "nccl_files": nccl_files(folder),
+        **backend_facts(folder),
         **metadata_facts(),
         **version_facts(folder / "version.py"),
     }
+
+
+def backend_facts(torch_folder: Path) -> dict[str, object]:
+    """Whether this torch looks its backends up in the metadata of packages, and what it finds there."""
+    try:
+        source = (torch_folder / "distributed" / "distributed_c10d.py").read_text("utf-8", "replace")
+    except OSError:
+        return {}
+    names = {point.name.lower() for point in importlib.metadata.entry_points(group=BACKENDS)}
+    return {"torch_looks_backends_up": BACKENDS in source, "torch_backends": sorted(names)}
 
 
 def metadata_facts() -> dict[str, object]:

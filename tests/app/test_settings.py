@@ -7,9 +7,9 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.app.settings_in_force import settings_in_force
-from ddp_doctor.checks.env_vars import EnvVars
 from ddp_doctor.checks.nccl.facts import NcclFact
-from ddp_doctor.checks.software import Software
+from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.software import Software
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Options, Recording

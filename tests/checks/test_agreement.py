@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 import ddp_doctor
 from ddp_doctor.checks import agreement
 from ddp_doctor.checks.agreement import AgreementFact
-from ddp_doctor.checks.env_vars import EnvVars
 from ddp_doctor.checks.host import Host
-from ddp_doctor.checks.software import Software
+from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge.agreement import effective
 from ddp_doctor.knowledge.variables import variables
 from ddp_doctor.model.choices import Backend, Severity, Status

@@ -13,7 +13,7 @@ import pytest
 
 from ddp_doctor.checks.nccl import CHECK, NcclFact, probe
 from ddp_doctor.checks.nccl.facts import Plugin
-from ddp_doctor.checks.software import Software
+from ddp_doctor.facts.software import Software
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding

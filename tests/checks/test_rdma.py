@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.rdma import CHECK, RdmaFact, probe
-from ddp_doctor.checks.software.facts import Software
 from ddp_doctor.engine.collect import look
+from ddp_doctor.facts.software import Software
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Absent, Reading
 from ddp_doctor.model.finding import Finding

@@ -11,7 +11,7 @@ from pathlib import Path
 from ddp_doctor import app
 from ddp_doctor.checks.env_vars import probe
 from ddp_doctor.checks.nccl.facts import NcclFact
-from ddp_doctor.checks.software.facts import Software
+from ddp_doctor.facts.software import Software
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.finding import Finding

@@ -5,7 +5,6 @@ import signal
 from collections.abc import Iterator
 
 from ddp_doctor.checks.agreement.versions import different_versions
-from ddp_doctor.checks.env_vars.facts import EnvVars
 from ddp_doctor.engine.trial_rules.common import (
     MOST_LINES,
     check_of,
@@ -19,6 +18,7 @@ from ddp_doctor.engine.trial_rules.common import (
     stands,
     who_waits,
 )
+from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.launch.judgement import Judgement
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Showing

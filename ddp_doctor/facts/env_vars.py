@@ -1,9 +1,11 @@
-"""What is recorded of a process's environment."""
+"""What a process's environment says of its launch and of the libraries' settings."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from ddp_doctor.model.fact import Fact
-from ddp_doctor.phrases import launchers
+
+#: Who starts ranks and tells each its place by variables of its own.
+Launcher = Literal["torchrun", "slurm", "mpi"]
 
 
 class EnvVars(Fact):
@@ -13,6 +15,6 @@ class EnvVars(Fact):
 
     variables: dict[str, str]
     withheld: tuple[str, ...] = ()  # set, but like a credential, or too long for a setting
-    launcher: launchers.Launcher | None = None  # whose worker this process is
+    launcher: Launcher | None = None  # whose worker this process is
     in_kubernetes: bool = False
     is_written: bool = False  # by somebody for a job, in a script or manifest: nothing of it is left over

@@ -1,13 +1,10 @@
-"""What is installed on a node, and of which nodes the rules speak."""
+"""What is installed on a node."""
 
 from typing import ClassVar
 
 from pydantic import Field
 
-from ddp_doctor.model.choices import Backend
 from ddp_doctor.model.fact import Fact
-from ddp_doctor.model.finding import Evidence
-from ddp_doctor.model.recording import Recording, Seen
 
 
 class Software(Fact):
@@ -27,6 +24,10 @@ class Software(Fact):
     torch_requires: tuple[str, ...] = ()  # requirements on NCCL only
     torch_requires_python: str | None = None
     torch_cuda_library: str | None = None
+    #: Whether this torch finds its backends, gloo too, by the metadata of packages alone, as 2.15 does
+    #: (distributed_c10d.py, Backend._ensure_backend_registered); None where its source could not be read.
+    torch_looks_backends_up: bool | None = None
+    torch_backends: tuple[str, ...] = ()  # those that the metadata offers
     nccl_required_by_torch: str | None = None  # pinned in torch's metadata: what it was built with
     nccl_packages: dict[str, str] = Field(default_factory=dict)
     nccl_sizes: dict[str, int] = Field(default_factory=dict)  # bytes of the library, by each package's RECORD
@@ -45,25 +46,3 @@ class Software(Fact):
     gpu_devices: int = 0  # /dev/nvidia0, /dev/nvidia1, …
     gpus_hidden_by: str | None = None  # the setting that keeps them from the job
     forward_compatibility: str | None = None  # folder with a newer libcuda than the driver's own
-
-
-def of_the_job(recording: Recording) -> list[Seen[Software]]:
-    """The facts to judge: a prolog runs in an interpreter of root's, whose torch is not the job's."""
-    return [] if recording.options.command == "prolog" else recording.facts(Software)
-
-
-def with_gpus(recording: Recording) -> list[Seen[Software]]:
-    """The nodes whose NVIDIA GPUs the job is meant to use."""
-    return [
-        seen
-        for seen in of_the_job(recording)
-        if seen.fact.gpu_devices > 0
-        and seen.fact.driver is not None
-        and seen.fact.gpus_hidden_by is None
-        and recording.options.backend is not Backend.GLOO
-    ]
-
-
-def observed(text: str, expected_from: str) -> Evidence:
-    """What was read, and what it was held against."""
-    return Evidence(check="software", text=text, expected_from=expected_from)

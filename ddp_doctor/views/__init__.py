@@ -1,0 +1,1 @@
+"""What several rules derive from several facts, worked out once a recording. No opinion stands here."""

@@ -1,0 +1,48 @@
+"""Which class of torch carries out the collectives of a job that asks for "nccl".
+
+torch 2.15 has two: nccl2, and nccl-legacy, which older releases call nccl. They read different variables,
+write to different flight recorders and use different words (torch 2.15 distributed/distributed_c10d.py).
+"""
+
+from collections.abc import Mapping
+
+from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.process_group import ProcessGroupFact
+from ddp_doctor.facts.software import Software
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.views.software import of_the_job
+
+#: Brings the older class back, where it is exactly this.
+SWITCH = "TORCH_DIST_USE_NCCL2"
+_OFF = "0"
+
+
+def nccl_backends(recording: Recording) -> Mapping[int, str]:
+    """By node: "nccl2", "nccl-legacy" or "nccl", or another name that a rank recorded.
+
+    The ranks' own word counts first. Where none came so far, torch's list of backends and its switch tell. A node is
+    left out of which neither is known.
+    """
+    return recording.once("NCCL backend of each node", lambda: _nccl_backends(recording))
+
+
+def _nccl_backends(recording: Recording) -> dict[int, str]:
+    environments = {seen.node: seen.fact.variables for seen in recording.facts(EnvVars)}
+    found = {}
+    for software in of_the_job(recording):
+        backend = _expected(software.fact, environments.get(software.node, {}))
+        if backend is not None:
+            found[software.node] = backend
+    for rank in recording.facts(ProcessGroupFact):
+        if rank.fact.backend == "nccl" and rank.fact.backend_impl is not None:
+            found[rank.node] = rank.fact.backend_impl
+    return found
+
+
+def _expected(software: Software, env: Mapping[str, str]) -> str | None:
+    """What "nccl" stands for, by the backends that torch offers."""
+    if software.torch_looks_backends_up is False:
+        return "nccl"
+    if "nccl2" not in software.torch_backends:
+        return None
+    return "nccl-legacy" if env.get(SWITCH) == _OFF else "nccl2"
