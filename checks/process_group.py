@@ -3,7 +3,7 @@
 Raw input: none; the facts come from torch on every rank, e.g.
 
     rank 0: gloo, init 0.012 s, first all_reduce 0.4 ms, cpu
-    rank 1: nccl, init 0.031 s, first all_reduce 1.9 s, cuda:1, GPU-5d1e…
+    rank 1: nccl, built as nccl2, init 1.7 s, first all_reduce 0.2 s, cuda:1, GPU-5d1e…
 
 DistributedDataParallel starts with init_process_group and a collective. Two ranks on one GPU are
 refused by NCCL ("Duplicate GPU detected"), or share it at half speed; it is mostly a script that
@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.facts.process_group import ProcessGroupFact, TorchImport
-from ddp_doctor.knowledge.deadlines import CHECK_S, FIRST_NCCL_S
+from ddp_doctor.knowledge.deadlines import CHECK_S
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, Severity, Where
 from ddp_doctor.model.context import RankContext
@@ -37,18 +37,20 @@ def probe(ctx: RankContext) -> ProcessGroupFact:
 
     tensor = torch.ones(1, device=ctx.device)
     started = ctx.clock()
-    with ctx.step("all_reduce", "float32 [1]", deadline_s=FIRST_NCCL_S if ctx.backend == "nccl" else None):
+    with ctx.step("all_reduce", "float32 [1]"):
         dist.all_reduce(tensor)
         tensor.item()  # waits for the GPU
     first = ctx.clock() - started
     uuid, name = gpu_identity(ctx.device)
     return ProcessGroupFact(
         backend=dist.get_backend(),
+        backend_impl=ctx.backend_impl,
         group_rank=dist.get_rank(),
         world_size=dist.get_world_size(),
         init_s=ctx.init_s,
         first_collective_s=first,
         device=ctx.device,
+        bound_device=ctx.bound_device,
         gpu_uuid=uuid,
         gpu_name=name,
         torch_version=torch.__version__,

@@ -50,6 +50,8 @@ class HarnessContext:
     level: Level = Level.STANDARD
     deadline: float = field(default_factory=lambda: time.monotonic() + _TIMEOUT_S)
     init_s: float = 0.01
+    backend_impl: str | None = "gloo"
+    bound_device: str | None = None
     started_ago_s: float = 0.1
     skip_pairs: frozenset[tuple[int, int]] = frozenset()
     gpu_memory_bytes: int = 0

@@ -1,7 +1,8 @@
-"""DD101-DD104: launch variables that are left over, incomplete or contradict each other."""
+"""DD101-DD104, DD108: launch variables that are left over, incomplete, contradict each other, or mislead torch."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from ddp_doctor.checks.env_vars.in_force import InForce, say
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
@@ -9,6 +10,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import environment
 from ddp_doctor.phrases.settings import one_per_cause
+from ddp_doctor.views.nccl_backend import nccl_backends
 
 
 @rule("DD101", "leftover-launch-variables", Severity.WARNING, EnvVars)
@@ -90,9 +92,39 @@ def torchrun_options_left_behind(recording: Recording) -> Iterable[Draft]:
     return one_per_cause(recording, EnvVars, environment.torchrun_options)
 
 
+@rule("DD108", "group-takes-another-gpu-than-the-rank", Severity.WARNING, EnvVars)
+def group_takes_another_gpu(recording: Recording) -> Iterable[Draft]:
+    """The NCCL group of a rank would take another GPU than the one that its place on the node means.
+
+    What it finds
+        Ranks that srun or mpirun started, on a torch whose "nccl" is the backend nccl2, where LOCAL_RANK, or without
+        it the rank in the whole job, modulo the number of visible GPUs is not the rank's number on its node. Silent
+        under torchrun, which sets LOCAL_RANK, and where each task sees one GPU.
+
+    Why it matters
+        nccl2 (torch 2.15 and newer) connects inside init_process_group and does not look at torch.cuda.set_device().
+        A script that chooses its GPU by SLURM_LOCALID alone then fails with "ProcessGroupNCCL is bound to device cuda:1
+        but an operation was issued on cuda:0", or with "Duplicate GPU detected".
+
+    Remedy
+        Pass device_id to init_process_group, or set LOCAL_RANK from the launcher's own number.
+
+    References
+        torch 2.15 torch/distributed/distributed_c10d.py, _nccl2_device
+    """
+    backends = nccl_backends(recording)
+
+    def tell(node: InForce) -> Iterator[Draft]:
+        if node.backend == "nccl" and backends.get(node.seen.node) == "nccl2":
+            yield from environment.another_gpu(node.seen.fact, node.hardware.gpus)
+
+    return say(recording, tell)
+
+
 RULES = (
     leftover_launch_variables,
     launch_variables_inconsistent,
     local_rank_beyond_visible_gpus,
     torchrun_options_left_behind,
+    group_takes_another_gpu,
 )

@@ -1,4 +1,4 @@
-"""DD201, DD202: a torch that is not whole, or it or Python too old."""
+"""DD201, DD202, DD210: a torch that is not whole, finds no backend, or it or Python too old."""
 
 from collections.abc import Iterator
 
@@ -79,4 +79,41 @@ def _too_old(fact: Software, recording: Recording) -> versions.TooOld | None:
     return versions.too_old(fact.python, fact.torch_version, fact.torch_requires_python, recording.started_at)
 
 
-RULES = (torch_installation_broken, torch_or_python_too_old)
+@rule("DD210", "torch-finds-no-backend", Severity.ERROR, Software)
+def torch_finds_no_backend(recording: Recording) -> Iterator[Draft]:
+    """A torch that looks its backends up in package metadata which is not there.
+
+    What it finds
+        torch's source looks for backends, gloo and NCCL too, among the entry points of installed packages (2.15 and
+        newer), and no package offers gloo: torch was copied or put on PYTHONPATH without its torch-*.dist-info folder.
+
+    Why it matters
+        init_process_group fails on every rank with "Unknown c10d backend type GLOO", though torch imports and computes.
+
+    Remedy
+        Install torch with pip, or copy its .dist-info folder with it.
+
+    References
+        torch 2.15 torch/distributed/distributed_c10d.py, Backend._ensure_backend_registered
+    """
+    for folder, group in by_cause(of_the_job(recording), _without_backends).items():
+        remedy = install.anew(
+            "Install torch with pip, or copy its torch-*.dist-info folder beside it", "torch"
+        )
+        title = "torch on {nodes} finds no backend, neither gloo nor NCCL: its package metadata is missing"
+        saw = observed(
+            f"{folder} looks for entry points torch.distributed.backends, and no package has one called gloo",
+            "torch/distributed/distributed_c10d.py",
+        )
+        detail = 'Ranks fail in init_process_group with "Unknown c10d backend type".'
+        yield node_draft(recording, group, title, saw, remedy, detail=detail)
+
+
+def _without_backends(fact: Software) -> str | None:
+    """Torch's folder, where it looks for backends that are not to be found."""
+    if fact.torch_problem or not fact.torch_looks_backends_up or "gloo" in fact.torch_backends:
+        return None
+    return fact.torch_folder
+
+
+RULES = (torch_installation_broken, torch_or_python_too_old, torch_finds_no_backend)

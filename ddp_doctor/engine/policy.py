@@ -10,10 +10,11 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import CheckStatus, ExitCode, Severity, Status, Verdict
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool
 from ddp_doctor.phrases.nodes import host, in_words
 from ddp_doctor.phrases.ranks import ranks_at
+from ddp_doctor.views.nccl_backend import backend_of_ranks
 
 #: Commands that say nothing of the rest of the machine.
 _JUDGED_ALONE = {"topology": "topology", "env": "list of settings"}
@@ -37,7 +38,7 @@ def _report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check])
         run_id=recording.run_id,
         started_at=recording.started_at,
         duration_s=round(recording.duration_s, 3),
-        world=recording.world,
+        world=_world(recording),
         verdict=verdict,
         exit_code=exit_code.value,
         summary=summary(recording, verdict, results, diagnosis),
@@ -45,6 +46,13 @@ def _report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check])
         findings=diagnosis.findings,
         measurements=tuple(measurements(recording, checks)),
     )
+
+
+def _world(recording: Recording) -> World | None:
+    """The world, with what the ranks recorded of its backend."""
+    if recording.world is None:
+        return None
+    return recording.world.model_copy(update={"backend_impl": backend_of_ranks(recording)})
 
 
 def judge(recording: Recording, diagnosis: Diagnosis, results: Sequence[CheckResult]) -> Verdict:
@@ -187,7 +195,9 @@ def _scope(recording: Recording) -> str:
         whose = "this node" if _nodes(recording) == 1 else f"{_nodes(recording)} nodes"
         return f"{len(passed)} check{'s' if len(passed) != 1 else ''} of {whose}"
     ranks = f"{world.world_size} rank{'s' if world.world_size != 1 else ''}"
-    return f"{ranks} over {world.backend} on {world.nnodes} node{'s' if world.nnodes != 1 else ''}"
+    impl = backend_of_ranks(recording)
+    over = f"{world.backend} ({impl})" if impl not in (None, world.backend) else world.backend
+    return f"{ranks} over {over} on {world.nnodes} node{'s' if world.nnodes != 1 else ''}"
 
 
 def _untested(recording: Recording) -> str:

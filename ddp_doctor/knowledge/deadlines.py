@@ -6,7 +6,8 @@ others keep a hang's report within the check's deadline plus 3 s, as the test-su
 
 #: A rank check, from the moment its first rank entered it.
 CHECK_S = 10.0
-#: The first NCCL collective creates communicators, loads kernels and may probe a whole fabric.
+#: From init_process_group to the end of the first NCCL collective. The ranks are given their device, so they connect
+#: inside init_process_group; the first collective loads kernels and may connect the GPUs one by one.
 FIRST_NCCL_S = 60.0
 #: The user's own model: its import, its construction and nine forwards. What would not end in time is not begun.
 OWN_MODEL_S = 60.0
@@ -28,6 +29,9 @@ EXTENSION = 0.5
 ECHO_GRACE_S = 0.7
 #: For the workers' second threads to answer; one second is forever for a process that still runs.
 WITNESS_S = 0.8
+#: Between two samples of a flight recorder whose finished entries are retired by a watchdog that looks once a second
+#: (nccl2: torch 2.15 c10d/hooks/FlightRecorderHook.hpp).
+RECORDER_LAG_S = 2.0
 #: From SIGTERM to SIGKILL of workers that are done; NCCL frees its memory meanwhile.
 DISMISS_S = 1.0
 #: From SIGKILL until a process is given up as uninterruptible.

@@ -158,12 +158,12 @@ def _never_began(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement
 
 def _mismatch(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
     """Different calls at one place: the flight recorder knows what each rank really enqueued."""
-    by_seq: dict[int, dict[int, FlightEntry]] = defaultdict(dict)
+    by_number: dict[tuple[str, int], dict[int, FlightEntry]] = defaultdict(dict)
     for one in ranks:
         for entry in one.flight:
-            by_seq[entry.seq][one.rank] = entry
-    for seq in sorted(by_seq):
-        calls = by_seq[seq]
+            by_number[entry.group, entry.seq][one.rank] = entry
+    for number in sorted(by_number):
+        calls = by_number[number]
         groups: dict[object, list[int]] = defaultdict(list)
         for rank, entry in calls.items():
             groups[entry.op, entry.sizes, entry.dtypes].append(rank)

@@ -88,7 +88,7 @@ def where_it_waits(one: RankEvidence) -> Literal["collective", "store", "outside
         return "collective" if waits or _TORCH_WAITS.search(stands_in) else "outside"
     if not one.flight:
         return "unknown"
-    waits = not one.flight[-1].retired or _TORCH_MEETS.search(stands_in) is not None
+    waits = one.flight[-1].is_open or _TORCH_MEETS.search(stands_in) is not None
     return "collective" if waits else "outside"
 
 

@@ -33,6 +33,8 @@ class LiveRankContext:
         self.skip_pairs = frozenset(spec.skip_pairs)
         self.started_ago_s = time.monotonic() - spec.launched_at
         self.init_s = 0.0
+        self.backend_impl: str | None = None
+        self.bound_device: str | None = None
         self.gpu_memory_bytes = 0
         self.showing = Showing.model_validate(spec.showing) if spec.showing else None
         self.tried = spec.tried

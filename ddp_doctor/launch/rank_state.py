@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -62,6 +63,7 @@ class RankState:
     events: int = 0  # how many there were
     state: str | None = None
     wait_channel: str | None = None
+    first_answer: dict[str, Json] | None = None  # of two to the agent's request for evidence
 
     @property
     def over(self) -> bool:
@@ -155,7 +157,7 @@ class RankState:
 
     def evidence(self, out_of_memory: bool) -> RankEvidence:
         """What goes into the recording."""
-        witness = self._witness()
+        witness = self._witness() or self.first_answer or {}
         died = self.exited_at is not None
         return RankEvidence(
             rank=self.spec.rank,
@@ -172,9 +174,33 @@ class RankState:
             wait_channel=self.wait_channel,
             cpu_s_per_s=self.cpu_s_per_s,
             stack=tuple(witness.get("stack", ())) or self._faulthandler_stack(),
-            flight=tuple(FlightEntry.model_validate(entry) for entry in witness.get("flight", ())),
+            flight=self._flight(witness),
+            recorder=witness.get("recorder"),
             output_tail=self._output(),
             out_of_memory=out_of_memory and died and self.worker.exitcode == -signal.SIGKILL,
+        )
+
+    def has_to_answer_twice(self) -> bool:
+        """Whether it shows open work in a flight recorder that retires finished work late."""
+        answer = self._witness()
+        flight = answer.get("flight", ())
+        return bool(answer.get("retires_late")) and any(not entry["retired"] for entry in flight)
+
+    def keep_first_answer(self) -> None:
+        """Make room for the second one."""
+        self.first_answer = self._witness()
+        with suppress(OSError):
+            os.unlink(self.spec.path("witness.json"))
+
+    def _flight(self, answer: Mapping[str, Json]) -> tuple[FlightEntry, ...]:
+        """What the flight recorder showed; of two samples the second, with what both agree on."""
+        entries = tuple(FlightEntry.model_validate(entry) for entry in answer.get("flight", ()))
+        if self.first_answer is None or answer is self.first_answer:
+            return entries
+        open_before = {entry["seq"] for entry in self.first_answer["flight"] if not entry["retired"]}
+        return tuple(
+            entry.model_copy(update={"open_twice": not entry.retired and entry.seq in open_before})
+            for entry in entries
         )
 
     def has_witness(self) -> bool:

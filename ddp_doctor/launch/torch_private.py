@@ -1,38 +1,85 @@
 """Every call of torch that its documentation does not promise, each with a fallback.
 
-The recorder's names changed between releases; where none exists the evidence is poorer, and the
-judge falls back on the worker's own events.
+Names and backends changed between releases; where none answers the evidence is poorer, and the judge falls back on
+the worker's own events.
 """
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from ddp_doctor.model.trial import FlightEntry
 
+#: The classes behind "nccl" whose work only ``_dump_nccl_trace_json`` shows; those of torch 2.15 and newer record
+#: through a hook, each under its own name (torch 2.15 c10d/FlightRecorder.hpp, distributed_c10d.py).
+_SELF_RECORDING = ("nccl", "nccl-legacy")
 
-def flight_entries(most: int = 16) -> list[FlightEntry]:
-    """The last collectives this process enqueued, oldest first, from torch's flight recorder.
 
-    Uses the JSON dump (torch ≥ 2.5 on NCCL, ≥ 2.8 or so on gloo), never the pickled one. Empty
-    where this torch has no recorder.
+def backend_impl(group: Any, device: str) -> str | None:
+    """The class that carries out the group's collectives on ``device``; None where torch does not say.
+
+    ``get_backend()`` says "nccl" for two classes since torch 2.15. The older one calls itself "nccl" in all
+    releases; beside ProcessGroupNCCL2 it is what torch names "nccl-legacy".
     """
+    import torch
+    from torch.distributed import distributed_c10d
+
     try:
-        dump = json.loads(_dump_json())
-    except Exception:  # noqa: BLE001 - a private call may raise anything; no recorder is no entries
-        return []
-    entries = [entry for entry in dump.get("entries", []) if not entry.get("is_p2p")]
-    return [_entry(entry) for entry in entries[-most:]]
+        backend = group._get_backend(torch.device(device))  # noqa: SLF001 - get_backend_impl() is new in 2.15
+        name = str(backend.name())
+    except Exception:  # noqa: BLE001 - a private call may raise anything
+        return None
+    return "nccl-legacy" if name == "nccl" and hasattr(distributed_c10d, "ProcessGroupNCCL2") else name
 
 
-def _dump_json() -> str | bytes:
+def bound_device(group: Any) -> str | None:
+    """The device that the group is bound to, as "cuda:0"; None where it is bound to none."""
+    device = getattr(group, "bound_device_id", None)
+    return None if device is None else str(device)
+
+
+def flight_entries(backend: str, most: int = 16) -> tuple[str | None, list[FlightEntry]]:
+    """The flight recorder that has entries of ``backend``, and the last ones, oldest first; (None, []) without any.
+
+    ``backend`` is "nccl" or "gloo", as get_backend() says. Each class records under its own name: the first recorder
+    with entries counts. Uses the JSON dump (torch 2.5 and newer on NCCL, 2.8 or so on gloo), never the pickled one.
+    """
+    for name, text in _dumps(backend):
+        try:
+            entries = [_entry(entry) for entry in json.loads(text)["entries"] if not entry.get("is_p2p")]
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+        ):  # an unknown backend: no "entries" and no error
+            continue
+        if entries:
+            return name, entries[-most:]
+    return None, []
+
+
+def _dumps(backend: str) -> Iterator[tuple[str, str | bytes]]:
+    """Each recorder's name and JSON, the likeliest one first."""
     from torch._C import _distributed_c10d as c10d
 
-    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
-        dump = getattr(c10d, name, None)
-        if dump is not None:
-            text: str | bytes = dump(includeCollectives=True, onlyActive=False)
-            return text
-    return "{}"
+    generic = getattr(c10d, "_dump_fr_trace_json", None)
+    calls: list[tuple[str, Any, dict[str, str]]]
+    if backend == "nccl":
+        calls = [(name, generic, {"backend": name}) for name in ("nccl2", "nccl-lazy")]
+        calls.append(("nccl", getattr(c10d, "_dump_nccl_trace_json", None), {}))
+    else:
+        calls = [("gloo", generic, {})]  # shown to whoever names no backend
+    for name, dump, options in calls:
+        try:
+            yield name, dump(includeCollectives=True, onlyActive=False, **options)
+        except Exception:  # noqa: BLE001, S112 - a private call may raise anything, or not exist
+            continue
+
+
+def retires_late(recorder: str | None) -> bool:
+    """Whether finished work may read as un-retired for a while: only the watchdog's round retires hooked entries."""
+    return recorder is not None and recorder not in (*_SELF_RECORDING, "gloo")
 
 
 def _entry(entry: dict[str, Any]) -> FlightEntry:
@@ -42,4 +89,6 @@ def _entry(entry: dict[str, Any]) -> FlightEntry:
         sizes=tuple(tuple(size) for size in entry.get("input_sizes", ())),
         dtypes=tuple(str(dtype) for dtype in entry.get("input_dtypes", ())),
         retired=bool(entry.get("retired", False)),
+        # TORCH_DISTRIBUTED_DEBUG=DETAIL leaves the name empty, of the groups that it wraps and of its own.
+        group=str((entry.get("process_group") or [""])[0]) or f"pg_id {entry.get('pg_id', 0)}",
     )

@@ -260,8 +260,20 @@ class Trial:
             rank.signal(signal.SIGUSR1)
             if rank.state in ("T", "t"):
                 rank.signal(signal.SIGCONT)
+        asked_at = time.monotonic()
+        self._await_answers(alive)
+        again = [rank for rank in alive if rank.has_to_answer_twice()]
+        if again:
+            time.sleep(max(0.0, asked_at + deadlines.WITNESS_S + deadlines.RECORDER_LAG_S - time.monotonic()))
+            for rank in again:
+                rank.keep_first_answer()
+                rank.signal(signal.SIGUSR2)
+            self._await_answers(again)
+
+    @staticmethod
+    def _await_answers(ranks: Sequence[RankState]) -> None:
         deadline = time.monotonic() + deadlines.WITNESS_S
-        while time.monotonic() < deadline and not all(rank.has_witness() for rank in alive):
+        while time.monotonic() < deadline and not all(rank.has_witness() for rank in ranks):
             time.sleep(0.01)
 
     def _dismiss(self) -> None:

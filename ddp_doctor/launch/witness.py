@@ -25,18 +25,20 @@ def start(spec: WorkerSpec) -> None:
     """Register faulthandler and start the answering thread; SIGUSR2 must be blocked already."""
     stacks = os.open(spec.path("stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-    threading.Thread(target=_answer, args=(spec.path("witness.json"),), daemon=True).start()
+    threading.Thread(target=_answer, args=(spec.path("witness.json"), spec.backend), daemon=True).start()
 
 
-def _answer(path: str) -> None:
-    from ddp_doctor.launch.torch_private import flight_entries
+def _answer(path: str, backend: str) -> None:
+    from ddp_doctor.launch.torch_private import flight_entries, retires_late
 
     main = threading.main_thread().ident
     while True:
         signal.sigwait({signal.SIGUSR2})
         frame = sys._current_frames().get(main or 0)  # noqa: SLF001 - there is no public way
         stack = [f"{f.filename}:{f.lineno} in {f.name}" for f in traceback.extract_stack(frame)]
-        flight = [entry.model_dump() for entry in flight_entries()]
+        recorder, entries = flight_entries(backend)
+        flight = [entry.model_dump() for entry in entries]
+        late = retires_late(recorder)
         with open(path + ".tmp", "w", encoding="utf-8") as file:
-            json.dump({"stack": stack, "flight": flight}, file)
+            json.dump({"stack": stack, "recorder": recorder, "retires_late": late, "flight": flight}, file)
         os.replace(path + ".tmp", path)

@@ -12,11 +12,11 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ddp_doctor.knowledge.gpu_memory import allowance
 from ddp_doctor.knowledge.victims import blames_peer
-from ddp_doctor.launch import preload, witness
+from ddp_doctor.launch import preload, torch_private, witness
 from ddp_doctor.launch.control import connect
 from ddp_doctor.launch.events import EventWriter
 from ddp_doctor.launch.process import die_with_parent, set_name
@@ -75,26 +75,25 @@ def run(spec: WorkerSpec) -> bool:
 
 
 def _join(spec: WorkerSpec, context: LiveRankContext) -> None:
+    import torch
     import torch.distributed as dist
 
+    options: dict[str, Any] = {"timeout": _LIBRARY_TIMEOUT}
     context.begin("process_group", spec.init_deadline_s)
     if spec.device.startswith("cuda"):
         context.gpu_memory_bytes = _take_gpu(spec.device)
+        # Without it torch 2.15 takes LOCAL_RANK, or the rank in the whole job, whatever set_device() said.
+        options["device_id"] = torch.device(spec.device)
     started = time.monotonic()
     with context.step("init_process_group", spec.backend, deadline_s=spec.init_deadline_s):
         if spec.store_port:
             context.store = connect(spec.store_host, spec.store_port, spec.trial)
-            dist.init_process_group(
-                spec.backend,
-                store=context.store,
-                rank=spec.group_rank,
-                world_size=len(spec.ranks),
-                timeout=_LIBRARY_TIMEOUT,
-            )
-        else:
-            dist.init_process_group(spec.backend, timeout=_LIBRARY_TIMEOUT)
+            options.update(store=context.store, rank=spec.group_rank, world_size=len(spec.ranks))
+        dist.init_process_group(spec.backend, **options)
     context.init_s = time.monotonic() - started
     context.group = dist.group.WORLD
+    context.backend_impl = torch_private.backend_impl(context.group, spec.device)
+    context.bound_device = torch_private.bound_device(context.group)
 
 
 def _take_gpu(device: str) -> int:

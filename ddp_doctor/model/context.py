@@ -210,6 +210,8 @@ class RankContext(Protocol):
     level: Level
     deadline: float
     init_s: float  # how long init_process_group took here
+    backend_impl: str | None  # the class behind ``backend``, as ProcessGroupFact has it
+    bound_device: str | None  # that the group is bound to
     started_ago_s: float  # how long ago the launcher was started, when this worker came up
     skip_pairs: frozenset[tuple[int, int]]  # original ranks; pairs an earlier trial proved stuck
     gpu_memory_bytes: int  # of tensors that this rank may hold on its GPU; 0 on a CPU

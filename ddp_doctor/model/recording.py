@@ -37,6 +37,7 @@ class World(Frozen):
     nproc_per_node: int = 1  # of the first node, where nodes differ
     world_size: int = 1
     backend: str = "gloo"
+    backend_impl: str | None = None  # in a report: the class behind it, as the ranks recorded it
     launcher: str = "plain"
     foreign_nodes: int = 1  # how many nodes the launcher's own world has; each is tested by itself
     nodes: tuple[Node, ...] = ()  # those that reported in

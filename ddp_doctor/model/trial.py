@@ -31,6 +31,14 @@ class FlightEntry(Frozen):
     sizes: tuple[tuple[int, ...], ...] = ()
     dtypes: tuple[str, ...] = ()
     retired: bool = False
+    group: str = ""  # torch's name of the process group, whose collectives are numbered by themselves
+    #: Un-retired in two samples, far enough apart for a recorder that retires late; None: sampled once.
+    open_twice: bool | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the rank still waits for it, as far as the recorder tells."""
+        return not self.retired if self.open_twice is None else self.open_twice
 
 
 class Raised(Frozen):
@@ -61,6 +69,7 @@ class RankEvidence(Frozen):
     cpu_s_per_s: float | None = None  # processor time used in the last second of watching
     stack: tuple[str, ...] = ()  # "file:line in function", innermost last
     flight: tuple[FlightEntry, ...] = ()
+    recorder: str | None = None  # the flight recorder that had them; None: none had any
     output_tail: str = ""
     out_of_memory: bool = False  # the memory cgroup counted an OOM kill when this rank died
 

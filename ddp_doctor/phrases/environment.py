@@ -137,6 +137,44 @@ def too_few_gpus(seen: Environment) -> Iterator[Draft]:
             return
 
 
+#: Where launchers other than torchrun say which rank a process is, in the whole job and on its node.
+_PLACES: dict[Launcher | None, tuple[str, str]] = {
+    "slurm": ("SLURM_PROCID", "SLURM_LOCALID"),
+    "mpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+}
+
+
+def another_gpu(seen: Environment, gpus: int | None) -> Iterator[Draft]:
+    """A rank whose NCCL group takes another GPU than its number on the node; ``gpus`` is how many the node has."""
+    env = seen.variables
+    if seen.launcher not in _PLACES:
+        return
+    in_job, on_node = _PLACES[seen.launcher]
+    visible = launchers.visible(env["CUDA_VISIBLE_DEVICES"]) if "CUDA_VISIBLE_DEVICES" in env else gpus
+    rank, local_rank = env.get("RANK") or env.get(in_job, ""), env.get(on_node, "")
+    taken = env.get("LOCAL_RANK", rank)
+    if not visible or not (taken.isdecimal() and local_rank.isdecimal()):
+        return
+    group_gpu, own_gpu = int(taken) % visible, int(local_rank) % visible
+    if group_gpu == own_gpu:
+        return
+    chosen_by = "LOCAL_RANK" if "LOCAL_RANK" in env else "RANK" if env.get("RANK") else in_job
+    pairs = {name: env[name] for name in (chosen_by, on_node)}
+    yield setting_draft(
+        pairs,
+        f"The NCCL group of local rank {local_rank} takes GPU {group_gpu}: {shown(chosen_by, taken)} modulo"
+        f" {visible} visible GPUs",
+        listed(pairs),
+        "torch 2.15 torch/distributed/distributed_c10d.py, _nccl2_device",
+        in_words(
+            f"Pass device_id to init_process_group, or set LOCAL_RANK in each task: export LOCAL_RANK=${on_node}"
+        ),
+        detail="torch.cuda.set_device() does not decide this with the backend nccl2; a script that passes device_id or"
+        " sets LOCAL_RANK itself is not concerned.",
+        confidence=Confidence.POSSIBLE,
+    )
+
+
 def torchrun_options(seen: Environment) -> Iterator[Draft]:
     """Options of torchrun in a plain shell's environment."""
     env = seen.variables

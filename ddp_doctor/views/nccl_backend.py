@@ -26,6 +26,12 @@ def nccl_backends(recording: Recording) -> Mapping[int, str]:
     return recording.once("NCCL backend of each node", lambda: _nccl_backends(recording))
 
 
+def backend_of_ranks(recording: Recording) -> str | None:
+    """The class behind the backend as the ranks recorded it, all of them where they differ; None without a word."""
+    ranks = recording.facts(ProcessGroupFact)
+    return ", ".join(sorted({rank.fact.backend_impl for rank in ranks if rank.fact.backend_impl})) or None
+
+
 def _nccl_backends(recording: Recording) -> dict[int, str]:
     environments = {seen.node: seen.fact.variables for seen in recording.facts(EnvVars)}
     found = {}

@@ -568,3 +568,42 @@ def test_sizes_are_read_from_each_packages_record(installation):
         record.write_text(f"nvidia/nccl/lib/libnccl.so.2,sha256=x,{size}\n{record.parent.name}/METADATA,,\n")
     fact = probe(live(installation.folder))
     assert (fact.nccl_packages, fact.nccl_sizes, fact.nccl_file_bytes) == (TWO, SIZES, 13)
+
+
+C10D = 'entry_points(group="torch.distributed.backends")\n'
+
+
+def test_a_torch_that_looks_backends_up_and_finds_none_is_an_error(installation):
+    source = installation.torch / "distributed" / "distributed_c10d.py"
+    source.parent.mkdir()
+    source.write_text(C10D)
+    fact = probe(live(installation.folder))
+
+    assert (fact.torch_looks_backends_up, fact.torch_backends) == (True, ())
+    (told,) = [finding for finding in findings(fact) if finding.code == "DD210"]
+    assert "finds no backend" in told.title
+
+
+def test_a_torch_whose_metadata_offers_backends_is_in_order(installation):
+    source = installation.torch / "distributed" / "distributed_c10d.py"
+    source.parent.mkdir()
+    source.write_text(C10D)
+    (installation.folder / "torch-2.7.0.dist-info" / "entry_points.txt").write_text(
+        "[torch.distributed.backends]\nGLOO = torch.distributed.distributed_c10d:_register_builtin_gloo_backend\n"
+        "nccl2 = torch.distributed.distributed_c10d:_register_builtin_nccl2_backend\n"
+    )
+    fact = probe(live(installation.folder))
+
+    assert (fact.torch_looks_backends_up, fact.torch_backends) == (True, ("gloo", "nccl2"))
+    assert "DD210" not in [code for code, _ in verdicts(fact)]
+
+
+@pytest.mark.parametrize("source", [None, "Backend.GLOO\n"], ids=["unreadable", "older"])
+def test_a_torch_that_knows_its_backends_needs_no_metadata(installation, source):
+    if source is not None:
+        (installation.torch / "distributed").mkdir()
+        (installation.torch / "distributed" / "distributed_c10d.py").write_text(source)
+    fact = probe(live(installation.folder))
+
+    assert fact.torch_looks_backends_up is (None if source is None else False)
+    assert "DD210" not in [code for code, _ in verdicts(fact)]

@@ -41,8 +41,10 @@ def trial(*evidence: RankEvidence, outcome: Literal["stuck", "broken", "slow"] =
     )
 
 
-def flight(op: str = "all_reduce", *sizes: int, seq: int = 5, retired: bool = False) -> FlightEntry:
-    return FlightEntry(seq=seq, op=op, sizes=(tuple(sizes),), dtypes=("Float",), retired=retired)
+def flight(
+    op: str = "all_reduce", *sizes: int, seq: int = 5, retired: bool = False, group: str = ""
+) -> FlightEntry:
+    return FlightEntry(seq=seq, op=op, sizes=(tuple(sizes),), dtypes=("Float",), retired=retired, group=group)
 
 
 WAITING = step(3)
@@ -66,6 +68,18 @@ CLOSED = Raised(type="RuntimeError", message="Connection closed by peer [::1]:1"
 def test_the_rank_outside_the_open_collective_is_the_suspect():
     found = judge(trial(rank(0, WAITING), rank(1, step(2, left=True)), rank(2, WAITING)))
     assert (found.kind, found.suspects, found.waiting) == ("never-entered", (1,), (0, 2))
+
+
+def test_calls_of_two_groups_that_bear_one_number_are_no_mismatch():
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL compares calls in a group of its own, which counts by itself."""
+    compared = flight("all_gather", 7, seq=5, group="pg_id 1")
+    found = judge(
+        trial(
+            rank(0, WAITING, flight=(flight("all_reduce", 8, group="pg_id 0"),)),
+            rank(1, WAITING, flight=(compared,)),
+        )
+    )
+    assert found.kind == "all-entered"
 
 
 def test_several_absent_ranks_are_all_named():

@@ -1,0 +1,112 @@
+"""Which class carries out the collectives of "nccl", by what was recorded of torch and of the ranks."""
+
+import pytest
+
+from ddp_doctor.app import judge
+from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.process_group import ProcessGroupFact
+from ddp_doctor.facts.software import Software
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.views.nccl_backend import backend_of_ranks, nccl_backends
+
+OFFERED = ("gloo", "nccl", "nccl-legacy", "nccl2")
+
+
+def software(looks_up: bool | None, offered: tuple[str, ...] = ()) -> Software:
+    return Software(
+        python="3.11.7",
+        machine="x86_64",
+        torch_version="2.16.0a0+git1234567",
+        torch_looks_backends_up=looks_up,
+        torch_backends=offered,
+    )
+
+
+def group(backend: str, impl: str | None, rank: int = 0) -> ProcessGroupFact:
+    return ProcessGroupFact(
+        backend=backend,
+        backend_impl=impl,
+        group_rank=rank,
+        world_size=2,
+        init_s=1.0,
+        first_collective_s=0.1,
+        device="cpu" if backend == "gloo" else f"cuda:{rank}",
+        torch_version="2.16.0a0+git1234567",
+        nccl_available=True,
+        gloo_available=True,
+        pid=100 + rank,
+    )
+
+
+def recording(*facts: Fact, backend: str = "nccl", command: str = "run") -> Recording:
+    checks = {Software: "software", EnvVars: "env_vars", ProcessGroupFact: "process_group"}
+    world = World(nproc_per_node=2, world_size=2, backend=backend, nodes=(Node(hostname="node0"),))
+    return Recording(
+        world=world,
+        options=Options(command=command),
+        readings=tuple(
+            Reading(
+                check=checks[type(fact)],
+                status=Status.COLLECTED,
+                rank=fact.group_rank if isinstance(fact, ProcessGroupFact) else None,
+                fact=fact.recorded(),
+            )
+            for fact in facts
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("looks_up", "offered", "switch", "expected"),
+    [
+        pytest.param(True, OFFERED, None, "nccl2", id="torch offers nccl2"),
+        pytest.param(True, OFFERED, "0", "nccl-legacy", id="switched back"),
+        pytest.param(True, OFFERED, "false", "nccl2", id="only 0 switches back"),
+        pytest.param(False, (), None, "nccl", id="a torch with one class"),
+        pytest.param(False, (), "0", "nccl", id="the switch is read by nobody"),
+        pytest.param(True, ("gloo", "nccl"), None, None, id="not offered"),
+        pytest.param(None, (), None, None, id="source unreadable"),
+    ],
+)
+def test_before_ranks_ran_torchs_own_list_and_the_switch_tell(looks_up, offered, switch, expected):
+    env = EnvVars(variables={"TORCH_DIST_USE_NCCL2": switch} if switch is not None else {})
+
+    assert nccl_backends(recording(software(looks_up, offered), env)).get(0) == expected
+
+
+def test_what_a_rank_recorded_counts_first():
+    seen = recording(software(True, OFFERED), group("nccl", "nccl-legacy"))
+
+    assert nccl_backends(seen) == {0: "nccl-legacy"}
+
+
+def test_ranks_of_gloo_and_the_interpreter_of_a_prolog_tell_nothing():
+    assert nccl_backends(recording(group("gloo", "gloo"), backend="gloo")) == {}
+    assert nccl_backends(recording(software(True, OFFERED), command="prolog")) == {}
+
+
+@pytest.mark.parametrize(
+    ("backend", "impl", "head"),
+    [
+        ("nccl", "nccl2", "over nccl (nccl2) on 1 node"),
+        ("nccl", "nccl-legacy", "over nccl (nccl-legacy) on 1 node"),
+        ("nccl", "nccl", "over nccl on 1 node"),
+        ("nccl", "acme", "over nccl (acme) on 1 node"),
+        ("nccl", None, "over nccl on 1 node"),
+        ("gloo", "gloo", "over gloo on 1 node"),
+    ],
+)
+def test_the_report_names_the_class_beside_the_backend(backend, impl, head):
+    report = judge(recording(group(backend, impl, 0), group(backend, impl, 1), backend=backend)).report
+
+    assert report.world is not None
+    assert (report.world.backend, report.world.backend_impl) == (backend, impl)
+    assert head in report.summary
+
+
+def test_ranks_with_different_classes_are_all_named():
+    assert backend_of_ranks(recording(group("nccl", "nccl2", 0), group("nccl", "nccl-legacy", 1))) == (
+        "nccl-legacy, nccl2"
+    )
