@@ -11,6 +11,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import environment
 from ddp_doctor.phrases.settings import one_per_cause
 from ddp_doctor.views.nccl_backend import nccl_backends
+from ddp_doctor.views.software import of_the_job
 
 
 @rule("DD101", "leftover-launch-variables", Severity.WARNING, EnvVars)
@@ -113,9 +114,11 @@ def group_takes_another_gpu(recording: Recording) -> Iterable[Draft]:
         torch 2.15 torch/distributed/distributed_c10d.py, _nccl2_device
     """
     backends = nccl_backends(recording)
+    by_local_rank = {seen.node for seen in of_the_job(recording) if seen.fact.torch_nccl2_takes_local_rank}
 
     def tell(node: InForce) -> Iterator[Draft]:
-        if node.backend == "nccl" and backends.get(node.seen.node) == "nccl2":
+        at = node.seen.node
+        if node.backend == "nccl" and backends.get(at) == "nccl2" and at in by_local_rank:
             yield from environment.another_gpu(node.seen.fact, node.hardware.gpus)
 
     return say(recording, tell)

@@ -24,10 +24,13 @@ class Software(Fact):
     torch_requires: tuple[str, ...] = ()  # requirements on NCCL only
     torch_requires_python: str | None = None
     torch_cuda_library: str | None = None
-    #: Whether this torch finds its backends, gloo too, by the metadata of packages alone, as 2.15 does
+    #: Whether this torch finds its backends, gloo too, by the metadata of packages alone, as 2.14 does
     #: (distributed_c10d.py, Backend._ensure_backend_registered); None where its source could not be read.
     torch_looks_backends_up: bool | None = None
     torch_backends: tuple[str, ...] = ()  # those that the metadata offers
+    #: "nccl" builds nccl2 unless TORCH_DIST_USE_NCCL2 is "0" (torch 2.15), or only if it is "1" (2.14); None: neither
+    torch_nccl2_switch: str | None = None
+    torch_nccl2_takes_local_rank: bool = False  # without device_id, as torch 2.15 does (_nccl2_device)
     nccl_required_by_torch: str | None = None  # pinned in torch's metadata: what it was built with
     nccl_packages: dict[str, str] = Field(default_factory=dict)
     nccl_sizes: dict[str, int] = Field(default_factory=dict)  # bytes of the library, by each package's RECORD

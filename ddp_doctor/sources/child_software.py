@@ -7,6 +7,7 @@ ddp_doctor. Prints one JSON object, here with a CUDA build of torch::
      "torch_problem": null, "torch_version": "2.7.0+cu126", "torch_cuda": "12.6", "torch_hip": null,
      "torch_git": "1341794...", "torch_metadata_version": "2.7.0", "torch_requires_python": ">=3.9.0",
      "torch_looks_backends_up": false, "torch_backends": [],
+     "torch_nccl2_switch": null, "torch_nccl2_takes_local_rank": false,
      "torch_requires": ["nvidia-nccl-cu12==2.26.2; platform_system == \"Linux\""],
      "nccl_packages": {"nvidia-nccl-cu12": "2.26.2"}, "nccl_sizes": {"nvidia-nccl-cu12": 219454696},
      "nccl_file_bytes": 219454696,
@@ -20,6 +21,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import sys
 from pathlib import Path
 
@@ -34,6 +36,10 @@ NCCL_PACKAGES = ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 NCCL_FILE = "libnccl.so.2"
 #: The group of entry points in which torch 2.15 and newer finds every backend (distributed_c10d.py).
 BACKENDS = "torch.distributed.backends"
+#: torch 2.14 asks whether the switch is "1", torch 2.15 whether it is "0" (_register_builtin_nccl_backend).
+NCCL2_SWITCH = re.compile(r"""["']TORCH_DIST_USE_NCCL2["']\)\s*==\s*["']([01])["']""")
+#: The function of torch 2.15 that binds a group to LOCAL_RANK's GPU.
+NCCL2_DEVICE = "def _nccl2_device("
 
 
 def main() -> None:
@@ -106,13 +112,19 @@ def torch_facts() -> dict[str, object]:
 
 
 def backend_facts(torch_folder: Path) -> dict[str, object]:
-    """Whether this torch looks its backends up in the metadata of packages, and what it finds there."""
+    """How this torch finds its backends: in the metadata of packages or not, what it finds there, and its nccl2."""
     try:
         source = (torch_folder / "distributed" / "distributed_c10d.py").read_text("utf-8", "replace")
     except OSError:
         return {}
     names = {point.name.lower() for point in importlib.metadata.entry_points(group=BACKENDS)}
-    return {"torch_looks_backends_up": BACKENDS in source, "torch_backends": sorted(names)}
+    switch = NCCL2_SWITCH.search(source)
+    return {
+        "torch_looks_backends_up": BACKENDS in source,
+        "torch_backends": sorted(names),
+        "torch_nccl2_switch": switch[1] if switch else None,
+        "torch_nccl2_takes_local_rank": NCCL2_DEVICE in source,
+    }
 
 
 def metadata_facts() -> dict[str, object]:

@@ -1,7 +1,8 @@
 """Which class of torch carries out the collectives of a job that asks for "nccl".
 
-torch 2.15 has two: nccl2, and nccl-legacy, which older releases call nccl. They read different variables,
-write to different flight recorders and use different words (torch 2.15 distributed/distributed_c10d.py).
+torch 2.14 and newer have two: nccl2, and nccl-legacy, which older releases call nccl. They read different variables,
+write to different flight recorders and use different words. By default 2.14 builds the one, 2.15 the other
+(distributed/distributed_c10d.py, _register_builtin_nccl_backend).
 """
 
 from collections.abc import Mapping
@@ -12,9 +13,8 @@ from ddp_doctor.facts.software import Software
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.software import of_the_job
 
-#: Brings the older class back, where it is exactly this.
+#: Chooses between the two; one value counts, and torch 2.14 and 2.15 have different ones.
 SWITCH = "TORCH_DIST_USE_NCCL2"
-_OFF = "0"
 
 
 def nccl_backends(recording: Recording) -> Mapping[int, str]:
@@ -46,9 +46,11 @@ def _nccl_backends(recording: Recording) -> dict[int, str]:
 
 
 def _expected(software: Software, env: Mapping[str, str]) -> str | None:
-    """What "nccl" stands for, by the backends that torch offers."""
+    """What "nccl" stands for, by what torch offers and how it reads its switch."""
     if software.torch_looks_backends_up is False:
         return "nccl"
-    if "nccl2" not in software.torch_backends:
+    if "nccl2" not in software.torch_backends or software.torch_nccl2_switch is None:
         return None
-    return "nccl-legacy" if env.get(SWITCH) == _OFF else "nccl2"
+    is_default = software.torch_nccl2_switch == "0"
+    is_switched = env.get(SWITCH) == software.torch_nccl2_switch
+    return "nccl2" if is_default != is_switched else "nccl-legacy"

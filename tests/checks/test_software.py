@@ -570,7 +570,11 @@ def test_sizes_are_read_from_each_packages_record(installation):
     assert (fact.nccl_packages, fact.nccl_sizes, fact.nccl_file_bytes) == (TWO, SIZES, 13)
 
 
-C10D = 'entry_points(group="torch.distributed.backends")\n'
+C10D = """
+    for entrypoint in entry_points(group="torch.distributed.backends"):
+def _nccl2_device(opts):
+        if os.environ.get("TORCH_DIST_USE_NCCL2") == "0"
+"""
 
 
 def test_a_torch_that_looks_backends_up_and_finds_none_is_an_error(installation):
@@ -595,6 +599,7 @@ def test_a_torch_whose_metadata_offers_backends_is_in_order(installation):
     fact = probe(live(installation.folder))
 
     assert (fact.torch_looks_backends_up, fact.torch_backends) == (True, ("gloo", "nccl2"))
+    assert (fact.torch_nccl2_switch, fact.torch_nccl2_takes_local_rank) == ("0", True)
     assert "DD210" not in [code for code, _ in verdicts(fact)]
 
 

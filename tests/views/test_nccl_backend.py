@@ -14,13 +14,14 @@ from ddp_doctor.views.nccl_backend import backend_of_ranks, nccl_backends
 OFFERED = ("gloo", "nccl", "nccl-legacy", "nccl2")
 
 
-def software(looks_up: bool | None, offered: tuple[str, ...] = ()) -> Software:
+def software(looks_up: bool | None, offered: tuple[str, ...] = (), switch: str | None = "0") -> Software:
     return Software(
         python="3.11.7",
         machine="x86_64",
         torch_version="2.16.0a0+git1234567",
         torch_looks_backends_up=looks_up,
         torch_backends=offered,
+        torch_nccl2_switch=switch,
     )
 
 
@@ -59,21 +60,27 @@ def recording(*facts: Fact, backend: str = "nccl", command: str = "run") -> Reco
 
 
 @pytest.mark.parametrize(
-    ("looks_up", "offered", "switch", "expected"),
+    ("installed", "value", "expected"),
     [
-        pytest.param(True, OFFERED, None, "nccl2", id="torch offers nccl2"),
-        pytest.param(True, OFFERED, "0", "nccl-legacy", id="switched back"),
-        pytest.param(True, OFFERED, "false", "nccl2", id="only 0 switches back"),
-        pytest.param(False, (), None, "nccl", id="a torch with one class"),
-        pytest.param(False, (), "0", "nccl", id="the switch is read by nobody"),
-        pytest.param(True, ("gloo", "nccl"), None, None, id="not offered"),
-        pytest.param(None, (), None, None, id="source unreadable"),
+        pytest.param(software(True, OFFERED), None, "nccl2", id="nccl2 is the default"),
+        pytest.param(software(True, OFFERED), "0", "nccl-legacy", id="switched back"),
+        pytest.param(software(True, OFFERED), "false", "nccl2", id="only 0 switches back"),
+        pytest.param(
+            software(True, OFFERED, "1"), None, "nccl-legacy", id="nccl2 is offered, not the default"
+        ),
+        pytest.param(software(True, OFFERED, "1"), "1", "nccl2", id="switched on"),
+        pytest.param(software(True, OFFERED, "1"), "0", "nccl-legacy", id="only 1 switches on"),
+        pytest.param(software(True, OFFERED, None), None, None, id="a switch that is read otherwise"),
+        pytest.param(software(False), None, "nccl", id="a torch with one class"),
+        pytest.param(software(False), "0", "nccl", id="the switch is read by nobody"),
+        pytest.param(software(True, ("gloo", "nccl")), None, None, id="not offered"),
+        pytest.param(software(None), None, None, id="source unreadable"),
     ],
 )
-def test_before_ranks_ran_torchs_own_list_and_the_switch_tell(looks_up, offered, switch, expected):
-    env = EnvVars(variables={"TORCH_DIST_USE_NCCL2": switch} if switch is not None else {})
+def test_before_ranks_ran_what_torch_offers_and_its_switch_tell(installed, value, expected):
+    env = EnvVars(variables={"TORCH_DIST_USE_NCCL2": value} if value is not None else {})
 
-    assert nccl_backends(recording(software(looks_up, offered), env)).get(0) == expected
+    assert nccl_backends(recording(installed, env)).get(0) == expected
 
 
 def test_what_a_rank_recorded_counts_first():
