@@ -1,0 +1,104 @@
+"""Both classes that torch may build for "nccl", on a real GPU: what they are called, record and say."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor.facts.process_group import ProcessGroupFact
+from ddp_doctor.knowledge.victims import blames_peer
+from tests.gpu import runs, smi
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+#: Ends with one line of JSON.
+_HEAD = """
+import json, sys, tempfile, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+from ddp_doctor.launch.torch_private import backend_impl, bound_device, flight_entries
+
+def init(world_size, seconds=60):
+    torch.cuda.set_device(0)
+    dist.init_process_group(
+        "nccl", init_method=f"file://{tempfile.mkdtemp()}/store", rank=0, world_size=world_size,
+        timeout=timedelta(seconds=seconds), device_id=torch.device("cuda:0"),
+    )
+"""
+_ONE_RANK = """
+init(1)
+dist.all_reduce(torch.ones(8, device="cuda:0"))
+torch.cuda.synchronize()
+time.sleep(2.5)  # a watchdog that looks once a second retires the entry
+recorder, entries = flight_entries("nccl")
+print(json.dumps({
+    "impl": backend_impl(dist.group.WORLD, "cuda:0"), "bound": bound_device(dist.group.WORLD), "recorder": recorder,
+    "ops": [entry.op for entry in entries], "open": [entry.is_open for entry in entries],
+}))
+"""
+_RAISES = """
+try:
+    {body}
+except Exception as error:
+    print(json.dumps({{"type": type(error).__name__, "message": str(error)}}), flush=True)
+import os; os._exit(0)
+"""
+
+
+@pytest.fixture(params=[None, "0", "1"], ids=["as torch has it", "switch 0", "switch 1"])
+def switch(request, monkeypatch) -> None:
+    """The value of TORCH_DIST_USE_NCCL2; a torch with one class reads it not at all."""
+    monkeypatch.delenv("TORCH_DIST_USE_NCCL2", raising=False)
+    if request.param is not None:
+        monkeypatch.setenv("TORCH_DIST_USE_NCCL2", request.param)
+
+
+def answer(body: str) -> dict[str, Any]:
+    argv = (sys.executable, "-W", "ignore", "-c", _HEAD + body)
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=120, env=os.environ)
+    assert done.stdout, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+@pytest.mark.usefixtures("switch")
+def test_the_class_is_recorded_on_its_device_and_its_own_recorder_has_the_collective():
+    told = answer(_ONE_RANK)
+
+    assert told["impl"] in ("nccl", "nccl2", "nccl-legacy")
+    assert told["bound"] == "cuda:0"
+    assert told["recorder"] == ("nccl2" if told["impl"] == "nccl2" else "nccl")
+    assert told["ops"][-1] == "all_reduce"
+    assert told["open"][-1] is False
+
+
+@pytest.mark.usefixtures("switch")
+def test_a_run_says_which_class_it_tested(tmp_path: Path):
+    options = ("--backend", "nccl", "--nproc-per-node", "1", "--level", "quick")
+    outcome = runs.run(tmp_path, *runs.only("software", "process_group"), *options)
+
+    assert outcome.code == 0, outcome.report["summary"]
+    (fact,) = [seen.fact for seen in outcome.recording.facts(ProcessGroupFact)]
+    assert outcome.report["world"]["backend_impl"] == fact.backend_impl
+    assert fact.bound_device == "cuda:0"
+
+
+@pytest.mark.usefixtures("switch")
+def test_a_missing_rank_stops_init_and_the_words_are_a_victims():
+    told = answer(_RAISES.format(body="init(2, seconds=10)"))
+
+    assert blames_peer(told["message"]), told
+
+
+@pytest.mark.usefixtures("switch")
+def test_an_operation_on_another_gpu_than_the_groups_is_no_victims_word():
+    if len(smi.query("index")) < 2:
+        pytest.skip("needs two GPUs")
+    told = answer(_RAISES.format(body='init(1); dist.all_reduce(torch.ones(8, device="cuda:1"))'))
+
+    assert not blames_peer(told["message"]), told
