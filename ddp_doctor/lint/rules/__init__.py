@@ -44,6 +44,7 @@ RULES: tuple[LintRule, ...] = (
     start_up.setting_too_late,
     devices.gloo_for_gpus,
     outdated.old_launcher_called,
+    outdated.private_call_deprecated,
     sharding.without_sampler,
     sharding.shuffle_and_sampler,
     sharding.no_set_epoch,
