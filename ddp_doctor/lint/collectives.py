@@ -10,27 +10,24 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ddp_doctor.lint import training
+from ddp_doctor.lint import names, training
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call
 
-_OPERATIONS = (
-    *("all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor", "all_gather_object"),
-    *("all_gather_coalesced", "broadcast", "broadcast_object_list", "reduce", "reduce_scatter"),
-    *("reduce_scatter_tensor", "gather", "gather_object", "scatter", "scatter_object_list", "all_to_all"),
-    *("all_to_all_single", "barrier", "monitored_barrier", "new_group"),
-)
-#: Where the group stands in them without its name; third in all others.
+_PRIVATE = ("_all_gather_base", "_reduce_scatter_base")
+#: Where the group stands in them without its name; third in all others. Source: the signatures in
+#: torch/distributed/distributed_c10d.py, which torch 2.13 and 2.15 have in common.
 _GROUP_AT = {
     **dict.fromkeys(("barrier", "monitored_barrier"), 0),
-    **dict.fromkeys(("reduce", "reduce_scatter", "reduce_scatter_tensor", "gather", "gather_object"), 3),
-    **dict.fromkeys(("scatter", "scatter_object_list"), 3),
+    **dict.fromkeys(("reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single"), 3),
+    **dict.fromkeys(("gather", "gather_object", "gather_single", "gather_into_tensor"), 3),
+    **dict.fromkeys(("scatter", "scatter_object_list", "_reduce_scatter_base"), 3),
     "all_to_all_single": 4,
 }
 _NAMES = frozenset(
     (
-        *(f"torch.distributed.{one}" for one in _OPERATIONS),
-        *(f"torch.distributed.nn.functional.{one}" for one in _OPERATIONS),
+        *(f"torch.distributed.{one}" for one in (*names.COLLECTIVES, *_PRIVATE)),
+        *(f"torch.distributed.nn.functional.{one}" for one in names.COLLECTIVES),
         *(f"torch.distributed.checkpoint.{one}" for one in ("save", "load", "async_save")),
     )
 )

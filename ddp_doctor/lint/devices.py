@@ -19,7 +19,9 @@ from ddp_doctor.lint.values import SAME_OBJECT, Call, Value
 
 _MOVES = ("to", "cuda")
 _INDEXED = re.compile(r"cuda:(\d+)")
+_NCCL = re.compile(r"(^|:)nccl2?($|,)")
 _TYPES = ("torch.device",)
+_DEVICE_COUNTS = ("torch.cuda.device_count", "torch.accelerator.device_count")
 #: Of one script.
 _MOST_KEPT = 50
 
@@ -105,8 +107,8 @@ def index_in(value: Value) -> Value | None:
         if isinstance(one.node, ast.JoinedStr) and one.kind == "other":
             holes = [part for part in one.parts if isinstance(part.node, ast.FormattedValue)]
             return holes[0].parts[0] if len(holes) == 1 and holes[0].parts else None
-        if isinstance(one.node, ast.BinOp) and isinstance(one.node.op, ast.Add) and len(one.parts) == 2:
-            return one.parts[1] if one.parts[0].constant == "cuda:" else None  # "cuda:" + str(rank)
+        if isinstance(one.node, ast.BinOp) and one.parts and isinstance(prefix := one.parts[0].constant, str):
+            return one.parts[1] if prefix == "cuda:" else None  # "cuda:" + str(rank)
     return value
 
 
@@ -156,6 +158,25 @@ def moves_before(script: Script, wrap: Call) -> tuple[Call, ...]:
 @lru_cache(maxsize=1)
 def _moves(script: Script) -> tuple[Call, ...]:
     return tuple(call for call in script.methods(*_MOVES) if moves_to_device(call))
+
+
+def is_device_count(value: Value) -> bool:
+    """Whether a value is the number of GPUs that a process sees."""
+    options = list(value.alternatives())
+    return bool(options) and all(isinstance(one, Call) and one.name in _DEVICE_COUNTS for one in options)
+
+
+def starts_nccl(script: Script, group: Call) -> bool:
+    """Whether a process group surely has NCCL for its GPUs, as one has of which nothing else is said.
+
+    Not where the script asks for the class of torch 2.13, which waits for the first collective and takes its GPU.
+    """
+    backend = group.argument(0, "backend")
+    if "TORCH_DIST_USE_NCCL2" in script.source or group.has_stars:
+        return False
+    return backend is None or any(
+        _NCCL.search(str(one.constant)) or one.name.endswith("Backend.NCCL") for one in backend.alternatives()
+    )
 
 
 def chooses_visible_gpus(script: Script) -> bool:

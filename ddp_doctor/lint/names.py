@@ -41,11 +41,20 @@ SAMPLER = "torch.utils.data.distributed.DistributedSampler"
 SPAWN = "torch.multiprocessing.spawn"
 FSDP = ("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
 
+#: Calls of torch.distributed in which all ranks of a group take part.
+COLLECTIVES = (
+    *("all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor", "all_gather_single"),
+    *("all_gather_object", "all_gather_coalesced", "broadcast", "broadcast_object_list", "reduce"),
+    *("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "gather", "gather_into_tensor"),
+    *("gather_single", "gather_object", "scatter", "scatter_object_list", "all_to_all", "all_to_all_single"),
+    *("barrier", "monitored_barrier", "new_group"),
+)
+
 #: What ``from MODULE import *`` brings, as far as rules ask for it.
 STARS = {
     "torch.distributed": (
         *("init_process_group", "destroy_process_group", "get_rank", "get_world_size", "is_initialized"),
-        *("barrier", "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "new_group"),
+        *COLLECTIVES,
     ),
     "torch.nn.parallel": ("DistributedDataParallel", "DataParallel"),
     "torch.nn": (

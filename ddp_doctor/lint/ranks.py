@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -40,6 +40,8 @@ _RANK_CALLS: Mapping[str, RankKind] = {
 }
 #: Names and conditions; several rules ask for the same.
 _MOST_KEPT = 500
+#: The rank in the whole job, as torchrun, SLURM and MPI say it.
+GLOBAL_RANKS = frozenset(("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
 #: What may stand around a rank without making it another number.
 _TRANSPARENT = ("int", "str", "os.environ.get", "os.getenv")
 
@@ -106,14 +108,14 @@ def _by_name(name: str) -> RankKind | None:
 
 
 def is_surely_global(value: Value, depth: int = 6) -> bool:
-    """Whether a value comes from get_rank() or from RANK of the environment; a name alone proves nothing."""
+    """Whether a value comes from get_rank() or is a launcher's rank in the job; a name alone proves nothing."""
     found = [_is_global(one, depth) for one in value.alternatives() if one.kind != "constant"]
     return bool(found) and all(found)
 
 
 def _is_global(value: Value, depth: int) -> bool:
     if value.kind == "element":
-        return value.attribute == "RANK" and value.parts[0].name == "os.environ"
+        return value.attribute in GLOBAL_RANKS and value.parts[0].name == "os.environ"
     if not isinstance(value, Call) or not depth:
         return False
     if value.name == "torch.distributed.get_rank":
@@ -121,11 +123,30 @@ def _is_global(value: Value, depth: int) -> bool:
     if value.name in _TRANSPARENT and value.args:
         first = value.args[0]
         return (
-            first.constant == "RANK"
+            first.constant in GLOBAL_RANKS
             if "environ" in value.name or "getenv" in value.name
             else is_surely_global(first, depth - 1)
         )
     return value.returned is not None and is_surely_global(value.returned, depth - 1)
+
+
+def environment(value: Value) -> frozenset[str]:
+    """The variables of the environment that a value is made of."""
+    found = set[str]()
+    for one in behind(value):
+        if isinstance(one, Call) and one.name in ("os.environ.get", "os.getenv") and one.args:
+            found.add(str(one.args[0].constant))
+        elif one.kind == "element" and one.owner is not None and one.owner.name == "os.environ":
+            found.add(one.attribute)
+    return frozenset(found)
+
+
+def behind(value: Value) -> Iterator[Value]:
+    """What a value is made of, also inside the local functions that returned it."""
+    for one in value.sources():
+        yield one
+        if isinstance(one, Call) and one.returned is not None:
+            yield from one.returned.sources()
 
 
 def rank_test(value: Value, depth: int = 6) -> RankTest | None:

@@ -28,6 +28,12 @@ from ddp_doctor.lint.values import Call, Value
 from ddp_doctor.model.choices import Severity
 
 _LOCAL_RANK = 'local_rank = int(os.environ["LOCAL_RANK"])'
+#: torch 2.15 takes the group's GPU from device_id, else by LOCAL_RANK or the rank, and never from set_device.
+_OWN_GPU = (
+    'device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))',
+    "torch.cuda.set_device(device)",
+    'torch.distributed.init_process_group("nccl", device_id=device)   # torch 2.3 and newer',
+)
 #: Functions from elsewhere that may choose the GPU or start the group.
 _MAY_SET_UP = re.compile(
     r"init|setup|set_up|dist|ddp|launch|prepare|device|gpu|cuda|slurm|spawn|runner", re.IGNORECASE
@@ -46,9 +52,12 @@ def gpu_hard_coded(script: Script) -> Iterator[Spot]:
         callers gives: `train(0, 1)` beside `mp.spawn(train, ...)`.
     Why it matters
         torchrun starts one process for each GPU, and all of them take the same one. NCCL refuses two ranks on one GPU
-        ("Duplicate GPU detected"); gloo does not, and one GPU does the work of all.
+        ("Duplicate GPU detected"); torch 2.15, whose groups are bound to the GPU of LOCAL_RANK, refuses the tensors
+        ("ProcessGroupNCCL is bound to device cuda:1 but an operation was issued on cuda:0"). gloo does neither, and
+        one GPU does the work of all.
     Remedy
-        Take the GPU of the process's own number on its node: `local_rank = int(os.environ["LOCAL_RANK"])`.
+        Take the GPU of the process's own number on its node, `int(os.environ["LOCAL_RANK"])`, for set_device, and in
+        torch 2.3 and newer as `device_id` of init_process_group.
     References
         https://pytorch.org/docs/stable/elastic/run.html
     """
@@ -86,7 +95,7 @@ def _hard_coded(call: Call, device: Value | None, *, sure: bool) -> Iterator[Spo
             call,
             f"Every rank takes {gpu}",
             remedy="Take the GPU of this process's number on its node",
-            write=(_LOCAL_RANK,),
+            write=_OWN_GPU,
         )
 
 
@@ -95,13 +104,16 @@ def global_rank_as_device(script: Script) -> Iterator[Spot]:
     """The GPU is chosen by the rank in the whole job, which is no GPU's number from the second node on.
 
     What it finds
-        `dist.get_rank()` or RANK of the environment, unchanged, as the device of `set_device`, `torch.device`, `.to`,
-        `.cuda` or `device_ids`. Silent where the script starts its processes itself with mp.spawn.
+        `dist.get_rank()`, or RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK of the environment, unchanged, as the
+        device of `set_device`, `torch.device`, `.to`, `.cuda` or `device_ids`. Silent where the script starts its
+        processes itself with mp.spawn.
     Why it matters
         On one node rank and local rank are equal. On the second node of 8 GPUs ranks begin at 8, and CUDA has no device
         8: "invalid device ordinal".
     Remedy
-        Use LOCAL_RANK, which torchrun sets, for devices, and RANK for everything that is done once.
+        Use LOCAL_RANK, which torchrun sets, for devices, and RANK for everything that is done once. Under srun or
+        mpirun, which do not set it, export LOCAL_RANK from SLURM_LOCALID or OMPI_COMM_WORLD_LOCAL_RANK: torch 2.15
+        reads it to choose the GPU of the process group, unless init_process_group is given `device_id`.
     References
         https://pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
@@ -144,9 +156,11 @@ def gpu_not_chosen(script: Script) -> Iterator[Spot]:
         functions of other modules that may choose the GPU.
     Why it matters
         "cuda" is the current device, and that is GPU 0 in every process until `set_device` says something else. All
-        ranks of a node land on GPU 0, and NCCL refuses ("Duplicate GPU detected").
+        ranks of a node land on GPU 0. NCCL refuses ("Duplicate GPU detected"), torch 2.15 before it
+        ("ProcessGroupNCCL is bound to device cuda:1 but an operation was issued on cuda:0").
     Remedy
-        Call `torch.cuda.set_device(local_rank)` before anything else uses CUDA.
+        Call `torch.cuda.set_device(device)` with the GPU of LOCAL_RANK before anything else uses CUDA, and in torch
+        2.3 and newer give the same to the group: `init_process_group("nccl", device_id=device)`.
     References
         https://pytorch.org/docs/stable/generated/torch.cuda.set_device.html
         https://pytorch.org/docs/stable/elastic/run.html#environment-variables
@@ -166,7 +180,7 @@ def gpu_not_chosen(script: Script) -> Iterator[Spot]:
                     "The model goes to the current GPU, which is GPU 0 in every process",
                     detail="Nothing in this script calls torch.cuda.set_device.",
                     remedy="Choose the GPU of this process first",
-                    write=(_LOCAL_RANK, "torch.cuda.set_device(local_rank)"),
+                    write=_OWN_GPU,
                 )
 
 
@@ -200,9 +214,10 @@ def gpu_chosen_late(script: Script) -> Iterator[Spot]:
         with `device="cuda"`.
     Why it matters
         What came before is on GPU 0, in every process: a CUDA context of some hundred MB for each rank on GPU 0, and
-        tensors on another GPU than the model.
+        tensors on another GPU than the model, and than the process group.
     Remedy
-        Call `torch.cuda.set_device(local_rank)` first, right after LOCAL_RANK is read.
+        Call `torch.cuda.set_device(device)` first, right after LOCAL_RANK is read, and name the same GPU to
+        `init_process_group("nccl", device_id=device)` in torch 2.3 and newer.
     References
         https://pytorch.org/docs/stable/generated/torch.cuda.set_device.html
     """

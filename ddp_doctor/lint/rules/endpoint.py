@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddp_doctor.lint import names
+from ddp_doctor.lint.devices import is_device_count
+from ddp_doctor.lint.ranks import GLOBAL_RANKS, behind, environment
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value
 from ddp_doctor.model.choices import Severity
 
-_DEVICE_COUNTS = ("torch.cuda.device_count", "torch.accelerator.device_count")
-_GLOBAL_RANKS = frozenset(("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
 _OF_ONE_NODE = frozenset(("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
 _ENDPOINT = ("MASTER_ADDR", "MASTER_PORT")
 #: Where one of these is read or set, something else than torchrun starts the ranks, or a script starts them itself.
@@ -45,7 +45,7 @@ def gpus_of_one_node(script: Script) -> Iterator[Spot]:
     if _sets(script, "RANK"):
         return
     for call, size, rank in _worlds(script):
-        if size is None or rank is None or not _is_device_count(size):
+        if size is None or rank is None or not is_device_count(size):
             continue
         if _is_global_rank(rank):
             yield Spot(
@@ -73,9 +73,9 @@ def local_rank_as_rank(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
     for call, size, rank in _worlds(script):
-        if rank is None or "LOCAL_RANK" not in _environment(rank) or _GLOBAL_RANKS & _environment(rank):
+        if rank is None or "LOCAL_RANK" not in environment(rank) or GLOBAL_RANKS & environment(rank):
             continue
-        if size is not None and (_is_device_count(size) or _OF_ONE_NODE & _environment(size)):
+        if size is not None and (is_device_count(size) or _OF_ONE_NODE & environment(size)):
             continue  # shares within each node, on purpose
         what = "DistributedSampler" if call.name == names.SAMPLER else "init_process_group"
         yield Spot(
@@ -97,13 +97,15 @@ def endpoint_overwritten(script: Script) -> Iterator[Spot]:
     Why it matters
         Under torchrun the agent has the store open already, on a port that it chose and exported, and every rank, rank
         0 too, is only a client of it. With the script's own port all ranks wait for a store that nobody opens, until
-        the time-out (seen: two ranks, `The client socket has timed out`). With `localhost` as MASTER_ADDR that
-        happens to all nodes but the first.
+        the time-out (seen with torch 2.13 and 2.15: two ranks, `The client socket has timed out`). With `localhost`
+        as MASTER_ADDR that happens to all nodes but the first. A port of its own in `init_method="tcp://..."` fails in
+        the same way with torch 2.13; in torch 2.15, where torchrun's store counts for the exported MASTER_ADDR and
+        MASTER_PORT alone, rank 0 opens a store there.
     Remedy
         Delete the assignment, or use `os.environ.setdefault`.
     References
         https://pytorch.org/docs/stable/elastic/run.html#environment-variables
-        pytorch torch/distributed/rendezvous.py _create_c10d_store (TORCHELASTIC_USE_AGENT_STORE)
+        pytorch torch/distributed/rendezvous.py _create_c10d_store, _agent_store_serves (TORCHELASTIC_USE_AGENT_STORE)
     """
     overwritten = [
         one
@@ -135,34 +137,10 @@ def _worlds(script: Script) -> Iterator[tuple[Call, Value | None, Value | None]]
         yield call, call.argument(1, "num_replicas"), call.argument(2, "rank")
 
 
-def _is_device_count(value: Value) -> bool:
-    options = list(value.alternatives())
-    return bool(options) and all(isinstance(one, Call) and one.name in _DEVICE_COUNTS for one in options)
-
-
 def _is_global_rank(value: Value) -> bool:
-    if _GLOBAL_RANKS & _environment(value):
+    if GLOBAL_RANKS & environment(value):
         return True
-    return any(isinstance(one, Call) and one.name == "torch.distributed.get_rank" for one in _behind(value))
-
-
-def _environment(value: Value) -> frozenset[str]:
-    """The variables of the environment that a value is made of."""
-    found = set[str]()
-    for one in _behind(value):
-        if isinstance(one, Call) and one.name in ("os.environ.get", "os.getenv") and one.args:
-            found.add(str(one.args[0].constant))
-        elif one.kind == "element" and one.owner is not None and one.owner.name == "os.environ":
-            found.add(one.attribute)
-    return frozenset(found)
-
-
-def _behind(value: Value) -> Iterator[Value]:
-    """What a value is made of, also inside the local functions that returned it."""
-    for one in value.sources():
-        yield one
-        if isinstance(one, Call) and one.returned is not None:
-            yield from one.returned.sources()
+    return any(isinstance(one, Call) and one.name == "torch.distributed.get_rank" for one in behind(value))
 
 
 def _sets(script: Script, variable: str) -> bool:

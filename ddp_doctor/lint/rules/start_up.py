@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 
 from ddp_doctor.lint import names
+from ddp_doctor.lint.devices import starts_nccl
 from ddp_doctor.lint.expressions import Assignment
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.rules.devices import calls_what_may_set_up
@@ -174,7 +175,7 @@ def setting_read_by_nothing(script: Script) -> Iterator[Spot]:
     References
         docs/reference/variables.md
     """
-    for one in _settings(script):
+    for one in settings(script):
         told = _about(one.name)
         if told is not None:
             what, instead, severity = told
@@ -208,7 +209,7 @@ def _about(name: str) -> tuple[str, str | None, Severity] | None:
     return None
 
 
-def _settings(script: Script) -> Iterator[Assignment | _Default]:
+def settings(script: Script) -> Iterator[Assignment | _Default]:
     """What the script writes into its environment."""
     for one in script.assignments:
         if one.owner is not None and one.name and _is_environment(one.owner):
@@ -248,22 +249,29 @@ def setting_too_late(script: Script) -> Iterator[Spot]:
 
     What it finds
         `os.environ["NCCL_..."] = ...`, or TORCH_NCCL_*, GLOO_*, MASTER_ADDR and the like, after a process group was
-        started and a model wrapped in it; CUDA_VISIBLE_DEVICES after CUDA was used.
+        started and a model wrapped in it; CUDA_VISIBLE_DEVICES after CUDA was used. NCCL_* between the two is a warning
+        where `device_id` was given, else information.
     Why it matters
         torch reads its settings when the group starts, NCCL when its first communicator does, CUDA at its first call.
-        What is set later does nothing.
+        What is set later does nothing. NCCL's first communicator is made in init_process_group where that is given a
+        `device_id`, and always in torch 2.15; torch 2.13 otherwise makes it at the first collective.
     Remedy
         Set it before, best outside of the script, where it counts for all processes.
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    for one in _settings(script):
+    for one in settings(script):
         reader = _read_before(script, one)
         if reader is not None:
+            may_come_later = (
+                reader.name == names.INIT and _is_read_by_nccl(one) and reader.lacks(8, "device_id")
+            )
             yield Spot(
                 one.node,
-                f"{one.name} is set after line {reader.call.lineno}, where it was read",
+                f"{one.name} is set after line {reader.call.lineno}, where "
+                + ("torch 2.15 has NCCL read it" if may_come_later else "it was read"),
                 remedy="Set it before",
+                severity=Severity.INFO if may_come_later else None,
             )
 
 
@@ -274,8 +282,9 @@ def _read_before(script: Script, one: Assignment | _Default) -> Call | None:
             *script.named(names.SET_DEVICE),
             *(call for call in script.methods("cuda") if not call.args),
         ]
-    elif one.name.startswith("NCCL_") and one.name not in _of_torch():
-        readers = list(script.wraps)  # NCCL's first communicator
+    elif _is_read_by_nccl(one):  # when its first communicator is made, by the group itself or by DDP
+        groups = [group for group in script.named(names.INIT) if starts_nccl(script, group)]
+        readers = [*script.wraps, *sorted(groups, key=lambda group: group.lacks(8, "device_id"))]
     elif one.name.startswith(_READ_AT_START):
         readers = list(script.named(names.INIT))
     else:
@@ -291,6 +300,10 @@ def _read_before(script: Script, one: Assignment | _Default) -> Call | None:
         ),
         None,
     )
+
+
+def _is_read_by_nccl(one: Assignment | _Default) -> bool:
+    return one.name.startswith("NCCL_") and one.name not in _of_torch()
 
 
 def _of_torch() -> set[str]:

@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def work(_, node, nodes):
-    dist.init_process_group("nccl", rank=node, world_size=nodes)
+    dist.init_process_group("nccl", rank=node, world_size=nodes, device_id=torch.device("cuda", 0))
     net = DistributedDataParallel(torch.nn.Linear(4, 4).to("cuda:0"), device_ids=[0])
     net(torch.ones(2, 4, device="cuda:0")).sum().backward()
     dist.destroy_process_group()

@@ -1,0 +1,243 @@
+"""A rule on which GPU torch 2.15 binds a process group of NCCL to.
+
+torch.cuda.set_device(local_rank + 4)              the tensors are on GPU LOCAL_RANK + 4
+dist.init_process_group("nccl")                    torch 2.15: the group is on GPU LOCAL_RANK
+dist.init_process_group("nccl", device_id=device)  the group is where device says
+
+Source: torch 2.15 torch/distributed/distributed_c10d.py, _nccl2_device: ``device_id``, else
+``LOCAL_RANK % device_count``, else ``global rank % device_count``; ``torch.cuda.set_device`` counts for nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from ddp_doctor.lint import names, training
+from ddp_doctor.lint.devices import (
+    chooses_visible_gpus,
+    device_ids,
+    fixed_gpu,
+    has_one_rank,
+    index_in,
+    is_device_count,
+    starts_nccl,
+)
+from ddp_doctor.lint.expressions import SPAWN_INDEX
+from ddp_doctor.lint.ranks import environment, rank_kind
+from ddp_doctor.lint.rule import Spot, lint_rule
+from ddp_doctor.lint.rules.start_up import settings
+from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.values import Call, Value, written
+from ddp_doctor.model.choices import Severity
+
+#: The rank on its node as SLURM and MPI say it; torch reads none of them.
+_LOCAL_RANKS = frozenset(
+    ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK")
+)
+_SPAWNS = (names.SPAWN, "torch.multiprocessing.start_processes")
+#: An offset that is no product: ``node * 8 + local_rank`` is a rank, and DDL105's matter.
+_OFFSETS = ("attribute", "parameter", "element", "free", "name", "call")
+#: By what a rank stays as it is.
+_NEUTRAL: Mapping[type[ast.operator], int] = {ast.Add: 0, ast.Sub: 0, ast.Mult: 1, ast.FloorDiv: 1}
+_REFUSAL = "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on cuda:1"
+
+#: How the GPU of a process differs from the group's: surely, or by what a script does not show.
+Way = Literal["surely", "by what is not known", "by the launcher", "by the processes of a node"]
+_WHY: Mapping[Way, str] = {
+    "surely": "torch.cuda.set_device counts for nothing there:",
+    "by what is not known": "Right where both are the same number. Else:",
+    "by the launcher": "Right where ranks are numbered node by node, as many on each as a process sees GPUs. Else:",
+    "by the processes of a node": "Right where each node has as many processes as a process sees GPUs. Else:",
+}
+
+
+class _Choice(NamedTuple):
+    """A call that chooses the GPU of this process, as a value and as the script writes it."""
+
+    call: Call
+    device: Value
+    text: str
+
+
+@lint_rule("DDL117", "group-on-another-gpu", Severity.WARNING)
+def group_on_another_gpu(script: Script) -> Iterator[Spot]:
+    """torch 2.15 binds the process group to another GPU than the one that the script works on.
+
+    What it finds
+        `init_process_group` of NCCL without `device_id`, where `torch.cuda.set_device`, or `device_ids` of DDP in its
+        place, takes another GPU than that of the rank: an offset (`local_rank + 4`), another order, another GPU than 0
+        in a group of one rank. As information what depends on how the script is started: a list (`gpus[local_rank]`)
+        or an offset that is given from outside; SLURM_LOCALID and its like, where nothing reads or sets LOCAL_RANK;
+        processes of mp.spawn on several nodes that need not be one for each GPU. Silent where the script speaks of
+        CUDA_VISIBLE_DEVICES, sets LOCAL_RANK, or asks for the older class of NCCL groups.
+    Why it matters
+        torch 2.15 chooses the group's GPU in init_process_group: that of `device_id`, else LOCAL_RANK modulo the
+        number of GPUs, else the rank modulo that number. `torch.cuda.set_device` counts for nothing. The first
+        operation on another GPU fails: "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on
+        cuda:1". torch 2.13 takes the GPU of the tensors, and the same script works.
+    Remedy
+        Name the GPU to both: `torch.cuda.set_device(device)` and `init_process_group("nccl", device_id=device)`, in
+        torch 2.3 and newer. Where each process has a GPU of its own, LOCAL_RANK is the one to take.
+    References
+        https://pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
+        pytorch torch/distributed/distributed_c10d.py _nccl2_device
+    """
+    if chooses_visible_gpus(script) or any(one.name == "LOCAL_RANK" for one in settings(script)):
+        return
+    for group in script.named(names.INIT):
+        if not starts_nccl(script, group) or not group.lacks(8, "device_id"):
+            continue
+        choices = list(_choices(script))
+        near = [one for one in choices if one.call.root == group.root]
+        for choice in near or choices:
+            way = _difference(script, group, choice)
+            if way is not None:
+                yield _spot(script, group, choice, way)
+                break
+
+
+def _choices(script: Script) -> Iterator[_Choice]:
+    """The calls that choose the GPU: those of set_device, and where there is none what DDP is told."""
+    calls = list(script.named(names.SET_DEVICE))
+    for call in calls:
+        device = call.argument(0, "device")
+        if device is not None:
+            node = _argument(call, 0, "device")
+            yield _Choice(call, device, written(node) if node else device.text)
+    for wrap in script.wraps if not calls else ():
+        for device in device_ids(wrap)[:1]:
+            node = _argument(wrap, 1, "device_ids")
+            yield _Choice(
+                wrap, device, written(node.elts[0]) if isinstance(node, ast.List | ast.Tuple) else device.text
+            )
+
+
+def _argument(call: Call, position: int, name: str) -> ast.expr | None:
+    """An argument as it stands in the call, not where its value comes from; None where ``**options`` gives it."""
+    given = call.call.args[position : position + 1]
+    return next((one.value for one in call.call.keywords if one.arg == name), given[0] if given else None)
+
+
+def _spot(script: Script, group: Call, choice: _Choice, way: Way) -> Spot:
+    by = "LOCAL_RANK" if "LOCAL_RANK" in script.texts else "rank % device_count"
+    line, text = choice.call.call.lineno, choice.text
+    but = f"but line {line} chooses {text}" if way == "surely" else f"which need not be {text} of line {line}"
+    is_index = index_in(choice.device) is choice.device
+    return Spot(
+        group,
+        f"torch 2.15 binds this group to GPU {by}, {but}",
+        detail=f"{_WHY[way]} {_REFUSAL}.",
+        remedy="Name the GPU to the group as well, in torch 2.3 and newer",
+        write=(
+            f'device = torch.device("cuda", {text})' if is_index else f"device = torch.device({text})",
+            "torch.cuda.set_device(device)",
+            'torch.distributed.init_process_group("nccl", device_id=device)',
+        ),
+        severity=None if way == "surely" else Severity.INFO,
+    )
+
+
+def _difference(script: Script, group: Call, choice: _Choice) -> Way | None:
+    """How the GPU of a process differs from the one that torch 2.15 takes; None where both are the same, or may be."""
+    rank = _rank_of(script, group)
+    if (gpu := fixed_gpu(choice.device)) is not None:
+        return _of_one_rank(script, gpu, rank)
+    index = index_in(choice.device)
+    if index is None or (rank is not None and _bare(rank).text == _bare(index).text):
+        return None
+    ways = [_way(script, one, rank) for one in index.alternatives() if one.kind != "constant"]
+    return ways[0] if ways and all(ways) else None
+
+
+def _rank_of(script: Script, group: Call) -> Value | None:
+    """The rank in the job, as the call or the script's own environment says it."""
+    exported = (
+        one.value
+        for one in script.assignments
+        if one.name == "RANK" and one.owner is not None and one.owner.reference == "os.environ"
+    )
+    return group.argument(4, "rank") or next(exported, None)
+
+
+def _of_one_rank(script: Script, gpu: str, rank: Value | None) -> Way | None:
+    """Of one GPU by number; where there are more ranks, DDL104 speaks of it."""
+    if not has_one_rank(script) or "LOCAL_RANK" in script.texts:
+        return None
+    if gpu != "cuda:0":
+        return "surely"
+    is_first = rank is None or rank.constant == 0
+    return None if is_first else "by the processes of a node"
+
+
+def _way(script: Script, value: Value, rank: Value | None) -> Way | None:
+    index = _bare(value)
+    way = _computed(index) or _looked_up(index)
+    if way is not None:
+        return way
+    if environment(index) & _LOCAL_RANKS and "LOCAL_RANK" not in script.texts:
+        return "by the launcher"
+    is_of_several_nodes = rank is not None and index.name == SPAWN_INDEX and index in set(rank.sources())
+    if not is_of_several_nodes or all(map(_is_for_each_gpu, script.named(*_SPAWNS))):
+        return None
+    return "by the processes of a node"
+
+
+def _is_for_each_gpu(spawn: Call) -> bool:
+    number = spawn.argument(2, "nprocs")
+    return number is not None and is_device_count(number)
+
+
+def _bare(value: Value) -> Value:
+    """A number without ``int()``, ``str()`` and the local function that returned it."""
+    for _ in range(6):
+        if not isinstance(value, Call):
+            break
+        if value.name in ("int", "str") and value.args:
+            value = value.args[0]
+        elif value.returned is not None:
+            value = value.returned
+    return value
+
+
+def _computed(index: Value) -> Way | None:
+    """``local_rank + 4``, ``n - 1 - local_rank``, ``(rank + 1) % n``; of ``rank % n`` nothing is known."""
+    found = training.operation(index)
+    if found is None:
+        return None
+    operator, left, right = found
+    if isinstance(operator, ast.Mod):
+        return _computed(_bare(left))
+    kinds = rank_kind(left), rank_kind(right)
+    kind, other = (kinds[0], right) if kinds[0] else (kinds[1], left)
+    if kind is None or all(kinds) or type(operator) not in _NEUTRAL:
+        return None
+    if isinstance(operator, ast.Sub) and not kinds[0]:
+        return "surely"  # counted from the last GPU
+    if kind == "rank" and not isinstance(operator, ast.Add):
+        return None  # ``rank - 8`` and ``rank // nodes`` may be how a rank on its node is found
+    return _by(other, _NEUTRAL[type(operator)])
+
+
+def _by(number: Value, neutral: int) -> Way | None:
+    """What a number makes of a rank, where ``neutral`` would leave it as it is."""
+    bare = _bare(number)
+    if isinstance(bare.constant, int):
+        return None if bare.constant == neutral else "surely"
+    return "by what is not known" if bare.kind in _OFFSETS and not is_device_count(bare) else None
+
+
+def _looked_up(index: Value) -> Way | None:
+    """``gpus[local_rank]``; nothing of a list that is counted from 0."""
+    if index.kind != "element" or len(index.parts) != 2 or rank_kind(index.parts[1]) is None:
+        return None
+    gpus = index.parts[0]
+    if gpus.kind == "tuple":
+        numbers = [fixed_gpu(one) for one in gpus.parts]
+        if None not in numbers:
+            return None if numbers == [f"cuda:{number}" for number in range(len(numbers))] else "surely"
+    is_counted = any(
+        isinstance(one, Call) and (one.name == "range" or is_device_count(one)) for one in gpus.sources()
+    )
+    return None if is_counted else "by what is not known"

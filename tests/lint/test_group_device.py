@@ -1,0 +1,143 @@
+"""What DDL117 says of a script, and how loudly: a warning where it shows another GPU, else information."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor.lint.linting import lint_bytes, lint_text
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.lint import LintFinding
+
+SAMPLES = Path(__file__).parent / "samples"
+SCRIPT = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+{group}
+torch.cuda.set_device({gpu})
+model = DDP(torch.nn.Linear(4, 4).cuda())
+"""
+LOCAL_RANK = 'int(os.environ["LOCAL_RANK"])'
+
+
+def findings(group: str, gpu: str) -> list[LintFinding]:
+    linted = lint_text("train.py", SCRIPT.format(group=group, gpu=gpu))
+    assert (linted.unread, linted.failures) == (None, ())
+    return [one for one in linted.findings if one.code == "DDL117"]
+
+
+@pytest.mark.parametrize(
+    ("sample", "severity", "title"),
+    [
+        ("offset", Severity.WARNING, "to GPU LOCAL_RANK, but line 9 chooses gpu"),
+        ("other_order", Severity.WARNING, "to GPU LOCAL_RANK, but line 15 chooses self.device"),
+        ("spawned_with_an_offset", Severity.WARNING, "to GPU rank % device_count, but line 13 chooses gpu"),
+        ("one_rank", Severity.WARNING, "to GPU rank % device_count, but line 5 chooses 1"),
+        ("list_from_outside", Severity.INFO, "which need not be gpus[rank] of line 11"),
+        ("slurm", Severity.INFO, "which need not be gpu of line 11"),
+        ("some_gpus_of_several_nodes", Severity.INFO, "which need not be gpu of line 12"),
+        ("one_rank_on_each_node", Severity.INFO, "which need not be 0 of line 11"),
+    ],
+)
+def test_another_gpu_is_a_warning_and_what_the_script_does_not_show_information(sample, severity, title):
+    path = SAMPLES / f"DDL117_{sample}_bad.py"
+    found = next(one for one in lint_bytes(path.name, path.read_bytes()).findings if one.code == "DDL117")
+
+    assert found.severity is severity
+    assert title in found.title
+    assert "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on cuda:1" in found.detail
+    assert all(ast.parse(line) for line in found.remedies[0].commands)
+    assert "device_id=device" in found.remedies[0].commands[-1]
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        f"{LOCAL_RANK} + 4",
+        f"4 + {LOCAL_RANK}",
+        f"{LOCAL_RANK} - 1",
+        f"{LOCAL_RANK} * 2",
+        f"{LOCAL_RANK} // 2",
+        f"3 - {LOCAL_RANK}",
+        f"({LOCAL_RANK} + 1) % torch.cuda.device_count()",
+        f"[1, 0][{LOCAL_RANK}]",
+        "f'cuda:{dist.get_rank() + 4}'",
+        f'torch.device("cuda", {LOCAL_RANK} + 4)',
+        "dist.get_rank() + 1",
+    ],
+)
+def test_a_gpu_beside_that_of_the_rank_is_a_warning(gpu):
+    assert [one.severity for one in findings('dist.init_process_group("nccl")', gpu)] == [Severity.WARNING]
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        LOCAL_RANK,
+        f"{LOCAL_RANK} + 0",
+        f"{LOCAL_RANK} * 1",
+        f"{LOCAL_RANK} % 8",
+        f"[0, 1, 2][{LOCAL_RANK}]",
+        "dist.get_rank() % torch.cuda.device_count()",
+        "dist.get_rank() - node_rank * 8",
+        "dist.get_rank() - 8",
+        "dist.get_rank() // nodes",
+        "node_rank * 8 + dist.get_rank()",
+        "gpu",
+        "args.gpu",
+        f"{LOCAL_RANK} + 4 if shared else {LOCAL_RANK}",
+    ],
+)
+def test_the_gpu_of_the_rank_or_one_that_nobody_knows_is_silent(gpu):
+    assert findings('dist.init_process_group("nccl")', gpu) == []
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        'dist.init_process_group("gloo")',
+        'dist.init_process_group("nccl-legacy")',
+        "dist.init_process_group(args.backend)",
+        "dist.init_process_group(**options)",
+        'dist.init_process_group("nccl", device_id=device)',
+        'dist.init_process_group("cpu:gloo")',
+        'os.environ["TORCH_DIST_USE_NCCL2"] = "0"; dist.init_process_group("nccl")',
+        'os.environ["LOCAL_RANK"] = "4"; dist.init_process_group("nccl")',
+    ],
+)
+def test_a_group_that_is_not_bound_by_the_rank_is_silent(group):
+    assert findings(group, f"{LOCAL_RANK} + 4") == []
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        "dist.init_process_group()",
+        'dist.init_process_group("cpu:gloo,cuda:nccl")',
+        "dist.init_process_group(dist.Backend.NCCL)",
+        'dist.init_process_group(backend="nccl" if torch.cuda.is_available() else "gloo")',
+    ],
+)
+def test_nccl_by_whatever_name_is_reported(group):
+    assert len(findings(group, f"{LOCAL_RANK} + 4")) == 1
+
+
+def test_a_gpu_in_a_dictionary_of_options_is_shown_as_it_stands_there():
+    text = f"""
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+options = {{"device_ids": [{LOCAL_RANK} + 4]}}
+dist.init_process_group("nccl")
+model = DDP(torch.nn.Linear(4, 4), **options)
+"""
+    linted = lint_text("train.py", text)
+
+    assert linted.failures == ()
+    [found] = [one for one in linted.findings if one.code == "DDL117"]
+    assert found.title.endswith("but line 9 chooses int(os.environ['LOCAL_RANK']) + 4")
