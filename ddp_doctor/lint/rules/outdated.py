@@ -2,7 +2,7 @@
 
 with torch.cuda.amp.autocast():                                     since torch 2.4: torch.amp.autocast("cuda")
 subprocess.run(["python", "-m", "torch.distributed.launch", ...])   since torch 1.10: torchrun
-dist.distributed_c10d._set_pg_timeout(timeout)                      since torch 2.15: dist.set_timeout
+dist.distributed_c10d._set_pg_timeout(timeout)                      since torch 2.14: dist.set_timeout
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _names_launcher(call: Call) -> bool:
 #: The public names of each, and from which torch on they are there. Source: torch/distributed/distributed_c10d.py of
 #: torch 2.13 and 2.15: both warn of the two collectives; 2.13 does not of _set_pg_timeout, and has no set_timeout.
 _PRIVATE = {
-    "_set_pg_timeout": (("set_timeout",), "set_timeout, which torch has since 2.15"),
+    "_set_pg_timeout": (("set_timeout",), "set_timeout, which torch has since 2.14"),
     "_all_gather_base": (
         ("all_gather_single", "all_gather_into_tensor"),
         "all_gather_single, which torch 2.13 has, or all_gather_into_tensor with an older one",
@@ -112,11 +112,11 @@ def private_call_deprecated(script: Script) -> Iterator[Spot]:
         Calls of `_set_pg_timeout`, `_all_gather_base` and `_reduce_scatter_base`. Silent where the script also calls
         or asks for the public name, and so chooses by what torch has.
     Why it matters
-        The two collectives warn on every rank that they are deprecated. `_set_pg_timeout` warns in torch 2.15, which
-        has `torch.distributed.set_timeout` in its place; torch 2.13 has no such function and does not warn. A later
-        release may drop all three.
+        The two collectives warn on every rank that they are deprecated. `_set_pg_timeout` warns from torch 2.14 on,
+        which has `torch.distributed.set_timeout` in its place; torch 2.13 has no such function and does not warn.
+        A later release may drop all three.
     Remedy
-        `torch.distributed.set_timeout(timeout, group)` with torch 2.15 and newer; with an older one the time-out that
+        `torch.distributed.set_timeout(timeout, group)` with torch 2.14 and newer; with an older one the time-out that
         is given to init_process_group or new_group. `all_gather_single` and `reduce_scatter_single` with torch 2.13
         and newer. Their other names `all_gather_into_tensor` and `reduce_scatter_tensor` do the same: torch 2.13
         warns of them, 2.15 does not.
