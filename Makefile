@@ -7,7 +7,9 @@ RUNNER ?= python
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help run test check lint types imports coverage report fuzz lab lab-shell gpu bench docs clean
+.PHONY: help run test test-parallel test-serial check lint types imports coverage report fuzz lab lab-parallel lab-serial
+.PHONY: lab-shell gpu bench docs clean
+.NOTPARALLEL:
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -16,13 +18,26 @@ help:  ## list the targets
 run: $(STAMP)  ## test this machine: ddp-doctor run
 	@$(BIN)/ddp-doctor run $(ARGS)
 
+# Tests mostly wait for other processes, so there are more workers than processors. Each takes a row of neighbours, which
+# share fixtures, and who has done his takes over from others.
+WORKERS ?= $(shell expr 2 '*' `nproc`)
+AT_ONCE  = --numprocesses=$(WORKERS) --dist=worksteal
+USUAL   := not lab and not gpu and not bench and not fuzz
+# What ARGS selects may all be serial, or none of it.
+NONE_IS_FINE = $(if $(ARGS),|| [ $$? -eq 5 ])
+
 # Tests start a hundred processes: without compiled modules, which an installation has, each spends a third of its start
 # on compiling them.
-test bench: export PYTHONDONTWRITEBYTECODE =
-test: $(STAMP)  ## run the tests that need no GPU, no root and no lab
-	$(BIN)/$(RUNNER) -m pytest $(ARGS)
+test-parallel test-serial fuzz lab-parallel lab-serial bench: export PYTHONDONTWRITEBYTECODE =
+test: test-parallel test-serial  ## run the tests that need no GPU, no root and no lab
 
-check: lint types imports coverage  ## lint, types, import contract, and the tests under coverage
+test-parallel: $(STAMP)
+	$(BIN)/$(RUNNER) -m pytest $(AT_ONCE) -m '$(USUAL) and not serial' $(ARGS) $(NONE_IS_FINE)
+
+test-serial: $(STAMP)
+	$(BIN)/$(RUNNER) -m pytest -m '$(USUAL) and serial' $(ARGS) $(NONE_IS_FINE)
+
+check: lint types imports test  ## lint, types, import contract, and the tests
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -34,7 +49,7 @@ types: $(STAMP)
 imports: $(STAMP)
 	$(BIN)/lint-imports
 
-coverage: $(STAMP)
+coverage: $(STAMP)  ## run the tests and say which lines ran
 	$(BIN)/coverage erase
 	$(MAKE) test RUNNER="coverage run"
 	$(MAKE) report
@@ -45,11 +60,16 @@ report: $(STAMP)
 
 FUZZ_SECONDS ?= 20
 fuzz: $(STAMP)  ## hand the parsers junk, then coverage-guided inputs for FUZZ_SECONDS each
-	$(BIN)/python -m pytest -m fuzz $(ARGS)
+	$(BIN)/python -m pytest $(AT_ONCE) -m fuzz $(ARGS)
 	$(BIN)/python -m tests.fuzz.guided --seconds $(FUZZ_SECONDS)
 
-lab: $(STAMP)  ## run the tests that need root, network namespaces or other tools
-	$(BIN)/python -m pytest -m lab $(ARGS)
+lab: lab-parallel lab-serial  ## run the tests that need root, network namespaces or other tools
+
+lab-parallel: $(STAMP)
+	$(BIN)/python -m pytest $(AT_ONCE) -m 'lab and not serial' $(ARGS) $(NONE_IS_FINE)
+
+lab-serial: $(STAMP)
+	$(BIN)/python -m pytest -m 'lab and serial' $(ARGS) $(NONE_IS_FINE)
 
 lab-shell: $(STAMP)  ## hosts to try things on by hand (root; docs/how-to/lab.md)
 	@$(BIN)/python -m tests.lab.shell $(ARGS)

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from functools import cache
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import ddp_doctor.checks
-from ddp_doctor import app
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.trial_rules import TRIAL_RULES
@@ -22,7 +20,7 @@ from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import Described, Rule
 from tests.lint.test_samples import SAMPLES, expected
-from tests.test_recordings import SITUATIONS
+from tests.recorded import SITUATIONS, codes, load
 from tools import generate_docs
 
 ROOT = Path(__file__).parent.parent
@@ -97,10 +95,6 @@ LONGEST_MODULE = 400
 LONGEST_FUNCTION = 60
 
 
-def _code(rule: Described) -> str:
-    return rule.code
-
-
 def _sources() -> list[Path]:
     tops = ("checks", "ddp_doctor", "tools")
     found = [path for top in tops for path in (ROOT / top).rglob("*.py")]
@@ -146,10 +140,11 @@ def test_codes_and_names_are_unique():
     assert [rule.code for rule in LINT_RULES] == sorted(rule.code for rule in LINT_RULES)
 
 
-@pytest.mark.parametrize("rule", [*RULES, *LINT_RULES], ids=_code)
-def test_a_rule_is_well_formed(rule: Described):
-    assert re.fullmatch(r"DD[1-9]\d\d" if rule in RULES else r"DDL1\d\d", rule.code)
-    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", rule.name)
+def test_codes_and_names_are_well_formed():
+    patterns = [(rule, r"DD[1-9]\d\d") for rule in RULES] + [(rule, r"DDL1\d\d") for rule in LINT_RULES]
+
+    assert [rule.code for rule, pattern in patterns if not re.fullmatch(pattern, rule.code)] == []
+    assert [rule.name for rule, _ in patterns if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", rule.name)] == []
 
 
 def test_codes_come_from_the_block_of_their_check():
@@ -161,35 +156,38 @@ def test_codes_come_from_the_block_of_their_check():
     assert misplaced == []
 
 
-@pytest.mark.parametrize("rule", [*RULES, *LINT_RULES], ids=_code)
-def test_a_rule_has_the_four_sections_of_its_page_in_order(rule: Described):
-    lines = rule.doc.splitlines()
-    headings = [line for line, below in pairwise(lines) if line and below.startswith("    ")]
+def test_every_rule_has_the_four_sections_of_its_page_in_order():
+    sections = {rule.code: _headings(rule) for rule in (*RULES, *LINT_RULES)}
 
-    assert tuple(line for line in headings if not line.startswith(" ")) == SECTIONS
+    assert {code: headings for code, headings in sections.items() if headings != SECTIONS} == {}
 
 
-@cache
-def _judged() -> list[tuple[Recording, frozenset[str]]]:
-    recordings = [app.load_recording(path) for path in SITUATIONS]
-    return [(one, frozenset(f.code for f in app.judge(one).report.findings)) for one in recordings]
+def _headings(rule: Described) -> tuple[str, ...]:
+    above = [line for line, below in pairwise(rule.doc.splitlines()) if below.startswith("    ")]
+    return tuple(line for line in above if line and not line.startswith(" "))
 
 
-@pytest.mark.parametrize("rule", RULES, ids=_code)
-def test_a_rule_fires_in_one_recording_and_is_silent_in_another_that_has_its_facts(rule: Rule):
-    able = [codes for recording, codes in _judged() if _can_judge(rule, recording)]
+def test_every_rule_fires_in_one_recording_and_is_silent_in_another_that_has_its_facts():
+    judged = [(load(path), frozenset(codes(path))) for path in SITUATIONS]
+    able = {
+        rule.code: [found for recording, found in judged if _can_judge(rule, recording)] for rule in RULES
+    }
 
-    assert any(rule.code in codes for codes in able), "no recording in which it fires"
-    assert any(rule.code not in codes for codes in able), "no recording in which it stays silent"
+    assert [code for code in able if not any(code in found for found in able[code])] == [], "fire nowhere"
+    assert [code for code in able if all(code in found for found in able[code])] == [], "are silent nowhere"
 
 
-@pytest.mark.parametrize("rule", LINT_RULES, ids=_code)
-def test_a_lint_rule_has_a_sample_with_the_fault_and_one_without(rule: Described):
-    of_rule = [path for path in SAMPLES if path.name.startswith(rule.code)]
-    codes = [{code for _, code in expected(path)} for path in of_rule]
+def test_every_lint_rule_has_a_sample_with_the_fault_and_one_without():
+    found = {path.name: {code for _, code in expected(path)} for path in SAMPLES}
+    of_rule = {
+        rule.code: [codes for name, codes in found.items() if name.startswith(rule.code)]
+        for rule in LINT_RULES
+    }
 
-    assert any(rule.code in found for found in codes), "no sample in which it fires"
-    assert any(not found for found in codes), "no sample in which it stays silent"
+    assert [code for code, samples in of_rule.items() if not any(code in it for it in samples)] == [], (
+        "no fault"
+    )
+    assert [code for code, samples in of_rule.items() if all(samples)] == [], "no sample without"
 
 
 def _can_judge(rule: Rule, recording: Recording) -> bool:

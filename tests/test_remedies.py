@@ -1,12 +1,11 @@
 """Every remedy made of settings, in every recorded situation: it says all there is to say, and it is read as meant."""
 
+from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from ddp_doctor import app
 from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge import trials
 from ddp_doctor.knowledge.setting_company import DECIDING, does_not_go_with
@@ -16,13 +15,11 @@ from ddp_doctor.knowledge.values import misread
 from ddp_doctor.knowledge.variables import never_read, status_at, variables
 from ddp_doctor.knowledge.versions import Version, release
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Finding, Remedy
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.finding import Finding, Remedy, Setting
 from ddp_doctor.model.report import Report
 from ddp_doctor.phrases.settings import FOLLOWS, NO_TRIAL
 from ddp_doctor.render import docker_args, handover, k8s_env
-
-RECORDINGS = Path(__file__).parent / "recordings"
+from tests.recorded import SITUATIONS, judged, load
 
 
 class Offer(NamedTuple):
@@ -47,84 +44,81 @@ class Offer(NamedTuple):
 
 
 @cache
-def _recordings() -> dict[str, Recording]:
-    paths = sorted(RECORDINGS.glob("*.json"))
-    return {path.stem: app.load_recording(path) for path in paths if not path.match("*.expected.json")}
-
-
-@cache
 def _offers() -> list[Offer]:
     found = []
-    for situation, recording in _recordings().items():
-        software = recording.first(Software)
+    for path in SITUATIONS:
+        software = load(path).first(Software)
         nccl = release(software.nccl_loaded or "") if software else ()
         found += [
-            Offer(situation, finding, remedy, nccl)
-            for finding in app.judge(recording).report.findings
+            Offer(path.stem, finding, remedy, nccl)
+            for finding in judged(path).report.findings
             for remedy in finding.remedies
             if remedy.settings
         ]
     return found
 
 
-every = pytest.mark.parametrize("offer", _offers(), ids=repr)
+def _without(right: Callable[[Offer], object]) -> list[Offer]:
+    """The offers of which this is not true."""
+    return [offer for offer in _offers() if not right(offer)]
 
 
-@every
-def test_a_remedy_made_of_settings_says_why_what_it_costs_how_to_undo_it_and_where_that_stands(offer: Offer):
-    remedy = offer.remedy
-
-    assert all(one.why for one in remedy.settings)
-    assert remedy.cost
-    assert remedy.undo
-    assert remedy.scope == "job"
-    assert remedy.references
+def test_a_remedy_made_of_settings_says_why_what_it_costs_how_to_undo_it_and_where_that_stands():
+    assert _without(lambda offer: all(setting.why for setting in offer.remedy.settings)) == []
+    assert _without(lambda offer: offer.remedy.cost) == []
+    assert _without(lambda offer: offer.remedy.undo) == []
+    assert _without(lambda offer: offer.remedy.scope == "job") == []
+    assert _without(lambda offer: offer.remedy.references) == []
 
 
-@every
-def test_its_variables_are_known_and_read_by_the_nccl_of_the_recording(offer: Offer):
-    for one in offer.remedy.settings:
-        if one.action == "unset" and offer.finding.code in ("DD111", "DD112"):
-            assert one.name in never_read() or one.name not in variables()  # that is the finding
-        else:
-            assert one.name in variables()
-        if one.action == "set" and offer.nccl:
-            assert status_at(variables()[one.name], offer.nccl) == "read"
+def test_its_variables_are_known_and_read_by_the_nccl_of_the_recording():
+    assert _without(lambda offer: all(_is_read(offer, setting) for setting in offer.remedy.settings)) == []
 
 
-@every
-def test_its_values_are_read_as_they_are_meant(offer: Offer):
-    assert [misread(name, value) for name, value in offer.wanted.items()] == [None] * len(offer.wanted)
+def _is_read(offer: Offer, setting: Setting) -> bool:
+    if setting.action == "unset" and offer.finding.code in ("DD111", "DD112"):
+        return setting.name in never_read() or setting.name not in variables()  # that is the finding
+    if setting.name not in variables():
+        return False
+    of_release = setting.action == "set" and offer.nccl
+    return not of_release or status_at(variables()[setting.name], offer.nccl) == "read"
 
 
-@every
-def test_its_settings_neither_contradict_each_other_nor_make_each_other_idle(offer: Offer):
-    assert not list(conflicts(offer.wanted, offer.nccl))
-    assert not list(idle(offer.wanted))
+def test_its_values_are_read_as_they_are_meant():
+    readings = [
+        (offer, name, misread(name, value)) for offer in _offers() for name, value in offer.wanted.items()
+    ]
+
+    assert [reading for reading in readings if reading[2] is not None] == []
 
 
-@every
-def test_it_says_beside_which_settings_it_fails_and_none_of_them_is_its_own(offer: Offer):
-    assert set(does_not_go_with(offer.wanted)) <= set(offer.remedy.conflicts)
-    assert set(offer.remedy.conflicts) <= variables().keys() - offer.names
+def test_its_settings_neither_contradict_each_other_nor_make_each_other_idle():
+    assert _without(lambda offer: not list(conflicts(offer.wanted, offer.nccl))) == []
+    assert _without(lambda offer: not list(idle(offer.wanted))) == []
 
 
-@every
-def test_where_a_trial_could_set_it_the_finding_says_how_it_shows_or_why_it_is_not_tried(offer: Offer):
-    finding, proof = offer.finding, offer.remedy.proof
-    can = any(trials.why_not(offer.names, backend) is None for backend in ("nccl", "gloo"))
-    if finding.severity is Severity.INFO or not can:
-        return
+def test_it_says_beside_which_settings_it_fails_and_none_of_them_is_its_own():
+    assert _without(lambda offer: set(does_not_go_with(offer.wanted)) <= set(offer.remedy.conflicts)) == []
+    assert _without(lambda offer: set(offer.remedy.conflicts) <= variables().keys() - offer.names) == []
 
-    if finding.shown_by is None:
-        assert proof.reason not in (None, NO_TRIAL.reason)
-    else:
-        assert proof.reason != FOLLOWS.reason
+
+def test_where_a_trial_could_set_it_the_finding_says_how_it_shows_or_why_it_is_not_tried():
+    tried = [
+        offer
+        for offer in _offers()
+        if offer.finding.severity is not Severity.INFO
+        if any(trials.why_not(offer.names, backend) is None for backend in ("nccl", "gloo"))
+    ]
+    told = [offer for offer in tried if offer.finding.shown_by is None]
+    shown = [offer for offer in tried if offer.finding.shown_by is not None]
+
+    assert [offer for offer in told if offer.remedy.proof.reason in (None, NO_TRIAL.reason)] == []
+    assert [offer for offer in shown if offer.remedy.proof.reason == FOLLOWS.reason] == []
 
 
 @cache
 def _of_containers() -> list[tuple[Report, Finding, Remedy]]:
-    reports = [app.judge(recording).report for recording in _recordings().values()]
+    reports = [judged(path).report for path in SITUATIONS]
     return [
         (report, finding, remedy)
         for report in reports
@@ -134,27 +128,21 @@ def _of_containers() -> list[tuple[Report, Finding, Remedy]]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("report", "finding", "remedy"),
-    _of_containers(),
-    ids=[f"{finding.code}-{remedy.container[0]}" for _, finding, remedy in _of_containers()],
-)
-def test_an_option_for_containers_reaches_whoever_starts_them_and_an_error_applies_it(
-    report: Report, finding: Finding, remedy: Remedy
-):
-    given = handover.of(report)
-    for_docker, for_a_pod = docker_args.render(given), k8s_env.render(given)
-    first = next(one for one in finding.remedies if one.settings or one.container)
+def test_an_option_for_containers_reaches_whoever_starts_them_and_an_error_applies_it():
+    for report, finding, remedy in _of_containers():
+        given = handover.of(report)
+        for_docker, for_a_pod = docker_args.render(given), k8s_env.render(given)
+        first = next(remedy for remedy in finding.remedies if remedy.settings or remedy.container)
 
-    for option in remedy.container:
-        assert option in for_docker
-        assert f"# {option} of docker run is here: " in for_a_pod
-        applied = option in for_docker.splitlines()[-1].split()
-        assert applied is (finding.severity is Severity.ERROR and remedy is first)
+        for option in remedy.container:
+            assert option in for_docker, finding.code
+            assert f"# {option} of docker run is here: " in for_a_pod, finding.code
+            applied = option in for_docker.splitlines()[-1].split()
+            assert applied is (finding.severity is Severity.ERROR and remedy is first), finding.code
 
 
 def test_containers_are_given_shared_memory_locked_memory_and_the_right_to_place_memory():
-    options = {one.partition("=")[0] for *_, remedy in _of_containers() for one in remedy.container}
+    options = {option.partition("=")[0] for *_, remedy in _of_containers() for option in remedy.container}
 
     assert {"--shm-size", "--ipc", "--ulimit", "--cap-add"} <= options
 

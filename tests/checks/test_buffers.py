@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -13,11 +12,9 @@ import pytest
 from ddp_doctor.checks import buffers
 from ddp_doctor.checks.buffers import CHECK, Buffers, closed_form, options, stamps
 from ddp_doctor.model.choices import Level
-from ddp_doctor.model.recording import Recording
 from tests.checks.judged_ranks import blamed, judge_by, only, record
 
 pytestmark = pytest.mark.ranks
-RECORDINGS = Path(__file__).parents[1] / "recordings"
 
 recording = partial(record, CHECK)
 judge = partial(judge_by, CHECK)
@@ -423,27 +420,3 @@ def test_statistics_that_synchronise_without_the_outputs_are_found(ranks):
 def test_what_comes_after_a_model_without_buffers_is_wrapped_is_never_broadcast(ranks, registered):
     """Not a fault of the machine, and no finding: docs/explanation/ddp-semantics.md tells it."""
     assert ranks.facts(late_buffers, registered) == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [4.0, 4.0]]
-
-
-# Rules on recordings
-
-
-@pytest.mark.parametrize(
-    ("situation", "codes"),
-    [
-        ("buffers-broadcast", set()),
-        ("buffers-never-broadcast", {"DD711"}),
-        ("parameters-never-broadcast", {"DD712"}),
-        ("batch-norm-wrong-on-rank-2", {"DD713"}),
-        ("sync-batch-norm-synchronises", set()),
-        ("sync-batch-norm-alone", {"DD714"}),
-        ("buffers-with-options", set()),
-        ("buffers-broadcast-though-off", {"DD715"}),
-        ("buffers-new-tensor-lost", {"DD716"}),
-        ("batch-norm-output-wrong-on-rank-2", {"DD717"}),
-    ],
-)
-def test_recordings_give_their_codes(situation, codes):
-    whole = Recording.model_validate_json((RECORDINGS / f"{situation}.json").read_text())
-    assert whole.first(Buffers) is not None
-    assert {finding.code for finding in judge(whole)} == codes

@@ -18,11 +18,9 @@ from hypothesis import strategies as st
 from ddp_doctor.checks import checkpoint
 from ddp_doctor.checks.checkpoint import CHECK, Checkpoint, plain, regrouped, sharded
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.recording import Recording
 from tests.checks.judged_ranks import blamed, judge_by, only, record
 
 pytestmark = pytest.mark.ranks
-RECORDINGS = Path(__file__).parents[1] / "recordings"
 
 recording = partial(record, CHECK)
 judge = partial(judge_by, CHECK)
@@ -393,24 +391,3 @@ def test_a_rank_that_cannot_read_its_part_is_named_and_not_those_that_hear_of_it
     finding = only(judge(recording(ranks.facts(cannot_read_in_a_group))), "DD765")
     assert blamed(finding) == [2]
     assert "Input/output error" in finding.detail
-
-
-# Rules on recordings
-
-
-@pytest.mark.parametrize(
-    ("situation", "codes"),
-    [
-        ("checkpoint-loaded-by-all", set()),
-        ("checkpoint-torn-on-a-rank", {"DD761"}),
-        ("checkpoint-old-on-a-rank", {"DD762"}),
-        ("checkpoint-overwritten-by-rank-1", {"DD763"}),
-        ("checkpoint-not-seen-on-a-node", {"DD764"}),
-        ("checkpoint-shard-lost", {"DD765"}),
-        ("checkpoint-wrong-offsets-in-a-smaller-group", {"DD765"}),
-    ],
-)
-def test_recordings_give_their_codes(situation, codes):
-    whole = Recording.model_validate_json((RECORDINGS / f"{situation}.json").read_text())
-    assert whole.first(Checkpoint) is not None
-    assert {finding.code for finding in judge(whole)} == codes

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +14,10 @@ from ddp_doctor.checks.data_sharding import CHECK, DataSharding
 from ddp_doctor.checks.data_sharding.streams import streams
 from ddp_doctor.knowledge.data_sharding import behind, joined_mean, judge_indices
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.model.recording import Node, World
 from tests.checks.judged_ranks import blamed, judge_by, only, record
 
 pytestmark = pytest.mark.ranks
-RECORDINGS = Path(__file__).parents[1] / "recordings"
 
 recording = partial(record, CHECK)
 judge = partial(judge_by, CHECK)
@@ -392,28 +390,3 @@ def test_the_mean_under_join_counts_those_that_take_part():
     assert joined_mean([2, 1], [1.0, 2.0], by_initial=True) == 1.5 + 0.5
     assert joined_mean([2, 1], [1.0, 2.0], by_initial=False) == 1.5 + 1.0
     assert joined_mean([0, 0], [1.0, 2.0], by_initial=False) == 0.0
-
-
-# Rules on recordings
-
-
-@pytest.mark.parametrize(
-    ("situation", "codes"),
-    [
-        ("data-shared-out", set()),
-        ("data-local-rank-used-as-rank", {"DD750"}),
-        ("data-set-longer-on-one-rank", {"DD751"}),
-        ("data-seeds-differ", {"DD752"}),
-        ("data-shards-overlap", {"DD753"}),
-        ("data-set-epoch-missed-by-a-rank", {"DD754"}),
-        ("data-fewer-steps-on-a-rank", {"DD755"}),
-        ("data-join-divides-by-those-left", {"DD756"}),
-        ("data-other-numbers-on-a-rank", {"DD757"}),
-        ("data-one-stream-on-all-ranks", {"DD758"}),
-        ("data-environment-seeds-all-ranks", {"DD759"}),
-    ],
-)
-def test_recordings_give_their_codes(situation, codes):
-    whole = Recording.model_validate_json((RECORDINGS / f"{situation}.json").read_text())
-    assert whole.first(DataSharding) is not None
-    assert {finding.code for finding in judge(whole)} == codes

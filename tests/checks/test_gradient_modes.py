@@ -3,20 +3,17 @@
 import sys
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from ddp_doctor.checks import gradient_modes
-from ddp_doctor.checks.gradient_modes import CHECK, GradientModes, modes, steps
+from ddp_doctor.checks.gradient_modes import CHECK, modes, steps
 from ddp_doctor.model.choices import Confidence, Level, Severity
-from ddp_doctor.model.recording import Recording
 from tests.checks.judged_ranks import blamed, judge_by, only, record
 
 pytestmark = pytest.mark.ranks
-RECORDINGS = Path(__file__).parents[1] / "recordings"
 EVERY = tuple(way.name for way in modes.WAYS)
 
 recording = partial(record, CHECK)
@@ -408,20 +405,3 @@ def test_ddp_that_refuses_a_mode_is_found(ranks):
 def test_gradients_that_differ_within_rounding_are_a_warning(ranks):
     facts = ranks.facts(replaced, "fp16_compress_hook", rank_0_nudges, "fp16-compress")
     assert only(judge(recording(facts)), "DD726").severity is Severity.WARNING
-
-
-# Rules on recordings
-
-
-@pytest.mark.parametrize(
-    ("situation", "codes"),
-    [
-        ("modes-right", set()),
-        ("modes-bucket-1-not-reduced", {"DD705"}),
-        ("modes-branches-not-told-of", {"DD724"}),
-    ],
-)
-def test_recordings_give_their_codes(situation, codes):
-    whole = Recording.model_validate_json((RECORDINGS / f"{situation}.json").read_text())
-    assert whole.first(GradientModes) is not None
-    assert {finding.code for finding in judge(whole)} == codes

@@ -6,14 +6,11 @@ import json
 import os
 import time
 import warnings
-from pathlib import Path
 from socket import EAI_AGAIN, gaierror
 from typing import Any
 
 import pytest
 
-from ddp_doctor.app import load_recording
-from ddp_doctor.checks.env_vars import CHECK as ENV_VARS
 from ddp_doctor.checks.interfaces import CHECK, InterfacesFact, advertised, common_interface, probe
 from ddp_doctor.knowledge.interface_choice import gloo_choice, nccl_choice
 from ddp_doctor.model.choices import Confidence, Severity, Status
@@ -25,7 +22,6 @@ from ddp_doctor.phrases.interfaces import name_interfaces
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
 
-RECORDINGS = Path(__file__).parent.parent / "recordings"
 LO = Interface(name="lo", loopback=True, mtu=65536, addresses=("127.0.0.1/8", "::1/128"))
 
 
@@ -89,6 +85,7 @@ def settings(finding: Finding) -> list[tuple[str, str | None]]:
 # --- the probe ------------------------------------------------------------------------------------
 
 
+@pytest.mark.serial
 def test_this_machine_is_read_in_a_moment():
     live = LiveContext(dict(os.environ), time.monotonic() + 10)
     began = time.monotonic()
@@ -464,25 +461,10 @@ def test_a_node_that_did_not_report_spoils_nothing():
 def test_four_thousand_nodes_are_judged_in_seconds():
     nodes = [node(f"10.{r >> 8}.{r & 255}.1", own="127.0.1.1" if r % 2 else None) for r in range(4096)]
     seen = recording(*nodes)
-    began = time.monotonic()
+    began = time.process_time()
     found = [finding for rule in CHECK.rules for finding in rule.apply(seen)]
-    assert time.monotonic() - began < 8.0
+    assert time.process_time() - began < 8.0
     assert [(one.code, len(one.culprits)) for one in found] == [("DD520", 2048)]
-
-
-SITUATIONS = sorted(
-    path for path in RECORDINGS.glob("interfaces-*.json") if not path.name.endswith(".expected.json")
-)
-
-
-@pytest.mark.parametrize("path", SITUATIONS, ids=lambda path: path.stem)
-def test_the_recordings_of_this_check_are_judged_as_expected(path):
-    expected = json.loads(path.with_suffix(".expected.json").read_text())
-    seen = load_recording(path)
-    found = [finding for rule in (*CHECK.rules, *ENV_VARS.rules) for finding in rule.apply(seen)]
-    assert sorted({one.code for one in found}) == expected["codes"]
-    sick = any(one.severity is Severity.ERROR for one in found)
-    assert expected["verdict"] == ("sick" if sick else "healthy")
 
 
 def test_nodes_that_had_different_values_are_not_all_given_the_last_of_them():

@@ -65,6 +65,7 @@ def look(peers: tuple[Peer, ...], **more: Any) -> ReachFact:
     return probe(RealContext(files=files, peers=peers, deadline=time.monotonic() + 12, **more))
 
 
+@pytest.mark.serial
 def test_a_row_of_healthy_peers_is_whole_and_quick(listeners):
     started = time.monotonic()
 

@@ -79,6 +79,7 @@ def test_every_line_is_closed():
     )
 
 
+@pytest.mark.serial
 def test_real_lines_answer_at_two_addresses_and_a_dead_one_costs_no_seconds():
     listener = Listener()
     listener.admit(TOKEN)

@@ -88,11 +88,11 @@ def stop(nodes: int, *at: int) -> TrialRecord:
 
 def test_a_healthy_run_of_many_nodes_is_healthy_in_seconds():
     recording = simulated.recording(NODES)
-    started = time.perf_counter()
+    started = time.process_time()
 
     made, lines = judged(recording)
 
-    assert time.perf_counter() - started < LIMIT_S
+    assert time.process_time() - started < LIMIT_S
     assert (made.verdict, made.findings) == (Verdict.HEALTHY, ())
     assert made.summary == "Healthy: 1024 ranks over nccl on 128 nodes passed."
     assert len(lines) < 36
@@ -120,11 +120,11 @@ def test_a_healthy_run_of_many_nodes_is_healthy_in_seconds():
     ids=["GPU", "shared memory", "torch", "variable", "DDP", "all-reduce", "slow GPUs"],
 )
 def test_one_bad_node_of_many_is_the_only_one_named(change: simulated.Change, code: str, kind: str):
-    started = time.perf_counter()
+    started = time.process_time()
 
     made, lines = judged(simulated.recording(NODES, change))
 
-    assert time.perf_counter() - started < LIMIT_S
+    assert time.process_time() - started < LIMIT_S
     (found,) = made.findings
     assert (found.code, {one.kind for one in found.culprits}) == (code, {kind})
     assert {one.node for one in found.culprits} == {f"node{BAD}"}
@@ -135,11 +135,11 @@ def test_one_bad_node_of_many_is_the_only_one_named(change: simulated.Change, co
 @pytest.mark.parametrize("bad", [(BAD,), tuple(range(0, NODES, 2))], ids=["one", "half of them"])
 def test_nodes_whose_ranks_never_enter_are_one_finding(bad: tuple[int, ...]):
     recording = simulated.recording(NODES).model_copy(update={"trials": (stop(NODES, *bad),)})
-    started = time.perf_counter()
+    started = time.process_time()
 
     made, lines = judged(recording)
 
-    assert time.perf_counter() - started < LIMIT_S
+    assert time.process_time() - started < LIMIT_S
     (found,) = made.findings
     assert found.code == "DD610"
     assert found.title.startswith(f"All {len(bad) * GPUS} ranks of node{bad[0]}")
@@ -161,11 +161,11 @@ def test_nodes_whose_ranks_never_enter_are_one_finding(bad: tuple[int, ...]):
     ids=["GPUs", "DDP", "all-reduce", "one GPU", "NCCL"],
 )  # fmt: skip
 def test_a_fault_on_all_of_many_nodes_is_one_finding_that_fits_on_a_screen(change: simulated.Change):
-    started = time.perf_counter()
+    started = time.process_time()
 
     made, lines = judged(simulated.recording(NODES, change))
 
-    assert time.perf_counter() - started < LIMIT_S
+    assert time.process_time() - started < LIMIT_S
     assert (made.verdict, len(made.findings)) == (Verdict.SICK, 1)
     assert len(lines) < 70
     assert max(map(len, lines)) < 500

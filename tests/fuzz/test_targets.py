@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,7 +73,7 @@ def damaged(seed: str, source: random.Random) -> str:
 
 @EACH_TARGET
 @given(number=st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=1000, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 def test_a_damaged_seed_is_read_or_refused(target: Target, number: int):
     source = random.Random(number)  # hypothesis drawing each choice would cost more than the parsers
     _read_or_refused(target, damaged(source.choice(target.seeds), source))
@@ -79,13 +81,13 @@ def test_a_damaged_seed_is_read_or_refused(target: Target, number: int):
 
 @EACH_TARGET
 @given(text=st.text(max_size=500) | st.text(SIGNS, max_size=500))
-@settings(max_examples=40, deadline=1000)
+@settings(max_examples=40)
 def test_any_text_is_read_or_refused(target: Target, text: str):
     _read_or_refused(target, text)
 
 
 def _read_or_refused(target: Target, text: str) -> None:
-    try:
+    started = time.process_time()
+    with contextlib.suppress(*target.refuses):
         target.call(text)
-    except target.refuses:
-        return
+    assert time.process_time() - started < 1.0

@@ -19,4 +19,4 @@ def test_the_fault_is_named_with_its_culprit_in_time(row: Row) -> None:
     for name, said in outcome.printed.items():
         print(f"--- {name}\n{said}")
     assert outcome.problems == []
-    assert outcome.late == [], "too late"
+    assert outcome.late == []

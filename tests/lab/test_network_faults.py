@@ -73,19 +73,22 @@ def test_addresses_of_both_families_survive_a_link_that_was_down(lab, dial):
     assert "error" not in dial(lab["node0"], "fd77::2")
 
 
+@pytest.mark.serial
 def test_a_delay_is_in_every_round_trip_and_nobody_elses(lab, dial):
     with faults.plant(lab, "delay:node1:25"):
         assert dial(lab["node1"], "10.77.0.1")["round_trip_s"] >= 0.050
-        assert dial(lab["node2"], "10.77.0.1")["round_trip_s"] < 0.020, "too late"
+        assert dial(lab["node2"], "10.77.0.1")["round_trip_s"] < 0.020
 
 
+@pytest.mark.serial
 def test_a_delay_of_nothing_costs_next_to_nothing(lab, dial):
     with faults.plant(lab, "delay:node1:0"):
         said = dial(lab["node1"], "10.77.0.1", size=8 * MIB, timeout_s=5)
-    assert said["round_trip_s"] < 0.010, "too late"
+    assert said["round_trip_s"] < 0.010
     assert said["bytes_per_s"] > 50e6
 
 
+@pytest.mark.serial
 def test_a_slow_link_is_slow_in_both_directions_for_its_host_only(lab, dial):
     with faults.plant(lab, "rate:node1:100"):
         rates = [

@@ -38,6 +38,7 @@ def small_group() -> Iterator[Path]:
             time.sleep(0.05)
 
 
+@pytest.mark.serial
 def test_a_rank_killed_for_lack_of_memory_is_named_with_that_cause(small_group):
     root = Path(__file__).parent.parent.parent
     done = subprocess.run(

@@ -175,10 +175,10 @@ def test_where_no_setting_can_help_the_repair_is_named_and_none_offered(plant, t
     assert "export" not in written
 
 
-@pytest.mark.timeout(900)
-def test_twenty_healthy_runs_recommend_nothing():
+@pytest.mark.parametrize("lab_number", range(4))
+def test_twenty_healthy_runs_recommend_nothing(lab_number):
     with Lab(nodes=2, second_nic=True) as lab:
-        runs = [run(lab, FIRST) for _ in range(20)]
+        runs = [run(lab, FIRST) for _ in range(5)]
 
-    said = [(one.exits, list(one.findings()), one.settings(), one.problems) for one in runs]
-    assert said == [({0}, [], [], [])] * 20
+    said = [(done.exits, list(done.findings()), done.settings(), done.problems) for done in runs]
+    assert said == [({0}, [], [], [])] * 5

@@ -21,7 +21,6 @@ class Scenario:
     """What came of a probe on real ranks."""
 
     outcome: Outcome
-    seconds: float
     left: list[psutil.Process]
 
     @property
@@ -81,9 +80,7 @@ def play(session: Session) -> Play:
         )
         agent = session.agent_alone(world, Level.QUICK, time.monotonic() + budget_s)
         agent.first_trial = played
-        started = time.monotonic()
         agent.run([check, *then])
-        seconds = time.monotonic() - started
         played += len(session.trials)
         not_run = tuple(NotRun(check=name, reason=reason) for name, reason in session.left_out)
         recording = Recording(
@@ -94,7 +91,7 @@ def play(session: Session) -> Play:
             not_run=not_run,
         )
         left = [p for p in _descendants() if p.pid not in before and p.pid != store]
-        return Scenario(app.judge(recording), seconds, left)
+        return Scenario(app.judge(recording), left)
 
     return play_one
 

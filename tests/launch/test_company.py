@@ -82,6 +82,7 @@ def test_a_follower_whose_own_courier_died_does_not_say_that_the_head_is_lost(ca
         company.check()
 
 
+@pytest.mark.serial
 def test_what_a_courier_cannot_deliver_does_not_stop_its_agent(call, monkeypatch: Any):
     monkeypatch.setattr(courier_module, "_PATIENCE", struct.pack("@ll", 0, 200_000))
     courier, _ = call(3)

@@ -4,6 +4,8 @@ import socket
 import threading
 import time
 
+import pytest
+
 from ddp_doctor.launch.control import EVERYWHERE, listen
 from ddp_doctor.launch.endpoint import approach, holder_of, is_mine, resolve
 from tests.launch.agents import free_port
@@ -20,6 +22,7 @@ def test_a_port_that_is_listened_on_is_connected_to():
     assert (way.outcome, way.address, way.met_at) == ("connected", "127.0.0.1", "127.0.0.1")
 
 
+@pytest.mark.serial
 def test_a_port_that_nobody_listens_on_is_refused_until_the_time_is_up():
     told: list[str] = []
     started = time.monotonic()

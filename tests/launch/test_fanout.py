@@ -197,6 +197,7 @@ def test_what_srun_says_of_a_task_that_ended(line, hosts):
     assert srun.tells_end(line) == hosts
 
 
+@pytest.mark.serial
 def test_an_agent_that_never_speaks_does_not_hold_up_the_end(start, monkeypatch):
     monkeypatch.setattr(fanout, "_ANSWER_S", 2.0)
     mute = Start("ssh b", (sys.executable, "-c", "import time; time.sleep(60)"), os.environ, (1,))
@@ -217,6 +218,7 @@ def test_a_host_that_gives_no_answer_for_the_join_timeout_is_told_to_the_head(st
     assert seen.recording == "no answer within 1 s, and ssh b still runs: the login there may hang"
 
 
+@pytest.mark.serial
 @pytest.mark.lab  # long
 def test_of_many_hosts_each_is_heard_with_the_usual_limit_of_open_files_and_ended_at_once(monkeypatch):
     """ulimit -n 1024, the default of most systems; each host takes three pipes."""
@@ -341,6 +343,7 @@ def test_the_reason_is_what_srun_says_first_and_not_how_its_tasks_ended(start):
     assert seen.not_started == {0: lines[1]}
 
 
+@pytest.mark.serial
 def test_a_background_process_that_keeps_the_pipes_open_holds_nobody_up(start):
     """As ssh does with ControlPersist."""
     code = "import os, sys, time\nif os.fork(): os._exit(0)\nos.setsid(); time.sleep(8)"

@@ -53,6 +53,7 @@ def test_an_old_file_does_not_make_a_late_agent_look_gone(tmp_path: Path) -> Non
     assert foreign.wait_for_agent(WORLD, tmp_path, 10) == 0
 
 
+@pytest.mark.serial
 def test_an_agent_that_died_is_noticed_at_once(tmp_path: Path) -> None:
     agent_file(tmp_path).write_text("agent\n")
     started = time.monotonic()

@@ -41,6 +41,7 @@ def seconds_until_interrupted(work: Callable[[], None]) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.serial
 def test_a_library_interrupted_while_it_holds_its_lock_gives_it_back():
     library = Library()
 
@@ -52,6 +53,7 @@ def test_a_library_interrupted_while_it_holds_its_lock_gives_it_back():
     assert not library.lock.locked()
 
 
+@pytest.mark.serial
 def test_a_library_that_waits_for_long_is_interrupted_all_the_same():
     def work() -> None:
         signal.raise_signal(signal.SIGTERM)

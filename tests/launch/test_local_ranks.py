@@ -54,6 +54,13 @@ def rank(tmp_path: Path) -> Iterator[Rank]:
         one.communicate()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> float:
+    """The agent waits so many seconds for ranks that do not come; what is done sooner did not wait."""
+    monkeypatch.setattr(local_ranks, "_PATIENCE_S", 30.0)
+    return 30.0
+
+
 def heard(folder: Path | None, env: Mapping[str, str] | None = None) -> dict[int, dict[str, str]]:
     (reading,) = local_ranks.readings(AGENT, folder, env or {})
     fact = RankSettings.model_validate(reading.fact)
@@ -65,18 +72,21 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_agent_hears_all_ranks_at_once_and_they_leave_no_file(tmp_path: Path, rank: Rank) -> None:
+def test_the_agent_hears_all_ranks_at_once_and_they_leave_no_file(
+    tmp_path: Path, rank: Rank, patient: float
+) -> None:
     ranks = [rank(1), rank(2)]
     started = time.monotonic()
 
     assert heard(tmp_path, {"NCCL_PROTO": "LL"}) == {0: {"NCCL_PROTO": "LL"}, 1: TREE, 2: TREE}
-    assert time.monotonic() - started < 0.2
+    assert time.monotonic() - started < patient
 
     for one in ranks:
         one.communicate("")
     assert files(tmp_path) == []
 
 
+@pytest.mark.serial
 def test_of_a_rank_that_never_comes_nothing_is_claimed_after_half_a_second(
     tmp_path: Path, rank: Rank
 ) -> None:
@@ -87,10 +97,8 @@ def test_of_a_rank_that_never_comes_nothing_is_claimed_after_half_a_second(
     assert 0.4 < time.monotonic() - started < 0.9
 
 
-def test_a_rank_that_comes_while_the_agent_listens_is_heard(
-    tmp_path: Path, rank: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local_ranks, "_PATIENCE_S", 20.0)
+@pytest.mark.usefixtures("patient")
+def test_a_rank_that_comes_while_the_agent_listens_is_heard(tmp_path: Path, rank: Rank) -> None:
     late = f"sleep 0.3; exec {sys.executable} -c '{RANK}' 2 {tmp_path}"
     rank(1)
     with subprocess.Popen(
@@ -140,11 +148,11 @@ def test_a_pipe_in_place_of_a_ranks_file_stops_nobody(tmp_path: Path) -> None:
     assert heard(tmp_path) == {0: {}}
 
 
-def test_without_a_folder_the_agent_speaks_for_itself_at_once() -> None:
+def test_without_a_folder_the_agent_speaks_for_itself_at_once(patient: float) -> None:
     started = time.monotonic()
 
     assert heard(None, TREE) == {0: TREE}
-    assert time.monotonic() - started < 0.2
+    assert time.monotonic() - started < patient
 
 
 def test_a_rank_that_can_tell_nothing_waits_all_the_same(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.serial]  # others have segments in /dev/shm too
 
 #: Seconds after the start: while Python starts, torch is imported, torchrun and the trials run.
 LONG = pytest.mark.lab

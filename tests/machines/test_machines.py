@@ -61,6 +61,7 @@ def test_a_machine_in_memory_is_read_like_one_on_a_disk(tmp_path: Path) -> None:
     assert all(status is Status.COLLECTED for _, status, _ in in_memory)
 
 
+@pytest.mark.serial
 @pytest.mark.lab
 def test_the_time_to_judge_grows_with_the_nodes_and_not_with_their_square() -> None:
     one = record([servers.dgx_h100(as_root=True)])
@@ -75,4 +76,4 @@ def test_the_time_to_judge_grows_with_the_nodes_and_not_with_their_square() -> N
         return time.process_time() - started
 
     judged_s(8)
-    assert judged_s(512) < 16 * judged_s(64), "too late"  # 8 times is linear, 64 times the square
+    assert judged_s(512) < 16 * judged_s(64)  # 8 times is linear, 64 times the square

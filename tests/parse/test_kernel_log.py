@@ -209,9 +209,9 @@ def test_the_beginning_of_a_log_that_lost_its_first_lines_is_known():
 )
 @pytest.mark.fuzz
 def test_ten_megabytes_of_junk_take_bounded_time_and_leave_little(junk: str):
-    started = time.monotonic()
+    started = time.process_time()
     log = parse_kernel_log(junk)
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
     assert len(log.events) <= 1
     assert sum(map(len, log.lines)) < 100_000
 

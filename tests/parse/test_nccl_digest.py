@@ -60,8 +60,8 @@ def test_any_lines_are_cut_down(lines: list[str]):
 @pytest.mark.fuzz
 def test_ten_megabytes_of_junk_take_seconds_at_most(junk: str):
     text = junk * (10_000_000 // len(junk))
-    started = time.monotonic()
+    started = time.process_time()
     parse_nccl_log(text)
     digest([text])
     digest([junk * 40] * 100_000)
-    assert time.monotonic() - started < 20.0  # measured: 0.1 to 1.5 s
+    assert time.process_time() - started < 20.0  # measured: 0.1 to 1.5 s

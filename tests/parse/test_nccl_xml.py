@@ -127,11 +127,11 @@ def test_text_without_a_file_holds_none() -> None:
 
 
 def test_much_junk_is_refused_quickly() -> None:
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(TopologyError):
         read('<system version="1">' + "<pci>" * 500_000 + "</system>")
     assert list(find_nccl_topologies(["<system " * 1_000_000, "</system>"])) == []
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
 
 
 @given(st.data())

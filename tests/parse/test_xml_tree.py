@@ -29,10 +29,10 @@ def test_tags_keep_their_attributes_lines_and_order() -> None:
     ],
 )
 def test_a_document_type_or_entity_is_refused_unread(text: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(XmlError, match="line 1: a document type or entity"):
         parse_xml(text)
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,8 @@ def of_many_nodes(count: int) -> Recording:
 
 def test_many_nodes_stay_a_few_lines_and_a_moment():
     recording = of_many_nodes(200)
-    started = time.monotonic()
+    started = time.process_time()
     lines = used_table(recording).splitlines()
-    assert time.monotonic() - started < 10.0  # measured: 0.2 s
+    assert time.process_time() - started < 10.0  # measured: 0.2 s
     assert 2 <= len(lines) <= 12
     assert "Read of the first 16 of 200 nodes." in lines

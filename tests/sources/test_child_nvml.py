@@ -230,6 +230,7 @@ def test_a_slowdown_gone_at_the_second_look_is_not() -> None:
     assert ask("throttled_once")["gpus"][3]["clock_events"] == []
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(
     ("fault", "call", "gpu", "answered"),
     [("hang_init", "nvmlInit", None, 0), ("hang_gpu", "nvmlDeviceGetMemoryInfo", 3, 3)],

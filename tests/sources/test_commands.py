@@ -103,6 +103,7 @@ def test_no_time_left_starts_nothing():
     assert run_command(["sh", "-c", "exit 0"], ENV, 0).status == "timed_out"
 
 
+@pytest.mark.serial
 def test_a_hung_command_that_ignores_sigterm_is_killed_in_time_and_keeps_its_output():
     code = """
         import os, signal, time
@@ -123,6 +124,7 @@ def test_a_grandchild_of_a_hung_command_is_killed_too():
     assert gone_within(int(result.stdout), 1)
 
 
+@pytest.mark.serial
 def test_a_background_process_that_holds_the_pipe_neither_delays_nor_survives():
     began = time.monotonic()
     result = run_command(["sh", "-c", "yes & echo $! >&2"], ENV, 10)
@@ -225,6 +227,7 @@ def test_no_descriptor_is_leaked():
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
+@pytest.mark.serial
 def test_a_process_that_does_not_go_away_is_abandoned_not_waited_for():
     process = subprocess.Popen(["sleep", "30"])
     try:

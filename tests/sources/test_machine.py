@@ -24,6 +24,7 @@ def test_it_is_what_probes_are_promised():
     assert promised.world.nproc_per_node == 1
 
 
+@pytest.mark.serial
 def test_a_command_is_killed_before_the_deadline_of_the_probe():
     live = LiveContext({}, time.monotonic() + machine.MARGIN_S + 0.3)
     result = live.run(["sleep", "30"], timeout_s=20)
@@ -31,6 +32,7 @@ def test_a_command_is_killed_before_the_deadline_of_the_probe():
     assert live.clock() < live.deadline
 
 
+@pytest.mark.serial
 def test_a_shorter_time_limit_of_the_command_counts():
     began = time.monotonic()
     assert context().run(["sleep", "30"], timeout_s=0.2).status == "timed_out"

@@ -199,6 +199,7 @@ def test_a_host_name_is_no_address():
         dial("localhost", 80, TOKEN, 1)
 
 
+@pytest.mark.serial
 def test_a_peer_that_stops_answering_times_out_in_time(listener, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=_recognise_and_fall_silent, args=(server,), daemon=True).start()
@@ -365,6 +366,7 @@ def test_a_huge_length_is_dropped_at_once(listener, kind):
             assert closed_by_peer(one)
 
 
+@pytest.mark.serial
 def test_a_slow_loris_is_dropped_at_its_deadline(monkeypatch):
     monkeypatch.setattr(sockets, "HELLO_S", 0.3)
     listener = Listener()
@@ -407,6 +409,7 @@ def test_a_question_that_is_no_object_is_dropped(listener, question):
         assert closed_by_peer(one)
 
 
+@pytest.mark.serial
 def test_more_connections_than_bounded_are_closed_and_later_ones_taken():
     listener = Listener(connections=2)
     listener.admit(TOKEN)
@@ -424,6 +427,7 @@ def test_more_connections_than_bounded_are_closed_and_later_ones_taken():
     listener.stop()
 
 
+@pytest.mark.serial
 def test_stopping_waits_for_nobody_and_ends_all_threads(listener, line):
     before = {thread for thread in threading.enumerate() if thread.name in {"listener", "line"}}
     with raw(listener.port, b"H"):

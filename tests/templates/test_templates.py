@@ -153,6 +153,7 @@ def test_only_a_sick_node_fails_the_prolog(prolog: Script, code: int, expected: 
     assert ("job 4711 on node0" in logged) == (code != 0)
 
 
+@pytest.mark.serial
 def test_a_doctor_that_hangs_is_ended_within_the_limit_and_the_job_starts(either: Script) -> None:
     either.stub("echo $$ > " + str(either.folder / "pid") + "\nexec /bin/sleep 1000")
     started = time.monotonic()
@@ -164,6 +165,7 @@ def test_a_doctor_that_hangs_is_ended_within_the_limit_and_the_job_starts(either
     assert not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.serial
 def test_a_helper_that_keeps_the_output_open_does_not_hold_the_prolog(either: Script) -> None:
     either.stub("/usr/bin/setsid /bin/sleep 6 &\nexit 3")
     started = time.monotonic()
@@ -224,6 +226,7 @@ def test_the_health_check_drains_nothing_that_is_not_sick(healthcheck: Script, c
     assert healthcheck.log.exists() == (code != 0)
 
 
+@pytest.mark.serial
 def test_a_scheduler_that_does_not_answer_does_not_hold_the_script(prolog: Script) -> None:
     scontrol = Scontrol(prolog.folder)
     scontrol.stub("exec /bin/sleep 1000")
@@ -375,6 +378,7 @@ def test_a_gate_that_cannot_tell_lets_the_job_go_on(gate: Gate, verdict: str, co
     assert done.stderr == f"ddp-doctor gate: {note}\n"
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(
     ("stub", "note"),
     [
