@@ -7,7 +7,7 @@ RUNNER ?= python
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help run test check lint types imports coverage report fuzz lab lab-shell gpu bench docs clean
+.PHONY: help run test check lint types imports coverage report fuzz lab lab-shell gpu torches bench docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -56,6 +56,9 @@ lab-shell: $(STAMP)  ## hosts to try things on by hand (root; docs/how-to/lab.md
 
 gpu: $(STAMP)  ## run the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+torches: $(STAMP)  ## run a short set of tests with the oldest, pinned and newest torch (2 GB each) and write its table
+	$(BIN)/python -m tools.torches $(ARGS)
 
 bench: $(STAMP)  ## measure the bars of the project
 	$(BIN)/python -m pytest -m bench --capture=no $(ARGS)
