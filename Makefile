@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .PHONY: help run test test-parallel test-serial check lint types imports coverage report fuzz lab lab-parallel lab-serial
-.PHONY: lab-shell gpu bench docs clean
+.PHONY: lab-shell gpu torches bench docs clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -76,6 +76,9 @@ lab-shell: $(STAMP)  ## hosts to try things on by hand (root; docs/how-to/lab.md
 
 gpu: $(STAMP)  ## run the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+torches: $(STAMP)  ## run a short set of tests with the oldest, pinned and newest torch (2 GB each) and write its table
+	$(BIN)/python -m tools.torches $(ARGS)
 
 bench: $(STAMP)  ## measure the bars of the project
 	$(BIN)/python -m pytest -m bench --capture=no $(ARGS)

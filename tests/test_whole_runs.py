@@ -18,13 +18,29 @@ __all__ = ["state"]  # a fixture
 SAMPLE = Path(__file__).parent / "samples" / "topology" / "classic-two-socket.txt"
 
 
-@pytest.mark.ranks
-def test_a_standard_run_makes_every_check_and_tells_its_time(tmp_path, state):
-    path, recording = tmp_path / "report.json", tmp_path / "recording.json"
+#: What a machine without GPUs passes at each level, and what is left to the next.
+PASSES = {
+    "quick": ("process_group", "allreduce", "p2p", "gradient_sync", "buffers"),
+    "standard": ("torchrun", "initial_state", "gradient_modes", "mixed_precision", "data_sharding"),
+    "thorough": ("checkpoint", "step_time"),
+}
 
-    done = doctor(
-        *("run", "--nproc-per-node", "2", "--json", str(path), "--record", str(recording)), env=state
-    )
+
+@pytest.mark.ranks
+@pytest.mark.torches("a healthy run at each level")
+@pytest.mark.parametrize(
+    "level",
+    [
+        pytest.param("quick", marks=pytest.mark.lab),
+        "standard",
+        pytest.param("thorough", marks=pytest.mark.lab),
+    ],
+)
+def test_a_healthy_run_makes_every_check_of_its_level_and_tells_its_time(tmp_path, state, level):
+    path, recording = tmp_path / "report.json", tmp_path / "recording.json"
+    written = ("--json", str(path), "--record", str(recording))
+
+    done = doctor("run", "--level", level, "--nproc-per-node", "2", *written, env=state)
     report = Report.model_validate_json(path.read_text())
 
     assert done.returncode == 0, done
@@ -32,9 +48,11 @@ def test_a_standard_run_makes_every_check_and_tells_its_time(tmp_path, state):
     assert refused("recording", recording.read_text()) == []
     assert [check.id for check in report.checks] == [check.id for check in CHECKS]
     status = {check.id: check.status.value for check in report.checks}
-    assert {status[name] for name in ("torchrun", "allreduce", "gradient_sync", "buffers", "p2p")} == {
-        "passed"
-    }
+    reached = list(PASSES).index(level)
+    for place, checks in enumerate(PASSES.values()):
+        assert {name: status[name] for name in checks} == dict.fromkeys(
+            checks, "passed" if place <= reached else "skipped"
+        )
     assert all(check.reason for check in report.checks if check.status.value == "skipped")
     assert sum(check.duration_s for check in report.checks) > 0
 

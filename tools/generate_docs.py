@@ -27,6 +27,7 @@ from ddp_doctor.model.report import EnvReport, Report
 from ddp_doctor.model.rule import Described, Rule
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
+_BY_OTHERS = {"compatibility.md"}  # tools/torches.py writes it
 _NOTE = "<!-- Written by `make docs`; edit the code instead. -->\n"
 _PLACES = {
     Where.NODE: "once on the node, in the agent; no torch needed",
@@ -81,7 +82,8 @@ def pages() -> dict[str, str]:
 def stale() -> list[str]:
     """Pages that are missing, differ from the code, or describe what no longer exists."""
     wanted = pages()
-    present = {path.relative_to(REFERENCE).as_posix() for path in REFERENCE.rglob("*") if path.is_file()}
+    files = {path.relative_to(REFERENCE).as_posix() for path in REFERENCE.rglob("*") if path.is_file()}
+    present = files - _BY_OTHERS
     differing = [
         name for name in wanted if name in present and (REFERENCE / name).read_text() != wanted[name]
     ]

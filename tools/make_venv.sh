@@ -1,6 +1,7 @@
 #!/bin/sh
 # Make or refresh the development environment: tools/make_venv.sh FOLDER
 #
+# CONSTRAINTS names the file of versions, constraints.txt by default.
 # PYTHON names the interpreter; without it the first Python 3.10 or newer found is taken. An
 # environment whose interpreter still works is kept and only brought up to date.
 set -eu
@@ -42,6 +43,6 @@ is_new_enough "$venv/bin/python" || create
 
 echo "Installing into $venv (torch alone may take some minutes) ..."
 "$venv/bin/python" -m pip install -qq --disable-pip-version-check \
-    --editable '.[dev]' --constraint constraints.txt ||
+    --editable '.[dev]' --constraint "${CONSTRAINTS:-constraints.txt}" ||
     fail "the packages could not be installed; the reason stands above, and make can simply be repeated"
 touch "$venv/.installed"

@@ -54,6 +54,17 @@ def holds_the_interpreter(ctx: RankContext) -> Done:
     return _all_reduce(ctx)
 
 
+def never_joins_a_group(ctx: RankContext) -> Done:
+    """The others wait in the store, where making a group of gloo meets, and not in a collective."""
+    import torch.distributed as dist
+
+    if ctx.rank == BAD:
+        time.sleep(FOR_EVER)
+    with ctx.step("new_group"):
+        dist.new_group()
+    return _all_reduce(ctx)
+
+
 def is_stopped(ctx: RankContext) -> Done:
     if ctx.rank == BAD:
         os.kill(os.getpid(), signal.SIGSTOP)

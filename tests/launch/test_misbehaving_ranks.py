@@ -9,6 +9,7 @@ from tests.launch import misbehaving
 from tests.launch.conftest import Play
 
 pytestmark = pytest.mark.ranks
+torches = pytest.mark.torches("ranks that misbehave or hang")
 
 DEADLINE_S = 2.0
 
@@ -21,6 +22,7 @@ CASES = [
     ),
     (misbehaving.loops_in_python, "DD610", "Rank 1 never entered all_reduce 1"),
     (misbehaving.holds_the_interpreter, "DD610", "Rank 1 never entered all_reduce 1"),
+    (misbehaving.never_joins_a_group, "DD610", "Rank 1 never entered new_group 1"),
     (misbehaving.is_stopped, "DD611", "Rank 1 is stopped (state T)"),
     (misbehaving.exits, "DD612", "Rank 1 exited with code 3"),
     (misbehaving.is_killed, "DD612", "Rank 1 was killed by SIGKILL"),
@@ -31,7 +33,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.lab), 4])  # lab: long
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(2, marks=pytest.mark.lab), pytest.param(4, marks=torches)]
+)  # lab: long
 @pytest.mark.parametrize(("probe", "code", "words"), CASES, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_misbehaving_rank_is_named_in_time_and_nobody_else(play: Play, probe, code, words, ranks):
     scenario = play(probe, ranks=ranks, deadline_s=DEADLINE_S)
@@ -52,6 +56,7 @@ def test_after_a_bad_rank_the_others_pass_in_a_second_trial_and_keep_their_numbe
     assert "passed in a second trial" in scenario.outcome.report.findings[0].detail
 
 
+@torches
 def test_a_late_rank_is_a_warning_and_the_verdict_healthy(play: Play):
     scenario = play(misbehaving.comes_late, deadline_s=8.0)
 
@@ -60,6 +65,7 @@ def test_a_late_rank_is_a_warning_and_the_verdict_healthy(play: Play):
     assert scenario.outcome.report.verdict is Verdict.HEALTHY
 
 
+@torches
 def test_a_check_that_moves_is_slow_and_not_hung(play: Play):
     scenario = play(misbehaving.moves_slowly, deadline_s=1.5)
 
@@ -67,6 +73,7 @@ def test_a_check_that_moves_is_slow_and_not_hung(play: Play):
     assert scenario.culprits == []
 
 
+@torches
 def test_a_pair_whose_both_ends_wait_is_named_as_a_pair_and_the_rest_goes_on(play: Play):
     scenario = play(misbehaving.both_ends_receive, deadline_s=8.0, check_id="p2p")
 
@@ -91,7 +98,9 @@ def test_a_killed_trial_leaves_no_shared_memory(play: Play):
     assert not list(Path("/dev/shm").glob("nccl-ddp-doctor-test*"))
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.lab), 4])  # lab: long
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(2, marks=pytest.mark.lab), pytest.param(4, marks=torches)]
+)  # lab: long
 def test_a_doubled_share_names_its_rank(play: Play, ranks):
     scenario = play(misbehaving.adds_to_the_sum, ranks=ranks, deadline_s=10.0)
 
@@ -100,6 +109,7 @@ def test_a_doubled_share_names_its_rank(play: Play, ranks):
     assert scenario.outcome.report.findings[0].culprits[0].rank == misbehaving.BAD
 
 
+@torches
 def test_healthy_ranks_give_no_finding(play: Play):
     scenario = play(misbehaving.well_behaved)
 

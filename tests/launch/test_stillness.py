@@ -47,6 +47,7 @@ def downloads(ctx: RankContext) -> misbehaving.Done:
     return misbehaving.well_behaved(ctx)
 
 
+@pytest.mark.torches("ranks that misbehave or hang")
 def test_a_rank_that_stands_still_while_the_others_wait_is_named_long_before_the_deadline(play: Play):
     scenario = play(misbehaving.never_enters, ranks=3, deadline_s=DEADLINE_S, still_s=STILL_S)
 

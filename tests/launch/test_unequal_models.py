@@ -10,6 +10,7 @@ from tests.checks import test_initial_state as scenarios
 from tests.launch.conftest import Play
 
 pytestmark = pytest.mark.ranks
+torches = pytest.mark.torches("models that differ between ranks")
 
 
 def healthy(ctx):
@@ -53,7 +54,7 @@ def test_the_same_model_everywhere_is_healthy_on_workers(play: Play, ranks):
         (buffer_on_rank_1_alone, "DD742", 1),
     ],
 )
-@pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(3, marks=torches), 4])
 def test_the_rank_with_another_model_is_named_before_anything_hangs(play: Play, ranks, probe, code, rank):
     scenario = play(probe, ranks=ranks, deadline_s=10.0)
 
@@ -82,6 +83,7 @@ def wraps_it_all_the_same(ctx):
     return CHECK.probe(ctx)
 
 
+@torches
 def test_left_to_ddp_the_same_difference_kills_a_rank(play: Play):
     scenario = play(wraps_it_all_the_same, ranks=3, deadline_s=3.0)
 

@@ -1,0 +1,71 @@
+"""What torch's flight recorder says of real collectives, read as the witness of a rank reads it."""
+
+import json
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from ddp_doctor.launch.torch_private import flight_entries
+from ddp_doctor.model.trial import FlightEntry
+from tests.rank_harness import HarnessContext, Ranks
+
+pytestmark = [pytest.mark.ranks, pytest.mark.torches("the flight recorder")]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What one rank read, and the full names that torch wrote; no names where it keeps no such record."""
+
+    entries: list[FlightEntry]
+    names: tuple[str, ...] | None
+
+
+def two_collectives(ctx: HarnessContext) -> Recorded:
+    import torch
+    import torch.distributed as dist
+    from torch._C import _distributed_c10d as c10d
+
+    dist.all_reduce(torch.ones(8), group=ctx.group)
+    dist.broadcast(torch.ones(2, 3), src=0, group=ctx.group)
+    dump = getattr(c10d, "_dump_fr_trace_json", None)
+    names = tuple(entry["profiling_name"] for entry in json.loads(dump())["entries"]) if dump else None
+    return Recorded(_when_retired(ctx), names)
+
+
+def _when_retired(ctx: HarnessContext) -> list[FlightEntry]:
+    """The entries; gloo's thread may retire one a moment after the caller has its result."""
+    until = ctx.clock() + 10.0
+    while not all(entry.retired for entry in flight_entries()) and ctx.clock() < until:
+        time.sleep(0.01)
+    return flight_entries()
+
+
+@pytest.fixture(scope="module")
+def recorded() -> list[Recorded]:
+    with Ranks(2, preload=(__name__,)) as ranks:
+        found = ranks.facts(two_collectives)
+    if all(rank.names is None for rank in found):
+        assert [rank.entries for rank in found] == [[], []]
+        pytest.skip("this torch records no collective of gloo, so there are no entries, and no error")
+    return found
+
+
+def test_finished_collectives_are_there_in_their_order_and_retired(recorded):
+    for rank in recorded:
+        first, second = rank.entries[-2:]
+        assert (first.op, first.sizes, first.dtypes, first.retired) == (
+            "all_reduce",
+            ((8,),),
+            ("Float",),
+            True,
+        )
+        assert (second.op, second.sizes, second.retired) == ("broadcast", ((2, 3),), True)
+        assert second.seq == first.seq + 1
+
+
+def test_the_entries_are_those_of_the_backend_in_use(recorded):
+    for rank in recorded:
+        assert rank.names is not None
+        assert rank.names[-2:] == ("gloo:all_reduce", "gloo:broadcast")
+        assert [f"gloo:{entry.op}" for entry in rank.entries] == list(rank.names[-len(rank.entries) :])
