@@ -15,8 +15,9 @@ pytestmark = [pytest.mark.ranks, pytest.mark.torches("the flight recorder")]
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one rank read, and the full names that torch wrote; no names where it keeps no such record."""
+    """What one rank read and where, and the full names that torch wrote; no names where it keeps no such record."""
 
+    recorder: str | None
     entries: list[FlightEntry]
     names: tuple[str, ...] | None
 
@@ -30,15 +31,16 @@ def two_collectives(ctx: HarnessContext) -> Recorded:
     dist.broadcast(torch.ones(2, 3), src=0, group=ctx.group)
     dump = getattr(c10d, "_dump_fr_trace_json", None)
     names = tuple(entry["profiling_name"] for entry in json.loads(dump())["entries"]) if dump else None
-    return Recorded(_when_retired(ctx), names)
+    _until_retired(ctx)
+    assert flight_entries("nccl") == (None, [])  # gloo's are nobody else's
+    return Recorded(*flight_entries("gloo"), names)
 
 
-def _when_retired(ctx: HarnessContext) -> list[FlightEntry]:
-    """The entries; gloo's thread may retire one a moment after the caller has its result."""
+def _until_retired(ctx: HarnessContext) -> None:
+    """gloo's thread may retire an entry a moment after the caller has its result."""
     until = ctx.clock() + 10.0
-    while not all(entry.retired for entry in flight_entries()) and ctx.clock() < until:
+    while not all(entry.retired for entry in flight_entries("gloo")[1]) and ctx.clock() < until:
         time.sleep(0.01)
-    return flight_entries()
 
 
 @pytest.fixture(scope="module")
@@ -67,5 +69,6 @@ def test_finished_collectives_are_there_in_their_order_and_retired(recorded):
 def test_the_entries_are_those_of_the_backend_in_use(recorded):
     for rank in recorded:
         assert rank.names is not None
+        assert rank.recorder == "gloo"
         assert rank.names[-2:] == ("gloo:all_reduce", "gloo:broadcast")
         assert [f"gloo:{entry.op}" for entry in rank.entries] == list(rank.names[-len(rank.entries) :])
