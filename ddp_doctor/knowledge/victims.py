@@ -7,8 +7,10 @@ Sources: gloo transport/tcp/pair.cc (Connection closed by peer, Read error, Time
 Application timeout caused pair closure), c10d/socket.cpp, Utils.hpp and TCPStore.cpp (recvVector failed,
 Failed to recv, got 0 bytes, Broken pipe, client socket has timed out, seconds waiting for clients),
 ProcessGroupNCCL.cpp (Watchdog caught collective operation timeout, communicator was aborted), connect(2),
-NCCL's ncclRemoteError and ncclSystemError texts. Local faults: gloo transport/tcp/device.cc, NCCL bootstrap.cc
-and init.cc, the CUDA runtime's error strings, errno(3).
+NCCL's ncclRemoteError and ncclSystemError texts. torch 2.15 c10d/nccl2, WorkNCCL.cpp and ProcessGroupNCCL.cpp
+(NCCL operation timed out, NCCL operation failed, Operation timed out after, Work timed out during finalize, Failed to
+initialize NCCL communicator timed out after): "NCCL operation failed" tells of any error, a peer's too. Local faults:
+gloo transport/tcp/device.cc, NCCL bootstrap.cc and init.cc, the CUDA runtime's error strings, errno(3).
 """
 
 import re
@@ -21,6 +23,8 @@ _VICTIM = re.compile(
     r"|application timeout caused pair closure|client socket has (timed out|failed to connect)"
     r"|failed to (recv, got|send, sent) 0 bytes|socket .{0,200} timed out|waiting for clients"
     r"|software caused connection abort"
+    r"|NCCL operation (timed out|failed)|operation timed out after \d+ ms|work timed out during finalize"
+    r"|NCCL communicator timed out after"
     r"|ncclSystemError|unhandled system error",
     re.IGNORECASE,
 )
@@ -29,8 +33,43 @@ _OWN_HOST = re.compile(
     r"|no space left on device|cannot allocate memory|too many open files|out of memory",
     re.IGNORECASE,
 )
+#: nccl2's log, where the rank's own GPU is what failed (WorkNCCL.cpp, checkStatus).
+_OWN_GPU = re.compile(r"CUDA error during (?:start|end) event query: ")
+#: gloo aborts a rank in its own transport, on whatever its peer did (gloo/common/logging.h).
+_GLOO_SPEAKS = re.compile(r"gloo::|gloo/transport")
+#: How NCCL's watchdogs announce that they end the rank, and why: nccl2's abortProcess, and the older one's
+#: terminate handler and heartbeat monitor (torch 2.15 c10d/nccl2/ProcessGroupNCCL.cpp, ProcessGroupNCCL.cpp).
+_WATCHDOG_ENDS = re.compile(
+    r"(?:Aborting process on rank \d+ due to|watchdog thread terminated with exception:"
+    r"|Terminating the process after attempting to dump debug info, due to) (?P<reason>[^\n]*)"
+)
+_TIME_OUT = re.compile(r"operation timed out|operation timeout|collective timeout")
+#: The older watchdog's exception has NCCL's own last error in the lines below.
+_BELOW = 500
 
 
 def blames_peer(message: str) -> bool:
     """Whether an exception's text tells of a peer's silence rather than of a fault of its own."""
-    return _OWN_HOST.search(message) is None and _VICTIM.search(message) is not None
+    return not names_own_host(message) and _VICTIM.search(message) is not None
+
+
+def names_own_host(message: str) -> bool:
+    """Whether a text names a fault of the host that printed it."""
+    return _OWN_HOST.search(message) is not None
+
+
+def names_own_gpu(output: str) -> bool:
+    """Whether a rank's output says that work on its own GPU failed, and not another rank's."""
+    return _OWN_GPU.search(output) is not None
+
+
+def aborted_over_a_peer(output: str) -> bool:
+    """Whether what a rank printed before it aborted says that it did so because a peer left or never came."""
+    if _GLOO_SPEAKS.search(output):
+        return True
+    ends = list(_WATCHDOG_ENDS.finditer(output))
+    return bool(ends) and all(
+        (_TIME_OUT.search(end["reason"]) or blames_peer(end["reason"]))
+        and not names_own_host(output[end.end() : end.end() + _BELOW])
+        for end in ends
+    )

@@ -14,9 +14,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from ddp_doctor.knowledge.deadlines import STILL_CPU_S_PER_S
+from ddp_doctor.knowledge.victims import aborted_over_a_peer, names_own_gpu, names_own_host
 from ddp_doctor.launch.clocks import Clock, by_step, clocks
 from ddp_doctor.launch.judgement import (
     COLLECTIVES,
+    INIT,
     Judgement,
     Kind,
     Place,
@@ -30,6 +32,7 @@ from ddp_doctor.launch.judgement import (
     where_it_waits,
 )
 from ddp_doctor.model.trial import FlightEntry, RankEvidence, Step, TrialRecord
+from ddp_doctor.parse.nccl_complaints import with_last_warning
 
 #: Deaths this close together have one cause: the forkserver, the agent or the machine.
 _SAME_MOMENT_S = 0.25
@@ -37,9 +40,7 @@ _SIGABRT = -6
 #: How a rank ends because another one did, so an echo beside another kind of death: gloo and NCCL's watchdog
 #: abort a rank whose peer vanished, torchrun sends SIGTERM.
 _ANSWERS = (_SIGABRT, -15)
-#: gloo aborts a rank in its own transport, on whatever its peer did (gloo/common/logging.h).
-_GLOO_SPEAKS = re.compile(r"gloo::|gloo/transport")
-#: The one complaint of it that tells of a wrong size (gloo transport/tcp/pair.cc).
+#: The one complaint of gloo that tells of a wrong size (gloo transport/tcp/pair.cc).
 _GLOO_SIZE = re.compile(r"op\.preamble\.length|op\.nbytes")
 
 
@@ -61,7 +62,7 @@ def judge(trial: TrialRecord) -> Judgement:
 
 def _died(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
     dead = [one for one in ranks if one.exited_at is not None]
-    own = [one for one in dead if not _aborted_by_gloo(one)]
+    own = [one for one in dead if not _aborted_over_a_peer(one)]
     if not own:
         wrong_size = any(_GLOO_SIZE.search(one.output_tail) for one in dead)
         return _aborted_over_a_mismatch(ranks) if wrong_size else None
@@ -84,8 +85,8 @@ def _first_to_go(dead: Sequence[RankEvidence], trial: TrialRecord) -> list[RankE
     return [one for one in at_once if one.exit_code not in _ANSWERS] or at_once
 
 
-def _aborted_by_gloo(one: RankEvidence) -> bool:
-    return one.exit_code == _SIGABRT and _GLOO_SPEAKS.search(one.output_tail) is not None
+def _aborted_over_a_peer(one: RankEvidence) -> bool:
+    return one.exit_code == _SIGABRT and aborted_over_a_peer(one.output_tail)
 
 
 def _aborted_over_a_mismatch(ranks: Sequence[RankEvidence]) -> Judgement:
@@ -102,7 +103,7 @@ def _aborted_over_a_mismatch(ranks: Sequence[RankEvidence]) -> Judgement:
 
 def _raised(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
     everyone = trial.evidence
-    own = [one for one in ranks if one.raised is not None and not one.raised.blames_peer]
+    own = [one for one in ranks if one.raised is not None and not _blames_peer(one)]
     if not own:
         return None
     alike: dict[object, list[RankEvidence]] = defaultdict(list)
@@ -117,6 +118,14 @@ def _raised(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | No
         return _what_most_met(ranks, trial, set(numbers(most)))
     innocent = [one for one in ranks if one not in own]
     return Judgement("raised", numbers(own), numbers(innocent), shared_step(innocent))
+
+
+def _blames_peer(rank: RankEvidence) -> bool:
+    """Whether a rank's exception is about a peer. Where it leaves the cause out, the rank's log may have it."""
+    raised, log = rank.raised, rank.output_tail
+    if raised is None or not raised.blames_peer:
+        return False
+    return not (names_own_gpu(log) or names_own_host(with_last_warning(raised.message, log)))
 
 
 def _what_most_met(ranks: Sequence[RankEvidence], trial: TrialRecord, most: set[int]) -> Judgement:
@@ -222,7 +231,8 @@ def _is_announced(step: Step, entry: FlightEntry) -> bool:
     if step.name not in COLLECTIVES:
         return True
     shapes = [str(list(size)) for size in entry.sizes]
-    op = entry.op.removeprefix("_").removesuffix("_base")  # _all_gather_base is an all_gather
+    # _all_gather_base is an all_gather, and nccl2's all_to_all_single an all_to_all.
+    op = entry.op.removeprefix("_").removesuffix("_base").removesuffix("_single")
     return step.name == op and ("[" not in step.detail or any(shape in step.detail for shape in shapes))
 
 
@@ -246,10 +256,12 @@ def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place)
     """The one rank, or the few, still in a step that all others left, while some wait further on."""
     waiting = {one.rank: step for one in ranks if (step := open_step(one)) is not None}
     further = [step for step in waiting.values() if place_of(step, trial) > here]
-    if not further or any(step.peers for step in waiting.values()):
-        return None
     last = [one for one in ranks if one.rank in waiting and place_of(waiting[one.rank], trial) == here]
-    if any(_ended(one) for one in last) or not _few(len(last), len(trial.evidence)):
+    if any(_ended(one) for one in last):
+        return None
+    if not _few(len(last), len(trial.evidence)):
+        return _left_in_init(last, trial)
+    if not further or any(step.peers for step in waiting.values()):
         return None
     doing = {one.rank: where_it_waits(one) for one in last}
     if "unknown" in doing.values():  # it did not answer in time: it may as well wait for what was lost
@@ -264,6 +276,16 @@ def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place)
         if reached(one, trial) < there and not _ended(one) and doing.get(one.rank, "outside") == "outside"
     ]
     return Judgement("never-entered", numbers(absent), waiting_besides(ranks, absent), step)
+
+
+def _left_in_init(last: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
+    """Many ranks in init_process_group that others left: who is through was not the one they lack there."""
+    step = open_step(last[0])
+    if step is None or step.name != INIT or len(last) == len(trial.evidence):
+        return None
+    if any(rank.state == "D" for rank in last):
+        return None
+    return Judgement("left-behind", (), numbers(last), step)
 
 
 def _unreached(last: Sequence[RankEvidence], trial: TrialRecord, by_the_store: bool) -> Judgement:

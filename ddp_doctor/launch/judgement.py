@@ -29,6 +29,8 @@ Kind = Literal[
 
 Place = tuple[int, int]
 
+#: Making the group: a backend that connects at once, as NCCL's does with a device_id, connects the ranks in it.
+INIT = "init_process_group"
 #: Steps named after the call they make; a backward or a constructor makes calls of other names.
 COLLECTIVES = frozenset(
     {"all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather"}
@@ -104,7 +106,7 @@ def shared_step(ranks: Sequence[RankEvidence]) -> Step | None:
 
 def key_of(step: Step) -> tuple[str, int]:
     """What makes two ranks' steps the same one; the group is made before its check begins to count."""
-    return step.check, 0 if step.name == "init_process_group" else step.seq
+    return step.check, 0 if step.name == INIT else step.seq
 
 
 def place_of(step: Step, trial: TrialRecord) -> Place:

@@ -14,8 +14,10 @@
     node0:52:81 [0] transport/net_ib.cc:2259 NCCL WARN NET/IB: Got completion from peer 10.0.0.2<40412> with status=12
         opcode=0 len=0 vendor err 129 (Send) localGid … hca mlx5_0
 
-torch repeats the last of them, without its place, behind "Last error:". Sources: NCCL 2.7 to 2.30, src/misc/shmutils.cc
-and src/include/shm.h, src/transport/{nvls,shm,p2p,net_ib}.cc, src/mnnvl.cc, src/misc/ibvwrap.cc; 12 is libibverbs'
+torch repeats the last of them, without its place, behind "Last error:", or "NCCL Last Error:" where nccl2 does; some
+exceptions of nccl2 leave it out. Sources: torch 2.15 c10d/nccl2/NCCLBootstrap.cpp (createNcclComm) and
+ProcessGroupNCCL.cpp (NCCLException); NCCL 2.7 to 2.30, src/init.cc (ncclGetLastError), src/misc/shmutils.cc and
+src/include/shm.h, src/transport/{nvls,shm,p2p,net_ib}.cc, src/mnnvl.cc, src/misc/ibvwrap.cc; 12 is libibverbs'
 IBV_WC_RETRY_EXC_ERR (enum ibv_wc_status), printed by name or number.
 """
 
@@ -71,6 +73,8 @@ _SIGNS = (
     "Got completion",
     "failed to open",
 )
+_LAST_ERROR = re.compile(r"last error:", re.IGNORECASE)
+_WARNING = re.compile(r"NCCL WARN ([^\n]{1,300})")
 _PREFIX = re.compile(rf"^:\d{{1,5}} (?:\(\w{{1,80}}\) )?{_WARN}")
 
 
@@ -94,3 +98,11 @@ def complaints(text: str) -> tuple[Complaint, ...]:
         if match is not None and kind not in found:
             found[kind] = Complaint(kind=kind, text=_PREFIX.sub("", match[0]).strip()[:_MOST])
     return tuple(found.values())
+
+
+def with_last_warning(message: str, log: str) -> str:
+    """An exception's text, with NCCL's last warning behind it where it is NCCL's and repeats none."""
+    if "nccl" not in message.lower() or _LAST_ERROR.search(message):
+        return message
+    warnings = _WARNING.findall(log)
+    return f"{message}\nLast error:\n{warnings[-1].strip()}" if warnings else message

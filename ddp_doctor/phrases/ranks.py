@@ -10,6 +10,7 @@ from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, host, in_words
 
 #: A sentence names no more runs of consecutive ranks than these.
 RUNS_IN_A_SENTENCE = 8
+_LAST_ERROR = re.compile(r"last error:", re.IGNORECASE)
 _ENFORCE = re.compile(r"^\[enforce fail at [^\]]*\] [^.]*\. ")
 
 
@@ -129,10 +130,11 @@ def short(where: str) -> str:
 
 
 def cause(message: str) -> str:
-    """The line of an exception that says why: NCCL's stands under ``Last error:``, others come first.
+    """The line of an exception that says why: NCCL's stands behind ``Last error:``, others come first.
 
     gloo's own line of code in front is left out: ``[enforce fail at …/tcp/device.cc:84] ifa != nullptr. Unable …``.
     """
-    lines = [line.strip() for line in message.partition("Last error:")[2].splitlines() if line.strip()]
+    after = _LAST_ERROR.split(message, maxsplit=1)[1:]
+    lines = [line.strip() for line in "".join(after).splitlines() if line.strip()]
     first = (lines or message.strip().splitlines() or ["no words"])[0]
     return _ENFORCE.sub("", first) or first

@@ -222,6 +222,11 @@ TARGETS: tuple[Target, ...] = (
     direct(kernel_modules.driver, *_DRIVER),
     Target(nccl_digest.digest, lambda text: nccl_digest.digest(text.splitlines()), (_NCCL_LOG,)),
     direct(nccl_complaints.complaints, _NCCL_COMPLAINTS),
+    Target(
+        nccl_complaints.with_last_warning,
+        lambda text: nccl_complaints.with_last_warning("NCCL error", text),
+        (_NCCL_COMPLAINTS,),
+    ),
     direct(nccl_log.says_something, _NCCL_LOG.splitlines()[3]),
     direct(nccl_log.settings_in, _NCCL_LOG),
     direct(nccl_log.version_in, _NCCL_LOG),

@@ -454,6 +454,17 @@ def test_most_ranks_that_raised_alike_blame_nobody_while_the_rest_waits():
         "Timed out after 601 seconds waiting for clients. 1/2 clients joined.",
         "The client socket has failed to connect to any network address of (node0, 29400).",
         "Software caused connection abort",
+        "NCCL operation timed out",
+        "Watchdog caught collective operation timeout: NCCL operation timed out",
+        "[TC][rank=1][name=default_pg] Operation timed out after 600000 ms",
+        "NCCL operation failed",
+        "NCCL communicator was aborted after a previous error",
+        "Work timed out during finalize",
+        "Failed to initialize NCCL communicator timed out after 600000 ms",
+        "Failed to initialize NCCL communicator: remote process exited or there was a network error",
+        "NCCL AllReduce failed: unhandled system error \nNCCL Last Error: Connection closed by remote peer node1<4>",
+        "nccl hit async error on rank 1: remote process exited or there was a network error",
+        "nccl hit async error on rank 1: unhandled system error (run with NCCL_DEBUG=INFO for details)",
     ],
 )
 def test_victims_words_are_known(message):
@@ -468,10 +479,162 @@ def test_victims_words_are_known(message):
         "ncclInvalidUsage\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 3000",
         "CUDA error: invalid device ordinal",
         "ncclSystemError: Error while creating shared memory segment: No space left on device",
+        "nccl2 requires at least one CUDA device",
+        "Failed to initialize NCCL communicator: invalid usage (run with NCCL_DEBUG=WARN for details)",
+        "Failed to initialize NCCL communicator: unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        "Failed to initialize NCCL communicator: unhandled system error \nNCCL Last Error: no socket interface found",
+        "NCCL AllReduce failed: invalid usage \nNCCL Last Error: Duplicate GPU detected : rank 1 and rank 0 both on",
+        "ncclCommInitRankConfig failed: system error \nNCCL Last Error: Bootstrap : no socket interface found",
+        "nccl hit async error on rank 1: unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on cuda:1",
     ],
 )
 def test_a_fault_of_the_ranks_own_host_is_not_a_victims_word(message):
     assert not blames_peer(message)
+
+
+# --- a watchdog that ends its rank ------------------------------------------------------------------
+
+
+NEWER = "[TC][rank=1][name=default_pg] Aborting process on rank 1 due to "
+OLDER = "[rank1]:[E] [PG ID 0 Rank 1] Process group watchdog thread terminated with exception: "
+LONG_WAIT = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE)"
+MONITOR = "[rank1]:[F] Terminating the process after attempting to dump debug info, due to "
+GAVE_UP = [
+    NEWER + "timeout - timeout watchdog detected operation timeout\n",
+    NEWER + "timeout - collective operation timed out\n",
+    NEWER + "error - nccl hit async error: remote process exited or there was a network error\n",
+    OLDER + LONG_WAIT,
+    OLDER + LONG_WAIT + "\n" + MONITOR + "collective timeout or exception.",
+    OLDER
+    + "NCCL error: remote process exited or there was a network error\nLast error:\nsocketPoll: timed out",
+    PEER_GONE,
+]
+FAILED_ITSELF = [
+    NEWER + "error - nccl hit async error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)\n",
+    NEWER + "error - timeout watchdog detected operation error\n",
+    OLDER + "CUDA error: an illegal memory access was encountered",
+    OLDER + "CUDA error: an illegal memory access\n" + MONITOR + "collective timeout or exception.",
+    OLDER
+    + "NCCL error: unhandled system error\nLast error:\nCall to ibv_reg_mr failed: Cannot allocate memory",
+    MONITOR + "ProcessGroupNCCL watchdog hang.",
+    "double free or corruption (out)",
+]
+
+
+def aborted(number: int, output: str, at: float = 600.0) -> RankEvidence:
+    return rank(number, WAITING, exit_code=-6, exited_at=at, output_tail=output)
+
+
+@pytest.mark.parametrize("output", GAVE_UP)
+def test_a_rank_that_its_watchdog_aborted_is_a_victim_and_the_rank_in_its_own_code_is_named(output):
+    absent = rank(1, step(2, left=True), **BUSY)
+    found = judge(trial(aborted(0, output), absent, aborted(2, output, 600.1), outcome="broken"))
+    assert (found.kind, found.suspects) == ("never-entered", (1,))
+
+
+@pytest.mark.parametrize("output", GAVE_UP)
+def test_a_death_explains_ranks_that_their_watchdogs_aborted_before_it(output):
+    killed = rank(1, step(2, left=True), exit_code=-9, exited_at=605.0)
+    found = judge(trial(aborted(0, output), killed, aborted(2, output), outcome="broken"))
+    assert (found.kind, found.suspects) == ("died", (1,))
+
+
+@pytest.mark.parametrize("output", GAVE_UP)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_where_watchdogs_aborted_ranks_and_nothing_else_is_known_nobody_is_named(output, ranks):
+    others = [rank(number, WAITING) for number in range(1, ranks)]
+    assert judge(trial(aborted(0, output), *others, outcome="broken")).suspects == ()
+    every = [aborted(number, output, 600.0 + number) for number in range(ranks)]
+    assert judge(trial(*every, outcome="broken")).suspects == ()
+
+
+@pytest.mark.parametrize("output", FAILED_ITSELF)
+def test_a_rank_that_aborted_over_an_error_of_its_own_is_named(output):
+    found = judge(trial(rank(0, WAITING), aborted(1, output), rank(2, WAITING), outcome="broken"))
+    assert (found.kind, found.suspects) == ("died", (1,))
+
+
+# --- a backend that connects in init_process_group -----------------------------------------------------
+
+
+IN_TORCH = {"stack": (f"{TORCH}/distributed/distributed_c10d.py:1830 in init_process_group",)}
+
+
+def init(*, left: bool = False) -> Any:
+    return step(1, left=left, check="process_group", name="init_process_group", detail="nccl")
+
+
+def test_a_rank_that_never_entered_init_is_named_by_those_that_stand_in_it():
+    connecting = [rank(number, init(), **IN_TORCH) for number in (0, 1, 3)]
+    found = judge(trial(*connecting, rank(2, stack=("worker.py:110 in _take_gpu",))))
+    assert (found.kind, found.suspects, found.waiting) == ("never-entered", (2,), (0, 1, 3))
+
+
+def test_a_rank_stopped_in_init_is_named():
+    frozen = rank(1, init()).model_copy(update={"state": "T"})
+    found = judge(trial(rank(0, init(), **IN_TORCH), frozen, rank(2, init(), **IN_TORCH)))
+    assert (found.kind, found.suspects) == ("stopped", (1,))
+
+
+def test_a_rank_that_hangs_in_the_kernel_in_init_is_named():
+    stuck = rank(1, init()).model_copy(update={"state": "D"})
+    through = rank(0, init(left=True), step(1, check="process_group"))
+    found = judge(trial(through, stuck, *(rank(number, init(), **IN_TORCH) for number in (2, 3))))
+    assert (found.kind, found.suspects) == ("uninterruptible", (1,))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_when_nobody_leaves_init_it_is_a_link_and_nobody_is_named(ranks):
+    found = judge(trial(*(rank(number, init(), **IN_TORCH) for number in range(ranks))))
+    assert (found.kind, found.suspects) == ("all-entered", ())
+
+
+@pytest.mark.parametrize("further", [(step(1, check="process_group"),), ()])
+def test_one_rank_that_left_init_early_is_not_what_the_others_lack_there(further):
+    early = rank(0, init(left=True), *further, **BUSY)
+    found = judge(trial(early, *(rank(number, init(), **IN_TORCH) for number in (1, 2, 3))))
+    assert (found.kind, found.suspects, found.waiting) == ("left-behind", (), (1, 2, 3))
+
+
+def test_one_rank_that_alone_is_left_in_init_is_not_blamed_for_it():
+    waits = (init(left=True), step(1, check="process_group"))
+    found = judge(trial(*(rank(number, *waits) for number in (0, 1, 2)), rank(3, init(), **IN_TORCH)))
+    assert (found.kind, found.suspects, found.waiting) == ("left-behind", (), (3,))
+
+
+NO_WORDS = Raised(
+    type="RuntimeError",
+    message="Failed to initialize NCCL communicator: unhandled system error (run with NCCL_DEBUG=INFO for details)",
+    where="worker.py:98",
+    blames_peer=True,
+)
+
+
+def test_an_exception_without_a_cause_names_the_rank_whose_nccl_log_has_one():
+    said = "node0:1:1 [0] bootstrap.cc:99 NCCL WARN Bootstrap : no socket interface found\n"
+    found = judge(
+        trial(rank(0, init(), raised=NO_WORDS, output_tail=said), rank(1, init()), outcome="broken")
+    )
+    assert (found.kind, found.suspects) == ("raised", (0,))
+
+
+def test_an_exception_without_a_cause_names_nobody_where_nccls_log_tells_of_a_peer():
+    said = "node0:1:1 [0] misc/socket.cc:99 NCCL WARN socketPollConnect: connect to 10.0.0.2 returned timed out\n"
+    found = judge(
+        trial(rank(0, init(), raised=NO_WORDS, output_tail=said), rank(1, init()), outcome="broken")
+    )
+    assert found.suspects == ()
+
+
+@pytest.mark.parametrize(
+    ("log", "suspects"),
+    [("[TC][rank=0][name=] CUDA error during end event query: unspecified launch failure\n", (0,)), ("", ())],
+)
+def test_work_that_failed_is_the_ranks_own_fault_only_where_its_log_tells_of_its_gpu(log, suspects):
+    failed = Raised(type="DistBackendError", message="NCCL operation failed", blames_peer=True)
+    found = judge(trial(rank(0, WAITING, raised=failed, output_tail=log), rank(1, WAITING), outcome="broken"))
+    assert found.suspects == suspects
 
 
 # --- a lossy link, whatever the collective -----------------------------------------------------------

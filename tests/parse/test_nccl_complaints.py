@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.parse.nccl_complaints import Kind, complaints
+from ddp_doctor.parse.nccl_complaints import Kind, complaints, with_last_warning
 
 PREFIX = "[2026-01-15 10:00:00] node0:52:81 [0] "
 LINES: list[tuple[Kind, str]] = [
@@ -97,3 +97,30 @@ def test_any_text_is_read_and_what_is_kept_is_short(text: str, line: str):
     for found in complaints(f"{text}{line}{text}"):
         assert len(found.text) <= 300
         assert "\n" not in found.text
+
+
+MEMORY = "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory errno 12"
+
+
+def test_nccls_last_error_behind_an_exception_of_nccl2_is_known_as_in_a_log():
+    (found,) = complaints(f"NCCL AllReduce failed: unhandled system error \nNCCL Last Error: {MEMORY}")
+    assert (found.kind, found.text) == ("memlock", MEMORY)
+
+
+def test_an_exception_without_nccls_last_error_gets_the_last_warning_of_the_log():
+    log = f"{PREFIX}init.cc:1 NCCL WARN first\n{PREFIX}misc/ibvwrap.cc:252 NCCL WARN {MEMORY}\n{PREFIX}NCCL INFO done\n"
+    told = with_last_warning("Failed to initialize NCCL communicator: unhandled system error", log)
+    assert told == f"Failed to initialize NCCL communicator: unhandled system error\nLast error:\n{MEMORY}"
+
+
+@pytest.mark.parametrize(
+    ("message", "log"),
+    [
+        ("NCCL error in: NCCLUtils.cpp:94\nLast error:\nno space", f"NCCL WARN {MEMORY}"),
+        ("NCCL AllReduce failed: x \nNCCL Last Error: no space", f"NCCL WARN {MEMORY}"),
+        ("the data set is empty", f"NCCL WARN {MEMORY}"),
+        ("Failed to initialize NCCL communicator: internal error", "NCCL INFO done"),
+    ],
+)
+def test_other_exceptions_stay_as_they_are(message: str, log: str):
+    assert with_last_warning(message, log) == message
