@@ -19,6 +19,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.bound_device import used_elsewhere
 from ddp_doctor.phrases.ranks import capital, rank_culprits, ranks_at
 
 
@@ -77,7 +78,11 @@ def raises(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
-    met = [(one.fact.trouble, one) for one in facts(recording) if one.fact.trouble is not None]
+    met = [
+        (one.fact.trouble, one)
+        for one in facts(recording)
+        if one.fact.trouble is not None and not used_elsewhere(one.fact.trouble.message)  # DD609 or DD772
+    ]
     alike = grouped(((trouble.phase, trouble.type, trouble.where), one) for trouble, one in met)
     for seen in alike.values():
         trouble = seen[0].fact.trouble

@@ -17,6 +17,7 @@ from ddp_doctor.checks.topology.pasted import read_pasted
 from ddp_doctor.lint.linting import lint_bytes
 from ddp_doctor.model.context import CommandResult, Interface
 from ddp_doctor.parse import (
+    bound_device,
     cgroup,
     cpu_list,
     factory_name,
@@ -226,6 +227,10 @@ TARGETS: tuple[Target, ...] = (
         nccl_complaints.with_last_warning,
         lambda text: nccl_complaints.with_last_warning("NCCL error", text),
         (_NCCL_COMPLAINTS,),
+    ),
+    direct(
+        bound_device.used_elsewhere,
+        "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on cuda:1",
     ),
     direct(nccl_log.says_something, _NCCL_LOG.splitlines()[3]),
     direct(nccl_log.settings_in, _NCCL_LOG),

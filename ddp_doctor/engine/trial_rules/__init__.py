@@ -4,12 +4,13 @@ They apply to every rank check alike, so they live here and not with one check. 
 (launch/hang.py), which is pure, so a replayed recording gives the same answer or a better one.
 """
 
-from ddp_doctor.engine.trial_rules import deaths, hangs, links, slowness
+from ddp_doctor.engine.trial_rules import deaths, devices, hangs, links, slowness
 
 TRIAL_RULES = (
     hangs.never_entered,
     hangs.not_running,
     deaths.died,
+    devices.another_gpu,
     deaths.raised,
     links.mismatch,
     links.pair,

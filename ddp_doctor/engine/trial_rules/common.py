@@ -8,18 +8,24 @@ from ddp_doctor.checks.env_vars import value_refused
 from ddp_doctor.checks.roll_call import silent_nodes
 from ddp_doctor.checks.topology import p2p_stalls
 from ddp_doctor.launch.hang import judge
-from ddp_doctor.launch.judgement import Judgement, Kind
+from ddp_doctor.launch.judgement import INIT, Judgement, Kind
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
+from ddp_doctor.parse.bound_device import used_elsewhere
+from ddp_doctor.parse.nccl_complaints import with_last_warning
 from ddp_doctor.phrases import ranks as words
 from ddp_doctor.phrases.nodes import host
 from ddp_doctor.phrases.p2p import DISABLE_P2P
+from ddp_doctor.views.software import of_the_job
 
 #: What a setting that torch refuses can look like: never a rank that is stopped, killed or missing.
 _REFUSED_LOOKS: tuple[Kind, ...] = ("all-entered", "raised-everywhere", "unsure")
-
+#: What ranks that raised look like, and those that the trial's end then kept from coming.
+_RAISED_LOOKS: tuple[Kind, ...] = ("raised", "raised-everywhere", "unsure", "never-entered", "never-began")
+#: torch 2.15 distributed_c10d.py, _new_process_group_helper: no package offers the backend.
+_UNKNOWN_BACKEND = re.compile(r"Unknown c10d backend type ([\w-]+)")
 
 #: More lines of evidence of one kind than these help nobody; the culprits name every rank.
 MOST_LINES = 8
@@ -49,7 +55,8 @@ def judged(recording: Recording, *kinds: Kind) -> Iterator[tuple[TrialRecord, Ju
 
     A trial that failed as a whole while the process group was set up is left out where a setting
     that torch refuses explains it, and any trial that a silent node explains: the ranks of the others
-    only wait for that node's, and nothing is known of these.
+    only wait for that node's, and nothing is known of these. So is one whose exceptions have a finding of
+    their own: an operation on another GPU than the group's, a torch that finds no backend.
     """
     for trial, judgement in recording.once("judged trials", lambda: _judged(recording)):
         if judgement.kind in kinds:
@@ -64,7 +71,25 @@ def _judged(recording: Recording) -> list[tuple[TrialRecord, Judgement]]:
         (trial, judgement)
         for trial, judgement in found
         if not (refused and trial.judged_check == "process_group" and _may_be_refused(trial, judgement))
+        and not (judgement.kind in _RAISED_LOOKS and _has_its_own_finding(recording, trial))
     ]
+
+
+def _has_its_own_finding(recording: Recording, trial: TrialRecord) -> bool:
+    raised = [rank for rank in trial.evidence if rank.raised is not None and not rank.raised.blames_peer]
+    if any(used_elsewhere(words_of(rank)) for rank in raised):
+        return True
+    return bool(raised) and all(_backend_is_not_offered(recording, rank) for rank in raised)
+
+
+def _backend_is_not_offered(recording: Recording, rank: RankEvidence) -> bool:
+    """Whether torch knows no such backend because its packages' metadata offers none; torch's finding says so."""
+    unknown = _UNKNOWN_BACKEND.search(words_of(rank))
+    return unknown is not None and any(
+        seen.fact.torch_looks_backends_up is True and unknown[1].lower() not in seen.fact.torch_backends
+        for seen in of_the_job(recording)
+        if seen.node == rank.node
+    )
 
 
 def lacks_a_node(recording: Recording, trial: TrialRecord) -> bool:
@@ -95,8 +120,15 @@ def check_of(trial: TrialRecord, judgement: Judgement) -> str:
 
 
 def step_words(step: Step | None) -> str:
-    """``all_reduce 17``, as the evidence counts the steps of a check."""
-    return f"{step.name} {step.seq}" if step else "its next step"
+    """``all_reduce 17``, as the evidence counts the steps of a check; a group is made once."""
+    if step is None:
+        return "its next step"
+    return step.name if step.name == INIT else f"{step.name} {step.seq}"
+
+
+def words_of(rank: RankEvidence) -> str:
+    """What the rank's exception says, with NCCL's last warning where torch left it out."""
+    return with_last_warning(rank.raised.message, rank.output_tail) if rank.raised else ""
 
 
 def who_waits(judgement: Judgement) -> str:
@@ -207,10 +239,13 @@ def proof_words(recording: Recording, trial: TrialRecord, judgement: Judgement) 
     return ""
 
 
-def link_remedies(recording: Recording, pairs: Collection[tuple[int, int]] = ()) -> tuple[Remedy, ...]:
+def link_remedies(
+    recording: Recording, pairs: Collection[tuple[int, int]] = (), step: Step | None = None
+) -> tuple[Remedy, ...]:
     """What to try where links hang: between these pairs, or, where none could be named, between any.
 
-    Peer-to-peer transfers are NCCL's between the GPUs of one node; between nodes there is the network.
+    Peer-to-peer transfers are NCCL's between the GPUs of one node; between nodes there is the network, and
+    in init_process_group between all ranks: they connect over sockets first, on one node too.
     """
     world = recording.world
     several = world is not None and world.nnodes > 1
@@ -218,7 +253,14 @@ def link_remedies(recording: Recording, pairs: Collection[tuple[int, int]] = ())
     within = not pairs or any(not is_across(recording, pair) for pair in pairs)
     on_gpus = world is not None and world.backend == "nccl"
     found = [_WITHOUT_P2P] if on_gpus and within else []
+    if connects(step):
+        return (_look_at_network(recording, pairs), *found)
     return (*found, _look_at_network(recording, pairs)) if across or not on_gpus else tuple(found)
+
+
+def connects(step: Step | None) -> bool:
+    """Whether it is the step in which the ranks connect to each other."""
+    return step is not None and step.name == INIT
 
 
 def is_across(recording: Recording, pair: tuple[int, int]) -> bool:

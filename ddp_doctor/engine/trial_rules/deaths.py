@@ -2,7 +2,7 @@
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.agreement.versions import different_versions
 from ddp_doctor.engine.trial_rules.common import (
@@ -17,6 +17,7 @@ from ddp_doctor.engine.trial_rules.common import (
     proof_words,
     stands,
     who_waits,
+    words_of,
 )
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.launch.judgement import Judgement
@@ -138,14 +139,15 @@ def raised(recording: Recording) -> Iterator[Draft]:
         torch.distributed.elastic.multiprocessing.errors, which reports the earliest failure
     """
     for trial, judgement in judged(recording, "raised"):
-        if _sharing(trial) or complaints.explains(recording, trial):
+        lacking = {rank.rank for rank in _without_interface(recording, trial)}
+        if _sharing(trial) or complaints.explains(recording, trial) or lacking.issuperset(judgement.suspects):
             continue  # process-group-cannot-start, or a rule of the cause, names who is concerned
         first = of_rank(trial, judgement.suspects[0])
         assert first.raised is not None
         yield Draft(
             title=f"{names(recording, judgement.suspects)} raised {first.raised.type} in"
             f" {check_of(trial, judgement)} at {words.short(first.raised.where)}{who_waits(judgement)}",
-            detail=f"It says: {_sentence(first.raised.message)}{proof_words(recording, trial, judgement)}",
+            detail=f"It says: {_sentence(words_of(first))}{proof_words(recording, trial, judgement)}",
             confidence=confidence(recording, trial, judgement),
             culprits=culprits(recording, judgement.suspects),
             evidence=evidence(recording, trial, judgement),
@@ -162,6 +164,9 @@ def _sentence(message: str) -> str:
     return said if said[-1] in ".!?" else f"{said}."
 
 
+#: NCCL bootstrap.cc, and the variable that chooses.
+_NO_INTERFACE = "no socket interface found"
+_NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 #: NCCL init.cc: "Mismatched NCCL version detected : rank 0 version 22705 rank 1 version 22703".
 _OTHER_VERSION = "Mismatched NCCL version"
 #: NCCL init.cc: "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 3000".
@@ -176,8 +181,8 @@ def everywhere(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         The same exception on all ranks while the process group is set up or used for the first time:
-        an interface that does not exist, a library that is missing. And two ranks on one GPU, which
-        NCCL refuses.
+        an interface that does not exist, a library that is missing. Where NCCL_SOCKET_IFNAME leaves NCCL no
+        interface, one rank's exception is enough. And two ranks on one GPU, which NCCL refuses.
 
     Why it matters
         The job will not start, on any rank.
@@ -196,14 +201,15 @@ def everywhere(recording: Recording) -> Iterator[Draft]:
         if sharing:
             yield _one_gpu(recording, sharing)
             continue
-        first = of_rank(trial, judgement.waiting[0]) if judgement.kind == "raised-everywhere" else None
+        alike = judgement.kind == "raised-everywhere"
+        ranks = list(trial.evidence) if alike else _without_interface(recording, trial)
         # A probe of the doctor's own that fails everywhere is unsure, not a fault.
-        if first is None or not first.steps or first.steps[-1].check != "process_group":
+        if not ranks or not _makes_the_group(ranks[0]):
             continue
         if complaints.explains(recording, trial):
             continue  # the rule of the cause tells
-        draft = _cannot_start(recording, trial, first)
-        if draft.title not in told and not _other_versions_are_told(recording, first):
+        draft = _cannot_start(recording, trial, ranks)
+        if draft.title not in told and not _other_versions_are_told(recording, ranks[0]):
             told.add(draft.title)  # torchrun's ranks and the doctor's own fail for one cause
             yield draft
 
@@ -212,7 +218,25 @@ def _other_versions_are_told(recording: Recording, one: RankEvidence) -> bool:
     """Whether NCCL refuses its peers for their versions, and the nodes with other ones are named already."""
     assert one.raised is not None
     told = (finding.severity is Severity.ERROR for finding in different_versions.apply(recording))
-    return _OTHER_VERSION in one.raised.message and any(told)
+    return _OTHER_VERSION in words_of(one) and any(told)
+
+
+def _without_interface(recording: Recording, trial: TrialRecord) -> list[RankEvidence]:
+    """The ranks that NCCL leaves without an interface, where a setting of their node chooses it.
+
+    Only the rank that makes NCCL's unique id may come so far; the others wait for that id.
+    """
+    named = {seen.node for seen in recording.facts(EnvVars) if _NCCL_INTERFACE in seen.fact.variables}
+    return [
+        rank
+        for rank in trial.evidence
+        if rank.node in named and _NO_INTERFACE in words_of(rank) and _makes_the_group(rank)
+    ]
+
+
+def _makes_the_group(rank: RankEvidence) -> bool:
+    """Whether the rank is still setting up the process group, or using it for the first time."""
+    return bool(rank.steps) and rank.steps[-1].check == "process_group"
 
 
 def _sharing(trial: TrialRecord) -> dict[tuple[int, str], set[int]]:
@@ -250,13 +274,19 @@ def _device(recording: Recording, at: tuple[int, str]) -> str:
     return f"CUDA device {bus}" + (f" of {host(recording, node)}" if several else "")
 
 
-def _cannot_start(recording: Recording, trial: TrialRecord, first: RankEvidence) -> Draft:
+def _cannot_start(recording: Recording, trial: TrialRecord, ranks: Sequence[RankEvidence]) -> Draft:
+    """``ranks`` raised it; the others of the trial wait for them."""
+    first = ranks[0]
     assert first.raised is not None
-    message = first.raised.message
+    message = words_of(first)
     setting = _interface_setting(recording, message)
+    raising = words.capital(words.rank_list([rank.rank for rank in ranks]))
+    everyone = len(ranks) == len(trial.ranks)
+    who = f"All {len(ranks)} ranks" if everyone else raising
+    others = "" if everyone else "; the other ranks wait for it"
     return Draft(
         title=f"The {trial.backend} process group cannot start: {words.cause(message)[:160]}",
-        detail=f"All {len(trial.ranks)} ranks raised {first.raised.type} in {first.steps[-1].name}.",
+        detail=f"{who} raised {first.raised.type} in {first.steps[-1].name}{others}.",
         confidence=Confidence.PROVED,
         culprits=(Culprit(kind="setting", name=setting),) if setting else (),
         evidence=(Evidence(check="process_group", text=message[:400]),),
@@ -287,8 +317,8 @@ def _without(recording: Recording, name: str) -> Iterator[Remedy]:
 def _interface_setting(recording: Recording, message: str) -> str | None:
     if "find address for" in message:
         return "GLOO_SOCKET_IFNAME"
-    if "no socket interface found" not in message:
+    if _NO_INTERFACE not in message:
         return None
     environments = [seen.fact.variables for seen in recording.facts(EnvVars)]
-    named = any("NCCL_SOCKET_IFNAME" in variables for variables in environments)
-    return "NCCL_SOCKET_IFNAME" if named else None
+    named = any(_NCCL_INTERFACE in variables for variables in environments)
+    return _NCCL_INTERFACE if named else None

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from ddp_doctor.engine.trial_rules.common import (
     check_of,
     confidence,
+    connects,
     culprits,
     evidence,
     holds_one_of,
@@ -20,6 +21,7 @@ from ddp_doctor.engine.trial_rules.common import (
     waiting_evidence,
     who_waits,
 )
+from ddp_doctor.launch.judgement import INIT, Judgement
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy, Showing
 from ddp_doctor.model.recording import Recording
@@ -157,17 +159,18 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
     """A collective that all ranks entered and none, or not all of them, left.
 
     What it finds
-        All ranks run, and stand in the same collective until the deadline. Or a few stand in it that the
-        others left: what those sent did not arrive. Some link between them is to blame; the pairwise check
-        that follows says which, where it can.
+        All ranks run, and stand in the same collective, or in init_process_group, until the deadline. Or a few
+        stand in it that the others left: what those sent did not arrive. Some link between them is to blame;
+        the pairwise check that follows says which, where it can.
 
     Why it matters
-        The job hangs at its first collective with all GPUs at 100 % and no message.
+        The job hangs without a message. In init_process_group NCCL connects the ranks where it gets a device_id,
+        and always in torch 2.15; otherwise it does so in the first collective, with all GPUs at 100 %.
 
     Remedy
         The finding on the pair, where there is one. Else NCCL without NVLink SHARP, where it takes that, and without
-        P2P, as a proof, and between nodes what connects them; which transports NCCL chose stands in the table of the
-        report.
+        P2P, as a proof, and between nodes, or in init_process_group, what connects them; which transports NCCL chose
+        stands in the table of the report.
 
     References
         docs/explanation/hangs.md
@@ -188,12 +191,24 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
             )
         yield Draft(
             title=title,
-            detail="All processes run, so a link between them is to blame; no single pair could be named.",
+            detail=_link_words(trial, judgement),
             confidence=Confidence.POSSIBLE,
             evidence=waiting_evidence(trial, judgement),
-            remedies=(*([WITHOUT_NVLS] if _takes_nvls(trial) else []), *link_remedies(recording)),
+            remedies=(
+                *([WITHOUT_NVLS] if _takes_nvls(trial) else []),
+                *link_remedies(recording, step=judgement.step),
+            ),
             shown_by=Showing(kind="meet", ranks=trial.ranks),
         )
+
+
+def _link_words(trial: TrialRecord, judgement: Judgement) -> str:
+    found = "All processes run, so a link between them is to blame; no single pair could be named."
+    if not connects(judgement.step):
+        return found
+    how = "NCCL connects them: over sockets, then from GPU to GPU"
+    how = how if trial.backend == "nccl" else f"{trial.backend} connects them over sockets"
+    return f"{found} In {INIT} the ranks meet at the store, and {how}."
 
 
 def _takes_nvls(trial: TrialRecord) -> bool:

@@ -162,7 +162,7 @@ def _one_pair(
         evidence=tuple(
             rank_evidence(recording, trial, judgement, of_rank(trial, rank)) for rank in (one, other)
         ),
-        remedies=link_remedies(recording, [ends]),
+        remedies=link_remedies(recording, [ends], judgement.step),
         shown_by=between(recording, ends),
     )
 
