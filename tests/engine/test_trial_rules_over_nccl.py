@@ -272,7 +272,11 @@ UNKNOWN = _raised("Unknown c10d backend type NCCL", kind="AssertionError")
 
 def _torch(*backends: str, looks_up: bool | None = True, node: int = 0) -> Reading:
     software = Software(
-        python="3.12.3", machine="x86_64", torch_looks_backends_up=looks_up, torch_backends=backends
+        python="3.12.3",
+        machine="x86_64",
+        torch_folder="/v/torch",
+        torch_looks_backends_up=looks_up,
+        torch_backends=backends,
     )
     return _reading("software", software, node=node)
 
@@ -293,6 +297,7 @@ def test_one_node_whose_torch_finds_no_backend_is_left_to_the_finding_on_torchs_
     [
         (),
         (_torch("gloo", "nccl"),),
+        (_torch("gloo"),),
         (_torch(looks_up=False),),
         (_torch(looks_up=None),),
         (_torch(node=1),),

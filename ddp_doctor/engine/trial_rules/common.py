@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 
 from ddp_doctor.checks.env_vars import value_refused
 from ddp_doctor.checks.roll_call import silent_nodes
+from ddp_doctor.checks.software.installation import torch_finds_no_backend
 from ddp_doctor.checks.topology import p2p_stalls
 from ddp_doctor.launch.hang import judge
 from ddp_doctor.launch.judgement import INIT, Judgement, Kind
@@ -18,14 +19,13 @@ from ddp_doctor.parse.nccl_complaints import with_last_warning
 from ddp_doctor.phrases import ranks as words
 from ddp_doctor.phrases.nodes import host
 from ddp_doctor.phrases.p2p import DISABLE_P2P
-from ddp_doctor.views.software import of_the_job
 
 #: What a setting that torch refuses can look like: never a rank that is stopped, killed or missing.
 _REFUSED_LOOKS: tuple[Kind, ...] = ("all-entered", "raised-everywhere", "unsure")
 #: What ranks that raised look like, and those that the trial's end then kept from coming.
 _RAISED_LOOKS: tuple[Kind, ...] = ("raised", "raised-everywhere", "unsure", "never-entered", "never-began")
-#: torch 2.15 distributed_c10d.py, _new_process_group_helper: no package offers the backend.
-_UNKNOWN_BACKEND = re.compile(r"Unknown c10d backend type ([\w-]+)")
+#: torch 2.15 distributed_c10d.py, _new_process_group_helper.
+_UNKNOWN_BACKEND = "Unknown c10d backend type"
 
 #: More lines of evidence of one kind than these help nobody; the culprits name every rank.
 MOST_LINES = 8
@@ -83,12 +83,11 @@ def _has_its_own_finding(recording: Recording, trial: TrialRecord) -> bool:
 
 
 def _backend_is_not_offered(recording: Recording, rank: RankEvidence) -> bool:
-    """Whether torch knows no such backend because its packages' metadata offers none; torch's finding says so."""
-    unknown = _UNKNOWN_BACKEND.search(words_of(rank))
-    return unknown is not None and any(
-        seen.fact.torch_looks_backends_up is True and unknown[1].lower() not in seen.fact.torch_backends
-        for seen in of_the_job(recording)
-        if seen.node == rank.node
+    """Whether torch knows no such backend on a node where, as another finding says, it finds none at all."""
+    return _UNKNOWN_BACKEND in words_of(rank) and any(
+        culprit.node_rank == rank.node
+        for finding in torch_finds_no_backend.apply(recording)
+        for culprit in finding.culprits
     )
 
 
