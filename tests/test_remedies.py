@@ -12,7 +12,7 @@ from ddp_doctor.knowledge.setting_company import DECIDING, does_not_go_with
 from ddp_doctor.knowledge.setting_conflicts import conflicts
 from ddp_doctor.knowledge.setting_pairs import BESIDE, idle
 from ddp_doctor.knowledge.values import misread
-from ddp_doctor.knowledge.variables import never_read, status_at, variables
+from ddp_doctor.knowledge.variables import Installed, never_read, variables
 from ddp_doctor.knowledge.versions import Version, release
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding, Remedy, Setting
@@ -29,6 +29,7 @@ class Offer(NamedTuple):
     finding: Finding
     remedy: Remedy
     nccl: Version  # () where it is not known
+    torch: Version  # likewise
 
     def __repr__(self) -> str:
         names = ",".join(dict.fromkeys(one.name for one in self.remedy.settings))
@@ -49,8 +50,9 @@ def _offers() -> list[Offer]:
     for path in SITUATIONS:
         software = load(path).first(Software)
         nccl = release(software.nccl_loaded or "") if software else ()
+        torch = release(software.torch_version or "") if software else ()
         found += [
-            Offer(path.stem, finding, remedy, nccl)
+            Offer(path.stem, finding, remedy, nccl, torch)
             for finding in judged(path).report.findings
             for remedy in finding.remedies
             if remedy.settings
@@ -81,7 +83,7 @@ def _is_read(offer: Offer, setting: Setting) -> bool:
     if setting.name not in variables():
         return False
     of_release = setting.action == "set" and offer.nccl
-    return not of_release or status_at(variables()[setting.name], offer.nccl) == "read"
+    return not of_release or Installed(offer.nccl, offer.torch).reads(setting.name)
 
 
 def test_its_values_are_read_as_they_are_meant():

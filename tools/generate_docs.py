@@ -216,8 +216,9 @@ def variables_page() -> str:
     """The table of variables, by who reads them."""
     head = (
         f"{_NOTE}\n# Variables\n\nThe environment variables that matter to a DDP job, as far as {RELEASES}"
-        " read them; releases are NCCL's. An empty default means that the variable is unset, -2 or ncclConfig that"
-        " NCCL or the program chooses. `ddp-doctor env` shows which are in force on a machine.\n"
+        " read them; releases are NCCL's where NCCL reads them, else torch's. An empty default means that the"
+        " variable is unset, -2 or ncclConfig that NCCL or the program chooses. `ddp-doctor env` shows which are in"
+        " force on a machine.\n"
     )
     owners = dict.fromkeys(variable.owner for variable in variables().values())
     return "\n".join([head, *(_owner_section(owner) for owner in sorted(owners))])
@@ -240,7 +241,7 @@ def _owner_section(owner: str) -> str:
 
 def _meaning(variable: Variable) -> str:
     replaced = f" Replaced by {variable.replaced_by}." if variable.replaced_by else ""
-    return f"{variable.meaning}{replaced}"
+    return f"{variable.what_it_does}{replaced}"
 
 
 def _releases(variable: Variable) -> str:

@@ -47,6 +47,7 @@ _TEXTS = (
     "last",
     "replaced_by",
     "read_when",
+    "backend",
     "case",
     "otherwise",
     "source",

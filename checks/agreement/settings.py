@@ -19,6 +19,7 @@ from ddp_doctor.phrases import agreement as words
 from ddp_doctor.phrases.agreement import Place, Who, split
 from ddp_doctor.phrases.nodes import in_words
 from ddp_doctor.phrases.settings import shown
+from ddp_doctor.views.nccl_backend import nccl_backends
 
 
 @rule("DD551", "nodes-have-different-settings", Severity.WARNING, AgreementFact, EnvVars)
@@ -193,9 +194,11 @@ def _as_set(name: str, value: str | None) -> str:
 
 def _job(recording: Recording) -> known.Job:
     world = recording.world
+    backends = set(nccl_backends(recording).values())
     on_several = world is not None and max(world.nnodes, world.foreign_nodes) > 1
     return known.Job(
         backend=world.backend if world else "",
+        nccl_backend=backends.pop() if len(backends) == 1 else None,
         nccl_versions=frozenset(seen.fact.nccl_loaded or "" for seen in recording.facts(Software)) - {""},
         has_rdma=on_several and any(seen.fact.rdma_devices for seen in recording.facts(Host)),
     )

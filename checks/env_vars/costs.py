@@ -247,7 +247,7 @@ def _has_effect(one: InForce, name: str, value: str) -> bool:
     newer = next((new for new, old in TWO_NAMES.items() if old == name), None)
     return (
         (wrong is None or wrong.harmless)
-        and (not one.nccl or status_at(known, one.nccl) == "read")
+        and (not (at := one.installed.of(known)) or status_at(known, at) == "read")
         and name not in idle_names
         and newer not in one.values
     )

@@ -7,13 +7,14 @@ from ddp_doctor.checks.env_vars.hardware import Hardware, hardware_of
 from ddp_doctor.checks.nccl.facts import NcclFact, files_read
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.software import Software
-from ddp_doctor.knowledge.variables import variables
+from ddp_doctor.knowledge.variables import Installed, is_of_another_backend, variables
 from ddp_doctor.knowledge.versions import Version, release
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.parse.nccl_conf import settings
 from ddp_doctor.phrases.settings import FOLLOWS, NO_TRIAL, per_cause, shown, unset
+from ddp_doctor.views.nccl_backend import nccl_backends
 from ddp_doctor.views.software import of_the_job
 
 
@@ -21,18 +22,25 @@ from ddp_doctor.views.software import of_the_job
 class InForce:
     """The settings of one node and what decides what they do there.
 
-    ``places`` says of those that a file sets where: "/etc/nccl.conf:3". ``nccl`` is the release that is
-    loaded, () where that is not known; ``backend`` the run's, "" where there is none.
+    ``places`` says of those that a file sets where: "/etc/nccl.conf:3". ``installed`` has the releases that decide
+    which variables are read; ``backend`` is the run's, "" where there is none. ``unread`` are the settings that only
+    torch's other class behind "nccl" reads: they do nothing here, good or bad.
     """
 
     seen: Seen[EnvVars]
     values: Mapping[str, str]
     places: Mapping[str, str]
-    nccl: Version
+    installed: Installed
+    unread: Mapping[str, str]
     backend: str
     nnodes: int | None
     ranks: int | None
     hardware: Hardware
+
+    @property
+    def nccl(self) -> Version:
+        """The release of NCCL that is loaded; () where that is not known."""
+        return self.installed.nccl
 
     def told(self, names: Iterable[str]) -> str:
         """``A=1, B=2 (/etc/nccl.conf:3)``."""
@@ -61,7 +69,8 @@ class InForce:
     def key(self) -> object:
         """Equal for nodes of which the same is to be said."""
         values, places = frozenset(self.values.items()), frozenset(self.places.items())
-        return values, places, self.nccl, self.seen.fact.launcher, self.hardware
+        unread = frozenset(self.unread.items())
+        return values, unread, places, self.installed, self.seen.fact.launcher, self.hardware
 
 
 def _overruled(name: str, why: str, in_files: Mapping[str, str]) -> Setting:
@@ -78,7 +87,9 @@ def settings_in_force(recording: Recording) -> list[InForce]:
 
 
 def _in_force(recording: Recording) -> Iterator[InForce]:
-    versions = {seen.node: _version(seen.fact) for seen in of_the_job(recording)}
+    software = {seen.node: seen.fact for seen in of_the_job(recording)}
+    backends = nccl_backends(recording)
+    environments = {seen.node: seen.fact.variables for seen in recording.facts(EnvVars)}
     files = {seen.node: seen for seen in recording.facts(NcclFact)}
     world = recording.world
     for seen in judged(recording):
@@ -90,7 +101,12 @@ def _in_force(recording: Recording) -> Iterator[InForce]:
             seen=seen,
             values={**own, **{name: value for name, (value, _) in ours.items()}},
             places={name: place for name, (_, place) in ours.items()},
-            nccl=versions.get(seen.node, ()),
+            installed=_installed(software.get(seen.node), backends.get(seen.node)),
+            unread={
+                name: value
+                for name, value in environments[seen.node].items()
+                if _is_of_another_backend(name, backends.get(seen.node))
+            },
             backend=world.backend if world else "",
             nnodes=max(world.nnodes, world.foreign_nodes) if world else None,
             ranks=world.world_size if world else None,
@@ -99,18 +115,25 @@ def _in_force(recording: Recording) -> Iterator[InForce]:
 
 
 def judged(recording: Recording) -> Iterator[Seen[EnvVars]]:
-    """The environments, without what AMD's RCCL reads where torch is built for ROCm.
+    """The environments, without what AMD's RCCL reads where torch is built for ROCm, or torch's other class for NCCL.
 
     RCCL takes NCCL's names and has others that begin so (NCCL_LIBIBVERBS_SO is one), with values and defaults of
     its own (ROCm's documentation, "RCCL environment variables"); the table is of NVIDIA's NCCL.
     """
-    with_rccl = _with_rccl(recording)
+    with_rccl, backends = _with_rccl(recording), nccl_backends(recording)
     for seen in recording.facts(EnvVars):
-        if seen.node in with_rccl:
-            own = {name: value for name, value in seen.fact.variables.items() if not is_of_rccl(name)}
-            yield replace(seen, fact=seen.fact.model_copy(update={"variables": own}))
-        else:
-            yield seen
+        own = {
+            name: value
+            for name, value in seen.fact.variables.items()
+            if not (seen.node in with_rccl and is_of_rccl(name))
+            and not _is_of_another_backend(name, backends.get(seen.node))
+        }
+        yield replace(seen, fact=seen.fact.model_copy(update={"variables": own}))
+
+
+def _is_of_another_backend(name: str, backend: str | None) -> bool:
+    known = variables().get(name)
+    return known is not None and is_of_another_backend(known, backend)
 
 
 def is_of_rccl(name: str) -> bool:
@@ -123,8 +146,11 @@ def _with_rccl(recording: Recording) -> frozenset[int]:
     return frozenset(seen.node for seen in of_the_job(recording) if seen.fact.torch_hip)
 
 
-def _version(fact: Software) -> Version:
-    return () if fact.torch_hip else release(fact.nccl_loaded or "")
+def _installed(fact: Software | None, backend: str | None) -> Installed:
+    if fact is None:
+        return Installed(backend=backend)
+    nccl = () if fact.torch_hip else release(fact.nccl_loaded or "")
+    return Installed(nccl, release(fact.torch_version or ""), backend)
 
 
 def _is_nccls(name: str) -> bool:
@@ -144,15 +170,6 @@ def say(recording: Recording, tell: Callable[[InForce], Iterable[Draft]]) -> Ite
             yield from ((one.seen, draft) for draft in known[key])
 
     yield from per_cause(recording, drafts())
-
-
-def one_per_cause_judged(
-    recording: Recording, drafts: Callable[[EnvVars], Iterable[Draft]]
-) -> Iterator[Draft]:
-    """Drafts on the environments alone, one per cause."""
-    yield from per_cause(
-        recording, ((seen, draft) for seen in judged(recording) for draft in drafts(seen.fact))
-    )
 
 
 def differing(recording: Recording) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ddp_doctor.checks.env_vars.in_force import one_per_cause_judged, say
+from ddp_doctor.checks.env_vars.in_force import say
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.software import Software
 from ddp_doctor.model.choices import Severity
@@ -28,7 +28,7 @@ def variable_misspelled(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return one_per_cause_judged(recording, environment.misspelled)
+    return say(recording, lambda one: environment.misspelled(one.seen.fact, one.installed))
 
 
 @rule("DD112", "variable-read-by-nothing", Severity.WARNING, EnvVars)
@@ -47,7 +47,7 @@ def variable_read_by_nothing(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return one_per_cause_judged(recording, environment.unread)
+    return say(recording, lambda one: environment.unread(one.seen.fact))
 
 
 @rule("DD113", "variable-obsolete", Severity.WARNING, EnvVars)
@@ -55,8 +55,9 @@ def variable_obsolete(recording: Recording) -> Iterable[Draft]:
     """A variable from an older release.
 
     What it finds
-        Names that the loaded NCCL does not read any more; where that is not known, those that no NCCL
-        bundled with torch 2.4 or later reads. Information only where it still does.
+        Names that the loaded NCCL, or this torch, does not read any more; where that is not known, those that neither
+        torch 2.4 or later nor an NCCL bundled with it reads. Information only where it still does. Silent where
+        the name that took its place is not read yet.
 
     Why it matters
         The setting has no effect, now or after the next upgrade.
@@ -67,28 +68,28 @@ def variable_obsolete(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return say(recording, lambda one: environment.obsolete(one.seen.fact, one.nccl))
+    return say(recording, lambda one: environment.obsolete(one.seen.fact, one.installed))
 
 
 @rule("DD114", "variable-not-yet-read", Severity.WARNING, EnvVars, Software)
 def variable_not_yet_read(recording: Recording) -> Iterable[Draft]:
-    """A variable of a newer NCCL than the one that is loaded.
+    """A variable of a newer NCCL than the one that is loaded, or of a newer torch.
 
     What it finds
-        A name of NCCL's that later releases read and the loaded one does not. Information only where its value is
-        the default, or where it is about logs.
+        A name of NCCL's or torch's that later releases read and the one that is here does not. Information only where
+        its value is the default, or where it is about logs.
 
     Why it matters
         The setting has no effect, and somebody relies on it: most often it was taken from the documentation,
         which is of the newest release.
 
     Remedy
-        Unset it, or install a torch with that NCCL.
+        Unset it, or install a torch that reads it, or with the NCCL that does.
 
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return say(recording, lambda one: environment.not_yet_read(one.seen.fact, one.nccl))
+    return say(recording, lambda one: environment.not_yet_read(one.seen.fact, one.installed))
 
 
 RULES = (

@@ -136,7 +136,7 @@ def two_names(recording: Recording) -> Iterable[Draft]:
 
 
 def _names(one: InForce) -> Iterator[Draft]:
-    for old, new in disagreeing(one.values).items():
+    for old, new in disagreeing(one.values, one.installed).items():
         yield setting_draft(
             (old,),
             f"{one.told((new, old))}: the new name counts, and {old} does nothing",

@@ -1,9 +1,8 @@
 """DD121, DD122: values that do something else than they say, or that stop the job."""
 
 from collections.abc import Iterable
-from functools import partial
 
-from ddp_doctor.checks.env_vars.in_force import one_per_cause_judged
+from ddp_doctor.checks.env_vars.in_force import say
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
@@ -30,7 +29,7 @@ def value_read_otherwise(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return one_per_cause_judged(recording, environment.misread_values)
+    return say(recording, lambda one: environment.misread_values(one.seen.fact, one.installed))
 
 
 @rule("DD122", "value-refused", Severity.ERROR, EnvVars)
@@ -50,8 +49,7 @@ def value_refused(recording: Recording) -> Iterable[Draft]:
     References
         torch/csrc/distributed/c10d/Utils.hpp, getCvarBool and getCvarInt
     """
-    backend = recording.world.backend if recording.world else ""
-    return one_per_cause_judged(recording, partial(environment.refused_values, backend))
+    return say(recording, lambda one: environment.refused_values(one.backend, one.seen.fact, one.installed))
 
 
 RULES = (

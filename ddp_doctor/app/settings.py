@@ -7,7 +7,13 @@ from dataclasses import replace
 from ddp_doctor.app.node_facts import plan_of, with_node_facts
 from ddp_doctor.app.outcome import Outcome, blank, judge
 from ddp_doctor.app.request import RunRequest
-from ddp_doctor.app.settings_in_force import by_branch, loaded_nccl, settings_in_force, torch_rocm
+from ddp_doctor.app.settings_in_force import (
+    by_branch,
+    installed_torch,
+    loaded_nccl,
+    settings_in_force,
+    torch_rocm,
+)
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.plan import Plan
@@ -95,6 +101,7 @@ def judge_settings(recording: Recording) -> Outcome:
     report = EnvReport(
         **dict(outcome.report),
         nccl=loaded_nccl(recording),
+        torch=installed_torch(recording),
         rocm=torch_rocm(recording),
         settings=tuple(settings_in_force(recording)),
     )

@@ -12,7 +12,7 @@ from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge import variables
 from ddp_doctor.knowledge.values import misread
-from ddp_doctor.knowledge.versions import Version, release
+from ddp_doctor.knowledge.versions import release
 from ddp_doctor.launch.environment import GIVEN_BY_TORCHRUN, GIVEN_TO_SEVERAL
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Overruled, SettingInForce
@@ -29,6 +29,12 @@ def loaded_nccl(recording: Recording) -> str | None:
     return software.nccl_loaded if software and not software.torch_hip else None
 
 
+def installed_torch(recording: Recording) -> str | None:
+    """The release of torch; None where there is none, or it is not known."""
+    software = recording.first(Software)
+    return software.torch_version if software else None
+
+
 def torch_rocm(recording: Recording) -> str | None:
     """The ROCm that torch is built for; None where it is for none."""
     software = recording.first(Software)
@@ -42,10 +48,12 @@ def settings_in_force(recording: Recording) -> Iterator[SettingInForce]:
     set_here = {one.name for one in rows if one.note is None or not one.note.startswith(_VOID)}
     if not any(name.startswith("TORCHELASTIC_RUN_ID") for name in set_here):
         rows += _of_torchrun(recording, text, set_here)
-    nccl = release(loaded_nccl(recording) or "")
+    here = variables.Installed(
+        release(loaded_nccl(recording) or ""), release(installed_torch(recording) or "")
+    )
     has_rccl = torch_rocm(recording) is not None
     for row in sorted(rows, key=lambda one: one.name):
-        about = _OF_RCCL if has_rccl and is_of_rccl(row.name) else _about(row.name, nccl)
+        about = _OF_RCCL if has_rccl and is_of_rccl(row.name) else _about(row.name, here)
         yield row.model_copy(update=about)
 
 
@@ -182,16 +190,18 @@ def _of_torchrun(
                 yield _row(name, value, "torchrun", since=f"for {to}")
 
 
-def _about(name: str, nccl: Version) -> dict[str, str | None]:
-    """What the table knows of a variable, in this release of NCCL or the newest."""
+def _about(name: str, here: variables.Installed) -> dict[str, str | None]:
+    """What the table knows of a variable, in this release of NCCL or torch, or in the newest."""
     known, never = variables.variables().get(name), variables.never_read().get(name)
     if never is not None:
         return {"status": "read by nothing", "meaning": f"Meant is {never.meant}."}
     if known is None:
         return {"status": "unknown"}
-    at = variables.status_at(known, nccl) if nccl else "read"
-    status = "deprecated" if at == "read" and known.status == "deprecated" else at
-    if not nccl and known.status == "removed":
+    at = here.of(known)
+    status: str = variables.status_at(known, at) if at else "read"
+    if status == "read" and known.status == "deprecated":
+        status = "deprecated" if not known.replaced_by or here.reads(known.replaced_by) else "read"
+    if not at and known.status == "removed":
         status = "renamed" if known.replaced_by else "no longer"
-    default = variables.default_at(known, nccl) if nccl else known.default
-    return {"status": status, "default": default, "meaning": known.meaning or None}
+    default = variables.default_at(known, at) if at else known.default
+    return {"status": status, "default": default, "meaning": known.what_it_does or None}

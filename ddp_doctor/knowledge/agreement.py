@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ddp_doctor.knowledge.variables import is_unknown, variables
+from ddp_doctor.knowledge.variables import is_of_another_backend, is_unknown, variables
 from ddp_doctor.knowledge.versions import release
 
 #: How much it matters that nodes or ranks differ.
@@ -92,7 +92,15 @@ _LOCAL = (
         "NCCL_COMM_ID",
     ),
     *("NCCL_PROGRESS_COUNTER_", "NCCL_DIAGNOSTICS_ECC", "NCCL_IB_WQE_LATENCY"),
-    *("TORCH_FR_", "TORCH_INCLUDE_", "TORCH_NCCL_TRACE_", "TORCH_NCCL_DEBUG_INFO", "TORCH_NCCL_DUMP"),
+    *(
+        "TORCH_FR_",
+        "TORCHCOMM_",
+        "TORCH_WATCHDOG_",
+        "TORCH_INCLUDE_",
+        "TORCH_NCCL_TRACE_",
+        "TORCH_NCCL_DEBUG_INFO",
+        "TORCH_NCCL_DUMP",
+    ),
     *("TORCH_NCCL_DESYNC", "TORCH_NCCL_ENABLE_TIMING", "TORCH_NCCL_EXTRA_DUMP", "TORCH_NCCL_LOG_"),
     *("TORCH_CPP_LOG", "TORCH_SHOW_CPP", "TORCH_SYMBOLIZE", "TORCH_PROFILER", "TORCH_WORKER_SERVER"),
     *("GLOO_LOG", "GLOO_DEVICE_TRANSPORT_TCP_TLS", "GLOO_DISABLE_CONNECTION_RETRIES", "TP_", "USE_LIBUV"),
@@ -106,6 +114,7 @@ class Job:
     """What decides how much a difference matters: the backend, and what it runs on."""
 
     backend: str
+    nccl_backend: str | None = None  # torch's class behind "nccl", where all nodes have the same
     nccl_versions: frozenset[str] = frozenset()
     has_rdma: bool = False  # and ranks that could use it, on several nodes
 
@@ -143,11 +152,11 @@ def stake(name: str, values: frozenset[str | None], job: Job, *, within_a_node: 
             else None
         )
     found = _fatal(name, values, job) or special or Stake("matters", _MATTERS, known.source)
-    return (
-        found
-        if _is_read(name, job.backend)
-        else Stake("minor", f"{job.backend} does not read it", known.source)
-    )
+    return found if _is_read(name, job) else Stake("minor", f"{_reader(job)} does not read it", known.source)
+
+
+def _reader(job: Job) -> str:
+    return job.nccl_backend or job.backend if job.backend == "nccl" else job.backend
 
 
 def _fatal(name: str, values: frozenset[str | None], job: Job) -> Stake | None:
@@ -163,12 +172,14 @@ def _fatal(name: str, values: frozenset[str | None], job: Job) -> Stake | None:
     return _FATAL.get(name)
 
 
-def _is_read(name: str, backend: str) -> bool:
-    """Whether this backend's process group reads the variable."""
-    other = {"gloo": "nccl", "nccl": "gloo"}.get(backend)
+def _is_read(name: str, job: Job) -> bool:
+    """Whether the job's process group reads the variable."""
+    other = {"gloo": "nccl", "nccl": "gloo"}.get(job.backend)
     known = variables()[name]
     return other is None or (
-        known.owner != other and (known.read_when or "").lower() != f"{other} process group"
+        known.owner != other
+        and (known.read_when or "").lower() != f"{other} process group"
+        and not is_of_another_backend(known, job.nccl_backend)
     )
 
 

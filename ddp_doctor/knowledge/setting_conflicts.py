@@ -13,6 +13,7 @@ from ddp_doctor.knowledge import collectives
 from ddp_doctor.knowledge.agreement import effective
 from ddp_doctor.knowledge.setting_pairs import Env, is_off, is_on, number, says_yes
 from ddp_doctor.knowledge.values import misread
+from ddp_doctor.knowledge.variables import Installed, variables
 from ddp_doctor.knowledge.versions import Version
 
 #: MAX_SOCKETS in NCCL src/transport/net_socket.cc.
@@ -201,7 +202,9 @@ _FINDERS: tuple[_Find, ...] = (
     _only_network,
 )
 
-#: Both names are read, and of two different values the first one's counts.
+#: Both names are read, and of two different values the first one's counts. TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC is left
+#: out: beside it nccl2 reads the older name too, for how long it waits before it aborts (torch 2.15 libtorch_cuda.so,
+#: nccl2::ProcessGroupNCCL::abortProcess).
 TWO_NAMES: Mapping[str, str] = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "NCCL_ASYNC_ERROR_HANDLING",
     "TORCH_NCCL_BLOCKING_WAIT": "NCCL_BLOCKING_WAIT",
@@ -210,15 +213,18 @@ TWO_NAMES: Mapping[str, str] = {
     "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
     "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
     "TORCH_FR_CPP_STACK": "TORCH_NCCL_TRACE_CPP_STACK",
+    "TORCH_FR_DUMP_ON_TIMEOUT": "TORCH_NCCL_DUMP_ON_TIMEOUT",
     "NCCL_MIN_NCHANNELS": "NCCL_MIN_NRINGS",
     "NCCL_MAX_NCHANNELS": "NCCL_MAX_NRINGS",
 }
 
 
-def disagreeing(env: Env) -> dict[str, str]:
-    """The old names in an environment that sets the new one otherwise, each with the new name."""
+def disagreeing(env: Env, installed: Installed) -> dict[str, str]:
+    """The old names in an environment that sets the new one otherwise, each with the new name, where that is read."""
     return {
         old: new
         for new, old in TWO_NAMES.items()
         if env.get(new) and env.get(old) and effective(new, env[new]) != effective(new, env[old])
+        if installed.reads(new)
+        and (installed.backend or variables()[new].backend == variables()[old].backend)
     }

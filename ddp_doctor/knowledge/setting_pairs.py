@@ -174,14 +174,14 @@ BESIDE: tuple[Beside, ...] = (
     Beside(
         "TORCH_NCCL_BLOCKING_WAIT",
         lambda env: says_yes(env, "TORCH_NCCL_BLOCKING_WAIT"),
-        "TORCH_NCCL_(ASYNC_ERROR_HANDLING|DESYNC_DEBUG|DUMP_ON_TIMEOUT|ENABLE_MONITORING|HEARTBEAT_TIMEOUT_SEC)",
-        "With it torch starts neither the watchdog that handles errors nor its monitor.",
-        "torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        "TORCH_NCCL_(ASYNC_ERROR_HANDLING|DESYNC_DEBUG|ENABLE_MONITORING|HEARTBEAT_TIMEOUT_SEC)",
+        "With it torch starts neither the watchdog that handles errors nor its monitor.",  # nccl2 never has a monitor
+        "torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp and nccl2/ProcessGroupNCCL.hpp",
     ),
     Beside(
         "TORCH_FR_BUFFER_SIZE",
         _records_nothing,
-        "TORCH_NCCL_DUMP_ON_TIMEOUT|TORCH_FR_DUMP_TEMP_FILE|TORCH_NCCL_DEBUG_INFO_(TEMP|PIPE)_FILE",
+        "TORCH_(NCCL|FR)_DUMP_ON_TIMEOUT|TORCH_FR_DUMP_TEMP_FILE|TORCH_NCCL_DEBUG_INFO_(TEMP|PIPE)_FILE",
         "The flight recorder holds no entries that could be written.",
         "torch/csrc/distributed/c10d/FlightRecorder.hpp",
     ),

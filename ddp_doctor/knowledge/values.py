@@ -89,7 +89,11 @@ def _empty(variable: Variable, reader: Reader) -> Misread | None:
         return Misread(
             "is set but empty", "Empty numbers count as unset, empty names may not.", harmless=True
         )
-    return None if reader in (_text, _flag, _interfaces) or _takes_empty(variable) else reader(variable, "")
+    return (
+        None
+        if reader in (_text, _flag, _switch, _interfaces) or _takes_empty(variable)
+        else reader(variable, "")
+    )
 
 
 def _takes_empty(variable: Variable) -> bool:
@@ -261,6 +265,15 @@ def _flag(variable: Variable, value: str) -> Misread | None:
     return Misread("counts as off", why, "1" if word in _ON else None)
 
 
+def _switch(_: Variable, value: str) -> Misread | None:
+    """Only one of 0 and 1 counts, the one that is not what unset means (torch 2.14 and 2.15 differ in which)."""
+    if value in ("0", "1"):
+        return None
+    word = value.lower()
+    meant = "1" if word in _ON else "0" if word in _OFF else None
+    return Misread("counts as unset", "torch compares it with a plain 0 or 1.", meant)
+
+
 def _omp_threads(_: Variable, value: str) -> Misread | None:
     if re.fullmatch(r"\s*[1-9][0-9]*\s*(,\s*[1-9][0-9]*\s*)*", value):
         return None
@@ -297,5 +310,6 @@ _READERS: dict[str, Reader] = {
     "node_range": _node_range,
     "process_count": _process_count,
     "flag": _flag,
+    "switch": _switch,
     "omp_threads": _omp_threads,
 }

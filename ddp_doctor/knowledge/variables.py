@@ -8,10 +8,13 @@ tools/data, where people edit it::
      "history": [["2.17.1", "1"], ["2.18.1", "2"]],
      "concerns": [{"kind": "slows", "test": "is", "operands": ["0"], "why": "…", "source": "…"}]}
 
+Releases are NCCL's in NCCL's own rows, and torch's in all others. ``backend`` is the only one of torch's two classes
+behind "nccl" that reads a variable: nccl2, or nccl-legacy, which torch 2.13 and older call nccl.
+
 ``never_read`` holds names that people set although no release reads them, with what was meant;
 ``foreign`` the prefixes that plug-ins, images and build scripts use, which nobody may call misspelled.
 Read from every NCCL tag 2.3.5 to 2.30.7, from what libnccl 2.31.2 and 2.32.3 themselves answer, and from
-torch 2.13; a later library may know more names.
+torch 2.13 to 2.15; a later library may know more names.
 """
 
 import json
@@ -23,10 +26,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from ddp_doctor.knowledge.versions import BUNDLED_NCCL, Version, release
+from ddp_doctor.knowledge.versions import BUNDLED_NCCL, OLDEST_TORCH, Version, release
 
 #: The newest releases that the table was read from.
-RELEASES = "NCCL 2.32.3 and torch 2.13"
+NEWEST_TORCH = "torch 2.15"
+RELEASES = f"NCCL 2.32.3 and {NEWEST_TORCH}"
 
 #: What is recorded of an environment beside the names in the table.
 PREFIXES = ("NCCL_", "TORCH_", "TORCHELASTIC_", "GLOO_", "PET_")
@@ -54,6 +58,14 @@ UNITS = ("SEC", "MSEC", "MILSEC", "BYTES", "SIZE", "CNT", "NUM", "INDEX")
 
 Status = Literal["active", "deprecated", "removed"]
 StatusAt = Literal["read", "not yet", "no longer", "renamed"]
+#: torch's classes behind "nccl" that read different variables.
+Backend = Literal["nccl2", "nccl-legacy"]
+#: The names that the ranks and torch have for them (views/nccl_backend.py).
+_CLASSES: Mapping[str | None, Backend] = {
+    "nccl2": "nccl2",
+    "nccl-legacy": "nccl-legacy",
+    "nccl": "nccl-legacy",
+}
 
 
 @dataclass(frozen=True)
@@ -82,15 +94,27 @@ class Variable:
     source: str
     status: Status = "active"  # in the newest release
     default: str | None = None  # in the newest release; None where it is unset
-    history: tuple[tuple[str, str], ...] = ()  # (NCCL release, default from there on)
-    first: str | None = None  # first NCCL release that reads it
-    last: str | None = None  # last NCCL release that reads it, where it was removed
+    history: tuple[tuple[str, str], ...] = ()  # (release, default from there on)
+    first: str | None = None  # first release that reads it; of torch's, only where that is 2.14 or newer
+    last: str | None = None  # last release that reads it, where it was removed
     replaced_by: str | None = None
     read_when: str | None = None  # torch: what reads it
+    backend: Backend | None = None  # None: both, or neither is asked
     values: tuple[str, ...] = ()
     case: Literal["exact", "any"] = "exact"
     otherwise: Literal["ignored", "refused", "hangs"] = "ignored"  # what becomes of any other value
     concerns: tuple[Concern, ...] = ()
+
+    @property
+    def what_it_does(self) -> str:
+        """The meaning, and which class of torch's it is for."""
+        older = {"nccl2": "newer", "nccl-legacy": "older"}
+        only = (
+            f" Only torch's {older[self.backend]} class for NCCL reads it, {self.backend}."
+            if self.backend
+            else ""
+        )
+        return f"{self.meaning}{only}"
 
 
 @dataclass(frozen=True)
@@ -156,29 +180,57 @@ def is_recorded(name: str) -> bool:
     return name in variables() or name.startswith(PREFIXES) or name.upper().startswith("NCCL_")
 
 
-def default_at(variable: Variable, nccl: Version) -> str | None:
-    """The default in an NCCL release; None where it is unset, or that release does not read the variable."""
-    if status_at(variable, nccl) in ("not yet", "no longer", "renamed"):
+@dataclass(frozen=True)
+class Installed:
+    """The releases of a node and its class behind "nccl"; () and None where they are not known."""
+
+    nccl: Version = ()
+    torch: Version = ()
+    backend: str | None = None  # as views/nccl_backend.py says
+
+    def of(self, variable: Variable) -> Version:
+        """The release that decides whether the variable is read."""
+        return self.nccl if variable.owner == "nccl" else self.torch
+
+    def reads(self, name: str) -> bool:
+        """Whether a variable of the table is read here for sure."""
+        variable = variables()[name]
+        at = self.of(variable) or _oldest(variable)
+        return status_at(variable, at) == "read" and not is_of_another_backend(variable, self.backend)
+
+
+def default_at(variable: Variable, at: Version) -> str | None:
+    """The default in a release; None where it is unset, or that release does not read the variable."""
+    if status_at(variable, at) in ("not yet", "no longer", "renamed"):
         return None
-    defaults = [default for since, default in variable.history if release(since) <= nccl]
+    defaults = [default for since, default in variable.history if release(since) <= at]
     return defaults[-1] if defaults else variable.default
 
 
-def status_at(variable: Variable, nccl: Version) -> StatusAt:
-    """Whether an NCCL release reads the variable; what is not NCCL's own is always read.
+def status_at(variable: Variable, at: Version) -> StatusAt:
+    """Whether a release, NCCL's for NCCL's own variables and torch's for all others, reads the variable.
 
     A variable that another one replaced is "renamed" once the old name is no longer read.
     """
-    if variable.first is not None and nccl < release(variable.first):
+    if variable.first is not None and at < release(variable.first):
         return "not yet"
-    if variable.last is not None and nccl > release(variable.last):
+    if variable.last is not None and at[: len(release(variable.last))] > release(variable.last):
         return "renamed" if variable.replaced_by else "no longer"
     return "read"
 
 
 def is_gone(variable: Variable) -> bool:
-    """Whether no NCCL that comes with a torch the doctor supports reads the variable any more."""
-    return variable.last is not None and release(variable.last) < min(BUNDLED_NCCL.values())
+    """Whether no torch that the doctor supports, nor the NCCL that comes with it, reads the variable any more."""
+    return variable.last is not None and release(variable.last) < _oldest(variable)
+
+
+def _oldest(variable: Variable) -> Version:
+    return min(BUNDLED_NCCL.values()) if variable.owner == "nccl" else OLDEST_TORCH
+
+
+def is_of_another_backend(variable: Variable, backend: str | None) -> bool:
+    """Whether the class behind "nccl" is known, and the variable is read by the other one alone."""
+    return variable.backend is not None and _CLASSES.get(backend, variable.backend) != variable.backend
 
 
 def is_unknown(name: str) -> bool:

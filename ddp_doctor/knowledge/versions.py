@@ -39,6 +39,8 @@ BUNDLED_NCCL: dict[Version, Version] = {
     (2, 11): (2, 28, 9),
     (2, 12): (2, 29, 7),
     (2, 13): (2, 29, 7),
+    (2, 14): (2, 30, 7),
+    (2, 15): (2, 30, 7),
 }
 
 #: Python version: the month its security support ends. devguide.python.org/versions (PEP 619, 664, 693,

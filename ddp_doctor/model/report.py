@@ -70,7 +70,7 @@ class SettingInForce(Frozen):
     source: str  # "environment", "FILE:LINE", "line N" of the text, or "torchrun"
     since: str | None = None  # who set it, as far as that is known
     overrides: tuple[Overruled, ...] = ()
-    default: str | None = None  # in the NCCL that would be loaded, else in the newest; None: unset
+    default: str | None = None  # in the NCCL or torch that is here, else in the newest; None: unset
     meaning: str | None = None  # None: nobody knows the name
     status: Literal["read", "not yet", "no longer", "renamed", "deprecated", "read by nothing", "unknown"]
     note: str | None = None  # why the value is not judged
@@ -80,6 +80,7 @@ class EnvReport(Report):
     """What ``env --json`` writes: the envelope, and the settings in force."""
 
     nccl: str | None = None  # the release that would be loaded, of which status and defaults speak
+    torch: str | None = None  # the release that is installed
     rocm: str | None = (
         None  # the ROCm that torch is built for: its RCCL reads NCCL's names, and nothing of them is judged
     )

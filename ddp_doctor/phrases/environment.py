@@ -15,8 +15,8 @@ from ddp_doctor.knowledge.setting_conflicts import conflicts, disagreeing
 from ddp_doctor.knowledge.setting_ranges import out_of_range
 from ddp_doctor.knowledge.trials import read_by
 from ddp_doctor.knowledge.values import Misread, misread
-from ddp_doctor.knowledge.variables import Variable
-from ddp_doctor.knowledge.versions import Version, dotted
+from ddp_doctor.knowledge.variables import Installed, Variable
+from ddp_doctor.knowledge.versions import dotted
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy, Showing
 from ddp_doctor.phrases import launchers
@@ -190,8 +190,8 @@ def torchrun_options(seen: Environment) -> Iterator[Draft]:
         yield setting_draft(pairs, title, listed(pairs), source, remedy, detail=detail, confidence=sure)
 
 
-def misspelled(seen: Environment) -> Iterator[Draft]:
-    """Names one slip away from a variable that is read."""
+def misspelled(seen: Environment, installed: Installed) -> Iterator[Draft]:
+    """Names one slip away from a variable that some release reads."""
     for name, value in (env := seen.variables).items():
         meant = variables.nearest(name) if variables.is_unknown(name) else None
         if meant is None:
@@ -204,7 +204,9 @@ def misspelled(seen: Environment) -> Iterator[Draft]:
             f"{name} is read by nothing; did you mean {meant}?",
             shown(name, value),
             f"not among the variables of {variables.RELEASES}",
-            unset({name: value}, why) if meant in env else set_to(meant, better, why, (name, value)),
+            set_to(meant, better, why, (name, value))
+            if meant not in env and installed.reads(meant)
+            else unset({name: value}, why),
             detail=f"So {shown(meant, env[meant])} stands."
             if meant in env
             else f"So {meant} keeps its default.",
@@ -254,73 +256,95 @@ def _see(name: str, instead: str | None) -> str:
 
 
 #: Obsolete settings that ask for what NCCL does today, so that nobody waits for their effect in vain.
-_TODAYS_WAY = {("NCCL_IB_CUDA_SUPPORT", "1"), ("NCCL_CHECKS_DISABLE", "1")}
+_TODAYS_WAY = {
+    ("NCCL_IB_CUDA_SUPPORT", "1"),
+    ("NCCL_CHECKS_DISABLE", "1"),
+    ("TORCH_NCCL_AVOID_RECORD_STREAMS", "1"),
+}
+#: Settings of newer releases that ask for what the older ones do.
+_EARLIER_WAY = {("TORCH_DIST_USE_NCCL2", "0")}
 
 
-def obsolete(seen: Environment, nccl: Version) -> Iterator[Draft]:
-    """Names of older releases; information where the loaded one, or some release of interest, still reads them."""
+def obsolete(seen: Environment, installed: Installed) -> Iterator[Draft]:
+    """Names of older releases; information where the installed one, or some release of interest, still reads them."""
     for name, value in seen.variables.items():
         old = variables.variables().get(name)
-        if old is None or old.status == "active" or name in disagreeing(seen.variables):
+        if old is None or old.status == "active" or name in disagreeing(seen.variables, installed):
             continue
-        until = f"not read after NCCL {old.last}" if old.last else "deprecated, though still read"
+        at, library = installed.of(old), _library(old)
+        until = f"not read after {library} {old.last}" if old.last else "deprecated, though still read"
         title = (
             f"{name} is {until}; {old.replaced_by} took its place"
             if old.replaced_by
             else f"{name} is {until}"
         )
-        gone = variables.status_at(old, nccl) != "read" if nccl else variables.is_gone(old)
-        if not gone and (concerns(name, value) or out_of_range(name, seen.variables, nccl)):
+        gone = variables.status_at(old, at) != "read" if at else variables.is_gone(old)
+        if not gone and (concerns(name, value) or out_of_range(name, seen.variables, installed.nccl)):
             continue  # told to go for what it does
+        if not gone and old.replaced_by and not installed.reads(old.replaced_by):
+            continue  # the old name is the one to use here
         yield setting_draft(
             (name,),
-            f"{title}, and NCCL {dotted(nccl)} is loaded" if nccl and gone else title,
+            f"{title}, and {library} {dotted(at)} is {_THERE[library]}" if at and gone else title,
             shown(name, value),
             old.source,
-            _renamed(seen.variables, old, value),
+            _renamed(seen.variables, old, value, installed),
             severity=None if gone and (name, value) not in _TODAYS_WAY else Severity.INFO,
         )
 
 
-def not_yet_read(seen: Environment, nccl: Version) -> Iterator[Draft]:
-    """Names of newer releases than the loaded one."""
+#: What is said of a library that is there.
+_THERE = {"NCCL": "loaded", "torch": "installed"}
+
+
+def _library(variable: Variable) -> str:
+    return "NCCL" if variable.owner == "nccl" else "torch"
+
+
+def not_yet_read(seen: Environment, installed: Installed) -> Iterator[Draft]:
+    """Names of newer releases than the installed one."""
     for name, value in seen.variables.items():
         new = variables.variables().get(name)
-        if not nccl or new is None or variables.status_at(new, nccl) != "not yet":
+        at = installed.of(new) if new else ()
+        if not at or new is None or variables.status_at(new, at) != "not yet":
             continue
-        minor = name.startswith("NCCL_DEBUG") or effective(name, value) is None
-        since = f"read from NCCL {new.first} on"
+        minor = (
+            name.startswith("NCCL_DEBUG") or effective(name, value) is None or (name, value) in _EARLIER_WAY
+        )
+        library = _library(new)
+        since = f"read from {library} {new.first} on"
+        a_torch = "a torch with NCCL" if library == "NCCL" else "torch"
         yield setting_draft(
             (name,),
-            f"{name} is {since}; NCCL {dotted(nccl)} is loaded",
+            f"{name} is {since}; {library} {dotted(at)} is {_THERE[library]}",
             shown(name, value),
             new.source,
-            unset({name: value}, since, f"Unset {name}, or install a torch with NCCL {new.first} or newer"),
+            unset({name: value}, since, f"Unset {name}, or install {a_torch} {new.first} or newer"),
             detail="The setting has no effect.",
             severity=Severity.INFO if minor else None,
         )
 
 
-def _renamed(env: Env, old: Variable, value: str) -> Remedy:
+def _renamed(env: Env, old: Variable, value: str, installed: Installed) -> Remedy:
     new = variables.variables().get(old.replaced_by or "")
-    if new and new.type == old.type and new.name not in env:
+    if new and new.type == old.type and new.name not in env and installed.reads(new.name):
         summary = f"Set {new.name} in the place of {old.name}"
         return set_to(new.name, value, f"replaces {old.name}", (old.name, value), summary)
     return unset({old.name: value}, "obsolete", _see(old.name, old.replaced_by))
 
 
-def misread_values(seen: Environment) -> Iterator[Draft]:
+def misread_values(seen: Environment, installed: Installed) -> Iterator[Draft]:
     """Values that do not do what they say."""
     told = {name for found in conflicts(seen.variables, ()) if found.fails for name in found.names}
-    for variable, value, found in _misread(seen.variables):
+    for variable, value, found in _misread(seen.variables, installed):
         if found.fate == "misread" and variable.name not in told:
             yield _value(variable, value, found, Severity.INFO if found.harmless else None)
 
 
-def refused_values(backend: str, seen: Environment) -> Iterator[Draft]:
+def refused_values(backend: str, seen: Environment, installed: Installed) -> Iterator[Draft]:
     """Values on which torch stops or hangs; a warning where only another backend, or torchrun, reads them."""
     always = ("import torch.distributed", "every process group", f"{backend} process group".lower())
-    for variable, value, found in _misread(seen.variables):
+    for variable, value, found in _misread(seen.variables, installed):
         if found.fate != "misread":
             sure = (variable.read_when or "").lower() in always
             draft = _value(variable, value, found, None if sure else Severity.WARNING)
@@ -333,11 +357,14 @@ def _shown_by_ranks(draft: Draft) -> Draft:
     return draft.model_copy(update={"remedies": remedies, "shown_by": Showing(kind="meet")})
 
 
-def _misread(env: Env) -> Iterator[tuple[Variable, str, Misread]]:
+def _misread(env: Env, installed: Installed) -> Iterator[tuple[Variable, str, Misread]]:
     for name, value in env.items():
         found = misread(name, value)
         if found:
-            yield variables.variables()[name], value, found
+            variable = variables.variables()[name]
+            at = installed.of(variable)
+            if not at or variables.status_at(variable, at) == "read":
+                yield variable, value, found
 
 
 def _value(variable: Variable, value: str, found: Misread, severity: Severity | None) -> Draft:

@@ -9,7 +9,7 @@ NCCL_DEBUG         INFO   unset    environment, set in bash (process 4711)
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddp_doctor.knowledge.variables import RELEASES
+from ddp_doctor.knowledge.variables import NEWEST_TORCH, RELEASES, variables
 from ddp_doctor.model.report import EnvReport, SettingInForce
 from ddp_doctor.render.plain import one_line
 
@@ -23,9 +23,9 @@ _NOBODYS = ("unknown", "read by nothing")
 _TITLES = ("variable", "value", "default", "from")
 
 _STATUS = {
-    "not yet": "{nccl} does not read it yet",
-    "no longer": "{nccl} reads it no longer",
-    "renamed": "{nccl} reads it no longer: it has another name now",
+    "not yet": "{reader} does not read it yet",
+    "no longer": "{reader} reads it no longer",
+    "renamed": "{reader} reads it no longer: it has another name now",
     "deprecated": "is deprecated",
     "read by nothing": "is read by nothing",
     "unknown": f"is not among the variables of {RELEASES}",
@@ -56,7 +56,7 @@ def _version(report: EnvReport) -> str:
             " are not judged, for the table is of NVIDIA's NCCL and was not checked against RCCL"
         )
     if report.nccl:
-        return f"NCCL {report.nccl}, which torch would load here, and of torch 2.13"
+        return f"NCCL {report.nccl}, which torch would load here, and of {NEWEST_TORCH}"
     return f"{RELEASES}, for it is not known which NCCL a job would load"
 
 
@@ -81,12 +81,18 @@ def _line(cells: tuple[str, ...], widths: list[int]) -> str:
     return f" {'  '.join(padded).rstrip()}"
 
 
+def _reader(row: SettingInForce, report: EnvReport) -> str:
+    known = variables().get(row.name)
+    if known is None or known.owner == "nccl":
+        return f"NCCL {report.nccl}" if report.nccl else "the newest NCCL"
+    return f"torch {report.torch}" if report.torch else "the newest torch"
+
+
 def _further(row: SettingInForce, report: EnvReport) -> Iterator[str]:
     if row.meaning:
         yield one_line(row.meaning)
     if row.status in _STATUS:
-        nccl = f"NCCL {report.nccl}" if report.nccl else "the newest NCCL"
-        yield _STATUS[row.status].format(nccl=nccl)
+        yield _STATUS[row.status].format(reader=_reader(row, report))
     if row.note:
         yield one_line(row.note)
     for other in row.overrides:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 
 from ddp_doctor.knowledge import variables
 from ddp_doctor.knowledge.variables import (
+    Installed,
     default_at,
     is_gone,
+    is_of_another_backend,
     is_recorded,
     is_unknown,
     nearest,
@@ -32,6 +35,15 @@ def torch_folder() -> Path:
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent
+
+
+def read_by_this_torch() -> set[str]:
+    """The variables that the installed torch reads, by the table."""
+    return {
+        name
+        for name, variable in variables.variables().items()
+        if variable.owner == "nccl" or status_at(variable, release(version("torch"))) == "read"
+    }
 
 
 def test_every_row_names_its_source_and_only_known_replacements():
@@ -104,7 +116,7 @@ def test_every_option_of_torchrun_has_its_variable_in_the_table():
     longest = {max(re.findall(r'"--([\w-]+)"', option), key=len) for option in options}
     assert len(longest) > 20
     from_options = {f"PET_{option.replace('-', '_').upper()}" for option in longest}
-    assert from_options == {name for name in variables.variables() if name.startswith("PET_")}
+    assert from_options == {name for name in read_by_this_torch() if name.startswith("PET_")}
 
 
 #: What torch reads, but what a torch for the CPU does not show.
@@ -113,8 +125,10 @@ NOT_IN_A_CPU_BUILD = {
     "GLOO_DEVICE_TRANSPORT_TCP_TLS_CA_PATH": "compiled where gloo is built with OpenSSL",
     "GLOO_DEVICE_TRANSPORT_TCP_TLS_CERT": "compiled where gloo is built with OpenSSL",
     "GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY": "compiled where gloo is built with OpenSSL",
+    "TORCH_NCCL2_RECONFIGURE_SHRINK_GROW": "in libtorch_cuda",
     "TORCH_NCCL_NONBLOCKING_TIMEOUT": "in libtorch_cuda",
     "TORCH_NCCL_USE_COMM_NONBLOCKING": "in libtorch_cuda",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "in libtorch_cuda",
 }
 TORCHS_OWN = ("TORCH_NCCL_", "TORCH_FR_", "TORCH_GLOO_", "TORCH_DIST", "TORCHELASTIC_", "GLOO_")
 
@@ -136,7 +150,7 @@ def test_every_variable_of_torchs_libraries_is_in_the_table(in_torchs_libraries)
 
 def test_every_variable_that_torch_is_said_to_read_is_in_it(in_torchs_libraries):
     written = set[str]()
-    for folder in ("distributed", "nn/parallel", "include/torch/csrc/distributed/c10d"):
+    for folder in ("distributed", "compiler", "nn/parallel", "include/torch/csrc/distributed/c10d"):
         for path in (torch_folder() / folder).rglob("*"):
             if path.suffix in (".py", ".h", ".hpp"):
                 written |= set(re.findall(r"[A-Z][A-Z0-9_]{3,}", path.read_text(encoding="utf-8")))
@@ -145,8 +159,9 @@ def test_every_variable_that_torch_is_said_to_read_is_in_it(in_torchs_libraries)
         for name, variable in variables.variables().items()
         if variable.owner in ("torch", "gloo", "torchrun", "launcher") and not name.startswith("PET_")
     }
+    said &= read_by_this_torch()
     absent = {name for name in said - written if f"{name}\0".encode() not in in_torchs_libraries}
-    assert absent == set(NOT_IN_A_CPU_BUILD)
+    assert absent == NOT_IN_A_CPU_BUILD.keys() & said
 
 
 @pytest.mark.parametrize(
@@ -247,7 +262,15 @@ def test_gone_is_what_no_nccl_of_a_supported_torch_reads():
         ("NCCL_WORK_FIFO_DEPTH", (2, 21, 5), "read", "65536"),
         ("NCCL_WORK_FIFO_DEPTH", (2, 22, 3), "renamed", None),
         ("NCCL_SHM_MEMCPY_MODE", (2, 30, 7), "no longer", None),
+        ("NCCL_NET_GDR_MLOPART", (2, 30, 7), "read", "0"),  # the NCCL of torch 2.14 and 2.15
+        ("NCCL_NET_GDR_MLOPART", (2, 32, 3), "no longer", None),
         ("NCCL_DEBUG", (2, 29, 7), "read", None),
+        ("TORCH_DIST_USE_NCCL2", (2, 13), "not yet", None),
+        ("TORCH_DIST_USE_NCCL2", (2, 14, 1), "read", "0"),
+        ("TORCH_DIST_USE_NCCL2", (2, 15, 0), "read", "1"),
+        ("TORCH_NCCL_AVOID_RECORD_STREAMS", (2, 14, 1), "read", None),
+        ("TORCH_NCCL_AVOID_RECORD_STREAMS", (2, 15, 0), "no longer", None),
+        ("TORCH_DISTRIBUTED_PIPELINE_PER_DIRECTION_P2P", (2, 15, 0), "renamed", None),
         ("RANK", (2, 29, 7), "read", "set by the launcher"),
     ],
 )
@@ -255,6 +278,37 @@ def test_status_and_default_are_those_of_the_release(name, release, status, defa
     variable = variables.variables()[name]
     assert status_at(variable, release) == status
     assert default_at(variable, release) == default
+
+
+@pytest.mark.parametrize(
+    ("name", "installed", "reads"),
+    [
+        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", Installed(torch=(2, 15), backend="nccl2"), False),
+        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", Installed(torch=(2, 15), backend="nccl-legacy"), True),
+        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", Installed(torch=(2, 13), backend="nccl"), True),
+        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", Installed(), True),
+        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", Installed(backend="some-plug-in"), True),
+        ("TORCH_NCCL_BLOCKING_WAIT", Installed(torch=(2, 15), backend="nccl2"), True),
+        ("TORCH_FR_DUMP_ON_TIMEOUT", Installed(torch=(2, 15), backend="nccl2"), True),
+        ("TORCH_FR_DUMP_ON_TIMEOUT", Installed(torch=(2, 15), backend="nccl-legacy"), False),
+        ("TORCH_FR_DUMP_ON_TIMEOUT", Installed(torch=(2, 14, 1), backend="nccl2"), False),
+        ("TORCH_FR_DUMP_ON_TIMEOUT", Installed(), False),
+        ("NCCL_NET_GDR_MLOPART", Installed(nccl=(2, 30, 7), torch=(2, 15)), True),
+        ("NCCL_NET_GDR_MLOPART", Installed(nccl=(2, 29, 7), torch=(2, 13)), False),
+    ],
+)
+def test_what_is_read_depends_on_the_release_and_the_class_behind_nccl(name, installed, reads):
+    assert installed.reads(name) is reads
+
+
+def test_variables_of_one_class_alone_are_torchs_and_are_of_another_where_the_class_is_known():
+    of_one = {name: variable for name, variable in variables.variables().items() if variable.backend}
+    assert {variable.owner for variable in of_one.values()} == {"torch"}
+    assert {variable.backend for variable in of_one.values()} == {"nccl2", "nccl-legacy"}
+    for variable in of_one.values():
+        assert not is_of_another_backend(variable, None)
+        assert is_of_another_backend(variable, "nccl2") != is_of_another_backend(variable, "nccl")
+        assert variable.what_it_does.endswith(f"{variable.backend}.")
 
 
 @settings(deadline=None)
