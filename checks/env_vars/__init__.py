@@ -7,7 +7,7 @@ Raw input; only such names are recorded, and no value that looks like a credenti
     RANK=3 MASTER_PORT=29500 PET_NNODES=2 NCCL_IB_DISABLE=true NCCL_SOCKET_IFNAM=eth0 LOGLEVEL=debug
 """
 
-from ddp_doctor.checks.env_vars import costs, devices, launch, names, together, values
+from ddp_doctor.checks.env_vars import backends, costs, devices, launch, names, together, values
 from ddp_doctor.checks.env_vars.values import value_refused
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.knowledge import variables
@@ -44,6 +44,14 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(EnvVars, SettingText, SettingOrigins),
-    rules=(*launch.RULES, *names.RULES, *values.RULES, *together.RULES, *costs.RULES, *devices.RULES),
+    rules=(
+        *launch.RULES,
+        *names.RULES,
+        *values.RULES,
+        *together.RULES,
+        *costs.RULES,
+        *devices.RULES,
+        *backends.RULES,
+    ),
     cost_s=0.01,
 )

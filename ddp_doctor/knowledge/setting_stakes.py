@@ -37,6 +37,22 @@ _CHOICES = ("NCCL_ALGO", "NCCL_PROTO")
 NEEDED_FOR = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "Megatron-LM with tensor or context parallelism, before Blackwell, stops without it"
 }
+#: Protections that nccl-legacy has where they are asked for, and what nccl2 does without them (torch 2.15
+#: nccl2/ProcessGroupNCCL.hpp; libtorch_cuda.so, where no function of c10d::nccl2 refers to these variables).
+#: TORCH_NCCL_ENABLE_MONITORING and TORCH_NCCL_RETHROW_CUDA_ERRORS are on by default, so who sets them does without.
+LOST_ON_NCCL2 = {
+    "TORCH_NCCL_DESYNC_DEBUG": "After a time-out nccl2 does not say which rank fell behind.",
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "nccl2 has no monitor that ends a process whose watchdog is stuck.",
+    "TORCH_NCCL_NAN_CHECK": "nccl2 itself does not look for NaN in what is sent.",
+    "TORCH_NCCL_PROPAGATE_ERROR": "On nccl2 a rank tells the others nothing of its error: each waits for its time-out.",
+    "TORCH_NCCL_TEARDOWN_ON_TIMEOUT": "On nccl2 TORCH_NCCL_ASYNC_ERROR_HANDLING alone decides what a time-out does.",
+}
+#: What the class of torch's that does not read a variable reads in its place.
+SAME_FOR_THE_OTHER = {
+    "TORCH_FR_DUMP_ON_TIMEOUT": "TORCH_NCCL_DUMP_ON_TIMEOUT",
+    "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC": "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
+    "TORCH_NCCL_NAN_CHECK": "TORCH_DIST_NAN_CHECK",
+}
 #: NCCL_DEBUG=INFO writes some hundred lines for each rank when it starts; for so many that is worth a word.
 MANY_RANKS = 4096
 #: Subsystems that write for every operation (NCCL src/include/nccl_common.h, INFO calls in src/enqueue.cc).
