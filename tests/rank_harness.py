@@ -31,6 +31,7 @@ from ddp_doctor.sources.gpu_watch import NvmlWatch
 #: Imported by the server before it forks: what a rank would otherwise pay for alone.
 _TORCH = ("torch.distributed", "torch.nn.parallel", "torch._dynamo.utils")
 _TIMEOUT_S = 20.0
+_START_S = 60.0  # torch is imported, by as many at once as there are workers
 
 
 @dataclass
@@ -122,7 +123,7 @@ class Ranks:
         self._server.start()
         for end in theirs:
             end.close()
-        self._receive()  # each rank says once that it has joined
+        self._receive(_START_S)  # each rank says once that it has joined
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -148,10 +149,10 @@ class Ranks:
             assert one.error is None, f"rank {one.rank}: {one.error}"
         return [one.value for one in results]
 
-    def _receive(self) -> list[Result]:
+    def _receive(self, limit_s: float = _TIMEOUT_S) -> list[Result]:
         """One result of each rank. A rank that says nothing spoils the world for all later runs."""
         assert not self._stuck, "an earlier scenario never ended"
-        limit = time.monotonic() + _TIMEOUT_S
+        limit = time.monotonic() + limit_s
         results, silent = [], list(self._pipes)
         while silent and time.monotonic() < limit:
             for pipe in wait(silent, max(0.0, limit - time.monotonic())):
@@ -160,7 +161,7 @@ class Ranks:
                 silent.remove(pipe)
         self._stuck = bool(silent)
         errors = "\n".join(f"rank {one.rank}: {one.error}" for one in results if one.error)
-        assert not silent, f"{len(silent)} ranks said nothing for {_TIMEOUT_S:g} s\n{errors}"
+        assert not silent, f"{len(silent)} ranks said nothing for {limit_s:g} s\n{errors}"
         return sorted(results, key=lambda one: one.rank)
 
 
@@ -174,6 +175,7 @@ def _serve(pipes: list[Connection], store: str, preload: Sequence[str]) -> None:
     warnings.simplefilter("ignore")  # torch without numpy, and its deprecations
     for module in preload:
         importlib.import_module(module)
+    gc.freeze()  # what the ranks share stays shared, and no collection of theirs looks through all of torch
     fork = multiprocessing.get_context("fork")
     ranks = [fork.Process(target=_rank, args=(rank, pipes, store)) for rank in range(len(pipes))]
     for process in ranks:

@@ -1,6 +1,5 @@
 """Every fault the stand-in for libnvidia-ml plays, to code, severity and verdict; and the rules' edges."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +17,8 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_a_played_fault_or_healthy_machine_gets_its_findings_and_verdict(case: Case, tmp_path: Path) -> None:
-    report = fault_table.play(case, tmp_path)
+def test_a_played_fault_or_healthy_machine_gets_its_findings_and_verdict(case: Case) -> None:
+    report = fault_table.play(case)
     found = tuple((finding.code, finding.severity.value) for finding in report.findings)
     assert (found, report.verdict.value) == (case.expected, case.verdict)
 

@@ -36,6 +36,7 @@ def hole() -> Iterator[str]:
         subprocess.run(("ip", "netns", "delete", name), check=True)
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(
     "skipped",
     [

@@ -121,6 +121,7 @@ def test_a_node_whose_task_cannot_start_is_named(slurm, measure):
     assert done.stdout.count("Sick: node2 never reported in") == 1, done.stdout
 
 
+@pytest.mark.serial
 def test_an_agent_that_dies_on_the_way_is_named_and_the_batch_script_gets_exit_code_1(slurm, measure):
     job = slurm.batch(f"{sys.executable} -m ddp_doctor run; echo exit $?", "-N2")
     wait_for(lambda: "... torchrun" in job.output, 40, slurm.logs)
@@ -135,6 +136,7 @@ def test_an_agent_that_dies_on_the_way_is_named_and_the_batch_script_gets_exit_c
     wait_for(lambda: nothing_runs(slurm), 5, slurm.logs)
 
 
+@pytest.mark.serial
 def test_an_agent_that_is_killed_before_the_roll_call_is_named_at_once(slurm, measure):
     job = slurm.batch(f"{TYPED}; echo exit $?", "-N2")
     wait_for(lambda: bool(doctors(slurm, "node2")), 20, slurm.logs)

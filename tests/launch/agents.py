@@ -55,7 +55,7 @@ class Agent:
         report: dict[str, Any] = json.loads(self.json.read_text())
         return report
 
-    def wait_for(self, words: str, timeout_s: float = 30.0) -> None:
+    def wait_for(self, words: str, timeout_s: float = 90.0) -> None:
         """Until its progress says this."""
         deadline = time.monotonic() + timeout_s
         while words not in self.said.read_text():

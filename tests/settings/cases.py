@@ -52,6 +52,7 @@ class Case:
     nnodes: int = 1
     on: str = ""
 
+    @functools.cache  # noqa: B019 - the cases live as long as the tests
     def findings(self) -> list[Finding]:
         """What the doctor says, the machine's own findings aside."""
         if self.on:
