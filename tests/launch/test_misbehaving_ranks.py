@@ -12,6 +12,7 @@ pytestmark = pytest.mark.ranks
 torches = pytest.mark.torches("ranks that misbehave or hang")
 
 DEADLINE_S = 2.0
+RANKS = [pytest.param(2, marks=pytest.mark.lab), pytest.param(4, marks=torches)]  # lab: long
 
 #: probe, the one finding, what its title says
 CASES = [
@@ -33,13 +34,16 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "ranks", [pytest.param(2, marks=pytest.mark.lab), pytest.param(4, marks=torches)]
-)  # lab: long
+@pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize(("probe", "code", "words"), CASES, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_misbehaving_rank_is_named_in_time_and_nobody_else(play: Play, probe, code, words, ranks):
     scenario = play(probe, ranks=ranks, deadline_s=DEADLINE_S)
 
+    if code == "DD614" and not any(rank.flight for rank in scenario.outcome.recording.trials[0].evidence):
+        assert (len(scenario.codes), scenario.culprits) == (1, []), scenario.outcome.report.findings
+        pytest.skip(
+            "this torch records no collective of gloo: that something is wrong is found, and nobody blamed"
+        )
     assert scenario.codes == [code], scenario.outcome.report.findings
     assert scenario.culprits == [misbehaving.BAD]
     assert words in scenario.title
@@ -98,9 +102,7 @@ def test_a_killed_trial_leaves_no_shared_memory(play: Play):
     assert not list(Path("/dev/shm").glob("nccl-ddp-doctor-test*"))
 
 
-@pytest.mark.parametrize(
-    "ranks", [pytest.param(2, marks=pytest.mark.lab), pytest.param(4, marks=torches)]
-)  # lab: long
+@pytest.mark.parametrize("ranks", RANKS)
 def test_a_doubled_share_names_its_rank(play: Play, ranks):
     scenario = play(misbehaving.adds_to_the_sum, ranks=ranks, deadline_s=10.0)
 

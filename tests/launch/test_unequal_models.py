@@ -83,7 +83,6 @@ def wraps_it_all_the_same(ctx):
     return CHECK.probe(ctx)
 
 
-@torches
 def test_left_to_ddp_the_same_difference_kills_a_rank(play: Play):
     scenario = play(wraps_it_all_the_same, ranks=3, deadline_s=10.0)
 
