@@ -19,7 +19,7 @@ from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.parse.nccl_conf import SYSTEM_FILE, ConfFile, conf_lines
 from tests.fakes import FakeContext
 from tests.machines import lent, servers
-from tests.machines.whole import Whole, judge
+from tests.machines.whole import Whole, judge, record
 
 HERE = Path(__file__).parent
 
@@ -57,9 +57,16 @@ class Case:
         """What the doctor says, the machine's own findings aside."""
         if self.on:
             usual = set(_usual(self.on, self.nnodes))
-            found = judge([self._machine(node) for node in range(self.nnodes)]).findings
+            found = judge(self._machines()).findings
             return [one for one in found if (one.code, one.title) not in usual]
         return list(app.judge(self._recording()).report.findings)
+
+    def recording(self) -> Recording:
+        """What the doctor is given of it, the machine's own facts included."""
+        return record(self._machines()) if self.on else self._recording()
+
+    def _machines(self) -> list[Whole]:
+        return [self._machine(node) for node in range(self.nnodes)]
 
     def _machine(self, node: int) -> Whole:
         machine = MACHINES[self.on](node)

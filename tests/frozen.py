@@ -1,0 +1,153 @@
+"""What the doctor says of all that the tests play, in one file; two such files are compared.
+
+    python -m tests.frozen write before.json.xz
+    python -m tests.frozen compare before.json.xz after.json.xz
+
+A change that rearranges code and means to change nothing leaves this file as it was. It holds the report, the text
+on the screen and the forms of the settings, of every recording, machine, planted fault and case of settings, and
+what `lint` says of its samples.
+"""
+
+import json
+import lzma
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ddp_doctor import app
+from ddp_doctor.engine.lint import lint_report
+from ddp_doctor.lint.linting import lint_bytes
+from ddp_doctor.model.choices import FailOn
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.render import json_text, lint_text, terminal, topology
+from ddp_doctor.render.outputs import Outputs
+from ddp_doctor.render.used_transports import used_table
+from tests.machines.faults import FAULTS, Planted
+from tests.machines.healthy import MACHINES
+from tests.machines.whole import record
+from tests.settings.cases import bad, clean
+
+TESTS = Path(__file__).parent
+FORMS = ("svg", "env_file", "sbatch_lines", "docker_args", "k8s_env", "torchrun_args")
+Answer = dict[str, str]
+
+
+def of_recording(recording: Recording) -> Answer:
+    """The report and all that is rendered of it."""
+    outcome = app.judge(recording)
+    report = topology.with_topology(outcome.report, recording)
+    screen, matrices = StringIO(), StringIO()
+    terminal.show(outcome.report, terminal.console(screen, width=100), "FILE", used_table(recording))
+    topology.show(recording, terminal.console(matrices, width=100))
+    answer = {
+        "report": json_text.render(report),
+        "failed rules": repr(outcome.rule_failures),
+        "screen": screen.getvalue(),
+        "topology": matrices.getvalue(),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        paths: dict[str, Any] = {form: f"{folder}/{form}" for form in FORMS}
+        Outputs(**paths).write(recording, outcome.report)
+        return answer | {file.name: file.read_text() for file in sorted(Path(folder).iterdir())}
+
+
+def of_sample(path: Path) -> Answer:
+    """What `lint` says of one file."""
+    name = path.relative_to(TESTS).as_posix()
+    linted = lint_bytes(name, path.read_bytes())
+    report = lint_report([linted], FailOn.ERROR, datetime.now(timezone.utc))
+    fixed = report.model_copy(update={"run_id": "", "started_at": "", "duration_s": 0.0, "checks": ()})
+    screen = StringIO()
+    lint_text.show(fixed, terminal.console(screen, width=100))
+    return {
+        "report": json_text.render(fixed),
+        "failed rules": repr(linted.failures),
+        "screen": screen.getvalue(),
+    }
+
+
+def untimed(recording: Recording) -> Recording:
+    """A live recording without when and for how long was looked."""
+    still = {"started_at": 0.0, "duration_s": 0.0}
+    readings = [one.model_copy(update={**still, "fact": _untimed(one.fact)}) for one in recording.readings]
+    return recording.model_copy(update={"readings": tuple(readings)})
+
+
+def _untimed(fact: Any) -> Any:
+    """With whole seconds where a probe of a machine that hangs says how long it waited."""
+    if isinstance(fact, dict):
+        waited = {key: round(fact[key]) for key in ("nvml_elapsed_s", "watched_s") if key in fact}
+        return {key: _untimed(value) for key, value in fact.items()} | waited
+    return [_untimed(value) for value in fact] if isinstance(fact, list) else fact
+
+
+def answers() -> Iterator[tuple[str, Answer]]:
+    """Everything by name."""
+    for path in sorted((TESTS / "recordings").rglob("*.json")):
+        if not path.name.endswith(".expected.json"):
+            yield f"recording {path.stem}", of_recording(app.load_recording(path))
+    for machine in (*MACHINES, *FAULTS):
+        played = (
+            record(machine.nodes())
+            if isinstance(machine, Planted)
+            else record(machine.build(), machine.command)
+        )
+        yield f"machine {machine.name}", of_recording(untimed(played))
+    for kind, cases in (("bad", bad()), ("clean", clean())):
+        for number, case in enumerate(cases):
+            yield f"setting {kind} {number} {case.name}", of_recording(untimed(case.recording()))
+    for path in sorted((TESTS / "lint" / "samples").rglob("*.py")):
+        yield f"sample {path.relative_to(TESTS / 'lint' / 'samples')}", of_sample(path)
+
+
+def differences(old: dict[str, Answer], new: dict[str, Answer]) -> Iterator[tuple[str, str]]:
+    """The kind of a difference and what it is, for people."""
+    for name in sorted(old.keys() | new.keys()):
+        if name not in new or name not in old:
+            yield "gone" if name not in new else "added", name
+            continue
+        for part in sorted(old[name].keys() | new[name].keys()):
+            before, after = old[name].get(part, ""), new[name].get(part, "")
+            if part == "report":
+                yield from _in_json(name, json.loads(before or "{}"), json.loads(after or "{}"))
+            elif before != after:
+                yield part, name
+
+
+def _in_json(name: str, old: object, new: object, where: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            if key in old and key in new:
+                yield from _in_json(name, old[key], new[key], f"{where}.{key}")
+            else:
+                yield f"field {where}.{key} {'added' if key in new else 'gone'}", name
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for before, after in zip(old, new, strict=True):
+            yield from _in_json(name, before, after, where)
+    elif old != new:
+        yield f"value of {where}", f"{name}: {str(old)[:200]!r} -> {str(new)[:200]!r}"
+
+
+def main() -> int:
+    """Write or compare; 1 where two files differ."""
+    command, *paths = sys.argv[1:]
+    if command == "write":
+        text = json.dumps(dict(answers()), indent=0)
+        Path(paths[0]).write_bytes(lzma.compress(text.encode(), preset=3))
+        return 0
+    old, new = (json.loads(lzma.decompress(Path(path).read_bytes())) for path in paths)
+    found = list(differences(old, new))
+    for kind, count in Counter(kind for kind, _ in found).most_common():
+        examples = [what for found_kind, what in found if found_kind == kind]
+        print(f"{count:5} {kind}", *examples[:3], sep="\n        ")
+    print(f"{len(old)} and {len(new)} answers, {len(found)} differences")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
