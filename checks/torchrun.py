@@ -11,13 +11,12 @@ MASTER_PORT is a port of the launcher's choice, which a firewall may not know.
 
 import re
 from collections.abc import Iterator
-from typing import ClassVar
 
+from ddp_doctor.facts.torchrun import TorchrunFact
 from ddp_doctor.knowledge.deadlines import CHECK_S
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, Level, Severity, Where
 from ddp_doctor.model.context import RankContext
-from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
@@ -43,17 +42,6 @@ EXPORTED = (
 SLOW_START_S = 60.0
 #: How torchrun words a rank that a signal ended, "exitcode: -9" and "Signal 15 (SIGTERM) received".
 _OUR_SIGNALS = re.compile(r"SIGTERM|SIGKILL|exitcode\s*: -(9|15)\b")
-
-
-class TorchrunFact(Fact):
-    """One rank as torchrun started it."""
-
-    KIND: ClassVar[str] = "torchrun/1"
-
-    exported: dict[str, str]
-    arrived_after_s: float  # from the start of torchrun until this rank's own code ran
-    init_s: float  # init_process_group over env://
-    all_reduce_right: bool
 
 
 def probe(ctx: RankContext) -> TorchrunFact:

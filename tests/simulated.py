@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ddp_doctor.facts.process_group import ProcessGroupFact
+from ddp_doctor.model.base import Json
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Node, Options, Recording, World
@@ -158,3 +160,20 @@ def step(seq: int, **fields: Any) -> Step:
         "where": "/opt/venv/checks/allreduce/sums.py:72",
     }
     return Step(**{**given, **fields})
+
+
+def group_fact(gpu_uuid: str | None) -> dict[str, Json]:
+    """What a rank records of its place in a group of NCCL, on this GPU."""
+    return ProcessGroupFact(
+        backend="nccl",
+        group_rank=0,
+        world_size=1,
+        init_s=0.5,
+        first_collective_s=0.5,
+        device="cuda:0",
+        gpu_uuid=gpu_uuid,
+        torch_version="2.13.0",
+        nccl_available=True,
+        gloo_available=True,
+        pid=4711,
+    ).recorded()

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from statistics import median_low
 
-from ddp_doctor.checks.agreement.facts import AgreementFact
+from ddp_doctor.facts.agreement import AgreementFact
 from ddp_doctor.knowledge.thresholds import CLOCK_ERROR_S, CLOCKS_APART_S, CLOCKS_FAR_APART_S
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ddp_doctor.checks.agreement.differences import Difference, difference_draft, draft_of, together
-from ddp_doctor.checks.agreement.facts import AgreementFact, RankSettings
-from ddp_doctor.checks.host import Host
 from ddp_doctor.checks.topology.sockets import settings_told
+from ddp_doctor.facts.agreement import AgreementFact, RankSettings
 from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.host import Host
 from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge import agreement as known
 from ddp_doctor.model.choices import Severity

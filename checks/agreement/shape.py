@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 
-from ddp_doctor.checks.agreement.facts import AgreementFact
 from ddp_doctor.checks.gpus import gpus_missing
 from ddp_doctor.checks.gpus.driver import driver_hangs, driver_not_working
 from ddp_doctor.checks.kernel.xids import out_of_order
+from ddp_doctor.facts.agreement import AgreementFact
+from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.facts.software import Software
 from ddp_doctor.model.choices import Backend, Confidence, Severity, Status
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.gpu_facts import GpusFact
 from ddp_doctor.phrases import agreement as words
 from ddp_doctor.phrases.agreement import Split, split
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.checks.agreement.differences import Difference, difference_draft, together
-from ddp_doctor.checks.agreement.facts import AgreementFact
 from ddp_doctor.checks.software.nccl import nccl_differs_from_torch
+from ddp_doctor.facts.agreement import AgreementFact
 from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.choices import Severity

@@ -14,16 +14,16 @@ wrong. A few wrong elements, or wrong ones that differ, name nobody: that is a f
 from collections.abc import Iterator
 
 from ddp_doctor.checks.allreduce import rules
-from ddp_doctor.checks.allreduce.facts import AllReduceFact, SizeResult
 from ddp_doctor.checks.allreduce.sums import correctness, is_repeatable
 from ddp_doctor.checks.allreduce.sweep import bandwidth
+from ddp_doctor.facts.allreduce import AllReduceFact, SizeResult
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 
-__all__ = ["CHECK", "AllReduceFact", "probe"]
+__all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: RankContext) -> AllReduceFact:

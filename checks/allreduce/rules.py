@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.allreduce.facts import ELEMENTS, AllReduceFact, Wrong
+from ddp_doctor.facts.allreduce import ELEMENTS, AllReduceFact, Wrong
 from ddp_doctor.knowledge import payload
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy, Setting, Showing

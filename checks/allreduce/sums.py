@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ddp_doctor.checks.allreduce.facts import ELEMENTS, Wrong
+from ddp_doctor.facts.allreduce import ELEMENTS, Wrong
 from ddp_doctor.knowledge import payload
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.context import RankContext

@@ -2,7 +2,7 @@
 
 from statistics import median
 
-from ddp_doctor.checks.allreduce.facts import SizeResult
+from ddp_doctor.facts.allreduce import SizeResult
 from ddp_doctor.knowledge import payload
 from ddp_doctor.knowledge.bandwidth import busbw
 from ddp_doctor.model.choices import Level

@@ -21,16 +21,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddp_doctor.checks.buffers import batch_norm, broadcast, kept
-from ddp_doctor.checks.buffers.facts import Buffers
 from ddp_doctor.checks.buffers.options import measure_options
 from ddp_doctor.checks.buffers.stamps import measure, measure_sync_batch_norm, stamped_model, wrap
+from ddp_doctor.facts.buffers import Buffers
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 
-__all__ = ["CHECK", "Buffers", "probe"]
+__all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: RankContext) -> Buffers:

@@ -4,8 +4,8 @@ import inspect
 from statistics import median
 from typing import Any
 
-from ddp_doctor.checks.buffers.facts import BroadcastCost, Buffers
 from ddp_doctor.checks.buffers.stamps import forward, stamp_off, stamped_model
+from ddp_doctor.facts.buffers import BroadcastCost, Buffers
 from ddp_doctor.knowledge.payload import CROWD
 from ddp_doctor.model.context import RankContext
 

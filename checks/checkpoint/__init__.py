@@ -21,13 +21,13 @@ import shutil
 from pathlib import Path
 
 from ddp_doctor.checks.checkpoint import plain, regrouped, sharded, shards, states
-from ddp_doctor.checks.checkpoint.facts import Checkpoint, Sharded
+from ddp_doctor.facts.checkpoint import Checkpoint, Sharded
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
 
-__all__ = ["CHECK", "Checkpoint", "probe"]
+__all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: RankContext) -> Checkpoint:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor.checks.checkpoint.facts import Resharded
 from ddp_doctor.checks.checkpoint.sharded import ELEMENTS_OF_A_RANK, FOLDER, said
+from ddp_doctor.facts.checkpoint import Resharded
 from ddp_doctor.model.context import RankContext
 
 _LEAST_RANKS = 3

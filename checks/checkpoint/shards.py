@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.checkpoint.facts import Checkpoint, Resharded, Sharded
+from ddp_doctor.facts.checkpoint import Checkpoint, Resharded, Sharded
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
-from ddp_doctor.checks.checkpoint.facts import Checkpoint, Loaded
 from ddp_doctor.checks.checkpoint.plain import FILE
+from ddp_doctor.facts.checkpoint import Checkpoint, Loaded
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen

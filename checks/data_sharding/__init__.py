@@ -15,15 +15,15 @@ of it. A rank with one batch less leaves the others waiting in an all-reduce for
 """
 
 from ddp_doctor.checks.data_sharding import coverage, joins, random_streams, samplers
-from ddp_doctor.checks.data_sharding.facts import DataSharding
 from ddp_doctor.checks.data_sharding.joining import agreed_steps, joined
 from ddp_doctor.checks.data_sharding.shares import shares
 from ddp_doctor.checks.data_sharding.streams import start_up_files, streams
+from ddp_doctor.facts.data_sharding import DataSharding
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 
-__all__ = ["CHECK", "DataSharding", "probe"]
+__all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: RankContext) -> DataSharding:

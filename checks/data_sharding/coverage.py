@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from ddp_doctor.checks.data_sharding.blame import Facts, by_rank, cases, draft, evidence, some
-from ddp_doctor.checks.data_sharding.facts import DataSharding, Share
 from ddp_doctor.checks.data_sharding.samplers import explains
+from ddp_doctor.facts.data_sharding import DataSharding, Share
 from ddp_doctor.knowledge.data_sharding import Coverage, behind, judge_indices
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from ddp_doctor.checks.data_sharding.facts import Joined
+from ddp_doctor.facts.data_sharding import Joined
 from ddp_doctor.knowledge.data_sharding import joined_mean
 from ddp_doctor.model.context import RankContext
 

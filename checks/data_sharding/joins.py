@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.data_sharding.blame import by_rank, draft, evidence
-from ddp_doctor.checks.data_sharding.facts import DataSharding, Joined
+from ddp_doctor.facts.data_sharding import DataSharding, Joined
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording

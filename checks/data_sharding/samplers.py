@@ -9,7 +9,7 @@ from ddp_doctor.checks.data_sharding.blame import (
     evidence,
     parted,
 )
-from ddp_doctor.checks.data_sharding.facts import DataSharding, Share
+from ddp_doctor.facts.data_sharding import DataSharding, Share
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording

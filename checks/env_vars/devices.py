@@ -5,6 +5,8 @@ from functools import partial
 
 from ddp_doctor.checks.env_vars.in_force import InForce, say
 from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.interfaces import InterfacesFact
+from ddp_doctor.facts.rdma import RdmaFact
 from ddp_doctor.knowledge import nccl_hca
 from ddp_doctor.knowledge.interface_choice import GLOO_IFNAME, NCCL_IFNAME, Choice, nccl_matcher
 from ddp_doctor.knowledge.nccl_hca import HCA
@@ -13,8 +15,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.interface_facts import InterfacesFact, chosen
-from ddp_doctor.parse.rdma_facts import RdmaFact
+from ddp_doctor.parse.interface_facts import chosen
 from ddp_doctor.phrases.nodes import by_cause, in_words, node_culprits, node_names
 from ddp_doctor.phrases.settings import setting_draft, shown, unset
 

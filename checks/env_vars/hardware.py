@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.facts.gpus import Gpu, GpusFact
+from ddp_doctor.facts.rdma import RdmaFact
+from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge.link_codes import DEFAULT_P2P_LIMIT, allowed, nvlinks
 from ddp_doctor.knowledge.nccl_paths import bridged
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.parse.gpu_facts import Gpu, GpusFact
-from ddp_doctor.parse.rdma_facts import RdmaFact
 
 #: NVLink SHARP and LL128 over a NIC behind another GPU begin with Hopper (NCCL user guide, NCCL_NVLS_ENABLE).
 _HOPPER = (9, 0)

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ddp_doctor.checks.env_vars.hardware import Hardware, hardware_of
-from ddp_doctor.checks.nccl.facts import NcclFact, files_read
+from ddp_doctor.checks.nccl.facts import files_read
 from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.nccl import NcclFact
 from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge.variables import Installed, is_of_another_backend, variables
 from ddp_doctor.knowledge.versions import Version, release

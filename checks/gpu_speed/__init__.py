@@ -14,8 +14,8 @@ below one switch share its link. The memory taken is bounded (knowledge/gpu_memo
 from collections.abc import Iterator
 
 from ddp_doctor.checks.gpu_speed import company, host_copies, links, peers, published, throttling
-from ddp_doctor.checks.gpu_speed.facts import GpuSpeedFact
 from ddp_doctor.checks.gpu_speed.measure import measure
+from ddp_doctor.facts.gpu_speed import GpuSpeedFact
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
@@ -24,7 +24,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.phrases.ranks import gpus_by_rank
 
-__all__ = ["CHECK", "GpuSpeedFact", "probe"]
+__all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: RankContext) -> GpuSpeedFact:

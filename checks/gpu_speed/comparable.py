@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_doctor.checks.gpu_speed.facts import GpuSpeedFact, Rate
+from ddp_doctor.facts.gpu_speed import GpuSpeedFact, Rate
+from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.knowledge import gpu_speed as known
 from ddp_doctor.model.recording import Recording, Seen
-from ddp_doctor.parse.gpu_facts import BusyGpu, GpusFact, busy_gpus
+from ddp_doctor.parse.gpu_facts import BusyGpu, busy_gpus
 
 Measured = Seen[GpuSpeedFact]
 _GIB = 1024**3

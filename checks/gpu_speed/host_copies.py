@@ -14,8 +14,8 @@ from ddp_doctor.checks.gpu_speed.comparable import (
     model,
     rank_of,
 )
-from ddp_doctor.checks.gpu_speed.facts import GpuSpeedFact
 from ddp_doctor.checks.gpu_speed.links import reduced_beside_peers
+from ddp_doctor.facts.gpu_speed import GpuSpeedFact
 from ddp_doctor.knowledge import gpu_speed as known
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from statistics import median_high
 
 from ddp_doctor.checks.gpu_speed.comparable import BACK, INTO, Measured, beside_others, model, rank_of
-from ddp_doctor.checks.gpu_speed.facts import GpuLoad, GpuSpeedFact
+from ddp_doctor.facts.gpu_speed import GpuLoad, GpuSpeedFact
 from ddp_doctor.knowledge import gpu_speed as known
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence

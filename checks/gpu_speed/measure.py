@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ddp_doctor.checks.gpu_speed.facts import GpuSpeedFact
 from ddp_doctor.checks.gpu_speed.load import COPY, HOST_COPY, MATMUL, summed_up
 from ddp_doctor.checks.gpu_speed.timing import Plan, rate
 from ddp_doctor.checks.process_group import gpu_identity
+from ddp_doctor.facts.gpu_speed import GpuSpeedFact
 from ddp_doctor.model.context import GpuWatch, RankContext
 
 if TYPE_CHECKING:

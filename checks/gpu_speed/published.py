@@ -5,8 +5,8 @@ from statistics import median
 
 from ddp_doctor.checks.gpu_speed import state
 from ddp_doctor.checks.gpu_speed.comparable import MATMUL, Measured, judged, rank_of
-from ddp_doctor.checks.gpu_speed.facts import GpuSpeedFact
 from ddp_doctor.checks.gpu_speed.throttling import slowed_by_hardware
+from ddp_doctor.facts.gpu_speed import GpuSpeedFact
 from ddp_doctor.knowledge import gpu_speed as known
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median_low
 
 from ddp_doctor.checks.gpu_speed.comparable import Measured, judged, model, rank_of
-from ddp_doctor.checks.gpu_speed.facts import GpuLoad
+from ddp_doctor.facts.gpu_speed import GpuLoad
 from ddp_doctor.knowledge import gpu_speed as known
 from ddp_doctor.model.finding import Evidence, Remedy
 from ddp_doctor.model.recording import Recording

@@ -16,6 +16,7 @@ the job would use them the reading fails, and the verdict is unsure (parse/other
 
 from ddp_doctor.checks.gpus import condition, driver, fabric, memory, models, modes, numbers, peers, sharing
 from ddp_doctor.checks.gpus.numbers import gpus_missing
+from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.knowledge import thresholds as limits
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
@@ -23,11 +24,10 @@ from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent, Failed, TookTooLong
 from ddp_doctor.parse import host_gpus, other_accelerators
 from ddp_doctor.parse import visible_devices as devices
-from ddp_doctor.parse.gpu_facts import GpusFact
 from ddp_doctor.parse.kernel_files import first_line
 from ddp_doctor.parse.nvml import NvmlAnswer, parse_nvml
 
-__all__ = ["CHECK", "GpusFact", "gpus_missing", "probe"]
+__all__ = ["CHECK", "gpus_missing", "probe"]
 
 
 def probe(ctx: Context) -> GpusFact:

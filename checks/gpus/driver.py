@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.gpus.severity import severity_of_use
+from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.knowledge import nvml as known
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse import software as parse
-from ddp_doctor.parse.gpu_facts import GpusFact
 from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE, asked_for
 from ddp_doctor.phrases.kernel import stuck_processes, xid_lines
 from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names

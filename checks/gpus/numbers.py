@@ -6,12 +6,12 @@ from functools import partial
 
 from ddp_doctor.checks.gpus.severity import severity_of_use
 from ddp_doctor.checks.gpus.shortfall import REQUIRED, Shortfall, shortfall_of
+from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.knowledge import nvml as known
 from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.gpu_facts import GpusFact
 from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.phrases.kernel import NodeView, xid_lines
 from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ddp_doctor.checks.gpus.severity import by_model
+from ddp_doctor.facts.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge import nvml as known
 from ddp_doctor.knowledge import thresholds as limits
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.gpu_facts import Gpu, GpusFact
 from ddp_doctor.phrases.gpus import Hits, Sight, gpu_draft
 
 

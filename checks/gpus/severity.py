@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from ddp_doctor.facts.gpus import Gpu, GpusFact
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.recording import Recording, Seen
-from ddp_doctor.parse.gpu_facts import Gpu, GpusFact
 from ddp_doctor.phrases.gpus import Hits, asked_for
 
 

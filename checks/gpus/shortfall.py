@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.parse.gpu_facts import GpusFact
 
 REQUIRED = "--require-gpus"
 

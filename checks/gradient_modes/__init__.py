@@ -18,13 +18,13 @@ Why it matters: each switch is another path through DDP, and a wrong mean raises
 """
 
 from ddp_doctor.checks.gradient_modes import branches, failed, wrong
-from ddp_doctor.checks.gradient_modes.facts import GradientModes
 from ddp_doctor.checks.gradient_modes.steps import measure
+from ddp_doctor.facts.gradient_modes import GradientModes
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 
-__all__ = ["CHECK", "GradientModes", "probe"]
+__all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: RankContext) -> GradientModes:

@@ -4,8 +4,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ddp_doctor.checks.gradient_modes.facts import GradientModes, Mode, OffInMode
 from ddp_doctor.checks.gradient_modes.words import MODES, lacks, over_users, without
+from ddp_doctor.facts.gradient_modes import GradientModes, Mode, OffInMode
+from ddp_doctor.facts.gradient_sync import GradientSync
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -44,8 +45,8 @@ def off_in(recording: Recording, name: str, *, wrong: bool) -> list[Off]:
 
 def known_before(recording: Recording, *phases: str) -> bool:
     """Whether gradient_sync found these phases wrong already: DD701 to DD704 say so."""
-    facts = [one.fact or {} for one in recording.of_kind("gradient_sync/1")]
-    return any(fact.get(phase, {}).get("off") for fact in facts for phase in phases)
+    facts = [one.fact for one in recording.facts(GradientSync)]
+    return any(getattr(fact, phase).off for fact in facts for phase in phases)
 
 
 def draft(recording: Recording, off: Sequence[Off], names: Collection[str] = ()) -> Draft:

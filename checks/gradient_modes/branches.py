@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.gradient_modes.blame import looked_at, modes, off_in
-from ddp_doctor.checks.gradient_modes.facts import GradientModes
 from ddp_doctor.checks.gradient_modes.words import MODES, without
+from ddp_doctor.facts.gradient_modes import GradientModes
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording

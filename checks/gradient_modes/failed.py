@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from ddp_doctor.checks.gradient_modes.blame import modes
-from ddp_doctor.checks.gradient_modes.facts import GradientModes
 from ddp_doctor.checks.gradient_modes.words import MODES, without
+from ddp_doctor.facts.gradient_modes import GradientModes
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording

@@ -16,15 +16,15 @@ Why it matters: no training job notices a wrong mean, and the loss still falls.
 from collections.abc import Iterator
 
 from ddp_doctor.checks.gradient_sync import averages, no_sync
-from ddp_doctor.checks.gradient_sync.facts import GradientSync
 from ddp_doctor.checks.gradient_sync.steps import coded_model, measure, wrap
+from ddp_doctor.facts.gradient_sync import GradientSync
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 
-__all__ = ["CHECK", "GradientSync", "probe"]
+__all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: RankContext) -> GradientSync:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from ddp_doctor.checks.gradient_sync.facts import GradientSync, Phase
+from ddp_doctor.facts.gradient_sync import GradientSync, Phase
 from ddp_doctor.knowledge import gradient_code as code
 from ddp_doctor.model.context import RankContext
 

@@ -11,14 +11,14 @@ slows all ranks. A limit is a finding only where something uses it. Raw input (c
 """
 
 from ddp_doctor.checks.host import cpus, files, memory
-from ddp_doctor.checks.host.facts import Host
+from ddp_doctor.facts.host import Host
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse import cgroup, host_gpus, host_limits
 from ddp_doctor.parse.host_maker import read_maker
 
-__all__ = ["CHECK", "Host", "probe"]
+__all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: Context) -> Host:

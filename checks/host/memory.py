@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.host.facts import Host, hits, observed
+from ddp_doctor.checks.host.facts import hits, observed
+from ddp_doctor.facts.host import Host
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddp_doctor.checks.initial_state import differences, wrapping
-from ddp_doctor.checks.initial_state.facts import InitialState
 from ddp_doctor.checks.initial_state.seeded import fingerprints, seeded_model, whole, wrapped
+from ddp_doctor.facts.initial_state import InitialState
 from ddp_doctor.knowledge import module_manifest
 from ddp_doctor.knowledge.manifests import kept
 from ddp_doctor.model.check import Check
@@ -29,7 +29,7 @@ from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 
-__all__ = ["CHECK", "InitialState", "look", "probe"]
+__all__ = ["CHECK", "look", "probe"]
 
 _SAME_SEED = 20
 

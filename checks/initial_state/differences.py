@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.initial_state.facts import InitialState
+from ddp_doctor.facts.initial_state import InitialState
 from ddp_doctor.knowledge.manifests import Difference, compare, restored
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft

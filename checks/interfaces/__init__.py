@@ -14,16 +14,17 @@ there is a libnccl it is asked. Raw input::
 from collections.abc import Mapping, Sequence
 
 from ddp_doctor.checks.interfaces import mismatch, own_name, useless
+from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.interface_choice import NCCL_COMM_ID, SETTINGS, Choice, gloo_choice, nccl_choice
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context, Interface
 from ddp_doctor.model.fact import Failed
 from ddp_doctor.parse import nccl_interface
-from ddp_doctor.parse.interface_facts import InterfacesFact, advertised, common_interface
+from ddp_doctor.parse.interface_facts import advertised, common_interface
 from ddp_doctor.parse.redact import open_and_withheld, shielded
 
-__all__ = ["CHECK", "InterfacesFact", "advertised", "common_interface", "probe"]
+__all__ = ["CHECK", "advertised", "common_interface", "probe"]
 
 #: A name that takes longer is as good as none: each rank would wait for it at every start.
 RESOLVE_LIMIT_S = 2.0

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.interfaces.offers import offers_of
+from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.interface_faults import apart, better_interfaces, can_speak, family_sides, faults
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.interface_facts import InterfacesFact
 from ddp_doctor.phrases import interfaces as words
 from ddp_doctor.phrases.interface_faults import culprits, evidence, shown_by
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.interfaces.offers import offers_of, severity_unless_used
+from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.interface_facts import InterfacesFact
 from ddp_doctor.phrases.interface_faults import draft, groups
 
 

@@ -2,14 +2,13 @@
 
 from collections.abc import Container, Iterator
 
+from ddp_doctor.facts.kernel import KernelEvent, KernelFact
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.knowledge.nvml import FIND_GPU, remedy
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.kernel_facts import KernelFact
-from ddp_doctor.parse.kernel_log import KernelEvent
 from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.phrases.kernel import (
     Hit,

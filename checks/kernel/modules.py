@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
+from ddp_doctor.facts.gpus import GpusFact
+from ddp_doctor.facts.kernel import KernelFact
 from ddp_doctor.knowledge import gpudirect
 from ddp_doctor.knowledge.nvml import remedy
 from ddp_doctor.model.choices import Backend, Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.gpu_facts import GpusFact
-from ddp_doctor.parse.kernel_facts import KernelFact
 from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.phrases.nodes import by_cause, node_draft
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 
+from ddp_doctor.facts.kernel import KernelFact, StuckProcess
 from ddp_doctor.knowledge.nvml import REBOOT, remedy
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.kernel_facts import KernelFact
-from ddp_doctor.parse.stuck_processes import StuckProcess
 from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.phrases.kernel import LINES_OF_EVIDENCE, NodeView, blocked_s, stuck_evidence, views
 from ddp_doctor.phrases.nodes import by_cause, host, in_words, node_draft

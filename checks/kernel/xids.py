@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
+from ddp_doctor.facts.kernel import KernelEvent, KernelFact
 from ddp_doctor.knowledge.xids import (
     CATALOG,
     JUST_NOW_S,
@@ -16,8 +17,6 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.kernel_facts import KernelFact
-from ddp_doctor.parse.kernel_log import KernelEvent
 from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.phrases.kernel import (
     REBOOT_NODE,

@@ -17,12 +17,12 @@ Why it matters: a rank that skips alone trains another model from then on, and n
 """
 
 from ddp_doctor.checks.mixed_precision import half_rules, halves, scaled, scaler_rules
-from ddp_doctor.checks.mixed_precision.facts import MixedPrecision
+from ddp_doctor.facts.mixed_precision import MixedPrecision
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 
-__all__ = ["CHECK", "MixedPrecision", "probe"]
+__all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: RankContext) -> MixedPrecision:

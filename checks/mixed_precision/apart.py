@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
-from ddp_doctor.checks.mixed_precision.facts import MixedPrecision, Scaled, ScaledStep
+from ddp_doctor.facts.gradient_sync import GradientSync
+from ddp_doctor.facts.mixed_precision import MixedPrecision, Scaled, ScaledStep
 from ddp_doctor.knowledge import gradient_code as code
 from ddp_doctor.model.finding import Remedy
 from ddp_doctor.model.recording import Recording
@@ -47,8 +48,7 @@ def off(recording: Recording) -> list[tuple[int, code.OffGradient]]:
 
 def known_before(recording: Recording) -> bool:
     """Whether gradient_sync found an ordinary step wrong already."""
-    facts = [one.fact or {} for one in recording.of_kind("gradient_sync/1")]
-    return any(fact.get("step", {}).get("off") for fact in facts)
+    return any(one.fact.step.off for one in recording.facts(GradientSync))
 
 
 def software(recording: Recording) -> tuple[Remedy, ...]:

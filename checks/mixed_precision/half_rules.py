@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.mixed_precision.apart import known_before, software
-from ddp_doctor.checks.mixed_precision.facts import Half, MixedPrecision
+from ddp_doctor.facts.mixed_precision import Half, MixedPrecision
 from ddp_doctor.knowledge import gradient_code as code
 from ddp_doctor.knowledge.gradient_shares import NOTABLE_LOSS
 from ddp_doctor.model.choices import Confidence, Severity

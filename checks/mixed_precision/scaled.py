@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from ddp_doctor.checks.mixed_precision.facts import Scaled, ScaledStep
+from ddp_doctor.facts.mixed_precision import Scaled, ScaledStep
 from ddp_doctor.knowledge import gradient_code as code
 from ddp_doctor.knowledge import gradient_shares as closed
 from ddp_doctor.model.context import RankContext

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.mixed_precision.apart import apart, few, known_before, odd, off, scaled, software
-from ddp_doctor.checks.mixed_precision.facts import MixedPrecision
+from ddp_doctor.facts.mixed_precision import MixedPrecision
 from ddp_doctor.knowledge import gradient_code as code
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy

@@ -14,7 +14,7 @@ import posixpath
 from collections.abc import Iterator, Mapping
 
 from ddp_doctor.checks.nccl import between, complaints, conf, network, plugins
-from ddp_doctor.checks.nccl.facts import NcclFact, Plugin
+from ddp_doctor.facts.nccl import NcclFact, Plugin
 from ddp_doctor.knowledge import nccl_plugins as known
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
@@ -22,7 +22,7 @@ from ddp_doctor.model.context import Context
 from ddp_doctor.parse import libraries, nccl_conf, rdma, software
 from ddp_doctor.parse.redact import open_and_withheld
 
-__all__ = ["CHECK", "NcclFact", "probe"]
+__all__ = ["CHECK", "probe"]
 
 _NAMES_OF_LIBRARIES = ("NCCL_NET", *(variable for variable, _ in known.SETTINGS.values()))
 _LDCONFIG = "/sbin/ldconfig"  # a user's PATH seldom has /sbin

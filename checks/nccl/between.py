@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.nccl.facts import NcclFact, files_read, observed
+from ddp_doctor.checks.nccl.facts import files_read, observed
 from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.nccl import NcclFact
+from ddp_doctor.facts.rdma import RdmaFact
 from ddp_doctor.knowledge import agreement
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Proof, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.nccl_conf import settings
-from ddp_doctor.parse.rdma_facts import RdmaFact
 from ddp_doctor.phrases.nodes import host, node_draft
 from ddp_doctor.phrases.settings import shown
 

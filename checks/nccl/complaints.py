@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.host.facts import Host
 from ddp_doctor.checks.topology.transports import log_of
+from ddp_doctor.facts.host import Host
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from ddp_doctor.checks.nccl.facts import NcclFact, files_read, observed
+from ddp_doctor.checks.nccl.facts import files_read, observed
+from ddp_doctor.facts.nccl import ConfFile, ConfLine, NcclFact
 from ddp_doctor.knowledge import variables
 from ddp_doctor.knowledge.agreement import effective
 from ddp_doctor.knowledge.nccl_plugins import CONF_FILE_SINCE
@@ -13,7 +14,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Proof, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.nccl_conf import ConfFile, ConfLine, settings
+from ddp_doctor.parse.nccl_conf import settings
 from ddp_doctor.phrases.nodes import node_culprits, node_names
 from ddp_doctor.phrases.settings import printable, shown
 

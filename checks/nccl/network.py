@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.nccl.facts import NcclFact, observed, of_gpu_nodes
+from ddp_doctor.checks.nccl.facts import observed, of_gpu_nodes
 from ddp_doctor.checks.nccl.plugins import in_folder
+from ddp_doctor.facts.nccl import NcclFact
 from ddp_doctor.knowledge.nccl_plugins import OWN_NETWORKS
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Proof, Remedy

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from ddp_doctor.checks.nccl.facts import NcclFact, Plugin, observed, of_gpu_nodes
+from ddp_doctor.checks.nccl.facts import observed, of_gpu_nodes
 from ddp_doctor.checks.topology.showings import meeting
+from ddp_doctor.facts.nccl import NcclFact, Plugin
 from ddp_doctor.knowledge.nccl_plugins import OWN_NETWORKS
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Proof, Remedy, Setting

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.own_model.facts import OwnModel, Trouble
 from ddp_doctor.checks.own_model.words import (
     at,
     code,
@@ -14,6 +13,7 @@ from ddp_doctor.checks.own_model.words import (
     rank,
     remedy,
 )
+from ddp_doctor.facts.own_model import OwnModel, Trouble
 from ddp_doctor.knowledge import manifests
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.own_model.facts import Call, LocalPass, OwnModel, Parting
 from ddp_doctor.checks.own_model.words import (
     at,
     code,
@@ -14,6 +13,7 @@ from ddp_doctor.checks.own_model.words import (
     rank,
     remedy,
 )
+from ddp_doctor.facts.own_model import Call, LocalPass, OwnModel, Parting
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft
 from ddp_doctor.model.recording import Recording, Seen

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.own_model.facts import OwnModel
 from ddp_doctor.checks.own_model.words import code, culprits, evidence, facts, names, on_ranks, rank, remedy
+from ddp_doctor.facts.own_model import OwnModel
 from ddp_doctor.knowledge import gradient_tolerance
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.own_model.facts import OwnModel
 from ddp_doctor.checks.own_model.graphs import unequal_graphs
 from ddp_doctor.checks.own_model.numbers import drift, not_finite
 from ddp_doctor.checks.own_model.words import (
@@ -17,6 +16,7 @@ from ddp_doctor.checks.own_model.words import (
     rank,
     remedy,
 )
+from ddp_doctor.facts.own_model import OwnModel
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen

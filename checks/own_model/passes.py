@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddp_doctor.checks.own_model.batches import Batch, loss_of
-from ddp_doctor.checks.own_model.facts import BatchNorms, Call, Parting, Trouble
 from ddp_doctor.checks.own_model.load import SEED, seed
 from ddp_doctor.checks.own_model.user_code import attempt, calling_line
+from ddp_doctor.facts.own_model import BatchNorms, Call, Parting, Trouble
 
 #: Elements of all gradients that are kept and compared, and of one parameter at least.
 _ELEMENTS_KEPT = 1 << 20

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddp_doctor.checks.own_model.batches import on
-from ddp_doctor.checks.own_model.facts import Misplaced
+from ddp_doctor.facts.own_model import Misplaced
 
 
 def move(model: Any, device: str) -> bool:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddp_doctor.checks.own_model.batches import Batch, loss_of
-from ddp_doctor.checks.own_model.facts import MOST_NAMES, Bucket, Buckets, Names, OffGradient
 from ddp_doctor.checks.own_model.load import SEED, seed
 from ddp_doctor.checks.own_model.passes import Pass, as_wrapped, clear, take_gradients, trainable
 from ddp_doctor.checks.own_model.user_code import trouble
+from ddp_doctor.facts.own_model import MOST_NAMES, Bucket, Buckets, Names, OffGradient
 from ddp_doctor.knowledge import gradient_tolerance
 from ddp_doctor.model.context import RankContext
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.own_model.facts import OwnModel
 from ddp_doctor.checks.own_model.user_code import is_the_users
 from ddp_doctor.checks.own_model.words import at, code, evidence, facts, remedy
+from ddp_doctor.facts.own_model import OwnModel
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording

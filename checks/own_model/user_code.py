@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ddp_doctor.checks.own_model.facts import Phase, Trouble
+from ddp_doctor.facts.own_model import Phase, Trouble
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 
 T = TypeVar("T")

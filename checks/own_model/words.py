@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
-from ddp_doctor.checks.own_model.facts import Names, OwnModel
+from ddp_doctor.facts.own_model import Names, OwnModel
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.phrases.ranks import rank_culprits, ranks_at, short

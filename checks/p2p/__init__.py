@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.p2p import corruption, slowness
 from ddp_doctor.checks.p2p.exchanges import exchange, size_of_message
-from ddp_doctor.checks.p2p.facts import P2pFact
+from ddp_doctor.facts.p2p import P2pFact
 from ddp_doctor.knowledge.pairs import rounds
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
@@ -21,7 +21,7 @@ from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 
-__all__ = ["CHECK", "P2pFact", "probe"]
+__all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: RankContext) -> P2pFact:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from ddp_doctor.checks.p2p.facts import P2pFact, PairResult, common_end
+from ddp_doctor.checks.p2p.facts import common_end
 from ddp_doctor.checks.p2p.shown import between
+from ddp_doctor.facts.p2p import P2pFact, PairResult
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording

@@ -3,7 +3,7 @@
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ddp_doctor.checks.p2p.facts import PairResult
+from ddp_doctor.facts.p2p import PairResult
 from ddp_doctor.knowledge.deadlines import FIRST_NCCL_S, PAIR_S
 from ddp_doctor.knowledge.payload import CROWD
 from ddp_doctor.model.choices import Level

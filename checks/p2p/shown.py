@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from statistics import median_high
 
-from ddp_doctor.checks.p2p.facts import P2pFact
+from ddp_doctor.facts.p2p import P2pFact
 from ddp_doctor.model.finding import Showing
 from ddp_doctor.model.recording import Recording
 

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from statistics import median_high
 
-from ddp_doctor.checks.p2p.facts import P2pFact, common_end
+from ddp_doctor.checks.p2p.facts import common_end
 from ddp_doctor.checks.p2p.shown import between
 from ddp_doctor.checks.topology.transports import log_of, places, used_within
+from ddp_doctor.facts.p2p import P2pFact
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.knowledge.thresholds import SLOW_PAIR_RATIO
 from ddp_doctor.model.choices import Severity

@@ -16,15 +16,15 @@ their link on purpose, never its width.
 """
 
 from ddp_doctor.checks.pcie import access_control, links
+from ddp_doctor.facts.pcie import PcieFact
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.parse import host_gpus, kernel_modules, pcie_tree
 from ddp_doctor.parse.pci_devices import bridges_above
-from ddp_doctor.parse.pcie_facts import PcieFact
 
-__all__ = ["CHECK", "PcieFact", "probe"]
+__all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: Context) -> PcieFact:

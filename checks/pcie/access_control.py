@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from itertools import combinations
 
-from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.facts.pcie import PcieDevice, PcieFact
+from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge.link_codes import nvlinks
 from ddp_doctor.knowledge.nvml import remedy
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.pcie_facts import PcieDevice, PcieFact
 from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.phrases.nodes import by_cause, in_words, node_culprits, node_draft, node_names
 from ddp_doctor.phrases.pcie import (

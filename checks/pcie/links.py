@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ddp_doctor.facts.pcie import PcieDevice, PcieFact
 from ddp_doctor.knowledge.nvml import remedy
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.pcie_facts import PcieDevice, PcieFact
 from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.phrases.nodes import host
 from ddp_doctor.phrases.pcie import device_name, gpu_numbers, jobs_gpus

@@ -14,6 +14,7 @@ it from the kernel's own files (ddp_doctor/parse/rdma.py has more)::
 """
 
 from ddp_doctor.checks.rdma import access, addresses, bonds, choice, ports, prefixes, shape, wear
+from ddp_doctor.facts.rdma import RdmaFact
 from ddp_doctor.knowledge.nccl_hca import HCA
 from ddp_doctor.knowledge.rdma import MOST_HCAS
 from ddp_doctor.knowledge.roce_gids import INDEX, SEARCH_SETTINGS
@@ -23,10 +24,9 @@ from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.parse import host_gpus, host_limits, rdma, verbs_library
 from ddp_doctor.parse.nccl_interface import nccl_environment
-from ddp_doctor.parse.rdma_facts import RdmaFact
 from ddp_doctor.parse.redact import open_and_withheld
 
-__all__ = ["CHECK", "RdmaFact", "probe"]
+__all__ = ["CHECK", "probe"]
 
 _SETTINGS = (HCA, INDEX, *SEARCH_SETTINGS, "NCCL_NET", "NCCL_NET_GDR_LEVEL")
 

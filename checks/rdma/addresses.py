@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ddp_doctor.checks.rdma.nodes import fast_and_others, nccl_version, users
 from ddp_doctor.checks.topology.showings import everybody
+from ddp_doctor.facts.rdma import Port, RdmaFact
 from ddp_doctor.knowledge import roce_gids
 from ddp_doctor.knowledge.roce_gids import INDEX, PASSES_HIDDEN_SINCE, SEARCH_SETTINGS, SEARCHES_SINCE, Choice
 from ddp_doctor.knowledge.versions import Version, dotted
@@ -12,7 +13,6 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.rdma_facts import Port, RdmaFact
 from ddp_doctor.phrases.rdma import (
     GIVE_ADDRESS,
     UPGRADE_NCCL,

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.checks.rdma.nodes import for_later_jobs, is_of_a_card
+from ddp_doctor.facts.rdma import NetDevice, RdmaFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.rdma_facts import NetDevice, RdmaFact
 from ddp_doctor.phrases.rdma import Hit, look_at_bond, port_draft
 
 

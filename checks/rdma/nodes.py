@@ -4,15 +4,15 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.facts.rdma import Hca, Port, RdmaFact
 from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge import nccl_hca
 from ddp_doctor.knowledge.link_codes import link_code
 from ddp_doctor.knowledge.rdma import FEW_SHARE, LEAST_ALIKE, LEAST_DARK
 from ddp_doctor.knowledge.versions import Version, release
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.recording import Recording, Seen
-from ddp_doctor.parse.rdma_facts import Hca, Port, RdmaFact
 from ddp_doctor.phrases.rdma import Hit
 from ddp_doctor.views.software import of_the_job
 

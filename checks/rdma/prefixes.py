@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.rdma.nodes import distance, fast_and_others, is_between_nodes, users
-from ddp_doctor.checks.topology.facts import TopologyFact
 from ddp_doctor.checks.topology.showings import everybody
+from ddp_doctor.facts.rdma import Hca, Port, RdmaFact
+from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge import nccl_hca
 from ddp_doctor.knowledge.link_codes import link_code
 from ddp_doctor.knowledge.nccl_hca import HCA
@@ -12,7 +13,6 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.rdma_facts import Hca, Port, RdmaFact
 from ddp_doctor.phrases.nodes import in_words, node_culprits, node_names
 from ddp_doctor.phrases.rdma import Hit, port_draft, use_ports
 from ddp_doctor.phrases.settings import NO_TRIAL, shown, unset

@@ -11,12 +11,12 @@ from ddp_doctor.checks.rdma.nodes import (
     odd_ones,
     users,
 )
+from ddp_doctor.facts.rdma import NetDevice, RdmaFact
 from ddp_doctor.knowledge.rdma import verbs_mtu
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.rdma_facts import NetDevice, RdmaFact
 from ddp_doctor.phrases.agreement import odd_culprits, split, told
 from ddp_doctor.phrases.rdma import Hit, port_draft, same_mtu
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.rdma.nodes import for_later_jobs, hits_of, identity, is_of_a_card, usual
+from ddp_doctor.facts.rdma import Port, RdmaFact
 from ddp_doctor.knowledge.rdma import DAY_S, FLAPS, FLAPS_PER_DAY
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.rdma_facts import Port, RdmaFact
 from ddp_doctor.phrases.nodes import host, in_words
 from ddp_doctor.phrases.rdma import Hit, look_at_link, port_draft
 

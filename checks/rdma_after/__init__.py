@@ -11,15 +11,15 @@ check rdma read before the ranks started::
 """
 
 from ddp_doctor.checks.rdma_after import growth, timeouts
+from ddp_doctor.facts.rdma import RdmaAfterFact
 from ddp_doctor.knowledge.rdma import MOST_HCAS
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.parse import rdma
-from ddp_doctor.parse.rdma_facts import RdmaAfterFact
 
-__all__ = ["CHECK", "RdmaAfterFact", "probe"]
+__all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: Context) -> RdmaAfterFact:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from ipaddress import ip_address
 
 from ddp_doctor.checks.reach import answers, blocked, misled, outrun, slow, swallowed
-from ddp_doctor.checks.reach.facts import PeerReach, ReachFact
 from ddp_doctor.checks.reach.glance import Glance
 from ddp_doctor.checks.reach.measure import Dialled
+from ddp_doctor.facts.reach import ReachFact
 from ddp_doctor.knowledge import network
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
@@ -27,7 +27,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.phrases import reach as words
 
-__all__ = ["CHECK", "PeerReach", "ReachFact", "probe"]
+__all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: NodesContext) -> ReachFact:

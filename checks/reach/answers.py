@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from statistics import median
 
-from ddp_doctor.checks.reach.facts import ReachFact
 from ddp_doctor.checks.reach.impaired import (
     blamed,
     goes_over_rdma,
@@ -15,6 +14,7 @@ from ddp_doctor.checks.reach.impaired import (
 )
 from ddp_doctor.checks.reach.matrix import PATHS_SHOWN, Loss, Matrix, is_slow_answer, usual_answer
 from ddp_doctor.checks.reach.ways import ANSWER, MOVE, Way, detour, take, ways
+from ddp_doctor.facts.reach import ReachFact
 from ddp_doctor.knowledge import network
 from ddp_doctor.knowledge.blame import Blame, Path
 from ddp_doctor.model.choices import Confidence, Severity

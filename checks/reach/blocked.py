@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator
 
 from ddp_doctor.checks.reach.dials import dials_seen
-from ddp_doctor.checks.reach.facts import ReachFact
 from ddp_doctor.checks.reach.matrix import Matrix
 from ddp_doctor.checks.reach.ways import MEET, way_out
+from ddp_doctor.facts.reach import ReachFact
 from ddp_doctor.knowledge.blame import Path
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft

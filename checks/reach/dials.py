@@ -1,7 +1,7 @@
 """The dials of a run as evidence: some that failed, and one that shows what works."""
 
-from ddp_doctor.checks.reach.facts import PeerReach
 from ddp_doctor.checks.reach.matrix import PATHS_SHOWN, Matrix
+from ddp_doctor.facts.reach import PeerReach
 from ddp_doctor.knowledge.blame import Path
 from ddp_doctor.model.finding import Evidence
 from ddp_doctor.model.recording import Recording

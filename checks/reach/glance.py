@@ -3,8 +3,8 @@
 import contextlib
 from typing import Any
 
-from ddp_doctor.checks.reach.facts import OtherReach
 from ddp_doctor.checks.reach.measure import outcome
+from ddp_doctor.facts.reach import OtherReach
 from ddp_doctor.knowledge import network
 from ddp_doctor.model.context import Line, NodesContext, OtherWay, Peer
 

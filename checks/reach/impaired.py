@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable
 
 from ddp_doctor.checks.reach.matrix import Matrix
+from ddp_doctor.facts.host import Host
 from ddp_doctor.knowledge.blame import Blame, Path
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Evidence, Remedy
@@ -59,8 +60,8 @@ def unless_over_rdma(recording: Recording, severity: Severity) -> Severity:
 
 
 def goes_over_rdma(recording: Recording) -> bool:
-    """Whether NCCL has RDMA devices on every node. The facts are looked at as they are recorded."""
+    """Whether NCCL has RDMA devices on every node."""
     if recording.world is None or recording.world.backend != "nccl":
         return False
-    hosts = [one.fact for one in recording.readings if one.fact and one.fact.get("kind") == "host/1"]
-    return bool(hosts) and all(one.get("rdma_devices") and not one.get("rdma_unused_by") for one in hosts)
+    hosts = [one.fact for one in recording.facts(Host)]
+    return bool(hosts) and all(host.rdma_devices and not host.rdma_unused_by for host in hosts)

@@ -7,7 +7,7 @@ from ipaddress import ip_address
 from statistics import median
 from typing import ClassVar
 
-from ddp_doctor.checks.reach.facts import Outcome, PeerReach, ReachFact
+from ddp_doctor.facts.reach import Outcome, PeerReach, ReachFact
 from ddp_doctor.knowledge.blame import Blame, Path, blame, both_ways
 from ddp_doctor.knowledge.network import (
     JUDGED_BYTES_PER_S,

@@ -5,7 +5,7 @@ import errno
 from statistics import median
 from typing import Any
 
-from ddp_doctor.checks.reach.facts import OtherReach, Outcome, PeerReach
+from ddp_doctor.facts.reach import OtherReach, Outcome, PeerReach
 from ddp_doctor.knowledge import network
 from ddp_doctor.model.context import Line, NodesContext, Peer, TcpInfo
 

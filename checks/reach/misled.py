@@ -3,16 +3,17 @@
 from collections.abc import Collection, Iterable, Iterator
 
 from ddp_doctor.checks.reach.dials import dials_seen
-from ddp_doctor.checks.reach.facts import ReachFact
 from ddp_doctor.checks.reach.matrix import Matrix
 from ddp_doctor.checks.reach.ways import MEET, way_out
+from ddp_doctor.facts.interfaces import InterfacesFact
+from ddp_doctor.facts.reach import ReachFact
 from ddp_doctor.knowledge.blame import Path
 from ddp_doctor.knowledge.interface_faults import faults
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.interface_facts import InterfacesFact, offer_of
+from ddp_doctor.parse.interface_facts import offer_of
 from ddp_doctor.phrases import reach as words
 from ddp_doctor.phrases.nodes import node_culprit
 

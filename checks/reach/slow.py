@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from statistics import median
 
-from ddp_doctor.checks.reach.facts import ReachFact
 from ddp_doctor.checks.reach.impaired import look, measured, on_paths, unless_over_rdma
 from ddp_doctor.checks.reach.matrix import PATHS_SHOWN, Matrix
 from ddp_doctor.checks.reach.outrun import faster_way
 from ddp_doctor.checks.reach.ways import MOVE, Way, detour
+from ddp_doctor.facts.reach import ReachFact
 from ddp_doctor.knowledge import network
 from ddp_doctor.knowledge.blame import Blame, Path
 from ddp_doctor.model.choices import Confidence, Severity

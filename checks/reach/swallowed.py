@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.reach.facts import ReachFact
 from ddp_doctor.checks.reach.impaired import blamed, goes_over_rdma, on_paths, touching
 from ddp_doctor.checks.reach.matrix import PATHS_SHOWN, Matrix
 from ddp_doctor.checks.reach.ways import MOVE, way_out
+from ddp_doctor.facts.reach import ReachFact
 from ddp_doctor.knowledge.blame import Blame, Path
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.context import Interface

@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from statistics import median_low
 
-from ddp_doctor.checks.reach.facts import OtherReach
 from ddp_doctor.checks.reach.matrix import Matrix
+from ddp_doctor.facts.reach import OtherReach
 from ddp_doctor.knowledge.blame import Path
 from ddp_doctor.model.finding import Remedy, Showing
 from ddp_doctor.model.recording import Recording

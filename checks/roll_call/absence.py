@@ -11,7 +11,6 @@ from ddp_doctor.checks.roll_call.advice import (
     looks,
     start_again,
 )
-from ddp_doctor.checks.roll_call.facts import RollCallFact
 from ddp_doctor.checks.roll_call.obstacles import facts_with, obstacle_of
 from ddp_doctor.checks.roll_call.words import (
     command_for,
@@ -21,6 +20,7 @@ from ddp_doctor.checks.roll_call.words import (
     time_given,
     who_came,
 )
+from ddp_doctor.facts.roll_call import RollCallFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording

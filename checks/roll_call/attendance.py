@@ -4,9 +4,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.roll_call.advice import start_again
-from ddp_doctor.checks.roll_call.facts import RollCallFact
 from ddp_doctor.checks.roll_call.obstacles import facts_with
 from ddp_doctor.checks.roll_call.words import command_for, endpoint, reader, who_came
+from ddp_doctor.facts.roll_call import RollCallFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording

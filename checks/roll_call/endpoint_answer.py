@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.roll_call.advice import LAUNCHERS, launch_again, mend
 from ddp_doctor.checks.roll_call.endpoint import draft, facing, head
-from ddp_doctor.checks.roll_call.facts import RollCallFact
 from ddp_doctor.checks.roll_call.obstacles import jobs_that_clash
 from ddp_doctor.checks.roll_call.words import (
     Group,
@@ -17,6 +16,7 @@ from ddp_doctor.checks.roll_call.words import (
     time_given,
     who_came,
 )
+from ddp_doctor.facts.roll_call import RollCallFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Remedy
 from ddp_doctor.model.recording import Recording

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Literal
 
-from ddp_doctor.checks.roll_call.facts import SilenceFact
+from ddp_doctor.facts.reach import ReachFact
+from ddp_doctor.facts.roll_call import SilenceFact
 from ddp_doctor.knowledge.addresses import is_own_bridge
 from ddp_doctor.knowledge.deadlines import SILENT_S
 from ddp_doctor.model.recording import Recording, Seen
@@ -108,15 +109,12 @@ def _causes(recording: Recording) -> list[Cause]:
 
 
 def _blocked_before(recording: Recording) -> set[tuple[int, int]]:
-    """(node, peer) whose direct line did not work when all had just met: its silence now is no news.
-
-    The fact of reach is looked at as it is recorded, for its class belongs to that check.
-    """
+    """(node, peer) whose direct line did not work when all had just met: its silence now is no news."""
     return {
-        (one.node, int(peer["node"]))
-        for one in recording.of_kind("reach/1")
-        for peer in (one.fact or {}).get("peers", ())
-        if (peer.get("met_at_outcome") or peer.get("outcome")) != "ok"
+        (one.node, peer.node)
+        for one in recording.facts(ReachFact)
+        for peer in one.fact.peers
+        if (peer.met_at_outcome or peer.outcome) != "ok"
     }
 
 

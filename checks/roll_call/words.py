@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ddp_doctor.checks.roll_call.facts import Present, RollCallFact
+from ddp_doctor.facts.roll_call import Present, RollCallFact
 from ddp_doctor.model.finding import Culprit, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.phrases import run_options

@@ -26,7 +26,7 @@ from ddp_doctor.model.fact import Failed
 from ddp_doctor.parse import libraries
 from ddp_doctor.parse import software as parse
 
-__all__ = ["CHECK", "Software", "probe"]
+__all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: Context) -> Software:

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from statistics import median
 
 from ddp_doctor.checks.step_time import bucket_advice, communication, slow_ranks
-from ddp_doctor.checks.step_time.facts import StepTimeFact
 from ddp_doctor.checks.step_time.measure import YOURS, measure
 from ddp_doctor.checks.step_time.summary import Summary, crowded, summary
 from ddp_doctor.checks.step_time.work import own
 from ddp_doctor.checks.step_time.yours import is_given, yours
+from ddp_doctor.facts.step_time import StepTimeFact
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
@@ -27,7 +27,7 @@ from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 
-__all__ = ["CHECK", "StepTimeFact", "probe"]
+__all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: RankContext) -> StepTimeFact:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from ddp_doctor.checks.step_time.facts import StepTimeFact
 from ddp_doctor.checks.step_time.summary import too_few_processors
+from ddp_doctor.facts.step_time import StepTimeFact
 from ddp_doctor.knowledge import step_time as known
 from ddp_doctor.knowledge.buckets import MIB
 from ddp_doctor.model.choices import Confidence, Severity

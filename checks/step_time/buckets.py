@@ -5,10 +5,10 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ddp_doctor.checks.step_time.facts import Buckets, BucketTrial
 from ddp_doctor.checks.step_time.layout import built, wrap
 from ddp_doctor.checks.step_time.timing import agreed, finish, meet, timed
 from ddp_doctor.checks.step_time.work import Work, one_pass, samples_for
+from ddp_doctor.facts.step_time import Buckets, BucketTrial
 from ddp_doctor.knowledge import buckets as known
 from ddp_doctor.knowledge.step_time import BUCKET_GAIN
 from ddp_doctor.model.context import RankContext

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from math import ceil
 from statistics import median
 
-from ddp_doctor.checks.step_time.facts import StepTimeFact
 from ddp_doctor.checks.step_time.summary import (
     Summary,
     crowded,
@@ -12,6 +11,7 @@ from ddp_doctor.checks.step_time.summary import (
     summary,
     too_few_processors,
 )
+from ddp_doctor.facts.step_time import StepTimeFact
 from ddp_doctor.knowledge import step_time as known
 from ddp_doctor.knowledge.buckets import MIB
 from ddp_doctor.model.choices import Confidence, Severity

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddp_doctor.checks.step_time.facts import Profile
 from ddp_doctor.checks.step_time.timing import finish, meet
 from ddp_doctor.checks.step_time.work import Work, one_pass
+from ddp_doctor.facts.step_time import Profile
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.context import RankContext
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from ddp_doctor.checks.gpu_speed.facts import GpuSpeedFact
-from ddp_doctor.checks.step_time.facts import StepTimeFact
 from ddp_doctor.checks.step_time.summary import mostly_disturbed, too_few_processors
+from ddp_doctor.facts.gpu_speed import GpuSpeedFact
+from ddp_doctor.facts.step_time import StepTimeFact
 from ddp_doctor.knowledge import step_time as known
 from ddp_doctor.knowledge.gpu_speed import SLOWER_SHARE
 from ddp_doctor.model.choices import Confidence, Severity

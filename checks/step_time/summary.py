@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ddp_doctor.checks.step_time.facts import Round, StepTimeFact
+from ddp_doctor.facts.step_time import Round, StepTimeFact
 from ddp_doctor.knowledge.step_time import ON_CPU_SHARE
 from ddp_doctor.model.recording import Recording, Seen
 

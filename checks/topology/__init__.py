@@ -35,10 +35,16 @@ from ddp_doctor.checks.topology import (
     sockets,
     unclear,
 )
-from ddp_doctor.checks.topology.facts import TopologyFact, TopologyHangFact
 from ddp_doctor.checks.topology.live import CannotAsk, ask_nvidia_smi, ask_nvml
 from ddp_doctor.checks.topology.p2p import p2p_stalls
 from ddp_doctor.checks.topology.pasted import read_pasted
+from ddp_doctor.facts.topology import (
+    NvlinksFact,
+    P2pStatusFact,
+    RocmTopologyFact,
+    TopologyFact,
+    TopologyHangFact,
+)
 from ddp_doctor.knowledge import thresholds as limits
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
@@ -46,11 +52,8 @@ from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.parse import host_gpus
 from ddp_doctor.parse.cpuinfo import cpu_model, cpu_vendor
-from ddp_doctor.parse.nvlinks import NvlinksFact
-from ddp_doctor.parse.p2p_status import P2pStatusFact
-from ddp_doctor.parse.rocm_topology import RocmTopologyFact
 
-__all__ = ["CHECK", "TopologyFact", "TopologyHangFact", "p2p_stalls", "probe", "read_pasted"]
+__all__ = ["CHECK", "p2p_stalls", "probe", "read_pasted"]
 
 _SETTINGS = (
     "NCCL_P2P_DISABLE",

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.topology.culprits import culprit, hosts_of
-from ddp_doctor.checks.topology.facts import TopologyFact, TopologyHangFact
+from ddp_doctor.facts.gpus import GpusFact
+from ddp_doctor.facts.topology import TopologyFact, TopologyHangFact
 from ddp_doctor.knowledge import nvml as known
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.gpu_facts import GpusFact
 from ddp_doctor.parse.pci_tree import link_code
 from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from ddp_doctor.checks.topology.clusters import cluster
 from ddp_doctor.checks.topology.clusters import evidence as cluster_evidence
 from ddp_doctor.checks.topology.culprits import hosts_of
-from ddp_doctor.checks.topology.facts import TopologyFact
 from ddp_doctor.checks.topology.p2p import hosts_crossing_sockets
 from ddp_doctor.checks.topology.p2p_words import pairs_without_p2p
+from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.knowledge.groups import connected
 from ddp_doctor.model.choices import Confidence, Severity

@@ -3,13 +3,13 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from ddp_doctor.checks.host.facts import Host
 from ddp_doctor.checks.topology.across import Crossing, crossings, nodes_that_say
+from ddp_doctor.facts.host import Host
+from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.interface_facts import InterfacesFact
 from ddp_doctor.phrases import transports as words
 from ddp_doctor.phrases.nodes import in_words, node_culprits, node_names
 from ddp_doctor.phrases.ranks import ranks_at

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from ddp_doctor.checks.p2p.shown import between
 from ddp_doctor.checks.topology.culprits import culprit, hosts_of
-from ddp_doctor.checks.topology.facts import TopologyFact
 from ddp_doctor.checks.topology.transports import (
     Expected,
     Place,
@@ -16,6 +15,7 @@ from ddp_doctor.checks.topology.transports import (
     places,
     used_within,
 )
+from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy

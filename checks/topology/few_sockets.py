@@ -3,11 +3,12 @@
 import re
 from collections.abc import Iterator
 
-from ddp_doctor.checks.allreduce.facts import AllReduceFact
 from ddp_doctor.checks.topology.across import crossings, nodes_that_say, rdma_of
 from ddp_doctor.checks.topology.clusters import evidence as cluster_evidence
 from ddp_doctor.checks.topology.slowness import best_of_large
 from ddp_doctor.checks.topology.transports import log_of, places
+from ddp_doctor.facts.allreduce import AllReduceFact
+from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.expected_speed import LEAST_BYTES
 from ddp_doctor.knowledge.link_rates import network
 from ddp_doctor.knowledge.network import FAST_ETHERNET_MBPS, SOCKETS, SOCKETS_SHARE
@@ -15,7 +16,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Showing
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.interface_facts import InterfacesFact, chosen
+from ddp_doctor.parse.interface_facts import chosen
 from ddp_doctor.phrases.nodes import host, in_words
 from ddp_doctor.phrases.transports import more_sockets
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ddp_doctor.checks.topology.culprits import hosts_of
-from ddp_doctor.checks.topology.facts import TopologyFact
 from ddp_doctor.checks.topology.showings import between_gpus
 from ddp_doctor.checks.topology.transports import Expected, GpuPair, Place, places
+from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen

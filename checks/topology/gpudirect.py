@@ -5,15 +5,15 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.p2p.shown import between
 from ddp_doctor.checks.topology.across import Crossing, crossings, hca_of, nodes_that_say
-from ddp_doctor.checks.topology.facts import TopologyFact
 from ddp_doctor.checks.topology.transports import Place, log_of, places
+from ddp_doctor.facts.kernel import KernelFact
+from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.knowledge.nccl_paths import GDR_LEVEL, WITHOUT_GPUDIRECT
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.kernel_facts import KernelFact
 from ddp_doctor.phrases import transports as words
 from ddp_doctor.phrases.nodes import host, in_words
 

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from ddp_doctor.checks.topology.culprits import culprit, hosts_of
-from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.facts.topology import GpuNvlinks, Nvlink, TopologyFact
 from ddp_doctor.knowledge.nvlink_errors import MEANINGS, grows_gravely, is_stained
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.nvlinks import GpuNvlinks, Nvlink
 from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.phrases.nodes import by_cause
 from ddp_doctor.phrases.p2p import look_at_nvlinks

@@ -1,6 +1,6 @@
 """Asking this host for its topology: NVML and /sys, else nvidia-smi."""
 
-from ddp_doctor.checks.topology.facts import TopologyFact, TopologyHangFact
+from ddp_doctor.facts.topology import TopologyFact, TopologyHangFact
 from ddp_doctor.model.context import CommandResult, Context
 from ddp_doctor.model.fact import Absent, Failed, TookTooLong
 from ddp_doctor.parse import host_gpus, pci_devices

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from ddp_doctor.checks.topology.culprits import culprit, hosts_of
 from ddp_doctor.checks.topology.p2p_words import Host, Pair, hosts
 from ddp_doctor.checks.topology.showings import meeting
+from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.knowledge.p2p_statuses import p2p_status
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.gpu_facts import GpusFact
 from ddp_doctor.parse.p2p_stalls import nodes_nccl_ran_on
 from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.phrases.nodes import in_words

@@ -4,10 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.facts.topology import P2pStatusFact, TopologyFact
 from ddp_doctor.knowledge.p2p_statuses import ASKED_BY_NCCL
 from ddp_doctor.model.recording import Recording, Seen
-from ddp_doctor.parse.p2p_status import P2pStatusFact
 
 Pair = tuple[str, str]
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.facts.topology import NvlinksFact, P2pStatusFact, RocmTopologyFact, TopologyFact
 from ddp_doctor.knowledge.p2p_statuses import CAPABILITY_NAMES
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.parse.nccl_xml import find_nccl_topologies
-from ddp_doctor.parse.nvlinks import NvlinksFact, find_nvlinks
-from ddp_doctor.parse.p2p_status import P2pStatusFact, find_p2p_tables
-from ddp_doctor.parse.rocm_topology import RocmTopologyFact, find_rocm_topologies
+from ddp_doctor.parse.nvlinks import find_nvlinks
+from ddp_doctor.parse.p2p_status import find_p2p_tables
+from ddp_doctor.parse.rocm_topology import find_rocm_topologies
 from ddp_doctor.parse.terminal_text import plain_lines
 from ddp_doctor.parse.topo_matrix import TopologyError, find_matrices, refuse_binary, why_none
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.topology.culprits import culprit, hosts_of
-from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from ddp_doctor.checks.topology.across import rdma_of
 from ddp_doctor.checks.topology.candidates import tree_hidden
-from ddp_doctor.checks.topology.facts import TopologyFact
 from ddp_doctor.checks.topology.showings import everybody
 from ddp_doctor.checks.topology.to_network import ToNetwork, to_network
 from ddp_doctor.checks.topology.transports import Place, log_of, places
+from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge.nccl_paths import GDR_C2C_SINCE, GDR_LEVEL
 from ddp_doctor.knowledge.nvml import OS_MANAGED_MEMORY
 from ddp_doctor.model.choices import Confidence, Severity

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.allreduce.facts import AllReduceFact, SizeResult
-from ddp_doctor.checks.topology.facts import TopologyFact
 from ddp_doctor.checks.topology.transports import Expected, Place, places, used_within
+from ddp_doctor.facts.allreduce import AllReduceFact, SizeResult
+from ddp_doctor.facts.gpus import GpusFact
+from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge.expected_speed import BOUNDING, FAR_BELOW, LEAST_BYTES
 from ddp_doctor.knowledge.nvml import OS_MANAGED_MEMORY
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy, Showing
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.gpu_facts import GpusFact
 from ddp_doctor.phrases import transports as words
 from ddp_doctor.phrases.nodes import host, node_culprit
 from ddp_doctor.phrases.ranks import gpu_of

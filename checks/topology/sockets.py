@@ -3,20 +3,22 @@
 import re
 from collections.abc import Container, Iterator, Sequence
 
-from ddp_doctor.checks.nccl.facts import NcclFact, files_read
+from ddp_doctor.checks.nccl.facts import files_read
 from ddp_doctor.checks.topology.across import Crossing, crossings, nodes_that_say, rdma_of
 from ddp_doctor.checks.topology.given_up import forbidden
 from ddp_doctor.checks.topology.showings import between_nodes
 from ddp_doctor.checks.topology.transports import log_of
+from ddp_doctor.facts.interfaces import InterfacesFact
+from ddp_doctor.facts.nccl import NcclFact
+from ddp_doctor.facts.nccl_log import NcclTransportFact
+from ddp_doctor.facts.rdma import Hca, Port, RdmaFact
 from ddp_doctor.knowledge.link_rates import network
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.interface_facts import InterfacesFact, chosen
+from ddp_doctor.parse.interface_facts import chosen
 from ddp_doctor.parse.nccl_conf import settings
-from ddp_doctor.parse.nccl_log import NcclTransportFact
-from ddp_doctor.parse.rdma_facts import Hca, Port, RdmaFact
 from ddp_doctor.phrases import transports as words
 from ddp_doctor.phrases.nodes import by_cause, host, in_words, node_culprit, node_culprits, node_names
 from ddp_doctor.phrases.ranks import ranks_at

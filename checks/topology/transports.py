@@ -3,23 +3,18 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_doctor.checks.topology.facts import TopologyFact
 from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.gpus import Gpu, GpusFact
+from ddp_doctor.facts.nccl_log import NcclTransportFact, Transport
 from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.knowledge import link_rates as rates
 from ddp_doctor.knowledge import nccl_paths as paths
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.trial import TrialRecord
-from ddp_doctor.parse.gpu_facts import Gpu, GpusFact
-from ddp_doctor.parse.nccl_log import (
-    NcclTransportFact,
-    Transport,
-    parse_nccl_log,
-    settings_in,
-    version_in,
-)
+from ddp_doctor.parse.nccl_log import parse_nccl_log, settings_in, version_in
 from ddp_doctor.phrases.ranks import gpu_of
 
 GpuPair = tuple[str, str]

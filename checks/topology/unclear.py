@@ -4,12 +4,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ddp_doctor.checks.topology.culprits import hosts_of
-from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.facts.topology import RocmTopologyFact, TopologyFact
 from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.rocm_topology import RocmTopologyFact
 from ddp_doctor.phrases.nodes import by_cause, node_culprits
 
 

@@ -17,7 +17,7 @@ from ddp_doctor.app.settings_in_force import (
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.plan import Plan
-from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.env_vars import EnvVars, SettingOrigins, SettingText
 from ddp_doctor.knowledge.variables import never_read
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Status, Where
@@ -25,8 +25,8 @@ from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import EnvReport
 from ddp_doctor.parse.redact import open_and_withheld
-from ddp_doctor.parse.setting_origins import SettingOrigins, setting_origins
-from ddp_doctor.parse.setting_text import NoSettings, SettingText, read_setting_text
+from ddp_doctor.parse.setting_origins import setting_origins
+from ddp_doctor.parse.setting_text import NoSettings, read_setting_text
 from ddp_doctor.phrases import launchers
 
 #: What is looked at: the settings, which NCCL reads them, and which interfaces and devices they may name.

@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from ddp_doctor.checks.interfaces import InterfacesFact, advertised
+from ddp_doctor.checks.interfaces import advertised
 from ddp_doctor.engine import other_ways
 from ddp_doctor.engine.collect import collect
+from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.neighbours import neighbours
 from ddp_doctor.launch import roll_call
 from ddp_doctor.launch.cards import Begin, Contact

@@ -7,10 +7,10 @@ head, or never found it, ends with what it saw itself.
 import time
 from dataclasses import dataclass
 
-from ddp_doctor.checks.interfaces import InterfacesFact
 from ddp_doctor.engine.between_nodes import command_elsewhere
 from ddp_doctor.engine.lead import Lead
 from ddp_doctor.engine.node_part import ROLL_CALL, NodePart
+from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.launch import leash, silence
 from ddp_doctor.launch.cards import Card, at_node, ranked, world_of
 from ddp_doctor.launch.company import Company, Left, Lost

@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ddp_doctor.checks.roll_call.facts import RollCallFact
 from ddp_doctor.engine.between_nodes import Surroundings
 from ddp_doctor.engine.plan import Plan
+from ddp_doctor.facts.roll_call import RollCallFact
 from ddp_doctor.launch import job, leash, silence
 from ddp_doctor.launch.cards import Begin, Contact
 from ddp_doctor.launch.company import Company

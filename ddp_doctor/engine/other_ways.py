@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from ddp_doctor.checks.interfaces import InterfacesFact
+from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.addresses import Held, Network, address_of, shared_networks
 from ddp_doctor.knowledge.network import OTHER_NETWORKS
 from ddp_doctor.launch.cards import Card, Contact, Elsewhere

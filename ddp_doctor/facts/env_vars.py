@@ -2,6 +2,9 @@
 
 from typing import ClassVar, Literal
 
+from pydantic import Field
+
+from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
 
 #: Who starts ranks and tells each its place by variables of its own.
@@ -18,3 +21,68 @@ class EnvVars(Fact):
     launcher: Launcher | None = None  # whose worker this process is
     in_kubernetes: bool = False
     is_written: bool = False  # by somebody for a job, in a script or manifest: nothing of it is left over
+
+
+#: Block and branch, from the outermost inwards.
+Path = tuple[tuple[int, int], ...]
+
+
+#: ``environment``: what a process had; ``listing``: names and values alone; ``script``: somebody's work.
+Form = Literal["environment", "listing", "script"]
+
+
+class Written(Frozen):
+    """One place where a variable is given a value."""
+
+    name: str
+    line: int
+    value: str | None = None  # None: kept back, like a credential
+    depends_on: str | None = None  # what only the shell that runs it knows
+    unless_set: str | None = None  # the name that, set before, gives it another value
+    void: str | None = None  # why it does not count
+    path: Path = ()  # block and branch of a script, from the outermost inwards
+
+
+class SettingText(Fact):
+    """What a text sets, in its order."""
+
+    KIND: ClassVar[str] = "setting_text/1"
+
+    form: Form
+    written: tuple[Written, ...] = ()
+    calls_torchrun: bool = False
+
+    def in_force(self) -> dict[str, Written]:
+        """By name, the one that counts."""
+        return {one.name: one for one in self.written if one.void is None}
+
+    def possible(self) -> dict[str, tuple[Written, ...]]:
+        """By name, all that may count, the last first: which, depends on the branches that a script takes."""
+        found: dict[str, tuple[Written, ...]] = {}
+        for one in reversed(self.written):
+            later = found.get(one.name, ())
+            if one.void is None and not any(one.path[: len(each.path)] == each.path for each in later):
+                found[one.name] = (*later, one)
+        return found
+
+
+#: ``set``: in that process, which was started without it; ``given``: that process, of another user, may have set it
+#: or had it itself; ``first``: that process, the first of its tree, was started with it.
+How = Literal["set", "given", "first"]
+
+
+class Origin(Frozen):
+    """Since when a variable has its value."""
+
+    how: How
+    process: str  # its name, of at most 15 letters
+    pid: int
+
+
+class SettingOrigins(Fact):
+    """Since when the environment's variables have their values, and which file of a login says so."""
+
+    KIND: ClassVar[str] = "setting_origins/1"
+
+    origins: dict[str, Origin] = Field(default_factory=dict)
+    files: dict[str, str] = Field(default_factory=dict)  # PATH:LINE that sets the same value

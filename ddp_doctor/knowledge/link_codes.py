@@ -99,3 +99,6 @@ def p2p_limit(
 def allowed(code: str, limit: str) -> bool:
     """Whether a path of this code is within NCCL's limit, both inclusive."""
     return NCCL_PATHS.index(link_code(code).nccl_path) <= NCCL_PATHS.index(limit)
+
+
+NUMBERED = re.compile("(?:GPU|NIC)(?:0|[1-9][0-9]{0,3})")

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ddp_doctor.checks.roll_call.facts import NotStarted, Outcome
+from ddp_doctor.facts.roll_call import NotStarted, Outcome
 from ddp_doctor.knowledge.deadlines import SILENT_S
 from ddp_doctor.launch import border
 from ddp_doctor.launch.cards import Card

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.checks.roll_call.facts import SilenceFact
+from ddp_doctor.facts.roll_call import SilenceFact
 from ddp_doctor.launch.cards import Begin, Card, Name
 from ddp_doctor.launch.parcels import JUNK, Unreadable
 from ddp_doctor.model.base import Frozen, Json

@@ -17,12 +17,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
+from ddp_doctor.facts.roll_call import NotStarted
 from ddp_doctor.launch.interruption import SIGNALS
-
-if TYPE_CHECKING:
-    from ddp_doctor.checks.roll_call.facts import NotStarted
 
 #: Set to 1 for an agent that was started by another ddp-doctor.
 VARIABLE = "DDP_DOCTOR_LEASH"
@@ -104,7 +101,4 @@ def _heed(said: dict[str, object]) -> None:
         _is_headless.set()
         _end_if_headless()
     elif "host" in said and len(_failures) < _MOST:
-        # Imports all checks, a third of a second; most agents never hear of a failure.
-        from ddp_doctor.checks.roll_call.facts import NotStarted
-
         _failures.append(NotStarted(hostname=str(said["host"]), reason=str(said["failed"])[:1000]))

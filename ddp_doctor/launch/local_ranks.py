@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ddp_doctor.checks.agreement import RankSettings, settings_of
-from ddp_doctor.checks.agreement.facts import Settings
+from ddp_doctor.checks.agreement import settings_of
+from ddp_doctor.facts.agreement import RankSettings, Settings
 from ddp_doctor.launch.detect import ForeignWorld
 from ddp_doctor.launch.foreign import file_stem
 from ddp_doctor.model.choices import Status

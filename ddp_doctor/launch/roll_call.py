@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddp_doctor.checks.roll_call.facts import AttemptSeen, NotStarted, Outcome, Present, RollCallFact
+from ddp_doctor.facts.roll_call import AttemptSeen, NotStarted, Outcome, Present, RollCallFact
 from ddp_doctor.knowledge.deadlines import MUTE_S
 from ddp_doctor.launch import control
 from ddp_doctor.launch.attendance import Attendance

@@ -2,12 +2,11 @@
 
 import re
 from contextlib import suppress
-from typing import ClassVar
 
 from ddp_doctor.checks.allreduce.sweep import timed_all_reduces
 from ddp_doctor.checks.p2p.exchanges import exchange
+from ddp_doctor.facts.remedy_probe import ShownFact
 from ddp_doctor.launch.rank_context import LiveRankContext
-from ddp_doctor.model.fact import Fact
 
 #: Its name in a trial, among the checks.
 TRYING = "trying"
@@ -15,16 +14,6 @@ PROBE = f"{__name__}:probe"
 #: Timed repetitions in one trial; the spread is seen between trials, whose processes are fresh.
 _REPETITIONS = 2
 _LOG_READ = 8 << 20
-
-
-class ShownFact(Fact):
-    """What one rank saw in one trial; no rate where only the meeting was tried."""
-
-    KIND: ClassVar[str] = "shown/1"
-
-    bytes_per_s: float | None = None
-    wrong: int = 0  # elements or bytes of a result
-    unread: tuple[str, ...] = ()  # settings that NCCL's log does not show as read
 
 
 def probe(ctx: LiveRankContext) -> ShownFact:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ddp_doctor.checks.roll_call.facts import Answer, SilenceFact
+from ddp_doctor.facts.roll_call import Answer, SilenceFact
 from ddp_doctor.knowledge.deadlines import CONFIRM_S
 from ddp_doctor.launch import border
 from ddp_doctor.launch.cards import Contact

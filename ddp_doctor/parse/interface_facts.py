@@ -1,33 +1,12 @@
 """What is recorded of one node's network interfaces, and what others ask of it."""
 
 from collections.abc import Mapping
-from typing import ClassVar
 
-from pydantic import Field
-
+from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.addresses import shared_interface
 from ddp_doctor.knowledge.interface_choice import Choice, gloo_choice, nccl_choice
 from ddp_doctor.knowledge.interface_faults import Offer, is_fine
-from ddp_doctor.model.context import Interface
-from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.recording import Seen
-
-
-class InterfacesFact(Fact):
-    """One node's interfaces, what its own name means there, and what the backends choose."""
-
-    KIND: ClassVar[str] = "interfaces/1"
-
-    interfaces: tuple[Interface, ...] = ()
-    hostname: str = ""
-    hostname_addresses: tuple[str, ...] = ()  # of its own name, in the resolver's order
-    hostname_error: str | None = None  # why there are none
-    gloo: Choice
-    nccl: Choice  # foretold
-    libnccl: Choice | None = None  # what the library itself chose
-    settings: dict[str, str] = Field(default_factory=dict)  # what chooses, where it is set
-    port_range: tuple[int, int] | None = None  # ip_local_port_range: the ports the backends listen on
-    host_id: str | None = None  # of the booted kernel and the network namespace: of one set of interfaces
 
 
 def chosen(fact: InterfacesFact, backend: str) -> Choice:

@@ -20,13 +20,11 @@ import re
 from collections import deque
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from ddp_doctor.facts.gpus import sysfs_bus_id
+from ddp_doctor.facts.kernel import KernelEvent, Kind
 from ddp_doctor.knowledge.xids import NO_RECOVERY, RECOVERY_ACTION
-from ddp_doctor.model.base import Frozen
-from ddp_doctor.parse.gpu_facts import sysfs_bus_id
-
-Kind = Literal["xid", "sxid", "init_failed", "pcie_corrected", "pcie_uncorrected", "nic_fault", "hung_task"]
 
 #: What is kept of one line, and of all: a log may be junk, or repeat itself a million times.
 LONGEST_LINE = 400
@@ -62,21 +60,6 @@ _DRIVER_LOADED = "NVRM: loading NVIDIA UNIX"
 _BOOTED = re.compile(r"(?:\]|kernel:) {1,4}Linux version \d")
 #: A line without any of these is none of ours; this is what makes a big log quick to read.
 _WORDS = ("NVRM:", "SXid (", "PCIe Bus Error", "mlx5_core ", "blocked for more than", "Linux version ")
-
-
-class KernelEvent(Frozen):
-    """Lines of one kind about one device, with their number. Seconds count from the boot."""
-
-    kind: Kind
-    device: str | None = None  # PCI bus id as in /sys
-    code: int | None = None  # Xid, SXid; seconds of a hung task
-    detail: str = ""  # Fatal, Non-fatal; the recovery action of an Xid 154; the name of a hung task
-    text: str = ""  # the last such line
-    count: int = 1
-    first_at_s: float | None = None
-    last_at_s: float | None = None
-    pids: tuple[int, ...] = ()
-    past: bool = False  # the driver was loaded anew since, or the log says that it is over
 
 
 class _Line(NamedTuple):

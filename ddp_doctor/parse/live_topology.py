@@ -8,9 +8,9 @@ between two GPUs, /sys says it.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ddp_doctor.parse.nvml_topology import NvmlTopology, Pairs, bonded
-from ddp_doctor.parse.pci_tree import PciDevice, link_code
-from ddp_doctor.parse.topo_matrix import TopologyMatrix
+from ddp_doctor.facts.topology import Pairs, PciDevice, TopologyMatrix
+from ddp_doctor.parse.nvml_topology import NvmlTopology, bonded
+from ddp_doctor.parse.pci_tree import link_code
 
 _NONE = "N/A"
 

@@ -12,10 +12,9 @@ comes before the system's, the first of two equal names counts, and no file chan
 
 import re
 from collections.abc import Mapping
-from typing import Literal
 
+from ddp_doctor.facts.nccl import ConfFile, ConfLine, Reason
 from ddp_doctor.knowledge.variables import is_recorded
-from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 from ddp_doctor.parse.utf8 import as_utf8
@@ -27,27 +26,6 @@ LONGEST = 1023
 MOST_LINES = 1000
 
 _UID = re.compile(r"^Uid:[ \t]+([0-9]{1,10})\b", re.MULTILINE)
-
-#: Why NCCL reads a file: told to, in the user's folder, in $HOME where that is another than the passwd entry's,
-#: in that entry's, or in /etc.
-Reason = Literal["named", "user", "home", "passwd", "system"]
-
-
-class ConfLine(Frozen):
-    """One line that is neither blank nor a comment."""
-
-    number: int
-    name: str | None = None  # None: there is no "="; NCCL passes the line over
-    value: str | None = None  # None: kept back, like a credential or no setting of NCCL's
-
-
-class ConfFile(Frozen):
-    """One file that NCCL would read."""
-
-    path: str
-    reason: Reason
-    lines: tuple[ConfLine, ...] = ()
-    problem: str | None = None  # why it cannot be read, or not whole
 
 
 def conf_lines(text: str) -> tuple[ConfLine, ...]:

@@ -15,12 +15,8 @@ not ask for. People take the UUIDs out, and put ``...`` for lines.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
 
-from pydantic import Field
-
-from ddp_doctor.model.base import Frozen
-from ddp_doctor.model.fact import Fact
+from ddp_doctor.facts.topology import GpuNvlinks, Nvlink, NvlinksFact
 from ddp_doctor.parse.topo_rows import TopologyError
 
 _GPU = re.compile(r"(?<!\S)GPU ([0-9]{1,4}): (?!Link )([!-'*-~][ -'*-~]{0,79}?) *(\(UUID: ?[^)\n]{1,60}\)|$)")
@@ -30,49 +26,6 @@ _LINK_LIKE = re.compile(r"(?<!\S)Link [0-9]{1,3}: *(?:[0-9<]|[^:]*$)")
 #: What people put for the lines that they leave out.
 _LEFT_OUT = re.compile(r"[\s>]*(?:\.{2,}|…|\[(?:\.{3}|…)\])\s*")
 _NONE = re.compile(r"Unable to retrieve NVLink information|does not have or support NVLink", re.IGNORECASE)
-
-
-class Nvlink(Frozen):
-    """One link of a GPU; None where it was not told."""
-
-    index: int
-    active: bool | None = None
-    gb_per_s: float | None = None  # one way, as the driver gives it
-    remote: Literal["gpu", "switch", "cpu"] | None = None
-    remote_bus_id: str | None = None  # as /sys writes it: "0000:1b:00.0"
-    errors: dict[str, int] = Field(default_factory=dict)  # "replay", "recovery", "crc": counted since reset
-    errors_per_s: dict[str, float] = Field(
-        default_factory=dict
-    )  # how fast they grew; empty: not looked twice
-
-
-class GpuNvlinks(Frozen):
-    """All links of one GPU; ``gpu`` is its name in a matrix, "GPU0"."""
-
-    gpu: str
-    name: str | None = None
-    links: tuple[Nvlink, ...] = ()
-
-    def active(self) -> int:
-        """How many links carry data."""
-        return sum(link.active is True for link in self.links)
-
-    def inactive(self) -> tuple[int, ...]:
-        """The numbers of those that do not."""
-        return tuple(link.index for link in self.links if link.active is False)
-
-    def remotes(self) -> set[str | None]:
-        """What the links that carry data lead to."""
-        return {link.remote for link in self.links if link.active}
-
-
-class NvlinksFact(Fact):
-    """The links of a host's GPUs as one output tells them; of a pasted text maybe not of all GPUs."""
-
-    KIND: ClassVar[str] = "nvlinks/1"
-
-    gpus: tuple[GpuNvlinks, ...]
-    warnings: tuple[str, ...] = ()
 
 
 # --- nvidia-smi nvlink -s -------------------------------------------------------------------------

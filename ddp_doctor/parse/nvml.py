@@ -7,8 +7,8 @@ One JSON object; see that module for a whole sample:
     {"error": "driver_not_loaded", "call": "nvmlInit", "text": "Driver Not Loaded", "gpus": [], …}
 """
 
+from ddp_doctor.facts.gpus import BusId, Gpu, NvmlError
 from ddp_doctor.model.base import Frozen
-from ddp_doctor.parse.gpu_facts import BusId, Gpu, NvmlError
 
 
 class NvmlAnswer(Frozen):

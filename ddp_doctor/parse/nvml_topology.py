@@ -11,17 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic import Field, field_validator
 
+from ddp_doctor.facts.gpus import BusId, sysfs_bus_id
+from ddp_doctor.facts.topology import GpuNvlinks, Nvlink, Pairs
 from ddp_doctor.model.base import Frozen
-from ddp_doctor.parse.gpu_facts import BusId, sysfs_bus_id
-from ddp_doctor.parse.nvlinks import GpuNvlinks, Nvlink
 
 #: INTERNAL is two GPUs on one board, as on a Tesla K80, which nvidia-smi prints as PIX.
 LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 #: Of the chipset, the GPU and the topology not supported, disabled by a registry key, not supported.
 STATUSES = {0: "OK", 1: "CNS", 2: "GNS", 3: "TNS", 4: "DR", 5: "NS"}
 UNKNOWN_STATUS = "U"
-
-Pairs = dict[str, dict[str, str]]
 
 
 class WiredGpu(Frozen):

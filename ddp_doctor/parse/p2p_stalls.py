@@ -7,10 +7,11 @@ it, both processes run as they should, and the log in their output says ``0[0] -
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ddp_doctor.facts.nccl_log import NcclTransportFact, Transport
+from ddp_doctor.facts.topology import TopologyMatrix
 from ddp_doctor.knowledge.link_codes import nvlinks
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
-from ddp_doctor.parse.nccl_log import NcclTransportFact, Transport, parse_nccl_log
-from ddp_doctor.parse.topo_matrix import TopologyMatrix
+from ddp_doctor.parse.nccl_log import parse_nccl_log
 
 #: The step of each check in which data first moves between GPUs. The first all-reduce of a run is that
 #: of process_group; a rank that still stands in its init_process_group has moved none.

@@ -17,9 +17,8 @@ The table does not say what was asked, so that is known only where the command s
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
 
-from ddp_doctor.model.fact import Fact
+from ddp_doctor.facts.topology import P2pStatusFact
 from ddp_doctor.parse.gpu_tables import Table, gpu_header, read_table
 from ddp_doctor.parse.topo_rows import Header, TopologyError, bare, label_of
 
@@ -28,27 +27,6 @@ _COMMAND = re.compile(r"topo\s+(?:-p2p|--p2p_capabilities)\s+([rwnap]{1,5})(?![\
 #: The command stands right above its table, or above it and the line of an error or a prompt.
 _LINES_ABOVE = 3
 _LINES_OF_LEGEND = 8
-
-
-class P2pStatusFact(Fact):
-    """One table. ``capability`` holds the letters asked for ("r", "w", "rw"), None where they are not known.
-
-    ``statuses["GPU0"]["GPU1"]`` is the word as printed (OK, CNS, GNS, TNS, DR, NS, U); a GPU's own is left out.
-    """
-
-    KIND: ClassVar[str] = "p2p-status/1"
-
-    capability: str | None = None
-    gpus: tuple[str, ...]
-    statuses: dict[str, dict[str, str]]
-    warnings: tuple[str, ...] = ()
-
-    def pairs(self) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-        """Each pair of GPUs and the words of both directions, one where they agree."""
-        for index, one in enumerate(self.gpus):
-            for two in self.gpus[index + 1 :]:
-                words = (self.statuses[one][two], self.statuses[two][one])
-                yield one, two, tuple(dict.fromkeys(words))
 
 
 def find_p2p_tables(lines: Sequence[str]) -> Iterator[tuple[range, P2pStatusFact]]:

@@ -11,13 +11,6 @@ are its number, the upper 12 bits of the next two where the next one stands::
 Source: PCI Express Base Specification, 7.6.3 and 7.7.11; Linux include/uapi/linux/pci_regs.h.
 """
 
-#: Bits of the control register that send traffic between peers up to the root, as the kernel's own
-#: peer-to-peer code judges them (drivers/pci/p2pdma.c, pci_bridge_has_acs_redir).
-_REQUEST_REDIRECT = 0x0004
-_COMPLETION_REDIRECT = 0x0008
-_EGRESS_CONTROL = 0x0020
-REDIRECT = _REQUEST_REDIRECT | _COMPLETION_REDIRECT | _EGRESS_CONTROL
-
 _NAMES = ("SrcValid", "TransBlk", "ReqRedir", "CmpltRedir", "UpstreamFwd", "EgressCtrl", "DirectTrans")
 
 _SHOWN_TO_ALL = 64

@@ -17,34 +17,12 @@ ncclTopoGetXmlFromSys). It knows no host bridges: two of one NUMA node are PHB t
 import re
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Literal
 
-from ddp_doctor.model.base import Frozen
+from ddp_doctor.facts.topology import PciDevice
 
 #: Up to eight digits of domain: a machine's own bridges (VMD, Hyper-V) count from 10000.
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
-
-
-class PciDevice(Frozen):
-    """One device and the bridges above it, from the root port down; ``root`` is its host bridge.
-
-    ``name`` is its name in the matrix ("GPU0", "NIC1"), or the interface's ("eno1"). ``numa_node`` is -1
-    where the firmware does not say, and None where it was not told.
-    """
-
-    bus_id: str
-    name: str
-    kind: Literal["gpu", "nic", "net"]
-    root: str
-    bridges: tuple[str, ...] = ()
-    numa_node: int | None = None
-    link_speed: str | None = None  # the fastest it can, as /sys or the file has it: "32.0 GT/s PCIe"
-    link_width: int | None = None
-
-    def switches(self) -> tuple[str, ...]:
-        """The PCIe switches above it as NCCL counts them, nearest first."""
-        return self.bridges[-2::-2]
 
 
 def read_path(link: str) -> tuple[str, str, tuple[str, ...]] | None:

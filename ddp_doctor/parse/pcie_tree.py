@@ -1,4 +1,4 @@
-"""Reading the PCIe tree above GPUs and RDMA devices from /sys (parse/pcie_facts.py shows the files).
+"""Reading the PCIe tree above GPUs and RDMA devices from /sys (facts/pcie.py shows the files).
 
 Read through the probe's context; nothing is raised, what cannot be read is None.
 """
@@ -6,12 +6,12 @@ Read through the probe's context; nothing is raised, what cannot be read is None
 import re
 from collections.abc import Iterable
 
+from ddp_doctor.facts.pcie import DeviceKind, PcieDevice
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.host_gpus import PCI
 from ddp_doctor.parse.kernel_files import end_of, first_line, names_in, text_of
 from ddp_doctor.parse.pci_config import acs_control, is_cut_off
 from ddp_doctor.parse.pci_devices import bridges_above
-from ddp_doctor.parse.pcie_facts import DeviceKind, PcieDevice
 
 _WIDTHS = (1, 2, 4, 8, 12, 16, 32)  # 0, 63 and 255 are what a device without a link, or asleep, gives
 _SPEED = re.compile(r"(\d{1,3}(?:\.\d)?) GT/s")

@@ -20,11 +20,11 @@ Source of the formats: the kernel's drivers/infiniband/core/sysfs.c.
 import errno
 import re
 
+from ddp_doctor.facts.rdma import Hca, NetDevice, Port, PortAfter
 from ddp_doctor.knowledge import nccl_hca, rdma
 from ddp_doctor.knowledge.roce_gids import Gid, compressed
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.kernel_files import end_of, first_line, names_in
-from ddp_doctor.parse.rdma_facts import Hca, NetDevice, Port, PortAfter
 
 INFINIBAND = "/sys/class/infiniband"
 VERBS = "/sys/class/infiniband_verbs"

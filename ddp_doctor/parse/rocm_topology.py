@@ -21,11 +21,8 @@ Nothing is concluded from it yet: RCCL chooses its paths by rules of its own.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
-from pydantic import Field
-
-from ddp_doctor.model.fact import Fact
+from ddp_doctor.facts.topology import RocmTopologyFact
 from ddp_doctor.parse.gpu_tables import Table, gpu_header, read_table
 from ddp_doctor.parse.topo_rows import TopologyError
 
@@ -39,21 +36,6 @@ _CELLS = {
     "link_type": re.compile(r"0|PCIE|XGMI|XXXX|N/A"),
     "access": re.compile(r"True|False|N/A"),
 }
-
-
-class RocmTopologyFact(Fact):
-    """One host's tables, cells as printed, a GPU's own left out; a table that was not shown is empty."""
-
-    KIND: ClassVar[str] = "rocm-topology/1"
-
-    gpus: tuple[str, ...]
-    link_type: dict[str, dict[str, str]] = Field(default_factory=dict)  # PCIE, XGMI
-    weight: dict[str, dict[str, str]] = Field(default_factory=dict)
-    hops: dict[str, dict[str, str]] = Field(default_factory=dict)
-    access: dict[str, dict[str, str]] = Field(default_factory=dict)  # True, False
-    numa_node: dict[str, int] = Field(default_factory=dict)
-    numa_affinity: dict[str, int] = Field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass

@@ -12,14 +12,11 @@ of other users only the name can be read. Only which names have the same value i
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Literal
 
-from pydantic import Field
-
+from ddp_doctor.facts.env_vars import Origin, SettingOrigins
 from ddp_doctor.knowledge.variables import is_recorded
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.context import Context
-from ddp_doctor.model.fact import Fact
 from ddp_doctor.parse.setting_text import NoSettings, read_setting_text
 
 #: Nobody nests deeper, and a ring of processes must not hold us.
@@ -33,27 +30,6 @@ _MOST_PROFILES = 100
 _LONGEST_FILE = 262_144
 
 _STAT = re.compile(r"([0-9]{1,10}) \((.*)\) \S ([0-9]{1,10}) ", re.DOTALL)
-
-#: ``set``: in that process, which was started without it; ``given``: that process, of another user, may have set it
-#: or had it itself; ``first``: that process, the first of its tree, was started with it.
-How = Literal["set", "given", "first"]
-
-
-class Origin(Frozen):
-    """Since when a variable has its value."""
-
-    how: How
-    process: str  # its name, of at most 15 letters
-    pid: int
-
-
-class SettingOrigins(Fact):
-    """Since when the environment's variables have their values, and which file of a login says so."""
-
-    KIND: ClassVar[str] = "setting_origins/1"
-
-    origins: dict[str, Origin] = Field(default_factory=dict)
-    files: dict[str, str] = Field(default_factory=dict)  # PATH:LINE that sets the same value
 
 
 class _Process(Frozen):

@@ -19,14 +19,11 @@ until it is exported.
 
 import re
 from collections.abc import Collection, Sequence
-from typing import ClassVar, Literal
 
+from ddp_doctor.facts.env_vars import Form, SettingText, Written
 from ddp_doctor.knowledge.variables import is_recorded
-from ddp_doctor.model.base import Frozen
-from ddp_doctor.model.fact import Fact
 from ddp_doctor.parse.manifest_lines import Manifest
 from ddp_doctor.parse.redact import is_withheld
-from ddp_doctor.parse.shell_branches import Path
 from ddp_doctor.parse.shell_settings import Given, Shell, is_kept
 from ddp_doctor.parse.shell_words import commands, commands_and_signs
 from ddp_doctor.parse.terminal_text import plain_lines
@@ -40,8 +37,6 @@ _MOST_UNREADABLE = 100
 #: Lines that a backslash at their end may join.
 _MOST_JOINED = 200
 
-#: ``environment``: what a process had; ``listing``: names and values alone; ``script``: somebody's work.
-Form = Literal["environment", "listing", "script"]
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAMED = re.compile(r"(?:declare -\w+ |typeset -\w+ |export )?([A-Za-z_][A-Za-z0-9_]*)(?:\(\)|%%)?\+?=")
@@ -78,41 +73,6 @@ _OF_SET = frozenset(("BASHOPTS", "BASH_VERSINFO", "IFS", "PPID", "OPTIND"))
 
 class NoSettings(ValueError):
     """The text holds nothing that sets a variable; the message is one sentence for people."""
-
-
-class Written(Frozen):
-    """One place where a variable is given a value."""
-
-    name: str
-    line: int
-    value: str | None = None  # None: kept back, like a credential
-    depends_on: str | None = None  # what only the shell that runs it knows
-    unless_set: str | None = None  # the name that, set before, gives it another value
-    void: str | None = None  # why it does not count
-    path: Path = ()  # block and branch of a script, from the outermost inwards
-
-
-class SettingText(Fact):
-    """What a text sets, in its order."""
-
-    KIND: ClassVar[str] = "setting_text/1"
-
-    form: Form
-    written: tuple[Written, ...] = ()
-    calls_torchrun: bool = False
-
-    def in_force(self) -> dict[str, Written]:
-        """By name, the one that counts."""
-        return {one.name: one for one in self.written if one.void is None}
-
-    def possible(self) -> dict[str, tuple[Written, ...]]:
-        """By name, all that may count, the last first: which, depends on the branches that a script takes."""
-        found: dict[str, tuple[Written, ...]] = {}
-        for one in reversed(self.written):
-            later = found.get(one.name, ())
-            if one.void is None and not any(one.path[: len(each.path)] == each.path for each in later):
-                found[one.name] = (*later, one)
-        return found
 
 
 def read_setting_text(text: str, also: Collection[str] = ()) -> SettingText:

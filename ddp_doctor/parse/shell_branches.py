@@ -13,8 +13,7 @@ then less is said of it.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-#: Block and branch, from the outermost inwards.
-Path = tuple[tuple[int, int], ...]
+from ddp_doctor.facts.env_vars import Path
 
 _OPENS = {
     "if": "fi",

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ddp_doctor.model.base import Frozen
+from ddp_doctor.facts.kernel import StuckProcess
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.kernel_files import first_line, text_of
 
@@ -31,16 +31,6 @@ _ANYWHERE = ("down", "down_timeout", "msleep", "0", "")
 _STAT = re.compile(r"(\d{1,10}) \((.{0,64})\) ([A-Za-z]) (\d{1,10}) (?:-?\d+ ){4}(\d{1,12}) ", re.DOTALL)
 _SWITCHES = re.compile(r"^(?:non)?voluntary_ctxt_switches:\s*(\d{1,20})$", re.MULTILINE)
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD of linux/sched.h
-
-
-class StuckProcess(Frozen):
-    """A process that did not run while it was watched, and where it stands."""
-
-    pid: int
-    name: str
-    wait_channel: str | None = None  # the kernel function it waits in
-    device: str | None = None  # one of the driver's that it holds open
-    watched_s: float = 0.0
 
 
 class _Task(NamedTuple):

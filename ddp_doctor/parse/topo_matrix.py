@@ -21,66 +21,18 @@ guessed.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ddp_doctor.knowledge.link_codes import link_code
+from ddp_doctor.facts.topology import TopologyMatrix
 from ddp_doctor.knowledge.nvidia_smi_words import explain
-from ddp_doctor.model.base import Frozen
 from ddp_doctor.parse.terminal_text import plain_lines
 from ddp_doctor.parse.topo_affinity import CPU, GPU_NUMA, NUMA, UnclearError, cpu_ranges, read_tails
 from ddp_doctor.parse.topo_legend import nic_names, read_legend
-from ddp_doctor.parse.topo_rows import GPU, NUMBERED, Block, TopologyError, read_blocks
+from ddp_doctor.parse.topo_rows import GPU, Block, TopologyError, read_blocks
 
-__all__ = ["TopologyError", "TopologyMatrix", "find_matrices", "parse_matrices", "parse_matrix"]
+__all__ = ["TopologyError", "find_matrices", "parse_matrices", "parse_matrix"]
 
 _MOST_PAIRS_TOLD = 8
 #: No machine has more logical CPUs; above it the list is damaged, though nothing depends on it.
 _MOST_CPUS = 100_000
-
-
-class TopologyMatrix(Frozen):
-    """One matrix. Names as the header prints them, codes as printed, X left out.
-
-    ``nics`` maps a column to its device ("NIC0" to "mlx5_0"), or to itself where no usable name is
-    known. Affinities are the printed strings, "N/A" included, and None where the cell is blank or
-    the column does not exist; nvidia-smi cuts long CPU lists, so they may be incomplete.
-    """
-
-    gpus: tuple[str, ...]
-    nics: dict[str, str]
-    links: dict[str, dict[str, str]]
-    cpu_affinity: dict[str, str | None]
-    numa_affinity: dict[str, str | None]
-    gpu_numa_id: dict[str, str | None]
-    warnings: tuple[str, ...] = ()
-
-    def gpu_pairs(self) -> Iterator[tuple[str, str, str]]:
-        """Each pair of GPUs and its code; a pair whose two rows disagree is left out."""
-        for index, one in enumerate(self.gpus):
-            for two in self.gpus[index + 1 :]:
-                if self.links[one][two] == self.links[two][one]:
-                    yield one, two, self.links[one][two]
-
-    def hcas(self) -> dict[str, str]:
-        """The NIC columns whose device name is known, and that name."""
-        return {nic: name for nic, name in self.nics.items() if not NUMBERED.fullmatch(name)}
-
-    def nearest_hcas(self, gpu: str) -> tuple[str, tuple[str, ...]]:
-        """The nearest code from this GPU to a NIC of known name, and those NICs; ("", ()) if none."""
-        codes = {name: self.links[gpu][nic] for nic, name in self.hcas().items()}
-        if not codes:
-            return "", ()
-        best = min(codes.values(), key=lambda code: link_code(code).distance)
-        return best, tuple(name for name, code in codes.items() if code == best)
-
-    def nearest_in_words(self) -> list[str]:
-        """One phrase for each GPU that has a NIC of known name."""
-        near = [(gpu, *self.nearest_hcas(gpu)) for gpu in self.gpus]
-        return [f"nearest NIC to {gpu}: {', '.join(names)} ({code})" for gpu, code, names in near if names]
-
-    def candidate_hcas(self) -> tuple[str, ...]:
-        """The bonded NICs, else the nearest to each GPU, in the order of the columns."""
-        names = tuple(self.hcas().values())
-        nearest = {name for gpu in self.gpus for name in self.nearest_hcas(gpu)[1]}
-        return tuple(name for name in names if "bond" in name) or tuple(n for n in names if n in nearest)
 
 
 def find_matrices(lines: Sequence[str]) -> Iterator[tuple[range, TopologyMatrix]]:

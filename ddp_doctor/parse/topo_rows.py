@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ddp_doctor.knowledge.link_codes import NUMBERED
 from ddp_doctor.parse.topo_affinity import CPU, GPU_NUMA, NUMA, Tail
 
 #: No real line is longer (72 GPUs and 62 NICs need 1,200 characters); no real matrix is wider.
@@ -26,7 +27,6 @@ CODE = re.compile(r"NV[1-9][0-9]?(?![0-9])|SYS|NODE|PHB|PXB|PIX|SOC|X")
 #: The cells of ``nvidia-smi topo -p2p``, whose matrix looks much the same.
 _P2P_CELL = re.compile(r"(?<!\S)(?:OK|CNS|GNS|TNS|NS|DR|U)(?!\S)")
 GPU = re.compile(f"GPU{_NUMBER}")
-NUMBERED = re.compile(f"(?:GPU|NIC){_NUMBER}")
 _NUMBERED_GLUED = re.compile(f"((?:{NUMBERED.pattern})+)(.*)")
 #: What RDMA devices are called (mlx5_bond_0, rocep177s0f0, ibp0): safe to put into a setting. A GPU by its
 #: UUID is none.

@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from ddp_doctor.facts.gpus import Gpu, GpusFact
+
 #: Entries that hide the rest on purpose; SLURM writes NoDevFiles for a step without GPUs.
 DELIBERATE_ENDS = ("", "-1", "none", "void", "nodevfiles")
 
@@ -69,15 +71,6 @@ class GpuLike(Protocol):
 
 
 G = TypeVar("G", bound=GpuLike)
-G_co = TypeVar("G_co", bound=GpuLike, covariant=True)
-
-
-class GpusLike(Protocol[G_co]):
-    """A fact with GPUs in NVML's order."""
-
-    @property
-    def gpus(self) -> tuple[G_co, ...]:
-        """All GPUs of the node that NVML lists."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +82,7 @@ class Selection:
     ignored: tuple[str, ...] = ()  # that entry and all after it
 
 
-def visible_gpus(fact: GpusLike[G], env: Mapping[str, str]) -> tuple[G, ...]:
+def visible_gpus(fact: GpusFact, env: Mapping[str, str]) -> tuple[Gpu, ...]:
     """The GPUs that a CUDA process with this environment is shown, in its order.
 
     An index counts as in NVML. CUDA counts so too where all GPUs are of one model or CUDA_DEVICE_ORDER is

@@ -5,9 +5,8 @@ finding.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
 
-from ddp_doctor.facts.env_vars import Launcher
+from ddp_doctor.facts.env_vars import EnvVars, Launcher
 from ddp_doctor.knowledge import variables
 from ddp_doctor.knowledge.agreement import effective
 from ddp_doctor.knowledge.concerns import concerns
@@ -26,26 +25,6 @@ from ddp_doctor.phrases.settings import NO_TRIAL, in_words, listed, set_to, sett
 Env = Mapping[str, str]
 
 
-class Environment(Protocol):
-    """What was recorded of a process's environment."""
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """Those that were recorded, by name."""
-
-    @property
-    def launcher(self) -> Launcher | None:
-        """Who started the process; None where nothing tells."""
-
-    @property
-    def in_kubernetes(self) -> bool:
-        """Whether it runs in a pod."""
-
-    @property
-    def is_written(self) -> bool:
-        """Whether somebody wrote it for a job, in a script or manifest."""
-
-
 #: Of names that nobody knows, the evidence shows no more.
 _STRANGE_SHOWN = 8
 _LAUNCHERS = "neither torchrun nor srun nor mpirun"
@@ -60,7 +39,7 @@ _PER_TASK = "Start the ranks with torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR
 _MEETING = "set MASTER_ADDR to a name of node 0 that the others resolve, MASTER_PORT to a free port, both for all ranks"
 
 
-def leftovers(seen: Environment) -> Iterator[Draft]:
+def leftovers(seen: EnvVars) -> Iterator[Draft]:
     """Variables that make a process without a launcher take itself for one rank of a world."""
     env, complete = seen.variables, all(seen.variables.get(name) for name in launchers.RENDEZVOUS)
     if seen.is_written or seen.launcher is not None:
@@ -82,7 +61,7 @@ def leftovers(seen: Environment) -> Iterator[Draft]:
         )
 
 
-def inconsistencies(seen: Environment) -> Iterator[Draft]:
+def inconsistencies(seen: EnvVars) -> Iterator[Draft]:
     """Launch variables that are set in part, or that cannot be true together."""
     env, launcher = seen.variables, seen.launcher
     in_world = launcher is not None or seen.in_kubernetes
@@ -115,7 +94,7 @@ def _inconsistent(
     )
 
 
-def too_few_gpus(seen: Environment) -> Iterator[Draft]:
+def too_few_gpus(seen: EnvVars) -> Iterator[Draft]:
     """A local rank past the end of CUDA_VISIBLE_DEVICES, or more local ranks than it lists."""
     env = seen.variables
     count = launchers.visible(env.get("CUDA_VISIBLE_DEVICES", ""))
@@ -144,7 +123,7 @@ _PLACES: dict[Launcher | None, tuple[str, str]] = {
 }
 
 
-def another_gpu(seen: Environment, gpus: int | None) -> Iterator[Draft]:
+def another_gpu(seen: EnvVars, gpus: int | None) -> Iterator[Draft]:
     """A rank whose NCCL group takes another GPU than its number on the node; ``gpus`` is how many the node has."""
     env = seen.variables
     if seen.launcher not in _PLACES:
@@ -175,7 +154,7 @@ def another_gpu(seen: Environment, gpus: int | None) -> Iterator[Draft]:
     )
 
 
-def torchrun_options(seen: Environment) -> Iterator[Draft]:
+def torchrun_options(seen: EnvVars) -> Iterator[Draft]:
     """Options of torchrun in a plain shell's environment."""
     env = seen.variables
     defaults = {name: {variables.variables()[name].default, ""} for name in launchers.REDIRECTING}
@@ -190,7 +169,7 @@ def torchrun_options(seen: Environment) -> Iterator[Draft]:
         yield setting_draft(pairs, title, listed(pairs), source, remedy, detail=detail, confidence=sure)
 
 
-def misspelled(seen: Environment, installed: Installed) -> Iterator[Draft]:
+def misspelled(seen: EnvVars, installed: Installed) -> Iterator[Draft]:
     """Names one slip away from a variable that some release reads."""
     for name, value in (env := seen.variables).items():
         meant = variables.nearest(name) if variables.is_unknown(name) else None
@@ -215,7 +194,7 @@ def misspelled(seen: Environment, installed: Installed) -> Iterator[Draft]:
         )
 
 
-def unread(seen: Environment) -> Iterator[Draft]:
+def unread(seen: EnvVars) -> Iterator[Draft]:
     """Names that nothing reads, and names that nobody knows."""
     for name, value in seen.variables.items():
         never = variables.never_read().get(name)
@@ -265,7 +244,7 @@ _TODAYS_WAY = {
 _EARLIER_WAY = {("TORCH_DIST_USE_NCCL2", "0")}
 
 
-def obsolete(seen: Environment, installed: Installed) -> Iterator[Draft]:
+def obsolete(seen: EnvVars, installed: Installed) -> Iterator[Draft]:
     """Names of older releases; information where the installed one, or some release of interest, still reads them."""
     for name, value in seen.variables.items():
         old = variables.variables().get(name)
@@ -301,7 +280,7 @@ def _library(variable: Variable) -> str:
     return "NCCL" if variable.owner == "nccl" else "torch"
 
 
-def not_yet_read(seen: Environment, installed: Installed) -> Iterator[Draft]:
+def not_yet_read(seen: EnvVars, installed: Installed) -> Iterator[Draft]:
     """Names of newer releases than the installed one."""
     for name, value in seen.variables.items():
         new = variables.variables().get(name)
@@ -333,7 +312,7 @@ def _renamed(env: Env, old: Variable, value: str, installed: Installed) -> Remed
     return unset({old.name: value}, "obsolete", _see(old.name, old.replaced_by))
 
 
-def misread_values(seen: Environment, installed: Installed) -> Iterator[Draft]:
+def misread_values(seen: EnvVars, installed: Installed) -> Iterator[Draft]:
     """Values that do not do what they say."""
     told = {name for found in conflicts(seen.variables, ()) if found.fails for name in found.names}
     for variable, value, found in _misread(seen.variables, installed):
@@ -341,7 +320,7 @@ def misread_values(seen: Environment, installed: Installed) -> Iterator[Draft]:
             yield _value(variable, value, found, Severity.INFO if found.harmless else None)
 
 
-def refused_values(backend: str, seen: Environment, installed: Installed) -> Iterator[Draft]:
+def refused_values(backend: str, seen: EnvVars, installed: Installed) -> Iterator[Draft]:
     """Values on which torch stops or hangs; a warning where only another backend, or torchrun, reads them."""
     always = ("import torch.distributed", "every process group", f"{backend} process group".lower())
     for variable, value, found in _misread(seen.variables, installed):

@@ -4,10 +4,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ddp_doctor.facts.gpus import Gpu
 from ddp_doctor.model.choices import Backend, Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.parse.gpu_facts import Gpu
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, host, in_words
 
 #: What may stand in a command: a recording may be anybody's.

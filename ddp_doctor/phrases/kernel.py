@@ -3,14 +3,12 @@
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
+from ddp_doctor.facts.gpus import Gpu, GpusFact
+from ddp_doctor.facts.kernel import KernelEvent, KernelFact, StuckProcess
 from ddp_doctor.knowledge.nvml import remedy
 from ddp_doctor.knowledge.xids import CATALOG, RECENT_S, xid
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, CulpritKind, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.parse.gpu_facts import Gpu, GpusFact
-from ddp_doctor.parse.kernel_facts import KernelFact
-from ddp_doctor.parse.kernel_log import KernelEvent
-from ddp_doctor.parse.stuck_processes import StuckProcess
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, host, in_words
 
 LINES_OF_EVIDENCE = 16

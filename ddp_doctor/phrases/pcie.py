@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from ddp_doctor.facts.gpus import GpusFact
+from ddp_doctor.facts.pcie import PcieDevice, PcieFact
 from ddp_doctor.model.finding import Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.parse.gpu_facts import GpusFact
 from ddp_doctor.parse.pci_config import acs_words
-from ddp_doctor.parse.pcie_facts import PcieDevice, PcieFact
 
 NCCL_ACS = (
     "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from ddp_doctor.facts.gpus import GpusFact
+from ddp_doctor.facts.process_group import ProcessGroupFact
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording
@@ -33,8 +35,7 @@ def rank_culprit(recording: Recording, rank: int, node: int | None = None) -> Cu
 def gpu_of(recording: Recording, rank: int) -> int | None:
     """NVML's index of the rank's GPU, by its UUID; None where no such GPU was read.
 
-    A rank's CUDA device is no such index: CUDA_VISIBLE_DEVICES=4,5 makes GPU 4 device 0. The recorded
-    facts are looked at as they are, for their classes belong to the checks.
+    A rank's CUDA device is no such index: CUDA_VISIBLE_DEVICES=4,5 makes GPU 4 device 0.
     """
     return gpus_by_rank(recording).get(rank)
 
@@ -47,13 +48,13 @@ def gpus_by_rank(recording: Recording) -> Mapping[int, int | None]:
 def _gpus_of_ranks(recording: Recording) -> Mapping[int, int | None]:
     """The first answer counts, of a rank as of a node."""
     known: dict[int, Mapping[str, int]] = {}
-    for one in recording.of_kind("gpus/1"):
-        gpus = (one.fact or {}).get("gpus", ())
-        known.setdefault(one.node, {gpu["uuid"]: gpu["index"] for gpu in reversed(gpus) if gpu.get("uuid")})
+    for one in recording.facts(GpusFact):
+        gpus = reversed(one.fact.gpus)
+        known.setdefault(one.node, {gpu.uuid: gpu.index for gpu in gpus if gpu.uuid})
     found: dict[int, int | None] = {}
-    for one in recording.of_kind("process-group/1"):
-        if one.rank is not None:
-            found.setdefault(one.rank, known.get(one.node, {}).get((one.fact or {}).get("gpu_uuid", "")))
+    for seen in recording.facts(ProcessGroupFact):
+        if seen.rank is not None:
+            found.setdefault(seen.rank, known.get(seen.node, {}).get(seen.fact.gpu_uuid or ""))
     return found
 
 

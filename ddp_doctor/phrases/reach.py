@@ -8,12 +8,12 @@ networking/ip-sysctl (ip_local_port_range, tcp_mtu_probing); RFC 2923 (black hol
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.addresses import address_of, is_ipv6
 from ddp_doctor.knowledge.blame import Path
 from ddp_doctor.model.context import Interface
 from ddp_doctor.model.finding import Culprit, Proof, Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.parse.interface_facts import InterfacesFact
 from ddp_doctor.phrases.interfaces import name_interfaces, variable, with_rendezvous
 from ddp_doctor.phrases.nodes import host, in_words, node_pair
 

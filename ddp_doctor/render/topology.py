@@ -3,16 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ddp_doctor.checks.topology import TopologyFact
 from ddp_doctor.checks.topology.to_network import to_network
 from ddp_doctor.checks.topology.transports import places
+from ddp_doctor.facts.topology import NvlinksFact, P2pStatusFact, RocmTopologyFact, TopologyFact
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.report import Report, TopologyReport
-from ddp_doctor.parse.nvlinks import NvlinksFact
-from ddp_doctor.parse.p2p_status import P2pStatusFact
-from ddp_doctor.parse.rocm_topology import RocmTopologyFact
 from ddp_doctor.phrases.nodes import F
 from ddp_doctor.render.files import CannotWrite
 from ddp_doctor.render.topology_matrix import matrix_text, styled_matrix, topology_json

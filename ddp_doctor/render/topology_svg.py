@@ -6,10 +6,10 @@ A function returns the <svg> element as a string, to be a file of its own or par
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ddp_doctor.facts.topology import TopologyMatrix
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.parse.topo_matrix import TopologyMatrix
 from ddp_doctor.render.svg import Canvas, document
 from ddp_doctor.render.topology_layout import MARGIN, Layout, Rect, lay_out
 from ddp_doctor.render.topology_tree import Fabric, Machine, machine_of

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
+from ddp_doctor.facts.topology import TopologyMatrix
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.knowledge.groups import connected
-from ddp_doctor.parse.topo_matrix import TopologyMatrix
 
 #: No GPU has more NVLinks; what needs more than these for direct links to all others goes over a switch.
 _MOST_NVLINKS = 18

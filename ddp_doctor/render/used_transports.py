@@ -15,8 +15,8 @@ from typing import NamedTuple
 from ddp_doctor.checks.topology.across import crossings, hca_of
 from ddp_doctor.checks.topology.to_network import to_network
 from ddp_doctor.checks.topology.transports import Expected, Place, Used, log_of, places, used_within
+from ddp_doctor.facts.nccl_log import NcclTransportFact
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.parse.nccl_log import NcclTransportFact
 from ddp_doctor.phrases.nodes import host, in_words
 from ddp_doctor.render.plain import one_line
 

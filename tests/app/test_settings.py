@@ -7,15 +7,14 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.app.settings_in_force import settings_in_force
-from ddp_doctor.checks.nccl.facts import NcclFact
-from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.env_vars import EnvVars, Origin, SettingOrigins
+from ddp_doctor.facts.nccl import ConfFile, NcclFact
 from ddp_doctor.facts.software import Software
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import EnvReport, SettingInForce
-from ddp_doctor.parse.nccl_conf import ConfFile, conf_lines
-from ddp_doctor.parse.setting_origins import Origin, SettingOrigins
+from ddp_doctor.parse.nccl_conf import conf_lines
 from ddp_doctor.render import json_text, settings_table, terminal
 
 LOGIN = "PATH=/usr/bin\nHOME=/home/user\nPWD=/home/user\n"

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 import ddp_doctor
 from ddp_doctor.checks import agreement
-from ddp_doctor.checks.agreement import AgreementFact
-from ddp_doctor.checks.host import Host
+from ddp_doctor.facts.agreement import AgreementFact
 from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.gpus import Gpu, GpusFact, PciGpu
+from ddp_doctor.facts.host import Host
 from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge.agreement import effective
 from ddp_doctor.knowledge.variables import variables
@@ -18,7 +19,6 @@ from ddp_doctor.model.choices import Backend, Severity, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
-from ddp_doctor.parse.gpu_facts import Gpu, GpusFact, PciGpu
 from ddp_doctor.phrases.agreement import split
 from tests.fakes import FakeContext
 

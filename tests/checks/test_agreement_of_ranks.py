@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.agreement import CHECK, AgreementFact, RankSettings, settings_of
-from ddp_doctor.checks.agreement.facts import Settings
-from ddp_doctor.checks.host import Host
+from ddp_doctor.checks.agreement import CHECK, settings_of
+from ddp_doctor.facts.agreement import AgreementFact, RankSettings, Settings
 from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.host import Host
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.finding import Finding

@@ -7,8 +7,8 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.checks import allreduce
-from ddp_doctor.checks.allreduce import CHECK, AllReduceFact, rules, sums
-from ddp_doctor.checks.allreduce.facts import ELEMENTS, Wrong
+from ddp_doctor.checks.allreduce import CHECK, rules, sums
+from ddp_doctor.facts.allreduce import ELEMENTS, AllReduceFact, Wrong
 from ddp_doctor.model.choices import Confidence, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding

@@ -10,7 +10,8 @@ from unittest import mock
 import pytest
 
 from ddp_doctor.checks import buffers
-from ddp_doctor.checks.buffers import CHECK, Buffers, closed_form, options, stamps
+from ddp_doctor.checks.buffers import CHECK, closed_form, options, stamps
+from ddp_doctor.facts.buffers import Buffers
 from ddp_doctor.model.choices import Level
 from tests.checks.judged_ranks import blamed, judge_by, only, record
 

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_doctor.checks import checkpoint
-from ddp_doctor.checks.checkpoint import CHECK, Checkpoint, plain, regrouped, sharded
+from ddp_doctor.checks.checkpoint import CHECK, plain, regrouped, sharded
+from ddp_doctor.facts.checkpoint import Checkpoint
 from ddp_doctor.model.choices import Severity
 from tests.checks.judged_ranks import blamed, judge_by, only, record
 

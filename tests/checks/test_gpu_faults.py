@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.gpus import CHECK, GpusFact
+from ddp_doctor.checks.gpus import CHECK
+from ddp_doctor.facts.gpus import Gpu, GpusFact
 from ddp_doctor.model.choices import Backend, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
-from ddp_doctor.parse.gpu_facts import Gpu
 from tests.nvml_stand_in import fault_table
 from tests.nvml_stand_in.fault_table import CASES, Case
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.gpus import CHECK, GpusFact, probe
+from ddp_doctor.checks.gpus import CHECK, probe
+from ddp_doctor.facts.gpus import Gpu, GpuProcess, GpusFact, NvmlError, PciGpu
 from ddp_doctor.model.choices import Backend, Confidence, Severity, Status
 from ddp_doctor.model.context import CommandResult
 from ddp_doctor.model.fact import Absent, Failed, Reading, TookTooLong
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
-from ddp_doctor.parse.gpu_facts import Gpu, GpuProcess, NvmlError, PciGpu
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
 from tests.nvml_stand_in import environment

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.interfaces import CHECK, InterfacesFact, advertised, common_interface, probe
+from ddp_doctor.checks.interfaces import CHECK, advertised, common_interface, probe
+from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.interface_choice import gloo_choice, nccl_choice
 from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.context import Interface

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.gpus import CHECK as GPUS
-from ddp_doctor.checks.kernel import CHECK, KernelFact, probe
+from ddp_doctor.checks.kernel import CHECK, probe
 from ddp_doctor.checks.kernel.log_source import read_log
+from ddp_doctor.facts.gpus import Gpu, GpusFact, NvmlError, PciGpu
+from ddp_doctor.facts.kernel import KernelFact, StuckProcess
 from ddp_doctor.model.choices import Backend, Status
 from ddp_doctor.model.context import CommandResult
 from ddp_doctor.model.fact import Absent, Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
-from ddp_doctor.parse.gpu_facts import Gpu, GpusFact, NvmlError, PciGpu
 from ddp_doctor.parse.kernel_log import parse_kernel_log
-from ddp_doctor.parse.stuck_processes import StuckProcess
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
 

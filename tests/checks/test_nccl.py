@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.nccl import CHECK, NcclFact, probe
-from ddp_doctor.checks.nccl.facts import Plugin
+from ddp_doctor.checks.nccl import CHECK, probe
+from ddp_doctor.facts.nccl import ConfFile, NcclFact, Plugin
 from ddp_doctor.facts.software import Software
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
-from ddp_doctor.parse.nccl_conf import ConfFile, conf_lines
+from ddp_doctor.parse.nccl_conf import conf_lines
 from ddp_doctor.sources.machine import LiveContext
 from tests.checks.test_software import GPU_NODE, compile_library
 from tests.fakes import FakeContext

@@ -8,6 +8,7 @@ import pytest
 
 from ddp_doctor.checks import own_model
 from ddp_doctor.checks.own_model import CHECK
+from ddp_doctor.facts.own_model import OwnModel
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
 from tests.checks.judged_ranks import blamed, judge_by, only, record
@@ -18,7 +19,7 @@ recording = partial(record, CHECK)
 judge = partial(judge_by, CHECK)
 
 
-def look(ctx: Any, name: str) -> own_model.OwnModel:
+def look(ctx: Any, name: str) -> OwnModel:
     """The probe on one rank, with a model of tests/models."""
     ctx.model = f"tests.models.{name}"
     return own_model.probe(ctx)
@@ -83,7 +84,7 @@ def test_a_model_as_users_write_them_gives_no_finding(ranks, name):
     assert [(fact.stopped, fact.repeats) for fact in facts] == [(None, True)] * 3
 
 
-def with_17_seconds(ctx: Any, name: str) -> own_model.OwnModel:
+def with_17_seconds(ctx: Any, name: str) -> OwnModel:
     ctx.deadline = ctx.clock() + 17.0
     return look(ctx, name)
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.pcie import CHECK, PcieFact, probe
-from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.checks.pcie import CHECK, probe
+from ddp_doctor.facts.gpus import Gpu, GpusFact
+from ddp_doctor.facts.pcie import PcieDevice, PcieFact
+from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Absent, Fact, Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.parse import pcie_tree
-from ddp_doctor.parse.gpu_facts import Gpu, GpusFact
-from ddp_doctor.parse.pcie_facts import PcieDevice
 from ddp_doctor.parse.topo_matrix import parse_matrix
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext

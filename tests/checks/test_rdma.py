@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.rdma import CHECK, RdmaFact, probe
+from ddp_doctor.checks.rdma import CHECK, probe
 from ddp_doctor.engine.collect import look
+from ddp_doctor.facts.rdma import RdmaFact
 from ddp_doctor.facts.software import Software
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Absent, Reading

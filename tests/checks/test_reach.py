@@ -13,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_doctor.checks import reach
-from ddp_doctor.checks.reach import PeerReach, ReachFact, probe
+from ddp_doctor.checks.reach import probe
+from ddp_doctor.facts.host import Host
+from ddp_doctor.facts.interfaces import InterfacesFact
+from ddp_doctor.facts.reach import PeerReach, ReachFact
 from ddp_doctor.knowledge import network
 from ddp_doctor.knowledge.interface_choice import Choice
 from ddp_doctor.model.choices import Severity, Status
@@ -21,7 +24,6 @@ from ddp_doctor.model.context import Interface, Line, Peer, TcpInfo
 from ddp_doctor.model.fact import Failed, Reading, Skip
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
-from ddp_doctor.parse.interface_facts import InterfacesFact
 from ddp_doctor.sources.sockets import Listener, dial
 from tests.fakes import FakeContext
 
@@ -760,7 +762,7 @@ def test_very_fast_paths_are_not_compared():
 
 
 def rdma(node: int, devices: tuple[str, ...] = ("mlx5_0",), unused_by: str | None = None) -> Reading:
-    fact = {"kind": "host/1", "rdma_devices": list(devices), "rdma_unused_by": unused_by}
+    fact = Host(cpus=8, rdma_devices=devices, rdma_unused_by=unused_by).recorded()
     return Reading(check="host", status=Status.COLLECTED, node=node, fact=fact)
 
 

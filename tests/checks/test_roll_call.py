@@ -14,15 +14,9 @@ from hypothesis import strategies as st
 from ddp_doctor import app
 from ddp_doctor.checks.roll_call import CHECK, probe, silent_nodes
 from ddp_doctor.checks.roll_call.company import fell_silent
-from ddp_doctor.checks.roll_call.facts import (
-    Answer,
-    AttemptSeen,
-    NotStarted,
-    Present,
-    RollCallFact,
-    SilenceFact,
-)
 from ddp_doctor.checks.roll_call.words import same_host
+from ddp_doctor.facts.reach import PeerReach, ReachFact
+from ddp_doctor.facts.roll_call import Answer, AttemptSeen, NotStarted, Present, RollCallFact, SilenceFact
 from ddp_doctor.model.choices import Confidence, Level, Severity, Status
 from ddp_doctor.model.fact import Reading, Skip
 from ddp_doctor.model.finding import Finding
@@ -612,7 +606,8 @@ def test_a_short_stop_of_the_observer_excuses_nobody():
 
 
 def blocked_lines(observer: int, *peers: int) -> Reading:
-    fact = {"kind": "reach/1", "peers": [{"node": peer, "outcome": "timed_out"} for peer in peers]}
+    dialled = [PeerReach(node=peer, address="10.0.0.1", port=1, outcome="timed_out") for peer in peers]
+    fact = ReachFact(peers=tuple(dialled)).recorded()
     return Reading(check="reach", status=Status.COLLECTED, node=observer, fact=fact)
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.gpu_speed.facts import GpuSpeedFact, Rate
-from ddp_doctor.checks.step_time import CHECK, StepTimeFact, measurements
-from ddp_doctor.checks.step_time.facts import Buckets, BucketTrial, Round
+from ddp_doctor.checks.step_time import CHECK, measurements
 from ddp_doctor.checks.step_time.measure import Plan, _how_many, measure
 from ddp_doctor.checks.step_time.profiler import common, joined, on_gpu
 from ddp_doctor.checks.step_time.summary import summary
 from ddp_doctor.checks.step_time.work import Work
+from ddp_doctor.facts.gpu_speed import GpuSpeedFact, Rate
+from ddp_doctor.facts.step_time import Buckets, BucketTrial, Round, StepTimeFact
 from ddp_doctor.knowledge.buckets import Curve
 from ddp_doctor.model.choices import Confidence, Level, Severity
 from ddp_doctor.model.fact import Skip

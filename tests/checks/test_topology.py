@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.rdma import probe as rdma_probe
-from ddp_doctor.checks.topology import CHECK, TopologyFact, probe, read_pasted
+from ddp_doctor.checks.topology import CHECK, probe, read_pasted
 from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.context import CommandResult
 from ddp_doctor.model.fact import Absent, CouldNotLook, Failed, Reading

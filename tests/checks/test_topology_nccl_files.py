@@ -6,9 +6,8 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.app.inspection import read_topology
-from ddp_doctor.checks.topology import TopologyFact
+from ddp_doctor.facts.topology import RocmTopologyFact, TopologyFact
 from ddp_doctor.model.choices import Verdict
-from ddp_doctor.parse.rocm_topology import RocmTopologyFact
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
 

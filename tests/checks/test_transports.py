@@ -11,6 +11,7 @@ from ddp_doctor.checks.topology.transports import places, used_within
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.render.transport_table import network_table, transport_table
+from tests.simulated import group_fact
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 
@@ -81,10 +82,7 @@ def test_gpu_of_a_rank_is_found_by_its_uuid_before_the_log():
             "check": "process_group",
             "status": "collected",
             "rank": rank,
-            "fact": {
-                "kind": "process-group/1",
-                "gpu_uuid": f"GPU-{7 - rank:08x}-0000-4000-8000-00000000000a",
-            },
+            "fact": group_fact(f"GPU-{7 - rank:08x}-0000-4000-8000-00000000000a"),
         }
         for rank in range(8)
     ]

@@ -1,13 +1,13 @@
 """The other networks that the head names: shared by all nodes, not taken on all of them, and few."""
 
 from ddp_doctor.engine import other_ways
+from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.interface_choice import Choice
 from ddp_doctor.knowledge.network import OTHER_NETWORKS
 from ddp_doctor.launch.cards import Card, Contact
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.context import Interface
 from ddp_doctor.model.fact import Reading
-from ddp_doctor.parse.interface_facts import InterfacesFact
 
 
 def card(node: int, *nics: Interface, takes: str = "") -> Card:

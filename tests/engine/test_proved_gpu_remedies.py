@@ -10,8 +10,8 @@ from typing import Literal
 import pytest
 
 from ddp_doctor import app
-from ddp_doctor.checks.p2p.facts import P2pFact, PairResult
-from ddp_doctor.checks.topology.facts import TopologyFact
+from ddp_doctor.facts.p2p import P2pFact, PairResult
+from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge.trials import why_not
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.experiment import Arm, Attempt, Experiment

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.roll_call.facts import SilenceFact
 from ddp_doctor.engine.trial_rules import TRIAL_RULES, hangs, links
+from ddp_doctor.facts.roll_call import SilenceFact
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.model.trial import Raised, RankEvidence, Step, TrialRecord
+from tests.simulated import group_fact
 
 RESET = Raised(type="RuntimeError", message="Connection reset by peer [10.77.0.3]", blames_peer=True, at=1.0)
 
@@ -103,7 +104,7 @@ def test_ranks_whose_peer_is_gone_are_never_named_even_where_nobody_knows_of_the
 def test_a_rank_that_never_entered_is_named_with_its_host_and_gpu():
     four = world(4, nproc=2, backend="nccl")
     gpus = {"kind": "gpus/1", "gpus": [{"uuid": "GPU-a", "index": 0}, {"uuid": "GPU-b", "index": 1}]}
-    group = {"kind": "process-group/1", "gpu_uuid": "GPU-b"}
+    group = group_fact("GPU-b")
     known = (
         Reading(check="gpus", status=Status.COLLECTED, node=2, fact=gpus),
         Reading(check="process_group", status=Status.COLLECTED, node=2, rank=5, fact=group),

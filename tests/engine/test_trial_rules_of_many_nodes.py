@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_doctor.checks.agreement import AgreementFact
 from ddp_doctor.checks.agreement.versions import different_versions
 from ddp_doctor.engine.trial_rules import deaths, hangs, links, slowness
+from ddp_doctor.facts.agreement import AgreementFact
 from ddp_doctor.facts.software import Software
 from ddp_doctor.launch.late import late_steps
 from ddp_doctor.model.choices import Status

@@ -14,6 +14,7 @@ from tempfile import NamedTemporaryFile
 from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.app.recordings import load_recording
 from ddp_doctor.checks.topology.pasted import read_pasted
+from ddp_doctor.facts.gpus import Gpu, GpusFact, sysfs_bus_id
 from ddp_doctor.lint.linting import lint_bytes
 from ddp_doctor.model.context import CommandResult, Interface
 from ddp_doctor.parse import (
@@ -21,7 +22,6 @@ from ddp_doctor.parse import (
     cgroup,
     cpu_list,
     factory_name,
-    gpu_facts,
     host_limits,
     hostlist,
     kernel_log,
@@ -84,7 +84,7 @@ def _env(names: tuple[str, ...], text: str) -> dict[str, str]:
     return dict(zip(names, text.split("\f"), strict=False))
 
 
-_EIGHT = tuple(gpu_facts.Gpu(index=at, uuid=f"GPU-{at:08x}", minor_number=at) for at in range(8))
+_EIGHT = tuple(Gpu(index=at, uuid=f"GPU-{at:08x}", minor_number=at) for at in range(8))
 _GRANTS = ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE", "NVIDIA_VISIBLE_DEVICES")
 _TASKS = ("SLURM_STEP_TASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _ETH0 = Interface(name="eth0", addresses=("10.0.0.1/24", "fe80::1%eth0/64"))
@@ -280,7 +280,7 @@ TARGETS: tuple[Target, ...] = (
     direct(terminal_text.plain_lines, "\x1b[4m\tGPU0\x1b[0m\r\n> a\b\bb", "\x1b]8;;x\x1b\\\r\n"),
     direct(nccl_log.parse_nccl_log, _NCCL_LOG),
     direct(nvml.parse_nvml, _NVML, refuses=ValueError),
-    direct(gpu_facts.sysfs_bus_id, "00000000:1B:00.0", "0000:61:00.0"),
+    direct(sysfs_bus_id, "00000000:1B:00.0", "0000:61:00.0"),
     direct(hostlist.expand, "node[1-4,7],gpu-[01-03]-ib", "a[1-2]b[3-4]", refuses=ValueError),
     direct(hostlist.expand_open_mpi, "node[2:3,1-2],login@0(4)", refuses=ValueError),
     direct(hostlist.read_host_file, "node1 slots=8 # c\nadmin@node2\nnode3:8\n", refuses=ValueError),
@@ -382,7 +382,7 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(
         visible_devices.visible_gpus,
-        partial(_visible, lambda env: visible_devices.visible_gpus(gpu_facts.GpusFact(gpus=_EIGHT), env)),
+        partial(_visible, lambda env: visible_devices.visible_gpus(GpusFact(gpus=_EIGHT), env)),
         ("0,1,2", "NoDevFiles"),
     ),
     Target(

@@ -19,7 +19,7 @@ from tests.fuzz.targets import NOT_FOREIGN, TARGETS
 
 EACH_TARGET = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 #: Targets that are no function of ddp_doctor.parse.
-ELSEWHERE = {"recordings.load_recording", "pasted.read_pasted", "linting.lint_bytes"}
+ELSEWHERE = {"gpus.sysfs_bus_id", "recordings.load_recording", "pasted.read_pasted", "linting.lint_bytes"}
 #: What tells lines, cells, lists and numbers apart somewhere.
 SIGNS = " \t\n\r\f\0\x1b=:;,.-_#/|[](){}<>\"'0123456789axAX\u0660\u00b2\ud800"
 

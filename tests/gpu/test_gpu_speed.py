@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.checks.gpu_speed import GpuSpeedFact
-from ddp_doctor.checks.gpu_speed.facts import Rate
+from ddp_doctor.facts.gpu_speed import GpuSpeedFact, Rate
 from ddp_doctor.knowledge.gpu_memory import MOST_BYTES
 from ddp_doctor.knowledge.gpu_speed import link_gb_per_s, published_bf16
 from tests.gpu import runs, smi

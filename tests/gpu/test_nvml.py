@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from ddp_doctor.checks.gpus import GpusFact, probe
-from ddp_doctor.parse.gpu_facts import sysfs_bus_id
+from ddp_doctor.checks.gpus import probe
+from ddp_doctor.facts.gpus import GpusFact, sysfs_bus_id
 from ddp_doctor.sources.machine import LiveContext
 from tests.gpu import smi
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from ddp_doctor.facts.nccl_log import NcclTransportFact
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.parse.nccl_log import NcclTransportFact, parse_nccl_log
+from ddp_doctor.parse.nccl_log import parse_nccl_log
 from tests.gpu import runs, smi
 from tests.launch.agents import Agent, end, free_port
 

@@ -5,9 +5,10 @@ import time
 
 import pytest
 
-from ddp_doctor.checks.topology import TopologyFact, probe
+from ddp_doctor.checks.topology import probe
+from ddp_doctor.facts.topology import TopologyFact, TopologyMatrix
 from ddp_doctor.model.fact import Absent
-from ddp_doctor.parse.topo_matrix import TopologyMatrix, parse_matrix
+from ddp_doctor.parse.topo_matrix import parse_matrix
 from ddp_doctor.sources.machine import LiveContext
 
 pytestmark = pytest.mark.gpu

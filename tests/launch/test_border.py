@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.roll_call.facts import SilenceFact
+from ddp_doctor.facts.roll_call import SilenceFact
 from ddp_doctor.launch import border
 from ddp_doctor.launch.cards import Begin, Card, Opening
 from ddp_doctor.launch.courier import UNREADABLE

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.checks import checkpoint
-from ddp_doctor.checks.checkpoint import Checkpoint
+from ddp_doctor.facts.checkpoint import Checkpoint
 from ddp_doctor.launch import elsewhere, scratch
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Fact

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor import app
-from ddp_doctor.checks.agreement import RankSettings
+from ddp_doctor.facts.agreement import RankSettings
 from ddp_doctor.launch import foreign, local_ranks
 from ddp_doctor.launch.detect import ForeignWorld
 from tests.launch.agents import ROOT, free_port

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks import own_model, step_time
+from ddp_doctor.facts.own_model import OwnModel
+from ddp_doctor.facts.step_time import StepTimeFact
 from ddp_doctor.launch.session import Session
 from tests.launch.conftest import Play, Scenario
 from tests.models import __file__ as models
@@ -39,7 +41,7 @@ def test_a_healthy_model_gives_no_finding_on_workers(with_model, ranks):
     scenario = with_model("healthy:conv_net", ranks=ranks, deadline_s=20.0)
 
     assert scenario.codes == []
-    assert len(scenario.outcome.recording.facts(own_model.OwnModel)) == ranks
+    assert len(scenario.outcome.recording.facts(OwnModel)) == ranks
 
 
 def test_a_collective_on_one_rank_is_named_by_its_line(with_model):
@@ -96,7 +98,7 @@ def test_a_model_that_hung_is_not_measured(with_model):
 def test_a_healthy_model_is_measured_in_the_same_processes(with_model):
     scenario = with_model("healthy:wide_net", deadline_s=20.0, then=(step_time.CHECK,))
 
-    (one, other) = scenario.outcome.recording.facts(step_time.StepTimeFact)
+    (one, other) = scenario.outcome.recording.facts(StepTimeFact)
     assert one.fact.model == other.fact.model == "tests.models.healthy:wide_net"
     assert len(scenario.outcome.recording.trials) == 1
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from ddp_doctor import app
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.checks.agreement.facts import AgreementFact
-from ddp_doctor.checks.gpus import GpusFact
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.world import choose_world
+from ddp_doctor.facts.agreement import AgreementFact
+from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.facts.software import Software
 from ddp_doctor.launch.cards import Card, at_node, world_of
 from ddp_doctor.model.choices import Backend, Status, Where

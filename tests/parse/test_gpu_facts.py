@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.parse.gpu_facts import Gpu, GpuProcess, GpusFact, busy_gpus
+from ddp_doctor.facts.gpus import Gpu, GpuProcess, GpusFact
+from ddp_doctor.parse.gpu_facts import busy_gpus
 
 GIB = 2**30
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_doctor.parse.nvlinks import NvlinksFact, find_nvlinks
+from ddp_doctor.facts.topology import NvlinksFact
+from ddp_doctor.parse.nvlinks import find_nvlinks
 from ddp_doctor.parse.terminal_text import plain_lines
 from ddp_doctor.parse.topo_rows import TopologyError
 

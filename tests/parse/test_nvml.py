@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.parse.gpu_facts import sysfs_bus_id
+from ddp_doctor.facts.gpus import sysfs_bus_id
 from ddp_doctor.parse.nvml import parse_nvml
 
 

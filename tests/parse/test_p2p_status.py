@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_doctor.parse.p2p_status import P2pStatusFact, find_p2p_tables
+from ddp_doctor.facts.topology import P2pStatusFact
+from ddp_doctor.parse.p2p_status import find_p2p_tables
 from ddp_doctor.parse.terminal_text import plain_lines
 from ddp_doctor.parse.topo_rows import TopologyError
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.parse.pci_config import REDIRECT, acs_control, acs_words, is_cut_off
+from ddp_doctor.facts.pcie import REDIRECT
+from ddp_doctor.parse.pci_config import acs_control, acs_words, is_cut_off
 
 ACS = 0x000D
 

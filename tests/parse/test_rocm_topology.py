@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.parse.rocm_topology import RocmTopologyFact, find_rocm_topologies
+from ddp_doctor.facts.topology import RocmTopologyFact
+from ddp_doctor.parse.rocm_topology import find_rocm_topologies
 from ddp_doctor.parse.terminal_text import plain_lines
 from ddp_doctor.parse.topo_rows import TopologyError
 

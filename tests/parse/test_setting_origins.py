@@ -5,7 +5,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from ddp_doctor.parse.setting_origins import Origin, setting_origins, stat_of
+from ddp_doctor.facts.env_vars import Origin
+from ddp_doctor.parse.setting_origins import setting_origins, stat_of
 from tests.fakes import FakeContext
 
 SCRIPT = """

@@ -2,10 +2,12 @@
 
 import pytest
 
+from ddp_doctor.model.base import Json
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.phrases.ranks import pair_culprit, rank_at, rank_culprit, rank_culprits, ranks_at
+from tests.simulated import group_fact
 
 
 def _on(counts: list[int], backend: str = "gloo") -> Recording:
@@ -76,9 +78,8 @@ def test_without_a_world_a_culprit_has_no_host():
     assert (culprit.rank, culprit.node, culprit.node_rank) == (2, None, None)
 
 
-def _of(check: str, kind: str, rank: int | None = None, node: int = 0, **fact: object) -> Reading:
-    whole = {"kind": kind, **fact}
-    return Reading(check=check, status=Status.COLLECTED, node=node, rank=rank, fact=whole)
+def _of(check: str, rank: int | None = None, node: int = 0, **fact: Json) -> Reading:
+    return Reading(check=check, status=Status.COLLECTED, node=node, rank=rank, fact=fact)
 
 
 def _job(*readings: Reading, backend: str = "nccl") -> Recording:
@@ -89,11 +90,11 @@ def _job(*readings: Reading, backend: str = "nccl") -> Recording:
 
 
 _GPUS = [
-    _of("gpus", "gpus/1", node=node, gpus=[{"index": at, "uuid": f"GPU-{node}-{at}"} for at in range(6)])
+    _of("gpus", node=node, kind="gpus/1", gpus=[{"index": at, "uuid": f"GPU-{node}-{at}"} for at in range(6)])
     for node in (0, 1)
 ]
 _GROUP = [
-    _of("process_group", "process-group/1", rank, rank // 2, gpu_uuid=f"GPU-{rank // 2}-{4 + rank % 2}")
+    _of("process_group", rank, rank // 2, **group_fact(f"GPU-{rank // 2}-{4 + rank % 2}"))
     for rank in range(4)
 ]
 
@@ -112,7 +113,7 @@ def test_a_rank_has_the_gpu_that_nvml_knows_by_its_uuid_and_not_its_cuda_device(
         pytest.param(_GPUS, id="the rank told no UUID"),
         pytest.param(_GROUP, id="NVML did not answer"),
         pytest.param([*_GPUS[:1], *_GROUP], id="NVML did not answer on that node"),
-        pytest.param([*_GPUS, _of("process_group", "process-group/1", 3, 1, gpu_uuid=None)], id="old torch"),
+        pytest.param([*_GPUS, _of("process_group", 3, 1, **group_fact(None))], id="old torch"),
     ],
 )
 def test_a_rank_whose_gpu_is_not_known_has_a_cuda_device_in_words_and_no_gpu(readings):

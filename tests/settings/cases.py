@@ -10,13 +10,13 @@ from pathlib import Path
 
 from ddp_doctor import app
 from ddp_doctor.checks.env_vars import probe
-from ddp_doctor.checks.nccl.facts import NcclFact
+from ddp_doctor.facts.nccl import ConfFile, NcclFact
 from ddp_doctor.facts.software import Software
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
-from ddp_doctor.parse.nccl_conf import SYSTEM_FILE, ConfFile, conf_lines
+from ddp_doctor.parse.nccl_conf import SYSTEM_FILE, conf_lines
 from tests.fakes import FakeContext
 from tests.machines import lent, servers
 from tests.machines.whole import Whole, judge, record

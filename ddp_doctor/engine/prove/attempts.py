@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from pydantic import ValidationError
 
-from ddp_doctor.launch.shown import ShownFact
+from ddp_doctor.facts.remedy_probe import ShownFact
 from ddp_doctor.launch.trial import PAUSED, TrialResult
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.experiment import Arm, Attempt

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddp_doctor.checks.own_model.facts import OwnModel
 from ddp_doctor.engine.trial_rules.common import MOST_LINES, culprits, step_words
+from ddp_doctor.facts.own_model import OwnModel
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording

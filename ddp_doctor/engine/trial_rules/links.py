@@ -19,6 +19,7 @@ from ddp_doctor.engine.trial_rules.common import (
     step_words,
     waiting_evidence,
 )
+from ddp_doctor.facts.p2p import P2pFact
 from ddp_doctor.launch.judgement import Judgement, open_step
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
@@ -204,8 +205,7 @@ def _others_passed(recording: Recording, seen: _Stuck, suspects: Collection[int]
 
 def _passed(recording: Recording, seen: _Stuck) -> set[tuple[int, int]]:
     """The pairs, lower rank first, that came through their exchange in some trial."""
-    facts = recording.of_kind("p2p/1")
-    passed = {(one.rank or 0, pair["peer"]) for one in facts for pair in (one.fact or {}).get("pairs", ())}
+    passed = {(one.rank or 0, pair.peer) for one in recording.facts(P2pFact) for pair in one.fact.pairs}
     for trial, _ in seen.values():
         for one in trial.evidence:
             steps = [step for step in one.steps if step.left_at is not None]

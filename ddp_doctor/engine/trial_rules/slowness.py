@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median_low
 
-from ddp_doctor.checks.host.facts import Host
 from ddp_doctor.engine.trial_rules.common import judged, names, step_words, waiting_evidence
+from ddp_doctor.facts.host import Host
 from ddp_doctor.knowledge.deadlines import LATE_RANK_S, RANKS_PER_CORE
 from ddp_doctor.launch.clocks import by_step, clocks
 from ddp_doctor.model.choices import Severity

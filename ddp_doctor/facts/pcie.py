@@ -1,12 +1,10 @@
 """The PCIe tree above GPUs and RDMA devices: links, access control, IOMMU.
 
-    /sys/bus/pci/devices/0000:1b:00.0/current_link_width   16
-    /sys/bus/pci/devices/0000:1b:00.0/max_link_speed       32.0 GT/s PCIe
-    /sys/bus/pci/devices/0000:1b:00.0/iommu_group          -> ../../../../kernel/iommu_groups/13
-    /sys/kernel/iommu_groups/13/type                       DMA-FQ    translated; identity is passed through
-    /sys/bus/pci/slots/5/address                           0000:1b:00
-
-The fact of the check ``pcie`` stands here, since the rules about stalls of P2P look into it too.
+/sys/bus/pci/devices/0000:1b:00.0/current_link_width   16
+/sys/bus/pci/devices/0000:1b:00.0/max_link_speed       32.0 GT/s PCIe
+/sys/bus/pci/devices/0000:1b:00.0/iommu_group          -> ../../../../kernel/iommu_groups/13
+/sys/kernel/iommu_groups/13/type                       DMA-FQ    translated; identity is passed through
+/sys/bus/pci/slots/5/address                           0000:1b:00
 """
 
 from itertools import combinations
@@ -16,9 +14,19 @@ from pydantic import Field
 
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
-from ddp_doctor.parse.pci_config import REDIRECT
 
 DeviceKind = Literal["gpu", "nic", "bridge"]
+
+
+#: Bits of the control register that send traffic between peers up to the root, as the kernel's own
+#: peer-to-peer code judges them (drivers/pci/p2pdma.c, pci_bridge_has_acs_redir).
+_REQUEST_REDIRECT = 0x0004
+
+_COMPLETION_REDIRECT = 0x0008
+
+_EGRESS_CONTROL = 0x0020
+
+REDIRECT = _REQUEST_REDIRECT | _COMPLETION_REDIRECT | _EGRESS_CONTROL
 
 
 class PcieDevice(Frozen):

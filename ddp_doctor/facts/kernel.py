@@ -1,18 +1,41 @@
-"""What a node's kernel knows of its GPUs and RDMA devices, without NVML.
+"""What a node's kernel knows of its GPUs and RDMA devices, without NVML."""
 
-The fact of the check ``kernel`` stands here, since rules about RDMA and transports ask it whether
-GPUDirect RDMA is possible.
-"""
-
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from ddp_doctor.facts.gpus import PciGpu
 from ddp_doctor.knowledge import gpudirect
+from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
-from ddp_doctor.parse.gpu_facts import PciGpu
-from ddp_doctor.parse.kernel_log import KernelEvent
-from ddp_doctor.parse.stuck_processes import StuckProcess
+
+
+class StuckProcess(Frozen):
+    """A process that did not run while it was watched, and where it stands."""
+
+    pid: int
+    name: str
+    wait_channel: str | None = None  # the kernel function it waits in
+    device: str | None = None  # one of the driver's that it holds open
+    watched_s: float = 0.0
+
+
+Kind = Literal["xid", "sxid", "init_failed", "pcie_corrected", "pcie_uncorrected", "nic_fault", "hung_task"]
+
+
+class KernelEvent(Frozen):
+    """Lines of one kind about one device, with their number. Seconds count from the boot."""
+
+    kind: Kind
+    device: str | None = None  # PCI bus id as in /sys
+    code: int | None = None  # Xid, SXid; seconds of a hung task
+    detail: str = ""  # Fatal, Non-fatal; the recovery action of an Xid 154; the name of a hung task
+    text: str = ""  # the last such line
+    count: int = 1
+    first_at_s: float | None = None
+    last_at_s: float | None = None
+    pids: tuple[int, ...] = ()
+    past: bool = False  # the driver was loaded anew since, or the log says that it is over
 
 
 class KernelFact(Fact):
