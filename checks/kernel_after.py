@@ -11,7 +11,6 @@ programs cause are left out (13, 31, 43, 45 and so on): the doctor itself kills 
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.kernel.log_source import read_log
 from ddp_doctor.facts.kernel import KernelAfterFact, KernelEvent, KernelFact
 from ddp_doctor.knowledge.nvml import remedy
 from ddp_doctor.knowledge.xids import CATALOG, JUST_NOW_S, xid
@@ -28,6 +27,7 @@ from ddp_doctor.parse.kernel_times import booted_at, uptime_s
 from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.phrases.kernel import REBOOT_NODE, Hit, device_culprits, device_names, reset_gpus, views
 from ddp_doctor.phrases.nodes import host
+from ddp_doctor.probing.kernel_log import read_log
 
 __all__ = ["CHECK", "KernelAfterFact", "probe"]
 

@@ -26,6 +26,7 @@ from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, by_cause, host, node_culprits, node_names
 from ddp_doctor.phrases.ranks import capital, rank_culprit, rank_list
 from ddp_doctor.phrases.torch_calls import ONE_GPU_EACH
+from ddp_doctor.probing.gpu_identity import gpu_identity
 
 
 def probe(ctx: RankContext) -> ProcessGroupFact:
@@ -59,17 +60,6 @@ def probe(ctx: RankContext) -> ProcessGroupFact:
         gloo_available=dist.is_gloo_available(),
         pid=os.getpid(),
     )
-
-
-def gpu_identity(device: str) -> tuple[str | None, str | None]:
-    """UUID and name of a CUDA device; the UUID is None on torch older than 2.4."""
-    if not device.startswith("cuda"):
-        return None, None
-    import torch
-
-    properties = torch.cuda.get_device_properties(device)
-    uuid = getattr(properties, "uuid", None)
-    return (f"GPU-{uuid}" if uuid is not None else None), properties.name
 
 
 @rule("DD603", "torch-cannot-be-imported", Severity.ERROR, TorchImport)

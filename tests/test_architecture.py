@@ -1,8 +1,10 @@
 """What a newcomer could forget: the registry, the rules' identity and pages, sizes and imports."""
 
 import ast
+import os
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -273,3 +275,34 @@ def test_links_between_the_pages_lead_somewhere():
     links = {(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text())}
 
     assert sorted(f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()) == []
+
+
+PLANTED = {
+    "ddp_doctor/facts/host.py": "import ddp_doctor.parse.redact",
+    "ddp_doctor/views/software.py": "import ddp_doctor.phrases.nodes",
+    "ddp_doctor/probing/exchanges.py": "import ddp_doctor.sources.commands",
+    "checks/torchrun.py": "import ddp_doctor.checks.host",
+}
+
+
+def test_an_import_against_the_contract_is_found(tmp_path: Path):
+    for folder in ("ddp_doctor", "checks"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for path, line in PLANTED.items():
+        with (tmp_path / path).open("a") as module:
+            module.write(f"\n{line}\n")
+
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("lint-imports"))],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    for path, line in PLANTED.items():
+        importer = path.removesuffix(".py").replace("/", ".").replace("checks.", "ddp_doctor.checks.")
+        assert f"{importer} -> {line.removeprefix('import ')}" in done.stdout
+    assert "No check imports another check BROKEN" in done.stdout

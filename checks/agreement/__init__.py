@@ -14,13 +14,12 @@ brings one rank less makes a smaller world, without a word. So the odd node is n
 
 from ddp_doctor import __version__
 from ddp_doctor.checks.agreement import clocks, settings, shape, versions
-from ddp_doctor.checks.agreement.facts import settings_of
 from ddp_doctor.facts.agreement import AgreementFact, RankSettings
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import NodesContext
 
-__all__ = ["CHECK", "probe", "settings_of"]
+__all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: NodesContext) -> AgreementFact:

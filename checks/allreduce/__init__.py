@@ -15,13 +15,13 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.allreduce import rules
 from ddp_doctor.checks.allreduce.sums import correctness, is_repeatable
-from ddp_doctor.checks.allreduce.sweep import bandwidth
 from ddp_doctor.facts.allreduce import AllReduceFact, SizeResult
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
+from ddp_doctor.probing.all_reduces import bandwidth
 
 __all__ = ["CHECK", "probe"]
 

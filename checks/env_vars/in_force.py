@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ddp_doctor.checks.env_vars.hardware import Hardware, hardware_of
-from ddp_doctor.checks.nccl.facts import files_read
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.nccl import NcclFact
 from ddp_doctor.facts.software import Software
-from ddp_doctor.knowledge.variables import Installed, is_of_another_backend, variables
+from ddp_doctor.knowledge.variables import Installed, is_of_another_backend, is_of_rccl, variables
 from ddp_doctor.knowledge.versions import Version, release
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Proof, Remedy, Setting
@@ -16,6 +15,7 @@ from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.parse.nccl_conf import settings
 from ddp_doctor.phrases.settings import FOLLOWS, NO_TRIAL, per_cause, shown, unset
 from ddp_doctor.views.nccl_backend import nccl_backends
+from ddp_doctor.views.nccl_files import files_read
 from ddp_doctor.views.software import of_the_job
 
 
@@ -135,11 +135,6 @@ def judged(recording: Recording) -> Iterator[Seen[EnvVars]]:
 def _is_of_another_backend(name: str, backend: str | None) -> bool:
     known = variables().get(name)
     return known is not None and is_of_another_backend(known, backend)
-
-
-def is_of_rccl(name: str) -> bool:
-    """Whether RCCL, where torch is built for ROCm, is who reads it."""
-    return name.upper().startswith(("NCCL_", "RCCL_"))
 
 
 def _with_rccl(recording: Recording) -> frozenset[int]:

@@ -8,10 +8,10 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.gpu_facts import BusyGpu
 from ddp_doctor.phrases import gpu_speed as words
 from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.phrases.ranks import capital, rank_at, ranks_at
+from ddp_doctor.views.busy_gpus import BusyGpu
 
 _GIB = 1024**3
 

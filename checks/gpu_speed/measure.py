@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_doctor.checks.gpu_speed.load import COPY, HOST_COPY, MATMUL, summed_up
 from ddp_doctor.checks.gpu_speed.timing import Plan, rate
-from ddp_doctor.checks.process_group import gpu_identity
 from ddp_doctor.facts.gpu_speed import GpuSpeedFact
 from ddp_doctor.model.context import GpuWatch, RankContext
+from ddp_doctor.probing.gpu_identity import gpu_identity
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,6 @@ from ddp_doctor.checks.gpu_speed.comparable import (
     rank_of,
 )
 from ddp_doctor.checks.gpu_speed.throttling import slowed_by_hardware
-from ddp_doctor.checks.gpus.peers import power_limited
 from ddp_doctor.facts.gpu_speed import GpuSpeedFact
 from ddp_doctor.knowledge import gpu_speed as known
 from ddp_doctor.model.choices import Confidence, Severity
@@ -24,6 +23,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import gpu_speed as words
 from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.phrases.ranks import capital, pair_culprit, rank_at, ranks_at
+from ddp_doctor.views.gpus import power_limited
 
 _DETAIL = "In DDP every rank waits for the slowest one, in every step."
 #: Rates that are too low, by model, and the GPUs of that model that are fast.

@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddp_doctor.checks.gpus.severity import hits_of
 from ddp_doctor.facts.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge import nvml as known
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import Hits, Sight, asked_for, gpu_draft
+from ddp_doctor.phrases.gpus import Sight, asked_for, gpu_draft
 from ddp_doctor.phrases.kernel import switch_faults
 from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names
+from ddp_doctor.views.gpus import Hits, hits_of
 
 _802 = "Until then CUDA answers with error 802, system not yet initialized, and no rank starts."
 

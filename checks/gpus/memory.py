@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.gpus.condition import recovery, repair_pending
-from ddp_doctor.checks.gpus.severity import by_severity, hits_of
+from ddp_doctor.checks.gpus.severity import by_severity
 from ddp_doctor.facts.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge import nvml as known
 from ddp_doctor.knowledge import thresholds as limits
@@ -13,6 +13,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import Sight, gpu_draft
 from ddp_doctor.phrases.kernel import xids_of
+from ddp_doctor.views.gpus import hits_of
 
 
 @rule("DD312", "gpu-memory-repair-failed", Severity.ERROR, GpusFact)

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from ddp_doctor.checks.gpus.severity import hits_of
 from ddp_doctor.facts.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge import nvml as known
 from ddp_doctor.model.choices import Severity
@@ -11,6 +10,7 @@ from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import Sight, gpu_draft
+from ddp_doctor.views.gpus import hits_of
 
 
 @rule("DD309", "gpu-in-mig-mode", Severity.INFO, GpusFact)

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.gpus.severity import hits_of
 from ddp_doctor.facts.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge import nvml as known
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import Hits, Sight, gpu_draft
+from ddp_doctor.phrases.gpus import Sight, gpu_draft
+from ddp_doctor.views.gpus import Hits, hits_of
 
 
 @rule("DD320", "persistence-mode-off", Severity.INFO, GpusFact)

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ddp_doctor.checks.gpus.severity import by_model
 from ddp_doctor.facts.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge import nvml as known
 from ddp_doctor.knowledge import thresholds as limits
@@ -12,7 +11,8 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import Hits, Sight, gpu_draft
+from ddp_doctor.phrases.gpus import Sight, gpu_draft
+from ddp_doctor.views.gpus import Hits, by_model, far_below
 
 
 @rule("DD315", "ecc-differs-between-gpus", Severity.WARNING, GpusFact)
@@ -65,11 +65,6 @@ class _Limit:
         undo = self.remedy.undo.replace("with the limit it had", f"{was.pop():g}") if len(was) == 1 else None
         commands = tuple(line.replace("WATTS", f"{expected:g}") for line in self.remedy.commands)
         return self.remedy.model_copy(update={"commands": commands, "undo": undo or self.remedy.undo})
-
-    def usual(self, hits: Hits) -> float:
-        """The value of most; of equally many the higher one."""
-        counts = Counter(self.tell(gpu) or 0.0 for _, gpu in hits)
-        return max(counts, key=lambda value: (counts[value], value))
 
 
 _POWER = _Limit(
@@ -128,23 +123,9 @@ def clocks_lowered(recording: Recording) -> Iterator[Draft]:
     yield from _lowered(recording, _CLOCK)
 
 
-def power_limited(recording: Recording) -> frozenset[tuple[int, str]]:
-    """Node and UUID of the GPUs whose power limit is below that of most of their model (DD318)."""
-    found = (_low(peers, _POWER)[0] for peers in by_model(recording).values())
-    return frozenset((node, gpu.uuid) for low in found for node, gpu in low if gpu.uuid)
-
-
-def _low(peers: Hits, limit: _Limit) -> tuple[Hits, Hits, float]:
-    """Those far below the value of most, all that tell theirs, and that value."""
-    hits = [hit for hit in peers if limit.tell(hit[1])]
-    usual = limit.usual(hits) if hits else 0.0
-    low = [hit for hit in hits if (limit.tell(hit[1]) or 0.0) < limits.GPU_LIMIT_SHARE * usual]
-    return low, hits, usual
-
-
 def _lowered(recording: Recording, limit: _Limit) -> Iterator[Draft]:
     for model, peers in by_model(recording).items():
-        low, hits, usual = _low(peers, limit)
+        low, hits, usual = far_below(peers, limit.tell)
         if low:
             words = f"{limit.words} below {usual:g} {limit.unit}, which most GPUs of this model have"
             yield _draft(recording, limit, low, words, usual, Severity.WARNING)

@@ -11,7 +11,8 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import Hits, Sight, gpu_draft
+from ddp_doctor.phrases.gpus import Sight, gpu_draft
+from ddp_doctor.views.gpus import Hits
 
 
 @rule("DD305", "gpu-memory-in-use", Severity.WARNING, GpusFact)

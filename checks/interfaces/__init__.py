@@ -21,10 +21,9 @@ from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context, Interface
 from ddp_doctor.model.fact import Failed
 from ddp_doctor.parse import nccl_interface
-from ddp_doctor.parse.interface_facts import advertised, common_interface
 from ddp_doctor.parse.redact import open_and_withheld, shielded
 
-__all__ = ["CHECK", "advertised", "common_interface", "probe"]
+__all__ = ["CHECK", "probe"]
 
 #: A name that takes longer is as good as none: each rank would wait for it at every start.
 RESOLVE_LIMIT_S = 2.0

@@ -4,8 +4,8 @@ from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.interface_faults import Offer
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.parse.interface_facts import offer_of
 from ddp_doctor.phrases.interface_faults import Group
+from ddp_doctor.views.interfaces import offer_of
 
 
 def offers_of(recording: Recording, backend: str | None = None) -> list[Offer]:

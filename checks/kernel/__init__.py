@@ -15,7 +15,6 @@ tell is whether a GPU was reset since; there the rules ask what NVML said.
 """
 
 from ddp_doctor.checks.kernel import faults, modules, stuck, xids
-from ddp_doctor.checks.kernel.log_source import read_log
 from ddp_doctor.facts.kernel import KernelFact
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
@@ -26,6 +25,7 @@ from ddp_doctor.parse.kernel_files import first_line
 from ddp_doctor.parse.kernel_log import parse_kernel_log
 from ddp_doctor.parse.kernel_times import booted_at, uptime_s
 from ddp_doctor.parse.stuck_processes import stuck_processes
+from ddp_doctor.probing.kernel_log import read_log
 
 __all__ = ["CHECK", "probe"]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.nccl.facts import files_read, observed
+from ddp_doctor.checks.nccl.evidence import observed
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.nccl import NcclFact
 from ddp_doctor.facts.rdma import RdmaFact
@@ -14,6 +14,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.nccl_conf import settings
 from ddp_doctor.phrases.nodes import host, node_draft
 from ddp_doctor.phrases.settings import shown
+from ddp_doctor.views.nccl_files import files_read
 
 _SEVERITY = {"fatal": Severity.ERROR, "matters": Severity.WARNING, "minor": Severity.INFO}
 #: Where the nodes' values differ, the evidence shows no more of them.

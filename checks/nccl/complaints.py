@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.topology.transports import log_of
 from ddp_doctor.facts.host import Host
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
@@ -12,6 +11,7 @@ from ddp_doctor.phrases import complaints as words
 from ddp_doctor.phrases import limits
 from ddp_doctor.phrases.containers import ALLOW_NUMA, WITHOUT_SHM
 from ddp_doctor.phrases.nodes import host, in_words, node_culprit, node_draft
+from ddp_doctor.views.transports import log_of
 
 
 @rule("DD237", "nccl-cannot-make-shared-memory", Severity.ERROR)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from ddp_doctor.checks.nccl.facts import files_read, observed
+from ddp_doctor.checks.nccl.evidence import observed
 from ddp_doctor.facts.nccl import ConfFile, ConfLine, NcclFact
 from ddp_doctor.knowledge import variables
 from ddp_doctor.knowledge.agreement import effective
@@ -17,6 +17,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.nccl_conf import settings
 from ddp_doctor.phrases.nodes import node_culprits, node_names
 from ddp_doctor.phrases.settings import printable, shown
+from ddp_doctor.views.nccl_files import files_read
 
 #: What is to be said of a node's files, each piece as the lines of one finding.
 _Teller = Callable[[tuple[ConfFile, ...], NcclFact], Iterable[tuple[str, ...]]]

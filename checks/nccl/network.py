@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.nccl.facts import observed, of_gpu_nodes
+from ddp_doctor.checks.nccl.evidence import observed
 from ddp_doctor.checks.nccl.plugins import in_folder
 from ddp_doctor.facts.nccl import NcclFact
 from ddp_doctor.knowledge.nccl_plugins import OWN_NETWORKS
@@ -11,6 +11,7 @@ from ddp_doctor.model.finding import Draft, Proof, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import by_cause, node_draft, node_names
+from ddp_doctor.views.nccl_files import of_gpu_nodes
 
 
 @rule("DD234", "efa-without-plugin", Severity.WARNING, NcclFact)

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from ddp_doctor.checks.nccl.facts import observed, of_gpu_nodes
-from ddp_doctor.checks.topology.showings import meeting
+from ddp_doctor.checks.nccl.evidence import observed
 from ddp_doctor.facts.nccl import NcclFact, Plugin
 from ddp_doctor.knowledge.nccl_plugins import OWN_NETWORKS
 from ddp_doctor.model.choices import Confidence, Severity
@@ -13,6 +12,8 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import nccl_settings
 from ddp_doctor.phrases.nodes import by_cause, node_draft
 from ddp_doctor.phrases.settings import printable
+from ddp_doctor.views.nccl_files import of_gpu_nodes
+from ddp_doctor.views.reproducers import meeting
 
 _SOURCE = "NCCL src/plugin/plugin_open.cc, net.cc, tuner.cc and profiler.cc"
 _INSTEAD = {

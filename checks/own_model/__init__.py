@@ -23,7 +23,6 @@ ranks alone, never in the agent, and only because the user named it.
 from collections.abc import Iterator
 
 from ddp_doctor.checks.own_model import batch_norm, building, graphs, numbers, otherwise, together
-from ddp_doctor.checks.own_model.look import Look
 from ddp_doctor.facts.own_model import Buckets, OwnModel
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
@@ -31,6 +30,7 @@ from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
+from ddp_doctor.probing.user_model.look import Look
 
 __all__ = ["CHECK", "probe"]
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.own_model.user_code import is_the_users
 from ddp_doctor.checks.own_model.words import at, code, evidence, facts, remedy
 from ddp_doctor.facts.own_model import OwnModel
 from ddp_doctor.model.choices import Confidence, Severity
@@ -10,6 +9,7 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import RankEvidence
+from ddp_doctor.probing.user_model.user_code import is_the_users
 
 _CHECK = "own_model"
 

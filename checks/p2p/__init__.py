@@ -12,7 +12,6 @@ GPUs whose peer-to-peer path is blocked by ACS or the IOMMU: every tool calls it
 from collections.abc import Iterator
 
 from ddp_doctor.checks.p2p import corruption, slowness
-from ddp_doctor.checks.p2p.exchanges import exchange, size_of_message
 from ddp_doctor.facts.p2p import P2pFact
 from ddp_doctor.knowledge.pairs import rounds
 from ddp_doctor.model.check import Check
@@ -20,6 +19,7 @@ from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
+from ddp_doctor.probing.exchanges import exchange, size_of_message
 
 __all__ = ["CHECK", "probe"]
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from ddp_doctor.checks.p2p.facts import common_end
-from ddp_doctor.checks.p2p.shown import between
 from ddp_doctor.facts.p2p import P2pFact, PairResult
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
@@ -12,6 +11,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH
 from ddp_doctor.phrases.ranks import pair_culprit, rank_at, rank_culprit, ranks_at
+from ddp_doctor.views.reproducers import between
 
 
 @rule("DD606", "pair-of-ranks-corrupts-data", Severity.ERROR, P2pFact)

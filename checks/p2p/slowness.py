@@ -4,8 +4,6 @@ from collections.abc import Iterator, Sequence
 from statistics import median_high
 
 from ddp_doctor.checks.p2p.facts import common_end
-from ddp_doctor.checks.p2p.shown import between
-from ddp_doctor.checks.topology.transports import log_of, places, used_within
 from ddp_doctor.facts.p2p import P2pFact
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.knowledge.thresholds import SLOW_PAIR_RATIO
@@ -17,6 +15,8 @@ from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.phrases.nodes import host
 from ddp_doctor.phrases.p2p import keep_near_p2p
 from ddp_doctor.phrases.ranks import capital, pair_culprit, rank_at, rank_culprit, ranks_at
+from ddp_doctor.views.reproducers import between
+from ddp_doctor.views.transports import log_of, places, used_within
 
 _COMPARE_LINKS = Remedy(
     summary="Compare link type, PCIe width and NUMA node with those of the faster pairs",

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.rdma.nodes import is_between_nodes, users
-from ddp_doctor.checks.topology.showings import everybody
 from ddp_doctor.facts.rdma import RdmaFact
 from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
@@ -12,6 +11,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.verbs_library import LIBRARY, PROVIDERS, provider_of
 from ddp_doctor.phrases.nodes import by_cause, host, in_words, node_culprit, node_draft
 from ddp_doctor.phrases.rdma import GIVE_DEVICES, INSTALL_VERBS, SOCKETS_ON_ALL, port_name
+from ddp_doctor.views.reproducers import everybody
 
 _LOOK = Remedy(
     summary="Find out why these nodes have no RDMA port that is up, or take them out of the job",

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.checks.rdma.nodes import fast_and_others, nccl_version, users
-from ddp_doctor.checks.topology.showings import everybody
 from ddp_doctor.facts.rdma import Port, RdmaFact
 from ddp_doctor.knowledge import roce_gids
 from ddp_doctor.knowledge.roce_gids import INDEX, PASSES_HIDDEN_SINCE, SEARCH_SETTINGS, SEARCHES_SINCE, Choice
@@ -23,6 +22,7 @@ from ddp_doctor.phrases.rdma import (
     use_index,
 )
 from ddp_doctor.phrases.settings import shown
+from ddp_doctor.views.reproducers import everybody
 
 _SOURCE = "NCCL src/transport/net_ib/connect.cc, ncclIbGetGidIndex"
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.rdma.nodes import distance, fast_and_others, users
-from ddp_doctor.checks.topology.showings import everybody
 from ddp_doctor.facts.rdma import Hca, Port, RdmaFact
 from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge import nccl_hca
@@ -15,6 +14,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import by_cause, host, in_words, node_culprits, node_names
 from ddp_doctor.phrases.rdma import Hit, port_draft, port_name, use_ports
 from ddp_doctor.phrases.settings import NO_TRIAL, shown, unset
+from ddp_doctor.views.reproducers import everybody
 
 _DOCS = "NCCL src/transport/net_ib/init.cc and src/misc/utils.cc, matchIfList"
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.rdma.nodes import distance, fast_and_others, is_between_nodes, users
-from ddp_doctor.checks.topology.showings import everybody
 from ddp_doctor.facts.rdma import Hca, Port, RdmaFact
 from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge import nccl_hca
@@ -16,6 +15,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import in_words, node_culprits, node_names
 from ddp_doctor.phrases.rdma import Hit, port_draft, use_ports
 from ddp_doctor.phrases.settings import NO_TRIAL, shown, unset
+from ddp_doctor.views.reproducers import everybody
 
 
 @rule("DD578", "nccl-ib-hca-takes-more-than-named", Severity.INFO, RdmaFact)

@@ -3,11 +3,8 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from ddp_doctor.checks.p2p.shown import between
 from ddp_doctor.checks.rdma.addresses import index_elsewhere, index_needed, without_address
 from ddp_doctor.checks.rdma_after.growth import Change, changes, link_down
-from ddp_doctor.checks.topology.showings import everybody
-from ddp_doctor.checks.topology.transports import texts
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.knowledge.rdma import GAPS, LEAST_ERRORS, LOSSES, ROCE_GAPS, ROCE_LOSSES
 from ddp_doctor.knowledge.rdma_timeouts import lowered
@@ -20,6 +17,8 @@ from ddp_doctor.phrases import complaints as words
 from ddp_doctor.phrases.nodes import host, in_words, node_culprit, node_pair
 from ddp_doctor.phrases.rdma import LOSSLESS, SOCKETS_ON_ALL, port_name, try_path, wait_longer
 from ddp_doctor.phrases.settings import NO_TRIAL, unset
+from ddp_doctor.views.reproducers import between, everybody
+from ddp_doctor.views.transports import texts
 
 _PEER = re.compile(r"from peer ([0-9a-fA-F.:]{2,45})<")
 _MOST_PORTS = 6

@@ -15,10 +15,10 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.interface_facts import chosen
 from ddp_doctor.phrases import reach as words
 from ddp_doctor.phrases.interfaces import backend_name
 from ddp_doctor.phrases.nodes import host, in_words, node_pair
+from ddp_doctor.views.interfaces import chosen
 
 
 @rule("DD538", "slower-of-two-networks-is-used", Severity.ERROR, ReachFact)

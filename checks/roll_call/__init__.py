@@ -13,14 +13,13 @@ messages, and of two nodes with one rank it says nothing at all.
 """
 
 from ddp_doctor.checks.roll_call import absence, attendance, company, endpoint_answer, endpoint_name
-from ddp_doctor.checks.roll_call.silence import silent_nodes
 from ddp_doctor.facts.roll_call import RollCallFact, SilenceFact
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import NodesContext
 from ddp_doctor.model.fact import Fact, Skip
 
-__all__ = ["CHECK", "probe", "silent_nodes"]
+__all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: NodesContext) -> Fact:

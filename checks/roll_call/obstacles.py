@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 from typing import Literal
 
-from ddp_doctor.checks.roll_call.silence import leads_out
 from ddp_doctor.checks.roll_call.words import same_host
 from ddp_doctor.facts.roll_call import Outcome, RollCallFact
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.views.lost_nodes import leads_out
 
 Obstacle = Literal[
     "unresolved", "loopback", "family", "refused", "timed_out", "unreachable", "held", "other", "job"

@@ -1,11 +1,11 @@
 """What kind of cluster each node belongs to, from what host and RDMA checks recorded."""
 
-from ddp_doctor.checks.topology.across import rdma_of
 from ddp_doctor.facts.host import Host
 from ddp_doctor.facts.rdma import RdmaFact
 from ddp_doctor.knowledge.cluster_kinds import Cluster, Maker, cluster_of
 from ddp_doctor.model.finding import Evidence
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.views.links_between_nodes import rdma_of
 
 
 def cluster(recording: Recording, node: int) -> Cluster:

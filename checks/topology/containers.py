@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from ddp_doctor.checks.topology.across import Crossing, crossings, nodes_that_say
 from ddp_doctor.facts.host import Host
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.model.choices import Confidence, Severity
@@ -13,6 +12,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import transports as words
 from ddp_doctor.phrases.nodes import in_words, node_culprits, node_names
 from ddp_doctor.phrases.ranks import ranks_at
+from ddp_doctor.views.links_between_nodes import Crossing, crossings, nodes_that_say
 
 _NETWORK = re.compile(r" via NET/")
 

@@ -3,10 +3,8 @@
 import re
 from collections.abc import Iterator
 
-from ddp_doctor.checks.topology.across import crossings, nodes_that_say, rdma_of
 from ddp_doctor.checks.topology.clusters import evidence as cluster_evidence
 from ddp_doctor.checks.topology.slowness import best_of_large
-from ddp_doctor.checks.topology.transports import log_of, places
 from ddp_doctor.facts.allreduce import AllReduceFact
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.expected_speed import LEAST_BYTES
@@ -16,9 +14,11 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Showing
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.interface_facts import chosen
 from ddp_doctor.phrases.nodes import host, in_words
 from ddp_doctor.phrases.transports import more_sockets
+from ddp_doctor.views.interfaces import chosen
+from ddp_doctor.views.links_between_nodes import crossings, nodes_that_say, rdma_of
+from ddp_doctor.views.transports import log_of, places
 
 _SOCKET = re.compile(r" via NET/Socket/")
 

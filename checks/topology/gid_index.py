@@ -2,11 +2,11 @@
 
 from collections.abc import Collection
 
-from ddp_doctor.checks.topology.across import rdma_of
-from ddp_doctor.checks.topology.transports import places
 from ddp_doctor.knowledge import roce_gids
 from ddp_doctor.knowledge.versions import dotted
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.views.links_between_nodes import rdma_of
+from ddp_doctor.views.transports import places
 
 
 def gid_index_in_words(recording: Recording, node: int, devices: Collection[str]) -> str | None:

@@ -4,8 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ddp_doctor.checks.topology.culprits import hosts_of
-from ddp_doctor.checks.topology.showings import between_gpus
-from ddp_doctor.checks.topology.transports import Expected, GpuPair, Place, places
 from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
@@ -14,6 +12,8 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import transports as words
 from ddp_doctor.phrases.nodes import node_culprits
 from ddp_doctor.phrases.settings import shown
+from ddp_doctor.views.reproducers import between_gpus
+from ddp_doctor.views.transports import Expected, GpuPair, Place, places
 
 _FORBIDDING = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_P2P_LEVEL")
 

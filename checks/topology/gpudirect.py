@@ -3,9 +3,6 @@
 import re
 from collections.abc import Iterator
 
-from ddp_doctor.checks.p2p.shown import between
-from ddp_doctor.checks.topology.across import Crossing, crossings, hca_of, nodes_that_say
-from ddp_doctor.checks.topology.transports import Place, log_of, places
 from ddp_doctor.facts.kernel import KernelFact
 from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge import link_codes as codes
@@ -16,6 +13,9 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import transports as words
 from ddp_doctor.phrases.nodes import host, in_words
+from ddp_doctor.views.links_between_nodes import Crossing, crossings, hca_of, nodes_that_say
+from ddp_doctor.views.reproducers import between
+from ddp_doctor.views.transports import Place, log_of, places
 
 _STAGED = re.compile(r"\[receive\] via NET/IB/\d{1,3}(?:\(\d{1,7}\))?(?:/Shared)?\s*$", re.MULTILINE)
 #: A NIC and its GPU, for a sentence.

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from ddp_doctor.checks.p2p.shown import between
 from ddp_doctor.checks.topology.culprits import culprit, hosts_of
 from ddp_doctor.checks.topology.gid_index import gid_index_in_words
 from ddp_doctor.facts.nccl_log import NcclTransportFact
@@ -16,6 +15,7 @@ from ddp_doctor.parse.p2p_stalls import Stall, find_stalls, logs_by_node, nodes_
 from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH, UNSET_LEVEL, keep_near_p2p, name_hca, use_hca
 from ddp_doctor.phrases.pcie import exact_repairs, what_bends_the_path
 from ddp_doctor.phrases.ranks import rank_list
+from ddp_doctor.views.reproducers import between
 
 
 @rule("DD401", "p2p-stalls-between-gpus", Severity.ERROR, TopologyFact)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from ddp_doctor.checks.topology.culprits import culprit, hosts_of
 from ddp_doctor.checks.topology.p2p_words import Host, Pair, hosts
-from ddp_doctor.checks.topology.showings import meeting
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.knowledge.p2p_statuses import p2p_status
@@ -22,6 +21,7 @@ from ddp_doctor.phrases.p2p_statuses import (
     LOOK_AT_MODULE_SETTINGS,
     REPAIR_FABRIC,
 )
+from ddp_doctor.views.reproducers import meeting
 
 #: More pairs than this are counted in the title, and left out of the evidence.
 _MOST_TOLD = 6

@@ -3,11 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ddp_doctor.checks.topology.across import rdma_of
 from ddp_doctor.checks.topology.candidates import tree_hidden
-from ddp_doctor.checks.topology.showings import everybody
-from ddp_doctor.checks.topology.to_network import ToNetwork, to_network
-from ddp_doctor.checks.topology.transports import Place, log_of, places
 from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge.nccl_paths import GDR_C2C_SINCE, GDR_LEVEL
 from ddp_doctor.knowledge.nvml import OS_MANAGED_MEMORY
@@ -18,6 +14,10 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import host, in_words
 from ddp_doctor.phrases.pcie import what_bends_the_path
 from ddp_doctor.phrases.transports import MOST_PAIRS, widen_gpudirect
+from ddp_doctor.views.links_between_nodes import rdma_of
+from ddp_doctor.views.nic_choice import ToNetwork, to_network
+from ddp_doctor.views.reproducers import everybody
+from ddp_doctor.views.transports import Place, log_of, places
 
 
 @rule("DD441", "gpudirect-rdma-ends-before-the-nic", Severity.INFO, TopologyFact)

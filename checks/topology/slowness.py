@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.topology.transports import Expected, Place, places, used_within
 from ddp_doctor.facts.allreduce import AllReduceFact, SizeResult
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.facts.topology import TopologyFact
@@ -14,8 +13,9 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import transports as words
 from ddp_doctor.phrases.nodes import host, node_culprit
-from ddp_doctor.phrases.ranks import gpu_of
 from ddp_doctor.phrases.settings import NO_TRIAL, unset
+from ddp_doctor.views.gpus_of_ranks import gpu_of
+from ddp_doctor.views.transports import Expected, Place, places, used_within
 
 
 @rule("DD440", "all-reduce-far-below-its-path", Severity.WARNING, TopologyFact, AllReduceFact)

@@ -6,17 +6,17 @@ equal names; torchrun sets for its workers what is unset.
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.env_vars.in_force import is_of_rccl
-from ddp_doctor.checks.nccl.facts import files_read
 from ddp_doctor.facts.env_vars import EnvVars, Origin, SettingOrigins, SettingText, Written
 from ddp_doctor.facts.nccl import NcclFact
 from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge import variables
 from ddp_doctor.knowledge.values import misread
+from ddp_doctor.knowledge.variables import is_of_rccl
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.launch.environment import GIVEN_BY_TORCHRUN, GIVEN_TO_SEVERAL
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Overruled, SettingInForce
+from ddp_doctor.views.nccl_files import files_read
 
 #: They start everything else, so what they were started with nobody here set.
 _FIRST_OF_HOSTS = ("systemd", "init")

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from ddp_doctor.checks.interfaces import advertised
 from ddp_doctor.engine import other_ways
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.facts.interfaces import InterfacesFact
@@ -20,6 +19,7 @@ from ddp_doctor.model.context import Peer
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.sources.nodes import LiveNodesContext
+from ddp_doctor.views.interfaces import advertised
 
 #: Findings between nodes that slow the ranks down and stop none of them.
 _MEASURED_SLOWNESS = frozenset({"DD533", "DD534", "DD536"})

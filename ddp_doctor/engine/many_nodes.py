@@ -21,9 +21,9 @@ from ddp_doctor.launch.roll_call import NotMet
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.report import Report
-from ddp_doctor.parse.interface_facts import advertised
 from ddp_doctor.phrases.nodes import host, in_words
 from ddp_doctor.sources.sockets import Listener
+from ddp_doctor.views.interfaces import advertised
 
 
 @dataclass

@@ -291,3 +291,8 @@ def _is_slip(word: str, meant: str, least: float = SAME_WORD) -> bool:
 
 def _similarity(one: str, other: str) -> float:
     return SequenceMatcher(None, one, other, autojunk=False).ratio()
+
+
+def is_of_rccl(name: str) -> bool:
+    """Whether RCCL, where torch is built for ROCm, is who reads it."""
+    return name.upper().startswith(("NCCL_", "RCCL_"))

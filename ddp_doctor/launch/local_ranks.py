@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ddp_doctor.checks.agreement import settings_of
 from ddp_doctor.facts.agreement import RankSettings, Settings
 from ddp_doctor.launch.detect import ForeignWorld
 from ddp_doctor.launch.foreign import file_stem
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
+from ddp_doctor.probing.rank_settings import settings_of
 
 #: The agent asks when it has read its node: ranks that came with it have told long since.
 _PATIENCE_S = 0.5

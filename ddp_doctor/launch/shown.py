@@ -3,10 +3,10 @@
 import re
 from contextlib import suppress
 
-from ddp_doctor.checks.allreduce.sweep import timed_all_reduces
-from ddp_doctor.checks.p2p.exchanges import exchange
 from ddp_doctor.facts.remedy_probe import ShownFact
 from ddp_doctor.launch.rank_context import LiveRankContext
+from ddp_doctor.probing.all_reduces import timed_all_reduces
+from ddp_doctor.probing.exchanges import exchange
 
 #: Its name in a trial, among the checks.
 TRYING = "trying"

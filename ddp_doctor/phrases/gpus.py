@@ -9,13 +9,12 @@ from ddp_doctor.model.choices import Backend, Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, host, in_words
+from ddp_doctor.views.gpus import Hits
 
 #: What may stand in a command: a recording may be anybody's.
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 #: Of more GPUs than this the evidence shows the first; the culprits name them all.
 LINES_OF_EVIDENCE = 16
-
-Hits = Sequence[tuple[int, Gpu]]  # node ranks, and GPUs on them
 
 
 @dataclass(frozen=True)

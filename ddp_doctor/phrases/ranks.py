@@ -1,14 +1,13 @@
 """How findings speak of ranks: in words, and as culprits on a host."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from ddp_doctor.facts.gpus import GpusFact
-from ddp_doctor.facts.process_group import ProcessGroupFact
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, host, in_words
+from ddp_doctor.views.gpus_of_ranks import gpu_of
 
 #: A sentence names no more runs of consecutive ranks than these.
 RUNS_IN_A_SENTENCE = 8
@@ -30,32 +29,6 @@ def rank_culprit(recording: Recording, rank: int, node: int | None = None) -> Cu
     node = world.node_of(rank) if node is None else node
     gpu = gpu_of(recording, rank)
     return Culprit(kind="rank", rank=rank, node_rank=node, node=world.hostname(node), gpu=gpu)
-
-
-def gpu_of(recording: Recording, rank: int) -> int | None:
-    """NVML's index of the rank's GPU, by its UUID; None where no such GPU was read.
-
-    A rank's CUDA device is no such index: CUDA_VISIBLE_DEVICES=4,5 makes GPU 4 device 0.
-    """
-    return gpus_by_rank(recording).get(rank)
-
-
-def gpus_by_rank(recording: Recording) -> Mapping[int, int | None]:
-    """NVML's index of each rank's GPU, as ``gpu_of`` tells it."""
-    return recording.once("GPU of each rank", lambda: _gpus_of_ranks(recording))
-
-
-def _gpus_of_ranks(recording: Recording) -> Mapping[int, int | None]:
-    """The first answer counts, of a rank as of a node."""
-    known: dict[int, Mapping[str, int]] = {}
-    for one in recording.facts(GpusFact):
-        gpus = reversed(one.fact.gpus)
-        known.setdefault(one.node, {gpu.uuid: gpu.index for gpu in gpus if gpu.uuid})
-    found: dict[int, int | None] = {}
-    for seen in recording.facts(ProcessGroupFact):
-        if seen.rank is not None:
-            found.setdefault(seen.rank, known.get(seen.node, {}).get(seen.fact.gpu_uuid or ""))
-    return found
 
 
 def pair_culprit(recording: Recording, rank: int, peer: int) -> Culprit:

@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ddp_doctor.checks.topology.to_network import to_network
-from ddp_doctor.checks.topology.transports import places
 from ddp_doctor.facts.topology import NvlinksFact, P2pStatusFact, RocmTopologyFact, TopologyFact
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.finding import Finding
@@ -16,6 +14,8 @@ from ddp_doctor.render.topology_matrix import matrix_text, styled_matrix, topolo
 from ddp_doctor.render.topology_svg import Picture, topology_svg
 from ddp_doctor.render.topology_tables import nvlinks_text, p2p_text, rocm_text
 from ddp_doctor.render.transport_table import network_table, transport_table
+from ddp_doctor.views.nic_choice import to_network
+from ddp_doctor.views.transports import places
 
 if TYPE_CHECKING:
     from rich.console import Console

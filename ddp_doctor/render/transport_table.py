@@ -11,8 +11,8 @@ each GPU reaches its memory by itself.
 
 from collections.abc import Iterable
 
-from ddp_doctor.checks.topology.to_network import ToNetwork
-from ddp_doctor.checks.topology.transports import Expected, Place
+from ddp_doctor.views.nic_choice import ToNetwork
+from ddp_doctor.views.transports import Expected, Place
 
 #: More pairs of one kind than this are counted, not listed.
 _MOST_PAIRS = 3

@@ -4,9 +4,9 @@ import statistics
 import time
 from typing import ClassVar
 
-from ddp_doctor.checks.allreduce import sweep
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Fact
+from ddp_doctor.probing import all_reduces
 
 SIZE = 4 << 20
 ITERATIONS = 20  # as many as the check takes of this size
@@ -37,7 +37,7 @@ def _round(ctx: RankContext, *, ours_first: bool) -> tuple[float, float]:
 
 
 def _ours(ctx: RankContext) -> float:
-    return sweep.measure(ctx, SIZE).time_us / 1e6
+    return all_reduces.measure(ctx, SIZE).time_us / 1e6
 
 
 def _bare_loop() -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.interfaces import CHECK, advertised, common_interface, probe
+from ddp_doctor.checks.interfaces import CHECK, probe
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.interface_choice import gloo_choice, nccl_choice
 from ddp_doctor.model.choices import Confidence, Severity, Status
@@ -21,6 +21,7 @@ from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.phrases.interfaces import name_interfaces
 from ddp_doctor.sources.machine import LiveContext
+from ddp_doctor.views.interfaces import advertised, common_interface
 from tests.fakes import FakeContext
 
 LO = Interface(name="lo", loopback=True, mtu=65536, addresses=("127.0.0.1/8", "::1/128"))

@@ -8,7 +8,6 @@ import pytest
 
 from ddp_doctor.checks.gpus import CHECK as GPUS
 from ddp_doctor.checks.kernel import CHECK, probe
-from ddp_doctor.checks.kernel.log_source import read_log
 from ddp_doctor.facts.gpus import Gpu, GpusFact, NvmlError, PciGpu
 from ddp_doctor.facts.kernel import KernelFact, StuckProcess
 from ddp_doctor.model.choices import Backend, Status
@@ -17,6 +16,7 @@ from ddp_doctor.model.fact import Absent, Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.parse.kernel_log import parse_kernel_log
+from ddp_doctor.probing.kernel_log import read_log
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
 

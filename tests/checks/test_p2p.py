@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks import p2p
-from ddp_doctor.checks.p2p import exchanges
 from ddp_doctor.facts.p2p import P2pFact, PairResult
 from ddp_doctor.knowledge.deadlines import FIRST_NCCL_S, PAIR_S
 from ddp_doctor.model.choices import Status
@@ -14,6 +13,7 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
+from ddp_doctor.probing import exchanges
 from tests.rank_harness import HarnessContext, Ranks
 
 SIZE = 1 << 16

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_doctor import app
-from ddp_doctor.checks.roll_call import CHECK, probe, silent_nodes
+from ddp_doctor.checks.roll_call import CHECK, probe
 from ddp_doctor.checks.roll_call.company import fell_silent
 from ddp_doctor.checks.roll_call.words import same_host
 from ddp_doctor.facts.reach import PeerReach, ReachFact
@@ -21,6 +21,7 @@ from ddp_doctor.model.choices import Confidence, Level, Severity, Status
 from ddp_doctor.model.fact import Reading, Skip
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.views.lost_nodes import silent_nodes
 from tests.fakes import FakeContext
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"

@@ -407,7 +407,6 @@ _OWN = "takes facts or settings that the doctor itself made, no text"
 _SHOWN = "makes text for people"
 #: Public functions of ddp_doctor.parse that no foreign text reaches, and why.
 NOT_FOREIGN: Mapping[str, str] = {
-    "gpu_facts.busy_gpus": _OWN,
     "nvml_topology.bonded": _OWN,
     "pci_tree.link_code": _OWN,
     "topo_matrix.asymmetries": _OWN,
@@ -431,10 +430,6 @@ NOT_FOREIGN: Mapping[str, str] = {
     "host_limits.kernel": "strips one line",
     "host_limits.clock_source": "strips one line",
     "host_limits.in_units": _SHOWN,
-    "interface_facts.chosen": _OWN,
-    "interface_facts.advertised": _OWN,
-    "interface_facts.common_interface": _OWN,
-    "interface_facts.offer_of": _OWN,
     "nccl_conf.settings": _OWN,
     "p2p_stalls.find_stalls": _OWN,
     "p2p_stalls.nodes_nccl_ran_on": _OWN,

@@ -59,7 +59,10 @@ PEER_GONE = (
 TORCH = "/lib/python3.11/site-packages/torch"
 ASKS_THE_STORE = {
     "flight": (FlightEntry(seq=0, op="all_reduce", sizes=((),), dtypes=("Float",), retired=True),),
-    "stack": ("checks/own_model/look.py:120 in compare", "/x/ddp_doctor/launch/exchange.py:37 in exchange"),
+    "stack": (
+        "ddp_doctor/probing/user_model/look.py:120 in compare",
+        "/x/ddp_doctor/launch/exchange.py:37 in exchange",
+    ),
 }
 BUSY = {"stack": ("train.py:91 in read_next",)}
 CLOSED = Raised(type="RuntimeError", message="Connection closed by peer [::1]:1", blames_peer=True)

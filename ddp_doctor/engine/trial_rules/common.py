@@ -5,7 +5,6 @@ import signal
 from collections.abc import Collection, Iterator
 
 from ddp_doctor.checks.env_vars import value_refused
-from ddp_doctor.checks.roll_call import silent_nodes
 from ddp_doctor.checks.software.installation import torch_finds_no_backend
 from ddp_doctor.checks.topology import p2p_stalls
 from ddp_doctor.launch.hang import judge
@@ -19,6 +18,7 @@ from ddp_doctor.parse.nccl_complaints import with_last_warning
 from ddp_doctor.phrases import ranks as words
 from ddp_doctor.phrases.nodes import host
 from ddp_doctor.phrases.p2p import DISABLE_P2P
+from ddp_doctor.views.lost_nodes import silent_nodes
 
 #: What a setting that torch refuses can look like: never a rank that is stopped, killed or missing.
 _REFUSED_LOOKS: tuple[Kind, ...] = ("all-entered", "raised-everywhere", "unsure")

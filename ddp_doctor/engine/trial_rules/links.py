@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator
 
-from ddp_doctor.checks.p2p.shown import between
 from ddp_doctor.engine.trial_rules.common import (
     MOST_LINES,
     check_of,
@@ -29,6 +28,7 @@ from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.phrases import complaints
 from ddp_doctor.phrases import ranks as words
 from ddp_doctor.phrases.nodes import host, node_culprit, node_pair
+from ddp_doctor.views.reproducers import between
 
 
 @rule("DD614", "ranks-call-different-collectives", Severity.ERROR)

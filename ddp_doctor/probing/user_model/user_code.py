@@ -11,7 +11,13 @@ from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 T = TypeVar("T")
 _LONGEST_MESSAGE = 300
 #: Frames of these are nobody's line: torch, the standard library, this check.
-_NOT_THE_USERS = ("/torch/", "<frozen", "/checks/own_model/", sysconfig.get_path("stdlib") + "/")
+_NOT_THE_USERS = (
+    "/torch/",
+    "<frozen",
+    "/checks/own_model/",
+    "/probing/user_model/",
+    sysconfig.get_path("stdlib") + "/",
+)
 _SITE = ("/site-packages/", "/dist-packages/")
 
 

@@ -5,13 +5,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddp_doctor.checks.own_model.batches import Batch, loss_of
-from ddp_doctor.checks.own_model.load import SEED, seed
-from ddp_doctor.checks.own_model.passes import Pass, as_wrapped, clear, take_gradients, trainable
-from ddp_doctor.checks.own_model.user_code import trouble
 from ddp_doctor.facts.own_model import MOST_NAMES, Bucket, Buckets, Names, OffGradient
 from ddp_doctor.knowledge import gradient_tolerance
 from ddp_doctor.model.context import RankContext
+from ddp_doctor.probing.user_model.batches import Batch, loss_of
+from ddp_doctor.probing.user_model.load import SEED, seed
+from ddp_doctor.probing.user_model.passes import Pass, as_wrapped, clear, take_gradients, trainable
+from ddp_doctor.probing.user_model.user_code import trouble
 
 #: Of the step that a plain optimiser would make.
 _LEARNING_RATE = 1e-3
@@ -138,7 +138,7 @@ def drifted(ctx: RankContext, model: Any) -> Names:
     """The parameters that are not those of the first rank, bit for bit in what is looked at."""
     import hashlib
 
-    from ddp_doctor.checks.own_model.passes import sample
+    from ddp_doctor.probing.user_model.passes import sample
 
     marks = [
         hashlib.sha256(bytes(sample(parameter, parameter, 4096).view(_bytes()).tolist())).hexdigest()[:16]

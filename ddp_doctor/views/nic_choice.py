@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ddp_doctor.checks.topology.across import rdma_of
-from ddp_doctor.checks.topology.transports import Place
 from ddp_doctor.facts.kernel import KernelFact
 from ddp_doctor.knowledge import link_rates as rates
 from ddp_doctor.knowledge import nccl_paths as paths
 from ddp_doctor.knowledge.link_codes import DEFAULT_P2P_LIMIT, allowed, link_code, nvlinks
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.views.links_between_nodes import rdma_of
+from ddp_doctor.views.transports import Place
 
 _NOT_ASKED = (None, "whether module or dma-buf are there is not known")
 

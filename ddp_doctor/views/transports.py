@@ -15,7 +15,7 @@ from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.parse.nccl_log import parse_nccl_log, settings_in, version_in
-from ddp_doctor.phrases.ranks import gpu_of
+from ddp_doctor.views.gpus_of_ranks import gpu_of
 
 GpuPair = tuple[str, str]
 

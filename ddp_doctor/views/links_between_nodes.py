@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ddp_doctor.checks.topology.transports import first_trial, log_of, numbers_of_gpus, texts
 from ddp_doctor.facts.nccl_log import NcclTransportFact, Transport
 from ddp_doctor.facts.rdma import RdmaFact
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.views.transports import first_trial, log_of, numbers_of_gpus, texts
 
 
 @dataclass(frozen=True)

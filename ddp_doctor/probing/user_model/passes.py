@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddp_doctor.checks.own_model.batches import Batch, loss_of
-from ddp_doctor.checks.own_model.load import SEED, seed
-from ddp_doctor.checks.own_model.user_code import attempt, calling_line
 from ddp_doctor.facts.own_model import BatchNorms, Call, Parting, Trouble
+from ddp_doctor.probing.user_model.batches import Batch, loss_of
+from ddp_doctor.probing.user_model.load import SEED, seed
+from ddp_doctor.probing.user_model.user_code import attempt, calling_line
 
 #: Elements of all gradients that are kept and compared, and of one parameter at least.
 _ELEMENTS_KEPT = 1 << 20

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from ddp_doctor.checks.own_model import alike, batches, passes, steps
-from ddp_doctor.checks.own_model.batches import Batch
-from ddp_doctor.checks.own_model.load import SEED, Loaded, find, generators_kept, made
-from ddp_doctor.checks.own_model.passes import Pass
-from ddp_doctor.checks.own_model.placement import move, off_device
-from ddp_doctor.checks.own_model.user_code import attempt
 from ddp_doctor.facts.own_model import MOST_NAMES, LocalPass, Misplaced, Names, OwnModel, Phase, Trouble
 from ddp_doctor.knowledge import gradient_tolerance, manifests, module_manifest
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Failed, Skip
+from ddp_doctor.probing.user_model import alike, batches, passes, steps
+from ddp_doctor.probing.user_model.batches import Batch
+from ddp_doctor.probing.user_model.load import SEED, Loaded, find, generators_kept, made
+from ddp_doctor.probing.user_model.passes import Pass
+from ddp_doctor.probing.user_model.placement import move, off_device
+from ddp_doctor.probing.user_model.user_code import attempt
 
 T = TypeVar("T")
 _RAISED, _MISUSED = "raised", "misused"

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.topology import CHECK
-from ddp_doctor.checks.topology.to_network import to_network
-from ddp_doctor.checks.topology.transports import places, used_within
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.render.transport_table import network_table, transport_table
+from ddp_doctor.views.nic_choice import to_network
+from ddp_doctor.views.transports import places, used_within
 from tests.simulated import group_fact
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"

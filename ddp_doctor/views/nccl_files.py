@@ -1,10 +1,9 @@
-"""What NCCL would read and load on a node, and of which nodes the rules on plug-ins speak."""
+"""Which of NCCL's files a node reads, and of which nodes the rules on NCCL's files speak."""
 
 from ddp_doctor.facts.nccl import ConfFile, NcclFact
 from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge.nccl_plugins import CONF_FILE_SINCE, HOME_SINCE
 from ddp_doctor.knowledge.versions import release
-from ddp_doctor.model.finding import Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.views.software import with_gpus
 
@@ -23,8 +22,3 @@ def of_gpu_nodes(recording: Recording) -> list[Seen[NcclFact]]:
     """The nodes whose job uses NCCL. A prolog does not know the job's LD_LIBRARY_PATH."""
     nodes = {seen.node for seen in with_gpus(recording)}
     return [seen for seen in recording.facts(NcclFact) if seen.node in nodes]
-
-
-def observed(text: str, expected_from: str) -> Evidence:
-    """What was read, and what it was held against."""
-    return Evidence(check="nccl", text=text, expected_from=expected_from)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor.checks.own_model.user_code import Misuse
+from ddp_doctor.probing.user_model.user_code import Misuse
 
 #: Equal on all ranks: with DDP the ranks need not start alike, but what is compared must.
 SEED = 20240229

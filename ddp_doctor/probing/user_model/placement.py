@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from ddp_doctor.checks.own_model.batches import on
 from ddp_doctor.facts.own_model import Misplaced
+from ddp_doctor.probing.user_model.batches import on
 
 
 def move(model: Any, device: str) -> bool:

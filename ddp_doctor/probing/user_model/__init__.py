@@ -1,0 +1,1 @@
+"""What probes do with the user's own model: load it, make batches, run and compare its passes."""
