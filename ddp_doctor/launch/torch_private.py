@@ -25,7 +25,7 @@ def backend_impl(group: Any, device: str) -> str | None:
     from torch.distributed import distributed_c10d
 
     try:
-        backend = group._get_backend(torch.device(device))  # noqa: SLF001 - get_backend_impl() is new in 2.15
+        backend = group._get_backend(torch.device(device))  # noqa: SLF001 - get_backend_impl() is new in 2.14
         name = str(backend.name())
     except Exception:  # noqa: BLE001 - a private call may raise anything
         return None
