@@ -121,8 +121,8 @@ def run(
     """Test these nodes with real ranks and say what is wrong, who is to blame and what mends it."""
     from ddp_doctor import commands
     from ddp_doctor.guard import guarded
-    from ddp_doctor.launch.place import Asked
     from ddp_doctor.model.recording import Options
+    from ddp_doctor.starters.place import Asked
 
     options = Options(
         command="run",

@@ -13,14 +13,8 @@ from pydantic import ValidationError
 from ddp_doctor import app
 from ddp_doctor.app import Outcome, UsageError
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.trial_rules import TRIAL_RULES
+from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.guard import kept, say
-from ddp_doctor.launch import foreign, leash, local_ranks
-from ddp_doctor.launch.detect import HOSTS_VARIABLE, ForeignWorld, foreign_world, number
-from ddp_doctor.launch.everywhere import Everywhere, everywhere
-from ddp_doctor.launch.fanout import Ended, FanOut
-from ddp_doctor.launch.place import Asked, NotNeeded, Place, place
-from ddp_doctor.launch.wire import Wire
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.choices import ExitCode, Verdict, Where
 from ddp_doctor.model.recording import Options, Recording
@@ -35,6 +29,12 @@ from ddp_doctor.render.outputs import Outputs
 from ddp_doctor.render.progress import progress
 from ddp_doctor.render.used_transports import used_table
 from ddp_doctor.sources.given import MOST_BYTES, CannotRead, read_given
+from ddp_doctor.starters import local_ranks, outer_launcher, starter_pipe
+from ddp_doctor.starters.detect import HOSTS_VARIABLE, ForeignWorld, foreign_world, number
+from ddp_doctor.starters.fanout import Ended, FanOut
+from ddp_doctor.starters.place import Asked, NotNeeded, Place, place
+from ddp_doctor.starters.start_all_nodes import StartedNodes, start_all_nodes
+from ddp_doctor.starters.starter_channel import StarterChannel
 
 #: Longest that a rank which is not the agent waits beyond the budget: start, kill, report.
 _WAIT_MARGIN_S = 150.0
@@ -74,14 +74,14 @@ def run(options: Options, launch: Launch, outputs: Outputs) -> int:
     env = dict(os.environ)
     with _one_sentence():
         require_factory(options.model, options.only)
-    if leash.take(env):
+    if starter_pipe.take(env):
         return _run_for_starter(options, launch, env)
     world = foreign_world(env, os.getppid())
     asked = launch.read()
     arguments = typed(options, _ranks(launch.nproc_per_node), launch.join_timeout_s)
     with _one_sentence():
-        here = everywhere(asked, env, world, arguments)
-    if isinstance(here, Everywhere):
+        here = start_all_nodes(asked, env, world, arguments)
+    if isinstance(here, StartedNodes):
         return _run_everywhere(here, options, launch, outputs, env)
     try:
         request = _request(options, launch, here, env)
@@ -101,7 +101,7 @@ def _run_as_rank(request: app.RunRequest, outputs: Outputs) -> int:
         meeting = request.join_timeout_s if request.nnodes > 1 else 0.0
         return _wait_for(world, request.env, request.options.budget_s + meeting)
     folder = state.meeting_folder(request.env)
-    lock = foreign.AgentLock(world, folder) if folder else None
+    lock = outer_launcher.AgentLock(world, folder) if folder else None
     code = ExitCode.UNSURE.value
     try:
         told = partial(local_ranks.readings, world, folder, request.env)
@@ -136,11 +136,11 @@ def _run_and_report(request: app.RunRequest, outputs: Outputs) -> int:
 def _run_for_starter(options: Options, launch: Launch, env: dict[str, str]) -> int:
     """An agent that another ddp-doctor started, to which it hands what it saw; it shows nothing itself."""
     rank = launch.asked.node_rank
-    starter = Wire(number(env, "SLURM_NODEID", 0) if rank is None else rank)
+    starter = StarterChannel(number(env, "SLURM_NODEID", 0) if rank is None else rank)
     code = ExitCode.UNSURE.value
     try:
         request = _request(options, launch, launch.asked, env)
-        leash.when_met(lambda: starter.tell("met"))
+        starter_pipe.when_met(lambda: starter.tell("met"))
         starter.tell("hello")
         outcome = app.run(request, lambda text: starter.tell("progress", text))
         if outcome.spoken_by is None:
@@ -156,7 +156,7 @@ def _run_for_starter(options: Options, launch: Launch, env: dict[str, str]) -> i
 
 
 def _run_everywhere(
-    here: Everywhere, options: Options, launch: Launch, outputs: Outputs, env: Mapping[str, str]
+    here: StartedNodes, options: Options, launch: Launch, outputs: Outputs, env: Mapping[str, str]
 ) -> int:
     """Start all agents, wait for the head's recording, and report it here, where the user is."""
     timeout_s = _START_S + launch.join_timeout_s + options.budget_s + _WAIT_MARGIN_S
@@ -175,7 +175,7 @@ def _run_everywhere(
     return ExitCode.INTERRUPTED.value if ended.interrupted else ExitCode.UNSURE.value
 
 
-def _heard(ended: Ended, here: Everywhere, options: Options) -> Outcome | None:
+def _heard(ended: Ended, here: StartedNodes, options: Options) -> Outcome | None:
     """What the agents saw; where the head's was lost before they met, who is missing and why."""
     if ended.recording is not None and (ended.interrupted or not ended.is_headless):
         try:
@@ -329,7 +329,7 @@ def _wait_for(world: ForeignWorld, env: Mapping[str, str], budget_s: float) -> i
         say(f"ddp-doctor: local rank {world.local_rank} has no folder of its own to meet the agent in")
         return ExitCode.UNSURE.value
     with local_ranks.told(world, folder, env):
-        code = foreign.wait_for_agent(world, folder, budget_s + _WAIT_MARGIN_S)
+        code = outer_launcher.wait_for_agent(world, folder, budget_s + _WAIT_MARGIN_S)
     if code is None:
         say(f"ddp-doctor: local rank {world.local_rank} waited for the agent of this node, which is gone")
         return ExitCode.UNSURE.value

@@ -17,7 +17,7 @@ import pytest
 import ddp_doctor.checks
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import all_rules
-from ddp_doctor.engine.trial_rules import TRIAL_RULES
+from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import Described, Rule

@@ -369,7 +369,7 @@ def test_the_newest_twenty_runs_are_kept_and_nothing_else_is_touched(temporary):
 
 def test_a_rank_does_not_meet_its_agent_in_a_folder_of_another(temporary, capsys):
     from ddp_doctor import commands
-    from ddp_doctor.launch.detect import ForeignWorld
+    from ddp_doctor.starters.detect import ForeignWorld
 
     (temporary / f"ddp-doctor-{os.getuid()}").mkdir()
     (temporary / f"ddp-doctor-{os.getuid()}").chmod(0o777)

@@ -4,16 +4,16 @@ import pytest
 
 from ddp_doctor import commands
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.launch.everywhere import Everywhere
-from ddp_doctor.launch.fanout import Ended
-from ddp_doctor.launch.wire import Heard
 from ddp_doctor.model.recording import Options
+from ddp_doctor.starters.fanout import Ended
+from ddp_doctor.starters.start_all_nodes import StartedNodes
+from ddp_doctor.starters.starter_channel import Heard
 
 
 @pytest.mark.parametrize("recording", ["no JSON", "[]", '{"readings": [{}]}'])
 def test_a_recording_that_cannot_be_read_is_one_sentence(recording, capsys):
     ended = Ended({0: Heard(said_hello=True, recording=recording)})
-    here = Everywhere((), ("node0", "node1"), ("node0", 29400), "ssh")
+    here = StartedNodes((), ("node0", "node1"), ("node0", 29400), "ssh")
 
     assert commands._heard(ended, here, Options()) is None
     assert "cannot be read here" in capsys.readouterr().err

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from ddp_doctor.app.outcome import Progress, UsageError
 from ddp_doctor.app.request import RunRequest
 from ddp_doctor.engine.collect import collect
+from ddp_doctor.engine.node_run.session import addresses
 from ddp_doctor.engine.plan import Plan, make_plan
 from ddp_doctor.engine.world import choose_world
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.facts.software import Software
-from ddp_doctor.launch.session import addresses
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.fact import Reading

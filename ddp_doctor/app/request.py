@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.app.outcome import Progress
-from ddp_doctor.launch.detect import ForeignWorld
-from ddp_doctor.launch.place import Place
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options
+from ddp_doctor.starters.detect import ForeignWorld
+from ddp_doctor.starters.place import Place
 
 
 def _unheard(_text: str) -> None:

@@ -12,18 +12,18 @@ from ddp_doctor.app.outcome import Outcome, Progress, UsageError, blank, judge
 from ddp_doctor.app.request import RunRequest
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import diagnose
+from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.prove import prove
-from ddp_doctor.launch.control import listen
-from ddp_doctor.launch.interruption import Interrupted, interruptible
-from ddp_doctor.launch.session import Session
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import NotRun, Recording
+from ddp_doctor.ranks.control_store import listen
+from ddp_doctor.ranks.interruption import Interrupted, interruptible
 
 if TYPE_CHECKING:
-    from ddp_doctor.engine.many_nodes import ManyNodes
+    from ddp_doctor.engine.node_run.many_nodes import ManyNodes
 
 
 def run(request: RunRequest, progress: Progress, checks: Sequence[Check] = CHECKS) -> Outcome:
@@ -74,7 +74,7 @@ def _prove(recording: Recording, session: Session, until: float) -> None:
 
 def _run_with_others(request: RunRequest, plan: Plan, progress: Progress, checks: Sequence[Check]) -> Outcome:
     """This node's part of a run; the head's outcome is every node's, as long as the head is heard."""
-    from ddp_doctor.engine.many_nodes import ManyNodes
+    from ddp_doctor.engine.node_run.many_nodes import ManyNodes
 
     assert request.place is not None
     started = time.monotonic()

@@ -13,9 +13,9 @@ from ddp_doctor.knowledge import variables
 from ddp_doctor.knowledge.values import misread
 from ddp_doctor.knowledge.variables import is_of_rccl
 from ddp_doctor.knowledge.versions import release
-from ddp_doctor.launch.environment import GIVEN_BY_TORCHRUN, GIVEN_TO_SEVERAL
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Overruled, SettingInForce
+from ddp_doctor.ranks.environment import GIVEN_BY_TORCHRUN, GIVEN_TO_SEVERAL
 from ddp_doctor.views.nccl_files import files_read
 
 #: They start everything else, so what they were started with nobody here set.

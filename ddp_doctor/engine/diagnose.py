@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.checks import CHECKS
+from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.prove.proofs import with_proofs
 from ddp_doctor.engine.remedies import completed
-from ddp_doctor.engine.trial_rules import TRIAL_RULES
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording

@@ -2,9 +2,9 @@
 
 import socket
 
-from ddp_doctor.launch.detect import ForeignWorld
 from ddp_doctor.model.choices import Backend
 from ddp_doctor.model.recording import Node, World
+from ddp_doctor.starters.detect import ForeignWorld
 
 #: Ranks where there is no GPU: two are a world, and each more costs a core.
 CPU_RANKS = 2

@@ -11,7 +11,7 @@ CHECK_S = 10.0
 FIRST_NCCL_S = 60.0
 #: The user's own model: its import, its construction and nine forwards. What would not end in time is not begun.
 OWN_MODEL_S = 60.0
-#: … and where nothing stirs on any rank for this long, it is judged at once (launch/stillness.py): nobody computes,
+#: … and where nothing stirs on any rank for this long, it is judged at once (ranks/idle_ranks.py): nobody computes,
 #: compiles, reads or writes, so nothing is to come. A hang is to be named within 20 s.
 STILL_S = 15.0
 #: Between two looks for that.

@@ -1,7 +1,7 @@
 """What a trial leaves behind: the evidence of each rank, without opinion.
 
 A trial is one world of fresh worker processes that ran some rank checks in order. The judge
-(launch/hang.py) reads nothing but this, live and on replay.
+(engine/hang/judge.py) reads nothing but this, live and on replay.
 """
 
 from typing import Literal

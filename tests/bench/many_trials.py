@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from ddp_doctor.__main__ import main
-from ddp_doctor.launch.agent import Agent
+from ddp_doctor.engine.node_run.agent import Agent
 from ddp_doctor.model.check import Check
 
 TRIALS = 12

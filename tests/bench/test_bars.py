@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.launch.session import Session
+from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.recording import World

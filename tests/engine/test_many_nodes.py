@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from ddp_doctor.agents.agent_group import Lost
 from ddp_doctor.app import judge, load_recording
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.lead import allowed
-from ddp_doctor.engine.many_nodes import ManyNodes
+from ddp_doctor.engine.node_run.head_agent import allowed
+from ddp_doctor.engine.node_run.many_nodes import ManyNodes
+from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.engine.plan import Plan
-from ddp_doctor.launch.company import Lost
-from ddp_doctor.launch.place import Place
-from ddp_doctor.launch.session import Session
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.starters.place import Place
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 OF_RANKS = [check for check in CHECKS if check.where is Where.RANK]

@@ -1,26 +1,28 @@
 """The other networks that the head names: shared by all nodes, not taken on all of them, and few."""
 
-from ddp_doctor.engine import other_ways
+from ddp_doctor.agents.messages import Contact, NodeReport
+from ddp_doctor.engine.node_run import other_ways
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.interface_choice import Choice
 from ddp_doctor.knowledge.network import OTHER_NETWORKS
-from ddp_doctor.launch.cards import Card, Contact
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.context import Interface
 from ddp_doctor.model.fact import Reading
 
 
-def card(node: int, *nics: Interface, takes: str = "") -> Card:
+def card(node: int, *nics: Interface, takes: str = "") -> NodeReport:
     fact = InterfacesFact(interfaces=nics, gloo=Choice(), nccl=Choice())
     reading = Reading(check="interfaces", status=Status.COLLECTED, fact=fact.recorded())
-    return Card(hostname=f"node{node}", nnodes=2, readings=(reading,), advertised=takes, port=4000 + node)
+    return NodeReport(
+        hostname=f"node{node}", nnodes=2, readings=(reading,), advertised=takes, port=4000 + node
+    )
 
 
 def nic(name: str, *addresses: str, speed: int | None = None, running: bool = True) -> Interface:
     return Interface(name=name, addresses=addresses, speed_mbps=speed, running=running)
 
 
-def networks(*cards: Card) -> list[list[tuple[str, str, str]]]:
+def networks(*cards: NodeReport) -> list[list[tuple[str, str, str]]]:
     found = other_ways.contacts(dict(enumerate(cards)))
     return [[(one.network, one.interface, one.address) for one in contact.elsewhere] for contact in found]
 
@@ -45,7 +47,7 @@ def test_the_network_that_all_take_is_none_and_one_that_some_take_is():
 def test_one_interface_counts_once_and_by_the_address_that_a_backend_would_take():
     """The IPv6 network of eth0 and the second addresses of eth1 are no further ways."""
 
-    def node(number: int) -> Card:
+    def node(number: int) -> NodeReport:
         here = f"10.0.0.{number}"
         nics = (
             nic("eth0", f"{here}/24", f"fd00:7::{number}/64"),
@@ -57,7 +59,7 @@ def test_one_interface_counts_once_and_by_the_address_that_a_backend_would_take(
 
 
 def test_bridges_for_containers_links_that_are_down_and_networks_of_some_are_left_out():
-    def node(number: int, *more: Interface) -> Card:
+    def node(number: int, *more: Interface) -> NodeReport:
         docker = nic("docker0", "172.17.0.1/16")
         dead = nic("eth1", f"10.1.0.{number}/24", running=number == 1)
         return card(number, nic("eth0", f"10.0.0.{number}/24"), docker, dead, *more, takes=f"10.0.0.{number}")
@@ -66,7 +68,7 @@ def test_bridges_for_containers_links_that_are_down_and_networks_of_some_are_lef
 
 
 def test_of_many_networks_the_fastest_are_looked_at():
-    def node(number: int) -> Card:
+    def node(number: int) -> NodeReport:
         rails = [nic(f"rail{i}", f"10.{i}.0.{number}/24", speed=i * 1000) for i in range(1, 9)]
         return card(number, nic("eth0", f"10.0.0.{number}/24"), *rails, takes=f"10.0.0.{number}")
 
@@ -76,11 +78,11 @@ def test_of_many_networks_the_fastest_are_looked_at():
 
 def test_a_node_that_told_no_interfaces_or_nonsense_leaves_none():
     whole = card(0, nic("eth0", "10.0.0.1/24"), nic("eth1", "10.1.0.1/24"), takes="10.0.0.1")
-    silent = Card(hostname="node1", nnodes=2)
+    silent = NodeReport(hostname="node1", nnodes=2)
     junk = Reading(
         check="interfaces", status=Status.COLLECTED, fact={"kind": "interfaces/1", "interfaces": 7}
     )
-    broken = Card(hostname="node1", nnodes=2, readings=(junk,))
+    broken = NodeReport(hostname="node1", nnodes=2, readings=(junk,))
     odd = card(1, nic("eth0", "10.0.0.x/24"), nic("eth1", "10.1.0.2/24"))
     for other in (silent, broken, odd):
         assert networks(whole, other) == [[], []]

@@ -11,12 +11,12 @@ from ddp_doctor.engine.prove.attempts import Spoiled, attempt_of
 from ddp_doctor.engine.prove.candidates import Candidate, candidates
 from ddp_doctor.engine.prove.experiments import Trials
 from ddp_doctor.engine.prove.proofs import proof_of, with_proofs
-from ddp_doctor.launch.trial import PAUSED, TrialResult
 from ddp_doctor.model.choices import Confidence, Level, Severity
 from ddp_doctor.model.experiment import Arm, Attempt, Experiment
 from ddp_doctor.model.finding import Finding, Proof, Remedy, Setting, Showing
 from ddp_doctor.model.recording import Options, Recording, World
 from ddp_doctor.model.trial import Raised, RankEvidence, TrialRecord
+from ddp_doctor.ranks.trial import PAUSED, TrialResult
 
 MEET = Showing(kind="meet")
 SPEED = Showing(kind="all_reduce", size_bytes=1 << 20)

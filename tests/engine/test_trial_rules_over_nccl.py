@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.own_model.building import raises, takes_another_gpu
-from ddp_doctor.engine.trial_rules import TRIAL_RULES, deaths, devices, hangs, links
+from ddp_doctor.engine.hang.rules import TRIAL_RULES, deaths, devices, hangs, links
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.own_model import OwnModel, Trouble
 from ddp_doctor.facts.software import Software

@@ -48,7 +48,7 @@ def run_broken(tmp_path: Path, name: str, **env: str) -> tuple[int, dict[str, An
 
 def test_a_trial_that_raises_leaves_the_finding_and_says_why_its_remedy_was_not_tried(tmp_path):
     code, report = run_broken(
-        tmp_path, "ddp_doctor.launch.agent.Agent.attempt", GLOO_SOCKET_IFNAME="no-such-nic"
+        tmp_path, "ddp_doctor.engine.node_run.agent.Agent.attempt", GLOO_SOCKET_IFNAME="no-such-nic"
     )
     proofs = [remedy["proof"] for finding in report["findings"] for remedy in finding["remedies"]]
 

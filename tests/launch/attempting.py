@@ -10,8 +10,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from ddp_doctor.__main__ import main
+from ddp_doctor.engine.node_run.agent import Agent
 from ddp_doctor.engine.prove.attempts import attempt_of
-from ddp_doctor.launch.agent import Agent
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.finding import Setting, Showing
 

@@ -10,7 +10,7 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.app import Outcome
-from ddp_doctor.launch.session import Session
+from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.model.check import Check, Probe
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.recording import Node, NotRun, Recording, World

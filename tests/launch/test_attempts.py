@@ -9,9 +9,9 @@ from threading import Thread
 
 import pytest
 
+from ddp_doctor.engine.node_run.agent import Agent
+from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.engine.prove.attempts import Spoiled, attempt_of
-from ddp_doctor.launch.agent import Agent
-from ddp_doctor.launch.session import Session
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.experiment import Attempt
 from ddp_doctor.model.finding import Setting, Showing

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.launch.attendance import Attendance
-from ddp_doctor.launch.cards import Card, ranked
-from ddp_doctor.launch.courier import HEAD, Beat
-from ddp_doctor.launch.place import Place
+from ddp_doctor.agents.arrivals import Arrivals
+from ddp_doctor.agents.messages import NodeReport, ranked
+from ddp_doctor.agents.store_client import HEAD, Beat
+from ddp_doctor.starters.place import Place
 
 
 class _Courier:
@@ -38,14 +38,14 @@ class _Courier:
 
 
 def _card(hostname: str, nnodes: int = 2) -> dict[str, Any]:
-    return Card(hostname=hostname, nnodes=nnodes).model_dump(mode="json")
+    return NodeReport(hostname=hostname, nnodes=nnodes).model_dump(mode="json")
 
 
-def _head(courier: _Courier, nnodes: int = 2) -> Attendance:
+def _head(courier: _Courier, nnodes: int = 2) -> Arrivals:
     place = Place(nnodes, 0, None, ("node0", 1), (), "plain", is_started_by_us=False)
     stand_in: Any = courier
-    cards = {HEAD: Card(hostname="node0", nnodes=nnodes, claimed_rank=0)}
-    return Attendance(stand_in, place, time.monotonic() + 60.0, tuple, cards)
+    cards = {HEAD: NodeReport(hostname="node0", nnodes=nnodes, claimed_rank=0)}
+    return Arrivals(stand_in, place, time.monotonic() + 60.0, tuple, cards)
 
 
 def test_of_more_nodes_than_were_asked_for_the_first_to_come_take_part():

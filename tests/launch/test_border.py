@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor.agents import validation
+from ddp_doctor.agents.framing import JUNK, Unreadable
+from ddp_doctor.agents.messages import Begin, NodeReport, Opening
+from ddp_doctor.agents.store_client import UNREADABLE
 from ddp_doctor.facts.roll_call import SilenceFact
-from ddp_doctor.launch import border
-from ddp_doctor.launch.cards import Begin, Card, Opening
-from ddp_doctor.launch.courier import UNREADABLE
-from ddp_doctor.launch.parcels import JUNK, Unreadable
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Node, World
@@ -36,7 +36,7 @@ SHAPES: list[Any] = [
 
 
 def _card(**fields: Any) -> dict[str, Any]:
-    return Card(hostname="node1", nnodes=2, claimed_rank=1).model_dump(mode="json") | fields
+    return NodeReport(hostname="node1", nnodes=2, claimed_rank=1).model_dump(mode="json") | fields
 
 
 def _reading(**fields: Any) -> dict[str, Any]:
@@ -50,14 +50,14 @@ def _result(record: dict[str, Any], *readings: dict[str, Any]) -> dict[str, Any]
 @pytest.mark.parametrize("junk", SHAPES, ids=lambda junk: "unreadable" if junk is UNREADABLE else repr(junk))
 def test_values_of_another_shape_are_unreadable(junk: Any):
     for look in (
-        border.card,
-        border.order,
-        lambda one: border.read(Opening, one),
-        lambda one: border.trial_part(one, 1, WORLD, "t0"),
+        validation.card,
+        validation.order,
+        lambda one: validation.read(Opening, one),
+        lambda one: validation.trial_part(one, 1, WORLD, "t0"),
     ):
         with pytest.raises(Unreadable):
             look(junk)
-    assert border.sender(junk) == ""
+    assert validation.sender(junk) == ""
 
 
 @pytest.mark.parametrize(
@@ -81,20 +81,20 @@ def test_values_of_another_shape_are_unreadable(junk: Any):
     ids=repr,
 )
 def test_a_card_that_no_node_would_write_is_unreadable(fields: dict[str, Any]):
-    assert border.card(_card()).hostname == "node1"
+    assert validation.card(_card()).hostname == "node1"
     with pytest.raises(Unreadable):
-        border.card(_card(**fields))
+        validation.card(_card(**fields))
 
 
 def test_the_sender_of_a_card_of_another_release_is_known_by_its_name():
-    assert border.sender(_card(nnodes="two")) == "node1"
-    assert border.sender({"hostname": "node1\x1b[2J"}) == ""
+    assert validation.sender(_card(nnodes="two")) == "node1"
+    assert validation.sender({"hostname": "node1\x1b[2J"}) == ""
 
 
 def test_a_fact_of_another_shape_fails_its_check_and_leaves_the_other_readings():
     odd = _reading(status="collected", fact={"kind": SilenceFact.KIND, "node": "two"})
 
-    first, second = border.readings([odd, _reading()], 1, WORLD)
+    first, second = validation.readings([odd, _reading()], 1, WORLD)
 
     assert (first.status, first.fact) == (Status.FAILED, None)
     assert first.reason == f"the node sent {JUNK}"
@@ -104,7 +104,7 @@ def test_a_fact_of_another_shape_fails_its_check_and_leaves_the_other_readings()
 def test_nobody_speaks_of_a_node_that_there_is_not():
     told = _reading(status="collected", fact={"kind": SilenceFact.KIND, "node": 7})
 
-    (reading,) = border.readings([told], 1, WORLD)
+    (reading,) = validation.readings([told], 1, WORLD)
 
     assert reading.fact is None
 
@@ -112,7 +112,7 @@ def test_nobody_speaks_of_a_node_that_there_is_not():
 def test_a_fact_of_a_kind_that_no_rule_reads_stays_as_it_is():
     told = _reading(status="collected", fact={"kind": "weather/1", "sun": True})
 
-    (reading,) = border.readings([told], 1, WORLD)
+    (reading,) = validation.readings([told], 1, WORLD)
 
     assert reading.fact == {"kind": "weather/1", "sun": True}
 
@@ -120,7 +120,7 @@ def test_a_fact_of_a_kind_that_no_rule_reads_stays_as_it_is():
 @pytest.mark.parametrize("fields", [{"node": 0}, {"node": 7}, {"rank": 1}, {"rank": 4}], ids=repr)
 def test_nobody_hands_in_what_another_node_read(fields: dict[str, Any]):
     with pytest.raises(Unreadable):
-        border.readings([_reading(**fields)], 1, WORLD)
+        validation.readings([_reading(**fields)], 1, WORLD)
 
 
 @pytest.mark.parametrize(
@@ -138,13 +138,13 @@ def test_a_trial_that_speaks_of_other_ranks_is_unreadable(record: dict[str, Any]
     told = {"record": {"trial": "t0", **record}, "readings": []}
 
     with pytest.raises(Unreadable):
-        border.trial_part(told, 1, WORLD, "t0")
+        validation.trial_part(told, 1, WORLD, "t0")
 
 
 def test_a_trial_of_the_nodes_own_ranks_is_taken():
     told = _result({"evidence": (RankEvidence(rank=3, node=1),)}, _reading(rank=2))
 
-    record, readings = border.trial_part(told, 1, WORLD, "t0")
+    record, readings = validation.trial_part(told, 1, WORLD, "t0")
 
     assert (record.evidence[0].rank, readings[0].rank) == (3, 2)
 
@@ -163,7 +163,7 @@ def test_a_beginning_without_a_place_for_each_node_is_unreadable():
         "options": {},
         "checks": [],
     }
-    assert border.read(Begin, begin).ids == {0: 0, 1: 1}
+    assert validation.read(Begin, begin).ids == {0: 0, 1: 1}
     for fields in ({"ids": {0: 0}}, {"contacts": begin["contacts"][:1]}, {"ids": {0: 0, 5: 1}}):
         with pytest.raises(Unreadable):
-            border.read(Begin, begin | fields)
+            validation.read(Begin, begin | fields)

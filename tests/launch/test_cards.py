@@ -5,13 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ddp_doctor.launch.cards import Card, ranked, world_of
+from ddp_doctor.agents.messages import NodeReport, ranked, world_of
 from ddp_doctor.model.recording import Node, World
 
 
-def _card(name: str, rank: int | None = None, order: int | None = None, **world: object) -> Card:
+def _card(name: str, rank: int | None = None, order: int | None = None, **world: object) -> NodeReport:
     fields = {"nproc_per_node": 1, "backend": "gloo", "nodes": (Node(hostname=name),)} | world
-    return Card(hostname=name, nnodes=6, claimed_rank=rank, order=order, world=World.model_validate(fields))
+    return NodeReport(
+        hostname=name, nnodes=6, claimed_rank=rank, order=order, world=World.model_validate(fields)
+    )
 
 
 def test_nodes_without_a_rank_are_numbered_by_their_arrival():
@@ -21,7 +23,7 @@ def test_nodes_without_a_rank_are_numbered_by_their_arrival():
 @pytest.mark.parametrize("wrong", [{"claimed_rank": -1}, {"port": 65536}, {"world": []}, {"readings": [{}]}])
 def test_what_no_agent_says_of_itself_is_no_card(wrong):
     with pytest.raises(ValidationError):
-        Card.model_validate({"hostname": "node0", "nnodes": 2} | wrong)
+        NodeReport.model_validate({"hostname": "node0", "nnodes": 2} | wrong)
 
 
 def test_a_claimed_rank_is_kept_and_the_others_fill_the_gaps():

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.launch import courier as courier_module
-from ddp_doctor.launch.company import Company
-from ddp_doctor.launch.courier import HEAD, Beat, Courier, StoreLost
-from ddp_doctor.launch.others import OtherNodes
+from ddp_doctor.agents import store_client as courier_module
+from ddp_doctor.agents.agent_group import AgentGroup
+from ddp_doctor.agents.remote_ranks import OtherNodes
+from ddp_doctor.agents.store_client import HEAD, Beat, StoreClient, StoreLost
 
 
 class _Process:
@@ -38,14 +38,14 @@ class _Process:
 
 
 @pytest.fixture
-def call(tmp_path: Path) -> Iterator[Callable[[int], tuple[Courier, _Process]]]:
+def call(tmp_path: Path) -> Iterator[Callable[[int], tuple[StoreClient, _Process]]]:
     """``call(my_id)``: a courier, and the process that it has to do with."""
-    made: list[Courier] = []
+    made: list[StoreClient] = []
 
-    def one(my_id: int) -> tuple[Courier, _Process]:
+    def one(my_id: int) -> tuple[StoreClient, _Process]:
         process = _Process()
         stand_in: Any = process
-        made.append(Courier(stand_in, tmp_path, "127.0.0.1", 1, my_id, 2))
+        made.append(StoreClient(stand_in, tmp_path, "127.0.0.1", 1, my_id, 2))
         return made[-1], process
 
     yield one
@@ -54,7 +54,7 @@ def call(tmp_path: Path) -> Iterator[Callable[[int], tuple[Courier, _Process]]]:
         courier.wait(lambda: False, 2.0)  # until its thread has closed its end
 
 
-def _break_off(courier: Courier, process: _Process) -> None:
+def _break_off(courier: StoreClient, process: _Process) -> None:
     process.kill()
     assert not courier.wait(lambda: False, 2.0)
     assert courier.error is not None
@@ -62,7 +62,7 @@ def _break_off(courier: Courier, process: _Process) -> None:
 
 def test_a_head_whose_courier_died_does_not_wait_for_the_others_for_ever(call):
     courier, process = call(HEAD)
-    others = OtherNodes(Company(courier, {0: HEAD, 1: 1}), "t0")
+    others = OtherNodes(AgentGroup(courier, {0: HEAD, 1: 1}), "t0")
     others.done()
     assert others.ended() is None
 
@@ -74,7 +74,7 @@ def test_a_head_whose_courier_died_does_not_wait_for_the_others_for_ever(call):
 
 def test_a_follower_whose_own_courier_died_does_not_say_that_the_head_is_lost(call):
     courier, process = call(3)
-    company = Company(courier, {0: HEAD, 1: 3}, my_rank=1)
+    company = AgentGroup(courier, {0: HEAD, 1: 3}, my_rank=1)
 
     _break_off(courier, process)
 
@@ -97,7 +97,7 @@ def test_what_a_courier_cannot_deliver_does_not_stop_its_agent(call, monkeypatch
 
 def test_nodes_that_are_heard_and_never_through_end_the_trial_in_the_end(call):
     courier, _ = call(HEAD)
-    company = Company(courier, {0: HEAD, 1: 1, 2: 2}, until=time.monotonic() + 100.0)
+    company = AgentGroup(courier, {0: HEAD, 1: 1, 2: 2}, until=time.monotonic() + 100.0)
     courier.beats = {1: _heard(done="t0"), 2: _heard(done="")}
     said: list[tuple[str, Any]] = []
     courier.put_first = lambda key, value: said.append((key, value))
@@ -115,7 +115,7 @@ def test_nodes_that_are_heard_and_never_through_end_the_trial_in_the_end(call):
 
 def test_what_stirs_on_another_node_is_no_event_and_keeps_a_check_from_being_judged(call):
     courier, _ = call(HEAD)
-    others = OtherNodes(Company(courier, {0: HEAD, 1: 1}), "t0")
+    others = OtherNodes(AgentGroup(courier, {0: HEAD, 1: 1}), "t0")
     before = time.monotonic()
     others.note(events=4, stirs=0)
     known = others.stirred_at
@@ -133,7 +133,7 @@ def test_only_the_heads_going_ends_a_trial_for_all(call, my_id, said):
     heard: list[tuple[str, Any]] = []
     courier.put_first = lambda key, value: heard.append((key, value))
 
-    OtherNodes(Company(courier, {0: HEAD, 1: 3}, my_rank=min(my_id, 1)), "t0").abandon()
+    OtherNodes(AgentGroup(courier, {0: HEAD, 1: 3}, my_rank=min(my_id, 1)), "t0").abandon()
 
     assert heard == said
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.launch import control
-from ddp_doctor.launch.control import Control
-from ddp_doctor.launch.courier import HEAD, UNREADABLE, Courier
-from ddp_doctor.launch.forkserver import ForkServer
-from ddp_doctor.launch.session import Session
+from ddp_doctor.agents.store_client import HEAD, UNREADABLE, StoreClient
+from ddp_doctor.engine.node_run.session import Session
+from ddp_doctor.ranks import control_store
+from ddp_doctor.ranks.control_store import Control
+from ddp_doctor.ranks.forkserver import ForkServer
+from ddp_doctor.ranks.store import connect
 
 pytestmark = pytest.mark.ranks
 
@@ -51,7 +52,7 @@ def server(session: Session) -> ForkServer:
 
 @pytest.fixture
 def store(server: ForkServer, tmp_path: Path) -> Iterator[Control]:
-    one = control.start(server, tmp_path, "127.0.0.1", 0)
+    one = control_store.start(server, tmp_path, "127.0.0.1", 0)
     yield one
     one.stop()
 
@@ -59,16 +60,16 @@ def store(server: ForkServer, tmp_path: Path) -> Iterator[Control]:
 @pytest.fixture
 def stranger(store: Control) -> Any:
     """A client of somebody else's; its keys are those of the agents."""
-    return control.connect("127.0.0.1", store.port, control.PREFIX, timedelta(seconds=5))
+    return connect("127.0.0.1", store.port, control_store.PREFIX, timedelta(seconds=5))
 
 
 @pytest.fixture
-def courier(server: ForkServer, store: Control, tmp_path: Path) -> Iterator[Callable[[int], Courier]]:
+def courier(server: ForkServer, store: Control, tmp_path: Path) -> Iterator[Callable[[int], StoreClient]]:
     """``courier(my_id)``: one that is connected."""
-    made: list[Courier] = []
+    made: list[StoreClient] = []
 
-    def one(my_id: int) -> Courier:
-        made.append(Courier(server, tmp_path, "127.0.0.1", store.port, my_id, 2))
+    def one(my_id: int) -> StoreClient:
+        made.append(StoreClient(server, tmp_path, "127.0.0.1", store.port, my_id, 2))
         made[-1].wait_connected(10.0)
         return made[-1]
 
@@ -77,7 +78,7 @@ def courier(server: ForkServer, store: Control, tmp_path: Path) -> Iterator[Call
         each.close()
 
 
-def _still_carries(courier: Courier, stranger: Any) -> None:
+def _still_carries(courier: StoreClient, stranger: Any) -> None:
     """It is as well as before: what is read after the junk arrives."""
     stranger.set("after", b'"well"')
     courier.await_value("after", 5.0, "nothing more was heard")

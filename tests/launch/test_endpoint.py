@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from ddp_doctor.launch.control import EVERYWHERE, listen
-from ddp_doctor.launch.endpoint import approach, holder_of, is_mine, resolve
+from ddp_doctor.ranks.control_store import EVERYWHERE, listen
+from ddp_doctor.starters.endpoint import approach, holder_of, is_mine, resolve
 from tests.launch.agents import free_port
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.launch.detect import foreign_world
-from ddp_doctor.launch.everywhere import Everywhere, everywhere
-from ddp_doctor.launch.place import Asked
-from ddp_doctor.launch.srun import by_srun
-from ddp_doctor.launch.ssh import address_of, is_here, over_ssh
+from ddp_doctor.starters.detect import foreign_world
+from ddp_doctor.starters.place import Asked
+from ddp_doctor.starters.srun import by_srun
+from ddp_doctor.starters.ssh import address_of, is_here, over_ssh
+from ddp_doctor.starters.start_all_nodes import StartedNodes, start_all_nodes
 from tests.launch.test_place import BATCH, INTERACTIVE, MPI_FIRST, SALLOC, STEP
 
 HERE = socket.gethostname()
@@ -29,9 +29,9 @@ def tools(tmp_path: Path) -> dict[str, str]:
     return {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
 
-def started(asked: Asked, env: dict[str, str], *arguments: str) -> Everywhere:
-    found = everywhere(asked, env, foreign_world(env, 1), arguments)
-    assert isinstance(found, Everywhere)
+def started(asked: Asked, env: dict[str, str], *arguments: str) -> StartedNodes:
+    found = start_all_nodes(asked, env, foreign_world(env, 1), arguments)
+    assert isinstance(found, StartedNodes)
     return found
 
 
@@ -64,8 +64,8 @@ def test_a_subset_is_the_first_hosts(tools):
 
 
 def test_one_node_needs_no_srun_where_the_command_runs_on_it(tools):
-    assert everywhere(Asked(nnodes="1"), {**BATCH, **tools}, None, ()) == Asked(nnodes="1")
-    assert everywhere(
+    assert start_all_nodes(Asked(nnodes="1"), {**BATCH, **tools}, None, ()) == Asked(nnodes="1")
+    assert start_all_nodes(
         Asked(nnodes="1:4"), {**BATCH, **tools, "SLURM_JOB_NODELIST": "fan1"}, None, ()
     ) == Asked(nnodes="1")
     assert started(Asked(nnodes="1"), {**SALLOC, **tools}).hosts == ("fan1",)
@@ -82,13 +82,13 @@ def test_an_endpoint_that_was_typed_is_handed_on(tools):
 def test_what_is_started_already_or_alone_is_its_own_agent(env):
     asked = Asked(nnodes="2")
 
-    assert everywhere(asked, env, foreign_world(env, 1), ()) is asked
+    assert start_all_nodes(asked, env, foreign_world(env, 1), ()) is asked
 
 
 def test_a_node_rank_that_was_typed_means_that_each_is_started_by_hand(tools):
     asked = Asked(nnodes="2", node_rank=1, rdzv_endpoint="fan1")
 
-    assert everywhere(asked, {**BATCH, **tools}, None, ()) is asked
+    assert start_all_nodes(asked, {**BATCH, **tools}, None, ()) is asked
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_node_rank_that_was_typed_means_that_each_is_started_by_hand(tools):
 )
 def test_what_an_allocation_cannot_give_is_one_sentence(asked, path, sentence, tools):
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        everywhere(asked, {**BATCH, **tools, **({"PATH": path} if path else {})}, None, ())
+        start_all_nodes(asked, {**BATCH, **tools, **({"PATH": path} if path else {})}, None, ())
 
 
 def test_srun_does_not_see_what_would_change_the_step(tools):
@@ -271,20 +271,20 @@ def test_an_ssh_that_cannot_say_what_a_host_stands_for_leaves_it_its_name(tools,
 )
 def test_a_list_that_cannot_be_is_one_sentence(asked, sentence, tools):
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        everywhere(asked, tools, None, ())
+        start_all_nodes(asked, tools, None, ())
 
 
 @pytest.mark.parametrize(("env", "launcher"), [(STEP, "srun"), (MPI_FIRST, "mpirun")])
 def test_hosts_under_a_launcher_would_be_started_by_each_of_its_processes(env, launcher, tools):
     with pytest.raises(ValueError, match=f"type it once, not under {launcher}"):
-        everywhere(Asked(hosts=("a", "b")), {**env, **tools}, foreign_world(env, 1), ())
+        start_all_nodes(Asked(hosts=("a", "b")), {**env, **tools}, foreign_world(env, 1), ())
 
 
 def test_without_ssh_the_user_is_told_what_to_do():
     with pytest.raises(
         ValueError, match="--hosts needs ssh, which is not on PATH; start the command on each host"
     ):
-        everywhere(Asked(hosts=("a", "b")), {"PATH": "/nowhere"}, None, ())
+        start_all_nodes(Asked(hosts=("a", "b")), {"PATH": "/nowhere"}, None, ())
 
 
 def test_only_as_many_hosts_as_asked_for_are_started(tools):
@@ -292,4 +292,4 @@ def test_only_as_many_hosts_as_asked_for_are_started(tools):
 
 
 def test_this_host_alone_is_no_case_for_ssh(tools):
-    assert everywhere(Asked(hosts=(HERE,)), tools, None, ()) == Asked(nnodes="1")
+    assert start_all_nodes(Asked(hosts=(HERE,)), tools, None, ()) == Asked(nnodes="1")

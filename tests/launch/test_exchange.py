@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.launch import exchange as module
-from ddp_doctor.launch.exchange import exchange
 from ddp_doctor.model.fact import Failed
+from ddp_doctor.ranks import exchange as module
+from ddp_doctor.ranks.exchange import exchange
 
 
 @pytest.fixture(scope="module")

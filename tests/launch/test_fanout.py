@@ -11,16 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.launch import channel, fanout, process, srun
-from ddp_doctor.launch.channel import Start
-from ddp_doctor.launch.fanout import Ended, FanOut
+from ddp_doctor.ranks import process
+from ddp_doctor.starters import fanout, srun, started_process
+from ddp_doctor.starters.fanout import Ended, FanOut
+from ddp_doctor.starters.started_process import Start
 
 AGENT = """
 import os, signal, sys, time
 from pathlib import Path
 from ddp_doctor.launch import leash
-from ddp_doctor.launch.interruption import Interrupted, interruptible
-from ddp_doctor.launch.wire import Wire
+from ddp_doctor.ranks.interruption import Interrupted, interruptible
+from ddp_doctor.starters.starter_channel import Wire
 
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
 (folder / f"pid{rank}").write_text(str(os.getpid()))
@@ -149,7 +150,7 @@ def test_a_survivor_speaks_for_a_head_that_died(start):
 
 def test_an_agent_that_dies_while_srun_lives_is_told_to_the_head_within_seconds():
     code = (
-        "from ddp_doctor.launch.wire import written\nimport json, os, sys, time\n"
+        "from ddp_doctor.starters.starter_channel import written\nimport json, os, sys, time\n"
         "for rank in (0, 1): os.write(1, written(rank, 'hello', ''))\n"
         "sys.stderr.write('srun: error: b: task 1: Killed\\n'); sys.stderr.flush()\n"
         "os.write(1, written(0, 'recording', '') + written(0, 'refused', json.loads(input())['failed']))\n"
@@ -165,7 +166,7 @@ def test_an_agent_that_dies_while_srun_lives_is_told_to_the_head_within_seconds(
 
 def test_an_agent_whose_last_word_comes_after_sruns_has_not_broken_off():
     code = (
-        "from ddp_doctor.launch.wire import written\nimport os, sys, time\n"
+        "from ddp_doctor.starters.starter_channel import written\nimport os, sys, time\n"
         "os.write(1, written(0, 'hello', ''))\n"
         "sys.stderr.write('srun: error: a: task 0: Exited with exit code 1\\n'); sys.stderr.flush()\n"
         "time.sleep(0.4); os.write(1, written(0, 'done', '1'))\n"
@@ -223,7 +224,7 @@ def test_a_host_that_gives_no_answer_for_the_join_timeout_is_told_to_the_head(st
 def test_of_many_hosts_each_is_heard_with_the_usual_limit_of_open_files_and_ended_at_once(monkeypatch):
     """ulimit -n 1024, the default of most systems; each host takes three pipes."""
     hosts = 400
-    monkeypatch.setattr(channel, "_KILL_S", 1.0)
+    monkeypatch.setattr(started_process, "_KILL_S", 1.0)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
     said = "printf '::ddp-doctor %s hello \"\"\\n' $0; trap '' TERM; sleep 1; ulimit -n >&2; read end; exec sleep 60"
@@ -280,7 +281,7 @@ def test_ctrl_c_reaches_the_agents_once_and_their_partial_reports_come_back(star
 
 
 def test_a_second_signal_does_not_wait_for_an_agent_that_stays(start, tmp_path, monkeypatch):
-    monkeypatch.setattr(channel, "_KILL_S", 0.3)
+    monkeypatch.setattr(started_process, "_KILL_S", 0.3)
     stays = f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {WAIT}"
     signal_when_ready(tmp_path, 2, signal.SIGTERM, signal.SIGTERM)
     began = time.monotonic()
@@ -293,7 +294,7 @@ def test_a_second_signal_does_not_wait_for_an_agent_that_stays(start, tmp_path, 
 
 def test_at_the_deadline_partial_reports_are_taken_and_nothing_stays(start, tmp_path, monkeypatch):
     monkeypatch.setattr(fanout, "GRACE_S", 2.0)
-    monkeypatch.setattr(channel, "_KILL_S", 0.3)
+    monkeypatch.setattr(started_process, "_KILL_S", 0.3)
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     seen, _ = ended(start(WAIT, deaf), timeout_s=3.0)
 
@@ -314,7 +315,7 @@ def test_an_agent_that_never_speaks_is_one_that_was_not_started(start, monkeypat
 
 def test_one_process_carries_the_agents_of_many_nodes_and_explains(start):
     code = (
-        "from ddp_doctor.launch.wire import written\nimport os, sys, time\n"
+        "from ddp_doctor.starters.starter_channel import written\nimport os, sys, time\n"
         "for rank in (0, 2): os.write(1, written(rank, 'hello', ''))\n"
         "sys.stderr.write('srun: failed on node b: no answer\\n'); sys.stderr.flush(); time.sleep(0.3)\n"
         "for rank in (0, 2): os.write(1, written(rank, 'done', '0'))\n"

@@ -4,8 +4,8 @@ from typing import Any, cast
 
 import pytest
 
+from ddp_doctor.agents.follower_agent import Follower
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.launch.follower import Follower
 
 
 class _OneOrder:

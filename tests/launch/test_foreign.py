@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.launch import foreign
-from ddp_doctor.launch.detect import ForeignWorld, foreign_world
+from ddp_doctor.starters import outer_launcher
+from ddp_doctor.starters.detect import ForeignWorld, foreign_world
 
 WORLD = ForeignWorld(launcher="slurm", local_rank=1, local_size=2, nnodes=1, key="slurm-7-0-0")
 SLURM = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_JOB_ID": "7"}
@@ -27,30 +27,30 @@ def written(path: Path, text: str, age_s: float) -> None:
 
 
 def test_the_code_reaches_a_rank_that_waits_and_one_that_comes_late(tmp_path: Path) -> None:
-    lock = foreign.AgentLock(WORLD, tmp_path)
+    lock = outer_launcher.AgentLock(WORLD, tmp_path)
     threading.Timer(0.2, lock.tell, (1,)).start()
 
-    assert foreign.wait_for_agent(WORLD, tmp_path, 10) == 1
-    assert foreign.wait_for_agent(WORLD, tmp_path, 10) == 1
+    assert outer_launcher.wait_for_agent(WORLD, tmp_path, 10) == 1
+    assert outer_launcher.wait_for_agent(WORLD, tmp_path, 10) == 1
 
 
 def test_a_code_of_an_earlier_launch_is_not_believed(tmp_path: Path) -> None:
     written(agent_file(tmp_path), "agent\n0\n", age_s=120)
 
-    assert foreign.wait_for_agent(WORLD, tmp_path, 0.3) is None
+    assert outer_launcher.wait_for_agent(WORLD, tmp_path, 0.3) is None
 
 
 def test_an_old_file_does_not_make_a_late_agent_look_gone(tmp_path: Path) -> None:
     written(agent_file(tmp_path), "agent\n", age_s=120)
-    locks: list[foreign.AgentLock] = []
+    locks: list[outer_launcher.AgentLock] = []
 
     def agent() -> None:
-        locks.append(foreign.AgentLock(WORLD, tmp_path))
+        locks.append(outer_launcher.AgentLock(WORLD, tmp_path))
         locks[0].tell(0)
 
     threading.Timer(0.3, agent).start()
 
-    assert foreign.wait_for_agent(WORLD, tmp_path, 10) == 0
+    assert outer_launcher.wait_for_agent(WORLD, tmp_path, 10) == 0
 
 
 @pytest.mark.serial
@@ -58,36 +58,36 @@ def test_an_agent_that_died_is_noticed_at_once(tmp_path: Path) -> None:
     agent_file(tmp_path).write_text("agent\n")
     started = time.monotonic()
 
-    assert foreign.wait_for_agent(WORLD, tmp_path, 10) is None
+    assert outer_launcher.wait_for_agent(WORLD, tmp_path, 10) is None
     assert time.monotonic() - started < 2
 
 
 def test_an_agent_that_started_long_ago_and_lives_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foreign, "_APPEAR_S", 0.1)
-    lock = foreign.AgentLock(WORLD, tmp_path)
+    monkeypatch.setattr(outer_launcher, "_APPEAR_S", 0.1)
+    lock = outer_launcher.AgentLock(WORLD, tmp_path)
     written(agent_file(tmp_path), "agent\n", age_s=120)
     threading.Timer(0.4, lock.tell, (0,)).start()
 
-    assert foreign.wait_for_agent(WORLD, tmp_path, 10) == 0
+    assert outer_launcher.wait_for_agent(WORLD, tmp_path, 10) == 0
 
 
 @pytest.mark.parametrize("text", ["agent\nroot\n", "agent\n-1\n"])
 def test_a_code_that_is_no_number_is_no_code(tmp_path: Path, text: str) -> None:
     agent_file(tmp_path).write_text(text)
 
-    assert foreign.wait_for_agent(WORLD, tmp_path, 5) is None
+    assert outer_launcher.wait_for_agent(WORLD, tmp_path, 5) is None
 
 
 def test_the_agent_goes_on_without_a_lock_that_another_keeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foreign, "_LOCK_S", 0.2)
+    monkeypatch.setattr(outer_launcher, "_LOCK_S", 0.2)
     agent_file(tmp_path).write_text("agent\n3\n")
     with agent_file(tmp_path).open() as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        foreign.AgentLock(WORLD, tmp_path).tell(0)
+        outer_launcher.AgentLock(WORLD, tmp_path).tell(0)
 
     assert agent_file(tmp_path).read_text() == "agent\n3\n"
 
@@ -95,7 +95,7 @@ def test_the_agent_goes_on_without_a_lock_that_another_keeps(
 def test_the_agent_goes_on_where_no_file_can_be_made(tmp_path: Path) -> None:
     agent_file(tmp_path).symlink_to(tmp_path / "planted")
 
-    foreign.AgentLock(WORLD, tmp_path).tell(0)
+    outer_launcher.AgentLock(WORLD, tmp_path).tell(0)
 
     assert not (tmp_path / "planted").exists()
 
@@ -105,7 +105,7 @@ def test_the_agent_starts_afresh_and_removes_files_of_days_ago(tmp_path: Path) -
     written(tmp_path / "old.agent", "agent\n0\n", age_s=2 * 86400)
     written(tmp_path / "recent.agent", "agent\n0\n", age_s=3600)
 
-    lock = foreign.AgentLock(WORLD, tmp_path)
+    lock = outer_launcher.AgentLock(WORLD, tmp_path)
 
     assert agent_file(tmp_path).read_text() == "agent\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["recent.agent", "slurm-7-0-0.agent"]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_doctor.engine.hang.judge import judge
 from ddp_doctor.knowledge.victims import blames_peer
-from ddp_doctor.launch.hang import judge
 from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step, TrialRecord
 
 
@@ -61,7 +61,7 @@ ASKS_THE_STORE = {
     "flight": (FlightEntry(seq=0, op="all_reduce", sizes=((),), dtypes=("Float",), retired=True),),
     "stack": (
         "ddp_doctor/probing/user_model/look.py:120 in compare",
-        "/x/ddp_doctor/launch/exchange.py:37 in exchange",
+        "/x/ddp_doctor/ranks/exchange.py:37 in exchange",
     ),
 }
 BUSY = {"stack": ("train.py:91 in read_next",)}

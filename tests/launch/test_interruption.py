@@ -8,7 +8,7 @@ from types import FunctionType
 
 import pytest
 
-from ddp_doctor.launch.interruption import Interrupted, interruptible
+from ddp_doctor.ranks.interruption import Interrupted, interruptible
 
 
 class Library:
@@ -70,7 +70,7 @@ def test_the_doctors_own_code_is_interrupted_at_once():
         reached.append("the next line")
 
     own = FunctionType(
-        work.__code__, {**globals(), "__name__": "ddp_doctor.launch.trial"}, closure=work.__closure__
+        work.__code__, {**globals(), "__name__": "ddp_doctor.ranks.trial"}, closure=work.__closure__
     )
     seconds_until_interrupted(own)
 

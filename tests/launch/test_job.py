@@ -2,8 +2,8 @@
 
 import pytest
 
-from ddp_doctor.launch.detect import Launcher
-from ddp_doctor.launch.job import Job, job
+from ddp_doctor.agents.job import Job, job
+from ddp_doctor.starters.detect import Launcher
 
 STEP = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}
 

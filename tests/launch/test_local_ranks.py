@@ -14,8 +14,8 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.facts.agreement import RankSettings
-from ddp_doctor.launch import foreign, local_ranks
-from ddp_doctor.launch.detect import ForeignWorld
+from ddp_doctor.starters import local_ranks, outer_launcher
+from ddp_doctor.starters.detect import ForeignWorld
 from tests.launch.agents import ROOT, free_port
 
 AGENT = ForeignWorld(launcher="slurm", local_rank=0, local_size=3, nnodes=1, key="slurm-7-0-0")
@@ -26,7 +26,7 @@ RANK = """
 import sys
 from pathlib import Path
 from ddp_doctor.launch import local_ranks
-from ddp_doctor.launch.detect import ForeignWorld
+from ddp_doctor.starters.detect import ForeignWorld
 world = ForeignWorld("slurm", int(sys.argv[1]), 3, 1, "slurm-7-0-0")
 with local_ranks.told(world, Path(sys.argv[2]), {"NCCL_ALGO": "Tree"}):
     print("told", flush=True)
@@ -165,7 +165,7 @@ def test_what_killed_ranks_left_days_ago_is_removed(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
         os.utime(tmp_path / name, (time.time() - 2 * 86400,) * 2)
 
-    foreign.AgentLock(AGENT, tmp_path).tell(0)
+    outer_launcher.AgentLock(AGENT, tmp_path).tell(0)
 
     assert files(tmp_path) == ["slurm-7-0-0.agent"]
 

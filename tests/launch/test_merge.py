@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from ddp_doctor.launch import border
-from ddp_doctor.launch.merge import merged
-from ddp_doctor.launch.trial import TrialResult
+from ddp_doctor.agents import validation
+from ddp_doctor.agents.merge import merged
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import World
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
+from ddp_doctor.ranks.trial import TrialResult
 
 
 def _part(rank: int, outcome: str = "finished", judged: str | None = None, **evidence: Any) -> TrialResult:
@@ -61,6 +61,6 @@ def test_of_a_finished_trial_only_the_steps_are_kept_that_a_rank_of_any_node_ent
 def test_a_part_survives_its_way_to_the_head():
     part = _part(1, "stuck", "p2p")
 
-    came = border.trial_part(part.to_json(), 1, World(nnodes=3, world_size=3), "t0")
+    came = validation.trial_part(part.to_json(), 1, World(nnodes=3, world_size=3), "t0")
 
     assert TrialResult(*came) == part

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.launch.environment import rank_environment
-from ddp_doctor.launch.events import EventReader
-from ddp_doctor.launch.rank_state import RankState
-from ddp_doctor.launch.spec import WorkerSpec
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.recording import World
 from ddp_doctor.parse.nccl_digest import MOST_CHARACTERS
 from ddp_doctor.parse.nccl_log import parse_nccl_log
+from ddp_doctor.ranks.environment import rank_environment
+from ddp_doctor.ranks.events import EventReader
+from ddp_doctor.ranks.rank_state import RankState
+from ddp_doctor.ranks.spec import WorkerSpec
 
 PREFIX = "node0:811:840 [0] NCCL INFO "
 VERSION = "NCCL version 2.18.6+cuda11.8\n"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks import own_model, step_time
+from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.facts.own_model import OwnModel
 from ddp_doctor.facts.step_time import StepTimeFact
-from ddp_doctor.launch.session import Session
 from tests.launch.conftest import Play, Scenario
 from tests.models import __file__ as models
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.launch.parcels import Unreadable, is_part, mark, number_of_parts, packed, plain, unpacked
+from ddp_doctor.agents.framing import Unreadable, is_part, mark, number_of_parts, packed, plain, unpacked
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(),

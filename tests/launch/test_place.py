@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.launch.detect import foreign_world
-from ddp_doctor.launch.place import Allocation, Asked, NotNeeded, Place, allocation, place
+from ddp_doctor.starters.detect import foreign_world
+from ddp_doctor.starters.place import Allocation, Asked, NotNeeded, Place, allocation, place
 
 #: srun -N2 --ntasks-per-node=2, second task of the second node.
 STEP = {

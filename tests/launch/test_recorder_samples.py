@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from ddp_doctor.launch.judgement import where_it_waits
-from ddp_doctor.launch.rank_state import RankState
+from ddp_doctor.engine.hang.judgement import where_it_waits
+from ddp_doctor.ranks.rank_state import RankState
 from tests.launch.test_nccl_log_of_a_rank import rank
 
 TRAIN = ["/home/me/train.py:88 in step"]

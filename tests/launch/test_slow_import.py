@@ -10,7 +10,7 @@ import pytest
 SCRIPT = """
 import sys
 from pathlib import Path
-from ddp_doctor.launch.forkserver import ForkServer
+from ddp_doctor.ranks.forkserver import ForkServer
 
 server = ForkServer(Path(sys.argv[1]), {"PYTHONPATH": sys.argv[2]})
 server.start()

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from ddp_doctor.launch import process
 from ddp_doctor.model.context import RankContext
+from ddp_doctor.ranks import process
 from tests.launch import misbehaving
 from tests.launch.conftest import Play
 

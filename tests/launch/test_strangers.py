@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.launch import control
-from ddp_doctor.launch.parcels import JUNK
+from ddp_doctor.agents.framing import JUNK
+from ddp_doctor.ranks import control_store
+from ddp_doctor.ranks.store import connect
 from tests.launch.agents import Agent, end, free_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.lab]  # lab: long
@@ -41,7 +42,7 @@ def start(tmp_path: Path, port: int) -> Iterator[Start]:
 
 
 def _stranger(port: int) -> Any:
-    return control.connect("127.0.0.1", port, control.PREFIX, timedelta(seconds=5))
+    return connect("127.0.0.1", port, control_store.PREFIX, timedelta(seconds=5))
 
 
 def _put(store: Any, key: str, value: Any) -> None:

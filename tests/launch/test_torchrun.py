@@ -9,8 +9,8 @@ import os, random, signal, threading, time
 from pathlib import Path
 import psutil
 from ddp_doctor.launch import torchrun
-from ddp_doctor.launch.interruption import Interrupted, interruptible
-from ddp_doctor.launch.session import Session
+from ddp_doctor.ranks.interruption import Interrupted, interruptible
+from ddp_doctor.engine.node_run.session import Session
 
 class Spec:
     local_rank = 0

@@ -7,24 +7,24 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.launch.crew import Crew
-from ddp_doctor.launch.environment import Refused
-from ddp_doctor.launch.forkserver import ForkServer
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.finding import Setting, Showing
 from ddp_doctor.model.recording import Node, World
 from ddp_doctor.model.trial import TrialRecord
+from ddp_doctor.ranks.environment import Refused
+from ddp_doctor.ranks.forkserver import ForkServer
+from ddp_doctor.ranks.node_ranks import NodeRanks
 
 MEET = Showing(kind="meet")
 MIB = 1 << 20
 
 
 @pytest.fixture
-def crew(tmp_path: Path) -> Iterator[Crew]:
+def crew(tmp_path: Path) -> Iterator[NodeRanks]:
     """Of a node that has started nothing: what gets as far as a fork fails the test."""
     world = World(nnodes=2, nproc_per_node=2, world_size=4, nodes=(Node(hostname="a"), Node(hostname="b")))
     server = ForkServer(tmp_path, {})
-    yield Crew(tmp_path, server, ("127.0.0.1", 1), world, 1, {}, Level.QUICK, lambda _text: None)
+    yield NodeRanks(tmp_path, server, ("127.0.0.1", 1), world, 1, {}, Level.QUICK, lambda _text: None)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.launch import wire
-from ddp_doctor.launch.wire import Heard, Message, in_pieces, read, written
+from ddp_doctor.starters import starter_channel
+from ddp_doctor.starters.starter_channel import Heard, Message, in_pieces, read, written
 
 AGENT = """
 import os, sys
-from ddp_doctor.launch.wire import Wire
+from ddp_doctor.starters.starter_channel import Wire
 wire = Wire(3)
 wire.tell("hello")
 print("a library greets")
@@ -94,7 +94,7 @@ def test_pieces_that_do_not_follow_one_another_are_no_recording():
 
 
 def test_pieces_without_an_end_are_not_kept(monkeypatch: Any):
-    monkeypatch.setattr(wire, "_MOST_PIECES", 10)
+    monkeypatch.setattr(starter_channel, "_MOST_PIECES", 10)
     heard = Heard()
     for left in range(10_000, 9_000, -1):
         heard.hear(Message(0, "recording", f"{left} {'x' * 600}"))
@@ -103,7 +103,7 @@ def test_pieces_without_an_end_are_not_kept(monkeypatch: Any):
 
 
 def test_a_recording_that_unpacks_to_more_than_one_may_have_is_none(monkeypatch: Any):
-    monkeypatch.setattr(wire, "_MOST_BYTES", 10_000)
+    monkeypatch.setattr(starter_channel, "_MOST_BYTES", 10_000)
     heard = Heard()
     for piece in in_pieces(" " * 20_000):
         heard.hear(Message(0, "recording", piece))

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ddp_doctor import app
+from ddp_doctor.agents.messages import NodeReport, at_node, world_of
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.world import choose_world
 from ddp_doctor.facts.agreement import AgreementFact
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.facts.software import Software
-from ddp_doctor.launch.cards import Card, at_node, world_of
 from ddp_doctor.model.choices import Backend, Status, Where
 from ddp_doctor.model.context import CommandResult, Disk, Interface
 from ddp_doctor.model.fact import Reading
@@ -173,7 +173,7 @@ def record(machines: Sequence[Whole], command: str = "run") -> Recording:
     world = worlds[0]
     if len(machines) > 1:
         cards = {
-            at: Card(hostname=machine.host, nnodes=len(machines), world=worlds[at])
+            at: NodeReport(hostname=machine.host, nnodes=len(machines), world=worlds[at])
             for at, machine in enumerate(machines)
         }
         world = world_of(cards, len(machines), (), "plain")

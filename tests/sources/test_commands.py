@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.launch.interruption import SIGNALS, Interrupted, interruptible
+from ddp_doctor.ranks.interruption import SIGNALS, Interrupted, interruptible
 from ddp_doctor.sources import commands
 from ddp_doctor.sources.commands import OUTPUT_LIMIT_BYTES, find_executable, run_command
 

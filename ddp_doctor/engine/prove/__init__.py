@@ -6,11 +6,11 @@ proofs.py, pure, puts the outcome on the findings, live and on replay alike.
 
 from collections.abc import Mapping, Sequence
 
+from ddp_doctor.agents.agent_group import RUN_IS_OVER
+from ddp_doctor.engine.node_run.agent import Agent
 from ddp_doctor.engine.prove.attempts import Spoiled, attempt_of
 from ddp_doctor.engine.prove.candidates import candidates
 from ddp_doctor.engine.prove.experiments import Trials
-from ddp_doctor.launch.agent import Agent
-from ddp_doctor.launch.company import RUN_IS_OVER
 from ddp_doctor.model.experiment import Arm, Attempt, Experiment
 from ddp_doctor.model.finding import Finding, Setting, Showing
 from ddp_doctor.model.recording import Recording

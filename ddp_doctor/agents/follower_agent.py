@@ -1,0 +1,88 @@
+"""An agent that is not the head: does what the head orders, hands in what it read, until the end."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddp_doctor.agents.agent_group import AgentGroup
+from ddp_doctor.agents.framing import Unreadable
+from ddp_doctor.agents.remote_ranks import OtherNodes
+from ddp_doctor.knowledge import deadlines
+from ddp_doctor.model.base import Json
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.trial import TrialRecord
+from ddp_doctor.ranks.environment import Refused
+from ddp_doctor.ranks.node_ranks import NodeRanks
+from ddp_doctor.ranks.trial import TrialResult
+
+#: Runs the checks between nodes on this one.
+LookAround = Callable[[Sequence[Check]], list[Reading]]
+
+
+@dataclass
+class Follower:
+    """Keeps what it saw itself, for the case that the head is lost."""
+
+    company: AgentGroup
+    crew: NodeRanks
+    known: Mapping[str, Check]
+    look_around: LookAround
+    readings: list[Reading]
+    trials: list[TrialRecord] = field(default_factory=list)
+
+    def run(self) -> dict[str, Json]:
+        """Follow orders; returns the last one, the head's report.
+
+        Raises Lost where the head is silent, and Unreadable where it orders what this node does not do.
+        """
+        while True:
+            order = self.company.next_order()
+            if order["do"] == "end":
+                self.company.hand_in("bye", value=True)
+                self.company.courier.flush()
+                return order
+            checks = self._known(order["checks"])
+            if order["do"] == "look":
+                self._look(order["when"], checks)
+            else:
+                self._trial(order, checks)
+
+    def _known(self, names: Sequence[str]) -> list[Check]:
+        """The checks of these ids. Raises ValueError where the head's release has one more than this one."""
+        unknown = [name for name in names if name not in self.known]
+        if unknown:
+            raise ValueError(f"the head runs another release: this one has no check {', '.join(unknown)}")
+        return [self.known[name] for name in names]
+
+    def _look(self, when: str, checks: Sequence[Check]) -> None:
+        readings = self.look_around(checks)
+        self.readings.extend(readings)
+        self.company.hand_in(when, [reading.model_dump(mode="json") for reading in readings])
+
+    def _trial(self, order: dict[str, Json], checks: Sequence[Check]) -> None:
+        record: TrialRecord = order["record"]
+        others = OtherNodes(self.company, record.trial)
+        try:
+            if order["do"] == "torchrun":
+                with self.crew.running_under_torchrun(record, checks, others) as (result, launch):
+                    self._hand_in(result)
+                    launch.notes(deadlines.CHECK_S if result.record.outcome == "finished" else 0.0)
+            else:
+                self._hand_in(self.crew.run(record, checks, order["skip_pairs"], others))
+        except Refused as refused:
+            raise Unreadable(f"the head ordered what this node refuses: {refused}") from refused
+        except BaseException:
+            partial = self.crew.take_partial()
+            if partial is not None:
+                self._keep(partial)
+            raise
+
+    def _hand_in(self, result: TrialResult) -> None:
+        self._keep(result)
+        self.company.hand_in(f"result/{result.record.trial}", result.to_json())
+
+    def _keep(self, result: TrialResult) -> None:
+        if result.record.showing is not None:
+            return  # a trial that tried a remedy: nobody is judged by it
+        self.trials.append(result.record)
+        self.readings.extend(result.readings)

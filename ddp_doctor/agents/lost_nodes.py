@@ -1,0 +1,177 @@
+"""When an agent falls silent: who else hears it, and what its host still answers on the direct line.
+
+The beats over the store say only that two ends do not hear each other. Before anybody is named, the
+others dial the silent one, so that a node is told apart from the path to it.
+"""
+
+import errno
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddp_doctor.agents import validation
+from ddp_doctor.agents.agent_group import AgentGroup
+from ddp_doctor.agents.messages import Contact
+from ddp_doctor.agents.store_client import HEAD
+from ddp_doctor.facts.roll_call import Answer, SilenceFact
+from ddp_doctor.knowledge.deadlines import CONFIRM_S
+from ddp_doctor.model.base import Json
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.sources import sockets
+
+_ALIVE = {"question": "alive"}
+#: After a head was lost: what a survivor still says of it this much later is what it really hears.
+_NOTICED_S = 1.5
+#: A store that broke off has been silent for ever, which JSON has no word for.
+_LONG_S = 1e6
+#: What the system says when a listener is dialled. ETIME: the host took the connection, nobody spoke.
+_ANSWERS: dict[int, Answer] = {
+    errno.ETIME: "silent",
+    errno.ETIMEDOUT: "timed_out",
+    errno.EHOSTUNREACH: "unreachable",
+    errno.ENETUNREACH: "unreachable",
+}
+
+
+def links_up() -> frozenset[str]:
+    """This host's interfaces that have a link."""
+    import psutil
+
+    return frozenset(name for name, stats in psutil.net_if_stats().items() if stats.isup)
+
+
+@dataclass
+class Watch:
+    """One agent's lookout. Its thread answers the head's question whether a silent node answers here."""
+
+    company: AgentGroup
+    contacts: Mapping[int, Contact]
+    secret: str
+    links_before: frozenset[str] = field(default_factory=links_up)
+    _asked: set[int] = field(default_factory=set)
+
+    def start(self) -> None:
+        """Followers: begin to answer the head's questions."""
+        threading.Thread(target=self._stand_by, daemon=True).start()
+
+    def answer(self, _question: Mapping[str, Json]) -> Mapping[str, Json]:
+        """What this agent's listener says to another agent on the direct line."""
+        silent_s = max(self.company.silent_s(0), self.company.courier.store_silent_s())
+        return {"rank": self.company.my_rank, "head_silent_s": min(silent_s, _LONG_S)}
+
+    def about(self, lost: Sequence[int]) -> list[Reading]:
+        """Readings on nodes that this agent has ceased to hear, with what the others say of them."""
+        if self.company.is_head:
+            mine = self._dial_all(self.company.others, heartbeat=frozenset(lost))
+            self.company.courier.say(urgent=True, suspects=list(lost))
+            told = self.company.gather("seen", CONFIRM_S + 1.5, validation.readings)
+            return [*mine, *(one for said in told.values() for one in said)]
+        missed_at = time.monotonic()
+        mine = self._dial_all(lost, heartbeat=frozenset(lost))
+        # Survivors notice at different moments: each is asked a little later, and answers a little longer.
+        _sleep_until(missed_at + _NOTICED_S)
+        survivors = self._ask_survivors()
+        _sleep_until(missed_at + _NOTICED_S + CONFIRM_S)
+        return [*mine, *survivors]
+
+    def _stand_by(self) -> None:
+        while self.company.courier.error is None:
+            beat = self.company.courier.beats.get(HEAD)
+            suspects = set(beat.fields.get("suspects", ())) if beat else set()
+            new = sorted((suspects & self.contacts.keys()) - self._asked - {self.company.my_rank})
+            if new:
+                self._asked |= suspects
+                seen = self._dial_all(new)
+                self.company.hand_in("seen", [one.model_dump(mode="json") for one in seen])
+            time.sleep(0.1)
+
+    def _ask_survivors(self) -> list[Reading]:
+        """The head is lost: what the other followers hear of it, and whether they answer at all."""
+        others = [rank for rank in self.company.others if rank != 0]
+        answers = self._each(others)
+        readings = [
+            self._reading(rank, answer, heartbeat=False)
+            for rank, (answer, _) in answers.items()
+            if answer != "answers"
+        ]
+        for rank, (answer, said) in answers.items():
+            silent = said.get("head_silent_s") if isinstance(said, dict) else None
+            if answer == "answers" and isinstance(silent, int | float):
+                heard = silent < _NOTICED_S / 2
+                fact = SilenceFact(
+                    node=0,
+                    head=True,
+                    heartbeat=not heard,
+                    silent_s=round(silent, 1),
+                    answer="answers" if heard else "not_asked",
+                )
+                readings.append(_recorded(fact, rank))
+        return readings
+
+    def _dial_all(self, nodes: Sequence[int], *, heartbeat: frozenset[int] = frozenset()) -> list[Reading]:
+        """What each says; ``heartbeat`` are those whose beats have ceased, and the rest is kept as context."""
+        return [
+            self._reading(rank, answer, heartbeat=rank in heartbeat)
+            for rank, (answer, _) in self._each(nodes).items()
+        ]
+
+    def _each(self, nodes: Sequence[int]) -> dict[int, tuple[Answer, Json]]:
+        """Dial several nodes at once, bounded."""
+        answers: dict[int, tuple[Answer, Json]] = {}
+
+        def dial(rank: int) -> None:
+            answers[rank] = self._dial(self.contacts[rank])
+
+        threads = [threading.Thread(target=dial, args=(rank,), daemon=True) for rank in nodes]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + CONFIRM_S + 0.5
+        for thread in threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        return {rank: answers.get(rank, ("timed_out", None)) for rank in nodes}
+
+    def _dial(self, contact: Contact) -> tuple[Answer, Json]:
+        try:
+            line = sockets.dial(
+                contact.met_at or contact.advertised, contact.port, self.secret, CONFIRM_S / 2
+            )
+        except OSError as error:
+            return _ANSWERS.get(error.errno or 0, "refused"), None
+        try:
+            return "answers", line.ask(_ALIVE, CONFIRM_S / 2)
+        except TimeoutError:
+            return "silent", None
+        except OSError:
+            return "refused", None  # it took the connection and broke it off
+        finally:
+            line.close()
+
+    def _reading(self, node: int, answer: Answer, *, heartbeat: bool) -> Reading:
+        silent_s = self.company.silent_s(node) if heartbeat else 0.0
+        since = max(time.monotonic() - self.company.began_at - silent_s, 0.0)
+        fact = SilenceFact(
+            node=node,
+            head=node == 0,
+            heartbeat=heartbeat,
+            silent_s=round(min(silent_s, 1e6), 1),
+            since_s=round(since, 1) if heartbeat else None,
+            answer=answer,
+            links_down=tuple(sorted(self.links_before - links_up())),
+            stopped_s=round(self.company.courier.stopped_s, 1),
+        )
+        return _recorded(fact, self.company.my_rank)
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(moment - time.monotonic(), 0.0))
+
+
+def _recorded(fact: SilenceFact, observer: int) -> Reading:
+    return Reading(check="roll_call", status=Status.COLLECTED, node=observer, fact=fact.recorded())
+
+
+def goodbye(node: int, why: str) -> Reading:
+    """A node that took its leave in the middle."""
+    return _recorded(SilenceFact(node=node, head=node == 0, answer="not_asked", said_goodbye=why), node)

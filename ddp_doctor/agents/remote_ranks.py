@@ -1,0 +1,104 @@
+"""The rest of a trial's world, as the trial on one node sees it: the ranks of the other nodes."""
+
+import time
+from dataclasses import dataclass
+from typing import get_args
+
+from ddp_doctor.agents.agent_group import AgentGroup, Lost
+from ddp_doctor.agents.framing import JUNK, Unreadable
+from ddp_doctor.model.trial import TrialRecord
+
+_OUTCOMES = get_args(TrialRecord.model_fields["outcome"].annotation)
+
+
+class OtherNodes:
+    """The others by way of the company: who is first to end a trial is heard by all."""
+
+    def __init__(self, company: AgentGroup, trial: str) -> None:
+        self._company = company
+        self._courier = company.courier
+        self._trial = trial
+        self._key = f"stop/{trial}"
+        self._is_done = False
+        self._ending = False
+        self._events = _Sum()
+        self._stirs = _Sum()
+        self.lost: tuple[int, ...] = ()
+        self._courier.watch(self._key)
+
+    def ended(self) -> str | None:
+        """How the trial ended. Raises Left where another agent took its leave, StoreLost and Unreadable."""
+        outcome = self._courier.value(self._key)
+        if outcome in _OUTCOMES:
+            return str(outcome)
+        if outcome is not None:
+            raise Unreadable(f"somebody ended the trial with {JUNK}")
+        try:
+            self._company.check()
+        except Lost as lost:
+            self.lost = lost.nodes
+            self.end("stuck")
+            return "stuck"
+        if self._company.is_head and self._is_done and not self._ending:
+            late = tuple(rank for rank in self._company.others if not self._is_through(rank))
+            if not late:
+                self.end("finished")
+            elif time.monotonic() > self._company.until:  # they are heard, and have got stuck themselves
+                self.lost = late
+                self.end("stuck")
+        return None
+
+    def _is_through(self, rank: int) -> bool:
+        beat = self._courier.beats.get(self._company.ids[rank])
+        return beat is not None and beat.fields.get("done") == self._trial
+
+    def done(self) -> None:
+        """Say so with the next beat."""
+        if not self._is_done:
+            self._is_done = True
+            self._courier.say(urgent=True, done=self._trial)
+
+    def end(self, outcome: str) -> None:
+        """The first to end it decides; the store sees to that."""
+        self._ending = True
+        self._courier.put_first(self._key, outcome)
+
+    def abandon(self) -> None:
+        """The others' ranks would wait for the head's, and their agents for them: it is over for all."""
+        if self._company.is_head:
+            self.end("interrupted")
+
+    def note(self, events: int, stirs: int) -> None:
+        """The head adds up what all nodes count; the sum goes round with its beats."""
+        self._courier.say(
+            events=self._added_up("events", events, self._events),
+            stirs=self._added_up("stirs", stirs, self._stirs),
+        )
+
+    def _added_up(self, name: str, own: int, known: "_Sum") -> int:
+        seen = [beat.fields.get(name, 0) for beat in self._courier.beats.values()]
+        total = own + sum(seen) if self._company.is_head else own
+        known.take(max([total, *seen]))
+        return total
+
+    def moved_since(self, moment: float) -> bool:
+        """Whether the sum of events has changed since then."""
+        return self._events.changed_at > moment
+
+    @property
+    def stirred_at(self) -> float:
+        """When one of the sums changed last."""
+        return max(self._events.changed_at, self._stirs.changed_at)
+
+
+@dataclass
+class _Sum:
+    """What all nodes counted together, and when that changed last (monotonic)."""
+
+    value: int = 0
+    changed_at: float = 0.0
+
+    def take(self, value: int) -> None:
+        """The sum as it is now."""
+        if value != self.value:
+            self.value, self.changed_at = value, time.monotonic()

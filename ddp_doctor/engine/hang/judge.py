@@ -1,0 +1,355 @@
+"""Who is to blame when a trial got stuck or broke: a pure function of the ranks' evidence.
+
+The order is the order of certainty. A process that is gone, stopped or raised an exception of its
+own explains what its peers report; only among ranks that are all alive and waiting do the steps
+and torch's flight recorder decide. A rank is named only on evidence that points at it; where the
+evidence points at a link, the pair is named, and where it points nowhere, nobody is.
+
+Ranks are compared by their place (judgement.py).
+Only deaths are compared by time, and those on several nodes only as far as clocks.py can align them.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ddp_doctor.engine.hang.clocks import Clock, by_step, clocks
+from ddp_doctor.engine.hang.judgement import (
+    COLLECTIVES,
+    INIT,
+    Judgement,
+    Kind,
+    Place,
+    key_of,
+    numbers,
+    open_step,
+    place_of,
+    reached,
+    shared_step,
+    waiting_besides,
+    where_it_waits,
+)
+from ddp_doctor.knowledge.deadlines import STILL_CPU_S_PER_S
+from ddp_doctor.knowledge.victims import aborted_over_a_peer, names_own_gpu, names_own_host
+from ddp_doctor.model.trial import FlightEntry, RankEvidence, Step, TrialRecord
+from ddp_doctor.parse.nccl_complaints import with_last_warning
+
+#: Deaths this close together have one cause: the forkserver, the agent or the machine.
+_SAME_MOMENT_S = 0.25
+_SIGABRT = -6
+#: How a rank ends because another one did, so an echo beside another kind of death: gloo and NCCL's watchdog
+#: abort a rank whose peer vanished, torchrun sends SIGTERM.
+_ANSWERS = (_SIGABRT, -15)
+#: The one complaint of gloo that tells of a wrong size (gloo transport/tcp/pair.cc).
+_GLOO_SIZE = re.compile(r"op\.preamble\.length|op\.nbytes")
+
+
+def judge(trial: TrialRecord) -> Judgement:
+    """Name the cause of a trial that did not finish."""
+    ranks = [one for one in trial.evidence if not one.done]
+    if trial.outcome == "slow":
+        return Judgement("slow", waiting=tuple(one.rank for one in ranks))
+    looks = (_mismatch, _died, _raised, _stopped, _never_began, _behind, _uninterruptible, _deadlock)
+    for look in looks:
+        found = look(ranks, trial)
+        if found is not None:
+            return found
+    return Judgement("unsure", waiting=numbers(ranks))
+
+
+# --- the looks, most certain first ---------------------------------------------------------------
+
+
+def _died(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
+    dead = [one for one in ranks if one.exited_at is not None]
+    own = [one for one in dead if not _aborted_over_a_peer(one)]
+    if not own:
+        wrong_size = any(_GLOO_SIZE.search(one.output_tail) for one in dead)
+        return _aborted_over_a_mismatch(ranks) if wrong_size else None
+    causes = _first_to_go(own, trial)
+    if not causes or (len(ranks) > 1 and len(causes) == len(ranks)):
+        return Judgement("unsure", waiting=numbers(ranks))
+    innocent = [one for one in ranks if one not in causes]
+    return Judgement("died", numbers(causes), numbers(innocent), shared_step(innocent))
+
+
+def _first_to_go(dead: Sequence[RankEvidence], trial: TrialRecord) -> list[RankEvidence]:
+    """Those whose death was no answer to another's, as far as their moments can be compared."""
+    nodes = {one.node for one in dead}
+    known = clocks(by_step(trial), nodes) if len(nodes) > 1 else dict.fromkeys(nodes, Clock(0.0, 0.0))
+    if not known:  # no order between the nodes: a death that may be an answer names nobody
+        return [one for one in dead if one.exit_code not in _ANSWERS]
+    gone = {one.rank: (one.exited_at or 0.0) - known[one.node].ahead_s for one in dead}
+    margin = _SAME_MOMENT_S + 2 * max(clock.give_or_take_s for clock in known.values())
+    at_once = [one for one in dead if gone[one.rank] - min(gone.values()) <= margin]
+    return [one for one in at_once if one.exit_code not in _ANSWERS] or at_once
+
+
+def _aborted_over_a_peer(one: RankEvidence) -> bool:
+    return one.exit_code == _SIGABRT and aborted_over_a_peer(one.output_tail)
+
+
+def _aborted_over_a_mismatch(ranks: Sequence[RankEvidence]) -> Judgement:
+    """gloo aborts the rank that *receives* a message of the wrong size: it is the victim.
+
+    The recorder of the dead rank is lost; a survivor whose real call is not its announced one did it.
+    """
+    calls = {one.rank: one.flight[-1] for one in ranks if one.flight}
+    suspects = _off_the_plan(ranks, calls, len(ranks))
+    innocent = [one for one in ranks if one.rank not in suspects]
+    flights = tuple((rank, calls[rank]) for rank in sorted(calls))
+    return Judgement("mismatch", suspects, numbers(innocent), shared_step(innocent), flights=flights)
+
+
+def _raised(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
+    everyone = trial.evidence
+    own = [one for one in ranks if one.raised is not None and not _blames_peer(one)]
+    if not own:
+        return None
+    alike: dict[object, list[RankEvidence]] = defaultdict(list)
+    for one in own:
+        assert one.raised is not None
+        alike[one.raised.type, one.raised.where].append(one)
+    if len(everyone) > 1 and len(own) == len(everyone):
+        kind: Kind = "raised-everywhere" if len(alike) == 1 else "unsure"
+        return Judgement(kind, waiting=numbers(ranks), step=shared_step(ranks))
+    most = max(alike.values(), key=len)
+    if len(everyone) > 1 and 2 * len(most) > len(everyone):
+        return _what_most_met(ranks, trial, set(numbers(most)))
+    innocent = [one for one in ranks if one not in own]
+    return Judgement("raised", numbers(own), numbers(innocent), shared_step(innocent))
+
+
+def _blames_peer(rank: RankEvidence) -> bool:
+    """Whether a rank's exception is about a peer. Where it leaves the cause out, the rank's log may have it."""
+    raised, log = rank.raised, rank.output_tail
+    if raised is None or not raised.blames_peer:
+        return False
+    return not (names_own_gpu(log) or names_own_host(with_last_warning(raised.message, log)))
+
+
+def _what_most_met(ranks: Sequence[RankEvidence], trial: TrialRecord, most: set[int]) -> Judgement:
+    """Most ranks failed alike: they met something, and a rank that never came may be it."""
+    for look in (_stopped, _never_began, _behind):
+        found = look(ranks, trial)
+        if found is not None and found.suspects and not most & set(found.suspects):
+            return found
+    return Judgement("unsure", waiting=numbers(ranks), step=shared_step(ranks))
+
+
+def _stopped(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
+    return _not_running(ranks, "stopped", "Tt")
+
+
+def _uninterruptible(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
+    """State D is seen once and may pass, so it counts only where no rank is missing from a step."""
+    return _not_running(ranks, "uninterruptible", "D")
+
+
+def _not_running(ranks: Sequence[RankEvidence], kind: Kind, letters: str) -> Judgement | None:
+    found = [one for one in ranks if one.state and one.state in letters]
+    if not found or len(found) >= max(len(ranks), 2):
+        return None
+    innocent = [one for one in ranks if one not in found]
+    return Judgement(kind, numbers(found), numbers(innocent), shared_step(innocent))
+
+
+def _never_began(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
+    missing = [one for one in ranks if not one.began]
+    if not missing or len(missing) == len(trial.evidence):
+        return None
+    # One that still computes (imports torch, on a busy machine) may yet come.
+    missing = [one for one in missing if (one.cpu_s_per_s or 0.0) < STILL_CPU_S_PER_S]
+    if not missing:
+        return Judgement("unsure", waiting=numbers(ranks), step=shared_step(ranks))
+    return Judgement("never-began", numbers(missing), waiting_besides(ranks, missing), shared_step(ranks))
+
+
+def _mismatch(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
+    """Different calls at one place: the flight recorder knows what each rank really enqueued."""
+    by_number: dict[tuple[str, int], dict[int, FlightEntry]] = defaultdict(dict)
+    for one in ranks:
+        for entry in one.flight:
+            by_number[entry.group, entry.seq][one.rank] = entry
+    for number in sorted(by_number):
+        calls = by_number[number]
+        groups: dict[object, list[int]] = defaultdict(list)
+        for rank, entry in calls.items():
+            groups[entry.op, entry.sizes, entry.dtypes].append(rank)
+        if len(groups) > 1:
+            suspects = _minority(groups) or _off_the_plan(ranks, calls, len(calls))
+            waiting = tuple(one.rank for one in ranks if one.rank not in suspects)
+            stands_in = shared_step([one for one in ranks if one.rank in waiting])
+            return Judgement("mismatch", suspects, waiting, stands_in, flights=tuple(sorted(calls.items())))
+    return _announced_mismatch(ranks)
+
+
+def _announced_mismatch(ranks: Sequence[RankEvidence]) -> Judgement | None:
+    """Without a recorder: what the ranks said they were about to call at one step."""
+    by_key: dict[tuple[str, int], dict[int, Step]] = defaultdict(dict)
+    for one in ranks:
+        step = open_step(one)
+        if step is not None and not step.peers:
+            by_key[key_of(step)][one.rank] = step
+    for steps in by_key.values():
+        groups: dict[object, list[int]] = defaultdict(list)
+        for rank, step in steps.items():
+            groups[step.name, step.detail].append(rank)
+        if len(groups) > 1:
+            suspects = _minority(groups)
+            waiting = tuple(rank for rank in steps if rank not in suspects)
+            return Judgement("mismatch", suspects, waiting, steps[(waiting or tuple(steps))[0]])
+    return None
+
+
+def _minority(groups: dict[object, list[int]]) -> tuple[int, ...]:
+    """The ranks outside the largest group; nobody where two groups are equally large."""
+    sizes = sorted((len(ranks) for ranks in groups.values()), reverse=True)
+    if sizes[0] == sizes[1]:
+        return ()
+    largest = max(groups.values(), key=len)
+    return tuple(sorted(rank for ranks in groups.values() for rank in ranks if rank not in largest))
+
+
+def _off_the_plan(
+    ranks: Sequence[RankEvidence], calls: dict[int, FlightEntry], compared: int
+) -> tuple[int, ...]:
+    """Between two equal halves: the ranks whose real call is not the one they had announced.
+
+    Nobody, where that is said of more than half of them: then the announcement is what is wrong.
+    """
+    off = []
+    for one in ranks:
+        step, entry = open_step(one) or (one.steps[-1] if one.steps else None), calls.get(one.rank)
+        if step is not None and entry is not None and not _is_announced(step, entry):
+            off.append(one.rank)
+    return tuple(off) if 2 * len(off) <= compared else ()
+
+
+def _is_announced(step: Step, entry: FlightEntry) -> bool:
+    """Whether a call is what its step says; a step that names no collective says nothing."""
+    if step.name not in COLLECTIVES:
+        return True
+    shapes = [str(list(size)) for size in entry.sizes]
+    # _all_gather_base is an all_gather, and nccl2's all_to_all_single an all_to_all.
+    op = entry.op.removeprefix("_").removesuffix("_base").removesuffix("_single")
+    return step.name == op and ("[" not in step.detail or any(shape in step.detail for shape in shapes))
+
+
+def _behind(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
+    """Ranks that never entered a step in which others wait for them."""
+    waiting = {one.rank: step for one in ranks if (step := open_step(one)) is not None}
+    if not waiting:
+        return None
+    # At one place a transfer comes before a collective: those who stand in it have passed nothing.
+    step = min(waiting.values(), key=lambda open_: (place_of(open_, trial), not open_.peers))
+    if step.peers:
+        return _absent_peer([one for one in ranks if one.rank in waiting], ranks)
+    here = place_of(step, trial)
+    absent = [one for one in ranks if reached(one, trial) < here and not _ended(one)]
+    if absent:
+        return Judgement("never-entered", numbers(absent), tuple(waiting), step)
+    return _left_behind(ranks, trial, here)
+
+
+def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place) -> Judgement | None:
+    """The one rank, or the few, still in a step that all others left, while some wait further on."""
+    waiting = {one.rank: step for one in ranks if (step := open_step(one)) is not None}
+    further = [step for step in waiting.values() if place_of(step, trial) > here]
+    last = [one for one in ranks if one.rank in waiting and place_of(waiting[one.rank], trial) == here]
+    if any(_ended(one) for one in last):
+        return None
+    if not _few(len(last), len(trial.evidence)):
+        return _left_in_init(last, trial)
+    if not further or any(step.peers for step in waiting.values()):
+        return None
+    doing = {one.rank: where_it_waits(one) for one in last}
+    if "unknown" in doing.values():  # it did not answer in time: it may as well wait for what was lost
+        return Judgement("unsure", waiting=numbers(last), step=open_step(last[0]))
+    if "outside" not in doing.values():
+        return _unreached(last, trial, "store" in doing.values())
+    step = min(further, key=lambda open_: place_of(open_, trial))
+    there = place_of(step, trial)
+    absent = [
+        one
+        for one in ranks
+        if reached(one, trial) < there and not _ended(one) and doing.get(one.rank, "outside") == "outside"
+    ]
+    return Judgement("never-entered", numbers(absent), waiting_besides(ranks, absent), step)
+
+
+def _left_in_init(last: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
+    """Many ranks in init_process_group that others left: who is through was not the one they lack there."""
+    step = open_step(last[0])
+    if step is None or step.name != INIT or len(last) == len(trial.evidence):
+        return None
+    if any(rank.state == "D" for rank in last):
+        return None
+    return Judgement("left-behind", (), numbers(last), step)
+
+
+def _unreached(last: Sequence[RankEvidence], trial: TrialRecord, by_the_store: bool) -> Judgement:
+    """Ranks that entered a step which the others left: who only sends is through first.
+
+    Of two ranks in a collective the link is to blame. Of more the pairwise check says which link, if it is one;
+    the control store is asked over another link.
+    """
+    everyone = tuple(sorted(numbers(trial.evidence)))
+    if len(everyone) == 2 and not by_the_store:
+        return Judgement("pair", (), numbers(last), open_step(last[0]), (everyone[:2],))
+    return Judgement("left-behind", (), numbers(last), open_step(last[0]))
+
+
+def _few(count: int, of: int) -> bool:
+    return count == 1 or 2 * count < of
+
+
+def _ended(one: RankEvidence) -> bool:
+    """Whether a rank failed or is gone: then it is judged by its words, not by its place."""
+    return one.raised is not None or one.exited_at is not None
+
+
+def _absent_peer(waiting: Sequence[RankEvidence], ranks: Sequence[RankEvidence]) -> Judgement | None:
+    """Point-to-point: a rank whose partner waits, and that itself waits for nobody."""
+    waits_for = {one.rank: set(step.peers) for one in waiting if (step := open_step(one)) is not None}
+    idle = {one.rank for one in ranks} - waits_for.keys()
+    by_rank = {one.rank: one for one in ranks}
+    missing = {
+        (rank, peer)
+        for rank, peers in waits_for.items()
+        for peer in peers & idle
+        if _transfers(by_rank[peer], rank) < _transfers(by_rank[rank], peer)
+    }
+    if not missing:
+        return None
+    suspects = sorted({peer for _, peer in missing})
+    callers = tuple(sorted({rank for rank, _ in missing}))
+    entered = open_step(next(one for one in waiting if one.rank in callers))
+    return Judgement("never-entered", tuple(suspects), callers, entered)
+
+
+def _transfers(one: RankEvidence, peer: int) -> int:
+    """How often a rank entered a transfer with this peer: who did so as often is not missing from it."""
+    return sum(peer in step.peers for step in one.steps)
+
+
+def _deadlock(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
+    """Everyone entered and nobody left: a link. A point-to-point step says which."""
+    steps = {one.rank: step for one in ranks if (step := open_step(one)) is not None}
+    if len(steps) < len(ranks) or not steps:
+        return None
+    pairs = {
+        (min(rank, peer), max(rank, peer))
+        for rank, step in steps.items()
+        for peer in step.peers
+        if peer in steps and rank in steps[peer].peers
+    }
+    if pairs:
+        ends = {rank for pair in pairs for rank in pair}
+        waiting = tuple(rank for rank in steps if rank not in ends)
+        return Judgement("pair", (), waiting, steps[min(ends)], tuple(sorted(pairs)))
+    gone = any(one.exited_at is not None for one in ranks)
+    one_place = len({key_of(step) for step in steps.values()}) == 1
+    if len(ranks) == len(trial.evidence) and one_place and not gone and not next(iter(steps.values())).peers:
+        return Judgement("all-entered", (), tuple(steps), shared_step(ranks))
+    return None

@@ -1,0 +1,120 @@
+"""What the judge of trials says, and how it compares the places at which ranks stand.
+
+A *place* is the check, in the trial's order, and the number of the step in it.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ddp_doctor.model.trial import FlightEntry, RankEvidence, Step, TrialRecord
+
+Kind = Literal[
+    "died",
+    "raised",
+    "raised-everywhere",
+    "stopped",
+    "uninterruptible",
+    "never-began",
+    "never-entered",
+    "mismatch",
+    "pair",
+    "all-entered",
+    "left-behind",
+    "slow",
+    "unsure",
+]
+
+Place = tuple[int, int]
+
+#: Making the group: a backend that connects at once, as NCCL's does with a device_id, connects the ranks in it.
+INIT = "init_process_group"
+#: Steps named after the call they make; a backward or a constructor makes calls of other names.
+COLLECTIVES = frozenset(
+    {"all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather"}
+    | {"reduce", "reduce_scatter", "scatter"}
+)
+#: Where a rank stands that torch keeps in a collective; backward calls them from the autograd engine.
+_TORCH_WAITS = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
+#: … or in what no recorder knows: the making of a group, a barrier over the store.
+_TORCH_MEETS = re.compile(r"/torch/distributed/distributed_c10d\.py")
+#: Where it asks the control store (ranks/exchange.py).
+_STORE_WAITS = re.compile(r"/ddp_doctor/ranks/exchange\.py")
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What happened and who did it. ``step`` is the step that those who wait stand in."""
+
+    kind: Kind
+    suspects: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+    step: Step | None = None
+    pairs: tuple[tuple[int, int], ...] = ()  # links that a transfer did not get across
+    flights: tuple[tuple[int, FlightEntry], ...] = ()  # of a mismatch: what each rank really called
+
+    @property
+    def names_a_rank(self) -> bool:
+        """Whether one or more ranks, and not a link or nobody, are to blame."""
+        return bool(self.suspects)
+
+
+def numbers(ranks: Sequence[RankEvidence]) -> tuple[int, ...]:
+    """The numbers of these ranks."""
+    return tuple(one.rank for one in ranks)
+
+
+def waiting_besides(ranks: Sequence[RankEvidence], besides: Sequence[RankEvidence]) -> tuple[int, ...]:
+    """The numbers of these ranks without some of them."""
+    return tuple(one.rank for one in ranks if one not in besides)
+
+
+def open_step(one: RankEvidence) -> Step | None:
+    """The step a rank entered and has not left."""
+    last = one.steps[-1] if one.steps else None
+    return last if last is not None and last.left_at is None else None
+
+
+def where_it_waits(one: RankEvidence) -> Literal["collective", "store", "outside", "unknown"]:
+    """What keeps a rank in its step. Who waits in a collective or for the store may wait for what was lost."""
+    stands_in = one.stack[-1] if one.stack else ""
+    if _STORE_WAITS.search(stands_in):
+        return "store"
+    if not one.flight and stands_in:
+        step = open_step(one)
+        waits = (
+            step is not None and step.name in COLLECTIVES
+        )  # for work that it queued: torch is not in its stack
+        return "collective" if waits or _TORCH_WAITS.search(stands_in) else "outside"
+    if not one.flight:
+        return "unknown"
+    waits = one.flight[-1].is_open or _TORCH_MEETS.search(stands_in) is not None
+    return "collective" if waits else "outside"
+
+
+def shared_step(ranks: Sequence[RankEvidence]) -> Step | None:
+    """The step that most of these ranks stand in."""
+    steps = [step for one in ranks if (step := open_step(one)) is not None]
+    counted = Counter(key_of(step) for step in steps)
+    if not counted:
+        return None
+    key = counted.most_common(1)[0][0]
+    return next(step for step in steps if key_of(step) == key)
+
+
+def key_of(step: Step) -> tuple[str, int]:
+    """What makes two ranks' steps the same one; the group is made before its check begins to count."""
+    return step.check, 0 if step.name == INIT else step.seq
+
+
+def place_of(step: Step, trial: TrialRecord) -> Place:
+    """Where a step stands in the trial; a check that the plan does not know comes last."""
+    check, seq = key_of(step)
+    return (trial.checks.index(check) if check in trial.checks else len(trial.checks)), seq
+
+
+def reached(one: RankEvidence, trial: TrialRecord) -> Place:
+    """The furthest step a rank ever entered: only the last steps are kept, so further is entered too."""
+    return max((place_of(step, trial) for step in one.steps), default=(-1, 0))

@@ -1,0 +1,284 @@
+"""What the rules over trials share: the judged trials, and how they speak of ranks and steps."""
+
+import re
+import signal
+from collections.abc import Collection, Iterator
+
+from ddp_doctor.checks.env_vars import value_refused
+from ddp_doctor.checks.software.installation import torch_finds_no_backend
+from ddp_doctor.checks.topology import p2p_stalls
+from ddp_doctor.engine.hang.judge import judge
+from ddp_doctor.engine.hang.judgement import INIT, Judgement, Kind
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Culprit, Evidence, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
+from ddp_doctor.parse.bound_device import used_elsewhere
+from ddp_doctor.parse.nccl_complaints import with_last_warning
+from ddp_doctor.phrases import ranks as words
+from ddp_doctor.phrases.nodes import host
+from ddp_doctor.phrases.p2p import DISABLE_P2P
+from ddp_doctor.views.lost_nodes import silent_nodes
+
+#: What a setting that torch refuses can look like: never a rank that is stopped, killed or missing.
+_REFUSED_LOOKS: tuple[Kind, ...] = ("all-entered", "raised-everywhere", "unsure")
+#: What ranks that raised look like, and those that the trial's end then kept from coming.
+_RAISED_LOOKS: tuple[Kind, ...] = ("raised", "raised-everywhere", "unsure", "never-entered", "never-began")
+#: torch 2.15 distributed_c10d.py, _new_process_group_helper.
+_UNKNOWN_BACKEND = "Unknown c10d backend type"
+
+#: More lines of evidence of one kind than these help nobody; the culprits name every rank.
+MOST_LINES = 8
+
+
+def pairs_of_topology(recording: Recording) -> set[tuple[int, int]]:
+    """The pairs of ranks that the topology's own rule names: one cause, one finding."""
+    return recording.once("pairs of topology", lambda: _pairs_of_topology(recording))
+
+
+def _pairs_of_topology(recording: Recording) -> set[tuple[int, int]]:
+    named = [one for finding in p2p_stalls.apply(recording) for one in finding.culprits]
+    return {
+        (min(one.rank, one.peer_rank), max(one.rank, one.peer_rank))
+        for one in named
+        if one.rank is not None and one.peer_rank is not None
+    }
+
+
+def holds_one_of(trial: TrialRecord, pairs: set[tuple[int, int]]) -> bool:
+    """Whether both ends of one of these pairs took part, so that its link may explain the trial."""
+    return any(set(pair) <= set(trial.ranks) for pair in pairs)
+
+
+def judged(recording: Recording, *kinds: Kind) -> Iterator[tuple[TrialRecord, Judgement]]:
+    """The trials that did not finish and whose judgement is one of these kinds.
+
+    A trial that failed as a whole while the process group was set up is left out where a setting
+    that torch refuses explains it, and any trial that a silent node explains: the ranks of the others
+    only wait for that node's, and nothing is known of these. So is one whose exceptions have a finding of
+    their own: an operation on another GPU than the group's, a torch that finds no backend.
+    """
+    for trial, judgement in recording.once("judged trials", lambda: _judged(recording)):
+        if judgement.kind in kinds:
+            yield trial, judgement
+
+
+def _judged(recording: Recording) -> list[tuple[TrialRecord, Judgement]]:
+    refused = any(finding.severity is Severity.ERROR for finding in value_refused.apply(recording))
+    unfinished = (trial for trial in recording.trials if trial.outcome in ("stuck", "broken", "slow"))
+    found = [(trial, judge(trial)) for trial in unfinished if not lacks_a_node(recording, trial)]
+    return [
+        (trial, judgement)
+        for trial, judgement in found
+        if not (refused and trial.judged_check == "process_group" and _may_be_refused(trial, judgement))
+        and not (judgement.kind in _RAISED_LOOKS and _has_its_own_finding(recording, trial))
+    ]
+
+
+def _has_its_own_finding(recording: Recording, trial: TrialRecord) -> bool:
+    raised = [rank for rank in trial.evidence if rank.raised is not None and not rank.raised.blames_peer]
+    if any(used_elsewhere(words_of(rank)) for rank in raised):
+        return True
+    return bool(raised) and all(_backend_is_not_offered(recording, rank) for rank in raised)
+
+
+def _backend_is_not_offered(recording: Recording, rank: RankEvidence) -> bool:
+    """Whether torch knows no such backend on a node where, as another finding says, it finds none at all."""
+    return _UNKNOWN_BACKEND in words_of(rank) and any(
+        culprit.node_rank == rank.node
+        for finding in torch_finds_no_backend.apply(recording)
+        for culprit in finding.culprits
+    )
+
+
+def lacks_a_node(recording: Recording, trial: TrialRecord) -> bool:
+    """Whether a node fell silent during this trial, or handed in nothing of its ranks and then was lost."""
+    heard = {one.node for one in trial.evidence}
+    world = recording.world
+    silent = silent_nodes(recording) if world is not None and world.nnodes > 1 else frozenset()
+    return bool(trial.lost_nodes) or any(
+        world is not None and set(world.ranks_of(node)) & set(trial.ranks) for node in silent - heard
+    )
+
+
+def _may_be_refused(trial: TrialRecord, judgement: Judgement) -> bool:
+    aborted = judgement.kind == "died" and all(
+        of_rank(trial, rank).exit_code == -signal.SIGABRT for rank in judgement.suspects
+    )
+    return aborted or judgement.kind in _REFUSED_LOOKS
+
+
+def of_rank(trial: TrialRecord, rank: int) -> RankEvidence:
+    """The evidence of one rank."""
+    return next(one for one in trial.evidence if one.rank == rank)
+
+
+def check_of(trial: TrialRecord, judgement: Judgement) -> str:
+    """The check in which the trial was judged."""
+    return judgement.step.check if judgement.step else trial.judged_check or trial.checks[0]
+
+
+def step_words(step: Step | None) -> str:
+    """``all_reduce 17``, as the evidence counts the steps of a check; a group is made once."""
+    if step is None:
+        return "its next step"
+    return step.name if step.name == INIT else f"{step.name} {step.seq}"
+
+
+def words_of(rank: RankEvidence) -> str:
+    """What the rank's exception says, with NCCL's last warning where torch left it out."""
+    return with_last_warning(rank.raised.message, rank.output_tail) if rank.raised else ""
+
+
+def who_waits(judgement: Judgement) -> str:
+    """``; ranks 0, 2 wait``, or nothing where nobody does."""
+    if not judgement.waiting:
+        return ""
+    verb = "wait" if len(judgement.waiting) > 1 else "waits"
+    return f"; {words.rank_list(judgement.waiting)} {verb}"
+
+
+def culprits(recording: Recording, numbers: tuple[int, ...]) -> tuple[Culprit, ...]:
+    """The ranks as culprits."""
+    return tuple(words.rank_culprit(recording, rank) for rank in numbers)
+
+
+def names(recording: Recording, numbers: tuple[int, ...]) -> str:
+    """The ranks at the beginning of a sentence, each with its host where there are several."""
+    return words.capital(words.ranks_at(recording, numbers))
+
+
+#: Frames that wait on behalf of somebody: torch, the standard library, the doctor's own worker.
+_LIBRARY = re.compile(r"/torch/|/ddp_doctor/ranks/|/lib/python3[^/]*/(?!site-packages|dist-packages)|<frozen")
+
+
+def stands(one: RankEvidence) -> str:
+    """Where the rank stands, as well as the process could still say."""
+    if one.stack:
+        own = [frame for frame in one.stack if not _LIBRARY.search(frame)]
+        return f"it stands in {words.short((own or list(one.stack))[-1])}"
+    if one.steps:
+        last = one.steps[-1]
+        return f"its last step was {step_words(last)} at {words.short(last.where)}"
+    return "it never said where it stands"
+
+
+def rank_evidence(
+    recording: Recording, trial: TrialRecord, judgement: Judgement, one: RankEvidence
+) -> Evidence:
+    """One rank's process state, position and processor time."""
+    world = recording.world
+    place = f"{world.hostname(one.node)}, " if world is not None and world.nnodes > 1 else ""
+    parts = [f"rank {one.rank} ({place}pid {one.pid}): {process_words(one)}", stands(one)]
+    if one.cpu_s_per_s is not None and one.exited_at is None:
+        parts.append(f"{one.cpu_s_per_s:.0%} of a core in the last second")
+    return Evidence(check=check_of(trial, judgement), text="; ".join(parts))
+
+
+def process_words(one: RankEvidence) -> str:
+    """What the kernel says of the rank's process."""
+    if one.exited_at is not None:
+        return f"gone {one.exited_at:.1f} s after the start"
+    states = {
+        "R": "running",
+        "S": "sleeping",
+        "D": "uninterruptible",
+        "T": "stopped",
+        "t": "traced",
+        "Z": "dead",
+    }
+    wait = f" in {one.wait_channel}" if one.wait_channel and one.wait_channel != "0" else ""
+    return f"process {states.get(one.state or '', 'state unknown')}{wait}"
+
+
+def waiting_evidence(trial: TrialRecord, judgement: Judgement) -> tuple[Evidence, ...]:
+    """Where the innocent ranks stand, and for how long."""
+    if not judgement.waiting or judgement.step is None:
+        return ()
+    step = judgement.step
+    where = words.short(step.where)
+    text = f"{words.rank_list(judgement.waiting)} entered {step_words(step)} at {where} and did not leave it"
+    waited_s = round(trial.waited_s, 1) or None  # a rank that is gone is judged at once
+    return (Evidence(check=step.check, text=text, value=waited_s, unit="s" if waited_s else None),)
+
+
+def evidence(recording: Recording, trial: TrialRecord, judgement: Judgement) -> tuple[Evidence, ...]:
+    """The suspects first, then those who wait for them."""
+    shown, left = judgement.suspects[:MOST_LINES], judgement.suspects[MOST_LINES:]
+    guilty = [rank_evidence(recording, trial, judgement, of_rank(trial, rank)) for rank in shown]
+    if left:
+        guilty.append(Evidence(check=check_of(trial, judgement), text=f"alike: {words.rank_list(left)}"))
+    return (*guilty, *waiting_evidence(trial, judgement))
+
+
+def all_well_without(recording: Recording, trial: TrialRecord, judgement: Judgement) -> bool:
+    """Whether a later trial ran the same check to its end without the suspects: a second proof."""
+    later = recording.trials[recording.trials.index(trial) + 1 :]
+    check = trial.judged_check or check_of(trial, judgement)
+    return any(
+        again.outcome == "finished"
+        and check in again.checks
+        and not set(again.ranks) & set(judgement.suspects)
+        for again in later
+    )
+
+
+def confidence(recording: Recording, trial: TrialRecord, judgement: Judgement) -> Confidence:
+    """Proved where the same checks passed without the suspects."""
+    proved = all_well_without(recording, trial, judgement)
+    return Confidence.PROVED if proved else Confidence.LIKELY
+
+
+def proof_words(recording: Recording, trial: TrialRecord, judgement: Judgement) -> str:
+    """The sentence that says so."""
+    if all_well_without(recording, trial, judgement):
+        return " The same checks passed in a second trial without it."
+    return ""
+
+
+def link_remedies(
+    recording: Recording, pairs: Collection[tuple[int, int]] = (), step: Step | None = None
+) -> tuple[Remedy, ...]:
+    """What to try where links hang: between these pairs, or, where none could be named, between any.
+
+    Peer-to-peer transfers are NCCL's between the GPUs of one node; between nodes there is the network, and
+    in init_process_group between all ranks: they connect over sockets first, on one node too.
+    """
+    world = recording.world
+    several = world is not None and world.nnodes > 1
+    across = several and (not pairs or any(is_across(recording, pair) for pair in pairs))
+    within = not pairs or any(not is_across(recording, pair) for pair in pairs)
+    on_gpus = world is not None and world.backend == "nccl"
+    found = [_WITHOUT_P2P] if on_gpus and within else []
+    if connects(step):
+        return (_look_at_network(recording, pairs), *found)
+    return (*found, _look_at_network(recording, pairs)) if across or not on_gpus else tuple(found)
+
+
+def connects(step: Step | None) -> bool:
+    """Whether it is the step in which the ranks connect to each other."""
+    return step is not None and step.name == INIT
+
+
+def is_across(recording: Recording, pair: tuple[int, int]) -> bool:
+    """Whether two ranks are on different nodes."""
+    world = recording.world
+    return world is not None and world.node_of(pair[0]) != world.node_of(pair[1])
+
+
+def _look_at_network(recording: Recording, pairs: Collection[tuple[int, int]]) -> Remedy:
+    world = recording.world
+    nodes = {(world.node_of(one), world.node_of(other)) for one, other in pairs} if world else set()
+    paths = sorted((one, other) for one, other in nodes if one != other)
+    traces = (f"tracepath {host(recording, other)}   # on {host(recording, one)}" for one, other in paths[:2])
+    return Remedy(
+        summary="Look at what connects them: firewall rules, the interface, the name each resolves to, the largest"
+        " packet that passes",
+        commands=("ss -tnp", "sudo nft list ruleset", *traces),
+        scope="node",
+    )
+
+
+_WITHOUT_P2P = DISABLE_P2P.model_copy(
+    update={"summary": "Turn GPU peer-to-peer off to prove the cause; then repair ACS, the IOMMU or the link"}
+)

@@ -1,0 +1,324 @@
+"""Ranks that ended, by a signal, an exit or an exception."""
+
+import re
+import signal
+from collections.abc import Iterator, Sequence
+
+from ddp_doctor.checks.agreement.versions import different_versions
+from ddp_doctor.engine.hang.judgement import Judgement
+from ddp_doctor.engine.hang.rules.common import (
+    MOST_LINES,
+    check_of,
+    confidence,
+    culprits,
+    evidence,
+    judged,
+    names,
+    of_rank,
+    proof_words,
+    stands,
+    who_waits,
+    words_of,
+)
+from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Showing
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.model.trial import RankEvidence, TrialRecord
+from ddp_doctor.phrases import complaints
+from ddp_doctor.phrases import ranks as words
+from ddp_doctor.phrases.nodes import host
+from ddp_doctor.phrases.settings import NO_TRIAL, unset
+from ddp_doctor.phrases.torch_calls import ONE_GPU_EACH
+
+
+@rule("DD612", "rank-died", Severity.ERROR)
+def died(recording: Recording) -> Iterator[Draft]:
+    """A rank whose process ended before its work was done.
+
+    What it finds
+        The first rank that exited or was killed; its exit code or signal, and whether the memory
+        cgroup counted an OOM kill at that time.
+
+    Why it matters
+        The other ranks report "connection closed by peer", and torchrun on each node calls its own
+        first failure the root cause. The rank that went first is the one to look at.
+
+    Remedy
+        SIGKILL with an OOM count: more memory, or fewer or smaller ranks. SIGSEGV or SIGBUS: a
+        library clash or a full /dev/shm. An exit code: the rank's own output says why.
+
+    References
+        signal(7); torch.distributed.elastic.multiprocessing.errors
+    """
+    for trial, judgement in judged(recording, "died"):
+        first = of_rank(trial, judgement.suspects[0])
+        yield Draft(
+            title=f"{_deaths(recording, trial, judgement)} in {check_of(trial, judgement)};"
+            f" {stands(first)}{who_waits(judgement)}",
+            detail="The errors of the other ranks are its echo."
+            f"{proof_words(recording, trial, judgement)}{_last_words(first)}",
+            confidence=Confidence.PROVED,
+            culprits=culprits(recording, judgement.suspects),
+            evidence=evidence(recording, trial, judgement),
+            remedies=(_after_death(recording, first),),
+        )
+
+
+def _deaths(recording: Recording, trial: TrialRecord, judgement: Judgement) -> str:
+    """How each of the suspects ended; those that ended alike are named together."""
+    alike: dict[str, list[int]] = {}
+    for rank in judgement.suspects:
+        alike.setdefault(_death(trial, of_rank(trial, rank)), []).append(rank)
+    ends = [f"{words.ranks_at(recording, ranks)} {death}" for death, ranks in alike.items()]
+    return words.capital(", ".join(ends))
+
+
+def _death(trial: TrialRecord, one: RankEvidence) -> str:
+    code = one.exit_code
+    if one.out_of_memory and code == -signal.SIGKILL:
+        return "was killed by the kernel for lack of memory (OOM, SIGKILL)"
+    if code is not None and code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    if trial.launcher == "torchrun":
+        return "ended before its work was done"
+    return f"exited with code {code} before its work was done"
+
+
+def _last_words(one: RankEvidence) -> str:
+    lines = [line for line in one.output_tail.splitlines() if line.strip()]
+    return f" Its last output: {lines[-1][:200]}" if lines else ""
+
+
+def _after_death(recording: Recording, one: RankEvidence) -> Remedy:
+    code = one.exit_code
+    several = recording.world is not None and recording.world.nnodes > 1
+    killed = "sudo dmesg -T | grep -i 'killed process'"
+    killed += f"   # on {host(recording, one.node)}" if several else ""
+    if one.out_of_memory:
+        return Remedy(
+            summary="Give the job more memory (cgroup or --mem), or run fewer ranks per node",
+            commands=(killed,),
+            scope="job",
+        )
+    if code == -signal.SIGKILL:
+        return Remedy(
+            summary="Find out who sent the signal: the kernel for lack of memory, a time limit, an epilog, an"
+            " administrator",
+            commands=(killed,),
+            scope="node",
+        )
+    if code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL):
+        return Remedy(
+            summary="Look for clashing native libraries (LD_LIBRARY_PATH, LD_PRELOAD) or a full /dev/shm",
+            commands=("ldconfig -p | grep -e nccl -e cuda", "df -h /dev/shm"),
+            scope="node",
+        )
+    if code is not None and code < 0:
+        return Remedy(
+            summary="Find out who sent the signal: a time limit, an epilog, an administrator", scope="node"
+        )
+    return Remedy(summary="Read the rank's last output: it left by itself", scope="code")
+
+
+@rule("DD613", "rank-raised-an-exception", Severity.ERROR)
+def raised(recording: Recording) -> Iterator[Draft]:
+    """A rank that failed with an exception of its own.
+
+    What it finds
+        A rank whose probe raised an exception that does not speak of a peer, while others did not.
+
+    Why it matters
+        The peers wait for it, or report a broken connection; only this rank's words are a cause.
+
+    Remedy
+        The exception's text and line.
+
+    References
+        torch.distributed.elastic.multiprocessing.errors, which reports the earliest failure
+    """
+    for trial, judgement in judged(recording, "raised"):
+        lacking = {rank.rank for rank in _without_interface(recording, trial)}
+        if _sharing(trial) or complaints.explains(recording, trial) or lacking.issuperset(judgement.suspects):
+            continue  # process-group-cannot-start, or a rule of the cause, names who is concerned
+        first = of_rank(trial, judgement.suspects[0])
+        assert first.raised is not None
+        yield Draft(
+            title=f"{names(recording, judgement.suspects)} raised {first.raised.type} in"
+            f" {check_of(trial, judgement)} at {words.short(first.raised.where)}{who_waits(judgement)}",
+            detail=f"It says: {_sentence(words_of(first))}{proof_words(recording, trial, judgement)}",
+            confidence=confidence(recording, trial, judgement),
+            culprits=culprits(recording, judgement.suspects),
+            evidence=evidence(recording, trial, judgement),
+            remedies=(
+                Remedy(
+                    summary="Mend what the exception says; the other ranks only wait for it", scope="node"
+                ),
+            ),
+        )
+
+
+def _sentence(message: str) -> str:
+    said = " ".join(message[:400].split()) or "nothing"
+    return said if said[-1] in ".!?" else f"{said}."
+
+
+#: NCCL bootstrap.cc, and the variable that chooses.
+_NO_INTERFACE = "no socket interface found"
+_NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
+#: NCCL init.cc: "Mismatched NCCL version detected : rank 0 version 22705 rank 1 version 22703".
+_OTHER_VERSION = "Mismatched NCCL version"
+#: NCCL init.cc: "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 3000".
+_DUPLICATE = re.compile(
+    r"Duplicate GPU detected\s*: rank (\d+) and rank (\d+) both on CUDA device (\w+)", re.IGNORECASE
+)
+
+
+@rule("DD617", "process-group-cannot-start", Severity.ERROR)
+def everywhere(recording: Recording) -> Iterator[Draft]:
+    """A process group that cannot be made, for a reason that torch, gloo or NCCL names.
+
+    What it finds
+        The same exception on all ranks while the process group is set up or used for the first time:
+        an interface that does not exist, a library that is missing. Where NCCL_SOCKET_IFNAME leaves NCCL no
+        interface, one rank's exception is enough. And two ranks on one GPU, which NCCL refuses.
+
+    Why it matters
+        The job will not start, on any rank.
+
+    Remedy
+        What the exception names. GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME must name interfaces of
+        this host. Two ranks on one GPU: choose the device by LOCAL_RANK.
+
+    References
+        gloo transport/tcp/device.cc ("Unable to find address for")
+        NCCL bootstrap.cc ("no socket interface found"), init.cc ("Duplicate GPU detected")
+    """
+    told: set[str] = set()
+    for trial, judgement in judged(recording, "raised-everywhere", "raised", "unsure"):
+        sharing = _sharing(trial)
+        if sharing:
+            yield _one_gpu(recording, sharing)
+            continue
+        alike = judgement.kind == "raised-everywhere"
+        ranks = list(trial.evidence) if alike else _without_interface(recording, trial)
+        # A probe of the doctor's own that fails everywhere is unsure, not a fault.
+        if not ranks or not _makes_the_group(ranks[0]):
+            continue
+        if complaints.explains(recording, trial):
+            continue  # the rule of the cause tells
+        draft = _cannot_start(recording, trial, ranks)
+        if draft.title not in told and not _other_versions_are_told(recording, ranks[0]):
+            told.add(draft.title)  # torchrun's ranks and the doctor's own fail for one cause
+            yield draft
+
+
+def _other_versions_are_told(recording: Recording, one: RankEvidence) -> bool:
+    """Whether NCCL refuses its peers for their versions, and the nodes with other ones are named already."""
+    assert one.raised is not None
+    told = (finding.severity is Severity.ERROR for finding in different_versions.apply(recording))
+    return _OTHER_VERSION in words_of(one) and any(told)
+
+
+def _without_interface(recording: Recording, trial: TrialRecord) -> list[RankEvidence]:
+    """The ranks that NCCL leaves without an interface, where a setting of their node chooses it.
+
+    Only the rank that makes NCCL's unique id may come so far; the others wait for that id.
+    """
+    named = {seen.node for seen in recording.facts(EnvVars) if _NCCL_INTERFACE in seen.fact.variables}
+    return [
+        rank
+        for rank in trial.evidence
+        if rank.node in named and _NO_INTERFACE in words_of(rank) and _makes_the_group(rank)
+    ]
+
+
+def _makes_the_group(rank: RankEvidence) -> bool:
+    """Whether the rank is still setting up the process group, or using it for the first time."""
+    return bool(rank.steps) and rank.steps[-1].check == "process_group"
+
+
+def _sharing(trial: TrialRecord) -> dict[tuple[int, str], set[int]]:
+    """The ranks that NCCL found on one GPU, by node and bus number; NCCL counts ranks within the trial."""
+    found: dict[tuple[int, str], set[int]] = {}
+    for one in trial.evidence:
+        said = one.output_tail + (one.raised.message if one.raised else "")
+        for rank, other, device in _DUPLICATE.findall(said):
+            if max(int(rank), int(other)) < len(trial.ranks):
+                ends = (trial.ranks[int(rank)], trial.ranks[int(other)])
+                found.setdefault((one.node, device), set()).update(ends)
+    return found
+
+
+def _one_gpu(recording: Recording, sharing: dict[tuple[int, str], set[int]]) -> Draft:
+    ranks = tuple(sorted(set().union(*sharing.values())))
+    places = [f"{words.rank_list(sorted(of))} on {_device(recording, at)}" for at, of in sharing.items()]
+    more = f"; and {len(places) - MOST_LINES} more GPUs" if places[MOST_LINES:] else ""
+    return Draft(
+        title=f"NCCL cannot start, for ranks share a GPU: {'; '.join(places[:MOST_LINES])}{more}",
+        detail='NCCL refuses a GPU that two ranks use ("Duplicate GPU detected"); each needs its own.',
+        confidence=Confidence.PROVED,
+        culprits=culprits(recording, ranks),
+        evidence=tuple(
+            Evidence(check="process_group", text=f"NCCL: {place}") for place in places[:MOST_LINES]
+        ),
+        remedies=(ONE_GPU_EACH,),
+    )
+
+
+def _device(recording: Recording, at: tuple[int, str]) -> str:
+    """A GPU as NCCL names it, by its bus number, and its host where there are several."""
+    node, bus = at
+    several = recording.world is not None and recording.world.nnodes > 1
+    return f"CUDA device {bus}" + (f" of {host(recording, node)}" if several else "")
+
+
+def _cannot_start(recording: Recording, trial: TrialRecord, ranks: Sequence[RankEvidence]) -> Draft:
+    """``ranks`` raised it; the others of the trial wait for them."""
+    first = ranks[0]
+    assert first.raised is not None
+    message = words_of(first)
+    setting = _interface_setting(recording, message)
+    raising = words.capital(words.rank_list([rank.rank for rank in ranks]))
+    everyone = len(ranks) == len(trial.ranks)
+    who = f"All {len(ranks)} ranks" if everyone else raising
+    others = "" if everyone else "; the other ranks wait for it"
+    return Draft(
+        title=f"The {trial.backend} process group cannot start: {words.cause(message)[:160]}",
+        detail=f"{who} raised {first.raised.type} in {first.steps[-1].name}{others}.",
+        confidence=Confidence.PROVED,
+        culprits=(Culprit(kind="setting", name=setting),) if setting else (),
+        evidence=(Evidence(check="process_group", text=message[:400]),),
+        remedies=_after_refusal(recording, message, setting),
+        shown_by=Showing(kind="meet") if setting else None,
+    )
+
+
+def _after_refusal(recording: Recording, message: str, setting: str | None) -> tuple[Remedy, ...]:
+    if setting:
+        names_it = Remedy(summary=f"Set {setting} to an interface of this host", commands=("ip -br address",))
+        return (*_without(recording, setting), names_it)
+    if "interface" in message:
+        return (Remedy(summary="Mend what it names", commands=("ip -br address",)),)
+    if _OTHER_VERSION in message:
+        summary = "Start all nodes from the same image, module or virtual environment"
+        return (Remedy(summary=summary, scope="node"),)
+    return (Remedy(summary="Mend what the exception names"),)
+
+
+def _without(recording: Recording, name: str) -> Iterator[Remedy]:
+    """The variable taken away, with the value that it has on the first node."""
+    values = [seen.fact.variables[name] for seen in recording.facts(EnvVars) if name in seen.fact.variables]
+    if values:
+        yield unset({name: values[0]}, "the library then chooses an interface itself", proof=NO_TRIAL)
+
+
+def _interface_setting(recording: Recording, message: str) -> str | None:
+    if "find address for" in message:
+        return "GLOO_SOCKET_IFNAME"
+    if _NO_INTERFACE not in message:
+        return None
+    environments = [seen.fact.variables for seen in recording.facts(EnvVars)]
+    named = any(_NCCL_INTERFACE in variables for variables in environments)
+    return _NCCL_INTERFACE if named else None

@@ -1,0 +1,102 @@
+"""Operations on another GPU than the one that the process group is bound to."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ddp_doctor.engine.hang.rules.common import MOST_LINES, culprits, step_words
+from ddp_doctor.facts.own_model import OwnModel
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Culprit, Draft, Evidence
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.bound_device import UsedElsewhere, used_elsewhere
+from ddp_doctor.phrases import ranks as words
+from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE
+from ddp_doctor.phrases.torch_calls import ONE_GPU_EACH
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """A rank whose operation was refused: in which check, on which devices, in what, at which line of the user's."""
+
+    rank: int
+    check: str
+    devices: UsedElsewhere
+    doing: str
+    where: str
+
+
+@rule("DD609", "operation-on-another-gpu-than-the-groups", Severity.ERROR)
+def another_gpu(recording: Recording) -> Iterator[Draft]:
+    """A rank whose NCCL group is bound to one GPU while its tensors are on another.
+
+    What it finds
+        Ranks on which torch says "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on
+        cuda:1", in the doctor's own operations or in a model given with ``--model``.
+
+    Why it matters
+        Since torch 2.15 ``torch.cuda.set_device`` alone no longer decides: init_process_group takes device_id,
+        else LOCAL_RANK modulo the number of GPUs, else the global rank modulo that number. A tensor on another
+        GPU is refused; older releases made a communicator for any GPU that came.
+
+    Remedy
+        Choose the device by LOCAL_RANK, make it the current one, and hand it to init_process_group as device_id.
+
+    References
+        torch 2.15 distributed/distributed_c10d.py (init_process_group, device_id)
+        https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
+    """
+    ranks = list({rank.rank: rank for rank in [*_of_models(recording), *_of_trials(recording)]}.values())
+    if not ranks:
+        return
+    ranks.sort(key=lambda rank: rank.rank)
+    everyone = tuple(rank.rank for rank in ranks)
+    lines = sorted({rank.where for rank in ranks} - {""})
+    yield Draft(
+        title=_title(recording, ranks),
+        detail="torch.cuda.set_device() alone does not decide which GPU a group is bound to: since torch 2.15 it is"
+        " device_id, else LOCAL_RANK modulo the number of GPUs, else the global rank modulo that number.",
+        confidence=Confidence.PROVED,
+        culprits=(*culprits(recording, everyone), *(Culprit(kind="file", name=line) for line in lines)),
+        evidence=tuple(
+            Evidence(
+                check=rank.check,
+                text=f"rank {rank.rank} used {rank.devices.used} in {rank.doing}; its group is bound to"
+                f" {rank.devices.bound}",
+            )
+            for rank in ranks[:MOST_LINES]
+        ),
+        remedies=(ONE_GPU_EACH,),
+    )
+
+
+def _of_trials(recording: Recording) -> Iterator[_Rank]:
+    for trial in recording.trials:
+        for one in trial.evidence:
+            devices = used_elsewhere(one.raised.message) if one.raised else None
+            if devices is not None:
+                last = one.steps[-1] if one.steps else None
+                check = last.check if last else one.check or "process_group"
+                yield _Rank(one.rank, check, devices, step_words(last), "")
+
+
+def _of_models(recording: Recording) -> Iterator[_Rank]:
+    """Without those whose factory makes that GPU the current one: own-model-takes-another-gpu says so."""
+    for seen in recording.facts(OwnModel):
+        trouble = seen.fact.trouble
+        devices = used_elsewhere(trouble.message) if trouble else None
+        if trouble is not None and devices is not None and seen.fact.found_device is None:
+            doing = f"{trouble.phase} of {seen.fact.model}"
+            yield _Rank(seen.rank or 0, "own_model", devices, doing, trouble.where)
+
+
+def _title(recording: Recording, ranks: list[_Rank]) -> str:
+    who = words.capital(words.ranks_at(recording, [rank.rank for rank in ranks]))
+    pairs = {(rank.devices.used, rank.devices.bound) for rank in ranks}
+    if len(pairs) == 1:
+        used, bound = pairs.pop()
+        its = "its NCCL group is" if len(ranks) == 1 else "their NCCL groups are"
+        return f"{who} used {used}, but {its} bound to {bound}"
+    each = [f"rank {rank.rank} used {rank.devices.used}, not {rank.devices.bound}" for rank in ranks]
+    more = ", and so on" if each[NAMES_IN_A_SENTENCE:] else ""
+    return f"{who} used other GPUs than their NCCL groups are bound to: {', '.join(each[:NAMES_IN_A_SENTENCE])}{more}"

@@ -1,0 +1,218 @@
+"""Ranks that are alive and keep the others waiting."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.engine.hang.judgement import INIT, Judgement
+from ddp_doctor.engine.hang.rules.common import (
+    check_of,
+    confidence,
+    connects,
+    culprits,
+    evidence,
+    holds_one_of,
+    judged,
+    link_remedies,
+    names,
+    of_rank,
+    pairs_of_topology,
+    process_words,
+    proof_words,
+    stands,
+    step_words,
+    waiting_evidence,
+    who_waits,
+)
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Remedy, Showing
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.model.trial import TrialRecord
+from ddp_doctor.parse.nccl_log import parse_nccl_log
+from ddp_doctor.phrases import complaints
+from ddp_doctor.phrases import ranks as words
+from ddp_doctor.phrases.nvlink import WITHOUT_NVLS
+
+#: All ranks of a node say the same of NVLS; those of the first node tell.
+_RANKS_READ = 8
+
+
+@rule("DD610", "rank-never-entered-a-collective", Severity.ERROR)
+def never_entered(recording: Recording) -> Iterator[Draft]:
+    """A rank that its peers wait for.
+
+    What it finds
+        A rank that is alive and never entered the collective, send or receive in which the other
+        ranks stand; the process state and the Python stack tell what it does instead.
+
+    Why it matters
+        Every collective waits for its last rank. In a job the others would print a time-out after
+        10 (NCCL) or 30 (gloo) minutes and name themselves.
+
+    Remedy
+        Look at the line the rank stands on: a data loader, a lock, a file system, a branch that
+        only this rank takes. Collectives must be called by all ranks in the same order.
+
+    References
+        https://docs.pytorch.org/docs/stable/distributed.html
+    """
+    for trial, judgement in judged(recording, "never-entered"):
+        first = of_rank(trial, judgement.suspects[0])
+        doing = "it is busy, not waiting" if (first.cpu_s_per_s or 0.0) > 0.5 else process_words(first)
+        yield Draft(
+            title=f"{names(recording, judgement.suspects)} never entered {step_words(judgement.step)} of"
+            f" {check_of(trial, judgement)}; {stands(first)}{who_waits(judgement)}",
+            detail=f"{words.capital(doing)}.{proof_words(recording, trial, judgement)}",
+            confidence=confidence(recording, trial, judgement),
+            culprits=culprits(recording, judgement.suspects),
+            evidence=evidence(recording, trial, judgement),
+            remedies=(
+                Remedy(
+                    summary=f"Find out what keeps it: {stands(first)}",
+                    commands=("py-spy dump --pid PID   # in the job, of that rank",),
+                    scope="node",
+                ),
+            ),
+        )
+
+
+@rule("DD611", "rank-stopped-or-uninterruptible", Severity.ERROR)
+def not_running(recording: Recording) -> Iterator[Draft]:
+    """A rank whose process the kernel does not run.
+
+    What it finds
+        A rank in process state T (stopped by a signal or a debugger) or D (uninterruptible: waiting
+        for a device or a file system that does not answer) while its peers wait.
+
+    Why it matters
+        No time-out and no SIGTERM ends such a process; its peers wait for theirs.
+
+    Remedy
+        T: find who sent SIGSTOP (a debugger, a suspended shell, a freezing cgroup) and send SIGCONT.
+        D: the wait channel names the driver or file system; the node needs repair.
+
+    References
+        proc(5), signal(7)
+    """
+    for trial, judgement in judged(recording, "stopped", "uninterruptible"):
+        stopped = judgement.kind == "stopped"
+        first = of_rank(trial, judgement.suspects[0])
+        what = (
+            "is stopped (state T)" if stopped else f"hangs in the kernel ({first.wait_channel or 'state D'})"
+        )
+        cure = (
+            Remedy(
+                summary="Find out who stopped it; SIGCONT lets it go on",
+                commands=(f"kill -CONT PID  # the doctor's own was {first.pid}",),
+                scope="node",
+            )
+            if stopped
+            else Remedy(summary="Repair or reboot the node: no signal ends such a process", scope="node")
+        )
+        yield Draft(
+            title=f"{names(recording, judgement.suspects)} {what} in {check_of(trial, judgement)};"
+            f" {stands(first)}{who_waits(judgement)}",
+            detail=f"Its peers cannot tell this from a slow network.{proof_words(recording, trial, judgement)}",
+            confidence=Confidence.PROVED if stopped else Confidence.LIKELY,  # D may pass
+            culprits=culprits(recording, judgement.suspects),
+            evidence=evidence(recording, trial, judgement),
+            remedies=(cure,),
+        )
+
+
+@rule("DD618", "rank-never-started", Severity.ERROR)
+def never_began(recording: Recording) -> Iterator[Draft]:
+    """A rank whose process was started and never reported in.
+
+    What it finds
+        Under torchrun or the doctor's own launcher, a rank that wrote nothing at all while others did.
+
+    Why it matters
+        The rendezvous waits for it: by default 10 minutes, without a word about who is missing.
+
+    Remedy
+        Look at the process: a slow import from a shared file system, or no memory or pids left.
+
+    References
+        torch.distributed.run, --rdzv-conf join_timeout
+    """
+    for trial, judgement in judged(recording, "never-began"):
+        were = "was" if len(judgement.suspects) == 1 else "were"
+        by = " by torchrun" if trial.launcher == "torchrun" else ""
+        yield Draft(
+            title=f"{names(recording, judgement.suspects)} {were} started{by} and never reported in"
+            f"{who_waits(judgement)}",
+            detail="; ".join(trial.notes[:1]),
+            culprits=culprits(recording, judgement.suspects),
+            evidence=evidence(recording, trial, judgement),
+            remedies=(
+                Remedy(
+                    summary="Look at what the process does",
+                    commands=("py-spy dump --pid PID   # in the job, of that rank",),
+                    scope="node",
+                ),
+            ),
+        )
+
+
+@rule("DD616", "collective-never-ends", Severity.ERROR)
+def nobody_left(recording: Recording) -> Iterator[Draft]:
+    """A collective that all ranks entered and none, or not all of them, left.
+
+    What it finds
+        All ranks run, and stand in the same collective, or in init_process_group, until the deadline. Or a few
+        stand in it that the others left: what those sent did not arrive. Some link between them is to blame;
+        the pairwise check that follows says which, where it can.
+
+    Why it matters
+        The job hangs without a message. In init_process_group NCCL connects the ranks where it gets a device_id,
+        and always in torch 2.15; otherwise it does so in the first collective, with all GPUs at 100 %.
+
+    Remedy
+        The finding on the pair, where there is one. Else NCCL without NVLink SHARP, where it takes that, and without
+        P2P, as a proof, and between nodes, or in init_process_group, what connects them; which transports NCCL chose
+        stands in the table of the report.
+
+    References
+        docs/explanation/hangs.md
+    """
+    hanging = {pair for _, judgement in judged(recording, "pair") for pair in judgement.pairs}
+    explained = pairs_of_topology(recording) | hanging
+    for trial, judgement in judged(recording, "all-entered", "left-behind"):
+        if holds_one_of(trial, explained) or complaints.explains(recording, trial):
+            continue
+        nodes = recording.world.nnodes if recording.world else 1
+        where = f" on {nodes} nodes" if nodes > 1 else ""
+        step = f"{step_words(judgement.step)} of {check_of(trial, judgement)}"
+        within = f"within {trial.waited_s:.0f} s"
+        title = f"All {len(trial.ranks)} ranks{where} entered {step} and none left it {within}"
+        if judgement.kind == "left-behind":
+            title = (
+                f"{names(recording, judgement.waiting)} did not leave {step} {within}; the other ranks did"
+            )
+        yield Draft(
+            title=title,
+            detail=_link_words(trial, judgement),
+            confidence=Confidence.POSSIBLE,
+            evidence=waiting_evidence(trial, judgement),
+            remedies=(
+                *([WITHOUT_NVLS] if _takes_nvls(trial) else []),
+                *link_remedies(recording, step=judgement.step),
+            ),
+            shown_by=Showing(kind="meet", ranks=trial.ranks),
+        )
+
+
+def _link_words(trial: TrialRecord, judgement: Judgement) -> str:
+    found = "All processes run, so a link between them is to blame; no single pair could be named."
+    if not connects(judgement.step):
+        return found
+    how = "NCCL connects them: over sockets, then from GPU to GPU"
+    how = how if trial.backend == "nccl" else f"{trial.backend} connects them over sockets"
+    return f"{found} In {INIT} the ranks meet at the store, and {how}."
+
+
+def _takes_nvls(trial: TrialRecord) -> bool:
+    """Whether NCCL's log says that NVSwitches add up for these ranks; setting that up hangs on some (NVLS)."""
+    return trial.backend == "nccl" and any(
+        parse_nccl_log(one.output_tail).nvls for one in trial.evidence[:_RANKS_READ]
+    )

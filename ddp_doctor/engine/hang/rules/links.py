@@ -1,0 +1,303 @@
+"""Ranks that met and disagree, or met and cannot reach each other."""
+
+from collections.abc import Collection, Iterator
+
+from ddp_doctor.engine.hang.judgement import Judgement, open_step
+from ddp_doctor.engine.hang.rules.common import (
+    MOST_LINES,
+    check_of,
+    confidence,
+    culprits,
+    is_across,
+    judged,
+    link_remedies,
+    names,
+    of_rank,
+    pairs_of_topology,
+    proof_words,
+    rank_evidence,
+    step_words,
+    waiting_evidence,
+)
+from ddp_doctor.facts.p2p import P2pFact
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.model.trial import TrialRecord
+from ddp_doctor.phrases import complaints
+from ddp_doctor.phrases import ranks as words
+from ddp_doctor.phrases.nodes import host, node_culprit, node_pair
+from ddp_doctor.views.reproducers import between
+
+
+@rule("DD614", "ranks-call-different-collectives", Severity.ERROR)
+def mismatch(recording: Recording) -> Iterator[Draft]:
+    """Ranks that met in one place with different operations, shapes or types.
+
+    What it finds
+        At one sequence number the ranks called different operations, or one operation with
+        different shapes or types; torch's flight recorder tells what each really enqueued.
+
+    Why it matters
+        The result is a hang, a broken connection or a wrong sum, and no message names the rank.
+
+    Remedy
+        Make the ranks agree: usually a branch, a data-dependent shape or an uneven last batch.
+
+    References
+        TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective at a price
+    """
+    for trial, judgement in judged(recording, "mismatch"):
+        calls = _calls(trial, judgement)
+        theirs = sorted({calls[rank] for rank in judgement.waiting if rank in calls})
+        mine = sorted({calls[rank] for rank in judgement.suspects if rank in calls})
+        if judgement.suspects and mine:
+            title = (
+                f"{names(recording, judgement.suspects)} called {', '.join(mine)} where"
+                f" {words.rank_list(judgement.waiting)} called {', '.join(theirs)} in {check_of(trial, judgement)}"
+            )
+        else:
+            every = "; ".join(f"{ranks} called {call}" for call, ranks in _by_call(calls).items())
+            title = f"The ranks call different collectives in {check_of(trial, judgement)}"
+            title += f": {every}" if every else ""
+        yield Draft(
+            title=title,
+            detail="Collectives must be called by all ranks in the same order with the same shape and type."
+            f"{proof_words(recording, trial, judgement)}",
+            confidence=confidence(recording, trial, judgement) if judgement.suspects else Confidence.POSSIBLE,
+            culprits=culprits(recording, judgement.suspects),
+            evidence=(*_flight_evidence(trial, judgement), *waiting_evidence(trial, judgement)),
+            remedies=(Remedy(summary="Make that rank take the same path as the others", scope="code"),),
+        )
+
+
+def _calls(trial: TrialRecord, judgement: Judgement) -> dict[int, str]:
+    """What each rank called by its flight recorder; without any recorder, what it had announced."""
+    if judgement.flights:
+        return {rank: f"{entry.op}{_sizes(entry.sizes)}" for rank, entry in judgement.flights}
+    steps = {one.rank: open_step(one) for one in trial.evidence}
+    return {rank: f"{step.name} {step.detail}".strip() for rank, step in steps.items() if step is not None}
+
+
+def _by_call(calls: dict[int, str]) -> dict[str, str]:
+    """The ranks behind each call, in words."""
+    by_call: dict[str, list[int]] = {}
+    for rank, call in sorted(calls.items()):
+        by_call.setdefault(call, []).append(rank)
+    return {call: words.rank_list(ranks) for call, ranks in by_call.items()}
+
+
+def _sizes(sizes: tuple[tuple[int, ...], ...]) -> str:
+    return " ".join(str(list(size)) for size in sizes)
+
+
+def _flight_evidence(trial: TrialRecord, judgement: Judgement) -> tuple[Evidence, ...]:
+    calls = {
+        rank: f"collective {entry.seq} is {entry.op} {_sizes(entry.sizes)} {' '.join(entry.dtypes)}"
+        for rank, entry in judgement.flights
+    }
+    return tuple(
+        Evidence(check=check_of(trial, judgement), text=f"{ranks}: {call} (flight recorder)")
+        for call, ranks in list(_by_call(calls).items())[:MOST_LINES]
+    )
+
+
+@rule("DD615", "link-between-two-ranks-hangs", Severity.ERROR)
+def pair(recording: Recording) -> Iterator[Draft]:
+    """A pair of ranks that both entered a transfer which never ended.
+
+    What it finds
+        Two ranks that run, that both entered the same send and receive, and that did not leave it in time.
+        A link that carries less than about a megabit per second looks the same.
+
+    Why it matters
+        Neither process is to blame: what connects them is. One such pair hangs every collective.
+
+    Remedy
+        GPUs: test with NCCL_P2P_DISABLE=1, and repair ACS, the IOMMU or the link. CPU: look at the
+        firewall and the interface between the two.
+
+    References
+        NCCL user guide, Troubleshooting: GPU Direct and PCI Access Control Services
+    """
+    explained = pairs_of_topology(recording)
+    seen: _Stuck = {}
+    for trial, judgement in judged(recording, "pair"):
+        if complaints.explains(recording, trial):
+            continue  # NCCL itself says why
+        seen.update((pair, (trial, judgement)) for pair in judgement.pairs if pair not in explained)
+    common = _common_rank(recording, set(seen))
+    between = _nodes_between(recording, set(seen))
+    if common is not None and _others_passed(recording, seen, (common,)):
+        yield _many_pairs(recording, common, seen)
+    elif between[1:] or (between and _others_passed(recording, seen, _ranks_of(recording, between[0]))):
+        yield _between_nodes(recording, between, seen)
+    elif len(seen) > MOST_LINES or _is_every_pair(recording, set(seen)):
+        yield _everywhere(recording, seen)
+    else:
+        for ends, (trial, judgement) in seen.items():
+            yield _one_pair(recording, ends, trial, judgement, _of_the_others(recording, seen))
+
+
+#: Pairs of ranks, lower first, with the trial in which they got stuck.
+_Stuck = dict[tuple[int, int], tuple[TrialRecord, Judgement]]
+
+
+def _one_pair(
+    recording: Recording, ends: tuple[int, int], trial: TrialRecord, judgement: Judgement, others: str
+) -> Draft:
+    one, other = ends
+    step = f"{step_words(judgement.step)} of {check_of(trial, judgement)}"
+    receivers = [rank for rank in ends if rank in judgement.waiting]
+    within = f" within {trial.waited_s:.0f} s" if trial.waited_s else ""
+    stuck = f"both entered {step} and neither left it{within}"
+    if receivers:
+        stuck = f"both entered {step} and {words.rank_list(receivers)} did not leave it{within}"
+    return Draft(
+        title=f"The link between {words.rank_at(recording, one)} and {words.rank_at(recording, other)}"
+        f" hangs: {stuck}",
+        detail=f"Both processes run, so what connects them is to blame.{others}",
+        confidence=Confidence.LIKELY,
+        culprits=(words.pair_culprit(recording, one, other),),
+        evidence=tuple(
+            rank_evidence(recording, trial, judgement, of_rank(trial, rank)) for rank in (one, other)
+        ),
+        remedies=link_remedies(recording, [ends], judgement.step),
+        shown_by=between(recording, ends),
+    )
+
+
+def _common_end(pairs: set[tuple[int, int]]) -> int | None:
+    """The one that is an end of all of at least two stuck pairs: two observers name it."""
+    if len(pairs) < 2:
+        return None
+    shared = set.intersection(*(set(pair) for pair in pairs))
+    return shared.pop() if len(shared) == 1 else None
+
+
+def _common_rank(recording: Recording, pairs: set[tuple[int, int]]) -> int | None:
+    """The rank that all stuck pairs share; one that is its node's only rank stands for the node."""
+    rank, world = _common_end(pairs), recording.world
+    if rank is None or world is None or not all(is_across(recording, pair) for pair in pairs):
+        return rank
+    return rank if len(world.ranks_of(world.node_of(rank))) > 1 else None
+
+
+def _ranks_of(recording: Recording, node: int) -> range:
+    return recording.world.ranks_of(node) if recording.world else range(0)
+
+
+def _others_passed(recording: Recording, seen: _Stuck, suspects: Collection[int]) -> bool:
+    """Whether some pair without the suspects passed: two ranks that met, or finished, while the others hung.
+
+    Where it did not, all pairs may be bad, and the time may not have sufficed to try the rest.
+    """
+    for trial, _ in seen.values():
+        through = [one for one in trial.evidence if one.done and one.rank not in suspects]
+        across = len({one.node for one in through}) > 1 or not all(
+            is_across(recording, pair) for pair in seen
+        )
+        if len(through) > 1 and across:  # on two nodes, where only paths between nodes hang
+            return True
+    return any(not set(pair) & set(suspects) for pair in _passed(recording, seen))
+
+
+def _passed(recording: Recording, seen: _Stuck) -> set[tuple[int, int]]:
+    """The pairs, lower rank first, that came through their exchange in some trial."""
+    passed = {(one.rank or 0, pair.peer) for one in recording.facts(P2pFact) for pair in one.fact.pairs}
+    for trial, _ in seen.values():
+        for one in trial.evidence:
+            steps = [step for step in one.steps if step.left_at is not None]
+            passed |= {(one.rank, peer) for step in steps for peer in step.peers}
+    return {(min(pair), max(pair)) for pair in passed} - seen.keys()
+
+
+def _of_the_others(recording: Recording, seen: _Stuck) -> str:
+    """What is known of the pairs that are not stuck; nothing, where there are none."""
+    ranks = recording.world.world_size if recording.world else 0
+    pairs = ranks * (ranks - 1) // 2
+    if pairs <= len(seen):
+        return ""
+    tested = len(_passed(recording, seen)) + len(seen) >= pairs
+    return " All other pairs were tested without it." if tested else " Not all other pairs were tested."
+
+
+def _nodes_between(recording: Recording, pairs: set[tuple[int, int]]) -> tuple[int, ...]:
+    """The node that all stuck pairs have an end on, or the two nodes between which they all are."""
+    world = recording.world
+    if world is None or len(pairs) < 2 or not all(is_across(recording, pair) for pair in pairs):
+        return ()
+    nodes = {(world.node_of(one), world.node_of(other)) for one, other in pairs}
+    if len(nodes) == 1:
+        return nodes.pop()
+    common = _common_end(nodes)
+    return () if common is None else (common,)
+
+
+def _many_pairs(recording: Recording, common: int, seen: _Stuck) -> Draft:
+    others = sorted(rank for pair in seen for rank in pair if rank != common)
+    trial, judgement = next(iter(seen.values()))
+    return Draft(
+        title=f"{names(recording, (common,))} exchanges nothing with {words.ranks_at(recording, others)}: each of"
+        " these links hangs with both ends inside the transfer",
+        detail=f"{len(seen)} stuck pairs share this rank, and pairs without it work.",
+        confidence=Confidence.LIKELY,
+        culprits=(words.rank_culprit(recording, common),),
+        evidence=(rank_evidence(recording, trial, judgement, of_rank(trial, common)),),
+        remedies=link_remedies(recording, seen),
+        shown_by=between(recording, _shown(recording, seen), seen),
+    )
+
+
+def _between_nodes(recording: Recording, nodes: tuple[int, ...], seen: _Stuck) -> Draft:
+    hosts = [host(recording, node) for node in nodes]
+    where = f"{hosts[0]} and {hosts[1]}" if hosts[1:] else f"{hosts[0]} and the other nodes"
+    return Draft(
+        title=f"The links between {where} hang: {len(seen)} pairs of ranks entered a transfer and did not leave it",
+        detail="All processes run, and pairs of ranks elsewhere work, so the path over the network is to blame.",
+        confidence=Confidence.LIKELY,
+        culprits=(node_pair(recording, *nodes) if hosts[1:] else node_culprit(recording, *nodes),),
+        evidence=_pair_lines(recording, seen),
+        remedies=link_remedies(recording, seen),
+        shown_by=between(recording, next(iter(seen)), seen),
+    )
+
+
+def _is_every_pair(recording: Recording, pairs: set[tuple[int, int]]) -> bool:
+    """Whether all pairs of a world of three or more ranks hang: what they share is to blame."""
+    ranks = recording.world.world_size if recording.world else 0
+    return ranks > 2 and len(pairs) == ranks * (ranks - 1) // 2
+
+
+def _everywhere(recording: Recording, seen: _Stuck) -> Draft:
+    title, detail = (
+        f"{len(seen)} pairs of ranks entered a transfer and did not leave it",
+        "All processes run. The pairs have no rank and no node in common, so nobody is named.",
+    )
+    if recording.world and _is_every_pair(recording, set(seen)):
+        title = f"No two of the {recording.world.world_size} ranks exchange data: {title}"
+        detail = "All processes run, so what connects all of them is to blame."
+    return Draft(
+        title=title,
+        detail=detail,
+        confidence=Confidence.POSSIBLE,
+        evidence=_pair_lines(recording, seen),
+        remedies=link_remedies(recording, seen),
+        shown_by=between(recording, _shown(recording, seen), seen),
+    )
+
+
+def _shown(recording: Recording, seen: _Stuck) -> tuple[int, int]:
+    """The pair to try remedies on: one within a node, where there is any, for settings are for those."""
+    return next((pair for pair in seen if not is_across(recording, pair)), next(iter(seen)))
+
+
+def _pair_lines(recording: Recording, seen: _Stuck) -> tuple[Evidence, ...]:
+    lines = [
+        (check_of(*where), f"{words.rank_at(recording, one)} and {words.rank_at(recording, other)}")
+        for (one, other), where in list(seen.items())[:MOST_LINES]
+    ]
+    left = len(seen) - len(lines)
+    more = [(lines[0][0], f"and {left} pairs more")] if left else []
+    return tuple(Evidence(check=check, text=text) for check, text in (*lines, *more))

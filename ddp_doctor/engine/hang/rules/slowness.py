@@ -1,0 +1,170 @@
+"""Ranks that make the others wait, though not for ever."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median_low
+
+from ddp_doctor.engine.hang.clocks import by_step, clocks
+from ddp_doctor.engine.hang.rules.common import judged, names, step_words, waiting_evidence
+from ddp_doctor.facts.host import Host
+from ddp_doctor.knowledge.deadlines import LATE_RANK_S, RANKS_PER_CORE
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.recording import Recording, World
+from ddp_doctor.model.rule import rule
+from ddp_doctor.model.trial import Step, TrialRecord
+from ddp_doctor.phrases import ranks as words
+from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE
+
+
+@dataclass(frozen=True)
+class _Late:
+    """How long after the typical rank one rank entered a step."""
+
+    rank: int
+    node: int
+    delay_s: float
+    step: Step
+
+
+@rule("DD619", "rank-comes-late", Severity.WARNING)
+def late(recording: Recording) -> Iterator[Draft]:
+    """A rank that makes the others wait, though not for ever.
+
+    What it finds
+        A rank that needed much longer than its peers between two collectives; all ranks run the
+        same code, so the time is lost on that rank alone. How long a collective kept it does not count: that
+        may be its link's fault.
+
+    Why it matters
+        DDP runs at the speed of its slowest rank.
+
+    Remedy
+        Compare that rank's core, GPU clock and neighbours with its peers'.
+
+    References
+        docs/explanation/hangs.md
+    """
+    for trial in recording.trials:
+        if trial.outcome == "finished":
+            yield from _late_in(recording, trial)
+
+
+def _late_in(recording: Recording, trial: TrialRecord) -> Iterator[Draft]:
+    allowed_s = LATE_RANK_S * _crowd(recording)
+    late = _late_ranks(trial, allowed_s)
+    if not late or len(late) * 2 > len(trial.ranks):
+        return  # a slow machine, not a slow rank
+    by_node: dict[int, list[_Late]] = {}
+    for one in late:
+        by_node.setdefault(one.node, []).append(one)
+    groups = list(by_node.values())
+    for group in groups if len(groups) <= NAMES_IN_A_SENTENCE else [late]:
+        yield _late_draft(recording, group, allowed_s)
+
+
+def _late_draft(recording: Recording, late: Sequence[_Late], allowed_s: float) -> Draft:
+    """One finding for the late ranks of a node: what slows one of them mostly slows its neighbours."""
+    worst = max(late, key=lambda one: one.delay_s)
+    ranks = tuple(sorted(one.rank for one in late))
+    alone = "this rank alone" if len(ranks) == 1 else "these ranks alone"
+    return Draft(
+        title=f"{names(recording, ranks)} entered {step_words(worst.step)} of {worst.step.check}"
+        f" {worst.delay_s:.1f} s after the others",
+        detail=f"All ranks run the same code, so {alone} lost the time.",
+        culprits=tuple(words.rank_culprit(recording, rank) for rank in ranks),
+        evidence=(
+            Evidence(
+                check=worst.step.check,
+                text=f"rank {worst.rank} came last to {step_words(worst.step)}",
+                value=round(worst.delay_s, 2),
+                unit="s",
+                expected=allowed_s,
+                expected_from="ranks that run the same code enter within this time of each other",
+            ),
+        ),
+        remedies=(
+            Remedy(summary="Compare this rank's core, clocks and neighbours with its peers'", scope="node"),
+        ),
+    )
+
+
+def _crowd(recording: Recording) -> float:
+    """How many times longer ranks may take by right, because many share a core of their node."""
+    world = recording.world or World()
+    shares = (
+        len(world.ranks_of(seen.node)) / (seen.fact.usable_cpus * RANKS_PER_CORE)
+        for seen in recording.facts(Host)
+    )
+    return max((1.0, *shares))
+
+
+def _late_ranks(trial: TrialRecord, allowed_s: float) -> list[_Late]:
+    """The ranks that entered a step long after the others, each with its worst step.
+
+    Nobody, where the nodes' counts cannot be compared: a node that began early would look late.
+    """
+    steps, nodes = by_step(trial), {one.node for one in trial.evidence}
+    known = clocks(steps, nodes)
+    if len(nodes) > 1 and not known:
+        return []
+    ahead = {node: clock.ahead_s for node, clock in known.items()}
+    worst: dict[int, _Late] = {}
+    kept = _kept_in_the_step_before(trial, ahead)
+    for key, entered in steps.items():
+        typical = median_low(step.entered_at - ahead.get(node, 0.0) for _, node, step in entered)
+        for rank, node, step in entered:
+            delay = step.entered_at - ahead.get(node, 0.0) - typical - kept.get((rank, key), 0.0)
+            if delay >= allowed_s and (rank not in worst or delay > worst[rank].delay_s):
+                worst[rank] = _Late(rank, node, delay, step)
+    return list(worst.values())
+
+
+def _kept_in_the_step_before(
+    trial: TrialRecord, ahead: Mapping[int, float]
+) -> dict[tuple[int, tuple[str, int]], float]:
+    """How long after the typical rank each rank left the step before each of its steps.
+
+    That time is not the rank's own: a slow link keeps who receives, and who sends is through.
+    """
+    before: dict[tuple[int, tuple[str, int]], tuple[str, int]] = {}
+    left: dict[tuple[str, int], dict[int, float]] = {}
+    for one in trial.evidence:
+        keys = [(step.check, step.seq) for step in one.steps]
+        before.update({(one.rank, key): previous for previous, key in pairwise(keys)})
+        for key, step in zip(keys, one.steps, strict=True):
+            if step.left_at is not None:
+                left.setdefault(key, {})[one.rank] = step.left_at - ahead.get(one.node, 0.0)
+    typical = {key: median_low(times.values()) for key, times in left.items()}
+    return {
+        (rank, key): max(left[previous][rank] - typical[previous], 0.0)
+        for (rank, key), previous in before.items()
+        if rank in left.get(previous, {})
+    }
+
+
+@rule("DD620", "check-moves-too-slowly", Severity.WARNING)
+def slow(recording: Recording) -> Iterator[Draft]:
+    """A check that still moved when its extended deadline had passed.
+
+    What it finds
+        Ranks that went on from step to step, too slowly to end in time; nobody hangs.
+
+    Why it matters
+        The job would run, far slower than it should.
+
+    Remedy
+        Look at the load of the machine first; then at the measured bandwidths.
+
+    References
+        docs/explanation/hangs.md
+    """
+    for trial, judgement in judged(recording, "slow"):
+        yield Draft(
+            title=f"{trial.judged_check} still moved after {trial.waited_s:.0f} s: slow, not hung",
+            detail=f"{words.rank_list(judgement.waiting).capitalize()} went on from step to step until the end.",
+            evidence=waiting_evidence(trial, judgement)
+            or (Evidence(check=trial.judged_check or "", text="steps were still being entered"),),
+            remedies=(Remedy(summary="Run again on an idle machine, or with --budget and fewer checks"),),
+        )

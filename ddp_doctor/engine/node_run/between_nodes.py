@@ -1,0 +1,95 @@
+"""What a run over several nodes needs on each of them: its surroundings, and the way for others to join."""
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from ddp_doctor.agents import roll_call
+from ddp_doctor.agents.messages import Begin, Contact
+from ddp_doctor.engine.collect import collect
+from ddp_doctor.engine.node_run import other_ways
+from ddp_doctor.facts.interfaces import InterfacesFact
+from ddp_doctor.knowledge.neighbours import neighbours
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.context import Peer
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.sources.nodes import LiveNodesContext
+from ddp_doctor.starters.endpoint import resolve
+from ddp_doctor.starters.place import Place
+from ddp_doctor.views.interfaces import advertised
+
+#: Findings between nodes that slow the ranks down and stop none of them.
+_MEASURED_SLOWNESS = frozenset({"DD533", "DD534", "DD536"})
+#: Of a network in use that is slow as a whole: the ranks are tested on what the job would use.
+_IN_USE = "DD538"
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """One node among the others, for the checks between nodes."""
+
+    node: int
+    begin: Begin
+    contacts: Mapping[int, Contact]
+    env: Mapping[str, str]
+    clock_offset_s: float | None  # against the head's clock
+
+    def look(self, checks: Sequence[Check], progress: Callable[[str], None]) -> list[Reading]:
+        """Run the checks, each under its own deadline."""
+        contacts = [self.contacts[rank] for rank in neighbours(self.node, len(self.contacts))]
+        peers = tuple(
+            Peer(
+                one.node,
+                one.hostname,
+                one.port,
+                one.advertised or one.met_at,
+                one.met_at,
+                other_ways.between(self.contacts[self.node], one),
+            )
+            for one in contacts
+        )
+
+        def context(deadline: float) -> LiveNodesContext:
+            return LiveNodesContext(
+                self.env,
+                deadline,
+                node=self.node,
+                world=self.begin.world,
+                level=self.begin.options.level,
+                peers=peers,
+                secret=self.begin.secret,
+                clock_offset_s=self.clock_offset_s,
+            )
+
+        return collect(checks, context, progress)
+
+
+def slows_ranks(finding: Finding) -> bool:
+    """Whether each step of the ranks takes several times longer for what is between the nodes."""
+    return finding.code in _MEASURED_SLOWNESS and finding.severity is Severity.ERROR
+
+
+def stops_ranks(finding: Finding) -> bool:
+    """Whether ranks would only hang: an error about what is between the nodes, slowness aside."""
+    between = finding.code.startswith("DD5") and finding.code not in {*_MEASURED_SLOWNESS, _IN_USE}
+    return between and finding.severity is Severity.ERROR
+
+
+def command_elsewhere(place: Place, fact: InterfacesFact | None) -> str:
+    """What to type on the other hosts: the endpoint given, else this host by the name or address that leads here.
+
+    A name that means the loopback address here may well mean nothing elsewhere, so the address stands in.
+    """
+    host, port = place.endpoint or (_leads_here(fact), roll_call.DEFAULT_PORT)
+    at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"ddp-doctor run --nnodes {place.nnodes} --rdzv-endpoint {at}"
+
+
+def _leads_here(fact: InterfacesFact | None) -> str:
+    name = socket.gethostname()
+    addresses, _ = resolve(name, 2.0)
+    outside = [one for one in addresses if not ip_address(one.partition("%")[0]).is_loopback]
+    return name if outside else (advertised(fact, "nccl") if fact else None) or name

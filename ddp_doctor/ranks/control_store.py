@@ -1,0 +1,119 @@
+"""The control store: one TCPStore that the doctor's own ranks meet on, in a process of its own.
+
+A process, because the store's calls block in C++ past every time-out while its server is frozen;
+here that costs the agent nothing. On one node it listens on the loopback address only. With many
+nodes the head's agent hosts it on the port of the rendezvous endpoint, on every address as torchrun
+does, and the roll call happens on it.
+"""
+
+import errno
+import json
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import NoReturn
+
+from ddp_doctor.ranks.forkserver import ForkServer
+from ddp_doctor.ranks.process import FORKSERVER_PID, die_with_parent, set_name
+from ddp_doctor.ranks.store import imported_c10d
+
+#: What begins the keys of the agents: equal for all releases whose agents understand one another.
+PREFIX = "ddp-doctor/1"
+#: Bytes of a segment, both ways, on the lines of the store: a path that swallows large packets carries these,
+#: and so a run over such a path still ends with its finding. Inherited from the listener (tcp(7)).
+_SMALL_SEGMENT = 1200
+#: Every address of this host, IPv4 and IPv6: the others may reach it on any of them.
+EVERYWHERE = ""
+
+
+@dataclass(frozen=True)
+class Control:
+    """A running control store."""
+
+    host: str
+    port: int
+    process: BaseProcess
+
+    def stop(self) -> None:
+        """End it at once; nothing in it is worth saving."""
+        self.process.kill()
+        self.process.join(1.0)
+
+
+def start(server: ForkServer, scratch: Path, host: str, port: int, timeout_s: float = 5.0) -> Control:
+    """Fork the store's process and wait until it listens. Port 0 takes a free one."""
+    told = scratch / "control.json"
+    process = server.fork(_serve, json.dumps({"host": host, "port": port, "told": str(told)}))
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        alive = process.is_alive()  # asked first: what it said before it died is still read
+        with suppress(FileNotFoundError):
+            said = json.loads(told.read_text())
+            if said.get("error"):
+                raise RuntimeError(f"the control store did not start: {said['error']}")
+            return Control(host or "127.0.0.1", int(said["port"]), process)
+        if not alive:
+            raise RuntimeError("the process of the control store died before it listened")
+        time.sleep(0.005)
+    process.kill()
+    raise RuntimeError(f"the control store did not start within {timeout_s:.0f} s")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket on one address of this host, or on EVERYWHERE. Raises OSError."""
+    if host == EVERYWHERE:
+        return _listen_everywhere(port)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=1024)
+
+
+def _listen_everywhere(port: int) -> socket.socket:
+    try:
+        server = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
+    except OSError as error:
+        if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+            raise
+        server = socket.create_server(("0.0.0.0", port), backlog=1024)  # noqa: S104 - as torchrun's store
+    server.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SMALL_SEGMENT)
+    return server
+
+
+def _serve(argument: str) -> NoReturn:
+    die_with_parent(FORKSERVER_PID)
+    set_name("ddp-doctor:ctl")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    given = json.loads(argument)
+    try:
+        listener = listen(given["host"], given["port"])
+        port = listener.getsockname()[1]
+        _host_store(given["host"] or "127.0.0.1", port, listener.detach())
+    except Exception as error:  # noqa: BLE001 - whatever it is, the agent must hear of it
+        _tell(given["told"], error=f"{type(error).__name__}: {error}")
+        os._exit(1)
+    _tell(given["told"], port=port)
+    while True:
+        signal.pause()
+
+
+#: Holds the store while this process lives: TCPStore stops serving when it is collected.
+_STORES: list[object] = []
+
+
+def _host_store(host: str, port: int, listening_fd: int) -> None:
+    fields = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listening_fd}
+    try:
+        store = imported_c10d().TCPStore(host, port, **fields)
+    except Exception:  # noqa: BLE001 - torch 2.4's libuv server takes no socket of ours
+        store = imported_c10d().TCPStore(host, port, use_libuv=False, **fields)
+    _STORES.append(store)
+
+
+def _tell(path: str, **fields: object) -> None:
+    with open(path + ".tmp", "w", encoding="utf-8") as file:
+        json.dump(fields, file)
+    os.replace(path + ".tmp", path)

@@ -1,0 +1,157 @@
+"""The forkserver of a node: started first, it imports torch while the agent collects node facts."""
+
+import json
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import ddp_doctor
+from ddp_doctor.knowledge.deadlines import EXTENSION, LOOK_S, STILL_CPU_S_PER_S
+from ddp_doctor.ranks.preload import AGENT_VARIABLE, SCRATCH_VARIABLE
+from ddp_doctor.ranks.process import cpu_seconds, state
+
+#: For a process that was killed to be gone.
+_DEATH_S = 1.0
+
+
+@dataclass(frozen=True)
+class Preload:
+    """How the import of torch ended. ``error`` is a traceback; ``stuck_at`` a Python stack; ``moving`` is slow."""
+
+    import_s: float = 0.0
+    error: str | None = None
+    stuck_at: str | None = None
+    moving: bool = False  # it still computed when its time was up
+
+    @property
+    def ok(self) -> bool:
+        """Whether ranks can be forked."""
+        return self.error is None and self.stuck_at is None
+
+
+class ForkServer:
+    """One forkserver process that imported torch before any thread or CUDA existed in it."""
+
+    def __init__(self, scratch: Path, env: dict[str, str]) -> None:
+        self._scratch = scratch
+        self._env = env
+        self._pid: int | None = None
+
+    def start(self) -> None:
+        """Start it. Call from the main thread: it asks to die with the thread that started it."""
+        extra = {
+            SCRATCH_VARIABLE: str(self._scratch),
+            AGENT_VARIABLE: str(os.getpid()),
+            # The forkserver is `python -c`: it would find this package in the working directory only.
+            "PYTHONPATH": self._python_path(),
+            "PYTHONSAFEPATH": "1",  # and, from Python 3.11 on, not there: files may be called anything
+            # A library that asks for GPUs while it is imported must not initialise CUDA before the fork.
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            # torchrun's default; OpenMP reads it when torch loads, later is too late.
+            "OMP_NUM_THREADS": self._env.get("OMP_NUM_THREADS", "1"),
+        }
+        multiprocessing.get_context("forkserver").set_forkserver_preload(["ddp_doctor.ranks.preload"])
+        saved = {name: os.environ.get(name) for name in extra}
+        os.environ.update(extra)
+        # multiprocessing keeps its socket in a folder that only a regular exit removes; ours does not.
+        process: Any = multiprocessing.current_process()
+        config = process._config  # noqa: SLF001 - nothing public moves the socket
+        config["tempdir"] = str(self._scratch)
+        try:
+            multiprocessing.forkserver.ensure_running()
+            server: Any = multiprocessing.forkserver._forkserver  # noqa: SLF001 - nothing public tells its pid
+            self._pid = server._forkserver_pid  # noqa: SLF001 - see above
+        finally:
+            config.pop("tempdir")
+            for name, value in saved.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+    def wait_ready(self, timeout_s: float) -> Preload:
+        """Wait until torch is imported; past the deadline say where the import stands and kill it.
+
+        One that computed in the last second is slow, not stuck, and gets a share of its time once more.
+        """
+        began = time.monotonic()
+        preload = self._wait(began + timeout_s, timeout_s)
+        if preload.moving:
+            preload = self._wait(time.monotonic() + timeout_s * EXTENSION, timeout_s)
+        if preload.stuck_at is None:
+            return preload
+        took_s = round(time.monotonic() - began, 1)
+        return replace(preload, import_s=took_s, stuck_at=self._stack_of(preload.stuck_at))
+
+    def _wait(self, deadline: float, timeout_s: float) -> Preload:
+        """The same up to a deadline, without a stack and with the process alive."""
+        said: dict[str, object] = {}
+        looked_at, used = 0.0, None
+        while (now := time.monotonic()) < deadline:
+            if now > deadline - LOOK_S and not looked_at:
+                looked_at, used = now, self._cpu_s()
+            with suppress(FileNotFoundError):
+                said = json.loads((self._scratch / "preload.json").read_text())
+            if not self.is_alive():
+                return Preload(timeout_s, error=f"the import of torch killed its process\n{self._log()}")
+            if said.get("done"):
+                error = said.get("error")
+                return Preload(float(str(said["import_s"])), str(error) if error else None)
+            time.sleep(0.01)
+        return Preload(
+            timeout_s, stuck_at=str(said.get("pid", "")), moving=self._has_computed(used, looked_at)
+        )
+
+    def _has_computed(self, before: float | None, since: float) -> bool:
+        now = self._cpu_s()
+        if before is None or now is None:
+            return False
+        return now - before >= STILL_CPU_S_PER_S * (time.monotonic() - since)
+
+    def _cpu_s(self) -> float | None:
+        return cpu_seconds(self._pid) if self._pid is not None else None
+
+    def fork(self, target: Callable[[str], None], argument: str) -> BaseProcess:
+        """Fork one worker that runs ``target(argument)``."""
+        process = multiprocessing.get_context("forkserver").Process(target=target, args=(argument,))
+        process.start()
+        return process
+
+    def is_alive(self) -> bool:
+        """Whether it still serves; multiprocessing would start another one, without torch, unasked."""
+        return self._pid is not None and state(self._pid) not in (None, "Z")
+
+    def stop(self) -> None:
+        """Kill the forkserver and, with it, all it forked that is still alive."""
+        if self._pid is not None and self.is_alive():
+            os.kill(self._pid, signal.SIGKILL)
+        deadline = time.monotonic() + _DEATH_S
+        while self.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.001)  # while it dies, multiprocessing takes it for one that serves the next session
+
+    def _python_path(self) -> str:
+        package_parent = str(Path(ddp_doctor.__file__).parent.parent)
+        given = self._env.get("PYTHONPATH")
+        return f"{package_parent}{os.pathsep}{given}" if given else package_parent
+
+    def _stack_of(self, pid: str) -> str:
+        if not pid:
+            return "the Python interpreter itself did not start"
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGUSR1)
+            time.sleep(0.3)
+            os.kill(int(pid), signal.SIGKILL)
+        return self._log() or "no stack"
+
+    def _log(self) -> str:
+        with suppress(OSError):
+            return (self._scratch / "forkserver.log").read_text(errors="replace")[-4000:]
+        return ""

@@ -1,0 +1,70 @@
+"""Imported by the forkserver before it serves: torch and the checks, once per node.
+
+Running this module *is* its effect, as multiprocessing offers only module names to preload. It
+writes ``preload.json`` to the run's scratch folder when it begins and when it is done, so that the
+agent can judge an import that hangs (a dead shared file system) and name the line it stands on.
+"""
+
+import faulthandler
+import gc
+import json
+import os
+import signal
+import time
+import traceback
+import warnings
+
+from ddp_doctor.ranks.process import die_with_parent, set_name
+
+#: Tells the forkserver where the scratch folder is and who its agent is.
+SCRATCH_VARIABLE = "DDP_DOCTOR_SCRATCH"
+AGENT_VARIABLE = "DDP_DOCTOR_AGENT_PID"
+
+
+def _prepare(scratch: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's to handle
+    die_with_parent(int(os.environ.pop(AGENT_VARIABLE)))
+    set_name("ddp-doctor:fork")
+    log = os.open(os.path.join(scratch, "forkserver.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    faulthandler.enable()  # an import that crashes says where
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+
+def _import_all() -> str | None:
+    # Collection is off: objects made by imports live for ever, and looking at them while importing
+    # costs a fifth of the time; freezing keeps the pages shared between the forked ranks.
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import torch.nn.parallel
+
+            # DistributedDataParallel imports this at its first construction, 0.6-0.8 s a rank.
+            import torch._dynamo.utils  # noqa: F401 - for the ranks  # isort: skip
+
+            import ddp_doctor.checks
+            import ddp_doctor.ranks.worker  # noqa: F401 - for the ranks
+    except BaseException:  # noqa: BLE001 - whatever the user's torch raises is what the agent reports
+        return traceback.format_exc()
+    finally:
+        gc.freeze()
+        gc.enable()
+    return None
+
+
+def _tell(scratch: str, **fields: object) -> None:
+    path = os.path.join(scratch, "preload.json")
+    with open(path + ".tmp", "w", encoding="utf-8") as file:
+        json.dump({"pid": os.getpid(), **fields}, file)
+    os.replace(path + ".tmp", path)
+
+
+if SCRATCH_VARIABLE in os.environ:  # a plain import, by a test or a type checker, does nothing
+    _scratch = os.environ.pop(SCRATCH_VARIABLE)
+    _prepare(_scratch)
+    _tell(_scratch, done=False)
+    _started = time.monotonic()
+    _error = _import_all()
+    _tell(_scratch, done=True, error=_error, import_s=time.monotonic() - _started)

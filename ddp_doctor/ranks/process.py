@@ -1,0 +1,122 @@
+"""What a process asks of the kernel: to die with its parent, a name in ``ps``; and /proc about it."""
+
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask for SIGKILL when the parent dies, and leave at once where it is dead already.
+
+    The kernel watches the *thread* that forked this process (prctl(2)), so parents fork from
+    their main thread.
+    """
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def set_name(name: str) -> None:
+    """Name this process in ``ps`` and ``top`` (the kernel keeps 15 characters)."""
+    _LIBC.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def state(pid: int) -> str | None:
+    """The process state letter of proc(5) (R, S, D, T, t, Z), None where there is no process."""
+    fields = _stat_fields(pid)
+    return fields[0] if fields else None
+
+
+def started(pid: int) -> int | None:
+    """When a process started, in clock ticks since the boot: with the pid it names one process for ever."""
+    fields = _stat_fields(pid)
+    return int(fields[19]) if fields else None
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """User and system time used so far, in seconds."""
+    fields = _stat_fields(pid)
+    if not fields:
+        return None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def io_bytes(pid: int) -> int | None:
+    """Bytes that passed read(2), write(2) and the like so far; None where the kernel does not tell."""
+    fields = dict(
+        line.split(": ", 1) for line in (_read(f"/proc/{pid}/io") or "").splitlines() if ": " in line
+    )
+    counts = [fields.get("rchar", ""), fields.get("wchar", "")]
+    return sum(map(int, counts)) if all(count.isdigit() for count in counts) else None
+
+
+def with_children(pid: int, most: int) -> list[int] | None:
+    """The process and those that it and its children started; None where the kernel does not tell.
+
+    /proc/PID/task/TID/children holds "4711 4712 ", and is there where CONFIG_PROC_CHILDREN is.
+    """
+    found, left = [pid], [pid]
+    while left and len(found) < most:
+        children = _children(left.pop())
+        if children is None:
+            return None
+        found += children
+        left += children
+    return found[:most]
+
+
+def _children(pid: int) -> list[int] | None:
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:  # it has just ended
+        return []
+    texts = [_read(f"/proc/{pid}/task/{thread}/children") for thread in threads]
+    told = [text for text in texts if text is not None]
+    if not told and state(pid) is not None:
+        return None
+    return [int(word) for text in told for word in text.split()]
+
+
+def wait_channel(pid: int) -> str | None:
+    """The kernel function a sleeping process waits in, where the kernel tells."""
+    text = _read(f"/proc/{pid}/wchan")
+    return text if text and text != "0" else None
+
+
+def nccl_segments(pid: int, since: float) -> list[str]:
+    """NCCL's /dev/shm files that a process maps and that were made after ``since`` (epoch seconds).
+
+    A rank that is killed before its peers attached leaves them behind; older ones are not ours.
+    """
+    lines = (_read(f"/proc/{pid}/maps") or "").splitlines()
+    paths = {line.split(None, 5)[5] for line in lines if "/dev/shm/nccl-" in line}
+    return sorted(path for path in paths if _made_since(path, since))
+
+
+def _made_since(path: str, since: float) -> bool:
+    try:
+        return os.stat(path).st_ctime >= since
+    except OSError:  # unlinked already, which /proc marks "(deleted)"
+        return False
+
+
+def _stat_fields(pid: int) -> list[str]:
+    # The command name may hold spaces and brackets: fields count from the last ")".
+    text = _read(f"/proc/{pid}/stat")
+    return text.rpartition(")")[2].split() if text else []
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+#: The forkserver's own pid; the workers forked from it compare their parent with it.
+FORKSERVER_PID = os.getpid()

@@ -1,0 +1,127 @@
+"""The RankContext of a live worker: its place in the world, and steps written to its event file."""
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddp_doctor.model.context import GpuWatch
+from ddp_doctor.model.fact import Failed
+from ddp_doctor.model.finding import Showing
+from ddp_doctor.ranks import job_folders
+from ddp_doctor.ranks.events import EventWriter
+from ddp_doctor.ranks.exchange import exchange
+from ddp_doctor.ranks.spec import WorkerSpec
+from ddp_doctor.sources.gpu_watch import NvmlWatch
+
+
+class LiveRankContext:
+    """Implements ddp_doctor.model.context.RankContext on a worker process."""
+
+    def __init__(self, spec: WorkerSpec, events: EventWriter) -> None:
+        self.rank = spec.rank
+        self.group_rank = spec.group_rank
+        self.world_size = len(spec.ranks)
+        self.ranks = spec.ranks
+        self.local_rank = spec.local_rank
+        self.backend = spec.backend
+        self.device = spec.device
+        self.env: Mapping[str, str] = os.environ
+        self.level = spec.level
+        self.skip_pairs = frozenset(spec.skip_pairs)
+        self.started_ago_s = time.monotonic() - spec.launched_at
+        self.init_s = 0.0
+        self.backend_impl: str | None = None
+        self.bound_device: str | None = None
+        self.gpu_memory_bytes = 0
+        self.showing = Showing.model_validate(spec.showing) if spec.showing else None
+        self.tried = spec.tried
+        self.deadline = float("inf")
+        self.group: Any = None
+        self.store: Any = None
+        self.model = spec.model
+        self.raw: str | None = None
+        self._events = events
+        self._note = Path(spec.path("note"))
+        self._check = ""
+        self._seq = 0
+
+    def begin(self, check: str, deadline_s: float) -> None:
+        """Enter a check: its steps count from zero, its deadline from now."""
+        self._check, self._seq, self.raw = check, 0, None
+        self.deadline = time.monotonic() + deadline_s
+        self._events.write("check", check=check)
+
+    def clock(self) -> float:
+        """Monotonic seconds, the same clock on all ranks of a node."""
+        return time.monotonic()
+
+    def remaining(self) -> float:
+        """Seconds until the check's deadline."""
+        return self.deadline - time.monotonic()
+
+    def exchange(self, name: str, text: str) -> tuple[str, ...]:
+        """What every rank said under this name, by group rank (see the Protocol)."""
+        if self.store is None:
+            raise Failed("this rank has no control store: the launcher's own ranks do without")
+        return exchange(self.store, f"{self._check}/{name}", text, self.group_rank, self.world_size)
+
+    def new_folder(self) -> str:
+        """A new folder in the working directory (see the Protocol)."""
+        return job_folders.make(self._note, Path.cwd())
+
+    def keep(self, raw: str) -> None:
+        """Keep raw text beside the fact."""
+        self.raw = raw
+
+    def watch_gpu(self, uuid: str | None) -> GpuWatch:
+        """Begin to look at the GPU with this UUID, through NVML."""
+        return NvmlWatch(uuid)
+
+    def step(
+        self,
+        name: str,
+        detail: str = "",
+        *,
+        peers: Sequence[int] = (),
+        deadline_s: float | None = None,
+    ) -> "_Step":
+        """Mark a step that may block (see the Protocol)."""
+        self._seq += 1
+        fields = {
+            "check": self._check,
+            "name": name,
+            "seq": self._seq,
+            "detail": detail,
+            "peers": list(peers),
+            "deadline_s": deadline_s,
+        }
+        return _Step(self._events, fields, on_gpu=self.device.startswith("cuda"))
+
+
+class _Step:
+    """Writes ``enter`` with the caller's line, and ``leave`` unless the body raised.
+
+    On a GPU a call returns before its work is done: the step ends when the device is idle, so that
+    a hang stands inside the step that caused it.
+    """
+
+    def __init__(self, events: EventWriter, fields: dict[str, Any], *, on_gpu: bool) -> None:
+        self._events = events
+        self._fields = fields
+        self._on_gpu = on_gpu
+
+    def __enter__(self) -> None:
+        caller = sys._getframe(1)  # noqa: SLF001 - the call site is the evidence
+        where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        self._events.write("enter", **self._fields, where=where)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            if self._on_gpu:
+                import torch
+
+                torch.cuda.synchronize()
+            self._events.write("leave", check=self._fields["check"], seq=self._fields["seq"])

@@ -1,0 +1,259 @@
+"""The agent's view of one rank: built from its events, its process and, at the end, its evidence."""
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ddp_doctor.model.base import Json
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step
+from ddp_doctor.parse.nccl_digest import digest
+from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
+from ddp_doctor.ranks import process
+from ddp_doctor.ranks.events import EventReader
+from ddp_doctor.ranks.spec import WorkerSpec
+
+#: Steps kept per rank: enough to see where the ranks parted, small enough for thousands of ranks.
+_STEPS_KEPT = 40
+_OUTPUT_KEPT = 4000
+#: NCCL's log is read so far; the log of a rank with thousands of peers is longer.
+_NCCL_LOG_READ = 8 << 20
+#: What torch prints in healthy runs too: of a name that older releases know, and of hosts without reverse DNS.
+_CHATTER = ("TORCH_NCCL_TRACE_BUFFER_SIZE is deprecated", "hostname of the client socket cannot be retrieved")
+
+
+class Worker(Protocol):
+    """A rank's process, however it was started."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its pid, None until known."""
+        ...
+
+    @property
+    def exitcode(self) -> int | None:
+        """None while it lives; negative is a signal."""
+        ...
+
+
+@dataclass
+class RankState:
+    """Everything the agent learned of one rank so far. Times are monotonic seconds."""
+
+    spec: WorkerSpec
+    worker: Worker
+    began_at: float  # of the trial
+    reader: EventReader
+    check: str = ""
+    check_at: float = 0.0
+    last_event_at: float = 0.0
+    steps: list[Step] = field(default_factory=list)
+    step_deadlines: dict[tuple[str, int], float] = field(default_factory=dict)
+    readings: list[Reading] = field(default_factory=list)
+    began: bool = False
+    done: bool = False
+    raised: Raised | None = None
+    exited_at: float | None = None
+    cpu_s_per_s: float | None = None
+    output_size: int = 0
+    events: int = 0  # how many there were
+    state: str | None = None
+    wait_channel: str | None = None
+    first_answer: dict[str, Json] | None = None  # of two to the agent's request for evidence
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to be expected of this rank."""
+        return self.done or self.raised is not None or self.exited_at is not None
+
+    @property
+    def open_step(self) -> Step | None:
+        """The step the rank entered and has not left."""
+        last = self.steps[-1] if self.steps else None
+        return last if last is not None and last.left_at is None else None
+
+    def absorb(self, now: float) -> bool:
+        """Take in new events and the process's end; True when anything was new."""
+        events = self.reader.new()
+        self.events += len(events)
+        for event in events:
+            self.last_event_at = event["t"]
+            self._take(event)
+        if self.exited_at is None and self.worker.exitcode is not None and not self.done:
+            self.exited_at = now
+            return True
+        return bool(events)
+
+    def _take(self, event: dict[str, Json]) -> None:
+        kind, at = event["event"], event["t"]
+        if kind == "begin":
+            self.began = True
+        elif kind == "check":
+            self.check, self.check_at = event["check"], at
+        elif kind == "enter":
+            self._enter(event, at)
+        elif kind == "leave":
+            self._leave(event, at)
+        elif kind == "reading":
+            self.readings.append(Reading.model_validate(event["reading"]))
+        elif kind == "raised":
+            raised = Raised.model_validate(event)
+            self.raised = raised.model_copy(update={"at": raised.at - self.began_at})
+        elif kind == "done":
+            self.done = True
+
+    def _enter(self, event: dict[str, Json], at: float) -> None:
+        step = Step(
+            check=event["check"],
+            name=event["name"],
+            seq=event["seq"],
+            detail=event["detail"],
+            peers=tuple(event["peers"]),
+            entered_at=at - self.began_at,
+            where=event["where"],
+        )
+        if event["deadline_s"] is not None:
+            self.step_deadlines[step.check, step.seq] = at + event["deadline_s"]
+        self.steps.append(step)
+
+    def _leave(self, event: dict[str, Json], at: float) -> None:
+        for index in range(len(self.steps) - 1, -1, -1):
+            step = self.steps[index]
+            if (step.check, step.seq) == (event["check"], event["seq"]):
+                self.steps[index] = step.model_copy(update={"left_at": at - self.began_at})
+                return
+
+    def overdue_step(self, now: float) -> bool:
+        """Whether the open step has outlived its own deadline."""
+        step = self.open_step
+        return step is not None and now > self.step_deadlines.get((step.check, step.seq), now)
+
+    def note_output_size(self) -> None:
+        """Remember how much the rank has printed: NCCL's log grows while it still works."""
+        self.output_size = self._printed()
+
+    def output_grew(self) -> bool:
+        """Whether the rank has printed anything since."""
+        return self._printed() > self.output_size
+
+    def _printed(self) -> int:
+        return _size(self.spec.path("out")) + _size(self.spec.path("nccl"))
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to this rank's process, if it still is ours and alive."""
+        if self.worker.pid is not None and self.worker.exitcode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.worker.pid, number)
+
+    def look_at_process(self) -> None:
+        """Note the process state and where in the kernel it waits; before any signal disturbs it."""
+        if self.worker.pid is not None and self.exited_at is None:
+            self.state = process.state(self.worker.pid)
+            self.wait_channel = process.wait_channel(self.worker.pid)
+
+    def evidence(self, out_of_memory: bool) -> RankEvidence:
+        """What goes into the recording."""
+        witness = self._witness() or self.first_answer or {}
+        died = self.exited_at is not None
+        return RankEvidence(
+            rank=self.spec.rank,
+            node=self.spec.node,
+            pid=self.worker.pid or 0,
+            began=self.began,
+            done=self.done,
+            check=self.check,
+            steps=tuple(self.steps[-_STEPS_KEPT:]),
+            raised=self.raised,
+            exit_code=self.worker.exitcode if died else None,
+            exited_at=self.exited_at - self.began_at if self.exited_at is not None else None,
+            state=self.state,
+            wait_channel=self.wait_channel,
+            cpu_s_per_s=self.cpu_s_per_s,
+            stack=tuple(witness.get("stack", ())) or self._faulthandler_stack(),
+            flight=self._flight(witness),
+            recorder=witness.get("recorder"),
+            output_tail=self._output(),
+            out_of_memory=out_of_memory and died and self.worker.exitcode == -signal.SIGKILL,
+        )
+
+    def has_to_answer_twice(self) -> bool:
+        """Whether it shows open work in a flight recorder that retires finished work late."""
+        answer = self._witness()
+        flight = answer.get("flight", ())
+        return bool(answer.get("retires_late")) and any(not entry["retired"] for entry in flight)
+
+    def keep_first_answer(self) -> None:
+        """Make room for the second one."""
+        self.first_answer = self._witness()
+        with suppress(OSError):
+            os.unlink(self.spec.path("witness.json"))
+
+    def _flight(self, answer: Mapping[str, Json]) -> tuple[FlightEntry, ...]:
+        """What the flight recorder showed; of two samples the second, with what both agree on."""
+        entries = tuple(FlightEntry.model_validate(entry) for entry in answer.get("flight", ()))
+        if self.first_answer is None or answer is self.first_answer:
+            return entries
+        open_before = {entry["seq"] for entry in self.first_answer["flight"] if not entry["retired"]}
+        return tuple(
+            entry.model_copy(update={"open_twice": not entry.retired and entry.seq in open_before})
+            for entry in entries
+        )
+
+    def has_witness(self) -> bool:
+        """Whether the rank's second thread has answered."""
+        return os.path.exists(self.spec.path("witness.json"))
+
+    def _output(self) -> str:
+        """What the rank printed last, unless all is well; of NCCL's log its choices, also where it is."""
+        lines = _tail(self.spec.path("out")).splitlines(keepends=True)
+        said = [line for line in lines if not any(words in line for words in _CHATTER)]
+        tail = "".join(f"{KEPT_BACK}\n" if is_withheld("", line) else line for line in said)
+        if self.spec.backend != "nccl":
+            return tail if not self.done else ""
+        # NCCL up to 2.21 prints its version to stdout alone; under torchrun there is no file.
+        texts = [_head(self.spec.path(suffix), _NCCL_LOG_READ) for suffix in ("out", "nccl")]
+        choices = digest(line for text in texts for line in text.splitlines())
+        return choices if self.done else f"{choices}\n{_tail(self.spec.path('nccl'))}\n{tail}"
+
+    def _witness(self) -> dict[str, Json]:
+        with suppress(OSError, ValueError), open(self.spec.path("witness.json"), encoding="utf-8") as file:
+            answer: dict[str, Json] = json.load(file)
+            return answer
+        return {}
+
+    def _faulthandler_stack(self) -> tuple[str, ...]:
+        # The thread that got the signal, the main thread, is printed last, innermost line first.
+        lines = _tail(self.spec.path("stacks")).rpartition("(most recent call first):")[2].splitlines()
+        frames = [line.strip().removeprefix("File ") for line in lines if line.strip().startswith("File ")]
+        return tuple(_frame(frame) for frame in reversed(frames))
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _frame(text: str) -> str:
+    """``"train.py", line 88 in step`` to ``train.py:88 in step``."""
+    path, _, rest = text.partition(", line ")
+    number, _, name = rest.partition(" in ")
+    return f"{path.strip(chr(34))}:{number} in {name}"
+
+
+def _head(path: str, most: int) -> str:
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read(most).decode(errors="replace")
+    return ""
+
+
+def _tail(path: str, most: int = _OUTPUT_KEPT) -> str:
+    with suppress(OSError), open(path, "rb") as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - most, 0))
+        return file.read().decode(errors="replace")
+    return ""

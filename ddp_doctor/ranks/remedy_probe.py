@@ -1,0 +1,44 @@
+"""The probe of a trial that tries a remedy: the smallest test that shows the fault, on fresh ranks."""
+
+import re
+from contextlib import suppress
+
+from ddp_doctor.facts.remedy_probe import ShownFact
+from ddp_doctor.probing.all_reduces import timed_all_reduces
+from ddp_doctor.probing.exchanges import exchange
+from ddp_doctor.ranks.rank_context import LiveRankContext
+
+#: Its name in a trial, among the checks.
+TRYING = "trying"
+PROBE = f"{__name__}:probe"
+#: Timed repetitions in one trial; the spread is seen between trials, whose processes are fresh.
+_REPETITIONS = 2
+_LOG_READ = 8 << 20
+
+
+def probe(ctx: LiveRankContext) -> ShownFact:
+    """Do what ``ctx.showing`` says."""
+    showing = ctx.showing
+    assert showing is not None
+    met = timed_all_reduces(ctx, 4, 1)
+    rate, wrong = None, met.wrong
+    if showing.kind == "all_reduce" and not wrong:
+        measured = timed_all_reduces(ctx, showing.size_bytes, _REPETITIONS)
+        rate, wrong = measured.size_bytes / (measured.time_us / 1e6), measured.wrong
+    elif showing.kind == "exchange" and not wrong:
+        peer = 1 - ctx.group_rank
+        swapped = exchange(ctx, peer, ctx.ranks[peer], showing.size_bytes)
+        rate, wrong = swapped.bandwidth_gb_per_s * 1e9, swapped.wrong_bytes
+    return ShownFact(bytes_per_s=rate, wrong=wrong, unread=_unread(ctx))
+
+
+def _unread(ctx: LiveRankContext) -> tuple[str, ...]:
+    """NCCL logs each variable that it reads, as "NAME set by environment to VALUE" or "NAME set to VALUE"."""
+    names = [name for name in ctx.tried if name.startswith("NCCL_")]
+    path = ctx.env.get("NCCL_DEBUG_FILE")
+    if ctx.backend != "nccl" or not names or path is None:
+        return ()
+    log = ""
+    with suppress(OSError), open(path.replace("%%", "%"), encoding="utf-8", errors="replace") as file:
+        log = file.read(_LOG_READ)
+    return tuple(name for name in names if not re.search(rf"\b{name} set (?:by environment )?to\b", log))

@@ -1,0 +1,329 @@
+"""Running one trial: watch its ranks, judge in time whether they are stuck, kill, keep the evidence.
+
+The agent never joins a collective, so it can always judge and kill. A deadline is not yet a hang:
+what moved during the last second before it (events, the size of the rank's output) is slow and is
+extended once. A check of the user's code has a long deadline, and is judged sooner where nothing stirs at
+all; see docs/explanation/hangs.md for the whole order of events.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ddp_doctor.knowledge import deadlines
+from ddp_doctor.model.base import Json
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.trial import RankEvidence, TrialRecord
+from ddp_doctor.ranks import process
+from ddp_doctor.ranks.idle_ranks import IdleRanks
+from ddp_doctor.ranks.late_ranks import late_steps
+from ddp_doctor.ranks.memory_events import OomCounter
+from ddp_doctor.ranks.rank_state import RankState
+from ddp_doctor.ranks.remote_ranks import RemoteRanks
+
+#: A note on a trial that tries a remedy: its limit counts the time in which nobody ran.
+PAUSED = "the agent was stopped or starved"
+#: … for so much of the limit; a loop that is late by less is no pause.
+_PAUSED_SHARE = 0.25
+_PAUSED_S = 0.25
+#: From the words of a peer until the end of the rank that it lost is seen, too.
+_ENDS_SHOW_S = 0.05
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """A trial's record, and the readings its ranks yielded before it ended."""
+
+    record: TrialRecord
+    readings: tuple[Reading, ...]
+
+    def to_json(self) -> Json:
+        """As it travels to the head."""
+        readings = [reading.model_dump(mode="json") for reading in self.readings]
+        return {"record": self.record.model_dump(mode="json"), "readings": readings}
+
+
+class Trial:
+    """Watches the ranks of one world until they are done, stuck, broken or interrupted."""
+
+    def __init__(
+        self,
+        record: TrialRecord,
+        ranks: Sequence[RankState],
+        check_deadlines: Mapping[str, float],
+        progress: Callable[[str], None],
+        start_s: float,
+        others: RemoteRanks | None = None,
+        check_stills: Mapping[str, float] | None = None,
+    ) -> None:
+        self._others = others
+        self._check_stills = check_stills or {}
+        self._stillness = IdleRanks(ranks, time.monotonic())
+        self._record = record
+        self._ranks = ranks
+        self._check_deadlines = check_deadlines
+        self._progress = progress
+        self._start_s = start_s
+        self._started = time.monotonic()
+        self._epoch = time.time() - 1.0
+        self._extended: set[str] = set()
+        self._oom = OomCounter()
+        self._sampled: tuple[float, dict[int, float]] | None = None
+        self._shown = -1
+        self._watched = ""
+        self._paused = False
+        self._pause_s = max(_PAUSED_SHARE * (record.limit_s or float("inf")), _PAUSED_S)
+
+    def run(self) -> TrialResult:
+        """Watch to the end. Always kills what is left, also when interrupted."""
+        try:
+            outcome = self._watch()
+        except BaseException:
+            if self._others is not None:
+                self._others.abandon()
+            self._kill()
+            raise
+        if outcome == "finished":
+            self._dismiss()
+            return self._result(outcome, None, 0.0)
+        check, waited = self._judged()
+        if self._record.limit_s is None:
+            self._gather_evidence()
+        elif outcome == "broken":
+            self._look_once_more()
+        result = self._result(outcome, check, waited)
+        self._kill()
+        return result
+
+    def partial(self) -> TrialResult:
+        """What an interrupted trial had seen so far."""
+        return self._result("interrupted", None, 0.0)
+
+    # --- watching -------------------------------------------------------------------------------
+
+    def _watch(self) -> str:
+        broken_at: float | None = None
+        last_tick = time.monotonic()
+        while True:
+            now = time.monotonic()
+            self._paused |= now - last_tick > self._pause_s
+            if now - last_tick > deadlines.AGENT_PAUSE_S:
+                self._forgive(now - last_tick)
+            last_tick = now
+            moved = [rank.absorb(now) for rank in self._ranks]
+            self._show_progress()
+            ended = self._ended_for_all()
+            if ended is not None:
+                return ended
+            if all(rank.done for rank in self._ranks):
+                time.sleep(0.005)  # other nodes are not through yet, and have deadlines of their own
+                continue
+            if broken_at is None and any(rank.over and not rank.done for rank in self._ranks):
+                broken_at = now
+            if broken_at is not None and self._echoes_are_in(now - broken_at):
+                return self._end("broken")
+            overdue = self._overdue(now)
+            if overdue is not None:
+                return self._end(overdue)
+            time.sleep(0.002 if any(moved) else 0.01)
+
+    def _ended_for_all(self) -> str | None:
+        """How the trial ended on all nodes; on one node alone, whether its ranks are all done."""
+        done = all(rank.done for rank in self._ranks)
+        if self._others is None:
+            return "finished" if done else None
+        self._others.note(sum(rank.events for rank in self._ranks), self._stillness.stirs)
+        if done:
+            self._others.done()
+        return self._others.ended()
+
+    def _end(self, outcome: str) -> str:
+        if self._others is not None:
+            self._others.end(outcome)
+        return outcome
+
+    def _echoes_are_in(self, since_s: float) -> bool:
+        # A death is followed by its peers' errors, which show who waited for whom.
+        settled = all(rank.over for rank in self._ranks)
+        return settled or self._record.limit_s is not None or since_s > deadlines.ECHO_GRACE_S
+
+    def _forgive(self, pause_s: float) -> None:
+        """The agent itself was stopped or starved (Ctrl-Z, a debugger): so were its deadlines."""
+        self._started += pause_s
+        self._stillness.stirred_at += pause_s
+        self._sampled = None
+        for rank in self._ranks:
+            rank.check_at += pause_s
+            rank.step_deadlines = {key: at + pause_s for key, at in rank.step_deadlines.items()}
+
+    def _show_progress(self) -> None:
+        order = self._record.checks[self._record.launcher == "torchrun" :]
+        reached = max((order.index(r.check) for r in self._ranks if r.check in order), default=-1)
+        if reached > self._shown:
+            self._shown = reached
+            self._progress(order[reached])
+
+    def _overdue(self, now: float) -> str | None:
+        """ "stuck" or "slow" when a deadline has passed and nothing is left to wait for."""
+        if self._record.limit_s is not None:  # nobody is judged by a trial that tries a remedy
+            return "stuck" if now > self._started + self._record.limit_s else None
+        waiting = [rank for rank in self._ranks if not rank.over]
+        check = self._slowest_check(waiting)
+        deadline = self._deadline(check, waiting)
+        if self._watched != check:  # the last second of another check says nothing of this one
+            self._watched, self._sampled = check, None
+        stepping = any(rank.overdue_step(now) for rank in waiting)
+        due = now if stepping else min(deadline, self._still_until(check, now))
+        if now <= due - 1.0:
+            self._sampled = None
+            return None
+        if self._sampled is None:
+            self._sample(now)
+        since, before = self._sampled or (now, {})
+        if now < due or now - since < 1.0:
+            return None
+        self._note_cpu(before, now - since)
+        moving = any(rank.last_event_at > since or rank.output_grew() for rank in waiting)
+        moving = moving or (self._others is not None and self._others.moved_since(since))
+        self._sampled = None
+        return "stuck" if stepping or not moving else self._slow(check) if now > deadline else None
+
+    def _slow(self, check: str) -> str | None:
+        """What still moves at its deadline gets half of its time once more."""
+        if check in self._extended:
+            return "slow"
+        self._extended.add(check)
+        return None
+
+    def _sample(self, now: float) -> None:
+        self._sampled = (now, self._cpu())
+        for rank in self._ranks:
+            rank.note_output_size()
+
+    def _slowest_check(self, waiting: Sequence[RankState]) -> str:
+        order = {check: index for index, check in enumerate(self._record.checks)}
+        return min((rank.check for rank in waiting), key=lambda check: order.get(check, -1), default="")
+
+    def _deadline(self, check: str, waiting: Sequence[RankState]) -> float:
+        begun = [rank.check_at for rank in self._ranks if rank.check == check and rank.check_at]
+        allowed = self._check_deadlines.get(check, deadlines.CHECK_S)
+        factor = 1.0 + deadlines.EXTENSION * (check in self._extended)
+        start = min(begun, default=self._started)
+        if not check or not waiting:
+            return self._started + self._start_s
+        return start + allowed * factor
+
+    def _still_until(self, check: str, now: float) -> float:
+        """When a check is judged in which nothing stirs from now on, on any node."""
+        if not self._check_stills:
+            return float("inf")
+        self._stillness.look(now)  # in each check: other nodes may be in one that is judged so
+        allowed = self._check_stills.get(check, float("inf"))
+        events = [at for rank in self._ranks for at in (rank.check_at, rank.last_event_at)]
+        elsewhere = self._others.stirred_at if self._others is not None else 0.0
+        return max(self._stillness.stirred_at, elsewhere, *events) + allowed
+
+    def _judged(self) -> tuple[str | None, float]:
+        waiting = [rank for rank in self._ranks if not rank.done]
+        check = self._slowest_check(waiting) or (self._record.checks[0] if self._record.checks else None)
+        begun = [rank.check_at for rank in self._ranks if rank.check == check and rank.check_at]
+        return check, time.monotonic() - min(begun, default=self._started)
+
+    def _cpu(self) -> dict[int, float]:
+        pids = [rank.worker.pid for rank in self._ranks if rank.worker.pid]
+        return {pid: seconds for pid in pids if (seconds := process.cpu_seconds(pid)) is not None}
+
+    def _note_cpu(self, before: dict[int, float], elapsed_s: float) -> None:
+        after = self._cpu()
+        for rank in self._ranks:
+            pid = rank.worker.pid
+            if pid in before and pid in after:
+                rank.cpu_s_per_s = round((after[pid] - before[pid]) / elapsed_s, 2)
+
+    # --- evidence and the end -------------------------------------------------------------------
+
+    def _look_once_more(self) -> None:
+        """The peers of a rank that was killed speak first; its own end is seen a moment later."""
+        time.sleep(_ENDS_SHOW_S)
+        for rank in self._ranks:
+            rank.absorb(time.monotonic())
+
+    def _gather_evidence(self) -> None:
+        alive = [rank for rank in self._ranks if rank.exited_at is None]
+        for rank in alive:
+            rank.look_at_process()
+        for rank in alive:
+            rank.signal(signal.SIGUSR2)
+            rank.signal(signal.SIGUSR1)
+            if rank.state in ("T", "t"):
+                rank.signal(signal.SIGCONT)
+        asked_at = time.monotonic()
+        self._await_answers(alive)
+        again = [rank for rank in alive if rank.has_to_answer_twice()]
+        if again:
+            time.sleep(max(0.0, asked_at + deadlines.WITNESS_S + deadlines.RECORDER_LAG_S - time.monotonic()))
+            for rank in again:
+                rank.keep_first_answer()
+                rank.signal(signal.SIGUSR2)
+            self._await_answers(again)
+
+    @staticmethod
+    def _await_answers(ranks: Sequence[RankState]) -> None:
+        deadline = time.monotonic() + deadlines.WITNESS_S
+        while time.monotonic() < deadline and not all(rank.has_witness() for rank in ranks):
+            time.sleep(0.01)
+
+    def _dismiss(self) -> None:
+        segments = self._segments()
+        for rank in self._ranks:
+            rank.signal(signal.SIGTERM)
+        self._await_exit(deadlines.DISMISS_S)
+        self._kill(segments)
+
+    def _kill(self, segments: frozenset[str] = frozenset()) -> None:
+        segments |= self._segments()
+        for rank in self._ranks:
+            rank.signal(signal.SIGKILL)
+        self._await_exit(deadlines.KILL_S)
+        for path in segments:  # NCCL unlinks them only when all ranks have attached
+            with suppress(OSError):
+                os.unlink(path)
+
+    def _segments(self) -> frozenset[str]:
+        alive = [rank.worker.pid for rank in self._ranks if rank.worker.exitcode is None]
+        found = [process.nccl_segments(pid, self._epoch) for pid in alive if pid is not None]
+        return frozenset(path for paths in found for path in paths)
+
+    def _await_exit(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and any(rank.worker.exitcode is None for rank in self._ranks):
+            time.sleep(0.002)
+
+    def _result(self, outcome: str, check: str | None, waited_s: float) -> TrialResult:
+        ooms = self._oom.since_start() > 0
+        evidence = [rank.evidence(ooms) for rank in self._ranks]
+        if outcome == "finished" and self._others is None:
+            evidence = late_steps(evidence)
+        record = self._record.model_copy(
+            update={
+                "outcome": outcome,
+                "judged_check": check,
+                "waited_s": round(waited_s, 2),
+                "duration_s": round(time.monotonic() - self._started, 3),
+                "evidence": tuple(evidence),
+                "lost_nodes": self._others.lost if self._others is not None else (),
+                "notes": (*self._abandoned(evidence), *([PAUSED] if self._paused else ())),
+            }
+        )
+        readings = tuple(reading for rank in self._ranks for reading in rank.readings)
+        return TrialResult(record, readings)
+
+    @staticmethod
+    def _abandoned(evidence: Sequence[RankEvidence]) -> tuple[str, ...]:
+        stuck = [one for one in evidence if one.state == "D"]
+        return tuple(
+            f"rank {one.rank} (pid {one.pid}) is in uninterruptible sleep and was abandoned" for one in stuck
+        )

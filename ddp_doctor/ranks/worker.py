@@ -1,0 +1,165 @@
+"""A worker: one rank of one trial. Runs the rank checks in order and writes what happens.
+
+A worker that raised does not exit: its sockets would close and its peers would report resets that
+say nothing. It waits to be killed, so that the agent sees the cause and not its echo.
+"""
+
+import importlib
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from ddp_doctor.knowledge.gpu_memory import allowance
+from ddp_doctor.knowledge.victims import blames_peer
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.fact import CouldNotLook, Fact, Reading
+from ddp_doctor.model.trial import Raised
+from ddp_doctor.ranks import stack_dump, torch_private
+from ddp_doctor.ranks.events import EventWriter
+from ddp_doctor.ranks.process import FORKSERVER_PID, die_with_parent, set_name
+from ddp_doctor.ranks.rank_context import LiveRankContext
+from ddp_doctor.ranks.spec import Task, WorkerSpec
+from ddp_doctor.ranks.store import connect
+
+#: The agent judges first; this only keeps a library's own time-out from speaking before it.
+_LIBRARY_TIMEOUT = timedelta(minutes=10)
+
+
+def forked(spec_json: str) -> NoReturn:
+    """Entry point of a rank forked by the forkserver; leaves when the agent says so (SIGTERM)."""
+    spec = WorkerSpec.from_json(spec_json)
+    die_with_parent(FORKSERVER_PID)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stack_dump.block_signals(signal.SIGUSR2, signal.SIGTERM)
+    os.environ.clear()
+    os.environ.update(spec.env)
+    _redirect_output(spec)
+    run(spec)
+    signal.sigwait({signal.SIGTERM})
+    _leave(spec.backend)
+
+
+def launched(spec: WorkerSpec) -> NoReturn:
+    """Entry point of a rank that torchrun started; leaves by itself, as a job would."""
+    stack_dump.block_signals(signal.SIGUSR2)
+    _redirect_output(spec)
+    completed = run(spec)
+    while not completed:
+        signal.pause()
+    _leave(spec.backend)
+
+
+def run(spec: WorkerSpec) -> bool:
+    """Join the process group and run all checks; False when one of them raised."""
+    set_name(f"ddp-doctor:r{spec.rank}")
+    events = EventWriter(spec.path("events"))
+    events.write("begin", pid=os.getpid())
+    stack_dump.start(spec)
+    context = LiveRankContext(spec, events)
+    try:
+        _join(spec, context)
+        for task in spec.tasks:
+            reading = _look(task, context).model_copy(update={"node": spec.node})
+            events.write("reading", reading=reading.model_dump(mode="json"))
+    except BaseException as error:  # noqa: BLE001 - even SystemExit of a probe is evidence
+        events.write("raised", **_raised(error).model_dump())
+        return False
+    events.write("done")
+    return True
+
+
+def _join(spec: WorkerSpec, context: LiveRankContext) -> None:
+    import torch
+    import torch.distributed as dist
+
+    options: dict[str, Any] = {"timeout": _LIBRARY_TIMEOUT}
+    context.begin("process_group", spec.init_deadline_s)
+    if spec.device.startswith("cuda"):
+        context.gpu_memory_bytes = _take_gpu(spec.device)
+        # Without it torch 2.15 takes LOCAL_RANK, or the rank in the whole job, whatever set_device() said.
+        options["device_id"] = torch.device(spec.device)
+    started = time.monotonic()
+    with context.step("init_process_group", spec.backend, deadline_s=spec.init_deadline_s):
+        if spec.store_port:
+            context.store = connect(spec.store_host, spec.store_port, spec.trial)
+            options.update(store=context.store, rank=spec.group_rank, world_size=len(spec.ranks))
+        dist.init_process_group(spec.backend, **options)
+    context.init_s = time.monotonic() - started
+    context.group = dist.group.WORLD
+    context.backend_impl = torch_private.backend_impl(context.group, spec.device)
+    context.bound_device = torch_private.bound_device(context.group)
+
+
+def _take_gpu(device: str) -> int:
+    """Make this rank's GPU the current one, and keep all checks from filling it; the bytes they may take."""
+    import torch
+
+    torch.cuda.set_device(device)
+    free, total = torch.cuda.mem_get_info()
+    allowed = allowance(free)
+    torch.cuda.set_per_process_memory_fraction(allowed / total)
+    return allowed
+
+
+def _look(task: Task, context: LiveRankContext) -> Reading:
+    context.begin(task.check, task.deadline_s)
+    probe = _probe(task.probe)
+    started_at, started = time.time(), time.monotonic()
+    fact: dict[str, object] | None = None
+    status, reason = Status.COLLECTED, None
+    try:
+        fact = probe(context).recorded()
+    except CouldNotLook as error:
+        status, reason = error.status, str(error)
+    return Reading(
+        check=task.check,
+        status=status,
+        rank=context.rank,
+        fact=fact,
+        reason=reason,
+        started_at=started_at,
+        duration_s=time.monotonic() - started,
+        raw=context.raw,
+    )
+
+
+def _probe(reference: str) -> Callable[[RankContext], Fact]:
+    module, _, name = reference.partition(":")
+    probe: Callable[[RankContext], Fact] = getattr(importlib.import_module(module), name)
+    return probe
+
+
+def _raised(error: BaseException) -> Raised:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "/torch/" not in frame.filename] or list(frames)
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    return Raised(
+        type=type(error).__name__,
+        message=str(error)[:2000],
+        where=f"{own[-1].filename}:{own[-1].lineno}" if own else "",
+        blames_peer=blames_peer(str(error)),
+        at=time.monotonic(),
+    )
+
+
+def _redirect_output(spec: WorkerSpec) -> None:
+    log = os.open(spec.path("out"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+
+
+def _leave(backend: str) -> NoReturn:
+    if backend == "nccl":  # frees its shared memory; the agent's SIGKILL follows if this hangs
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

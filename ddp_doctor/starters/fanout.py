@@ -1,0 +1,313 @@
+"""One command for all nodes: starts an agent on each, hears them, and leaves none behind.
+
+Each agent is told things over its starter pipe (starter_pipe.py) and speaks over the starter channel
+(starter_channel.py); how it is started, by srun or by ssh, is in the Start that it comes with.
+"""
+
+import math
+import selectors
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import IO
+
+from ddp_doctor.model.choices import ExitCode
+from ddp_doctor.ranks.interruption import SIGNALS
+from ddp_doctor.starters import starter_channel
+from ddp_doctor.starters.started_process import Channel, OpenFiles, Start, end_all
+from ddp_doctor.starters.starter_channel import Heard
+
+#: For the others to end, once the head's report is here or the run is interrupted.
+GRACE_S = 20.0
+#: For an agent to answer before it is no longer waited for at the end: ssh gives up after ten seconds.
+_ANSWER_S = 15.0
+#: For the last word of an agent that srun says has ended: the two come by different ways.
+_LAST_WORD_S = 1.0
+
+
+@dataclass
+class Ended:
+    """How a run over all nodes ended, as the command that started it saw it."""
+
+    heard: dict[int, Heard]
+    not_started: dict[int, str] = field(default_factory=dict)  # why, by node rank
+    broken_off: dict[int, str] = field(default_factory=dict)  # agents that began and did not end
+    interrupted: bool = False
+    timed_out: bool = False
+
+    @property
+    def recording(self) -> str | None:
+        """The head's recording, else that of the first agent that has one; of those cut short the last."""
+        told = sorted(
+            (rank != 0, one.code == ExitCode.INTERRUPTED.value, rank)
+            for rank, one in self.heard.items()
+            if one.recording
+        )
+        return self.heard[told[0][2]].recording if told else None
+
+    @property
+    def recordings_of_absent(self) -> list[str]:
+        """Of the agents that, as the head's says, did not come to the roll call."""
+        if self.have_met or self.heard[0].recording is None:
+            return []
+        return [one.recording for rank, one in sorted(self.heard.items()) if rank and one.recording]
+
+    @property
+    def refused(self) -> str | None:
+        """Why the agents would not run."""
+        return next((one.refused for _, one in sorted(self.heard.items()) if one.refused), None)
+
+    @property
+    def is_headless(self) -> bool:
+        """Whether the head's agent was lost before the nodes had met, and without a report."""
+        return 0 in self.absent and self.heard[0].recording is None
+
+    @property
+    def absent(self) -> dict[int, str]:
+        """Why those who did not come to the roll call did not, by node rank."""
+        if self.have_met:
+            return self.not_started
+        return self.not_started | {rank: _too_soon(why) for rank, why in self.broken_off.items()}
+
+    @property
+    def have_met(self) -> bool:
+        """Whether the roll call is over, for one of the nodes at least."""
+        return any(one.has_met for one in self.heard.values())
+
+
+class FanOut:
+    """The agents of one run. ``run`` starts them and returns when none is left."""
+
+    def __init__(
+        self,
+        starts: Sequence[Start],
+        hosts: Sequence[str],
+        tell: Callable[[str], None],
+        timeout_s: float,
+        join_timeout_s: float = 60.0,
+    ) -> None:
+        """Raises ValueError with one sentence where this process may not open so many pipes."""
+        self._files = OpenFiles(len(starts))
+        self._starts = starts
+        self._hosts = hosts
+        self._tell = tell
+        self._began = time.monotonic()
+        self._until = self._began + timeout_s
+        self._join_timeout_s = join_timeout_s
+        self._join_until = math.inf  # until the head's agent is there: then it waits for the others
+        self._channels: list[Channel] = []
+        self._open_channels: list[Channel] = []
+        self._selector = selectors.DefaultSelector()
+        self._signals: list[int] = []
+        self._said_to_end: dict[int, tuple[float, str]] = {}  # since when, and how, by node rank
+        self._told_the_head: set[int] = set()
+        self._headless = False
+        self._ending = False
+        self.ended = Ended({rank: Heard() for start in starts for rank in start.node_ranks})
+
+    def run(self) -> Ended:
+        """Start all, listen until they have ended, and end what has not. Main thread only."""
+        with _noting(self._signals):
+            try:
+                for start in self._starts:
+                    self._open(start)
+                while not self._is_over():
+                    self._listen(0.1)
+                    self._note_what_ended()
+                    self._heed_signals()
+            finally:
+                for channel in self._channels:
+                    channel.let_go()
+                end_all(self._channels)
+                self._selector.close()
+        for channel in self._open_channels:
+            words = channel.words or f"no answer within {time.monotonic() - self._began:.0f} s"
+            self._note_how_it_ended(channel, words)
+        return self.ended
+
+    # --- the loop -------------------------------------------------------------------------------
+
+    def _open(self, start: Start) -> None:
+        channel = Channel(start)
+        if channel.process is not None:
+            self._files.as_before(channel.process)
+        self._channels.append(channel)
+        self._open_channels.append(channel)
+        for pipe in channel.pipes[1:]:
+            self._selector.register(pipe, selectors.EVENT_READ, channel)
+
+    def _listen(self, timeout_s: float) -> bool:
+        ready = self._selector.select(timeout_s)
+        for key, _ in ready:
+            channel: Channel = key.data
+            pipe: IO[bytes] = key.fileobj  # type: ignore[assignment]  # nothing but pipes was registered
+            try:
+                for line in channel.lines(pipe):
+                    self._hear(channel, line, is_stdout=pipe is channel.pipes[1])
+            except EOFError:
+                self._selector.unregister(pipe)
+        return bool(ready)
+
+    def _hear(self, channel: Channel, line: bytes, *, is_stdout: bool) -> None:
+        message = starter_channel.read(line) if is_stdout else None
+        if message is None:
+            self._hear_words(channel, line.decode(errors="replace").strip())
+        elif message.node_rank in channel.start.node_ranks:
+            self.ended.heard[message.node_rank].hear(message)
+            if message.node_rank == 0:
+                self._join_until = min(self._join_until, time.monotonic() + self._join_timeout_s)
+                if message.kind == "progress":
+                    self._tell(message.text)
+
+    def _hear_words(self, channel: Channel, words: str) -> None:
+        channel.last_words.extend([words] if words else [])
+        for host, why in channel.start.explain(words).items():
+            if host in self._hosts:
+                self._note_not_started(self._hosts.index(host), why)
+        for host, how in channel.start.tells_end(words).items():
+            if host in self._hosts:
+                self._said_to_end.setdefault(self._hosts.index(host), (time.monotonic(), how))
+
+    def _note_what_ended(self) -> None:
+        for channel in [one for one in self._open_channels if one.is_over]:
+            while self._listen(0.0):  # its last words are in the pipes
+                pass
+            for pipe in channel.pipes[1:]:
+                if pipe in self._selector.get_map():
+                    self._selector.unregister(pipe)  # a background ssh (ControlPersist) holds it open
+            self._open_channels.remove(channel)
+            self._note_how_it_ended(channel, channel.reason)
+        for rank, (since, how) in self._said_to_end.items():
+            if time.monotonic() > since + _LAST_WORD_S:
+                self._note_gone(
+                    rank, how if self.ended.heard[rank].said_hello else self._with_words(rank, how)
+                )
+        for rank, heard in self.ended.heard.items():
+            if heard.code is not None and rank != 0 and not self.ended.have_met:
+                how = heard.refused or _too_soon(f"exit code {heard.code}")
+                self._tell_the_head(rank, how)
+
+    def _note_how_it_ended(self, channel: Channel, why: str) -> None:
+        for rank in channel.start.node_ranks:
+            self._note_gone(rank, why)
+
+    def _note_gone(self, rank: int, why: str) -> None:
+        """An agent that has ended; if it was to say more, that is noted and the head is told."""
+        heard = self.ended.heard[rank]
+        if heard.code is not None or rank in self.ended.broken_off:
+            return
+        if not heard.said_hello:
+            if not self.ended.interrupted:  # else by us, before it could answer
+                self._note_not_started(rank, why)
+        elif rank == 0 or not self._headless:  # else it was told to end, perhaps before it could say so
+            self.ended.broken_off[rank] = why
+            self._tell_the_head(rank, _too_soon(why))
+
+    def _with_words(self, rank: int, how: str) -> str:
+        """What cannot start says why; srun does not tell whose words they are."""
+        words = next(one.words for one in self._channels if rank in one.start.node_ranks)
+        return f"{how}; the last on stderr: {words}" if words else how
+
+    def _note_not_started(self, rank: int, why: str) -> None:
+        if rank in self.ended.not_started or self.ended.heard[rank].said_hello:
+            return
+        self.ended.not_started[rank] = why
+        self._tell(f"{self._hosts[rank]} could not be started: {why}")
+        for channel in self._channels:
+            channel.say({"host": self._hosts[rank], "failed": why})
+
+    def _tell_the_head(self, rank: int, why: str) -> None:
+        """It heeds this at the roll call; later it sees for itself who falls silent."""
+        if rank not in self._told_the_head:
+            self._told_the_head.add(rank)
+            head = next(one for one in self._channels if 0 in one.start.node_ranks)
+            head.say({"host": self._hosts[rank], "failed": why})
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def _is_over(self) -> bool:
+        if not self._open_channels:
+            return True
+        if self._ending:
+            return time.monotonic() > self._until or not any(map(self._is_waited_for, self._open_channels))
+        self.ended.timed_out = time.monotonic() > self._until
+        if time.monotonic() > self._join_until:
+            self._give_up_the_silent()
+        has_head = 0 not in self.ended.not_started | self.ended.broken_off
+        if not has_head and not self._headless and self._all_have_answered():
+            self._headless = True
+            for channel in self._channels:
+                channel.say({"headless": True})
+        hopeless = self._headless and 0 in self.ended.not_started  # whom nobody can have met
+        if hopeless or self.ended.timed_out:
+            for channel in self._channels:
+                channel.let_go()
+        if hopeless or self.ended.timed_out or self.ended.heard[0].code is not None:
+            self._end_within(GRACE_S)
+        return False
+
+    def _is_waited_for(self, channel: Channel) -> bool:
+        """Whether its agents have more to say; of one that has not spoken in time there is nothing to come."""
+        if time.monotonic() < self._began + _ANSWER_S:
+            return not self.ended.not_started.keys() >= set(channel.start.node_ranks)
+        begun = [rank for rank in channel.start.node_ranks if rank not in self.ended.not_started]
+        spoke = [self.ended.heard[rank] for rank in begun if self.ended.heard[rank].said_hello]
+        return bool(spoke) and (len(spoke) == len(begun) or any(one.code is None for one in spoke))
+
+    def _silent(self) -> list[int]:
+        """The node ranks that have neither spoken nor failed."""
+        failed = self.ended.not_started
+        return [
+            rank for rank, heard in self.ended.heard.items() if not heard.said_hello and rank not in failed
+        ]
+
+    def _give_up_the_silent(self) -> None:
+        """The head, which would wait for them no longer either, learns what kept them."""
+        for channel in self._open_channels:
+            for rank in set(channel.start.node_ranks).intersection(self._silent()):
+                late = f"no answer within {self._join_timeout_s:.0f} s"
+                late += f", and {channel.start.name} still runs: the login there may hang"
+                self._note_not_started(rank, channel.words or late)
+
+    def _all_have_answered(self) -> bool:
+        """Whether each agent has spoken or failed; those that do neither in time count as failed."""
+        late = self._silent()
+        if time.monotonic() < self._began + _ANSWER_S:
+            return not late
+        for rank in late:
+            self._note_not_started(rank, f"no answer within {_ANSWER_S:.0f} s")
+        return True
+
+    def _end_within(self, seconds: float) -> None:
+        self._ending = True
+        self._until = time.monotonic() + seconds
+
+    def _heed_signals(self) -> None:
+        while self._signals:
+            number = self._signals.pop(0)
+            self._end_within(0.0 if self.ended.interrupted else GRACE_S)  # the user insists
+            self.ended.interrupted = True
+            for channel in self._channels:
+                channel.say({"signal": number})
+
+
+def _too_soon(how: str) -> str:
+    return f"its agent ended before the roll call was over: {how}"
+
+
+@contextmanager
+def _noting(signals: list[int]) -> Iterator[None]:
+    """Collect the signals that end a run, instead of being ended by them."""
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        signals.append(number)
+
+    before = {number: signal.signal(number, note) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

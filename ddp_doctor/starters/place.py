@@ -1,0 +1,249 @@
+"""Where this process stands among the nodes, from what its launcher exported and the user typed.
+
+Pure: the environment is an argument. What cannot be is a ValueError with one sentence that says what
+to do. The launchers' variables are as SLURM 22.05, Open MPI 4.1 and 5.0, torchrun 2.13 and Kubeflow's
+training operator set them.
+"""
+
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ddp_doctor.parse.hostlist import expand
+from ddp_doctor.parse.torchrun_options import MASTER_PORT, endpoint, nnodes
+from ddp_doctor.starters.detect import HOSTS_VARIABLE, ForeignWorld, Launcher, number
+from ddp_doctor.starters.place_mpi import mpi_head, mpi_nnodes
+
+#: A port computed from a job's number: below the ephemeral ones (32768 on), and not torchrun's own.
+_FIRST_PORT, _PORTS = 10_000, 19_000
+
+
+class NotNeeded(Exception):
+    """This node is not among those asked for; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One node of several."""
+
+    nnodes: int
+    node_rank: int | None  # None: node ranks by order of arrival
+    order: int | None  # sorts the arrivals, where the launcher numbers ranks and not nodes
+    endpoint: tuple[str, int] | None  # None: this host is the head and tells how the others are started
+    expected_hosts: tuple[str, ...]  # by node rank, where known
+    launcher: Launcher
+    is_started_by_us: bool  # one command started all nodes: only the head writes files and speaks
+
+    @property
+    def is_head(self) -> bool | None:
+        """Whether this node holds the endpoint; None where only the endpoint's address tells."""
+        if self.endpoint is None:
+            return True
+        if self.node_rank is not None:
+            return self.node_rank == 0
+        return None if self.order is None else self.order == 0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """torchrun's options, typed or from PET_* variables, and hosts; empty or None is not given."""
+
+    nnodes: str = ""
+    node_rank: int | None = None
+    rdzv_endpoint: str = ""
+    master_addr: str = ""
+    master_port: int | None = None
+    hosts: tuple[str, ...] = ()  # HOST or USER@HOST, by node rank
+
+    def typed(self, env: Mapping[str, str]) -> "Asked":
+        """Without what torchrun's own PET_* variables say: under torchrun that endpoint is taken."""
+
+        def same(name: str, value: object) -> bool:
+            return env.get(f"PET_{name}") == str(value)
+
+        return Asked(
+            nnodes="" if same("NNODES", self.nnodes) else self.nnodes,
+            node_rank=None if same("NODE_RANK", self.node_rank) else self.node_rank,
+            rdzv_endpoint="" if same("RDZV_ENDPOINT", self.rdzv_endpoint) else self.rdzv_endpoint,
+            master_addr="" if same("MASTER_ADDR", self.master_addr) else self.master_addr,
+            master_port=None if same("MASTER_PORT", self.master_port) else self.master_port,
+        )
+
+    @property
+    def endpoint(self) -> tuple[str, int] | None:
+        """Where the nodes meet, None where nothing says so. Raises ValueError."""
+        if self.rdzv_endpoint:
+            host, port = endpoint(self.rdzv_endpoint)
+        elif self.master_addr:
+            host, port = self.master_addr, MASTER_PORT if self.master_port is None else self.master_port
+        elif self.master_port is not None:
+            raise ValueError("--master-port needs --master-addr HOST, the host with node rank 0")
+        else:
+            return None
+        if not 1 <= port <= 65535:
+            raise ValueError(
+                f"several nodes meet on a port from 1 to 65535 that all of them know, not {port}"
+            )
+        return host, port
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A SLURM allocation in which the command was typed once."""
+
+    job_id: str
+    hosts: tuple[str, ...]
+    is_inside: bool  # this host is one of them; a login node is not
+
+
+def place(asked: Asked, env: Mapping[str, str], foreign: ForeignWorld | None) -> Place:
+    """The place of this process. Raises ValueError, and NotNeeded where its node is to leave."""
+    if foreign is not None and foreign.launcher == "torchrun":
+        return _under_torchrun(asked.typed(env), env)
+    if foreign is not None and foreign.launcher == "mpi":
+        return _under_mpi(asked, env)
+    if foreign is not None and foreign.launcher == "slurm":
+        return _in_slurm_step(asked, env)
+    return _by_options(_as_operator_says(asked, env), env)
+
+
+def allocation(env: Mapping[str, str], foreign: ForeignWorld | None) -> Allocation | None:
+    """The SLURM allocation this command is to spread over: a batch script's, or salloc's shell.
+
+    None inside a step (there each task is started by srun already) and under another launcher.
+    """
+    listed = env.get("SLURM_JOB_NODELIST", "")
+    if (
+        foreign is not None
+        or HOSTS_VARIABLE in env
+        or not env.get("SLURM_JOB_ID", "").isdecimal()
+        or not listed
+    ):
+        return None
+    hosts = expand(listed)
+    return Allocation(env["SLURM_JOB_ID"], hosts, env.get("SLURMD_NODENAME") in hosts)
+
+
+# --- by launcher ----------------------------------------------------------------------------------
+
+
+def _under_torchrun(asked: Asked, env: Mapping[str, str]) -> Place:
+    """MASTER_PORT is held by torchrun's own store: another one, equal on all nodes, is computed."""
+    size = _size(asked, number(env, "GROUP_WORLD_SIZE", 1), "torchrun")
+    node_rank = _needed(number(env, "GROUP_RANK", 0), size)
+    taken = env.get("MASTER_PORT", "")
+    port = _port(f"{taken}/{env.get('TORCHELASTIC_RUN_ID')}/{env.get('TORCHELASTIC_RESTART_COUNT')}")
+    port += str(port) == taken
+    where = asked.endpoint or (env.get("MASTER_ADDR", "127.0.0.1"), port)
+    return Place(size, node_rank, None, where, (), "torchrun", is_started_by_us=False)
+
+
+def _in_slurm_step(asked: Asked, env: Mapping[str, str]) -> Place:
+    hosts = expand(env["SLURM_STEP_NODELIST"]) if env.get("SLURM_STEP_NODELIST") else ()
+    size = _size(asked, number(env, "SLURM_STEP_NUM_NODES", len(hosts) or 1), "this SLURM step")
+    node_rank = _needed(number(env, "SLURM_NODEID", 0), size)
+    port = _port(f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}")
+    where = asked.endpoint or ((hosts[0], port) if hosts else None)
+    if where is None and size > 1:
+        raise ValueError(
+            "this SLURM step has no SLURM_STEP_NODELIST; name the head: --rdzv-endpoint HOST:PORT"
+        )
+    return Place(size, node_rank, None, where, hosts[:size], "slurm", is_started_by_us=True)
+
+
+def _under_mpi(asked: Asked, env: Mapping[str, str]) -> Place:
+    started = mpi_nnodes(env)
+    size = _size(asked, started, "mpirun")
+    if size < started:
+        raise ValueError(f"mpirun started {started} nodes: leave --nnodes out, or start {size} with mpirun")
+    rank = number(env, "OMPI_COMM_WORLD_RANK", 0)
+    where = asked.endpoint
+    if where is None and env.get("MASTER_ADDR"):
+        where = Asked(
+            master_addr=env["MASTER_ADDR"], master_port=number(env, "MASTER_PORT", MASTER_PORT)
+        ).endpoint
+    if where is None and size > 1:
+        where = (mpi_head(env), _port(env.get("PMIX_NAMESPACE", "")))
+    return Place(size, None, rank, where, (), "mpi", is_started_by_us=True)
+
+
+def _as_operator_says(asked: Asked, env: Mapping[str, str]) -> Asked:
+    """In a pod of the older training operator WORLD_SIZE counts pods and RANK numbers them."""
+    names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+    is_pod = (
+        "KUBERNETES_SERVICE_HOST" in env and "LOCAL_RANK" not in env and all(env.get(name) for name in names)
+    )
+    if not is_pod or asked.nnodes or asked.endpoint:
+        return asked
+    if not all(env[name].isdecimal() for name in names[1:]):
+        return asked
+    return Asked(
+        nnodes=env["WORLD_SIZE"],
+        node_rank=int(env["RANK"]),
+        master_addr=env["MASTER_ADDR"],
+        master_port=int(env["MASTER_PORT"]),
+    )
+
+
+def _by_options(asked: Asked, env: Mapping[str, str]) -> Place:
+    size = nnodes(asked.nnodes)[1] if asked.nnodes else 1
+    where = asked.endpoint if size > 1 else None
+    if asked.node_rank is not None and not 0 <= asked.node_rank < size:
+        raise ValueError(
+            f"--node-rank {asked.node_rank} does not exist among {_nodes(size)}: ranks count from 0"
+        )
+    if size > 1 and asked.node_rank is not None and where is None:
+        raise ValueError(
+            "--node-rank needs the head's address: add --rdzv-endpoint HOST:PORT, the same on all hosts"
+        )
+    hosts = tuple(filter(None, env.get(HOSTS_VARIABLE, "").split(",")))
+    launcher: Launcher = "kubernetes" if "KUBERNETES_SERVICE_HOST" in env else "plain"
+    if hosts:
+        return Place(size, asked.node_rank, None, where, hosts, "ssh", is_started_by_us=True)
+    if launcher == "kubernetes" and where is not None:
+        hosts = _pods(where[0], size)
+    return Place(size, asked.node_rank, None, where, hosts, launcher, is_started_by_us=False)
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def _pods(head: str, size: int) -> tuple[str, ...]:
+    """The pods of an operator's job by their numbers: ``job-master-0, job-worker-0`` or ``job-0, job-1``."""
+    name, dot, domain = head.partition(".")
+    found = re.fullmatch(r"(.+)-0", name)
+    if found is None:
+        return ()
+    if found[1].endswith("-master"):
+        job = found[1].removesuffix("-master")
+        return (head, *(f"{job}-worker-{number}{dot}{domain}" for number in range(size - 1)))
+    return tuple(f"{found[1]}-{number}{dot}{domain}" for number in range(size))
+
+
+def _size(asked: Asked, started: int, launcher: str) -> int:
+    """How many of the nodes that a launcher started take part: all, or those asked for."""
+    if not asked.nnodes:
+        return started
+    least, most = nnodes(asked.nnodes)
+    if least > started:
+        raise ValueError(
+            f"--nnodes asks for {least}, but {launcher} has {_nodes(started)}: start it on more, or leave"
+            " --nnodes out"
+        )
+    return min(most, started)
+
+
+def _needed(node_rank: int, size: int) -> int:
+    if node_rank >= size:
+        raise NotNeeded(f"node rank {node_rank} is not needed: --nnodes takes the first {size}")
+    return node_rank
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def _port(key: str) -> int:
+    """The same port for the same launch on every node; unlikely the same for another launch."""
+    return _FIRST_PORT + zlib.crc32(key.encode()) % _PORTS
