@@ -175,6 +175,7 @@ def test_where_no_setting_can_help_the_repair_is_named_and_none_offered(plant, t
     assert "export" not in written
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("lab_number", range(4))
 def test_twenty_healthy_runs_recommend_nothing(lab_number):
     with Lab(nodes=2, second_nic=True) as lab:

@@ -147,7 +147,7 @@ def test_a_head_whose_courier_is_killed_is_unsure_and_blames_no_node(start: Star
 
     report = agents[0].report()
     assert (report["verdict"], agents[0].process.returncode) == ("unsure", 3)
-    assert report["findings"] == []
+    assert _codes(report) == []
     agents[1].process.wait(30.0)
 
 
@@ -188,8 +188,14 @@ def test_a_helper_that_is_killed_ends_the_run_and_leaves_no_node_healthy(
     assert time.monotonic() - killed_at < 20.0
     assert "healthy" not in {report["verdict"] for report in reports}
     assert (agents[whose].process.returncode, _codes(reports[whose])) == (3, [])
-    blamed = [one for report in reports for finding in report["findings"] for one in finding["culprits"]]
-    assert {one["node_rank"] for one in blamed if one["kind"] == "node"} <= {whose}
+    blamed = [
+        culprit
+        for report in reports
+        for finding in report["findings"]
+        if finding["severity"] != "info"  # such as a busy host
+        for culprit in finding["culprits"]
+    ]
+    assert {culprit["node_rank"] for culprit in blamed if culprit["kind"] == "node"} <= {whose}
 
 
 @pytest.mark.lab  # long
