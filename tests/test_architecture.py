@@ -8,10 +8,12 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from graphlib import TopologicalSorter
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 
+import grimp
 import pytest
 
 import ddp_doctor.checks
@@ -223,7 +225,10 @@ def test_nothing_below_the_sources_reads_the_environment():
     rooms = (
         "checks",
         "ddp_doctor/phrases",
+        "ddp_doctor/views",
+        "ddp_doctor/probing",
         "ddp_doctor/parse",
+        "ddp_doctor/facts",
         "ddp_doctor/knowledge",
         "ddp_doctor/model",
         "ddp_doctor/lint",
@@ -246,6 +251,14 @@ def test_the_import_contract_holds():
     done = _run(str(Path(sys.executable).with_name("lint-imports")))
 
     assert done.returncode == 0, done.stdout
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Imports for types alone and those inside functions count too."""
+    imports = grimp.build_graph("ddp_doctor")
+
+    modules = {name: imports.find_modules_directly_imported_by(name) for name in imports.modules}
+    assert len(tuple(TopologicalSorter(modules).static_order())) == len(modules)
 
 
 def test_the_command_line_starts_without_torch():

@@ -3,18 +3,15 @@
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp_doctor.checks.step_time.layout import built, wrap
 from ddp_doctor.checks.step_time.timing import agreed, finish, meet, timed
-from ddp_doctor.checks.step_time.work import Work, one_pass, samples_for
+from ddp_doctor.checks.step_time.work import Plan, Work, one_pass, samples_for
 from ddp_doctor.facts.step_time import Buckets, BucketTrial
 from ddp_doctor.knowledge import buckets as known
 from ddp_doctor.knowledge.step_time import BUCKET_GAIN
 from ddp_doctor.model.context import RankContext
-
-if TYPE_CHECKING:
-    from ddp_doctor.checks.step_time.measure import Plan
 
 _PASSES = 3
 #: Forward and backward together take this many times as long as the communication that is to hide in backward.
@@ -22,7 +19,7 @@ _BALANCED = 1.5
 
 
 def bucket_sizes(
-    ctx: RankContext, work: Work, ddp: Any, curve: known.Curve, plan: "Plan", missing: dict[str, str]
+    ctx: RankContext, work: Work, ddp: Any, curve: known.Curve, plan: Plan, missing: dict[str, str]
 ) -> Buckets | None:
     """Predict all sizes; measure the best and the default, where it promises enough.
 
@@ -62,7 +59,7 @@ def _hindrance(work: Work) -> str:
     return "" if work.copies > 1 else "the GPU has no memory for the model in a second DDP"
 
 
-def _balanced(ctx: RankContext, work: Work, curve: known.Curve, plan: "Plan") -> Work:
+def _balanced(ctx: RankContext, work: Work, curve: known.Curve, plan: Plan) -> Work:
     if work.make is None:
         return work
     communicate_s = curve.seconds(work.gradient_bytes())

@@ -10,7 +10,7 @@ from ddp_doctor.checks.step_time.buckets import bucket_sizes
 from ddp_doctor.checks.step_time.layout import built, wrap
 from ddp_doctor.checks.step_time.profiler import profiled
 from ddp_doctor.checks.step_time.timing import ProcessorTime, agreed, finish, timed
-from ddp_doctor.checks.step_time.work import Work, one_pass, samples_for
+from ddp_doctor.checks.step_time.work import Plan, Work, one_pass, samples_for
 from ddp_doctor.facts.step_time import Round, StepTimeFact
 from ddp_doctor.knowledge.buckets import MIB, Curve, bucket_bytes
 from ddp_doctor.knowledge.step_time import LARGEST_ALONE
@@ -22,19 +22,6 @@ _SIZES = ((4, 7), (16 << 10, 5), (128 << 10, 5), (MIB, 3))
 #: On from there by fours up to all gradients in one, so that predictions need not leave the curve; all of it as
 #: long as the next is expected to take less than this.
 _LARGEST_S = 2.0
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How long to measure."""
-
-    aim_s: float = 0.01  # of computing, where the batch can be chosen
-    rounds: int = 5
-    fewest: int = 3
-    iterations: int = 2
-    budget_s: float = 3.0  # for the rounds; fewer of them where they take longer
-    longest_s: float = 6.0  # for the fewest of them; beyond it nothing is measured
-    bucket_aim_s: float = 0.3  # the longest computation that bucket sizes are compared with
 
 
 _USUAL = Plan()

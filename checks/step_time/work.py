@@ -1,4 +1,7 @@
-"""What the steps compute: a module and batches for it. The doctor's own is a plain net of linear layers."""
+"""What the steps compute, a module and batches for it, and for how long.
+
+The doctor's own is a plain net of linear layers.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,6 +18,19 @@ _SMALLEST_BATCH, _LARGEST_BATCH = 8, 1 << 16
 _CPU_BYTES, _GPU_SHARE = 256 << 20, 8
 #: The net twice in DistributedDataParallel and once without: weights, gradients, buckets.
 _GPU_LEAST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to measure."""
+
+    aim_s: float = 0.01  # of computing, where the batch can be chosen
+    rounds: int = 5
+    fewest: int = 3
+    iterations: int = 2
+    budget_s: float = 3.0  # for the rounds; fewer of them where they take longer
+    longest_s: float = 6.0  # for the fewest of them; beyond it nothing is measured
+    bucket_aim_s: float = 0.3  # the longest computation that bucket sizes are compared with
 
 
 @dataclass(frozen=True)
