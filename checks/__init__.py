@@ -8,37 +8,33 @@ which it stays silent. tests/test_architecture.py tells what is still missing; `
 reference page.
 """
 
-from ddp_doctor.checks import (
-    agreement,
-    allreduce,
+from ddp_doctor.checks.cluster import connectivity, consistency, roll_call, torchrun
+from ddp_doctor.checks.collectives import allreduce, gpu_speed, p2p, process_group
+from ddp_doctor.checks.ddp import (
     buffers,
     checkpoint,
     data_sharding,
-    env_vars,
-    gpu_speed,
-    gpus,
     gradient_modes,
     gradient_sync,
-    host,
     initial_state,
+    mixed_precision,
+    step_time,
+    user_model,
+)
+from ddp_doctor.checks.node import (
+    env_vars,
+    gpus,
+    host,
     interfaces,
     kernel,
-    kernel_after,
-    mixed_precision,
     nccl,
-    own_model,
-    p2p,
     pcie,
-    process_group,
     rdma,
-    rdma_after,
-    reach,
-    roll_call,
     software,
-    step_time,
     topology,
-    torchrun,
 )
+from ddp_doctor.checks.node.kernel import afterwards as kernel_after
+from ddp_doctor.checks.node.rdma import afterwards as rdma_after
 from ddp_doctor.model.check import Check
 
 CHECKS: tuple[Check, ...] = (
@@ -53,8 +49,8 @@ CHECKS: tuple[Check, ...] = (
     interfaces.CHECK,
     rdma.CHECK,
     roll_call.CHECK,
-    agreement.CHECK,
-    reach.CHECK,
+    consistency.CHECK,
+    connectivity.CHECK,
     torchrun.CHECK,
     process_group.CHECK,
     gpu_speed.CHECK,
@@ -67,7 +63,7 @@ CHECKS: tuple[Check, ...] = (
     data_sharding.CHECK,
     checkpoint.CHECK,
     p2p.CHECK,
-    own_model.CHECK,
+    user_model.CHECK,
     step_time.CHECK,
     rdma_after.CHECK,
     kernel_after.CHECK,

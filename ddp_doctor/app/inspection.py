@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from ddp_doctor.app.node_facts import plan_of, with_node_facts
 from ddp_doctor.app.outcome import Outcome, Progress, blank, judge
 from ddp_doctor.app.request import RunRequest
-from ddp_doctor.checks import CHECKS, topology
+from ddp_doctor.checks import CHECKS
+from ddp_doctor.checks.node import topology
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.recording import NotRun, Options

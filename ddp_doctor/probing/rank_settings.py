@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ddp_doctor.facts.agreement import Settings
+from ddp_doctor.facts.consistency import Settings
 from ddp_doctor.knowledge.agreement import is_compared
 from ddp_doctor.knowledge.variables import is_recorded
 from ddp_doctor.parse.redact import open_and_withheld

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Literal
 
-from ddp_doctor.facts.reach import ReachFact
+from ddp_doctor.facts.connectivity import ReachFact
 from ddp_doctor.facts.roll_call import SilenceFact
 from ddp_doctor.knowledge.addresses import is_own_bridge
 from ddp_doctor.knowledge.deadlines import SILENT_S

@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import ddp_doctor
-from ddp_doctor.checks import agreement
-from ddp_doctor.facts.agreement import AgreementFact
+from ddp_doctor.checks.cluster import consistency
+from ddp_doctor.facts.consistency import AgreementFact
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.gpus import Gpu, GpusFact, PciGpu
 from ddp_doctor.facts.host import Host
@@ -73,7 +73,7 @@ def _recording(
 def _findings(recording: Recording) -> list[Finding]:
     # Through JSON and back: what the rules see is what a replay would see.
     again = Recording.model_validate_json(recording.model_dump_json())
-    return [finding for rule in agreement.CHECK.rules for finding in rule.apply(again)]
+    return [finding for rule in consistency.CHECK.rules for finding in rule.apply(again)]
 
 
 def _only(recording: Recording) -> Finding:
@@ -92,7 +92,7 @@ def test_a_node_hands_in_its_doctors_version_and_its_clock():
     ctx = NodesContext()
     ctx.clock_offset_s = -0.07
 
-    fact = agreement.probe(ctx)  # type: ignore[arg-type]  # it asks for nothing else
+    fact = consistency.probe(ctx)  # type: ignore[arg-type]  # it asks for nothing else
 
     assert (fact.tool_version, fact.clock_offset_s) == (ddp_doctor.__version__, -0.07)
 

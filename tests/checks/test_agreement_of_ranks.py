@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.agreement import CHECK
-from ddp_doctor.facts.agreement import AgreementFact, RankSettings, Settings
+from ddp_doctor.checks.cluster.consistency import CHECK
+from ddp_doctor.facts.consistency import AgreementFact, RankSettings, Settings
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.host import Host
 from ddp_doctor.model.choices import Severity, Status

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from ddp_doctor import app
-from ddp_doctor.checks import allreduce
-from ddp_doctor.checks.allreduce import CHECK, rules, sums
+from ddp_doctor.checks.collectives import allreduce
+from ddp_doctor.checks.collectives.allreduce import CHECK, rules, sums
 from ddp_doctor.facts.allreduce import ELEMENTS, AllReduceFact, Wrong
 from ddp_doctor.model.choices import Confidence, Status
 from ddp_doctor.model.fact import Reading

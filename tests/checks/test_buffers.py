@@ -9,8 +9,8 @@ from unittest import mock
 
 import pytest
 
-from ddp_doctor.checks import buffers
-from ddp_doctor.checks.buffers import CHECK, closed_form, options, stamps
+from ddp_doctor.checks.ddp import buffers
+from ddp_doctor.checks.ddp.buffers import CHECK, closed_form, options, stamps
 from ddp_doctor.facts.buffers import Buffers
 from ddp_doctor.model.choices import Level
 from tests.checks.judged_ranks import blamed, judge_by, only, record
@@ -139,7 +139,7 @@ def overwrites_its_own_buffer(ctx, rank):
             after_forward(module, lambda one: one.float_stamp.fill_(1.0))
         return module
 
-    with mock.patch("ddp_doctor.checks.buffers.options.stamped_model", model):
+    with mock.patch("ddp_doctor.checks.ddp.buffers.options.stamped_model", model):
         return buffers.probe(ctx)
 
 

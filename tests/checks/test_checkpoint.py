@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_doctor.checks import checkpoint
-from ddp_doctor.checks.checkpoint import CHECK, plain, regrouped, sharded
+from ddp_doctor.checks.ddp import checkpoint
+from ddp_doctor.checks.ddp.checkpoint import CHECK, plain, regrouped, sharded
 from ddp_doctor.facts.checkpoint import Checkpoint
 from ddp_doctor.model.choices import Severity
 from tests.checks.judged_ranks import blamed, judge_by, only, record
@@ -280,8 +280,8 @@ def test_ranks_without_numpy_say_why_they_load_no_shards():
 import sys
 sys.modules["numpy"] = None
 from types import SimpleNamespace
-from ddp_doctor.checks.checkpoint import sharded
-from ddp_doctor.checks.data_sharding.streams import sources
+from ddp_doctor.checks.ddp.checkpoint import sharded
+from ddp_doctor.checks.ddp.data_sharding.streams import sources
 print(sharded.reason_against(SimpleNamespace(world_size=2)))
 print([name for name, _ in sources("cpu")])
 """

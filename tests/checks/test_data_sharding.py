@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_doctor.checks import data_sharding
-from ddp_doctor.checks.data_sharding import CHECK
-from ddp_doctor.checks.data_sharding.streams import streams
+from ddp_doctor.checks.ddp import data_sharding
+from ddp_doctor.checks.ddp.data_sharding import CHECK
+from ddp_doctor.checks.ddp.data_sharding.streams import streams
 from ddp_doctor.facts.data_sharding import DataSharding
 from ddp_doctor.knowledge.data_sharding import behind, joined_mean, judge_indices
 from ddp_doctor.model.choices import Severity

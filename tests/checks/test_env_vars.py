@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_doctor.checks.env_vars import CHECK, probe
+from ddp_doctor.checks.node.env_vars import CHECK, probe
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.knowledge.variables import variables
 from ddp_doctor.model.choices import Level, Severity, Status, Where

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddp_doctor import app
-from ddp_doctor.checks.env_vars import CHECK
+from ddp_doctor.checks.node.env_vars import CHECK
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.process_group import ProcessGroupFact
 from ddp_doctor.facts.software import Software

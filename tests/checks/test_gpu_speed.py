@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from ddp_doctor import app
-from ddp_doctor.checks import gpu_speed
-from ddp_doctor.checks.gpu_speed import timing
-from ddp_doctor.checks.gpu_speed.comparable import median_without
-from ddp_doctor.checks.gpu_speed.load import HOST_COPY, MATMUL, summed_up
-from ddp_doctor.checks.gpu_speed.measure import Workload, measure
-from ddp_doctor.checks.gpu_speed.timing import Plan
+from ddp_doctor.checks.collectives import gpu_speed
+from ddp_doctor.checks.collectives.gpu_speed import timing
+from ddp_doctor.checks.collectives.gpu_speed.comparable import median_without
+from ddp_doctor.checks.collectives.gpu_speed.load import HOST_COPY, MATMUL, summed_up
+from ddp_doctor.checks.collectives.gpu_speed.measure import Workload, measure
+from ddp_doctor.checks.collectives.gpu_speed.timing import Plan
 from ddp_doctor.facts.gpu_speed import GpuSpeedFact
 from ddp_doctor.knowledge import gpu_speed as known
 from ddp_doctor.model.choices import Confidence, Severity

@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import pytest
 
-from ddp_doctor.checks import gradient_modes
-from ddp_doctor.checks.gradient_modes import CHECK, modes, steps
+from ddp_doctor.checks.ddp import gradient_modes
+from ddp_doctor.checks.ddp.gradient_modes import CHECK, modes, steps
 from ddp_doctor.model.choices import Confidence, Level, Severity
 from tests.checks.judged_ranks import blamed, judge_by, only, record
 

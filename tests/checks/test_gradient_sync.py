@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks import gradient_sync
-from ddp_doctor.checks.gradient_sync import CHECK, steps
+from ddp_doctor.checks.ddp import gradient_sync
+from ddp_doctor.checks.ddp.gradient_sync import CHECK, steps
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.recording import Recording
 from tests.checks.judged_ranks import blamed, judge_by, only, record

@@ -6,8 +6,8 @@ from unittest import mock
 
 import pytest
 
-from ddp_doctor.checks import initial_state
-from ddp_doctor.checks.initial_state import CHECK, seeded
+from ddp_doctor.checks.ddp import initial_state
+from ddp_doctor.checks.ddp.initial_state import CHECK, seeded
 from ddp_doctor.facts.initial_state import InitialState
 from ddp_doctor.model.choices import Confidence, Severity
 from tests.checks.judged_ranks import blamed, judge_by, only, record

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.interfaces import CHECK, probe
+from ddp_doctor.checks.node.interfaces import CHECK, probe
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.interface_choice import gloo_choice, nccl_choice
 from ddp_doctor.model.choices import Confidence, Severity, Status

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.gpus import CHECK as GPUS
-from ddp_doctor.checks.kernel import CHECK, probe
+from ddp_doctor.checks.node.gpus import CHECK as GPUS
+from ddp_doctor.checks.node.kernel import CHECK, probe
 from ddp_doctor.facts.gpus import Gpu, GpusFact, NvmlError, PciGpu
 from ddp_doctor.facts.kernel import KernelFact, StuckProcess
 from ddp_doctor.model.choices import Backend, Status

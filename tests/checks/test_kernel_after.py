@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_doctor.checks.kernel_after import CHECK, probe
+from ddp_doctor.checks.node.kernel.afterwards import CHECK, probe
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.facts.kernel import KernelAfterFact, KernelFact
 from ddp_doctor.model.choices import Status

@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 import pytest
 
-from ddp_doctor.checks import mixed_precision
-from ddp_doctor.checks.mixed_precision import CHECK, halves, scaled
+from ddp_doctor.checks.ddp import mixed_precision
+from ddp_doctor.checks.ddp.mixed_precision import CHECK, halves, scaled
 from ddp_doctor.facts.mixed_precision import MixedPrecision
 from ddp_doctor.model.choices import Level, Severity
 from tests.checks.judged_ranks import blamed, judge_by, only, record

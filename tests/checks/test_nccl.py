@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.nccl import CHECK, probe
+from ddp_doctor.checks.node.nccl import CHECK, probe
 from ddp_doctor.facts.nccl import ConfFile, NcclFact, Plugin
 from ddp_doctor.facts.software import Software
 from ddp_doctor.model.choices import Severity, Status

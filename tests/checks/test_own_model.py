@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks import own_model
-from ddp_doctor.checks.own_model import CHECK
-from ddp_doctor.facts.own_model import OwnModel
+from ddp_doctor.checks.ddp import user_model
+from ddp_doctor.checks.ddp.user_model import CHECK
+from ddp_doctor.facts.user_model import OwnModel
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
 from tests.checks.judged_ranks import blamed, judge_by, only, record
@@ -22,7 +22,7 @@ judge = partial(judge_by, CHECK)
 def look(ctx: Any, name: str) -> OwnModel:
     """The probe on one rank, with a model of tests/models."""
     ctx.model = f"tests.models.{name}"
-    return own_model.probe(ctx)
+    return user_model.probe(ctx)
 
 
 def findings_of(ranks: Ranks, name: str, on: tuple[int, ...] = (0, 1)) -> list[Finding]:
@@ -296,7 +296,7 @@ def named_by_node(ctx):
 
 def without_a_name(ctx):
     ctx.model = "" if ctx.rank == 1 else "tests.models.healthy:conv_net"
-    return own_model.probe(ctx)
+    return user_model.probe(ctx)
 
 
 @pytest.mark.parametrize(("scenario", "rank"), [(named_by_node, 2), (without_a_name, 1)])

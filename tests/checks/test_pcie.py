@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.pcie import CHECK, probe
+from ddp_doctor.checks.node.pcie import CHECK, probe
 from ddp_doctor.facts.gpus import Gpu, GpusFact
 from ddp_doctor.facts.pcie import PcieDevice, PcieFact
 from ddp_doctor.facts.topology import TopologyFact

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.rdma import CHECK, probe
+from ddp_doctor.checks.node.rdma import CHECK, probe
 from ddp_doctor.engine.collect import look
 from ddp_doctor.facts.rdma import RdmaFact
 from ddp_doctor.facts.software import Software

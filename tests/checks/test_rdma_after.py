@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.rdma_after import CHECK, probe
+from ddp_doctor.checks.node.rdma.afterwards import CHECK, probe
 from ddp_doctor.engine.collect import look
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Absent

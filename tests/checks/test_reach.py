@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_doctor.checks import reach
-from ddp_doctor.checks.reach import probe
+from ddp_doctor.checks.cluster import connectivity
+from ddp_doctor.checks.cluster.connectivity import probe
+from ddp_doctor.facts.connectivity import PeerReach, ReachFact
 from ddp_doctor.facts.host import Host
 from ddp_doctor.facts.interfaces import InterfacesFact
-from ddp_doctor.facts.reach import PeerReach, ReachFact
 from ddp_doctor.knowledge import network
 from ddp_doctor.knowledge.interface_choice import Choice
 from ddp_doctor.model.choices import Severity, Status
@@ -132,7 +132,7 @@ def test_several_nodes_that_measure_each_other_at_once_find_nothing(listeners):
     recording = recorded(rows, World(nnodes=3, world_size=3))
 
     assert found(recording) == []
-    measured = list(reach.measurements(recording))
+    measured = list(connectivity.measurements(recording))
     assert {one.name for one in measured} == {"reach_round_trip", "reach_throughput"}
     assert len(measured) == 12
     assert all(one.value > 0 for one in measured)
@@ -414,7 +414,7 @@ def matrix(
 
 
 def found(recording: Recording) -> list[Finding]:
-    return [finding for rule in reach.CHECK.rules for finding in rule.apply(recording)]
+    return [finding for rule in connectivity.CHECK.rules for finding in rule.apply(recording)]
 
 
 def only(recording: Recording) -> Finding:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.reach import probe
-from ddp_doctor.facts.reach import ReachFact
+from ddp_doctor.checks.cluster.connectivity import probe
+from ddp_doctor.facts.connectivity import ReachFact
 from ddp_doctor.knowledge import network
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.context import OtherWay, Peer

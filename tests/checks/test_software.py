@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.software import CHECK, probe
+from ddp_doctor.checks.node.software import CHECK, probe
 from ddp_doctor.facts.software import Software
 from ddp_doctor.model.choices import Backend, Severity, Status
 from ddp_doctor.model.context import CommandResult

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.step_time import CHECK, measurements
-from ddp_doctor.checks.step_time.measure import _how_many, measure
-from ddp_doctor.checks.step_time.profiler import common, joined, on_gpu
-from ddp_doctor.checks.step_time.summary import summary
-from ddp_doctor.checks.step_time.work import Plan, Work
+from ddp_doctor.checks.ddp.step_time import CHECK, measurements
+from ddp_doctor.checks.ddp.step_time.measure import _how_many, measure
+from ddp_doctor.checks.ddp.step_time.profiler import common, joined, on_gpu
+from ddp_doctor.checks.ddp.step_time.summary import summary
+from ddp_doctor.checks.ddp.step_time.work import Plan, Work
 from ddp_doctor.facts.gpu_speed import GpuSpeedFact, Rate
 from ddp_doctor.facts.step_time import Buckets, BucketTrial, Round, StepTimeFact
 from ddp_doctor.knowledge.buckets import Curve
@@ -45,7 +45,7 @@ def small(ctx, slow_rank=None, level=Level.STANDARD):
 
 
 def own(ctx):
-    from ddp_doctor.checks.step_time.work import own as work
+    from ddp_doctor.checks.ddp.step_time.work import own as work
 
     return measure(ctx, work(ctx), SHORT)
 

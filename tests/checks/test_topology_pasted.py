@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.checks.topology import CHECK, read_pasted
+from ddp_doctor.checks.node.topology import CHECK, read_pasted
 from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Options, Recording, World

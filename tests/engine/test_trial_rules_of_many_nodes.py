@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_doctor.checks.agreement.versions import different_versions
+from ddp_doctor.checks.cluster.consistency.versions import different_versions
 from ddp_doctor.engine.hang.rules import deaths, hangs, links, slowness
-from ddp_doctor.facts.agreement import AgreementFact
+from ddp_doctor.facts.consistency import AgreementFact
 from ddp_doctor.facts.software import Software
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading

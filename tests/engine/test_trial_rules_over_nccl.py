@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.own_model.building import raises, takes_another_gpu
+from ddp_doctor.checks.ddp.user_model.building import raises, takes_another_gpu
 from ddp_doctor.engine.hang.rules import TRIAL_RULES, deaths, devices, hangs, links
 from ddp_doctor.facts.env_vars import EnvVars
-from ddp_doctor.facts.own_model import OwnModel, Trouble
 from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.user_model import OwnModel, Trouble
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.finding import Finding

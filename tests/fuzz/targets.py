@@ -13,7 +13,7 @@ from tempfile import NamedTemporaryFile
 
 from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.app.recordings import load_recording
-from ddp_doctor.checks.topology.pasted import read_pasted
+from ddp_doctor.checks.node.topology.pasted import read_pasted
 from ddp_doctor.facts.gpus import Gpu, GpusFact, sysfs_bus_id
 from ddp_doctor.lint.linting import lint_bytes
 from ddp_doctor.model.context import CommandResult, Interface

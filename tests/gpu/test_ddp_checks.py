@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks import (
+from ddp_doctor.checks.ddp import (
     buffers,
     data_sharding,
     gradient_modes,

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from ddp_doctor.checks.topology import probe
+from ddp_doctor.checks.node.topology import probe
 from ddp_doctor.facts.topology import TopologyFact, TopologyMatrix
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.parse.topo_matrix import parse_matrix

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from ddp_doctor.checks.interfaces import probe
+from ddp_doctor.checks.node.interfaces import probe
 from ddp_doctor.sources.machine import LiveContext
 
 NICS = {

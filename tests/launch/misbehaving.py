@@ -153,7 +153,7 @@ def adds_to_the_sum(ctx: RankContext) -> Fact:
     """The real all-reduce check on a rank whose share is doubled."""
     import torch.distributed as dist
 
-    from ddp_doctor.checks import allreduce
+    from ddp_doctor.checks.collectives import allreduce
 
     honest = dist.all_reduce
     if ctx.rank == BAD:

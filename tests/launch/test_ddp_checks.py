@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_doctor.checks import (
+from ddp_doctor.checks.ddp import (
     buffers,
     checkpoint,
     data_sharding,

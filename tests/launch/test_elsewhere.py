@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.checks import checkpoint
+from ddp_doctor.checks.ddp import checkpoint
 from ddp_doctor.facts.checkpoint import Checkpoint
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Fact

@@ -290,7 +290,7 @@ def test_a_rank_that_could_not_say_where_it_stands_in_time_is_not_blamed_for_a_s
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_that_waits_for_work_it_queued_itself_is_in_the_collective_though_no_recorder_says_so(ranks):
     ahead = (step(17, left=True), step(18))
-    behind = rank(1, step(17), stack=("checks/step_time/measure.py:185 in _all_at_once",))
+    behind = rank(1, step(17), stack=("checks/ddp/step_time/measure.py:185 in _all_at_once",))
     found = judge(trial(*(behind if n == 1 else rank(n, *ahead) for n in range(ranks))))
     assert (found.kind, found.suspects) == ("pair" if ranks == 2 else "left-behind", ())
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor import app
-from ddp_doctor.facts.agreement import RankSettings
+from ddp_doctor.facts.consistency import RankSettings
 from ddp_doctor.starters import local_ranks, outer_launcher
 from ddp_doctor.starters.detect import ForeignWorld
 from tests.launch.agents import ROOT, free_port

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks import own_model, step_time
+from ddp_doctor.checks.ddp import step_time, user_model
 from ddp_doctor.engine.node_run.session import Session
-from ddp_doctor.facts.own_model import OwnModel
 from ddp_doctor.facts.step_time import StepTimeFact
+from ddp_doctor.facts.user_model import OwnModel
 from tests.launch.conftest import Play, Scenario
 from tests.models import __file__ as models
 
@@ -24,7 +24,7 @@ def with_model(session: Session, play: Play) -> Iterator[Named]:
 
     def play_with(name: str, ranks: int = 2, deadline_s: float = 2.0, **more: Any) -> Scenario:
         session.model = f"tests.models.{name}"
-        return play(*(own_model.probe, ranks, deadline_s, "own_model"), needs_model=True, **more)
+        return play(*(user_model.probe, ranks, deadline_s, "own_model"), needs_model=True, **more)
 
     yield play_with
     session.model = ""

@@ -71,10 +71,10 @@ def test_a_rank_of_torchrun_imports_no_check_but_its_own():
 import sys
 from ddp_doctor.launch import torchrun_worker
 torchrun_worker._bare("ddp_doctor.checks")
-import ddp_doctor.checks.torchrun
+import ddp_doctor.checks.cluster.torchrun
 print(sorted(name for name in sys.modules if name.startswith("ddp_doctor.checks.")))
 """
     done = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, check=True)
 
-    assert "'ddp_doctor.checks.torchrun'" in done.stdout
+    assert "'ddp_doctor.checks.cluster.torchrun'" in done.stdout
     assert "gpus" not in done.stdout

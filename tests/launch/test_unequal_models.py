@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from ddp_doctor.checks import initial_state
-from ddp_doctor.checks.initial_state import CHECK
+from ddp_doctor.checks.ddp import initial_state
+from ddp_doctor.checks.ddp.initial_state import CHECK
 from ddp_doctor.facts.initial_state import InitialState
 from tests.checks import test_initial_state as scenarios
 from tests.launch.conftest import Play

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from ddp_doctor import app
-from ddp_doctor.checks.gpus import probe
+from ddp_doctor.checks.node.gpus import probe
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Node, Options, Recording, World

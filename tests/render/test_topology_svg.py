@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddp_doctor.checks.topology import CHECK, read_pasted
+from ddp_doctor.checks.node.topology import CHECK, read_pasted
 from ddp_doctor.facts.topology import TopologyMatrix
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording

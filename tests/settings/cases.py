@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_doctor import app
-from ddp_doctor.checks.env_vars import probe
+from ddp_doctor.checks.node.env_vars import probe
 from ddp_doctor.facts.nccl import ConfFile, NcclFact
 from ddp_doctor.facts.software import Software
 from ddp_doctor.model.choices import Status

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.topology import CHECK
+from ddp_doctor.checks.node.topology import CHECK
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.render.transport_table import network_table, transport_table

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from ddp_doctor.facts.own_model import MOST_NAMES, Hook
+from ddp_doctor.facts.user_model import MOST_NAMES, Hook
 from ddp_doctor.knowledge import gradient_tolerance
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.probing.user_model.passes import Pass, trainable

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from ddp_doctor.facts.own_model import MOST_NAMES, LocalPass, Misplaced, Names, OwnModel, Phase, Trouble
+from ddp_doctor.facts.user_model import MOST_NAMES, LocalPass, Misplaced, Names, OwnModel, Phase, Trouble
 from ddp_doctor.knowledge import gradient_tolerance, manifests, module_manifest
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Failed, Skip

@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ddp_doctor.facts.own_model import Phase, Trouble
+from ddp_doctor.facts.user_model import Phase, Trouble
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 
 T = TypeVar("T")
@@ -14,7 +14,7 @@ _LONGEST_MESSAGE = 300
 _NOT_THE_USERS = (
     "/torch/",
     "<frozen",
-    "/checks/own_model/",
+    "/checks/ddp/user_model/",
     "/probing/user_model/",
     sysconfig.get_path("stdlib") + "/",
 )

@@ -4,9 +4,9 @@ import re
 import signal
 from collections.abc import Collection, Iterator
 
-from ddp_doctor.checks.env_vars import value_refused
-from ddp_doctor.checks.software.installation import torch_finds_no_backend
-from ddp_doctor.checks.topology import p2p_stalls
+from ddp_doctor.checks.node.env_vars import value_refused
+from ddp_doctor.checks.node.software.installation import torch_finds_no_backend
+from ddp_doctor.checks.node.topology import p2p_stalls
 from ddp_doctor.engine.hang.judge import judge
 from ddp_doctor.engine.hang.judgement import INIT, Judgement, Kind
 from ddp_doctor.model.choices import Confidence, Severity

@@ -4,7 +4,7 @@ import re
 import signal
 from collections.abc import Iterator, Sequence
 
-from ddp_doctor.checks.agreement.versions import different_versions
+from ddp_doctor.checks.cluster.consistency.versions import different_versions
 from ddp_doctor.engine.hang.judgement import Judgement
 from ddp_doctor.engine.hang.rules.common import (
     MOST_LINES,

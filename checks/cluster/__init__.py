@@ -1,0 +1,1 @@
+"""Whether the nodes find, match and reach one another."""

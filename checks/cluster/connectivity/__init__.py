@@ -1,0 +1,140 @@
+"""Reach: does every node reach every other, on ephemeral ports, with large packets, fast enough?
+
+Raw input: none; each node dials the others on the addresses that the backend will advertise, e.g. ::
+
+    node1 -> node2 10.77.0.3:41873   timed out after 3.2 s
+    node1 -> node3 10.77.0.4:35121   0.21 ms, 1.2 GB/s
+
+A firewall that is open for the rendezvous alone hangs the job without a word, because gloo, NCCL and the
+workers' own store listen on ports that the kernel chooses. A path that swallows large packets lets the job
+start and hangs its first gradient. A slow node slows all. One row shows a failure, the rows of all show whose.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from ipaddress import ip_address
+
+from ddp_doctor.checks.cluster.connectivity import answers, blocked, misled, outrun, slow, swallowed
+from ddp_doctor.checks.cluster.connectivity.glance import Glance
+from ddp_doctor.checks.cluster.connectivity.measure import Dialled
+from ddp_doctor.facts.connectivity import ReachFact
+from ddp_doctor.knowledge import network
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Where
+from ddp_doctor.model.context import NodesContext, Peer
+from ddp_doctor.model.fact import Failed, Skip
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Measurement
+from ddp_doctor.phrases import reach as words
+
+__all__ = ["CHECK", "probe"]
+
+
+def probe(ctx: NodesContext) -> ReachFact:
+    """Meet all peers at once, then measure the throughput to one after the other, then what is doubtful.
+
+    Raises Skip without peers, and Failed where this host cannot dial at all (no file descriptors left).
+    """
+    if not ctx.peers:
+        raise Skip("there is no other node to dial")
+    dialled = [Dialled(ctx, peer) for peer in ctx.peers]
+    elsewhere = [one for one, peer in zip(dialled, ctx.peers, strict=True) if _came_from_elsewhere(peer)]
+    _at_once([*(one.meet for one in dialled), *(one.try_met_at for one in elsewhere)])
+    glances = [[Glance(ctx, peer, way) for way in peer.others] for peer in ctx.peers]
+    _at_once([one.meet for row in glances for one in row])
+    sample_s = min(network.SAMPLE_S, network.TRANSFERS_S / network.SAMPLES / len(dialled))
+    for one in dialled:
+        one.measure(network.SAMPLES, sample_s)
+    _sample(ctx, [one for row in glances for one in row])
+    _at_once([one.again for one in dialled if one.lost_packets])
+    for one in _doubtful(dialled, glances):
+        one.measure(network.SAMPLES, 2 * sample_s)
+    peers = tuple(
+        one.result(tuple(glance.result() for glance in row))
+        for one, row in zip(dialled, glances, strict=True)
+    )
+    if all(peer.outcome == "failed" for peer in peers):
+        raise Failed(f"no other node could be dialled: {words.system_words(peers[0].error)}")
+    return ReachFact(peers=peers, port_range=_port_range(ctx))
+
+
+def _sample(ctx: NodesContext, glances: Sequence[Glance]) -> None:
+    """Throughput in the other networks, within their common time."""
+    until = min(ctx.clock() + network.OTHER_SAMPLES_S, ctx.deadline - 1.0)
+    for one in glances:
+        one.sample(min(network.SAMPLE_S, network.OTHER_SAMPLES_S / len(glances)), until)
+
+
+def _came_from_elsewhere(peer: Peer) -> bool:
+    """Whether the peer came to the roll call from another address than it would advertise."""
+    try:
+        met, advertised = (ip_address(one.partition("%")[0]) for one in (peer.met_at, peer.address))
+    except ValueError:
+        return False
+    return _plain(met) != _plain(advertised)
+
+
+def _plain(address: object) -> object:
+    """An IPv4 address that a socket of both families shows as ``::ffff:10.0.0.1``."""
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _at_once(calls: Iterable[Callable[[], None]]) -> None:
+    """In daemon threads, each of which ends by itself; whoever ends us does not wait for them."""
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _doubtful(dialled: list[Dialled], glances: list[list[Glance]]) -> list[Dialled]:
+    """The peers that looked slow against the others of this row, or other networks: by chance, perhaps."""
+    elsewhere = [min(one.rate, network.JUDGED_BYTES_PER_S) for row in glances for one in row]
+    best = max([*(one.rate or 0.0 for one in dialled), *elsewhere], default=0.0)
+    slow = [one for one in dialled if (one.rate or best) * network.DOUBTFUL_RATIO < best]
+    return [one for one in slow if not one.lost_packets]  # that explains it
+
+
+def _port_range(ctx: NodesContext) -> tuple[int, int] | None:
+    try:
+        first, last = map(int, ctx.read("/proc/sys/net/ipv4/ip_local_port_range").split())
+    except (OSError, ValueError):
+        return None
+    return first, last
+
+
+def measurements(recording: Recording) -> Iterator[Measurement]:
+    """Round trip and throughput of each path, as the node that dialled saw it."""
+    for seen in recording.facts(ReachFact):
+        for peer in seen.fact.peers:
+            labels: dict[str, str | int | float] = {"node": seen.node, "peer": peer.node}
+            if peer.round_trip_min_s is not None:
+                yield Measurement(
+                    name="reach_round_trip", value=peer.round_trip_min_s, unit="s", labels=labels
+                )
+            if peer.throughput_bytes_per_s:
+                rate = max(peer.throughput_bytes_per_s)
+                yield Measurement(name="reach_throughput", value=rate, unit="B/s", labels=labels)
+
+
+_RULES = (
+    *blocked.RULES,
+    *answers.RULES,
+    misled.advertised_address_leads_elsewhere,
+    swallowed.swallows_large_packets,
+    slow.slow_node,
+    outrun.slower_network_is_used,
+)
+
+CHECK = Check(
+    id="reach",
+    title="Every node reaches every other",
+    where=Where.NODES,
+    probe=probe,
+    facts=(ReachFact,),
+    rules=tuple(sorted(_RULES, key=lambda rule: rule.code)),
+    cost_s=0.6,
+    deadline_s=12.0,
+    measurements=measurements,
+)

@@ -1,0 +1,172 @@
+"""DD534, DD536: a node that answers slowly, and paths that lose packets."""
+
+from collections.abc import Iterator
+from statistics import median
+
+from ddp_doctor.checks.cluster.connectivity.impaired import (
+    blamed,
+    goes_over_rdma,
+    look,
+    measured,
+    on_paths,
+    touching,
+    unless_over_rdma,
+)
+from ddp_doctor.checks.cluster.connectivity.matrix import (
+    PATHS_SHOWN,
+    Loss,
+    Matrix,
+    is_slow_answer,
+    usual_answer,
+)
+from ddp_doctor.checks.cluster.connectivity.ways import ANSWER, MOVE, Way, detour, take, ways
+from ddp_doctor.facts.connectivity import ReachFact
+from ddp_doctor.knowledge import network
+from ddp_doctor.knowledge.blame import Blame, Path
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases import reach as words
+
+
+@rule("DD534", "node-answers-slowly", Severity.ERROR, ReachFact)
+def slow_answers(recording: Recording) -> Iterator[Draft]:
+    """A node whose round trips take several times as long as those of the others.
+
+    What it finds
+        Shortest round trips, of 10 or more each way, that are five times those of the fastest quarter of the
+        pairs and 5 ms longer. An error from 20 ms on, below it a warning. A node is named where (nearly) all
+        its pairs are slow, else the pairs. Two nodes have nobody to compare with: information.
+
+    Why it matters
+        Nothing hangs, and every collective waits for its slowest answer: 50 ms made a 4 MiB all-reduce eight
+        times slower.
+
+    Remedy
+        Is the node in another site, or behind a tunnel or a proxy? Then place the job's nodes together.
+
+    References
+        docs/explanation/reach.md
+    """
+    matrix = Matrix.of(recording)
+    answers, found = matrix.answers, matrix.slow_to_answer
+    if len(matrix.nodes) == 2:
+        found = Blame(paths=tuple(pair for pair, one in answers.items() if one >= network.SLOW_ANSWER_S))
+    for nodes, paths in ((found.nodes, ()), ((), found.paths)):
+        pairs = sorted({pair for pair in answers if set(pair) & set(nodes) or pair in paths})
+        if pairs:
+            part = Blame(inbound=nodes, outbound=nodes, paths=paths)
+            yield _slow_answers(recording, matrix, part, pairs, answers)
+
+
+def _slow_answers(
+    recording: Recording, matrix: Matrix, found: Blame, pairs: list[Path], answers: dict[Path, float]
+) -> Draft:
+    slow = median(answers[pair] for pair in pairs)
+    two = len(matrix.nodes) == 2
+    quick = next((way for way in ways(recording) if _answers_quickly(way, pairs, slow)), None)
+    around = () if quick is None else (take(recording, quick),)
+    usual = usual_answer(answers) if not two else quick.answer_s(quick.seen) if quick else None
+    severity = Severity.ERROR if slow >= network.VERY_SLOW_ANSWER_S else Severity.WARNING
+    who = f"in {quick.network}" if two and quick else "between the others"
+    against = "" if usual is None else f" against {usual * 1e3:.2f} ms {who}"
+    return Draft(
+        title=f"{on_paths(recording, found)} a round trip takes {slow * 1e3:.1f} ms{against}",
+        detail="Every collective waits for its slowest answer. Such times are those of another site, of a tunnel"
+        " or of a host that is asleep or overloaded.",
+        confidence=Confidence.LIKELY if usual else Confidence.POSSIBLE,
+        culprits=blamed(recording, found, matrix.nodes),
+        evidence=tuple(
+            measured(
+                f"shortest round trip {words.path_words(recording, [pair, pair[::-1]])}",
+                answers[pair],
+                "s",
+                None if two else usual,
+            )
+            for pair in pairs[:PATHS_SHOWN]
+        ),
+        remedies=(
+            *around,
+            Remedy(
+                summary="Place the nodes of a job in one site and network; find what the path leads through",
+                commands=words.trace_path(recording, pairs, matrix.address_of).commands,
+                scope="cluster",
+                cost="none: a diagnosis, not a cure",
+                proof=words.ADMIN,
+            ),
+        ),
+        severity=Severity.INFO if usual is None else unless_over_rdma(recording, severity),
+        shown_by=ANSWER if around else None,
+    )
+
+
+def _answers_quickly(way: Way, pairs: list[Path], slow_s: float) -> bool:
+    """Whether the same nodes answer each other as quickly in another network as they should."""
+    return is_slow_answer(slow_s, way.answer_s([path for path in way.seen if path in pairs]))
+
+
+@rule("DD536", "path-loses-packets", Severity.ERROR, ReachFact)
+def loses_packets(recording: Recording) -> Iterator[Draft]:
+    """A path on which packets get lost, as the kernel counts what it had to send again.
+
+    What it finds
+        Round trips of one small packet, one at a time, of which 1 % or more, and three at least, had to be
+        sent again. A node is named where (nearly) all its pairs lose packets, else the pair. An error where
+        the losses make small messages three times slower, which they do on any network but a slow one.
+
+    Why it matters
+        Each loss stops the connection for 0.2 s or more, and with it every rank: 5 % made every step five
+        times slower, and nothing is printed.
+
+    Remedy
+        Error counters of the interface, then cable, transceiver, port and switch.
+
+    References
+        RFC 6298
+        docs/explanation/reach.md
+    """
+    matrix = Matrix.of(recording)
+    losses, found = matrix.losses, matrix.lossy
+    for part in (Blame(found.everyone, found.inbound, found.outbound), Blame(paths=found.paths)):
+        touched = touching(losses, part.nodes) | (set(losses) & set(part.paths))
+        pairs = set(losses) if part.everyone else touched
+        if pairs:
+            yield _lossy(recording, matrix, part, {pair: losses[pair] for pair in sorted(pairs)})
+
+
+def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path, Loss]) -> Draft:
+    lost, trips = (
+        sum(getattr(one, name) for one in losses.values()) for name in ("retransmits", "round_trips")
+    )
+    around = detour(recording, lambda way: not way.loses_packets)
+    delay_s = lost / trips * network.RETRANSMIT_S
+    heavy = delay_s >= (network.SLOW_NODE_RATIO - 1) * median(one.median_s for one in losses.values())
+    return Draft(
+        title=f"{on_paths(recording, found)} packets get lost: {lost} of {trips} round trips had to be sent again",
+        detail=f"Each of them was one small packet on a path without other traffic of ours. A loss stops a"
+        f" connection for {network.RETRANSMIT_S:g} s or more, and all ranks wait for it.",
+        confidence=Confidence.PROVED,
+        culprits=blamed(recording, found, matrix.nodes),
+        evidence=tuple(
+            Evidence(
+                check="reach",
+                text=f"{one.retransmits} of {one.round_trips} round trips"
+                f" {words.path_words(recording, [pair, pair[::-1]])} sent again",
+                value=round(100 * one.share, 2),
+                unit="%",
+                expected=0,
+                expected_from="TCP_INFO of healthy paths",
+            )
+            for pair, one in list(losses.items())[:PATHS_SHOWN]
+        ),
+        remedies=(
+            *around,
+            look(recording, matrix, found.nodes or [node for pair in losses for node in pair]),
+        ),
+        severity=Severity.ERROR if heavy and not goes_over_rdma(recording) else Severity.WARNING,
+        shown_by=MOVE if around else None,
+    )
+
+
+RULES = (slow_answers, loses_packets)

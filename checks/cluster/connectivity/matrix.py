@@ -1,0 +1,242 @@
+"""The rows of all nodes as one matrix of paths. A node without a row is unknown: neither well nor to blame."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from ipaddress import ip_address
+from statistics import median
+from typing import ClassVar
+
+from ddp_doctor.facts.connectivity import Outcome, PeerReach, ReachFact
+from ddp_doctor.knowledge.blame import Blame, Path, blame, both_ways
+from ddp_doctor.knowledge.network import (
+    JUDGED_BYTES_PER_S,
+    LOSSLESS_ROUND_TRIPS,
+    LOST_PACKETS,
+    LOST_SHARE,
+    SLOW_ANSWER_RATIO,
+    SLOW_ANSWER_S,
+    SLOW_NODE_RATIO,
+)
+from ddp_doctor.model.recording import Recording
+
+#: Nobody was reached.
+BLOCKED: tuple[Outcome, ...] = ("refused", "timed_out", "unreachable", "denied", "mute", "foreign")
+#: The peer answered, whatever became of it then.
+CONNECTED: tuple[Outcome, ...] = ("ok", "burst_lost", "broken")
+#: So many paths are shown one by one.
+PATHS_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The small packets between two nodes that had to be sent again, both directions together."""
+
+    retransmits: int
+    round_trips: int
+    median_s: float
+
+    @property
+    def share(self) -> float:
+        """Losses per round trip."""
+        return self.retransmits / self.round_trips
+
+
+class Matrix:
+    """All that the nodes saw of each other. Every rule asks for it, so the latest is kept."""
+
+    _latest: "ClassVar[tuple[Recording, Matrix] | None]" = None
+
+    @classmethod
+    def of(cls, recording: Recording) -> "Matrix":
+        """The matrix of a recording."""
+        if cls._latest is None or cls._latest[0] is not recording:
+            cls._latest = recording, cls(recording)
+        return cls._latest[1]
+
+    def __init__(self, recording: Recording) -> None:
+        rows = recording.facts(ReachFact)
+        # a node that handed in nothing at all fell silent, which is another finding's matter
+        alive = {reading.node for reading in recording.of_check("reach")}
+        self.rows = {row.node: row.fact for row in rows}
+        self.seen: dict[Path, PeerReach] = {
+            (row.node, peer.node): peer
+            for row in rows
+            for peer in row.fact.peers
+            if peer.outcome in CONNECTED or peer.node in alive
+        }
+
+    def of_pair(self, path: Path) -> Iterator[PeerReach]:
+        """What both ends saw."""
+        yield from (self.seen[one] for one in (path, path[::-1]) if one in self.seen)
+
+    @cached_property
+    def pairs(self) -> set[Path]:
+        """The pairs that were tested, each once."""
+        return {(min(path), max(path)) for path in self.seen}
+
+    @cached_property
+    def nodes(self) -> list[int]:
+        """All nodes that dialled or were dialled."""
+        return sorted({node for path in self.seen for node in path})
+
+    @cached_property
+    def address_of(self) -> dict[int, str]:
+        """An address of each node that was dialled, the one with which it came to the roll call if known."""
+        return {path[1]: peer.met_at or peer.address for path, peer in self.seen.items()}
+
+    def addresses(self, nodes: Iterable[int]) -> list[str]:
+        """The addresses of these nodes as far as they are known."""
+        known = self.address_of
+        return [known[node] for node in sorted(set(nodes)) if node in known]
+
+    @cached_property
+    def failed(self) -> list[Path]:
+        """The paths on which no connection came about, on any address."""
+        return [path for path, peer in self.seen.items() if _is_blocked(peer) and not _loopback_fails(peer)]
+
+    @cached_property
+    def misled_paths(self) -> list[Path]:
+        """The paths that exist only on the roll call's address."""
+        return [path for path, peer in self.seen.items() if misled(peer) and not _loopback_fails(peer)]
+
+    @cached_property
+    def blocked(self) -> Blame:
+        """Where nothing gets through, on any address."""
+        return self._judge(_is_blocked, connected)
+
+    @cached_property
+    def misled(self) -> Blame:
+        """Where the advertised address leads nowhere and the roll call's does."""
+        return self._judge(misled, connected)
+
+    @cached_property
+    def swallowed(self) -> Blame:
+        """Where small messages arrive and large ones do not."""
+        return self._judge(lambda peer: peer.outcome == "burst_lost", lambda peer: peer.outcome == "ok")
+
+    @cached_property
+    def losses(self) -> dict[Path, Loss]:
+        """The losses between the nodes of each pair, where the kernel counts them."""
+        found = {}
+        for pair in self.pairs:
+            ends = [peer for peer in self.of_pair(pair) if peer.retransmits is not None and peer.round_trips]
+            if ends:
+                lost = sum(peer.retransmits or 0 for peer in ends)
+                typical = min(peer.round_trip_median_s or 0.0 for peer in ends)
+                found[pair] = Loss(lost, sum(peer.round_trips for peer in ends), typical)
+        return found
+
+    @cached_property
+    def lossy(self) -> Blame:
+        """Where packets get lost; a pair with few round trips or few losses is neither good nor bad."""
+        losses = self.losses
+        bad = {pair for pair, one in losses.items() if _loses(one)}
+        good = {
+            pair
+            for pair, one in losses.items()
+            if not one.retransmits and one.round_trips >= LOSSLESS_ROUND_TRIPS
+        }
+        return blame(both_ways(bad), both_ways(good))
+
+    @cached_property
+    def answers(self) -> dict[Path, float]:
+        """The shortest round trip of each pair, in seconds."""
+        found = {}
+        for pair in self.pairs:
+            times = [peer.round_trip_min_s for peer in self.of_pair(pair)]
+            known = [time for time in times if time is not None]
+            if known:
+                found[pair] = min(known)
+        return found
+
+    @cached_property
+    def slow_to_answer(self) -> Blame:
+        """Where answers take much longer than on the fastest quarter of the paths."""
+        answers = self.answers
+        if not answers:
+            return Blame()
+        usual = usual_answer(answers)
+        slow = {pair for pair, one in answers.items() if is_slow_answer(one, usual)}
+        return blame(both_ways(slow), both_ways(answers.keys() - slow))
+
+    @cached_property
+    def best_rates(self) -> dict[Path, float]:
+        """The best throughput of each path, in bytes per second: chance only ever makes it worse."""
+        return {path: max(rates) for path, rates in self._samples()}
+
+    @cached_property
+    def usual_rate(self) -> float:
+        """The median throughput that a quarter of the paths reaches; 0 where none was measured."""
+        return _upper_quartile([median(rates) for _, rates in self._samples()])
+
+    @cached_property
+    def sure_rate(self) -> float:
+        """The same of the worst samples: on busy hosts two samples of one path may differ 50 times."""
+        return _upper_quartile([min(rates) for _, rates in self._samples()])
+
+    @cached_property
+    def slow(self) -> Blame:
+        """Where even the best sample is much less than the worst ones of the fastest quarter of the paths."""
+        slow = {path for path in self.best_rates if self.is_slow(path, SLOW_NODE_RATIO)}
+        return blame(slow, self.best_rates.keys() - slow)
+
+    def is_slow(self, path: Path, ratio: float) -> bool:
+        """Whether so many times less gets through than elsewhere."""
+        return self.best_rates[path] * ratio < min(self.sure_rate, JUDGED_BYTES_PER_S)
+
+    def _samples(self) -> Iterator[tuple[Path, tuple[float, ...]]]:
+        seen = self.seen.items()
+        return ((path, peer.throughput_bytes_per_s) for path, peer in seen if peer.throughput_bytes_per_s)
+
+    def _judge(self, bad: Callable[[PeerReach], bool], good: Callable[[PeerReach], bool]) -> Blame:
+        judged = {path: peer for path, peer in self.seen.items() if not _loopback_fails(peer)}
+        return blame(
+            {path for path, peer in judged.items() if bad(peer)},
+            {path for path, peer in judged.items() if good(peer)},
+            one_of_two=good is connected,
+        )
+
+
+def _is_blocked(peer: PeerReach) -> bool:
+    return peer.outcome in BLOCKED and not misled(peer)
+
+
+def connected(peer: PeerReach) -> bool:
+    """Whether the peer answered on the advertised address."""
+    return peer.outcome in CONNECTED
+
+
+def misled(peer: PeerReach) -> bool:
+    """Whether only the roll call's address leads to the peer."""
+    return peer.outcome not in CONNECTED and peer.met_at_outcome == "ok"
+
+
+def usual_answer(answers: dict[Path, float]) -> float:
+    """The round trip that a quarter of the pairs does not exceed."""
+    return sorted(answers.values())[(len(answers) - 1) // 4]
+
+
+def is_slow_answer(answer_s: float, usual_s: float) -> bool:
+    """Whether a round trip is much longer than usual, in itself and in proportion."""
+    return answer_s >= SLOW_ANSWER_RATIO * usual_s and answer_s >= usual_s + SLOW_ANSWER_S
+
+
+def _upper_quartile(rates: list[float]) -> float:
+    return sorted(rates, reverse=True)[(len(rates) - 1) // 4] if rates else 0.0
+
+
+def _loses(one: Loss) -> bool:
+    return one.retransmits >= LOST_PACKETS and one.share >= LOST_SHARE
+
+
+def _loopback_fails(peer: PeerReach) -> bool:
+    """A loopback address leads back to whoever dials it; a finding about the interfaces says so."""
+    if connected(peer):
+        return False
+    try:
+        address = ip_address(peer.address.partition("%")[0])
+    except ValueError:
+        return False
+    plain = getattr(address, "ipv4_mapped", None) or address
+    return bool(plain.is_loopback)

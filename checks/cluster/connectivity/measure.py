@@ -1,0 +1,203 @@
+"""Dialling one peer and measuring the path to it, from connection to throughput."""
+
+import contextlib
+import errno
+from statistics import median
+from typing import Any
+
+from ddp_doctor.facts.connectivity import OtherReach, Outcome, PeerReach
+from ddp_doctor.knowledge import network
+from ddp_doctor.model.context import Line, NodesContext, Peer, TcpInfo
+
+_OUTCOMES: dict[int | None, Outcome] = {
+    errno.ECONNREFUSED: "refused",
+    errno.ECONNRESET: "refused",
+    errno.ETIMEDOUT: "timed_out",
+    errno.EHOSTUNREACH: "unreachable",
+    errno.ENETUNREACH: "unreachable",
+    errno.EHOSTDOWN: "unreachable",
+    errno.ENETDOWN: "unreachable",
+    errno.EPERM: "denied",
+    errno.EACCES: "denied",
+    errno.ETIME: "mute",
+    errno.EPROTO: "foreign",
+}
+
+
+class Dialled:
+    """One peer; its methods are called one after the other, but for ``try_met_at``. They never raise."""
+
+    def __init__(self, ctx: NodesContext, peer: Peer) -> None:
+        self._ctx = ctx
+        self._peer = peer
+        self._line: Line | None = None
+        self._until = ctx.deadline - 1.0
+        self._times: list[float] = []
+        self._rates: list[float] = []
+        self._met_at: Outcome | None = None
+        self._found: dict[str, Any] = {"outcome": "failed", "error": "not dialled"}
+
+    def meet(self) -> None:
+        """Connect, make round trips, send a burst larger than any packet."""
+        try:
+            started = self._ctx.clock()
+            self._line = self._dial(self._peer.address)
+            self._found = {"outcome": "ok", "connect_s": self._ctx.clock() - started}
+            self._until = self._by(network.MEETING_S)
+        except OSError as error:
+            self._found = {"outcome": outcome(error), "errno": error.errno, "error": str(error)}
+            return
+        try:
+            self.round_trips(network.ROUND_TRIPS, network.ROUND_TRIPS_S)
+            self._burst()
+        except OSError as error:
+            self._broke(error)
+
+    def try_met_at(self) -> None:
+        """Connect to the address from which the peer came to the roll call."""
+        try:
+            self._dial(self._peer.met_at).close()
+            self._met_at = "ok"
+        except OSError as error:
+            self._met_at = outcome(error)
+
+    def measure(self, samples: int, sample_s: float) -> None:
+        """Take throughput samples; a transfer that does not end counts as what it moved at most.
+
+        Fewer samples where they last much longer than they should: on busy hosts rates jump.
+        """
+        patience = self._ctx.clock() + network.PATIENCE * samples * sample_s
+        patience = min(patience, self._ctx.deadline - 2 * network.TRANSFER_S)
+        for _ in range(samples):
+            size = _size(self._rates[-1] if self._rates else self.rate or 0.0, sample_s)
+            if self._line is None or self._ctx.clock() > patience:
+                return
+            try:
+                self._rates.append(size / self._line.send(size, network.TRANSFER_S))
+            except OSError as error:
+                if isinstance(error, TimeoutError):
+                    self._rates.append(size / network.TRANSFER_S)
+                self._hang_up()
+
+    def again(self) -> None:
+        """More round trips for a path that lost a packet."""
+        self._until = self._by(2 * network.AGAIN_S)
+        try:
+            self.round_trips(network.AGAIN_ROUND_TRIPS, network.AGAIN_S)
+        except OSError:
+            self._hang_up()
+
+    def round_trips(self, most: int, time_s: float) -> None:
+        """Small messages there and back, and what the kernel had to send again for them."""
+        if self._line is None:
+            return
+        line, ends_at = self._line, self._ctx.clock() + time_s
+        least = min(most, network.LEAST_ROUND_TRIPS)
+        before = line.tcp()
+        try:
+            for done in range(most):
+                if done >= least and self._ctx.clock() > ends_at:
+                    break
+                self._times.append(line.round_trip(self._left(network.ROUND_TRIP_S)))
+        finally:
+            self._count(before, line.tcp())
+
+    def _count(self, before: TcpInfo | None, after: TcpInfo | None) -> None:
+        if before is not None and after is not None:
+            lost = after.retransmits - before.retransmits + (self._found.get("retransmits") or 0)
+            self._found |= {"retransmits": lost, "mss_bytes": after.mss_bytes}
+
+    @property
+    def rate(self) -> float | None:
+        """The best throughput so far, of the burst where there is no sample, in bytes per second."""
+        burst_s = self._found.get("burst_s")
+        return max(self._rates, default=network.BURST_BYTES / burst_s if burst_s else None)
+
+    @property
+    def lost_packets(self) -> bool:
+        """Whether a small message had to be sent again, here or, as its time tells, over there."""
+        stall_s = max(self._times) - min(self._times) if self._times else 0.0
+        return bool(self._found.get("retransmits")) or stall_s > network.RETRANSMIT_S
+
+    def result(self, others: tuple[OtherReach, ...] = ()) -> PeerReach:
+        """All that was found, there and in ``others``; the line is closed."""
+        self._hang_up()
+        times = self._times
+        return PeerReach(
+            **self._found,
+            node=self._peer.node,
+            hostname=self._peer.hostname,
+            address=self._peer.address,
+            port=self._peer.port,
+            round_trips=len(times),
+            round_trip_min_s=min(times, default=None),
+            round_trip_median_s=median(times) if times else None,
+            round_trip_max_s=max(times, default=None),
+            throughput_bytes_per_s=tuple(self._rates),
+            met_at=self._peer.met_at,
+            met_at_outcome=self._met_at,
+            others=others,
+        )
+
+    def _burst(self) -> None:
+        assert self._line is not None
+        self._found |= {"burst_bytes": network.BURST_BYTES}
+        try:
+            self._found["burst_s"] = self._line.send(network.BURST_BYTES, self._left(network.BURST_S))
+        except TimeoutError:
+            self._hang_up()
+            self._climb()
+
+    def _climb(self) -> None:
+        """On a new connection: which sizes pass? The burst again at the end, for it may have been chance."""
+        self._line = self._dial(self._peer.address)
+        for size in (*network.SIZES_BYTES, network.BURST_BYTES):
+            limit_s = network.BURST_S if size == network.BURST_BYTES else network.SIZE_S
+            try:
+                self._found["burst_s"] = self._line.send(size, self._left(limit_s))
+            except TimeoutError:
+                passed = self._found.get("passed_bytes")
+                self._found |= {"burst_s": None, "lost_bytes": size}
+                self._found["outcome"] = "broken" if passed is None else "burst_lost"
+                self._hang_up()
+                return
+            self._found["passed_bytes"] = size
+
+    def _broke(self, error: OSError) -> None:
+        """The connection stood, and then did not go on."""
+        self._found |= {"outcome": "broken", "errno": error.errno, "error": str(error)}
+        self._hang_up()
+
+    def _dial(self, address: str) -> Line:
+        """Raises OSError: of the last dial where none was answered."""
+        for _ in range(network.DIALS - 1):
+            try:
+                return self._ctx.dial(address, self._peer.port, self._left(network.DIAL_S))
+            except OSError as error:
+                if outcome(error) not in {"timed_out", "mute"}:
+                    raise
+        return self._ctx.dial(address, self._peer.port, self._left(network.DIAL_S))
+
+    def _by(self, limit_s: float) -> float:
+        return min(self._ctx.clock() + limit_s, self._ctx.deadline - 1.0)
+
+    def _left(self, limit_s: float) -> float:
+        return max(min(limit_s, self._until - self._ctx.clock()), 0.05)
+
+    def _hang_up(self) -> None:
+        if self._line is not None:
+            with contextlib.suppress(OSError):
+                self._line.close()
+            self._line = None
+
+
+def outcome(error: OSError) -> Outcome:
+    """What the failure to connect tells."""
+    if isinstance(error, TimeoutError):
+        return "timed_out"
+    return _OUTCOMES.get(error.errno, "failed")
+
+
+def _size(rate_bytes_per_s: float, sample_s: float) -> int:
+    wanted = int(rate_bytes_per_s * sample_s)
+    return min(max(wanted, network.SAMPLE_BYTES), network.LARGEST_SAMPLE_BYTES)

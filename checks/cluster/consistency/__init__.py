@@ -1,0 +1,45 @@
+"""Agreement: are the nodes alike in all that the ranks of one job must have in common?
+
+On one node too, where a launcher starts the doctor once per rank, the ranks' settings are compared.
+Raw input: what each node read of itself (checks env_vars, software and gpus), how many ranks it brings, and
+how far its clock is from the head's, as the roll call measured it::
+
+    node0  ddp-doctor 0.1.0  torch 2.9.1+cu128  NCCL 2.27.5  2 ranks  clock   0.0 s
+    node1  ddp-doctor 0.1.0  torch 2.8.0+cu128  NCCL 2.27.3  1 rank   clock +37.2 s  NCCL_ALGO=Tree
+
+torchrun starts ranks with the software and the environment of each node's own shell, and compares nothing.
+NCCL refuses a peer of another version; with another NCCL_ALGO the first all-reduce hangs on all nodes; a node that
+brings one rank less makes a smaller world, without a word. So the odd node is named before the job starts.
+"""
+
+from ddp_doctor import __version__
+from ddp_doctor.checks.cluster.consistency import clocks, settings, shape, versions
+from ddp_doctor.facts.consistency import AgreementFact, RankSettings
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Where
+from ddp_doctor.model.context import NodesContext
+
+__all__ = ["CHECK", "probe"]
+
+
+def probe(ctx: NodesContext) -> AgreementFact:
+    """Hand in this node's part; the rules compare."""
+    return AgreementFact(tool_version=__version__, clock_offset_s=ctx.clock_offset_s)
+
+
+CHECK = Check(
+    id="agreement",
+    title="The nodes agree on versions, settings, ranks, GPUs and time",
+    where=Where.NODES,
+    probe=probe,
+    facts=(AgreementFact, RankSettings),
+    rules=(
+        versions.different_versions,
+        settings.different_settings,
+        shape.different_ranks,
+        clocks.clocks_apart,
+        shape.different_gpus,
+        settings.ranks_differ,
+    ),
+    cost_s=0.01,
+)

@@ -1,0 +1,204 @@
+"""Settings: nodes, or ranks of one node, that were started with different variables."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ddp_doctor.checks.cluster.consistency.differences import Difference, difference_draft, draft_of, together
+from ddp_doctor.checks.node.topology.sockets import settings_told
+from ddp_doctor.facts.consistency import AgreementFact, RankSettings
+from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.host import Host
+from ddp_doctor.facts.software import Software
+from ddp_doctor.knowledge import agreement as known
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Draft, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases import agreement as words
+from ddp_doctor.phrases.agreement import Place, Who, split
+from ddp_doctor.phrases.nodes import in_words
+from ddp_doctor.phrases.settings import shown
+from ddp_doctor.views.nccl_backend import nccl_backends
+
+
+@rule("DD551", "nodes-have-different-settings", Severity.WARNING, AgreementFact, EnvVars)
+def different_settings(recording: Recording) -> Iterator[Draft]:
+    """Variables of NCCL, torch or gloo that are not set alike on all nodes.
+
+    What it finds
+        The nodes whose environment differs from most, with all variables that do. An error for those with
+        which ranks hang or cannot connect (NCCL_ALGO, NCCL_PROTO, TORCH_DISTRIBUTED_DEBUG=DETAIL, …); information
+        for those that this backend does not read, and for interface names that some nodes lack.
+        A default counts as unset. Logs, files, and names of a node's own interfaces may differ. Where the
+        ranks of one node differ already, ranks-have-different-settings tells; and where a setting keeps NCCL
+        from NVLink or RDMA, DD434 and DD436.
+
+    Why it matters
+        torchrun hands each rank the environment of its own node's shell, and mpirun only what -x names: an
+        export in one shell is enough. Ranks that follow different settings wait for each other.
+
+    Remedy
+        Set it in the job script, for all nodes, or unset it everywhere.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    for group in together(_between_nodes(recording)):
+        parts = group[0].split
+        few, many = words.hosts(recording, parts.few), words.others(parts)
+        title = _title(group, few, many, words.told(recording, parts))
+        yield difference_draft(
+            recording, group, title, f"{group[0].name}: {group[0].effect}.", _SAME_SETTINGS
+        )
+
+
+@rule("DD555", "ranks-have-different-settings", Severity.WARNING, RankSettings)
+def ranks_differ(recording: Recording) -> Iterator[Draft]:
+    """Variables of NCCL, torch or gloo that are not set alike for all ranks of a node.
+
+    What it finds
+        The ranks whose environment differs from most, with all variables that do, as grave as between nodes.
+        It is known where the launcher starts the doctor once per rank (torchrun, srun or mpirun with several
+        tasks a node), of the ranks that told in time. GPUs, CPUs, logs and files may differ, and so may the names
+        of NICs: each rank may have its own.
+
+    Why it matters
+        Something between the launcher and the rank sets it: a wrapper script, srun --multi-prog, mpirun's
+        colons. Ranks that follow different settings wait for each other. The doctor's own ranks all have their
+        agent's environment, so no trial shows it.
+
+    Remedy
+        Set it before the launcher starts, for all ranks, or take it out of the script around the ranks.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    silent = sum(seen.fact.local_size - len(seen.fact.ranks) for seen in recording.facts(RankSettings))
+    for group in together(_between_ranks(recording, silent)):
+        parts = group[0].split
+        few = words.local_ranks(recording, parts.few)
+        many = f"{parts.many} other ranks" if silent else f"the other {parts.many} ranks"
+        title = _title(group, few, many, words.told_by_ranks(recording, parts))
+        detail = f"{group[0].name}: {group[0].effect}."
+        if silent:
+            detail += f" Of {silent} more rank{'s' if silent > 1 else ''} the settings are not known."
+        odd = words.odd_ranks(recording, parts)
+        yield draft_of(
+            "env_vars",
+            group,
+            title,
+            detail,
+            _SAME_FOR_RANKS,
+            odd,
+            lambda one: words.told_by_ranks(recording, one),
+        )
+
+
+def _title(group: Sequence[Difference[Who]], few: str, many: str, told: str) -> str:
+    parts, names = group[0].split, in_words([one.name for one in group])
+    if parts.usual is None:
+        return f"{names} {'is' if len(group) == 1 else 'are'} not set alike: {told}"
+    alone = len(parts.few) == 1
+    if len(group) == 1:
+        return f"{few} {'has' if alone else 'have'} {words.odd_values(parts)} where {many} have {parts.usual}"
+    return f"{few} {'differs' if alone else 'differ'} from {many} in {names}"
+
+
+_SAME_SETTINGS = Remedy(
+    summary="Set it alike for all nodes in the job script (mpirun: -x NAME), or unset it on all",
+    cost="none: the ranks then do the same",
+    undo="put the former lines back",
+)
+_SAME_FOR_RANKS = Remedy(
+    summary="Set it once, before the launcher starts, or take it out of the script around the ranks",
+    cost="none: the ranks then do the same",
+    undo="put the former lines back",
+)
+
+
+def _between_nodes(recording: Recording) -> Iterator[Difference[int]]:
+    environments = {seen.node: seen.fact for seen in recording.facts(EnvVars)}
+    names = {name for fact in environments.values() for name in fact.variables}
+    job = _job(recording)
+    for name in sorted(names.difference(_within_nodes(recording), settings_told(recording))):
+        told = {
+            node: fact.variables.get(name) for node, fact in environments.items() if name not in fact.withheld
+        }
+        difference = _difference(name, told, job)
+        if difference is not None:
+            yield difference
+
+
+def _between_ranks(recording: Recording, silent: int) -> Iterator[Difference[Place]]:
+    """All ranks are compared, of all nodes, in what parts the ranks of one node."""
+    job = _job(recording)
+    for name, told in _within_nodes(recording).items():
+        difference = _difference(name, told, job, len(told) + silent, within_a_node=True)
+        if difference is None:
+            continue
+        if known.is_of_a_host(name) and len({node for node, _ in told}) > 1:  # most mean nothing elsewhere
+            difference = replace(difference, split=replace(difference.split, usual=None))
+        yield difference
+
+
+def _within_nodes(recording: Recording) -> Mapping[str, Mapping[Place, str | None]]:
+    """What every rank has, of the variables that the ranks of some node do not have alike."""
+    return recording.once("settings within nodes", lambda: _told_by_ranks(recording))
+
+
+def _told_by_ranks(recording: Recording) -> Mapping[str, Mapping[Place, str | None]]:
+    facts = recording.facts(RankSettings)
+    names = {name for seen in facts for one in seen.fact.ranks.values() for name in one.variables}
+    found: dict[str, Mapping[Place, str | None]] = {}
+    for name in sorted(names):
+        told = {
+            (seen.node, local): one.variables.get(name)
+            for seen in facts
+            for local, one in seen.fact.ranks.items()
+            if name not in one.withheld
+        }
+        does = defaultdict(set)
+        for (node, _), value in told.items():
+            does[node].add(known.effective(name, value))
+        if any(len(values) > 1 for values in does.values()):
+            found[name] = told
+    return found
+
+
+def _difference(
+    name: str,
+    told: Mapping[Who, str | None],
+    job: known.Job,
+    there_are: int = 0,
+    *,
+    within_a_node: bool = False,
+) -> Difference[Who] | None:
+    """What one variable, by who has which value, amounts to; None where it is set alike or may differ."""
+    if len(set(told.values())) < 2:
+        return None
+    does = {who: known.effective(name, value) for who, value in told.items()}
+    found = split({who: (does[who], _as_set(name, value)) for who, value in told.items()}, there_are)
+    at_stake = known.stake(name, frozenset(does.values()), job, within_a_node=within_a_node)
+    if found is None or at_stake is None:
+        return None
+    return Difference(name, found, _SEVERITY[at_stake.weight], at_stake.effect, at_stake.source)
+
+
+_SEVERITY = {"fatal": Severity.ERROR, "matters": Severity.WARNING, "minor": Severity.INFO}
+
+
+def _as_set(name: str, value: str | None) -> str:
+    return f"{name} unset" if value is None else shown(name, value)
+
+
+def _job(recording: Recording) -> known.Job:
+    world = recording.world
+    backends = set(nccl_backends(recording).values())
+    on_several = world is not None and max(world.nnodes, world.foreign_nodes) > 1
+    return known.Job(
+        backend=world.backend if world else "",
+        nccl_backend=backends.pop() if len(backends) == 1 else None,
+        nccl_versions=frozenset(seen.fact.nccl_loaded or "" for seen in recording.facts(Software)) - {""},
+        has_rdma=on_several and any(seen.fact.rdma_devices for seen in recording.facts(Host)),
+    )

@@ -1,0 +1,145 @@
+"""The shape of the world: nodes that bring other numbers of ranks or of GPUs than their peers."""
+
+from collections.abc import Iterator, Mapping
+
+from ddp_doctor.checks.node.gpus import gpus_missing
+from ddp_doctor.checks.node.gpus.driver import driver_hangs, driver_not_working
+from ddp_doctor.checks.node.kernel.xids import out_of_order
+from ddp_doctor.facts.consistency import AgreementFact
+from ddp_doctor.facts.gpus import GpusFact
+from ddp_doctor.facts.software import Software
+from ddp_doctor.model.choices import Backend, Confidence, Severity, Status
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases import agreement as words
+from ddp_doctor.phrases.agreement import Split, split
+
+
+def _ranks(recording: Recording) -> dict[int, int]:
+    """How many ranks each node that reported brings."""
+    world = recording.world
+    met = (seen.node for seen in recording.facts(AgreementFact))
+    return {} if world is None else {node: len(world.ranks_of(node)) for node in met}
+
+
+def _gpus(recording: Recording) -> dict[int, int]:
+    """How many GPUs each node shows the job; a node that has none says that none is there."""
+    absent = (one for one in recording.of_check("gpus") if one.status is Status.ABSENT)
+    return {one.node: 0 for one in absent} | {
+        seen.node: len(seen.fact.visible)
+        for seen in recording.facts(GpusFact)
+        if seen.fact.nvml_error is None
+    }
+
+
+def _counted(counts: Mapping[int, int], what: str) -> Split[int] | None:
+    def shown(count: int) -> str:
+        return f"{count or 'no'} {what}{'' if count == 1 else 's'}"
+
+    return split({node: (count, shown(count)) for node, count in counts.items()})
+
+
+@rule("DD552", "nodes-bring-different-numbers-of-ranks", Severity.WARNING, AgreementFact)
+def different_ranks(recording: Recording) -> Iterator[Draft]:
+    """Nodes that bring fewer or more ranks than the others.
+
+    What it finds
+        Different --nproc-per-node, where the nodes' numbers of GPUs do not explain it (then
+        nodes-have-different-gpus does), nor a driver or a GPU that fails.
+
+    Why it matters
+        The job starts, and nobody notices that its world is smaller than meant: the batch is smaller, the
+        learning rate no longer fits, and a sampler that expects the full world skips data.
+
+    Remedy
+        Start every node with the same command.
+
+    References
+        https://docs.pytorch.org/docs/stable/elastic/run.html
+    """
+    ranks = _ranks(recording)
+    parts = _counted(ranks, "rank")
+    if parts is None or _explained_by_gpus(recording) or _lacks_gpus(recording, ranks):
+        return
+    size = sum(ranks.values())
+    yield Draft(
+        title=f"{_unlike(recording, parts)}: a world of {size}, which nobody notices",
+        detail="torchrun takes any number of ranks from each node and counts them together.",
+        confidence=Confidence.PROVED,
+        culprits=words.odd_culprits(recording, parts),
+        evidence=(Evidence(check="agreement", text=words.told(recording, parts), value=size, unit="ranks"),),
+        remedies=(Remedy(summary="Start every node with the same --nproc-per-node", undo=NOTHING_TO_UNDO),),
+    )
+
+
+def _unlike(recording: Recording, parts: Split[int]) -> str:
+    """ "node1 brings 1 rank where the other 3 nodes have 2 ranks", or every number with its nodes."""
+    if parts.usual is None:
+        return words.told(recording, parts)
+    have = "has" if parts.many == 1 else "have"
+    return (
+        f"{words.hosts(recording, parts.few)} {'has' if len(parts.few) == 1 else 'have'} {words.odd_values(parts)}"
+        f" where {words.others(parts)} {have} {parts.usual}"
+    )
+
+
+def _explained_by_gpus(recording: Recording) -> bool:
+    ranks, gpus = _counted(_ranks(recording), "rank"), _counted(_gpus(recording), "GPU")
+    return ranks is not None and gpus is not None and ranks.parts == gpus.parts
+
+
+@rule("DD554", "nodes-have-different-gpus", Severity.WARNING, AgreementFact, GpusFact)
+def different_gpus(recording: Recording) -> Iterator[Draft]:
+    """Nodes that show the job fewer GPUs than the others, or none.
+
+    What it finds
+        Different numbers of visible GPUs. A warning where a node has none, or brings fewer ranks for it;
+        information where the ranks are as many all the same. Silent where no torch here uses GPUs, with
+        --backend gloo, and where a finding about missing
+        or failing GPUs names the same nodes.
+
+    Why it matters
+        With --nproc-per-node auto the world is smaller than meant; with a node that has no GPU, NCCL does
+        not start at all, and the doctor itself can only test gloo.
+
+    Remedy
+        Ask the scheduler for as many GPUs on each node, look for the missing one, or leave the node out.
+
+    References
+        https://docs.pytorch.org/docs/stable/elastic/run.html
+    """
+    gpus = _gpus(recording)
+    parts = _counted(gpus, "GPU")
+    if parts is None or not _are_wanted(recording) or _lacks_gpus(recording, gpus):
+        return
+    matters = min(gpus.values()) == 0 or _explained_by_gpus(recording)
+    yield Draft(
+        title=_unlike(recording, parts),
+        detail="Ranks need a GPU each, and nodes that bring different numbers of them make an uneven world.",
+        severity=Severity.WARNING if matters else Severity.INFO,
+        confidence=Confidence.PROVED,
+        culprits=words.odd_culprits(recording, parts),
+        evidence=(Evidence(check="agreement", text=words.told(recording, parts)),),
+        remedies=(
+            Remedy(
+                summary="Ask the scheduler for as many GPUs on every node, or leave the odd one out",
+                commands=("nvidia-smi -L", "echo $CUDA_VISIBLE_DEVICES"),
+                scope="node",
+            ),
+        ),
+    )
+
+
+def _are_wanted(recording: Recording) -> bool:
+    """Whether the job may use GPUs: gloo was not asked for, and some torch here was built for them."""
+    builds = [seen.fact.torch_cuda or seen.fact.torch_hip for seen in recording.facts(Software)]
+    return recording.options.backend is not Backend.GLOO and (not builds or any(builds))
+
+
+def _lacks_gpus(recording: Recording, counts: Mapping[int, int]) -> bool:
+    """Whether other findings say why the nodes with less than the others have no more GPUs."""
+    rules = (driver_not_working, driver_hangs, gpus_missing, out_of_order)
+    named = {one.node_rank for rule in rules for finding in rule.apply(recording) for one in finding.culprits}
+    most = max(counts.values(), default=0)
+    return {node for node, count in counts.items() if count < most} <= named

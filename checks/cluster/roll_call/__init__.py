@@ -1,0 +1,46 @@
+"""Roll call: do all nodes of the run find the endpoint and one another, and does each stay?
+
+Raw input, on a node that cannot get through to ``--rdzv-endpoint node0:29400``: what the system said
+of each attempt to connect, by address::
+
+    10.77.0.1  timed_out   no answer within 4 s
+
+and on the node that is the endpoint: who reported in, under which node rank, until when.
+
+Why it matters to DDP: torchrun's rendezvous is the first thing that hangs on several nodes, for up to ten
+minutes and without a word about who is missing. A refused, a dropped and a mute port look alike in its
+messages, and of two nodes with one rank it says nothing at all.
+"""
+
+from ddp_doctor.checks.cluster.roll_call import absence, attendance, company, endpoint_answer, endpoint_name
+from ddp_doctor.facts.roll_call import RollCallFact, SilenceFact
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Where
+from ddp_doctor.model.context import NodesContext
+from ddp_doctor.model.fact import Fact, Skip
+
+__all__ = ["CHECK", "probe"]
+
+
+def probe(ctx: NodesContext) -> Fact:
+    """The roll call itself is the launcher's, which hands its facts in; nothing is left to probe."""
+    raise Skip(f"no roll call was held on node {ctx.node}")
+
+
+_RULES = (
+    *endpoint_name.RULES,
+    *endpoint_answer.RULES,
+    *attendance.RULES,
+    absence.missing,
+    company.fell_silent,
+)
+
+CHECK = Check(
+    id="roll_call",
+    title="All nodes report in and stay",
+    where=Where.NODES,
+    probe=probe,
+    facts=(RollCallFact, SilenceFact),
+    rules=tuple(sorted(_RULES, key=lambda rule: rule.code)),
+    cost_s=0.1,
+)

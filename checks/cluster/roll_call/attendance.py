@@ -1,0 +1,169 @@
+"""DD515, DD518: those who came to the roll call were told what does not go together."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from ddp_doctor.checks.cluster.roll_call.advice import start_again
+from ddp_doctor.checks.cluster.roll_call.obstacles import facts_with
+from ddp_doctor.checks.cluster.roll_call.words import command_for, endpoint, reader, who_came
+from ddp_doctor.facts.roll_call import RollCallFact
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Culprit, Draft, Evidence
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.nodes import in_words
+
+
+@rule("DD515", "two-nodes-claim-one-node-rank", Severity.ERROR, RollCallFact)
+def one_rank_twice(recording: Recording) -> Iterator[Draft]:
+    """Two hosts were started with the same node rank, or rank 0 with another host than the endpoint.
+
+    What it finds
+        A --node-rank that two of those who reported in claim, or node rank 0 on a host that is not the one
+        that the endpoint names.
+
+    Why it matters
+        torchrun says nothing of it: both nodes wait for ever, or the second replaces the first.
+
+    Remedy
+        Give each host its own node rank from 0 on, the head 0; or leave --node-rank out on all of them.
+
+    References
+        torch.distributed.run, --node-rank
+    """
+    for fact in facts_with(recording, "duplicate"):
+        yield from _duplicates(recording, fact)
+    for fact in facts_with(recording, "misplaced"):
+        yield Draft(
+            title=f"{fact.hostname} was given node rank 0, but the endpoint {endpoint(fact)} is another host",
+            detail="The node with rank 0 hosts the meeting, so it must be the host that the endpoint names.",
+            confidence=Confidence.PROVED,
+            culprits=(_claim(fact.hostname, 0),),
+            evidence=(_misplaced_evidence(fact),),
+            remedies=(
+                start_again(
+                    f"Give node rank 0 to {fact.endpoint_host}, or name {fact.hostname} as the endpoint"
+                ),
+            ),
+        )
+
+
+def _misplaced_evidence(fact: RollCallFact) -> Evidence:
+    addresses = ", ".join(fact.endpoint_addresses) or "unknown here"
+    return Evidence(
+        check="roll_call",
+        text=f"{fact.endpoint_host} is {addresses}, no address of {fact.hostname}",
+        expected_from="node rank 0 runs on the endpoint's host",
+    )
+
+
+def _claim(hostname: str, rank: int) -> Culprit:
+    return Culprit(kind="node", node=hostname, node_rank=rank, name="--node-rank")
+
+
+def _duplicates(recording: Recording, fact: RollCallFact) -> Iterator[Draft]:
+    claims: dict[int, list[str]] = defaultdict(list)
+    for one in fact.present:
+        if one.claimed_rank is not None:
+            claims[one.claimed_rank].append(one.hostname)
+    for rank, hosts in claims.items():
+        if len(hosts) < 2:
+            continue
+        distinct = list(dict.fromkeys(hosts))
+        who = in_words(distinct) if len(distinct) > 1 else f"{len(hosts)} starts on {distinct[0]}"
+        yield Draft(
+            title=f"{who} claim node rank {rank}: each needs its own",
+            detail=f"They reported in to {endpoint(fact)} with the same --node-rank. torchrun would hang.",
+            confidence=Confidence.PROVED,
+            culprits=tuple(_claim(host, rank) for host in distinct),
+            evidence=(who_came(fact.present),),
+            remedies=(
+                start_again(
+                    f"Give each of the {fact.nnodes} hosts its own --node-rank, 0 to {fact.nnodes - 1}, or leave"
+                    " it out on all"
+                    if len(distinct) > 1
+                    else f"Start the command once on {distinct[0]}",
+                    *(
+                        f"{command_for(recording, fact, node_rank)}   # on {host}"
+                        for node_rank, host in _free_ranks(fact, distinct)
+                    ),
+                ),
+            ),
+        )
+
+
+def _free_ranks(fact: RollCallFact, hosts: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Ranks for all claimants but the first, which keeps its own."""
+    taken = {one.claimed_rank for one in fact.present}
+    free = (number for number in range(fact.nnodes) if number not in taken)
+    yield from zip(free, hosts[1:], strict=False)
+
+
+@rule("DD518", "nodes-disagree-on-number-of-nodes", Severity.ERROR, RollCallFact)
+def disagree(recording: Recording) -> Iterator[Draft]:
+    """The nodes were told different numbers of nodes, or one more came than was asked for.
+
+    What it finds
+        Nodes that reported in with another --nnodes than the rest, and a node that came when all were here.
+        Where no number is the usual one, no node is blamed.
+
+    Why it matters
+        Each waits for another number of nodes: torchrun hangs, or starts a world that somebody is left out of.
+
+    Remedy
+        The same --nnodes on all nodes, and as many starts.
+
+    References
+        torch.distributed.run, --nnodes
+    """
+    for fact in facts_with(recording, "disagree"):
+        yield _different_numbers(recording, fact)
+    for fact in facts_with(recording, "too_many"):
+        yield Draft(
+            title=f"{fact.hostname} is one too many: all {fact.nnodes} nodes had reported in to {endpoint(fact)}",
+            detail="Another host has taken the place, or the command was started twice.",
+            confidence=Confidence.PROVED,
+            culprits=(reader(fact),),
+            evidence=(
+                Evidence(
+                    check="roll_call",
+                    text=f"{fact.hostname} reported in after the last node",
+                    expected=fact.nnodes,
+                    unit="nodes",
+                    expected_from="--nnodes",
+                ),
+            ),
+            remedies=(start_again("Start as many nodes as --nnodes says, or raise --nnodes on all of them"),),
+        )
+
+
+def _different_numbers(recording: Recording, fact: RollCallFact) -> Draft:
+    told: dict[int, list[str]] = defaultdict(list)
+    for one in fact.present:
+        told[one.nnodes].append(one.hostname)
+    most = max(map(len, told.values()), default=0)
+    usual = [number for number, hosts in told.items() if len(hosts) == most]
+    odd = [host for number, hosts in told.items() if len(usual) == 1 and number != usual[0] for host in hosts]
+    each = "; ".join(f"{in_words(hosts)}: {number}" for number, hosts in sorted(told.items()))
+    return Draft(
+        title=f"The nodes were told different numbers of nodes (--nnodes): {each}",
+        detail="Each waits for its own number of nodes, so the job would not start on all of them.",
+        confidence=Confidence.PROVED,
+        culprits=tuple(
+            Culprit(kind="node", node=host, node_rank=_rank_of(fact, host), name="--nnodes") for host in odd
+        )
+        or (Culprit(kind="setting", name="--nnodes"),),
+        evidence=(
+            Evidence(
+                check="roll_call", text=f"--nnodes by host: {each}", expected_from="one number on all nodes"
+            ),
+        ),
+        remedies=(start_again("Give all nodes the same --nnodes", command_for(recording, fact)),),
+    )
+
+
+def _rank_of(fact: RollCallFact, hostname: str) -> int | None:
+    return next((one.claimed_rank for one in fact.present if one.hostname == hostname), None)
+
+
+RULES = (one_rank_twice, disagree)

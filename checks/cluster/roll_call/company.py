@@ -1,0 +1,281 @@
+"""DD540: what to say of nodes that fell silent after the roll call (who is to blame: silence.py)."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from ddp_doctor.checks.cluster.roll_call.advice import advice, look_at
+from ddp_doctor.facts.roll_call import RollCallFact, SilenceFact
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.nodes import host, in_words, node_culprit, node_pair
+from ddp_doctor.views.lost_nodes import Cause, causes, farewells, links_lost
+
+_ANSWERED = {
+    "answers": "answers on the direct line",
+    "silent": "takes connections and says nothing: its kernel runs, its doctor does not",
+    "refused": "refuses connections: its kernel runs, its doctor has ended",
+    "timed_out": "does not answer at all",
+    "unreachable": "cannot be reached: no route, or nobody at that address",
+}
+
+#: What a node says whose line to the store is broken: it will never hear a beat again.
+_FOR_EVER_S = 1e6
+
+
+@rule("DD540", "node-fell-silent", Severity.ERROR, SilenceFact)
+def fell_silent(recording: Recording) -> Iterator[Draft]:
+    """A node that reported in and is no longer heard.
+
+    What it finds
+        A node whose agent no longer beats, with what the other nodes still get from its host: nothing (powered
+        off, unplugged), only its kernel (the agent is stopped, or has ended), or an answer (then the path between
+        two nodes is broken). It is named alone on evidence from itself or from two others, else with the node
+        that misses it. A node that is cut off from all others is the one that is named.
+
+    Why it matters
+        A job would hang without a word for as long as its time-out, and every other node would call its own
+        rank the root cause.
+
+    Remedy
+        Depends on what the host still answers: its power and cable, what stopped or killed the process, or the
+        path between two nodes.
+
+    References
+        docs/explanation/hangs.md
+        tcp(7), for what a kernel answers when no program does
+    """
+    for cause in causes(recording):
+        yield Draft(
+            title=_title(recording, cause),
+            detail=_detail(cause),
+            confidence=_confidence(cause),
+            culprits=_culprits(recording, cause),
+            evidence=tuple(_evidence(recording, one) for one in cause.seen),
+            remedies=(_remedy(recording, cause),),
+            severity=Severity.WARNING if cause.how == "beats" else None,
+        )
+    for one in farewells(recording):
+        yield _farewell(recording, one)
+
+
+# --- the sentence ---------------------------------------------------------------------------------
+
+
+def _title(recording: Recording, cause: Cause) -> str:
+    if cause.how in ("stopped", "link-down", "cut-off"):
+        return _of_observer(recording, cause)
+    if cause.how == "one-sided":
+        return (
+            f"{_hosts(recording, cause.observers)} {_hears_no_more(recording, cause, cause.observers)}:"
+            " no answer; which end is to blame is open"
+        )
+    if cause.how == "path":
+        hearing = [one.node for one in cause.seen if one.fact.answer == "answers"]
+        return (
+            f"The path between {_paths(recording, cause)} broke{_since(cause)}:"
+            f" {_hosts(recording, hearing)} still {_verb(hearing, 'hear')} {_hosts(recording, cause.silent)}"
+        )
+    head = "The head " if _is_head(cause) else ""
+    return f"{head}{_hosts(recording, cause.silent)} fell silent{_since(cause)}: {_state(recording, cause)}"
+
+
+def _state(recording: Recording, cause: Cause) -> str:
+    its = "its" if len(cause.silent) == 1 else "their"
+    does, is_ = ("does", "is") if len(cause.silent) == 1 else ("do", "are")
+    doctors = "doctor" if len(cause.silent) == 1 else "doctors"
+    answers = _verb(cause.silent, "answer")
+    hosts = "host answers" if len(cause.silent) == 1 else "hosts answer"
+    missing = f"{_hosts(recording, cause.observers)} {_verb(cause.observers, 'get')} no answer"
+    return {
+        "frozen": f"{its} {hosts}, {its} {doctors} {does} not (stopped or frozen)",
+        "gone": f"{its} {hosts}, {its} {doctors} {is_} gone (killed, crashed, or it had given up)",
+        "store": f"{its} doctor {answers}, but no longer serves the others over {_endpoint(recording)}",
+        "beats": f"{its} doctor {answers} on the direct line, but not over {_endpoint(recording)}",
+        "dark": f"{missing} (host down, cable out, or a dead switch port)",
+    }[cause.how]
+
+
+def _of_observer(recording: Recording, cause: Cause) -> str:
+    names, silent, since = _hosts(recording, cause.blamed), _hosts(recording, cause.silent), _since(cause)
+    if cause.how == "stopped":
+        stopped = max(one.fact.stopped_s for one in cause.seen)
+        return f"{names} was itself stopped for {stopped:.1f} s, and {silent} gave it up meanwhile"
+    if cause.how == "link-down":
+        lost = in_words(sorted({name for one in cause.seen for name in links_lost(recording, one)}))
+        return f"{names} lost the link of {lost} and {_hears_no_more(recording, cause, cause.blamed)}"
+    is_off = f"has been cut off since{since}" if since else "is cut off"
+    return f"{names} {is_off}: it hears none of the others ({silent})"
+
+
+def _hears_no_more(recording: Recording, cause: Cause, observers: Sequence[int]) -> str:
+    silent, since = _hosts(recording, cause.silent), _since(cause)
+    if not since:
+        return f"no longer {_verb(observers, 'hear')} {silent}"
+    return f"{'has' if len(set(observers)) == 1 else 'have'} not heard {silent} since{since}"
+
+
+def _hosts(recording: Recording, nodes: Sequence[int]) -> str:
+    return in_words([host(recording, node) for node in dict.fromkeys(nodes)])
+
+
+def _is_head(cause: Cause) -> bool:
+    return cause.silent == (0,) and any(one.fact.head for one in cause.seen)
+
+
+def _verb(nodes: Sequence[int], verb: str) -> str:
+    return f"{verb}s" if len(set(nodes)) == 1 else verb
+
+
+def _paths(recording: Recording, cause: Cause) -> str:
+    return " and between ".join(
+        f"{host(recording, one)} and {host(recording, other)}" for one, other in cause.pairs
+    )
+
+
+def _since(cause: Cause) -> str:
+    since = [one.fact.since_s for one in cause.seen if one.fact.since_s is not None]
+    return f" {max(since):.1f} s after the roll call" if since else ""
+
+
+def _endpoint(recording: Recording) -> str:
+    roll_call = recording.first(RollCallFact)
+    if roll_call is None or not roll_call.endpoint_port:
+        return "the endpoint's port"
+    return f"{roll_call.endpoint_host or host(recording, 0)}:{roll_call.endpoint_port}"
+
+
+_DETAILS = {
+    "stopped": "Its own clock shows the gap: its processes were stopped, or starved of processor time.",
+    "link-down": "The kernel of that node says so itself; the others are only out of its reach.",
+    "cut-off": "One host, cable or switch port is a simpler cause than the loss of all others at once.",
+    "frozen": "The kernel took the connection that another node tried, and no program read from it.",
+    "gone": "The kernel refused the connection that another node tried: no program listens there any more. Over a"
+    " path that loses or delays packets either end may give up first: its own report, where it wrote one, tells.",
+    "store": "The doctor's own store ended or stands still there; the host and its network work.",
+    "dark": "More nodes miss it than are missed, so the fault lies there and not between two nodes.",
+    "one-sided": "Nothing is known but that the two ends do not hear each other; a third node could tell.",
+    "path": "The node is alive; something between these two, a firewall or a switch, came into being or broke.",
+    "beats": "Either that port is blocked between the two, or the node stood still for several seconds.",
+}
+
+
+def _detail(cause: Cause) -> str:
+    survivors = " Without the head, each of the others ended with what it saw itself."
+    return _DETAILS[cause.how] + (survivors if 0 in cause.blamed and _is_head(cause) else "")
+
+
+def _confidence(cause: Cause) -> Confidence:
+    if cause.how in ("stopped", "link-down"):
+        return Confidence.PROVED
+    if cause.how in ("frozen", "gone"):
+        agree = len({one.node for one in cause.seen if one.fact.answer in ("silent", "refused")})
+        return Confidence.PROVED if agree > 1 and len(cause.silent) == 1 else Confidence.LIKELY
+    return Confidence.POSSIBLE if cause.how == "beats" else Confidence.LIKELY
+
+
+def _culprits(recording: Recording, cause: Cause) -> tuple[Culprit, ...]:
+    if cause.blamed:
+        return tuple(node_culprit(recording, node) for node in cause.blamed)
+    return tuple(node_pair(recording, one, other) for one, other in cause.pairs)
+
+
+def _evidence(recording: Recording, one: Seen[SilenceFact]) -> Evidence:
+    fact = one.fact
+    observer, silent = host(recording, one.node), host(recording, fact.node)
+    parts = [f"to {observer}, {silent} {_ANSWERED[fact.answer]}"] if fact.answer in _ANSWERED else []
+    timed = fact.heartbeat and fact.silent_s < _FOR_EVER_S
+    if fact.heartbeat and not timed:
+        parts.append(f"the line of {observer} to the control store broke off")
+    if fact.stopped_s >= 1.0:
+        parts.append(f"{observer} itself had stood still for {fact.stopped_s:.1f} s")
+    if fact.links_down:
+        parts.append(f"{observer} itself has lost the link of {', '.join(fact.links_down)}")
+    if timed:
+        parts.append(f"{observer} has heard nothing of {silent} for")
+    return Evidence(
+        check="roll_call",
+        text="; ".join(parts),
+        value=fact.silent_s if timed else None,
+        unit="s" if timed else None,
+        expected_from="a node that runs is heard several times a second",
+    )
+
+
+# --- what to do -----------------------------------------------------------------------------------
+
+
+def _remedy(recording: Recording, cause: Cause) -> Remedy:
+    where = in_words([host(recording, node) for node in cause.blamed or cause.silent])
+    links = sorted({name for one in cause.seen for name in links_lost(recording, one)})
+    if cause.how == "link-down":
+        summary = f"On {where}, look at the cable, the switch port and the driver of {in_words(links)}"
+        return _on_node(summary, *(f"ip -s link show {name}" for name in links), "sudo dmesg -T | tail -n 50")
+    if cause.how == "cut-off":
+        return _on_node(
+            f"Look at the network of {where}: interface, cable, switch port", "ip -br link", "ip -s link"
+        )
+    if cause.how in ("stopped", "frozen"):
+        return _on_node(
+            f"On {where}, find what stopped it: T is stopped (SIGCONT), D waits for a device or file system",
+            "ps -eo pid,stat,wchan:30,args | grep -e '[d]dp-doctor' -e '[d]dp_doctor'",
+            "cat /proc/pressure/memory /proc/pressure/io",
+        )
+    if cause.how in ("gone", "store"):
+        return _on_node(
+            f"On {where}, find what ended it: lack of memory, a time limit, an epilog, an administrator",
+            "sudo dmesg -T | grep -i -e oom -e killed -e segfault",
+        )
+    if cause.how == "dark":
+        return _on_node(f"See on its console or BMC whether {where} runs; then its cable and switch port")
+    return _between(recording, cause)
+
+
+_on_node = partial(
+    look_at,
+    scope="node",
+    cost="the job runs without the node meanwhile",
+    undo="give the node back to the scheduler",
+)
+
+
+def _between(recording: Recording, cause: Cause) -> Remedy:
+    one, other = (host(recording, node) for node in cause.pairs[0])
+    if cause.how == "beats":
+        summary = f"Look whether {_endpoint(recording)} stays open between {one} and {other}; then run again"
+    else:
+        summary = (
+            f"Test the path between {one} and {other} from both ends: firewall, switch, cable; then run again"
+        )
+    return look_at(
+        summary,
+        f"ping -c 3 {other}   # on {one}, and the other way round",
+        "ip neigh",
+        "sudo nft list ruleset",
+        scope="cluster",
+    )
+
+
+def _farewell(recording: Recording, one: Seen[SilenceFact]) -> Draft:
+    """No fault of the machine's: nobody is to blame, and the run only could not be completed."""
+    why, name = one.fact.said_goodbye, host(recording, one.fact.node)
+    again, how = "Run again, on all nodes", "it was interrupted"
+    if why != "interrupted":
+        again = "Run again; if that happens again, report it with the recording: the doctor is at fault"
+        how = f"its doctor failed: {why}"
+    return Draft(
+        title=f"{name} left before the end: {how}",
+        detail="What was not tested until then is open; nothing is known against the node.",
+        confidence=Confidence.PROVED,
+        evidence=(Evidence(check="roll_call", text=f"{name} took its leave: {why}"),),
+        remedies=(
+            advice(
+                again,
+                scope="job",
+                cost="the time of one run",
+                proof=Proof(reason="there is no fault to prove"),
+            ),
+        ),
+        severity=Severity.INFO,
+    )

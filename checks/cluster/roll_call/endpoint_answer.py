@@ -1,0 +1,243 @@
+"""DD511-DD514: what comes back from the endpoint: a refusal, nothing, no route, another program."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.cluster.roll_call.advice import LAUNCHERS, launch_again, mend
+from ddp_doctor.checks.cluster.roll_call.endpoint import draft, facing, head
+from ddp_doctor.checks.cluster.roll_call.obstacles import jobs_that_clash
+from ddp_doctor.checks.cluster.roll_call.words import (
+    Group,
+    command_for,
+    endpoint,
+    names,
+    paths,
+    readers,
+    system_words,
+    time_given,
+    who_came,
+)
+from ddp_doctor.facts.roll_call import RollCallFact
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Culprit, Draft, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.nodes import in_words
+
+#: What the kernel says where this host itself knows no way, whatever the other one does (errno(3)).
+_NO_NETWORK = "Network is unreachable"
+
+
+@rule("DD511", "endpoint-refuses-connections", Severity.ERROR, RollCallFact)
+def refused(recording: Recording) -> Iterator[Draft]:
+    """The endpoint's host is up, and nobody listens on its port.
+
+    What it finds
+        Connections to the endpoint that were refused until the time for the roll call was up.
+
+    Why it matters
+        torchrun prints "timed out after 60000ms" of this as of everything else, and keeps trying for minutes.
+
+    Remedy
+        Start the command on the head too, with the same endpoint. If it runs there, look for a firewall that
+        rejects instead of dropping: it looks the same from here.
+
+    References
+        connect(2), ECONNREFUSED
+    """
+    for group in facing(recording, "refused"):
+        fact = group[0].fact
+        yield draft(
+            group,
+            f"Nobody listens on {endpoint(fact)}: {names(group)} was refused for {_waited(group)}",
+            f"{fact.endpoint_host} answers, so it is up: the command was not started there, has ended, or uses"
+            " another port. A firewall that rejects looks the same.",
+            (head(fact),),
+            _start_the_head(recording, fact),
+            confidence=Confidence.LIKELY,
+        )
+
+
+def _start_the_head(recording: Recording, fact: RollCallFact) -> Remedy:
+    look = (
+        f"ss -ltnp 'sport = :{fact.endpoint_port}'   # on {fact.endpoint_host}: who listens",
+        "sudo nft list ruleset   # there, if somebody does: a reject rule",
+    )
+    launcher = recording.world.launcher if recording.world else ""
+    if launcher in LAUNCHERS:
+        return launch_again(launcher, [fact.endpoint_host], *look)
+    return mend(
+        f"Start the same command on {fact.endpoint_host}, with the same endpoint",
+        command_for(recording, fact, 0 if fact.claimed_rank is not None else None),
+        *look,
+        scope="job",
+    )
+
+
+def _waited(group: Group) -> str:
+    return time_given(max((one.fact for one in group), key=lambda fact: fact.waited_s))
+
+
+@rule("DD512", "endpoint-does-not-answer", Severity.ERROR, RollCallFact)
+def timed_out(recording: Recording) -> Iterator[Draft]:
+    """Nothing at all comes back from the endpoint.
+
+    What it finds
+        Connections to the endpoint that only time out: no answer, no refusal, no word from a router.
+
+    Why it matters
+        This node's torchrun gives up after a minute with a time-out; the head's hangs without a word.
+
+    Remedy
+        Open the port in the firewall of the head, or of the network between (security groups of a cloud);
+        if the head does not answer a ping either, see whether it runs.
+
+    References
+        connect(2), ETIMEDOUT; torchrun uses TCP port 29400 unless told otherwise
+    """
+    for group in facing(recording, "timed_out"):
+        fact = group[0].fact
+        port = fact.endpoint_port
+        yield draft(
+            group,
+            f"{endpoint(fact)} does not answer {names(group)} ({system_words(group)}): a firewall drops the packets,"
+            " or the host is down",
+            "Nothing came back within the time, not even a refusal; from here the two causes look alike.",
+            paths(group),
+            mend(
+                f"Open TCP port {port} from {names(group)} to {fact.endpoint_host}, in the host's firewall and"
+                " in the network's (security groups); the job needs its ephemeral ports too",
+                f"ping -c 3 {fact.endpoint_host}   # on {names(group)}: is the host up?",
+                f"ss -ltnp 'sport = :{port}'; sudo nft list ruleset   # on {fact.endpoint_host}",
+                scope="cluster",
+                cost="a port open between the nodes of the cluster",
+                undo="close the port again",
+            ),
+        )
+
+
+@rule("DD513", "no-route-to-endpoint", Severity.ERROR, RollCallFact)
+def unreachable(recording: Recording) -> Iterator[Draft]:
+    """There is no way to the endpoint's address.
+
+    What it finds
+        A kernel without a route to the endpoint, or a network in which nobody owns its address.
+
+    Why it matters
+        The node can never join; torchrun retries without saying so.
+
+    Remedy
+        An interface that is up on the endpoint's network, or a route to it. If only the endpoint's address is
+        not found, see whether it is the right one and its host is up.
+
+    References
+        connect(2), ENETUNREACH and EHOSTUNREACH; ip-route(8)
+    """
+    for group in facing(recording, "unreachable"):
+        fact = group[0].fact
+        own = any(_NO_NETWORK in attempt.error for one in group for attempt in one.fact.attempts)
+        there = fact.endpoint_addresses[0] if fact.endpoint_addresses else fact.endpoint_host
+        yield draft(
+            group,
+            f"{names(group)} has no route to {endpoint(fact)} ({system_words(group) or fact.error})",
+            f"{names(group)} has no network on which that address lies, and no route to one."
+            if own
+            else "The packets get no further than the network: nobody there owns the address, or a router"
+            " refuses them.",
+            readers(group) if own else paths(group),
+            mend(
+                "Bring up the interface that leads there, or use an address of the head that this node can reach",
+                f"ip route get {there}; ip -br address   # on {names(group)}",
+                f"ip -br address   # on {fact.endpoint_host}",
+                scope="node",
+            ),
+        )
+
+
+@rule("DD514", "endpoint-port-held-by-another-program", Severity.ERROR, RollCallFact)
+def held(recording: Recording) -> Iterator[Draft]:
+    """Another program has the endpoint's port.
+
+    What it finds
+        On the head: a port on which it cannot listen, and which program has it. On the others: a server at
+        the endpoint that accepts the connection and says nothing, or answers and is no ddp-doctor, or is one
+        of another job.
+
+    Why it matters
+        torchrun connects to such a port and hangs without a word, on all nodes.
+
+    Remedy
+        Give another port with --rdzv-endpoint, to the job as well; or end that program.
+
+    References
+        bind(2), EADDRINUSE; ss(8)
+    """
+    for group in facing(recording, "held", "other"):
+        fact = group[0].fact
+        port, name = fact.endpoint_port, fact.endpoint_host or fact.hostname
+        yield draft(
+            group,
+            _held_by(fact, names(group)),
+            "A job with this endpoint would connect to it and hang. A doctor that was stopped looks the same."
+            if fact.outcome == "mute"
+            else "A job with this endpoint could not start either.",
+            (head(fact),),
+            mend(
+                "Give another port with --rdzv-endpoint, on all nodes and to the job, or end that program",
+                f"ss -ltnp 'sport = :{port}'   # on {name}: who it is",
+                scope="job",
+                cost="another port may have to be opened in a firewall",
+                undo="give the old port again",
+            ),
+            expected="the endpoint's port is free on the head, and the head's doctor answers on it",
+            confidence=Confidence.LIKELY if fact.outcome == "mute" else Confidence.PROVED,
+        )
+    for group in facing(recording, "job"):
+        yield _two_jobs(group)
+
+
+def _two_jobs(group: Group) -> Draft:
+    fact = group[0].fact
+    setting = Culprit(kind="setting", node=fact.endpoint_host or fact.hostname, name="--rdzv-endpoint")
+    found = draft(
+        group,
+        f"Two jobs meet on {endpoint(fact)}: {in_words([*_jobs(fact)])}",
+        "The nodes are those of two jobs, so neither a node nor its rank is to blame. This run was not begun.",
+        (setting,),
+        mend(
+            "Give one of the two jobs another port with --rdzv-endpoint, on all of its nodes",
+            f"ss -ltnp 'sport = :{fact.endpoint_port}'   # on {setting.node}: who it is",
+            scope="job",
+            cost="another port may have to be opened in a firewall",
+            undo="give the old port again",
+        ),
+        expected="each job has a port of its own on the head",
+    )
+    if fact.outcome == "other_job":
+        return found
+    likely = {"evidence": (who_came(fact.present),), "confidence": Confidence.LIKELY}
+    return found.model_copy(update=likely)  # or one run in two allocations, with wrong options
+
+
+def _jobs(fact: RollCallFact) -> Iterator[str]:
+    """Each job with its hosts, as far as they are known."""
+    if fact.outcome == "other_job":
+        yield f"{fact.held_by} has it"
+        yield f"{fact.job} came to it from {fact.hostname}"
+    for job in jobs_that_clash(fact):
+        yield f"{job} ({', '.join(dict.fromkeys(one.hostname for one in fact.present if one.job == job))})"
+
+
+def _held_by(fact: RollCallFact, observers: str) -> str:
+    where, port = endpoint(fact), fact.endpoint_port
+    if fact.outcome == "mute":
+        return (
+            f"Something listens on {where} that is no ddp-doctor: it took {observers}'s call and said nothing"
+        )
+    if fact.outcome == "foreign":
+        return f"Something listens on {where} that is no ddp-doctor: another program, or the store of another job"
+    if fact.held_by or not fact.error or "in use" in fact.error:
+        return f"{fact.hostname}: port {port} is held by {fact.held_by or 'another program'}, so nobody can meet there"
+    return f"{fact.hostname} cannot listen on port {port}: {fact.error}"
+
+
+RULES = (refused, timed_out, unreachable, held)

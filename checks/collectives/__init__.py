@@ -1,0 +1,1 @@
+"""Whether ranks exchange data rightly and fast."""

@@ -1,0 +1,101 @@
+"""DD806, DD807: rates that were measured beside somebody else's work, or not at all."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.collectives.gpu_speed.comparable import Measured, busy, rank_of
+from ddp_doctor.facts.gpu_speed import GpuSpeedFact
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases import gpu_speed as words
+from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.phrases.ranks import capital, rank_at, ranks_at
+from ddp_doctor.views.busy_gpus import BusyGpu
+
+_GIB = 1024**3
+
+
+@rule("DD806", "gpu-measured-beside-another-program", Severity.INFO, GpuSpeedFact)
+def beside_another_program(recording: Recording) -> Iterator[Draft]:
+    """A GPU that somebody else used while the doctor measured it.
+
+    What it finds
+        Ranks whose GPU was busy before the run began. The doctor takes a tenth of what is free, and no more
+        than 1 GiB; what it measures there is not held against other GPUs.
+
+    Why it matters
+        Its rates are lower than the GPU's own, and so are those of every collective that it takes part in.
+
+    Remedy
+        Repeat the run when the GPU is free, or without that GPU.
+
+    References
+        docs/explanation/measurements.md
+    """
+    crowded = busy(recording)
+    seen = {rank_of(one): one for one in recording.facts(GpuSpeedFact) if rank_of(one) in crowded}
+    if seen:
+        yield Draft(
+            title=f"{capital(ranks_at(recording, seen))}: measured while another program used the GPU",
+            detail="Its rates are shown and not judged.",
+            confidence=Confidence.LIKELY,
+            culprits=tuple(
+                words.gpu_culprit(recording, rank, one.fact.gpu_uuid) for rank, one in sorted(seen.items())
+            ),
+            evidence=tuple(
+                Evidence(
+                    check="gpu_speed",
+                    text=f"{rank_at(recording, rank)}: {_holders(crowded[rank], one)}",
+                )
+                for rank, one in sorted(seen.items())[:LINES_OF_EVIDENCE]
+            ),
+        )
+
+
+def _holders(gpu: BusyGpu | None, seen: Measured) -> str:
+    """Who held what before the run; without NVML's word, how much was not free."""
+    if gpu is None:
+        used = (seen.fact.memory_total_bytes - seen.fact.memory_free_bytes) / _GIB
+        return f"{used:.1f} GiB in use, more than CUDA and NCCL take; by whom was not read"
+    named = [f"pid {process.pid} ({process.name or 'name unknown'})" for process in gpu.holders[:4]]
+    more = f" and {len(gpu.holders) - 4} more" if gpu.holders[4:] else ""
+    held = f"{gpu.used_bytes / _GIB:.1f} GiB" if gpu.used_bytes is not None else "memory"
+    return f"{held} in use before the run, by {', '.join(named) or 'no process that can be seen from here'}{more}"
+
+
+@rule("DD807", "gpu-rate-not-measured", Severity.INFO, GpuSpeedFact)
+def not_measured(recording: Recording) -> Iterator[Draft]:
+    """A rate of a GPU that could not be measured.
+
+    What it finds
+        Ranks that measured their GPU in part, and why the rest is missing.
+
+    Why it matters
+        What was not measured was not compared: a slow GPU may be among these.
+
+    Remedy
+        Repeat the run when the GPU's memory is free.
+
+    References
+        docs/explanation/measurements.md
+    """
+    reasons: dict[tuple[str, str], list[int]] = {}
+    for seen in recording.facts(GpuSpeedFact):
+        for what, why in seen.fact.not_measured.items():
+            reasons.setdefault((what, why), []).append(rank_of(seen))
+    if reasons:
+        ranks = {rank for those in reasons.values() for rank in those}
+        parts = dict.fromkeys(what for what, _ in reasons)
+        yield Draft(
+            title=f"{capital(ranks_at(recording, ranks))}: {' and '.join(parts)} not measured",
+            detail="They are not compared with other GPUs.",
+            confidence=Confidence.PROVED,
+            evidence=tuple(
+                Evidence(check="gpu_speed", text=f"{ranks_at(recording, those)}, {what}: {why}")
+                for (what, why), those in list(reasons.items())[:LINES_OF_EVIDENCE]
+            ),
+        )
+
+
+RULES = (beside_another_program, not_measured)

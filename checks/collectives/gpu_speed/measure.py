@@ -1,0 +1,194 @@
+"""The measurements of one rank. Whatever one rank cannot measure, all ranks meet at the same steps."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ddp_doctor.checks.collectives.gpu_speed.load import COPY, HOST_COPY, MATMUL, summed_up
+from ddp_doctor.checks.collectives.gpu_speed.timing import Plan, rate
+from ddp_doctor.facts.gpu_speed import GpuSpeedFact
+from ddp_doctor.model.context import GpuWatch, RankContext
+from ddp_doctor.probing.gpu_identity import gpu_identity
+
+if TYPE_CHECKING:
+    import torch
+
+_MIB = 1 << 20
+#: One step's own deadline: several times what its repetitions take on a GPU that is shared.
+_STEP_S = 10.0
+#: cuBLAS's own workspace, beside three matrices (32 MiB on Hopper, torch.backends.cuda).
+_WORKSPACE_BYTES = 48 * _MIB
+#: 8192 rows in 16 bits; without such a type a GPU is old, and would take long for as many in fp32.
+_LARGEST_MATRIX_BYTES = 128 * _MIB
+#: Where torch does not tell the L2 cache: 40 MiB on an A100, 50 on an H100, 72 on an RTX 4090.
+_CACHE_BYTES = 72 * _MIB
+
+#: A GPU needs some 0.2 s from its idle clocks to those under load.
+_MATMUL = Plan(warm_up_s=0.25, aim_s=0.05)
+_COPY = Plan(warm_up_s=0.03, aim_s=0.02)
+#: The PCIe link wakes up within milliseconds. Each rank of a node has its turn, so this is short.
+_HOST_COPY = Plan(warm_up_s=0.02, aim_s=0.01, repetitions=5)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is measured: small enough for a second, large enough to be the hardware's rate."""
+
+    matrices: tuple[int, ...] = (8192, 4096, 2048)  # rows and columns; the first for which there is memory
+    copy_bytes: int = 256 * _MIB  # at most; out of one buffer into another
+    host_copy_bytes: int = 64 * _MIB
+    matmul: Plan = _MATMUL
+    copy: Plan = _COPY
+    host_copy: Plan = _HOST_COPY
+
+
+_WHOLE = Workload()
+
+
+@dataclass
+class _Seen:
+    """Fields of the fact as they come, and why others do not."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+def measure(ctx: RankContext, workload: Workload = _WHOLE) -> GpuSpeedFact:
+    """All rates of this rank's device, and what the driver said of it meanwhile."""
+    seen = _Seen(_before(ctx))
+    watch = ctx.watch_gpu(seen.fields["gpu_uuid"])
+    try:
+        turns = _turns(ctx)  # also lets all ranks begin at one moment
+        _step(ctx, "matmul", "matrix products", seen, partial(_matmul, ctx, watch, workload))
+        _step(ctx, "copy", "copies within the GPU", seen, partial(_copy, ctx, watch, workload))
+        for turn in range(turns):
+            _meet(ctx)
+            # The others enter the step too: steps of ranks are told apart by their numbers.
+            mine = turn == ctx.local_rank
+            work = partial(_host, ctx, watch, workload) if mine else dict[str, Any]
+            _step(ctx, "host_copy", "copies from and to the host", seen, work)
+        _meet(ctx)
+    finally:
+        watched = watch.stop()
+    return GpuSpeedFact(**seen.fields, not_measured=seen.missing, load=summed_up(watched))
+
+
+class _NotMeasured(Exception):
+    """The message is the reason."""
+
+
+def _step(ctx: RankContext, name: str, what: str, seen: _Seen, work: Callable[[], dict[str, Any]]) -> None:
+    """Work that may fail for lack of memory, which must not keep this rank from meeting the others."""
+    import torch
+
+    with ctx.step(name, deadline_s=_STEP_S):
+        try:
+            seen.fields.update(work())
+        except _NotMeasured as reason:
+            seen.missing[what] = str(reason)
+        except torch.cuda.OutOfMemoryError:
+            seen.missing[what] = "the GPU's memory is in use"
+    if ctx.device.startswith("cuda"):
+        torch.cuda.empty_cache()  # somebody else may want it
+
+
+def _before(ctx: RankContext) -> dict[str, Any]:
+    """Which device it is and what it has free, before anything is measured."""
+    uuid, name = gpu_identity(ctx.device)
+    fields: dict[str, Any] = {"device": ctx.device, "gpu_uuid": uuid, "gpu_name": name}
+    if ctx.device.startswith("cuda"):
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+        fields |= {"memory_free_bytes": free, "memory_total_bytes": total}
+    return fields | {"memory_allowed_bytes": ctx.gpu_memory_bytes}
+
+
+def _turns(ctx: RankContext) -> int:
+    """How many ranks the fullest node has."""
+    import torch
+    import torch.distributed as dist
+
+    most = torch.tensor([ctx.local_rank + 1], device=ctx.device)
+    with ctx.step("all_reduce", "int64 [1] max"):
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=ctx.group)
+        return int(most.item())
+
+
+def _meet(ctx: RankContext) -> None:
+    """Nobody leaves before the last rank has come."""
+    import torch
+    import torch.distributed as dist
+
+    with ctx.step("all_reduce", "float32 [1] sum"):
+        dist.all_reduce(torch.ones(1, device=ctx.device), group=ctx.group)
+
+
+def _matmul(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, Any]:
+    """Products of random matrices: zeros would take less power, and so leave a higher clock."""
+    import torch
+
+    dtype = _dtype(ctx.device)
+    room = min((ctx.gpu_memory_bytes - _WORKSPACE_BYTES) // 3, _LARGEST_MATRIX_BYTES)
+    fitting = [size for size in workload.matrices if size * size * dtype.itemsize <= room]
+    if not fitting:
+        raise _NotMeasured("too little memory is free on the GPU")
+    size = fitting[0]
+    # The same numbers on every rank: the power that a product takes depends on them.
+    generator = torch.Generator(ctx.device).manual_seed(1)
+    left, right = (
+        torch.randn(size, size, device=ctx.device, dtype=dtype, generator=generator) for _ in range(2)
+    )
+    out = torch.empty_like(left)
+    with watch.during(MATMUL):
+        measured = rate(ctx, lambda: torch.mm(left, right, out=out), 2 * size**3 / 1e12, workload.matmul)
+    name = str(dtype).removeprefix("torch.")
+    return {"matmul_tflop_per_s": measured, "matmul_dtype": name, "matmul_size": size}
+
+
+def _dtype(device: str) -> "torch.dtype":
+    """The type that a training would use there: bf16 from Ampere on, fp16 on Volta and Turing."""
+    import torch
+
+    if not device.startswith("cuda"):
+        return torch.float32
+    major, _ = torch.cuda.get_device_capability(device)
+    return torch.bfloat16 if major >= 8 else torch.float16 if major >= 7 else torch.float32
+
+
+def _copy(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, Any]:
+    """From one buffer into another; both are larger than the cache, which would be measured else."""
+    import torch
+
+    size = min(workload.copy_bytes, ctx.gpu_memory_bytes // 2)
+    if ctx.device.startswith("cuda"):
+        properties = torch.cuda.get_device_properties(ctx.device)
+        cache = getattr(properties, "L2_cache_size", 0) or _CACHE_BYTES
+        if size < cache:
+            raise _NotMeasured("too little memory is free on the GPU to get past its cache")
+    source = torch.ones(size, dtype=torch.uint8, device=ctx.device)
+    target = torch.empty_like(source)
+    with watch.during(COPY):
+        measured = rate(ctx, lambda: target.copy_(source), 2 * size / 1e9, workload.copy)
+    return {"copy_gb_per_s": measured, "copy_bytes": size}
+
+
+def _host(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, Any]:
+    """From pinned memory to the GPU and back, one way at a time."""
+    import torch
+
+    size = min(workload.host_copy_bytes, ctx.gpu_memory_bytes // 2)
+    try:
+        host = torch.ones(size, dtype=torch.uint8, pin_memory=ctx.device.startswith("cuda"))
+    except RuntimeError as error:
+        raise _NotMeasured(f"no pinned memory: {str(error).partition(chr(10))[0]}") from None
+    there = torch.empty(size, dtype=torch.uint8, device=ctx.device)
+    with watch.during(HOST_COPY):
+        into = rate(ctx, lambda: there.copy_(host, non_blocking=True), size / 1e9, workload.host_copy)
+        back = rate(ctx, lambda: host.copy_(there, non_blocking=True), size / 1e9, workload.host_copy)
+    return {
+        "host_to_device_gb_per_s": into,
+        "device_to_host_gb_per_s": back,
+        "host_copy_bytes": size,
+    }

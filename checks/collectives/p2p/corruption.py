@@ -1,0 +1,113 @@
+"""DD606: a pair of ranks between which bytes arrive changed."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from ddp_doctor.checks.collectives.p2p.facts import common_end
+from ddp_doctor.facts.p2p import P2pFact, PairResult
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH
+from ddp_doctor.phrases.ranks import pair_culprit, rank_at, rank_culprit, ranks_at
+from ddp_doctor.views.reproducers import between
+
+
+@rule("DD606", "pair-of-ranks-corrupts-data", Severity.ERROR, P2pFact)
+def corrupts(recording: Recording) -> Iterator[Draft]:
+    """A pair of ranks between which bytes arrive changed.
+
+    What it finds
+        Bytes that differ from the pattern the peer is known to send, pair by pair.
+
+    Why it matters
+        Gradients sent over this link are silently wrong.
+
+    Remedy
+        GPUs: NCCL_P2P_DISABLE=1 sends the data through the host and proves the cause; consumer GPUs
+        with forced peer-to-peer are the usual case. Else look for memory errors.
+
+    References
+        NVIDIA/nccl-tests#117
+    """
+    wrong = {
+        (pair.peer, seen.rank or 0): pair
+        for seen in recording.facts(P2pFact)
+        for pair in seen.fact.pairs
+        if pair.wrong_bytes
+    }
+    common = common_end(wrong)
+    if common is not None:
+        yield _corrupts_all(recording, common, wrong)
+        return
+    for (sender, receiver), pair in list(wrong.items())[:LINES_OF_EVIDENCE]:
+        yield Draft(
+            title=f"Data from {rank_at(recording, sender)} arrives wrong on {rank_at(recording, receiver)}:"
+            f" {pair.wrong_bytes} of {pair.size_bytes} bytes",
+            detail=f"All pairs were tested in the same way; {len(wrong)} of their directions are wrong.",
+            confidence=Confidence.PROVED,
+            culprits=(pair_culprit(recording, receiver, sender),),
+            evidence=(_wrong_bytes(sender, receiver, pair),),
+            remedies=_without_p2p(recording, [(sender, receiver)]),
+            shown_by=between(recording, (sender, receiver), _ends(wrong)),
+        )
+
+
+def _corrupts_all(recording: Recording, common: int, wrong: Mapping[tuple[int, int], PairResult]) -> Draft:
+    peers = {rank for pair in wrong for rank in pair} - {common}
+    return Draft(
+        title=f"Data that {rank_at(recording, common)} exchanges with {ranks_at(recording, peers)} arrives wrong",
+        detail="Pairs without this rank were tested in the same way, and their data arrive right.",
+        confidence=Confidence.PROVED,
+        culprits=(rank_culprit(recording, common),),
+        evidence=tuple(_wrong_bytes(*ends, pair) for ends, pair in list(wrong.items())[:LINES_OF_EVIDENCE]),
+        remedies=_without_p2p(recording, wrong),
+        shown_by=between(recording, next(iter(wrong)), _ends(wrong)),
+    )
+
+
+def _ends(wrong: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [(min(pair), max(pair)) for pair in wrong]
+
+
+def _wrong_bytes(sender: int, receiver: int, pair: PairResult) -> Evidence:
+    return Evidence(
+        check="p2p",
+        text=f"bytes from rank {sender} that differ from its pattern on rank {receiver}",
+        value=pair.wrong_bytes,
+        unit="B",
+        expected=0,
+        expected_from="the pattern is a function of the sender's rank",
+    )
+
+
+def _without_p2p(recording: Recording, pairs: Iterable[tuple[int, int]]) -> tuple[Remedy, ...]:
+    """The proof for GPUs of one node; between nodes nothing goes peer to peer."""
+    world = recording.world
+    if world is not None and all(world.node_of(one) != world.node_of(other) for one, other in pairs):
+        return (
+            Remedy(
+                summary="Look for errors of the NICs and of the memory on both nodes; try another NIC",
+                commands=("ethtool -S IFACE | grep -i -e err -e crc", "nvidia-smi -q -d ECC"),
+                scope="node",
+            ),
+        )
+    if world is None or world.backend != "nccl":
+        return (_LOOK_AT_MEMORY,)
+    return (
+        DISABLE_P2P.model_copy(
+            update={"summary": "Send the traffic through host memory: the proof, in one trial"}
+        ),
+        REPAIR_PATH,
+        _LOOK_AT_MEMORY,
+    )
+
+
+_LOOK_AT_MEMORY = Remedy(
+    summary="Look for memory errors of the GPUs and of the host",
+    commands=("nvidia-smi -q -d ECC", "sudo dmesg | grep -i -e xid -e edac -e mce"),
+    scope="node",
+    undo=NOTHING_TO_UNDO,
+    proof=Proof(reason="it takes an administrator"),
+)

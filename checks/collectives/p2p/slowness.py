@@ -1,0 +1,170 @@
+"""DD607: a pair of ranks that is slower than the typical pair of its kind."""
+
+from collections.abc import Iterator, Sequence
+from statistics import median_high
+
+from ddp_doctor.checks.collectives.p2p.facts import common_end
+from ddp_doctor.facts.p2p import P2pFact
+from ddp_doctor.knowledge import link_codes as codes
+from ddp_doctor.knowledge.thresholds import SLOW_PAIR_RATIO
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.phrases.nodes import host
+from ddp_doctor.phrases.p2p import keep_near_p2p
+from ddp_doctor.phrases.ranks import capital, pair_culprit, rank_at, rank_culprit, ranks_at
+from ddp_doctor.views.reproducers import between
+from ddp_doctor.views.transports import log_of, places, used_within
+
+_COMPARE_LINKS = Remedy(
+    summary="Compare link type, PCIe width and NUMA node with those of the faster pairs",
+    commands=("nvidia-smi topo -m", "nvidia-smi -q -d PCIE"),
+    scope="node",
+)
+#: RDMA devices and interfaces alike are files of the kernel, whatever tools a node has.
+_COMPARE_NICS = Remedy(
+    summary="Compare the NICs that NCCL uses on these nodes, their speed and errors, with those of the others",
+    commands=(
+        "grep -s . /sys/class/infiniband/*/ports/*/rate /sys/class/net/*/speed",
+        "rdma statistic show",
+        "ip -s link",
+    ),
+    scope="node",
+)
+
+
+@rule("DD607", "pair-of-ranks-is-slow", Severity.WARNING, P2pFact)
+def slow_pair(recording: Recording) -> Iterator[Draft]:
+    """A pair of GPUs several times slower than the typical pair of its kind.
+
+    What it finds
+        Pairs whose bandwidth is a small fraction of the median pair's: of those within a node, or of those
+        between nodes, which go over the network. Only with NCCL, where links are hardware; pairs of CPU
+        processes share cores and differ by chance.
+
+    Why it matters
+        A ring is as fast as its slowest link.
+
+    Remedy
+        Where the slow pairs copy directly over a longer path than all others, an NCCL_P2P_LEVEL that leaves them out.
+        Compare the link types in `nvidia-smi topo -m` and the PCIe width under load; between nodes the
+        NICs and their cables. Which NIC NCCL took on a node stands in the evidence, from its own log.
+
+    References
+        docs/explanation/measurements.md
+    """
+    if recording.world is None or recording.world.backend != "nccl":
+        return
+    for across, rates in _rates_by_kind(recording).items():
+        slow = _slow(rates)
+        common = common_end(slow)
+        alone = common is not None and all(pair in slow for pair in rates if common in pair)
+        together = slow and (alone or len(slow) > LINES_OF_EVIDENCE)
+        for pairs in [slow] if together else [[pair] for pair in slow]:
+            yield _slow_draft(recording, pairs, rates, across=across)
+
+
+#: Bandwidth in GB/s by pair of ranks, the lower one first.
+_Rates = dict[tuple[int, int], float]
+
+
+def _rates_by_kind(recording: Recording) -> dict[bool, _Rates]:
+    """The pairs within a node, and those across nodes (True)."""
+    world = recording.world
+    kinds: dict[bool, _Rates] = {False: {}, True: {}}
+    for seen in recording.facts(P2pFact):
+        for pair in seen.fact.pairs:
+            ends = (min(seen.rank or 0, pair.peer), max(seen.rank or 0, pair.peer))
+            across = world is not None and world.node_of(ends[0]) != world.node_of(ends[1])
+            kinds[across][ends] = pair.bandwidth_gb_per_s
+    return kinds
+
+
+def _slow(rates: _Rates) -> list[tuple[int, int]]:
+    if len(rates) < 3:
+        return []
+    typical = median_high(rates.values())
+    return sorted(pair for pair, rate in rates.items() if rate * SLOW_PAIR_RATIO < typical)
+
+
+def _slow_draft(
+    recording: Recording, pairs: Sequence[tuple[int, int]], rates: _Rates, *, across: bool
+) -> Draft:
+    typical, worst = median_high(rates.values()), min(rates[pair] for pair in pairs)
+    common = common_end(pairs)
+    if common is not None:
+        peers = {rank for pair in pairs for rank in pair} - {common}
+        who = f"{rank_at(recording, common)} and each of {ranks_at(recording, peers)} exchange"
+    elif len(pairs) == 1:
+        who = f"{rank_at(recording, pairs[0][0])} and {rank_at(recording, pairs[0][1])} exchange"
+    else:
+        who = f"{len(pairs)} pairs of ranks exchange"
+    links = [pair_culprit(recording, *pair) for pair in pairs]
+    return Draft(
+        title=f"{capital(who)} {worst:.2f} GB/s, the typical pair {typical:.2f} GB/s",
+        detail=f"They are slower than other pairs {'across nodes' if across else 'within a node'}.",
+        culprits=tuple(links) if common is None else (rank_culprit(recording, common),),
+        evidence=tuple(
+            Evidence(
+                check="p2p",
+                text=f"best of the exchanges between ranks {one} and {other}",
+                value=round(rates[one, other], 3),
+                unit="GB/s",
+                expected=round(typical, 3),
+                expected_from=f"median over all pairs {'across nodes' if across else 'within a node'} of this run",
+            )
+            for one, other in pairs[:LINES_OF_EVIDENCE]
+        )
+        + (tuple(_networks(recording, pairs)) if across else ()),
+        remedies=(_COMPARE_NICS,) if across else (*_other_ways(recording, pairs), _COMPARE_LINKS),
+        shown_by=None if across else between(recording, pairs[0], pairs),
+    )
+
+
+def _other_ways(recording: Recording, pairs: Sequence[tuple[int, int]]) -> Iterator[Remedy]:
+    """Ways around P2P over PCIe, where NCCL's log says that each of these pairs takes it.
+
+    NVLink is never slower than host memory; a link of it that is down is to be repaired.
+    """
+    limit = _limit_below(recording, pairs)
+    if limit is not None:
+        yield keep_near_p2p(limit).model_copy(
+            update={
+                "summary": f"Leave P2P to near GPUs, up to {limit}: the slow pairs then go through host memory"
+            }
+        )
+
+
+def _limit_below(recording: Recording, slow: Sequence[tuple[int, int]]) -> str | None:
+    """The NCCL_P2P_LEVEL that takes P2P from the slow pairs, and from no other that has it."""
+    taken: dict[tuple[int, int], str] = {}
+    for place in places(recording):
+        joined = {(one, two): code for one, two, code in place.fact.gpu_pairs()}
+        for way in used_within(recording, place):
+            if way.kinds() == {"P2P"}:
+                taken[way.ranks] = joined[way.gpus]
+    if not set(slow) <= set(taken):
+        return None
+    bad = {taken[pair] for pair in slow}
+    good = {code for pair, code in taken.items() if pair not in slow}
+    fits = [
+        level
+        for level in ("NVL", "PIX", "PXB", "PHB")
+        if all(codes.allowed(code, level) for code in good)
+        and not any(codes.allowed(code, level) for code in bad)
+    ]
+    return fits[0] if fits else None
+
+
+def _networks(recording: Recording, pairs: Sequence[tuple[int, int]]) -> Iterator[Evidence]:
+    """What NCCL's log says of the network that the nodes of these pairs took."""
+    world = recording.world
+    nodes = sorted({world.node_of(rank) for pair in pairs for rank in pair}) if world else []
+    for node in nodes[:LINES_OF_EVIDENCE]:
+        log = log_of(recording, node)
+        devices = ", ".join(log.used_hcas())
+        if log.network:
+            text = f"NCCL's log on {host(recording, node)}: {log.network}{f', {devices}' if devices else ''}"
+            yield Evidence(check="p2p", text=text)

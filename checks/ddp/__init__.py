@@ -1,0 +1,1 @@
+"""Whether training with DDP is right and fast."""

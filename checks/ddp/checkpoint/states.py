@@ -1,0 +1,190 @@
+"""DD761, DD762, DD763, DD764: a rank reads torn, old or another rank's state, or none at all."""
+
+from collections.abc import Callable, Iterator
+
+from ddp_doctor.checks.ddp.checkpoint.plain import FILE
+from ddp_doctor.facts.checkpoint import Checkpoint, Loaded
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Culprit, Draft, Evidence
+from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.checkpoints import LOOK_AT_STORAGE, NEW_NAMES, ONE_WRITER, SHARED_PLACE
+from ddp_doctor.phrases.nodes import node_culprits, node_names
+from ddp_doctor.phrases.ranks import rank_culprits, ranks_at
+
+_Bad = list[tuple[Seen[Checkpoint], Loaded]]
+
+
+@rule("DD761", "checkpoint-torn-or-changed", Severity.ERROR, Checkpoint)
+def checkpoint_torn_or_changed(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        A rank reads other bytes than rank 0 saved and read back itself, or bytes that torch cannot load, after
+        all had waited for rank 0.
+
+    Why it matters
+        A job that resumes there fails, or trains on with weights that no rank ever had.
+
+    Remedy
+        Look at the file system of the working directory. In a job's own code: save on one rank, rename when
+        the file is whole, and let all ranks wait before they load.
+
+    References
+        https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
+    """
+    bad = _bad(recording, _is_torn)
+    if not bad:
+        return
+    seen, worst = bad[0]
+    short = (
+        f", {worst.size_bytes} of {worst.told_bytes} bytes" if worst.size_bytes != worst.told_bytes else ""
+    )
+    everyone = len({one.rank for one, _ in bad}) == seen.fact.world_size
+    yield Draft(
+        title=f"What rank {_saver(recording)} saved comes torn or changed on {_who(recording, bad)}{short}",
+        detail=f"File {FILE} in {seen.fact.folder}, version {worst.version}"
+        ". All ranks had waited until it was saved." + (f" torch says: {worst.error}" if worst.error else ""),
+        culprits=() if everyone else _culprits(recording, bad),
+        evidence=(_evidence(f"bytes that rank {seen.rank} reads", worst.size_bytes, worst.told_bytes),),
+        remedies=(LOOK_AT_STORAGE, ONE_WRITER),
+    )
+
+
+@rule("DD762", "checkpoint-is-old", Severity.ERROR, Checkpoint)
+def checkpoint_is_old(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        Rank 0 saved a second time under the same name, and a rank still reads the first version after all had
+        waited.
+
+    Why it matters
+        A job that overwrites ``latest.pt`` and resumes reads other weights on some nodes than on others. DDP
+        broadcasts rank 0's weights, but not the optimiser's state nor the epoch.
+
+    Remedy
+        Give each checkpoint a name of its own, or mount the file system so that it asks its server.
+
+    References
+        https://man7.org/linux/man-pages/man5/nfs.5.html
+    """
+    bad = _bad(recording, _is_old)
+    if bad:
+        seen, worst = bad[0]
+        yield Draft(
+            title=f"A checkpoint that rank {_saver(recording)} saved anew is still the old one on"
+            f" {_who(recording, bad)}",
+            detail=f"File {FILE} in {seen.fact.folder}: version {worst.holds_version} in place of {worst.version}.",
+            culprits=_culprits(recording, bad),
+            evidence=(_evidence(f"version that rank {seen.rank} reads", worst.holds_version, worst.version),),
+            remedies=(NEW_NAMES, LOOK_AT_STORAGE),
+        )
+
+
+@rule("DD763", "checkpoint-of-another-rank", Severity.ERROR, Checkpoint)
+def checkpoint_of_another_rank(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        The file that rank 0 saved holds another rank's state.
+
+    Why it matters
+        Ranks that save under one name overwrite one another, and may tear the file while others read it. With
+        buffers or optimisers that differ by rank the wrong ones are kept.
+
+    Remedy
+        Save on rank 0 alone. None of your own code runs in this check: look for code that replaces
+        ``torch.save``.
+
+    References
+        https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
+    """
+    bad = _bad(recording, _is_strange)
+    if bad:
+        seen, worst = bad[0]
+        places = {one.fact.group_rank: one.rank or 0 for one in recording.facts(Checkpoint)}
+        writers = sorted({places[one.holds_rank] for _, one in bad if one.holds_rank in places})
+        yield Draft(
+            title=f"The checkpoint of rank {_saver(recording)} was overwritten by"
+            f" {ranks_at(recording, writers) or 'nobody known'}",
+            detail=f"File {FILE} in {seen.fact.folder}, version {worst.version}, as read on {_who(recording, bad)}.",
+            culprits=rank_culprits(recording, Checkpoint, writers),
+            evidence=(_evidence(f"rank whose state rank {seen.rank} reads", worst.holds_rank, 0),),
+            remedies=(ONE_WRITER,),
+        )
+
+
+@rule("DD764", "working-directory-not-shared", Severity.INFO, Checkpoint)
+def working_directory_not_shared(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        Nodes that do not see a file that rank 0 saved in its working directory, within a second. That is
+        right where the directory is each node's or container's own, so it is information.
+
+    Why it matters
+        A job that saves there on rank 0 cannot resume on these nodes, and one whose ranks save a sharded
+        checkpoint there keeps a part of it on each node.
+
+    Remedy
+        Write checkpoints to a file system that all nodes share, or load on rank 0 alone.
+
+    References
+        https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
+    """
+    bad = _bad(recording, lambda one: one.read is None)
+    if bad:
+        seen = [one for one, _ in bad]
+        directories = sorted({one.fact.working_directory for one in seen})
+        yield Draft(
+            title=f"What rank {_saver(recording)} saves in its working directory is not seen on"
+            f" {node_names(recording, seen)}",
+            detail=f"Saved in {seen[0].fact.folder.rpartition('/')[0]}; the ranks there run in"
+            f" {', '.join(directories[:4])}. On reading: {bad[0][1].error}",
+            culprits=node_culprits(recording, seen),
+            evidence=(_evidence(f"file {FILE} on rank {seen[0].rank}: not there", None, None),),
+            remedies=(SHARED_PLACE,),
+        )
+
+
+def _bad(recording: Recording, is_bad: Callable[[Loaded], bool]) -> _Bad:
+    """The first such look of each rank, by rank."""
+    seen = sorted(recording.facts(Checkpoint), key=lambda one: one.rank or 0)
+    firsts = ((one, next((load for load in one.fact.loads if is_bad(load)), None)) for one in seen)
+    return [(one, load) for one, load in firsts if load is not None]
+
+
+def _is_strange(one: Loaded) -> bool:
+    return one.holds_rank not in (None, 0)
+
+
+def _is_old(one: Loaded) -> bool:
+    return one.holds_rank == 0 and one.holds_version is not None and one.holds_version < one.version
+
+
+def _is_torn(one: Loaded) -> bool:
+    if one.read is None or _is_old(one) or _is_strange(one):
+        return False
+    return one.read != one.told or one.holds_version != one.version
+
+
+def _saver(recording: Recording) -> int:
+    """The original rank of the first in the group, which saves."""
+    return min(recording.facts(Checkpoint), key=lambda one: one.fact.group_rank).rank or 0
+
+
+def _who(recording: Recording, bad: _Bad) -> str:
+    return ranks_at(recording, [one.rank or 0 for one, _ in bad])
+
+
+def _culprits(recording: Recording, bad: _Bad) -> tuple[Culprit, ...]:
+    return rank_culprits(recording, Checkpoint, [one.rank or 0 for one, _ in bad])
+
+
+def _evidence(text: str, value: float | None, expected: float | None) -> Evidence:
+    return Evidence(check="checkpoint", text=text, value=value, expected=expected)
+
+
+RULES = (
+    checkpoint_torn_or_changed,
+    checkpoint_is_old,
+    checkpoint_of_another_rank,
+    working_directory_not_shared,
+)

@@ -1,0 +1,172 @@
+"""DD753, DD754, DD755: shards that overlap or leave out, an order that stays, ranks with fewer steps."""
+
+from collections.abc import Iterator, Mapping
+
+from ddp_doctor.checks.ddp.data_sharding.blame import Facts, by_rank, cases, draft, evidence, some
+from ddp_doctor.checks.ddp.data_sharding.samplers import explains
+from ddp_doctor.facts.data_sharding import DataSharding, Share
+from ddp_doctor.knowledge.data_sharding import Coverage, behind, judge_indices
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.data import EQUAL_STEPS, SET_EPOCH, WHICH_SAMPLER
+from ddp_doctor.phrases.nodes import in_words
+from ddp_doctor.phrases.ranks import rank_list, ranks_at
+
+#: What a share records, and how a sentence calls it.
+_PASSES = {
+    "first": "in epoch 0",
+    "again": "in a second pass without set_epoch()",
+    "next_epoch": "after set_epoch(1)",
+}
+
+
+@rule("DD753", "shards-overlap-or-leave-out", Severity.ERROR, DataSharding)
+def shards_overlap_or_leave_out(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        The ranks' shards, together, do not hold every index of a data set once. Indices that are repeated to
+        make the shares equal (fewer than there are ranks), or left out for it with ``drop_last``, are right.
+
+    Why it matters
+        Samples that two ranks have count twice in every gradient, and what no rank has is never learnt from.
+
+    Remedy
+        None of your own code runs in this check: look for code that replaces parts of torch.
+
+    References
+        https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    """
+    if explains(recording):
+        return
+    facts = by_rank(recording)
+    told = {"next_epoch"} if _deaf(facts) else set()
+    for shares in cases(facts):
+        if behind({rank: len(share.first) for rank, share in shares.items()}):
+            continue
+        length, drop_last = _of(shares)
+        for name, when in _PASSES.items():
+            if name in told:
+                continue
+            held = {rank: getattr(share, name) for rank, share in shares.items()}
+            seen = judge_indices(held, length, drop_last)
+            if not seen.right:
+                yield _wrong(recording, seen, f"a data set of {length}, {when}", drop_last)
+                return
+
+
+@rule("DD754", "order-stays-after-set-epoch", Severity.WARNING, DataSharding)
+def order_stays_after_set_epoch(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        A shuffling sampler that gives the same order after ``set_epoch(1)`` as in epoch 0. On some ranks only,
+        it is an error: these ranks' shards are of another order than the others'.
+
+    Why it matters
+        Every epoch repeats the batches of the first. Without a call of ``set_epoch`` that is so by design.
+
+    Remedy
+        Call ``set_epoch`` before each epoch on every rank; none of your own code runs in this check, so look for
+        code that replaces parts of torch.
+
+    References
+        https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    """
+    facts = by_rank(recording)
+    stays = _deaf(facts)
+    if not stays or explains(recording):
+        return
+    everywhere = len(stays) == len(facts)
+    found = draft(
+        recording,
+        f"set_epoch(1) does not change the order of the data on {ranks_at(recording, stays)}",
+        "A sampler shuffles by its seed and the epoch that set_epoch() told it."
+        + (
+            ""
+            if everywhere
+            else " On the other ranks it does, so that the shards overlap and leave samples out."
+        ),
+        [] if everywhere else stays,
+        evidence(
+            f"order of epoch 1 on rank {stays[0]} is that of epoch 0: {some(facts[stays[0]].shares[0].first)}"
+        ),
+        SET_EPOCH,
+        WHICH_SAMPLER,
+    )
+    yield found if everywhere else found.model_copy(update={"severity": Severity.ERROR})
+
+
+@rule("DD755", "ranks-take-different-numbers-of-steps", Severity.ERROR, DataSharding)
+def ranks_take_different_numbers_of_steps(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        Ranks whose share of a data set is shorter than that of others.
+
+    Why it matters
+        They end their epoch earlier. The others then wait in an all-reduce until the time-out, or meet the next
+        epoch's gradients: a job that hangs at the end of each epoch.
+
+    Remedy
+        Use a sampler that pads or drops, or train under ``model.join()``.
+
+    References
+        https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html
+    """
+    if explains(recording):
+        return
+    for shares in cases(by_rank(recording)):
+        steps = {rank: len(share.first) for rank, share in shares.items()}
+        short = behind(steps)
+        if short:
+            length, drop_last = _of(shares)
+            held = {rank: share.first for rank, share in shares.items()}
+            missing = judge_indices(held, length, drop_last).missing
+            left = f" Indices that no rank has: {some(missing)}." if missing else ""
+            yield draft(
+                recording,
+                f"The sampler gives {ranks_at(recording, short)} fewer samples than the others:"
+                f" {min(steps.values())} of a data set of {length} instead of {max(steps.values())}",
+                f"Without join() the others would wait for these ranks at the end of the epoch.{left}",
+                short,
+                evidence(
+                    f"samples of rank {short[0]}", steps[short[0]], max(steps.values()), "the other ranks"
+                ),
+                EQUAL_STEPS,
+                WHICH_SAMPLER,
+            )
+            return
+
+
+def _deaf(facts: Facts) -> list[int]:
+    """The ranks whose order set_epoch() does not change."""
+    return sorted(
+        rank for rank, fact in facts.items() if all(one.first == one.next_epoch for one in fact.shares)
+    )
+
+
+def _of(shares: Mapping[int, Share]) -> tuple[int, bool]:
+    share = next(iter(shares.values()))
+    return share.data_length, share.drop_last
+
+
+def _wrong(recording: Recording, seen: Coverage, where: str, drop_last: bool) -> Draft:
+    said, blamed = [], list(seen.outside or ())
+    for rank, indices in (seen.outside or {}).items():
+        said.append(f"{ranks_at(recording, [rank])} takes {some(indices)}, which the data set does not have")
+    if seen.repeated:
+        holders = sorted({rank for ranks in seen.repeated.values() for rank in ranks})
+        said.append(f"{some(tuple(seen.repeated))} more than once ({rank_list(holders)})")
+    if seen.missing:
+        said.append(f"{some(seen.missing)} on no rank")
+    return draft(
+        recording,
+        f"The ranks' shards do not cover {where}: {in_words(said)}",
+        f"With drop_last={drop_last} every index must be there once, but for fewer than there are ranks.",
+        blamed,
+        evidence(f"of {where}: {in_words(said)}"),
+        WHICH_SAMPLER,
+    )
+
+
+RULES = (shards_overlap_or_leave_out, order_stays_after_set_epoch, ranks_take_different_numbers_of_steps)

@@ -1,0 +1,138 @@
+"""DD750, DD751, DD752: a sampler that takes itself for another rank's, another data set's or another shuffle's."""
+
+from collections.abc import Iterator, Mapping
+
+from ddp_doctor.checks.ddp.data_sharding.blame import by_rank, differing, draft, evidence, parted
+from ddp_doctor.facts.data_sharding import DataSharding, Share
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.data import ONE_DATA_SET, ONE_SEED, RANK_OF_THE_GROUP, WHICH_SAMPLER
+from ddp_doctor.phrases.ranks import ranks_at
+
+
+@rule("DD750", "sampler-of-another-rank", Severity.ERROR, DataSharding)
+def sampler_of_another_rank(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        A DistributedSampler that was made for another rank or another number of ranks than the process
+        group has. A rank number that is the rank's number on its own node (LOCAL_RANK) is told as such.
+
+    Why it matters
+        Two ranks train on one shard and nobody on another; with too many replicas a part of the data is
+        never seen. The loss falls all the same.
+
+    Remedy
+        Leave ``num_replicas`` and ``rank`` out: the sampler asks the process group.
+
+    References
+        https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    """
+    facts = by_rank(recording)
+    looked = ((rank, _misplaced(fact)) for rank, fact in facts.items())
+    wrong = {rank: share for rank, share in looked if share is not None}
+    if not wrong:
+        return
+    first, share = next(iter(wrong.items()))
+    fact = facts[first]
+    yield draft(
+        recording,
+        f"The sampler on {ranks_at(recording, wrong)} is another rank's:"
+        f" rank {share.rank} of {share.replicas} instead of rank {fact.group_rank} of {fact.world_size}"
+        + (" (on the first of them)" if len(wrong) > 1 else ""),
+        "DistributedSampler gives a rank the indices that belong to the rank and number of ranks it was made"
+        " with." + _local(recording, wrong),
+        sorted(wrong),
+        evidence(
+            f"rank that the sampler of rank {first} was made for",
+            share.rank,
+            fact.group_rank,
+            "process group",
+        ),
+        RANK_OF_THE_GROUP,
+        WHICH_SAMPLER,
+    )
+
+
+@rule("DD751", "data-set-lengths-differ", Severity.ERROR, DataSharding)
+def data_set_lengths_differ(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        Ranks that share out one data set and do not agree on its length.
+
+    Why it matters
+        Each rank shuffles another list: shards overlap, samples are left out, and ranks whose share is
+        shorter stop earlier, so that the others wait for ever.
+
+    Remedy
+        Compare the files of the data set between the nodes: a copy is incomplete or of another version.
+
+    References
+        https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    """
+    parts = differing(by_rank(recording), lambda share: share.data_length)
+    if parts is None:
+        return
+    yield draft(
+        recording,
+        f"The ranks' data sets differ in length: {parted(recording, parts)}",
+        "DistributedSampler shuffles as many indices as the data set of its own rank has.",
+        parts.few,
+        evidence("lengths of the data sets that ranks share out: " + parted(recording, parts)),
+        ONE_DATA_SET,
+        WHICH_SAMPLER,
+    )
+
+
+@rule("DD752", "sampler-seeds-differ", Severity.ERROR, DataSharding)
+def sampler_seeds_differ(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        Samplers of one data set that shuffle with different seeds.
+
+    Why it matters
+        A shard is a part of one order that all ranks work out for themselves. With different orders the
+        shards overlap and together leave samples out, more than a third of them with many ranks.
+
+    Remedy
+        Give the sampler the same seed on all ranks. What is to differ between ranks (dropout,
+        augmentations) has streams of its own.
+
+    References
+        https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    """
+    parts = differing(by_rank(recording), lambda share: share.seed)
+    if parts is None:
+        return
+    yield draft(
+        recording,
+        f"The ranks' samplers shuffle with different seeds: {parted(recording, parts)}",
+        "Each rank works the whole order out for itself, from the seed and the epoch, and takes its part.",
+        parts.few,
+        evidence("seeds of the samplers: " + parted(recording, parts)),
+        ONE_SEED,
+        WHICH_SAMPLER,
+    )
+
+
+def explains(recording: Recording) -> bool:
+    """Whether these rules say already why the shards are wrong."""
+    return recording.once("samplers of another world", lambda: any(one.apply(recording) for one in RULES))
+
+
+def _misplaced(fact: DataSharding) -> Share | None:
+    """The first share whose sampler says that it is another rank's."""
+    right = (fact.group_rank, fact.world_size)
+    said = (one for one in fact.shares if one.rank is not None and one.replicas is not None)
+    return next((one for one in said if (one.rank, one.replicas) != right), None)
+
+
+def _local(recording: Recording, wrong: Mapping[int, Share]) -> str:
+    world = recording.world
+    if world is None or any(world.local_rank(rank) != share.rank for rank, share in wrong.items()):
+        return ""
+    return " It is the rank's number on its own node (LOCAL_RANK)."
+
+
+RULES = (sampler_of_another_rank, data_set_lengths_differ, sampler_seeds_differ)

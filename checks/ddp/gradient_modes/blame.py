@@ -1,0 +1,107 @@
+"""Gradients that are off in a mode, who has them, and the finding about them."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ddp_doctor.checks.ddp.gradient_modes.words import MODES, lacks, over_users, without
+from ddp_doctor.facts.gradient_modes import GradientModes, Mode, OffInMode
+from ddp_doctor.facts.gradient_sync import GradientSync
+from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.phrases.ddp import remedies
+from ddp_doctor.phrases.ranks import capital, rank_culprits, ranks_at
+
+
+@dataclass(frozen=True)
+class Off:
+    """A gradient that is off, the mode, and the rank that has it."""
+
+    rank: int
+    ranks: int
+    mode: str
+    one: OffInMode
+
+
+def modes(recording: Recording, name: str) -> Iterator[tuple[int, Mode]]:
+    """What each rank saw of a mode."""
+    for seen in recording.facts(GradientModes):
+        yield from ((seen.rank or 0, mode) for mode in seen.fact.modes if mode.name == name)
+
+
+def looked_at(recording: Recording) -> list[str]:
+    """The modes that some rank could test, in order."""
+    seen = [mode for one in recording.facts(GradientModes) for mode in one.fact.modes]
+    return list(dict.fromkeys(mode.name for mode in seen if mode.not_looked is None))
+
+
+def off_in(recording: Recording, name: str, *, wrong: bool) -> list[Off]:
+    """Gradients that are not what is owed, or (``wrong`` is false) only not the same everywhere."""
+    ranks = recording.facts(GradientModes)[0].fact.world_size
+    looks = [(rank, off) for rank, mode in modes(recording, name) for off in mode.off]
+    return [Off(rank, ranks, name, off) for rank, off in looks if off.gradient.equal is not wrong]
+
+
+def known_before(recording: Recording, *phases: str) -> bool:
+    """Whether gradient_sync found these phases wrong already: DD701 to DD704 say so."""
+    facts = [one.fact for one in recording.facts(GradientSync)]
+    return any(getattr(fact, phase).off for fact in facts for phase in phases)
+
+
+def draft(recording: Recording, off: Sequence[Off], names: Collection[str] = ()) -> Draft:
+    """A finding about gradients that are off in one mode, or in those of ``names`` for one cause."""
+    worst = max(off, key=lambda one: one.one.gradient.max_abs_error or 0.0)
+    gradient, ranks = worst.one.gradient, sorted({one.rank for one in off})
+    switches = ", ".join(MODES[name].switch for name in names or (worst.mode,))
+    held = lacks(worst.mode, gradient.held, worst.ranks)
+    who = ranks_at(recording, ranks)
+    return Draft(
+        title=capital(f"with {switches} the gradient on {who} is not the mean that DDP owes: {held}"),
+        detail=f"{_places(off)}, on {who}. The model is the probe's: none of your code took part.",
+        confidence=Confidence.POSSIBLE if gradient.held.holds == "other" else Confidence.LIKELY,
+        culprits=rank_culprits(recording, GradientModes, _blamed(off, worst)),
+        evidence=(_evidence(worst),),
+        remedies=(
+            without(worst.mode),
+            *remedies(recording.world.backend if recording.world else "", "gradient_modes"),
+        ),
+    )
+
+
+def _blamed(off: Sequence[Off], worst: Off) -> list[int]:
+    """The minority that has a wrong gradient, else whose share all of them miss; none in doubt."""
+    ranks = sorted({one.rank for one in off})
+    if len(ranks) < worst.ranks:
+        return ranks
+    held = [one.one.gradient.held for one in off]
+    same = all(one == held[0] for one in held)
+    if not same or held[0].holds != "shares" or over_users(held[0], worst.ranks):
+        return []
+    return sorted(held[0].shares)
+
+
+def _places(off: Iterable[Off]) -> str:
+    """``Off after step 2 are bucket 0: weight3, weight4; bucket 1: weight1``."""
+    first = min(one.one.step for one in off)
+    places: dict[str, set[str]] = defaultdict(set)
+    for one in off:
+        if one.one.step == first:
+            where = "" if one.one.bucket is None else f"bucket {one.one.bucket}: "
+            places[where].add(one.one.gradient.parameter)
+    return f"Off after step {first} are " + "; ".join(
+        where + ", ".join(sorted(names)) for where, names in sorted(places.items())
+    )
+
+
+def _evidence(off: Off) -> Evidence:
+    gradient = off.one.gradient
+    bucket = "" if off.one.bucket is None else f", bucket {off.one.bucket},"
+    return Evidence(
+        check="gradient_modes",
+        text=f"worst element of the gradient of {gradient.parameter}{bucket} on rank {off.rank}"
+        f" after step {off.one.step} in the mode {off.mode}",
+        value=gradient.got,
+        expected=gradient.expected,
+        expected_from="closed form of the ranks' known gradients, in float64",
+    )

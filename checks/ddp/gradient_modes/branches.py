@@ -1,0 +1,149 @@
+"""DD724-DD726: branches that would hang, gradients that are no views, gradients that differ in last bits."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.ddp.gradient_modes.blame import looked_at, modes, off_in
+from ddp_doctor.checks.ddp.gradient_modes.words import MODES, without
+from ddp_doctor.facts.gradient_modes import GradientModes
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.nodes import in_words
+from ddp_doctor.phrases.ranks import ranks_at
+
+_EXPECT = Remedy(
+    summary="Pass find_unused_parameters=True to DistributedDataParallel, or let every rank use every parameter",
+    scope="code",
+    cost="One more look at the graph in each step, and one more small all-reduce",
+    undo="Leave the argument out again",
+    proof=Proof(reason="it changes training code, and the doctor runs none of it"),
+    references=("https://pytorch.org/docs/stable/notes/ddp.html",),
+)
+
+
+@rule("DD724", "branches-differ-without-find-unused-parameters", Severity.ERROR, GradientModes)
+def branches_differ_without_find_unused_parameters(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        Ranks leave out different parameters in one step, and DDP does not look for unused ones: it was not
+        told to, or forgot. What each rank uses is compared before the backward, which is then not dared.
+
+    Why it matters
+        The rank without the gradient never sends the bucket that its peers wait for: they hang until the
+        watchdog ends them, and it names the wrong rank.
+
+    Remedy
+        Pass ``find_unused_parameters=True``, or let every rank use every parameter.
+
+    References
+        https://pytorch.org/docs/stable/notes/ddp.html
+    """
+    seen = {rank: set(mode.unused) for rank, mode in modes(recording, "unused") if mode.unused is not None}
+    if not seen:
+        return
+    everywhere = set.intersection(*seen.values())
+    left_out: dict[str, list[int]] = {}
+    for rank, unused in sorted(seen.items()):
+        for name in sorted(unused - everywhere):
+            left_out.setdefault(name, []).append(rank)
+    words = [f"{name} is unused on {ranks_at(recording, ranks)}" for name, ranks in sorted(left_out.items())]
+    yield Draft(
+        title=f"DDP does not look for unused parameters, and ranks differ: {', '.join(words)}",
+        detail="The backward would hang, and was not tried.",
+        evidence=tuple(
+            Evidence(check="gradient_modes", text=f"rank {rank} does not use {in_words(sorted(unused))}")
+            for rank, unused in sorted(seen.items())
+            if unused - everywhere
+        ),
+        remedies=(_EXPECT,),
+    )
+
+
+@rule("DD725", "gradients-are-no-views-of-their-bucket", Severity.WARNING, GradientModes)
+def gradients_are_no_views_of_their_bucket(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        With ``gradient_as_bucket_view=True`` gradients have memory of their own after the backward.
+
+    Why it matters
+        The switch is there to save that memory. Something replaces ``.grad``: every step then copies, and
+        whoever does so before the all-reduce ends trains on gradients that are not averaged.
+
+    Remedy
+        Look for hooks and code that assign ``.grad`` (``p.grad = p.grad.clone()``); write into it instead.
+
+    References
+        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """
+    seen = {rank: mode.not_views for rank, mode in modes(recording, "bucket-view") if mode.not_views}
+    # A wrong gradient is the greater trouble, and has the same cause.
+    if not seen or off_in(recording, "bucket-view", wrong=True):
+        return
+    names = sorted({name for found in seen.values() for name in found})
+    title = f"With gradient_as_bucket_view=True gradients are no parts of their bucket on {ranks_at(recording, seen)}"
+    yield Draft(
+        title=title,
+        detail=f"They are those of {in_words(names)} of the probe's model; the values are right.",
+        evidence=(
+            Evidence(
+                check="gradient_modes",
+                text=f"gradients with memory of their own on rank {min(seen)}",
+                value=len(seen[min(seen)]),
+                expected=0,
+                expected_from="what gradient_as_bucket_view=True means",
+            ),
+        ),
+        remedies=(
+            Remedy(
+                summary="Look for hooks and code that assign .grad; write into it (copy_, mul_) instead",
+                scope="code",
+                cost="None",
+                undo=NOTHING_TO_UNDO,
+                proof=Proof(reason="the doctor cannot tell which code assigns it"),
+            ),
+        ),
+    )
+
+
+@rule("DD726", "gradients-of-a-mode-differ-between-ranks", Severity.WARNING, GradientModes)
+def gradients_of_a_mode_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        In a mode, all ranks hold the mean within the rounding of its format, but not the same bits.
+
+    Why it matters
+        DDP never compares parameters again: the replicas drift apart, with a compressing hook fast.
+
+    Remedy
+        Leave the mode out.
+
+    References
+        https://github.com/pytorch/pytorch/issues/109191
+    """
+    for name in looked_at(recording):
+        differ = off_in(recording, name, wrong=False)
+        if differ and not off_in(recording, name, wrong=True):
+            names = sorted({one.one.gradient.parameter for one in differ})
+            yield Draft(
+                title=f"With {MODES[name].switch} gradients differ between ranks: the replicas will drift apart",
+                detail=f"They are those of {in_words(names)} of the probe's model; each is the mean within rounding.",
+                confidence=Confidence.POSSIBLE,
+                evidence=(
+                    Evidence(
+                        check="gradient_modes",
+                        text="gradients whose bits differ between ranks",
+                        value=len(names),
+                        expected=0,
+                        expected_from="DDP hands one reduced bucket to all ranks",
+                    ),
+                ),
+                remedies=(without(name),),
+            )
+
+
+RULES = (
+    branches_differ_without_find_unused_parameters,
+    gradients_are_no_views_of_their_bucket,
+    gradients_of_a_mode_differ_between_ranks,
+)

@@ -1,0 +1,182 @@
+"""One mode after the other: wrap, step, compare."""
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from ddp_doctor.checks.ddp.gradient_modes.models import BUCKET_CAP_BYTES, FLOAT64, coded_model
+from ddp_doctor.checks.ddp.gradient_modes.modes import WAYS, MicroStep, Way, shares
+from ddp_doctor.facts.gradient_modes import GradientModes, Mode, OffInMode
+from ddp_doctor.knowledge import ddp_inside
+from ddp_doctor.knowledge import gradient_code as code
+from ddp_doctor.knowledge import gradient_shares as closed
+from ddp_doctor.model.context import RankContext
+
+_LINE = 300  # characters of an error: what it is stands at its beginning
+Wrap = Callable[[RankContext, Way, Any], Any]
+
+
+class _NotLooked(Exception):
+    """The mode cannot be tested, on no rank; the message is the reason."""
+
+
+class _Refused(_NotLooked):
+    """torch does not have it for these ranks, and says so."""
+
+
+def wrap(ctx: RankContext, way: Way, module: Any) -> Any:
+    """The module in DistributedDataParallel, as the mode wants it."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    cap_bytes = BUCKET_CAP_BYTES if way.many_buckets else sum(one.nbytes for one in module.parameters())
+    return DistributedDataParallel(
+        module, process_group=ctx.group, bucket_cap_mb=cap_bytes / 2**20, **way.options
+    )
+
+
+def measure(ctx: RankContext, wrapped: Wrap = wrap, names: tuple[str, ...] = ()) -> GradientModes:
+    """All modes of this level, or those named. After an error on any rank no further mode is tried."""
+    modes, stopped, parameters = [], "", 0
+    chosen = [way for way in WAYS if (way.name in names if names else ctx.level.includes(way.level))]
+    for way in chosen:
+        if stopped:
+            modes.append(Mode(name=way.name, not_looked=stopped))
+            continue
+        # A wrapper that somebody still holds, a traceback for one, acts on its model alone.
+        module = coded_model(ctx)
+        parameters = len(list(module.parameters()))
+        mode, failed = _Look(ctx, way, module, wrapped).take()
+        modes.append(mode)
+        stopped = f"a rank failed in the mode {way.name} before" if failed else ""
+    return GradientModes(world_size=ctx.world_size, parameters=parameters, modes=tuple(modes))
+
+
+class _Look:
+    """One mode on one rank."""
+
+    def __init__(self, ctx: RankContext, way: Way, module: Any, wrapped: Wrap) -> None:
+        self._ctx, self._way, self._module, self._wrap = ctx, way, module, wrapped
+        kind, loses = (way.hook.dtype, way.hook.loses) if way.hook else ("float32", 0.0)
+        self._relative = closed.tolerance(ctx.world_size, kind) + loses
+        self._seen: list[OffInMode] = []
+        self._sums: list[int | None] = []
+        self._mode = Mode(name=way.name, tolerance=self._relative)
+
+    def take(self) -> tuple[Mode, bool]:
+        """What was seen, and whether DDP raised on any rank."""
+        error: str | None = None
+        try:
+            self._steps()
+        except _NotLooked as reason:
+            return self._with(not_looked=str(reason), refused=isinstance(reason, _Refused)), False
+        except Exception as raised:  # noqa: BLE001 - whatever DDP raises is what this check looks for
+            error = f"{type(raised).__name__}: {raised}"[:_LINE]
+        said = self._say("ended", {"error": error, "sums": self._sums})
+        if any(one["error"] for one in said):
+            return self._with(error=error), True
+        differ = [len({one["sums"][number] for one in said}) > 1 for number in range(len(self._sums))]
+        return self._with(off=self._off(differ)), False
+
+    def _with(self, **seen: Any) -> Mode:
+        return self._mode.model_copy(update=seen)
+
+    def _say(self, name: str, what: Any) -> list[Any]:
+        """What every rank says, by group rank."""
+        name = f"{self._way.name} {name}"
+        with self._ctx.step("exchange", name):
+            return [json.loads(text) for text in self._ctx.exchange(name, json.dumps(what))]
+
+    def _steps(self) -> None:
+        hook = self._hook()
+        for number, parameter in enumerate(self._module.parameters()):
+            parameter.requires_grad_(not self._way.one_dtype or number != FLOAT64)
+        with self._ctx.step("ddp_construct", self._way.name):
+            model = self._wrap(self._ctx, self._way, self._module)
+        if hook:
+            try:
+                model.register_comm_hook(*hook)
+            except TypeError as refused:  # bf16_compress_hook, by a torch without a fit NCCL
+                raise _Refused(f"torch refuses the hook here: {refused}") from refused
+        for number, step in enumerate(self._way.steps, 1):
+            model.zero_grad()
+            if not self._step(model, number, step):
+                return
+            self._compare(model, number, step)
+        if model.gradient_as_bucket_view:
+            self._mode = self._with(not_views=ddp_inside.unshared(model))
+
+    def _hook(self) -> tuple[Any, Any] | None:
+        """The hook's state and function; a rank that lacks it must not leave the others waiting."""
+        if self._way.hook is None:
+            return None
+        if self._relative > closed.MOST_TOLERANCE:
+            raise _NotLooked(f"over {self._ctx.world_size} ranks, rounding alone hides a missing rank")
+        found, lacks = None, ""
+        try:
+            found = self._way.hook.get(self._ctx)
+        except (ImportError, AttributeError) as lacking:
+            lacks = f"the hook is not to be had: {lacking}"
+        others = [one for one in self._say("ready", lacks) if one]
+        if others:
+            raise _NotLooked(others[0])
+        self._reduce_once(self._way.hook.dtype)
+        return found
+
+    def _reduce_once(self, dtype: str) -> None:
+        """Whether the backend reduces this dtype at all: it refuses on all ranks, before it sends."""
+        import torch
+        import torch.distributed as dist
+
+        one = torch.ones(1, dtype=getattr(torch, dtype), device=self._ctx.device)
+        try:
+            with self._ctx.step("all_reduce", f"1 {dtype}"):
+                dist.all_reduce(one, group=self._ctx.group)
+        except (RuntimeError, TypeError) as refused:  # gloo's, NCCL's
+            raise _NotLooked(f"the backend does not reduce {dtype}: {refused}"[:_LINE]) from refused
+
+    def _step(self, model: Any, number: int, step: tuple[MicroStep, ...]) -> bool:
+        """All micro-steps; False where the last backward would hang, and so was not dared."""
+        detail = f"{self._way.name}, step {number}"
+        for micro in step:
+            last = micro is step[-1]
+            with nullcontext() if last else model.no_sync():
+                with self._ctx.step("forward", detail):
+                    loss = model(micro(self._ctx.group_rank), self._way.segment)
+                if self._way.branches and number == 1 and not self._dare(model, loss):
+                    return False
+                with self._ctx.step("backward", detail):
+                    loss.backward()
+        return True
+
+    def _dare(self, model: Any, loss: Any) -> bool:
+        """Whether ranks that use different parameters can go backward without waiting for ever."""
+        used = ddp_inside.used(model.module, loss)
+        unused = [name for name, _ in model.module.named_parameters() if name not in used]
+        said = self._say("uses", {"unused": unused, "finds": model.find_unused_parameters})
+        if all(one["finds"] for one in said) or all(one["unused"] == unused for one in said):
+            return True
+        self._mode = self._with(unused=tuple(unused))
+        return False
+
+    def _compare(self, model: Any, number: int, step: tuple[MicroStep, ...]) -> None:
+        """Compare all gradients with their closed forms, and sum their bits."""
+        ctx = self._ctx
+        layout: dict[str, int] | None = None
+        for index, (name, parameter) in enumerate(model.module.named_parameters()):
+            place = code.Place(name, index, parameter.numel(), ctx.group_rank, ctx.ranks)
+            owed = closed.Owed(place, shares(step, index, ctx.world_size), self._relative)
+            grad = None if parameter.grad is None else parameter.grad.detach().reshape(-1)
+            one = closed.compare(owed, grad, identical=None)
+            self._sums.append(None if grad is None else int(code.checksum(grad)))
+            layout = ddp_inside.buckets(model) if not one.equal and layout is None else layout
+            bucket = (layout or {}).get(name)
+            self._seen.append(OffInMode(step=number, bucket=bucket, gradient=one))
+
+    def _off(self, differ: list[bool]) -> tuple[OffInMode, ...]:
+        """What is not the mean, or not the same on all ranks."""
+        looks = [
+            one.model_copy(update={"gradient": one.gradient.model_copy(update={"identical": not other})})
+            for one, other in zip(self._seen, differ, strict=True)
+        ]
+        return tuple(one for one in looks if not one.gradient.equal or not one.gradient.identical)

@@ -1,0 +1,79 @@
+"""DD701, DD702: the gradient of an ordinary step is not the mean, or not the same on all ranks."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.ddp.gradient_sync.blame import Off, by_cause, draft, lost_a_step, minority, off_in, who
+from ddp_doctor.facts.gradient_sync import GradientSync
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+
+
+@rule("DD701", "gradient-is-not-the-mean", Severity.ERROR, GradientSync)
+def gradient_is_not_the_mean(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        After ``backward()`` all ranks hold the same gradient, and it is not the mean of theirs. The ranks'
+        gradients are coded, so that a rank whose share is missing or counted twice is named.
+
+    Why it matters
+        Nothing tells: a missing rank's data is never learnt from, a sum multiplies the learning rate.
+
+    Remedy
+        None of your own code runs in this check: with NCCL, repeat it with NCCL_PROTO=Simple; if a rank is
+        named, without its GPU. Otherwise look for code that replaces parts of torch.
+
+    References
+        https://pytorch.org/docs/stable/notes/ddp.html
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-proto
+    """
+    agreed = [one for one in _ordinary(recording) if one.gradient.identical]
+    # If all hold rank 2's gradient, it is "own" on rank 2 alone: the same cause, seen from there.
+    for off in by_cause(one for one in agreed if one.gradient.held.holds != "own"):
+        held = off[0].gradient.held
+        unsure = ", and it is unsure which rank is off" if held.holds == "other" else ""
+        blamed = sorted(held.shares) if held.holds == "shares" else ()
+        yield draft(recording, f"All ranks get the same wrong gradient{unsure}", off, blamed)
+
+
+@rule("DD702", "gradients-differ-between-ranks", Severity.ERROR, GradientSync)
+def gradients_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        After ``backward()`` the ranks hold different gradients. Ranks whose gradient is not the mean are
+        named. If all are the mean within float32 rounding and only last bits differ, it is a warning.
+
+    Why it matters
+        DDP broadcasts the parameters once and then relies on equal gradients. With different ones each
+        rank trains another model, and checkpoints hold rank 0's only.
+
+    Remedy
+        None of your own code runs in this check: with NCCL, repeat it with NCCL_PROTO=Simple; if a rank is
+        named, without its GPU. Otherwise look for code that replaces parts of torch.
+
+    References
+        https://pytorch.org/docs/stable/notes/ddp.html
+        https://github.com/pytorch/pytorch/issues/109191
+    """
+    differing = [one for one in _ordinary(recording) if one.gradient.identical is False]
+    wrong = [one for one in differing if not one.gradient.equal]
+    for off in by_cause(wrong):
+        what = f"The gradient on {who(recording, off)} is not the mean that DDP owes it"
+        yield draft(recording, what, off, minority(off, wrong))
+    if differing and not wrong:
+        title = "Gradients differ between ranks in their last bits: the replicas will drift apart"
+        update = {"title": title, "severity": Severity.WARNING, "confidence": Confidence.POSSIBLE}
+        yield draft(recording, title, differing, []).model_copy(update=update)
+
+
+def _ordinary(recording: Recording) -> list[Off]:
+    """What is off after the first step, and what of the last step ``no_sync()`` cannot explain."""
+    seen = recording.facts(GradientSync)
+    first = off_in(seen, "step")
+    known = {one.gradient.parameter for one in first}
+    last = [one for one in off_in(seen, "resync") if one.gradient.parameter not in known]
+    return first + [one for one in last if not lost_a_step(one.gradient.held)]
+
+
+RULES = (gradient_is_not_the_mean, gradients_differ_between_ranks)

@@ -1,0 +1,94 @@
+"""initial_state: do all ranks have the same model, and does wrapping give them rank 0's values?
+
+What the probe reads on each rank is a small model whose values come from the rank's own seed::
+
+                                      before wrapping     after wrapping
+    weight      float32, rank 1       5d41402abc4b2a76    7d793037a0760186   = rank 0's before
+    low         bfloat16, rank 1      b7a875fc1ea228b9    9f14025af0065b30   = rank 0's before
+    step        int64, no dimension   e4da3b7fbbce2345    c4ca4238a0b92382   = rank 0's before
+
+and, before that, the list of its parameters and buffers (knowledge/manifests.py), which the ranks compare
+over the control store: DDP would hang on some differences, abort on others and take no notice of the rest.
+
+Why it matters: the ranks train one model only if they begin with one. DDP broadcasts rank 0's values when
+it wraps, so that seeds need not agree; without DDP nothing does, and they must. A second model, made from
+one seed on all ranks, shows whether a seed would be enough.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from ddp_doctor.checks.ddp.initial_state import differences, wrapping
+from ddp_doctor.checks.ddp.initial_state.seeded import fingerprints, seeded_model, whole, wrapped
+from ddp_doctor.facts.initial_state import InitialState
+from ddp_doctor.knowledge import module_manifest
+from ddp_doctor.knowledge.manifests import kept
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Level, Where
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Measurement
+
+__all__ = ["CHECK", "look", "probe"]
+
+_SAME_SEED = 20
+
+
+def probe(ctx: RankContext) -> InitialState:
+    """Wrap a model that every rank made from its own seed."""
+    fact = look(ctx, seeded_model(ctx, _SAME_SEED + 1 + ctx.rank))
+    return fact.model_copy(update={"same_seed": whole(fingerprints(seeded_model(ctx, _SAME_SEED)))})
+
+
+def look(ctx: RankContext, module: Any) -> InitialState:
+    """A model before and after wrapping; it is wrapped only where all ranks have the same."""
+    own = module_manifest.read(module)
+    by_rank = module_manifest.of_all_ranks(ctx, own)
+    fact = InitialState(world_size=ctx.world_size, source_rank=ctx.ranks[0], model=kept(ctx.rank, by_rank))
+    if any(manifest != own for manifest in by_rank.values()):
+        return fact
+    before = fingerprints(module)
+    wrapped(ctx, module, sync=True)
+    after = fingerprints(module)
+    # Timed when all is warm: a process's first wrapping is slower, and NCCL connects for its first broadcast.
+    bare_s, wrap_s = (wrapped(ctx, module, sync=sync) for sync in (False, True))
+    tensors = (*module.parameters(), *module.buffers())
+    return fact.model_copy(
+        update={
+            "before": before,
+            "after": after,
+            "wrap_s": wrap_s,
+            "wrap_without_sync_s": bare_s,
+            "size_bytes": sum(one.numel() * one.element_size() for one in tensors),
+        }
+    )
+
+
+def measurements(recording: Recording) -> Iterator[Measurement]:
+    """Seconds that the slowest rank needs for the broadcast, and on how many ranks a seed is enough."""
+    facts = [seen.fact for seen in recording.facts(InitialState)]
+    synced = [fact for fact in facts if fact.wrap_s is not None]
+    labels: dict[str, str | int | float] = {"ranks": len(facts)}
+    if synced:
+        spent = max(fact.wrap_s - (fact.wrap_without_sync_s or 0.0) for fact in synced if fact.wrap_s)
+        size = {"bytes": synced[0].size_bytes}
+        yield Measurement(
+            name="initial_state_broadcast", value=max(spent, 0.0), unit="s", labels=labels | size
+        )
+    if facts:
+        alike = sum(fact.same_seed == facts[0].same_seed for fact in facts)
+        yield Measurement(name="initial_state_equal_by_seed", value=alike, unit="ranks", labels=labels)
+
+
+CHECK = Check(
+    id="initial_state",
+    title="All ranks start from rank 0's model",
+    where=Where.RANK,
+    probe=probe,
+    facts=(InitialState,),
+    rules=(*differences.RULES, *wrapping.RULES),
+    level=Level.STANDARD,
+    min_ranks=2,
+    cost_s=0.05,
+    measurements=measurements,
+)

@@ -1,0 +1,186 @@
+"""DD734-DD736, DD738: the mean of gradients in half precision overflows, is wrong, or loses too much."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.ddp.mixed_precision.apart import known_before, software
+from ddp_doctor.facts.mixed_precision import Half, MixedPrecision
+from ddp_doctor.knowledge import gradient_code as code
+from ddp_doctor.knowledge.gradient_shares import NOTABLE_LOSS
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.ranks import rank_culprits, ranks_at
+
+_MASTER = Remedy(
+    summary="Keep weights and gradients in float32 and autocast the forward, so that float32 is reduced",
+    scope="code",
+    cost="Twice the memory and traffic of half-precision gradients",
+    undo=NOTHING_TO_UNDO,
+    proof=Proof(reason="it changes training code, and the doctor runs none of it"),
+    references=("https://pytorch.org/docs/stable/amp.html",),
+)
+
+
+@rule("DD734", "half-precision-mean-overflows", Severity.ERROR, MixedPrecision)
+def half_precision_mean_overflows(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        Every rank has the same large gradient in float16 or bfloat16, whose mean fits into the format, and
+        what arrives is infinite: the sum was taken before the division.
+
+    Why it matters
+        DDP divides first, so that only a gradient which is too large itself overflows. Here gradients
+        overflow that are smaller by the number of ranks, and the more ranks, the smaller.
+
+    Remedy
+        Look for a communication hook or code that replaces DDP's reduction; reduce float32 meanwhile.
+
+    References
+        https://pytorch.org/docs/stable/notes/ddp.html
+    """
+    for dtype, seen in _halves(recording).items():
+        infinite = {rank: one for rank, one in seen.items() if one.large_mean is None}
+        if not infinite:
+            continue
+        some = len(infinite) < len(seen)
+        large = next(iter(infinite.values())).large
+        yield Draft(
+            title=f"The mean of {dtype} gradients of {large:g} on every rank is infinite on"
+            f" {ranks_at(recording, infinite)}: they are summed before they are divided",
+            culprits=rank_culprits(recording, MixedPrecision, sorted(infinite) if some else ()),
+            evidence=(
+                Evidence(
+                    check="mixed_precision",
+                    text=f"largest element of the {dtype} gradient is not finite",
+                    expected=large,
+                    expected_from="the mean of equal numbers",
+                ),
+            ),
+            remedies=(_MASTER, *software(recording)),
+        )
+
+
+@rule("DD735", "half-precision-mean-wrong", Severity.ERROR, MixedPrecision)
+def half_precision_mean_wrong(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        The mean of gradients in float16 or bfloat16 is off by more than roundings of the format explain.
+
+    Why it matters
+        A model in half precision learns from a wrong mean, and no error is raised.
+
+    Remedy
+        Keep gradients in float32; look for code that replaces parts of torch.
+
+    References
+        https://pytorch.org/docs/stable/notes/ddp.html
+    """
+    for dtype, seen in {} if known_before(recording) else _halves(recording).items():
+        wrong = {rank: one.off for rank, one in seen.items() if one.off}
+        if not wrong:
+            continue
+        rank, worst = max(wrong.items(), key=lambda one: one[1].max_abs_error or 0.0)
+        yield Draft(
+            title=f"The {dtype} gradient on {ranks_at(recording, wrong)} is not the mean that DDP owes:"
+            f" {code.words(worst.held, len(seen))}",
+            confidence=Confidence.POSSIBLE if worst.held.holds == "other" else Confidence.LIKELY,
+            culprits=rank_culprits(
+                recording, MixedPrecision, sorted(wrong) if len(wrong) < len(seen) else ()
+            ),
+            evidence=(
+                Evidence(
+                    check="mixed_precision",
+                    text=f"worst element of the {dtype} gradient on rank {rank}",
+                    value=worst.got,
+                    expected=worst.expected,
+                    expected_from="closed form of the ranks' known gradients, in float64",
+                ),
+            ),
+            remedies=(_MASTER, *software(recording)),
+        )
+
+
+@rule("DD736", "half-precision-mean-loses-shares", Severity.INFO, MixedPrecision)
+def half_precision_mean_loses_shares(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        The mean of gradients in float16 or bfloat16 is off by several hundredths, through rounding alone:
+        what one rank adds is small beside the sum so far, and bfloat16 has 8 bits.
+
+    Why it matters
+        The loss grows with the number of ranks. Only models that keep their gradients in half precision
+        have it, or compress them; autocast reduces float32.
+
+    Remedy
+        Keep weights and gradients in float32 and autocast the forward.
+
+    References
+        https://pytorch.org/docs/stable/amp.html
+    """
+    for dtype, seen in _halves(recording).items():
+        if any(one.off for one in seen.values()):
+            continue
+        loss = max(one.relative_error or 0.0 for one in seen.values())
+        if loss > NOTABLE_LOSS:
+            yield Draft(
+                title=f"Gradients in {dtype} lose {loss:.0%} of their mean over {len(seen)} ranks",
+                evidence=(
+                    Evidence(
+                        check="mixed_precision",
+                        text=f"relative error of the worst element of the mean in {dtype}",
+                        value=round(loss, 4),
+                        expected=0.0,
+                        expected_from="closed form of the ranks' known gradients, in float64",
+                    ),
+                ),
+                remedies=(_MASTER,),
+            )
+
+
+@rule("DD738", "precision-not-tested", Severity.INFO, MixedPrecision)
+def precision_not_tested(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        A format that could not be tested here, and why: a backend that does not reduce it, a torch without
+        a GradScaler or autocast for this device.
+
+    Why it matters
+        What was not tested is not known to be right.
+
+    Remedy
+        None, unless a job of yours uses the format.
+
+    References
+        https://pytorch.org/docs/stable/amp.html
+    """
+    reasons: dict[str, list[str]] = {}
+    for seen in recording.facts(MixedPrecision):
+        for one in seen.fact.scaled:
+            reasons.setdefault(one.not_looked or "", []).append(f"a GradScaler with {one.dtype}")
+        for half in seen.fact.halves:
+            reasons.setdefault(half.not_looked or "", []).append(f"gradients in {half.dtype}")
+    for reason, formats in reasons.items():
+        if reason:
+            yield Draft(
+                title=f"Not tested: {', '.join(dict.fromkeys(formats))}",
+                evidence=(Evidence(check="mixed_precision", text=reason),),
+            )
+
+
+def _halves(recording: Recording) -> dict[str, dict[int, Half]]:
+    """What each rank saw of each format that was looked at."""
+    found: dict[str, dict[int, Half]] = {}
+    for seen in recording.facts(MixedPrecision):
+        for half in seen.fact.halves:
+            if half.not_looked is None:
+                found.setdefault(half.dtype, {})[seen.rank or 0] = half
+    return found
+
+
+RULES = (
+    half_precision_mean_overflows,
+    half_precision_mean_wrong,
+    half_precision_mean_loses_shares,
+    precision_not_tested,
+)

@@ -1,0 +1,96 @@
+"""step_time: how much of a training step is communication, and how much of that hides behind computing?
+
+Raw input: none; measured on every rank, with a small model or that of --model, all ranks beginning together::
+
+    forward and backward alone      10.1 ms  (9.9 to 10.4)
+    the same in DDP                 14.3 ms  (14.0 to 15.1)    exposed communication 4.2 ms
+    its all-reduces alone            7.9 ms  (7.6 to 8.4)      overlap 47 %
+    on the first rank alone          9.8 ms                    weak scaling 69 %
+
+DDP averages gradients while backward still runs. What it cannot hide is paid in every step, on every rank;
+and every rank waits for the slowest. Both look alike from outside: a slow step.
+"""
+
+from collections.abc import Iterator
+from statistics import median
+
+from ddp_doctor.checks.ddp.step_time import bucket_advice, communication, slow_ranks
+from ddp_doctor.checks.ddp.step_time.measure import YOURS, measure
+from ddp_doctor.checks.ddp.step_time.summary import Summary, crowded, summary
+from ddp_doctor.checks.ddp.step_time.work import own
+from ddp_doctor.checks.ddp.step_time.yours import is_given, yours
+from ddp_doctor.facts.step_time import StepTimeFact
+from ddp_doctor.knowledge import deadlines
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Level, Where
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Measurement
+
+__all__ = ["CHECK", "probe"]
+
+
+def probe(ctx: RankContext) -> StepTimeFact:
+    """Measure the steps of the user's model or of a small one. Raises Skip where they would take too long."""
+    if is_given(ctx):
+        return measure(ctx, yours(ctx), YOURS)
+    return measure(ctx, own(ctx))
+
+
+def measurements(recording: Recording) -> Iterator[Measurement]:
+    """Medians over the rounds, of the slowest rank in each; each rank's own computing; bucket sizes."""
+    seen = summary(recording)
+    if seen is None:
+        return
+    labels: dict[str, str | int | float] = {
+        "ranks": seen.fact.ranks,
+        "gradient_bytes": seen.fact.gradient_bytes,
+        "shared_processors": "yes" if crowded(recording) else "no",
+    }
+    for name, value, unit in _values(seen):
+        if value is not None:
+            yield Measurement(name=f"step_{name}", value=value, unit=unit, labels=labels)
+    for one in recording.facts(StepTimeFact):
+        of_rank: dict[str, str | int | float] = {"rank": one.rank or 0, "node": one.node}
+        computing = median(look for each in one.fact.rounds for look in (each.compute_s, each.again_s))
+        yield Measurement(name="step_compute_of_rank", value=computing, unit="s", labels=of_rank)
+    yield from _buckets(recording)
+
+
+def _values(seen: Summary) -> tuple[tuple[str, float | None, str], ...]:
+    return (
+        ("compute", median(seen.computing), "s"),
+        ("compute_noise", seen.noise_s, "s"),
+        ("time", median(seen.step), "s"),
+        ("communicate", median(seen.communicate), "s"),
+        ("exposed", median(seen.exposed), "s"),
+        ("communicate_to_compute", seen.ratio, "ratio"),
+        ("overlap", seen.overlap, "ratio"),
+        ("weak_scaling", seen.weak_scaling, "ratio"),
+        ("strong_scaling", seen.strong_scaling, "ratio"),
+        ("allreduce_latency", seen.fact.curve.latency_s, "s"),
+        ("allreduce_bandwidth", seen.fact.curve.bytes_per_s, "B/s"),
+    )
+
+
+def _buckets(recording: Recording) -> Iterator[Measurement]:
+    for one in bucket_advice.measured(recording) or ():
+        labels: dict[str, str | int | float] = {"bucket_cap_mib": one.cap_mib}
+        yield Measurement(name="step_predicted", value=one.predicted_s, unit="s", labels=labels)
+        yield Measurement(name="step_measured", value=median(one.step_s), unit="s", labels=labels)
+
+
+CHECK = Check(
+    id="step_time",
+    title="What the time of a training step is made of",
+    where=Where.RANK,
+    probe=probe,
+    facts=(StepTimeFact,),
+    rules=(*communication.RULES, *slow_ranks.RULES, *bucket_advice.RULES),
+    level=Level.THOROUGH,
+    level_with_model=Level.STANDARD,
+    cost_s=5.0,
+    deadline_s=60.0,
+    still_s=deadlines.STILL_S,
+    measurements=measurements,
+)

@@ -1,0 +1,169 @@
+"""Bucket sizes: the best one predicted, then measured beside the default."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+from typing import Any
+
+from ddp_doctor.checks.ddp.step_time.layout import built, wrap
+from ddp_doctor.checks.ddp.step_time.timing import agreed, finish, meet, timed
+from ddp_doctor.checks.ddp.step_time.work import Plan, Work, one_pass, samples_for
+from ddp_doctor.facts.step_time import Buckets, BucketTrial
+from ddp_doctor.knowledge import buckets as known
+from ddp_doctor.knowledge.step_time import BUCKET_GAIN
+from ddp_doctor.model.context import RankContext
+
+_PASSES = 3
+#: Forward and backward together take this many times as long as the communication that is to hide in backward.
+_BALANCED = 1.5
+
+
+def bucket_sizes(
+    ctx: RankContext, work: Work, ddp: Any, curve: known.Curve, plan: Plan, missing: dict[str, str]
+) -> Buckets | None:
+    """Predict all sizes; measure the best and the default, where it promises enough.
+
+    Where the batch can be chosen, computing is made to last as long as communication, at most
+    ``plan.bucket_aim_s``: far from that, no bucket size matters.
+    """
+    if ctx.world_size == 1:
+        missing["bucket sizes"] = "one rank has nobody to communicate with"
+        return None
+    if reason := _hindrance(work):
+        missing["bucket sizes"] = reason
+        return None
+    work = _balanced(ctx, work, curve, plan)
+    seen = _passes(ctx, work)
+    predicted = known.predictions(seen, curve)
+    best = agreed(ctx, known.best(predicted), of_first=True)  # the ranks' predictions differ a little
+    if best not in predicted:  # gradients that came in another order there make other buckets
+        predicted[best] = known.step_seconds(seen, curve, best)
+    gain = 1 - predicted[best] / predicted[known.DEFAULT_CAP_MIB]
+    trials: tuple[BucketTrial, ...] = ()
+    if agreed(ctx, gain, of_first=True) >= BUCKET_GAIN:
+        step_s = predicted[known.DEFAULT_CAP_MIB]
+        rounds = max(plan.fewest, min(plan.rounds, int(plan.budget_s / (2 * step_s))))
+        trials = _measured(ctx, work, ddp, (best, predicted), int(agreed(ctx, rounds, of_first=True)))
+    return Buckets(
+        batch=work.samples,
+        compute_s=seen.forward_s + seen.backward_s,
+        predicted_s=predicted,
+        trials=trials,
+    )
+
+
+def _hindrance(work: Work) -> str:
+    """Why bucket sizes of the user's model are not compared; the same on all ranks."""
+    if "bucket_cap_mb" in work.options:
+        return "the factory chooses bucket_cap_mb itself"
+    return "" if work.copies > 1 else "the GPU has no memory for the model in a second DDP"
+
+
+def _balanced(ctx: RankContext, work: Work, curve: known.Curve, plan: Plan) -> Work:
+    if work.make is None:
+        return work
+    communicate_s = curve.seconds(work.gradient_bytes())
+    aim_s = min(max(_BALANCED * communicate_s, plan.aim_s), plan.bucket_aim_s)
+    for _ in range(2):  # small batches are slow for their size
+        took_s = min(_computed(ctx, work) for _ in range(2))
+        work = work.sized(int(agreed(ctx, samples_for(work, took_s, aim_s))))
+    return work
+
+
+def _computed(ctx: RankContext, work: Work) -> float:
+    return timed(ctx, "compute", "to fit the batch", lambda: one_pass(work, work.module), 1)
+
+
+@dataclass
+class _Marks:
+    """When each gradient was ready, in one pass."""
+
+    at: list[tuple[int, Any]] = field(default_factory=list)  # bytes, and the moment or the GPU's mark of it
+
+
+def _passes(ctx: RankContext, work: Work) -> known.Backward:
+    """The median of a few passes: forward, backward, and when each gradient was ready."""
+    passes = []
+    for number in range(_PASSES + 1):
+        meet(ctx)
+        with ctx.step("compute", f"pass {number + 1}, gradients marked"):
+            passes.append(_one_pass(ctx, work))
+    passes = passes[1:]
+    order = passes[0].gradients
+    passes = [one for one in passes if len(one.gradients) == len(order)]  # layers may be left out at random
+    ready = [median(one.gradients[place].ready_s for one in passes) for place in range(len(order))]
+    return known.Backward(
+        forward_s=median(one.forward_s for one in passes),
+        backward_s=median(one.backward_s for one in passes),
+        gradients=tuple(known.Gradient(one.size_bytes, at) for one, at in zip(order, ready, strict=True)),
+    )
+
+
+def _one_pass(ctx: RankContext, work: Work) -> known.Backward:
+    marks = _Marks()
+
+    def mark(parameter: Any) -> None:
+        marks.at.append((parameter.numel() * parameter.element_size(), _now(ctx)))
+
+    hooks = [
+        one.register_post_accumulate_grad_hook(mark) for one in work.module.parameters() if one.requires_grad
+    ]
+    try:
+        work.module.zero_grad(set_to_none=True)
+        begun = _now(ctx)
+        loss = work.loss(work.module, work.batch)
+        forwarded = _now(ctx)
+        loss.backward()
+        ended = _now(ctx)
+        finish(ctx)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    gradients = tuple(known.Gradient(size, _between(forwarded, at)) for size, at in marks.at)
+    return known.Backward(_between(begun, forwarded), _between(forwarded, ended), gradients)
+
+
+def _now(ctx: RankContext) -> Any:
+    """This moment of the device: on a GPU a mark in its queue, for calls return before their work is done."""
+    if not ctx.device.startswith("cuda"):
+        return ctx.clock()
+    import torch
+
+    new_mark: Any = torch.cuda.Event  # untyped in torch's stubs
+    mark = new_mark(enable_timing=True)
+    mark.record()
+    return mark
+
+
+def _between(one: Any, other: Any) -> float:
+    """Seconds from one moment to another."""
+    return other - one if isinstance(one, float) else float(one.elapsed_time(other)) / 1e3
+
+
+def _measured(
+    ctx: RankContext, work: Work, ddp: Any, promised: tuple[float, dict[float, float]], rounds: int
+) -> tuple[BucketTrial, ...]:
+    """Steps with the default and the best size in turns, each going first every other time."""
+    best, predicted = promised
+    caps = (known.DEFAULT_CAP_MIB, best)
+    models = {known.DEFAULT_CAP_MIB: ddp, best: wrap(ctx, work, best)}
+    took: dict[float, list[float]] = {cap: [] for cap in caps}
+
+    def step(cap: float, detail: str) -> float:
+        return timed(ctx, "step", f"{cap:g} MiB, {detail}", partial(one_pass, work, models[cap]), 1)
+
+    for _ in range(2):  # DDP builds its buckets anew after the first step
+        for cap in caps:
+            step(cap, "warm-up")
+    for number in range(rounds):
+        for cap in caps if number % 2 == 0 else reversed(caps):
+            took[cap].append(step(cap, f"round {number + 1} of {rounds}"))
+    return tuple(
+        BucketTrial(
+            cap_mib=cap,
+            predicted_s=predicted[cap],
+            buckets_bytes=built(models[cap]),
+            step_s=tuple(took[cap]),
+        )
+        for cap in caps
+    )

@@ -1,0 +1,189 @@
+"""The rounds of one rank. Whatever a rank finds, all ranks meet at the same steps."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from ddp_doctor.checks.ddp.step_time.buckets import bucket_sizes
+from ddp_doctor.checks.ddp.step_time.layout import built, wrap
+from ddp_doctor.checks.ddp.step_time.profiler import profiled
+from ddp_doctor.checks.ddp.step_time.timing import ProcessorTime, agreed, finish, timed
+from ddp_doctor.checks.ddp.step_time.work import Plan, Work, one_pass, samples_for
+from ddp_doctor.facts.step_time import Round, StepTimeFact
+from ddp_doctor.knowledge.buckets import MIB, Curve, bucket_bytes
+from ddp_doctor.knowledge.step_time import LARGEST_ALONE
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.fact import Skip
+
+#: Sizes of the all-reduces for the curve of latency and bandwidth, and how often each is timed.
+_SIZES = ((4, 7), (16 << 10, 5), (128 << 10, 5), (MIB, 3))
+#: On from there by fours up to all gradients in one, so that predictions need not leave the curve; all of it as
+#: long as the next is expected to take less than this.
+_LARGEST_S = 2.0
+
+
+_USUAL = Plan()
+#: The user's batch is as large as it is.
+YOURS = Plan(budget_s=4.0, longest_s=15.0)
+
+
+def measure(ctx: RankContext, work: Work, plan: Plan = _USUAL) -> StepTimeFact:
+    """Steps with and without synchronisation, the all-reduces, and bucket sizes. Raises Skip."""
+    work, compute_s = _fitted(ctx, work, plan)
+    seen_curve = curve(ctx, work.gradient_bytes())
+    larger = min(ctx.world_size, LARGEST_ALONE) if work.make is not None else 1
+    expected = sum(map(seen_curve.seconds, bucket_bytes([work.gradient_bytes()], 25.0)))
+    rounds, iterations = _how_many(ctx, plan, compute_s * (3 + larger) + compute_s + 2 * expected)
+    ddp = wrap(ctx, work, None)
+    processor = ProcessorTime(ctx)
+    seen = _rounds(ctx, work, ddp, _Repeated(rounds, iterations, larger), processor)
+    missing: dict[str, str] = {}
+    return StepTimeFact(
+        ranks=ctx.world_size,
+        device=ctx.device,
+        model=work.name,
+        parameters=sum(1 for _ in work.module.parameters()),
+        gradient_bytes=work.gradient_bytes(),
+        batch=work.samples,
+        same_work=work.alike,
+        larger=larger,
+        threads=_threads(),
+        cpus=_cpus(),
+        on_cpu_share=processor.share,
+        iterations=iterations,
+        rounds=tuple(seen),
+        curve=seen_curve,
+        buckets=bucket_sizes(ctx, work, ddp, seen_curve, plan, missing),
+        profile=profiled(ctx, work, ddp, missing),
+        not_measured=missing,
+    )
+
+
+def curve(ctx: RankContext, gradient_bytes: int) -> Curve:
+    """Times of all-reduces over sizes, the slowest rank's."""
+    points = [_point(ctx, *_SIZES[0])]
+    for size, times in (*_SIZES[1:], *_beyond(gradient_bytes)):
+        before, took = points[-1]
+        if before > _SIZES[0][0] and took * size / before > _LARGEST_S:
+            break
+        points.append(_point(ctx, size, times))
+    return Curve(points=tuple(points))
+
+
+def _beyond(gradient_bytes: int) -> Iterator[tuple[int, int]]:
+    """From the largest of the usual sizes to that of all gradients, but for a last small step."""
+    size = _SIZES[-1][0]
+    while 1.5 * size < gradient_bytes:
+        size = min(4 * size, gradient_bytes)
+        yield size, 3
+
+
+def _point(ctx: RankContext, size: int, times: int) -> tuple[int, float]:
+    all_reduce = _communication(ctx, (size,))
+    took = median(timed(ctx, "all_reduce", f"{size} B", all_reduce, 1) for _ in range(times))
+    return size, agreed(ctx, took)
+
+
+def _fitted(ctx: RankContext, work: Work, plan: Plan) -> tuple[Work, float]:
+    """The work with a batch that keeps the slowest rank busy for the time aimed at, and what that takes."""
+    took = _quickest(ctx, work)
+    if work.make is not None:
+        work = work.sized(samples_for(work, took, plan.aim_s, LARGEST_ALONE))
+        took = _quickest(ctx, work)
+        work = work.sized(
+            samples_for(work, took, plan.aim_s, LARGEST_ALONE)
+        )  # small batches are slow for their size
+        took = _quickest(ctx, work)
+    return work, took
+
+
+def _quickest(ctx: RankContext, work: Work) -> float:
+    def once() -> None:
+        one_pass(work, work.module)
+
+    times = [timed(ctx, "compute", "to fit the batch", once, 1) for _ in range(3)]
+    return agreed(ctx, min(times))
+
+
+def _how_many(ctx: RankContext, plan: Plan, round_s: float) -> tuple[int, int]:
+    """Rounds, and iterations in each, that fit the time. Raises Skip where the fewest do not."""
+    left = min(plan.longest_s, ctx.remaining() / 4)
+    if agreed(ctx, plan.fewest * round_s - left) > 0:
+        raise Skip(f"a few steps would take {plan.fewest * round_s:.0f} s on these ranks")
+    if plan.rounds * plan.iterations * round_s <= plan.budget_s:
+        return plan.rounds, plan.iterations
+    return max(plan.fewest, min(plan.rounds, int(plan.budget_s / round_s))), 1
+
+
+@dataclass(frozen=True)
+class _Repeated:
+    rounds: int
+    iterations: int
+    larger: int
+
+
+def _rounds(ctx: RankContext, work: Work, ddp: Any, many: _Repeated, processor: ProcessorTime) -> list[Round]:
+    """Interleaved: what disturbs the machine for a while disturbs each kind alike."""
+    larger = work.sized((work.samples or 1) * many.larger) if many.larger > 1 else work
+    all_reduce = _communication(ctx, built(ddp) or (work.gradient_bytes(),))
+
+    def compute() -> None:
+        processor.of(lambda: one_pass(work, work.module))
+
+    def step() -> None:
+        one_pass(work, ddp)
+
+    for _ in range(2):  # DDP builds its buckets anew after the first step
+        timed(ctx, "step", "warm-up", step, 1)
+    rounds = []
+    for number in range(many.rounds):
+        of = f"round {number + 1} of {many.rounds}"
+        rounds.append(
+            Round(
+                compute_s=timed(ctx, "compute", of, compute, many.iterations),
+                step_s=timed(ctx, "step", of, step, many.iterations),
+                communicate_s=timed(ctx, "all_reduce", of, all_reduce, many.iterations),
+                again_s=timed(ctx, "compute", of, compute, many.iterations),
+                alone_s=_alone(ctx, work, of, many.iterations),
+                alone_larger_s=_alone(ctx, larger, of, 1),
+            )
+        )
+    return rounds
+
+
+def _alone(ctx: RankContext, work: Work, of: str, times: int) -> float | None:
+    """The first rank computes; the others wait at the next meeting."""
+    first = ctx.group_rank == 0
+    took = timed(ctx, "compute_alone", of, lambda: one_pass(work, work.module) if first else None, times)
+    return took if first else None
+
+
+def _communication(ctx: RankContext, sizes: Sequence[int]) -> Any:
+    """All buckets at once, as DDP hands them over."""
+    import torch
+    import torch.distributed as dist
+
+    tensors = [torch.zeros(max(size // 4, 1), device=ctx.device) for size in sizes]
+
+    def once() -> None:
+        for work in [dist.all_reduce(one, group=ctx.group, async_op=True) for one in tensors]:
+            work.wait()
+
+    with ctx.step("all_reduce", f"{len(sizes)} buckets"):
+        once()  # the first one allocates
+        finish(ctx)
+    return once
+
+
+def _threads() -> int:
+    import torch
+
+    return int(torch.get_num_threads())
+
+
+def _cpus() -> tuple[int, ...]:
+    """The CPUs that this rank is bound to; none where the system does not tell."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return tuple(sorted(affinity(0))) if affinity is not None else ()

@@ -1,0 +1,100 @@
+"""own_model: does the user's own model, from ``--model package.module:factory``, go with DDP?
+
+What the probe is given is the user's code::
+
+    def make():                                   # in net.py: ddp-doctor run --model net:make
+        return Net(), lambda step: torch.randn(8, 3, 32, 32)
+
+    def forward(self, x):                         # of Net
+        x = self.body(x)
+        if dist.get_rank() == 0:
+            dist.all_reduce(self.seen)            # net.py:31: the other ranks never come here
+        return self.head(x)
+
+Each rank builds the model and makes a forward and a backward by itself first, and the ranks tell one another
+over the control store what came of it: which parameters got a gradient, which submodules were called. Only then
+is it wrapped in DDP, so that what would hang is named before. Three synchronised steps follow, whose gradients
+are compared with the float64 mean of the ranks' own.
+
+Why it matters: the model is the one part of a job that no other check has seen. The module is imported on the
+ranks alone, never in the agent, and only because the user named it.
+"""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.ddp.user_model import batch_norm, building, graphs, numbers, otherwise, together
+from ddp_doctor.facts.user_model import Buckets, OwnModel
+from ddp_doctor.knowledge import deadlines
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Level, Where
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Measurement
+from ddp_doctor.probing.user_model.look import Look
+
+__all__ = ["CHECK", "probe"]
+
+
+def probe(ctx: RankContext) -> OwnModel:
+    """Build the user's model on this rank and take it through DDP with the others."""
+    return Look(ctx).run()
+
+
+def measurements(recording: Recording) -> Iterator[Measurement]:
+    """How DDP packs the gradients, and seconds of the slowest rank in a synchronised step."""
+    facts = [seen.fact for seen in recording.facts(OwnModel)]
+    labels: dict[str, str | int | float] = {"ranks": len(facts)}
+    for fact in [one for one in facts if one.buckets is not None][:1]:
+        assert fact.buckets is not None
+        yield Measurement(
+            name="own_model_gradient_bytes", value=float(fact.gradient_bytes), unit="B", labels=labels
+        )
+        yield Measurement(name="own_model_buckets", value=float(fact.buckets.count), unit="", labels=labels)
+        yield Measurement(
+            name="own_model_largest_bucket", value=float(fact.buckets.largest_bytes), unit="B", labels=labels
+        )
+        yield from _each_bucket(fact.buckets)
+    for name in ("forward", "backward"):
+        slowest = max((getattr(fact, f"{name}_s") for fact in facts), default=0.0)
+        if slowest:
+            yield Measurement(name=f"own_model_{name}", value=slowest, unit="s", labels=labels)
+
+
+def _each_bucket(packed: Buckets) -> Iterator[Measurement]:
+    """In the order in which they are reduced, with the names of their first and last parameters where DDP tells."""
+    for number, one in enumerate(packed.buckets):
+        yield Measurement(
+            name="own_model_bucket",
+            value=float(one.bytes),
+            unit="B",
+            labels={
+                "bucket": number,
+                "buckets": packed.count,
+                "parameters": one.parameters,
+                "first": one.first,
+                "last": one.last,
+            },
+        )
+
+
+CHECK = Check(
+    id="own_model",
+    title="Your own model in DDP",
+    where=Where.RANK,
+    probe=probe,
+    facts=(OwnModel,),
+    rules=(
+        *building.RULES,
+        *graphs.RULES,
+        *numbers.RULES,
+        *otherwise.RULES,
+        *batch_norm.RULES,
+        *together.RULES,
+    ),
+    level=Level.QUICK,
+    cost_s=1.0,
+    deadline_s=deadlines.OWN_MODEL_S,
+    still_s=deadlines.STILL_S,
+    needs_model=True,
+    measurements=measurements,
+)

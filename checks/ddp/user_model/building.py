@@ -1,0 +1,288 @@
+"""DD770 to DD774, DD784: the model cannot be made, is not the same on all ranks, or is on another device."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.ddp.user_model.words import (
+    at,
+    code,
+    culprits,
+    evidence,
+    facts,
+    grouped,
+    on_ranks,
+    rank,
+    remedy,
+)
+from ddp_doctor.facts.user_model import OwnModel, Trouble
+from ddp_doctor.knowledge import manifests
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Remedy
+from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.bound_device import used_elsewhere
+from ddp_doctor.phrases.ranks import capital, rank_culprits, ranks_at
+
+
+@rule("DD770", "own-model-named-differently", Severity.ERROR, OwnModel)
+def named_differently(recording: Recording) -> Iterator[Draft]:
+    """Nodes of one run that were given different models, or none.
+
+    What it finds
+        ``--model`` names another callable on some nodes than on most, or is missing there.
+
+    Why it matters
+        The ranks would build different models, and hang. Nothing of the model was tested.
+
+    Remedy
+        Start ``ddp-doctor run`` with the same ``--model`` on all nodes; ``--hosts`` and ``srun`` do it.
+
+    References
+        docs/how-to/test-your-own-model.md
+    """
+    seen = facts(recording)
+    groups = grouped((one.fact.model, one) for one in seen)
+    if len(groups) < 2:
+        return
+    usual = max(groups, key=lambda name: (bool(name), len(groups[name])))
+    odd = [one for name, group in groups.items() if name != usual for one in group]
+    others = ", ".join(sorted({one.fact.model or "none" for one in odd}))
+    yield Draft(
+        title=f"{capital(on_ranks(recording, odd))} got another --model ({others}) than {usual}",
+        detail="Nothing of the model was tested: ranks with different models would hang.",
+        confidence=Confidence.PROVED,
+        culprits=culprits(recording, odd),
+        evidence=tuple(
+            evidence(f"{name or 'no --model'} on {on_ranks(recording, group)}")
+            for name, group in groups.items()
+        ),
+        remedies=(Remedy(summary=f"Give --model {usual} on every node", scope="job"),),
+    )
+
+
+@rule("DD771", "own-model-raises", Severity.ERROR, OwnModel)
+def raises(recording: Recording) -> Iterator[Draft]:
+    """Code of the user's model that raises an exception.
+
+    What it finds
+        The import of the module, its factory, ``make_batch(step)``, a forward, a backward or the wrapping in
+        DDP raised on all ranks or on some, with the innermost line of the user's code.
+
+    Why it matters
+        The job fails the same way. Where only some ranks fail, the others wait for them, by default for 10
+        (NCCL) or 30 (gloo) minutes.
+
+    Remedy
+        What the exception says. A module that is to be imported keeps what a script does under
+        ``if __name__ == "__main__"``, and the factory leaves ``init_process_group`` to the script.
+
+    References
+        https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """
+    met = [
+        (one.fact.trouble, one)
+        for one in facts(recording)
+        if one.fact.trouble is not None and not used_elsewhere(one.fact.trouble.message)  # DD609 or DD772
+    ]
+    alike = grouped(((trouble.phase, trouble.type, trouble.where), one) for trouble, one in met)
+    for seen in alike.values():
+        trouble = seen[0].fact.trouble
+        assert trouble is not None
+        yield Draft(
+            title=f"{_DOING[trouble.phase].format(model=seen[0].fact.model)} raises {trouble.type}{at(trouble.where)}"
+            f" on {on_ranks(recording, seen)}",
+            detail=f"It says: {trouble.message or 'nothing'}",
+            confidence=Confidence.PROVED,
+            culprits=(*culprits(recording, seen), *([code(trouble.where)] if trouble.where else [])),
+            evidence=(
+                evidence(f"{trouble.type} in {trouble.phase} on rank {rank(seen[0])}{at(trouble.where)}"),
+            ),
+            remedies=(_after(trouble),),
+        )
+
+
+_DOING = {
+    "import": "The import of {model}",
+    "factory": "{model}",
+    "move": "Moving the model of {model} to the device",
+    "make_batch": "make_batch of {model}",
+    "forward": "The forward of {model}",
+    "backward": "The backward of {model}",
+    "wrap": "Wrapping the model of {model} in DDP",
+}
+
+
+def _after(trouble: Trouble) -> Remedy:
+    if "initialize the default process group twice" in trouble.message:
+        return remedy("Take init_process_group out of what the factory calls: it belongs to the script")
+    if trouble.type == "SystemExit":
+        return remedy(
+            'Put what ends the program under `if __name__ == "__main__"`: the module is imported here'
+        )
+    if "more than 1 value per channel" in trouble.message:
+        return remedy("Give BatchNorm more than one sample a rank, or use GroupNorm or SyncBatchNorm")
+    return remedy("Mend what the exception says")
+
+
+@rule("DD772", "own-model-takes-another-gpu", Severity.ERROR, OwnModel)
+def takes_another_gpu(recording: Recording) -> Iterator[Draft]:
+    """A factory that makes another GPU the current one.
+
+    What it finds
+        After the import and the factory the current CUDA device is not the rank's own.
+
+    Why it matters
+        What is made on "cuda" from then on goes to that GPU. Several ranks on one GPU are refused by NCCL
+        ("Duplicate GPU detected"), or share its memory and time.
+
+    Remedy
+        ``torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`` in the script, nothing of the kind in the module.
+
+    References
+        https://docs.pytorch.org/docs/stable/elastic/run.html
+    """
+    off = [one for one in facts(recording) if one.fact.found_device is not None]
+    if not off:
+        return
+    shown = ", ".join(sorted({one.fact.found_device or "" for one in off}))
+    yield Draft(
+        title=f"{off[0].fact.model} makes {shown} the current device on {on_ranks(recording, off)}",
+        detail=f"Rank {rank(off[0])} is to use {off[0].fact.device}.",
+        confidence=Confidence.PROVED,
+        culprits=culprits(recording, off),
+        evidence=tuple(
+            evidence(f"rank {rank(one)}: {one.fact.found_device}, not {one.fact.device}") for one in off[:8]
+        ),
+        remedies=(remedy("Choose the device by LOCAL_RANK in the script, and leave it alone in the module"),),
+    )
+
+
+@rule("DD773", "own-model-differs-between-ranks", Severity.ERROR, OwnModel)
+def differs(recording: Recording) -> Iterator[Draft]:
+    """Ranks that build different models.
+
+    What it finds
+        Parameters or buffers that are missing, additional, in another order, or of another shape, type or
+        ``requires_grad`` on some ranks; compared before DDP sees them.
+
+    Why it matters
+        DDP pairs parameters by their place. It raises on some ranks and hangs the others, or averages
+        gradients of different parameters.
+
+    Remedy
+        Build the model by nothing that depends on the rank: the environment, a file of the node, a random
+        choice, the order of a set.
+
+    References
+        https://docs.pytorch.org/docs/stable/notes/ddp.html
+    """
+    kept = {rank(one): one.fact.manifest for one in facts(recording) if one.fact.manifest is not None}
+    for found in manifests.compare(manifests.restored(kept)):
+        more = f" and {found.count - 1} more" if found.count > 1 else ""
+        where = ranks_at(recording, found.ranks)
+        yield Draft(
+            title=f"The model is not the same on {where}: {found.what} {found.names[0]}{more}"
+            f" ({found.kind}: {found.here}, not {found.there} as on rank {found.peer})",
+            detail=f"Concerned are {', '.join(found.names)}."
+            + (
+                ""
+                if found.sure
+                else " No more than half of the ranks agree, so it is unsure which are right."
+            ),
+            confidence=Confidence.PROVED,
+            culprits=rank_culprits(recording, OwnModel, found.ranks) if found.sure else (),
+            evidence=(
+                evidence(
+                    f"{found.kind} of {found.names[0]}: {found.here} on {where}, {found.there} on rank {found.peer}"
+                ),
+            ),
+            remedies=(
+                remedy("Build the same model on every rank: look for what depends on the rank or the node"),
+            ),
+        )
+
+
+@rule("DD774", "own-model-tensors-on-another-device", Severity.ERROR, OwnModel)
+def on_another_device(recording: Recording) -> Iterator[Draft]:
+    """Parameters, buffers or inputs that are not on the rank's device.
+
+    What it finds
+        After the factory a parameter or buffer is on another device than the rank's, be it another GPU, the
+        CPU beside a GPU, or "meta"; or ``make_batch`` returns a tensor on another GPU. A model that is on
+        the CPU as a whole is moved first, as are inputs. Tensors that are plain attributes of a module, which
+        ``.to()`` does not move, are information.
+
+    Why it matters
+        DDP refuses a model on several devices, or the forward raises "Expected all tensors to be on the same
+        device"; a model on GPU 0 of every rank fails for memory or under NCCL.
+
+    Remedy
+        ``model.to(device)`` with the device of LOCAL_RANK before wrapping; ``register_buffer`` for tensors of
+        a module.
+
+    References
+        https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html
+    """
+    for is_state in (True, False):
+        off = [
+            (tuple((one.kind, one.name, one.device) for one in found), seen)
+            for seen in facts(recording)
+            if (found := [one for one in seen.fact.misplaced if (one.kind != "attribute") is is_state])
+        ]
+        for shown, seen in grouped(off).items():
+            yield _misplaced(recording, shown, seen, is_state)
+
+
+def _misplaced(
+    recording: Recording, shown: tuple[tuple[str, str, str], ...], seen: list[Seen[OwnModel]], is_state: bool
+) -> Draft:
+    kind, name, device = shown[0]
+    more = f" and {len(shown) - 1} more" if len(shown) > 1 else ""
+    cure = "Move the model to the device of LOCAL_RANK before it is wrapped"
+    cure = (
+        "Make the tensors of make_batch on the CPU, or on the device of LOCAL_RANK"
+        if kind == "input"
+        else cure
+    )
+    return Draft(
+        title=f"The {kind} {name}{more} of {seen[0].fact.model} is on {device}, not {seen[0].fact.device}, on"
+        f" {on_ranks(recording, seen)}",
+        detail=f"Elsewhere are {', '.join(name for _, name, _ in shown)}.",
+        confidence=Confidence.PROVED,
+        severity=None if is_state else Severity.INFO,
+        culprits=(*culprits(recording, seen), code(name)),
+        evidence=tuple(evidence(f"{kind} {name}: {device}") for kind, name, device in shown[:8]),
+        remedies=(remedy(cure if is_state else "Register it as a buffer, so that .to() moves it"),),
+    )
+
+
+@rule("DD784", "own-model-has-nothing-to-train", Severity.ERROR, OwnModel)
+def nothing_to_train(recording: Recording) -> Iterator[Draft]:
+    """A model without a parameter that requires a gradient.
+
+    What it finds
+        The factory's model has no parameters, or all are frozen.
+
+    Why it matters
+        DDP refuses it: "DistributedDataParallel is not needed when a module doesn't have any parameters that
+        require a gradient".
+
+    Remedy
+        Do not wrap it; or unfreeze what is to be trained before wrapping, for DDP sees no later change.
+
+    References
+        https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """
+    seen = [one for one in facts(recording) if one.fact.stopped == "trainable"]
+    if not seen:
+        return
+    has = seen[0].fact.parameters
+    what = f"has {has} parameters, and none requires a gradient" if has else "has no parameters"
+    yield Draft(
+        title=f"The model of {seen[0].fact.model} {what}: DDP refuses it",
+        confidence=Confidence.PROVED,
+        evidence=(evidence("parameters that require a gradient", 0.0),),
+        remedies=(remedy("Do not wrap it in DDP, or unfreeze what is to be trained before it is wrapped"),),
+    )
+
+
+RULES = (named_differently, raises, takes_another_gpu, differs, on_another_device, nothing_to_train)

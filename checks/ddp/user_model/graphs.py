@@ -1,0 +1,212 @@
+"""DD775, DD776, DD783: parameters that get no gradient, on all ranks or on some."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.ddp.user_model.words import (
+    at,
+    code,
+    culprits,
+    evidence,
+    facts,
+    names,
+    on_ranks,
+    rank,
+    remedy,
+)
+from ddp_doctor.facts.user_model import Call, LocalPass, OwnModel, Parting
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Culprit, Draft
+from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.rule import rule
+
+_FIND_UNUSED = remedy(
+    "If it is meant so: DistributedDataParallel(..., find_unused_parameters=True)",
+    cost="A walk over the graph in each step, and buckets in the order of construction",
+)
+
+
+@rule("DD775", "own-model-has-unused-parameters", Severity.ERROR, OwnModel)
+def unused_everywhere(recording: Recording) -> Iterator[Draft]:
+    """Parameters that get no gradient on any rank.
+
+    What it finds
+        Trainable parameters that took no part in the loss of a batch, on all ranks: a head that is not
+        called, a layer whose output is dropped. Information where the factory's options for DDP say
+        ``find_unused_parameters=True``.
+
+    Why it matters
+        DDP waits for every gradient: the second step raises "Expected to have finished reduction in the prior
+        iteration".
+
+    Remedy
+        Remove or freeze them before wrapping; or ``find_unused_parameters=True``, which costs time in each step.
+
+    References
+        https://docs.pytorch.org/docs/stable/notes/ddp.html
+    """
+    seen = [one for one in facts(recording) if any(local.unused_everywhere.count for local in one.fact.local)]
+    if not seen:
+        return
+    fact = seen[0].fact
+    local = next(one for one in fact.local if one.unused_everywhere.count)
+    yield Draft(
+        title=f"{names(local.unused_everywhere)} of {fact.model} {_get(local.unused_everywhere.count)} no gradient"
+        + ("" if fact.finds_unused else ": DDP fails in the second step"),
+        detail=f"Unused with batch {local.step} on every rank, {local.unused_everywhere.count} of {fact.trainable}"
+        " trainable parameters.",
+        confidence=Confidence.PROVED,
+        severity=Severity.INFO if fact.finds_unused else None,
+        culprits=tuple(code(name) for name in local.unused_everywhere.names[:8]),
+        evidence=(
+            evidence(
+                "parameters without a gradient",
+                float(local.unused_everywhere.count),
+                0.0,
+                "what DDP waits for",
+            ),
+        ),
+        remedies=(
+            remedy("Remove them, or freeze them (requires_grad_(False)) before the model is wrapped"),
+            *(() if fact.finds_unused else (_FIND_UNUSED,)),
+        ),
+    )
+
+
+def _get(count: int) -> str:
+    return "gets" if count == 1 else "get"
+
+
+@rule("DD776", "own-model-takes-unequal-graphs", Severity.ERROR, OwnModel)
+def unequal_graphs(recording: Recording) -> Iterator[Draft]:
+    """Ranks on which other parameters take part than on the rest.
+
+    What it finds
+        With the batch of one step some ranks use parameters that others leave out, and the first submodule
+        whose call differs, with the line that calls it. Information where the factory's options for DDP say
+        ``find_unused_parameters=True``.
+
+    Why it matters
+        DDP's buckets wait for a gradient that never comes on those ranks, while the others wait in the
+        all-reduce: the job hangs, or the second step raises.
+
+    Remedy
+        Let every rank take the same path; or ``find_unused_parameters=True``, which counts a missing gradient
+        as zero.
+
+    References
+        https://docs.pytorch.org/docs/stable/notes/ddp.html
+    """
+    for step in sorted({local.step for one in facts(recording) for local in one.fact.local}):
+        of_step = [(one, local) for one in facts(recording) for local in one.fact.local if local.step == step]
+        lacking = [(one, local) for one, local in of_step if local.unused.count]
+        if lacking:
+            yield _unequal(recording, of_step, lacking)
+            return
+
+
+def _unequal(
+    recording: Recording,
+    of_step: list[tuple[Seen[OwnModel], LocalPass]],
+    lacking: list[tuple[Seen[OwnModel], LocalPass]],
+) -> Draft:
+    parted = [(one, local.parting) for one, local in of_step if local.parting is not None]
+    odd = [one for one, _ in parted] or [one for one, _ in lacking]
+    fact, local = lacking[0][0].fact, lacking[0][1]
+    frozen = [(one, here.frozen) for one, here in lacking if here.frozen.count]
+    told = f"; {_parting_words(*parted[0])}" if parted else ""
+    told = (
+        f"; the forward takes requires_grad from {names(frozen[0][1])} there"
+        if frozen and not parted
+        else told
+    )
+    sure = 2 * len(odd) < fact.world_size
+    return Draft(
+        title=f"{names(local.unused)} of {fact.model} {_get(local.unused.count)} no gradient on"
+        f" {_where(recording, lacking)}{told}",
+        detail=f"With batch {local.step} the ranks take different paths through the model."
+        + (
+            " The options for DDP say find_unused_parameters=True, so a gradient that is missing counts as zero."
+            if fact.finds_unused
+            else " With DDP's default options the job hangs or fails in its second step."
+        ),
+        confidence=Confidence.PROVED,
+        severity=Severity.INFO if fact.finds_unused else None,
+        culprits=(*(culprits(recording, odd) if sure else ()), *_lines(parted)),
+        evidence=tuple(
+            evidence(
+                f"without a gradient on rank {rank(one)}: {names(here.unused)}", float(here.unused.count)
+            )
+            for one, here in lacking[:8]
+        )
+        + tuple(
+            evidence(f"the forward took requires_grad away on rank {rank(one)}: {names(some)}")
+            for one, some in frozen[:8]
+        ),
+        remedies=(
+            remedy(
+                "Let all ranks take the same path: decide by what they share, not by the rank or its data"
+            ),
+            *(() if fact.finds_unused else (_FIND_UNUSED,)),
+        ),
+    )
+
+
+def _where(recording: Recording, lacking: list[tuple[Seen[OwnModel], LocalPass]]) -> str:
+    """The ranks that lack what the first one lacks; where others lack something else, that is said."""
+    first = lacking[0][1].unused
+    alike = [one for one, here in lacking if here.unused == first]
+    others = [one for one, here in lacking if here.unused != first]
+    where = on_ranks(recording, alike)
+    return f"{where}, and others on {on_ranks(recording, others)}" if others else f"{where} only"
+
+
+def _parting_words(seen: Seen[OwnModel], parting: Parting) -> str:
+    here, there = _calls(parting.here), _calls(parting.there)
+    return f"rank {rank(seen)} {here} where rank {parting.peer} {there}"
+
+
+def _calls(call: Call | None) -> str:
+    return f"calls {call.module}{at(call.where)}" if call is not None else "calls nothing more"
+
+
+def _lines(parted: list[tuple[Seen[OwnModel], Parting]]) -> Iterator[Culprit]:
+    calls = [call for _, parting in parted for call in (parting.here, parting.there) if call is not None]
+    yield from (code(where) for where in dict.fromkeys(call.where for call in calls[:1] if call.where))
+
+
+@rule("DD783", "own-model-searches-unused-in-vain", Severity.INFO, OwnModel)
+def searches_in_vain(recording: Recording) -> Iterator[Draft]:
+    """``find_unused_parameters=True`` for a model whose parameters are all used.
+
+    What it finds
+        The factory's options for DDP ask for the search, and every trainable parameter got its gradient on
+        every rank with all batches that were looked at.
+
+    Why it matters
+        Each step walks the graph once more, and the buckets keep the order of construction, so that they are
+        ready late.
+
+    Remedy
+        Leave the option out, unless another batch takes another path.
+
+    References
+        https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """
+    seen = [one for one in facts(recording) if one.fact.finds_unused and one.fact.local]
+    used = [
+        one
+        for one in seen
+        if not any(local.unused.count + local.unused_everywhere.count for local in one.fact.local)
+    ]
+    if not seen or len(used) < len(seen):
+        return
+    yield Draft(
+        title=f"find_unused_parameters=True finds nothing in {seen[0].fact.model}: all {seen[0].fact.trainable}"
+        " parameters get a gradient",
+        confidence=Confidence.LIKELY,
+        evidence=(evidence("parameters without a gradient", 0.0),),
+        remedies=(remedy("Leave find_unused_parameters out, unless another batch takes another path"),),
+    )
+
+
+RULES = (unused_everywhere, unequal_graphs, searches_in_vain)

@@ -1,0 +1,239 @@
+"""DD777 to DD780: gradients, parameters and losses that are not what DDP owes, or not finite, or not repeatable."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.ddp.user_model.words import (
+    code,
+    culprits,
+    evidence,
+    facts,
+    names,
+    on_ranks,
+    rank,
+    remedy,
+)
+from ddp_doctor.facts.user_model import OwnModel
+from ddp_doctor.knowledge import gradient_tolerance
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+
+
+@rule("DD777", "own-model-gradient-is-not-the-mean", Severity.ERROR, OwnModel)
+def not_the_mean(recording: Recording) -> Iterator[Draft]:
+    """A gradient of the user's model that is not the mean over the ranks after a synchronised step.
+
+    What it finds
+        A parameter that the forward makes, or makes trainable: DDP, which looks once, does not know it.
+        Or: each rank's own gradients, with equal parameters and the same batch, give the mean in float64; what
+        ``backward()`` through DDP leaves in ``.grad`` is another value, beyond rounding.
+
+    Why it matters
+        The ranks train on something else than all their data, and perhaps each on something of its own; the
+        loss still falls.
+
+    Remedy
+        Look for what takes a parameter away from DDP: ``_ddp_params_and_buffers_to_ignore``, a hook that
+        changes gradients, a parameter in two reentrant checkpoints, a parameter replaced after wrapping.
+
+    References
+        https://docs.pytorch.org/docs/stable/notes/ddp.html
+    """
+    yield from _unknown(recording)
+    seen = [one for one in facts(recording) if one.fact.off_count]
+    if not seen:
+        return
+    fact, first = seen[0].fact, seen[0].fact.off[0]
+    parameters = list(dict.fromkeys(one.parameter for here in seen for one in here.fact.off))
+    is_own = first.got is not None and first.got == first.own
+    more = f" and {fact.off_count - 1} more" if fact.off_count > 1 else ""
+    yield Draft(
+        title=f"The gradient of {first.parameter}{more} of {fact.model} is not the mean on {on_ranks(recording, seen)}"
+        + (": it is the rank's own" if is_own else ""),
+        detail=f"Off are {', '.join(parameters[:16])}. Compared were {fact.compared_elements} elements.",
+        culprits=(*culprits(recording, seen), *(code(name) for name in parameters[:8])),
+        evidence=(
+            evidence(
+                f"worst element of the gradient of {first.parameter} on rank {rank(seen[0])}, step {first.step}",
+                first.got,
+                first.expected,
+                "float64 mean of the ranks' own gradients",
+            ),
+        ),
+        remedies=(
+            remedy(
+                "Look for what takes the parameter away from DDP: an ignore list, hooks, a reentrant checkpoint"
+            ),
+        ),
+    )
+
+
+def _unknown(recording: Recording) -> Iterator[Draft]:
+    """Parameters that are there, or trainable, only after DDP has looked."""
+    seen = [
+        (one, local.unknown) for one in facts(recording) for local in one.fact.local if local.unknown.count
+    ]
+    if not seen:
+        return
+    (first, unknown), ranks = seen[0], list({rank(one): one for one, _ in seen}.values())
+    yield Draft(
+        title=f"DDP does not synchronise {names(unknown)} of {first.fact.model}, which the forward makes trainable"
+        f" on {on_ranks(recording, ranks)}",
+        detail="DDP looks for what requires a gradient once, when it wraps the model. Nothing more was tested.",
+        confidence=Confidence.PROVED,
+        culprits=(
+            *(culprits(recording, ranks) if 2 * len(ranks) < first.fact.world_size else ()),
+            *(code(name) for name in unknown.names[:8]),
+        ),
+        evidence=tuple(
+            evidence(f"rank {rank(one)}: a gradient in {names(some)}", float(some.count))
+            for one, some in seen[:8]
+        ),
+        remedies=(
+            remedy(
+                "Make all parameters, and those that are trained later trainable, before the model is wrapped;"
+                " or wrap it anew"
+            ),
+        ),
+    )
+
+
+@rule("DD778", "own-model-parameters-drift", Severity.ERROR, OwnModel)
+def drift(recording: Recording) -> Iterator[Draft]:
+    """Parameters that are not the same on all ranks after a step.
+
+    What it finds
+        After three synchronised steps and one of gradient descent a parameter is not, bit for bit, what it
+        is on the first rank, though all its gradients are the mean within rounding.
+
+    Why it matters
+        DDP never synchronises parameters again: the replicas are different models from now on, and the
+        checkpoint holds rank 0's.
+
+    Remedy
+        Look for what changes parameters in the forward (weights that are normalised or reset in place) by
+        what differs between ranks.
+
+    References
+        https://docs.pytorch.org/docs/stable/notes/ddp.html
+    """
+    seen = [one for one in facts(recording) if one.fact.drifted.count]
+    if not seen or not_the_mean.apply(recording):
+        return  # one cause, one finding
+    fact = seen[0].fact
+    yield Draft(
+        title=f"{names(fact.drifted)} of {fact.model} differs from the first rank's on {on_ranks(recording, seen)}"
+        " after a step",
+        detail="Their gradients were the mean within rounding.",
+        culprits=(
+            *(
+                culprits(recording, seen) if 2 * len(seen) < fact.world_size else ()
+            ),  # else perhaps the first is off
+            *(code(name) for name in fact.drifted.names[:8]),
+        ),
+        evidence=(evidence("parameters that differ", float(fact.drifted.count), 0.0, "the first rank's"),),
+        remedies=(
+            remedy(
+                "Look for what changes these parameters outside of the optimiser: in the forward, or by hooks"
+            ),
+        ),
+    )
+
+
+@rule("DD779", "own-model-loss-is-not-finite", Severity.ERROR, OwnModel)
+def not_finite(recording: Recording) -> Iterator[Draft]:
+    """A loss or gradient of one rank by itself that is NaN or infinite.
+
+    What it finds
+        The forward and backward of a rank, before anything is synchronised, gives NaN or infinity.
+
+    Why it matters
+        The all-reduce carries one rank's NaN to all ranks in that same step, and afterwards nobody can tell
+        which it came from.
+
+    Remedy
+        Look at that rank's batch and at the layer whose gradient is not finite; with fp16 use a GradScaler.
+
+    References
+        https://docs.pytorch.org/docs/stable/amp.html
+    """
+    found = [
+        (one, local)
+        for one in facts(recording)
+        for local in one.fact.local
+        if local.loss is None or local.not_finite.count
+    ]
+    if not found:
+        return
+    seen = list({rank(one): one for one, _ in found}.values())
+    one, local = found[0]
+    what = "loss" if local.loss is None else f"gradient of {names(local.not_finite)}"
+    yield Draft(
+        title=f"The {what} of {one.fact.model} is not finite on {on_ranks(recording, seen)}, before anything is"
+        " synchronised",
+        detail=f"Seen with batch {local.step}. One rank's NaN is every rank's after the next all-reduce.",
+        confidence=Confidence.PROVED,
+        culprits=culprits(recording, seen),
+        evidence=tuple(
+            evidence(
+                f"rank {rank(one)}, batch {local.step}: {_not_finite_words(local.loss, local.not_finite.count)}"
+            )
+            for one, local in found[:8]
+        ),
+        remedies=(remedy("Look at this batch and at the first layer whose output is not finite"),),
+    )
+
+
+def _not_finite_words(loss: float | None, gradients: int) -> str:
+    shown = "loss NaN or infinite" if loss is None else f"loss {loss:.4g}"
+    return f"{shown}, gradients of {gradients} parameters not finite"
+
+
+@rule("DD780", "own-model-is-not-repeatable", Severity.INFO, OwnModel)
+def not_repeatable(recording: Recording) -> Iterator[Draft]:
+    """The same batch and seed that give another gradient the second time.
+
+    What it finds
+        Two forwards and backwards of a rank with equal parameters, buffers, batch and seeds, whose gradients
+        are not the same bit for bit.
+
+    Why it matters
+        A run cannot be repeated exactly. On GPUs atomic additions do this by right; beyond rounding it means
+        a model that draws from a generator of its own, or keeps state.
+
+    Remedy
+        ``torch.use_deterministic_algorithms(True)`` where it matters; seed every generator.
+
+    References
+        https://docs.pytorch.org/docs/stable/notes/randomness.html
+    """
+    seen = [one for one in facts(recording) if one.fact.repeats is False]
+    if not seen or drift.apply(recording):
+        return  # parameters that change in the forward give other gradients
+    worst = max(seen, key=lambda one: one.fact.repeat_error or 0.0)
+    yield Draft(
+        title=f"The same batch and seed give another gradient of {worst.fact.model} the second time on"
+        f" {on_ranks(recording, seen)}",
+        detail="The gradients after synchronisation were not compared: each pass has gradients of its own."
+        if (worst.fact.repeat_error or 0.0) > gradient_tolerance.REPEATED
+        else "The gradients after synchronisation are compared with that much more tolerance.",
+        confidence=Confidence.PROVED,
+        evidence=(
+            evidence(
+                f"greatest difference on rank {rank(worst)}, relative to the parameter's largest gradient",
+                worst.fact.repeat_error,
+                0.0,
+                "the same work done twice",
+            ),
+        ),
+        remedies=(
+            remedy(
+                "Seed every generator, and call torch.use_deterministic_algorithms(True)",
+                cost="Slower kernels",
+            ),
+        ),
+    )
+
+
+RULES = (not_the_mean, drift, not_finite, not_repeatable)

@@ -1,0 +1,89 @@
+"""How the rules over the user's model speak: of its ranks, lines and names."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeVar
+
+from ddp_doctor.facts.user_model import Names, OwnModel
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Evidence, Proof, Remedy
+from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.phrases.ranks import rank_culprits, ranks_at, short
+
+T = TypeVar("T", bound=Hashable)
+#: Of many names a title shows so many.
+_IN_A_TITLE = 4
+DDP_PAGE = "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
+
+
+def facts(recording: Recording) -> list[Seen[OwnModel]]:
+    """What each rank saw, by rank."""
+    return sorted(recording.facts(OwnModel), key=lambda seen: seen.rank or 0)
+
+
+def rank(seen: Seen[OwnModel]) -> int:
+    """Its number."""
+    return seen.rank or 0
+
+
+def on_ranks(recording: Recording, seen: Iterable[Seen[OwnModel]]) -> str:
+    """The ranks for a sentence: ``every rank``, ``rank 1``."""
+    return ranks_at(recording, [rank(one) for one in seen])
+
+
+def are_all(seen: Sequence[Seen[OwnModel]]) -> bool:
+    """Whether these are all ranks of the world."""
+    return len(seen) >= seen[0].fact.world_size
+
+
+def culprits(recording: Recording, seen: Sequence[Seen[OwnModel]]) -> tuple[Culprit, ...]:
+    """The ranks as culprits; none where all are concerned, for it is not the ranks' doing then."""
+    if not seen or (are_all(seen) and seen[0].fact.world_size > 1):
+        return ()
+    return rank_culprits(recording, OwnModel, [rank(one) for one in seen])
+
+
+def code(name: str) -> Culprit:
+    """A line or name of the user's code."""
+    return Culprit(kind="file", name=name)
+
+
+def names(some: Names) -> str:
+    """``head.weight, head.bias and 12 more``."""
+    shown = ", ".join(some.names[:_IN_A_TITLE])
+    more = some.count - len(some.names[:_IN_A_TITLE])
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def evidence(
+    text: str, value: float | None = None, expected: float | None = None, source: str = ""
+) -> Evidence:
+    """An observation of this check."""
+    return Evidence(
+        check="own_model", text=text, value=value, expected=expected, expected_from=source or None
+    )
+
+
+def remedy(summary: str, cost: str = "None", reference: str = DDP_PAGE) -> Remedy:
+    """A change of the user's code: the doctor has no other model to try it on."""
+    return Remedy(
+        summary=summary,
+        scope="code",
+        cost=cost,
+        undo=NOTHING_TO_UNDO if cost == "None" else "take the change back",
+        proof=Proof(
+            reason="the doctor changes no code of yours; repeat the run with --model when it is changed"
+        ),
+        references=(reference,),
+    )
+
+
+def at(where: str) -> str:
+    """`` at net.py:31``, or nothing."""
+    return f" at {short(where)}" if where else ""
+
+
+def grouped(seen: Iterable[tuple[T, Seen[OwnModel]]]) -> dict[T, list[Seen[OwnModel]]]:
+    """One cause, one finding: the ranks by what they met."""
+    groups: dict[T, list[Seen[OwnModel]]] = {}
+    for key, one in seen:
+        groups.setdefault(key, []).append(one)
+    return groups

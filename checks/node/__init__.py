@@ -1,0 +1,1 @@
+"""What one node is like: its settings, software, GPUs and network devices."""

@@ -1,0 +1,55 @@
+"""The environment: launch variables, and the variables of NCCL, torch, gloo and torchrun.
+
+A job believes its environment without a word. A RANK left over from yesterday makes a script wait for seven
+ranks that nobody starts; NCCL_IB_DISABLE=true does not disable InfiniBand; NCCL_TIMEOUT is read by nothing.
+Raw input; only such names are recorded, and no value that looks like a credential::
+
+    RANK=3 MASTER_PORT=29500 PET_NNODES=2 NCCL_IB_DISABLE=true NCCL_SOCKET_IFNAM=eth0 LOGLEVEL=debug
+"""
+
+from ddp_doctor.checks.node.env_vars import backends, costs, devices, launch, names, together, values
+from ddp_doctor.checks.node.env_vars.values import value_refused
+from ddp_doctor.facts.env_vars import EnvVars, SettingOrigins, SettingText
+from ddp_doctor.knowledge import variables
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Where
+from ddp_doctor.model.context import Context
+from ddp_doctor.parse.redact import open_and_withheld
+from ddp_doctor.phrases import launchers
+
+__all__ = ["CHECK", "probe", "value_refused"]
+
+
+def probe(ctx: Context) -> EnvVars:
+    """Read the environment. Never fails; an empty one is an answer too."""
+    told = {
+        name: value
+        for name, value in ctx.env.items()
+        if variables.is_recorded(name) or name in launchers.OTHERS
+    }
+    known, withheld = open_and_withheld(told)
+    return EnvVars(
+        variables=known,
+        withheld=withheld,
+        launcher=launchers.launcher_of(ctx.env),
+        in_kubernetes="KUBERNETES_SERVICE_HOST" in ctx.env,
+    )
+
+
+CHECK = Check(
+    id="env_vars",
+    title="Environment variables",
+    where=Where.NODE,
+    probe=probe,
+    facts=(EnvVars, SettingText, SettingOrigins),
+    rules=(
+        *launch.RULES,
+        *names.RULES,
+        *values.RULES,
+        *together.RULES,
+        *costs.RULES,
+        *devices.RULES,
+        *backends.RULES,
+    ),
+    cost_s=0.01,
+)

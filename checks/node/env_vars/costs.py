@@ -1,0 +1,256 @@
+"""DD123-DD125: values that do what they say, and cost time or risk the job's data."""
+
+from collections.abc import Iterable, Iterator
+
+from ddp_doctor.checks.node.env_vars.in_force import InForce, differing, say
+from ddp_doctor.checks.node.topology.gpudirect import not_used
+from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.knowledge.collectives import PROTOCOLS, left
+from ddp_doctor.knowledge.concerns import concerns
+from ddp_doctor.knowledge.setting_conflicts import TWO_NAMES, conflicts
+from ddp_doctor.knowledge.setting_pairs import ib_is_off, idle
+from ddp_doctor.knowledge.setting_stakes import (
+    MANY_RANKS,
+    NEEDED_FOR,
+    Stake,
+    has_the_efa_plugin,
+    is_a_choice,
+    is_needed_by_a_plugin,
+    logs_each_call,
+    stake,
+)
+from ddp_doctor.knowledge.values import misread
+from ddp_doctor.knowledge.variables import Concern, status_at, variables
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Proof, Remedy, Showing
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.settings import NO_TRIAL, setting_draft
+
+#: Large enough for bandwidth to decide, and done in a blink on any link worth a GPU.
+_SHOWING = Showing(kind="all_reduce", size_bytes=64 * 2**20)
+_STEP = Proof(reason="what it costs shows in the steps of the job, not in one collective")
+_AT_RANDOM = Proof(reason="what it risks comes at random, which a short trial cannot show")
+
+
+@rule("DD123", "debugging-setting-left-on", Severity.WARNING, EnvVars)
+def debugging(recording: Recording) -> Iterable[Draft]:
+    """A setting for the search of a fault that a job pays for in every step.
+
+    What it finds
+        CUDA_LAUNCH_BLOCKING=1, TORCH_DISTRIBUTED_DEBUG=DETAIL, NCCL_DEBUG=TRACE, NCCL_DEBUG=INFO with the subsystem
+        COLL, CALL or ALL. Information only for what costs little; NCCL_DEBUG=INFO alone only for many ranks.
+
+    Why it matters
+        It was set once to find something, and stays in scripts and images: kernels no longer overlap with
+        communication, or each collective is checked, or logged, by every rank.
+
+    Remedy
+        Unset it, unless a fault is being searched.
+
+    References
+        https://docs.pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applications
+    """
+    if recording.options.command == "prolog":
+        return ()  # the job's settings are not there yet
+    differ = differing(recording)
+    return say(recording, lambda one: _debugging(one, differ))
+
+
+def _debugging(one: InForce, differ: frozenset[str]) -> Iterator[Draft]:
+    logs_calls = logs_each_call(one.values)
+    for name, concern in _of_kind(one, "debug"):
+        if (
+            name == "NCCL_DEBUG_SUBSYS" or name in differ
+        ):  # told with NCCL_DEBUG, without which it does nothing
+            continue
+        if (
+            name == "NCCL_DEBUG"
+            and concern.mild
+            and not logs_calls
+            and (one.ranks or MANY_RANKS) < MANY_RANKS
+        ):
+            continue
+        names = (name, "NCCL_DEBUG_SUBSYS") if name == "NCCL_DEBUG" and logs_calls else (name,)
+        yield setting_draft(
+            names,
+            f"{one.told(names)} {'is a setting' if len(names) == 1 else 'are settings'} for debugging, left on",
+            one.told(names),
+            concern.source,
+            one.without(names, "for debugging", proof=_STEP),
+            detail="Every rank writes a line for every collective." if len(names) > 1 else concern.why,
+            severity=Severity.INFO if concern.mild and len(names) == 1 else None,
+        )
+
+
+@rule("DD124", "old-cure-left-on", Severity.WARNING, EnvVars)
+def old_cure(recording: Recording) -> Iterable[Draft]:
+    """A setting that gives a fast path up, as one does to find out what is wrong.
+
+    What it finds
+        NCCL_P2P_DISABLE=1, NCCL_IB_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_NET_GDR_LEVEL=LOC, NCCL_NVLS_ENABLE=0, few
+        channels, small buffers, NCCL_PROTO=LL. Information for an NCCL_ALGO or NCCL_PROTO that may be
+        meant. Silent where the machine has nothing to lose by it, where a plug-in needs it, and where
+        the rules about paths (DD434) and about RDMA (DD436) know better.
+
+    Why it matters
+        It is a diagnosis, not a cure: it was right on one machine with one release, and travels from script to
+        script for years.
+
+    Remedy
+        Unset it and measure again. If the fault comes back, repair that.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    if recording.options.command == "prolog":
+        return ()
+    told = _told_of_gpudirect(recording) | differing(recording)
+    return say(recording, lambda one: _cures(one, told))
+
+
+def _told_of_gpudirect(recording: Recording) -> frozenset[str]:
+    """The settings that DD437 says to unset."""
+
+    def find() -> frozenset[str]:
+        remedies = [remedy for finding in not_used.apply(recording) for remedy in finding.remedies]
+        return frozenset(setting.name for remedy in remedies for setting in remedy.settings)
+
+    return recording.once("settings told to forbid GPUDirect RDMA", find)
+
+
+def _cures(one: InForce, told: frozenset[str]) -> Iterator[Draft]:
+    elsewhere = {name for found in conflicts(one.values, one.nccl) for name in found.names}
+    elsewhere |= told | {name for name, _ in _of_kind(one, "unsafe") if _risks(one, name)}
+    for name, concern in _of_kind(one, "slows"):
+        if name in elsewhere or not _costs(one, name):
+            continue
+        unknown = one.hardware.gpus is None and one.nnodes is not None  # a run that did not look
+        other = one.backend not in ("nccl", "")
+        spares = (
+            stake(name) == "nvls" and one.hardware.gpus is None
+        )  # memory, for which some set it on purpose
+        mild = concern.mild or is_a_choice(name, one.values[name]) or unknown or other or spares
+        yield setting_draft(
+            (name,),
+            f"{one.told([name])} gives speed away",
+            one.told([name]),
+            concern.source,
+            _try_without(one, name),
+            detail=f"{concern.why} Against a fault it is a diagnosis, not a cure.",
+            severity=Severity.INFO if mild else None,
+            confidence=Confidence.POSSIBLE if one.hardware.gpus is None else Confidence.LIKELY,
+        ).model_copy(update={"shown_by": _SHOWING if one.backend == "nccl" else None})
+
+
+def _try_without(one: InForce, name: str) -> Remedy:
+    why, summary = "NCCL chooses by itself then", f"Unset {name} and measure again"
+    cost = NEEDED_FOR.get(name) or "none, unless it was set against a hang or wrong data: then that returns"
+    return one.without([name], why, summary, NO_TRIAL).model_copy(update={"cost": cost})
+
+
+def _costs(one: InForce, name: str) -> bool:
+    """Whether this machine has what the setting gives up, as far as anybody looked, and no other rule judges."""
+    here, of, alone = one.hardware, stake(name), one.nnodes == 1
+    if is_needed_by_a_plugin(name, one.values) or (of != "job" and here.gpus == 0):
+        return False
+    tests: dict[Stake, bool] = {
+        "job": True,
+        "paths": not here.matrix and here.gpus != 1,  # DD434 judges by the matrix
+        "rdma": _costs_rdma(one),
+        "gpudirect": not alone and here.rdma is not False and not ib_is_off(one.values),
+        "network": not alone,
+        "nvls": bool(here.nvls) if here.gpus is not None else here.nvls is not False,
+        "collectives": not (alone and here.gpus == 1) and not _names_all(name, one.values[name]),
+    }
+    return tests[of]
+
+
+def _costs_rdma(one: InForce) -> bool:
+    """In a run the ports are known, and DD436 judges by them."""
+    here = one.hardware
+    if has_the_efa_plugin(one.values):
+        return False
+    return here.rdma is not False if one.nnodes is None else one.nnodes > 1 and here.rdma is here.gpus is None
+
+
+def _names_all(name: str, value: str) -> bool:
+    """Whether a list of protocols leaves none out."""
+    return name == "NCCL_PROTO" and left(value, "AllReduce", PROTOCOLS) == PROTOCOLS
+
+
+@rule("DD125", "setting-risks-wrong-data-or-hangs", Severity.WARNING, EnvVars)
+def unsafe(recording: Recording) -> Iterable[Draft]:
+    """A setting with which data can be wrong, or a fault can hang the job.
+
+    What it finds
+        NCCL_PROTO that forces LL128 where NCCL would not take it by itself (other links than NVLink, GPUs before
+        Volta or of different generations), checks and handlers that are turned off, NCCL_COMM_ID in a torch job.
+
+    Why it matters
+        Wrong gradients look like a bad model. A rank that died without a handler leaves the others waiting.
+
+    Remedy
+        Unset it.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-proto
+    """
+    if recording.options.command == "prolog":
+        return ()
+    differ = differing(recording)
+    return say(recording, lambda one: _unsafe(one, differ))
+
+
+def _unsafe(one: InForce, differ: frozenset[str]) -> Iterator[Draft]:
+    for name, concern in _of_kind(one, "unsafe"):
+        if name in differ or not _risks(one, name):
+            continue
+        unknown = name == "NCCL_PROTO" and one.hardware.ll128 is None and one.hardware.gpus is not None
+        other = one.backend not in ("nccl", "") and name.startswith(("NCCL_", "TORCH_NCCL_"))
+        yield setting_draft(
+            (name,),
+            f"{one.told([name])} risks wrong data or hangs",
+            one.told([name]),
+            concern.source,
+            one.without([name], "unsafe", proof=_AT_RANDOM),
+            detail=concern.why,
+            severity=Severity.INFO if concern.mild or unknown or other else None,
+            confidence=Confidence.POSSIBLE if one.hardware.gpus is None else Confidence.LIKELY,
+        )
+
+
+def _risks(one: InForce, name: str) -> bool:
+    here = one.hardware
+    if name == "NCCL_PROTO":
+        return (
+            here.ll128 is not True
+            and (here.gpus is None or here.gpus > 1)
+            and not is_needed_by_a_plugin(name, one.values)
+        )
+    if stake(name) == "gpudirect":
+        return one.nnodes != 1 and here.rdma is not False and here.gpus != 0
+    return not (name.startswith(("NCCL_", "TORCH_NCCL_")) and here.gpus == 0)
+
+
+def _of_kind(one: InForce, kind: str) -> Iterator[tuple[str, Concern]]:
+    """The first concern of this kind about each setting that has an effect, and the one it says."""
+    for name, value in one.values.items():
+        found = next((concern for concern in concerns(name, value) if concern.kind == kind), None)
+        if found is not None and _has_effect(one, name, value):
+            yield name, found
+
+
+def _has_effect(one: InForce, name: str, value: str) -> bool:
+    known, wrong = variables()[name], misread(name, value)
+    idle_names = {idler for _, idlers in idle(one.values) for idler in idlers}
+    newer = next((new for new, old in TWO_NAMES.items() if old == name), None)
+    return (
+        (wrong is None or wrong.harmless)
+        and (not (at := one.installed.of(known)) or status_at(known, at) == "read")
+        and name not in idle_names
+        and newer not in one.values
+    )
+
+
+RULES = (debugging, old_cure, unsafe)

@@ -1,0 +1,184 @@
+"""The settings in force on each node: the environment's, else those of NCCL's own files."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ddp_doctor.checks.node.env_vars.hardware import Hardware, hardware_of
+from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.nccl import NcclFact
+from ddp_doctor.facts.software import Software
+from ddp_doctor.knowledge.variables import Installed, is_of_another_backend, is_of_rccl, variables
+from ddp_doctor.knowledge.versions import Version, release
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Draft, Proof, Remedy, Setting
+from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.parse.nccl_conf import settings
+from ddp_doctor.phrases.settings import FOLLOWS, NO_TRIAL, per_cause, shown, unset
+from ddp_doctor.views.nccl_backend import nccl_backends
+from ddp_doctor.views.nccl_files import files_read
+from ddp_doctor.views.software import of_the_job
+
+
+@dataclass(frozen=True)
+class InForce:
+    """The settings of one node and what decides what they do there.
+
+    ``places`` says of those that a file sets where: "/etc/nccl.conf:3". ``installed`` has the releases that decide
+    which variables are read; ``backend`` is the run's, "" where there is none. ``unread`` are the settings that only
+    torch's other class behind "nccl" reads: they do nothing here, good or bad.
+    """
+
+    seen: Seen[EnvVars]
+    values: Mapping[str, str]
+    places: Mapping[str, str]
+    installed: Installed
+    unread: Mapping[str, str]
+    backend: str
+    nnodes: int | None
+    ranks: int | None
+    hardware: Hardware
+
+    @property
+    def nccl(self) -> Version:
+        """The release of NCCL that is loaded; () where that is not known."""
+        return self.installed.nccl
+
+    def told(self, names: Iterable[str]) -> str:
+        """``A=1, B=2 (/etc/nccl.conf:3)``."""
+        return ", ".join(
+            shown(name, self.values[name]) + (f" ({self.places[name]})" if name in self.places else "")
+            for name in names
+            if name in self.values
+        )
+
+    def without(
+        self, names: Iterable[str], why: str, summary: str = "", proof: Proof | None = None
+    ) -> Remedy:
+        """Take these settings away: out of the environment, or overruled by the default where a file sets them."""
+        pairs = {name: self.values[name] for name in names if name in self.values}
+        in_files = {name: self.places[name] for name in pairs if name in self.places}
+        if not in_files:
+            return unset(pairs, why, summary, proof or FOLLOWS)
+        return Remedy(
+            summary=f"Take {' and '.join(in_files)} out of {' and '.join(dict.fromkeys(in_files.values()))}",
+            settings=tuple(_overruled(name, why, in_files) for name in pairs),
+            cost="none, unless something else relies on it; until the file is mended the environment overrules it",
+            undo="put the line back",
+            proof=proof or NO_TRIAL,
+        )
+
+    def key(self) -> object:
+        """Equal for nodes of which the same is to be said."""
+        values, places = frozenset(self.values.items()), frozenset(self.places.items())
+        unread = frozenset(self.unread.items())
+        return values, unread, places, self.installed, self.seen.fact.launcher, self.hardware
+
+
+def _overruled(name: str, why: str, in_files: Mapping[str, str]) -> Setting:
+    known = variables().get(name)
+    default = known.default if known else None
+    if name not in in_files or default is None:
+        return Setting(name=name, action="unset", why=why)
+    return Setting(name=name, value=default, why=why)
+
+
+def settings_in_force(recording: Recording) -> list[InForce]:
+    """What is set on each node, in the order of the nodes."""
+    return recording.once("settings in force", lambda: list(_in_force(recording)))
+
+
+def _in_force(recording: Recording) -> Iterator[InForce]:
+    software = {seen.node: seen.fact for seen in of_the_job(recording)}
+    backends = nccl_backends(recording)
+    environments = {seen.node: seen.fact.variables for seen in recording.facts(EnvVars)}
+    files = {seen.node: seen for seen in recording.facts(NcclFact)}
+    world = recording.world
+    for seen in judged(recording):
+        own = seen.fact.variables
+        has_files = seen.node in files and seen.node not in _with_rccl(recording)  # that has ~/.rccl.conf
+        added = settings(files_read(recording, files[seen.node])) if has_files else {}
+        ours = {name: told for name, told in added.items() if name not in own and _is_nccls(name)}
+        yield InForce(
+            seen=seen,
+            values={**own, **{name: value for name, (value, _) in ours.items()}},
+            places={name: place for name, (_, place) in ours.items()},
+            installed=_installed(software.get(seen.node), backends.get(seen.node)),
+            unread={
+                name: value
+                for name, value in environments[seen.node].items()
+                if _is_of_another_backend(name, backends.get(seen.node))
+            },
+            backend=world.backend if world else "",
+            nnodes=max(world.nnodes, world.foreign_nodes) if world else None,
+            ranks=world.world_size if world else None,
+            hardware=hardware_of(recording, seen.node),
+        )
+
+
+def judged(recording: Recording) -> Iterator[Seen[EnvVars]]:
+    """The environments, without what AMD's RCCL reads where torch is built for ROCm, or torch's other class for NCCL.
+
+    RCCL takes NCCL's names and has others that begin so (NCCL_LIBIBVERBS_SO is one), with values and defaults of
+    its own (ROCm's documentation, "RCCL environment variables"); the table is of NVIDIA's NCCL.
+    """
+    with_rccl, backends = _with_rccl(recording), nccl_backends(recording)
+    for seen in recording.facts(EnvVars):
+        own = {
+            name: value
+            for name, value in seen.fact.variables.items()
+            if not (seen.node in with_rccl and is_of_rccl(name))
+            and not _is_of_another_backend(name, backends.get(seen.node))
+        }
+        yield replace(seen, fact=seen.fact.model_copy(update={"variables": own}))
+
+
+def _is_of_another_backend(name: str, backend: str | None) -> bool:
+    known = variables().get(name)
+    return known is not None and is_of_another_backend(known, backend)
+
+
+def _with_rccl(recording: Recording) -> frozenset[int]:
+    """The nodes whose torch is built for ROCm."""
+    return frozenset(seen.node for seen in of_the_job(recording) if seen.fact.torch_hip)
+
+
+def _installed(fact: Software | None, backend: str | None) -> Installed:
+    if fact is None:
+        return Installed(backend=backend)
+    nccl = () if fact.torch_hip else release(fact.nccl_loaded or "")
+    return Installed(nccl, release(fact.torch_version or ""), backend)
+
+
+def _is_nccls(name: str) -> bool:
+    known = variables().get(name)
+    return known is not None and known.owner == "nccl"
+
+
+def say(recording: Recording, tell: Callable[[InForce], Iterable[Draft]]) -> Iterator[Draft]:
+    """One draft per cause; nodes with the same settings are judged once, for there may be thousands."""
+    known: dict[object, tuple[Draft, ...]] = {}
+
+    def drafts() -> Iterator[tuple[Seen[EnvVars], Draft]]:
+        for one in settings_in_force(recording):
+            key = one.key()
+            if key not in known:
+                known[key] = tuple(tell(one))
+            yield from ((one.seen, draft) for draft in known[key])
+
+    yield from per_cause(recording, drafts())
+
+
+def differing(recording: Recording) -> frozenset[str]:
+    """The settings that are not alike on all nodes, of which the check of agreement tells."""
+
+    def find() -> frozenset[str]:
+        sets = {frozenset(one.values.items()) for one in settings_in_force(recording)}
+        return frozenset(name for one in sets for name, _ in one - frozenset.intersection(*sets))
+
+    return recording.once("settings that differ between nodes", find)
+
+
+def at_most(severity: Severity, one: InForce) -> Severity:
+    """A warning where the run's backend is not the one that reads the setting."""
+    is_nccls = one.backend in ("nccl", "")
+    return severity if is_nccls or severity is not Severity.ERROR else Severity.WARNING

@@ -1,0 +1,193 @@
+"""DD115-DD118: settings that do nothing beside others, contradict each other, or ask for what there is not."""
+
+from collections.abc import Iterable, Iterator
+
+from ddp_doctor.checks.node.env_vars.in_force import InForce, at_most, differing, say
+from ddp_doctor.checks.node.topology.sockets import settings_told
+from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.knowledge.agreement import effective
+from ddp_doctor.knowledge.setting_conflicts import Conflict, conflicts, disagreeing
+from ddp_doctor.knowledge.setting_pairs import Beside, idle
+from ddp_doctor.knowledge.setting_ranges import Range, out_of_range
+from ddp_doctor.knowledge.values import misread
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.nodes import in_words
+from ddp_doctor.phrases.settings import set_to, setting_draft, shown
+
+
+@rule("DD115", "setting-without-effect-beside-another", Severity.WARNING, EnvVars)
+def without_effect(recording: Recording) -> Iterable[Draft]:
+    """Settings that do nothing because of another one, or because another one is missing.
+
+    What it finds
+        NCCL_P2P_LEVEL beside NCCL_P2P_DISABLE=1, NCCL_IB_* beside NCCL_IB_DISABLE=1 or NCCL_NET=Socket,
+        NCCL_DEBUG_SUBSYS without NCCL_DEBUG=INFO. Information only where nobody is likely to wait for
+        the effect, and of RDMA settings in a job of one node or without an RDMA port. Silent where
+        another rule says that the stronger setting is to go.
+
+    Why it matters
+        Somebody relies on one of the two, and NCCL says nothing.
+
+    Remedy
+        Decide which is meant, and unset the other.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    told = settings_told(recording)
+    return say(recording, lambda one: _idle(one, told))
+
+
+def _idle(one: InForce, told: frozenset[str]) -> Iterator[Draft]:
+    for row, idle_names in idle(one.values):
+        names = tuple(name for name in idle_names if misread(name, one.values[name]) is None)
+        if row.name in told or not names:
+            continue
+        pairs = one.told((*([row.name] if row.name in one.values else []), *names))
+        verb = "does" if len(names) == 1 else "do"
+        lacking = row.needs_it and not one.values.get(row.name)
+        beside = (
+            f"without {row.name}" if lacking else f"beside {shown(row.name, one.values.get(row.name, ''))}"
+        )
+        yield setting_draft(
+            names,
+            f"{in_words(names)} {verb} nothing {beside}",
+            pairs,
+            row.source,
+            one.without(names, "without effect"),
+            *([] if row.needs_it else [one.without([row.name], "it keeps the others from their effect")]),
+            detail=row.why,
+            severity=Severity.INFO if row.minor or _is_moot(row, names, one) else None,
+        )
+
+
+def _is_moot(row: Beside, names: Iterable[str], one: InForce) -> bool:
+    """Whether the node has no use for either setting, or what is idle asks for the defaults."""
+    asks = any(effective(name, one.values[name]) is not None for name in names)
+    return not asks or (row.of_rdma and (one.hardware.rdma is False or one.nnodes == 1))
+
+
+@rule("DD116", "settings-contradict-each-other", Severity.WARNING, EnvVars)
+def contradicting(recording: Recording) -> Iterable[Draft]:
+    """Settings that cannot both be meant, or that leave NCCL nothing to work with.
+
+    What it finds
+        Minima above maxima, more sockets than there may be, P2P and shared memory both off. An error where NCCL
+        must fail: NCCL_NET=IB with NCCL_IB_DISABLE=1, an NCCL_ALGO or NCCL_PROTO that leaves a collective
+        of DDP without an algorithm (from 2.24 on NCCL_ALGO=Tree does). Silent where the topology's rules
+        tell what P2P and shared memory cost here.
+
+    Why it matters
+        NCCL ends with an error in init or in the first collective, or takes one of the two without a word.
+
+    Remedy
+        Unset one of them.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    differ = differing(recording)
+    return say(recording, lambda one: _contradictions(one, differ))
+
+
+def _contradictions(one: InForce, differ: frozenset[str]) -> Iterator[Draft]:
+    for found in conflicts(one.values, one.nccl):
+        if differ.intersection(found.names):
+            continue
+        if found.names[0] == "NCCL_P2P_DISABLE" and (one.hardware.matrix or (one.hardware.gpus or 2) < 2):
+            continue
+        yield setting_draft(
+            found.names,
+            f"{one.told(found.names)} {found.says}",
+            one.told(found.names),
+            found.source,
+            *_ways_out(one, found),
+            detail=found.why,
+            severity=at_most(Severity.ERROR, one) if found.fails else None,
+            confidence=Confidence.PROVED if found.fails is not None else Confidence.POSSIBLE,
+        )
+
+
+def _ways_out(one: InForce, found: Conflict) -> list[Remedy]:
+    return [one.without([name], found.says) for name in found.without]
+
+
+@rule("DD117", "old-and-new-name-disagree", Severity.WARNING, EnvVars)
+def two_names(recording: Recording) -> Iterable[Draft]:
+    """One setting under two names, with two values.
+
+    What it finds
+        TORCH_NCCL_* beside its old name NCCL_*, NCCL_MAX_NCHANNELS beside NCCL_MAX_NRINGS and the like, with
+        different effects.
+
+    Why it matters
+        The new name counts, whichever was set last. Whoever edits the old one waits for an effect in vain.
+
+    Remedy
+        Unset the old name.
+
+    References
+        torch/csrc/distributed/c10d/Utils.hpp, getCvarString
+    """
+    return say(recording, _names)
+
+
+def _names(one: InForce) -> Iterator[Draft]:
+    for old, new in disagreeing(one.values, one.installed).items():
+        yield setting_draft(
+            (old,),
+            f"{one.told((new, old))}: the new name counts, and {old} does nothing",
+            one.told((new, old)),
+            "torch/csrc/distributed/c10d/Utils.hpp and NCCL src/graph/connect.cc",
+            one.without([old], f"{new} is set"),
+            detail="They are two names of one setting.",
+        )
+
+
+@rule("DD118", "value-out-of-range", Severity.WARNING, EnvVars)
+def outside_range(recording: Recording) -> Iterable[Draft]:
+    """A number that a setting has no room for.
+
+    What it finds
+        NCCL_IB_TIMEOUT above 31 (no time-out at all), NCCL_IB_RETRY_CNT above 7, NCCL_IB_TC above 255,
+        NCCL_SOCKET_NTHREADS above 16, channels that NCCL does not have, modes that do not exist.
+
+    Why it matters
+        NCCL or the network card takes another number, and says little or nothing.
+
+    Remedy
+        A number within the range, or none.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    return say(recording, _outside)
+
+
+def _outside(one: InForce) -> Iterator[Draft]:
+    for name, value in one.values.items():
+        known = out_of_range(name, one.values, one.nccl)
+        wrong = misread(name, value)
+        if known is not None and (wrong is None or wrong.harmless):
+            yield _range_draft(one, name, value, known)
+
+
+def _range_draft(one: InForce, name: str, value: str, known: Range) -> Draft:
+    most = str(known.most)
+    nearest = set_to(name, most, "the largest that there is", (name, value))
+    return setting_draft(
+        (name,),
+        f"{shown(name, value)} {known.says or f'is out of range: it takes {known.least} to {known.most}'}",
+        one.told([name]),
+        known.source,
+        one.without([name], "out of range"),
+        *([nearest] if value.strip().isdecimal() and int(value) > known.most else []),
+        detail=known.beyond,
+        severity=Severity.INFO if known.minor else None,
+    )
+
+
+RULES = (without_effect, contradicting, two_names, outside_range)

@@ -1,0 +1,122 @@
+"""GPUs: what the driver's management library (NVML) says of each, beside what the machine should have.
+
+DDP needs one whole, healthy, free GPU a rank: one that is lost, hot, in use or absent stops the job in its
+first minute, or slows every rank down to itself. Raw input, from sources/child_nvml.py (a process of its
+own, since a sick driver hangs whoever asks it), and what it is held against (parse/host_gpus.py):
+
+    {"error": null, "driver_version": "550.90.07", "gpus": [{"index": 3, "uuid": "GPU-8932f933-…",
+     "bus_id": "00000000:61:00.0", "ecc_volatile_uncorrected": 2, "memory_used_bytes": 4194304, …}]}
+    /sys/bus/pci/devices/0000:61:00.0/{vendor: 0x10de, class: 0x030200, driver -> …/nvidia}
+    SLURM_JOB_GPUS=0,1,2,3   NVIDIA_VISIBLE_DEVICES=GPU-8932f933-…   CUDA_VISIBLE_DEVICES=0,1
+
+A container sees the host's PCI bus without owning its GPUs, so there only granted GPUs count. One
+finding names all GPUs with the same fault. Of AMD GPUs and other accelerators nothing can be said yet: where
+the job would use them the reading fails, and the verdict is unsure (parse/other_accelerators.py).
+"""
+
+from ddp_doctor.checks.node.gpus import (
+    condition,
+    driver,
+    fabric,
+    memory,
+    models,
+    modes,
+    numbers,
+    peers,
+    sharing,
+)
+from ddp_doctor.checks.node.gpus.numbers import gpus_missing
+from ddp_doctor.facts.gpus import GpusFact
+from ddp_doctor.knowledge import thresholds as limits
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Where
+from ddp_doctor.model.context import Context
+from ddp_doctor.model.fact import Absent, Failed, TookTooLong
+from ddp_doctor.parse import host_gpus, other_accelerators
+from ddp_doctor.parse import visible_devices as devices
+from ddp_doctor.parse.kernel_files import first_line
+from ddp_doctor.parse.nvml import NvmlAnswer, parse_nvml
+
+__all__ = ["CHECK", "gpus_missing", "probe"]
+
+
+def probe(ctx: Context) -> GpusFact:
+    """Ask NVML in a process of its own. Raises Absent only where no GPU is due or granted either.
+
+    Raises Failed where the job would use accelerators of another maker: nothing can be said of them.
+    """
+    pci = host_gpus.pci_gpus(ctx)
+    answer = _ask(ctx, limits.NVML_BASE_LIMIT_S + limits.NVML_LIMIT_PER_GPU_S * len(pci or ()))
+    nodes = host_gpus.device_nodes(ctx)
+    seen = GpusFact(
+        gpus=answer.gpus,
+        driver_version=answer.driver_version,
+        cuda_driver_version=answer.cuda_driver_version,
+        nvml_version=answer.nvml_version,
+        confidential_compute=answer.confidential_compute,
+        nvml_error=answer.failure(),
+        nvml_elapsed_s=answer.elapsed_s,
+        kernel_module=first_line(ctx, "/proc/driver/nvidia/version"),
+        pci_gpus=pci,
+        excluded_bus_ids=answer.excluded_bus_ids,
+        device_nodes=nodes,
+        fabric_manager=host_gpus.fabric_manager_runs(ctx, nodes),
+        in_container=host_gpus.in_container(ctx),
+    )
+    fact = seen.model_copy(update=devices.job_view(seen.gpus, ctx.env, in_container=seen.in_container))
+    if not (fact.gpus or answer.error == "timed_out" or fact.due() or fact.is_owed()):
+        others = None if _is_without_grant(fact) else other_accelerators.unsupported(ctx)
+        if others is not None:
+            raise Failed(f"{others}: not supported yet, so nothing was tested on them")
+        raise Absent(_absence(fact))
+    return fact
+
+
+def _ask(ctx: Context, limit_s: float) -> NvmlAnswer:
+    """The child's answer, also where the driver kills or hangs it. Raises where it never got to NVML."""
+    result = ctx.child("nvml", f"{max(min(limit_s, ctx.deadline - ctx.clock() - 1.0), 0.1):.1f}")
+    ctx.keep(result.stdout or result.stderr)
+    try:
+        answer = parse_nvml(result.stdout)
+    except ValueError:
+        if result.returncode is not None and result.returncode < 0:
+            return NvmlAnswer(error="crashed", text=f"ended by signal {-result.returncode}")
+        if result.status == "timed_out":
+            raise TookTooLong("the program that asks NVML did not end in time, and said nothing") from None
+        last = result.stderr.strip().rpartition("\n")[2]
+        raise Failed(f"the program that asks NVML gave no answer: {last or result.status}") from None
+    if answer.error == "pynvml_missing":
+        raise Failed(f"nvidia-ml-py is missing in the doctor's own Python: {answer.text}")
+    if answer.error == "timed_out" and not answer.call:
+        raise TookTooLong("the program that asks NVML had not reached the driver in time")
+    return answer
+
+
+def _is_without_grant(fact: GpusFact) -> bool:
+    """Whether this is a SLURM step to which no GPU was given: those of the machine are not its business."""
+    return "SLURM_PROCID" in fact.environment and not fact.granted
+
+
+def _absence(fact: GpusFact) -> str:
+    if fact.pci_gpus and all(gpu.passed_through for gpu in fact.pci_gpus):
+        return f"all {len(fact.pci_gpus)} NVIDIA GPUs are set aside for virtual machines (vfio-pci)"
+    if fact.pci_gpus:
+        here = "container" if fact.in_container else "SLURM step"
+        return f"no NVIDIA GPU was given to this {here}; the machine has {len(fact.pci_gpus)}"
+    bus = "the PCI bus cannot be read" if fact.pci_gpus is None else "no PCI device of vendor 10de"
+    driver = "no driver" if fact.nvml_error else "the driver lists none"
+    return f"no NVIDIA GPU on this machine: {bus}, {driver}"
+
+
+_GROUPS = (driver, numbers, condition, sharing, models, memory, peers, fabric, modes)
+
+CHECK = Check(
+    id="gpus",
+    title="GPUs and their driver",
+    where=Where.NODE,
+    probe=probe,
+    facts=(GpusFact,),
+    rules=tuple(sorted((rule for group in _GROUPS for rule in group.RULES), key=lambda rule: rule.code)),
+    cost_s=0.3,
+    deadline_s=60.0,
+)

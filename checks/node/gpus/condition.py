@@ -1,0 +1,186 @@
+"""DD304, DD307, DD308: a GPU that is lost, has lost data, or is slowed by its own hardware."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.node.gpus.severity import by_severity
+from ddp_doctor.facts.gpus import Gpu, GpusFact
+from ddp_doctor.knowledge import nvml as known
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.gpus import Sight, gpu_draft
+from ddp_doctor.phrases.kernel import xids_of
+
+
+@rule("DD304", "gpu-needs-recovery", Severity.ERROR, GpusFact)
+def needs_recovery(recording: Recording) -> Iterator[Draft]:
+    """A GPU that does not answer, or of which the driver itself asks to be reset.
+
+    What it finds
+        GPUs that NVML calls lost or in need of a reset, that fail as a whole, or whose recovery action is
+        not "none".
+
+    Why it matters
+        CUDA fails on it, often for all GPUs of the node: ranks die at start or at the first kernel.
+
+    Remedy
+        Drain the node and do what the driver asks: reset the GPU, or reboot. What returns is hardware.
+
+    References
+        NVML API reference, nvmlReturn_t; NVIDIA GPU Memory Error Management, Error Recovery and Response
+        Flags; NVIDIA Xid catalog, Xid 79 and 154
+    """
+    for severity, hits in by_severity(recording, recovery).items():
+        yield gpu_draft(
+            recording,
+            hits,
+            " and ".join(dict.fromkeys(_recovery_words(gpu) for _, gpu in hits)),
+            lambda gpu: Sight(_recovery_words(gpu) + _ecc_words(gpu), expected_from=known.MEMORY_ERRORS),
+            known.RESET_GPU,
+            detail="The driver says so itself. Other GPUs of the node may stop answering with it.",
+            severity=severity,
+            beside=xids_of(recording, hits),
+        )
+
+
+def recovery(gpu: Gpu) -> Severity | None:
+    """How gravely the GPU as a whole fails."""
+    if gpu.error not in (None, "no_permission"):
+        return Severity.ERROR
+    if gpu.recovery_action in (None, "none"):
+        return None
+    return Severity.WARNING if gpu.recovery_action in known.MILD_RECOVERY_ACTIONS else Severity.ERROR
+
+
+def _recovery_words(gpu: Gpu) -> str:
+    if gpu.error is None:
+        action = gpu.recovery_action or ""
+        return f"the driver asks for {known.RECOVERY_ACTIONS.get(action, action)}"
+    return known.GPU_ERRORS.get(gpu.error, f"the driver cannot use it ({gpu.error})")
+
+
+def _ecc_words(gpu: Gpu) -> str:
+    count = gpu.ecc_volatile_uncorrected
+    errors = f"; {count} uncorrected memory errors since the driver was loaded" if count else ""
+    return errors + _pending_words(gpu)
+
+
+def _pending_words(gpu: Gpu) -> str:
+    return "; a reset will replace the bad memory" if repair_pending(gpu) else ""
+
+
+def repair_pending(gpu: Gpu) -> bool:
+    """Whether bad memory waits for a reset to be taken out of use."""
+    return bool(gpu.row_remap_pending or gpu.page_retirement_pending)
+
+
+@rule("DD307", "gpu-memory-errors-uncorrected", Severity.ERROR, GpusFact)
+def memory_errors(recording: Recording) -> Iterator[Draft]:
+    """A GPU whose memory lost data since its driver was loaded.
+
+    What it finds
+        Volatile uncorrected ECC errors. An error, as NVIDIA's own monitoring judges it; a warning where the
+        driver says that no recovery is needed, which it does for errors that it contained (A100 and newer).
+
+    Why it matters
+        The process that touches the bad memory dies (Xid 48, 94, 95), and with it the whole DDP job.
+
+    Remedy
+        Drain the node and reset the GPU. Contained errors: reset at the next chance, so that the row is
+        remapped.
+
+    References
+        DCGM, DCGM_FR_VOLATILE_DBE_DETECTED (drain the GPU and reset it); NVIDIA Xid catalog, 48, 63, 64, 94
+        and 95; NVIDIA GPU Memory Error Management, Error Recovery and Response Flags
+    """
+    for severity, hits in by_severity(recording, _memory_errors).items():
+        contained = severity is Severity.WARNING
+        yield gpu_draft(
+            recording,
+            hits,
+            "uncorrected memory errors" + (", contained by the driver" if contained else ""),
+            _memory_error_sight,
+            known.RESET_GPU,
+            detail="Counted since the driver was loaded; a reset clears them.",
+            severity=severity,
+            beside=xids_of(recording, hits),
+        )
+
+
+def _memory_errors(gpu: Gpu) -> Severity | None:
+    if not gpu.ecc_volatile_uncorrected or recovery(gpu) is not None or gpu.row_remap_failed:
+        return None  # DD304 or DD312 has named it with the errors
+    return Severity.WARNING if gpu.recovery_action == "none" else Severity.ERROR
+
+
+def _memory_error_sight(gpu: Gpu) -> Sight:
+    action = gpu.recovery_action or "not told by this driver"
+    return Sight(
+        f"{gpu.ecc_volatile_uncorrected} uncorrected ECC errors since the driver was loaded, "
+        f"{gpu.ecc_aggregate_uncorrected} in its life{_places(gpu)}; recovery action {action}"
+        f"{_pending_words(gpu)}",
+        gpu.ecc_volatile_uncorrected,
+        "errors",
+        0,
+        known.MEMORY_ERRORS,
+    )
+
+
+def _places(gpu: Gpu) -> str:
+    """Where the errors since the driver was loaded were, as far as NVML tells."""
+    counts = (("DRAM", gpu.ecc_volatile_uncorrected_dram), ("SRAM", gpu.ecc_volatile_uncorrected_sram))
+    told = [f"{count} in {place}" for place, count in counts if count]
+    return f", of the former {' and '.join(told)}" if told else ""
+
+
+@rule("DD308", "gpu-slowed-by-hardware", Severity.WARNING, GpusFact)
+def slowed(recording: Recording) -> Iterator[Draft]:
+    """A GPU whose hardware holds its clocks down.
+
+    What it finds
+        Hardware thermal slowdown or the power brake, in force at two looks half a second apart; information
+        where the driver lowers the clocks for heat. Power caps, idle and set clocks are normal life.
+
+    Why it matters
+        The hardware halves the clock or worse, and in DDP every rank waits for the slowest.
+
+    Remedy
+        Have cooling and power supply of the node inspected.
+
+    References
+        NVML API reference, nvmlClocksEventReasons
+    """
+    for severity, hits in by_severity(recording, _slowdown).items():
+        yield gpu_draft(
+            recording,
+            hits,
+            " and ".join(dict.fromkeys(known.SLOWDOWNS[name] for _, gpu in hits for name in _slowdowns(gpu))),
+            _slowdown_sight,
+            known.COOL_DOWN,
+            detail="In force at two looks half a second apart, before the job put any load on it.",
+            severity=severity,
+        )
+
+
+def _slowdown(gpu: Gpu) -> Severity | None:
+    names = _slowdowns(gpu)
+    return None if not names else Severity.INFO if names == ["sw_thermal_slowdown"] else Severity.WARNING
+
+
+def _slowdowns(gpu: Gpu) -> list[str]:
+    return [name for name in known.SLOWDOWNS if name in (gpu.clock_events or ())]
+
+
+def _slowdown_sight(gpu: Gpu) -> Sight:
+    heat = f", {gpu.temperature_c} °C" if gpu.temperature_c is not None else ""
+    return Sight(
+        f"{', '.join(_slowdowns(gpu))}{heat}; SM clock",
+        gpu.sm_clock_mhz,
+        "MHz",
+        gpu.sm_clock_max_mhz,
+        "the GPU's highest SM clock",
+    )
+
+
+RULES = (needs_recovery, memory_errors, slowed)

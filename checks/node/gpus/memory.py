@@ -1,0 +1,199 @@
+"""DD312, DD313, DD314, DD324: what became of a GPU's bad memory, and of the ROM that remembers it."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.node.gpus.condition import recovery, repair_pending
+from ddp_doctor.checks.node.gpus.severity import by_severity
+from ddp_doctor.facts.gpus import Gpu, GpusFact
+from ddp_doctor.knowledge import nvml as known
+from ddp_doctor.knowledge import thresholds as limits
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.gpus import Sight, gpu_draft
+from ddp_doctor.phrases.kernel import xids_of
+from ddp_doctor.views.gpus import hits_of
+
+
+@rule("DD312", "gpu-memory-repair-failed", Severity.ERROR, GpusFact)
+def repair_failed(recording: Recording) -> Iterator[Draft]:
+    """A GPU that could not replace a bad row of its memory.
+
+    What it finds
+        NVML's flag that a row remapping has failed (Ampere and newer). Rows that were remapped, however many,
+        are repaired and no finding.
+
+    Why it matters
+        The bad row stays in use after a reset: the next process that touches it dies (Xid 48, 64, 94, 95), and
+        with it the whole DDP job.
+
+    Remedy
+        Take the GPU out; the flag is what NVIDIA replaces GPUs for.
+
+    References
+        NVIDIA GPU Memory Error Management, RMA Policy Thresholds for Row-Remapping; DCGM,
+        DCGM_FR_ROW_REMAP_FAILURE
+    """
+    hits = hits_of(recording, lambda gpu: gpu.row_remap_failed)
+    if hits:
+        yield gpu_draft(
+            recording,
+            hits,
+            "a bad row of its memory could not be replaced",
+            lambda gpu: Sight(f"row remapping failed; {_rows(gpu)}", expected_from=known.MEMORY_ERRORS),
+            known.REPLACE_GPU,
+            detail="A reset does not mend it: the bank of memory has no spare row left, or the ROM took no entry.",
+            severity=Severity.ERROR,
+            beside=xids_of(recording, hits),
+        )
+
+
+def _rows(gpu: Gpu) -> str:
+    """ "2 rows replaced, 1 after an uncorrected error, 1 bank without spare rows"."""
+    unsafe = gpu.rows_remapped_uncorrected or 0
+    rows = (gpu.rows_remapped_corrected or 0) + unsafe
+    words = f"{rows} {'row' if rows == 1 else 'rows'} replaced, {unsafe} after an uncorrected error"
+    banks = (gpu.spare_rows or {}).get("none", 0)
+    errors = gpu.ecc_volatile_uncorrected
+    words += f", {banks} {'bank' if banks == 1 else 'banks'} without spare rows" if banks else ""
+    return words + (f", {errors} uncorrected errors since the driver was loaded" if errors else "")
+
+
+@rule("DD313", "gpu-memory-repair-pending", Severity.WARNING, GpusFact)
+def repair_waits(recording: Recording) -> Iterator[Draft]:
+    """A GPU whose bad memory waits for a reset to be taken out of use.
+
+    What it finds
+        A pending row remapping (Ampere and newer) or page retirement (older): a warning. An error where the
+        retirement is for an uncorrected error: the driver then opens no further CUDA context.
+
+    Why it matters
+        Until the reset the driver can only avoid the bad memory; what was in it is lost.
+
+    Remedy
+        Reset the GPU when the node is idle, or reboot.
+
+    References
+        NVML API reference, nvmlDeviceGetRemappedRows and nvmlDeviceGetRetiredPagesPendingStatus; NVIDIA
+        Dynamic Page Retirement, Use Case 1; DCGM, DCGM_FR_PENDING_ROW_REMAP
+    """
+    for severity, hits in by_severity(recording, _pending).items():
+        yield gpu_draft(
+            recording,
+            hits,
+            "bad memory waits for a reset to be taken out of use",
+            lambda gpu: Sight(_pending_words(gpu), expected_from=known.MEMORY_ERRORS),
+            known.RESET_WHEN_IDLE,
+            detail="The driver opens no CUDA context before."
+            if severity is Severity.ERROR
+            else "Jobs can run meanwhile: the driver keeps the bad memory away from them.",
+            severity=severity,
+            beside=xids_of(recording, hits),
+        )
+
+
+def _pending(gpu: Gpu) -> Severity | None:
+    told = recovery(gpu) is not None or gpu.ecc_volatile_uncorrected or gpu.row_remap_failed
+    if told or not repair_pending(gpu):
+        return None  # DD304, DD307 and DD312 say that a reset is due, or does not help
+    return Severity.ERROR if gpu.page_retirement_pending_double_bit else Severity.WARNING
+
+
+def _pending_words(gpu: Gpu) -> str:
+    if gpu.row_remap_pending:
+        return f"row remapping pending; {_rows(gpu)}"
+    return f"page retirement pending; {_pages(gpu)}"
+
+
+def _pages(gpu: Gpu) -> str:
+    return f"{_retired(gpu)} pages retired, {gpu.pages_retired_double_bit or 0} after an uncorrected error"
+
+
+def _retired(gpu: Gpu) -> int:
+    return (gpu.pages_retired_single_bit or 0) + (gpu.pages_retired_double_bit or 0)
+
+
+@rule("DD314", "gpu-memory-wears-out", Severity.WARNING, GpusFact)
+def wears_out(recording: Recording) -> Iterator[Draft]:
+    """A GPU with so many memory errors behind it that the next one may not be repairable.
+
+    What it finds
+        The flag by which NVIDIA's policy judges errors of the SRAM, or 63 retired pages of the 64 there is room
+        for: a warning. Information where a bank of memory has no spare row left. Fewer repairs are normal life.
+
+    Why it matters
+        The GPU works, but the job is at risk: the next bad cell in that place stays in use.
+
+    Remedy
+        Have the GPU looked at, at the next maintenance.
+
+    References
+        NVIDIA GPU Memory Error Management, RMA Policy Thresholds for SRAM Failure Modes; DCGM,
+        DCGM_FR_SRAM_THRESHOLD and DCGM_FR_RETIRED_PAGES_LIMIT; NVML API reference,
+        nvmlDeviceGetRowRemapperHistogram
+    """
+    for severity, hits in by_severity(recording, _worn).items():
+        yield gpu_draft(
+            recording,
+            hits,
+            " and ".join(dict.fromkeys(_worn_words(gpu) for _, gpu in hits)),
+            lambda gpu: Sight(_worn_sight(gpu), expected_from=known.MEMORY_ERRORS),
+            known.WATCH_GPU if severity is Severity.INFO else known.REPLACE_GPU,
+            detail="All errors so far are dealt with; the next one of this kind may not be.",
+            severity=severity,
+        )
+
+
+def _worn(gpu: Gpu) -> Severity | None:
+    if gpu.row_remap_failed:
+        return None  # DD312
+    if gpu.sram_threshold_exceeded or _retired(gpu) >= limits.GPU_RETIRED_PAGES:
+        return Severity.WARNING
+    return Severity.INFO if (gpu.spare_rows or {}).get("none") else None
+
+
+def _worn_words(gpu: Gpu) -> str:
+    if gpu.sram_threshold_exceeded:
+        return "more errors of its SRAM than NVIDIA's policy allows"
+    if _retired(gpu) >= limits.GPU_RETIRED_PAGES:
+        return "the table of retired memory pages is full"
+    return "a bank of its memory has no spare row left"
+
+
+def _worn_sight(gpu: Gpu) -> str:
+    if gpu.sram_threshold_exceeded:
+        return "SRAM threshold exceeded"
+    return _pages(gpu) if _retired(gpu) >= limits.GPU_RETIRED_PAGES else _rows(gpu)
+
+
+@rule("DD324", "gpu-inforom-corrupted", Severity.WARNING, GpusFact)
+def inforom_corrupted(recording: Recording) -> Iterator[Draft]:
+    """A GPU whose InfoROM fails its checksum.
+
+    What it finds
+        nvmlDeviceValidateInforom says that the InfoROM is corrupted.
+
+    Why it matters
+        The GPU works, but forgets: error counts, bad rows and settings are kept there.
+
+    Remedy
+        Hand the GPU to its vendor at the next maintenance.
+
+    References
+        NVML API reference, nvmlDeviceValidateInforom; DCGM, DCGM_FR_CORRUPT_INFOROM
+    """
+    hits = hits_of(recording, lambda gpu: gpu.inforom_valid is False)
+    if hits:
+        yield gpu_draft(
+            recording,
+            hits,
+            "its InfoROM is corrupted",
+            lambda _: Sight("the InfoROM fails its checksum", expected_from="the driver verifies it"),
+            known.INFOROM,
+            detail="It keeps the list of bad memory rows and the error counts.",
+            severity=Severity.WARNING,
+        )
+
+
+RULES = (repair_failed, repair_waits, wears_out, inforom_corrupted)

@@ -1,0 +1,173 @@
+"""DD303, DD311: fewer GPUs than there should be, or than the job has ranks."""
+
+import shlex
+from collections.abc import Container, Iterator
+from functools import partial
+
+from ddp_doctor.checks.node.gpus.severity import severity_of_use
+from ddp_doctor.checks.node.gpus.shortfall import REQUIRED, Shortfall, shortfall_of
+from ddp_doctor.facts.gpus import GpusFact
+from ddp_doctor.knowledge import nvml as known
+from ddp_doctor.model.choices import Confidence, Severity, Status
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
+from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.gpus import asked_for
+from ddp_doctor.phrases.kernel import NodeView, xid_lines
+from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names
+
+
+@rule("DD303", "gpus-missing", Severity.ERROR)
+def gpus_missing(recording: Recording) -> Iterator[Draft]:
+    """The driver shows fewer GPUs than there should be.
+
+    What it finds
+        GPUs bound to the driver on the PCI bus that NVML leaves out (not in containers and SLURM steps, which
+        are shown their own only); fewer than the scheduler granted; fewer for the job than --require-gpus.
+        A warning for a GPU without any kernel driver beside others that work.
+
+    Why it matters
+        Ranks without a GPU fail at start; a world smaller than planned trains something else.
+
+    Remedy
+        Look for the missing GPU in the kernel log; reboot, or take the node out.
+
+    References
+        NVIDIA Xid catalog, Xid 79; NVIDIA open-gpu-kernel-modules, "RmInitAdapter failed"
+    """
+    absent = [one for one in recording.of_check("gpus") if one.status is Status.ABSENT]
+    seen = [*recording.facts(GpusFact), *(Seen(GpusFact(), one.node, None, one) for one in absent)]
+    required = recording.options.require_gpus
+    for short, group in by_cause(seen, lambda fact: shortfall_of(fact, required)).items():
+        have = f"only {short.have}" if short.have else "none"
+        missing = f"; missing: {', '.join(short.named)}" if short.named else ""
+        nodes = {one.node for one in group}
+        yield Draft(
+            title=f"{node_names(recording, group)}: {have} of {short.expected} GPUs{missing}",
+            detail=f"The job can count on {short.have}; {short.source} says {short.expected}.",
+            confidence=Confidence.PROVED,
+            culprits=node_culprits(recording, group),
+            evidence=(
+                Evidence(
+                    check="gpus",
+                    text="what the job can count on",
+                    value=short.have,
+                    unit="GPUs",
+                    expected=short.expected,
+                    expected_from=short.source,
+                ),
+                *xid_lines(recording, partial(_is_missing, nodes, short.named)),
+            ),
+            remedies=(_show_all(group[0].fact) if short.source == REQUIRED else known.FIND_GPU,),
+            severity=_shortfall_severity(recording, short, group),
+        )
+
+
+def _is_missing(nodes: Container[int], named: Container[str], view: NodeView, device: str) -> bool:
+    return view.node in nodes and (device in named or not device)
+
+
+def _shortfall_severity(recording: Recording, short: Shortfall, group: list[Seen[GpusFact]]) -> Severity:
+    """Who writes --require-gpus wants them, whatever else is set; else as grave as the job's use of GPUs."""
+    wanted = Severity.ERROR if short.source == REQUIRED else severity_of_use(recording, group)
+    return short.severity if wanted.at_least(short.severity) else wanted
+
+
+def _show_all(fact: GpusFact) -> Remedy:
+    """What gives the job more GPUs: CUDA_VISIBLE_DEVICES, where that is what keeps them away."""
+    value = fact.environment.get("CUDA_VISIBLE_DEVICES")
+    if value is None or len(fact.visible) >= len(fact.gpus):
+        return known.remedy("Ask the scheduler for more GPUs, or take a machine that has them.", scope="job")
+    why = f"it shows {len(fact.visible)} of {len(fact.gpus)} GPUs"
+    unset = known.remedy(
+        "Correct or unset CUDA_VISIBLE_DEVICES; leave it alone where the scheduler set it.",
+        scope="job",
+        cost="on a shared machine the other GPUs may be taken",
+        undo=f"export CUDA_VISIBLE_DEVICES={shlex.quote(value)}",
+        references=(known.CUDA_VARIABLES,),
+    )
+    return unset.model_copy(
+        update={"settings": (Setting(name="CUDA_VISIBLE_DEVICES", action="unset", why=why),)}
+    )
+
+
+@rule("DD311", "job-sees-too-few-gpus", Severity.ERROR, GpusFact)
+def too_few_visible(recording: Recording) -> Iterator[Draft]:
+    """More ranks than GPUs they are shown, or a CUDA_VISIBLE_DEVICES that names a GPU which does not exist.
+
+    What it finds
+        With NCCL, more ranks on a node than a CUDA process is shown GPUs there: an error. An entry of
+        CUDA_VISIBLE_DEVICES that names no GPU, or names one twice, while the ranks still fit: a warning.
+
+    Why it matters
+        Rank N uses GPU N: ranks beyond the last die with "invalid device ordinal", and NCCL refuses two ranks
+        on one GPU. CUDA drops the first wrong entry and all after it without a word.
+
+    Remedy
+        Start as many ranks as GPUs are shown, or correct CUDA_VISIBLE_DEVICES.
+
+    References
+        CUDA Programming Guide, CUDA Environment Variables; NVIDIA/nccl init.cc, "Duplicate GPU detected"
+    """
+    for (ranks, shown, value, rejected), group in _selections(recording).items():
+        short = ranks > shown
+        count = f"{ranks} ranks, but {shown} GPUs are visible" if short else f"only {shown} GPUs are visible"
+        setting = "" if value is None else f' with CUDA_VISIBLE_DEVICES="{value}"'
+        stop = f'; its entry "{rejected}" names no further GPU' if rejected else ""
+        fewer = known.remedy(f"Start one rank a GPU: --nproc-per-node {shown}.", scope="job")
+        yield Draft(
+            title=f"{node_names(recording, group)}: {count}{setting}{stop}",
+            detail=f"The driver has {len(group[0].fact.gpus)} GPUs there. {_slices(group[0].fact)}".strip(),
+            confidence=Confidence.PROVED,
+            culprits=(*_setting_culprit(value), *node_culprits(recording, group)),
+            evidence=(
+                Evidence(
+                    check="gpus",
+                    text=f"a CUDA process is shown {shown} GPUs{setting}{stop}",
+                    value=shown,
+                    unit="GPUs",
+                    expected=ranks if short else None,
+                    expected_from="one GPU a rank" if short else "every entry names a GPU",
+                ),
+            ),
+            remedies=(_show_all(group[0].fact), fewer) if short and shown else (_show_all(group[0].fact),),
+            severity=asked_for(recording, Severity.ERROR if short else Severity.WARNING),
+        )
+
+
+def _setting_culprit(value: str | None) -> tuple[Culprit, ...]:
+    return () if value is None else (Culprit(kind="setting", name="CUDA_VISIBLE_DEVICES"),)
+
+
+#: Ranks, GPUs shown, CUDA_VISIBLE_DEVICES and its wrong entry: nodes alike in all of them are one finding.
+_Selection = tuple[int, int, str | None, str | None]
+
+
+def _selections(recording: Recording) -> dict[_Selection, list[Seen[GpusFact]]]:
+    """The nodes on which the job is shown too few GPUs, or one of its entries names none."""
+    groups: dict[_Selection, list[Seen[GpusFact]]] = {}
+    world = recording.world
+    for seen in recording.facts(GpusFact):
+        ranks = len(world.ranks_of(seen.node)) if world is not None and world.backend == "nccl" else 0
+        selection = _selection(seen.fact, ranks)
+        if selection is not None:
+            groups.setdefault(selection, []).append(seen)
+    return groups
+
+
+def _selection(fact: GpusFact, ranks: int) -> _Selection | None:
+    shown = len(fact.visible)
+    if fact.nvml_error is not None or (ranks <= shown and fact.rejected is None):
+        return None
+    short = shortfall_of(fact, None)
+    if short is not None and short.severity is Severity.ERROR and fact.rejected is None:
+        return None  # DD303 names the missing GPUs; ranks without one are its victims
+    return ranks, shown, fact.environment.get("CUDA_VISIBLE_DEVICES"), fact.rejected
+
+
+def _slices(fact: GpusFact) -> str:
+    sliced = any(gpu.mig_enabled for gpu in fact.gpus)
+    return "With MIG a process is shown one slice, whatever their number." if sliced else ""
+
+
+RULES = (gpus_missing, too_few_visible)

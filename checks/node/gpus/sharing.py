@@ -1,0 +1,164 @@
+"""DD305, DD306: a GPU of the job that somebody else uses, or that lets no rank in."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ddp_doctor.checks.node.gpus.severity import by_severity
+from ddp_doctor.facts.gpus import Gpu, GpusFact
+from ddp_doctor.knowledge import nvml as known
+from ddp_doctor.knowledge import thresholds as limits
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.gpus import Sight, gpu_draft
+from ddp_doctor.views.gpus import Hits
+
+
+@rule("DD305", "gpu-memory-in-use", Severity.WARNING, GpusFact)
+def memory_in_use(recording: Recording) -> Iterator[Draft]:
+    """A GPU of the job in whose memory somebody else's data lie before it starts.
+
+    What it finds
+        More than 1 GiB or a tenth of the memory in use: a warning, an error from nine tenths on, information
+        where only a desktop draws. GPUs in MIG mode, whose other slices are others' right, do not count.
+
+    Why it matters
+        The job runs out of memory, or shares the GPU's time: every rank waits for the slowest one.
+
+    Remedy
+        End what is left over from an earlier job, or take other GPUs. Memory that no process holds any more
+        comes back with a reset of the GPU.
+
+    References
+        NVML API reference, nvmlDeviceGetMemoryInfo and nvmlDeviceGetComputeRunningProcesses
+    """
+    facts = {seen.node: seen.fact for seen in recording.facts(GpusFact)}
+    for severity, hits in by_severity(recording, _memory).items():
+        full = "nearly all " if severity is Severity.ERROR else ""
+        for holder, those in _by_holder(hits, facts).items():
+            yield gpu_draft(
+                recording,
+                those,
+                f"{full}memory in use {holder.words}",
+                _memory_sight,
+                holder.remedy,
+                detail=f"Read before the doctor started anything on the GPU. {holder.detail}",
+                severity=severity,
+                confidence=Confidence.PROVED if holder is _NAMED else Confidence.LIKELY,
+            )
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """Who has the memory, as far as the driver tells, and what to do."""
+
+    words: str
+    detail: str
+    remedy: Remedy
+
+
+_NAMED = _Holder("by other processes", "A pid may be another container's.", known.FREE_MEMORY)
+_HIDDEN = _Holder(
+    "by a process that this container does not see",
+    "In a container the driver names only processes of the container itself.",
+    known.FIND_HOLDER_ON_HOST,
+)
+_UNLISTED = _Holder("by others", "The driver lists no processes here.", known.FREE_MEMORY)
+_LEAKED = _Holder(
+    "without a process that the driver names",
+    "Most likely it is left over from a job that was killed: a process that cannot end, or memory that nobody"
+    " holds any more.",
+    known.FREE_LEAKED_MEMORY,
+)
+
+
+def _by_holder(hits: Hits, facts: Mapping[int, GpusFact]) -> dict[_Holder, Hits]:
+    found: dict[_Holder, list[tuple[int, Gpu]]] = {}
+    for node, gpu in hits:
+        found.setdefault(_holder(gpu, in_container=facts[node].in_container), []).append((node, gpu))
+    return dict(found)
+
+
+def _holder(gpu: Gpu, *, in_container: bool) -> _Holder:
+    if gpu.processes:
+        return _NAMED
+    if "compute_processes" in gpu.unavailable:
+        return _UNLISTED
+    return _HIDDEN if in_container else _LEAKED
+
+
+def _memory(gpu: Gpu) -> Severity | None:
+    if not gpu.holds_foreign_data():
+        return None
+    if gpu.memory_of_others_bytes >= limits.GPU_MEMORY_FULL_SHARE * (gpu.memory_total_bytes or 0):
+        return Severity.ERROR
+    return Severity.INFO if gpu.processes and not gpu.computing() else Severity.WARNING
+
+
+def _memory_sight(gpu: Gpu) -> Sight:
+    used, total = gpu.memory_of_others_bytes / limits.GIB, (gpu.memory_total_bytes or 0) / limits.GIB
+    return Sight(
+        f"{used:.1f} of {total:.1f} GiB in use, {_process_words(gpu)}",
+        round(used, 3),
+        "GiB",
+        limits.GPU_MEMORY_IN_USE_BYTES / limits.GIB,
+        "an idle GPU holds some MiB, a bare CUDA context less than 1 GiB",
+    )
+
+
+def _process_words(gpu: Gpu) -> str:
+    if not gpu.processes:
+        return "and the driver names no process"
+    named = [f"pid {process.pid} ({process.name or 'name unknown'})" for process in gpu.processes[:4]]
+    return f"by {', '.join(named)}" + (f" and {len(gpu.processes) - 4} more" if gpu.processes[4:] else "")
+
+
+@rule("DD306", "gpu-compute-mode-refuses-ranks", Severity.ERROR, GpusFact)
+def compute_mode_refuses(recording: Recording) -> Iterator[Draft]:
+    """A GPU of the job on which no rank can open a CUDA context.
+
+    What it finds
+        Compute mode "prohibited"; or "exclusive process" while another process holds the GPU. Exclusive mode
+        alone is well: DDP has one rank a GPU; so is an MPS server, which shares the GPU among its clients.
+
+    Why it matters
+        The rank dies with "CUDA-capable device(s) is/are busy or unavailable", or takes another rank's GPU.
+
+    Remedy
+        Set the mode to default, or end the process that holds the GPU.
+
+    References
+        NVML API reference, nvmlComputeMode_t; CUDA C++ Programming Guide, Compute Modes
+    """
+    for severity, hits in by_severity(recording, _mode).items():
+        yield gpu_draft(
+            recording,
+            hits,
+            "the compute mode lets no rank in",
+            lambda gpu: Sight(_mode_words(gpu), expected_from="one rank a GPU needs one CUDA context"),
+            known.DEFAULT_MODE,
+            detail="Opening the GPU fails with cudaErrorDevicesUnavailable.",
+            severity=severity,
+            confidence=Confidence.PROVED if severity is Severity.ERROR else Confidence.POSSIBLE,
+        )
+
+
+def _mode(gpu: Gpu) -> Severity | None:
+    if gpu.compute_mode == "prohibited":
+        return Severity.ERROR
+    holders = gpu.computing()
+    if gpu.compute_mode not in ("exclusive_process", "exclusive_thread") or not holders:
+        return None
+    if any((process.name or "").startswith(known.MPS_SERVER) for process in holders):
+        return None
+    # A process of another pid namespace has no name here: it may be the MPS server.
+    return Severity.ERROR if all(process.name for process in holders) else Severity.WARNING
+
+
+def _mode_words(gpu: Gpu) -> str:
+    mode = f"compute mode {(gpu.compute_mode or '').replace('_', ' ')}"
+    return f"{mode}, held {_process_words(gpu)}" if gpu.computing() else mode
+
+
+RULES = (memory_in_use, compute_mode_refuses)

@@ -1,0 +1,109 @@
+"""The network interfaces: which one gloo and NCCL take on each node, and whether the choices fit together.
+
+Each backend chooses by rules of its own, gives that address to the other nodes, and waits there. A host name that
+resolves to 127.0.1.1, an interface that is not there, a docker0 with the same address everywhere: the job hangs or
+blames the healthy nodes, or works by luck. The choice is foretold (knowledge/interface_choice.py); where
+there is a libnccl it is asked. Raw input::
+
+    lo 127.0.0.1/8, eth0 10.0.0.1/24 fe80::1%eth0/64 (up, running), docker0 172.17.0.1/16   getifaddrs(3)
+    node0 -> 127.0.1.1                                                                      getaddrinfo(3)
+    32768	60999                                    /proc/sys/net/ipv4/ip_local_port_range
+    {"version_code": 22907, "address": "10.0.0.1"}   libnccl's unique id
+"""
+
+from collections.abc import Mapping, Sequence
+
+from ddp_doctor.checks.node.interfaces import mismatch, own_name, useless
+from ddp_doctor.facts.interfaces import InterfacesFact
+from ddp_doctor.knowledge.interface_choice import NCCL_COMM_ID, SETTINGS, Choice, gloo_choice, nccl_choice
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Where
+from ddp_doctor.model.context import Context, Interface
+from ddp_doctor.model.fact import Failed
+from ddp_doctor.parse import nccl_interface
+from ddp_doctor.parse.redact import open_and_withheld, shielded
+
+__all__ = ["CHECK", "probe"]
+
+#: A name that takes longer is as good as none: each rank would wait for it at every start.
+RESOLVE_LIMIT_S = 2.0
+
+
+def probe(ctx: Context) -> InterfacesFact:
+    """Read the interfaces and foretell the choices. Raises Failed where they cannot be listed."""
+    try:
+        found = ctx.interfaces()
+    except OSError as error:
+        raise Failed(f"the network interfaces cannot be listed: {error}") from None
+    hostname = ctx.hostname()
+    own, problem = _own_addresses(ctx, hostname)
+    nccl_env = shielded(nccl_interface.nccl_environment(ctx), SETTINGS)
+    foretold = nccl_choice(found, nccl_env)
+    return InterfacesFact(
+        interfaces=found,
+        hostname=hostname,
+        hostname_addresses=own or (),
+        hostname_error=problem,
+        gloo=gloo_choice(found, shielded(ctx.env, SETTINGS), own),
+        nccl=foretold,
+        libnccl=_libnccl(ctx, foretold, nccl_env, found),
+        settings=open_and_withheld({name: nccl_env[name] for name in SETTINGS if nccl_env.get(name)})[0],
+        port_range=_port_range(ctx),
+        host_id=_host_id(ctx),
+    )
+
+
+def _own_addresses(ctx: Context, hostname: str) -> tuple[tuple[str, ...] | None, str | None]:
+    """What the host's own name resolves to, and why it does not; None in the first where time ran out."""
+    try:
+        return ctx.resolve(hostname, RESOLVE_LIMIT_S), None
+    except TimeoutError:
+        return None, f"no answer within {RESOLVE_LIMIT_S:g} s"
+    except OSError as error:
+        return (), error.strerror or str(error)
+
+
+def _libnccl(
+    ctx: Context, foretold: Choice, env: Mapping[str, str], found: Sequence[Interface]
+) -> Choice | None:
+    if NCCL_COMM_ID in env:
+        return None  # the id would hold that address, and not a choice
+    answer = ctx.child("nccl_interface")
+    ctx.keep(answer.stdout)
+    chosen = nccl_interface.library_choice(answer, found)
+    return chosen and chosen.model_copy(update={"setting": foretold.setting})
+
+
+def _port_range(ctx: Context) -> tuple[int, int] | None:
+    try:
+        low, high = map(int, ctx.read("/proc/sys/net/ipv4/ip_local_port_range").split())
+    except (OSError, ValueError):
+        return None
+    return low, high
+
+
+def _host_id(ctx: Context) -> str | None:
+    try:
+        boot = ctx.read("/proc/sys/kernel/random/boot_id").strip()
+        return f"{boot} {ctx.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return None
+
+
+CHECK = Check(
+    id="interfaces",
+    title="Network interfaces that gloo and NCCL take on each node",
+    where=Where.NODE,
+    probe=probe,
+    facts=(InterfacesFact,),
+    rules=(
+        own_name.resolves_to_loopback,
+        useless.no_usable_interface,
+        useless.address_hidden_from_other_nodes,
+        mismatch.choices_in_different_networks,
+        mismatch.address_families_differ,
+        own_name.does_not_resolve,
+    ),
+    cost_s=0.1,
+    deadline_s=6.0,
+)

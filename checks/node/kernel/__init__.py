@@ -1,0 +1,80 @@
+r"""The kernel's side of the GPUs: what it logged, its modules, and who is stuck in the driver.
+
+Where NVML is silent, hangs or lies, the kernel has often said what happened; and only it knows whether a
+NIC may reach the memory of a GPU, on which the speed of DDP between nodes depends. Raw input::
+
+    [74889.644138] NVRM: Xid (PCI:0000:2b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
+    /proc/uptime                         81234.56 1234567.89
+    /sys/module/nvidia_peermem/version   550.90.07
+    /proc/driver/nvidia/version          NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May …
+    /usr/lib/x86_64-linux-gnu/libcuda.so.1 -> libcuda.so.550.90.07
+    /proc/5403/stat                      5403 (nvidia-smi) D 5396 …
+
+The log is the host's, also in a container, and tells of other people's GPUs and jobs too. What it cannot
+tell is whether a GPU was reset since; there the rules ask what NVML said.
+"""
+
+from ddp_doctor.checks.node.kernel import faults, modules, stuck, xids
+from ddp_doctor.facts.kernel import KernelFact
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Where
+from ddp_doctor.model.context import Context
+from ddp_doctor.model.fact import Absent
+from ddp_doctor.parse import host_gpus, kernel_modules, pci_devices
+from ddp_doctor.parse.kernel_files import first_line
+from ddp_doctor.parse.kernel_log import parse_kernel_log
+from ddp_doctor.parse.kernel_times import booted_at, uptime_s
+from ddp_doctor.parse.stuck_processes import stuck_processes
+from ddp_doctor.probing.kernel_log import read_log
+
+__all__ = ["CHECK", "probe"]
+
+
+def probe(ctx: Context) -> KernelFact:
+    """Read what the kernel shows. Raises Absent where there is neither a GPU nor an RDMA device."""
+    gpus = host_gpus.pci_gpus(ctx) or ()
+    rdma = kernel_modules.rdma_drivers(ctx)
+    line = first_line(ctx, "/proc/driver/nvidia/version")
+    if not gpus and not rdma and line is None:
+        raise Absent("no NVIDIA GPU and no RDMA device on this machine")
+    loaded = kernel_modules.modules(ctx)
+    version, is_open = kernel_modules.driver(line)
+    log = read_log(ctx)
+    read_at_s = uptime_s(ctx)
+    said = parse_kernel_log(log.text, booted_at(ctx))
+    ctx.keep("\n".join((f"/proc/driver/nvidia/version: {line}", *said.lines)))
+    nics = kernel_modules.rdma_pci_devices(ctx)
+    devices = (*(gpu.bus_id for gpu in gpus), *nics)
+    return KernelFact(
+        release=first_line(ctx, "/proc/sys/kernel/osrelease"),
+        in_container=host_gpus.in_container(ctx),
+        gpus=gpus,
+        modules=loaded,
+        driver_version=version,
+        driver_is_open=is_open,
+        libraries=kernel_modules.libraries(ctx),
+        peermem=kernel_modules.peermem(ctx, loaded),
+        rdma_drivers=rdma,
+        uptime_s=read_at_s,
+        log_source=log.source,
+        log_problem=log.problem,
+        log_begins_at_s=said.begins_at_s,
+        events=said.events,
+        bridges={bus: pci_devices.bridges_above(ctx, bus) for bus in devices},
+        rdma_devices=nics,
+        stuck=stuck_processes(ctx) if version is not None else (),
+    )
+
+
+_RULES = (*xids.RULES, *faults.RULES, *stuck.RULES, *modules.RULES)
+
+CHECK = Check(
+    id="kernel",
+    title="What the kernel says of GPUs and NICs",
+    where=Where.NODE,
+    probe=probe,
+    facts=(KernelFact,),
+    rules=tuple(sorted(_RULES, key=lambda rule: rule.code)),
+    cost_s=0.2,
+    deadline_s=30.0,  # a process that seems stuck is watched for some seconds
+)

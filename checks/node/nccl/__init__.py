@@ -1,0 +1,127 @@
+"""What NCCL would read and load here that no environment shows: nccl.conf and plug-ins.
+
+/etc/nccl.conf sets NCCL_IB_DISABLE=1 for every job of the node, and no `env` prints it. A network plug-in that
+is missing, or lacks a library, is passed over in silence: NCCL takes plain sockets beside idle EFA devices.
+Nothing is loaded here: the linker's cache, LD_LIBRARY_PATH and ldd tell. Raw input::
+
+    NCCL_IB_HCA=mlx5                                                                     /etc/nccl.conf, line 3
+            libnccl-net.so (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libnccl-net.so    ldconfig -p
+            libfabric.so.1 => not found                                                  ldd libnccl-net.so
+    rdmap16s27/device/driver -> …/drivers/efa                                            /sys/class/infiniband
+"""
+
+import posixpath
+from collections.abc import Iterator, Mapping
+
+from ddp_doctor.checks.node.nccl import between, complaints, conf, network, plugins
+from ddp_doctor.facts.nccl import NcclFact, Plugin
+from ddp_doctor.knowledge import nccl_plugins as known
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Where
+from ddp_doctor.model.context import Context
+from ddp_doctor.parse import libraries, nccl_conf, rdma, software
+from ddp_doctor.parse.redact import open_and_withheld
+
+__all__ = ["CHECK", "probe"]
+
+_NAMES_OF_LIBRARIES = ("NCCL_NET", *(variable for variable, _ in known.SETTINGS.values()))
+_LDCONFIG = "/sbin/ldconfig"  # a user's PATH seldom has /sbin
+
+
+def probe(ctx: Context) -> NcclFact:
+    """Read the files, and look where the linker would. Never fails; nothing found is an answer too."""
+    files = nccl_conf.conf_files(ctx)
+    added = nccl_conf.settings(files)
+    own = {name: ctx.env[name] for name in (*added, *_NAMES_OF_LIBRARIES) if name in ctx.env}
+    told, _ = open_and_withheld({**{name: value for name, (value, _) in added.items()}, **own})
+    env = {name: told[name] for name in _NAMES_OF_LIBRARIES if name in told}
+    return NcclFact(
+        conf=files,
+        overruled={name: told[name] for name in added if name in own and name in told},
+        plugins=tuple(_plugins(ctx, env)),
+        network=env.get("NCCL_NET") or None,
+        efa_devices=rdma.efa_names(ctx),
+    )
+
+
+def _plugins(ctx: Context, env: Mapping[str, str]) -> Iterator[Plugin]:
+    """Every plug-in that is named, and the default one of a kind where it is there."""
+    cache = _cache(ctx)
+    for kind, (variable, _) in known.SETTINGS.items():
+        setting = variable if env.get(variable) else None
+        for one in known.wanted(kind, env.get(variable)):
+            found = _found(ctx, one, cache, look_further=setting is not None)
+            elsewhere = _elsewhere(ctx, one) if found is None and kind == "net" else ()
+            if found or setting or elsewhere:
+                yield Plugin(
+                    kind=kind,
+                    asked=one.asked,
+                    setting=setting,
+                    path=found,
+                    brought_by=libraries.brought_by(ctx.env, found) if found else None,
+                    missing=_missing(ctx, found) if found else (),
+                    elsewhere=elsewhere,
+                    unclear=found is None and "/" in one.asked and not one.asked.startswith("/"),
+                )
+
+
+def _cache(ctx: Context) -> Mapping[str, str]:
+    answer = ctx.run((_LDCONFIG, "-p"))
+    return libraries.cached(answer.stdout) if answer.ok else {}
+
+
+def _found(ctx: Context, one: known.Wanted, cache: Mapping[str, str], *, look_further: bool) -> str | None:
+    """The file that dlopen takes, in its order; first the RPATHs of a conda environment."""
+    conda = ctx.env.get("CONDA_PREFIX")
+    first = (f"{conda}/lib",) if conda else ()
+    folders = (*first, *libraries.entries(ctx.env, "LD_LIBRARY_PATH"))
+    for name in one.names:
+        if "/" in name:
+            return name if posixpath.basename(name) in _listing(ctx, posixpath.dirname(name)) else None
+        for folder in folders:
+            if name in _listing(ctx, folder):
+                return f"{folder.rstrip('/')}/{name}"
+        if name in cache:
+            return cache[name]
+        for folder in (*known.DEFAULT_FOLDERS, *(_beside_torch(ctx) if look_further else ())):
+            if name in _listing(ctx, folder):
+                return f"{folder}/{name}"
+    return None
+
+
+def _beside_torch(ctx: Context) -> Iterator[str]:
+    """The folders of torch's own RPATH, which holds for what the libraries there load."""
+    torch = software.torch_folder(ctx.child("software").stdout)
+    if torch is not None:
+        yield f"{torch}/lib"
+        yield f"{posixpath.dirname(torch)}/nvidia/nccl/lib"
+
+
+def _elsewhere(ctx: Context, one: known.Wanted) -> tuple[str, ...]:
+    return tuple(folder for folder in known.USUAL_FOLDERS if set(one.names) & set(_listing(ctx, folder)))
+
+
+def _missing(ctx: Context, path: str) -> tuple[str, ...]:
+    """The libraries it needs and neither the linker nor torch has. ldd runs nothing of a shared library."""
+    answer = ctx.run(("ldd", path))
+    ctx.keep(answer.stdout)
+    lost = libraries.missing_libraries(answer.stdout) if answer.ok else ()
+    return tuple(name for name in lost if not known.is_loaded_by_torch(name))
+
+
+def _listing(ctx: Context, folder: str) -> list[str]:
+    try:
+        return ctx.listdir(folder)
+    except (OSError, ValueError):  # ValueError: a NUL in a path that an environment names
+        return []
+
+
+CHECK = Check(
+    id="nccl",
+    title="Settings and plug-ins that NCCL takes from files",
+    where=Where.NODE,
+    probe=probe,
+    facts=(NcclFact,),
+    rules=(*conf.RULES, *plugins.RULES, *network.RULES, *between.RULES, *complaints.RULES),
+    cost_s=0.1,
+)

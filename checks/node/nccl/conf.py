@@ -1,0 +1,224 @@
+"""DD228-DD230: settings that come from nccl.conf, that the environment overrules, or that do nothing."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+
+from ddp_doctor.checks.node.nccl.evidence import observed
+from ddp_doctor.facts.nccl import ConfFile, ConfLine, NcclFact
+from ddp_doctor.knowledge import variables
+from ddp_doctor.knowledge.agreement import effective
+from ddp_doctor.knowledge.nccl_plugins import CONF_FILE_SINCE
+from ddp_doctor.knowledge.values import misread
+from ddp_doctor.knowledge.versions import dotted
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Culprit, Draft, Proof, Remedy
+from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.nccl_conf import settings
+from ddp_doctor.phrases.nodes import node_culprits, node_names
+from ddp_doctor.phrases.settings import printable, shown
+from ddp_doctor.views.nccl_files import files_read
+
+#: What is to be said of a node's files, each piece as the lines of one finding.
+_Teller = Callable[[tuple[ConfFile, ...], NcclFact], Iterable[tuple[str, ...]]]
+_SOURCE = "NCCL src/misc/param.cc, setEnvFile and initEnvFunc"
+#: More lines than this in one piece of evidence help nobody; the recording has them all.
+_LINES_SHOWN = 12
+
+
+@rule("DD228", "nccl-conf-in-force", Severity.INFO, NcclFact)
+def nccl_conf_in_force(recording: Recording) -> Iterator[Draft]:
+    """Settings of NCCL that come from a file, so that no environment shows them.
+
+    What it finds
+        Each setting that NCCL takes from NCCL_CONF_FILE, ~/.nccl.conf or /etc/nccl.conf and the environment
+        does not set itself, with file and line. Values that look like a credential are kept back.
+
+    Why it matters
+        NCCL adds them to its environment when it starts. A colleague who compares two `env` listings, or a
+        script that prints its settings, never sees them.
+
+    Remedy
+        None is needed where they are meant. An environment variable of the same name overrules the file.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    for told, group in _alike(recording, _in_force):
+        path = told[0].rpartition(":")[0].rpartition(" (")[2]
+        yield _draft(recording, group, f"{path} sets {_count(told)} of NCCL on {{nodes}}", told)
+
+
+def _in_force(files: tuple[ConfFile, ...], fact: NcclFact) -> Iterator[tuple[str, ...]]:
+    found = [
+        (where.rpartition(":")[0], f"{shown(name, value)} ({where})")
+        for name, (value, where) in settings(files).items()
+        if name not in fact.overruled and name in variables.variables()
+    ]
+    for _, lines in groupby(found, key=lambda one: one[0]):
+        yield tuple(line for _, line in lines)
+
+
+@rule("DD229", "nccl-conf-overruled", Severity.WARNING, NcclFact)
+def nccl_conf_overruled(recording: Recording) -> Iterator[Draft]:
+    """A setting in nccl.conf that the environment sets otherwise.
+
+    What it finds
+        A name that has one value in a file and another, with another effect, in the environment. Information
+        only for /etc/nccl.conf, whose defaults a job may overrule, and for what NCCL prints (NCCL_DEBUG…).
+
+    Why it matters
+        The environment wins and NCCL says nothing. Whoever edits the file waits for an effect in vain.
+
+    Remedy
+        Delete one of the two.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    for (is_system, *told), group in _alike(recording, _overruled):
+        severity = Severity.INFO if is_system == "system" else None
+        remedy = _edit("Delete the line, or unset the variable")
+        title = f"The environment overrules {_count(told)} in nccl.conf on {{nodes}}"
+        yield _draft(recording, group, title, told, remedy, severity=severity)
+
+
+def _overruled(files: tuple[ConfFile, ...], fact: NcclFact) -> Iterator[tuple[str, ...]]:
+    system = {file.path for file in files if file.reason == "system"}
+    found: dict[str, list[str]] = {}
+    for name, (value, where) in settings(files).items():
+        own = fact.overruled.get(name)
+        if own is None or effective(name, own) == effective(name, value):
+            continue
+        minor = where.rpartition(":")[0] in system or name.startswith("NCCL_DEBUG")
+        line = f"{shown(name, value)} ({where}); the environment has {shown(name, own)}"
+        found.setdefault("system" if minor else "user", []).append(line)
+    for whose, lines in found.items():
+        yield whose, *lines
+
+
+@rule("DD230", "nccl-conf-line-without-effect", Severity.WARNING, NcclFact)
+def nccl_conf_line_without_effect(recording: Recording) -> Iterator[Draft]:
+    """A line of nccl.conf that does not do what it says, or a file that is not read.
+
+    What it finds
+        Lines without "=", with "export" or blanks around the name, names that nothing reads, a name a
+        second time, values that NCCL reads otherwise than they look; a NCCL_CONF_FILE that does not exist, or that
+        this NCCL is too old to read.
+
+    Why it matters
+        NCCL passes such lines over without a word: the setting is believed to be there and is not.
+
+    Remedy
+        Write NAME=value, without quotes and blanks, from the first column on.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    for told, group in _alike(recording, lambda files, _: _useless(files)):
+        title = (
+            f"{_count(told, 'line')} of nccl.conf on {{nodes}} {'does' if len(told) == 1 else 'do'} nothing"
+        )
+        remedy = _edit("Write NAME=value from the first column on, without export, quotes and blanks")
+        yield _draft(recording, group, title, told, remedy)
+    for problem, group in _by_problem(recording):
+        title, remedy = (
+            f"NCCL_CONF_FILE on {{nodes}} is not read: {problem}",
+            _edit("Name a file that is there"),
+        )
+        yield _draft(recording, group, title, (problem,), remedy)
+
+
+def _useless(files: tuple[ConfFile, ...]) -> Iterator[tuple[str, ...]]:
+    found = []
+    for file in files:
+        own: dict[str, str] = {}
+        for line in file.lines:
+            fault = _fault(line, own)
+            if fault:
+                found.append(f"{file.path}:{line.number}: {fault}")
+            if line.name and line.value is not None:
+                own.setdefault(line.name, line.value)
+    if found:
+        yield tuple(found)
+
+
+def _fault(line: ConfLine, before: Mapping[str, str]) -> str | None:
+    """What is wrong with a line; None where it does what it says, or where that is not known."""
+    name, value = line.name, line.value
+    if name is None:
+        return 'there is no "=" in it'
+    bare = name.strip().removeprefix("export ").strip()
+    if bare != name:
+        return f"it sets a variable called {printable(name)!r}, which nothing reads"
+    if value is None:
+        return None
+    if before.get(name, value) != value:
+        return f"{name} is set above already, and the first counts"
+    if name in variables.never_read() or (variables.is_unknown(name) and variables.nearest(name)):
+        meant = variables.nearest(name)
+        return f"{name} is read by nothing" + (f"; did you mean {meant}?" if meant else "")
+    wrong = misread(name, value)
+    return f"{shown(name, value)} {wrong.becomes}" if wrong and not wrong.harmless else None
+
+
+def _by_problem(recording: Recording) -> Iterator[tuple[str, list[Seen[NcclFact]]]]:
+    groups: dict[str, list[Seen[NcclFact]]] = {}
+    for seen in recording.facts(NcclFact):
+        read = files_read(recording, seen)
+        for file in seen.fact.conf:
+            if file.reason == "named" and file not in read:
+                since = dotted(CONF_FILE_SINCE)
+                groups.setdefault(f"NCCL reads it since {since}", []).append(seen)
+            elif file.reason == "named" and file.problem and not file.lines:
+                groups.setdefault(f"{file.path} {file.problem}", []).append(seen)
+    yield from groups.items()
+
+
+def _alike(recording: Recording, tell: _Teller) -> Iterator[tuple[tuple[str, ...], list[Seen[NcclFact]]]]:
+    """What ``tell`` says of each node's files, with the nodes of which it says the same."""
+    groups: dict[tuple[str, ...], list[Seen[NcclFact]]] = {}
+    for seen in recording.facts(NcclFact):
+        for told in tell(files_read(recording, seen), seen.fact):
+            groups.setdefault(told, []).append(seen)
+    yield from groups.items()
+
+
+def _draft(
+    recording: Recording,
+    group: list[Seen[NcclFact]],
+    title: str,
+    told: Iterable[str],
+    *remedies: Remedy,
+    severity: Severity | None = None,
+) -> Draft:
+    lines = list(told)
+    more = [f"and {len(lines) - _LINES_SHOWN} more"] if len(lines) > _LINES_SHOWN else []
+    culprits = tuple(
+        Culprit(kind="file", node=one.node, node_rank=one.node_rank, name="nccl.conf")
+        for one in node_culprits(recording, group)
+    )
+    return Draft(
+        title=title.replace("{nodes}", node_names(recording, group)),
+        detail="No environment shows what NCCL takes from its files.",
+        culprits=culprits,
+        evidence=(observed("; ".join(lines[:_LINES_SHOWN] + more), _SOURCE),),
+        remedies=remedies,
+        severity=severity,
+    )
+
+
+def _count(lines: Sequence[str], what: str = "setting") -> str:
+    return f"{len(lines)} {what}{'' if len(lines) == 1 else 's'}"
+
+
+def _edit(summary: str) -> Remedy:
+    return Remedy(
+        summary=summary,
+        cost="the setting takes effect, with what it costs",
+        undo="put the former line back",
+        proof=Proof(reason="nothing to measure: it follows from how NCCL reads the file"),
+    )
+
+
+RULES = (nccl_conf_in_force, nccl_conf_overruled, nccl_conf_line_without_effect)

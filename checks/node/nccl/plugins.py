@@ -1,0 +1,185 @@
+"""DD231-DD233: plug-ins of NCCL that are named and missing, that lack a library, or a network that none has."""
+
+from collections.abc import Callable, Iterator
+
+from ddp_doctor.checks.node.nccl.evidence import observed
+from ddp_doctor.facts.nccl import NcclFact, Plugin
+from ddp_doctor.knowledge.nccl_plugins import OWN_NETWORKS
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Proof, Remedy, Setting
+from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases import nccl_settings
+from ddp_doctor.phrases.nodes import by_cause, node_draft
+from ddp_doctor.phrases.settings import printable
+from ddp_doctor.views.nccl_files import of_gpu_nodes
+from ddp_doctor.views.reproducers import meeting
+
+_SOURCE = "NCCL src/plugin/plugin_open.cc, net.cc, tuner.cc and profiler.cc"
+_INSTEAD = {
+    "net": "NCCL then takes its own InfiniBand or plain sockets",
+    "tuner": "NCCL then chooses algorithms by its own model",
+    "profiler": "NCCL then profiles nothing",
+}
+
+
+@rule("DD231", "nccl-plugin-missing", Severity.WARNING, NcclFact)
+def nccl_plugin_missing(recording: Recording) -> Iterator[Draft]:
+    """A plug-in that a setting names and that the linker does not find.
+
+    What it finds
+        NCCL_NET_PLUGIN, NCCL_TUNER_PLUGIN or NCCL_PROFILER_PLUGIN, of the environment or of nccl.conf, names a library
+        that is neither in LD_LIBRARY_PATH nor in the linker's cache, its own folders, conda's or torch's.
+        Information only for a profiler. "none" turns plug-ins off and is no fault.
+
+    Why it matters
+        NCCL passes it over with one line of level INFO. A job that was meant for EFA or SHARP runs over plain
+        sockets, several times slower, and says nothing.
+
+    Remedy
+        Put its folder into LD_LIBRARY_PATH, or unset the variable.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    for one, group in _plugins(recording, _is_missing).items():
+        variable = one.setting or ""
+        title = f"{variable} on {{nodes}} names {printable(one.asked)}, which the linker does not find"
+        saw = observed(f"no {printable(one.asked)} where dlopen looks", _SOURCE)
+        yield node_draft(
+            recording,
+            group,
+            title,
+            saw,
+            *map(in_folder, one.elsewhere[:1]),
+            _without(variable),
+            detail=f"{_INSTEAD[one.kind]}, and says so at level INFO only.",
+            severity=Severity.INFO if one.kind == "profiler" else None,
+            confidence=Confidence.LIKELY,
+        )
+
+
+def _is_missing(one: Plugin) -> bool:
+    return one.setting is not None and one.path is None and not one.unclear
+
+
+@rule("DD232", "nccl-plugin-lacks-library", Severity.WARNING, NcclFact)
+def nccl_plugin_lacks_library(recording: Recording) -> Iterator[Draft]:
+    """A plug-in that NCCL finds and cannot load.
+
+    What it finds
+        ldd misses a library that the plug-in needs, other than those that torch itself has loaded (CUDA's,
+        NCCL). Information only for a profiler, and for a plug-in that no setting asks for.
+
+    Why it matters
+        dlopen fails, NCCL notes it at level INFO and goes on without: a job that was meant for EFA or SHARP
+        runs over plain sockets.
+
+    Remedy
+        Install what is missing, or put its folder into LD_LIBRARY_PATH; or turn plug-ins off with "none".
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    for one, group in _plugins(recording, lambda one: bool(one.path and one.missing)).items():
+        lost = ", ".join(one.missing)
+        brought = f", brought by {one.brought_by}" if one.brought_by else ""
+        title = f"NCCL cannot load {one.path} on {{nodes}}: it needs {lost}"
+        yield node_draft(
+            recording,
+            group,
+            title,
+            observed(f"ldd {one.path}{brought}: {lost} not found", _SOURCE),
+            _library(lost),
+            detail=f"{_INSTEAD[one.kind]}, and says so at level INFO only.",
+            severity=None if one.setting and one.kind != "profiler" else Severity.INFO,
+            confidence=Confidence.LIKELY,
+        )
+
+
+@rule("DD233", "nccl-network-that-none-has", Severity.ERROR, NcclFact)
+def nccl_network_that_none_has(recording: Recording) -> Iterator[Draft]:
+    """NCCL_NET names a network of a plug-in, and there is no plug-in.
+
+    What it finds
+        NCCL_NET is neither IB nor Socket, and no network plug-in can be loaded: none is found, those found
+        lack a library, or NCCL_NET_PLUGIN=none.
+
+    Why it matters
+        NCCL never falls back from a network that it is told to take: ncclCommInitRank fails on every rank with
+        "network … not found" or "Failed to initialize any NET plugin".
+
+    Remedy
+        Put the plug-in's folder into LD_LIBRARY_PATH, or unset NCCL_NET.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    for (name, elsewhere), group in by_cause(of_gpu_nodes(recording), _nobodys_network).items():
+        title = f"NCCL_NET={printable(name)} on {{nodes}} names a network that no plug-in brings"
+        saw = observed("no network plug-in that loads is found", "NCCL src/plugin/net.cc, ncclNetInit")
+        yield node_draft(
+            recording,
+            group,
+            title,
+            saw,
+            *([in_folder(elsewhere)] if elsewhere else []),
+            nccl_settings.remedy(
+                "Take NCCL_NET out of the job's environment",
+                Setting(name="NCCL_NET", action="unset", why="what it names is not there"),
+                cost="NCCL takes what it finds",
+                undo="set NCCL_NET again",
+            ),
+            detail="NCCL takes no other network than this one, and the job ends where its ranks connect.",
+            confidence=Confidence.LIKELY,
+        ).model_copy(update={"shown_by": meeting(recording, [seen.node for seen in group])})
+
+
+def _nobodys_network(fact: NcclFact) -> tuple[str, str | None] | None:
+    if fact.network is None or fact.network.lower() in OWN_NETWORKS:
+        return None
+    if any(one.works for one in fact.networks()):
+        return None
+    return fact.network, next((folder for one in fact.networks() for folder in one.elsewhere), None)
+
+
+def _plugins(recording: Recording, chosen: Callable[[Plugin], bool]) -> dict[Plugin, list[Seen[NcclFact]]]:
+    groups: dict[Plugin, list[Seen[NcclFact]]] = {}
+    for seen in of_gpu_nodes(recording):
+        for one in filter(chosen, seen.fact.plugins):
+            groups.setdefault(one, []).append(seen)
+    return groups
+
+
+def in_folder(folder: str) -> Remedy:
+    """Let the linker look into a folder in which a plug-in lies; it stands in a table of this program's own."""
+    return Remedy(
+        summary=f"Let the linker look into {folder}, where a plug-in lies",
+        commands=(f'export LD_LIBRARY_PATH="{folder}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"',),
+        cost="other libraries in that folder are found too",
+        undo="take the folder out of LD_LIBRARY_PATH",
+        proof=Proof(reason="the doctor loads no plug-in"),
+    )
+
+
+def _without(variable: str) -> Remedy:
+    return Remedy(
+        summary=f"Take {variable} out of the job's environment",
+        settings=(Setting(name=variable, action="unset", why="what it names is not there"),),
+        cost="NCCL takes what it finds",
+        undo=f"set {variable} again",
+        proof=Proof(reason="nothing to measure: what it names is not there"),
+    )
+
+
+def _library(lost: str) -> Remedy:
+    return Remedy(
+        summary=f"Install {lost}, or put its folder into LD_LIBRARY_PATH",
+        scope="node",
+        cost="changes the environment of every job on the node",
+        undo="remove it again",
+        proof=Proof(reason="the doctor changes no installation"),
+    )
+
+
+RULES = (nccl_plugin_missing, nccl_plugin_lacks_library, nccl_network_that_none_has)

@@ -1,0 +1,62 @@
+r"""The PCIe tree above GPUs and RDMA devices: narrow links, access control (ACS), IOMMU.
+
+GPUs without NVLink, and NICs that read GPU memory, copy directly through the switches of the PCIe tree. With
+ACS redirection every such packet goes up to the CPU and down again: slowly, and on some machines it never
+arrives, so that the first all-reduce hangs. A link that came up with half of its lanes halves the pace of
+every step. Raw input::
+
+    /sys/bus/pci/devices/0000:17:01.0/config                4096 bytes; the ACS capability is in them
+    /sys/bus/pci/devices/0000:1b:00.0/current_link_width    8
+    /sys/bus/pci/devices/0000:1b:00.0/max_link_width        16
+    /sys/kernel/iommu_groups/13/type                        DMA-FQ
+    /proc/cmdline                                           … intel_iommu=on iommu=pt
+
+In virtual machines the tree is the hypervisor's invention and is not judged. Idle GPUs lower the speed of
+their link on purpose, never its width.
+"""
+
+from ddp_doctor.checks.node.pcie import access_control, links
+from ddp_doctor.facts.pcie import PcieFact
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Where
+from ddp_doctor.model.context import Context
+from ddp_doctor.model.fact import Absent
+from ddp_doctor.parse import host_gpus, kernel_modules, pcie_tree
+from ddp_doctor.parse.pci_devices import bridges_above
+
+__all__ = ["CHECK", "probe"]
+
+
+def probe(ctx: Context) -> PcieFact:
+    """Read the tree. Raises Absent where there is neither a GPU nor an RDMA device."""
+    gpus = host_gpus.pci_gpus(ctx) or ()
+    nics = kernel_modules.rdma_pci_devices(ctx)
+    if not gpus and not nics:
+        raise Absent("no NVIDIA GPU and no RDMA device on this machine")
+    ends = (*(gpu.bus_id for gpu in gpus), *nics)
+    bridges = tuple(dict.fromkeys(bridge for bus in ends for bridge in bridges_above(ctx, bus)))
+    slots = pcie_tree.slots(ctx)
+    devices = (
+        *(pcie_tree.read_device(ctx, gpu.bus_id, "gpu", slots) for gpu in gpus),
+        *(pcie_tree.read_device(ctx, bus, "nic", slots, name) for bus, name in nics.items()),
+        *(pcie_tree.read_device(ctx, bus, "bridge", slots) for bus in bridges),
+    )
+    return PcieFact(
+        devices=devices,
+        virtual=pcie_tree.virtual(ctx),
+        iommu_options=pcie_tree.iommu_options(ctx),
+        acs_problem=pcie_tree.acs_problem(ctx, bridges),
+        in_container=host_gpus.in_container(ctx),
+        passed_through=tuple(gpu.bus_id for gpu in gpus if gpu.passed_through),
+    )
+
+
+CHECK = Check(
+    id="pcie",
+    title="PCIe links, access control and IOMMU",
+    where=Where.NODE,
+    probe=probe,
+    facts=(PcieFact,),
+    rules=tuple(sorted((*access_control.RULES, *links.RULES), key=lambda rule: rule.code)),
+    cost_s=0.1,
+)

@@ -1,0 +1,74 @@
+r"""RDMA: the InfiniBand and RoCE ports of a node, which of them NCCL takes, and whether they are fit.
+
+Between nodes NCCL moves gradients over RDMA wherever it finds an active port, and over TCP, many times slower
+and with no more than a line in its log, where it does not. One rail that is down or slow slows all ranks; one
+node without a usable port, or with another kind of address, fails or hangs the whole job. Raw input, all of
+it from the kernel's own files (ddp_doctor/parse/rdma.py has more)::
+
+    /sys/class/infiniband/mlx5_0/ports/1/state            4: ACTIVE
+    /sys/class/infiniband/mlx5_0/ports/1/rate             400 Gb/sec (4X NDR)
+    /sys/class/infiniband/mlx5_0/ports/1/link_layer       InfiniBand
+    /sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/3    RoCE v2
+    /dev/infiniband/uverbs0
+    NCCL_IB_HCA==mlx5_0:1,mlx5_1:1
+"""
+
+from ddp_doctor.checks.node.rdma import access, addresses, bonds, choice, ports, prefixes, shape, wear
+from ddp_doctor.facts.rdma import RdmaFact
+from ddp_doctor.knowledge.nccl_hca import HCA
+from ddp_doctor.knowledge.rdma import MOST_HCAS
+from ddp_doctor.knowledge.roce_gids import INDEX, SEARCH_SETTINGS
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Where
+from ddp_doctor.model.context import Context
+from ddp_doctor.model.fact import Absent
+from ddp_doctor.parse import host_gpus, host_limits, rdma, verbs_library
+from ddp_doctor.parse.nccl_interface import nccl_environment
+from ddp_doctor.parse.redact import open_and_withheld
+
+__all__ = ["CHECK", "probe"]
+
+_SETTINGS = (HCA, INDEX, *SEARCH_SETTINGS, "NCCL_NET", "NCCL_NET_GDR_LEVEL")
+
+
+def probe(ctx: Context) -> RdmaFact:
+    """Read the devices and what NCCL needs to use them. Raises Absent where there are none."""
+    names = rdma.hca_names(ctx)
+    if not names:
+        raise Absent("the kernel shows no RDMA device here")
+    hcas = rdma.read_hcas(ctx, names[:MOST_HCAS])
+    env = nccl_environment(ctx)
+    library = verbs_library.verbs_library(ctx)
+    return RdmaFact(
+        hcas=hcas,
+        left_out=len(names[MOST_HCAS:]),
+        netdevs=rdma.read_netdevs(ctx, hcas),
+        verbs_library=library,
+        verbs_providers=verbs_library.verbs_providers(ctx, library),
+        settings=open_and_withheld({name: env[name] for name in _SETTINGS if env.get(name)})[0],
+        unused_by=host_limits.rdma_unused_by(env),
+        in_container=host_gpus.in_container(ctx),
+        uptime_s=rdma.uptime_s(ctx),
+    )
+
+
+_RULES = (
+    *ports.RULES,
+    *wear.RULES,
+    *choice.RULES,
+    *prefixes.RULES,
+    *addresses.RULES,
+    *access.RULES,
+    *shape.RULES,
+    *bonds.RULES,
+)
+
+CHECK = Check(
+    id="rdma",
+    title="RDMA ports: state, rate, addresses, and which of them NCCL takes",
+    where=Where.NODE,
+    probe=probe,
+    facts=(RdmaFact,),
+    rules=tuple(sorted(_RULES, key=lambda rule: rule.code)),
+    cost_s=0.1,
+)

@@ -1,0 +1,200 @@
+"""DD572, DD573, DD574: RDMA that the hardware offers and the job cannot use."""
+
+from collections.abc import Iterator, Sequence
+
+from ddp_doctor.checks.node.rdma.nodes import is_between_nodes, users
+from ddp_doctor.facts.rdma import RdmaFact
+from ddp_doctor.model.choices import Confidence, Severity, Status
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.verbs_library import LIBRARY, PROVIDERS, provider_of
+from ddp_doctor.phrases.nodes import by_cause, host, in_words, node_culprit, node_draft
+from ddp_doctor.phrases.rdma import GIVE_DEVICES, INSTALL_VERBS, SOCKETS_ON_ALL, port_name
+from ddp_doctor.views.reproducers import everybody
+
+_LOOK = Remedy(
+    summary="Find out why these nodes have no RDMA port that is up, or take them out of the job",
+    commands=(
+        "ls /sys/class/infiniband",
+        "lspci | grep -i -e infiniband -e ethernet",
+        "sudo dmesg | grep -i mlx5",
+    ),
+    scope="node",
+    cost="fewer nodes in the job meanwhile",
+    undo=NOTHING_TO_UNDO,
+    proof=Proof(reason="it takes an administrator"),
+)
+
+
+def _works(fact: RdmaFact) -> bool:
+    """Whether NCCL has RDMA on a node, as far as it shows."""
+    return bool(fact.chosen()) and fact.verbs_library is not None and not _without_provider(fact)
+
+
+def _graded(recording: Recording) -> Severity:
+    """An error where other nodes do have RDMA, and so cannot be reached by TCP; else the job is merely slow."""
+    return Severity.ERROR if any(_works(seen.fact) for seen in users(recording)) else Severity.WARNING
+
+
+@rule("DD572", "rdma-on-some-nodes-only", Severity.ERROR, RdmaFact)
+def on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
+    """Nodes without an RDMA port that is up, in a job whose other nodes have one.
+
+    What it finds
+        For NCCL on several nodes: nodes without any RDMA device, or with none that is up, while others have
+        ports that NCCL takes. Nodes with an Amazon EFA are left alone, and so is what other rules explain.
+
+    Why it matters
+        NCCL takes InfiniBand or RoCE where it finds it and TCP elsewhere, each rank for itself. The two do not
+        meet: the first connection between such nodes fails or waits for ever.
+
+    Remedy
+        RDMA on those nodes, or other nodes. NCCL_IB_DISABLE=1 on all makes the job run, many times slower.
+
+    References
+        NCCL src/plugin/net.cc
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-disable
+    """
+    facts = users(recording)
+    with_rdma = [seen.node for seen in facts if _works(seen.fact)]
+    if not with_rdma or any(hca.is_efa for seen in facts for hca in seen.fact.hcas):
+        return
+    lacking = {
+        reading.node: reading.reason or "no RDMA device"
+        for reading in recording.of_check("rdma")
+        if reading.status is Status.ABSENT
+    }
+    lacking |= {seen.node: "no port is up" for seen in facts if _is_all_down(seen.fact)}
+    if lacking:
+        nodes = sorted(lacking)
+        yield Draft(
+            title=(
+                f"No RDMA port is up on {in_words([host(recording, node) for node in nodes])}, while"
+                f" {in_words([host(recording, node) for node in with_rdma])} will use RDMA"
+            ),
+            detail="NCCL takes TCP where it finds no RDMA, and ranks on TCP cannot connect to ranks on RDMA.",
+            confidence=Confidence.LIKELY,
+            culprits=tuple(node_culprit(recording, node) for node in nodes),
+            evidence=tuple(
+                Evidence(check="rdma", text=f"{host(recording, node)}: {lacking[node]}") for node in nodes[:8]
+            ),
+            remedies=(_LOOK, SOCKETS_ON_ALL),
+            shown_by=everybody(recording),
+        )
+
+
+def _is_all_down(fact: RdmaFact) -> bool:
+    """Whether no port is up or waits for a subnet manager, which is a finding of its own."""
+    return all(port.state == "DOWN" for _, port in fact.ports())
+
+
+@rule("DD573", "rdma-devices-not-in-container", Severity.WARNING, RdmaFact)
+def devices_hidden(recording: Recording) -> Iterator[Draft]:
+    """RDMA ports are up, and the job may not open any of their devices.
+
+    What it finds
+        /dev/infiniband/uverbsN of every active port is missing or refused. For NCCL on several nodes an error
+        where other nodes do have RDMA, else a warning; information in a run of one node.
+
+    Why it matters
+        /sys shows the hardware of the host in every container, and tools report it as healthy; NCCL cannot
+        open it, and takes TCP without a word.
+
+    Remedy
+        Give the container the devices.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
+    """
+    between, severity = is_between_nodes(recording), _graded(recording)
+    for (problems, in_container), group in by_cause(recording.facts(RdmaFact), _hidden).items():
+        first = group[0].fact
+        names = [port_name(hca, port) for hca, port in first.ports() if port.is_active]
+        where = "this container" if in_container else "the job"
+        saw = Evidence(
+            check="rdma",
+            text="; ".join(problems[:4]) + (f"; {len(problems) - 4} more" if problems[4:] else ""),
+            expected_from="libibverbs opens one such device for each RDMA device",
+        )
+        title = f"RDMA ports are up on {{nodes}} ({in_words(names)}), and {where} cannot open their devices"
+        yield node_draft(
+            recording,
+            group,
+            title,
+            saw,
+            *([GIVE_DEVICES] if in_container else [_LOAD_VERBS]),
+            detail="NCCL finds no RDMA device then, and takes TCP without a word.",
+            severity=severity if between and first.unused_by is None else Severity.INFO,
+        )
+
+
+_LOAD_VERBS = Remedy(
+    summary="Load the kernel module ib_uverbs, and see that /dev/infiniband may be read and written",
+    commands=("sudo modprobe ib_uverbs", "ls -l /dev/infiniband"),
+    scope="node",
+    cost="an administrator's work",
+    undo="sudo modprobe -r ib_uverbs",
+    proof=Proof(reason="it takes an administrator"),
+)
+
+
+def _hidden(fact: RdmaFact) -> tuple[tuple[str, ...], bool] | None:
+    active = [hca for hca in fact.hcas if any(port.is_active for port in hca.ports)]
+    problems = tuple(hca.device_problem for hca in active if hca.device_problem)
+    return (problems, fact.in_container) if active and len(problems) == len(active) else None
+
+
+@rule("DD574", "rdma-library-missing", Severity.WARNING, RdmaFact)
+def library_missing(recording: Recording) -> Iterator[Draft]:
+    """RDMA ports are up, and the library that NCCL opens them with is missing, or its driver is.
+
+    What it finds
+        For NCCL on several nodes with active ports: libibverbs.so.1 in none of the loader's folders; or the
+        system's libibverbs without the driver (/etc/libibverbs.d) for any of the devices. An error where other
+        nodes do have RDMA.
+
+    Why it matters
+        NCCL opens the library when it starts, and takes TCP without a word where it cannot. Slim images lack
+        it; some have libibverbs1 without ibverbs-providers, which finds no device.
+
+    Remedy
+        rdma-core's libraries in the image.
+
+    References
+        https://github.com/linux-rdma/rdma-core
+        NCCL src/misc/ibvsymbols.cc
+    """
+    for lacking, group in by_cause(users(recording), _lacks).items():
+        saw = Evidence(check="rdma", text=lacking, expected_from="what NCCL opens RDMA devices with")
+        yield node_draft(
+            recording,
+            group,
+            f"RDMA ports are up on {{nodes}}, and NCCL cannot use them: {lacking}",
+            saw,
+            INSTALL_VERBS,
+            detail="NCCL takes TCP then, without a word.",
+            severity=_graded(recording),
+            confidence=Confidence.LIKELY,
+        )
+
+
+def _lacks(fact: RdmaFact) -> str | None:
+    if not fact.chosen():
+        return None
+    if fact.verbs_library is None:
+        return f"{LIBRARY} is in none of the loader's folders"
+    missing = _without_provider(fact)
+    return f"{PROVIDERS} has no driver for {in_words(missing)}" if missing else None
+
+
+def _without_provider(fact: RdmaFact) -> Sequence[str]:
+    """The drivers that all chosen ports want and the system's library does not have."""
+    wanted = {provider_of(hca.driver) for hca, _ in fact.chosen()}
+    if fact.verbs_providers is None or None in wanted:
+        return ()
+    missing = sorted(name for name in wanted if name is not None and name not in fact.verbs_providers)
+    return missing if len(missing) == len(wanted) else ()
+
+
+RULES = (on_some_nodes_only, devices_hidden, library_missing)

@@ -1,0 +1,253 @@
+"""DD567, DD568, DD569: RoCE ports whose entry of the GID table is none that other nodes reach."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ddp_doctor.checks.node.rdma.nodes import fast_and_others, nccl_version, users
+from ddp_doctor.facts.rdma import Port, RdmaFact
+from ddp_doctor.knowledge import roce_gids
+from ddp_doctor.knowledge.roce_gids import INDEX, PASSES_HIDDEN_SINCE, SEARCH_SETTINGS, SEARCHES_SINCE, Choice
+from ddp_doctor.knowledge.versions import Version, dotted
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases.rdma import (
+    GIVE_ADDRESS,
+    UPGRADE_NCCL,
+    USE_IPV6,
+    Hit,
+    port_draft,
+    unset_index,
+    use_index,
+)
+from ddp_doctor.phrases.settings import shown
+from ddp_doctor.views.reproducers import everybody
+
+_SOURCE = "NCCL src/transport/net_ib/connect.cc, ncclIbGetGidIndex"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What NCCL would take on one RoCE port, by the release that is known there, else by a recent one."""
+
+    hit: Hit
+    fact: RdmaFact
+    nccl: Version | None
+    choice: Choice
+
+    @property
+    def node(self) -> int:
+        """The node's rank."""
+        return self.hit[0]
+
+    @property
+    def port(self) -> Port:
+        """The port."""
+        return self.hit[2]
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether the entry leads to other networks by RoCE v2."""
+        return self.choice.gid is not None and self.choice.gid.is_routable
+
+    @property
+    def has_fit(self) -> bool:
+        """Whether the table has such an entry at all."""
+        return any(gid.is_routable and gid.is_ipv4 for gid in self.port.gids)
+
+    @property
+    def is_certain_to_fail(self) -> bool:
+        """Whether no connection can be made from it: there is nothing, or nothing of this network namespace."""
+        return self.choice.gid is None or self.choice.gid.hidden
+
+
+def entries(recording: Recording) -> list[Entry]:
+    """The RoCE ports that NCCL takes between nodes, each with the entry of its table.
+
+    A slow Ethernet port beside the fabric, as for storage, carries no ring, and DD563 tells of it. Ports of
+    which no entry's type can be read, as on kernels before 4.4, are not judged.
+    """
+    return recording.once("rdma: entries", lambda: _entries(recording))
+
+
+def _entries(recording: Recording) -> list[Entry]:
+    found = []
+    for seen in users(recording):
+        nccl = nccl_version(recording, seen.node)
+        for hca, port in fast_and_others(seen.fact.chosen())[0]:
+            if port.is_roce and hca.bus_id is not None and any(gid.roce for gid in port.gids):
+                choice = roce_gids.nccl_choice(port.gids, nccl or PASSES_HIDDEN_SINCE, seen.fact.settings)
+                found.append(Entry((seen.node, hca, port), seen.fact, nccl, choice))
+    return found
+
+
+def _told(entry: Entry) -> str:
+    gid = entry.choice.gid
+    if entry.choice.index is None:
+        return entry.choice.why
+    if gid is None:
+        return f"entry {entry.choice.index} is empty; {entry.choice.why}"
+    kind = (
+        "of another network namespace"
+        if gid.hidden
+        else f"RoCE v{gid.roce}"
+        if gid.roce
+        else "of unknown type"
+    )
+    local = ", link-local" if gid.is_link_local else ""
+    return f"entry {entry.choice.index} is {gid.address} ({kind}{local}); {entry.choice.why}"
+
+
+def _draft(
+    recording: Recording, some: Sequence[Entry], what: str, remedies: Sequence[Remedy | None], detail: str
+) -> Draft:
+    by_port = {(entry.node, entry.hit[1].name, entry.port.number): entry for entry in some}
+    everywhere = entries(recording)
+    others_fit = len({entry.is_fit for entry in everywhere}) > 1
+    fails = others_fit or any(entry.is_certain_to_fail for entry in some)
+    return port_draft(
+        recording,
+        [entry.hit for entry in some],
+        what,
+        lambda hit: _told(by_port[hit[0], hit[1].name, hit[2].number]),
+        *(remedy for remedy in remedies if remedy is not None),
+        detail=detail,
+        severity=Severity.ERROR if fails else Severity.WARNING,
+        confidence=Confidence.LIKELY,
+        expected=_SOURCE,
+    ).model_copy(update={"shown_by": everybody(recording)})
+
+
+@rule("DD567", "roce-port-without-routable-address", Severity.ERROR, RdmaFact)
+def without_address(recording: Recording) -> Iterator[Draft]:
+    """A RoCE port that NCCL takes and whose interface has no IPv4 address.
+
+    What it finds
+        For NCCL on several nodes: a port without an IPv4 entry of RoCE v2 in its GID table, where NCCL would not
+        find an IPv6 one either. An error where other ports have one; else a warning, for on a single network
+        segment the link-local entry may do.
+
+    Why it matters
+        NCCL falls back to entry 0, a link-local address, mostly of RoCE v1. Routers and many switches do not
+        carry it: the first collective ends with "Got completion … status 12", or ibv_modify_qp fails.
+
+    Remedy
+        An IPv4 address for the interface; NCCL_IB_ADDR_FAMILY=AF_INET6 in a network of IPv6 alone.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-gid-index
+        NVIDIA/nccl issue 769
+    """
+    bare = [entry for entry in entries(recording) if not entry.is_fit and not entry.has_fit]
+    if bare:
+        detail = "Only link-local or RoCE v1 entries are left to NCCL, which routers and many switches do not carry."
+        what = "no IPv4 address of RoCE v2" if len(bare) == 1 else "no IPv4 addresses of RoCE v2"
+        yield _draft(recording, bare, what, [GIVE_ADDRESS, _ipv6(recording)], detail)
+
+
+def _ipv6(recording: Recording) -> Remedy | None:
+    """The other family, where every port of every node has an entry of it that NCCL would take."""
+    everywhere = entries(recording)
+    env = {roce_gids.FAMILY: "AF_INET6"}
+    choices = [
+        roce_gids.nccl_choice(entry.port.gids, entry.nccl or PASSES_HIDDEN_SINCE, env) for entry in everywhere
+    ]
+    old = any(entry.nccl is not None and entry.nccl < SEARCHES_SINCE for entry in everywhere)
+    if old or not all(choice.gid and choice.gid.is_routable for choice in choices):
+        return None
+    return USE_IPV6
+
+
+@rule("DD568", "gid-index-points-elsewhere", Severity.ERROR, RdmaFact)
+def index_elsewhere(recording: Recording) -> Iterator[Draft]:
+    """A setting that makes NCCL take an entry that other nodes do not reach, though the table has one.
+
+    What it finds
+        For NCCL on several nodes: NCCL_IB_GID_INDEX, or what steers NCCL's own search (NCCL_IB_ADDR_FAMILY,
+        NCCL_IB_ROCE_VERSION_NUM, NCCL_IB_ADDR_RANGE), leads to an empty entry, a link-local one, one of RoCE v1
+        or one of another network namespace. A warning where every node takes such an entry and it exists.
+
+    Why it matters
+        Index 3 is right on many machines, and wrong where a VLAN, a bond or a container made further entries
+        first. The ranks of that node fail with "ibv_modify_qp failed", or time out.
+
+    Remedy
+        Unset it with NCCL 2.21 and newer; before, one index that fits all nodes, or one for each node.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-gid-index
+        NVIDIA/nccl issues 718 and 890
+    """
+    astray = [
+        entry for entry in entries(recording) if not entry.is_fit and entry.has_fit and _is_steered(entry)
+    ]
+    if not astray:
+        return
+    settings = {
+        name: value
+        for entry in astray
+        for name, value in entry.fact.settings.items()
+        if name in (INDEX, *SEARCH_SETTINGS)
+    }
+    told = ", ".join(shown(name, value) for name, value in settings.items())
+    old = [entry for entry in astray if entry.nccl is not None and entry.nccl < SEARCHES_SINCE]
+    remedies = [_common(recording), UPGRADE_NCCL] if old else [unset_index(settings)]
+    detail = "The table has an IPv4 entry of RoCE v2 at another index."
+    yield _draft(
+        recording, astray, f"{told} leads to an entry that other nodes do not reach", remedies, detail
+    )
+
+
+def _is_steered(entry: Entry) -> bool:
+    """Whether a setting made the choice: without any, NCCL would take another entry, or is too old to."""
+    if roce_gids.told_index(entry.fact.settings) is not None:
+        return True
+    free = roce_gids.nccl_choice(entry.port.gids, entry.nccl or PASSES_HIDDEN_SINCE, {})
+    return free.index != entry.choice.index
+
+
+@rule("DD569", "gid-index-needed", Severity.WARNING, RdmaFact)
+def index_needed(recording: Recording) -> Iterator[Draft]:
+    """An NCCL that does not find the right GID entry by itself, and no setting that names it.
+
+    What it finds
+        For NCCL on several nodes, with RoCE and without NCCL_IB_GID_INDEX: NCCL before 2.21, which takes entry 0; or
+        NCCL 2.21 to 2.25 in a container whose GID table shows entries of the host. The table has the right one.
+
+    Why it matters
+        Entry 0 is link-local, mostly of RoCE v1, which routers and many switches do not carry. NCCL 2.21 to 2.25
+        stops with "read failed in ncclIbRoceGetVersionNum: Invalid argument".
+
+    Remedy
+        NCCL_IB_GID_INDEX: one that fits all nodes where there is one, else one for each; or a newer NCCL.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-gid-index
+        NVIDIA/nccl issues 426, 1538 and 1573
+    """
+    needy = [
+        entry for entry in entries(recording) if not entry.is_fit and entry.has_fit and not _is_steered(entry)
+    ]
+    if needy:
+        versions = {entry.nccl for entry in needy if entry.nccl}
+        which = f"NCCL {dotted(min(versions))}" if versions else "NCCL"
+        what = f"{which} does not find the IPv4 entry of RoCE v2 by itself"
+        detail = "The table has one; NCCL 2.21 and newer look for it, in containers 2.26 and newer."
+        yield _draft(recording, needy, what, [_common(recording), UPGRADE_NCCL], detail)
+
+
+def _common(recording: Recording) -> Remedy | None:
+    """The index to set: of all ports of all nodes where there is one, else of each node."""
+    tables: dict[int, list[Port]] = {}
+    for entry in entries(recording):
+        tables.setdefault(entry.node, []).append(entry.port)
+    everywhere = roce_gids.common_index([port.gids for ports in tables.values() for port in ports])
+    indices = {
+        node: everywhere if everywhere is not None else roce_gids.common_index([port.gids for port in ports])
+        for node, ports in tables.items()
+    }
+    return use_index(recording, indices, "it holds an IPv4 entry of RoCE v2 on every port")
+
+
+RULES = (without_address, index_elsewhere, index_needed)

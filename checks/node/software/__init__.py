@@ -1,0 +1,134 @@
+"""The software a job stands on: torch, CUDA, the NVIDIA driver, NCCL and Python.
+
+A CPU build of torch beside idle GPUs, a driver too old for torch's CUDA, or a libnccl that is not the one
+torch was built with decide whether a DDP job starts at all. Importing torch takes a second, so the helper
+script ``software`` reads the installed files instead; the dynamic linker (ldd) tells which libnccl torch
+would load, and the helper ``nccl`` asks that file. The ranks tell whether NCCL and gloo work. Raw input::
+
+    {"python": "3.11.7", "torch_version": "2.7.0+cu126", "torch_cuda": "12.6", "torch_requires":
+     ["nvidia-nccl-cu12==2.26.2; platform_system == 'Linux'"], "torch_cuda_library": "/v/libtorch_cuda.so"}
+            libnccl.so.2 => /v/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2 (0x00007f2a3c000000)
+    {"version_code": 22602}
+    NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (builder@host)
+"""
+
+import posixpath
+import re
+
+from pydantic import ValidationError
+
+from ddp_doctor.checks.node.software import copies, cuda, installation, nccl
+from ddp_doctor.facts.software import Software
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Where
+from ddp_doctor.model.context import Context
+from ddp_doctor.model.fact import Failed
+from ddp_doctor.parse import libraries
+from ddp_doctor.parse import software as parse
+
+__all__ = ["CHECK", "probe"]
+
+
+def probe(ctx: Context) -> Software:
+    """Read what is installed. Raises Failed where the helper script gives no answer."""
+    installed = _installed(ctx)
+    return installed.model_copy(
+        update={
+            **_nccl(ctx, installed),
+            **_driver(ctx),
+            **_settings(ctx, installed),
+            "nccl_required_by_torch": parse.pinned_nccl(installed.torch_requires),
+            "gpu_devices": len([name for name in _listing(ctx, "/dev") if re.fullmatch(r"nvidia\d+", name)]),
+            "gpus_hidden_by": parse.gpus_hidden_by(ctx.env),
+            "forward_compatibility": _forward_compatibility(ctx),
+        }
+    )
+
+
+def _installed(ctx: Context) -> Software:
+    """The part of the fact that the helper script tells."""
+    answer = ctx.child("software")
+    ctx.keep(answer.stdout)
+    try:
+        return Software.model_validate_json(parse.last_line(answer.stdout))
+    except ValidationError:
+        how = "it did not end in time" if answer.status == "timed_out" else parse.last_line(answer.stderr)
+        raise Failed(f"the helper that reads what is installed gave no answer: {how}") from None
+
+
+def _settings(ctx: Context, installed: Software) -> dict[str, object]:
+    """The copies of libnccl that LD_LIBRARY_PATH and LD_PRELOAD name."""
+    if installed.torch_cuda is None:
+        return {}
+    folders = libraries.entries(ctx.env, "LD_LIBRARY_PATH")
+    copies = [file for file in installed.nccl_files if posixpath.dirname(file) in folders]
+    copies += [file for file in libraries.entries(ctx.env, "LD_PRELOAD") if file.endswith("/libnccl.so.2")]
+    offered = {file: libraries.brought_by(ctx.env, file) for file in copies}
+    return {"nccl_offered": {file: by for file, by in offered.items() if by is not None}}
+
+
+def _nccl(ctx: Context, installed: Software) -> dict[str, str | None]:
+    """Which libnccl torch would load, its version, and why one of them is not known."""
+    if installed.torch_cuda_library is None:
+        return {}  # a torch without CUDA loads none
+    found = _nccl_file(ctx, installed.torch_cuda_library, installed.nccl_files)
+    library = found.get("nccl_library")
+    if library is None:
+        return found
+    answer = ctx.child("nccl", library)
+    ctx.keep(answer.stdout)
+    brought = {"nccl_brought_by": libraries.brought_by(ctx.env, library)}
+    return {**found, **brought, **parse.nccl_answer(answer)}
+
+
+def _nccl_file(ctx: Context, torch_library: str, copies: tuple[str, ...]) -> dict[str, str | None]:
+    """The linker's own choice; without ldd, or where torch itself preloads the wheel's, the first copy."""
+    answer = ctx.run(("ldd", torch_library))
+    ctx.keep(answer.stdout)
+    linked = parse.linked_library(answer.stdout, "libnccl.so.2") if answer.ok else "not found"
+    if linked is None:
+        return {"nccl_problem": f"{torch_library} needs no libnccl.so.2: NCCL is built in, or left out"}
+    if linked != "not found" or copies:
+        return {"nccl_library": copies[0] if linked == "not found" else linked}
+    if answer.ok:
+        return {"nccl_fault": "libnccl.so.2 is nowhere to be found"}
+    return {"nccl_problem": "without ldd nothing tells which libnccl torch loads"}
+
+
+def _driver(ctx: Context) -> dict[str, str | None]:
+    try:
+        text = ctx.read("/proc/driver/nvidia/version")
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        return {"driver_problem": f"/proc/driver/nvidia/version cannot be read: {error.strerror}"}
+    ctx.keep(text)
+    version = parse.driver_version(text)
+    return {"driver": version, "driver_problem": None if version else "its version text is not understood"}
+
+
+def _listing(ctx: Context, folder: str) -> list[str]:
+    try:
+        return ctx.listdir(folder)
+    except OSError:
+        return []
+
+
+def _forward_compatibility(ctx: Context) -> str | None:
+    """A folder with CUDA's forward-compatibility libcuda, with which older data-centre drivers do."""
+    folders = [folder for folder in ctx.env.get("LD_LIBRARY_PATH", "").split(":") if "compat" in folder]
+    for folder in (*folders, "/usr/local/cuda/compat", "/usr/local/cuda/compat/lib"):
+        if any(name.startswith("libcuda.so") for name in _listing(ctx, folder)):
+            return folder
+    return None
+
+
+CHECK = Check(
+    id="software",
+    title="Versions of torch, CUDA, driver, NCCL and Python",
+    where=Where.NODE,
+    probe=probe,
+    facts=(Software,),
+    rules=(*installation.RULES, *cuda.RULES, *nccl.RULES, *copies.RULES),
+    cost_s=0.1,
+)

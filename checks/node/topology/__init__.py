@@ -1,0 +1,113 @@
+r"""How GPUs and NICs are wired, which NCCL's choice of paths can be checked against.
+
+            GPU0    GPU1    NIC0    NIC1    NIC2    CPU Affinity    NUMA Affinity   GPU NUMA ID
+    GPU0     X      SYS     SYS     SYS     NODE    0-31,64-95      0               N/A
+    GPU1    SYS      X      NODE    NODE    SYS     32-63,96-127    1               N/A
+    …
+    NIC Legend:
+
+      NIC0: mlx5_2
+
+That is ``nvidia-smi topo -m``. Live, the same comes from NVML (sources/child_nvml_topology.py, a process of
+its own) and /sys (parse/pci_devices.py), and nvidia-smi is asked only where NVML cannot be.
+
+DDP's gradients cross these paths at every step. Where NCCL copies directly between two GPUs (P2P) over
+a path that the machine announces but does not carry, the first all-reduce spins for ever at 100 %
+utilisation and nothing is logged; where an NVLink is down, every step waits for the slowest pair.
+"""
+
+from ddp_doctor.checks.node.topology import (
+    answers,
+    candidates,
+    complaints,
+    containers,
+    differences,
+    few_sockets,
+    given_up,
+    gpudirect,
+    links,
+    nvlinks,
+    p2p,
+    p2p_status,
+    places,
+    reach_of_gpudirect,
+    slowness,
+    sockets,
+    unclear,
+)
+from ddp_doctor.checks.node.topology.live import CannotAsk, ask_nvidia_smi, ask_nvml
+from ddp_doctor.checks.node.topology.p2p import p2p_stalls
+from ddp_doctor.checks.node.topology.pasted import read_pasted
+from ddp_doctor.facts.topology import (
+    NvlinksFact,
+    P2pStatusFact,
+    RocmTopologyFact,
+    TopologyFact,
+    TopologyHangFact,
+)
+from ddp_doctor.knowledge import thresholds as limits
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Where
+from ddp_doctor.model.context import Context
+from ddp_doctor.model.fact import Absent
+from ddp_doctor.parse import host_gpus
+from ddp_doctor.parse.cpuinfo import cpu_model, cpu_vendor
+
+__all__ = ["CHECK", "p2p_stalls", "probe", "read_pasted"]
+
+_SETTINGS = (
+    "NCCL_P2P_DISABLE",
+    "NCCL_P2P_LEVEL",
+    "NCCL_IB_HCA",
+    "NCCL_IGNORE_DISABLED_P2P",
+    "NCCL_TOPO_FILE",
+)
+
+
+def probe(ctx: Context) -> TopologyFact | TopologyHangFact:
+    """Ask NVML and /sys, or nvidia-smi where NVML cannot be asked. Starts nothing where there is no GPU."""
+    gpus = host_gpus.pci_gpus(ctx)
+    if not host_gpus.may_have_gpus(ctx):
+        bus = "GPUs for virtual machines only (vfio-pci)" if gpus else "no PCI device of vendor 10de"
+        raise Absent(f"no NVIDIA GPU on this machine: {bus}, no device node of a driver")
+    limit_s = limits.NVML_BASE_LIMIT_S + limits.NVML_LIMIT_PER_GPU_S * len(gpus or ())
+    try:
+        fact = ask_nvml(ctx, limit_s)
+    except CannotAsk as why:
+        fact = ask_nvidia_smi(ctx, limit_s, str(why))
+    if isinstance(fact, TopologyHangFact):
+        return fact
+    settings = {name: ctx.env[name] for name in _SETTINGS if name in ctx.env}
+    cpu = {"cpu_vendor": cpu_vendor(ctx), "cpu_model": cpu_model(ctx)}
+    return fact.model_copy(update={**cpu, "nccl_settings": settings})
+
+
+CHECK = Check(
+    id="topology",
+    title="Paths between GPUs and NICs",
+    where=Where.NODE,
+    probe=probe,
+    facts=(TopologyFact, TopologyHangFact, P2pStatusFact, NvlinksFact, RocmTopologyFact),
+    rules=(
+        *p2p.RULES,
+        nvlinks.nvlinks_missing,
+        *unclear.RULES,
+        *links.RULES,
+        *places.RULES,
+        *p2p_status.RULES,
+        *candidates.RULES,
+        unclear.amd_not_supported,
+        *answers.RULES,
+        *differences.RULES,
+        *given_up.RULES,
+        *sockets.RULES,
+        *gpudirect.RULES,
+        *reach_of_gpudirect.RULES,
+        *containers.RULES,
+        *slowness.RULES,
+        *complaints.RULES,
+        *few_sockets.RULES,
+    ),
+    cost_s=0.5,
+    deadline_s=60.0,  # without persistence mode NVML first wakes every GPU
+)

@@ -1,0 +1,175 @@
+"""DD412, DD413: what to try first where a machine with this topology hangs or crawls."""
+
+from collections.abc import Iterator, Sequence
+
+from ddp_doctor.checks.node.topology.clusters import cluster
+from ddp_doctor.checks.node.topology.clusters import evidence as cluster_evidence
+from ddp_doctor.checks.node.topology.culprits import hosts_of
+from ddp_doctor.checks.node.topology.p2p import hosts_crossing_sockets
+from ddp_doctor.checks.node.topology.p2p_words import pairs_without_p2p
+from ddp_doctor.facts.topology import TopologyFact
+from ddp_doctor.knowledge import link_codes as codes
+from ddp_doctor.knowledge.groups import connected
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.p2p_stalls import nodes_nccl_ran_on
+from ddp_doctor.phrases.clusters import topology_file
+from ddp_doctor.phrases.nodes import by_cause
+from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH
+
+#: So many GPUs below one host bridge, with no switch and no NVLink, are rather a virtual machine's.
+_LEAST_HIDDEN = 4
+
+#: Each code, and the pairs it joins.
+_Paths = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+
+
+@rule("DD412", "p2p-over-pcie-unproved", Severity.INFO, TopologyFact)
+def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
+    """NCCL may copy directly between GPUs over PCIe, which some machines announce and do not carry.
+
+    What it finds
+        A topology that someone asks about, with GPUs that NVLink does not join, not even through others,
+        where NCCL allows P2P: behind common PCIe bridges (PIX, PXB) always; through a host bridge or between them
+        (PHB, NODE, SYS) where there are two GPUs, or on AMD CPUs with NCCL before 2.23. Never in a run,
+        which tries these paths itself, and never where the driver says that there is no P2P.
+
+    Why it matters
+        Most such machines work. Where a job hangs in its first all-reduce or while the communicator is
+        made, at 100 % GPU utilisation and without a message, this is the first thing to rule out.
+
+    Remedy
+        Nothing as long as jobs run. If one hangs so, NCCL_P2P_DISABLE=1 tells in one trial whether P2P
+        is to blame; then repair the path: ACS on the bridges, or the IOMMU. ``ddp-doctor run`` tries it.
+
+    References
+        NVIDIA/nccl issues 667 and 2079, pytorch/pytorch issue 79299, local-inference-lab/rtx6kpro
+        issue 15 (two GPUs, Intel): such hangs and what mended them
+        NVIDIA/nccl src/graph/paths.cc, ncclTopoCheckP2p; release notes of NCCL 2.23
+    """
+    if recording.options.command != "topology":
+        return
+    told = nodes_nccl_ran_on(recording.trials) | hosts_crossing_sockets(recording)
+    seen = [
+        one for one in recording.facts(TopologyFact) if one.node not in told and not tree_hidden(one.fact)
+    ]
+    open_paths = {one.node: _open_paths(recording, one) for one in seen}
+    groups: dict[_Paths, list[Seen[TopologyFact]]] = {}
+    for one in seen:
+        if open_paths[one.node]:
+            groups.setdefault(open_paths[one.node], []).append(one)
+    for paths, group in groups.items():
+        yield _unproved(recording, paths, group)
+
+
+def _open_paths(recording: Recording, seen: Seen[TopologyFact]) -> _Paths:
+    """The pairs over which NCCL may use P2P without NVLink, by code from near to far."""
+    fact = seen.fact
+    if fact.nccl_settings.get("NCCL_P2P_DISABLE") == "1":
+        return ()
+    refused = pairs_without_p2p(recording, seen.node)
+    on_amd = fact.cpu_vendor in {None, codes.SYS_BY_DEFAULT_VENDOR}
+    bridged = connected(fact.gpus, [(one, two) for one, two, code in fact.gpu_pairs() if codes.nvlinks(code)])
+    by_code: dict[str, list[tuple[str, str]]] = {}
+    for one, two, code in fact.gpu_pairs():
+        near = codes.allowed(code, codes.DEFAULT_P2P_LIMIT)
+        few = len(fact.gpus) <= codes.SYS_BY_DEFAULT_GPUS and not codes.crosses_sockets(code)
+        if bridged[one] != bridged[two] and (near or on_amd or few) and (one, two) not in refused:
+            by_code.setdefault(code, []).append((one, two))
+    return tuple(
+        (code, tuple(by_code[code]))
+        for code in sorted(by_code, key=lambda code: codes.link_code(code).distance)
+    )
+
+
+def _unproved(recording: Recording, paths: _Paths, group: Sequence[Seen[TopologyFact]]) -> Draft:
+    shown = "; ".join(f"{_pairs(pairs)} over {code}" for code, pairs in paths)
+    return Draft(
+        title=f"If a job hangs on {hosts_of(recording, group)}, rule out direct copies over PCIe first: {shown}",
+        detail=(
+            "Most such machines work. Some announce P2P over PCIe and do not carry it, and the first"
+            " all-reduce spins for ever. Libraries with an all-reduce of their own (vLLM, SGLang) copy directly"
+            " as well; theirs is turned off by --disable-custom-all-reduce."
+        ),
+        confidence=Confidence.POSSIBLE,
+        evidence=tuple(_path_evidence(group[0].fact, code, pairs) for code, pairs in paths),
+        remedies=(
+            DISABLE_P2P.model_copy(update={"summary": "Only if it hangs: the proof, in one trial"}),
+            REPAIR_PATH.model_copy(update={"summary": "If that helps, repair the path: ACS, or the IOMMU"}),
+        ),
+    )
+
+
+def _path_evidence(fact: TopologyFact, code: str, pairs: Sequence[tuple[str, str]]) -> Evidence:
+    if codes.allowed(code, codes.DEFAULT_P2P_LIMIT):
+        why = "NCCL uses P2P here by itself"
+    elif len(fact.gpus) <= codes.SYS_BY_DEFAULT_GPUS:
+        why = "NCCL uses P2P here on AMD CPUs, and such hangs were reported on Intel ones too"
+    else:
+        why = "NCCL before 2.23 uses P2P here on AMD CPUs"
+    return Evidence(check="topology", text=f"{_pairs(pairs)} over {code}, {codes.meaning_of(code)}: {why}")
+
+
+def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
+    return ", ".join("-".join(pair) for pair in pairs) if len(pairs) <= 4 else f"{len(pairs)} pairs"
+
+
+@rule("DD413", "pcie-tree-hidden", Severity.INFO, TopologyFact)
+def pcietree_hidden(recording: Recording) -> Iterator[Draft]:
+    """A virtual machine, probably, that shows all GPUs below one host bridge.
+
+    What it finds
+        Four GPUs or more, every two of them joined by PHB, with the same CPUs for all. Silent where
+        NCCL_TOPO_FILE is set.
+
+    Why it matters
+        NCCL builds its rings from this tree. Where the machine hides which GPUs share a switch or a
+        socket, rings cross the sockets at random; a user's training went from seven hours to four and a
+        half with the provider's topology file.
+
+    Remedy
+        Point NCCL_TOPO_FILE at the file that the provider ships for this kind of machine. It must fit the
+        machine exactly; a wrong one is worse than none.
+
+    References
+        NVIDIA/nccl issue 1298; aws/aws-ofi-nccl and Azure/azhpc-images, folders topology
+        NCCL user guide, environment variable NCCL_TOPO_FILE
+    """
+    for ranges, group in by_cause(recording.facts(TopologyFact), _hidden_behind).items():
+        yield Draft(
+            title=f"All GPUs of {hosts_of(recording, group)} stand below one host bridge, as in virtual machines"
+            " that hide the PCIe tree",
+            detail="NCCL cannot know then which GPUs are near each other. Nothing is wrong as long as it is fast.",
+            confidence=Confidence.LIKELY if "-" in ranges else Confidence.POSSIBLE,
+            evidence=(
+                Evidence(
+                    check="topology", text="every two GPUs are joined by PHB, and all have the same CPUs"
+                ),
+                *([Evidence(check="topology", text=f"all belong to NUMA nodes {ranges}")] if ranges else []),
+                *cluster_evidence(recording, group[0].node),
+            ),
+            remedies=(topology_file([cluster(recording, seen.node) for seen in group]),),
+        )
+
+
+def tree_hidden(fact: TopologyFact) -> bool:
+    """Whether all GPUs stand below one host bridge, as virtual machines show them."""
+    return (
+        len(fact.gpus) >= _LEAST_HIDDEN
+        and fact.source != "nccl-xml"  # which calls NODE PHB too
+        and all(fact.links[one][two] == "PHB" for one in fact.gpus for two in fact.gpus if one != two)
+        and len(set(fact.cpu_affinity.values())) == 1
+    )
+
+
+def _hidden_behind(fact: TopologyFact) -> str | None:
+    """The NUMA nodes that all GPUs share, "" where none are told; None where the tree is not hidden."""
+    if not tree_hidden(fact) or "NCCL_TOPO_FILE" in fact.nccl_settings:
+        return None
+    shared = set(fact.numa_affinity.values())
+    return next(iter(shared)) or "" if len(shared) == 1 else ""
+
+
+RULES = (p2p_over_pcie_unproved, pcietree_hidden)

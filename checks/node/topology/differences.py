@@ -1,0 +1,244 @@
+"""DD430-DD433: NCCL goes another way between two GPUs than the hardware offers."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
+from ddp_doctor.facts.topology import TopologyFact
+from ddp_doctor.knowledge import link_codes as codes
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.phrases import transports as words
+from ddp_doctor.phrases.p2p import UNSET_LEVEL
+from ddp_doctor.views.reproducers import between
+from ddp_doctor.views.transports import (
+    Expected,
+    Place,
+    Used,
+    first_trial_ended,
+    log_of,
+    only_p2p,
+    places,
+    used_within,
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One pair of GPUs between which NCCL uses something else than it should, and what explains it."""
+
+    place: Place
+    expected: Expected
+    used: Used
+    kind: str  # what is used
+    reason: str
+    remedy: Remedy
+
+    @property
+    def cause(self) -> tuple[str, ...]:
+        """Equal for what is one finding."""
+        return (self.expected.choice.kind, self.expected.choice.why, self.kind, self.reason)
+
+    def instead(self) -> float | None:
+        """How fast NCCL holds the way to be that it takes."""
+        return self.place.rate(self.expected.gpus, self.expected.code, "SHM" if self.kind == "SHM" else "NET")
+
+
+@rule("DD430", "p2p-allowed-and-not-used", Severity.WARNING, TopologyFact)
+def p2p_not_used(recording: Recording) -> Iterator[Draft]:
+    """Two GPUs could copy directly, and NCCL goes another way.
+
+    What it finds
+        A pair of GPUs without NVLink within NCCL's limit for P2P, for which NVML reports reading and writing
+        as OK and no setting forbids it, and whose ranks NCCL's log joins by shared memory or the network.
+        Silent where the driver offers no P2P, as with consumer GPUs, and where it was not asked.
+
+    Why it matters
+        Each byte crosses host memory twice, and the ranks share the CPU's memory with everything else.
+
+    Remedy
+        Where NCCL takes the ranks for several hosts, give them one host identity. Else have NCCL say why.
+
+    References
+        NCCL src/graph/paths.cc, ncclTopoCheckP2p; src/transport/p2p.cc, p2pCanConnect
+    """
+    found = [one for one in _differences(recording) if one.expected.choice.kind == "P2P" and not _nvlink(one)]
+    yield from _drafts(recording, found, "are in reach of P2P")
+
+
+@rule("DD431", "nvlink-not-used", Severity.WARNING, TopologyFact)
+def nvlink_not_used(recording: Recording) -> Iterator[Draft]:
+    """Two GPUs are joined by NVLink, and NCCL does not use it.
+
+    What it finds
+        A pair of GPUs with an NV code whose ranks NCCL's log joins by shared memory or the network, though
+        no setting forbids P2P.
+
+    Why it matters
+        NVLink carries five to fifty times what goes through host memory, and every step of an all-reduce
+        waits for the slowest pair.
+
+    Remedy
+        Where NCCL takes the ranks for several hosts, give them one host identity. Else have NCCL say why.
+
+    References
+        NCCL src/graph/paths.cc, ncclTopoCheckP2p; src/graph/topo.h, SM90_NVLINK_BW and its like
+    """
+    found = [one for one in _differences(recording) if one.expected.choice.kind == "P2P" and _nvlink(one)]
+    yield from _drafts(recording, found, "are joined by NVLink")
+
+
+@rule("DD432", "network-used-within-one-host", Severity.WARNING, TopologyFact)
+def network_within_host(recording: Recording) -> Iterator[Draft]:
+    """Two ranks of one host exchange their data over the network.
+
+    What it finds
+        A pair of GPUs of one host for which shared memory is what is left, and whose ranks NCCL's log joins
+        by NET. Silent where NCCL may hold the network for faster: GPUs of two sockets, each with a NIC near.
+
+    Why it matters
+        The data leaves the machine, or goes through its TCP stack, to come back to the same memory.
+
+    Remedy
+        NCCL goes by host name, boot id, NCCL_HOSTID and the device of /dev/shm: let all ranks of a machine
+        have the same.
+
+    References
+        NCCL src/misc/utils.cc, getHostHash; src/transport/shm.cc, shmCanConnect
+    """
+    found = [
+        one for one in _differences(recording) if one.expected.choice.kind == "SHM" and one.kind == "NET"
+    ]
+    yield from _drafts(recording, found, "share a host")
+
+
+@rule("DD433", "p2p-beyond-the-default-limit", Severity.INFO, TopologyFact)
+def p2p_beyond_limit(recording: Recording) -> Iterator[Draft]:
+    """NCCL copies directly farther than it would by itself.
+
+    What it finds
+        A pair of GPUs that NCCL's log joins by P2P only because NCCL_P2P_LEVEL allows it.
+
+    Why it matters
+        It is often faster, and it works here. On other machines of the same kind the CPU may carry such
+        traffic badly, or not at all; then the job hangs without a word.
+
+    Remedy
+        None while it works. Unset NCCL_P2P_LEVEL if a node hangs in its first all-reduce.
+
+    References
+        NCCL user guide, environment variable NCCL_P2P_LEVEL
+    """
+    found: dict[str, list[tuple[Place, Used, str]]] = {}
+    for place in places(recording) if first_trial_ended(recording) else ():
+        settings = {name: value for name, value in place.node.settings.items() if name != "NCCL_P2P_LEVEL"}
+        if len(settings) == len(place.node.settings):
+            continue
+        default = {one.gpus: one for one in place.expected(replace(place.node, settings=settings))}
+        for used in used_within(recording, place):
+            expected = default.get(used.gpus)
+            if (
+                expected
+                and used.kinds() == {"P2P"}
+                and expected.choice.kind == "SHM"
+                and expected.choice.sure
+            ):
+                level = place.node.settings["NCCL_P2P_LEVEL"]
+                found.setdefault(level, []).append((place, used, expected.code))
+    for level, group in found.items():
+        hosts = hosts_of(recording, [place.seen for place, _, _ in group])
+        pairs = words.pair_names([used.gpus for _, used, _ in group])
+        yield Draft(
+            title=f"NCCL_P2P_LEVEL={level} lets NCCL copy directly farther than by default on {hosts}: {pairs}",
+            detail="It works here. Not every machine of a kind carries such traffic well.",
+            culprits=tuple(
+                culprit(recording, place.seen.node, used.gpus, used.ranks) for place, used, _ in group
+            ),
+            evidence=tuple(
+                Evidence(
+                    check="topology",
+                    text=f"{'-'.join(used.gpus)} is {code}; the log says {used.transports[0].via}",
+                )
+                for _, used, code in group[: words.MOST_PAIRS]
+            ),
+            remedies=(UNSET_LEVEL,),
+            shown_by=between(recording, group[0][1].ranks),
+        )
+
+
+def _nvlink(one: Difference) -> bool:
+    return codes.nvlinks(one.expected.code) > 0
+
+
+def _differences(recording: Recording) -> list[Difference]:
+    return recording.once("transports that differ", lambda: list(_found(recording)))
+
+
+def _found(recording: Recording) -> Iterator[Difference]:
+    for place in places(recording):
+        if only_p2p(recording, place.seen.node):
+            continue
+        expected: dict[tuple[str, str], Expected] = {}
+        for used in used_within(recording, place):
+            kinds = used.kinds() & {"P2P", "SHM", "NET"}
+            expected = expected or {one.gpus: one for one in place.expected()}
+            should = expected.get(used.gpus)
+            if should and should.choice.sure and should.choice.kind not in {"NET", *kinds}:
+                kind = next((kind for kind in ("NET", "SHM") if kind in kinds), None)
+                if kind:
+                    yield Difference(place, should, used, kind, *_explained(recording, place, used))
+
+
+def _explained(recording: Recording, place: Place, used: Used) -> tuple[str, Remedy]:
+    """What the log says against the expected way, and what mends it.
+
+    /dev/shm is no reason within a node: all its ranks are children of one agent, in one container (DD438
+    tells of nodes that are containers of one machine).
+    """
+    log = log_of(recording, place.seen.node)
+    nodes = recording.world.nnodes if recording.world else 1
+    numbers = tuple(int(gpu.removeprefix("GPU")) for gpu in used.gpus)
+    if max(log.hosts, default=1) > nodes:
+        return f"NCCL takes the ranks for {max(log.hosts)} hosts; the run has {nodes}", words.ONE_HOST_ID
+    if numbers in log.refused or numbers[::-1] in log.refused:
+        return "NCCL was told by NVML that P2P is off between them", words.SHOW_CHOICE
+    if "NCCL_HOSTID" in place.node.settings:
+        return "NCCL_HOSTID is set, which decides what is one host", words.ONE_HOST_ID
+    return "nothing that was recorded explains it", words.SHOW_CHOICE
+
+
+def _drafts(recording: Recording, found: Sequence[Difference], what: str) -> Iterator[Draft]:
+    groups: dict[tuple[str, ...], list[Difference]] = {}
+    for one in found:
+        groups.setdefault(one.cause, []).append(one)
+    for group in groups.values():
+        first = group[0]
+        hosts = hosts_of(recording, [one.place.seen for one in group])
+        pairs = words.pair_names([one.used.gpus for one in group])
+        should = first.expected.choice
+        unexplained = first.remedy is words.SHOW_CHOICE
+        yield Draft(
+            title=f"GPUs that {what} talk over {words.NAMES[first.kind]} on {hosts}: {pairs}",
+            detail=f"Expected: {words.NAMES[should.kind]}, for {should.why}. Why NCCL goes another way: {first.reason}."
+            + words.price(first.expected.rate_gb_per_s, first.instead()),
+            confidence=Confidence.POSSIBLE if unexplained else Confidence.LIKELY,
+            culprits=tuple(
+                culprit(recording, one.place.seen.node, one.used.gpus, one.used.ranks) for one in group
+            ),
+            evidence=tuple(_evidence(one) for one in group[: words.MOST_PAIRS]),
+            remedies=(first.remedy,),
+        )
+
+
+def _evidence(one: Difference) -> Evidence:
+    said = next(it.via for it in one.used.transports if it.kind == one.kind)
+    path = f"{'-'.join(one.used.gpus)} is {one.expected.code}{words.rate(one.expected.rate_gb_per_s)}"
+    ranks = f"ranks {one.used.ranks[0]} and {one.used.ranks[1]}"
+    return Evidence(
+        check="topology", text=f"{path}; NCCL's log: {ranks} via {said}{words.rate(one.instead())}"
+    )
+
+
+RULES = (p2p_not_used, nvlink_not_used, network_within_host, p2p_beyond_limit)

@@ -1,0 +1,199 @@
+"""DD401, DD402: direct copies between two GPUs that stall, or may."""
+
+from collections.abc import Iterator, Sequence
+
+from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
+from ddp_doctor.checks.node.topology.gid_index import gid_index_in_words
+from ddp_doctor.facts.nccl_log import NcclTransportFact
+from ddp_doctor.facts.topology import TopologyFact
+from ddp_doctor.knowledge import link_codes as codes
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.p2p_stalls import Stall, find_stalls, logs_by_node, nodes_nccl_ran_on
+from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH, UNSET_LEVEL, keep_near_p2p, name_hca, use_hca
+from ddp_doctor.phrases.pcie import exact_repairs, what_bends_the_path
+from ddp_doctor.phrases.ranks import rank_list
+from ddp_doctor.views.reproducers import between
+
+
+@rule("DD401", "p2p-stalls-between-gpus", Severity.ERROR, TopologyFact)
+def p2p_stalls(recording: Recording) -> Iterator[Draft]:
+    """Direct copies between two GPUs never end.
+
+    What it finds
+        All ranks of a node entered an all-reduce or a send, none left it, and NCCL's log says that the
+        GPUs of two of them talk directly (``via P2P/…``) over PCIe or the link between the sockets.
+
+    Why it matters
+        The job hangs in its first all-reduce, at 100 % GPU utilisation and without a message. The
+        machine announces peer access that it does not carry: mostly PCIe access control (ACS) or an
+        IOMMU sends the traffic astray.
+
+    Remedy
+        Where NCCL_P2P_LEVEL widened NCCL's own limit, unset it; where NCCL before 2.23 goes so far on an AMD CPU,
+        NCCL_P2P_LEVEL=PXB keeps P2P between near GPUs. Else turn off ACS on the PCIe bridges, or the IOMMU, in the
+        BIOS or on the kernel's command line. Until then NCCL_P2P_DISABLE=1 sends the traffic through host memory:
+        slower, but it ends, and it is the proof that P2P was to blame.
+
+    References
+        NCCL user guide, Troubleshooting, PCI Access Control Services (ACS)
+        NCCL src/graph/paths.cc, ncclTopoCheckP2p: how far P2P goes
+    """
+    stalls = _stalls(recording)
+    if not stalls:
+        return
+    hosts = [seen for seen in recording.facts(TopologyFact) if seen.node in {one.node for one in stalls}]
+    fact = hosts[0].fact
+    pairs = ", ".join(dict.fromkeys(f"{'-'.join(one.gpus)} ({one.via} over {one.code})" for one in stalls))
+    yield Draft(
+        title=f"GPUs on {hosts_of(recording, hosts)} stall when NCCL copies directly between them: {pairs}",
+        detail=(
+            "Every rank entered the step and none left it, so no rank is late; NCCL's log says that these"
+            " GPUs talk by P2P. The machine announces that path and does not carry it."
+        ),
+        confidence=Confidence.LIKELY if len(stalls) == 1 or stalls[0].isolated else Confidence.POSSIBLE,
+        culprits=tuple(culprit(recording, one.node, one.gpus, one.ranks) for one in stalls),
+        evidence=(*_stall_evidence(stalls, fact), *what_bends_the_path(recording, stalls[0].node)),
+        remedies=(
+            *_nearer_level(fact, stalls),
+            *(exact_repairs(recording, stalls[0].node) or (REPAIR_PATH,)),
+            DISABLE_P2P,
+            *(
+                map(name_hca, _hca(recording, hosts[0]))
+                if _another_hca(recording, fact, stalls[0].log)
+                else []
+            ),
+        ),
+        shown_by=between(recording, stalls[0].ranks, [one.ranks for one in stalls]),
+    )
+
+
+def _nearer_level(fact: TopologyFact, stalls: Sequence[Stall]) -> list[Remedy]:
+    """NCCL's own limit of today, where P2P goes farther: by a setting, or as on AMD CPUs before NCCL 2.23."""
+    limit = _own_limit(fact)
+    if all(codes.allowed(one.code, limit) for one in stalls):
+        return []
+    if stalls[0].log.p2p_level or "NCCL_P2P_LEVEL" in fact.nccl_settings:
+        return [UNSET_LEVEL]
+    near = any(codes.allowed(code, limit) for _, _, code in fact.gpu_pairs())
+    far = not any(codes.allowed(one.code, limit) for one in stalls)
+    return [keep_near_p2p(limit)] if near and far else []
+
+
+def _own_limit(fact: TopologyFact) -> str:
+    """How far NCCL goes here where NCCL_P2P_LEVEL is not set."""
+    return codes.p2p_limit(len(fact.gpus), fact.cpu_vendor, None)[0]
+
+
+def _stalls(recording: Recording) -> list[Stall]:
+    matrices = {seen.node: seen.fact for seen in recording.facts(TopologyFact)}
+    return recording.once("stalls over P2P", lambda: find_stalls(matrices, recording.trials))
+
+
+def _stall_evidence(stalls: Sequence[Stall], fact: TopologyFact) -> Iterator[Evidence]:
+    trial = stalls[0].trial
+    check = trial.judged_check or ""
+    text = f"{rank_list([rank for one in stalls for rank in one.ranks])} entered and did not leave"
+    yield Evidence(check=check, text=text, value=trial.waited_s, unit="s")
+    for one in stalls:
+        yield Evidence(check=check, text=f"NCCL's log: ranks {one.ranks[0]} and {one.ranks[1]} via {one.via}")
+        yield _path_evidence(one.gpus, one.code)
+    limit, why = fact.p2p_limit(stalls[0].log)
+    if all(codes.allowed(one.code, limit) for one in stalls):
+        yield Evidence(check="topology", text=f"P2P is allowed up to {limit}: {why}")
+
+
+def _hca(recording: Recording, seen: Seen[TopologyFact]) -> list[Remedy]:
+    """The candidate for NCCL_IB_HCA, where the matrix has one: bonded, else nearest to each GPU."""
+    fact = seen.fact
+    devices = fact.candidate_hcas()
+    others = tuple(name for name in fact.hcas().values() if name not in devices)
+    index = gid_index_in_words(recording, seen.node, devices)
+    return [use_hca(devices, others, "; ".join(fact.nearest_in_words()), index)] if devices else []
+
+
+def _another_hca(recording: Recording, fact: TopologyFact, log: NcclTransportFact) -> bool:
+    """Whether there are several nodes and RoCE, and NCCL's log shows other HCAs than the candidate."""
+    several = recording.world is not None and recording.world.nnodes > 1
+    roce = any(hca.link_layer == "RoCE" for hca in log.hcas)
+    return several and roce and not set(log.used_hcas()) <= set(fact.candidate_hcas())
+
+
+@rule("DD402", "p2p-may-cross-sockets", Severity.WARNING, TopologyFact)
+def p2p_may_cross_sockets(recording: Recording) -> Iterator[Draft]:
+    """NCCL may copy directly between GPUs of different sockets.
+
+    What it finds
+        Two GPUs without NVLink whose path is SYS (SOC in old drivers), where NCCL allows P2P that far:
+        NCCL_P2P_LEVEL says so, or there are at most two GPUs and the CPU is, or may be, AMD's. Silent
+        where NCCL ran over these GPUs and ended, where NCCL_P2P_DISABLE=1 is set, and where the driver
+        refuses P2P between them.
+
+    Why it matters
+        NCCL's own limit is PXB, because the link between the sockets carries peer traffic badly: on
+        some machines the first all-reduce hangs at 100 % utilisation. Most such machines work.
+
+    Remedy
+        None unless it hangs. Then NCCL_P2P_DISABLE=1 tells whether P2P is to blame, and ACS and IOMMU
+        are what to repair. For several nodes, the bonded or nearest HCA is the one to try.
+
+    References
+        NCCL src/graph/paths.cc, ncclTopoCheckP2p; src/graph/topo.h, PATH_SYS
+        NCCL user guide, environment variables NCCL_P2P_LEVEL and NCCL_IB_HCA
+    """
+    for (pairs, why, _), group in _crossing(recording).items():
+        fact = group[0].fact
+        names = ", ".join("-".join(pair) for pair in pairs)
+        where = hosts_of(recording, group)
+        paths = [_path_evidence(pair, fact.links[pair[0]][pair[1]]) for pair in pairs]
+        yield Draft(
+            title=f"NCCL may copy directly between the sockets of {where} (P2P over SYS): {names}",
+            detail=f"On some machines such a job hangs in its first all-reduce. P2P may reach so far: {why}.",
+            confidence=Confidence.POSSIBLE,
+            culprits=tuple(culprit(recording, one.node, pair) for one in group for pair in pairs),
+            evidence=(*paths, *(Evidence(check="topology", text=text) for text in fact.nearest_in_words())),
+            remedies=(
+                DISABLE_P2P.model_copy(
+                    update={"summary": "If it hangs, send the traffic through host memory"}
+                ),
+                *([UNSET_LEVEL] if _own_limit(fact) != "SYS" else []),
+                *([] if "NCCL_IB_HCA" in fact.nccl_settings else _hca(recording, group[0])),
+            ),
+        )
+
+
+#: What makes two nodes one finding: the pairs, what allows P2P between them, and the advice.
+_Cause = tuple[tuple[tuple[str, str], ...], str, tuple[str, ...]]
+
+
+def _crossing(recording: Recording) -> dict[_Cause, list[Seen[TopologyFact]]]:
+    groups: dict[_Cause, list[Seen[TopologyFact]]] = {}
+    settled = nodes_nccl_ran_on(recording.trials) | {stall.node for stall in _stalls(recording)}
+    unsettled = [seen for seen in recording.facts(TopologyFact) if seen.node not in settled]
+    logs = logs_by_node(recording.trials) if unsettled else {}
+    for seen in unsettled:
+        fact, log = seen.fact, logs.get(seen.node, NcclTransportFact())
+        pairs = tuple(
+            (one, two)
+            for one, two, code in fact.gpu_pairs()
+            if codes.crosses_sockets(code) and not fact.refuses_p2p(one, two)
+        )
+        limit, why = fact.p2p_limit(log)
+        off = "1" in {log.p2p_disable, fact.nccl_settings.get("NCCL_P2P_DISABLE")}
+        if pairs and limit == "SYS" and not off:
+            groups.setdefault((pairs, why, fact.candidate_hcas()), []).append(seen)
+    return groups
+
+
+def hosts_crossing_sockets(recording: Recording) -> set[int]:
+    """The nodes that DD402 tells of."""
+    return {seen.node for group in _crossing(recording).values() for seen in group}
+
+
+def _path_evidence(gpus: tuple[str, str], code: str) -> Evidence:
+    return Evidence(check="topology", text=f"{'-'.join(gpus)} is {code}: {codes.meaning_of(code)}")
+
+
+RULES = (p2p_stalls, p2p_may_cross_sockets)

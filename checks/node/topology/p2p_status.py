@@ -1,0 +1,232 @@
+"""DD410, DD411: GPUs between which the driver allows no P2P."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
+from ddp_doctor.checks.node.topology.p2p_words import Host, Pair, hosts
+from ddp_doctor.facts.gpus import GpusFact
+from ddp_doctor.knowledge import link_codes as codes
+from ddp_doctor.knowledge.p2p_statuses import p2p_status
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.p2p_stalls import nodes_nccl_ran_on
+from ddp_doctor.phrases.gpus import asked_for
+from ddp_doctor.phrases.nodes import in_words
+from ddp_doctor.phrases.p2p_statuses import (
+    GO_WITHOUT_P2P,
+    LOOK_AT_BOARD,
+    LOOK_AT_MODULE_SETTINGS,
+    REPAIR_FABRIC,
+)
+from ddp_doctor.views.reproducers import meeting
+
+#: More pairs than this are counted in the title, and left out of the evidence.
+_MOST_TOLD = 6
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """A pair without P2P, the driver's word for it, and how the matrix says that it is joined."""
+
+    pair: Pair
+    word: str
+    code: str | None
+
+
+def _refused(host: Host) -> tuple[_Refused, ...]:
+    return tuple(_Refused(pair, word, host.codes.get(pair)) for pair, word in host.refused().items())
+
+
+def _by_nvlink(one: _Refused) -> bool:
+    return codes.nvlinks(one.code or "") > 0
+
+
+# --- DD410 ----------------------------------------------------------------------------------------
+
+
+@rule("DD410", "nvlink-without-p2p", Severity.ERROR)
+def nvlink_without_p2p(recording: Recording) -> Iterator[Draft]:
+    """GPUs that NVLink joins, between which the driver allows no P2P.
+
+    What it finds
+        A pair that the matrix gives NVLinks, and for which the driver does not say OK when it is asked
+        for reads or writes between them. Silent where NCCL ran over these GPUs and ended, and where
+        NCCL_P2P_DISABLE=1 or NCCL_IGNORE_DISABLED_P2P is set.
+
+    Why it matters
+        NCCL takes this for broken hardware and fails in its first call, on every rank ("P2P is disabled
+        between NVLINK connected GPUs"). The matrix, nvidia-smi and the NVLinks' states may all look well.
+
+    Remedy
+        See whether the fabric manager runs and has finished, whether a link is down, and whether MIG is
+        on; reset the GPUs. Until then NCCL_IGNORE_DISABLED_P2P=1 lets NCCL start, without that path.
+
+    References
+        NVIDIA/nccl src/graph/paths.cc, ncclTopoCheckP2p; nvidia-smi topo -p2p r and w
+        NVIDIA fabric manager user guide
+    """
+    settled = nodes_nccl_ran_on(recording.trials)
+    groups: dict[tuple[_Refused, ...], list[Host]] = {}
+    for host in hosts(recording):
+        broken = tuple(one for one in _refused(host) if _by_nvlink(one))
+        off = {"NCCL_IGNORE_DISABLED_P2P", "NCCL_P2P_DISABLE"} & set(host.settings)
+        if broken and host.asked and not off and host.seen.node not in settled:
+            groups.setdefault(broken, []).append(host)
+    for broken, group in groups.items():
+        yield Draft(
+            title=(
+                f"NCCL will fail on {_names(recording, group)}: the driver allows no P2P between GPUs"
+                f" that NVLink joins: {_listed(broken)}"
+            ),
+            detail=(
+                "NCCL takes this for broken hardware and ends the job in its first call. Often the fabric"
+                " manager has not set these GPUs up."
+            ),
+            severity=asked_for(recording, Severity.ERROR),
+            confidence=Confidence.LIKELY,
+            culprits=_culprits(recording, group, broken),
+            evidence=_evidence(broken),
+            remedies=(REPAIR_FABRIC, GO_WITHOUT_P2P),
+            shown_by=meeting(recording, [host.seen.node for host in group]),
+        )
+
+
+# --- DD411 ----------------------------------------------------------------------------------------
+
+
+@rule("DD411", "p2p-not-available", Severity.WARNING)
+def p2p_not_available(recording: Recording) -> Iterator[Draft]:
+    """GPUs without NVLink between which the driver allows no P2P.
+
+    What it finds
+        Pairs for which the driver does not say OK: CNS (not on this chipset), GNS (not with these GPUs),
+        TNS (not over this path), DR (turned off by a setting), NS, U. A warning only where GPUs of one
+        model behind PCIe switches are not all alike, or where a setting turns P2P off that NCCL would
+        use; else an info: GeForce cards are sold without it, and many boards do not carry it. Silent
+        where only those pairs lack it over which NCCL would not use it anyway.
+
+    Why it matters
+        NCCL copies through host memory between such GPUs, at about half the rate of PCIe, and nothing
+        hangs or fails. Where some pairs have P2P and others of the same kind do not, all wait for those.
+
+    Remedy
+        None where it is the same for all: no setting gives P2P to GPUs that have none. Where pairs
+        differ, compare their slots, the BIOS and the IOMMU.
+
+    References
+        NVIDIA/nccl src/graph/paths.cc, ncclTopoCheckP2p; NVIDIA/nccl issue 1127 (GeForce)
+        nvidia-smi topo -p2p r and w; nvml.h, nvmlGpuP2PStatus_t
+    """
+    groups: dict[_Lack, list[Host]] = {}
+    for host in hosts(recording):
+        lack = _lack(recording, host)
+        if lack is not None:
+            groups.setdefault(lack, []).append(host)
+    for lack, group in groups.items():
+        words = dict.fromkeys(one.word for one in lack.shown)
+        meanings = in_words([f"{word}: {p2p_status(word).meaning}" for word in words])
+        yield Draft(
+            title=f"The driver allows no P2P between GPUs of {_names(recording, group)} ({meanings}):"
+            f" {_listed(lack.shown)}",
+            detail=_detail(lack),
+            severity=asked_for(recording, Severity.WARNING) if lack.matters else Severity.INFO,
+            confidence=Confidence.PROVED if lack.asked else Confidence.POSSIBLE,
+            culprits=_culprits(recording, group, lack.shown) if lack.matters else (),
+            evidence=_evidence(lack.shown),
+            remedies=tuple(_remedies(lack)),
+        )
+
+
+@dataclass(frozen=True)
+class _Lack:
+    """Pairs without P2P and NVLink; ``by_setting`` and ``uneven`` say why they are worth a warning."""
+
+    shown: tuple[_Refused, ...]
+    asked: bool
+    by_setting: bool = False
+    uneven: bool = False
+
+    @property
+    def matters(self) -> bool:
+        """Whether NCCL would use P2P here, and something keeps it from that."""
+        return self.by_setting or self.uneven
+
+
+def _lack(recording: Recording, host: Host) -> _Lack | None:
+    refused = tuple(one for one in _refused(host) if not _by_nvlink(one))
+    near = [pair for pair, code in host.codes.items() if _within_reach(code)]
+    near_refused = tuple(one for one in refused if one.code and _within_reach(one.code))
+    if not refused or (near and not near_refused):
+        return None
+    by_setting = host.asked and any(one.word == "DR" for one in near_refused)
+    uneven = host.asked and 0 < len(near_refused) < len(near) and not _models_differ(recording, host)
+    shown = near_refused if by_setting or uneven else refused
+    return _Lack(shown, host.asked, by_setting, uneven)
+
+
+def _within_reach(code: str) -> bool:
+    """Whether NCCL would use P2P here by itself: PCIe bridges and no more."""
+    return not codes.nvlinks(code) and codes.allowed(code, codes.DEFAULT_P2P_LIMIT)
+
+
+def _models_differ(recording: Recording, host: Host) -> bool:
+    """Whether the GPUs are known to be of several models, which seldom share P2P."""
+    facts = recording.at(GpusFact, host.seen.node)
+    return len({gpu.name for fact in facts for gpu in fact.gpus}) > 1
+
+
+def _detail(lack: _Lack) -> str:
+    if not lack.asked:
+        return (
+            "The text does not say what was asked. Of reads or writes (-p2p r, -p2p w) this means that NCCL"
+            " copies through host memory; of NVLink (-p2p n) it means only that no NVLink is there."
+        )
+    if lack.by_setting:
+        return "NCCL would copy directly here; it goes through host memory because a setting says so."
+    if lack.uneven:
+        return (
+            "Other GPUs behind PCIe switches here have P2P, so these are the slow part of every all-reduce."
+        )
+    return "NCCL copies through host memory here. That is usual for these GPUs or boards, and nothing fails."
+
+
+def _remedies(lack: _Lack) -> Iterator[Remedy]:
+    if lack.by_setting:
+        yield LOOK_AT_MODULE_SETTINGS
+    if lack.uneven:
+        yield LOOK_AT_BOARD
+
+
+# --- words of both --------------------------------------------------------------------------------
+
+
+def _names(recording: Recording, group: Sequence[Host]) -> str:
+    return hosts_of(recording, [host.seen for host in group])
+
+
+def _culprits(
+    recording: Recording, group: Sequence[Host], refused: Sequence[_Refused]
+) -> tuple[Culprit, ...]:
+    return tuple(culprit(recording, host.seen.node, one.pair) for host in group for one in refused)
+
+
+def _listed(refused: Sequence[_Refused]) -> str:
+    names = ["-".join(one.pair) for one in refused]
+    return ", ".join(names) if len(names) <= _MOST_TOLD else f"{len(names)} pairs, {names[0]} first"
+
+
+def _evidence(refused: Sequence[_Refused]) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(
+            check="topology",
+            text=f"P2P between {'-'.join(one.pair)} is {one.word} to the driver"
+            + (f", joined by {one.code}" if one.code else ""),
+        )
+        for one in refused[:_MOST_TOLD]
+    )
+
+
+RULES = (nvlink_without_p2p, p2p_not_available)

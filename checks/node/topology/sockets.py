@@ -1,0 +1,191 @@
+"""DD435, DD436: what goes between nodes takes TCP, though InfiniBand is there."""
+
+import re
+from collections.abc import Container, Iterator, Sequence
+
+from ddp_doctor.checks.node.topology.given_up import forbidden
+from ddp_doctor.facts.interfaces import InterfacesFact
+from ddp_doctor.facts.nccl import NcclFact
+from ddp_doctor.facts.nccl_log import NcclTransportFact
+from ddp_doctor.facts.rdma import Hca, Port, RdmaFact
+from ddp_doctor.knowledge.link_rates import network
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Culprit, Draft, Evidence
+from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.nccl_conf import settings
+from ddp_doctor.phrases import transports as words
+from ddp_doctor.phrases.nodes import by_cause, host, in_words, node_culprit, node_culprits, node_names
+from ddp_doctor.phrases.ranks import ranks_at
+from ddp_doctor.views.interfaces import chosen
+from ddp_doctor.views.links_between_nodes import Crossing, crossings, nodes_that_say, rdma_of
+from ddp_doctor.views.nccl_files import files_read
+from ddp_doctor.views.reproducers import between_nodes
+from ddp_doctor.views.transports import log_of
+
+_SOCKET = re.compile(r" via NET/Socket/")
+
+
+@rule("DD435", "sockets-used-beside-rdma", Severity.WARNING, RdmaFact)
+def sockets_used(recording: Recording) -> Iterator[Draft]:
+    """NCCL talks between nodes over TCP, though both ends have RDMA ports it could use.
+
+    What it finds
+        Ranks of different nodes that NCCL's log joins by NET/Socket, where each of the nodes has an active
+        port that NCCL_IB_HCA allows, a device file that can be opened, and libibverbs. Silent where a setting
+        chose TCP, and where one of these is missing, which other rules tell.
+
+    Why it matters
+        TCP reaches a fraction of what the adapter carries, and takes the CPU's time for it.
+
+    Remedy
+        What NCCL's log says of NET/IB is the reason; have it say more.
+
+    References
+        NCCL src/transport/net_ib/init.cc, ncclIbInitDevices: which devices it takes, and why none
+        NCCL user guide, environment variables NCCL_NET and NCCL_IB_DISABLE
+    """
+    rdma, groups = rdma_of(recording), dict[str, list[Crossing]]()
+    for node in nodes_that_say(recording, _SOCKET):
+        log = log_of(recording, node)
+        for one in crossings(recording, node):
+            network_name = one.transport.network
+            ends = (rdma.get(node), rdma.get(one.other))
+            if (
+                network_name
+                and network_name[0] == "Socket"
+                and all(end and _usable(end, log) for end in ends)
+            ):
+                groups.setdefault(_reason(log), []).append(one)
+    for reason, group in groups.items():
+        nodes = list(dict.fromkeys(one.node for one in group))
+        ports = rdma[nodes[0]].chosen()
+        yield Draft(
+            title=f"NCCL goes over TCP (NET/Socket) from {in_words([host(recording, node) for node in nodes])},"
+            f" though RDMA ports are active there: {_names(ports)}",
+            detail=f"Nothing that is recorded forbids RDMA. {reason}.",
+            confidence=Confidence.LIKELY,
+            culprits=tuple(node_culprit(recording, node) for node in nodes),
+            evidence=(
+                Evidence(
+                    check="rdma", text=f"active on {host(recording, nodes[0])}: {_names(ports)}{_rate(ports)}"
+                ),
+                *(
+                    Evidence(
+                        check="topology",
+                        text=f"NCCL's log: {ranks_at(recording, one.ranks)} via {one.transport.via}",
+                    )
+                    for one in group[: words.MOST_PAIRS]
+                ),
+            ),
+            remedies=(words.SHOW_NETWORK,),
+        )
+
+
+def _usable(fact: RdmaFact, log: NcclTransportFact) -> bool:
+    """Whether nothing that other rules tell keeps NCCL from this node's ports."""
+    chosen_tcp = log.settings.get("NCCL_IB_DISABLE", "0") != "0" or "NCCL_NET" in log.settings
+    return (
+        bool(fact.chosen()) and fact.unused_by is None and fact.verbs_library is not None and not chosen_tcp
+    )
+
+
+def _reason(log: NcclTransportFact) -> str:
+    if log.no_verbs_library:
+        return "NCCL's log says that it could not open libibverbs.so"
+    if log.no_ib_device:
+        return 'NCCL\'s log says "NET/IB : No device found"'
+    return "NCCL's log does not say why it passed them over"
+
+
+@rule("DD436", "setting-forbids-rdma", Severity.WARNING, RdmaFact)
+def rdma_forbidden(recording: Recording) -> Iterator[Draft]:
+    """A setting sends what goes between nodes over TCP, though InfiniBand is there.
+
+    What it finds
+        NCCL_IB_DISABLE=1 or NCCL_NET=Socket in a run over several nodes with NCCL, where nodes have active
+        InfiniBand ports. An error where other nodes will use theirs: the two do not meet. Information only where
+        the ports of all are RoCE: those are often left unused on purpose.
+
+    Why it matters
+        TCP reaches a fraction of what the adapter carries. The setting is a common test for a fault of the
+        network, and is forgotten in scripts.
+
+    Remedy
+        Unset it and measure again.
+
+    References
+        NCCL user guide, environment variables NCCL_IB_DISABLE and NCCL_NET
+    """
+    world = recording.world
+    if world is None or world.nnodes < 2 or world.backend != "nccl" or recording.options.command == "prolog":
+        return
+    facts = recording.facts(RdmaFact)
+    mixed = any(seen.fact.unused_by is None and seen.fact.chosen() for seen in facts)
+    for (setting, roce), group in by_cause(facts, _forbidden).items():
+        ports, (name, _, value) = group[0].fact.candidates(), setting.partition("=")
+        yield Draft(
+            title=f"{setting} keeps NCCL from the RDMA ports of {node_names(recording, group)}: {_names(ports)}",
+            detail="Ranks on TCP cannot connect to the ranks of the other nodes, which use RDMA."
+            if mixed
+            else "What goes between the nodes takes TCP." + _price(recording, group[0]),
+            confidence=Confidence.LIKELY,
+            severity=Severity.ERROR if mixed else Severity.INFO if roce else None,
+            culprits=(Culprit(kind="setting", name=name), *node_culprits(recording, group)),
+            evidence=(
+                Evidence(check="rdma", text=f"active: {_names(ports)}{_rate(ports)}"),
+                *_in_files(recording, name, {seen.node for seen in group}),
+            ),
+            remedies=(words.unset_setting(name, value, "NCCL then uses RDMA between nodes"),),
+            shown_by=between_nodes(recording),
+        )
+
+
+def _in_files(recording: Recording, name: str, nodes: Container[int]) -> Iterator[Evidence]:
+    """Where a file, and no environment, sets it."""
+    for seen in recording.facts(NcclFact):
+        place = settings(files_read(recording, seen)).get(name)
+        if place is not None and seen.node in nodes and name not in seen.fact.overruled:
+            text = f"{host(recording, seen.node)}: {place[1]} sets {name}, and no environment"
+            yield Evidence(check="nccl", text=text)
+
+
+def settings_told(recording: Recording) -> frozenset[str]:
+    """The settings that a finding above information names as what keeps NCCL from a way."""
+
+    def find() -> frozenset[str]:
+        findings = [*forbidden.apply(recording), *rdma_forbidden.apply(recording)]
+        grave = [one for one in findings if one.severity is not Severity.INFO]
+        return frozenset(by.name for one in grave for by in one.culprits if by.kind == "setting" and by.name)
+
+    return recording.once("settings told to forbid a way", find)
+
+
+def _forbidden(fact: RdmaFact) -> tuple[str, bool] | None:
+    """The setting, and whether all it gives up is RoCE."""
+    ports = fact.candidates()
+    if fact.unused_by is None or not ports:
+        return None
+    return fact.unused_by, all(port.is_roce for _, port in ports)
+
+
+def _price(recording: Recording, seen: Seen[RdmaFact]) -> str:
+    """What one port carries beside what the interface does that NCCL then takes."""
+    fast = max((port.rate_gbit_per_s or 0.0 for _, port in seen.fact.candidates()), default=0.0)
+    interfaces = next(iter(recording.at(InterfacesFact, seen.node)), None)
+    name = chosen(interfaces, "nccl").interface if interfaces else None
+    speeds = {one.name: one.speed_mbps for one in interfaces.interfaces} if interfaces else {}
+    return words.price(fast / 8 or None, network(speeds.get(name or "")))
+
+
+def _names(ports: Sequence[tuple[Hca, Port]]) -> str:
+    return in_words([f"{hca.name} port {port.number}" for hca, port in ports])
+
+
+def _rate(ports: Sequence[tuple[Hca, Port]]) -> str:
+    """The rates of the ports as the kernel prints them."""
+    rates = dict.fromkeys(port.rate for _, port in ports if port.rate)
+    return f" ({', '.join(rates)})" if rates else ""
+
+
+RULES = (sockets_used, rdma_forbidden)
