@@ -43,8 +43,8 @@ ORDER = (
     "interfaces",
     "rdma",
     "roll_call",
-    "agreement",
-    "reach",
+    "consistency",
+    "connectivity",
     "torchrun",
     "process_group",
     "gpu_speed",
@@ -57,7 +57,7 @@ ORDER = (
     "data_sharding",
     "checkpoint",
     "p2p",
-    "own_model",
+    "user_model",
     "step_time",
     "rdma_after",
     "kernel_after",
@@ -75,8 +75,8 @@ BLOCKS = {
     "interfaces": "5",
     "rdma": "5",
     "roll_call": "5",
-    "agreement": "5",
-    "reach": "5",
+    "consistency": "5",
+    "connectivity": "5",
     "torchrun": "5",
     "process_group": "6",
     "gpu_speed": "8",
@@ -90,7 +90,7 @@ BLOCKS = {
     "checkpoint": "7",
     "p2p": "6",
     "step_time": "8",
-    "own_model": "7",
+    "user_model": "7",
     "rdma_after": "5",
     "kernel_after": "3",
 }
@@ -316,14 +316,12 @@ def test_an_import_against_the_contract_is_found(tmp_path: Path):
 GROUPS = ("node", "cluster", "collectives", "ddp")
 #: Checks that look again, when the ranks have ended, at what another one of the same folder looked at.
 AGAIN = {"kernel_after": "kernel.afterwards", "rdma_after": "rdma.afterwards"}
-#: Folders whose check has another id still.
-RENAMED = {"agreement": "consistency", "reach": "connectivity", "own_model": "user_model"}
 
 
 def test_every_module_of_the_checks_folder_stands_in_checks_under_its_name():
     folders = [ROOT / "checks" / group for group in GROUPS]
     modules = {module.name for folder in folders for module in pkgutil.iter_modules([str(folder)])}
-    names = {check.id: AGAIN.get(check.id, RENAMED.get(check.id, check.id)) for check in CHECKS}
+    names = {check.id: AGAIN.get(check.id, check.id) for check in CHECKS}
 
     assert {module.name for module in pkgutil.iter_modules(ddp_doctor.checks.__path__)} == set(GROUPS)
     assert modules == {name for name in names.values() if "." not in name}

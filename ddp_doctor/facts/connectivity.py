@@ -23,7 +23,7 @@ Outcome = Literal[
 ]
 
 
-class OtherReach(Frozen):
+class OtherConnectivity(Frozen):
     """The same peer in another network, in which all nodes have an address: looked at briefly."""
 
     network: str  # "10.78.0.0/24"
@@ -46,7 +46,7 @@ class OtherReach(Frozen):
         return self.throughput_bytes_per_s or burst
 
 
-class PeerReach(Frozen):
+class PeerConnectivity(Frozen):
     """One peer as it was dialled from here; None is "did not come so far", or not told by the kernel."""
 
     node: int
@@ -70,13 +70,13 @@ class PeerReach(Frozen):
     throughput_bytes_per_s: tuple[float, ...] = ()  # samples in the order they were taken
     met_at: str = ""  # the address from which it came to the roll call
     met_at_outcome: Outcome | None = None  # only where that is another one
-    others: tuple[OtherReach, ...] = ()
+    others: tuple[OtherConnectivity, ...] = ()
 
 
-class ReachFact(Fact):
+class ConnectivityFact(Fact):
     """One node's row of the matrix: what it saw of each peer it dialled."""
 
-    KIND: ClassVar[str] = "reach/1"
+    KIND: ClassVar[str] = "connectivity/1"
 
-    peers: tuple[PeerReach, ...]
+    peers: tuple[PeerConnectivity, ...]
     port_range: tuple[int, int] | None = None  # first and last ephemeral TCP port of this node

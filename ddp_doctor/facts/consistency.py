@@ -6,10 +6,10 @@ from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
 
 
-class AgreementFact(Fact):
+class ConsistencyFact(Fact):
     """What of one node only the roll call, and the doctor itself, can tell."""
 
-    KIND: ClassVar[str] = "agreement/1"
+    KIND: ClassVar[str] = "consistency/1"
 
     tool_version: str  # ddp-doctor's own
     clock_offset_s: float | None = None  # this node's clock less the head's; None where it was not measured

@@ -117,14 +117,14 @@ class Buckets(Frozen):
     buckets: tuple[Bucket, ...] = ()
 
 
-class OwnModel(Fact):
+class UserModel(Fact):
     """What came of the user's own model on one rank.
 
     ``stopped`` is the phase after which all ranks stopped, because of what stands in ``trouble`` on some of
     them or of what cannot be wrapped; None where all was looked at.
     """
 
-    KIND: ClassVar[str] = "own_model/1"
+    KIND: ClassVar[str] = "user_model/1"
 
     model: str
     device: str

@@ -10,7 +10,7 @@ CHECK_S = 10.0
 #: inside init_process_group; the first collective loads kernels and may connect the GPUs one by one.
 FIRST_NCCL_S = 60.0
 #: The user's own model: its import, its construction and nine forwards. What would not end in time is not begun.
-OWN_MODEL_S = 60.0
+USER_MODEL_S = 60.0
 #: … and where nothing stirs on any rank for this long, it is judged at once (ranks/idle_ranks.py): nobody computes,
 #: compiles, reads or writes, so nothing is to come. A hang is to be named within 20 s.
 STILL_S = 15.0

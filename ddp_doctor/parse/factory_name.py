@@ -8,7 +8,7 @@ import keyword
 from collections.abc import Collection
 
 _FORM = "--model takes MODULE:FACTORY, such as train.models:make"
-_CHECK = "own_model"
+_CHECK = "user_model"
 
 
 def require_factory(name: str, only: Collection[str] = ()) -> None:

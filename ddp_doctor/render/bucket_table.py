@@ -15,7 +15,7 @@ _SHOWN = 6
 
 def lines(measurements: Sequence[Measurement]) -> tuple[str, ...]:
     """The heading first; nothing where no model of the user's was wrapped."""
-    rows = [one for one in measurements if one.name == "own_model_bucket"]
+    rows = [one for one in measurements if one.name == "user_model_bucket"]
     if not rows:
         return ()
     known = any(one.labels.get("first") for one in rows)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Literal
 
-from ddp_doctor.facts.connectivity import ReachFact
+from ddp_doctor.facts.connectivity import ConnectivityFact
 from ddp_doctor.facts.roll_call import SilenceFact
 from ddp_doctor.knowledge.addresses import is_own_bridge
 from ddp_doctor.knowledge.deadlines import SILENT_S
@@ -112,7 +112,7 @@ def _blocked_before(recording: Recording) -> set[tuple[int, int]]:
     """(node, peer) whose direct line did not work when all had just met: its silence now is no news."""
     return {
         (one.node, peer.node)
-        for one in recording.facts(ReachFact)
+        for one in recording.facts(ConnectivityFact)
         for peer in one.fact.peers
         if (peer.met_at_outcome or peer.outcome) != "ok"
     }

@@ -18,7 +18,7 @@ SCENARIOS = (
     "tests.checks.test_mixed_precision",
     "tests.checks.test_step_time",
     "tests.checks.test_step_time_of_your_model",
-    "tests.checks.test_own_model",
+    "tests.checks.test_user_model",
 )
 
 

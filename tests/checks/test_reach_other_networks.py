@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.cluster.connectivity import probe
-from ddp_doctor.facts.connectivity import ReachFact
+from ddp_doctor.facts.connectivity import ConnectivityFact
 from ddp_doctor.knowledge import network
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.context import OtherWay, Peer
@@ -18,7 +18,7 @@ from ddp_doctor.model.experiment import Attempt, Experiment
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.sources.sockets import Listener
-from tests.checks.test_reach import TOKEN, RealContext, Wire, WireContext, found, matrix, oserror
+from tests.checks.test_connectivity import TOKEN, RealContext, Wire, WireContext, found, matrix, oserror
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 ETH1 = OtherWay(network="10.1.0.0/24", interface="eth1", peer_interface="ens5", address="10.1.0.1")
@@ -27,7 +27,7 @@ ETH1 = OtherWay(network="10.1.0.0/24", interface="eth1", peer_interface="ens5", 
 # --- the glance -----------------------------------------------------------------------------------
 
 
-def look(wires: Mapping[str, Wire | OSError], *others: OtherWay) -> tuple[WireContext, ReachFact]:
+def look(wires: Mapping[str, Wire | OSError], *others: OtherWay) -> tuple[WireContext, ConnectivityFact]:
     peer = Peer(1, "node1", 40000, "10.0.0.1", "10.0.0.1", others)
     context = WireContext(peers=(peer,), wires=wires)
     return context, probe(context)

@@ -15,7 +15,7 @@ from ddp_doctor import app
 from ddp_doctor.checks.cluster.roll_call import CHECK, probe
 from ddp_doctor.checks.cluster.roll_call.company import fell_silent
 from ddp_doctor.checks.cluster.roll_call.words import same_host
-from ddp_doctor.facts.connectivity import PeerReach, ReachFact
+from ddp_doctor.facts.connectivity import ConnectivityFact, PeerConnectivity
 from ddp_doctor.facts.roll_call import Answer, AttemptSeen, NotStarted, Present, RollCallFact, SilenceFact
 from ddp_doctor.model.choices import Confidence, Level, Severity, Status
 from ddp_doctor.model.fact import Reading, Skip
@@ -607,9 +607,9 @@ def test_a_short_stop_of_the_observer_excuses_nobody():
 
 
 def blocked_lines(observer: int, *peers: int) -> Reading:
-    dialled = [PeerReach(node=peer, address="10.0.0.1", port=1, outcome="timed_out") for peer in peers]
-    fact = ReachFact(peers=tuple(dialled)).recorded()
-    return Reading(check="reach", status=Status.COLLECTED, node=observer, fact=fact)
+    dialled = [PeerConnectivity(node=peer, address="10.0.0.1", port=1, outcome="timed_out") for peer in peers]
+    fact = ConnectivityFact(peers=tuple(dialled)).recorded()
+    return Reading(check="connectivity", status=Status.COLLECTED, node=observer, fact=fact)
 
 
 def test_lines_that_never_worked_are_no_news():

@@ -297,7 +297,7 @@ def test_a_bucket_size_that_won_is_advised_with_what_was_predicted_and_measured(
     assert finding.remedies[0].proof.status == "not_tried"  # it is not the user's model
 
 
-def test_with_your_own_model_the_advice_is_proved():
+def test_with_your_user_model_the_advice_is_proved():
     finding = only(judge(pair(buckets=trials(0.043), model="train:model")), "DD820")
 
     assert finding.remedies[0].proof.status == "proved"

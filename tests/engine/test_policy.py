@@ -115,7 +115,7 @@ def test_thousands_of_ranks_are_counted():
 
 def test_a_healthy_verdict_names_what_the_budget_left_out():
     left_out = (
-        NotRun(check="reach", reason="does not fit the budget of 1 s (needs 0.6 s)"),
+        NotRun(check="connectivity", reason="does not fit the budget of 1 s (needs 0.6 s)"),
         NotRun(check="p2p", reason="left out by --skip"),
     )
     options = Options(budget_s=1.0)

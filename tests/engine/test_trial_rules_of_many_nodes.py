@@ -5,7 +5,7 @@ from typing import Any
 
 from ddp_doctor.checks.cluster.consistency.versions import different_versions
 from ddp_doctor.engine.hang.rules import deaths, hangs, links, slowness
-from ddp_doctor.facts.consistency import AgreementFact
+from ddp_doctor.facts.consistency import ConsistencyFact
 from ddp_doctor.facts.software import Software
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
@@ -286,7 +286,7 @@ def _refusing(message: str, *nccl: str) -> Recording:
         (check, node, fact)
         for node, version in enumerate(nccl)
         for check, fact in (
-            ("agreement", AgreementFact(tool_version="0.1.0")),
+            ("consistency", ConsistencyFact(tool_version="0.1.0")),
             ("software", NCCL_BUILD.model_copy(update={"nccl_loaded": version})),
         )
     ]

@@ -9,7 +9,7 @@ from ddp_doctor.checks.ddp.user_model.building import raises, takes_another_gpu
 from ddp_doctor.engine.hang.rules import TRIAL_RULES, deaths, devices, hangs, links
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.software import Software
-from ddp_doctor.facts.user_model import OwnModel, Trouble
+from ddp_doctor.facts.user_model import Trouble, UserModel
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.finding import Finding
@@ -233,10 +233,10 @@ def test_a_rank_that_was_killed_is_named_beside_the_one_on_another_gpu():
 
 def _model(rank: int, message: str, found_device: str | None = None) -> Reading:
     trouble = Trouble(phase="forward", type="RuntimeError", message=message, where="/home/me/net.py:31")
-    fact = OwnModel(
+    fact = UserModel(
         model="net:make", device=f"cuda:{rank}", world_size=2, trouble=trouble, found_device=found_device
     )
-    return _reading("own_model", fact, rank=rank)
+    return _reading("user_model", fact, rank=rank)
 
 
 def test_a_model_that_reduces_on_another_gpu_is_named_by_its_line_and_by_no_other_rule():

@@ -73,7 +73,7 @@ def test_srun_over_two_nodes_gives_one_report_and_one_exit_code(slurm, measure):
 
 
 def test_srun_takes_a_model_of_yours_to_every_node_and_names_the_rank_that_is_off(slurm):
-    model = ("--only", "own_model", "--model", "tests.models.planted:hooked_on_one_rank")
+    model = ("--only", "user_model", "--model", "tests.models.planted:hooked_on_one_rank")
     done = slurm.run(
         *("srun", "-N3", *DOCTOR, *model, "--nproc-per-node", "1"),
         *("--json", f"{slurm.folder}/model.json"),

@@ -67,7 +67,7 @@ def test_a_host_with_an_unknown_key_is_named_with_sshs_words_and_its_key_is_not_
 def test_a_model_of_yours_goes_to_every_host_and_the_rank_with_the_hook_is_named(lab):
     options = (
         "--only",
-        "own_model",
+        "user_model",
         "--model",
         "tests.models.planted:hooked_on_one_rank",
         "--json",

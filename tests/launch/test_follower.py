@@ -19,7 +19,7 @@ class _OneOrder:
 
 
 def test_an_order_with_a_check_of_another_release_is_refused_by_its_name():
-    company = _OneOrder({"do": "look", "when": "look", "checks": ["reach", "weather"]})
+    company = _OneOrder({"do": "look", "when": "look", "checks": ["connectivity", "weather"]})
     known = {check.id: check for check in CHECKS}
     follower = Follower(cast("Any", company), cast("Any", None), known, lambda _checks: [], [])
 

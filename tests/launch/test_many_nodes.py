@@ -66,7 +66,7 @@ def test_a_node_that_never_comes_is_missing_by_its_node_rank(start: Start):
     assert found["title"].endswith("within 3 s")  # as asked, however long the import of torch took before
     assert "--join-timeout 3 --level quick" in found["remedies"][0]["commands"][0]
     became = {check["id"]: check["status"] for check in reports[0]["checks"]}
-    assert {became[name] for name in ("reach", "process_group", "allreduce", "p2p")} == {"skipped"}
+    assert {became[name] for name in ("connectivity", "process_group", "allreduce", "p2p")} == {"skipped"}
 
 
 @pytest.mark.lab  # long
@@ -201,7 +201,7 @@ def test_a_helper_that_is_killed_ends_the_run_and_leaves_no_node_healthy(
 @pytest.mark.lab  # long
 def test_a_node_that_leaves_between_the_nodes_is_no_blocked_path(start: Start):
     head, other = start(2, 0), start(2, 1)
-    head.wait_for("agreement")
+    head.wait_for("consistency")
 
     other.signal(signal.SIGINT)
 

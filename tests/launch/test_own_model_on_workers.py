@@ -1,4 +1,4 @@
-"""own_model on the doctor's own workers: code of the user's that does not come back is named by its line."""
+"""user_model on the doctor's own workers: code of the user's that does not come back is named by its line."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from ddp_doctor.checks.ddp import step_time, user_model
 from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.facts.step_time import StepTimeFact
-from ddp_doctor.facts.user_model import OwnModel
+from ddp_doctor.facts.user_model import UserModel
 from tests.launch.conftest import Play, Scenario
 from tests.models import __file__ as models
 
@@ -24,7 +24,7 @@ def with_model(session: Session, play: Play) -> Iterator[Named]:
 
     def play_with(name: str, ranks: int = 2, deadline_s: float = 2.0, **more: Any) -> Scenario:
         session.model = f"tests.models.{name}"
-        return play(*(user_model.probe, ranks, deadline_s, "own_model"), needs_model=True, **more)
+        return play(*(user_model.probe, ranks, deadline_s, "user_model"), needs_model=True, **more)
 
     yield play_with
     session.model = ""
@@ -41,7 +41,7 @@ def test_a_healthy_model_gives_no_finding_on_workers(with_model, ranks):
     scenario = with_model("healthy:conv_net", ranks=ranks, deadline_s=20.0)
 
     assert scenario.codes == []
-    assert len(scenario.outcome.recording.facts(OwnModel)) == ranks
+    assert len(scenario.outcome.recording.facts(UserModel)) == ranks
 
 
 def test_a_collective_on_one_rank_is_named_by_its_line(with_model):
@@ -91,7 +91,7 @@ def test_a_model_that_hung_is_not_measured(with_model):
     (left,) = scenario.outcome.recording.not_run
     assert (left.check, left.reason) == (
         "step_time",
-        "not tested: tests.models.planted:endless did not come through own_model",
+        "not tested: tests.models.planted:endless did not come through user_model",
     )
 
 
@@ -116,5 +116,5 @@ def test_what_is_no_factory_is_unsure_with_the_reason(with_model):
     assert scenario.codes == []
     assert scenario.outcome.report.verdict.value == "unsure"
     assert all(
-        "returns a int" in (one.reason or "") for one in scenario.outcome.recording.of_check("own_model")
+        "returns a int" in (one.reason or "") for one in scenario.outcome.recording.of_check("user_model")
     )

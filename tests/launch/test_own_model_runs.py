@@ -62,7 +62,7 @@ def named(report: dict[str, Any], code: str) -> dict[str, Any]:
 def test_a_node_without_the_model_is_named(tmp_path):
     (tmp_path / "net.py").write_text(NET)
     port = free_port()
-    options = ("--nproc-per-node", "1", "--only", "own_model", "--no-prove", "--model", "net:make")
+    options = ("--nproc-per-node", "1", "--only", "user_model", "--no-prove", "--model", "net:make")
     agents = (
         Agent(tmp_path, port, 2, 0, *options),
         Agent(tmp_path, port, 2, 1, "--nproc-per-node", "1", "--only", "process_group"),
@@ -79,7 +79,7 @@ def test_a_node_without_the_model_is_named(tmp_path):
 def test_the_users_line_is_shown_and_no_word_of_what_it_prints(tmp_path):
     (tmp_path / "net.py").write_text(NET)
     agent = Agent(
-        tmp_path, free_port(), 1, 0, "--nproc-per-node", "1", "--only", "own_model", "--model", "net:make"
+        tmp_path, free_port(), 1, 0, "--nproc-per-node", "1", "--only", "user_model", "--model", "net:make"
     )
     try:
         finding = named(agent.report(), "DD771")
@@ -93,10 +93,10 @@ def test_the_users_line_is_shown_and_no_word_of_what_it_prints(tmp_path):
 @pytest.mark.parametrize("where", ["factory", "forward"])
 def test_ctrl_c_while_your_code_runs_ends_in_one_line_and_leaves_nothing(tmp_path, where):
     (tmp_path / "net.py").write_text(SLOW)
-    options = ("--nproc-per-node", "2", "--only", "own_model", "--model", f"net:{where}")
+    options = ("--nproc-per-node", "2", "--only", "user_model", "--model", f"net:{where}")
     agent = Agent(tmp_path, free_port(), 1, 0, *options)
     try:
-        agent.wait_for("own_model")
+        agent.wait_for("user_model")
         wait_until((tmp_path / "reached").exists)
         agent.signal(signal.SIGINT)
         code = agent.process.wait(20.0)

@@ -93,7 +93,11 @@ def test_results_that_cannot_be_read_leave_the_run_unsure_and_nobody_to_blame(st
     head.wait_for("1 of 2 nodes here")
     store = _stranger(port)
     for key in ("look/1", "result/t0/1"):
-        _put(store, key, [{"check": "reach", "status": "collected", "node": 0, "fact": {"kind": "\x1b[2J"}}])
+        _put(
+            store,
+            key,
+            [{"check": "connectivity", "status": "collected", "node": 0, "fact": {"kind": "\x1b[2J"}}],
+        )
 
     other = start(1)
     report = head.report()

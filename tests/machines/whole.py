@@ -13,7 +13,7 @@ from ddp_doctor.agents.messages import NodeReport, at_node, world_of
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.world import choose_world
-from ddp_doctor.facts.consistency import AgreementFact
+from ddp_doctor.facts.consistency import ConsistencyFact
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.facts.software import Software
 from ddp_doctor.model.choices import Backend, Status, Where
@@ -177,9 +177,9 @@ def record(machines: Sequence[Whole], command: str = "run") -> Recording:
             for at, machine in enumerate(machines)
         }
         world = world_of(cards, len(machines), (), "plain")
-        met = AgreementFact(tool_version="0.1.0", clock_offset_s=0.0).recorded()
+        met = ConsistencyFact(tool_version="0.1.0", clock_offset_s=0.0).recorded()
         for some in all_readings:
-            some.append(Reading(check="agreement", status=Status.COLLECTED, fact=met))
+            some.append(Reading(check="consistency", status=Status.COLLECTED, fact=met))
     readings = [one for at, some in enumerate(all_readings) for one in at_node(some, at)]
     recording = Recording(
         started_at="2026-01-15T10:00:00Z",

@@ -9,7 +9,7 @@ from ddp_doctor.parse.factory_name import require_factory
 
 @pytest.mark.parametrize("name", ["net:make", "train.models:make_resnet", "train.models:Nets.small", "_a:_b"])
 def test_a_module_and_a_callable_are_taken(name):
-    require_factory(name, ("own_model",))
+    require_factory(name, ("user_model",))
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,8 @@ def test_what_is_no_name_is_refused_with_a_sentence(name, words):
 
 def test_the_check_without_a_model_says_what_is_missing():
     require_factory("", ())
-    with pytest.raises(ValueError, match="--only own_model needs a model of yours"):
-        require_factory("", ("own_model",))
+    with pytest.raises(ValueError, match="--only user_model needs a model of yours"):
+        require_factory("", ("user_model",))
 
 
 @given(st.text(max_size=200))

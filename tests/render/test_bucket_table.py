@@ -19,7 +19,7 @@ def made(count: int, told: int) -> list[Measurement]:
     """``count`` buckets, of which the fact lists the first ones."""
     return [
         Measurement(
-            name="own_model_bucket",
+            name="user_model_bucket",
             value=float(25 * 2**20),
             unit="B",
             labels={

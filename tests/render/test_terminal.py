@@ -71,9 +71,14 @@ def _finding(*evidence: Evidence, **fields: Any) -> Finding:
 
 def test_evidence_stands_in_units_of_its_size():
     trip = Evidence(
-        check="reach", text="round trip", value=0.050292, unit="s", expected=2.6e-05, expected_from="peers"
+        check="connectivity",
+        text="round trip",
+        value=0.050292,
+        unit="s",
+        expected=2.6e-05,
+        expected_from="peers",
     )
-    rate = Evidence(check="reach", text="throughput", value=1.18398e7, unit="B/s")
+    rate = Evidence(check="connectivity", text="throughput", value=1.18398e7, unit="B/s")
 
     shown = _shown(findings=(_finding(trip, rate),))
 
@@ -83,10 +88,12 @@ def test_evidence_stands_in_units_of_its_size():
 
 def test_an_expectation_is_told_once_for_all_lines_that_share_it():
     lines = [
-        Evidence(check="reach", text=f"to node{node}", value=9, expected=0, expected_from="peers")
+        Evidence(check="connectivity", text=f"to node{node}", value=9, expected=0, expected_from="peers")
         for node in (0, 1)
     ]
-    shown = _shown(findings=(_finding(*lines, Evidence(check="reach", text="to node2", expected_from="x")),))
+    shown = _shown(
+        findings=(_finding(*lines, Evidence(check="connectivity", text="to node2", expected_from="x")),)
+    )
 
     assert [line for line in shown if line.startswith("  - ")] == [
         "  - to node0: 9 (expected 0, peers)",
@@ -141,7 +148,7 @@ def test_a_terminal_breaks_prose_between_words_and_never_a_command():
         summary="Let the nodes of the job in on all ephemeral ports, everywhere", commands=(command,)
     )
     finding = _finding(
-        Evidence(check="reach", text="node0 dials node2 at 10.77.0.3:35815: Connection timed out"),
+        Evidence(check="connectivity", text="node0 dials node2 at 10.77.0.3:35815: Connection timed out"),
         title="Inbound to node2 is blocked for ephemeral ports",
         remedies=(opened,),
     )
@@ -164,7 +171,7 @@ def test_a_terminal_breaks_prose_between_words_and_never_a_command():
 
 
 def test_a_file_has_each_sentence_on_one_line():
-    finding = _finding(Evidence(check="reach", text="word " * 60), title="long " * 60)
+    finding = _finding(Evidence(check="connectivity", text="word " * 60), title="long " * 60)
 
     assert max(map(len, _shown(findings=(finding,)))) > 250
 

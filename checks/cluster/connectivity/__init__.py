@@ -17,7 +17,7 @@ from ipaddress import ip_address
 from ddp_doctor.checks.cluster.connectivity import answers, blocked, misled, outrun, slow, swallowed
 from ddp_doctor.checks.cluster.connectivity.glance import Glance
 from ddp_doctor.checks.cluster.connectivity.measure import Dialled
-from ddp_doctor.facts.connectivity import ReachFact
+from ddp_doctor.facts.connectivity import ConnectivityFact
 from ddp_doctor.knowledge import network
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
@@ -30,7 +30,7 @@ from ddp_doctor.phrases import reach as words
 __all__ = ["CHECK", "probe"]
 
 
-def probe(ctx: NodesContext) -> ReachFact:
+def probe(ctx: NodesContext) -> ConnectivityFact:
     """Meet all peers at once, then measure the throughput to one after the other, then what is doubtful.
 
     Raises Skip without peers, and Failed where this host cannot dial at all (no file descriptors left).
@@ -55,7 +55,7 @@ def probe(ctx: NodesContext) -> ReachFact:
     )
     if all(peer.outcome == "failed" for peer in peers):
         raise Failed(f"no other node could be dialled: {words.system_words(peers[0].error)}")
-    return ReachFact(peers=peers, port_range=_port_range(ctx))
+    return ConnectivityFact(peers=peers, port_range=_port_range(ctx))
 
 
 def _sample(ctx: NodesContext, glances: Sequence[Glance]) -> None:
@@ -106,7 +106,7 @@ def _port_range(ctx: NodesContext) -> tuple[int, int] | None:
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
     """Round trip and throughput of each path, as the node that dialled saw it."""
-    for seen in recording.facts(ReachFact):
+    for seen in recording.facts(ConnectivityFact):
         for peer in seen.fact.peers:
             labels: dict[str, str | int | float] = {"node": seen.node, "peer": peer.node}
             if peer.round_trip_min_s is not None:
@@ -128,11 +128,11 @@ _RULES = (
 )
 
 CHECK = Check(
-    id="reach",
+    id="connectivity",
     title="Every node reaches every other",
     where=Where.NODES,
     probe=probe,
-    facts=(ReachFact,),
+    facts=(ConnectivityFact,),
     rules=tuple(sorted(_RULES, key=lambda rule: rule.code)),
     cost_s=0.6,
     deadline_s=12.0,

@@ -20,7 +20,7 @@ from ddp_doctor.checks.cluster.connectivity.matrix import (
     usual_answer,
 )
 from ddp_doctor.checks.cluster.connectivity.ways import ANSWER, MOVE, Way, detour, take, ways
-from ddp_doctor.facts.connectivity import ReachFact
+from ddp_doctor.facts.connectivity import ConnectivityFact
 from ddp_doctor.knowledge import network
 from ddp_doctor.knowledge.blame import Blame, Path
 from ddp_doctor.model.choices import Confidence, Severity
@@ -30,7 +30,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import reach as words
 
 
-@rule("DD534", "node-answers-slowly", Severity.ERROR, ReachFact)
+@rule("DD534", "node-answers-slowly", Severity.ERROR, ConnectivityFact)
 def slow_answers(recording: Recording) -> Iterator[Draft]:
     """A node whose round trips take several times as long as those of the others.
 
@@ -106,7 +106,7 @@ def _answers_quickly(way: Way, pairs: list[Path], slow_s: float) -> bool:
     return is_slow_answer(slow_s, way.answer_s([path for path in way.seen if path in pairs]))
 
 
-@rule("DD536", "path-loses-packets", Severity.ERROR, ReachFact)
+@rule("DD536", "path-loses-packets", Severity.ERROR, ConnectivityFact)
 def loses_packets(recording: Recording) -> Iterator[Draft]:
     """A path on which packets get lost, as the kernel counts what it had to send again.
 
@@ -150,7 +150,7 @@ def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path
         culprits=blamed(recording, found, matrix.nodes),
         evidence=tuple(
             Evidence(
-                check="reach",
+                check="connectivity",
                 text=f"{one.retransmits} of {one.round_trips} round trips"
                 f" {words.path_words(recording, [pair, pair[::-1]])} sent again",
                 value=round(100 * one.share, 2),

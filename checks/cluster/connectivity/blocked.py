@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from ddp_doctor.checks.cluster.connectivity.dials import dials_seen
 from ddp_doctor.checks.cluster.connectivity.matrix import Matrix
 from ddp_doctor.checks.cluster.connectivity.ways import MEET, way_out
-from ddp_doctor.facts.connectivity import ReachFact
+from ddp_doctor.facts.connectivity import ConnectivityFact
 from ddp_doctor.knowledge.blame import Path
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
@@ -26,7 +26,7 @@ _FATE = {
 }
 
 
-@rule("DD530", "inbound-to-node-blocked", Severity.ERROR, ReachFact)
+@rule("DD530", "inbound-to-node-blocked", Severity.ERROR, ConnectivityFact)
 def inbound_blocked(recording: Recording) -> Iterator[Draft]:
     """A node that meets the others at the roll call, and that nobody can dial on ephemeral ports.
 
@@ -64,7 +64,7 @@ def inbound_blocked(recording: Recording) -> Iterator[Draft]:
         yield _blocked(recording, matrix, paths, title, nodes, names, more)
 
 
-@rule("DD531", "path-between-nodes-blocked", Severity.ERROR, ReachFact)
+@rule("DD531", "path-between-nodes-blocked", Severity.ERROR, ConnectivityFact)
 def path_blocked(recording: Recording) -> Iterator[Draft]:
     """Two nodes between which no connection comes about, while both reach others, or are the only two.
 
@@ -109,7 +109,7 @@ def path_blocked(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD537", "outbound-from-node-blocked", Severity.ERROR, ReachFact)
+@rule("DD537", "outbound-from-node-blocked", Severity.ERROR, ConnectivityFact)
 def outbound_blocked(recording: Recording) -> Iterator[Draft]:
     """A node that can be dialled and cannot dial the others on ephemeral ports.
 

@@ -1,7 +1,7 @@
 """The dials of a run as evidence: some that failed, and one that shows what works."""
 
 from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Matrix
-from ddp_doctor.facts.connectivity import PeerReach
+from ddp_doctor.facts.connectivity import PeerConnectivity
 from ddp_doctor.knowledge.blame import Path
 from ddp_doctor.model.finding import Evidence
 from ddp_doctor.model.recording import Recording
@@ -12,19 +12,21 @@ from ddp_doctor.phrases.nodes import host
 def dials_seen(recording: Recording, matrix: Matrix, paths: list[Path]) -> tuple[Evidence, ...]:
     """Some of the dials that failed, how many there are, and one that shows what works."""
     told = [
-        Evidence(check="reach", text=_dial(recording, path, matrix.seen[path]))
+        Evidence(check="connectivity", text=_dial(recording, path, matrix.seen[path]))
         for path in paths[:PATHS_SHOWN]
     ]
     works = [path for path, peer in matrix.seen.items() if peer.connect_s is not None]
     shown = [path for path in works if path[::-1] in paths] or works
-    told += [Evidence(check="reach", text=_dial(recording, path, matrix.seen[path])) for path in shown[:1]]
+    told += [
+        Evidence(check="connectivity", text=_dial(recording, path, matrix.seen[path])) for path in shown[:1]
+    ]
     if len(paths) > PATHS_SHOWN:
         text = "paths on which no connection came about"
-        told.append(Evidence(check="reach", text=text, value=len(paths), expected=0))
+        told.append(Evidence(check="connectivity", text=text, value=len(paths), expected=0))
     return tuple(told)
 
 
-def _dial(recording: Recording, path: Path, peer: PeerReach) -> str:
+def _dial(recording: Recording, path: Path, peer: PeerConnectivity) -> str:
     address = f"[{peer.address}]" if ":" in peer.address else peer.address
     result = words.system_words(peer.error)
     if peer.connect_s is not None:

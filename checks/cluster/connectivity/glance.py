@@ -4,7 +4,7 @@ import contextlib
 from typing import Any
 
 from ddp_doctor.checks.cluster.connectivity.measure import outcome
-from ddp_doctor.facts.connectivity import OtherReach
+from ddp_doctor.facts.connectivity import OtherConnectivity
 from ddp_doctor.knowledge import network
 from ddp_doctor.model.context import Line, NodesContext, OtherWay, Peer
 
@@ -52,13 +52,13 @@ class Glance:
         """The throughput, in bytes per second; 0 where nothing came of it."""
         return self._seen().rate
 
-    def result(self) -> OtherReach:
+    def result(self) -> OtherConnectivity:
         """All that was found; the line is closed."""
         self._hang_up()
         return self._seen()
 
-    def _seen(self) -> OtherReach:
-        return OtherReach(**self._way.model_dump(), **self._found)
+    def _seen(self) -> OtherConnectivity:
+        return OtherConnectivity(**self._way.model_dump(), **self._found)
 
     def _dial(self) -> Line:
         """Raises OSError: of the last dial where none was answered."""

@@ -7,7 +7,7 @@ from ipaddress import ip_address
 from statistics import median
 from typing import ClassVar
 
-from ddp_doctor.facts.connectivity import Outcome, PeerReach, ReachFact
+from ddp_doctor.facts.connectivity import ConnectivityFact, Outcome, PeerConnectivity
 from ddp_doctor.knowledge.blame import Blame, Path, blame, both_ways
 from ddp_doctor.knowledge.network import (
     JUDGED_BYTES_PER_S,
@@ -55,18 +55,18 @@ class Matrix:
         return cls._latest[1]
 
     def __init__(self, recording: Recording) -> None:
-        rows = recording.facts(ReachFact)
+        rows = recording.facts(ConnectivityFact)
         # a node that handed in nothing at all fell silent, which is another finding's matter
-        alive = {reading.node for reading in recording.of_check("reach")}
+        alive = {reading.node for reading in recording.of_check("connectivity")}
         self.rows = {row.node: row.fact for row in rows}
-        self.seen: dict[Path, PeerReach] = {
+        self.seen: dict[Path, PeerConnectivity] = {
             (row.node, peer.node): peer
             for row in rows
             for peer in row.fact.peers
             if peer.outcome in CONNECTED or peer.node in alive
         }
 
-    def of_pair(self, path: Path) -> Iterator[PeerReach]:
+    def of_pair(self, path: Path) -> Iterator[PeerConnectivity]:
         """What both ends saw."""
         yield from (self.seen[one] for one in (path, path[::-1]) if one in self.seen)
 
@@ -189,7 +189,9 @@ class Matrix:
         seen = self.seen.items()
         return ((path, peer.throughput_bytes_per_s) for path, peer in seen if peer.throughput_bytes_per_s)
 
-    def _judge(self, bad: Callable[[PeerReach], bool], good: Callable[[PeerReach], bool]) -> Blame:
+    def _judge(
+        self, bad: Callable[[PeerConnectivity], bool], good: Callable[[PeerConnectivity], bool]
+    ) -> Blame:
         judged = {path: peer for path, peer in self.seen.items() if not _loopback_fails(peer)}
         return blame(
             {path for path, peer in judged.items() if bad(peer)},
@@ -198,16 +200,16 @@ class Matrix:
         )
 
 
-def _is_blocked(peer: PeerReach) -> bool:
+def _is_blocked(peer: PeerConnectivity) -> bool:
     return peer.outcome in BLOCKED and not misled(peer)
 
 
-def connected(peer: PeerReach) -> bool:
+def connected(peer: PeerConnectivity) -> bool:
     """Whether the peer answered on the advertised address."""
     return peer.outcome in CONNECTED
 
 
-def misled(peer: PeerReach) -> bool:
+def misled(peer: PeerConnectivity) -> bool:
     """Whether only the roll call's address leads to the peer."""
     return peer.outcome not in CONNECTED and peer.met_at_outcome == "ok"
 
@@ -230,7 +232,7 @@ def _loses(one: Loss) -> bool:
     return one.retransmits >= LOST_PACKETS and one.share >= LOST_SHARE
 
 
-def _loopback_fails(peer: PeerReach) -> bool:
+def _loopback_fails(peer: PeerConnectivity) -> bool:
     """A loopback address leads back to whoever dials it; a finding about the interfaces says so."""
     if connected(peer):
         return False

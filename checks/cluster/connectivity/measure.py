@@ -5,7 +5,7 @@ import errno
 from statistics import median
 from typing import Any
 
-from ddp_doctor.facts.connectivity import OtherReach, Outcome, PeerReach
+from ddp_doctor.facts.connectivity import OtherConnectivity, Outcome, PeerConnectivity
 from ddp_doctor.knowledge import network
 from ddp_doctor.model.context import Line, NodesContext, Peer, TcpInfo
 
@@ -119,11 +119,11 @@ class Dialled:
         stall_s = max(self._times) - min(self._times) if self._times else 0.0
         return bool(self._found.get("retransmits")) or stall_s > network.RETRANSMIT_S
 
-    def result(self, others: tuple[OtherReach, ...] = ()) -> PeerReach:
+    def result(self, others: tuple[OtherConnectivity, ...] = ()) -> PeerConnectivity:
         """All that was found, there and in ``others``; the line is closed."""
         self._hang_up()
         times = self._times
-        return PeerReach(
+        return PeerConnectivity(
             **self._found,
             node=self._peer.node,
             hostname=self._peer.hostname,

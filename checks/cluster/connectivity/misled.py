@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 from ddp_doctor.checks.cluster.connectivity.dials import dials_seen
 from ddp_doctor.checks.cluster.connectivity.matrix import Matrix
 from ddp_doctor.checks.cluster.connectivity.ways import MEET, way_out
-from ddp_doctor.facts.connectivity import ReachFact
+from ddp_doctor.facts.connectivity import ConnectivityFact
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.blame import Path
 from ddp_doctor.knowledge.interface_faults import faults
@@ -18,7 +18,7 @@ from ddp_doctor.phrases.nodes import node_culprit
 from ddp_doctor.views.interfaces import offer_of
 
 
-@rule("DD535", "advertised-address-leads-elsewhere", Severity.ERROR, ReachFact)
+@rule("DD535", "advertised-address-leads-elsewhere", Severity.ERROR, ConnectivityFact)
 def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
     """An address that the backend gives out and that does not lead to its node, though another one does.
 

@@ -6,7 +6,7 @@ from statistics import median, median_high
 from ddp_doctor.checks.cluster.connectivity.impaired import unless_over_rdma
 from ddp_doctor.checks.cluster.connectivity.matrix import Matrix
 from ddp_doctor.checks.cluster.connectivity.ways import MOVE, Way, take, ways
-from ddp_doctor.facts.connectivity import ReachFact
+from ddp_doctor.facts.connectivity import ConnectivityFact
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge import network
 from ddp_doctor.knowledge.blame import Blame
@@ -21,7 +21,7 @@ from ddp_doctor.phrases.nodes import host, in_words, node_pair
 from ddp_doctor.views.interfaces import chosen
 
 
-@rule("DD538", "slower-of-two-networks-is-used", Severity.ERROR, ReachFact)
+@rule("DD538", "slower-of-two-networks-is-used", Severity.ERROR, ConnectivityFact)
 def slower_network_is_used(recording: Recording) -> Iterator[Draft]:
     """A backend that takes one network, while the same nodes reach each other much faster in another one.
 
@@ -66,7 +66,7 @@ def slower_network_is_used(recording: Recording) -> Iterator[Draft]:
         culprits=tuple(_culprits(recording, matrix, mine)),
         evidence=(
             Evidence(
-                check="reach",
+                check="connectivity",
                 text=f"throughput over {mine}, {'the slower direction' if _are_two(matrix) else 'the median'}"
                 " of the best samples",
                 value=round(rate),

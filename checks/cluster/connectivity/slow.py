@@ -7,7 +7,7 @@ from ddp_doctor.checks.cluster.connectivity.impaired import look, measured, on_p
 from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Matrix
 from ddp_doctor.checks.cluster.connectivity.outrun import faster_way
 from ddp_doctor.checks.cluster.connectivity.ways import MOVE, Way, detour
-from ddp_doctor.facts.connectivity import ReachFact
+from ddp_doctor.facts.connectivity import ConnectivityFact
 from ddp_doctor.knowledge import network
 from ddp_doctor.knowledge.blame import Blame, Path
 from ddp_doctor.model.choices import Confidence, Severity
@@ -18,7 +18,7 @@ from ddp_doctor.phrases import reach as words
 from ddp_doctor.phrases.nodes import host, node_culprit
 
 
-@rule("DD533", "node-is-slow-to-its-peers", Severity.ERROR, ReachFact)
+@rule("DD533", "node-is-slow-to-its-peers", Severity.ERROR, ConnectivityFact)
 def slow_node(recording: Recording) -> Iterator[Draft]:
     """A node to or from which much less gets through than between the others.
 

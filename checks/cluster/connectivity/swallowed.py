@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ddp_doctor.checks.cluster.connectivity.impaired import blamed, goes_over_rdma, on_paths, touching
 from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Matrix
 from ddp_doctor.checks.cluster.connectivity.ways import MOVE, way_out
-from ddp_doctor.facts.connectivity import ReachFact
+from ddp_doctor.facts.connectivity import ConnectivityFact
 from ddp_doctor.knowledge.blame import Blame, Path
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.context import Interface
@@ -16,7 +16,7 @@ from ddp_doctor.phrases import reach as words
 from ddp_doctor.phrases.nodes import host
 
 
-@rule("DD532", "path-swallows-large-packets", Severity.ERROR, ReachFact)
+@rule("DD532", "path-swallows-large-packets", Severity.ERROR, ConnectivityFact)
 def swallows_large_packets(recording: Recording) -> Iterator[Draft]:
     """A path on which small messages arrive and large ones never do: an MTU black hole.
 
@@ -63,7 +63,7 @@ def _swallowed(recording: Recording, matrix: Matrix, path: Path) -> Evidence:
     peer = matrix.seen[path]
     segments = f", in segments of up to {peer.mss_bytes} bytes" if peer.mss_bytes else ""
     return Evidence(
-        check="reach",
+        check="connectivity",
         text=f"{words.path_words(recording, [path])} {peer.lost_bytes} bytes do not arrive{segments}; the longest"
         " message that does",
         value=peer.passed_bytes,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 from ddp_doctor.checks.cluster.connectivity.matrix import Matrix
-from ddp_doctor.facts.connectivity import OtherReach
+from ddp_doctor.facts.connectivity import OtherConnectivity
 from ddp_doctor.knowledge.blame import Path
 from ddp_doctor.model.finding import Remedy, Showing
 from ddp_doctor.model.recording import Recording
@@ -25,7 +25,7 @@ class Way:
 
     network: str
     interfaces: dict[int, str] = field(default_factory=dict)  # each node's own
-    seen: dict[Path, OtherReach] = field(default_factory=dict)
+    seen: dict[Path, OtherConnectivity] = field(default_factory=dict)
 
     def rate(self, paths: Collection[Path] = ()) -> float:
         """The median throughput over these paths, or all, in bytes per second."""

@@ -14,7 +14,7 @@ brings one rank less makes a smaller world, without a word. So the odd node is n
 
 from ddp_doctor import __version__
 from ddp_doctor.checks.cluster.consistency import clocks, settings, shape, versions
-from ddp_doctor.facts.consistency import AgreementFact, RankSettings
+from ddp_doctor.facts.consistency import ConsistencyFact, RankSettings
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import NodesContext
@@ -22,17 +22,17 @@ from ddp_doctor.model.context import NodesContext
 __all__ = ["CHECK", "probe"]
 
 
-def probe(ctx: NodesContext) -> AgreementFact:
+def probe(ctx: NodesContext) -> ConsistencyFact:
     """Hand in this node's part; the rules compare."""
-    return AgreementFact(tool_version=__version__, clock_offset_s=ctx.clock_offset_s)
+    return ConsistencyFact(tool_version=__version__, clock_offset_s=ctx.clock_offset_s)
 
 
 CHECK = Check(
-    id="agreement",
+    id="consistency",
     title="The nodes agree on versions, settings, ranks, GPUs and time",
     where=Where.NODES,
     probe=probe,
-    facts=(AgreementFact, RankSettings),
+    facts=(ConsistencyFact, RankSettings),
     rules=(
         versions.different_versions,
         settings.different_settings,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from statistics import median_low
 
-from ddp_doctor.facts.consistency import AgreementFact
+from ddp_doctor.facts.consistency import ConsistencyFact
 from ddp_doctor.knowledge.thresholds import CLOCK_ERROR_S, CLOCKS_APART_S, CLOCKS_FAR_APART_S
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
@@ -13,7 +13,7 @@ from ddp_doctor.phrases import agreement as words
 from ddp_doctor.phrases.nodes import host, node_culprit, node_pair
 
 
-@rule("DD553", "clocks-apart", Severity.WARNING, AgreementFact)
+@rule("DD553", "clocks-apart", Severity.WARNING, ConsistencyFact)
 def clocks_apart(recording: Recording) -> Iterator[Draft]:
     """Nodes whose clocks show another time.
 
@@ -31,7 +31,7 @@ def clocks_apart(recording: Recording) -> Iterator[Draft]:
     References
         https://chrony-project.org/documentation.html
     """
-    facts = recording.facts(AgreementFact)
+    facts = recording.facts(ConsistencyFact)
     clocks = {seen.node: seen.fact.clock_offset_s for seen in facts if seen.fact.clock_offset_s is not None}
     middle = median_low(clocks.values()) if clocks else 0.0
     off = {node: clock - middle for node, clock in clocks.items() if abs(clock - middle) > CLOCKS_APART_S}
@@ -47,7 +47,7 @@ def clocks_apart(recording: Recording) -> Iterator[Draft]:
         culprits=_clock_culprits(recording, clocks, off),
         evidence=(
             Evidence(
-                check="agreement",
+                check="consistency",
                 text=f"clock of {host(recording, worst)} against the middle one",
                 value=round(off[worst], 1),
                 unit="s",

@@ -35,7 +35,7 @@ def difference_draft(
 ) -> Draft:
     """One finding about nodes; it blames none of them where no value is usual."""
     odd = odd_culprits(recording, group[0].split)
-    return draft_of("agreement", group, title, detail, remedy, odd, lambda split: told(recording, split))
+    return draft_of("consistency", group, title, detail, remedy, odd, lambda split: told(recording, split))
 
 
 def draft_of(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ddp_doctor.checks.cluster.consistency.differences import Difference, difference_draft, draft_of, together
 from ddp_doctor.checks.node.topology.sockets import settings_told
-from ddp_doctor.facts.consistency import AgreementFact, RankSettings
+from ddp_doctor.facts.consistency import ConsistencyFact, RankSettings
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.host import Host
 from ddp_doctor.facts.software import Software
@@ -22,7 +22,7 @@ from ddp_doctor.phrases.settings import shown
 from ddp_doctor.views.nccl_backend import nccl_backends
 
 
-@rule("DD551", "nodes-have-different-settings", Severity.WARNING, AgreementFact, EnvVars)
+@rule("DD551", "nodes-have-different-settings", Severity.WARNING, ConsistencyFact, EnvVars)
 def different_settings(recording: Recording) -> Iterator[Draft]:
     """Variables of NCCL, torch or gloo that are not set alike on all nodes.
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from ddp_doctor.checks.node.gpus import gpus_missing
 from ddp_doctor.checks.node.gpus.driver import driver_hangs, driver_not_working
 from ddp_doctor.checks.node.kernel.xids import out_of_order
-from ddp_doctor.facts.consistency import AgreementFact
+from ddp_doctor.facts.consistency import ConsistencyFact
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.facts.software import Software
 from ddp_doctor.model.choices import Backend, Confidence, Severity, Status
@@ -19,7 +19,7 @@ from ddp_doctor.phrases.agreement import Split, split
 def _ranks(recording: Recording) -> dict[int, int]:
     """How many ranks each node that reported brings."""
     world = recording.world
-    met = (seen.node for seen in recording.facts(AgreementFact))
+    met = (seen.node for seen in recording.facts(ConsistencyFact))
     return {} if world is None else {node: len(world.ranks_of(node)) for node in met}
 
 
@@ -40,7 +40,7 @@ def _counted(counts: Mapping[int, int], what: str) -> Split[int] | None:
     return split({node: (count, shown(count)) for node, count in counts.items()})
 
 
-@rule("DD552", "nodes-bring-different-numbers-of-ranks", Severity.WARNING, AgreementFact)
+@rule("DD552", "nodes-bring-different-numbers-of-ranks", Severity.WARNING, ConsistencyFact)
 def different_ranks(recording: Recording) -> Iterator[Draft]:
     """Nodes that bring fewer or more ranks than the others.
 
@@ -68,7 +68,9 @@ def different_ranks(recording: Recording) -> Iterator[Draft]:
         detail="torchrun takes any number of ranks from each node and counts them together.",
         confidence=Confidence.PROVED,
         culprits=words.odd_culprits(recording, parts),
-        evidence=(Evidence(check="agreement", text=words.told(recording, parts), value=size, unit="ranks"),),
+        evidence=(
+            Evidence(check="consistency", text=words.told(recording, parts), value=size, unit="ranks"),
+        ),
         remedies=(Remedy(summary="Start every node with the same --nproc-per-node", undo=NOTHING_TO_UNDO),),
     )
 
@@ -89,7 +91,7 @@ def _explained_by_gpus(recording: Recording) -> bool:
     return ranks is not None and gpus is not None and ranks.parts == gpus.parts
 
 
-@rule("DD554", "nodes-have-different-gpus", Severity.WARNING, AgreementFact, GpusFact)
+@rule("DD554", "nodes-have-different-gpus", Severity.WARNING, ConsistencyFact, GpusFact)
 def different_gpus(recording: Recording) -> Iterator[Draft]:
     """Nodes that show the job fewer GPUs than the others, or none.
 
@@ -120,7 +122,7 @@ def different_gpus(recording: Recording) -> Iterator[Draft]:
         severity=Severity.WARNING if matters else Severity.INFO,
         confidence=Confidence.PROVED,
         culprits=words.odd_culprits(recording, parts),
-        evidence=(Evidence(check="agreement", text=words.told(recording, parts)),),
+        evidence=(Evidence(check="consistency", text=words.told(recording, parts)),),
         remedies=(
             Remedy(
                 summary="Ask the scheduler for as many GPUs on every node, or leave the odd one out",

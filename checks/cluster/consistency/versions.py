@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ddp_doctor.checks.cluster.consistency.differences import Difference, difference_draft, together
 from ddp_doctor.checks.node.software.nccl import nccl_differs_from_torch
-from ddp_doctor.facts.consistency import AgreementFact
+from ddp_doctor.facts.consistency import ConsistencyFact
 from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.choices import Severity
@@ -18,7 +18,7 @@ from ddp_doctor.phrases.nodes import in_words
 from ddp_doctor.phrases.ranks import capital
 
 
-@rule("DD550", "nodes-run-different-versions", Severity.WARNING, AgreementFact)
+@rule("DD550", "nodes-run-different-versions", Severity.WARNING, ConsistencyFact)
 def different_versions(recording: Recording) -> Iterator[Draft]:
     """Nodes that run other versions of torch, NCCL, CUDA, the driver, Python or ddp-doctor.
 
@@ -131,7 +131,7 @@ def _versions(recording: Recording) -> Iterator[Difference[int]]:
         difference = component.difference(compared)
         if difference is not None:
             yield difference
-    doctors = {seen.node: seen.fact.tool_version for seen in recording.facts(AgreementFact)}
+    doctors = {seen.node: seen.fact.tool_version for seen in recording.facts(ConsistencyFact)}
     found = split({node: (version, version) for node, version in doctors.items()})
     if found is not None:
         effect = "doctors of different versions may measure differently"

@@ -1,4 +1,4 @@
-"""The user's own model as the work of a step, from ``--model``, where own_model's first phases find nothing wrong."""
+"""The user's own model as the work of a step, from ``--model``, where user_model's first phases find nothing wrong."""
 
 import gc
 from typing import Any
@@ -33,7 +33,7 @@ def yours(ctx: RankContext) -> Work:
         ready = look.ready()
     except Stopped:
         raise Skip(
-            f"not tested: {ctx.model} does not go with DDP ({look.seen['stopped']}), see own_model"
+            f"not tested: {ctx.model} does not go with DDP ({look.seen['stopped']}), see user_model"
         ) from None
     _require_steps(ctx, ready)
     batch = ready.batches[0]
@@ -65,7 +65,7 @@ def _loss(module: Any, batch: Batch) -> Any:
 
 
 def _forget_peak(ctx: RankContext) -> None:
-    """Memory counts from here on: own_model's copy of the model is let go."""
+    """Memory counts from here on: user_model's copy of the model is let go."""
     gc.collect()
     if ctx.device.startswith("cuda"):
         import torch

@@ -1,4 +1,4 @@
-"""own_model: does the user's own model, from ``--model package.module:factory``, go with DDP?
+"""user_model: does the user's own model, from ``--model package.module:factory``, go with DDP?
 
 What the probe is given is the user's code::
 
@@ -23,7 +23,7 @@ ranks alone, never in the agent, and only because the user named it.
 from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.user_model import batch_norm, building, graphs, numbers, otherwise, together
-from ddp_doctor.facts.user_model import Buckets, OwnModel
+from ddp_doctor.facts.user_model import Buckets, UserModel
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
@@ -35,36 +35,36 @@ from ddp_doctor.probing.user_model.look import Look
 __all__ = ["CHECK", "probe"]
 
 
-def probe(ctx: RankContext) -> OwnModel:
+def probe(ctx: RankContext) -> UserModel:
     """Build the user's model on this rank and take it through DDP with the others."""
     return Look(ctx).run()
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
     """How DDP packs the gradients, and seconds of the slowest rank in a synchronised step."""
-    facts = [seen.fact for seen in recording.facts(OwnModel)]
+    facts = [seen.fact for seen in recording.facts(UserModel)]
     labels: dict[str, str | int | float] = {"ranks": len(facts)}
     for fact in [one for one in facts if one.buckets is not None][:1]:
         assert fact.buckets is not None
         yield Measurement(
-            name="own_model_gradient_bytes", value=float(fact.gradient_bytes), unit="B", labels=labels
+            name="user_model_gradient_bytes", value=float(fact.gradient_bytes), unit="B", labels=labels
         )
-        yield Measurement(name="own_model_buckets", value=float(fact.buckets.count), unit="", labels=labels)
+        yield Measurement(name="user_model_buckets", value=float(fact.buckets.count), unit="", labels=labels)
         yield Measurement(
-            name="own_model_largest_bucket", value=float(fact.buckets.largest_bytes), unit="B", labels=labels
+            name="user_model_largest_bucket", value=float(fact.buckets.largest_bytes), unit="B", labels=labels
         )
         yield from _each_bucket(fact.buckets)
     for name in ("forward", "backward"):
         slowest = max((getattr(fact, f"{name}_s") for fact in facts), default=0.0)
         if slowest:
-            yield Measurement(name=f"own_model_{name}", value=slowest, unit="s", labels=labels)
+            yield Measurement(name=f"user_model_{name}", value=slowest, unit="s", labels=labels)
 
 
 def _each_bucket(packed: Buckets) -> Iterator[Measurement]:
     """In the order in which they are reduced, with the names of their first and last parameters where DDP tells."""
     for number, one in enumerate(packed.buckets):
         yield Measurement(
-            name="own_model_bucket",
+            name="user_model_bucket",
             value=float(one.bytes),
             unit="B",
             labels={
@@ -78,11 +78,11 @@ def _each_bucket(packed: Buckets) -> Iterator[Measurement]:
 
 
 CHECK = Check(
-    id="own_model",
+    id="user_model",
     title="Your own model in DDP",
     where=Where.RANK,
     probe=probe,
-    facts=(OwnModel,),
+    facts=(UserModel,),
     rules=(
         *building.RULES,
         *graphs.RULES,
@@ -93,7 +93,7 @@ CHECK = Check(
     ),
     level=Level.QUICK,
     cost_s=1.0,
-    deadline_s=deadlines.OWN_MODEL_S,
+    deadline_s=deadlines.USER_MODEL_S,
     still_s=deadlines.STILL_S,
     needs_model=True,
     measurements=measurements,

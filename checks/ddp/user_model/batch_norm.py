@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.user_model.words import code, evidence, facts, remedy
-from ddp_doctor.facts.user_model import OwnModel
+from ddp_doctor.facts.user_model import UserModel
 from ddp_doctor.knowledge.batch_norm import FEW_SAMPLES, SMALL_BATCH
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
@@ -13,7 +13,7 @@ from ddp_doctor.model.rule import rule
 _PAGE = "https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html"
 
 
-@rule("DD782", "own-model-batch-norm-sees-few-samples", Severity.WARNING, OwnModel)
+@rule("DD782", "user-model-batch-norm-sees-few-samples", Severity.WARNING, UserModel)
 def few_samples(recording: Recording) -> Iterator[Draft]:
     """BatchNorm whose statistics come from few samples, for each rank has a batch of its own.
 

@@ -13,7 +13,7 @@ from ddp_doctor.checks.ddp.user_model.words import (
     rank,
     remedy,
 )
-from ddp_doctor.facts.user_model import OwnModel, Trouble
+from ddp_doctor.facts.user_model import Trouble, UserModel
 from ddp_doctor.knowledge import manifests
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy
@@ -23,7 +23,7 @@ from ddp_doctor.parse.bound_device import used_elsewhere
 from ddp_doctor.phrases.ranks import capital, rank_culprits, ranks_at
 
 
-@rule("DD770", "own-model-named-differently", Severity.ERROR, OwnModel)
+@rule("DD770", "user-model-named-differently", Severity.ERROR, UserModel)
 def named_differently(recording: Recording) -> Iterator[Draft]:
     """Nodes of one run that were given different models, or none.
 
@@ -59,7 +59,7 @@ def named_differently(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD771", "own-model-raises", Severity.ERROR, OwnModel)
+@rule("DD771", "user-model-raises", Severity.ERROR, UserModel)
 def raises(recording: Recording) -> Iterator[Draft]:
     """Code of the user's model that raises an exception.
 
@@ -123,7 +123,7 @@ def _after(trouble: Trouble) -> Remedy:
     return remedy("Mend what the exception says")
 
 
-@rule("DD772", "own-model-takes-another-gpu", Severity.ERROR, OwnModel)
+@rule("DD772", "user-model-takes-another-gpu", Severity.ERROR, UserModel)
 def takes_another_gpu(recording: Recording) -> Iterator[Draft]:
     """A factory that makes another GPU the current one.
 
@@ -156,7 +156,7 @@ def takes_another_gpu(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD773", "own-model-differs-between-ranks", Severity.ERROR, OwnModel)
+@rule("DD773", "user-model-differs-between-ranks", Severity.ERROR, UserModel)
 def differs(recording: Recording) -> Iterator[Draft]:
     """Ranks that build different models.
 
@@ -189,7 +189,7 @@ def differs(recording: Recording) -> Iterator[Draft]:
                 else " No more than half of the ranks agree, so it is unsure which are right."
             ),
             confidence=Confidence.PROVED,
-            culprits=rank_culprits(recording, OwnModel, found.ranks) if found.sure else (),
+            culprits=rank_culprits(recording, UserModel, found.ranks) if found.sure else (),
             evidence=(
                 evidence(
                     f"{found.kind} of {found.names[0]}: {found.here} on {where}, {found.there} on rank {found.peer}"
@@ -201,7 +201,7 @@ def differs(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD774", "own-model-tensors-on-another-device", Severity.ERROR, OwnModel)
+@rule("DD774", "user-model-tensors-on-another-device", Severity.ERROR, UserModel)
 def on_another_device(recording: Recording) -> Iterator[Draft]:
     """Parameters, buffers or inputs that are not on the rank's device.
 
@@ -233,7 +233,7 @@ def on_another_device(recording: Recording) -> Iterator[Draft]:
 
 
 def _misplaced(
-    recording: Recording, shown: tuple[tuple[str, str, str], ...], seen: list[Seen[OwnModel]], is_state: bool
+    recording: Recording, shown: tuple[tuple[str, str, str], ...], seen: list[Seen[UserModel]], is_state: bool
 ) -> Draft:
     kind, name, device = shown[0]
     more = f" and {len(shown) - 1} more" if len(shown) > 1 else ""
@@ -255,7 +255,7 @@ def _misplaced(
     )
 
 
-@rule("DD784", "own-model-has-nothing-to-train", Severity.ERROR, OwnModel)
+@rule("DD784", "user-model-has-nothing-to-train", Severity.ERROR, UserModel)
 def nothing_to_train(recording: Recording) -> Iterator[Draft]:
     """A model without a parameter that requires a gradient.
 

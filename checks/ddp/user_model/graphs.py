@@ -13,7 +13,7 @@ from ddp_doctor.checks.ddp.user_model.words import (
     rank,
     remedy,
 )
-from ddp_doctor.facts.user_model import Call, LocalPass, OwnModel, Parting
+from ddp_doctor.facts.user_model import Call, LocalPass, Parting, UserModel
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft
 from ddp_doctor.model.recording import Recording, Seen
@@ -25,7 +25,7 @@ _FIND_UNUSED = remedy(
 )
 
 
-@rule("DD775", "own-model-has-unused-parameters", Severity.ERROR, OwnModel)
+@rule("DD775", "user-model-has-unused-parameters", Severity.ERROR, UserModel)
 def unused_everywhere(recording: Recording) -> Iterator[Draft]:
     """Parameters that get no gradient on any rank.
 
@@ -76,7 +76,7 @@ def _get(count: int) -> str:
     return "gets" if count == 1 else "get"
 
 
-@rule("DD776", "own-model-takes-unequal-graphs", Severity.ERROR, OwnModel)
+@rule("DD776", "user-model-takes-unequal-graphs", Severity.ERROR, UserModel)
 def unequal_graphs(recording: Recording) -> Iterator[Draft]:
     """Ranks on which other parameters take part than on the rest.
 
@@ -106,8 +106,8 @@ def unequal_graphs(recording: Recording) -> Iterator[Draft]:
 
 def _unequal(
     recording: Recording,
-    of_step: list[tuple[Seen[OwnModel], LocalPass]],
-    lacking: list[tuple[Seen[OwnModel], LocalPass]],
+    of_step: list[tuple[Seen[UserModel], LocalPass]],
+    lacking: list[tuple[Seen[UserModel], LocalPass]],
 ) -> Draft:
     parted = [(one, local.parting) for one, local in of_step if local.parting is not None]
     odd = [one for one, _ in parted] or [one for one, _ in lacking]
@@ -151,7 +151,7 @@ def _unequal(
     )
 
 
-def _where(recording: Recording, lacking: list[tuple[Seen[OwnModel], LocalPass]]) -> str:
+def _where(recording: Recording, lacking: list[tuple[Seen[UserModel], LocalPass]]) -> str:
     """The ranks that lack what the first one lacks; where others lack something else, that is said."""
     first = lacking[0][1].unused
     alike = [one for one, here in lacking if here.unused == first]
@@ -160,7 +160,7 @@ def _where(recording: Recording, lacking: list[tuple[Seen[OwnModel], LocalPass]]
     return f"{where}, and others on {on_ranks(recording, others)}" if others else f"{where} only"
 
 
-def _parting_words(seen: Seen[OwnModel], parting: Parting) -> str:
+def _parting_words(seen: Seen[UserModel], parting: Parting) -> str:
     here, there = _calls(parting.here), _calls(parting.there)
     return f"rank {rank(seen)} {here} where rank {parting.peer} {there}"
 
@@ -169,12 +169,12 @@ def _calls(call: Call | None) -> str:
     return f"calls {call.module}{at(call.where)}" if call is not None else "calls nothing more"
 
 
-def _lines(parted: list[tuple[Seen[OwnModel], Parting]]) -> Iterator[Culprit]:
+def _lines(parted: list[tuple[Seen[UserModel], Parting]]) -> Iterator[Culprit]:
     calls = [call for _, parting in parted for call in (parting.here, parting.there) if call is not None]
     yield from (code(where) for where in dict.fromkeys(call.where for call in calls[:1] if call.where))
 
 
-@rule("DD783", "own-model-searches-unused-in-vain", Severity.INFO, OwnModel)
+@rule("DD783", "user-model-searches-unused-in-vain", Severity.INFO, UserModel)
 def searches_in_vain(recording: Recording) -> Iterator[Draft]:
     """``find_unused_parameters=True`` for a model whose parameters are all used.
 

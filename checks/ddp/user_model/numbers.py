@@ -12,7 +12,7 @@ from ddp_doctor.checks.ddp.user_model.words import (
     rank,
     remedy,
 )
-from ddp_doctor.facts.user_model import OwnModel
+from ddp_doctor.facts.user_model import UserModel
 from ddp_doctor.knowledge import gradient_tolerance
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
@@ -20,7 +20,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 
 
-@rule("DD777", "own-model-gradient-is-not-the-mean", Severity.ERROR, OwnModel)
+@rule("DD777", "user-model-gradient-is-not-the-mean", Severity.ERROR, UserModel)
 def not_the_mean(recording: Recording) -> Iterator[Draft]:
     """A gradient of the user's model that is not the mean over the ranks after a synchronised step.
 
@@ -99,7 +99,7 @@ def _unknown(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD778", "own-model-parameters-drift", Severity.ERROR, OwnModel)
+@rule("DD778", "user-model-parameters-drift", Severity.ERROR, UserModel)
 def drift(recording: Recording) -> Iterator[Draft]:
     """Parameters that are not the same on all ranks after a step.
 
@@ -141,7 +141,7 @@ def drift(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD779", "own-model-loss-is-not-finite", Severity.ERROR, OwnModel)
+@rule("DD779", "user-model-loss-is-not-finite", Severity.ERROR, UserModel)
 def not_finite(recording: Recording) -> Iterator[Draft]:
     """A loss or gradient of one rank by itself that is NaN or infinite.
 
@@ -190,7 +190,7 @@ def _not_finite_words(loss: float | None, gradients: int) -> str:
     return f"{shown}, gradients of {gradients} parameters not finite"
 
 
-@rule("DD780", "own-model-is-not-repeatable", Severity.INFO, OwnModel)
+@rule("DD780", "user-model-is-not-repeatable", Severity.INFO, UserModel)
 def not_repeatable(recording: Recording) -> Iterator[Draft]:
     """The same batch and seed that give another gradient the second time.
 

@@ -16,7 +16,7 @@ from ddp_doctor.checks.ddp.user_model.words import (
     rank,
     remedy,
 )
-from ddp_doctor.facts.user_model import OwnModel
+from ddp_doctor.facts.user_model import UserModel
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
@@ -26,7 +26,7 @@ from ddp_doctor.model.rule import rule
 _LOSS_APART = 1e-3
 
 
-@rule("DD781", "own-model-computes-otherwise-on-a-rank", Severity.WARNING, OwnModel)
+@rule("DD781", "user-model-computes-otherwise-on-a-rank", Severity.WARNING, UserModel)
 def computes_otherwise(recording: Recording) -> Iterator[Draft]:
     """A rank that makes another loss, or other gradients, of the same batch.
 
@@ -60,7 +60,7 @@ def computes_otherwise(recording: Recording) -> Iterator[Draft]:
         yield _rounded_otherwise(recording, off, peer)
 
 
-def _usual(seen: list[Seen[OwnModel]]) -> Seen[OwnModel] | None:
+def _usual(seen: list[Seen[UserModel]]) -> Seen[UserModel] | None:
     """A rank with whose loss most agree but for rounding, else the first: each is compared with it."""
     return next(
         (
@@ -72,7 +72,7 @@ def _usual(seen: list[Seen[OwnModel]]) -> Seen[OwnModel] | None:
     )
 
 
-def _apart(fact: OwnModel, peer: OwnModel) -> float:
+def _apart(fact: UserModel, peer: UserModel) -> float:
     """How far the losses are apart, relative to the peer's; 0 where neither rank has one."""
     mine, other = fact.same_batch_loss, peer.same_batch_loss
     if mine == other:
@@ -82,7 +82,7 @@ def _apart(fact: OwnModel, peer: OwnModel) -> float:
     return abs(mine - other) / max(abs(other), 1e-12)
 
 
-def _other_loss(recording: Recording, off: list[Seen[OwnModel]], peer: Seen[OwnModel]) -> Draft:
+def _other_loss(recording: Recording, off: list[Seen[UserModel]], peer: Seen[UserModel]) -> Draft:
     far = [one for one in off if _apart(one.fact, peer.fact) > _LOSS_APART]
     worst = max(far, key=lambda one: _apart(one.fact, peer.fact))
     is_sure = 2 * len(far) < peer.fact.world_size
@@ -95,7 +95,7 @@ def _other_loss(recording: Recording, off: list[Seen[OwnModel]], peer: Seen[OwnM
     )
 
 
-def _rounded_otherwise(recording: Recording, off: list[Seen[OwnModel]], peer: Seen[OwnModel]) -> Draft:
+def _rounded_otherwise(recording: Recording, off: list[Seen[UserModel]], peer: Seen[UserModel]) -> Draft:
     worst = max(off, key=lambda one: _apart(one.fact, peer.fact))
     return Draft(
         title=f"The same batch, seed and parameters of {peer.fact.model} give another loss on"
@@ -108,14 +108,14 @@ def _rounded_otherwise(recording: Recording, off: list[Seen[OwnModel]], peer: Se
     )
 
 
-def _loss_of(worst: Seen[OwnModel], peer: Seen[OwnModel]) -> Evidence:
+def _loss_of(worst: Seen[UserModel], peer: Seen[UserModel]) -> Evidence:
     expected = f"rank {rank(peer)}'s"
     return evidence(
         f"loss on rank {rank(worst)}", worst.fact.same_batch_loss, peer.fact.same_batch_loss, expected
     )
 
 
-def _other_gradients(recording: Recording, apart: list[Seen[OwnModel]]) -> Draft:
+def _other_gradients(recording: Recording, apart: list[Seen[UserModel]]) -> Draft:
     by_rank = {rank(one): one for one in facts(recording)}
     first = apart[0]
     peer = by_rank.get(first.fact.same_batch_peer or 0, first)
@@ -149,7 +149,7 @@ def _other_gradients(recording: Recording, apart: list[Seen[OwnModel]]) -> Draft
     )
 
 
-def _hooks_of_one(seen: Seen[OwnModel], peer: Seen[OwnModel]) -> list[tuple[str, str, str]]:
+def _hooks_of_one(seen: Seen[UserModel], peer: Seen[UserModel]) -> list[tuple[str, str, str]]:
     """The hooks that one of two ranks has and the other has not: rank, parameter, line."""
     here, there = (one.fact.hooks for one in (seen, peer))
     pairs = ((seen, set(here) - set(there)), (peer, set(there) - set(here)))

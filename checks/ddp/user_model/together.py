@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.user_model.words import at, code, evidence, facts, remedy
-from ddp_doctor.facts.user_model import OwnModel
+from ddp_doctor.facts.user_model import UserModel
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -11,10 +11,10 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import RankEvidence
 from ddp_doctor.probing.user_model.user_code import is_the_users
 
-_CHECK = "own_model"
+_CHECK = "user_model"
 
 
-@rule("DD785", "own-model-does-not-come-back", Severity.ERROR)
+@rule("DD785", "user-model-does-not-come-back", Severity.ERROR)
 def does_not_come_back(recording: Recording) -> Iterator[Draft]:
     """Code of the user's model that no rank came back from.
 
@@ -71,7 +71,7 @@ def _stands(one: RankEvidence) -> Evidence:
     return evidence(f"rank {one.rank} stands{at(_line(one)) or ' where it could not say'}{used}")
 
 
-@rule("DD786", "own-model-fails-in-a-synchronised-step", Severity.ERROR)
+@rule("DD786", "user-model-fails-in-a-synchronised-step", Severity.ERROR)
 def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
     """A model that works on each rank alone and raises in DDP.
 
@@ -109,7 +109,7 @@ def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD787", "own-model-takes-too-long", Severity.INFO, OwnModel)
+@rule("DD787", "user-model-takes-too-long", Severity.INFO, UserModel)
 def takes_too_long(recording: Recording) -> Iterator[Draft]:
     """A model whose synchronised steps would not end within the check's deadline.
 

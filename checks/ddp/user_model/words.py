@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
-from ddp_doctor.facts.user_model import Names, OwnModel
+from ddp_doctor.facts.user_model import Names, UserModel
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.phrases.ranks import rank_culprits, ranks_at, short
@@ -14,31 +14,31 @@ _IN_A_TITLE = 4
 DDP_PAGE = "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
 
 
-def facts(recording: Recording) -> list[Seen[OwnModel]]:
+def facts(recording: Recording) -> list[Seen[UserModel]]:
     """What each rank saw, by rank."""
-    return sorted(recording.facts(OwnModel), key=lambda seen: seen.rank or 0)
+    return sorted(recording.facts(UserModel), key=lambda seen: seen.rank or 0)
 
 
-def rank(seen: Seen[OwnModel]) -> int:
+def rank(seen: Seen[UserModel]) -> int:
     """Its number."""
     return seen.rank or 0
 
 
-def on_ranks(recording: Recording, seen: Iterable[Seen[OwnModel]]) -> str:
+def on_ranks(recording: Recording, seen: Iterable[Seen[UserModel]]) -> str:
     """The ranks for a sentence: ``every rank``, ``rank 1``."""
     return ranks_at(recording, [rank(one) for one in seen])
 
 
-def are_all(seen: Sequence[Seen[OwnModel]]) -> bool:
+def are_all(seen: Sequence[Seen[UserModel]]) -> bool:
     """Whether these are all ranks of the world."""
     return len(seen) >= seen[0].fact.world_size
 
 
-def culprits(recording: Recording, seen: Sequence[Seen[OwnModel]]) -> tuple[Culprit, ...]:
+def culprits(recording: Recording, seen: Sequence[Seen[UserModel]]) -> tuple[Culprit, ...]:
     """The ranks as culprits; none where all are concerned, for it is not the ranks' doing then."""
     if not seen or (are_all(seen) and seen[0].fact.world_size > 1):
         return ()
-    return rank_culprits(recording, OwnModel, [rank(one) for one in seen])
+    return rank_culprits(recording, UserModel, [rank(one) for one in seen])
 
 
 def code(name: str) -> Culprit:
@@ -58,7 +58,7 @@ def evidence(
 ) -> Evidence:
     """An observation of this check."""
     return Evidence(
-        check="own_model", text=text, value=value, expected=expected, expected_from=source or None
+        check="user_model", text=text, value=value, expected=expected, expected_from=source or None
     )
 
 
@@ -81,9 +81,9 @@ def at(where: str) -> str:
     return f" at {short(where)}" if where else ""
 
 
-def grouped(seen: Iterable[tuple[T, Seen[OwnModel]]]) -> dict[T, list[Seen[OwnModel]]]:
+def grouped(seen: Iterable[tuple[T, Seen[UserModel]]]) -> dict[T, list[Seen[UserModel]]]:
     """One cause, one finding: the ranks by what they met."""
-    groups: dict[T, list[Seen[OwnModel]]] = {}
+    groups: dict[T, list[Seen[UserModel]]] = {}
     for key, one in seen:
         groups.setdefault(key, []).append(one)
     return groups

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from ddp_doctor.facts.user_model import MOST_NAMES, LocalPass, Misplaced, Names, OwnModel, Phase, Trouble
+from ddp_doctor.facts.user_model import MOST_NAMES, LocalPass, Misplaced, Names, Phase, Trouble, UserModel
 from ddp_doctor.knowledge import gradient_tolerance, manifests, module_manifest
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Failed, Skip
@@ -58,11 +58,11 @@ class Look:
             "world_size": ctx.world_size,
         }
 
-    def run(self) -> OwnModel:
+    def run(self) -> UserModel:
         """Everything, or as much as the ranks can do together. Raises Failed and Skip."""
         with suppress(Stopped), generators_kept(self.ctx.device):
             self._look()
-        return OwnModel(**self.seen)
+        return UserModel(**self.seen)
 
     def _look(self) -> None:
         ready = self.ready()

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddp_doctor.engine.hang.rules.common import MOST_LINES, culprits, step_words
-from ddp_doctor.facts.user_model import OwnModel
+from ddp_doctor.facts.user_model import UserModel
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -82,12 +82,12 @@ def _of_trials(recording: Recording) -> Iterator[_Rank]:
 
 def _of_models(recording: Recording) -> Iterator[_Rank]:
     """Without those whose factory makes that GPU the current one: own-model-takes-another-gpu says so."""
-    for seen in recording.facts(OwnModel):
+    for seen in recording.facts(UserModel):
         trouble = seen.fact.trouble
         devices = used_elsewhere(trouble.message) if trouble else None
         if trouble is not None and devices is not None and seen.fact.found_device is None:
             doing = f"{trouble.phase} of {seen.fact.model}"
-            yield _Rank(seen.rank or 0, "own_model", devices, doing, trouble.where)
+            yield _Rank(seen.rank or 0, "user_model", devices, doing, trouble.where)
 
 
 def _title(recording: Recording, ranks: list[_Rank]) -> str:

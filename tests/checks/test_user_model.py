@@ -1,4 +1,4 @@
-"""own_model on real ranks: models that go with DDP give no finding, and each planted defect is named."""
+"""user_model on real ranks: models that go with DDP give no finding, and each planted defect is named."""
 
 import json
 from functools import partial
@@ -8,7 +8,7 @@ import pytest
 
 from ddp_doctor.checks.ddp import user_model
 from ddp_doctor.checks.ddp.user_model import CHECK
-from ddp_doctor.facts.user_model import OwnModel
+from ddp_doctor.facts.user_model import UserModel
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
 from tests.checks.judged_ranks import blamed, judge_by, only, record
@@ -19,7 +19,7 @@ recording = partial(record, CHECK)
 judge = partial(judge_by, CHECK)
 
 
-def look(ctx: Any, name: str) -> OwnModel:
+def look(ctx: Any, name: str) -> UserModel:
     """The probe on one rank, with a model of tests/models."""
     ctx.model = f"tests.models.{name}"
     return user_model.probe(ctx)
@@ -84,7 +84,7 @@ def test_a_model_as_users_write_them_gives_no_finding(ranks, name):
     assert [(fact.stopped, fact.repeats) for fact in facts] == [(None, True)] * 3
 
 
-def with_17_seconds(ctx: Any, name: str) -> OwnModel:
+def with_17_seconds(ctx: Any, name: str) -> UserModel:
     ctx.deadline = ctx.clock() + 17.0
     return look(ctx, name)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import ddp_doctor
 from ddp_doctor.checks.cluster import consistency
-from ddp_doctor.facts.consistency import AgreementFact
+from ddp_doctor.facts.consistency import ConsistencyFact
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.gpus import Gpu, GpusFact, PciGpu
 from ddp_doctor.facts.host import Host
@@ -58,10 +58,10 @@ def _recording(
         EnvVars: "env_vars",
         GpusFact: "gpus",
         Host: "host",
-        AgreementFact: "agreement",
+        ConsistencyFact: "consistency",
     }
-    met = {node for node, fact in facts if isinstance(fact, AgreementFact)}
-    plain = [(node, AgreementFact(tool_version="0.1.0")) for node in range(nodes) if node not in met]
+    met = {node for node, fact in facts if isinstance(fact, ConsistencyFact)}
+    plain = [(node, ConsistencyFact(tool_version="0.1.0")) for node in range(nodes) if node not in met]
     readings = [
         Reading(check=checks[type(fact)], status=Status.COLLECTED, node=node, fact=fact.recorded())
         for node, fact in (*plain, *facts)
@@ -194,7 +194,7 @@ def test_what_gloo_does_not_use_is_information(change: dict[str, Any]):
 
 
 def test_another_doctor_on_one_node_is_a_warning():
-    facts = [(at, AgreementFact(tool_version="0.2.0" if at == 2 else "0.1.0")) for at in range(3)]
+    facts = [(at, ConsistencyFact(tool_version="0.2.0" if at == 2 else "0.1.0")) for at in range(3)]
 
     found = _only(_recording(3, *facts))
 
@@ -420,7 +420,9 @@ def test_with_gloo_asked_for_gpus_do_not_matter():
 
 
 def _clocks(*offsets: float | None) -> list[Finding]:
-    facts = [(at, AgreementFact(tool_version="0.1.0", clock_offset_s=one)) for at, one in enumerate(offsets)]
+    facts = [
+        (at, ConsistencyFact(tool_version="0.1.0", clock_offset_s=one)) for at, one in enumerate(offsets)
+    ]
     return _findings(_recording(len(offsets), *facts))
 
 
@@ -475,7 +477,7 @@ def test_several_clocks_that_are_off_are_one_finding():
 def test_nodes_that_did_not_meet_are_not_compared():
     facts = [*_software(2, {1: OLD_IMAGE}), *_environments({"NCCL_ALGO": "Tree"}, {}), *_gpus(8, 4)]
     whole = _recording(2, *facts, nproc=(8, 4))
-    apart = tuple(one for one in whole.readings if one.check != "agreement")
+    apart = tuple(one for one in whole.readings if one.check != "consistency")
 
     assert _findings(whole.model_copy(update={"readings": apart})) == []
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ddp_doctor.checks.cluster import connectivity
 from ddp_doctor.checks.cluster.connectivity import probe
-from ddp_doctor.facts.connectivity import PeerReach, ReachFact
+from ddp_doctor.facts.connectivity import ConnectivityFact, PeerConnectivity
 from ddp_doctor.facts.host import Host
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge import network
@@ -62,7 +62,7 @@ def peers_of(listeners: Iterable[Listener], address: str = "127.0.0.1") -> tuple
     return tuple(Peer(i + 1, f"node{i + 1}", one.port, address, address) for i, one in enumerate(listeners))
 
 
-def look(peers: tuple[Peer, ...], **more: Any) -> ReachFact:
+def look(peers: tuple[Peer, ...], **more: Any) -> ConnectivityFact:
     files = {"/proc/sys/net/ipv4/ip_local_port_range": PORTS}
     return probe(RealContext(files=files, peers=peers, deadline=time.monotonic() + 12, **more))
 
@@ -115,7 +115,7 @@ def free_port() -> int:
 
 
 def test_several_nodes_that_measure_each_other_at_once_find_nothing(listeners):
-    rows: dict[int, ReachFact] = {}
+    rows: dict[int, ConnectivityFact] = {}
 
     def run(node: int) -> None:
         others = [other for other in range(3) if other != node]
@@ -218,11 +218,11 @@ class WireContext(FakeContext):
         return line
 
 
-def seen_of(*wires: Wire | OSError) -> list[PeerReach]:
+def seen_of(*wires: Wire | OSError) -> list[PeerConnectivity]:
     return list(context_of(*wires)[1].peers)
 
 
-def context_of(*wires: Wire | OSError) -> tuple[WireContext, ReachFact]:
+def context_of(*wires: Wire | OSError) -> tuple[WireContext, ConnectivityFact]:
     peers = tuple(Peer(i, f"node{i}", 40000, f"10.0.0.{i}", f"10.0.0.{i}") for i, _ in enumerate(wires))
     context = WireContext(peers=peers, wires={f"10.0.0.{i}": wire for i, wire in enumerate(wires)})
     return context, probe(context)
@@ -357,7 +357,7 @@ def test_the_roll_calls_address_is_dialled_only_where_it_is_another():
 Change = Callable[[int, int], Mapping[str, Any] | None]
 
 
-def peer_seen(node: int, changes: Mapping[str, Any] | None = None) -> PeerReach:
+def peer_seen(node: int, changes: Mapping[str, Any] | None = None) -> PeerConnectivity:
     well = {
         "node": node,
         "hostname": f"node{node}",
@@ -376,14 +376,14 @@ def peer_seen(node: int, changes: Mapping[str, Any] | None = None) -> PeerReach:
         "burst_s": 0.001,
         "throughput_bytes_per_s": (1.1e9, 1.2e9, 1.0e9),
     }
-    return PeerReach.model_validate({**well, **(changes or {})})
+    return PeerConnectivity.model_validate({**well, **(changes or {})})
 
 
-def recorded(rows: Mapping[int, ReachFact | None], world: World, *more: Reading) -> Recording:
+def recorded(rows: Mapping[int, ConnectivityFact | None], world: World, *more: Reading) -> Recording:
     readings = [
-        Reading(check="reach", status=Status.COLLECTED, node=node, fact=row.recorded())
+        Reading(check="connectivity", status=Status.COLLECTED, node=node, fact=row.recorded())
         if row
-        else Reading(check="reach", status=Status.TIMED_OUT, node=node, reason="no answer")
+        else Reading(check="connectivity", status=Status.TIMED_OUT, node=node, reason="no answer")
         for node, row in rows.items()
     ]
     return Recording(world=world, readings=(*readings, *more))
@@ -399,8 +399,8 @@ def matrix(
     more: Iterable[Reading] = (),
 ) -> Recording:
     """The rows of ``nodes`` nodes, all of them unless ``rows`` says which; those that ``failed`` have none."""
-    facts: dict[int, ReachFact | None] = {
-        node: ReachFact(
+    facts: dict[int, ConnectivityFact | None] = {
+        node: ConnectivityFact(
             peers=tuple(peer_seen(other, change(node, other)) for other in range(nodes) if other != node),
             port_range=(32768, 60999),
         )

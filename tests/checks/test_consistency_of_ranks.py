@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.cluster.consistency import CHECK
-from ddp_doctor.facts.consistency import AgreementFact, RankSettings, Settings
+from ddp_doctor.facts.consistency import ConsistencyFact, RankSettings, Settings
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.host import Host
 from ddp_doctor.model.choices import Severity, Status
@@ -27,7 +27,7 @@ def _recording(*nodes: tuple[Told, ...], backend: str = "nccl", more: Any = (), 
         facts.append((at, "env_vars", EnvVars(variables=ranks[0] or {})))
         facts.append((at, "env_vars", RankSettings(local_size=size, ranks=told)))
         if len(nodes) > 1:
-            facts.append((at, "agreement", AgreementFact(tool_version="0.1.0")))
+            facts.append((at, "consistency", ConsistencyFact(tool_version="0.1.0")))
     here = World(
         nnodes=len(nodes),
         nproc_per_node=size,
