@@ -81,7 +81,7 @@ def _of_trials(recording: Recording) -> Iterator[_Rank]:
 
 
 def _of_models(recording: Recording) -> Iterator[_Rank]:
-    """Without those whose factory makes that GPU the current one: own-model-takes-another-gpu says so."""
+    """Without those whose factory makes that GPU the current one: user-model-takes-another-gpu says so."""
     for seen in recording.facts(UserModel):
         trouble = seen.fact.trouble
         devices = used_elsewhere(trouble.message) if trouble else None
