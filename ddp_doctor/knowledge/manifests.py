@@ -6,7 +6,7 @@ the same list. A manifest is that list, without the values::
     {"parameters": [{"name": "conv.weight", "shape": [8, 3, 3, 3], "dtype": "float32", "requires_grad": true}, …],
      "buffers": [{"name": "bn.running_mean", "shape": [8], "dtype": "float32"}, …]}
 
-It goes over the control store before the model is wrapped: ``knowledge/module_manifest.py`` reads it from a
+It goes over the control store before the model is wrapped: ``probing/module_manifest.py`` reads it from a
 module and exchanges it. Nothing here needs torch.
 """
 

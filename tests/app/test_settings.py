@@ -14,7 +14,7 @@ from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import EnvReport, SettingInForce
-from ddp_doctor.parse.nccl_conf import conf_lines
+from ddp_doctor.probing.nccl_conf import conf_lines
 from ddp_doctor.render import json_text, settings_table, terminal
 
 LOGIN = "PATH=/usr/bin\nHOME=/home/user\nPWD=/home/user\n"

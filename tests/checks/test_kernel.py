@@ -8,6 +8,7 @@ import pytest
 
 from ddp_doctor.checks.node.gpus import CHECK as GPUS
 from ddp_doctor.checks.node.kernel import CHECK, probe
+from ddp_doctor.checks.node.kernel.kernel_log import parse_kernel_log
 from ddp_doctor.facts.gpus import Gpu, GpusFact, NvmlError, PciGpu
 from ddp_doctor.facts.kernel import KernelFact, StuckProcess
 from ddp_doctor.model.choices import Backend, Status
@@ -15,7 +16,6 @@ from ddp_doctor.model.context import CommandResult
 from ddp_doctor.model.fact import Absent, Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
-from ddp_doctor.parse.kernel_log import parse_kernel_log
 from ddp_doctor.probing.kernel_log import read_log
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext

@@ -3,13 +3,13 @@
 import pytest
 
 from ddp_doctor.checks.node.kernel.afterwards import CHECK, probe
+from ddp_doctor.checks.node.kernel.kernel_log import parse_kernel_log
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.facts.kernel import KernelAfterFact, KernelFact
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Absent, Reading, Skip
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
-from ddp_doctor.parse.kernel_log import parse_kernel_log
 from tests.checks.test_kernel import FILES, LINKS, REFUSED, XID, kernel, nvml
 from tests.fakes import FakeContext
 

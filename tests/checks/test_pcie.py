@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.node.pcie import CHECK, probe
+from ddp_doctor.checks.node.pcie import CHECK, pcie_tree, probe
+from ddp_doctor.checks.node.topology.formats.topo_matrix import parse_matrix
 from ddp_doctor.facts.gpus import Gpu, GpusFact
 from ddp_doctor.facts.pcie import PcieDevice, PcieFact
 from ddp_doctor.facts.topology import TopologyFact
@@ -15,8 +16,6 @@ from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Absent, Fact, Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
-from ddp_doctor.parse import pcie_tree
-from ddp_doctor.parse.topo_matrix import parse_matrix
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
 from tests.parse.test_pci_config import ACS, config

@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from ddp_doctor.checks.node.gpus import other_accelerators
+from ddp_doctor.checks.node.host import host_maker
+from ddp_doctor.checks.node.kernel import kernel_times, processes_in_driver
+from ddp_doctor.checks.node.pcie import pcie_tree
+from ddp_doctor.checks.node.rdma import verbs_library
+from ddp_doctor.checks.node.topology.formats import cpuinfo
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse import (
-    cpuinfo,
+from ddp_doctor.probing import (
     host_gpus,
     host_limits,
-    host_maker,
     kernel_files,
     kernel_modules,
-    kernel_times,
     nccl_conf,
     nccl_interface,
-    other_accelerators,
     pci_devices,
-    pcie_tree,
     rdma,
     setting_origins,
-    stuck_processes,
-    verbs_library,
 )
 from tests.fuzz.target import NAMES, Target, machine
 
@@ -126,7 +125,7 @@ MACHINE_TARGETS: tuple[Target, ...] = (
         (f"{_PORT}\f9000\fup",),
     ),
     _of(rdma.uptime_s, "350735.47 234388.90"),
-    _of(stuck_processes.stuck_processes, _STUCK),
+    _of(processes_in_driver.stuck_processes, _STUCK),
     _of(verbs_library.verbs_library, "driver mlx5\n"),
     Target(
         verbs_library.verbs_providers,

@@ -13,6 +13,23 @@ from tempfile import NamedTemporaryFile
 
 from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.app.recordings import load_recording
+from ddp_doctor.checks.node.gpus import nvml
+from ddp_doctor.checks.node.kernel import kernel_log
+from ddp_doctor.checks.node.rdma import verbs_library
+from ddp_doctor.checks.node.topology import live_topology
+from ddp_doctor.checks.node.topology.formats import (
+    cpu_list,
+    nccl_xml,
+    nvlink_table,
+    nvml_topology,
+    p2p_table,
+    rocm_topology,
+    topo_affinity,
+    topo_legend,
+    topo_matrix,
+    topo_rows,
+    xml_tree,
+)
 from ddp_doctor.checks.node.topology.pasted import read_pasted
 from ddp_doctor.facts.gpus import Gpu, GpusFact, sysfs_bus_id
 from ddp_doctor.lint.linting import lint_bytes
@@ -20,44 +37,25 @@ from ddp_doctor.model.context import CommandResult, Interface
 from ddp_doctor.parse import (
     bound_device,
     cgroup,
-    cpu_list,
     factory_name,
-    host_limits,
     hostlist,
-    kernel_log,
-    kernel_modules,
     libraries,
-    live_topology,
     nccl_complaints,
-    nccl_conf,
     nccl_digest,
-    nccl_interface,
     nccl_log,
-    nccl_xml,
-    nvlinks,
-    nvml,
-    nvml_topology,
-    p2p_status,
     pci_config,
     pci_tree,
     redact,
-    rocm_topology,
-    setting_origins,
     setting_text,
     shell_settings,
     shell_words,
     software,
     terminal_text,
-    topo_affinity,
-    topo_legend,
-    topo_matrix,
-    topo_rows,
     torchrun_options,
     utf8,
-    verbs_library,
     visible_devices,
-    xml_tree,
 )
+from ddp_doctor.probing import host_limits, kernel_modules, nccl_conf, nccl_interface, setting_origins
 from tests.fuzz.machine_targets import MACHINE_TARGETS
 from tests.fuzz.target import Target, direct, reader
 
@@ -196,8 +194,8 @@ TARGETS: tuple[Target, ...] = (
     *MACHINE_TARGETS,
     Target(lint_bytes, lambda text: lint_bytes("a.py", text.encode("utf-8", "surrogatepass")), (_SCRIPT,)),
     direct(read_pasted, *_TOPOLOGIES),
-    _of_lines(nvlinks.find_nvlinks, *_samples("topology", "nvlink-states.txt")),
-    _of_lines(p2p_status.find_p2p_tables, *_samples("topology", "p2p-capabilities.txt")),
+    _of_lines(nvlink_table.find_nvlinks, *_samples("topology", "nvlink-states.txt")),
+    _of_lines(p2p_table.find_p2p_tables, *_samples("topology", "p2p-capabilities.txt")),
     _of_lines(rocm_topology.find_rocm_topologies, *_samples("topology", "rocm-smi-showtopo.txt")),
     _of_lines(topo_matrix.find_matrices, *_TOPOLOGIES),
     direct(topo_matrix.refuse_binary, "\x00G\x00P\x00U", "GPU0", refuses=topo_rows.TopologyError),

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import ddp_doctor.parse
 from tests.fuzz.target import Target
 from tests.fuzz.targets import NOT_FOREIGN, TARGETS
 
@@ -25,7 +24,8 @@ SIGNS = " \t\n\r\f\0\x1b=:;,.-_#/|[](){}<>\"'0123456789axAX\u0660\u00b2\ud800"
 
 
 def _public_functions() -> Iterator[str]:
-    for path in sorted(Path(ddp_doctor.parse.__file__).parent.glob("*.py")):
+    root = Path(__file__).parents[2]
+    for path in (*sorted((root / "ddp_doctor/parse").glob("*.py")), *(root / reader for reader in READERS)):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
                 yield f"{path.stem}.{node.name}"
@@ -91,3 +91,40 @@ def _read_or_refused(target: Target, text: str) -> None:
     with contextlib.suppress(*target.refuses):
         target.call(text)
     assert time.process_time() - started < 1.0
+
+
+#: Readers that stand beside what they are read for, and not in ddp_doctor/parse.
+READERS = (
+    "checks/node/gpus/nvml.py",
+    "checks/node/gpus/other_accelerators.py",
+    "checks/node/host/host_maker.py",
+    "checks/node/kernel/kernel_log.py",
+    "checks/node/kernel/kernel_times.py",
+    "checks/node/kernel/processes_in_driver.py",
+    "checks/node/pcie/pcie_tree.py",
+    "checks/node/rdma/verbs_library.py",
+    "checks/node/topology/formats/cpu_list.py",
+    "checks/node/topology/formats/cpuinfo.py",
+    "checks/node/topology/formats/gpu_tables.py",
+    "checks/node/topology/live_topology.py",
+    "checks/node/topology/formats/nccl_xml.py",
+    "checks/node/topology/formats/nvlink_table.py",
+    "checks/node/topology/formats/nvml_topology.py",
+    "checks/node/topology/p2p_stalls.py",
+    "checks/node/topology/formats/p2p_table.py",
+    "checks/node/topology/formats/rocm_topology.py",
+    "checks/node/topology/formats/topo_affinity.py",
+    "checks/node/topology/formats/topo_legend.py",
+    "checks/node/topology/formats/topo_matrix.py",
+    "checks/node/topology/formats/topo_rows.py",
+    "checks/node/topology/formats/xml_tree.py",
+    "ddp_doctor/probing/host_gpus.py",
+    "ddp_doctor/probing/host_limits.py",
+    "ddp_doctor/probing/kernel_files.py",
+    "ddp_doctor/probing/kernel_modules.py",
+    "ddp_doctor/probing/nccl_conf.py",
+    "ddp_doctor/probing/nccl_interface.py",
+    "ddp_doctor/probing/pci_devices.py",
+    "ddp_doctor/probing/rdma.py",
+    "ddp_doctor/probing/setting_origins.py",
+)

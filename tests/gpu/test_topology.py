@@ -6,9 +6,9 @@ import time
 import pytest
 
 from ddp_doctor.checks.node.topology import probe
+from ddp_doctor.checks.node.topology.formats.topo_matrix import parse_matrix
 from ddp_doctor.facts.topology import TopologyFact, TopologyMatrix
 from ddp_doctor.model.fact import Absent
-from ddp_doctor.parse.topo_matrix import parse_matrix
 from ddp_doctor.sources.machine import LiveContext
 
 pytestmark = pytest.mark.gpu

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.knowledge import ddp_inside
+from ddp_doctor.checks.ddp.gradient_modes import ddp_inside
 from ddp_doctor.knowledge import gradient_code as code
 from ddp_doctor.knowledge import gradient_shares as closed
 

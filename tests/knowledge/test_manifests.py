@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.knowledge import module_manifest
 from ddp_doctor.knowledge.manifests import (
     Difference,
     Manifest,
@@ -18,6 +17,7 @@ from ddp_doctor.knowledge.manifests import (
     kept,
     restored,
 )
+from ddp_doctor.probing import module_manifest
 
 FIRST = Tensor(name="first.weight", shape=(4, 3), requires_grad=True)
 BIAS = Tensor(name="first.bias", shape=(4,), requires_grad=True)

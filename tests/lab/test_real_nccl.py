@@ -20,7 +20,7 @@ from ddp_doctor.facts.software import Software
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.parse import nccl_conf
+from ddp_doctor.probing import nccl_conf
 from ddp_doctor.sources import machine
 from ddp_doctor.sources.machine import LiveContext
 from tests.checks.test_software import compile_library

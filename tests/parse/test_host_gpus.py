@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_doctor.parse.host_gpus import device_nodes, fabric_manager_runs, in_container, pci_gpus
+from ddp_doctor.probing.host_gpus import device_nodes, fabric_manager_runs, in_container, pci_gpus
 from tests.fakes import FakeContext
 
 DEVICE = "/sys/bus/pci/devices/0000:61:00.0"

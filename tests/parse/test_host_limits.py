@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.parse.host_limits import (
+from ddp_doctor.probing.host_limits import (
     in_units,
     load_1min,
     may_exceed_memlock,

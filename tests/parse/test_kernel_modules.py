@@ -4,7 +4,7 @@ import pytest
 
 from ddp_doctor.facts.kernel import KernelFact
 from ddp_doctor.knowledge import gpudirect
-from ddp_doctor.parse import kernel_modules
+from ddp_doctor.probing import kernel_modules
 from tests.fakes import FakeContext
 
 PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023"

@@ -1,7 +1,7 @@
 """nccl.conf line by line, as libnccl 2.20.5 to 2.32.3 reads it."""
 
 from ddp_doctor.facts.nccl import ConfFile, ConfLine
-from ddp_doctor.parse.nccl_conf import LONGEST, MOST_LINES, conf_files, conf_lines, settings
+from ddp_doctor.probing.nccl_conf import LONGEST, MOST_LINES, conf_files, conf_lines, settings
 from tests.fakes import FakeContext
 
 

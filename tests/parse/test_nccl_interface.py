@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.model.context import CommandResult, Interface
-from ddp_doctor.parse.nccl_interface import library_choice, nccl_environment
+from ddp_doctor.probing.nccl_interface import library_choice, nccl_environment
 from tests.fakes import FakeContext
 
 INTERFACES = (

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.parse.nccl_xml import NcclTopology, find_nccl_topologies
-from ddp_doctor.parse.topo_rows import TopologyError
+from ddp_doctor.checks.node.topology.formats.nccl_xml import NcclTopology, find_nccl_topologies
+from ddp_doctor.checks.node.topology.formats.topo_rows import TopologyError
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddp_doctor.checks.node.topology.formats.nvlink_table import find_nvlinks
+from ddp_doctor.checks.node.topology.formats.topo_rows import TopologyError
 from ddp_doctor.facts.topology import NvlinksFact
-from ddp_doctor.parse.nvlinks import find_nvlinks
 from ddp_doctor.parse.terminal_text import plain_lines
-from ddp_doctor.parse.topo_rows import TopologyError
 
 STATES = (Path(__file__).parents[1] / "samples" / "topology" / "nvlink-states.txt").read_text()
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_doctor.checks.node.gpus.nvml import parse_nvml
 from ddp_doctor.facts.gpus import sysfs_bus_id
-from ddp_doctor.parse.nvml import parse_nvml
 
 
 @pytest.mark.parametrize(

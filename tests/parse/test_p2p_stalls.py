@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor.checks.node.topology.formats.topo_matrix import parse_matrix
+from ddp_doctor.checks.node.topology.p2p_stalls import find_stalls, logs_by_node, nodes_nccl_ran_on
 from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step, TrialRecord
-from ddp_doctor.parse.p2p_stalls import find_stalls, logs_by_node, nodes_nccl_ran_on
-from ddp_doctor.parse.topo_matrix import parse_matrix
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
 PAIR = parse_matrix((SAMPLES / "classic-two-socket.txt").read_text())

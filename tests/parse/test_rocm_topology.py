@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from ddp_doctor.checks.node.topology.formats.rocm_topology import find_rocm_topologies
+from ddp_doctor.checks.node.topology.formats.topo_rows import TopologyError
 from ddp_doctor.facts.topology import RocmTopologyFact
-from ddp_doctor.parse.rocm_topology import find_rocm_topologies
 from ddp_doctor.parse.terminal_text import plain_lines
-from ddp_doctor.parse.topo_rows import TopologyError
 
 WHOLE = (Path(__file__).parents[1] / "samples" / "topology" / "rocm-smi-showtopo.txt").read_text()
 ACCESS = (

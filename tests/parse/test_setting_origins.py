@@ -6,12 +6,12 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ddp_doctor.facts.env_vars import Origin
-from ddp_doctor.parse.setting_origins import setting_origins, stat_of
+from ddp_doctor.probing.setting_origins import setting_origins, stat_of
 from tests.fakes import FakeContext
 
 SCRIPT = """
 import os, time
-from ddp_doctor.parse.setting_origins import setting_origins
+from ddp_doctor.probing.setting_origins import setting_origins
 from ddp_doctor.sources.machine import LiveContext
 print(setting_origins(LiveContext(dict(os.environ), time.monotonic() + 9)).model_dump_json())
 """

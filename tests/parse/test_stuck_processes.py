@@ -4,8 +4,8 @@ import os
 import time
 from collections.abc import Callable
 
+from ddp_doctor.checks.node.kernel.processes_in_driver import LOOKS, stuck_processes
 from ddp_doctor.model.context import CommandResult
-from ddp_doctor.parse.stuck_processes import LOOKS, stuck_processes
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor.checks.node.topology.formats.nccl_xml import find_nccl_topologies
+from ddp_doctor.checks.node.topology.formats.nvlink_table import find_nvlinks
+from ddp_doctor.checks.node.topology.formats.p2p_table import find_p2p_tables
+from ddp_doctor.checks.node.topology.formats.rocm_topology import find_rocm_topologies
+from ddp_doctor.checks.node.topology.formats.topo_matrix import TopologyError, parse_matrices, parse_matrix
 from ddp_doctor.facts.topology import TopologyMatrix
-from ddp_doctor.parse.nccl_xml import find_nccl_topologies
-from ddp_doctor.parse.nvlinks import find_nvlinks
-from ddp_doctor.parse.p2p_status import find_p2p_tables
-from ddp_doctor.parse.rocm_topology import find_rocm_topologies
 from ddp_doctor.parse.terminal_text import plain_lines
-from ddp_doctor.parse.topo_matrix import TopologyError, parse_matrices, parse_matrix
 
 CORPUS = Path(__file__).parents[3] / "shared" / "corpus"
 REAL, NASTY = CORPUS / "topology", CORPUS / "topology-nasty"

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddp_doctor.checks.node.topology import CHECK, read_pasted
+from ddp_doctor.checks.node.topology.formats.topo_matrix import parse_matrices, parse_matrix
 from ddp_doctor.facts.topology import TopologyMatrix
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.parse.topo_matrix import parse_matrices, parse_matrix
 from ddp_doctor.render.topology_layout import Rect, lay_out
 from ddp_doctor.render.topology_svg import Picture, topology_svg
 from ddp_doctor.render.topology_tree import machine_of

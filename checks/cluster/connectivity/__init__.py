@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from ipaddress import ip_address
 
 from ddp_doctor.checks.cluster.connectivity import answers, blocked, misled, outrun, slow, swallowed
+from ddp_doctor.checks.cluster.connectivity import wording as words
 from ddp_doctor.checks.cluster.connectivity.glance import Glance
 from ddp_doctor.checks.cluster.connectivity.measure import Dialled
 from ddp_doctor.facts.connectivity import ConnectivityFact
@@ -25,7 +26,6 @@ from ddp_doctor.model.context import NodesContext, Peer
 from ddp_doctor.model.fact import Failed, Skip
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
-from ddp_doctor.phrases import reach as words
 
 __all__ = ["CHECK", "probe"]
 

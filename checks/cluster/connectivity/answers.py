@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from statistics import median
 
+from ddp_doctor.checks.cluster.connectivity import wording as words
+from ddp_doctor.checks.cluster.connectivity.blame import Blame, Path
 from ddp_doctor.checks.cluster.connectivity.impaired import (
     blamed,
     goes_over_rdma,
@@ -22,12 +24,10 @@ from ddp_doctor.checks.cluster.connectivity.matrix import (
 from ddp_doctor.checks.cluster.connectivity.ways import ANSWER, MOVE, Way, detour, take, ways
 from ddp_doctor.facts.connectivity import ConnectivityFact
 from ddp_doctor.knowledge import network
-from ddp_doctor.knowledge.blame import Blame, Path
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import reach as words
 
 
 @rule("DD534", "node-answers-slowly", Severity.ERROR, ConnectivityFact)

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterable, Iterator
 
+from ddp_doctor.checks.cluster.connectivity import wording as words
+from ddp_doctor.checks.cluster.connectivity.blame import Path
 from ddp_doctor.checks.cluster.connectivity.dials import dials_seen
 from ddp_doctor.checks.cluster.connectivity.matrix import Matrix
 from ddp_doctor.checks.cluster.connectivity.ways import MEET, way_out
 from ddp_doctor.facts.connectivity import ConnectivityFact
-from ddp_doctor.knowledge.blame import Path
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import reach as words
 from ddp_doctor.phrases.nodes import node_culprit
 from ddp_doctor.phrases.ranks import capital
 

@@ -1,11 +1,11 @@
 """The dials of a run as evidence: some that failed, and one that shows what works."""
 
+from ddp_doctor.checks.cluster.connectivity import wording as words
+from ddp_doctor.checks.cluster.connectivity.blame import Path
 from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Matrix
 from ddp_doctor.facts.connectivity import PeerConnectivity
-from ddp_doctor.knowledge.blame import Path
 from ddp_doctor.model.finding import Evidence
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases import reach as words
 from ddp_doctor.phrases.nodes import host
 
 

@@ -3,18 +3,18 @@
 from collections.abc import Iterator
 from statistics import median
 
+from ddp_doctor.checks.cluster.connectivity import wording as words
+from ddp_doctor.checks.cluster.connectivity.blame import Blame, Path
 from ddp_doctor.checks.cluster.connectivity.impaired import look, measured, on_paths, unless_over_rdma
 from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Matrix
 from ddp_doctor.checks.cluster.connectivity.outrun import faster_way
 from ddp_doctor.checks.cluster.connectivity.ways import MOVE, Way, detour
 from ddp_doctor.facts.connectivity import ConnectivityFact
 from ddp_doctor.knowledge import network
-from ddp_doctor.knowledge.blame import Blame, Path
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import reach as words
 from ddp_doctor.phrases.nodes import host, node_culprit
 
 

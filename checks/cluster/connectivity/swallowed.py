@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator
 
+from ddp_doctor.checks.cluster.connectivity import wording as words
+from ddp_doctor.checks.cluster.connectivity.blame import Blame, Path
 from ddp_doctor.checks.cluster.connectivity.impaired import blamed, goes_over_rdma, on_paths, touching
 from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Matrix
 from ddp_doctor.checks.cluster.connectivity.ways import MOVE, way_out
 from ddp_doctor.facts.connectivity import ConnectivityFact
-from ddp_doctor.knowledge.blame import Blame, Path
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.context import Interface
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import reach as words
 from ddp_doctor.phrases.nodes import host
 
 

@@ -4,12 +4,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from statistics import median_low
 
+from ddp_doctor.checks.cluster.connectivity import wording as words
+from ddp_doctor.checks.cluster.connectivity.blame import Path
 from ddp_doctor.checks.cluster.connectivity.matrix import Matrix
 from ddp_doctor.facts.connectivity import OtherConnectivity
-from ddp_doctor.knowledge.blame import Path
 from ddp_doctor.model.finding import Remedy, Showing
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases import reach as words
 
 #: Ranks that do not come together at all.
 MEET = Showing(kind="meet")

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
+from ddp_doctor.checks.collectives.gpu_speed import wording as words
 from ddp_doctor.checks.collectives.gpu_speed.comparable import Measured, busy, rank_of
 from ddp_doctor.facts.gpu_speed import GpuSpeedFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import gpu_speed as words
 from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.phrases.ranks import capital, rank_at, ranks_at
 from ddp_doctor.views.busy_gpus import BusyGpu

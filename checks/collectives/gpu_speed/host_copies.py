@@ -3,6 +3,7 @@
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ddp_doctor.checks.collectives.gpu_speed import wording as words
 from ddp_doctor.checks.collectives.gpu_speed.comparable import (
     BACK,
     INTO,
@@ -21,7 +22,6 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import gpu_speed as words
 from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.phrases.ranks import capital, rank_at, ranks_at
 

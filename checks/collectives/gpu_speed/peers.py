@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Iterator, Sequence
 
 from ddp_doctor.checks.collectives.gpu_speed import state
+from ddp_doctor.checks.collectives.gpu_speed import wording as words
 from ddp_doctor.checks.collectives.gpu_speed.comparable import (
     COPY,
     MATMUL,
@@ -20,7 +21,6 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import gpu_speed as words
 from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.phrases.ranks import capital, pair_culprit, rank_at, ranks_at
 from ddp_doctor.views.gpus import power_limited

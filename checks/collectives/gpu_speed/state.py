@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from statistics import median_low
 
+from ddp_doctor.checks.collectives.gpu_speed import wording as words
 from ddp_doctor.checks.collectives.gpu_speed.comparable import Measured, judged, model, rank_of
 from ddp_doctor.facts.gpu_speed import GpuLoad
 from ddp_doctor.knowledge import gpu_speed as known
 from ddp_doctor.model.finding import Evidence, Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases import gpu_speed as words
 from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.phrases.ranks import rank_at
 

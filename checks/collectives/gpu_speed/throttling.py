@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddp_doctor.checks.collectives.gpu_speed import state
+from ddp_doctor.checks.collectives.gpu_speed import wording as words
 from ddp_doctor.checks.collectives.gpu_speed.comparable import COPY, MATMUL, Measured, beside_others, rank_of
 from ddp_doctor.facts.gpu_speed import GpuSpeedFact
 from ddp_doctor.facts.gpus import GpusFact
@@ -12,7 +13,6 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import gpu_speed as words
 from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.phrases.ranks import capital, rank_at, ranks_at
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
+from ddp_doctor.checks.ddp.checkpoint.wording import LOOK_AT_STORAGE
 from ddp_doctor.facts.checkpoint import Checkpoint, Resharded, Sharded
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.checkpoints import LOOK_AT_STORAGE
 from ddp_doctor.phrases.ranks import rank_culprits, ranks_at
 
 _Bad = list[tuple[Seen[Checkpoint], Sharded]]

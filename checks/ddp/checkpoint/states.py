@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator
 
 from ddp_doctor.checks.ddp.checkpoint.plain import FILE
+from ddp_doctor.checks.ddp.checkpoint.wording import LOOK_AT_STORAGE, NEW_NAMES, ONE_WRITER, SHARED_PLACE
 from ddp_doctor.facts.checkpoint import Checkpoint, Loaded
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.checkpoints import LOOK_AT_STORAGE, NEW_NAMES, ONE_WRITER, SHARED_PLACE
 from ddp_doctor.phrases.nodes import node_culprits, node_names
 from ddp_doctor.phrases.ranks import rank_culprits, ranks_at
 

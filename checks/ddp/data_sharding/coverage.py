@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Mapping
 
 from ddp_doctor.checks.ddp.data_sharding.blame import Facts, by_rank, cases, draft, evidence, some
+from ddp_doctor.checks.ddp.data_sharding.expected_shares import Coverage, behind, judge_indices
 from ddp_doctor.checks.ddp.data_sharding.samplers import explains
+from ddp_doctor.checks.ddp.data_sharding.wording import EQUAL_STEPS, SET_EPOCH, WHICH_SAMPLER
 from ddp_doctor.facts.data_sharding import DataSharding, Share
-from ddp_doctor.knowledge.data_sharding import Coverage, behind, judge_indices
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.data import EQUAL_STEPS, SET_EPOCH, WHICH_SAMPLER
 from ddp_doctor.phrases.nodes import in_words
 from ddp_doctor.phrases.ranks import rank_list, ranks_at
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.data_sharding.blame import by_rank, draft, evidence
+from ddp_doctor.checks.ddp.data_sharding.wording import WHICH_JOIN
 from ddp_doctor.facts.data_sharding import DataSharding, Joined
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.data import WHICH_JOIN
 from ddp_doctor.phrases.ranks import ranks_at
 
 #: float32, summed over thousands of ranks in any order.

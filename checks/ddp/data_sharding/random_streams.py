@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.data_sharding.blame import Facts, by_rank, draft, evidence
+from ddp_doctor.checks.ddp.data_sharding.wording import SEED_BY_RANK, WHICH_SAMPLER
 from ddp_doctor.facts.data_sharding import DataSharding, Stream
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.agreement import Split, split
-from ddp_doctor.phrases.data import SEED_BY_RANK, WHICH_SAMPLER
 from ddp_doctor.phrases.ranks import ranks_at
 
 #: torch seeds itself with 64 random bits; below this somebody chose (by chance once in four thousand million).

@@ -3,12 +3,17 @@
 from collections.abc import Iterator, Mapping
 
 from ddp_doctor.checks.ddp.data_sharding.blame import by_rank, differing, draft, evidence, parted
+from ddp_doctor.checks.ddp.data_sharding.wording import (
+    ONE_DATA_SET,
+    ONE_SEED,
+    RANK_OF_THE_GROUP,
+    WHICH_SAMPLER,
+)
 from ddp_doctor.facts.data_sharding import DataSharding, Share
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.data import ONE_DATA_SET, ONE_SEED, RANK_OF_THE_GROUP, WHICH_SAMPLER
 from ddp_doctor.phrases.ranks import ranks_at
 
 

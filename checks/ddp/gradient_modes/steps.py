@@ -5,10 +5,10 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+from ddp_doctor.checks.ddp.gradient_modes import ddp_inside
 from ddp_doctor.checks.ddp.gradient_modes.models import BUCKET_CAP_BYTES, FLOAT64, coded_model
 from ddp_doctor.checks.ddp.gradient_modes.modes import WAYS, MicroStep, Way, shares
 from ddp_doctor.facts.gradient_modes import GradientModes, Mode, OffInMode
-from ddp_doctor.knowledge import ddp_inside
 from ddp_doctor.knowledge import gradient_code as code
 from ddp_doctor.knowledge import gradient_shares as closed
 from ddp_doctor.model.context import RankContext

@@ -21,13 +21,13 @@ from typing import Any
 from ddp_doctor.checks.ddp.initial_state import differences, wrapping
 from ddp_doctor.checks.ddp.initial_state.seeded import fingerprints, seeded_model, whole, wrapped
 from ddp_doctor.facts.initial_state import InitialState
-from ddp_doctor.knowledge import module_manifest
 from ddp_doctor.knowledge.manifests import kept
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
+from ddp_doctor.probing import module_manifest
 
 __all__ = ["CHECK", "look", "probe"]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from ddp_doctor.checks.ddp.initial_state.wording import model_draft
 from ddp_doctor.facts.initial_state import InitialState
 from ddp_doctor.knowledge.manifests import Difference, compare, restored
 from ddp_doctor.model.choices import Severity
@@ -9,7 +10,6 @@ from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.ddp import remedies
-from ddp_doctor.phrases.manifests import model_draft
 
 _SILENT = ("order", "name")
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
+from ddp_doctor.checks.ddp.step_time import wording as words
 from ddp_doctor.checks.ddp.step_time.summary import too_few_processors
 from ddp_doctor.facts.step_time import StepTimeFact
 from ddp_doctor.knowledge import step_time as known
@@ -12,7 +13,6 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import step_time as words
 
 
 @dataclass(frozen=True)

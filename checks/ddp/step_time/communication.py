@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from math import ceil
 from statistics import median
 
+from ddp_doctor.checks.ddp.step_time import wording as words
 from ddp_doctor.checks.ddp.step_time.summary import (
     Summary,
     crowded,
@@ -18,7 +19,6 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import step_time as words
 
 
 @rule("DD810", "step-waits-for-communication", Severity.WARNING, StepTimeFact)

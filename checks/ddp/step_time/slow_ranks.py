@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from ddp_doctor.checks.ddp.step_time import wording as words
 from ddp_doctor.checks.ddp.step_time.summary import mostly_disturbed, too_few_processors
 from ddp_doctor.facts.gpu_speed import GpuSpeedFact
 from ddp_doctor.facts.step_time import StepTimeFact
@@ -12,7 +13,6 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import step_time as words
 from ddp_doctor.phrases.ranks import capital, rank_at, rank_culprits, ranks_at
 
 _FEWEST_RANKS = 3

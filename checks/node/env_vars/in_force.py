@@ -12,8 +12,8 @@ from ddp_doctor.knowledge.versions import Version, release
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording, Seen
-from ddp_doctor.parse.nccl_conf import settings
 from ddp_doctor.phrases.settings import FOLLOWS, NO_TRIAL, per_cause, shown, unset
+from ddp_doctor.probing.nccl_conf import settings
 from ddp_doctor.views.nccl_backend import nccl_backends
 from ddp_doctor.views.nccl_files import files_read
 from ddp_doctor.views.software import of_the_job

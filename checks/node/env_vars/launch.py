@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 
+from ddp_doctor.checks.node.env_vars import environment
 from ddp_doctor.checks.node.env_vars.in_force import InForce, say
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import environment
 from ddp_doctor.phrases.settings import one_per_cause
 from ddp_doctor.views.nccl_backend import nccl_backends
 from ddp_doctor.views.software import of_the_job

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable
 
+from ddp_doctor.checks.node.env_vars import environment
 from ddp_doctor.checks.node.env_vars.in_force import say
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import environment
 
 
 @rule("DD121", "value-read-otherwise", Severity.WARNING, EnvVars)

@@ -2,7 +2,7 @@
 
 DDP needs one whole, healthy, free GPU a rank: one that is lost, hot, in use or absent stops the job in its
 first minute, or slows every rank down to itself. Raw input, from sources/child_nvml.py (a process of its
-own, since a sick driver hangs whoever asks it), and what it is held against (parse/host_gpus.py):
+own, since a sick driver hangs whoever asks it), and what it is held against (probing/host_gpus.py):
 
     {"error": null, "driver_version": "550.90.07", "gpus": [{"index": 3, "uuid": "GPU-8932f933-…",
      "bus_id": "00000000:61:00.0", "ecc_volatile_uncorrected": 2, "memory_used_bytes": 4194304, …}]}
@@ -11,7 +11,7 @@ own, since a sick driver hangs whoever asks it), and what it is held against (pa
 
 A container sees the host's PCI bus without owning its GPUs, so there only granted GPUs count. One
 finding names all GPUs with the same fault. Of AMD GPUs and other accelerators nothing can be said yet: where
-the job would use them the reading fails, and the verdict is unsure (parse/other_accelerators.py).
+the job would use them the reading fails, and the verdict is unsure (checks/node/gpus/other_accelerators.py).
 """
 
 from ddp_doctor.checks.node.gpus import (
@@ -22,20 +22,21 @@ from ddp_doctor.checks.node.gpus import (
     models,
     modes,
     numbers,
+    other_accelerators,
     peers,
     sharing,
 )
 from ddp_doctor.checks.node.gpus.numbers import gpus_missing
+from ddp_doctor.checks.node.gpus.nvml import NvmlAnswer, parse_nvml
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.knowledge import thresholds as limits
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent, Failed, TookTooLong
-from ddp_doctor.parse import host_gpus, other_accelerators
 from ddp_doctor.parse import visible_devices as devices
-from ddp_doctor.parse.kernel_files import first_line
-from ddp_doctor.parse.nvml import NvmlAnswer, parse_nvml
+from ddp_doctor.probing import host_gpus
+from ddp_doctor.probing.kernel_files import first_line
 
 __all__ = ["CHECK", "gpus_missing", "probe"]
 

@@ -7,16 +7,17 @@ slows all ranks. A limit is a finding only where something uses it. Raw input (c
     getrlimit(MEMLOCK), getrlimit(NOFILE)    8388608, 1024
     /sys/class/infiniband/mlx5_0/ports/1/state                        4: ACTIVE
     /sys/devices/system/clocksource/clocksource0/current_clocksource  tsc
-    /sys/class/dmi/id/sys_vendor             Amazon EC2 (parse/host_maker.py)
+    /sys/class/dmi/id/sys_vendor             Amazon EC2 (checks/node/host/host_maker.py)
 """
 
 from ddp_doctor.checks.node.host import cpus, files, memory
+from ddp_doctor.checks.node.host.host_maker import read_maker
 from ddp_doctor.facts.host import Host
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse import cgroup, host_gpus, host_limits
-from ddp_doctor.parse.host_maker import read_maker
+from ddp_doctor.parse import cgroup
+from ddp_doctor.probing import host_gpus, host_limits
 
 __all__ = ["CHECK", "probe"]
 

@@ -9,9 +9,9 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.host_limits import in_units
 from ddp_doctor.phrases import limits
 from ddp_doctor.phrases.complaints import all_said
+from ddp_doctor.probing.host_limits import in_units
 
 
 @rule("DD221", "shared-memory-too-small", Severity.WARNING, Host)

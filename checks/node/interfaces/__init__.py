@@ -20,8 +20,8 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context, Interface
 from ddp_doctor.model.fact import Failed
-from ddp_doctor.parse import nccl_interface
 from ddp_doctor.parse.redact import open_and_withheld, shielded
+from ddp_doctor.probing import nccl_interface
 
 __all__ = ["CHECK", "probe"]
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.node.interfaces.offers import offers_of
+from ddp_doctor.checks.node.interfaces.wording import culprits, evidence, shown_by
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.interface_faults import apart, better_interfaces, can_speak, family_sides, faults
 from ddp_doctor.model.choices import Confidence, Severity
@@ -10,7 +11,6 @@ from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import interfaces as words
-from ddp_doctor.phrases.interface_faults import culprits, evidence, shown_by
 
 _WHY_ONE_FAMILY = {
     "gloo": "gloo refuses such a pair at once, on both nodes.",

@@ -1,10 +1,10 @@
 """The nodes as the rules of this check see them: what each would present to the others."""
 
+from ddp_doctor.checks.node.interfaces.wording import Group
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.interface_faults import Offer
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases.interface_faults import Group
 from ddp_doctor.views.interfaces import offer_of
 
 

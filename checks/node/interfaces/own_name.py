@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.node.interfaces.offers import offers_of, severity_unless_used
+from ddp_doctor.checks.node.interfaces.wording import draft, groups
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.interface_faults import draft, groups
 
 
 @rule("DD520", "own-host-name-resolves-to-loopback", Severity.ERROR, InterfacesFact)

@@ -15,16 +15,16 @@ tell is whether a GPU was reset since; there the rules ask what NVML said.
 """
 
 from ddp_doctor.checks.node.kernel import faults, modules, stuck, xids
+from ddp_doctor.checks.node.kernel.kernel_log import parse_kernel_log
+from ddp_doctor.checks.node.kernel.kernel_times import booted_at, uptime_s
+from ddp_doctor.checks.node.kernel.processes_in_driver import stuck_processes
 from ddp_doctor.facts.kernel import KernelFact
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
-from ddp_doctor.parse import host_gpus, kernel_modules, pci_devices
-from ddp_doctor.parse.kernel_files import first_line
-from ddp_doctor.parse.kernel_log import parse_kernel_log
-from ddp_doctor.parse.kernel_times import booted_at, uptime_s
-from ddp_doctor.parse.stuck_processes import stuck_processes
+from ddp_doctor.probing import host_gpus, kernel_modules, pci_devices
+from ddp_doctor.probing.kernel_files import first_line
 from ddp_doctor.probing.kernel_log import read_log
 
 __all__ = ["CHECK", "probe"]

@@ -11,6 +11,8 @@ programs cause are left out (13, 31, 43, 45 and so on): the doctor itself kills 
 
 from collections.abc import Iterator
 
+from ddp_doctor.checks.node.kernel.kernel_log import parse_kernel_log
+from ddp_doctor.checks.node.kernel.kernel_times import booted_at, uptime_s
 from ddp_doctor.facts.kernel import KernelAfterFact, KernelEvent, KernelFact
 from ddp_doctor.knowledge.nvml import remedy
 from ddp_doctor.knowledge.xids import CATALOG, JUST_NOW_S, xid
@@ -21,12 +23,10 @@ from ddp_doctor.model.fact import Absent, Skip
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse import host_gpus, kernel_modules
-from ddp_doctor.parse.kernel_log import parse_kernel_log
-from ddp_doctor.parse.kernel_times import booted_at, uptime_s
 from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.phrases.kernel import REBOOT_NODE, Hit, device_culprits, device_names, reset_gpus, views
 from ddp_doctor.phrases.nodes import host
+from ddp_doctor.probing import host_gpus, kernel_modules
 from ddp_doctor.probing.kernel_log import read_log
 
 __all__ = ["CHECK", "KernelAfterFact", "probe"]

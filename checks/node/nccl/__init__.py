@@ -19,8 +19,9 @@ from ddp_doctor.knowledge import nccl_plugins as known
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse import libraries, nccl_conf, rdma, software
+from ddp_doctor.parse import libraries, software
 from ddp_doctor.parse.redact import open_and_withheld
+from ddp_doctor.probing import nccl_conf, rdma
 
 __all__ = ["CHECK", "probe"]
 

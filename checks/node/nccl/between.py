@@ -11,9 +11,9 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Proof, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.nccl_conf import settings
 from ddp_doctor.phrases.nodes import host, node_draft
 from ddp_doctor.phrases.settings import shown
+from ddp_doctor.probing.nccl_conf import settings
 from ddp_doctor.views.nccl_files import files_read
 
 _SEVERITY = {"fatal": Severity.ERROR, "matters": Severity.WARNING, "minor": Severity.INFO}

@@ -14,9 +14,9 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Proof, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.nccl_conf import settings
 from ddp_doctor.phrases.nodes import node_culprits, node_names
 from ddp_doctor.phrases.settings import printable, shown
+from ddp_doctor.probing.nccl_conf import settings
 from ddp_doctor.views.nccl_files import files_read
 
 #: What is to be said of a node's files, each piece as the lines of one finding.

@@ -15,14 +15,14 @@ In virtual machines the tree is the hypervisor's invention and is not judged. Id
 their link on purpose, never its width.
 """
 
-from ddp_doctor.checks.node.pcie import access_control, links
+from ddp_doctor.checks.node.pcie import access_control, links, pcie_tree
 from ddp_doctor.facts.pcie import PcieFact
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
-from ddp_doctor.parse import host_gpus, kernel_modules, pcie_tree
-from ddp_doctor.parse.pci_devices import bridges_above
+from ddp_doctor.probing import host_gpus, kernel_modules
+from ddp_doctor.probing.pci_devices import bridges_above
 
 __all__ = ["CHECK", "probe"]
 

@@ -3,7 +3,7 @@ r"""RDMA: the InfiniBand and RoCE ports of a node, which of them NCCL takes, and
 Between nodes NCCL moves gradients over RDMA wherever it finds an active port, and over TCP, many times slower
 and with no more than a line in its log, where it does not. One rail that is down or slow slows all ranks; one
 node without a usable port, or with another kind of address, fails or hangs the whole job. Raw input, all of
-it from the kernel's own files (ddp_doctor/parse/rdma.py has more)::
+it from the kernel's own files (ddp_doctor/probing/rdma.py has more)::
 
     /sys/class/infiniband/mlx5_0/ports/1/state            4: ACTIVE
     /sys/class/infiniband/mlx5_0/ports/1/rate             400 Gb/sec (4X NDR)
@@ -13,7 +13,17 @@ it from the kernel's own files (ddp_doctor/parse/rdma.py has more)::
     NCCL_IB_HCA==mlx5_0:1,mlx5_1:1
 """
 
-from ddp_doctor.checks.node.rdma import access, addresses, bonds, choice, ports, prefixes, shape, wear
+from ddp_doctor.checks.node.rdma import (
+    access,
+    addresses,
+    bonds,
+    choice,
+    ports,
+    prefixes,
+    shape,
+    verbs_library,
+    wear,
+)
 from ddp_doctor.facts.rdma import RdmaFact
 from ddp_doctor.knowledge.nccl_hca import HCA
 from ddp_doctor.knowledge.rdma import MOST_HCAS
@@ -22,9 +32,9 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
-from ddp_doctor.parse import host_gpus, host_limits, rdma, verbs_library
-from ddp_doctor.parse.nccl_interface import nccl_environment
 from ddp_doctor.parse.redact import open_and_withheld
+from ddp_doctor.probing import host_gpus, host_limits, rdma
+from ddp_doctor.probing.nccl_interface import nccl_environment
 
 __all__ = ["CHECK", "probe"]
 

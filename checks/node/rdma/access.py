@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.node.rdma.nodes import is_between_nodes, users
+from ddp_doctor.checks.node.rdma.verbs_library import LIBRARY, PROVIDERS, provider_of
+from ddp_doctor.checks.node.rdma.wording import GIVE_DEVICES, INSTALL_VERBS, SOCKETS_ON_ALL, port_name
 from ddp_doctor.facts.rdma import RdmaFact
 from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.verbs_library import LIBRARY, PROVIDERS, provider_of
 from ddp_doctor.phrases.nodes import by_cause, host, in_words, node_culprit, node_draft
-from ddp_doctor.phrases.rdma import GIVE_DEVICES, INSTALL_VERBS, SOCKETS_ON_ALL, port_name
 from ddp_doctor.views.reproducers import everybody
 
 _LOOK = Remedy(

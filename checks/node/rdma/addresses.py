@@ -4,15 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.checks.node.rdma.nodes import fast_and_others, nccl_version, users
-from ddp_doctor.facts.rdma import Port, RdmaFact
-from ddp_doctor.knowledge import roce_gids
-from ddp_doctor.knowledge.roce_gids import INDEX, PASSES_HIDDEN_SINCE, SEARCH_SETTINGS, SEARCHES_SINCE, Choice
-from ddp_doctor.knowledge.versions import Version, dotted
-from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Remedy
-from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.rdma import (
+from ddp_doctor.checks.node.rdma.wording import (
     GIVE_ADDRESS,
     UPGRADE_NCCL,
     USE_IPV6,
@@ -21,6 +13,14 @@ from ddp_doctor.phrases.rdma import (
     unset_index,
     use_index,
 )
+from ddp_doctor.facts.rdma import Port, RdmaFact
+from ddp_doctor.knowledge import roce_gids
+from ddp_doctor.knowledge.roce_gids import INDEX, PASSES_HIDDEN_SINCE, SEARCH_SETTINGS, SEARCHES_SINCE, Choice
+from ddp_doctor.knowledge.versions import Version, dotted
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.settings import shown
 from ddp_doctor.views.reproducers import everybody
 

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.checks.node.rdma.nodes import for_later_jobs, is_of_a_card
+from ddp_doctor.checks.node.rdma.wording import Hit, look_at_bond, port_draft
 from ddp_doctor.facts.rdma import NetDevice, RdmaFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.rdma import Hit, look_at_bond, port_draft
 
 
 @dataclass(frozen=True)

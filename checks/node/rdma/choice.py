@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.node.rdma.nodes import distance, fast_and_others, users
+from ddp_doctor.checks.node.rdma.wording import Hit, port_draft, port_name, use_ports
 from ddp_doctor.facts.rdma import Hca, Port, RdmaFact
 from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge import nccl_hca
@@ -12,7 +13,6 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import by_cause, host, in_words, node_culprits, node_names
-from ddp_doctor.phrases.rdma import Hit, port_draft, port_name, use_ports
 from ddp_doctor.phrases.settings import NO_TRIAL, shown, unset
 from ddp_doctor.views.reproducers import everybody
 

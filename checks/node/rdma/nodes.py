@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from ddp_doctor.checks.node.rdma.wording import Hit
 from ddp_doctor.facts.rdma import Hca, Port, RdmaFact
 from ddp_doctor.facts.software import Software
 from ddp_doctor.facts.topology import TopologyFact
@@ -13,7 +14,6 @@ from ddp_doctor.knowledge.rdma import FEW_SHARE, LEAST_ALIKE, LEAST_DARK
 from ddp_doctor.knowledge.versions import Version, release
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.recording import Recording, Seen
-from ddp_doctor.phrases.rdma import Hit
 from ddp_doctor.views.software import of_the_job
 
 #: The link is there, and the port waits for a subnet manager.

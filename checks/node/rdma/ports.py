@@ -17,13 +17,13 @@ from ddp_doctor.checks.node.rdma.nodes import (
     odd_by_state,
     users,
 )
+from ddp_doctor.checks.node.rdma.wording import START_SUBNET_MANAGER, Hit, look_at_link, port_draft
 from ddp_doctor.facts.rdma import Hca, Port, RdmaFact
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.kernel import failed_nics
-from ddp_doctor.phrases.rdma import START_SUBNET_MANAGER, Hit, look_at_link, port_draft
 
 
 @rule("DD560", "rdma-port-down", Severity.WARNING, RdmaFact)

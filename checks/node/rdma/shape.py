@@ -11,6 +11,7 @@ from ddp_doctor.checks.node.rdma.nodes import (
     odd_ones,
     users,
 )
+from ddp_doctor.checks.node.rdma.wording import Hit, port_draft, same_mtu
 from ddp_doctor.facts.rdma import NetDevice, RdmaFact
 from ddp_doctor.knowledge.rdma import verbs_mtu
 from ddp_doctor.model.choices import Confidence, Severity
@@ -18,7 +19,6 @@ from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Re
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.agreement import odd_culprits, split, told
-from ddp_doctor.phrases.rdma import Hit, port_draft, same_mtu
 
 _COMPARE = Remedy(
     summary="Compare the nodes' devices, and give the job nodes of one kind, or one NCCL_IB_HCA for all",

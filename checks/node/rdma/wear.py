@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.node.rdma.nodes import for_later_jobs, hits_of, identity, is_of_a_card, usual
+from ddp_doctor.checks.node.rdma.wording import Hit, look_at_link, port_draft
 from ddp_doctor.facts.rdma import Port, RdmaFact
 from ddp_doctor.knowledge.rdma import DAY_S, FLAPS, FLAPS_PER_DAY
 from ddp_doctor.model.choices import Confidence, Severity
@@ -10,7 +11,6 @@ from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, 
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import host, in_words
-from ddp_doctor.phrases.rdma import Hit, look_at_link, port_draft
 
 _UPDATE = Remedy(
     summary="Bring all devices of the model to one firmware when the nodes are serviced next",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from ddp_doctor.checks.node.software import wording
 from ddp_doctor.checks.node.software.evidence import observed
 from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge import versions
@@ -10,7 +11,6 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import install
 from ddp_doctor.phrases.nodes import by_cause, node_draft
 from ddp_doctor.views.software import with_gpus
 
@@ -37,7 +37,7 @@ def cpu_torch_beside_gpus(recording: Recording) -> Iterator[Draft]:
         title = f"torch {version} on {{nodes}} is a CPU build, so the GPUs stay idle"
         saw = observed(f"torch/version.py names no CUDA, beside {gpus} GPU devices", f"driver {driver}")
         detail = 'Where the CPU is meant, use --backend gloo or CUDA_VISIBLE_DEVICES="".'
-        yield node_draft(recording, group, title, saw, install.cuda_build(driver), detail=detail)
+        yield node_draft(recording, group, title, saw, wording.cuda_build(driver), detail=detail)
 
 
 def _cpu_build(fact: Software) -> tuple[str, str, int] | None:
@@ -67,7 +67,7 @@ def driver_too_old_for_cuda(recording: Recording) -> Iterator[Draft]:
         least = dotted(versions.least_driver(cuda))
         title = f"Driver {driver} on {{nodes}} is too old for torch's CUDA {cuda}, which needs {least}"
         detail = f"{bridge} bridges this on data-centre GPUs." if bridge else "No rank gets its GPU."
-        remedies = install.driver_upgrade(f"Upgrade it to {least} or newer"), install.cuda_build(driver)
+        remedies = wording.driver_upgrade(f"Upgrade it to {least} or newer"), wording.cuda_build(driver)
         saw, severity = (
             observed(f"driver {driver}", versions.DRIVER_SOURCE),
             Severity.INFO if bridge else None,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from ddp_doctor.checks.node.software import wording
 from ddp_doctor.checks.node.software.evidence import observed
 from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge import versions
@@ -10,7 +11,6 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import install
 from ddp_doctor.phrases.nodes import by_cause, node_draft
 from ddp_doctor.views.software import of_the_job
 
@@ -33,7 +33,7 @@ def torch_installation_broken(recording: Recording) -> Iterator[Draft]:
         https://pytorch.org/get-started/locally
     """
     for (problem, severity), group in by_cause(of_the_job(recording), _broken_torch).items():
-        remedy = install.anew("Install torch anew here, or run the doctor with the job's Python", "torch")
+        remedy = wording.anew("Install torch anew here, or run the doctor with the job's Python", "torch")
         title, saw = f"torch is broken on {{nodes}}: {problem}", observed(problem, "importing torch")
         detail = "Ranks fail where they import torch, or later where two versions meet."
         yield node_draft(recording, group, title, saw, remedy, detail=detail, severity=severity)
@@ -67,7 +67,7 @@ def torch_or_python_too_old(recording: Recording) -> Iterator[Draft]:
         https://devguide.python.org/versions
     """
     for old, group in by_cause(of_the_job(recording), lambda fact: _too_old(fact, recording)).items():
-        title, newer = f"{old.what} on {{nodes}} is too old: {old.why}", install.anew("Move to a newer one")
+        title, newer = f"{old.what} on {{nodes}} is too old: {old.why}", wording.anew("Move to a newer one")
         detail, saw = (
             "New releases pass it by, and nobody tests them with it.",
             observed(old.what, old.source),
@@ -97,7 +97,7 @@ def torch_finds_no_backend(recording: Recording) -> Iterator[Draft]:
         torch 2.15 torch/distributed/distributed_c10d.py, Backend._ensure_backend_registered
     """
     for folder, group in by_cause(of_the_job(recording), _without_backends).items():
-        remedy = install.anew(
+        remedy = wording.anew(
             "Install torch with pip, or copy its torch-*.dist-info folder beside it", "torch"
         )
         title = "torch on {nodes} finds no backend, neither gloo nor NCCL: its package metadata is missing"

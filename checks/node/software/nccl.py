@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from ddp_doctor.checks.node.software import wording
 from ddp_doctor.checks.node.software.evidence import observed
 from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge import versions
@@ -10,7 +11,6 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import install
 from ddp_doctor.phrases.nodes import by_cause, node_draft
 from ddp_doctor.views.software import of_the_job, with_gpus
 
@@ -40,7 +40,7 @@ def nccl_differs_from_torch(recording: Recording) -> Iterator[Draft]:
         saw = observed(text, f"torch's package metadata pins {needed}")
         severity, remedy = (
             versions.nccl_mismatch(release(loaded), release(needed)),
-            install.nccl(cuda, needed),
+            wording.nccl(cuda, needed),
         )
         detail = "An older NCCL lacks what torch calls; a newer one was never tested with this torch."
         yield node_draft(recording, group, title, saw, remedy, detail=detail, severity=severity)
@@ -75,7 +75,7 @@ def nccl_with_known_fault(recording: Recording) -> Iterator[Draft]:
         for issue in versions.nccl_issues(release(nccl), release(torch), machine, nnodes):
             title = f"NCCL {nccl} on {{nodes}} {issue.effect}"
             detail = f"Known of NCCL {dotted(issue.since)} to before {dotted(issue.before)}; not every job meets it."
-            saw, remedies = observed(f"NCCL {nccl} with torch {torch}", issue.source), install.without(issue)
+            saw, remedies = observed(f"NCCL {nccl} with torch {torch}", issue.source), wording.without(issue)
             maybe = Confidence.POSSIBLE
             yield node_draft(recording, group, title, saw, *remedies, detail=detail, confidence=maybe)
 
@@ -102,7 +102,7 @@ def nccl_library_unusable(recording: Recording) -> Iterator[Draft]:
         https://pypi.org/project/nvidia-nccl-cu12
     """
     for fault, group in by_cause(of_the_job(recording), lambda fact: fact.nccl_fault).items():
-        remedy = install.nccl(group[0].fact.torch_cuda, group[0].fact.nccl_required_by_torch)
+        remedy = wording.nccl(group[0].fact.torch_cuda, group[0].fact.nccl_required_by_torch)
         title, saw = (
             f"torch cannot load NCCL on {{nodes}}: {fault}",
             observed(fault, "ldd of libtorch_cuda.so"),

@@ -9,7 +9,7 @@ r"""How GPUs and NICs are wired, which NCCL's choice of paths can be checked aga
       NIC0: mlx5_2
 
 That is ``nvidia-smi topo -m``. Live, the same comes from NVML (sources/child_nvml_topology.py, a process of
-its own) and /sys (parse/pci_devices.py), and nvidia-smi is asked only where NVML cannot be.
+its own) and /sys (probing/pci_devices.py), and nvidia-smi is asked only where NVML cannot be.
 
 DDP's gradients cross these paths at every step. Where NCCL copies directly between two GPUs (P2P) over
 a path that the machine announces but does not carry, the first all-reduce spins for ever at 100 %
@@ -35,6 +35,7 @@ from ddp_doctor.checks.node.topology import (
     sockets,
     unclear,
 )
+from ddp_doctor.checks.node.topology.formats.cpuinfo import cpu_model, cpu_vendor
 from ddp_doctor.checks.node.topology.live import CannotAsk, ask_nvidia_smi, ask_nvml
 from ddp_doctor.checks.node.topology.p2p import p2p_stalls
 from ddp_doctor.checks.node.topology.pasted import read_pasted
@@ -50,8 +51,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
-from ddp_doctor.parse import host_gpus
-from ddp_doctor.parse.cpuinfo import cpu_model, cpu_vendor
+from ddp_doctor.probing import host_gpus
 
 __all__ = ["CHECK", "p2p_stalls", "probe", "read_pasted"]
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
+from ddp_doctor.checks.node.topology.cluster_wording import topology_file
 from ddp_doctor.checks.node.topology.clusters import cluster
 from ddp_doctor.checks.node.topology.clusters import evidence as cluster_evidence
 from ddp_doctor.checks.node.topology.culprits import hosts_of
 from ddp_doctor.checks.node.topology.p2p import hosts_crossing_sockets
+from ddp_doctor.checks.node.topology.p2p_stalls import nodes_nccl_ran_on
 from ddp_doctor.checks.node.topology.p2p_words import pairs_without_p2p
 from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge import link_codes as codes
@@ -14,8 +16,6 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.p2p_stalls import nodes_nccl_ran_on
-from ddp_doctor.phrases.clusters import topology_file
 from ddp_doctor.phrases.nodes import by_cause
 from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH
 

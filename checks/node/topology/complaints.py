@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from ddp_doctor.checks.node.topology.p2p_wording import REPAIR_FABRIC
 from ddp_doctor.facts.host import Host
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy
@@ -12,7 +13,6 @@ from ddp_doctor.phrases import nvlink
 from ddp_doctor.phrases.containers import ALLOW_NUMA, WITHOUT_CUMEM_HOST
 from ddp_doctor.phrases.nodes import host, in_words, node_culprit
 from ddp_doctor.phrases.p2p import DISABLE_P2P
-from ddp_doctor.phrases.p2p_statuses import REPAIR_FABRIC
 
 
 def _draft(

@@ -3,13 +3,13 @@
 import re
 from collections.abc import Iterator, Sequence
 
+from ddp_doctor.checks.node.topology import transport_wording as words
 from ddp_doctor.facts.host import Host
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import transports as words
 from ddp_doctor.phrases.nodes import in_words, node_culprits, node_names
 from ddp_doctor.phrases.ranks import ranks_at
 from ddp_doctor.views.links_between_nodes import Crossing, crossings, nodes_that_say

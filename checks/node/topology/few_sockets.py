@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.node.topology.clusters import evidence as cluster_evidence
 from ddp_doctor.checks.node.topology.slowness import best_of_large
+from ddp_doctor.checks.node.topology.transport_wording import more_sockets
 from ddp_doctor.facts.allreduce import AllReduceFact
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.expected_speed import LEAST_BYTES
@@ -15,7 +16,6 @@ from ddp_doctor.model.finding import Draft, Evidence, Showing
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import host, in_words
-from ddp_doctor.phrases.transports import more_sockets
 from ddp_doctor.views.interfaces import chosen
 from ddp_doctor.views.links_between_nodes import crossings, nodes_that_say, rdma_of
 from ddp_doctor.views.transports import log_of, places

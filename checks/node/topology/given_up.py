@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ddp_doctor.checks.node.topology import transport_wording as words
 from ddp_doctor.checks.node.topology.culprits import hosts_of
 from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import transports as words
 from ddp_doctor.phrases.nodes import node_culprits
 from ddp_doctor.phrases.settings import shown
 from ddp_doctor.views.reproducers import between_gpus

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from ddp_doctor.checks.node.topology import transport_wording as words
 from ddp_doctor.facts.kernel import KernelFact
 from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge import link_codes as codes
@@ -11,7 +12,6 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import transports as words
 from ddp_doctor.phrases.nodes import host, in_words
 from ddp_doctor.views.links_between_nodes import Crossing, crossings, hca_of, nodes_that_say
 from ddp_doctor.views.reproducers import between

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
 from ddp_doctor.checks.node.topology.gid_index import gid_index_in_words
+from ddp_doctor.checks.node.topology.p2p_stalls import Stall, find_stalls, logs_by_node, nodes_nccl_ran_on
 from ddp_doctor.facts.nccl_log import NcclTransportFact
 from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge import link_codes as codes
@@ -11,7 +12,6 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.p2p_stalls import Stall, find_stalls, logs_by_node, nodes_nccl_ran_on
 from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH, UNSET_LEVEL, keep_near_p2p, name_hca, use_hca
 from ddp_doctor.phrases.pcie import exact_repairs, what_bends_the_path
 from ddp_doctor.phrases.ranks import rank_list

@@ -4,6 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
+from ddp_doctor.checks.node.topology.p2p_stalls import nodes_nccl_ran_on
+from ddp_doctor.checks.node.topology.p2p_wording import (
+    GO_WITHOUT_P2P,
+    LOOK_AT_BOARD,
+    LOOK_AT_MODULE_SETTINGS,
+    REPAIR_FABRIC,
+)
 from ddp_doctor.checks.node.topology.p2p_words import Host, Pair, hosts
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.knowledge import link_codes as codes
@@ -12,15 +19,8 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.p2p_stalls import nodes_nccl_ran_on
 from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.phrases.nodes import in_words
-from ddp_doctor.phrases.p2p_statuses import (
-    GO_WITHOUT_P2P,
-    LOOK_AT_BOARD,
-    LOOK_AT_MODULE_SETTINGS,
-    REPAIR_FABRIC,
-)
 from ddp_doctor.views.reproducers import meeting
 
 #: More pairs than this are counted in the title, and left out of the evidence.

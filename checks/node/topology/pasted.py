@@ -8,16 +8,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from ddp_doctor.checks.node.topology.formats.nccl_xml import find_nccl_topologies
+from ddp_doctor.checks.node.topology.formats.nvlink_table import find_nvlinks
+from ddp_doctor.checks.node.topology.formats.p2p_table import find_p2p_tables
+from ddp_doctor.checks.node.topology.formats.rocm_topology import find_rocm_topologies
+from ddp_doctor.checks.node.topology.formats.topo_matrix import (
+    TopologyError,
+    find_matrices,
+    refuse_binary,
+    why_none,
+)
 from ddp_doctor.facts.topology import NvlinksFact, P2pStatusFact, RocmTopologyFact, TopologyFact
 from ddp_doctor.knowledge.p2p_statuses import CAPABILITY_NAMES
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
-from ddp_doctor.parse.nccl_xml import find_nccl_topologies
-from ddp_doctor.parse.nvlinks import find_nvlinks
-from ddp_doctor.parse.p2p_status import find_p2p_tables
-from ddp_doctor.parse.rocm_topology import find_rocm_topologies
 from ddp_doctor.parse.terminal_text import plain_lines
-from ddp_doctor.parse.topo_matrix import TopologyError, find_matrices, refuse_binary, why_none
 
 #: A paste may be a whole log; only its beginning goes into the recording.
 _KEPT_CHARACTERS = 200_000

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
+from ddp_doctor.checks.node.topology.formats.cpu_list import share_a_cpu
 from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.cpu_list import share_a_cpu
 from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.phrases.nodes import by_cause, in_words
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ddp_doctor.checks.node.topology.candidates import tree_hidden
+from ddp_doctor.checks.node.topology.transport_wording import MOST_PAIRS, widen_gpudirect
 from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge.nccl_paths import GDR_C2C_SINCE, GDR_LEVEL
 from ddp_doctor.knowledge.nvml import OS_MANAGED_MEMORY
@@ -13,7 +14,6 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import host, in_words
 from ddp_doctor.phrases.pcie import what_bends_the_path
-from ddp_doctor.phrases.transports import MOST_PAIRS, widen_gpudirect
 from ddp_doctor.views.links_between_nodes import rdma_of
 from ddp_doctor.views.nic_choice import ToNetwork, to_network
 from ddp_doctor.views.reproducers import everybody

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from ddp_doctor.checks.node.topology import transport_wording as words
 from ddp_doctor.facts.allreduce import AllReduceFact, SizeResult
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.facts.topology import TopologyFact
@@ -11,7 +12,6 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy, Showing
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import transports as words
 from ddp_doctor.phrases.nodes import host, node_culprit
 from ddp_doctor.phrases.settings import NO_TRIAL, unset
 from ddp_doctor.views.gpus_of_ranks import gpu_of

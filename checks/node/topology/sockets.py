@@ -3,6 +3,7 @@
 import re
 from collections.abc import Container, Iterator, Sequence
 
+from ddp_doctor.checks.node.topology import transport_wording as words
 from ddp_doctor.checks.node.topology.given_up import forbidden
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.facts.nccl import NcclFact
@@ -13,10 +14,9 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.nccl_conf import settings
-from ddp_doctor.phrases import transports as words
 from ddp_doctor.phrases.nodes import by_cause, host, in_words, node_culprit, node_culprits, node_names
 from ddp_doctor.phrases.ranks import ranks_at
+from ddp_doctor.probing.nccl_conf import settings
 from ddp_doctor.views.interfaces import chosen
 from ddp_doctor.views.links_between_nodes import Crossing, crossings, nodes_that_say, rdma_of
 from ddp_doctor.views.nccl_files import files_read

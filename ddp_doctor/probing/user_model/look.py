@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ddp_doctor.facts.user_model import MOST_NAMES, LocalPass, Misplaced, Names, Phase, Trouble, UserModel
-from ddp_doctor.knowledge import gradient_tolerance, manifests, module_manifest
+from ddp_doctor.knowledge import gradient_tolerance, manifests
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Failed, Skip
+from ddp_doctor.probing import module_manifest
 from ddp_doctor.probing.user_model import alike, batches, passes, steps
 from ddp_doctor.probing.user_model.batches import Batch
 from ddp_doctor.probing.user_model.load import SEED, Loaded, find, generators_kept, made

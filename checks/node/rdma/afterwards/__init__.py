@@ -17,7 +17,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
-from ddp_doctor.parse import rdma
+from ddp_doctor.probing import rdma
 
 __all__ = ["CHECK", "probe"]
 

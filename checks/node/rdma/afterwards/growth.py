@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ddp_doctor.checks.node.rdma.nodes import for_later_jobs, identity, is_of_a_card, users
+from ddp_doctor.checks.node.rdma.wording import LOSSLESS, Hit, look_at_link, port_draft
 from ddp_doctor.facts.rdma import PortAfter, RdmaAfterFact, RdmaFact
 from ddp_doctor.knowledge.rdma import (
     BIT_ERROR_RATE,
@@ -18,7 +19,6 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.rdma import LOSSLESS, Hit, look_at_link, port_draft
 
 
 @dataclass(frozen=True)

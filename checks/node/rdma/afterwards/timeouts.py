@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.node.rdma.addresses import index_elsewhere, index_needed, without_address
 from ddp_doctor.checks.node.rdma.afterwards.growth import Change, changes, link_down
+from ddp_doctor.checks.node.rdma.rdma_timeouts import lowered
+from ddp_doctor.checks.node.rdma.wording import LOSSLESS, SOCKETS_ON_ALL, port_name, try_path, wait_longer
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.knowledge.rdma import GAPS, LEAST_ERRORS, LOSSES, ROCE_GAPS, ROCE_LOSSES
-from ddp_doctor.knowledge.rdma_timeouts import lowered
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
@@ -15,7 +16,6 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.nccl_log import settings_in
 from ddp_doctor.phrases import complaints as words
 from ddp_doctor.phrases.nodes import host, in_words, node_culprit, node_pair
-from ddp_doctor.phrases.rdma import LOSSLESS, SOCKETS_ON_ALL, port_name, try_path, wait_longer
 from ddp_doctor.phrases.settings import NO_TRIAL, unset
 from ddp_doctor.views.reproducers import between, everybody
 from ddp_doctor.views.transports import texts

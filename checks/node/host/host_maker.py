@@ -10,8 +10,8 @@ Serial numbers and UUIDs stand beside them, which only root may read; they are n
 
 from ddp_doctor.knowledge.cluster_kinds import Maker
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse.kernel_files import end_of, first_line, names_in
-from ddp_doctor.parse.pci_devices import NET
+from ddp_doctor.probing.kernel_files import end_of, first_line, names_in
+from ddp_doctor.probing.pci_devices import NET
 
 _DMI = "/sys/class/dmi/id"
 _LONGEST = 80

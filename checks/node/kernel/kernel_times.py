@@ -7,7 +7,7 @@
 import re
 
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse.kernel_files import first_line
+from ddp_doctor.probing.kernel_files import first_line
 
 _BTIME = re.compile(r"^btime (\d{1,12})$", re.MULTILINE | re.ASCII)
 

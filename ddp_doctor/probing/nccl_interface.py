@@ -1,6 +1,6 @@
 """What tells NCCL's choice of an interface beyond the environment: its files, and libnccl itself.
 
-The answers of the helper script ``nccl_interface``; the files are parse/nccl_conf.py's::
+The answers of the helper script ``nccl_interface``; the files are probing/nccl_conf.py's::
 
     {"version_code": 22907, "address": "10.0.0.1"}
     {"version_code": 22907, "status": 5, "error": "Bootstrap : no socket interface found"}
@@ -13,7 +13,7 @@ from ipaddress import ip_address
 
 from ddp_doctor.knowledge.interface_choice import Choice, holder
 from ddp_doctor.model.context import CommandResult, Context, Interface
-from ddp_doctor.parse import nccl_conf
+from ddp_doctor.probing import nccl_conf
 
 
 def nccl_environment(ctx: Context) -> dict[str, str]:

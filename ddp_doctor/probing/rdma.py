@@ -24,7 +24,7 @@ from ddp_doctor.facts.rdma import Hca, NetDevice, Port, PortAfter
 from ddp_doctor.knowledge import nccl_hca, rdma
 from ddp_doctor.knowledge.roce_gids import Gid, compressed
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse.kernel_files import end_of, first_line, names_in
+from ddp_doctor.probing.kernel_files import end_of, first_line, names_in
 
 INFINIBAND = "/sys/class/infiniband"
 VERBS = "/sys/class/infiniband_verbs"

@@ -14,9 +14,9 @@ import re
 
 from ddp_doctor.knowledge.gpudirect import PEERMEM_FILES, PEERMEM_MODULES
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse.host_limits import rdma_devices
-from ddp_doctor.parse.kernel_files import end_of, first_line
-from ddp_doctor.parse.pci_devices import device_of
+from ddp_doctor.probing.host_limits import rdma_devices
+from ddp_doctor.probing.kernel_files import end_of, first_line
+from ddp_doctor.probing.pci_devices import device_of
 
 MODULES = (
     *("nvidia", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", *PEERMEM_MODULES, "gdrdrv", "nouveau"),

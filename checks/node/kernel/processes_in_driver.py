@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ddp_doctor.facts.kernel import StuckProcess
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse.kernel_files import first_line, text_of
+from ddp_doctor.probing.kernel_files import first_line, text_of
 
 #: Looks, and the seconds between them: a driver that initialises GPUs holds others up for a while.
 LOOKS = 4

@@ -8,9 +8,9 @@ networking/ip-sysctl (ip_local_port_range, tcp_mtu_probing); RFC 2923 (black hol
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from ddp_doctor.checks.cluster.connectivity.blame import Path
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.addresses import address_of, is_ipv6
-from ddp_doctor.knowledge.blame import Path
 from ddp_doctor.model.context import Interface
 from ddp_doctor.model.finding import Culprit, Proof, Remedy
 from ddp_doctor.model.recording import Recording

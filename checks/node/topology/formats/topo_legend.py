@@ -14,8 +14,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from ddp_doctor.checks.node.topology.formats.topo_rows import DEVICE
 from ddp_doctor.knowledge.link_codes import NUMBERED
-from ddp_doctor.parse.topo_rows import DEVICE
 
 _ENTRY = re.compile(r"(?<!\S)(NIC[0-9]{1,4}):\s*(.*?)\s*$")
 _LONGEST_ENTRY = 500

@@ -18,9 +18,9 @@ The table does not say what was asked, so that is known only where the command s
 import re
 from collections.abc import Iterator, Sequence
 
+from ddp_doctor.checks.node.topology.formats.gpu_tables import Table, gpu_header, read_table
+from ddp_doctor.checks.node.topology.formats.topo_rows import Header, TopologyError, bare, label_of
 from ddp_doctor.facts.topology import P2pStatusFact
-from ddp_doctor.parse.gpu_tables import Table, gpu_header, read_table
-from ddp_doctor.parse.topo_rows import Header, TopologyError, bare, label_of
 
 _WORD = re.compile(r"OK|CNS|GNS|TNS|NS|DR|U|X")
 _COMMAND = re.compile(r"topo\s+(?:-p2p|--p2p_capabilities)\s+([rwnap]{1,5})(?![\w-])")

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from ddp_doctor.model.context import Context, Disk
 from ddp_doctor.parse.cgroup import Reader
-from ddp_doctor.parse.kernel_files import names_in
+from ddp_doctor.probing.kernel_files import names_in
 
 _CLOCK_SOURCES = "/sys/devices/system/clocksource/clocksource0"
 _INFINIBAND = "/sys/class/infiniband"

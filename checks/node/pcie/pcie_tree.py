@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 from ddp_doctor.facts.pcie import DeviceKind, PcieDevice
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse.host_gpus import PCI
-from ddp_doctor.parse.kernel_files import end_of, first_line, names_in, text_of
 from ddp_doctor.parse.pci_config import acs_control, is_cut_off
-from ddp_doctor.parse.pci_devices import bridges_above
+from ddp_doctor.probing.host_gpus import PCI
+from ddp_doctor.probing.kernel_files import end_of, first_line, names_in, text_of
+from ddp_doctor.probing.pci_devices import bridges_above
 
 _WIDTHS = (1, 2, 4, 8, 12, 16, 32)  # 0, 63 and 255 are what a device without a link, or asleep, gives
 _SPEED = re.compile(r"(\d{1,3}(?:\.\d)?) GT/s")

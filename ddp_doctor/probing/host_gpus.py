@@ -15,7 +15,7 @@ import re
 
 from ddp_doctor.facts.gpus import PciGpu
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse.kernel_files import first_line, names_in, target_of, text_of
+from ddp_doctor.probing.kernel_files import first_line, names_in, target_of, text_of
 
 PCI = "/sys/bus/pci/devices"
 #: The device node by which the fabric manager drives NVSwitches, and its process ("comm" is cut at 15).

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ddp_doctor.parse.topo_rows import (
+from ddp_doctor.checks.node.topology.formats.topo_rows import (
     FIRST_GPU,
     GPU,
     NOTHING,

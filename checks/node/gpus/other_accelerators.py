@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse.host_gpus import PCI
-from ddp_doctor.parse.kernel_files import end_of, first_line, names_in
 from ddp_doctor.parse.visible_devices import DELIBERATE_ENDS
+from ddp_doctor.probing.host_gpus import PCI
+from ddp_doctor.probing.kernel_files import end_of, first_line, names_in
 
 KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
 #: gfx_target_version of AMD's accelerators for data centres: MI50 and MI60, MI100, MI200, MI300, MI350

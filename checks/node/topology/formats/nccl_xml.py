@@ -26,12 +26,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ddp_doctor.checks.node.topology.formats.topo_legend import nic_names
+from ddp_doctor.checks.node.topology.formats.topo_matrix import asymmetries
+from ddp_doctor.checks.node.topology.formats.topo_rows import TopologyError
+from ddp_doctor.checks.node.topology.formats.xml_tree import Tag, XmlError, parse_xml
 from ddp_doctor.facts.topology import PciDevice, TopologyMatrix
 from ddp_doctor.parse.pci_tree import is_bus_id, link_code
-from ddp_doctor.parse.topo_legend import nic_names
-from ddp_doctor.parse.topo_matrix import asymmetries
-from ddp_doctor.parse.topo_rows import TopologyError
-from ddp_doctor.parse.xml_tree import Tag, XmlError, parse_xml
 
 _START = re.compile(r"<system(?=\s[^<>]{0,200}\bversion\s*=)")
 _END = "</system>"

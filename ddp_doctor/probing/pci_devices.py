@@ -15,9 +15,9 @@ from typing import Literal
 
 from ddp_doctor.facts.topology import PciDevice
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse.host_gpus import PCI
-from ddp_doctor.parse.kernel_files import end_of, first_line, names_in, target_of
 from ddp_doctor.parse.pci_tree import is_bus_id, read_path
+from ddp_doctor.probing.host_gpus import PCI
+from ddp_doctor.probing.kernel_files import end_of, first_line, names_in, target_of
 
 RDMA = "/sys/class/infiniband"
 NET = "/sys/class/net"

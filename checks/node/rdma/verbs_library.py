@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse.kernel_files import names_in, text_of
+from ddp_doctor.probing.kernel_files import names_in, text_of
 
 LIBRARY = "libibverbs.so.1"
 PROVIDERS = "/etc/libibverbs.d"

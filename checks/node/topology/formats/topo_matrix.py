@@ -21,12 +21,19 @@ guessed.
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from ddp_doctor.checks.node.topology.formats.nvidia_smi_words import explain
+from ddp_doctor.checks.node.topology.formats.topo_affinity import (
+    CPU,
+    GPU_NUMA,
+    NUMA,
+    UnclearError,
+    cpu_ranges,
+    read_tails,
+)
+from ddp_doctor.checks.node.topology.formats.topo_legend import nic_names, read_legend
+from ddp_doctor.checks.node.topology.formats.topo_rows import GPU, Block, TopologyError, read_blocks
 from ddp_doctor.facts.topology import TopologyMatrix
-from ddp_doctor.knowledge.nvidia_smi_words import explain
 from ddp_doctor.parse.terminal_text import plain_lines
-from ddp_doctor.parse.topo_affinity import CPU, GPU_NUMA, NUMA, UnclearError, cpu_ranges, read_tails
-from ddp_doctor.parse.topo_legend import nic_names, read_legend
-from ddp_doctor.parse.topo_rows import GPU, Block, TopologyError, read_blocks
 
 __all__ = ["TopologyError", "find_matrices", "parse_matrices", "parse_matrix"]
 

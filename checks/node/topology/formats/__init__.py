@@ -1,0 +1,1 @@
+"""Text to topology: what nvidia-smi, rocm-smi, NCCL and the kernel print, read."""
