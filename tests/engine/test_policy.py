@@ -124,7 +124,8 @@ def test_a_healthy_verdict_names_what_the_budget_left_out():
 
     assert report.verdict is Verdict.HEALTHY
     assert (
-        report.summary == "Healthy: 1 check of this node passed; not tested within the budget of 1 s: reach."
+        report.summary
+        == "Healthy: 1 check of this node passed; not tested within the budget of 1 s: connectivity."
     )
 
 

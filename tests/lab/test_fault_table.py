@@ -1,4 +1,7 @@
-"""Every fault of the table: the right finding and culprit, no innocent, in time, and nothing left."""
+"""Every fault of the table: the right finding and culprit, no innocent, and nothing left; one of a kind also in time.
+
+All must end within fault_run.CAP_S. How long a row takes is measured where it has the machine to itself.
+"""
 
 import pytest
 
@@ -10,8 +13,29 @@ from tests.lab.hosts import why_no_lab
 pytestmark = pytest.mark.lab
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row.id for row in ROWS])
-def test_the_fault_is_named_with_its_culprit_in_time(row: Row) -> None:
+#: Each way of failing once, with as many hosts as the table has for it; and the node that is late, but not too late.
+IN_TIME = (
+    "late",
+    "head-never",
+    "node2-never",
+    "rank-twice-of-4",
+    "inbound-192",
+    "path-cut",
+    "black-hole-of-4",
+    "ifname-eth1-bare",
+    "dead-port-of-4",
+    "rank-stopped-of-4",
+    "node-frozen-of-4",
+    "power-off-of-4",
+    "other-torch",
+)
+CASES = [
+    pytest.param(row, id=row.id, marks=[pytest.mark.serial] if row.id in IN_TIME else []) for row in ROWS
+]
+
+
+@pytest.mark.parametrize("row", CASES)
+def test_the_fault_is_named_with_its_culprit(row: Row) -> None:
     if reason := why_no_lab(*(("cc",) if any("skewed-clock" in fault for fault in row.plant) else ())):
         pytest.skip(reason)
     outcome = run_row(row)
@@ -19,4 +43,9 @@ def test_the_fault_is_named_with_its_culprit_in_time(row: Row) -> None:
     for name, said in outcome.printed.items():
         print(f"--- {name}\n{said}")
     assert outcome.problems == []
-    assert outcome.late == []
+    if row.id in IN_TIME:
+        assert outcome.late == []
+
+
+def test_the_rows_that_must_be_in_time_are_in_the_table() -> None:
+    assert set(IN_TIME) <= {row.id for row in ROWS}

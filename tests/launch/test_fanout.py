@@ -19,14 +19,14 @@ from ddp_doctor.starters.started_process import Start
 AGENT = """
 import os, signal, sys, time
 from pathlib import Path
-from ddp_doctor.launch import leash
+from ddp_doctor.starters import starter_pipe
 from ddp_doctor.ranks.interruption import Interrupted, interruptible
-from ddp_doctor.starters.starter_channel import Wire
+from ddp_doctor.starters.starter_channel import StarterChannel
 
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
 (folder / f"pid{rank}").write_text(str(os.getpid()))
-leash.take(dict(os.environ))
-wire = Wire(rank)
+starter_pipe.take(dict(os.environ))
+wire = StarterChannel(rank)
 
 def work():
     {work}
@@ -99,8 +99,8 @@ def test_the_heads_recording_and_progress_are_heard(start, tmp_path):
 
 
 def test_a_host_that_cannot_be_started_is_told_to_the_head(start):
-    head = "[time.sleep(0.05) for _ in range(100) if not leash.not_started()];"
-    head += " wire.tell_recording(repr(leash.not_started())); (folder / 'told').touch()"
+    head = "[time.sleep(0.05) for _ in range(100) if not starter_pipe.not_started()];"
+    head += " wire.tell_recording(repr(starter_pipe.not_started())); (folder / 'told').touch()"
     # c stays until then: an agent that ends sooner is told to the head as well.
     other = "[time.sleep(0.05) for _ in range(200) if not (folder / 'told').exists()]"
     starts = start(head, WAIT, other)
@@ -211,8 +211,8 @@ def test_an_agent_that_never_speaks_does_not_hold_up_the_end(start, monkeypatch)
 
 
 def test_a_host_that_gives_no_answer_for_the_join_timeout_is_told_to_the_head(start):
-    head = "[time.sleep(0.05) for _ in range(200) if not leash.not_started()];"
-    head += " wire.tell_recording(leash.not_started()[0].reason)"
+    head = "[time.sleep(0.05) for _ in range(200) if not starter_pipe.not_started()];"
+    head += " wire.tell_recording(starter_pipe.not_started()[0].reason)"
     mute = Start("ssh b", (sys.executable, "-c", "import time; time.sleep(60)"), os.environ, (1,))
     seen = FanOut([*start(head), mute], ["a", "b"], lambda _text: None, 30.0, join_timeout_s=1.0).run()
 

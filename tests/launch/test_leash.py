@@ -8,12 +8,14 @@ import sys
 
 AGENT = """
 import os, signal, sys, time
-from ddp_doctor.launch import leash
+from ddp_doctor.starters import starter_pipe
 signal.signal(signal.SIGINT, lambda *_: print("SIGINT", flush=True))
-signal.signal(signal.SIGTERM, lambda *_: (print("SIGTERM", leash.not_started(), flush=True), {end}))
-leash._LAST_S = float(os.environ.get("LAST_S", "30"))
+signal.signal(signal.SIGTERM, lambda *_: (print("SIGTERM", starter_pipe.not_started(), flush=True), {end}))
+starter_pipe._LAST_S = float(os.environ.get("LAST_S", "30"))
 env = dict(os.environ)
-print(leash.take(env), leash.VARIABLE in env or leash.VARIABLE in os.environ, sys.stdin.read() == "", flush=True)
+is_taken = starter_pipe.take(env)
+is_handed_on = starter_pipe.VARIABLE in env or starter_pipe.VARIABLE in os.environ
+print(is_taken, is_handed_on, sys.stdin.read() == "", flush=True)
 time.sleep(60)
 """
 
@@ -68,7 +70,9 @@ def test_an_agent_that_does_not_end_itself_is_ended():
 
 
 def test_without_a_leash_stdin_is_left_alone():
-    code = "import os, sys; from ddp_doctor.launch import leash; print(leash.take(dict(os.environ)), input())"
+    code = (
+        "import os; from ddp_doctor.starters.starter_pipe import take; print(take(dict(os.environ)), input())"
+    )
     env = {name: value for name, value in os.environ.items() if name != "DDP_DOCTOR_LEASH"}
     done = subprocess.run(
         (sys.executable, "-c", code), input="data", capture_output=True, text=True, check=True, env=env

@@ -25,7 +25,7 @@ TREE = {"NCCL_ALGO": "Tree"}
 RANK = """
 import sys
 from pathlib import Path
-from ddp_doctor.launch import local_ranks
+from ddp_doctor.starters import local_ranks
 from ddp_doctor.starters.detect import ForeignWorld
 world = ForeignWorld("slurm", int(sys.argv[1]), 3, 1, "slurm-7-0-0")
 with local_ranks.told(world, Path(sys.argv[2]), {"NCCL_ALGO": "Tree"}):

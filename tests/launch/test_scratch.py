@@ -12,7 +12,7 @@ import pytest
 
 from ddp_doctor.ranks import run_folder
 
-RUN = "import sys; from ddp_doctor.launch import scratch; print(scratch.make(), flush=True); sys.stdin.read()"
+RUN = "import sys; from ddp_doctor.ranks import run_folder; print(run_folder.make(), flush=True); sys.stdin.read()"
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ PROGRAM = """
 import os, random, signal, threading, time
 from pathlib import Path
 import psutil
-from ddp_doctor.launch import torchrun
+from ddp_doctor.ranks import torchrun
 from ddp_doctor.ranks.interruption import Interrupted, interruptible
 from ddp_doctor.engine.node_run.session import Session
 
@@ -69,7 +69,7 @@ def test_signals_at_any_moment_of_the_launch_leave_no_torchrun():
 def test_a_rank_of_torchrun_imports_no_check_but_its_own():
     program = """
 import sys
-from ddp_doctor.launch import torchrun_worker
+from ddp_doctor.ranks import torchrun_worker
 torchrun_worker._bare("ddp_doctor.checks")
 import ddp_doctor.checks.cluster.torchrun
 print(sorted(name for name in sys.modules if name.startswith("ddp_doctor.checks.")))

@@ -14,8 +14,8 @@ from ddp_doctor.starters.starter_channel import Heard, Message, in_pieces, read,
 
 AGENT = """
 import os, sys
-from ddp_doctor.starters.starter_channel import Wire
-wire = Wire(3)
+from ddp_doctor.starters.starter_channel import StarterChannel
+wire = StarterChannel(3)
 wire.tell("hello")
 print("a library greets")
 os.write(1, b"a driver, too\\n")
