@@ -96,7 +96,8 @@ def faults(env: Mapping[str, str], launcher: Launcher | None) -> Iterator[Fault]
 
 
 def _number(value: str | None) -> int | None:
-    return int(value) if value and re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", value) else None
+    # ASCII: int() does not take all that \s takes for white space otherwise, U+001F for one.
+    return int(value) if value and re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", value, re.ASCII) else None
 
 
 def _ranks(numbers: Mapping[str, int]) -> Iterator[Fault]:

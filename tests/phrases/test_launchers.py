@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddp_doctor.phrases import launchers
@@ -119,6 +119,7 @@ def test_visible_devices_are_counted_up_to_the_end_of_the_list(devices, count):
     ),
     st.sampled_from([None, "torchrun", "slurm", "mpi"]),
 )
+@example({"RANK": "0\x1f"}, None)
 def test_any_launch_variables_can_be_judged(env, launcher):
     for fault in faults(env, launcher):
         assert fault.text.isprintable()
