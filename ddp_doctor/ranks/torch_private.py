@@ -13,6 +13,7 @@ from ddp_doctor.model.trial import FlightEntry
 #: The classes behind "nccl" whose work only ``_dump_nccl_trace_json`` shows; those of torch 2.15 and newer record
 #: through a hook, each under its own name (torch 2.15 c10d/FlightRecorder.hpp, distributed_c10d.py).
 _SELF_RECORDING = ("nccl", "nccl-legacy")
+_ENTRIES_KEPT = 16
 
 
 def backend_impl(group: Any, device: str) -> str | None:
@@ -38,7 +39,7 @@ def bound_device(group: Any) -> str | None:
     return None if device is None else str(device)
 
 
-def flight_entries(backend: str, most: int = 16) -> tuple[str | None, list[FlightEntry]]:
+def flight_entries(backend: str) -> tuple[str | None, list[FlightEntry]]:
     """The flight recorder that has entries of ``backend``, and the last ones, oldest first; (None, []) without any.
 
     ``backend`` is "nccl" or "gloo", as get_backend() says. Each class records under its own name: the first recorder
@@ -55,7 +56,7 @@ def flight_entries(backend: str, most: int = 16) -> tuple[str | None, list[Fligh
         ):  # an unknown backend: no "entries" and no error
             continue
         if entries:
-            return name, entries[-most:]
+            return name, entries[-_ENTRIES_KEPT:]
     return None, []
 
 
