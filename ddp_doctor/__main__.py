@@ -12,10 +12,10 @@ def main() -> None:
     """Run the command line and leave the process with the doctor's exit code."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
-    from ddp_doctor import streams
+    from ddp_doctor.cli import streams
 
     streams.prepare()
-    from ddp_doctor.cli import entry
+    from ddp_doctor.cli.main import entry
 
     entry()
 

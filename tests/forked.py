@@ -13,7 +13,7 @@ from pathlib import Path
 
 _SERVER = """
 import json, os, sys
-from ddp_doctor import cli, commands
+from ddp_doctor.cli import commands, lint, main, run
 
 for line in sys.stdin:
     args, streams = json.loads(line)
@@ -23,7 +23,7 @@ for line in sys.stdin:
         for number, path in enumerate(streams, 1):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
         sys.argv = ["ddp-doctor", *args]
-        cli.entry()
+        main.entry()
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 

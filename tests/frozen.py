@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from ddp_doctor import app
+from ddp_doctor.cli.outputs import Outputs, Results
 from ddp_doctor.engine.lint import lint_report
 from ddp_doctor.lint.linting import lint_bytes
 from ddp_doctor.model.choices import FailOn
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.render import json_text, lint_text, terminal, topology
-from ddp_doctor.render.outputs import Outputs
+from ddp_doctor.render import json_text, lint_text, terminal
+from ddp_doctor.render.topology import report as topology
 from ddp_doctor.render.used_transports import used_table
 from tests.machines.faults import FAULTS, Planted
 from tests.machines.healthy import MACHINES
@@ -51,8 +52,7 @@ def of_recording(recording: Recording) -> Answer:
         "topology": matrices.getvalue(),
     }
     with tempfile.TemporaryDirectory() as folder:
-        paths: dict[str, Any] = {form: f"{folder}/{form}" for form in FORMS}
-        Outputs(**paths).write(recording, outcome.report)
+        Outputs({form: f"{folder}/{form}" for form in FORMS}).write(Results(outcome.report, recording))
         return answer | {file.name: file.read_text() for file in sorted(Path(folder).iterdir())}
 
 

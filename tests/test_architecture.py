@@ -254,7 +254,7 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 def test_the_command_line_starts_without_torch():
-    modules = "ddp_doctor.cli, ddp_doctor.commands, ddp_doctor.lint_command, ddp_doctor.app"
+    modules = "ddp_doctor.cli.main, ddp_doctor.cli.run, ddp_doctor.cli.lint, ddp_doctor.app"
     code = f"import {modules}, sys; print('torch' in sys.modules)"
 
     done = _run(sys.executable, "-c", code)

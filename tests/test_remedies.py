@@ -18,7 +18,8 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding, Remedy, Setting
 from ddp_doctor.model.report import Report
 from ddp_doctor.phrases.settings import FOLLOWS, NO_TRIAL
-from ddp_doctor.render import docker_args, handover, k8s_env
+from ddp_doctor.render import handover
+from ddp_doctor.render.pasted import docker_args, k8s_env
 from tests.recorded import SITUATIONS, judged, load
 
 

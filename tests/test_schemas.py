@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ddp_doctor.render import json_text
+from tests.cli.test_cli import doctor
 from tests.lint.test_command import FAULT, HEALTHY, SICK, WARNED, lint
 from tests.recorded import SITUATIONS, judged, load
 from tests.schemas import refused
-from tests.test_cli import doctor
 
 SAMPLES = Path(__file__).parent / "lint" / "samples"
 OLD = "import torch\nprint 'hello'\n"

@@ -9,9 +9,9 @@ import pytest
 
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.model.report import Report
+from tests.cli.test_cli import doctor, state
 from tests.measured import MEASURED
 from tests.schemas import refused
-from tests.test_cli import doctor, state
 
 __all__ = ["state"]  # a fixture
 

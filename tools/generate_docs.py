@@ -107,7 +107,7 @@ def cli_page() -> str:
     from typer.main import get_command
     from typer.testing import CliRunner
 
-    from ddp_doctor.cli import app
+    from ddp_doctor.cli.main import app
 
     runner = CliRunner(env={"COLUMNS": "100"})
 

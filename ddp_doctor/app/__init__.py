@@ -5,7 +5,6 @@ from ddp_doctor.app.inspection import live_topology, prolog, read_topology
 from ddp_doctor.app.outcome import Outcome, Progress, UsageError, judge
 from ddp_doctor.app.recordings import load_recording, replay, state_folder
 from ddp_doctor.app.request import RunRequest
-from ddp_doctor.app.rules import find_rule
 from ddp_doctor.app.running import run
 from ddp_doctor.app.settings import judge_settings, live_settings, read_settings
 
@@ -14,7 +13,6 @@ __all__ = [
     "Progress",
     "RunRequest",
     "UsageError",
-    "find_rule",
     "judge",
     "judge_settings",
     "judge_with_absent",

@@ -9,7 +9,7 @@ from ddp_doctor import __version__
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.engine.plan import Plan
-from ddp_doctor.engine.policy import report as make_report
+from ddp_doctor.engine.verdict import report as make_report
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.recording import SCHEMA_VERSION, Options, Recording
 from ddp_doctor.model.report import Report

@@ -1,1 +1,1 @@
-"""What runs (plan), running it (collect), judging it (diagnose) and the verdict (policy)."""
+"""What runs (plan), running it (collect), judging it (diagnose) and the verdict (verdict)."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.engine.diagnose import diagnose
-from ddp_doctor.engine.policy import report
+from ddp_doctor.engine.verdict import report
 from ddp_doctor.model.choices import Verdict
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.model.finding import Setting
-from ddp_doctor.render import sbatch_lines
+from ddp_doctor.render.pasted import sbatch_lines
 from tests.lab.slurm import PATIENCE_S, Slurm, wait_for, why_no_slurm
 from tests.render.reports import error, given_by, world
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from typer.testing import CliRunner
 
-from ddp_doctor.cli import app
+from ddp_doctor.cli.main import app
 from ddp_doctor.lint.rules import RULES
 from ddp_doctor.model.lint import LintReport
 from tests.lint.hundred import write_hundred
@@ -299,7 +299,7 @@ def test_neither_torch_nor_the_checks_are_imported(folder: Path):
     code = (
         "import sys; sys.argv = ['ddp-doctor', 'lint', 'sick.py']\n"
         "import os; os._exit = lambda code: print([m for m in ('torch', 'ddp_doctor.checks') if m in sys.modules])\n"
-        "from ddp_doctor.cli import entry; entry()"
+        "from ddp_doctor.cli.main import entry; entry()"
     )
     done = subprocess.run(
         (sys.executable, "-c", code), check=False, capture_output=True, text=True, cwd=folder

@@ -41,7 +41,7 @@ def test_the_hook_installs_what_lint_imports_with_all_that_this_needs_and_no_tor
     code = (
         "import os, sys; sys.argv = ['ddp-doctor', 'lint', 'sick.py']; before = {*sys.modules}\n"
         "os._exit = lambda code: print(*{name.partition('.')[0] for name in {*sys.modules} - before})\n"
-        "from ddp_doctor.cli import entry; entry()"
+        "from ddp_doctor.cli.main import entry; entry()"
     )
     done = subprocess.run(
         (sys.executable, "-c", code), check=True, capture_output=True, text=True, cwd=tmp_path

@@ -12,8 +12,9 @@ import pytest
 
 from ddp_doctor.model.finding import Setting
 from ddp_doctor.model.report import Report
-from ddp_doctor.render import docker_args, env_file, handover, k8s_env, sbatch_lines, torchrun_args
+from ddp_doctor.render import handover
 from ddp_doctor.render.handover import HandOver
+from ddp_doctor.render.pasted import docker_args, env_file, k8s_env, sbatch_lines, torchrun_args
 from ddp_doctor.render.values import patterns
 from tests.render.reports import HERE, error, given_by, hostile_reports, remedy, warning, world
 from tests.render.shells import SHELLS, environment, environments, tool

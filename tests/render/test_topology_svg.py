@@ -16,9 +16,9 @@ from ddp_doctor.checks.node.topology.formats.topo_matrix import parse_matrices, 
 from ddp_doctor.facts.topology import TopologyMatrix
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.render.topology_layout import Rect, lay_out
-from ddp_doctor.render.topology_svg import Picture, topology_svg
-from ddp_doctor.render.topology_tree import machine_of
+from ddp_doctor.render.topology.layout import Rect, lay_out
+from ddp_doctor.render.topology.picture import Picture, topology_svg
+from ddp_doctor.render.topology.tree import machine_of
 
 TESTS = Path(__file__).parents[1]
 SAMPLES = TESTS / "samples" / "topology"

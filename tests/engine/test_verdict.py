@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.engine import policy
 from ddp_doctor.engine.diagnose import Diagnosis
 from ddp_doctor.engine.plan import TOO_DEAR, make_plan
+from ddp_doctor.engine.verdict import report as make_report
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import CheckStatus, Level, Status, Verdict, Where
 from ddp_doctor.model.fact import Fact, Reading
@@ -41,7 +41,7 @@ def _reading(status: Status, node: int, rank: int | None = None) -> Reading:
 def _report(nodes: int, *readings: Reading, nproc: int = 2) -> Report:
     hosts = tuple(Node(node_rank=at, hostname=f"node{at}") for at in range(nodes))
     world = World(nnodes=nodes, nproc_per_node=nproc, world_size=nproc * nodes, backend="nccl", nodes=hosts)
-    return policy.report(Recording(world=world, readings=readings), Diagnosis(()), CHECKS)
+    return make_report(Recording(world=world, readings=readings), Diagnosis(()), CHECKS)
 
 
 def test_a_probe_that_fails_on_one_of_three_nodes_makes_unsure_and_names_it():
@@ -120,7 +120,7 @@ def test_a_healthy_verdict_names_what_the_budget_left_out():
     )
     options = Options(budget_s=1.0)
     recording = Recording(options=options, readings=(_reading(Status.COLLECTED, 0),), not_run=left_out)
-    report = policy.report(recording, Diagnosis(()), CHECKS)
+    report = make_report(recording, Diagnosis(()), CHECKS)
 
     assert report.verdict is Verdict.HEALTHY
     assert (

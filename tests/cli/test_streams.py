@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_cli import DOCTOR, doctor
+from tests.cli.test_cli import DOCTOR, doctor
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent.parent
 TOPOLOGY = str(HERE / "samples/topology/classic-two-socket.txt")
 
 
-@pytest.mark.parametrize("command", [["topology", TOPOLOGY], ["topology", "--svg", "-", TOPOLOGY]])
+@pytest.mark.parametrize(
+    "command",
+    [["topology", TOPOLOGY], ["topology", "--svg", "-", TOPOLOGY], ["checks"], ["explain", "DD401"]],
+)
 def test_a_full_disk_behind_stdout_is_one_sentence_and_exit_2(command):
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(

@@ -10,9 +10,9 @@ from ddp_doctor.facts.topology import TopologyMatrix
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.render.svg import Canvas, document
-from ddp_doctor.render.topology_layout import MARGIN, Layout, Rect, lay_out
-from ddp_doctor.render.topology_tree import Fabric, Machine, machine_of
+from ddp_doctor.render.topology.layout import MARGIN, Layout, Rect, lay_out
+from ddp_doctor.render.topology.svg import Canvas, document
+from ddp_doctor.render.topology.tree import Fabric, Machine, machine_of
 
 #: More faulty pairs than this are told below the picture and not drawn one by one.
 _MOST_PAIRS = 6

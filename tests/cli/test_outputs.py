@@ -1,18 +1,20 @@
 """Where outputs go on a node of several."""
 
-from dataclasses import replace
-from typing import Any
+from datetime import datetime, timezone
 
 import pytest
 
+from ddp_doctor.cli.outputs import OUTPUTS, LintResults, Outputs, Results
+from ddp_doctor.engine.lint import lint_report
+from ddp_doctor.lint.rules import RULES
+from ddp_doctor.model.choices import FailOn
 from ddp_doctor.model.finding import Setting
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.render.outputs import Outputs
 from tests.render.reports import error, report, world
 
 
 def test_a_path_may_hold_the_host_and_the_node_rank():
-    outputs = Outputs(json="out-%h-%n.json", env_file="%n.env", record="-", quiet=True, svg="%h.svg")
+    outputs = Outputs({"json": "out-%h-%n.json", "env_file": "%n.env", "record": "-", "svg": "%h.svg"})
 
     assert outputs.at_node("node7", 3).paths == {
         "json": "out-node7-3.json",
@@ -28,10 +30,9 @@ def test_a_path_may_hold_the_host_and_the_node_rank():
 def test_a_file_for_each_node_holds_the_values_of_that_node(tmp_path, name, path, has_value):
     own = [Setting(name="NCCL_SOCKET_IFNAME", value=f"eth{rank}", node=f"node{rank}") for rank in (0, 1)]
     given = report(error(*own), on=world("node0", "node1"))
-    asked: dict[str, Any] = {name: str(tmp_path / path)}
-    outputs = replace(Outputs(), **asked).at_node("node1", 1)
+    outputs = Outputs({name: str(tmp_path / path)}).at_node("node1", 1)
 
-    assert outputs.write(Recording(run_id="x", tool_version="1"), given) == []
+    assert outputs.write(Results(given, Recording(run_id="x", tool_version="1"))) == []
     (written,) = tmp_path.iterdir()
     lines = [line for line in written.read_text().splitlines() if not line.startswith("#")]
     assert any("eth1" in line for line in lines) == has_value
@@ -39,8 +40,25 @@ def test_a_file_for_each_node_holds_the_values_of_that_node(tmp_path, name, path
 
 
 def test_a_node_that_is_not_the_head_writes_nothing_and_shows_its_words_on_stdout(capsys):
-    outputs = Outputs(json="-", record="x", quiet=True).without_files()
+    outputs = Outputs({"json": "-", "record": "x"}, quiet=True).without_files()
 
     print("words", file=outputs.words_to)
     assert outputs == Outputs(quiet=True)
     assert capsys.readouterr().out == "words\n"
+
+
+def test_every_output_of_the_table_can_be_written(tmp_path):
+    """Renderers are imported when they are called, so no type checker sees that each is there."""
+    of_machines = Results(report(error(), on=world("node0")), Recording(run_id="x", tool_version="1"))
+    of_scripts = LintResults(
+        lint_report([], FailOn.ERROR, datetime.now(timezone.utc)), RULES, (), FailOn.ERROR
+    )
+
+    for output in OUTPUTS:
+        target = tmp_path / output.name
+        results = of_scripts if output.commands == ("lint",) else of_machines
+        problems = Outputs({output.name: str(target)}).write(results)
+        assert problems == (
+            ["there is no matrix of GPUs to draw, so --svg writes nothing"] * (output.name == "svg")
+        )
+        assert target.exists() == (not problems)

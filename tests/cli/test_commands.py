@@ -2,8 +2,8 @@
 
 import pytest
 
-from ddp_doctor import commands
 from ddp_doctor.checks import CHECKS
+from ddp_doctor.cli import commands, run
 from ddp_doctor.model.recording import Options
 from ddp_doctor.starters.fanout import Ended
 from ddp_doctor.starters.start_all_nodes import StartedNodes
@@ -15,7 +15,7 @@ def test_a_recording_that_cannot_be_read_is_one_sentence(recording, capsys):
     ended = Ended({0: Heard(said_hello=True, recording=recording)})
     here = StartedNodes((), ("node0", "node1"), ("node0", 29400), "ssh")
 
-    assert commands._heard(ended, here, Options()) is None
+    assert run._outcome_of_agents(ended, here, Options()) is None
     assert "cannot be read here" in capsys.readouterr().err
 
 

@@ -1,23 +1,21 @@
-"""The command line: parse, call the app, render, exit. Only this and cli_options import typer."""
+"""The commands with their options and help. What they do is imported when they are called."""
 
 import os
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from ddp_doctor import __version__
-from ddp_doctor.cli_options import (
-    NOWHERE,
+from ddp_doctor.cli.options import (
     EndpointOption,
-    EnvFileOption,
     FailOnOption,
     HostfileOption,
     HostsOption,
     JoinTimeoutOption,
-    JsonOption,
     MasterAddrOption,
     MasterPortOption,
     ModelOption,
@@ -25,17 +23,13 @@ from ddp_doctor.cli_options import (
     NodeRankOption,
     NprocOption,
     OnlyOption,
-    Pasted,
     QuietOption,
-    RecordOption,
     RequireGpusOption,
     SkipOption,
-    handing_over,
+    reported,
 )
+from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.model.choices import Backend, ExitCode, FailOn, Level
-
-if TYPE_CHECKING:
-    from ddp_doctor.render.outputs import Outputs
 
 app = typer.Typer(
     name="ddp-doctor",
@@ -56,13 +50,11 @@ def entry() -> NoReturn:
         app()
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else ExitCode.UNSURE.value
-        if isinstance(
-            leaving.code, str
-        ):  # some module that was imported ended the program with its own words
+        if isinstance(leaving.code, str):  # a module that was imported ended the program with its own words
             sys.stderr.write(
                 f"ddp-doctor was ended by what it imported, so the verdict is unsure: {leaving.code}\n"
             )
-    except Exception:  # noqa: BLE001 - outside of a command's own handler only imports can fail
+    except Exception:  # noqa: BLE001 - outside of a command's own handler only imports of these modules can fail
         sys.stderr.write(f"ddp-doctor failed itself, so the verdict is unsure\n{traceback.format_exc()}")
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -88,7 +80,7 @@ def main(
 
 
 @app.command()
-@handing_over
+@reported
 def run(
     nnodes: NnodesOption = "",
     nproc_per_node: NprocOption = "auto",
@@ -112,15 +104,12 @@ def run(
     model: ModelOption = "",
     require_gpus: RequireGpusOption = None,
     fail_on: FailOnOption = FailOn.ERROR,
-    json_path: JsonOption = None,
-    env_file: EnvFileOption = None,
-    pasted: Pasted = NOWHERE,
-    record: RecordOption = None,
+    *,
+    outputs: Outputs,
     quiet: QuietOption = False,
-) -> None:
+) -> int:
     """Test these nodes with real ranks and say what is wrong, who is to blame and what mends it."""
-    from ddp_doctor import commands
-    from ddp_doctor.guard import guarded
+    from ddp_doctor.cli.run import Launch, run
     from ddp_doctor.model.recording import Options
     from ddp_doctor.starters.place import Asked
 
@@ -137,14 +126,12 @@ def run(
         model=model,
     )
     asked = Asked(nnodes, node_rank, rdzv_endpoint, master_addr, master_port)
-    launch = commands.Launch(asked, hosts, hostfile, nproc_per_node, join_timeout)
-    with guarded():
-        outputs = _outputs(pasted, json=json_path, env_file=env_file, record=record, quiet=quiet)
-        code = commands.run(options, launch, outputs)
-    raise typer.Exit(code)
+    launch = Launch(asked, hosts, hostfile, nproc_per_node, join_timeout)
+    return run(options, launch, replace(outputs, quiet=quiet))
 
 
 @app.command()
+@reported
 def prolog(
     skip: SkipOption = None,
     require_gpus: RequireGpusOption = None,
@@ -152,12 +139,11 @@ def prolog(
         str, typer.Option(metavar="pass|fail", help="What an unsure verdict exits with: 0, or 3.")
     ] = "pass",
     fail_on: FailOnOption = FailOn.ERROR,
-    json_path: JsonOption = None,
-    record: RecordOption = None,
-) -> None:
+    *,
+    outputs: Outputs,
+) -> int:
     """Test what needs no ranks and no torch, in about a second; for the SLURM prolog."""
-    from ddp_doctor import commands
-    from ddp_doctor.guard import guarded
+    from ddp_doctor.cli import commands
     from ddp_doctor.model.recording import Options
 
     options = Options(
@@ -167,34 +153,25 @@ def prolog(
         fail_on=fail_on,
         require_gpus=require_gpus,
     )
-    with guarded():
-        outputs = _outputs(NOWHERE, json=json_path, record=record)
-        code = commands.prolog(options, unsure=unsure, outputs=outputs)
-    raise typer.Exit(code)
+    return commands.prolog(options, unsure=unsure, outputs=outputs)
 
 
 @app.command()
-@handing_over
+@reported
 def replay(
     recording: Annotated[
         Path, typer.Argument(metavar="RECORDING|-", help="A file written by --record, or stdin.")
     ],
-    json_path: JsonOption = None,
-    env_file: EnvFileOption = None,
-    pasted: Pasted = NOWHERE,
-) -> None:
+    outputs: Outputs,
+) -> int:
     """Judge a recording again, on any machine."""
-    from ddp_doctor import commands
-    from ddp_doctor.guard import guarded
+    from ddp_doctor.cli import commands
 
-    with guarded():
-        outputs = _outputs(pasted, json=json_path, env_file=env_file)
-        code = commands.replay(recording, outputs)
-    raise typer.Exit(code)
+    return commands.replay(recording, outputs)
 
 
 @app.command()
-@handing_over
+@reported
 def topology(
     file: Annotated[
         str | None,
@@ -203,26 +180,17 @@ def topology(
             help="Output of `nvidia-smi topo -m`, `topo -p2p`, `nvlink -s`, or NCCL's XML; none asks this machine.",
         ),
     ] = None,
-    svg: Annotated[
-        str | None, typer.Option("--svg", metavar="PATH|-", help="Write a picture of the machine.")
-    ] = None,
-    json_path: JsonOption = None,
-    env_file: EnvFileOption = None,
-    pasted: Pasted = NOWHERE,
-    record: RecordOption = None,
-) -> None:
+    *,
+    outputs: Outputs,
+) -> int:
     """Read a GPU topology and say what NCCL will make of it."""
-    from ddp_doctor import commands
-    from ddp_doctor.guard import guarded
+    from ddp_doctor.cli import commands
 
-    with guarded():
-        outputs = _outputs(pasted, json=json_path, env_file=env_file, record=record, svg=svg)
-        code = commands.topology(file, outputs)
-    raise typer.Exit(code)
+    return commands.topology(file, outputs)
 
 
 @app.command()
-@handing_over
+@reported
 def env(
     source: Annotated[
         str | None,
@@ -232,22 +200,17 @@ def env(
             help="Read saved output of `env`, a job script, a Dockerfile or a pod's manifest, and run nothing.",
         ),
     ] = None,
-    json_path: JsonOption = None,
-    env_file: EnvFileOption = None,
-    pasted: Pasted = NOWHERE,
-    record: RecordOption = None,
-) -> None:
+    *,
+    outputs: Outputs,
+) -> int:
     """Say which settings of NCCL, torch and gloo are in force, where each comes from and what is wrong."""
-    from ddp_doctor import commands
-    from ddp_doctor.guard import guarded
+    from ddp_doctor.cli import commands
 
-    with guarded():
-        outputs = _outputs(pasted, json=json_path, env_file=env_file, record=record)
-        code = commands.env(source, outputs)
-    raise typer.Exit(code)
+    return commands.env(source, outputs)
 
 
 @app.command()
+@reported
 def lint(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE|DIR|-...", help="Scripts, folders of them, or stdin.")
@@ -263,72 +226,41 @@ def lint(
         typer.Option(metavar="CODES", help="Leave rules out whose codes begin so (repeatable)."),
     ] = None,
     fail_on: FailOnOption = FailOn.ERROR,
-    json_path: JsonOption = None,
-    sarif: Annotated[
-        str | None, typer.Option(metavar="PATH|-", help="Write the findings as SARIF 2.1.0.")
-    ] = None,
-    junit: Annotated[
-        str | None, typer.Option(metavar="PATH|-", help="Write the findings as JUnit XML.")
-    ] = None,
+    *,
+    outputs: Outputs,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but errors and warnings.")] = False,
-) -> None:
+) -> int:
     """Read training scripts, without running them, and say what is wrong with how they use DDP."""
-    from ddp_doctor import lint_command
-    from ddp_doctor.guard import guarded
-    from ddp_doctor.model.usage import UsageError
+    from ddp_doctor.cli.lint import lint
 
-    with guarded():
-        if (json_path, sarif, junit).count("-") > 1:
-            raise UsageError("only one output can go to stdout (-); give the others a path")
-        outputs = lint_command.LintOutputs(json_path, sarif, junit, quiet)
-        wanted = {"select": select or (), "ignore": ignore or ()}
-        code = lint_command.lint(files, outputs, (sys.stdout, sys.stderr), fail_on=fail_on, **wanted)
-    raise typer.Exit(code)
+    outputs = replace(outputs, quiet=quiet)
+    return lint(files, outputs, select=select or (), ignore=ignore or (), fail_on=fail_on)
 
 
 @app.command()
+@reported
 def checks() -> None:
     """List the checks in the order they run, with the rules of each."""
-    from ddp_doctor import commands
+    from ddp_doctor.cli import commands
 
     typer.echo(commands.list_checks(), nl=False)
 
 
 @app.command()
+@reported
 def explain(code: Annotated[str, typer.Argument(help="A rule's code or name, such as DD401.")]) -> None:
     """Print what a rule finds, why it matters and what mends it."""
-    from ddp_doctor import commands
-    from ddp_doctor.guard import guarded
+    from ddp_doctor.cli import commands
 
-    with guarded():
-        typer.echo(commands.explain(code), nl=False)
+    typer.echo(commands.explain(code), nl=False)
 
 
 @app.command()
+@reported
 def template(
     name: Annotated[str | None, typer.Argument(help="The template's name; none lists them.")] = None,
 ) -> None:
     """Print a script for a cluster, such as slurm-prolog."""
-    from ddp_doctor import commands
-    from ddp_doctor.guard import guarded
+    from ddp_doctor.cli import commands
 
-    with guarded():
-        typer.echo(commands.template(name), nl=False)
-
-
-def _outputs(
-    pasted: Pasted,
-    *,
-    json: str | None,
-    env_file: str | None = None,
-    record: str | None = None,
-    quiet: bool = True,
-    svg: str | None = None,
-) -> "Outputs":
-    """Where the results go. Raises UsageError."""
-    from ddp_doctor.app import UsageError
-    from ddp_doctor.render.outputs import Outputs
-
-    if (json, env_file, record, svg, *pasted).count("-") > 1:
-        raise UsageError("only one output can go to stdout (-); give the others a path")
-    return Outputs(json=json, env_file=env_file, record=record, quiet=quiet, svg=svg, **pasted._asdict())
+    typer.echo(commands.template(name), nl=False)

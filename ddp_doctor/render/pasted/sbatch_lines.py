@@ -4,8 +4,9 @@ srun hands the environment of the batch script to all tasks, so a value that dif
 there. Such values travel as one variable of text, which each task evaluates.
 """
 
-from ddp_doctor.render import env_file, shell
+from ddp_doctor.render import shell
 from ddp_doctor.render.handover import HandOver
+from ddp_doctor.render.pasted import env_file
 
 _PER_HOST = "DDP_DOCTOR_PER_HOST"
 #: The kernel takes one variable of 128 KiB (MAX_ARG_STRLEN), name and end included.

@@ -1,29 +1,17 @@
-"""The options of the command line that several commands have, or torchrun has too."""
+"""The options that several commands have, or torchrun has too, and what all commands have around them."""
 
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
+from ddp_doctor.cli.error_handler import error_handler
+from ddp_doctor.cli.outputs import OUTPUTS, Output, Outputs
 from ddp_doctor.model.choices import FailOn
+from ddp_doctor.model.usage import UsageError
 
-JsonOption = Annotated[
-    str | None,
-    typer.Option(
-        "--json",
-        metavar="PATH|-",
-        help="Write the report as JSON; in a path %h is the host, %n the node rank.",
-    ),
-]
-EnvFileOption = Annotated[
-    str | None,
-    typer.Option("--env-file", metavar="PATH|-", help="Write the recommended settings, to be sourced."),
-]
-RecordOption = Annotated[
-    str | None, typer.Option("--record", metavar="PATH|-", help="Write the recording here as well.")
-]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the report.")]
 FailOnOption = Annotated[FailOn, typer.Option(help="The least severity that makes the verdict sick.")]
 OnlyOption = Annotated[
@@ -87,49 +75,39 @@ JoinTimeoutOption = Annotated[
 ]
 
 
-class Pasted(NamedTuple):
-    """Where the recommended settings go in the forms that people paste; each field is an option."""
+def reported(command: Callable[..., int | None]) -> Callable[..., None]:
+    """What all commands have around them: errors end in one sentence, and what is returned is the exit code.
 
-    sbatch_lines: Annotated[
-        str | None,
-        typer.Option(
-            "--sbatch-lines", metavar="PATH|-", help="Write them as lines for a batch script of SLURM."
-        ),
-    ] = None
-    docker_args: Annotated[
-        str | None,
-        typer.Option("--docker-args", metavar="PATH|-", help="Write them as arguments of docker run."),
-    ] = None
-    k8s_env: Annotated[
-        str | None,
-        typer.Option("--k8s-env", metavar="PATH|-", help="Write them as the env of a container in YAML."),
-    ] = None
-    torchrun_args: Annotated[
-        str | None,
-        typer.Option(
-            "--torchrun-args", metavar="PATH|-", help="Write them with what stands in for torchrun."
-        ),
-    ] = None
-
-
-NOWHERE = Pasted()
-
-
-def handing_over(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option for each field of its parameter ``pasted``: typer reads the signature."""
+    In place of a parameter ``outputs`` the command gets one option for each output that it offers: typer reads the
+    signature.
+    """
+    offered = [output.name for output in OUTPUTS if command.__name__ in output.commands]
 
     @wraps(command)
-    def with_options(**given: Any) -> None:
-        command(pasted=Pasted(*(given.pop(name) for name in Pasted._fields)), **given)
+    def with_outputs(**given: Any) -> None:
+        paths = {name: path for name in offered if (path := given.pop(name)) is not None}
+        with error_handler():
+            if list(paths.values()).count("-") > 1:
+                raise UsageError("only one output can go to stdout (-); give the others a path")
+            if offered:
+                given["outputs"] = Outputs(paths)
+            code = command(**given)
+        raise typer.Exit(code or 0)
 
     signature, parameters = inspect.signature(command), []
     for parameter in signature.parameters.values():
-        if parameter.name == "pasted":
+        if parameter.name == "outputs":
             parameters += [
-                parameter.replace(name=name, default=None, annotation=kind)
-                for name, kind in get_type_hints(Pasted, include_extras=True).items()
+                parameter.replace(name=output.name, default=None, annotation=_option(output))
+                for output in OUTPUTS
+                if output.name in offered
             ]
         else:
             parameters.append(parameter)
-    with_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return with_options
+    with_outputs.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return with_outputs
+
+
+def _option(output: Output) -> Any:
+    name = f"--{output.name.replace('_', '-')}"
+    return Annotated[str | None, typer.Option(name, metavar="PATH|-", help=output.help)]

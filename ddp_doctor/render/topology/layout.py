@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from ddp_doctor.render.topology_tree import Box, Bridge, Group, Machine
+from ddp_doctor.render.topology.tree import Box, Bridge, Group, Machine
 
 GPU_WIDTH, GPU_HEIGHT, NIC_HEIGHT, GAP = 68.0, 38.0, 34.0, 8.0
 LABEL, PAD, BAR, WIRE, MARGIN, BETWEEN = 16.0, 8.0, 22.0, 16.0, 24.0, 64.0

@@ -130,11 +130,12 @@ STRANGE = ("1e308", "-1e308", "1e20", "0", "-1", "9" * 30, "-7")
 def test_a_recording_with_a_strange_number_is_replayed_or_refused(tmp_path):
     """Every number in the recordings of two fabrics, one at a time: a report or one sentence, no crash."""
     from ddp_doctor import app
-    from ddp_doctor.render import env_file, handover, json_text, terminal
+    from ddp_doctor.render import handover, json_text, terminal
+    from ddp_doctor.render.pasted import env_file
 
     path, replayed = tmp_path / "recording.json", 0
     for name in ("all-reduce-not-repeatable", "two-gpu-ranks-healthy"):
-        text = (Path(__file__).parent / "recordings" / f"{name}.json").read_text()
+        text = (Path(__file__).parent.parent / "recordings" / f"{name}.json").read_text()
         places = list(re.finditer(r"(?<=: )-?\d[\d.e+-]*(?=[,\n])", text))[:90]
         for found, number in zip(places, cycle(STRANGE), strict=False):
             path.write_text(text[: found.start()] + number + text[found.end() :])
@@ -244,14 +245,16 @@ def test_under_torchrun_all_ranks_give_one_report_and_one_code(state):
 
 
 def test_a_crash_of_the_doctor_is_unsure_and_its_trace_is_in_a_file(monkeypatch, capsys):
-    from ddp_doctor import app, commands, guard
-    from ddp_doctor.render.outputs import Outputs
+    from ddp_doctor import app
+    from ddp_doctor.cli import commands
+    from ddp_doctor.cli.error_handler import error_handler
+    from ddp_doctor.cli.outputs import Outputs
 
     def broken(_path: Path) -> None:
         raise ZeroDivisionError("the doctor is ill")
 
     monkeypatch.setattr(app, "replay", broken)
-    with pytest.raises(SystemExit) as left, guard.guarded():
+    with pytest.raises(SystemExit) as left, error_handler():
         commands.replay(Path("x"), Outputs())
 
     said = capsys.readouterr().err
@@ -263,7 +266,7 @@ def test_a_crash_of_the_doctor_is_unsure_and_its_trace_is_in_a_file(monkeypatch,
 
 @pytest.mark.parametrize("usable", [True, False], ids=["stderr", "no stderr"])
 def test_a_crash_without_a_temporary_folder_is_unsure_and_shows_its_trace(monkeypatch, capsys, usable):
-    from ddp_doctor import guard
+    from ddp_doctor.cli.error_handler import error_handler
 
     def unusable(**_options: str) -> None:
         raise FileNotFoundError("no usable temporary directory")
@@ -271,7 +274,7 @@ def test_a_crash_without_a_temporary_folder_is_unsure_and_shows_its_trace(monkey
     monkeypatch.setattr(tempfile, "mkstemp", unusable)
     if not usable:
         monkeypatch.setattr(sys, "stderr", None)
-    with pytest.raises(SystemExit) as left, guard.guarded():
+    with pytest.raises(SystemExit) as left, error_handler():
         raise ZeroDivisionError("the doctor is ill")
 
     assert left.value.code == 3
@@ -279,22 +282,23 @@ def test_a_crash_without_a_temporary_folder_is_unsure_and_shows_its_trace(monkey
 
 
 def test_a_panic_that_is_no_exception_is_unsure(monkeypatch, tmp_path):
-    from ddp_doctor import guard
+    from ddp_doctor.cli.error_handler import error_handler
 
     class Panic(BaseException):
         """As pyo3, under pydantic, raises it."""
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(SystemExit) as left, guard.guarded():
+    with pytest.raises(SystemExit) as left, error_handler():
         raise Panic
 
     assert left.value.code == 3
 
 
 def test_an_error_message_does_not_steer_the_terminal(capsys):
-    from ddp_doctor import app, guard
+    from ddp_doctor import app
+    from ddp_doctor.cli.error_handler import error_handler
 
-    with pytest.raises(SystemExit) as left, guard.guarded():
+    with pytest.raises(SystemExit) as left, error_handler():
         raise app.UsageError("cannot read \x1b]52;c;ZXZpbA==\x07")
 
     assert left.value.code == 2
@@ -316,9 +320,9 @@ RUN_ID = "20260102T030405Z-0a1b2c"
 
 
 def test_without_a_home_the_recording_is_kept_in_a_folder_of_this_user_alone(temporary):
-    from ddp_doctor import commands
+    from ddp_doctor.cli import reporting
 
-    saved = commands._save(Recording(run_id=RUN_ID), {})
+    saved = reporting.save(Recording(run_id=RUN_ID), {})
 
     assert saved == str(temporary / f"ddp-doctor-{os.getuid()}" / "runs" / RUN_ID / "recording.json")
     assert Recording.model_validate_json(Path(saved).read_text()).run_id == RUN_ID
@@ -327,7 +331,7 @@ def test_without_a_home_the_recording_is_kept_in_a_folder_of_this_user_alone(tem
 
 @pytest.mark.parametrize("planted", ["", "runs"])
 def test_a_planted_link_leads_nowhere_and_nothing_behind_it_is_deleted(temporary, planted):
-    from ddp_doctor import commands
+    from ddp_doctor.cli import reporting
 
     theirs = temporary / "theirs"
     for day in range(10, 40):
@@ -338,7 +342,7 @@ def test_a_planted_link_leads_nowhere_and_nothing_behind_it_is_deleted(temporary
     link.parent.mkdir(mode=0o700, exist_ok=True)
     link.symlink_to(theirs)
 
-    saved = commands._save(Recording(run_id=RUN_ID), {"XDG_STATE_HOME": "/proc/none"})
+    saved = reporting.save(Recording(run_id=RUN_ID), {"XDG_STATE_HOME": "/proc/none"})
 
     assert saved is not None
     assert Path(saved).resolve() == Path(saved)
@@ -347,7 +351,7 @@ def test_a_planted_link_leads_nowhere_and_nothing_behind_it_is_deleted(temporary
 
 
 def test_the_newest_twenty_runs_are_kept_and_nothing_else_is_touched(temporary):
-    from ddp_doctor import commands
+    from ddp_doctor.cli import reporting
 
     runs = temporary / "state" / "ddp-doctor" / "runs"
     for folder in (runs.parent, runs, runs / "mine", runs / "20250101T000000Z-zzzzzz"):
@@ -357,7 +361,7 @@ def test_the_newest_twenty_runs_are_kept_and_nothing_else_is_touched(temporary):
     for day in range(10, 40):
         (runs / f"202501{day}T000000Z-000000").mkdir()
 
-    commands._save(Recording(run_id=RUN_ID), {"XDG_STATE_HOME": str(temporary / "state")})
+    reporting.save(Recording(run_id=RUN_ID), {"XDG_STATE_HOME": str(temporary / "state")})
 
     kept = sorted(path.name for path in runs.iterdir())
     assert kept[:1] == ["20240101T000000Z-000000"]
@@ -368,7 +372,7 @@ def test_the_newest_twenty_runs_are_kept_and_nothing_else_is_touched(temporary):
 
 
 def test_a_rank_does_not_meet_its_agent_in_a_folder_of_another(temporary, capsys):
-    from ddp_doctor import commands
+    from ddp_doctor.cli import run
     from ddp_doctor.starters.detect import ForeignWorld
 
     (temporary / f"ddp-doctor-{os.getuid()}").mkdir()
@@ -376,7 +380,7 @@ def test_a_rank_does_not_meet_its_agent_in_a_folder_of_another(temporary, capsys
     (temporary / f"ddp-doctor-{os.getuid()}" / "k.agent").write_text("agent\n0\n")
     world = ForeignWorld(launcher="slurm", local_rank=1, local_size=2, nnodes=1, key="k")
 
-    assert commands._wait_for(world, {}, 60.0) == 3
+    assert run._wait_for_agent(world, {}, 60.0) == 3
     assert "local rank 1 has no folder" in capsys.readouterr().err
 
 
@@ -391,7 +395,7 @@ def test_the_options_of_run_are_these():
     """The surface is frozen: a new option is a decision, not an accident."""
     import typer
 
-    from ddp_doctor.cli import app
+    from ddp_doctor.cli.main import app
 
     group: Any = typer.main.get_command(app)  # typer types it as a lone command
     command = group.commands["run"]

@@ -13,7 +13,7 @@ import re
 
 from ddp_doctor.render import shell
 from ddp_doctor.render.handover import HandOver
-from ddp_doctor.render.notes import notes, nothing_set
+from ddp_doctor.render.pasted.walk import page, walk
 
 #: What does in a pod what an option does for docker run; {} is the option's value.
 _IN_A_POD = {
@@ -29,22 +29,14 @@ _IN_A_POD = {
 
 def render(given: HandOver) -> str:
     """Comments, then the list; an empty one where there is nothing to set."""
-    lines = [shell.remark(f"For a container of a pod, recommended by {given.source}")]
+    comments = []
     for option in given.options:
         note = f"   # {option.not_applied}" if option.not_applied else ""
-        lines += [shell.remark(option.because), shell.comment(f"{_in_a_pod(option.option)}{note}")]
-    items = []
-    for variable in given.variables:
-        lines += notes(variable, _entry)
-        branch = variable.everywhere
-        if branch and not variable.not_applied:
-            if branch.value is None:
-                lines.append(shell.comment(_entry(variable.name, None)))
-            else:
-                items += [f"  - name: {variable.name}", f"    value: {_string(branch.value)}"]
-    if not items:
-        lines.append(nothing_set(given))
-    return "\n".join([*lines, *(["env:", *items] if items else ["env: []"])]) + "\n"
+        comments += [shell.remark(option.because), shell.comment(f"{_in_a_pod(option.option)}{note}")]
+    found = walk(given, _entry)
+    items = [f"  - name: {name}\n    value: {_string(value or '')}" for name, value in found.settings]
+    text = "\n".join(["env:", *items]) if items else "env: []"
+    return page("For a container of a pod", given, [*comments, *found.comments], text, sets=bool(items))
 
 
 def _entry(name: str, value: str | None) -> str:

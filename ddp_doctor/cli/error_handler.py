@@ -1,4 +1,4 @@
-"""The border to the user: one error handler for all commands, and sentences on stderr."""
+"""One error handler for all commands, and sentences on stderr."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
-def guarded() -> Iterator[None]:
+def error_handler() -> Iterator[None]:
     """The outermost error handler: one sentence and exit 2, or a trace kept and exit 3."""
     try:
         yield
@@ -34,16 +34,16 @@ def guarded() -> Iterator[None]:
         raise SystemExit(ExitCode.USAGE.value) from None
     except SystemExit:
         raise
-    except BaseException:  # noqa: BLE001 - the border to the user; a panic of pydantic's core is no Exception
+    except BaseException:  # noqa: BLE001 - nothing is above this; a panic of pydantic's core is no Exception
         raise SystemExit(_failed()) from None
 
 
 def _failed() -> int:
-    say(f"ddp-doctor failed itself, so the verdict is unsure; {kept(traceback.format_exc())}")
+    say(f"ddp-doctor failed itself, so the verdict is unsure; {keep_trace(traceback.format_exc())}")
     return ExitCode.UNSURE.value
 
 
-def kept(trace: str) -> str:
+def keep_trace(trace: str) -> str:
     """Where the trace is: in a file, or, where there is no room for one, in the text itself."""
     text = f"ddp-doctor {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n{trace}"
     try:

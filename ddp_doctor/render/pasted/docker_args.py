@@ -6,30 +6,21 @@
 
 from ddp_doctor.render import shell
 from ddp_doctor.render.handover import HandOver
-from ddp_doctor.render.notes import notes, nothing_set
+from ddp_doctor.render.pasted.walk import page, walk
 
 
 def render(given: HandOver) -> str:
     """Comments, then one line of shell words; an empty one where there is nothing to set."""
-    lines = [shell.remark(f"Arguments of docker run, recommended by {given.source}")]
-    words = []
+    comments = []
     for option in given.options:
-        lines.append(shell.remark(option.because))
+        comments.append(shell.remark(option.because))
         if option.not_applied:
-            lines.append(shell.comment(option.option, option.not_applied))
-        else:
-            words.append(option.option)
-    for variable in given.variables:
-        lines += notes(variable, _argument)
-        branch = variable.everywhere
-        if branch and not variable.not_applied:
-            if branch.value is None:
-                lines.append(shell.comment(_argument(variable.name, None)))
-            else:
-                words.append(_argument(variable.name, branch.value))
-    if not words:
-        lines.append(nothing_set(given))
-    return "\n".join([*lines, " ".join(words)]) + "\n"
+            comments.append(shell.comment(option.option, option.not_applied))
+    found = walk(given, _argument)
+    words = [option.option for option in given.options if not option.not_applied]
+    words += [_argument(name, value) for name, value in found.settings]
+    comments += found.comments
+    return page("Arguments of docker run", given, comments, " ".join(words), sets=bool(words))
 
 
 def _argument(name: str, value: str | None) -> str:

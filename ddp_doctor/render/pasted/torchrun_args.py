@@ -8,7 +8,7 @@ become its options.
 
 from ddp_doctor.render import shell
 from ddp_doctor.render.handover import HandOver
-from ddp_doctor.render.notes import notes, nothing_set
+from ddp_doctor.render.pasted.walk import page, walk
 
 #: Variables that torchrun overwrites for its ranks, and the option that says the same to itself.
 _OPTIONS = {"MASTER_ADDR": "--master-addr", "MASTER_PORT": "--master-port"}
@@ -16,26 +16,15 @@ _OPTIONS = {"MASTER_ADDR": "--master-addr", "MASTER_PORT": "--master-port"}
 
 def render(given: HandOver) -> str:
     """Comments, then one line of shell words; the bare word where there is nothing to set."""
-    lines = [shell.remark(f"In place of the word torchrun, recommended by {given.source}")]
-    unset, settings, options = [], [], []
-    for variable in given.variables:
-        lines += notes(variable, _word)
-        branch = variable.everywhere
-        if branch is None or variable.not_applied:
-            continue
-        word = _word(variable.name, branch.value)
-        if branch.value is None:
-            unset.append(word)
-        elif variable.name in _OPTIONS:
-            options.append(word)
-        else:
-            settings.append(word)
+    comments, found = walk(given, _word, can_unset=True)
+    unset = [_word(name, None) for name, value in found if value is None]
+    settings = [_word(name, value) for name, value in found if value is not None and name not in _OPTIONS]
+    options = [_word(name, value) for name, value in found if value is not None and name in _OPTIONS]
     if options:
-        lines.append(shell.comment("where the command has --rdzv-endpoint, name the host there instead"))
-    if not (unset or settings or options):
-        lines.append(nothing_set(given))
+        comments.append(shell.comment("where the command has --rdzv-endpoint, name the host there instead"))
     prefix = ["env", *unset, *settings] if unset or settings else []
-    return "\n".join([*lines, " ".join([*prefix, "torchrun", *options])]) + "\n"
+    words = " ".join([*prefix, "torchrun", *options])
+    return page("In place of the word torchrun", given, comments, words, sets=bool(found))
 
 
 def _word(name: str, value: str | None) -> str:

@@ -1,0 +1,124 @@
+"""What each command does around its use case, but for ``run`` and ``lint``."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from ddp_doctor import app, templates
+from ddp_doctor.app import Outcome, UsageError
+from ddp_doctor.checks import CHECKS
+from ddp_doctor.cli.outputs import Outputs
+from ddp_doctor.cli.reporting import report, save_and_report
+from ddp_doctor.engine.diagnose import all_rules
+from ddp_doctor.engine.hang.rules import TRIAL_RULES
+from ddp_doctor.lint.rules import RULES as LINT_RULES
+from ddp_doctor.model.choices import ExitCode, Verdict, Where
+from ddp_doctor.model.recording import Options
+from ddp_doctor.model.report import EnvReport
+from ddp_doctor.model.rule import Described
+from ddp_doctor.render import settings_table, terminal
+from ddp_doctor.render.topology import report as topology_report
+from ddp_doctor.sources.given import MOST_BYTES, CannotRead, read_given
+
+#: An environment has two megabytes at most, a job script a few kilobytes.
+_LONGEST_SCRIPT_BYTES = 8 * 1024 * 1024
+_PLACES = {
+    Where.NODE: "node",
+    Where.NODES: "between nodes",
+    Where.LAUNCHER: "torchrun ranks",
+    Where.RANK: "ranks",
+    Where.AFTERWARDS: "node, after the ranks",
+}
+
+
+def prolog(options: Options, *, unsure: str, outputs: Outputs) -> int:
+    """``ddp-doctor prolog``: exits 1 only when sick, so that no healthy node is drained."""
+    if unsure not in ("pass", "fail"):
+        raise UsageError(f"--unsure takes pass or fail, not {unsure!r}")
+    outcome = app.prolog(dict(os.environ), options, lambda _text: None)
+    code = save_and_report(outcome, outputs, os.environ)
+    if outcome.report.verdict is Verdict.UNSURE and unsure == "pass" and code == ExitCode.UNSURE.value:
+        return ExitCode.HEALTHY.value
+    return code
+
+
+def replay(path: Path, outputs: Outputs) -> int:
+    """``ddp-doctor replay``: the same findings from the file alone."""
+    outcome = app.replay(path)
+    if outcome.recording.options.command == "env":
+        return _show_settings(app.judge_settings(outcome.recording), outputs)
+    return report(outcome, outputs)
+
+
+def topology(file: str | None, outputs: Outputs) -> int:
+    """``ddp-doctor topology``: the matrix, what it means, and the advice; exit 2 for what is refused."""
+    if file is None:
+        outcome = app.live_topology(dict(os.environ), lambda _text: None)
+    else:
+        outcome = app.read_topology(given_text(file))
+    with_matrices = topology_report.with_topology(outcome.report, outcome.recording)
+    topology_report.show(outcome.recording, terminal.console(outputs.words_to))
+    if file is not None and not any(reading.fact for reading in outcome.recording.readings):
+        with_matrices = with_matrices.model_copy(update={"exit_code": ExitCode.USAGE.value})
+    return report(replace(outcome, report=with_matrices), outputs)
+
+
+def env(file: str | None, outputs: Outputs) -> int:
+    """``ddp-doctor env``: the settings in force here or in a text, and what is wrong with them."""
+    if file is None:
+        outcome = app.live_settings(dict(os.environ))
+    else:
+        outcome = app.read_settings(given_text(file, most_bytes=_LONGEST_SCRIPT_BYTES))
+    return _show_settings(outcome, outputs)
+
+
+def _show_settings(outcome: Outcome, outputs: Outputs) -> int:
+    if isinstance(outcome.report, EnvReport):
+        settings_table.show(outcome.report, terminal.console(outputs.words_to))
+    return report(outcome, outputs)
+
+
+def given_text(path: str, most_bytes: int = MOST_BYTES) -> str:
+    """The text of a file that the user names, ``-`` for stdin. Raises UsageError."""
+    try:
+        return read_given(path, most_bytes=most_bytes).decode("utf-8", errors="replace")
+    except CannotRead as error:
+        raise UsageError(str(error)) from error
+
+
+def list_checks() -> str:
+    """The checks in order, each with its rules."""
+    lines = []
+    for check in CHECKS:
+        where = _PLACES[check.where]
+        lines.append(f"{check.id:<15} {check.title} ({where}, from level {check.level.value})")
+        lines += map(_rule_line, check.rules)
+    lines.append("any rank check  What happens to ranks while they run any of these")
+    lines += map(_rule_line, TRIAL_RULES)
+    lines.append("lint           Training scripts, by `ddp-doctor lint`")
+    lines += map(_rule_line, LINT_RULES)
+    return "\n".join(lines) + "\n"
+
+
+def _rule_line(rule: Described) -> str:
+    return f"    {rule.code} {rule.name} ({rule.severity.value})"
+
+
+def explain(code: str) -> str:
+    """The page of the rule with this code or name. Raises UsageError."""
+    for rule in (*all_rules(), *LINT_RULES):
+        if code.upper() == rule.code or code == rule.name:
+            page = rule.doc.replace("``", "`")  # a terminal knows no markup
+            return f"{rule.code} {rule.name} ({rule.severity.value})\n\n{page}\n"
+    raise UsageError(
+        f"there is no rule {code!r}; the codes stand in every finding and in `ddp-doctor checks`"
+    )
+
+
+def template(name: str | None) -> str:
+    """A template's text, or the names of all."""
+    if name is None:
+        return "\n".join(templates.names()) + "\n"
+    if name not in templates.names():
+        raise UsageError(f"there is no template {name!r}; there is {', '.join(templates.names())}")
+    return templates.text(name)

@@ -1,0 +1,181 @@
+"""The outputs of all commands, one row each, and where the results of one command go.
+
+A new output is a renderer and its row: the option, its help and the reference page follow from the row. Renderers are
+imported when their output is written, for ``--help`` and ``lint`` start without them.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TextIO
+
+from ddp_doctor.render.files import CannotWrite, write
+
+if TYPE_CHECKING:
+    from ddp_doctor.lint.rule import LintRule
+    from ddp_doctor.model.choices import FailOn
+    from ddp_doctor.model.lint import LintReport
+    from ddp_doctor.model.recording import Recording
+    from ddp_doctor.model.report import Report
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a command on machines and recordings came to."""
+
+    report: "Report"
+    recording: "Recording"
+    host: str = ""  # in an output that each node has a file of its own for: this node's
+
+
+@dataclass(frozen=True)
+class LintResults:
+    """What ``lint`` came to."""
+
+    report: "LintReport"
+    rules: "Sequence[LintRule]"  # that were applied
+    paths: Sequence[str]  # of all files, those without a finding too
+    fail_on: "FailOn"
+
+
+@dataclass(frozen=True)
+class Output:
+    """One row: an option of some commands, and what writes it."""
+
+    name: str  # of the option, --env-file for env_file
+    help: str
+    commands: tuple[str, ...]  # that offer it
+    render: Callable[[Any], str]  # from Results, for `lint` from LintResults. Raises CannotWrite
+
+
+def _json(results: Results | LintResults) -> str:
+    from ddp_doctor.render import json_text
+
+    return json_text.render(results.report)
+
+
+def _recording(results: Results) -> str:
+    return results.recording.model_dump_json(indent=1) + "\n"
+
+
+def _svg(results: Results) -> str:
+    from ddp_doctor.render.topology import report
+
+    return report.picture(results.report, results.recording)
+
+
+def _sarif(results: LintResults) -> str:
+    from ddp_doctor.render import sarif
+
+    return sarif.render(results.report, results.rules)
+
+
+def _junit(results: LintResults) -> str:
+    from ddp_doctor.render import junit
+
+    return junit.render(results.report, results.paths, results.fail_on)
+
+
+def _pasted(form: str, *, tells_hosts_apart: bool = False) -> Callable[[Results], str]:
+    """Writes the settings that a report hands over, by the module ``form`` of render/pasted.
+
+    A form that does not tell hosts apart has in a file of one node that host's values alone.
+    """
+
+    def render(results: Results) -> str:
+        from ddp_doctor.render import handover
+
+        settings = handover.of(results.report)
+        if results.host and not tells_hosts_apart:
+            settings = settings.on(results.host)
+        text: str = import_module(f"ddp_doctor.render.pasted.{form}").render(settings)
+        return text
+
+    return render
+
+
+_WITH_SETTINGS = ("run", "replay", "topology", "env")
+#: In the order of the help.
+OUTPUTS = (
+    Output("svg", "Write a picture of the machine.", ("topology",), _svg),
+    Output(
+        "json",
+        "Write the report as JSON; in a path %h is the host, %n the node rank.",
+        (*_WITH_SETTINGS, "prolog", "lint"),
+        _json,
+    ),
+    Output("sarif", "Write the findings as SARIF 2.1.0.", ("lint",), _sarif),
+    Output("junit", "Write the findings as JUnit XML.", ("lint",), _junit),
+    Output(
+        "env_file",
+        "Write the recommended settings, to be sourced.",
+        _WITH_SETTINGS,
+        _pasted("env_file", tells_hosts_apart=True),
+    ),
+    Output(
+        "sbatch_lines",
+        "Write them as lines for a batch script of SLURM.",
+        _WITH_SETTINGS,
+        _pasted("sbatch_lines", tells_hosts_apart=True),
+    ),
+    Output("docker_args", "Write them as arguments of docker run.", _WITH_SETTINGS, _pasted("docker_args")),
+    Output("k8s_env", "Write them as the env of a container in YAML.", _WITH_SETTINGS, _pasted("k8s_env")),
+    Output(
+        "torchrun_args",
+        "Write them with what stands in for torchrun.",
+        _WITH_SETTINGS,
+        _pasted("torchrun_args"),
+    ),
+    Output("record", "Write the recording here as well.", ("run", "prolog", "topology", "env"), _recording),
+)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where the results of one command go. With ``-`` data go to stdout and words to stderr."""
+
+    paths: Mapping[str, str] = field(default_factory=dict)  # of the outputs that are asked for, by name
+    quiet: bool = False
+    is_piped: bool = False  # a launcher shows a terminal to its ranks and puts what they say in a file
+    host: str = ""  # the node's, once it is known
+    own: frozenset[str] = frozenset()  # outputs that each node has a file of its own for
+
+    @property
+    def words_to(self) -> TextIO:
+        """The stream for people."""
+        return sys.stderr if "-" in self.paths.values() else sys.stdout
+
+    def at_node(self, host: str, node_rank: int) -> "Outputs":
+        """With ``%h`` in paths as the host's name and ``%n`` as the node rank."""
+        paths = {
+            name: path.replace("%h", host).replace("%n", str(node_rank)) for name, path in self.paths.items()
+        }
+        own = frozenset(name for name, path in self.paths.items() if path != paths[name])
+        return replace(self, host=host, own=own, paths=paths)
+
+    def without_files(self) -> "Outputs":
+        """For a node that leaves the outputs to the head."""
+        return replace(self, paths={})
+
+    def write(self, results: Results | LintResults) -> list[str]:
+        """Write all files asked for; returns one sentence for each that failed."""
+        problems = []
+        for output in sorted(OUTPUTS, key=_is_derived):
+            path = self.paths.get(output.name)
+            if path is None:
+                continue
+            if output.name in self.own and isinstance(results, Results):
+                given: Results | LintResults = replace(results, host=self.host)
+            else:
+                given = results
+            try:
+                write(path, output.render(given))
+            except CannotWrite as error:
+                problems.append(str(error))
+        return problems
+
+
+def _is_derived(output: Output) -> bool:
+    """All else follows from the recording, so that is written first."""
+    return output.name != "record"

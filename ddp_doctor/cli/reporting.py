@@ -1,0 +1,61 @@
+"""What is saved, written and shown of an outcome, and the exit code that follows."""
+
+import socket
+from collections.abc import Mapping
+
+from ddp_doctor import app
+from ddp_doctor.app import Outcome
+from ddp_doctor.cli.error_handler import keep_trace, say
+from ddp_doctor.cli.outputs import Outputs, Results
+from ddp_doctor.model.choices import ExitCode
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.render import state, terminal
+from ddp_doctor.render.used_transports import used_table
+from ddp_doctor.starters.place import Place
+
+
+def save_and_report(
+    outcome: Outcome, outputs: Outputs, env: Mapping[str, str], here: Place | None = None
+) -> int:
+    """Save the recording before anything else can fail, then report; the exit code."""
+    host = socket.gethostname()
+    follows = outcome.spoken_by is not None or (here is not None and here.is_head is False)
+    saved_as = save(outcome.recording, env, host if follows else None)
+    if follows and here is not None and here.is_started_by_us:
+        outputs = outputs.without_files()  # the head writes them: one command started all
+        if outcome.spoken_by is not None:
+            return outcome.report.exit_code
+    return report(outcome, outputs.at_node(host, _node_rank(outcome, here, host)), saved_as)
+
+
+def _node_rank(outcome: Outcome, here: Place | None, host: str) -> int:
+    """This node's, by the launcher or, where nodes are numbered as they come, by what the run made of it."""
+    if here is not None and here.node_rank is not None:
+        return here.node_rank
+    nodes = outcome.recording.world.nodes if outcome.recording.world else ()
+    return next((node.node_rank for node in nodes if node.hostname == host), 0)
+
+
+def report(outcome: Outcome, outputs: Outputs, saved_as: str | None = None) -> int:
+    """Write the outputs and show the report; the exit code."""
+    problems = outputs.write(Results(outcome.report, outcome.recording))
+    out = terminal.console(outputs.words_to, is_piped=outputs.is_piped)
+    if outcome.spoken_by is None:
+        terminal.show(outcome.report, out, saved_as, used_table(outcome.recording))
+    else:
+        terminal.show_short(outcome.report, out, outcome.spoken_by, saved_as)
+    for code, trace in outcome.rule_failures:
+        say(f"ddp-doctor: rule {code} failed itself; {keep_trace(trace)}")
+    for problem in problems:
+        say(
+            f"ddp-doctor: {problem}; the recording is in {saved_as}" if saved_as else f"ddp-doctor: {problem}"
+        )
+    return ExitCode.USAGE.value if problems else outcome.report.exit_code
+
+
+def save(recording: Recording, env: Mapping[str, str], copy_of: str | None = None) -> str | None:
+    """Keep the recording in the user's folder of runs; its path, or None where it could not be kept."""
+    saved_as = state.save(recording, app.state_folder(env), copy_of)
+    if saved_as is None:
+        say("ddp-doctor: the recording could not be saved; use --record PATH")
+    return saved_as

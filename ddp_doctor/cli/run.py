@@ -1,0 +1,232 @@
+"""``ddp-doctor run``: start the agents of all nodes, or be one, or wait for that of this node."""
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from pydantic import ValidationError
+
+from ddp_doctor import app
+from ddp_doctor.app import Outcome, UsageError
+from ddp_doctor.cli.commands import given_text
+from ddp_doctor.cli.error_handler import say
+from ddp_doctor.cli.outputs import Outputs
+from ddp_doctor.cli.reporting import save, save_and_report
+from ddp_doctor.model.choices import ExitCode
+from ddp_doctor.model.recording import Options, Recording
+from ddp_doctor.parse.factory_name import require_factory
+from ddp_doctor.parse.hostlist import expand, read_host_file
+from ddp_doctor.parse.torchrun_options import endpoint
+from ddp_doctor.phrases.run_options import JOIN_TIMEOUT_S, line, typed
+from ddp_doctor.render import state, terminal
+from ddp_doctor.render.progress import progress
+from ddp_doctor.starters import local_ranks, outer_launcher, starter_pipe
+from ddp_doctor.starters.detect import HOSTS_VARIABLE, ForeignWorld, foreign_world, number
+from ddp_doctor.starters.fanout import Ended, FanOut
+from ddp_doctor.starters.place import Asked, NotNeeded, place
+from ddp_doctor.starters.start_all_nodes import StartedNodes, start_all_nodes
+from ddp_doctor.starters.starter_channel import StarterChannel
+
+#: Longest that a rank which is not the agent waits beyond the budget: start, kill, report.
+_WAIT_MARGIN_S = 150.0
+#: For srun or ssh to start the agents of all nodes.
+_START_S = 60.0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The options of ``run`` about nodes and ranks, as typed."""
+
+    asked: Asked = field(default_factory=Asked)
+    hosts: str | None = None
+    hostfile: str | None = None
+    nproc_per_node: str = "auto"
+    join_timeout_s: float = JOIN_TIMEOUT_S
+
+    def read(self) -> Asked:
+        """With the hosts of --hosts or --hostfile. Raises UsageError."""
+        if self.hosts is not None and self.hostfile is not None:
+            raise UsageError("--hosts and --hostfile are two ways to say the same: give one")
+        hosts: tuple[str, ...] = ()
+        with _as_usage_error():
+            if self.hostfile is not None:
+                hosts = read_host_file(given_text(self.hostfile))
+            elif self.hosts is not None:
+                hosts = expand(self.hosts)
+        if self.hostfile is not None and not hosts:
+            raise UsageError(f"{self.hostfile} names no host; write one on each line")
+        return replace(self.asked, hosts=hosts)
+
+
+def run(options: Options, launch: Launch, outputs: Outputs) -> int:
+    """``ddp-doctor run``: start the agents of all nodes, or be one, or wait for that of this node."""
+    env = dict(os.environ)
+    with _as_usage_error():
+        require_factory(options.model, options.only)
+    if starter_pipe.take(env):
+        return _test_for_starter(options, launch, env)
+    world = foreign_world(env, os.getppid())
+    asked = launch.read()
+    arguments = typed(options, _ranks(launch.nproc_per_node), launch.join_timeout_s)
+    with _as_usage_error():
+        here = start_all_nodes(asked, env, world, arguments)
+    if isinstance(here, StartedNodes):
+        return _start_agents_and_report(here, options, launch, outputs, env)
+    try:
+        request = _request(options, launch, here, env)
+    except NotNeeded as why:
+        if world is None or world.is_agent:
+            say(f"ddp-doctor: {why}")
+        return ExitCode.HEALTHY.value
+    return _test_or_wait(request, outputs)
+
+
+def _test_or_wait(request: app.RunRequest, outputs: Outputs) -> int:
+    """One process of a node tests; the others of a foreign world wait for its code."""
+    world = request.foreign
+    if world is None or world.local_size == 1:
+        return _test_and_report(request, outputs)
+    if not world.is_agent:
+        meeting = request.join_timeout_s if request.nnodes > 1 else 0.0
+        return _wait_for_agent(world, request.env, request.options.budget_s + meeting)
+    folder = state.meeting_folder(request.env)
+    lock = outer_launcher.AgentLock(world, folder) if folder else None
+    code = ExitCode.UNSURE.value
+    try:
+        of_ranks = partial(local_ranks.readings, world, folder, request.env)
+        code = _test_and_report(replace(request, of_ranks=of_ranks), outputs)
+    except UsageError:
+        code = ExitCode.USAGE.value
+        raise
+    finally:
+        if folder is not None:
+            local_ranks.forget(world, folder)
+        if lock is not None:
+            lock.tell(code)
+    return code
+
+
+def _test_and_report(request: app.RunRequest, outputs: Outputs) -> int:
+    if request.foreign is not None and request.foreign.launcher == "mpi":
+        outputs = replace(outputs, is_piped=True)  # Open MPI gives its ranks pseudo-terminals
+    out, here = terminal.console(outputs.words_to, is_piped=outputs.is_piped), request.place
+
+    def announce(command: str) -> None:
+        others = f"{request.nnodes - 1} hosts" if request.nnodes > 2 else "host"
+        options = typed(request.options, request.nproc_per_node, request.join_timeout_s)
+        out.print(f"This host is the head. Type on the other {others}:\n    {line(command, options)}")
+
+    speaks = here is None or not here.is_started_by_us or here.is_head is not False
+    with progress(out, quiet=outputs.quiet or not speaks) as tell:
+        outcome = app.run(replace(request, announce=announce), tell)
+    return save_and_report(outcome, outputs, request.env, here)
+
+
+def _test_for_starter(options: Options, launch: Launch, env: dict[str, str]) -> int:
+    """An agent that another ddp-doctor started, to which it hands what it saw; it shows nothing itself."""
+    rank = launch.asked.node_rank
+    starter = StarterChannel(number(env, "SLURM_NODEID", 0) if rank is None else rank)
+    code = ExitCode.UNSURE.value
+    try:
+        request = _request(options, launch, launch.asked, env)
+        starter_pipe.when_met(lambda: starter.tell("met"))
+        starter.tell("hello")
+        outcome = app.run(request, lambda text: starter.tell("progress", text))
+        if outcome.spoken_by is None:
+            starter.tell_recording(outcome.recording.model_dump_json())
+        save(outcome.recording, env, None if rank == 0 else socket.gethostname())
+        code = outcome.report.exit_code
+    except UsageError as error:
+        starter.tell("refused", str(error))
+        code = ExitCode.USAGE.value
+    finally:
+        starter.tell("done", str(code))
+    return code
+
+
+def _start_agents_and_report(
+    here: StartedNodes, options: Options, launch: Launch, outputs: Outputs, env: Mapping[str, str]
+) -> int:
+    """Start all agents, wait for the head's recording, and report it here, where the user is."""
+    timeout_s = _START_S + launch.join_timeout_s + options.budget_s + _WAIT_MARGIN_S
+    with progress(terminal.console(outputs.words_to), quiet=outputs.quiet) as tell:
+        tell(f"start on {', '.join(here.hosts[:8])}{', ...' if here.hosts[8:] else ''}")
+        with _as_usage_error():
+            fan_out = FanOut(here.starts, here.hosts, tell, timeout_s, launch.join_timeout_s)
+        ended = fan_out.run()
+    outcome = _outcome_of_agents(ended, here, options)
+    for rank, why in ended.broken_off.items() if not ended.not_started else ():
+        say(f"ddp-doctor: the agent of {here.hosts[rank]} broke off: {why}")
+    if outcome is not None:
+        return save_and_report(outcome, outputs, env)
+    if ended.timed_out:
+        say(f"ddp-doctor: no report came within {timeout_s:.0f} s, so the verdict is unsure")
+    return ExitCode.INTERRUPTED.value if ended.interrupted else ExitCode.UNSURE.value
+
+
+def _outcome_of_agents(ended: Ended, here: StartedNodes, options: Options) -> Outcome | None:
+    """What the agents saw or, where the head's was lost before they met, who is missing and why; None for neither."""
+    if ended.recording is not None and (ended.interrupted or not ended.is_headless):
+        try:
+            absent = [Recording.model_validate_json(text) for text in ended.recordings_of_absent]
+            return app.judge_with_absent(Recording.model_validate_json(ended.recording), absent)
+        except ValidationError:
+            say("ddp-doctor: what the agents saw cannot be read here; are all hosts on one release?")
+            return None
+    if ended.refused is not None:
+        raise UsageError(ended.refused)
+    if ended.absent and not ended.interrupted:
+        return app.not_started(options, here.hosts, here.endpoint, here.launcher, ended.absent)
+    return None
+
+
+def _ranks(text: str) -> int | None:
+    if text in ("auto", "gpu"):
+        return None
+    if text.isdigit() and 1 <= int(text) <= 1024:
+        return int(text)
+    raise UsageError(f"--nproc-per-node takes auto or a number from 1 to 1024, not {text!r}")
+
+
+def _request(options: Options, launch: Launch, asked: Asked, env: dict[str, str]) -> app.RunRequest:
+    """What this node's agent is to do. Raises UsageError, and NotNeeded."""
+    world = foreign_world(env, os.getppid())
+    with _as_usage_error():
+        here = place(asked, env, world)
+        own = asked.typed(env) if world is not None and world.launcher == "torchrun" else asked
+        alone = endpoint(own.rdzv_endpoint) if own.rdzv_endpoint and here.nnodes == 1 else ("127.0.0.1", 0)
+    env.pop(HOSTS_VARIABLE, None)
+    return app.RunRequest(
+        options=options,
+        env=env,
+        nproc_per_node=_ranks(launch.nproc_per_node),
+        endpoint=("127.0.0.1", alone[1]) if alone[0] == "localhost" else alone,
+        foreign=world,
+        place=here if here.nnodes > 1 else None,
+        join_timeout_s=launch.join_timeout_s,
+    )
+
+
+@contextmanager
+def _as_usage_error() -> Iterator[None]:
+    """A ValueError here says what is wrong with what was asked, and what to do."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _wait_for_agent(world: ForeignWorld, env: Mapping[str, str], budget_s: float) -> int:
+    folder = state.meeting_folder(env)
+    if folder is None:
+        say(f"ddp-doctor: local rank {world.local_rank} has no folder of its own to meet the agent in")
+        return ExitCode.UNSURE.value
+    with local_ranks.told(world, folder, env):
+        code = outer_launcher.wait_for_agent(world, folder, budget_s + _WAIT_MARGIN_S)
+    if code is None:
+        say(f"ddp-doctor: local rank {world.local_rank} waited for the agent of this node, which is gone")
+        return ExitCode.UNSURE.value
+    return code
