@@ -21,11 +21,12 @@ from typing import Any
 
 from ddp_doctor import app
 from ddp_doctor.cli.outputs import Outputs, Results
-from ddp_doctor.engine.lint import lint_report
 from ddp_doctor.lint.linting import lint_bytes
+from ddp_doctor.lint.render import text
+from ddp_doctor.lint.report import lint_report
 from ddp_doctor.model.choices import FailOn
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.render import json_text, lint_text, terminal
+from ddp_doctor.render import json_text, terminal
 from ddp_doctor.render.topology import report as topology
 from ddp_doctor.render.used_transports import used_table
 from tests.machines.faults import FAULTS, Planted
@@ -63,7 +64,7 @@ def of_sample(path: Path) -> Answer:
     report = lint_report([linted], FailOn.ERROR, datetime.now(timezone.utc))
     fixed = report.model_copy(update={"run_id": "", "started_at": "", "duration_s": 0.0, "checks": ()})
     screen = StringIO()
-    lint_text.show(fixed, terminal.console(screen, width=100))
+    text.show(fixed, terminal.console(screen, width=100))
     return {
         "report": json_text.render(fixed),
         "failed rules": repr(linted.failures),

@@ -18,10 +18,10 @@ from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.knowledge.concerns import in_words
 from ddp_doctor.knowledge.variables import RELEASES, Variable, variables
+from ddp_doctor.lint.report import LintReport
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import ExitCode, Where
-from ddp_doctor.model.lint import LintReport
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import EnvReport, Report
 from ddp_doctor.model.rule import Described, Rule

@@ -7,17 +7,16 @@ from pathlib import Path
 
 from ddp_doctor.cli.error_handler import say
 from ddp_doctor.cli.outputs import LintResults, Outputs
-from ddp_doctor.engine.lint import lint_report
 from ddp_doctor.engine.memory import no_garbage_collection
+from ddp_doctor.lint.files import read_script, script_paths, shown_path
 from ddp_doctor.lint.linting import MOST_BYTES, Linted, chosen, lint_bytes
+from ddp_doctor.lint.render import text
+from ddp_doctor.lint.report import Unread, lint_report
 from ddp_doctor.lint.rule import LintRule
 from ddp_doctor.lint.rules import RULES
 from ddp_doctor.model.choices import ExitCode, FailOn
-from ddp_doctor.model.lint import Unread
 from ddp_doctor.model.usage import UsageError
-from ddp_doctor.render import lint_text
 from ddp_doctor.render.terminal import console
-from ddp_doctor.sources.scripts import read_script, script_paths, shown_path
 
 
 def lint(
@@ -38,7 +37,7 @@ def lint(
         linted = [_lint_file(path, rules) for path in paths]
     report = lint_report(linted, fail_on, started_at)
     problems = outputs.write(LintResults(report, rules, [shown_path(path) for path in paths], fail_on))
-    lint_text.show(report, console(outputs.words_to), quiet=outputs.quiet)
+    text.show(report, console(outputs.words_to), quiet=outputs.quiet)
     for code, why in (failure for file in linted for failure in file.failures):
         say(f"ddp-doctor: rule {code} failed itself: {why}")
     for problem in problems:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ddp_doctor.render.files import CannotWrite, write
 
 if TYPE_CHECKING:
+    from ddp_doctor.lint.report import LintReport
     from ddp_doctor.lint.rule import LintRule
     from ddp_doctor.model.choices import FailOn
-    from ddp_doctor.model.lint import LintReport
     from ddp_doctor.model.recording import Recording
     from ddp_doctor.model.report import Report
 
@@ -66,13 +66,13 @@ def _svg(results: Results) -> str:
 
 
 def _sarif(results: LintResults) -> str:
-    from ddp_doctor.render import sarif
+    from ddp_doctor.lint.render import sarif
 
     return sarif.render(results.report, results.rules)
 
 
 def _junit(results: LintResults) -> str:
-    from ddp_doctor.render import junit
+    from ddp_doctor.lint.render import junit
 
     return junit.render(results.report, results.paths, results.fail_on)
 

@@ -9,14 +9,13 @@ import tokenize
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
+from ddp_doctor.lint.report import Linted, LintFinding, Unread
 from ddp_doctor.lint.rule import LintRule, Spot
 from ddp_doctor.lint.rules import RULES
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.suppression import Suppressions
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Evidence, Remedy
-from ddp_doctor.model.lint import LintFinding, Unread
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 from ddp_doctor.parse.utf8 import as_utf8
 
@@ -31,16 +30,6 @@ _SUBJECTS = (
 _LONGEST_LINE = 200
 #: Calls within calls while a tree is walked; Python's own limit is 1000.
 _DEEPEST = 6000
-
-
-@dataclass(frozen=True)
-class Linted:
-    """What became of one file: findings by position, or why it could not be looked at."""
-
-    findings: tuple[LintFinding, ...] = ()
-    suppressed: int = 0
-    unread: Unread | None = None
-    failures: tuple[tuple[str, str], ...] = ()  # rules that failed themselves, with a trace
 
 
 class NotPython(Exception):

@@ -5,7 +5,7 @@ from datetime import datetime, timezone
 import pytest
 
 from ddp_doctor.cli.outputs import OUTPUTS, LintResults, Outputs, Results
-from ddp_doctor.engine.lint import lint_report
+from ddp_doctor.lint.report import lint_report
 from ddp_doctor.lint.rules import RULES
 from ddp_doctor.model.choices import FailOn
 from ddp_doctor.model.finding import Setting

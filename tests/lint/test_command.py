@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ddp_doctor.cli.main import app
+from ddp_doctor.lint.report import LintReport
 from ddp_doctor.lint.rules import RULES
-from ddp_doctor.model.lint import LintReport
 from tests.lint.hundred import write_hundred
 
 HEAD = "import torch\nimport torch.distributed as dist\nimport utils\n"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.lint.linting import lint_bytes, lint_text
+from ddp_doctor.lint.report import LintFinding
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.lint import LintFinding
 
 SAMPLES = Path(__file__).parent / "samples"
 SCRIPT = """

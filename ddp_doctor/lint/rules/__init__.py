@@ -1,88 +1,21 @@
-"""All lint rules in the order of their codes. A new rule is a function in a module of its topic, and a line here.
+"""All lint rules in the order of their codes. A new rule is a function in a module of this folder, and its samples.
 
 Each has samples in tests/lint/samples: ``DDL101_*_bad.py``, in which the comment ``# expect: DDL101`` stands on every
 line that it reports, and ``DDL101_*_good.py``, in which nothing is reported.
 """
 
-from ddp_doctor.lint.rule import LintRule
-from ddp_doctor.lint.rules import (
-    accumulation,
-    batch_norm,
-    checkpoints,
-    data_conditions,
-    devices,
-    endpoint,
-    every_rank,
-    full_shards,
-    group_device,
-    hot_loop,
-    loss_scaling,
-    outdated,
-    placement,
-    rank_conditions,
-    sharding,
-    start_up,
-    unused_parameters,
-    world_size,
-    wrapping,
-)
+from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
 
-RULES: tuple[LintRule, ...] = (
-    wrapping.data_parallel,
-    wrapping.wrapped_before_moved,
-    wrapping.sync_batchnorm_after_wrapping,
-    devices.gpu_hard_coded,
-    devices.global_rank_as_device,
-    devices.gpu_not_chosen,
-    devices.gpu_chosen_late,
-    start_up.process_group_missing,
-    start_up.process_group_after_wrapping,
-    start_up.process_group_left_open,
-    devices.device_ids_disagree,
-    start_up.local_rank_as_argument,
-    outdated.cuda_amp_deprecated,
-    start_up.setting_read_by_nothing,
-    start_up.setting_too_late,
-    devices.gloo_for_gpus,
-    group_device.group_on_another_gpu,
-    outdated.old_launcher_called,
-    outdated.private_call_deprecated,
-    sharding.without_sampler,
-    sharding.shuffle_and_sampler,
-    sharding.no_set_epoch,
-    batch_norm.small_batches,
-    accumulation.without_no_sync,
-    accumulation.forward_outside,
-    accumulation.never_synchronised,
-    unused_parameters.searched_in_vain,
-    unused_parameters.not_allowed_for,
-    checkpoints.wrapper_saved,
-    checkpoints.saved_on_every_rank,
-    checkpoints.no_map_location,
-    checkpoints.sharded_read,
-    rank_conditions.on_some_ranks,
-    rank_conditions.skipped_on_some_ranks,
-    data_conditions.by_data,
-    placement.target_left_behind,
-    placement.loader_in_the_way,
-    hot_loop.waits,
-    loss_scaling.without_scaler,
-    loss_scaling.scaler_with_bf16,
-    loss_scaling.never_updated,
-    loss_scaling.clipped_while_scaled,
-    loss_scaling.made_anew,
-    full_shards.one_unit,
-    world_size.divided_twice,
-    world_size.loss_divided,
-    world_size.reduced_by_hand,
-    world_size.local_sum,
-    world_size.rate_scaled,
-    loss_scaling.updated_twice,
-    endpoint.gpus_of_one_node,
-    endpoint.local_rank_as_rank,
-    endpoint.endpoint_overwritten,
-    every_rank.every_rank_downloads,
-    every_rank.every_rank_logs,
-    every_rank.memory_given_back,
-    every_rank.forward_around,
-)
+from ddp_doctor.lint.rule import LintRule
+
+
+def _all_rules() -> Iterator[LintRule]:
+    for module in iter_modules(__path__):
+        for value in vars(import_module(f"{__name__}.{module.name}")).values():
+            if isinstance(value, LintRule):
+                yield value
+
+
+RULES: tuple[LintRule, ...] = tuple(sorted(_all_rules(), key=lambda rule: rule.code))

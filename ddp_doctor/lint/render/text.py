@@ -10,8 +10,8 @@ from itertools import groupby
 from textwrap import indent
 from typing import TYPE_CHECKING
 
+from ddp_doctor.lint.report import LintFinding, LintReport
 from ddp_doctor.model.choices import Severity, Verdict
-from ddp_doctor.model.lint import LintFinding, LintReport
 from ddp_doctor.render.plain import one_line
 
 if TYPE_CHECKING:

@@ -1,24 +1,62 @@
-"""From linted files to one report: verdict, exit code and the sentence that says it."""
+"""The report of ``lint``: findings that have a place in a file, the verdict, and what ``--json`` writes."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from ddp_doctor import __version__
-from ddp_doctor.lint.linting import Linted
+from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.choices import CheckStatus, ExitCode, FailOn, Severity, Verdict
-from ddp_doctor.model.lint import LintFinding, LintReport, Unread
-from ddp_doctor.model.report import CheckResult, Tool
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.report import CheckResult, Report, Tool
 
 _EXIT = {Verdict.HEALTHY: ExitCode.HEALTHY, Verdict.SICK: ExitCode.SICK, Verdict.UNSURE: ExitCode.UNSURE}
 
 
+class LintFinding(Finding):
+    """A finding in a script. Lines and columns count from one; the end is the first column behind it."""
+
+    path: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+
+class Unread(Frozen):
+    """A file that could not be looked at, and why."""
+
+    path: str
+    line: int
+    reason: str
+
+
+class LintReport(Report):
+    """The envelope, with what was looked at."""
+
+    findings: tuple[LintFinding, ...] = ()
+    files: int = 0  # that were read and parsed
+    suppressed: int = 0  # findings that a comment takes back
+    unread: tuple[Unread, ...] = ()
+
+
+@dataclass(frozen=True)
+class Linted:
+    """What became of one file: findings by position, or why it could not be looked at."""
+
+    findings: tuple[LintFinding, ...] = ()
+    suppressed: int = 0
+    unread: Unread | None = None
+    failures: tuple[tuple[str, str], ...] = ()  # rules that failed themselves, with a trace
+
+
 def lint_report(linted: Sequence[Linted], fail_on: FailOn, started_at: datetime) -> LintReport:
     """The report on these files."""
-    findings = tuple(finding for one in linted for finding in one.findings)
-    unread = tuple(one.unread for one in linted if one.unread is not None)
-    failed = sorted({code for one in linted for code, _ in one.failures})
+    findings = tuple(finding for file in linted for finding in file.findings)
+    unread = tuple(file.unread for file in linted if file.unread is not None)
+    failed = sorted({code for file in linted for code, _ in file.failures})
     verdict = _verdict(findings, fail_on, is_whole=bool(linted) and not unread and not failed)
-    suppressed = sum(one.suppressed for one in linted)
+    suppressed = sum(file.suppressed for file in linted)
     duration_s = (datetime.now(timezone.utc) - started_at).total_seconds()
     return LintReport(
         tool=Tool(version=__version__),

@@ -9,10 +9,10 @@ from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
+from ddp_doctor.lint.report import LintFinding, LintReport, Unread
 from ddp_doctor.lint.rule import LintRule
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.lint import LintFinding, LintReport, Unread
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}

@@ -6,8 +6,8 @@ A finding below ``--fail-on`` is no failure: it stands in the output of its case
 from collections.abc import Iterator, Sequence
 from xml.etree import ElementTree as ET
 
+from ddp_doctor.lint.report import LintFinding, LintReport
 from ddp_doctor.model.choices import FailOn, Severity
-from ddp_doctor.model.lint import LintFinding, LintReport
 from ddp_doctor.render.plain import plain
 
 
