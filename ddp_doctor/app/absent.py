@@ -46,8 +46,16 @@ def judge_with_absent(head: Recording, absent: Sequence[Recording]) -> Outcome:
     """What the head saw, and what those saw who could not come to its roll call and say themselves why."""
     world = head.world or World()
     known = {node.hostname for node in world.nodes}
-    nodes = [node for one in absent if one.world for node in one.world.nodes if node.hostname not in known]
-    readings = [reading for one in absent for reading in one.readings if reading.check == "roll_call"]
+    nodes = [
+        node
+        for recording in absent
+        if recording.world
+        for node in recording.world.nodes
+        if node.hostname not in known
+    ]
+    readings = [
+        reading for recording in absent for reading in recording.readings if reading.check == "roll_call"
+    ]
     return judge(
         head.model_copy(
             update={

@@ -9,9 +9,9 @@ from ddp_doctor.cli.error_handler import say
 from ddp_doctor.cli.outputs import LintResults, Outputs
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.lint.files import read_script, script_paths, shown_path
-from ddp_doctor.lint.linting import MOST_BYTES, Linted, chosen, lint_bytes
+from ddp_doctor.lint.linting import MOST_BYTES, chosen, lint_bytes
 from ddp_doctor.lint.render import text
-from ddp_doctor.lint.report import Unread, lint_report
+from ddp_doctor.lint.report import Linted, Unread, lint_report
 from ddp_doctor.lint.rule import LintRule
 from ddp_doctor.lint.rules import RULES
 from ddp_doctor.model.choices import ExitCode, FailOn

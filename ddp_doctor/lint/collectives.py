@@ -26,9 +26,9 @@ _GROUP_AT = {
 }
 _NAMES = frozenset(
     (
-        *(f"torch.distributed.{one}" for one in (*names.COLLECTIVES, *_PRIVATE)),
-        *(f"torch.distributed.nn.functional.{one}" for one in names.COLLECTIVES),
-        *(f"torch.distributed.checkpoint.{one}" for one in ("save", "load", "async_save")),
+        *(f"torch.distributed.{name}" for name in (*names.COLLECTIVES, *_PRIVATE)),
+        *(f"torch.distributed.nn.functional.{name}" for name in names.COLLECTIVES),
+        *(f"torch.distributed.checkpoint.{name}" for name in ("save", "load", "async_save")),
     )
 )
 #: Every rank has a part of what DeepSpeed writes.
@@ -47,9 +47,9 @@ def collectives(script: Script) -> tuple[Call, ...]:
     """All such calls of a script, in the order in which they run."""
     possible = [*script.named(*_NAMES), *script.methods(*_METHODS)]
     return tuple(
-        one
-        for one in sorted(possible, key=lambda call: call.order)
-        if operation(one) or _is_synchronised(script, one)
+        call
+        for call in sorted(possible, key=lambda call: call.order)
+        if operation(call) or _is_synchronised(script, call)
     )
 
 
@@ -68,11 +68,13 @@ def operation(call: Call) -> str:
             return ""
         return f"checkpoint.{name}" if is_checkpoint else name
     if call.method in _OF_DEEPSPEED and call.receiver is not None:
-        engines = (one.owner or one for one in call.receiver.objects())
-        is_engine = any(isinstance(one, Call) and one.name == "deepspeed.initialize" for one in engines)
+        engines = (option.owner or option for option in call.receiver.objects())
+        is_engine = any(
+            isinstance(engine, Call) and engine.name == "deepspeed.initialize" for engine in engines
+        )
         return call.method if is_engine else ""
     if call.method in _OF_ACCELERATE and call.receiver is not None:
-        made = (one.name for one in call.receiver.objects())
+        made = (option.name for option in call.receiver.objects())
         return call.method if _ACCELERATOR in made else ""
     return ""
 
@@ -86,9 +88,9 @@ def _is_synchronised(script: Script, call: Call) -> bool:
     """A backward pass through the wrapped model that reduces gradients."""
     if call.method != "backward" or not training.forwards_in(script, call.receiver):
         return False
-    contexts = (one.text for one in call.place.withs)
-    return not any("no_sync" in one for one in contexts) and not _has_group(script)
+    contexts = (context.text for context in call.place.withs)
+    return not any("no_sync" in context for context in contexts) and not _has_group(script)
 
 
 def _has_group(script: Script) -> bool:
-    return any(not one.lacks(5, "process_group") for one in script.wraps)
+    return any(not wrap.lacks(5, "process_group") for wrap in script.wraps)

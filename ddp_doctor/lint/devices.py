@@ -61,7 +61,7 @@ def device_text(value: Value) -> str | None:
 
     Of several alternatives those on the CPU do not count: ``"cuda:0" if torch.cuda.is_available() else "cpu"``.
     """
-    texts = {_text(one) for one in value.alternatives()}
+    texts = {_text(option) for option in value.alternatives()}
     if len(texts) > 1:
         texts.discard("cpu")
     return texts.pop() if len(texts) == 1 else None
@@ -86,10 +86,15 @@ def _text(value: Value) -> str | None:
 def _joined(value: Value) -> str | None:
     """The text of ``f"cuda:{GPU}"`` where all that it is made of is constant."""
     parts = [
-        one.parts[0] if isinstance(one.node, ast.FormattedValue) and one.parts else one for one in value.parts
+        part.parts[0] if isinstance(part.node, ast.FormattedValue) and part.parts else part
+        for part in value.parts
     ]
-    constants = [one.constant for one in parts]
-    return "".join(map(str, constants)) if all(isinstance(one, str | int) for one in constants) else None
+    constants = [part.constant for part in parts]
+    return (
+        "".join(map(str, constants))
+        if all(isinstance(constant, str | int) for constant in constants)
+        else None
+    )
 
 
 def fixed_gpu(value: Value | None) -> str | None:
@@ -100,22 +105,26 @@ def fixed_gpu(value: Value | None) -> str | None:
 
 def index_in(value: Value) -> Value | None:
     """What chooses the GPU: of ``f"cuda:{rank}"``, ``torch.device("cuda", rank)`` and ``rank`` alike ``rank``."""
-    for one in value.alternatives():
-        if isinstance(one, Call) and one.name == "torch.device":
-            index = one.argument(1, "index")
-            return index if index is not None else index_in(one.args[0]) if one.args else None
-        if isinstance(one.node, ast.JoinedStr) and one.kind == "other":
-            holes = [part for part in one.parts if isinstance(part.node, ast.FormattedValue)]
+    for option in value.alternatives():
+        if isinstance(option, Call) and option.name == "torch.device":
+            index = option.argument(1, "index")
+            return index if index is not None else index_in(option.args[0]) if option.args else None
+        if isinstance(option.node, ast.JoinedStr) and option.kind == "other":
+            holes = [part for part in option.parts if isinstance(part.node, ast.FormattedValue)]
             return holes[0].parts[0] if len(holes) == 1 and holes[0].parts else None
-        if isinstance(one.node, ast.BinOp) and one.parts and isinstance(prefix := one.parts[0].constant, str):
-            return one.parts[1] if prefix == "cuda:" else None  # "cuda:" + str(rank)
+        if (
+            isinstance(option.node, ast.BinOp)
+            and option.parts
+            and isinstance(prefix := option.parts[0].constant, str)
+        ):
+            return option.parts[1] if prefix == "cuda:" else None  # "cuda:" + str(rank)
     return value
 
 
 def device_ids(wrap: Call) -> tuple[Value, ...]:
     """The devices in ``device_ids=[...]``; empty where it is not written so."""
     given = wrap.argument(1, "device_ids")
-    lists = [one for one in given.alternatives() if one.kind == "tuple"] if given is not None else []
+    lists = [option for option in given.alternatives() if option.kind == "tuple"] if given is not None else []
     return lists[0].parts if lists else ()
 
 
@@ -125,18 +134,18 @@ def moves_of(value: Value) -> Iterator[Call]:
     for _ in range(50):
         if not waiting:
             return
-        one = waiting.pop(0)
-        if one.kind == "choice":
-            waiting[:0] = one.alternatives()
-        elif isinstance(one, Call):
-            if moves_to_device(one):
-                yield one
-            if one.returned is not None:
-                waiting.append(one.returned)
-            elif one.method in SAME_OBJECT and one.receiver is not None:
-                waiting.append(one.receiver)
-            elif one.name in (names.CONVERT_SYNC_BN, "torch.compile", names.DDP) and one.args:
-                waiting.append(one.args[0])
+        current = waiting.pop(0)
+        if current.kind == "choice":
+            waiting[:0] = current.alternatives()
+        elif isinstance(current, Call):
+            if moves_to_device(current):
+                yield current
+            if current.returned is not None:
+                waiting.append(current.returned)
+            elif current.method in SAME_OBJECT and current.receiver is not None:
+                waiting.append(current.receiver)
+            elif current.name in (names.CONVERT_SYNC_BN, "torch.compile", names.DDP) and current.args:
+                waiting.append(current.args[0])
 
 
 @lru_cache(maxsize=_MOST_KEPT)  # several rules ask
@@ -146,11 +155,11 @@ def moves_before(script: Script, wrap: Call) -> tuple[Call, ...]:
     if model is None:
         return ()
     found = list(moves_of(model))
-    objects = {id(one) for one in model.objects()}
+    objects = {id(option) for option in model.objects()}
     for call in _moves(script):
         if call in found or call.receiver is None or not call.precedes(wrap):
             continue
-        if any(id(one) in objects for one in call.receiver.objects()):
+        if any(id(option) in objects for option in call.receiver.objects()):
             found.append(call)
     return tuple(found)
 
@@ -163,7 +172,9 @@ def _moves(script: Script) -> tuple[Call, ...]:
 def is_device_count(value: Value) -> bool:
     """Whether a value is the number of GPUs that a process sees."""
     options = list(value.alternatives())
-    return bool(options) and all(isinstance(one, Call) and one.name in _DEVICE_COUNTS for one in options)
+    return bool(options) and all(
+        isinstance(option, Call) and option.name in _DEVICE_COUNTS for option in options
+    )
 
 
 def starts_nccl(script: Script, group: Call) -> bool:
@@ -175,7 +186,8 @@ def starts_nccl(script: Script, group: Call) -> bool:
     if "TORCH_DIST_USE_NCCL2" in script.source or group.has_stars:
         return False
     return backend is None or any(
-        _NCCL.search(str(one.constant)) or one.name.endswith("Backend.NCCL") for one in backend.alternatives()
+        _NCCL.search(str(option.constant)) or option.name.endswith("Backend.NCCL")
+        for option in backend.alternatives()
     )
 
 
@@ -186,9 +198,9 @@ def chooses_visible_gpus(script: Script) -> bool:
 
 def has_one_rank(script: Script) -> bool:
     """Whether the job has one rank, or one on each node, as the script says: GPU 0 is right for it."""
-    sizes = [one.argument(3, "world_size") for one in script.named(names.INIT)]
-    started = [one.argument(2, "nprocs") for one in script.named(names.SPAWN)]
+    sizes = [group.argument(3, "world_size") for group in script.named(names.INIT)]
+    started = [spawn.argument(2, "nprocs") for spawn in script.named(names.SPAWN)]
     return any(
-        bool(given) and all(one is not None and one.constant == 1 for one in given)
+        bool(given) and all(number is not None and number.constant == 1 for number in given)
         for given in (sizes, started)
     )

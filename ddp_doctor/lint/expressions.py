@@ -75,7 +75,7 @@ class Expressions:
             if isinstance(child, ast.expr):
                 found.append(self.value(child))
             elif isinstance(child, list):
-                found += [self.value(one) for one in child if isinstance(one, ast.expr)]
+                found += [self.value(expression) for expression in child if isinstance(expression, ast.expr)]
         return tuple(found)
 
     def _constant(self, node: ast.Constant) -> Value:
@@ -129,8 +129,8 @@ class Expressions:
     def _if(self, node: ast.IfExp) -> Value:
         test = self.value(node.test)
         options = tuple(
-            self._under(Condition(test, holds=holds), one)
-            for one, holds in ((node.body, True), (node.orelse, False))
+            self._under(Condition(test, holds=holds), branch)
+            for branch, holds in ((node.body, True), (node.orelse, False))
         )
         return Value(node, "choice", parts=options)
 
@@ -138,10 +138,10 @@ class Expressions:
         """``rank == 0 and save()``: what stands behind runs under a condition."""
         parts = [self.value(node.values[0])]
         before = self.place
-        for one in node.values[1:]:
+        for operand in node.values[1:]:
             holds = isinstance(node.op, ast.And)
             self.place = self.place.under(Condition(parts[-1], holds=holds))
-            parts.append(self.value(one))
+            parts.append(self.value(operand))
         self.place = before
         return Value(node, "other", parts=tuple(parts))
 
@@ -155,9 +155,9 @@ class Expressions:
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
         outer, before = self._scope, self.place
         self._scope = Scope(outer)
-        parts = [self._generator(one) for one in node.generators]
+        parts = [self._generator(generator) for generator in node.generators]
         elements = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
-        parts += [self.value(one) for one in elements]
+        parts += [self.value(element) for element in elements]
         self._scope, self.place = outer, before
         return Value(node, "other", parts=tuple(parts))
 
@@ -180,15 +180,19 @@ class Expressions:
 
     def _call(self, node: ast.Call) -> Call:
         callee = self._callee(node.func)
-        args = tuple([self.value(one) for one in node.args if type(one) is not ast.Starred])
+        args = tuple([self.value(argument) for argument in node.args if type(argument) is not ast.Starred])
         keywords, stars = dict[str, Value](), list[Value]()
         if len(args) < len(node.args):
-            stars = [self.value(one.value) for one in node.args if isinstance(one, ast.Starred)]
+            stars = [
+                self.value(argument.value) for argument in node.args if isinstance(argument, ast.Starred)
+            ]
         if node.keywords:
-            keywords = {one.arg: self.value(one.value) for one in node.keywords if one.arg is not None}
-            for one in node.keywords:
-                if one.arg is None:
-                    given = self.value(one.value)
+            keywords = {
+                keyword.arg: self.value(keyword.value) for keyword in node.keywords if keyword.arg is not None
+            }
+            for keyword in node.keywords:
+                if keyword.arg is None:
+                    given = self.value(keyword.value)
                     entries = self._entries(given)
                     if entries is None:
                         stars.append(given)
@@ -229,8 +233,9 @@ class Expressions:
         if found is None:
             return None
         self._looked_into += 1
-        is_changed = any(one.owner is value for one in self.assignments) or any(
-            value is one.receiver or value in one.args or value in one.keywords.values() for one in self.calls
+        is_changed = any(assignment.owner is value for assignment in self.assignments) or any(
+            value is call.receiver or value in call.args or value in call.keywords.values()
+            for call in self.calls
         )
         return None if is_changed else found
 
@@ -241,13 +246,13 @@ class Expressions:
 
     def _enter(self, call: Call, callee: Value) -> None:
         """Follow the call where it leads into the script itself."""
-        for one in callee.alternatives() if callee.kind in _MAY_BE_LOCAL else ():
-            if isinstance(one, Function):
-                call.local = one.definition
-                call.returned = self.follow(one, call.args, call.keywords, None)
+        for option in callee.alternatives() if callee.kind in _MAY_BE_LOCAL else ():
+            if isinstance(option, Function):
+                call.local = option.definition
+                call.returned = self.follow(option, call.args, call.keywords, None)
                 return
-            if isinstance(one, Class):
-                self._construct(call, one)
+            if isinstance(option, Class):
+                self._construct(call, option)
                 return
         if call.receiver is not None:
             cls = self._instances.get(_object(call.receiver))
@@ -268,7 +273,10 @@ class Expressions:
     def _launch(self, call: Call) -> None:
         target = call.argument(0, "fn", "target", "function")
         function = next(
-            (one for one in target.alternatives() if isinstance(one, Function)) if target else iter(()), None
+            (option for option in target.alternatives() if isinstance(option, Function))
+            if target
+            else iter(()),
+            None,
         )
         if function is None:
             return
@@ -305,7 +313,7 @@ class Expressions:
         fits = (
             whole.kind == "tuple"
             and len(whole.parts) == len(targets)
-            and not any(isinstance(one, ast.Starred) for one in targets)
+            and not any(isinstance(target, ast.Starred) for target in targets)
         )
         for number, target in enumerate(targets):
             part = (
@@ -327,14 +335,14 @@ class Expressions:
         self._store.bind(scope, name, value)
 
     def _bind_opaque(self, arguments: ast.arguments) -> None:
-        for one in parameters(arguments):
-            self.bind(one.arg, Value(one, "parameter", attribute=one.arg))
+        for parameter in parameters(arguments):
+            self.bind(parameter.arg, Value(parameter, "parameter", attribute=parameter.arg))
 
 
 def parameters(arguments: ast.arguments) -> Iterable[ast.arg]:
     """All parameters, those behind stars last."""
     yield from (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-    yield from (one for one in (arguments.vararg, arguments.kwarg) if one is not None)
+    yield from (parameter for parameter in (arguments.vararg, arguments.kwarg) if parameter is not None)
 
 
 def _entries_of(value: Value) -> dict[str, Value] | None:
@@ -345,8 +353,8 @@ def _entries_of(value: Value) -> dict[str, Value] | None:
     node = value.node
     if not isinstance(node, ast.Dict) or value.kind != "other" or len(value.parts) != 2 * len(node.keys):
         return None  # with ``**others`` in it there is a value more than there are keys
-    keys = [one.constant for one in value.parts[: len(node.keys)]]
-    if not all(isinstance(one, str) for one in keys):
+    keys = [key.constant for key in value.parts[: len(node.keys)]]
+    if not all(isinstance(key, str) for key in keys):
         return None
     return dict(zip(map(str, keys), value.parts[len(node.keys) :], strict=True))
 

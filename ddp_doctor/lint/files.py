@@ -29,10 +29,10 @@ def script_paths(given: Sequence[str]) -> Iterator[str]:
     for name in given:
         path = name if name == "-" else str(Path(name))  # ./train.py is train.py
         below = _walk(path, set()) if path != "-" and Path(path).is_dir() else [path]
-        for one in map(_short, below):
-            if one not in seen:
-                seen.add(one)
-                yield one
+        for script in map(_short, below):
+            if script not in seen:
+                seen.add(script)
+                yield script
 
 
 def _short(path: str) -> str:

@@ -61,7 +61,7 @@ def lint_text(path: str, text: str, rules: Sequence[LintRule] = RULES) -> Linted
 
 
 def _is_of_interest(text: str) -> bool:
-    return all(any(one in text for one in words) for words in (_WORDS, _SUBJECTS))
+    return all(any(word in text for word in words) for words in (_WORDS, _SUBJECTS))
 
 
 @contextmanager
@@ -122,7 +122,7 @@ def _judged(script: Script, rules: Sequence[LintRule]) -> Linted:
                 suppressed += 1
             else:
                 findings.append(finding)
-    findings.sort(key=lambda one: (one.line, one.column, one.code))
+    findings.sort(key=lambda finding: (finding.line, finding.column, finding.code))
     return Linted(tuple(findings), suppressed, failures=tuple(failures))
 
 
@@ -179,5 +179,5 @@ def _remedies(spot: Spot) -> Iterator[Remedy]:
 
 def chosen(rules: Iterable[LintRule], select: Sequence[str], ignore: Sequence[str]) -> list[LintRule]:
     """The rules whose codes begin with one of ``select`` (all where it is empty) and with none of ``ignore``."""
-    kept = [one for one in rules if not select or one.code.startswith(tuple(select))]
-    return [one for one in kept if not (ignore and one.code.startswith(tuple(ignore)))]
+    kept = [rule for rule in rules if not select or rule.code.startswith(tuple(select))]
+    return [rule for rule in kept if not (ignore and rule.code.startswith(tuple(ignore)))]

@@ -42,15 +42,18 @@ class Module:
     def optional(self) -> frozenset[str]:
         """Parameters of the forward that have a default."""
         arguments = self.forward.args
-        names = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
+        names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
         behind = names[len(names) - len(arguments.defaults) :]
-        return frozenset((*behind, *(one.arg for one in arguments.kwonlyargs)))
+        return frozenset((*behind, *(argument.arg for argument in arguments.kwonlyargs)))
 
     @property
     def given(self) -> frozenset[str]:
         """Parameters of the forward that every caller gives."""
         arguments = self.forward.args
-        return frozenset(one.arg for one in (*arguments.posonlyargs, *arguments.args)[1:]) - self.optional
+        return (
+            frozenset(argument.arg for argument in (*arguments.posonlyargs, *arguments.args)[1:])
+            - self.optional
+        )
 
 
 def wrapped_modules(script: Script, wrap: Call) -> list[Module]:
@@ -58,7 +61,7 @@ def wrapped_modules(script: Script, wrap: Call) -> list[Module]:
     model = wrap.argument(0, "module")
     made = list(model.objects()) if model is not None else []
     found: dict[int, Module] = {}
-    waiting = [one.local for one in made if isinstance(one, Call) and isinstance(one.local, ast.ClassDef)]
+    waiting = [call.local for call in made if isinstance(call, Call) and isinstance(call.local, ast.ClassDef)]
     if len(waiting) != len(made):
         return []
     while waiting:
@@ -69,44 +72,51 @@ def wrapped_modules(script: Script, wrap: Call) -> list[Module]:
         if module is None:
             return []
         found[id(definition)] = module
-        waiting += [one.local for one in _made_in(script, definition) if isinstance(one.local, ast.ClassDef)]
+        waiting += [
+            call.local for call in _made_in(script, definition) if isinstance(call.local, ast.ClassDef)
+        ]
     return list(found.values())
 
 
 def _module(script: Script, definition: ast.ClassDef) -> Module | None:
-    cls = next((one for one in script.classes if one.node is definition), None)
+    cls = next((cls for cls in script.classes if cls.node is definition), None)
     forward = next(
-        (one for one in definition.body if isinstance(one, ast.FunctionDef) and one.name == "forward"), None
+        (
+            function
+            for function in definition.body
+            if isinstance(function, ast.FunctionDef) and function.name == "forward"
+        ),
+        None,
     )
     if (
         cls is None
         or forward is None
         or not cls.parts
-        or any(one.name != "torch.nn.Module" for one in cls.parts)
+        or any(base.name != "torch.nn.Module" for base in cls.parts)
     ):
         return None
     if any(cls in base.parts for base in script.classes):
         return None  # another class goes on where this one ends
     module = Module(definition, forward)
-    for one in script.assignments:
-        is_built = one.place.cls is definition and _function(one.place.function) == "__init__"
-        if is_built and _is_own_attribute(one.target) and _is_layer(one.value):
-            module.layers.setdefault(one.name, one.value)
+    for assignment in script.assignments:
+        is_built = assignment.place.cls is definition and _function(assignment.place.function) == "__init__"
+        if is_built and _is_own_attribute(assignment.target) and _is_layer(assignment.value):
+            module.layers.setdefault(assignment.name, assignment.value)
     module.is_whole = all(
-        one.name.startswith("torch.")
-        or one.local is not None
-        or one.method
-        or one.name in ("super", "range", "len", "int")
-        for one in _made_in(script, definition)
+        call.name.startswith("torch.")
+        or call.local is not None
+        or call.method
+        or call.name in ("super", "range", "len", "int")
+        for call in _made_in(script, definition)
     )
     return module
 
 
 def _made_in(script: Script, definition: ast.ClassDef) -> Iterator[Call]:
     return (
-        one
-        for one in script.calls
-        if one.place.cls is definition and _function(one.place.function) == "__init__"
+        call
+        for call in script.calls
+        if call.place.cls is definition and _function(call.place.function) == "__init__"
     )
 
 
@@ -141,16 +151,20 @@ def reads_indirectly(script: Script, module: Module) -> bool:
 def has_branches(module: Module) -> bool:
     """Whether any method decides anything, apart from how the model is built."""
     methods = [
-        one for one in module.definition.body if isinstance(one, ast.FunctionDef) and one.name != "__init__"
+        function
+        for function in module.definition.body
+        if isinstance(function, ast.FunctionDef) and function.name != "__init__"
     ]
     decisions = (ast.If, ast.IfExp, ast.While, ast.Try, ast.Match, ast.BoolOp)
-    return any(isinstance(one, decisions) for method in methods for one in ast.walk(method))
+    return any(isinstance(node, decisions) for method in methods for node in ast.walk(method))
 
 
 def never_used(script: Script, module: Module) -> Iterator[Value]:
     """Layers whose attribute nothing in the file reads."""
     read = {
-        one.attr for one in script.nodes if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Load)
+        node.attr
+        for node in script.nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
     return (layer for name, layer in module.layers.items() if name not in read)
 
@@ -168,13 +182,17 @@ def sometimes_used(module: Module) -> Iterator[Value]:
 def _surely_used(module: Module, statements: list[ast.stmt]) -> set[str]:
     """Attributes that every way through the statements uses; how the model was built decides nothing here."""
     used = set[str]()
-    for number, one in enumerate(statements):
-        if not isinstance(one, ast.If) or not _is_on_the_input(module, one.test):
-            used |= _used_in(module, one)
+    for number, statement in enumerate(statements):
+        if not isinstance(statement, ast.If) or not _is_on_the_input(module, statement.test):
+            used |= _used_in(module, statement)
             continue
         behind = statements[number + 1 :]
-        ways = [body if _leaves(body) else [*body, *behind] for body in (one.body, one.orelse)]
-        return used | _attributes(one.test) | (_surely_used(module, ways[0]) & _surely_used(module, ways[1]))
+        ways = [body if _leaves(body) else [*body, *behind] for body in (statement.body, statement.orelse)]
+        return (
+            used
+            | _attributes(statement.test)
+            | (_surely_used(module, ways[0]) & _surely_used(module, ways[1]))
+        )
     return used
 
 
@@ -183,7 +201,7 @@ def _used_in(module: Module, node: ast.AST) -> set[str]:
     if isinstance(node, ast.IfExp) and _is_on_the_input(module, node.test):
         return _used_in(module, node.test) | (_used_in(module, node.body) & _used_in(module, node.orelse))
     own = {node.attr} if isinstance(node, ast.Attribute) and _is_self(node.value) else set[str]()
-    return own.union(*(_used_in(module, one) for one in ast.iter_child_nodes(node)))
+    return own.union(*(_used_in(module, child) for child in ast.iter_child_nodes(node)))
 
 
 def _is_on_the_input(module: Module, test: ast.expr) -> bool:
@@ -207,4 +225,4 @@ def _leaves(body: list[ast.stmt]) -> bool:
 
 
 def _attributes(node: ast.AST) -> set[str]:
-    return {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute) and _is_self(one.value)}
+    return {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute) and _is_self(part.value)}

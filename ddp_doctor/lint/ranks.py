@@ -60,8 +60,8 @@ class RankTest:
 
 def rank_kind(value: Value, depth: int = 6) -> RankKind | None:
     """Whether a value is a rank, and which; an expression that computes with one is none."""
-    for one in value.alternatives():
-        found = _rank_kind(one, depth)
+    for option in value.alternatives():
+        found = _rank_kind(option, depth)
         if found is not None:
             return found
     return None
@@ -109,7 +109,7 @@ def _by_name(name: str) -> RankKind | None:
 
 def is_surely_global(value: Value, depth: int = 6) -> bool:
     """Whether a value comes from get_rank() or is a launcher's rank in the job; a name alone proves nothing."""
-    found = [_is_global(one, depth) for one in value.alternatives() if one.kind != "constant"]
+    found = [_is_global(option, depth) for option in value.alternatives() if option.kind != "constant"]
     return bool(found) and all(found)
 
 
@@ -133,26 +133,26 @@ def _is_global(value: Value, depth: int) -> bool:
 def environment(value: Value) -> frozenset[str]:
     """The variables of the environment that a value is made of."""
     found = set[str]()
-    for one in behind(value):
-        if isinstance(one, Call) and one.name in ("os.environ.get", "os.getenv") and one.args:
-            found.add(str(one.args[0].constant))
-        elif one.kind == "element" and one.owner is not None and one.owner.name == "os.environ":
-            found.add(one.attribute)
+    for source in behind(value):
+        if isinstance(source, Call) and source.name in ("os.environ.get", "os.getenv") and source.args:
+            found.add(str(source.args[0].constant))
+        elif source.kind == "element" and source.owner is not None and source.owner.name == "os.environ":
+            found.add(source.attribute)
     return frozenset(found)
 
 
 def behind(value: Value) -> Iterator[Value]:
     """What a value is made of, also inside the local functions that returned it."""
-    for one in value.sources():
-        yield one
-        if isinstance(one, Call) and one.returned is not None:
-            yield from one.returned.sources()
+    for source in value.sources():
+        yield source
+        if isinstance(source, Call) and source.returned is not None:
+            yield from source.returned.sources()
 
 
 def rank_test(value: Value, depth: int = 6) -> RankTest | None:
     """What a condition says of ranks; None where it holds, or not, on all of them alike, as far as can be seen."""
-    for one in value.alternatives():
-        found = _test(one, depth) if depth else None
+    for option in value.alternatives():
+        found = _test(option, depth) if depth else None
         if found is not None:
             return found
     return None
@@ -206,7 +206,7 @@ def _compared(
     if kind is None:
         return _modulo(left, right, operator)
     if isinstance(operator, ast.In | ast.NotIn):
-        chosen: Chosen = "zero" if {0, -1} >= {_number(one) for one in right.parts} else "some"
+        chosen: Chosen = "zero" if {0, -1} >= {_number(part) for part in right.parts} else "some"
         test = RankTest(kind, chosen)
         return test if isinstance(operator, ast.In) else test.negated()
     number = 0.0 if right.constant == "0" else _number(right)

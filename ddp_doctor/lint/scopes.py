@@ -54,8 +54,8 @@ class Class(Value):
         """A method of it, or of a base that the script defines."""
         if name in self.methods or not depth:
             return self.methods.get(name)
-        bases = (one for base in self.parts for one in base.alternatives() if isinstance(one, Class))
-        return next((found for one in bases if (found := one.find(name, depth - 1))), None)
+        bases = (option for base in self.parts for option in base.alternatives() if isinstance(option, Class))
+        return next((found for base in bases if (found := base.find(name, depth - 1))), None)
 
 
 class Store:
@@ -111,7 +111,7 @@ class Store:
         """Go on behind branches of which one was taken; one that bound nothing is an empty mapping."""
         for key in dict.fromkeys(key for bound in branches for key in bound):
             options = [branch.get(key) or self._values.get(key) for branch in branches]
-            known = list({id(one): one for one in options if one is not None}.values())
+            known = list({id(option): option for option in options if option is not None}.values())
             self._bind(
                 key, known[0] if len(known) == 1 else Value(known[0].node, "choice", parts=tuple(known))
             )

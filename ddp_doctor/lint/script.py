@@ -53,14 +53,16 @@ class Script:
                 if isinstance(child, ast.AST):
                     found.append(child)
                 elif isinstance(child, list):
-                    found += [one for one in child if isinstance(one, ast.AST)]
+                    found += [node for node in child if isinstance(node, ast.AST)]
         return tuple(found)
 
     @cached_property
     def texts(self) -> frozenset[str]:
         """The strings in it."""
         return frozenset(
-            one.value for one in self.nodes if isinstance(one, ast.Constant) and isinstance(one.value, str)
+            node.value
+            for node in self.nodes
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
         )
 
     @cached_property
@@ -72,7 +74,9 @@ class Script:
     def assigned_in(self) -> dict[int, ast.Assign]:
         """The assignment that stands in a line; of several the first that ran."""
         found: dict[int, ast.Assign] = {}
-        for node in dict.fromkeys(one.node for one in self.assignments if isinstance(one.node, ast.Assign)):
+        for node in dict.fromkeys(
+            assignment.node for assignment in self.assignments if isinstance(assignment.node, ast.Assign)
+        ):
             for line in range(node.lineno, (node.end_lineno or 0) + 1):
                 found.setdefault(line, node)
         return found
@@ -120,6 +124,6 @@ class Script:
             return False
         known = self._ddp.get(value)
         if known is None:
-            known = any(isinstance(one, Call) and one.name == names.DDP for one in value.objects())
+            known = any(isinstance(option, Call) and option.name == names.DDP for option in value.objects())
             self._ddp[value] = known
         return known

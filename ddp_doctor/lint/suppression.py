@@ -60,9 +60,9 @@ class Suppressions:
                 last = max(body[0].lineno - 1, node.lineno) if body else end
                 found.update(dict.fromkeys(range(first, end + 1), (first, last)))
             waiting += [
-                one
-                for one in ast.iter_child_nodes(node)
-                if isinstance(one, ast.stmt | ast.excepthandler | ast.match_case)
+                child
+                for child in ast.iter_child_nodes(node)
+                if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case)
             ]
         return found
 
@@ -85,7 +85,7 @@ def _comments(lines: Sequence[str]) -> dict[int, str]:
 
 def _first_line(node: ast.stmt) -> int:
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(one.lineno for one in decorators)])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def _codes(found: re.Match[str]) -> frozenset[str]:

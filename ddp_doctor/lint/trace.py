@@ -89,22 +89,22 @@ class Trace(Expressions):
         self._bind_opaque(arguments)
         places = [*arguments.posonlyargs, *arguments.args]
         defaults = dict(
-            zip(reversed([one.arg for one in places]), reversed(arguments.defaults), strict=False)
+            zip(reversed([parameter.arg for parameter in places]), reversed(arguments.defaults), strict=False)
         )
         defaults |= {
-            one.arg: default
-            for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+            parameter.arg: default
+            for parameter, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
             if default is not None
         }
-        known = {one.arg for one in parameters(arguments)}
+        known = {parameter.arg for parameter in parameters(arguments)}
         is_called = (
             not self.root or self.place.depth > 1
         )  # what nothing calls here may be given anything elsewhere
         for name, default in defaults.items():
             if is_called and isinstance(default, ast.Constant):
                 self.bind(name, Value(default, "constant"))
-        for one, value in zip(places, given, strict=False):
-            self.bind(one.arg, value)
+        for parameter, value in zip(places, given, strict=False):
+            self.bind(parameter.arg, value)
         for name, value in named.items():
             if name in known:
                 self.bind(name, value)
@@ -124,8 +124,8 @@ class Trace(Expressions):
                 self._lasting = []
         self._lasting = []
         if self.place.conditions is not before.conditions:
-            outer = {id(one) for one in before.conditions}
-            self._lasting = [one for one in self.place.conditions if id(one) not in outer]
+            outer = {id(condition) for condition in before.conditions}
+            self._lasting = [condition for condition in self.place.conditions if id(condition) not in outer]
         self.place = before
         return False
 
@@ -261,14 +261,14 @@ class Trace(Expressions):
     # --- definitions ------------------------------------------------------------------------------
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        for one in node.decorator_list:
-            self.value(one)
+        for decorator in node.decorator_list:
+            self.value(decorator)
         function = Function(node, scope=self._scope)
         self.functions.append(function)
         self.bind(node.name, function)
 
     def _class(self, node: ast.ClassDef) -> None:
-        bases = tuple(self.value(one) for one in (*node.decorator_list, *node.bases))
+        bases = tuple(self.value(expression) for expression in (*node.decorator_list, *node.bases))
         cls = Class(node, parts=bases)
         self.classes.append(cls)
         self.bind(node.name, cls)
@@ -282,21 +282,21 @@ class Trace(Expressions):
                 cls.methods[function.definition.name] = function
 
     def _import(self, node: ast.Import) -> None:
-        for one in node.names:
-            self.modules.add(one.name)
-            name = one.name if one.asname else one.name.partition(".")[0]
-            self.bind(one.asname or name, Value(node, "name", name=canonical(name)))
+        for alias in node.names:
+            self.modules.add(alias.name)
+            name = alias.name if alias.asname else alias.name.partition(".")[0]
+            self.bind(alias.asname or name, Value(node, "name", name=canonical(name)))
 
     def _import_from(self, node: ast.ImportFrom) -> None:
         module = "." * node.level + (node.module or "")
         self.modules.add(module)
-        for one in node.names:
-            if one.name == "*":
+        for alias in node.names:
+            if alias.name == "*":
                 self._star(module, node)
                 continue
-            full = f"{module}.{one.name}"
+            full = f"{module}.{alias.name}"
             self.modules.add(full)
-            self.bind(one.asname or one.name, Value(node, "name", name=canonical(full)))
+            self.bind(alias.asname or alias.name, Value(node, "name", name=canonical(full)))
 
     def _star(self, module: str, node: ast.ImportFrom) -> None:
         self.has_unknown_star |= module not in STARS

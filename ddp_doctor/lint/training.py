@@ -36,20 +36,20 @@ def made_of(value: Value | None) -> Iterator[Value]:
     """All that a value is made of, also what local functions returned for it."""
     waiting, seen = [value] if value is not None else [], set[int]()
     while waiting and len(seen) < _MOST_STEPS:
-        one = waiting.pop()
-        if id(one) in seen:
+        part = waiting.pop()
+        if id(part) in seen:
             continue
-        seen.add(id(one))
-        yield one
-        waiting += one.parts
-        if isinstance(one, Call):
-            waiting += [each for each in (one.receiver, one.returned) if each is not None]
+        seen.add(id(part))
+        yield part
+        waiting += part.parts
+        if isinstance(part, Call):
+            waiting += [each for each in (part.receiver, part.returned) if each is not None]
 
 
 def surely_ddp(value: Value | None) -> bool:
     """Whether a value is a model wrapped in DistributedDataParallel, whichever way the script went."""
     found = list(value.objects()) if value is not None else []
-    return bool(found) and all(isinstance(one, Call) and one.name == names.DDP for one in found)
+    return bool(found) and all(isinstance(option, Call) and option.name == names.DDP for option in found)
 
 
 def is_forward(script: Script, call: Value) -> bool:
@@ -63,7 +63,7 @@ def forwards_in(script: Script, value: Value | None) -> list[Call]:
         return []
     found = script.forwards.get(value)
     if found is None:
-        found = [one for one in made_of(value) if isinstance(one, Call) and is_forward(script, one)]
+        found = [part for part in made_of(value) if isinstance(part, Call) and is_forward(script, part)]
         script.forwards[value] = found
     return found
 
@@ -78,7 +78,7 @@ def loss_of(backward: Call) -> Value | None:
 
 def backwards(script: Script) -> Iterator[Call]:
     """The backward passes through the wrapped model, which reduce its gradients."""
-    return (one for one in script.methods("backward") if forwards_in(script, one.receiver))
+    return (call for call in script.methods("backward") if forwards_in(script, call.receiver))
 
 
 def optimizer_steps(script: Script) -> Iterator[Call]:
@@ -92,29 +92,31 @@ def optimizer_steps(script: Script) -> Iterator[Call]:
 
 def is_scaler_of(value: Value | None) -> bool:
     """Whether a value is torch's GradScaler."""
-    return value is not None and any(one.name in SCALERS for one in value.objects() if isinstance(one, Call))
+    return value is not None and any(
+        call.name in SCALERS for call in value.objects() if isinstance(call, Call)
+    )
 
 
 def uses_gpu(script: Script) -> bool:
     """Whether the script trains on GPUs; one that starts gloo and nothing else does not."""
-    backends = [one.argument(0, "backend") for one in script.named(names.INIT)]
-    if backends and all(one is not None and one.constant == "gloo" for one in backends):
+    backends = [group.argument(0, "backend") for group in script.named(names.INIT)]
+    if backends and all(backend is not None and backend.constant == "gloo" for backend in backends):
         return False
-    return any(one in script.source for one in ("cuda", "nccl", "device_ids"))
+    return any(word in script.source for word in ("cuda", "nccl", "device_ids"))
 
 
 def no_gradients(call: Call) -> bool:
     """Whether it runs where no gradient is recorded."""
-    marks = [one.text for one in call.place.withs]
+    marks = [context.text for context in call.place.withs]
     function = call.place.function
     if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         marks += map(written, function.decorator_list)
-    return any(re.search(r"no_grad|inference_mode|set_grad_enabled\(False", one) for one in marks)
+    return any(re.search(r"no_grad|inference_mode|set_grad_enabled\(False", mark) for mark in marks)
 
 
 def loaders(script: Script) -> Iterator[Call]:
     """The DataLoaders that are not there for evaluation, as far as names tell."""
-    return (one for one in script.named(names.LOADER) if not is_for_evaluation(script, one))
+    return (loader for loader in script.named(names.LOADER) if not is_for_evaluation(script, loader))
 
 
 def is_for_evaluation(script: Script, call: Call) -> bool:
@@ -128,16 +130,16 @@ def is_for_evaluation(script: Script, call: Call) -> bool:
 
 def is_from_a_loader(value: Value) -> bool:
     """Whether a value is what a loop over a DataLoader goes over, or one of its parts; no number of ``enumerate``."""
-    one: Value | None = value
+    source: Value | None = value
     if value.kind == "element" and value.attribute == "0" and value.owner is not None:
         over = value.owner.owner if value.owner.kind == "loop" else None
         if isinstance(over, Call) and over.name == "enumerate":
             return False
-    while one is not None and one.kind in ("element", "loop"):
-        one = one.owner
-    while isinstance(one, Call) and one.name in PASSES_ON and one.args:
-        one = one.args[0]
-    made = list(one.objects()) if one is not None and one is not value else []
+    while source is not None and source.kind in ("element", "loop"):
+        source = source.owner
+    while isinstance(source, Call) and source.name in PASSES_ON and source.args:
+        source = source.args[0]
+    made = list(source.objects()) if source is not None and source is not value else []
     return bool(made) and all(isinstance(each, Call) and each.name == names.LOADER for each in made)
 
 
@@ -150,7 +152,7 @@ def written_to(script: Script, value: Value) -> str:
 
 def is_world_size(value: Value, depth: int = 4) -> bool:
     """Whether a value is the number of ranks, or of a node's GPUs."""
-    return any(_is_world_size(one, depth) for one in value.alternatives())
+    return any(_is_world_size(option, depth) for option in value.alternatives())
 
 
 def _is_world_size(value: Value, depth: int) -> bool:
@@ -182,8 +184,8 @@ def operation(value: Value) -> tuple[ast.operator, Value, Value] | None:
 
 def beyond(call: Call, other: Call) -> tuple[Condition, ...]:
     """The conditions of a call that another one does not share."""
-    shared = {id(one.test) for one in other.conditions}
-    return tuple(one for one in call.conditions if id(one.test) not in shared)
+    shared = {id(condition.test) for condition in other.conditions}
+    return tuple(condition for condition in call.conditions if id(condition.test) not in shared)
 
 
 def only_now_and_then(condition: Condition) -> bool:
@@ -192,10 +194,10 @@ def only_now_and_then(condition: Condition) -> bool:
 
 
 def _counts(value: Value, depth: int) -> bool:
-    if any(isinstance(one, ast.Mod) for one in ast.walk(value.node)):
+    if any(isinstance(node, ast.Mod) for node in ast.walk(value.node)):
         return True
     return (
         bool(depth)
         and value.kind in ("other", "choice")
-        and any(_counts(one, depth - 1) for one in value.parts)
+        and any(_counts(part, depth - 1) for part in value.parts)
     )

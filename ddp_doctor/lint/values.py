@@ -85,7 +85,7 @@ class Value:
         """The dotted name of what was imported, also where that is one of several alternatives; else empty."""
         if self.kind != "choice":
             return self.name if self.kind == "name" else ""
-        return next((one.name for one in self.alternatives() if one.kind == "name"), "")
+        return next((option.name for option in self.alternatives() if option.kind == "name"), "")
 
     def sources(self) -> Iterator[Value]:
         """This value and all that it is made of, however far back: receivers, arguments, alternatives."""
@@ -100,7 +100,7 @@ class Value:
 
     def calls(self) -> Iterator[Call]:
         """The calls that it may be the result of."""
-        return (one for one in self.alternatives() if isinstance(one, Call))
+        return (option for option in self.alternatives() if isinstance(option, Call))
 
     def objects(self) -> Iterable[Value]:
         """The objects it may be, behind methods that return their own receiver (``net.to(device)`` is ``net``) and

@@ -15,10 +15,10 @@ _SHOWN = 6
 
 def lines(measurements: Sequence[Measurement]) -> tuple[str, ...]:
     """The heading first; nothing where no model of the user's was wrapped."""
-    rows = [one for one in measurements if one.name == "user_model_bucket"]
+    rows = [measurement for measurement in measurements if measurement.name == "user_model_bucket"]
     if not rows:
         return ()
-    known = any(one.labels.get("first") for one in rows)
+    known = any(row.labels.get("first") for row in rows)
     how = (
         "in the order in which they are ready" if known else "in the order of construction, last layer first"
     )
@@ -39,11 +39,11 @@ def _shown(rows: Sequence[Measurement]) -> Iterator[str]:
         yield _row(rows[-1])
 
 
-def _row(one: Measurement) -> str:
-    names = [str(one.labels.get(end, "")) for end in ("first", "last")]
+def _row(row: Measurement) -> str:
+    names = [str(row.labels.get(end, "")) for end in ("first", "last")]
     which = " to ".join(dict.fromkeys(name for name in names if name))
-    number = one.labels.get("parameters") or "-"
-    return f"{one.labels['bucket']:>8} {_size(one.value):>12} {number:>11}  {which}".rstrip()
+    number = row.labels.get("parameters") or "-"
+    return f"{row.labels['bucket']:>8} {_size(row.value):>12} {number:>11}  {which}".rstrip()
 
 
 def _size(count: float) -> str:

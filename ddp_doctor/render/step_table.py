@@ -22,7 +22,7 @@ _SHARES = (
 
 def lines(measurements: Sequence[Measurement]) -> tuple[str, ...]:
     """The heading first; nothing where no steps were measured."""
-    by_name = {one.name: one for one in measurements}
+    by_name = {measurement.name: measurement for measurement in measurements}
     whole = by_name.get("step_time")
     if whole is None:
         return ()
@@ -33,8 +33,8 @@ def lines(measurements: Sequence[Measurement]) -> tuple[str, ...]:
 
 
 def _time(by_name: Mapping[str, Measurement], name: str, width: int) -> str:
-    one = by_name.get(name)
-    return f"{'-' if one is None else in_words(_digits(max(one.value, 0.0)), 's'):>{width}} "
+    measurement = by_name.get(name)
+    return f"{'-' if measurement is None else in_words(_digits(max(measurement.value, 0.0)), 's'):>{width}} "
 
 
 def _digits(value: float) -> float:
@@ -43,8 +43,8 @@ def _digits(value: float) -> float:
 
 
 def _share(by_name: Mapping[str, Measurement], name: str, width: int) -> str:
-    one = by_name.get(name)
-    return f"{'-' if one is None else f'{one.value:.0%}':>{width}} "
+    measurement = by_name.get(name)
+    return f"{'-' if measurement is None else f'{measurement.value:.0%}':>{width}} "
 
 
 def _of_what(whole: Measurement) -> str:
@@ -59,10 +59,13 @@ def _notes(whole: Measurement) -> Iterator[str]:
 
 def _buckets(measurements: Sequence[Measurement]) -> Iterator[str]:
     predicted = {
-        one.labels["bucket_cap_mib"]: one.value for one in measurements if one.name == "step_predicted"
+        measurement.labels["bucket_cap_mib"]: measurement.value
+        for measurement in measurements
+        if measurement.name == "step_predicted"
     }
-    for one in measurements:
-        if one.name == "step_measured":
-            cap = one.labels["bucket_cap_mib"]
+    for measurement in measurements:
+        if measurement.name == "step_measured":
+            cap = measurement.labels["bucket_cap_mib"]
             foretold = in_words(_digits(predicted[cap]), "s")
-            yield f"  buckets of {cap:g} MiB: predicted {foretold}, measured {in_words(_digits(one.value), 's')}"
+            measured = in_words(_digits(measurement.value), "s")
+            yield f"  buckets of {cap:g} MiB: predicted {foretold}, measured {measured}"

@@ -15,9 +15,9 @@ Row = tuple[int, float, float, float, int]
 def rows(measurements: Sequence[Measurement]) -> list[Row]:
     """(bytes, time in us, algbw in GB/s, busbw in GB/s, wrong elements) per size, smallest first."""
     by_size: dict[int, dict[str, float]] = {}
-    for one in measurements:
-        if one.name.startswith("allreduce_") and "bytes" in one.labels:
-            by_size.setdefault(int(one.labels["bytes"]), {})[one.name] = one.value
+    for measurement in measurements:
+        if measurement.name.startswith("allreduce_") and "bytes" in measurement.labels:
+            by_size.setdefault(int(measurement.labels["bytes"]), {})[measurement.name] = measurement.value
     return [
         (
             size,
@@ -49,9 +49,9 @@ class GpuRow(NamedTuple):
 def gpu_rows(measurements: Sequence[Measurement]) -> list[GpuRow]:
     """One row a rank, in order."""
     by_rank: dict[int, dict[str, Measurement]] = {}
-    for one in measurements:
-        if one.name in _GPU_RATES:
-            by_rank.setdefault(int(one.labels["rank"]), {})[one.name] = one
+    for measurement in measurements:
+        if measurement.name in _GPU_RATES:
+            by_rank.setdefault(int(measurement.labels["rank"]), {})[measurement.name] = measurement
     return [_gpu_row(rank, rates) for rank, rates in sorted(by_rank.items())]
 
 

@@ -129,7 +129,11 @@ def _show_table(report: Report, out: "Console") -> None:
     )
     for size, time_us, algbw, busbw, wrong in rows:
         out.print(f" {size:>12} {time_us:>10.1f} {algbw:>8.2f} {busbw:>8.2f} {wrong:>7}")
-    untested = [one.value for one in report.measurements if one.name == "allreduce_untested_from"]
+    untested = [
+        measurement.value
+        for measurement in report.measurements
+        if measurement.name == "allreduce_untested_from"
+    ]
     if untested:
         out.print(f" {min(untested):>12.0f} and above: not tested, time or memory was short", style="dim")
 

@@ -56,7 +56,7 @@ def used_table(recording: Recording) -> str:
     left = len(ordered) - len(cells)
     lines += [f"and {left} kinds of connections more"] if left else []
     lines += [f"Read of the first {_MOST_NODES} of {len(known)} nodes."] if known[_MOST_NODES:] else []
-    return "\n".join((*lines, *_notes([log_of(recording, one.seen.node) for one in known[:_MOST_NODES]])))
+    return "\n".join((*lines, *_notes([log_of(recording, place.seen.node) for place in known[:_MOST_NODES]])))
 
 
 _HEAD = ("NCCL between ranks", "predicted", "used", "rate by its constants")
@@ -68,38 +68,40 @@ def _line(cells: tuple[str, ...], widths: list[int], *, differs: bool = False) -
 
 
 def _within(recording: Recording, place: Place) -> Iterator[tuple[_Kind, str]]:
-    expected = {one.gpus: one for one in place.expected()}
+    expected = {pair.gpus: pair for pair in place.expected()}
     for used in used_within(recording, place):
-        one = expected.get(used.gpus)
-        if one is not None:
-            yield _pair(place, one, used), "-".join(used.gpus)
+        pair = expected.get(used.gpus)
+        if pair is not None:
+            yield _pair(place, pair, used), "-".join(used.gpus)
 
 
-def _pair(place: Place, one: Expected, used: Used) -> _Kind:
-    kinds, sure = used.kinds(), one.choice.sure
+def _pair(place: Place, expected: Expected, used: Used) -> _Kind:
+    kinds, sure = used.kinds(), expected.choice.sure
     kind = next(iter(kinds)) if len(kinds) == 1 else ""
     rate = (
-        place.rate(one.gpus, one.code, "P2P" if kind == "P2P" else "SHM") if kind in {"P2P", "SHM"} else None
+        place.rate(expected.gpus, expected.code, "P2P" if kind == "P2P" else "SHM")
+        if kind in {"P2P", "SHM"}
+        else None
     )
-    predicted = one.choice.kind + ("" if sure else "?")
-    differs = sure and kinds != {one.choice.kind}
-    return _Kind(one.code, predicted, " and ".join(sorted(kinds)), _rate(rate), differs)
+    predicted = expected.choice.kind + ("" if sure else "?")
+    differs = sure and kinds != {expected.choice.kind}
+    return _Kind(expected.code, predicted, " and ".join(sorted(kinds)), _rate(rate), differs)
 
 
 def _between(recording: Recording, place: Place) -> Iterator[tuple[_Kind, str]]:
     """The connections that ranks of a node receive over from other nodes: that end uses GPUDirect RDMA."""
     log, ways = log_of(recording, place.seen.node), {way.gpu: way for way in to_network(recording, place)}
-    for one in crossings(recording, place.seen.node):
-        network = one.transport.network
-        if one.transport.end != "receive" or network is None:
+    for crossing in crossings(recording, place.seen.node):
+        network = crossing.transport.network
+        if crossing.transport.end != "receive" or network is None:
             continue
-        way = ways.get(f"GPU{one.gpu}") if one.gpu is not None else None
+        way = ways.get(f"GPU{crossing.gpu}") if crossing.gpu is not None else None
         told = way is not None and network[0] == "IB"
         predicted = _GPUDIRECT[way.gpudirect] if way and told else "-"
         used = f"{network[0]}, {_GPUDIRECT[network[2]]}" if network[0] == "IB" else network[0]
         differs = bool(way and told and way.gpudirect is not None and way.gpudirect is not network[2])
         rate = _rate(way.rate_gb_per_s if way and told else None)
-        yield _Kind("between nodes", predicted, used, rate, differs), hca_of(log, one.transport) or "-"
+        yield _Kind("between nodes", predicted, used, rate, differs), hca_of(log, crossing.transport) or "-"
 
 
 def _rate(gb_per_s: float | None) -> str:
@@ -123,7 +125,7 @@ def _notes(logs: list[NcclTransportFact]) -> Iterator[str]:
     notes = []
     if any(log.nvls for log in logs) and all(log.nvls is not False for log in logs):
         notes.append("NVLS multicast is offered")
-    proxied = sum(one.proxy is not None for log in logs for one in log.transports)
+    proxied = sum(connection.proxy is not None for log in logs for connection in log.transports)
     if proxied:
         notes.append(f"{proxied} connections through the NIC of another GPU (PXN)")
     collnet = sorted({name.split("/")[1] for log in logs for name in log.collnet})

@@ -13,7 +13,7 @@ from ddp_doctor.render.plain import plain
 
 def render(report: LintReport, paths: Sequence[str], fail_on: FailOn) -> str:
     """One suite; ``paths`` are all files that were given, those without a finding too."""
-    unread = {one.path: one for one in report.unread}
+    unread = {file.path: file for file in report.unread}
     by_path: dict[str, list[LintFinding]] = {path: [] for path in paths}
     for finding in report.findings:
         by_path.setdefault(finding.path, []).append(finding)
@@ -25,13 +25,13 @@ def render(report: LintReport, paths: Sequence[str], fail_on: FailOn) -> str:
         if path in unread:
             reason = f"line {unread[path].line}: {unread[path].reason}"
             ET.SubElement(case, "error", message=plain(reason), type="could not be looked at")
-        failing = [one for one in findings if one.severity.at_least(bar)]
+        failing = [finding for finding in findings if finding.severity.at_least(bar)]
         failures += bool(failing)
         if failing:
             message = f"{failing[0].code} {failing[0].title}"
             failure = ET.SubElement(case, "failure", message=plain(message), type=failing[0].code)
             failure.text = "\n".join(_lines(failing))
-        lesser = [one for one in findings if one not in failing]
+        lesser = [finding for finding in findings if finding not in failing]
         if lesser:
             ET.SubElement(case, "system-out").text = "\n".join(_lines(lesser))
     suite.set("failures", str(failures))
@@ -44,6 +44,8 @@ def render(report: LintReport, paths: Sequence[str], fail_on: FailOn) -> str:
 
 
 def _lines(findings: Sequence[LintFinding]) -> Iterator[str]:
-    for one in findings:
-        yield plain(f"{one.path}:{one.line}:{one.column}: {one.severity.value} {one.code} {one.title}")
-        yield from (plain(f"  {remedy.summary}") for remedy in one.remedies)
+    for finding in findings:
+        yield plain(
+            f"{finding.path}:{finding.line}:{finding.column}: {finding.severity.value} {finding.code} {finding.title}"
+        )
+        yield from (plain(f"  {remedy.summary}") for remedy in finding.remedies)

@@ -30,7 +30,7 @@ def render(report: LintReport, rules: Sequence[LintRule]) -> str:
         "executionSuccessful": not report.unread,
         "exitCode": report.exit_code,
         "startTimeUtc": report.started_at,
-        "toolExecutionNotifications": [_notification(one) for one in report.unread],
+        "toolExecutionNotifications": [_notification(file) for file in report.unread],
     }
     run: Json = {
         "tool": {"driver": driver},

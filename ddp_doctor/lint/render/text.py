@@ -23,14 +23,18 @@ _VERDICT_STYLE = {Verdict.HEALTHY: "bold green", Verdict.SICK: "bold red", Verdi
 
 def show(report: LintReport, out: "Console", *, quiet: bool = False) -> None:
     """Print the report; ``quiet`` leaves out what is only worth knowing, and the sentence where all is well."""
-    findings = [one for one in report.findings if not quiet or one.severity.at_least(Severity.WARNING)]
+    findings = [
+        finding for finding in report.findings if not quiet or finding.severity.at_least(Severity.WARNING)
+    ]
     for path, of_file in groupby(findings, lambda finding: finding.path):
         out.print(one_line(path), style="bold")
         for finding in of_file:
             _show_finding(finding, out)
         out.print()
-    for one in report.unread:
-        out.print(f"{one_line(one.path)}:{one.line}:1: not looked at: {one_line(one.reason)}", style="yellow")
+    for file in report.unread:
+        out.print(
+            f"{one_line(file.path)}:{file.line}:1: not looked at: {one_line(file.reason)}", style="yellow"
+        )
     if report.unread:
         out.print()
     if not quiet or report.verdict is not Verdict.HEALTHY:

@@ -41,7 +41,7 @@ def without_no_sync(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync
     """
-    if any(one in script.source for one in _SWITCHED):
+    if any(name in script.source for name in _SWITCHED):
         return
     steps = list(training.optimizer_steps(script))
     clears = list(script.methods("zero_grad"))
@@ -78,7 +78,7 @@ def forward_outside(script: Script) -> Iterator[Spot]:
     for call in training.backwards(script):
         forwards = training.forwards_in(script, call.receiver)
         for context in _no_syncs(script, call):
-            if all(id(context) not in map(id, one.place.withs) for one in forwards):
+            if all(id(context) not in map(id, forward.place.withs) for forward in forwards):
                 yield Spot(
                     context,
                     f"no_sync() does nothing here: the forward in line {forwards[0].call.lineno} ran outside of it",
@@ -106,8 +106,10 @@ def never_synchronised(script: Script) -> Iterator[Spot]:
     """
     if "no_sync" not in script.source or _BY_HAND.search(script.source):
         return
-    passes = [one for one in training.backwards(script) if training.surely_ddp(_model(script, one))]
-    contexts = [next(_no_syncs(script, one), None) for one in passes]
+    passes = [
+        backward for backward in training.backwards(script) if training.surely_ddp(_model(script, backward))
+    ]
+    contexts = [next(_no_syncs(script, backward), None) for backward in passes]
     steps = list(training.optimizer_steps(script))
     if passes and steps and all(contexts):
         yield _unsynchronised(contexts[-1])
@@ -133,19 +135,19 @@ def _model(script: Script, call: Call) -> Value | None:
 
 def _no_syncs(script: Script, call: Call) -> Iterator[Value]:
     """The contexts around a call that surely are no_sync() of the wrapped model."""
-    for one in call.place.withs:
-        if isinstance(one, Call) and one.method == "no_sync" and script.is_ddp(one.receiver):
-            yield one
+    for context in call.place.withs:
+        if isinstance(context, Call) and context.method == "no_sync" and script.is_ddp(context.receiver):
+            yield context
 
 
 def _steps_now_and_then(call: Call, steps: list[Call], clears: list[Call]) -> bool:
     """``if (i + 1) % k == 0: optimizer.step()`` in the loop of the backward, which runs in every turn."""
     loop = call.loops[-1]
-    here = [one for one in steps if loop in one.loops]
+    here = [step for step in steps if loop in step.loops]
     return (
         bool(here)
-        and all(any(map(training.only_now_and_then, training.beyond(one, call))) for one in here)
-        and not any(loop in one.loops and not training.beyond(one, call) for one in clears)
+        and all(any(map(training.only_now_and_then, training.beyond(step, call))) for step in here)
+        and not any(loop in clear.loops and not training.beyond(clear, call) for clear in clears)
     )
 
 
@@ -157,6 +159,6 @@ def _is_micro_step(call: Call, steps: list[Call], clears: list[Call]) -> bool:
     words = f"{ast.unparse(loop.node.target)} {ast.unparse(loop.node.iter)}"
     return (
         bool(_MICRO.search(words))
-        and any(loop not in one.loops and outer[-1] in one.loops for one in steps)
-        and not any(loop in one.loops for one in (*steps, *clears))
+        and any(loop not in step.loops and outer[-1] in step.loops for step in steps)
+        and not any(loop in call.loops for call in (*steps, *clears))
     )

@@ -52,10 +52,10 @@ def small_batches(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
         https://arxiv.org/abs/1803.08494
     """
-    if not script.wraps or any(one in script.lowered for one in _NO_NEED):
+    if not script.wraps or any(word in script.lowered for word in _NO_NEED):
         return
     sizes = [size for call in training.loaders(script) if (size := _batch_size(script, call)) is not None]
-    layer = next((one for one in script.calls if one.name in _LAYERS or _MODELS.match(one.name)), None)
+    layer = next((call for call in script.calls if call.name in _LAYERS or _MODELS.match(call.name)), None)
     if layer is None or not sizes or max(sizes) >= SMALL_BATCH:
         return
     yield Spot(
@@ -72,8 +72,8 @@ def _batch_size(script: Script, loader: Call) -> int | None:
     size = loader.argument(training.BATCH_SIZE, "batch_size")
     if size is None:
         return None
-    known = [_number(one) or _default(script, one) for one in size.alternatives()]
-    return max(one for one in known if one) if known and all(known) else None
+    known = [_number(option) or _default(script, option) for option in size.alternatives()]
+    return max(number for number in known if number) if known and all(known) else None
 
 
 def _number(value: Value) -> int | None:
@@ -86,7 +86,7 @@ def _default(script: Script, value: Value) -> int | None:
     if value.kind != "attribute":
         return None
     for call in script.methods("add_argument"):
-        options = {str(one.constant).lstrip("-").replace("-", "_") for one in call.args}
+        options = {str(argument.constant).lstrip("-").replace("-", "_") for argument in call.args}
         default = call.argument(None, "default")
         if value.attribute in options and default is not None:
             return _number(default)

@@ -52,7 +52,7 @@ def wrapper_saved(script: Script) -> Iterator[Spot]:
         https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
     """
     if _STRIPPED.search(script.source) or any(
-        script.is_ddp(one.receiver) for one in script.methods("load_state_dict")
+        script.is_ddp(call.receiver) for call in script.methods("load_state_dict")
     ):
         return
     for save in script.named(_SAVE):
@@ -62,10 +62,10 @@ def wrapper_saved(script: Script) -> Iterator[Spot]:
                 "The DDP wrapper itself is saved: who loads it needs a process group and these very classes",
                 remedy="Save the model inside of the wrapper: model.module.state_dict()",
             )
-        for one in training.made_of(save.argument(0, "obj")):
-            if isinstance(one, Call) and one.method == "state_dict" and training.surely_ddp(one.receiver):
+        for part in training.made_of(save.argument(0, "obj")):
+            if isinstance(part, Call) and part.method == "state_dict" and training.surely_ddp(part.receiver):
                 yield Spot(
-                    one,
+                    part,
                     "The state of the DDP wrapper is saved: all keys begin with module.",
                     remedy="Save the model inside of the wrapper: model.module.state_dict()",
                 )
@@ -89,7 +89,7 @@ def saved_on_every_rank(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
     """
-    trains = {one.root for one in training.backwards(script)}
+    trains = {backward.root for backward in training.backwards(script)}
     for call in script.named(_SAVE):
         path = call.argument(1, "f")
         if path is None or call.root not in trains or _is_of_one_rank(script, call) or _is_per_rank(path):
@@ -97,7 +97,7 @@ def saved_on_every_rank(script: Script) -> Iterator[Spot]:
         saved = call.argument(0, "obj")
         inner = saved.owner if saved is not None and saved.attribute == "module" else saved
         if training.surely_ddp(inner) or any(
-            isinstance(one, Call) and one.method == "state_dict" for one in training.made_of(saved)
+            isinstance(part, Call) and part.method == "state_dict" for part in training.made_of(saved)
         ):
             yield Spot(
                 call,
@@ -127,10 +127,10 @@ def no_map_location(script: Script) -> Iterator[Spot]:
     """
     if not script.wraps or not training.uses_gpu(script):
         return
-    states = [one.args[0] for one in script.methods("load_state_dict") if one.args]
-    loaded = {id(one) for state in states for one in training.made_of(state)}
+    states = [call.args[0] for call in script.methods("load_state_dict") if call.args]
+    loaded = {id(part) for state in states for part in training.made_of(state)}
     for call in script.named(_LOAD):
-        placed = any(_PLACED.search(one.test.text) for one in call.conditions)
+        placed = any(_PLACED.search(condition.test.text) for condition in call.conditions)
         if call.lacks(1, "map_location") and id(call) in loaded and not placed:
             yield Spot(
                 call,
@@ -158,14 +158,16 @@ def sharded_read(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/distributed.checkpoint.html
     """
-    folders = {one for call in script.calls if call.name.startswith(_DCP) for one in _folders(call)}
+    folders = {folder for call in script.calls if call.name.startswith(_DCP) for folder in _folders(call)}
     if not folders and ".distcp" not in script.source:
         return
     for call in script.named(_LOAD):
         path = call.argument(0, "f")
-        if path is None or any(_ASKED.search(one.test.text) for one in call.conditions):
+        if path is None or any(_ASKED.search(condition.test.text) for condition in call.conditions):
             continue
-        if folders.intersection(_places(path)) or any(".distcp" in _text(one) for one in path.sources()):
+        if folders.intersection(_places(path)) or any(
+            ".distcp" in _text(source) for source in path.sources()
+        ):
             yield Spot(
                 call,
                 "torch.load cannot read what torch.distributed.checkpoint wrote",
@@ -185,8 +187,8 @@ def _folders(call: Call) -> Iterator[str | int]:
 
 def _places(value: Value) -> Iterator[str | int]:
     """What tells that two paths are one: the same text of a literal, or the same value; equal names are not enough."""
-    for one in value.alternatives():
-        yield one.constant if isinstance(one.constant, str) else id(one)
+    for option in value.alternatives():
+        yield option.constant if isinstance(option.constant, str) else id(option)
 
 
 def _text(value: Value) -> str:
@@ -196,10 +198,10 @@ def _text(value: Value) -> str:
 def _is_of_one_rank(script: Script, call: Call) -> bool:
     """Whether not all ranks get there, as far as conditions, decorators and names tell."""
     function = call.place.function
-    words = [one.test.text for one in call.conditions]
+    words = [condition.test.text for condition in call.conditions]
     if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-        words += [ast.unparse(one) for one in function.decorator_list]
-    if chosen_ranks(call.conditions) is not None or any(_ONE_OF_ALL.search(one) for one in words):
+        words += [ast.unparse(decorator) for decorator in function.decorator_list]
+    if chosen_ranks(call.conditions) is not None or any(_ONE_OF_ALL.search(word) for word in words):
         return True
     by_rank = {
         id(leave.place.function)
@@ -207,12 +209,12 @@ def _is_of_one_rank(script: Script, call: Call) -> bool:
         if isinstance(leave.node, ast.Return) and chosen_ranks(leave.place.conditions) is not None
     }
     return any(  # ``if gathered is None: continue``, where a function gives the others None
-        isinstance(one, Call) and id(one.local) in by_rank
+        isinstance(source, Call) and id(source.local) in by_rank
         for condition in call.conditions
-        for one in condition.test.sources()
+        for source in condition.test.sources()
     )
 
 
 def _is_per_rank(path: Value) -> bool:
     """Whether each rank has a path of its own, or writes no file at all."""
-    return any(rank_kind(one) is not None or _PER_RANK.search(one.text) for one in training.made_of(path))
+    return any(rank_kind(part) is not None or _PER_RANK.search(part.text) for part in training.made_of(path))

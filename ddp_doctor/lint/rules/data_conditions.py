@@ -63,9 +63,9 @@ def by_data(script: Script) -> Iterator[Spot]:
                 continue
             missed = next(
                 (
-                    one
-                    for one in collectives(script)
-                    if one.root == leave.root and misses(leave, condition, one.place)
+                    call
+                    for call in collectives(script)
+                    if call.root == leave.root and misses(leave, condition, call.place)
                 ),
                 None,
             )
@@ -90,7 +90,7 @@ def _agreed(script: Script, condition: Condition, order: int) -> frozenset[int]:
         id(value)
         for call in script.calls
         if call.name.startswith("torch.distributed.") and call.order < order
-        if all(one.test is not condition.test for one in call.conditions)
+        if all(earlier.test is not condition.test for earlier in call.conditions)
         for given in (*call.args, *call.keywords.values())
         for value in (*given.alternatives(), *given.objects())
     )
@@ -102,14 +102,16 @@ def _is_local(script: Script, condition: Condition, order: int) -> bool:
         return False
     agreed = _agreed(script, condition, order)
     made = list(condition.test.sources())
-    if not any(training.is_forward(script, one) or _is_read_off_a_batch(one) for one in made):
+    if not any(training.is_forward(script, source) or _is_read_off_a_batch(source) for source in made):
         return False
-    return not any(id(one) in agreed or (_makes_equal(one) and _holds_output(script, one)) for one in made)
+    return not any(
+        id(source) in agreed or (_makes_equal(source) and _holds_output(script, source)) for source in made
+    )
 
 
 def _holds_output(script: Script, value: Value) -> bool:
     """Whether it was given what a forward gave; a DistributedSampler behind the batch makes no loss equal."""
-    return any(training.is_forward(script, one) for one in value.sources())
+    return any(training.is_forward(script, source) for source in value.sources())
 
 
 def _is_read_off_a_batch(value: Value) -> bool:
@@ -131,10 +133,10 @@ def _makes_equal(value: Value) -> bool:
 def _is_numeric(value: Value) -> bool:
     """``loss > 3``, ``torch.isnan(loss)``; not ``loss is None`` and not ``"aux" in outputs``."""
     identities = (ast.Is, ast.IsNot, ast.In, ast.NotIn)
-    for one in ast.walk(value.node):
-        if isinstance(one, ast.Compare) and isinstance(one.ops[0], identities):
+    for node in ast.walk(value.node):
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], identities):
             return False
-        if isinstance(one, ast.Call) and ast.unparse(one.func) in (
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in (
             "isinstance",
             "hasattr",
             "len",

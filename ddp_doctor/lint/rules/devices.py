@@ -76,9 +76,9 @@ def gpu_hard_coded(script: Script) -> Iterator[Spot]:
 
 def _is_of_one_caller(script: Script, wrap: Call, device: Value) -> bool:
     """Whether another caller of the same function may give another GPU, as ``mp.spawn`` does beside ``train(0, 1)``."""
-    if any(one.node is wrap.node and not any(map(fixed_gpu, device_ids(one))) for one in script.wraps):
+    if any(later.node is wrap.node and not any(map(fixed_gpu, device_ids(later))) for later in script.wraps):
         return True
-    made = {id(one) for one in device.sources()}
+    made = {id(source) for source in device.sources()}
     is_handed_over = any(
         id(given) in made
         for call in script.calls
@@ -141,7 +141,7 @@ def _device_arguments(script: Script) -> Iterator[tuple[Call, Value]]:
     for call in script.methods("to", "cuda"):
         device = target_of(call)
         if device is not None and not any(
-            isinstance(one, Call) and one.name == "torch.device" for one in device.alternatives()
+            isinstance(option, Call) and option.name == "torch.device" for option in device.alternatives()
         ):
             yield call, device
 
@@ -224,9 +224,9 @@ def gpu_chosen_late(script: Script) -> Iterator[Spot]:
     if chooses_visible_gpus(script):
         return
     first_uses: dict[int, Call] = {}
-    for one in script.calls:
-        if one.root not in first_uses and _uses_current_gpu(one):
-            first_uses[one.root] = one
+    for call in script.calls:
+        if call.root not in first_uses and _uses_current_gpu(call):
+            first_uses[call.root] = call
     for call in script.named(names.SET_DEVICE):
         first = first_uses.get(call.root)
         if first is None or not first.precedes(call):
@@ -277,10 +277,10 @@ def device_ids_disagree(script: Script) -> Iterator[Spot]:
 
 def _is_range(value: Value | None) -> bool:
     """``range(n)`` or ``list(range(n))`` of more GPUs than one."""
-    for one in value.alternatives() if value is not None else ():
-        if isinstance(one, Call) and one.name in ("range", "list") and len(one.args) == 1:
-            inner = one.args[0]
-            if one.name == "list":
+    for option in value.alternatives() if value is not None else ():
+        if isinstance(option, Call) and option.name in ("range", "list") and len(option.args) == 1:
+            inner = option.args[0]
+            if option.name == "list":
                 return _is_range(inner)
             return inner.constant != 1
     return False
@@ -301,12 +301,12 @@ def _disagreeing(script: Script, wrap: Call, device: Value) -> Iterator[Spot]:
             )
 
 
-def _differ(one: Value, other: Value) -> bool:
+def _differ(index: Value, other: Value) -> bool:
     """Whether two devices surely differ: two numbers, or a number against the rank on the node."""
-    gpus = fixed_gpu(one), fixed_gpu(other)
+    gpus = fixed_gpu(index), fixed_gpu(other)
     if all(gpus):
         return gpus[0] != gpus[1]
-    chosen = index_in(other if gpus[0] else one)
+    chosen = index_in(other if gpus[0] else index)
     return any(gpus) and chosen is not None and rank_kind(chosen) == "local_rank"
 
 
@@ -327,7 +327,11 @@ def gloo_for_gpus(script: Script) -> Iterator[Spot]:
     """
     starts = list(script.named(names.INIT))
     backends = [call.argument(0, "backend") for call in starts]
-    if not starts or has_one_rank(script) or any(one is None or one.constant != "gloo" for one in backends):
+    if (
+        not starts
+        or has_one_rank(script)
+        or any(backend is None or backend.constant != "gloo" for backend in backends)
+    ):
         return
     for wrap in script.wraps:
         gpu = [move for move in moves_before(script, wrap) if not move.conditions and goes_to_gpu(move)]

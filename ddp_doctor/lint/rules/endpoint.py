@@ -108,24 +108,24 @@ def endpoint_overwritten(script: Script) -> Iterator[Spot]:
         pytorch torch/distributed/rendezvous.py _create_c10d_store, _agent_store_serves (TORCHELASTIC_USE_AGENT_STORE)
     """
     overwritten = [
-        one
-        for one in script.assignments
-        if one.name in _ENDPOINT
-        and one.owner is not None
-        and one.owner.name == "os.environ"
-        and one.value.kind == "constant"
-        and not one.place.conditions
-        and not one.place.in_handler
+        assignment
+        for assignment in script.assignments
+        if assignment.name in _ENDPOINT
+        and assignment.owner is not None
+        and assignment.owner.name == "os.environ"
+        and assignment.value.kind == "constant"
+        and not assignment.place.conditions
+        and not assignment.place.in_handler
     ]
-    groups = [one for one in script.named(names.INIT) if _reads_endpoint(one)]
+    groups = [group for group in script.named(names.INIT) if _reads_endpoint(group)]
     if not overwritten or not groups or not _is_started_by_torchrun(script):
         return
-    for one in overwritten:
-        if any(one.root == call.root and one.order < call.order for call in groups):
+    for assignment in overwritten:
+        if any(assignment.root == call.root and assignment.order < call.order for call in groups):
             yield Spot(
-                one.node,
-                f"{one.name} is overwritten, though torchrun has set it to where its store listens",
-                remedy=f'Delete the line, or write os.environ.setdefault("{one.name}", ...)',
+                assignment.node,
+                f"{assignment.name} is overwritten, though torchrun has set it to where its store listens",
+                remedy=f'Delete the line, or write os.environ.setdefault("{assignment.name}", ...)',
             )
 
 
@@ -140,13 +140,15 @@ def _worlds(script: Script) -> Iterator[tuple[Call, Value | None, Value | None]]
 def _is_global_rank(value: Value) -> bool:
     if GLOBAL_RANKS & environment(value):
         return True
-    return any(isinstance(one, Call) and one.name == "torch.distributed.get_rank" for one in behind(value))
+    return any(
+        isinstance(source, Call) and source.name == "torch.distributed.get_rank" for source in behind(value)
+    )
 
 
 def _sets(script: Script, variable: str) -> bool:
     return any(
-        one.name == variable and one.owner is not None and one.owner.name == "os.environ"
-        for one in script.assignments
+        assignment.name == variable and assignment.owner is not None and assignment.owner.name == "os.environ"
+        for assignment in script.assignments
     )
 
 
@@ -159,10 +161,12 @@ def _reads_endpoint(call: Call) -> bool:
 
 
 def _is_started_by_torchrun(script: Script) -> bool:
-    if "RANK" not in script.source or any(_sets(script, one) for one in ("RANK", "LOCAL_RANK", "WORLD_SIZE")):
+    if "RANK" not in script.source or any(
+        _sets(script, name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    ):
         return False
-    if any((one.name or one.method).rpartition(".")[2] in _STARTERS for one in script.calls):
+    if any((call.name or call.method).rpartition(".")[2] in _STARTERS for call in script.calls):
         return False
     return bool(script.texts & {"RANK", "LOCAL_RANK"}) and not any(
-        one.startswith(_OTHER_LAUNCHERS) for one in script.texts
+        text.startswith(_OTHER_LAUNCHERS) for text in script.texts
     )

@@ -64,7 +64,7 @@ def every_rank_downloads(script: Script) -> Iterator[Spot]:
         https://pytorch.org/vision/stable/datasets.html
     """
     starts = [
-        one for one in script.calls if one.name in (names.SPAWN, "torch.multiprocessing.start_processes")
+        call for call in script.calls if call.name in (names.SPAWN, "torch.multiprocessing.start_processes")
     ]
     for call in script.calls:
         download = call.keywords.get("download")
@@ -97,7 +97,7 @@ def every_rank_logs(script: Script) -> Iterator[Spot]:
     for call in script.named(*_WRITERS):
         if call.root or call.has_stars or {"group", "mode"} & set(call.keywords):
             continue
-        if chosen_ranks(call.conditions) is not None or any(rank_kind(one) for one in call.sources()):
+        if chosen_ranks(call.conditions) is not None or any(rank_kind(source) for source in call.sources()):
             continue
         yield Spot(
             call,
@@ -122,9 +122,11 @@ def memory_given_back(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/notes/cuda.html#memory-management
     """
-    steps = [one for one in script.methods("backward") if one.loops]
+    steps = [backward for backward in script.methods("backward") if backward.loops]
     for call in script.named("torch.cuda.empty_cache"):
-        if any(call.loops and call.loops[-1] is one.loops[-1] and _always_with(call, one) for one in steps):
+        if any(
+            call.loops and call.loops[-1] is step.loops[-1] and _always_with(call, step) for step in steps
+        ):
             yield Spot(
                 call,
                 "torch.cuda.empty_cache() in every step: the GPU is waited for and its memory asked for anew",
@@ -153,11 +155,11 @@ def forward_around(script: Script) -> Iterator[Spot]:
         if backward.receiver is None or not backward.loops:
             continue
         loop = backward.loops[-1]
-        around = [one for one in _made_of(backward.receiver) if _is_around(script, one)]
+        around = [call for call in _made_of(backward.receiver) if _is_around(script, call)]
         if not around:
             continue
-        inside = (one for one in script.calls if loop in one.loops)
-        if not any(_calls_wrapper(script, one) or _reduces_by_hand(one) for one in inside):
+        inside = (call for call in script.calls if loop in call.loops)
+        if not any(_calls_wrapper(script, call) or _reduces_by_hand(call) for call in inside):
             yield Spot(
                 around[0],
                 "The loss comes from model.module: backward will not synchronise gradients between ranks",
@@ -169,10 +171,10 @@ def _one_goes_first(script: Script, call: Call) -> bool:
     """Whether one rank alone gets here, or gets here first."""
     if chosen_ranks(call.conditions) is not None:
         return True
-    if any(word in one.text.lower() for one in call.place.withs for word in _LETS_ONE_FIRST):
+    if any(word in context.text.lower() for context in call.place.withs for word in _LETS_ONE_FIRST):
         return True
     waits = script.named("torch.distributed.barrier")
-    return any(one.precedes(call) and chosen_ranks(one.conditions) is not None for one in waits)
+    return any(barrier.precedes(call) and chosen_ranks(barrier.conditions) is not None for barrier in waits)
 
 
 def _always_with(call: Call, step: Call) -> bool:
@@ -181,11 +183,11 @@ def _always_with(call: Call, step: Call) -> bool:
 
 
 def _made_of(value: Value) -> Iterator[Call]:
-    for one in value.sources():
-        if isinstance(one, Call):
-            yield one
-            if one.returned is not None:
-                yield from (inner for inner in one.returned.sources() if isinstance(inner, Call))
+    for source in value.sources():
+        if isinstance(source, Call):
+            yield source
+            if source.returned is not None:
+                yield from (inner for inner in source.returned.sources() if isinstance(inner, Call))
 
 
 def _is_around(script: Script, call: Call) -> bool:
@@ -199,19 +201,19 @@ def _is_around(script: Script, call: Call) -> bool:
             and inner.owner is not None
         ):
             options = list(inner.owner.objects())
-            if options and all(script.is_ddp(one) for one in options):
+            if options and all(script.is_ddp(option) for option in options):
                 return True
     return False
 
 
 def _calls_wrapper(script: Script, call: Call) -> bool:
     """Whether the wrapper is called, or handed to something that may call it."""
-    if call.callee is not None and any(script.is_ddp(one) for one in call.callee.objects()):
+    if call.callee is not None and any(script.is_ddp(option) for option in call.callee.objects()):
         return True
     if call.local is not None:
         return False  # followed: what it calls is seen
     return any(
-        script.is_ddp(one) for value in (*call.args, *call.keywords.values()) for one in value.objects()
+        script.is_ddp(option) for value in (*call.args, *call.keywords.values()) for option in value.objects()
     )
 
 

@@ -15,7 +15,7 @@ from ddp_doctor.model.choices import Severity
 
 #: Other ways to make a unit of each layer.
 _OFFLOAD_POLICY = "torch.distributed.fsdp.CPUOffloadPolicy"
-_UNITS = (names.FSDP[1], *(f"torch.distributed.fsdp.wrap.{one}" for one in ("wrap", "enable_wrap")))
+_UNITS = (names.FSDP[1], *(f"torch.distributed.fsdp.wrap.{name}" for name in ("wrap", "enable_wrap")))
 
 
 @lint_rule("DDL144", "whole-model-offloaded-in-one-unit", Severity.WARNING, concerns=always)
@@ -40,16 +40,16 @@ def one_unit(script: Script) -> Iterator[Spot]:
     """
     units = list(script.named(names.FSDP[1]))
     if (
-        len({id(one.node) for one in units}) == 1
+        len({id(unit.node) for unit in units}) == 1
         and not units[0].loops
         and not any(True for _ in script.named(names.FSDP[0]))
     ):
         policy = units[0].argument(None, "offload_policy")
         made = list(policy.objects()) if policy is not None else []
-        if made and all(isinstance(one, Call) and one.name == _OFFLOAD_POLICY for one in made):
+        if made and all(isinstance(option, Call) and option.name == _OFFLOAD_POLICY for option in made):
             yield _one_unit(units[0], "Call fully_shard on each layer first, then on the model")
     calls = list(script.named(names.FSDP[0]))
-    if len({id(one.node) for one in calls}) != 1 or any(True for _ in script.named(*_UNITS)):
+    if len({id(call.node) for call in calls}) != 1 or any(True for _ in script.named(*_UNITS)):
         return
     call = calls[0]
     policy = call.argument(4, "auto_wrap_policy")
@@ -66,10 +66,10 @@ def _one_unit(call: Call, remedy: str) -> Spot:
 def _offloads(call: Call) -> bool:
     given = call.argument(3, "cpu_offload")
     made = list(given.objects()) if given is not None else []
-    for one in made:
-        if not isinstance(one, Call) or one.name != "torch.distributed.fsdp.CPUOffload":
+    for option in made:
+        if not isinstance(option, Call) or option.name != "torch.distributed.fsdp.CPUOffload":
             return False
-        offloads = one.argument(0, "offload_params")
+        offloads = option.argument(0, "offload_params")
         if offloads is None or offloads.constant is not True:
             return False
     return bool(made)

@@ -84,13 +84,13 @@ def group_on_another_gpu(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
         pytorch torch/distributed/distributed_c10d.py _nccl2_device
     """
-    if chooses_visible_gpus(script) or any(one.name == "LOCAL_RANK" for one in settings(script)):
+    if chooses_visible_gpus(script) or any(setting.name == "LOCAL_RANK" for setting in settings(script)):
         return
     for group in script.named(names.INIT):
         if not starts_nccl(script, group) or not group.lacks(8, "device_id"):
             continue
         choices = list(_choices(script))
-        near = [one for one in choices if one.call.root == group.root]
+        near = [choice for choice in choices if choice.call.root == group.root]
         for choice in near or choices:
             way = _difference(script, group, choice)
             if way is not None:
@@ -117,7 +117,9 @@ def _choices(script: Script) -> Iterator[_Choice]:
 def _argument(call: Call, position: int, name: str) -> ast.expr | None:
     """An argument as it stands in the call, not where its value comes from; None where ``**options`` gives it."""
     given = call.call.args[position : position + 1]
-    return next((one.value for one in call.call.keywords if one.arg == name), given[0] if given else None)
+    return next(
+        (keyword.value for keyword in call.call.keywords if keyword.arg == name), given[0] if given else None
+    )
 
 
 def _spot(script: Script, group: Call, choice: _Choice, way: Way) -> Spot:
@@ -147,16 +149,18 @@ def _difference(script: Script, group: Call, choice: _Choice) -> Way | None:
     index = index_in(choice.device)
     if index is None or (rank is not None and _bare(rank).text == _bare(index).text):
         return None
-    ways = [_way(script, one, rank) for one in index.alternatives() if one.kind != "constant"]
+    ways = [_way(script, option, rank) for option in index.alternatives() if option.kind != "constant"]
     return ways[0] if ways and all(ways) else None
 
 
 def _rank_of(script: Script, group: Call) -> Value | None:
     """The rank in the job, as the call or the script's own environment says it."""
     exported = (
-        one.value
-        for one in script.assignments
-        if one.name == "RANK" and one.owner is not None and one.owner.reference == "os.environ"
+        assignment.value
+        for assignment in script.assignments
+        if assignment.name == "RANK"
+        and assignment.owner is not None
+        and assignment.owner.reference == "os.environ"
     )
     return group.argument(4, "rank") or next(exported, None)
 
@@ -234,10 +238,11 @@ def _looked_up(index: Value) -> Way | None:
         return None
     gpus = index.parts[0]
     if gpus.kind == "tuple":
-        numbers = [fixed_gpu(one) for one in gpus.parts]
+        numbers = [fixed_gpu(gpu) for gpu in gpus.parts]
         if None not in numbers:
             return None if numbers == [f"cuda:{number}" for number in range(len(numbers))] else "surely"
     is_counted = any(
-        isinstance(one, Call) and (one.name == "range" or is_device_count(one)) for one in gpus.sources()
+        isinstance(source, Call) and (source.name == "range" or is_device_count(source))
+        for source in gpus.sources()
     )
     return None if is_counted else "by what is not known"

@@ -47,12 +47,16 @@ def waits(script: Script) -> Iterator[Spot]:
     if not training.uses_gpu(script):
         return
     told = set[int]()
-    passes = [one for one in training.backwards(script) if one.loops]
+    passes = [backward for backward in training.backwards(script) if backward.loops]
     for call in script.calls if passes else ():
-        pass_of = next((one for one in passes if call.loops and one.loops[-1] is call.loops[-1]), None)
+        pass_of = next(
+            (backward for backward in passes if call.loops and backward.loops[-1] is call.loops[-1]), None
+        )
         if pass_of is None or id(pass_of.loops[-1].node) in told:
             continue
-        if not any(training.forwards_in(script, one) for one in _read(call)) or training.no_gradients(call):
+        if not any(training.forwards_in(script, value) for value in _read(call)) or training.no_gradients(
+            call
+        ):
             continue
         if all(map(_is_on_the_rank_alone, training.beyond(call, pass_of))):
             told.add(id(pass_of.loops[-1].node))
@@ -74,8 +78,8 @@ def _read(call: Call) -> Iterator[Value]:
     elif call.name == "float" and call.args:
         yield call.args[0]
     elif call.name == "print" or call.method == "add_scalar":
-        for one in call.args:
-            yield from _printed(one)
+        for argument in call.args:
+            yield from _printed(argument)
 
 
 def _printed(value: Value) -> Iterator[Value]:
@@ -84,6 +88,8 @@ def _printed(value: Value) -> Iterator[Value]:
         for part in value.parts:
             yield from _printed(part)
     elif not any(
-        _HOST_SIDE.search(one.text) for one in value.alternatives() if not isinstance(one.node, ast.Constant)
+        _HOST_SIDE.search(option.text)
+        for option in value.alternatives()
+        if not isinstance(option.node, ast.Constant)
     ):
         yield value

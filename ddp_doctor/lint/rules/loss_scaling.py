@@ -23,7 +23,7 @@ from ddp_doctor.lint.values import Call, Value
 from ddp_doctor.model.choices import Severity
 
 _AUTOCASTS = ("torch.amp.autocast", "torch.cuda.amp.autocast")
-_CLIPS = tuple(f"torch.nn.utils.{one}" for one in ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_"))
+_CLIPS = tuple(f"torch.nn.utils.{name}" for name in ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_"))
 _SCALES = ("scaler", "loss_scale", "amp.scale_loss", "apex")
 #: Rules look at a scaler against all calls of its methods.
 _MOST_SCALERS = 50
@@ -52,11 +52,11 @@ def without_scaler(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/amp.html#gradient-scaling
     """
-    if any(one in script.lowered for one in _SCALES):
+    if any(word in script.lowered for word in _SCALES):
         return
     for call in script.methods("backward"):
-        for one in training.made_of(call.receiver):
-            contexts = one.place.withs if isinstance(one, Call) else ()
+        for part in training.made_of(call.receiver):
+            contexts = part.place.withs if isinstance(part, Call) else ()
             for context in contexts:
                 if _autocast_type(context) == "float16":
                     yield Spot(
@@ -65,7 +65,9 @@ def without_scaler(script: Script) -> Iterator[Spot]:
                         remedy="Scale the loss with torch.amp.GradScaler, or use bfloat16 where the GPU has it",
                         write=('scaler = torch.amp.GradScaler("cuda")',),
                     )
-            half = _cast_to_half(one) if isinstance(one, Call) and training.is_forward(script, one) else None
+            half = (
+                _cast_to_half(part) if isinstance(part, Call) and training.is_forward(script, part) else None
+            )
             if half is not None:
                 yield Spot(
                     half,
@@ -91,7 +93,7 @@ def scaler_with_bf16(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/amp.html#gradient-scaling
     """
-    types = {_autocast_type(one) for one in script.named(*_AUTOCASTS)}
+    types = {_autocast_type(cast) for cast in script.named(*_AUTOCASTS)}
     if types != {"bfloat16"}:
         return
     for call in script.named(*training.SCALERS):
@@ -122,10 +124,10 @@ def never_updated(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/amp.html#torch.cuda.amp.GradScaler.update
     """
     for scaler in _scalers(script):
-        steps = [one for one in script.methods("step") if _is_of(one, scaler) and one.args]
+        steps = [call for call in script.methods("step") if _is_of(call, scaler) and call.args]
         if (
             steps
-            and not any(_is_of(one, scaler) for one in script.methods("update"))
+            and not any(_is_of(call, scaler) for call in script.methods("update"))
             and not _goes_on(script, scaler)
         ):
             yield Spot(
@@ -156,18 +158,20 @@ def clipped_while_scaled(script: Script) -> Iterator[Spot]:
     """
     for clip in script.named(*_CLIPS):
         around = [
-            one for one in script.calls if one.root == clip.root and one.place.function is clip.place.function
+            call
+            for call in script.calls
+            if call.root == clip.root and call.place.function is clip.place.function
         ]
         behind = [
-            one for one in around if one.method == "step" and clip.precedes(one) and _is_scaler_call(one)
+            call for call in around if call.method == "step" and clip.precedes(call) and _is_scaler_call(call)
         ]
         before = [
-            one for one in around if one.precedes(clip) and one.method == "backward" and _is_scaled(one)
+            call for call in around if call.precedes(clip) and call.method == "backward" and _is_scaled(call)
         ]
         if not behind or not before or _exclude(clip, behind[0]) or _exclude(clip, before[-1]):
             continue
         unscaled = [
-            one for one in script.methods("unscale_") if before[-1].precedes(one) and one.precedes(clip)
+            call for call in script.methods("unscale_") if before[-1].precedes(call) and call.precedes(clip)
         ]
         if not unscaled:
             yield Spot(
@@ -235,11 +239,11 @@ def updated_twice(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/notes/amp_examples.html#working-with-multiple-models-losses-and-optimizers
     """
     for scaler in _scalers(script):
-        updates = [one for one in script.methods("update") if one.loops and _is_of(one, scaler)]
+        updates = [call for call in script.methods("update") if call.loops and _is_of(call, scaler)]
         stepped = {
-            id(next(iter(one.args[0].objects()), one))
-            for one in script.methods("step")
-            if one.args and _is_of(one, scaler)
+            id(next(iter(call.args[0].objects()), call))
+            for call in script.methods("step")
+            if call.args and _is_of(call, scaler)
         }
         for first, second in pairwise(updates):
             is_same_turn = first.loops == second.loops and first.conditions == second.conditions
@@ -264,7 +268,7 @@ def _autocast_type(value: Value) -> Precision:
     if dtype is None:
         device = value.argument(0, "device_type")
         return "float16" if is_cuda or (device is not None and device.constant == "cuda") else "unknown"
-    names = {one.name for one in dtype.alternatives()}
+    names = {option.name for option in dtype.alternatives()}
     if names <= {"torch.float16", "torch.half"}:
         return "float16"
     return "bfloat16" if names == {"torch.bfloat16"} else "unknown"
@@ -272,16 +276,18 @@ def _autocast_type(value: Value) -> Precision:
 
 def _cast_to_half(forward: Call) -> Call | None:
     """The cast to float16 of the model that a forward runs."""
-    for one in forward.callee.sources() if forward.callee is not None else ():
+    for source in forward.callee.sources() if forward.callee is not None else ():
         if (
-            isinstance(one, Call)
-            and not one.conditions
-            and one.method in ("half", "to")
-            and one.receiver is not None
+            isinstance(source, Call)
+            and not source.conditions
+            and source.method in ("half", "to")
+            and source.receiver is not None
         ):
-            dtype = one.argument(0, "dtype") if one.method == "to" else None
-            if one.method == "half" or (dtype is not None and dtype.name in ("torch.float16", "torch.half")):
-                return one
+            dtype = source.argument(0, "dtype") if source.method == "to" else None
+            if source.method == "half" or (
+                dtype is not None and dtype.name in ("torch.float16", "torch.half")
+            ):
+                return source
     return None
 
 
@@ -292,7 +298,7 @@ def _scalers(script: Script) -> Iterator[Call]:
 
 def _is_of(call: Call, scaler: Call) -> bool:
     """Whether a method's call is of this scaler."""
-    return call.receiver is not None and any(one is scaler for one in call.receiver.objects())
+    return call.receiver is not None and any(option is scaler for option in call.receiver.objects())
 
 
 def _is_scaler_call(call: Call) -> bool:
@@ -310,7 +316,7 @@ def _goes_on(script: Script, scaler: Call) -> bool:
     """Whether a function that cannot be followed is handed the scaler."""
     for call in script.calls:
         if call.local is None and any(
-            one is scaler for given in (*call.args, *call.keywords.values()) for one in given.objects()
+            option is scaler for given in (*call.args, *call.keywords.values()) for option in given.objects()
         ):
             return True
     return any(
@@ -322,7 +328,7 @@ def _goes_on(script: Script, scaler: Call) -> bool:
     )
 
 
-def _exclude(one: Call, other: Call) -> bool:
+def _exclude(call: Call, other: Call) -> bool:
     """Whether two calls never run in the same pass, because they stand on two sides of a condition."""
-    sides = {id(condition.test): condition.holds for condition in one.conditions}
+    sides = {id(condition.test): condition.holds for condition in call.conditions}
     return any(sides.get(id(each.test), each.holds) != each.holds for each in other.conditions)

@@ -46,7 +46,7 @@ def cuda_amp_deprecated(script: Script) -> Iterator[Spot]:
         if not (isinstance(node, ast.ImportFrom) and node.module == "torch.cuda.amp"):
             continue
         for name in ("custom_fwd", "custom_bwd"):
-            if any(one.name == name for one in node.names):
+            if any(alias.name == name for alias in node.names):
                 yield Spot(
                     node,
                     f"torch.cuda.amp.{name} is deprecated",
@@ -84,8 +84,8 @@ def old_launcher_called(script: Script) -> Iterator[Spot]:
 def _names_launcher(call: Call) -> bool:
     return any(
         isinstance(node, ast.Constant) and isinstance(node.value, str) and _LAUNCHER in node.value
-        for one in call.sources()
-        for node in (ast.walk(one.node) if isinstance(one.node, ast.expr) else ())
+        for source in call.sources()
+        for node in (ast.walk(source.node) if isinstance(source.node, ast.expr) else ())
     )
 
 
@@ -125,7 +125,7 @@ def private_call_deprecated(script: Script) -> Iterator[Spot]:
         pytorch torch/distributed/distributed_c10d.py
     """
     for name, (public, instead) in _PRIVATE.items():
-        if any(one in script.texts or any(script.named(f"torch.distributed.{one}")) for one in public):
+        if any(name in script.texts or any(script.named(f"torch.distributed.{name}")) for name in public):
             continue
         for call in script.named(f"torch.distributed.{name}"):
             yield Spot(

@@ -46,7 +46,7 @@ def target_left_behind(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/generated/torch.Tensor.to.html
     """
-    if not _wraps_on_gpu(script) or any(one in script.lowered for one in _DEFAULT_DEVICE):
+    if not _wraps_on_gpu(script) or any(word in script.lowered for word in _DEFAULT_DEVICE):
         return
     yield from _inputs_left_behind(script)
     for call in script.calls:
@@ -110,10 +110,10 @@ def _inputs_left_behind(script: Script) -> Iterator[Spot]:
         model = call.callee
         if model is None or call.method or not training.surely_ddp(model):
             continue
-        wraps = [one for one in model.objects() if isinstance(one, Call)]
-        if any(_is_given(one, "device_ids") or not _takes_as_it_comes(script, one) for one in wraps):
+        wraps = [option for option in model.objects() if isinstance(option, Call)]
+        if any(_is_given(wrap, "device_ids") or not _takes_as_it_comes(script, wrap) for wrap in wraps):
             continue
-        if any(_is_as_loaded(script, one) for one in (*call.args, *call.keywords.values())):
+        if any(_is_as_loaded(script, value) for value in (*call.args, *call.keywords.values())):
             yield Spot(
                 call,
                 "This batch is still in host memory, the model on the GPU",
@@ -124,8 +124,8 @@ def _inputs_left_behind(script: Script) -> Iterator[Spot]:
 
 
 def _is_given(wrap: Call, name: str) -> bool:
-    one = wrap.argument(1, name)
-    return wrap.has_stars or (one is not None and not (one.kind == "constant" and one.constant is None))
+    given = wrap.argument(1, name)
+    return wrap.has_stars or (given is not None and not (given.kind == "constant" and given.constant is None))
 
 
 def _takes_as_it_comes(script: Script, wrap: Call) -> bool:
@@ -133,10 +133,13 @@ def _takes_as_it_comes(script: Script, wrap: Call) -> bool:
     model = wrap.argument(0, "module")
     made = list(model.objects()) if model is not None else []
     return bool(made) and all(
-        isinstance(one, Call)
-        and (one.name.startswith(("torch.nn.", "torchvision.models.")) or isinstance(one.local, ast.ClassDef))
-        and not (isinstance(one.local, ast.ClassDef) and _MOVES.search(_text(script, one.local)))
-        for one in made
+        isinstance(option, Call)
+        and (
+            option.name.startswith(("torch.nn.", "torchvision.models."))
+            or isinstance(option.local, ast.ClassDef)
+        )
+        and not (isinstance(option.local, ast.ClassDef) and _MOVES.search(_text(script, option.local)))
+        for option in made
     )
 
 
@@ -156,24 +159,24 @@ def _is_loss(call: Call) -> bool:
     if _LOSSES.match(call.name):
         return not call.name.endswith("Loss")
     made = list(call.callee.objects()) if call.callee is not None and not call.method else []
-    return bool(made) and all(isinstance(one, Call) and _LOSSES.match(one.name) for one in made)
+    return bool(made) and all(isinstance(option, Call) and _LOSSES.match(option.name) for option in made)
 
 
 def _is_as_loaded(script: Script, value: Value) -> bool:
     """Whether a value is an element of what a DataLoader yields, untouched."""
     found = list(value.alternatives())
-    return bool(found) and all(_is_yielded(script, one) for one in found)
+    return bool(found) and all(_is_yielded(script, loop) for loop in found)
 
 
 def _is_yielded(script: Script, value: Value) -> bool:
-    one: Value | None = value
-    if one is None or one.kind not in ("element", "loop"):
+    source: Value | None = value
+    if source is None or source.kind not in ("element", "loop"):
         return False
-    while one is not None and one.kind in ("element", "loop"):
-        one = one.owner
-    while isinstance(one, Call) and one.name in training.PASSES_ON and one.args:
-        one = one.args[0]
-    made = list(one.objects()) if one is not None else []
+    while source is not None and source.kind in ("element", "loop"):
+        source = source.owner
+    while isinstance(source, Call) and source.name in training.PASSES_ON and source.args:
+        source = source.args[0]
+    made = list(source.objects()) if source is not None else []
     return bool(made) and all(isinstance(each, Call) and _is_plain(script, each) for each in made)
 
 
@@ -182,14 +185,16 @@ def _is_plain(script: Script, call: Call) -> bool:
     if call.name != names.LOADER or not call.lacks(training.COLLATE, "collate_fn"):
         return False
     dataset = call.argument(0, "dataset")
-    made = [one.local for one in training.made_of(dataset) if isinstance(one, Call)]
+    made = [part.local for part in training.made_of(dataset) if isinstance(part, Call)]
     return not any(
-        _MOVES.search(_text(script, one)) for one in made if isinstance(one, ast.ClassDef | ast.FunctionDef)
+        _MOVES.search(_text(script, definition))
+        for definition in made
+        if isinstance(definition, ast.ClassDef | ast.FunctionDef)
     )
 
 
 def _is_in_memory(call: Call) -> bool:
     return any(
-        isinstance(one, Call) and one.name.endswith(("TensorDataset", "FakeData"))
-        for one in training.made_of(call.argument(0, "dataset"))
+        isinstance(part, Call) and part.name.endswith(("TensorDataset", "FakeData"))
+        for part in training.made_of(call.argument(0, "dataset"))
     )

@@ -102,12 +102,14 @@ def skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
 def _handed_on(script: Script) -> set[int]:
     """Functions that something unknown may call on the other ranks: ``optimizer.step(closure)``."""
     given = (
-        one
+        value
         for call in script.calls
         if call.local is None and not is_launch(call)
-        for one in (*call.args, *call.keywords.values())
+        for value in (*call.args, *call.keywords.values())
     )
-    return {id(one.node) for value in given for one in value.alternatives() if isinstance(one, Function)}
+    return {
+        id(option.node) for value in given for option in value.alternatives() if isinstance(option, Function)
+    }
 
 
 Site = tuple[object, str]
@@ -126,17 +128,17 @@ def _sides(script: Script) -> dict[Site, set[Chosen]]:
     """For each function and collective: on which ranks it is called there under conditions."""
     found: dict[Site, set[Chosen]] = {}
     for call in collectives(script):
-        tests = (rank_condition(one) for one in call.conditions)
+        tests = (rank_condition(condition) for condition in call.conditions)
         found.setdefault(_site(call), set()).update(test.holds_on for test in tests if test is not None)
     return found
 
 
 def _chosen(conditions: tuple[Condition, ...]) -> Iterator[tuple[Condition, Chosen]]:
     """The conditions that rank 0 alone fulfils, or all others."""
-    for one in conditions:
-        test = rank_condition(one)
+    for condition in conditions:
+        test = rank_condition(condition)
         if test is not None and test.holds_on != "some":
-            yield one, test.holds_on
+            yield condition, test.holds_on
 
 
 def _missed(
@@ -153,8 +155,8 @@ def _missed(
 
 def misses(leave: Leave, condition: Condition, place: Place) -> bool:
     """Whether what runs at ``place`` is skipped by those who leave under ``condition``."""
-    mine = [one for one in place.conditions if one.test is condition.test]
-    if any(one.early and one.holds != condition.holds for one in mine):
+    mine = [other for other in place.conditions if other.test is condition.test]
+    if any(other.early and other.holds != condition.holds for other in mine):
         return True
     ends_loop = isinstance(leave.node, ast.Break) and bool(leave.place.loops)
     return ends_loop and not mine and leave.place.loops[-1] in place.loops
@@ -163,5 +165,5 @@ def misses(leave: Leave, condition: Condition, place: Place) -> bool:
 def _splits_roles(script: Script) -> bool:
     """Parameter servers and pipelines: ranks have different jobs, and meet elsewhere."""
     return any(
-        one.startswith(("torch.distributed.rpc", "torch.distributed.pipelin")) for one in script.modules
+        module.startswith(("torch.distributed.rpc", "torch.distributed.pipelin")) for module in script.modules
     )

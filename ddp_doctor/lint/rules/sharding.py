@@ -103,7 +103,7 @@ def shuffle_and_sampler(script: Script) -> Iterator[Spot]:
         if sampler is None or shuffled is None or shuffled.constant is not True:
             continue
         made = list(sampler.objects())
-        if made and all(isinstance(one, Call) and one.name.endswith("Sampler") for one in made):
+        if made and all(isinstance(option, Call) and option.name.endswith("Sampler") for option in made):
             yield Spot(
                 call,
                 "shuffle=True stands beside a sampler: this DataLoader raises ValueError",
@@ -147,7 +147,7 @@ def no_set_epoch(script: Script) -> Iterator[Spot]:
 def _is_trained_on(script: Script, loader: Call) -> bool:
     """Whether a backward pass of the wrapped model runs in a loop over this loader."""
     return any(
-        loop.over is not None and any(one is loader for one in loop.over.sources())
+        loop.over is not None and any(source is loader for source in loop.over.sources())
         for call in training.backwards(script)
         for loop in call.loops[-1:]
     )
@@ -156,7 +156,7 @@ def _is_trained_on(script: Script, loader: Call) -> bool:
 def _takes_all(sampler: Value | None) -> bool:
     """Whether a sampler goes through the whole data set on each rank."""
     made = list(sampler.objects()) if sampler is not None else []
-    return bool(made) and all(isinstance(one, Call) and one.name in _OF_ONE_PROCESS for one in made)
+    return bool(made) and all(isinstance(option, Call) and option.name in _OF_ONE_PROCESS for option in made)
 
 
 def _argument(call: Call, position: int, name: str) -> Value | None:
@@ -175,7 +175,7 @@ def _has_no_shard(script: Script, call: Call) -> bool:
     if size is not None and size.kind == "constant" and size.constant is None:
         return False  # the data set makes batches itself, as streams do
     dataset = call.argument(0, "dataset")
-    return dataset is not None and not any(_is_split(script, one) for one in training.made_of(dataset))
+    return dataset is not None and not any(_is_split(script, part) for part in training.made_of(dataset))
 
 
 def _is_given_back(script: Script, loader: Call) -> bool:
@@ -224,5 +224,5 @@ def _is_epoch_loop(loop: Loop) -> bool:
         return False
     if not _EPOCHS.search(ast.unparse(node.target)) and "epoch" not in ast.unparse(node.iter).lower():
         return False
-    ends = [one.constant for one in loop.over.args[-1:]] if isinstance(loop.over, Call) else []
+    ends = [argument.constant for argument in loop.over.args[-1:]] if isinstance(loop.over, Call) else []
     return ends != [1]

@@ -143,7 +143,7 @@ def local_rank_as_argument(script: Script) -> Iterator[Spot]:
     if "LOCAL_RANK" in script.source:
         return
     for call in script.methods("add_argument"):
-        given = [one.constant for one in call.args]
+        given = [argument.constant for argument in call.args]
         if ("--local_rank" in given or "--local-rank" in given) and _uses_local_rank(script):
             yield Spot(
                 call,
@@ -175,13 +175,13 @@ def setting_read_by_nothing(script: Script) -> Iterator[Spot]:
     References
         docs/reference/variables.md
     """
-    for one in settings(script):
-        told = _about(one.name)
+    for setting in settings(script):
+        told = _about(setting.name)
         if told is not None:
             what, instead, severity = told
             yield Spot(
-                one.node,
-                f"{one.name} {what}",
+                setting.node,
+                f"{setting.name} {what}",
                 remedy=f"Set {instead}" if instead else "Remove it",
                 severity=severity,
             )
@@ -211,9 +211,9 @@ def _about(name: str) -> tuple[str, str | None, Severity] | None:
 
 def settings(script: Script) -> Iterator[Assignment | _Default]:
     """What the script writes into its environment."""
-    for one in script.assignments:
-        if one.owner is not None and one.name and _is_environment(one.owner):
-            yield one
+    for assignment in script.assignments:
+        if assignment.owner is not None and assignment.name and _is_environment(assignment.owner):
+            yield assignment
     for call in script.named("os.environ.setdefault", "os.putenv"):
         name = call.args[0].constant if call.args else None
         if isinstance(name, str):
@@ -260,50 +260,50 @@ def setting_too_late(script: Script) -> Iterator[Spot]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    for one in settings(script):
-        reader = _read_before(script, one)
+    for setting in settings(script):
+        reader = _read_before(script, setting)
         if reader is not None:
             may_come_later = (
-                reader.name == names.INIT and _is_read_by_nccl(one) and reader.lacks(8, "device_id")
+                reader.name == names.INIT and _is_read_by_nccl(setting) and reader.lacks(8, "device_id")
             )
             yield Spot(
-                one.node,
-                f"{one.name} is set after line {reader.call.lineno}, where "
+                setting.node,
+                f"{setting.name} is set after line {reader.call.lineno}, where "
                 + ("torch 2.15 has NCCL read it" if may_come_later else "it was read"),
                 remedy="Set it before",
                 severity=Severity.INFO if may_come_later else None,
             )
 
 
-def _read_before(script: Script, one: Assignment | _Default) -> Call | None:
+def _read_before(script: Script, setting: Assignment | _Default) -> Call | None:
     """The call that has read the variable by then; None where that is not sure."""
-    if one.name == "CUDA_VISIBLE_DEVICES":
+    if setting.name == "CUDA_VISIBLE_DEVICES":
         readers = [
             *script.named(names.SET_DEVICE),
             *(call for call in script.methods("cuda") if not call.args),
         ]
-    elif _is_read_by_nccl(one):  # when its first communicator is made, by the group itself or by DDP
+    elif _is_read_by_nccl(setting):  # when its first communicator is made, by the group itself or by DDP
         groups = [group for group in script.named(names.INIT) if starts_nccl(script, group)]
         readers = [*script.wraps, *sorted(groups, key=lambda group: group.lacks(8, "device_id"))]
-    elif one.name.startswith(_READ_AT_START):
+    elif setting.name.startswith(_READ_AT_START):
         readers = list(script.named(names.INIT))
     else:
         return None
-    conditions = one.place.conditions
+    conditions = setting.place.conditions
     return next(
         (
             call
             for call in readers
-            if call.root == one.root
-            and call.order < one.order
+            if call.root == setting.root
+            and call.order < setting.order
             and call.conditions == conditions[: len(call.conditions)]
         ),
         None,
     )
 
 
-def _is_read_by_nccl(one: Assignment | _Default) -> bool:
-    return one.name.startswith("NCCL_") and one.name not in _of_torch()
+def _is_read_by_nccl(setting: Assignment | _Default) -> bool:
+    return setting.name.startswith("NCCL_") and setting.name not in _of_torch()
 
 
 def _of_torch() -> set[str]:

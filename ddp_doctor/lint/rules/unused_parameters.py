@@ -38,8 +38,8 @@ def searched_in_vain(script: Script) -> Iterator[Spot]:
         if flag is None or flag.constant is not True:
             continue
         seen = modules.wrapped_modules(script, wrap)
-        visible = bool(seen) and all(one.is_whole for one in seen)
-        if visible and any(modules.has_branches(one) or _has_unused(script, one) for one in seen):
+        visible = bool(seen) and all(module.is_whole for module in seen)
+        if visible and any(modules.has_branches(module) or _has_unused(script, module) for module in seen):
             continue
         yield Spot(
             wrap,

@@ -108,7 +108,7 @@ def reduced_by_hand(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/notes/ddp.html
     """
-    if any(one in script.source for one in _OWN_REDUCTION) or not any(
+    if any(word in script.source for word in _OWN_REDUCTION) or not any(
         True for _ in training.backwards(script)
     ):
         return
@@ -144,12 +144,12 @@ def local_sum(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/distributed.html#torch.distributed.all_reduce
     """
-    if any(one in script.lowered for one in _SHARED):
+    if any(word in script.lowered for word in _SHARED):
         return
     divisions = {
-        id(one.right if isinstance(one, ast.BinOp) else one.value): one
-        for one in script.nodes
-        if isinstance(one, ast.BinOp | ast.AugAssign) and isinstance(one.op, ast.Div)
+        id(node.right if isinstance(node, ast.BinOp) else node.value): node
+        for node in script.nodes
+        if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Div)
     }
     for call in script.named("len"):
         division = divisions.get(id(call.node))
@@ -183,7 +183,7 @@ def rate_scaled(script: Script) -> Iterator[Spot]:
         https://arxiv.org/abs/1706.02677
     """
     sizes = [call.argument(training.BATCH_SIZE, "batch_size") for call in training.loaders(script)]
-    if not any(one is not None and _divisions(one)[0] for one in sizes):
+    if not any(size is not None and _divisions(size)[0] for size in sizes):
         return
     for call in script.calls:
         rate = call.argument(1, "lr") if call.name.startswith("torch.optim.") else None
@@ -199,8 +199,8 @@ def rate_scaled(script: Script) -> Iterator[Spot]:
 
 def _divisions(value: Value, depth: int = _DEEPEST) -> tuple[int, Value | None]:
     """How often a number was divided by the world size at least, and where last."""
-    options = [_divisions_of(one, depth) for one in value.alternatives()] if depth else []
-    return min(options, key=lambda one: one[0], default=(0, None))
+    options = [_divisions_of(option, depth) for option in value.alternatives()] if depth else []
+    return min(options, key=lambda pair: pair[0], default=(0, None))
 
 
 def _divisions_of(value: Value, depth: int) -> tuple[int, Value | None]:
@@ -209,7 +209,7 @@ def _divisions_of(value: Value, depth: int) -> tuple[int, Value | None]:
         and value.name in ("int", "max", "round", "math.ceil", "math.floor")
         and value.args
     ):
-        return max((_divisions(one, depth - 1) for one in value.args), key=lambda one: one[0])
+        return max((_divisions(argument, depth - 1) for argument in value.args), key=lambda pair: pair[0])
     sides = training.operation(value)
     if sides is None:
         return 0, None
@@ -250,28 +250,28 @@ def _multiplied(value: Value, depth: int) -> Value | None:
 
 
 def _is_summed(division: Value) -> bool:
-    for one in training.made_of(division):
-        sides = training.operation(one)
+    for part in training.made_of(division):
+        sides = training.operation(part)
         if (
             sides is not None
             and isinstance(sides[0], ast.Mult)
             and any(map(training.is_world_size, sides[1:]))
         ):
             return True
-        if isinstance(one, Call) and _SUMMED.search(one.text):
+        if isinstance(part, Call) and _SUMMED.search(part.text):
             return True
     return False
 
 
 def _model_is_wrapped(script: Script, loss: Value) -> bool:
-    return all(training.surely_ddp(one.callee) for one in training.forwards_in(script, loss))
+    return all(training.surely_ddp(forward.callee) for forward in training.forwards_in(script, loss))
 
 
 def _is_parameter_of_ddp(value: Value | None) -> bool:
     """Whether a value runs over ``model.parameters()`` of a wrapped model."""
-    for one in value.sources() if value is not None and value.kind in ("loop", "element") else ():
-        if isinstance(one, Call) and one.method in ("parameters", "named_parameters"):
-            model = one.receiver
+    for source in value.sources() if value is not None and value.kind in ("loop", "element") else ():
+        if isinstance(source, Call) and source.method in ("parameters", "named_parameters"):
+            model = source.receiver
             inner = model.owner if model is not None and model.attribute == "module" else model
             return training.surely_ddp(inner)
     return False
@@ -282,7 +282,7 @@ def _whole_set(script: Script, value: Value) -> Call | None:
     for call in script.named(names.LOADER):
         sampler = call.argument(training.SAMPLER, "sampler")
         made = list(sampler.objects()) if sampler is not None else []
-        if not made or not all(isinstance(one, Call) and one.name == names.SAMPLER for one in made):
+        if not made or not all(isinstance(option, Call) and option.name == names.SAMPLER for option in made):
             continue
         dataset = call.argument(0, "dataset")
         is_its = value.kind == "attribute" and value.attribute == "dataset" and value.owner is not None
@@ -296,8 +296,8 @@ def _whole_set(script: Script, value: Value) -> Call | None:
 def _adds_up(script: Script, call: Call, loader: Call | None) -> bool:
     """Whether the function adds something up in a loop over the loader."""
     return loader is not None and any(
-        isinstance(one.node, ast.AugAssign)
-        and one.place.function is call.place.function
-        and any(loop.over is not None and loader in loop.over.sources() for loop in one.place.loops)
-        for one in script.assignments
+        isinstance(assignment.node, ast.AugAssign)
+        and assignment.place.function is call.place.function
+        and any(loop.over is not None and loader in loop.over.sources() for loop in assignment.place.loops)
+        for assignment in script.assignments
     )

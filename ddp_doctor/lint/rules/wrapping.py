@@ -102,8 +102,8 @@ def sync_batchnorm_after_wrapping(script: Script) -> Iterator[Spot]:
 
 def _wraps_of(value: Value) -> Iterator[Call]:
     """The calls of DDP that a value may be the result of, also where it is the module inside."""
-    for one in value.objects():
-        inner = one.owner if one.kind == "attribute" and one.attribute == "module" else one
+    for option in value.objects():
+        inner = option.owner if option.kind == "attribute" and option.attribute == "module" else option
         for found in inner.objects() if inner is not None else ():
             if isinstance(found, Call) and found.name == names.DDP:
                 yield found
@@ -112,4 +112,6 @@ def _wraps_of(value: Value) -> Iterator[Call]:
 def _was_moved(wrap: Call) -> bool:
     """Whether what was wrapped had been moved before, or comes from where that cannot be seen."""
     model = wrap.argument(0, "module")
-    return model is None or any(isinstance(one, Call) and one.method in _MOVES for one in model.sources())
+    return model is None or any(
+        isinstance(source, Call) and source.method in _MOVES for source in model.sources()
+    )

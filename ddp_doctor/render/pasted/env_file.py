@@ -18,7 +18,7 @@ _EACH_ITS_OWN = (
 def render(given: HandOver) -> str:
     """``export`` and ``unset`` lines with finding, proof and undo."""
     lines = [shell.remark(f"Settings recommended by {given.source}")]
-    if any(one.per_host and not one.not_applied for one in given.variables):
+    if any(variable.per_host and not variable.not_applied for variable in given.variables):
         lines.append(shell.comment(_EACH_ITS_OWN))
     for variable in given.variables:
         lines += explained(variable)
@@ -53,5 +53,5 @@ def nothing_set(given: HandOver) -> Iterator[str]:
     """The last line where nothing is applied."""
     if not given.variables:
         yield shell.comment("nothing to set")
-    elif all(one.not_applied or not one.branches for one in given.variables):
+    elif all(variable.not_applied or not variable.branches for variable in given.variables):
         yield shell.comment("nothing is set; take the # off to try a candidate")

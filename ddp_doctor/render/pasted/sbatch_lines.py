@@ -24,10 +24,10 @@ _TOO_LONG = (
 def render(given: HandOver) -> str:
     """``export`` lines with comments, and how tasks take values of their own host."""
     lines = [shell.remark(f"Settings recommended by {given.source}")]
-    applied = [one for one in given.variables if one.branches and not one.not_applied]
+    applied = [variable for variable in given.variables if variable.branches and not variable.not_applied]
     if applied:
         lines.append(shell.comment(_NOT_PASSED_ON))
-    per_host = [one for one in applied if one.per_host]
+    per_host = [variable for variable in applied if variable.per_host]
     for variable in given.variables:
         if variable in per_host:
             lines.append(shell.remark(variable.because))

@@ -87,8 +87,8 @@ def _notes(matrix: TopologyMatrix) -> Iterator[str]:
         if nic != device:
             yield f"{nic} is {device}"
     by_code: dict[str, list[str]] = {}
-    for one, two, code in matrix.gpu_pairs():
-        by_code.setdefault(code, []).append(f"{one}-{two}")
+    for gpu, peer, code in matrix.gpu_pairs():
+        by_code.setdefault(code, []).append(f"{gpu}-{peer}")
     for code, pairs in sorted(by_code.items(), key=lambda item: (link_code(item[0]).distance, item[0])):
         listed = ", ".join(pairs) if len(pairs) <= _MOST_PAIRS else f"{len(pairs)} pairs of GPUs"
         yield f"{code:5} {meaning_of(code)}: {listed}"

@@ -81,15 +81,15 @@ class _Drawing:
 
     def _between(self) -> None:
         crossed = bool(self.faulty_pairs) and not self.drawn_pairs
-        for (_, one), (_, two), code in zip(
+        for (_, left), (_, peer), code in zip(
             self.layout.boxes, self.layout.boxes[1:], self.machine.between, strict=False
         ):
             far = bool(code) and codes.crosses_sockets(code)
             name = "wire" if not far else "bad" if crossed else "sys"
-            y = one.y + 61
-            self.canvas.line(one.right, y, two.x, y, name)
+            y = left.y + 61
+            self.canvas.line(left.right, y, peer.x, y, name)
             words = {"wire": "muted", "bad": "bad-text", "sys": "sys-text"}
-            self.canvas.text((one.right + two.x) / 2, y - 7, code, words[name], size=12, bold=True)
+            self.canvas.text((left.right + peer.x) / 2, y - 7, code, words[name], size=12, bold=True)
 
     def _inside(self) -> None:
         for x1, y1, x2, y2 in self.layout.wires:
@@ -129,25 +129,25 @@ class _Drawing:
     def _nvlinks(self) -> None:
         hanging = 0.0
         most = max((count for _, _, count in self.machine.bridged), default=1)
-        for one, two, count in self.machine.bridged:
-            bad = self.drawn_pairs.get((one, two))
+        for gpu, peer, count in self.machine.bridged:
+            bad = self.drawn_pairs.get((gpu, peer))
             label = f"NV{count}" if len(self.machine.bridged) <= _MOST_LABELS else ""
             if bad is None:
                 hanging = max(
-                    hanging, self._bow(one, two, "nvlink", label, 26, width=1.5 + 2.5 * count / most)
+                    hanging, self._bow(gpu, peer, "nvlink", label, 26, width=1.5 + 2.5 * count / most)
                 )
-        for (one, two), rule in self.drawn_pairs.items():
-            code = self.picture.matrix.links[one][two]
-            hanging = max(hanging, self._bow(one, two, "bad", f"{code} · {rule}", 46, width=3))
+        for (gpu, peer), rule in self.drawn_pairs.items():
+            code = self.picture.matrix.links[gpu][peer]
+            hanging = max(hanging, self._bow(gpu, peer, "bad", f"{code} · {rule}", 46, width=3))
         for x, y, words, name in self.labels:
             self.canvas.text(x, y, words, name, size=12, bold=True)
         self.bottom = max(self.layout.bottom + 10, hanging + 12)
         if self.machine.fabric is not None:
             self._fabric(self.machine.fabric)
 
-    def _bow(self, one: str, two: str, name: str, label: str, depth: float, *, width: float) -> float:
+    def _bow(self, gpu: str, peer: str, name: str, label: str, depth: float, *, width: float) -> float:
         """Returns how far down it hangs."""
-        ends = self.layout.devices[one], self.layout.devices[two]
+        ends = self.layout.devices[gpu], self.layout.devices[peer]
         left, right = sorted(ends, key=lambda place: place.x)
         y = max(left.bottom, right.bottom)
         deep = (depth + 0.11 * (right.middle - left.middle) + self.layout.bottom - y) / 0.75
@@ -244,15 +244,15 @@ class _Drawing:
 
 def _devices(finding: Finding) -> Iterator[str]:
     """The GPUs and NICs that a finding blames."""
-    for one in finding.culprits:
-        if one.kind in {"gpu", "nic"} and one.name:
-            yield one.name
+    for culprit in finding.culprits:
+        if culprit.kind in {"gpu", "nic"} and culprit.name:
+            yield culprit.name
 
 
 def _pairs(finding: Finding) -> Iterator[tuple[str, str]]:
-    for one in finding.culprits:
-        ends = (one.name or "").split("-")
-        if one.kind == "pair" and len(ends) == 2 and all(end.startswith("GPU") for end in ends):
+    for culprit in finding.culprits:
+        ends = (culprit.name or "").split("-")
+        if culprit.kind == "pair" and len(ends) == 2 and all(end.startswith("GPU") for end in ends):
             yield ends[0], ends[1]
 
 

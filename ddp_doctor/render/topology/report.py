@@ -42,8 +42,8 @@ def picture(report: Report, recording: Recording) -> str:
         raise CannotWrite("there is no matrix of GPUs to draw, so --svg writes nothing")
     return topology_svg(
         [
-            Picture(_host_name(recording, one.node, len(seen)), one.fact, _about(report, one.node))
-            for one in seen
+            Picture(_host_name(recording, matrix.node, len(seen)), matrix.fact, _about(report, matrix.node))
+            for matrix in seen
         ]
     )
 
@@ -59,12 +59,12 @@ def _about(report: Report, node: int) -> tuple[Finding, ...]:
     return tuple(
         finding
         for finding in report.findings
-        if any((one.node_rank or 0) == node for one in finding.culprits)
+        if any((culprit.node_rank or 0) == node for culprit in finding.culprits)
     )
 
 
 def _views(seen: Sequence[Seen[F]]) -> tuple[Json, ...] | None:
-    return tuple({"host": one.node, **one.fact.model_dump(mode="json")} for one in seen) or None
+    return tuple({"host": view.node, **view.fact.model_dump(mode="json")} for view in seen) or None
 
 
 def show(recording: Recording, out: "Console") -> None:

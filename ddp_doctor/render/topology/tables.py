@@ -17,8 +17,8 @@ _MOST_PAIRS = 12
 def p2p_text(fact: P2pStatusFact) -> str:
     """Which pairs have what, the exceptions first."""
     pairs: dict[str, list[str]] = {}
-    for one, two, words in fact.pairs():
-        pairs.setdefault(" or ".join(words), []).append(f"{one}-{two}")
+    for gpu, peer, words in fact.pairs():
+        pairs.setdefault(" or ".join(words), []).append(f"{gpu}-{peer}")
     if list(pairs) in ([], ["OK"]):
         return "\n".join(
             [f"{_asked(fact)}: {'OK between all GPUs' if pairs else 'one GPU only'}", *_doubts(fact)]
@@ -75,9 +75,9 @@ def rocm_text(fact: RocmTopologyFact) -> str:
     lines = [f"{len(fact.gpus)} AMD GPUs (not supported yet)"]
     if fact.link_type:
         lines.append("      " + " ".join(f"{gpu:5}" for gpu in fact.gpus).rstrip())
-        for one in fact.gpus:
-            cells = [fact.link_type[one].get(two, "X") for two in fact.gpus]
-            lines.append(f"{one:5} " + " ".join(f"{cell:5}" for cell in cells).rstrip())
+        for gpu in fact.gpus:
+            cells = [fact.link_type[gpu].get(peer, "X") for peer in fact.gpus]
+            lines.append(f"{gpu:5} " + " ".join(f"{cell:5}" for cell in cells).rstrip())
     nodes = Counter(fact.numa_node.values())
     lines += [
         f"NUMA node {node}: {number} {'GPU' if number == 1 else 'GPUs'}"

@@ -21,10 +21,10 @@ _MOST_PAIRS = 3
 def transport_table(place: Place) -> str:
     """The table in plain text; nothing where there is one GPU."""
     groups: dict[tuple[str, ...], list[Expected]] = {}
-    for one in place.expected():
-        rate = "" if one.rate_gb_per_s is None else f"{one.rate_gb_per_s:.0f} GB/s"
-        kind = one.choice.kind + ("" if one.choice.sure else "?")
-        groups.setdefault((one.code, kind, rate, one.choice.why), []).append(one)
+    for pair in place.expected():
+        rate = "" if pair.rate_gb_per_s is None else f"{pair.rate_gb_per_s:.0f} GB/s"
+        kind = pair.choice.kind + ("" if pair.choice.sure else "?")
+        groups.setdefault((pair.code, kind, rate, pair.choice.why), []).append(pair)
     if not groups:
         return ""
     rows = [(code, _pairs(group), kind, rate, why) for (code, kind, rate, why), group in groups.items()]
@@ -34,7 +34,7 @@ def transport_table(place: Place) -> str:
 
 
 def _pairs(group: list[Expected]) -> str:
-    names = ["-".join(one.gpus) for one in group]
+    names = ["-".join(pair.gpus) for pair in group]
     return ", ".join(names) if len(names) <= _MOST_PAIRS else f"{len(names)} pairs of GPUs"
 
 
@@ -48,9 +48,9 @@ def network_table(ways: Iterable[ToNetwork]) -> str:
     """From GPUs to their nearest NICs in plain text; nothing where no NIC is known."""
     words = {True: "GPUDirect RDMA", False: "host memory", None: "GPUDirect RDMA?"}
     groups: dict[tuple[str, ...], list[str]] = {}
-    for one in ways:
-        rate = "" if one.rate_gb_per_s is None else f"{one.rate_gb_per_s:.0f} GB/s"
-        groups.setdefault((one.code, words[one.gpudirect], rate, one.why), []).append(one.gpu)
+    for way in ways:
+        rate = "" if way.rate_gb_per_s is None else f"{way.rate_gb_per_s:.0f} GB/s"
+        groups.setdefault((way.code, words[way.gpudirect], rate, way.why), []).append(way.gpu)
     if not groups:
         return ""
     rows = [

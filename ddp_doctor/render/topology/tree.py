@@ -75,15 +75,15 @@ def machine_of(matrix: TopologyMatrix) -> Machine:
     """What the matrix tells of its host."""
     boxes = tuple(_box(matrix, title, cpus, devices) for title, cpus, devices in _places(matrix))
     fabric = _fabric(matrix)
-    linked = ((one, two, codes.nvlinks(code)) for one, two, code in matrix.gpu_pairs())
+    linked = ((gpu, peer, codes.nvlinks(code)) for gpu, peer, code in matrix.gpu_pairs())
     bridged = tuple(pair for pair in linked if pair[2] and fabric is None)
     return Machine(boxes, tuple(_between(matrix, boxes)), fabric, bridged)
 
 
-def pcie_code(matrix: TopologyMatrix, one: str, two: str) -> str | None:
+def pcie_code(matrix: TopologyMatrix, first: str, peer: str) -> str | None:
     """The PCIe path between two devices; None where NVLink hides it or the rows disagree."""
-    code = matrix.links[one][two]
-    return code if code == matrix.links[two][one] and not codes.nvlinks(code) else None
+    code = matrix.links[first][peer]
+    return code if code == matrix.links[peer][first] and not codes.nvlinks(code) else None
 
 
 def _is_near(code: str | None, limit: str) -> bool:
@@ -91,9 +91,9 @@ def _is_near(code: str | None, limit: str) -> bool:
 
 
 def _pairs_within(matrix: TopologyMatrix, devices: Sequence[str], limit: str) -> Iterator[tuple[str, str]]:
-    for one, two in combinations(devices, 2):
-        if _is_near(pcie_code(matrix, one, two), limit):
-            yield one, two
+    for first, peer in combinations(devices, 2):
+        if _is_near(pcie_code(matrix, first, peer), limit):
+            yield first, peer
 
 
 # --- NUMA nodes ------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def _homes_of_nics(matrix: TopologyMatrix, homes: Mapping[str, str]) -> dict[str
             near = [(code, name) for name in known if name != nic and (code := pcie_code(matrix, nic, name))]
             near = [(code, name) for code, name in near if _is_near(code, "NODE")]
             if nic not in found and near:
-                best = min(near, key=lambda one: codes.link_code(one[0]).distance)
+                best = min(near, key=lambda code: codes.link_code(code[0]).distance)
                 found[nic] = known[best[1]]
     rest = [nic for nic in matrix.nics if nic not in found]
     apart = connected(rest, _pairs_within(matrix, rest, "NODE"))
@@ -170,8 +170,8 @@ def _order(matrix: TopologyMatrix, members: Sequence[str]) -> tuple[int, int, in
 
 def _between(matrix: TopologyMatrix, boxes: Sequence[Box]) -> Iterator[str]:
     """The code between each box and the next; the farthest, where pairs differ."""
-    for one, two in pairwise(boxes):
-        found = {pcie_code(matrix, a, b) for a in one.devices() for b in two.devices()}
+    for box, neighbour in pairwise(boxes):
+        found = {pcie_code(matrix, a, b) for a in box.devices() for b in neighbour.devices()}
         told = [code for code in found if code]
         yield max(told, key=lambda code: codes.link_code(code).distance) if told else ""
 
@@ -187,7 +187,8 @@ def _box(matrix: TopologyMatrix, title: str, cpus: str, devices: Sequence[str]) 
     lead = {index: str(index) for index, _ in enumerate(groups)}
     number = {id(group): lead[index] for index, group in enumerate(groups)}
     links = [
-        (number[id(first[one])], number[id(first[two])]) for one, two in _pairs_within(matrix, devices, "PHB")
+        (number[id(first[left])], number[id(first[peer])])
+        for left, peer in _pairs_within(matrix, devices, "PHB")
     ]
     root = connected(list(lead.values()), links)
     bridges: dict[str, list[Group]] = {}
@@ -211,11 +212,11 @@ def _bridges(found: Sequence[Sequence[Group]]) -> Iterator[Bridge]:
 def _all_told(matrix: TopologyMatrix, groups: Sequence[Group]) -> bool:
     """Whether between every two groups some PCIe path is told."""
 
-    def told(one: Group, two: Group) -> bool:
-        members = [(a, b) for a in (*one.gpus, *one.nics) for b in (*two.gpus, *two.nics)]
+    def told(left: Group, peer: Group) -> bool:
+        members = [(a, b) for a in (*left.gpus, *left.nics) for b in (*peer.gpus, *peer.nics)]
         return any(pcie_code(matrix, a, b) for a, b in members)
 
-    return all(told(one, two) for one, two in combinations(groups, 2))
+    return all(told(left, peer) for left, peer in combinations(groups, 2))
 
 
 def _groups(matrix: TopologyMatrix, devices: Sequence[str]) -> list[Group]:
@@ -268,7 +269,7 @@ def _merged(groups: Sequence[Group]) -> tuple[Group, ...]:
 
 def _fabric(matrix: TopologyMatrix) -> Fabric | None:
     """The GPUs with NVLinks, if each of them has some to each other."""
-    pairs = {(one, two): codes.nvlinks(code) for one, two, code in matrix.gpu_pairs()}
+    pairs = {(gpu, peer): codes.nvlinks(code) for gpu, peer, code in matrix.gpu_pairs()}
     linked = {pair: count for pair, count in pairs.items() if count}
     members = [gpu for gpu in matrix.gpus if any(gpu in pair for pair in linked)]
     if len(members) < 3 or len(linked) != len(members) * (len(members) - 1) // 2:
