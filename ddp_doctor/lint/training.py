@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.lint import names
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Condition, Value, written
+from ddp_doctor.lint.values import Call, Condition, Value, is_result, written
 
 SCALERS = ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler")
 #: Positions of DataLoader's parameters.
@@ -46,10 +46,14 @@ def made_of(value: Value | None) -> Iterator[Value]:
             waiting += [each for each in (part.receiver, part.returned) if each is not None]
 
 
+def calls_in(value: Value | None) -> Iterator[Call]:
+    """The calls among all that a value is made of."""
+    return (part for part in made_of(value) if isinstance(part, Call))
+
+
 def surely_ddp(value: Value | None) -> bool:
     """Whether a value is a model wrapped in DistributedDataParallel, whichever way the script went."""
-    found = list(value.objects()) if value is not None else []
-    return bool(found) and all(isinstance(option, Call) and option.name == names.DDP for option in found)
+    return is_result(value, lambda call: call.name == names.DDP)
 
 
 def is_forward(script: Script, call: Value) -> bool:
@@ -63,7 +67,7 @@ def forwards_in(script: Script, value: Value | None) -> list[Call]:
         return []
     found = script.forwards.get(value)
     if found is None:
-        found = [part for part in made_of(value) if isinstance(part, Call) and is_forward(script, part)]
+        found = [call for call in calls_in(value) if is_forward(script, call)]
         script.forwards[value] = found
     return found
 
@@ -130,17 +134,22 @@ def is_for_evaluation(script: Script, call: Call) -> bool:
 
 def is_from_a_loader(value: Value) -> bool:
     """Whether a value is what a loop over a DataLoader goes over, or one of its parts; no number of ``enumerate``."""
-    source: Value | None = value
     if value.kind == "element" and value.attribute == "0" and value.owner is not None:
         over = value.owner.owner if value.owner.kind == "loop" else None
         if isinstance(over, Call) and over.name == "enumerate":
             return False
+    source = looped_over(value)
+    return source is not value and is_result(source, lambda call: call.name == names.LOADER)
+
+
+def looped_over(value: Value) -> Value | None:
+    """What the loop goes over that an element comes from, behind ``enumerate`` and progress bars; else the value."""
+    source: Value | None = value
     while source is not None and source.kind in ("element", "loop"):
         source = source.owner
     while isinstance(source, Call) and source.name in PASSES_ON and source.args:
         source = source.args[0]
-    made = list(source.objects()) if source is not None and source is not value else []
-    return bool(made) and all(isinstance(each, Call) and each.name == names.LOADER for each in made)
+    return source
 
 
 def written_to(script: Script, value: Value) -> str:

@@ -9,7 +9,7 @@ Where branches bind different values, the value is a choice, and ``alternatives`
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -224,6 +224,17 @@ class Call(Value):
             return self.args[position]
         return None
 
+    @property
+    def arguments(self) -> tuple[Value, ...]:
+        """All arguments that are written, but for those behind a star."""
+        return (*self.args, *self.keywords.values())
+
+    def given(self, position: int | None, *names: str) -> Value | None:
+        """An argument that is not the constant None; None where it is, or is not written."""
+        found = self.argument(position, *names)
+        is_none = found is not None and found.kind == "constant" and found.constant is None
+        return None if is_none else found
+
     def lacks(self, position: int | None, *names: str) -> bool:
         """Whether an argument is surely not given."""
         return not self.has_stars and self.argument(position, *names) is None
@@ -231,6 +242,12 @@ class Call(Value):
     def precedes(self, other: Call) -> bool:
         """Whether it surely comes first; False also where the order is not known."""
         return self.root == other.root and self.order < other.order
+
+
+def is_result(value: Value | None, of: Callable[[Call], bool]) -> bool:
+    """Whether a value is surely the result of calls ``of`` this kind, whichever way the script went."""
+    objects = list(value.objects()) if value is not None else []
+    return bool(objects) and all(isinstance(option, Call) and of(option) for option in objects)
 
 
 @lru_cache(maxsize=_MOST_KEPT)

@@ -62,8 +62,8 @@ def wrapper_saved(script: Script) -> Iterator[Spot]:
                 "The DDP wrapper itself is saved: who loads it needs a process group and these very classes",
                 remedy="Save the model inside of the wrapper: model.module.state_dict()",
             )
-        for part in training.made_of(save.argument(0, "obj")):
-            if isinstance(part, Call) and part.method == "state_dict" and training.surely_ddp(part.receiver):
+        for part in training.calls_in(save.argument(0, "obj")):
+            if part.method == "state_dict" and training.surely_ddp(part.receiver):
                 yield Spot(
                     part,
                     "The state of the DDP wrapper is saved: all keys begin with module.",
@@ -97,7 +97,7 @@ def saved_on_every_rank(script: Script) -> Iterator[Spot]:
         saved = call.argument(0, "obj")
         inner = saved.owner if saved is not None and saved.attribute == "module" else saved
         if training.surely_ddp(inner) or any(
-            isinstance(part, Call) and part.method == "state_dict" for part in training.made_of(saved)
+            part.method == "state_dict" for part in training.calls_in(saved)
         ):
             yield Spot(
                 call,

@@ -91,7 +91,7 @@ def _agreed(script: Script, condition: Condition, order: int) -> frozenset[int]:
         for call in script.calls
         if call.name.startswith("torch.distributed.") and call.order < order
         if all(earlier.test is not condition.test for earlier in call.conditions)
-        for given in (*call.args, *call.keywords.values())
+        for given in call.arguments
         for value in (*given.alternatives(), *given.objects())
     )
 

@@ -80,10 +80,7 @@ def _is_of_one_caller(script: Script, wrap: Call, device: Value) -> bool:
         return True
     made = {id(source) for source in device.sources()}
     is_handed_over = any(
-        id(given) in made
-        for call in script.calls
-        if call.local is not None
-        for given in (*call.args, *call.keywords.values())
+        id(given) in made for call in script.calls if call.local is not None for given in call.arguments
     )
     return is_handed_over and bool(wrap.conditions)
 

@@ -212,9 +212,7 @@ def _calls_wrapper(script: Script, call: Call) -> bool:
         return True
     if call.local is not None:
         return False  # followed: what it calls is seen
-    return any(
-        script.is_ddp(option) for value in (*call.args, *call.keywords.values()) for option in value.objects()
-    )
+    return any(script.is_ddp(option) for value in call.arguments for option in value.objects())
 
 
 def _reduces_by_hand(call: Call) -> bool:

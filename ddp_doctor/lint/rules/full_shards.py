@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ddp_doctor.lint import names
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call
+from ddp_doctor.lint.values import Call, is_result
 from ddp_doctor.model.choices import Severity
 
 #: Other ways to make a unit of each layer.
@@ -45,16 +45,13 @@ def one_unit(script: Script) -> Iterator[Spot]:
         and not any(True for _ in script.named(names.FSDP[0]))
     ):
         policy = units[0].argument(None, "offload_policy")
-        made = list(policy.objects()) if policy is not None else []
-        if made and all(isinstance(option, Call) and option.name == _OFFLOAD_POLICY for option in made):
+        if is_result(policy, lambda made: made.name == _OFFLOAD_POLICY):
             yield _one_unit(units[0], "Call fully_shard on each layer first, then on the model")
     calls = list(script.named(names.FSDP[0]))
     if len({id(call.node) for call in calls}) != 1 or any(True for _ in script.named(*_UNITS)):
         return
     call = calls[0]
-    policy = call.argument(4, "auto_wrap_policy")
-    has_policy = policy is not None and not (policy.kind == "constant" and policy.constant is None)
-    if not call.has_stars and not has_policy and _offloads(call):
+    if not call.has_stars and call.given(4, "auto_wrap_policy") is None and _offloads(call):
         yield _one_unit(call, "Give an auto_wrap_policy that makes a unit of each layer")
 
 
@@ -64,12 +61,12 @@ def _one_unit(call: Call, remedy: str) -> Spot:
 
 
 def _offloads(call: Call) -> bool:
-    given = call.argument(3, "cpu_offload")
-    made = list(given.objects()) if given is not None else []
-    for option in made:
-        if not isinstance(option, Call) or option.name != "torch.distributed.fsdp.CPUOffload":
-            return False
-        offloads = option.argument(0, "offload_params")
-        if offloads is None or offloads.constant is not True:
-            return False
-    return bool(made)
+    def offloads_parameters(made: Call) -> bool:
+        offloads = made.argument(0, "offload_params")
+        return (
+            made.name == "torch.distributed.fsdp.CPUOffload"
+            and offloads is not None
+            and offloads.constant is True
+        )
+
+    return is_result(call.argument(3, "cpu_offload"), offloads_parameters)

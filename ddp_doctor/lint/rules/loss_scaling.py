@@ -316,7 +316,7 @@ def _goes_on(script: Script, scaler: Call) -> bool:
     """Whether a function that cannot be followed is handed the scaler."""
     for call in script.calls:
         if call.local is None and any(
-            option is scaler for given in (*call.args, *call.keywords.values()) for option in given.objects()
+            option is scaler for given in call.arguments for option in given.objects()
         ):
             return True
     return any(

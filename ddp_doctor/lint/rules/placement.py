@@ -16,7 +16,7 @@ from ddp_doctor.lint import names, training
 from ddp_doctor.lint.devices import goes_to_gpu, moves_before
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Value
+from ddp_doctor.lint.values import Call, Value, is_result
 from ddp_doctor.model.choices import Severity
 
 _LOSSES = re.compile(
@@ -113,7 +113,7 @@ def _inputs_left_behind(script: Script) -> Iterator[Spot]:
         wraps = [option for option in model.objects() if isinstance(option, Call)]
         if any(_is_given(wrap, "device_ids") or not _takes_as_it_comes(script, wrap) for wrap in wraps):
             continue
-        if any(_is_as_loaded(script, value) for value in (*call.args, *call.keywords.values())):
+        if any(_is_as_loaded(script, value) for value in call.arguments):
             yield Spot(
                 call,
                 "This batch is still in host memory, the model on the GPU",
@@ -124,23 +124,18 @@ def _inputs_left_behind(script: Script) -> Iterator[Spot]:
 
 
 def _is_given(wrap: Call, name: str) -> bool:
-    given = wrap.argument(1, name)
-    return wrap.has_stars or (given is not None and not (given.kind == "constant" and given.constant is None))
+    return wrap.has_stars or wrap.given(1, name) is not None
 
 
 def _takes_as_it_comes(script: Script, wrap: Call) -> bool:
     """Whether the model that is wrapped is one of torch, or of the script, that moves nothing."""
-    model = wrap.argument(0, "module")
-    made = list(model.objects()) if model is not None else []
-    return bool(made) and all(
-        isinstance(option, Call)
-        and (
-            option.name.startswith(("torch.nn.", "torchvision.models."))
-            or isinstance(option.local, ast.ClassDef)
-        )
-        and not (isinstance(option.local, ast.ClassDef) and _MOVES.search(_text(script, option.local)))
-        for option in made
-    )
+
+    def moves_nothing(call: Call) -> bool:
+        if isinstance(call.local, ast.ClassDef):
+            return not _MOVES.search(_text(script, call.local))
+        return call.name.startswith(("torch.nn.", "torchvision.models."))
+
+    return is_result(wrap.argument(0, "module"), moves_nothing)
 
 
 def _text(script: Script, node: ast.ClassDef | ast.FunctionDef) -> str:
@@ -158,8 +153,7 @@ def _wraps_on_gpu(script: Script) -> bool:
 def _is_loss(call: Call) -> bool:
     if _LOSSES.match(call.name):
         return not call.name.endswith("Loss")
-    made = list(call.callee.objects()) if call.callee is not None and not call.method else []
-    return bool(made) and all(isinstance(option, Call) and _LOSSES.match(option.name) for option in made)
+    return not call.method and is_result(call.callee, lambda made: bool(_LOSSES.match(made.name)))
 
 
 def _is_as_loaded(script: Script, value: Value) -> bool:
@@ -169,15 +163,8 @@ def _is_as_loaded(script: Script, value: Value) -> bool:
 
 
 def _is_yielded(script: Script, value: Value) -> bool:
-    source: Value | None = value
-    if source is None or source.kind not in ("element", "loop"):
-        return False
-    while source is not None and source.kind in ("element", "loop"):
-        source = source.owner
-    while isinstance(source, Call) and source.name in training.PASSES_ON and source.args:
-        source = source.args[0]
-    made = list(source.objects()) if source is not None else []
-    return bool(made) and all(isinstance(each, Call) and _is_plain(script, each) for each in made)
+    source = training.looped_over(value) if value.kind in ("element", "loop") else None
+    return is_result(source, lambda call: _is_plain(script, call))
 
 
 def _is_plain(script: Script, call: Call) -> bool:
@@ -185,16 +172,12 @@ def _is_plain(script: Script, call: Call) -> bool:
     if call.name != names.LOADER or not call.lacks(training.COLLATE, "collate_fn"):
         return False
     dataset = call.argument(0, "dataset")
-    made = [part.local for part in training.made_of(dataset) if isinstance(part, Call)]
     return not any(
-        _MOVES.search(_text(script, definition))
-        for definition in made
-        if isinstance(definition, ast.ClassDef | ast.FunctionDef)
+        isinstance(made.local, ast.ClassDef | ast.FunctionDef) and _MOVES.search(_text(script, made.local))
+        for made in training.calls_in(dataset)
     )
 
 
 def _is_in_memory(call: Call) -> bool:
-    return any(
-        isinstance(part, Call) and part.name.endswith(("TensorDataset", "FakeData"))
-        for part in training.made_of(call.argument(0, "dataset"))
-    )
+    made = training.calls_in(call.argument(0, "dataset"))
+    return any(dataset.name.endswith(("TensorDataset", "FakeData")) for dataset in made)

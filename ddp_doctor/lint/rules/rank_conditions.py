@@ -105,7 +105,7 @@ def _handed_on(script: Script) -> set[int]:
         value
         for call in script.calls
         if call.local is None and not is_launch(call)
-        for value in (*call.args, *call.keywords.values())
+        for value in call.arguments
     )
     return {
         id(option.node) for value in given for option in value.alternatives() if isinstance(option, Function)

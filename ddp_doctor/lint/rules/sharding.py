@@ -18,7 +18,7 @@ from ddp_doctor.lint.ranks import rank_kind
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.scopes import Class
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Loop, Value
+from ddp_doctor.lint.values import Call, Loop, Value, is_result
 from ddp_doctor.model.choices import Severity
 
 _SHARDED = re.compile(
@@ -63,7 +63,7 @@ def without_sampler(script: Script) -> Iterator[Spot]:
         if not _has_no_shard(script, call) or _is_given_back(script, call):
             continue
         name = training.written_to(script, call)
-        shuffled = _argument(call, training.SHUFFLE, "shuffle")
+        shuffled = call.given(training.SHUFFLE, "shuffle")
         is_training = (
             (shuffled is not None and shuffled.constant is True)
             or _TRAIN.search(name)
@@ -102,8 +102,7 @@ def shuffle_and_sampler(script: Script) -> Iterator[Spot]:
         shuffled = call.argument(training.SHUFFLE, "shuffle")
         if sampler is None or shuffled is None or shuffled.constant is not True:
             continue
-        made = list(sampler.objects())
-        if made and all(isinstance(option, Call) and option.name.endswith("Sampler") for option in made):
+        if is_result(sampler, lambda made: made.name.endswith("Sampler")):
             yield Spot(
                 call,
                 "shuffle=True stands beside a sampler: this DataLoader raises ValueError",
@@ -155,21 +154,14 @@ def _is_trained_on(script: Script, loader: Call) -> bool:
 
 def _takes_all(sampler: Value | None) -> bool:
     """Whether a sampler goes through the whole data set on each rank."""
-    made = list(sampler.objects()) if sampler is not None else []
-    return bool(made) and all(isinstance(option, Call) and option.name in _OF_ONE_PROCESS for option in made)
-
-
-def _argument(call: Call, position: int, name: str) -> Value | None:
-    """An argument that is not None."""
-    found = call.argument(position, name)
-    return None if found is not None and found.kind == "constant" and found.constant is None else found
+    return is_result(sampler, lambda made: made.name in _OF_ONE_PROCESS)
 
 
 def _has_no_shard(script: Script, call: Call) -> bool:
-    sampler = _argument(call, training.SAMPLER, "sampler")
+    sampler = call.given(training.SAMPLER, "sampler")
     if call.has_stars or (sampler is not None and not _takes_all(sampler)):
         return False
-    if _argument(call, training.BATCH_SAMPLER, "batch_sampler") is not None:
+    if call.given(training.BATCH_SAMPLER, "batch_sampler") is not None:
         return False
     size = call.argument(training.BATCH_SIZE, "batch_size")
     if size is not None and size.kind == "constant" and size.constant is None:
@@ -180,11 +172,7 @@ def _has_no_shard(script: Script, call: Call) -> bool:
 
 def _is_given_back(script: Script, loader: Call) -> bool:
     """Whether a library takes the loader and gives one in its place: ``net, loader = engine.prepare(net, loader)``."""
-    return any(
-        loader in given.alternatives()
-        for call in _preparing(script)
-        for given in (*call.args, *call.keywords.values())
-    )
+    return any(loader in given.alternatives() for call in _preparing(script) for given in call.arguments)
 
 
 @lru_cache(maxsize=1)  # of all loaders

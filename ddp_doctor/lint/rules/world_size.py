@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from ddp_doctor.lint import names, training
 from ddp_doctor.lint.rule import Spot, hand_written, lint_rule
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Value
+from ddp_doctor.lint.values import Call, Value, is_result
 from ddp_doctor.model.choices import Confidence, Severity
 
 _OWN_REDUCTION = ("no_sync", "require_backward_grad_sync", "register_comm_hook")
@@ -281,8 +281,7 @@ def _whole_set(script: Script, value: Value) -> Call | None:
     """The loader with a DistributedSampler whose data set this is."""
     for call in script.named(names.LOADER):
         sampler = call.argument(training.SAMPLER, "sampler")
-        made = list(sampler.objects()) if sampler is not None else []
-        if not made or not all(isinstance(option, Call) and option.name == names.SAMPLER for option in made):
+        if not is_result(sampler, lambda made: made.name == names.SAMPLER):
             continue
         dataset = call.argument(0, "dataset")
         is_its = value.kind == "attribute" and value.attribute == "dataset" and value.owner is not None
