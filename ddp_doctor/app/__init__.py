@@ -3,7 +3,7 @@
 from ddp_doctor.app.absent import judge_with_absent, not_started
 from ddp_doctor.app.inspection import live_topology, prolog, read_topology
 from ddp_doctor.app.outcome import Outcome, Progress, UsageError, judge
-from ddp_doctor.app.recordings import load_recording, replay, state_folder
+from ddp_doctor.app.recordings import load_recording, replay
 from ddp_doctor.app.request import RunRequest
 from ddp_doctor.app.running import run
 from ddp_doctor.app.settings import judge_settings, live_settings, read_settings
@@ -25,5 +25,4 @@ __all__ = [
     "read_topology",
     "replay",
     "run",
-    "state_folder",
 ]

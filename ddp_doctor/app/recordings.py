@@ -1,8 +1,7 @@
-"""Recordings as files: read, judged again, and where they are kept."""
+"""Recordings as files: read, and judged again."""
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -67,9 +66,3 @@ def _schema_version(path: Path, text: str) -> str:
 def _major(version: str) -> int:
     number = version.partition(".")[0]
     return int(number) if number.isdecimal() and len(number) < 10 else 0
-
-
-def state_folder(env: Mapping[str, str]) -> Path | None:
-    """Where recordings are kept: ``$XDG_STATE_HOME/ddp-doctor``; None where there is no home."""
-    base = env.get("XDG_STATE_HOME") or (f"{env['HOME']}/.local/state" if env.get("HOME") else "")
-    return Path(base) / "ddp-doctor" if Path(base).is_absolute() else None

@@ -3,13 +3,12 @@
 import socket
 from collections.abc import Mapping
 
-from ddp_doctor import app
-from ddp_doctor.app import Outcome
+from ddp_doctor.app import Outcome, folders
 from ddp_doctor.cli.error_handler import keep_trace, say
 from ddp_doctor.cli.outputs import Outputs, Results
 from ddp_doctor.model.choices import ExitCode
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.render import state, terminal
+from ddp_doctor.render import terminal
 from ddp_doctor.render.used_transports import used_table
 from ddp_doctor.starters.place import Place
 
@@ -55,7 +54,7 @@ def report(outcome: Outcome, outputs: Outputs, saved_as: str | None = None) -> i
 
 def save(recording: Recording, env: Mapping[str, str], copy_of: str | None = None) -> str | None:
     """Keep the recording in the user's folder of runs; its path, or None where it could not be kept."""
-    saved_as = state.save(recording, app.state_folder(env), copy_of)
+    saved_as = folders.save_recording(recording, folders.state_folder(env), copy_of)
     if saved_as is None:
         say("ddp-doctor: the recording could not be saved; use --record PATH")
     return saved_as

@@ -10,7 +10,7 @@ from functools import partial
 from pydantic import ValidationError
 
 from ddp_doctor import app
-from ddp_doctor.app import Outcome, UsageError
+from ddp_doctor.app import Outcome, UsageError, folders
 from ddp_doctor.cli.commands import given_text
 from ddp_doctor.cli.error_handler import say
 from ddp_doctor.cli.outputs import Outputs
@@ -21,7 +21,7 @@ from ddp_doctor.parse.factory_name import require_factory
 from ddp_doctor.parse.hostlist import expand, read_host_file
 from ddp_doctor.parse.torchrun_options import endpoint
 from ddp_doctor.phrases.run_options import JOIN_TIMEOUT_S, line, typed
-from ddp_doctor.render import state, terminal
+from ddp_doctor.render import terminal
 from ddp_doctor.render.progress import progress
 from ddp_doctor.starters import local_ranks, outer_launcher, starter_pipe
 from ddp_doctor.starters.detect import HOSTS_VARIABLE, ForeignWorld, foreign_world, number
@@ -92,7 +92,7 @@ def _test_or_wait(request: app.RunRequest, outputs: Outputs) -> int:
     if not world.is_agent:
         meeting = request.join_timeout_s if request.nnodes > 1 else 0.0
         return _wait_for_agent(world, request.env, request.options.budget_s + meeting)
-    folder = state.meeting_folder(request.env)
+    folder = folders.meeting_folder(request.env)
     lock = outer_launcher.AgentLock(world, folder) if folder else None
     code = ExitCode.UNSURE.value
     try:
@@ -220,7 +220,7 @@ def _as_usage_error() -> Iterator[None]:
 
 
 def _wait_for_agent(world: ForeignWorld, env: Mapping[str, str], budget_s: float) -> int:
-    folder = state.meeting_folder(env)
+    folder = folders.meeting_folder(env)
     if folder is None:
         say(f"ddp-doctor: local rank {world.local_rank} has no folder of its own to meet the agent in")
         return ExitCode.UNSURE.value

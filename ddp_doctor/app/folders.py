@@ -1,8 +1,12 @@
-"""Where runs are kept: recordings in folders that are this user's alone, the newest twenty of them."""
+"""The doctor's own folders, which are this user's alone: root never writes where another user waits for it.
+
+Recordings are kept in one, the newest twenty of them; in another the ranks of a node meet their agent.
+"""
 
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -10,14 +14,19 @@ from pathlib import Path
 
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.files import CannotWrite, write
-from ddp_doctor.render.folders import private_folder
 
 #: Recordings kept in the state folder.
 _KEPT = 20
 _RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}", re.ASCII)
 
 
-def save(recording: Recording, state: Path | None, copy_of: str | None = None) -> str | None:
+def state_folder(env: Mapping[str, str]) -> Path | None:
+    """Where recordings are kept: ``$XDG_STATE_HOME/ddp-doctor``; None where there is no home."""
+    base = env.get("XDG_STATE_HOME") or (f"{env['HOME']}/.local/state" if env.get("HOME") else "")
+    return Path(base) / "ddp-doctor" if Path(base).is_absolute() else None
+
+
+def save_recording(recording: Recording, state: Path | None, copy_of: str | None = None) -> str | None:
     """Keep a recording in ``state`` or, where that cannot be, in a temporary folder; the path, or None.
 
     ``copy_of`` is this host's name where another node keeps the same run: homes may be shared.
@@ -43,6 +52,23 @@ def meeting_folder(env: Mapping[str, str]) -> Path | None:
         if folder is not None:
             return folder
     return None
+
+
+def private_folder(path: Path) -> Path | None:
+    """``path``, made with mode 0700 where it was missing; None unless nobody else can write there.
+
+    Ours is a real directory (no symbolic link), owned by this user, not writable for group and others.
+    The folders above ``path`` are made where they are missing and taken as they are.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        found = path.lstat()
+    except OSError:
+        return None
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return path if ours and not found.st_mode & 0o022 else None
 
 
 def _folders(state: Path | None) -> Iterator[Path]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.render.folders import private_folder
+from ddp_doctor.app.folders import private_folder
 
 
 def test_a_missing_folder_is_made_for_this_user_alone(tmp_path: Path) -> None:
