@@ -57,7 +57,7 @@ class Proof(Frozen):
     reason: str | None = None
 
 
-class Showing(Frozen):
+class Reproducer(Frozen):
     """The smallest test that shows a fault; a trial of a remedy repeats it.
 
     ``meet``: the ranks form a group and reduce one number. ``all_reduce`` and ``exchange`` (between two
@@ -99,7 +99,7 @@ class Draft(Frozen):
     evidence: tuple[Evidence, ...] = ()
     remedies: tuple[Remedy, ...] = ()
     severity: Severity | None = None  # only where it differs from the rule's own
-    shown_by: Showing | None = None  # what a trial of a remedy made of settings repeats
+    reproduced_by: Reproducer | None = None  # what a trial of a remedy made of settings repeats
 
 
 class Finding(Frozen):
@@ -114,4 +114,4 @@ class Finding(Frozen):
     culprits: tuple[Culprit, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     remedies: tuple[Remedy, ...] = ()
-    shown_by: Showing | None = None
+    reproduced_by: Reproducer | None = None

@@ -97,7 +97,7 @@ def _slow_answers(
             ),
         ),
         severity=Severity.INFO if usual is None else unless_over_rdma(recording, severity),
-        shown_by=ANSWER if around else None,
+        reproduced_by=ANSWER if around else None,
     )
 
 
@@ -165,7 +165,7 @@ def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path
             look(recording, matrix, found.nodes or [node for pair in losses for node in pair]),
         ),
         severity=Severity.ERROR if heavy and not goes_over_rdma(recording) else Severity.WARNING,
-        shown_by=MOVE if around else None,
+        reproduced_by=MOVE if around else None,
     )
 
 

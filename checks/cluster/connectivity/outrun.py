@@ -77,7 +77,7 @@ def slower_network_is_used(recording: Recording) -> Iterator[Draft]:
         ),
         remedies=(take(recording, way),),
         severity=Severity.INFO if refuted else unless_over_rdma(recording, severity),
-        shown_by=MOVE,
+        reproduced_by=MOVE,
     )
 
 

@@ -80,7 +80,7 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
         ),
         remedies=(*around, look(recording, matrix, nodes)),
         severity=unless_over_rdma(recording, Severity.WARNING if of_three else Severity.ERROR),
-        shown_by=MOVE if around else None,
+        reproduced_by=MOVE if around else None,
     )
 
 
@@ -103,7 +103,7 @@ def _slow_paths(recording: Recording, matrix: Matrix, paths: list[Path]) -> Draf
         ),
         remedies=(*around, words.trace_path(recording, paths, matrix.address_of)),
         severity=unless_over_rdma(recording, Severity.WARNING if known else Severity.INFO),
-        shown_by=MOVE if around else None,
+        reproduced_by=MOVE if around else None,
     )
 
 

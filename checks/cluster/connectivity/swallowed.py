@@ -55,7 +55,7 @@ def swallows_large_packets(recording: Recording) -> Iterator[Draft]:
         evidence=tuple(_swallowed(recording, matrix, path) for path in sorted(about)[:PATHS_SHOWN]),
         remedies=(*around, *_mend_mtu(recording, matrix, min(about), passed, found)),
         severity=Severity.WARNING if goes_over_rdma(recording) else None,
-        shown_by=MOVE if around else None,
+        reproduced_by=MOVE if around else None,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ddp_doctor.facts.allreduce import ELEMENTS, AllReduceFact, Wrong
 from ddp_doctor.knowledge import payload
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy, Setting, Showing
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import nccl_settings
@@ -49,7 +49,7 @@ def wrong_result(recording: Recording) -> Iterator[Draft]:
         culprits=() if blamed is None else (rank_culprit(recording, blamed),),
         evidence=tuple(_errors(faulty[0].fact))[:6],
         remedies=tuple(_against_wrong_sums(recording)),
-        shown_by=Showing(kind="all_reduce", size_bytes=_size_of(faulty[0].fact)),
+        reproduced_by=Reproducer(kind="all_reduce", size_bytes=_size_of(faulty[0].fact)),
     )
 
 

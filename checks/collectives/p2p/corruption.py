@@ -50,7 +50,7 @@ def corrupts(recording: Recording) -> Iterator[Draft]:
             culprits=(pair_culprit(recording, receiver, sender),),
             evidence=(_wrong_bytes(sender, receiver, pair),),
             remedies=_without_p2p(recording, [(sender, receiver)]),
-            shown_by=between(recording, (sender, receiver), _ends(wrong)),
+            reproduced_by=between(recording, (sender, receiver), _ends(wrong)),
         )
 
 
@@ -63,7 +63,7 @@ def _corrupts_all(recording: Recording, common: int, wrong: Mapping[tuple[int, i
         culprits=(rank_culprit(recording, common),),
         evidence=tuple(_wrong_bytes(*ends, pair) for ends, pair in list(wrong.items())[:LINES_OF_EVIDENCE]),
         remedies=_without_p2p(recording, wrong),
-        shown_by=between(recording, next(iter(wrong)), _ends(wrong)),
+        reproduced_by=between(recording, next(iter(wrong)), _ends(wrong)),
     )
 
 

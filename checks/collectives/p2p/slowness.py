@@ -119,7 +119,7 @@ def _slow_draft(
         )
         + (tuple(_networks(recording, pairs)) if across else ()),
         remedies=(_COMPARE_NICS,) if across else (*_other_ways(recording, pairs), _COMPARE_LINKS),
-        shown_by=None if across else between(recording, pairs[0], pairs),
+        reproduced_by=None if across else between(recording, pairs[0], pairs),
     )
 
 

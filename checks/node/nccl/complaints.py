@@ -49,7 +49,7 @@ def no_shared_memory(recording: Recording) -> Iterator[Draft]:
             culprits=tuple(node_culprit(recording, node) for node in nodes),
             evidence=words.lines(recording, some),
             remedies=(repair, WITHOUT_SHM),
-            shown_by=words.again(some, nodes[0]),
+            reproduced_by=words.again(some, nodes[0]),
         )
 
 

@@ -132,7 +132,7 @@ def nccl_network_that_none_has(recording: Recording) -> Iterator[Draft]:
             ),
             detail="NCCL takes no other network than this one, and the job ends where its ranks connect.",
             confidence=Confidence.LIKELY,
-        ).model_copy(update={"shown_by": meeting(recording, [seen.node for seen in group])})
+        ).model_copy(update={"reproduced_by": meeting(recording, [seen.node for seen in group])})
 
 
 def _nobodys_network(fact: NcclFact) -> tuple[str, str | None] | None:

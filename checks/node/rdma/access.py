@@ -80,7 +80,7 @@ def on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
                 Evidence(check="rdma", text=f"{host(recording, node)}: {lacking[node]}") for node in nodes[:8]
             ),
             remedies=(_LOOK, SOCKETS_ON_ALL),
-            shown_by=everybody(recording),
+            reproduced_by=everybody(recording),
         )
 
 

@@ -64,7 +64,7 @@ def different_kinds(recording: Recording) -> Iterator[Draft]:
         detail="NCCL uses every active port that it is not told to leave. Mostly it prefers the fast ones.",
         severity=Severity.INFO,
         confidence=Confidence.POSSIBLE,
-    ).model_copy(update={"shown_by": everybody(recording)})
+    ).model_copy(update={"reproduced_by": everybody(recording)})
 
 
 def _is_well_chosen(
@@ -129,7 +129,7 @@ def matches_nothing(recording: Recording) -> Iterator[Draft]:
                 *([instead] if instead else []),
             ),
             severity=Severity.ERROR if fatal else Severity.WARNING,
-            shown_by=everybody(recording),
+            reproduced_by=everybody(recording),
         )
 
 

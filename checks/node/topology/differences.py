@@ -164,7 +164,7 @@ def p2p_beyond_limit(recording: Recording) -> Iterator[Draft]:
                 for _, used, code in group[: words.MOST_PAIRS]
             ),
             remedies=(UNSET_LEVEL,),
-            shown_by=between(recording, group[0][1].ranks),
+            reproduced_by=between(recording, group[0][1].ranks),
         )
 
 

@@ -98,7 +98,7 @@ def _draft(
             for one in losses[: words.MOST_PAIRS]
         ),
         remedies=(words.unset_setting(name, value, f"NCCL then uses {kept}"),),
-        shown_by=between_gpus(recording, seen[0].node, worst.having.gpus),
+        reproduced_by=between_gpus(recording, seen[0].node, worst.having.gpus),
     )
 
 

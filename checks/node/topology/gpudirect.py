@@ -72,7 +72,7 @@ def not_used(recording: Recording) -> Iterator[Draft]:
                 for one, (gpu, nic, code) in group[: words.MOST_PAIRS]
             ),
             remedies=(remedy,),
-            shown_by=between(recording, group[0][0].ranks) if remedy is not words.SHOW_NETWORK else None,
+            reproduced_by=between(recording, group[0][0].ranks) if remedy is not words.SHOW_NETWORK else None,
         )
 
 

@@ -66,7 +66,7 @@ def p2p_stalls(recording: Recording) -> Iterator[Draft]:
                 else []
             ),
         ),
-        shown_by=between(recording, stalls[0].ranks, [one.ranks for one in stalls]),
+        reproduced_by=between(recording, stalls[0].ranks, [one.ranks for one in stalls]),
     )
 
 

@@ -90,7 +90,7 @@ def nvlink_without_p2p(recording: Recording) -> Iterator[Draft]:
             culprits=_culprits(recording, group, broken),
             evidence=_evidence(broken),
             remedies=(REPAIR_FABRIC, GO_WITHOUT_P2P),
-            shown_by=meeting(recording, [host.seen.node for host in group]),
+            reproduced_by=meeting(recording, [host.seen.node for host in group]),
         )
 
 

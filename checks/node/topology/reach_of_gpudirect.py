@@ -66,7 +66,7 @@ def ends_before_nic(recording: Recording) -> Iterator[Draft]:
                 for way in ways[:MOST_PAIRS]
             ),
             remedies=(widen_gpudirect(GDR_LEVEL, level),),
-            shown_by=everybody(recording),
+            reproduced_by=everybody(recording),
         )
 
 

@@ -137,7 +137,7 @@ def rdma_forbidden(recording: Recording) -> Iterator[Draft]:
                 *_in_files(recording, name, {seen.node for seen in group}),
             ),
             remedies=(words.unset_setting(name, value, "NCCL then uses RDMA between nodes"),),
-            shown_by=between_nodes(recording),
+            reproduced_by=between_nodes(recording),
         )
 
 

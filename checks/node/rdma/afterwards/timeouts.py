@@ -58,7 +58,7 @@ def never_acknowledged(recording: Recording) -> Iterator[Draft]:
         culprits=_culprits(recording, group, pair),
         evidence=(*words.lines(recording, group), *_counted(recording, lossy)),
         remedies=tuple(_remedies(recording, group, lossy)),
-        shown_by=between(recording, _ends(group, pair)) if pair else everybody(recording),
+        reproduced_by=between(recording, _ends(group, pair)) if pair else everybody(recording),
     )
 
 

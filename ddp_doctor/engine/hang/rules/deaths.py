@@ -22,7 +22,7 @@ from ddp_doctor.engine.hang.rules.common import (
 )
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Showing
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
@@ -291,7 +291,7 @@ def _cannot_start(recording: Recording, trial: TrialRecord, ranks: Sequence[Rank
         culprits=(Culprit(kind="setting", name=setting),) if setting else (),
         evidence=(Evidence(check="process_group", text=message[:400]),),
         remedies=_after_refusal(recording, message, setting),
-        shown_by=Showing(kind="meet") if setting else None,
+        reproduced_by=Reproducer(kind="meet") if setting else None,
     )
 
 

@@ -23,7 +23,7 @@ from ddp_doctor.engine.hang.rules.common import (
     who_waits,
 )
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Remedy, Showing
+from ddp_doctor.model.finding import Draft, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import TrialRecord
@@ -198,7 +198,7 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
                 *([WITHOUT_NVLS] if _takes_nvls(trial) else []),
                 *link_remedies(recording, step=judgement.step),
             ),
-            shown_by=Showing(kind="meet", ranks=trial.ranks),
+            reproduced_by=Reproducer(kind="meet", ranks=trial.ranks),
         )
 
 

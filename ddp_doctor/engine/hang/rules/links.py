@@ -164,7 +164,7 @@ def _one_pair(
             rank_evidence(recording, trial, judgement, of_rank(trial, rank)) for rank in (one, other)
         ),
         remedies=link_remedies(recording, [ends], judgement.step),
-        shown_by=between(recording, ends),
+        reproduced_by=between(recording, ends),
     )
 
 
@@ -246,7 +246,7 @@ def _many_pairs(recording: Recording, common: int, seen: _Stuck) -> Draft:
         culprits=(words.rank_culprit(recording, common),),
         evidence=(rank_evidence(recording, trial, judgement, of_rank(trial, common)),),
         remedies=link_remedies(recording, seen),
-        shown_by=between(recording, _shown(recording, seen), seen),
+        reproduced_by=between(recording, _shown(recording, seen), seen),
     )
 
 
@@ -260,7 +260,7 @@ def _between_nodes(recording: Recording, nodes: tuple[int, ...], seen: _Stuck) -
         culprits=(node_pair(recording, *nodes) if hosts[1:] else node_culprit(recording, *nodes),),
         evidence=_pair_lines(recording, seen),
         remedies=link_remedies(recording, seen),
-        shown_by=between(recording, next(iter(seen)), seen),
+        reproduced_by=between(recording, next(iter(seen)), seen),
     )
 
 
@@ -284,7 +284,7 @@ def _everywhere(recording: Recording, seen: _Stuck) -> Draft:
         confidence=Confidence.POSSIBLE,
         evidence=_pair_lines(recording, seen),
         remedies=link_remedies(recording, seen),
-        shown_by=between(recording, _shown(recording, seen), seen),
+        reproduced_by=between(recording, _shown(recording, seen), seen),
     )
 
 
