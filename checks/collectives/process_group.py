@@ -147,9 +147,7 @@ def shared_gpu(recording: Recording) -> Iterator[Draft]:
         confidence=Confidence.PROVED,
         culprits=tuple(rank_culprit(recording, seen.rank or 0, seen.node) for seen in everyone),
         evidence=tuple(
-            Evidence(
-                check="process_group", text=f"rank {seen.rank} uses {seen.fact.device}, {seen.fact.gpu_uuid}"
-            )
+            Evidence(text=f"rank {seen.rank} uses {seen.fact.device}, {seen.fact.gpu_uuid}")
             for seen in everyone[:LINES_OF_EVIDENCE]
         ),
         remedies=(ONE_GPU_EACH,),

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import ConfigDict
+
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.choices import Confidence, Severity
 
@@ -29,7 +31,9 @@ class Culprit(Frozen):
 class Evidence(Frozen):
     """One observation that a finding rests on, and what was expected instead."""
 
-    check: str
+    model_config = ConfigDict(json_schema_extra={"required": ["check", "text"]})
+
+    check: str = ""  # a rule names it only where it is another than its own: Rule.apply fills that in
     text: str
     value: float | None = None
     unit: str | None = None

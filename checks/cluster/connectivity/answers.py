@@ -150,7 +150,6 @@ def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path
         culprits=blamed(recording, found, matrix.nodes),
         evidence=tuple(
             Evidence(
-                check="connectivity",
                 text=f"{one.retransmits} of {one.round_trips} round trips"
                 f" {words.path_words(recording, [pair, pair[::-1]])} sent again",
                 value=round(100 * one.share, 2),

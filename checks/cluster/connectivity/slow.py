@@ -67,7 +67,6 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
         f" {words.rate(usual)}",
         detail=f"{on_paths(recording, part)} little gets through, between the others much more: a thin or"
         f" faulty link, traffic shaping, or a host without a free CPU. Collectives with {names} run at that speed.",
-        confidence=Confidence.LIKELY,
         culprits=tuple(node_culprit(recording, node) for node in nodes),
         evidence=tuple(
             measured(

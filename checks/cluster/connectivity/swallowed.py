@@ -63,7 +63,6 @@ def _swallowed(recording: Recording, matrix: Matrix, path: Path) -> Evidence:
     peer = matrix.seen[path]
     segments = f", in segments of up to {peer.mss_bytes} bytes" if peer.mss_bytes else ""
     return Evidence(
-        check="connectivity",
         text=f"{words.path_words(recording, [path])} {peer.lost_bytes} bytes do not arrive{segments}; the longest"
         " message that does",
         value=peer.passed_bytes,

@@ -87,7 +87,6 @@ def _wrong_sums(fact: AllReduceFact) -> list[Wrong]:
 def _errors(fact: AllReduceFact) -> list[Evidence]:
     shares = [
         Evidence(
-            check="allreduce",
             text=f"{wrong.dtype} {wrong.op}: {wrong.elements} of {ELEMENTS} elements are off"
             + (", all alike" if wrong.alike and wrong.elements > 1 else ""),
             value=wrong.got,
@@ -97,9 +96,7 @@ def _errors(fact: AllReduceFact) -> list[Evidence]:
         for wrong in fact.wrong
     ]
     sweeps = [
-        Evidence(
-            check="allreduce", text=f"{size.size_bytes} B: #wrong {size.wrong}", value=size.wrong, expected=0
-        )
+        Evidence(text=f"{size.size_bytes} B: #wrong {size.wrong}", value=size.wrong, expected=0)
         for size in fact.sizes
         if size.wrong
     ]
@@ -128,7 +125,7 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
             title=f"All-reduce is not repeatable bit for bit on {ranks_at(recording, odd)}",
             detail="The same inputs were reduced twice in one process group and the bits differ.",
             culprits=tuple(rank_culprit(recording, rank) for rank in odd),
-            evidence=(Evidence(check="allreduce", text="two float32 sums of equal inputs differ"),),
+            evidence=(Evidence(text="two float32 sums of equal inputs differ"),),
             remedies=(_ONE_ALGORITHM,) if recording.world and recording.world.backend == "nccl" else (),
         )
 

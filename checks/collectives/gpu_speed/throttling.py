@@ -111,7 +111,6 @@ def _lines(recording: Recording, gpus: Sequence[Measured]) -> Iterator[Evidence]
         factor = slower.get(rank_of(seen), 1.0)
         rate = f"; {words.slower(factor)} than its peers" if factor >= 1 / (1 - known.SLOWER_SHARE) else ""
         yield Evidence(
-            check="gpu_speed",
             text=f"{rank_at(recording, rank_of(seen))}: {told} of {seen.fact.load.looks} looks{rate}",
             expected_from="none of them in a well cooled and well fed GPU",
         )

@@ -73,7 +73,6 @@ def _ends(wrong: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _wrong_bytes(sender: int, receiver: int, pair: PairResult) -> Evidence:
     return Evidence(
-        check="p2p",
         text=f"bytes from rank {sender} that differ from its pattern on rank {receiver}",
         value=pair.wrong_bytes,
         unit="B",

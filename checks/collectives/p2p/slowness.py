@@ -108,7 +108,6 @@ def _slow_draft(
         culprits=tuple(links) if common is None else (rank_culprit(recording, common),),
         evidence=tuple(
             Evidence(
-                check="p2p",
                 text=f"best of the exchanges between ranks {one} and {other}",
                 value=round(rates[one, other], 3),
                 unit="GB/s",
@@ -167,4 +166,4 @@ def _networks(recording: Recording, pairs: Sequence[tuple[int, int]]) -> Iterato
         devices = ", ".join(log.used_hcas())
         if log.network:
             text = f"NCCL's log on {host(recording, node)}: {log.network}{f', {devices}' if devices else ''}"
-            yield Evidence(check="p2p", text=text)
+            yield Evidence(text=text)

@@ -52,7 +52,7 @@ def branches_differ_without_find_unused_parameters(recording: Recording) -> Iter
         title=f"DDP does not look for unused parameters, and ranks differ: {', '.join(words)}",
         detail="The backward would hang, and was not tried.",
         evidence=tuple(
-            Evidence(check="gradient_modes", text=f"rank {rank} does not use {in_words(sorted(unused))}")
+            Evidence(text=f"rank {rank} does not use {in_words(sorted(unused))}")
             for rank, unused in sorted(seen.items())
             if unused - everywhere
         ),
@@ -87,7 +87,6 @@ def gradients_are_no_views_of_their_bucket(recording: Recording) -> Iterator[Dra
         detail=f"They are those of {in_words(names)} of the probe's model; the values are right.",
         evidence=(
             Evidence(
-                check="gradient_modes",
                 text=f"gradients with memory of their own on rank {min(seen)}",
                 value=len(seen[min(seen)]),
                 expected=0,
@@ -131,7 +130,6 @@ def gradients_of_a_mode_differ_between_ranks(recording: Recording) -> Iterator[D
                 confidence=Confidence.POSSIBLE,
                 evidence=(
                     Evidence(
-                        check="gradient_modes",
                         text="gradients whose bits differ between ranks",
                         value=len(names),
                         expected=0,

@@ -4,9 +4,9 @@ The consequences are those of torch 2.13 over gloo, seen on three ranks of which
 docs/explanation/ddp-semantics.md.
 """
 
+from ddp_doctor.facts.initial_state import InitialState
 from ddp_doctor.knowledge.manifests import Difference, Kind
 from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.phrases.ranks import capital, rank_at, rank_culprits, ranks_at
@@ -40,8 +40,6 @@ def consequence(difference: Difference) -> str:
 
 def model_draft(
     recording: Recording,
-    seen_by: type[Fact],
-    check: str,
     difference: Difference,
     whose: str,
     *remedies: Remedy,
@@ -58,10 +56,9 @@ def model_draft(
         title=title,
         detail=f"{_listed(difference)}Compare {ranks} with {peer}.{unsure} {consequence(difference)}",
         confidence=Confidence.PROVED if difference.sure else Confidence.LIKELY,
-        culprits=rank_culprits(recording, seen_by, difference.ranks if difference.sure else ()),
+        culprits=rank_culprits(recording, InitialState, difference.ranks if difference.sure else ()),
         evidence=(
             Evidence(
-                check=check,
                 text=f"{difference.kind} of {difference.names[0]}: {difference.here} on {ranks},"
                 f" {difference.there} on {peer}",
             ),

@@ -51,7 +51,6 @@ def half_precision_mean_overflows(recording: Recording) -> Iterator[Draft]:
             culprits=rank_culprits(recording, MixedPrecision, sorted(infinite) if some else ()),
             evidence=(
                 Evidence(
-                    check="mixed_precision",
                     text=f"largest element of the {dtype} gradient is not finite",
                     expected=large,
                     expected_from="the mean of equal numbers",
@@ -90,7 +89,6 @@ def half_precision_mean_wrong(recording: Recording) -> Iterator[Draft]:
             ),
             evidence=(
                 Evidence(
-                    check="mixed_precision",
                     text=f"worst element of the {dtype} gradient on rank {rank}",
                     value=worst.got,
                     expected=worst.expected,
@@ -127,7 +125,6 @@ def half_precision_mean_loses_shares(recording: Recording) -> Iterator[Draft]:
                 title=f"Gradients in {dtype} lose {loss:.0%} of their mean over {len(seen)} ranks",
                 evidence=(
                     Evidence(
-                        check="mixed_precision",
                         text=f"relative error of the worst element of the mean in {dtype}",
                         value=round(loss, 4),
                         expected=0.0,
@@ -164,7 +161,7 @@ def precision_not_tested(recording: Recording) -> Iterator[Draft]:
         if reason:
             yield Draft(
                 title=f"Not tested: {', '.join(dict.fromkeys(formats))}",
-                evidence=(Evidence(check="mixed_precision", text=reason),),
+                evidence=(Evidence(text=reason),),
             )
 
 

@@ -62,7 +62,6 @@ def ranks_skip_scaled_steps_apart(recording: Recording) -> Iterator[Draft]:
         culprits=rank_culprits(recording, MixedPrecision, few(wrong, steps)),
         evidence=(
             Evidence(
-                check="mixed_precision",
                 text="ranks that took the step",
                 value=len(stepped),
                 expected=0 if infinite else len(steps),
@@ -97,11 +96,7 @@ def scales_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
         title=f"The GradScaler on {ranks_at(recording, ranks)} holds another scale than on the other ranks",
         culprits=rank_culprits(recording, MixedPrecision, few(ranks, steps)),
         evidence=tuple(
-            Evidence(
-                check="mixed_precision",
-                text=f"scale on rank {rank}; most ranks: {usual}",
-                value=step.scale,
-            )
+            Evidence(text=f"scale on rank {rank}; most ranks: {usual}", value=step.scale)
             for rank, step in steps
             if rank in ranks
         ),
@@ -139,7 +134,6 @@ def infinite_gradient_does_not_skip_the_step(recording: Recording) -> Iterator[D
                 detail=f"Under autocast to {one.dtype}, with a model of the probe's.",
                 evidence=(
                     Evidence(
-                        check="mixed_precision",
                         text="scale after the step with an infinite gradient",
                         value=step.scale,
                         expected=due,
@@ -178,7 +172,6 @@ def autocast_gradient_wrong(recording: Recording) -> Iterator[Draft]:
         culprits=rank_culprits(recording, MixedPrecision, ranks if len(ranks) < number else ()),
         evidence=(
             Evidence(
-                check="mixed_precision",
                 text=f"worst element of the unscaled gradient of {worst.parameter} on rank {rank}",
                 value=worst.got,
                 expected=worst.expected,
@@ -212,7 +205,6 @@ def weights_differ_after_scaled_steps(recording: Recording) -> Iterator[Draft]:
         title=f"After scaled steps the weights on {ranks_at(recording, ranks)} are not those of the others",
         evidence=(
             Evidence(
-                check="mixed_precision",
                 text="ranks whose weights differ in some bit",
                 value=len(ranks),
                 expected=0,

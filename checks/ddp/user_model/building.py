@@ -6,7 +6,6 @@ from ddp_doctor.checks.ddp.user_model.words import (
     at,
     code,
     culprits,
-    evidence,
     facts,
     grouped,
     on_ranks,
@@ -16,7 +15,7 @@ from ddp_doctor.checks.ddp.user_model.words import (
 from ddp_doctor.facts.user_model import Trouble, UserModel
 from ddp_doctor.knowledge import manifests
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.bound_device import used_elsewhere
@@ -52,7 +51,7 @@ def named_differently(recording: Recording) -> Iterator[Draft]:
         confidence=Confidence.PROVED,
         culprits=culprits(recording, odd),
         evidence=tuple(
-            evidence(f"{name or 'no --model'} on {on_ranks(recording, group)}")
+            Evidence(text=f"{name or 'no --model'} on {on_ranks(recording, group)}")
             for name, group in groups.items()
         ),
         remedies=(Remedy(summary=f"Give --model {usual} on every node", scope="job"),),
@@ -94,7 +93,9 @@ def raises(recording: Recording) -> Iterator[Draft]:
             confidence=Confidence.PROVED,
             culprits=(*culprits(recording, seen), *([code(trouble.where)] if trouble.where else [])),
             evidence=(
-                evidence(f"{trouble.type} in {trouble.phase} on rank {rank(seen[0])}{at(trouble.where)}"),
+                Evidence(
+                    text=f"{trouble.type} in {trouble.phase} on rank {rank(seen[0])}{at(trouble.where)}"
+                ),
             ),
             remedies=(_after(trouble),),
         )
@@ -150,7 +151,8 @@ def takes_another_gpu(recording: Recording) -> Iterator[Draft]:
         confidence=Confidence.PROVED,
         culprits=culprits(recording, off),
         evidence=tuple(
-            evidence(f"rank {rank(one)}: {one.fact.found_device}, not {one.fact.device}") for one in off[:8]
+            Evidence(text=f"rank {rank(one)}: {one.fact.found_device}, not {one.fact.device}")
+            for one in off[:8]
         ),
         remedies=(remedy("Choose the device by LOCAL_RANK in the script, and leave it alone in the module"),),
     )
@@ -191,8 +193,9 @@ def differs(recording: Recording) -> Iterator[Draft]:
             confidence=Confidence.PROVED,
             culprits=rank_culprits(recording, UserModel, found.ranks) if found.sure else (),
             evidence=(
-                evidence(
-                    f"{found.kind} of {found.names[0]}: {found.here} on {where}, {found.there} on rank {found.peer}"
+                Evidence(
+                    text=f"{found.kind} of {found.names[0]}: {found.here} on {where},"
+                    f" {found.there} on rank {found.peer}"
                 ),
             ),
             remedies=(
@@ -250,7 +253,7 @@ def _misplaced(
         confidence=Confidence.PROVED,
         severity=None if is_state else Severity.INFO,
         culprits=(*culprits(recording, seen), code(name)),
-        evidence=tuple(evidence(f"{kind} {name}: {device}") for kind, name, device in shown[:8]),
+        evidence=tuple(Evidence(text=f"{kind} {name}: {device}") for kind, name, device in shown[:8]),
         remedies=(remedy(cure if is_state else "Register it as a buffer, so that .to() moves it"),),
     )
 
@@ -280,7 +283,7 @@ def nothing_to_train(recording: Recording) -> Iterator[Draft]:
     yield Draft(
         title=f"The model of {seen[0].fact.model} {what}: DDP refuses it",
         confidence=Confidence.PROVED,
-        evidence=(evidence("parameters that require a gradient", 0.0),),
+        evidence=(Evidence(text="parameters that require a gradient", value=0.0),),
         remedies=(remedy("Do not wrap it in DDP, or unfreeze what is to be trained before it is wrapped"),),
     )
 

@@ -6,7 +6,6 @@ from ddp_doctor.checks.ddp.user_model.words import (
     at,
     code,
     culprits,
-    evidence,
     facts,
     names,
     on_ranks,
@@ -15,7 +14,7 @@ from ddp_doctor.checks.ddp.user_model.words import (
 )
 from ddp_doctor.facts.user_model import Call, LocalPass, Parting, UserModel
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft
+from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 
@@ -58,11 +57,11 @@ def unused_everywhere(recording: Recording) -> Iterator[Draft]:
         severity=Severity.INFO if fact.finds_unused else None,
         culprits=tuple(code(name) for name in local.unused_everywhere.names[:8]),
         evidence=(
-            evidence(
-                "parameters without a gradient",
-                float(local.unused_everywhere.count),
-                0.0,
-                "what DDP waits for",
+            Evidence(
+                text="parameters without a gradient",
+                value=float(local.unused_everywhere.count),
+                expected=0.0,
+                expected_from="what DDP waits for",
             ),
         ),
         remedies=(
@@ -133,13 +132,14 @@ def _unequal(
         severity=Severity.INFO if fact.finds_unused else None,
         culprits=(*(culprits(recording, odd) if sure else ()), *_lines(parted)),
         evidence=tuple(
-            evidence(
-                f"without a gradient on rank {rank(one)}: {names(here.unused)}", float(here.unused.count)
+            Evidence(
+                text=f"without a gradient on rank {rank(one)}: {names(here.unused)}",
+                value=float(here.unused.count),
             )
             for one, here in lacking[:8]
         )
         + tuple(
-            evidence(f"the forward took requires_grad away on rank {rank(one)}: {names(some)}")
+            Evidence(text=f"the forward took requires_grad away on rank {rank(one)}: {names(some)}")
             for one, some in frozen[:8]
         ),
         remedies=(
@@ -203,8 +203,7 @@ def searches_in_vain(recording: Recording) -> Iterator[Draft]:
     yield Draft(
         title=f"find_unused_parameters=True finds nothing in {seen[0].fact.model}: all {seen[0].fact.trainable}"
         " parameters get a gradient",
-        confidence=Confidence.LIKELY,
-        evidence=(evidence("parameters without a gradient", 0.0),),
+        evidence=(Evidence(text="parameters without a gradient", value=0.0),),
         remedies=(remedy("Leave find_unused_parameters out, unless another batch takes another path"),),
     )
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from ddp_doctor.checks.ddp.user_model.words import (
     code,
     culprits,
-    evidence,
     facts,
     names,
     on_ranks,
@@ -15,7 +14,7 @@ from ddp_doctor.checks.ddp.user_model.words import (
 from ddp_doctor.facts.user_model import UserModel
 from ddp_doctor.knowledge import gradient_tolerance
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 
@@ -54,11 +53,11 @@ def not_the_mean(recording: Recording) -> Iterator[Draft]:
         detail=f"Off are {', '.join(parameters[:16])}. Compared were {fact.compared_elements} elements.",
         culprits=(*culprits(recording, seen), *(code(name) for name in parameters[:8])),
         evidence=(
-            evidence(
-                f"worst element of the gradient of {first.parameter} on rank {rank(seen[0])}, step {first.step}",
-                first.got,
-                first.expected,
-                "float64 mean of the ranks' own gradients",
+            Evidence(
+                text=f"worst element of the gradient of {first.parameter} on rank {rank(seen[0])}, step {first.step}",
+                value=first.got,
+                expected=first.expected,
+                expected_from="float64 mean of the ranks' own gradients",
             ),
         ),
         remedies=(
@@ -87,7 +86,7 @@ def _unknown(recording: Recording) -> Iterator[Draft]:
             *(code(name) for name in unknown.names[:8]),
         ),
         evidence=tuple(
-            evidence(f"rank {rank(one)}: a gradient in {names(some)}", float(some.count))
+            Evidence(text=f"rank {rank(one)}: a gradient in {names(some)}", value=float(some.count))
             for one, some in seen[:8]
         ),
         remedies=(
@@ -132,7 +131,14 @@ def drift(recording: Recording) -> Iterator[Draft]:
             ),  # else perhaps the first is off
             *(code(name) for name in fact.drifted.names[:8]),
         ),
-        evidence=(evidence("parameters that differ", float(fact.drifted.count), 0.0, "the first rank's"),),
+        evidence=(
+            Evidence(
+                text="parameters that differ",
+                value=float(fact.drifted.count),
+                expected=0.0,
+                expected_from="the first rank's",
+            ),
+        ),
         remedies=(
             remedy(
                 "Look for what changes these parameters outside of the optimiser: in the forward, or by hooks"
@@ -176,8 +182,8 @@ def not_finite(recording: Recording) -> Iterator[Draft]:
         confidence=Confidence.PROVED,
         culprits=culprits(recording, seen),
         evidence=tuple(
-            evidence(
-                f"rank {rank(one)}, batch {local.step}: {_not_finite_words(local.loss, local.not_finite.count)}"
+            Evidence(
+                text=f"rank {rank(one)}, batch {local.step}: {_not_finite_words(local.loss, local.not_finite.count)}"
             )
             for one, local in found[:8]
         ),
@@ -220,11 +226,11 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
         else "The gradients after synchronisation are compared with that much more tolerance.",
         confidence=Confidence.PROVED,
         evidence=(
-            evidence(
-                f"greatest difference on rank {rank(worst)}, relative to the parameter's largest gradient",
-                worst.fact.repeat_error,
-                0.0,
-                "the same work done twice",
+            Evidence(
+                text=f"greatest difference on rank {rank(worst)}, relative to the parameter's largest gradient",
+                value=worst.fact.repeat_error,
+                expected=0.0,
+                expected_from="the same work done twice",
             ),
         ),
         remedies=(

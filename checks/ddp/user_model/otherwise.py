@@ -8,7 +8,6 @@ from ddp_doctor.checks.ddp.user_model.words import (
     at,
     code,
     culprits,
-    evidence,
     facts,
     grouped,
     names,
@@ -110,8 +109,11 @@ def _rounded_otherwise(recording: Recording, off: list[Seen[UserModel]], peer: S
 
 def _loss_of(worst: Seen[UserModel], peer: Seen[UserModel]) -> Evidence:
     expected = f"rank {rank(peer)}'s"
-    return evidence(
-        f"loss on rank {rank(worst)}", worst.fact.same_batch_loss, peer.fact.same_batch_loss, expected
+    return Evidence(
+        text=f"loss on rank {rank(worst)}",
+        value=worst.fact.same_batch_loss,
+        expected=peer.fact.same_batch_loss,
+        expected_from=expected,
     )
 
 
@@ -134,12 +136,16 @@ def _other_gradients(recording: Recording, apart: list[Seen[UserModel]]) -> Draf
         ),
         evidence=(
             *(
-                evidence(
-                    f"another gradient on {on_ranks(recording, group)}: {names(some)}", float(some.count)
+                Evidence(
+                    text=f"another gradient on {on_ranks(recording, group)}: {names(some)}",
+                    value=float(some.count),
                 )
                 for some, group in list(parameters.items())[:8]
             ),
-            *(evidence(f"{who} alone has a hook on {name}{at(where)}") for who, name, where in hooks[:8]),
+            *(
+                Evidence(text=f"{who} alone has a hook on {name}{at(where)}")
+                for who, name, where in hooks[:8]
+            ),
         ),
         remedies=(
             remedy("Register the same hooks on every rank, and let none ask for the rank")

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from ddp_doctor.facts.user_model import Names, UserModel
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Evidence, Proof, Remedy
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Proof, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.phrases.ranks import rank_culprits, ranks_at, short
 
@@ -51,15 +51,6 @@ def names(some: Names) -> str:
     shown = ", ".join(some.names[:_IN_A_TITLE])
     more = some.count - len(some.names[:_IN_A_TITLE])
     return f"{shown} and {more} more" if more > 0 else shown
-
-
-def evidence(
-    text: str, value: float | None = None, expected: float | None = None, source: str = ""
-) -> Evidence:
-    """An observation of this check."""
-    return Evidence(
-        check="user_model", text=text, value=value, expected=expected, expected_from=source or None
-    )
 
 
 def remedy(summary: str, cost: str = "None", reference: str = DDP_PAGE) -> Remedy:

@@ -73,7 +73,7 @@ def _nvml_evidence(fact: GpusFact) -> Evidence:
     assert error is not None
     module = f"; loaded: {fact.kernel_module}" if fact.kernel_module else ""
     text = f"{error.call or 'the program that asks NVML'}: {error.code}, {error.text}{module}"
-    return Evidence(check="gpus", text=text, expected_from="NVML answers wherever the driver works")
+    return Evidence(text=text, expected_from="NVML answers wherever the driver works")
 
 
 @rule("DD302", "nvidia-driver-hangs", Severity.ERROR, GpusFact)
@@ -101,11 +101,9 @@ def driver_hangs(recording: Recording) -> Iterator[Draft]:
         yield Draft(
             title=f"The NVIDIA driver hangs on {node_names(recording, group)}: no answer to {call}",
             detail="A call of NVML never came back; the program that made it was killed.",
-            confidence=Confidence.LIKELY,
             culprits=tuple(node.model_copy(update={"gpu": error.gpu}) for node in nodes),
             evidence=(
                 Evidence(
-                    check="gpus",
                     text=f"{call} without an answer",
                     value=waited,
                     unit="s",
@@ -141,11 +139,9 @@ def library_differs(recording: Recording) -> Iterator[Draft]:
         yield Draft(
             title=f"The NVIDIA library on {node_names(recording, group)} is version {library}, the module {module}",
             detail="NVML answers all the same; CUDA is more particular.",
-            confidence=Confidence.LIKELY,
             culprits=node_culprits(recording, group),
             evidence=(
                 Evidence(
-                    check="gpus",
                     text=f"libnvidia-ml.so.1 of {library}; loaded: {group[0].fact.kernel_module}",
                     expected_from="both come from one installation",
                 ),

@@ -107,11 +107,9 @@ def _no_manager(recording: Recording) -> Iterator[Draft]:
         yield Draft(
             title=f"No fabric manager runs on {node_names(recording, group)}, which has NVSwitches",
             detail="The GPUs are registered, but faults of the NVSwitches now go unseen." if done else _802,
-            confidence=Confidence.LIKELY,
             culprits=node_culprits(recording, group),
             evidence=(
                 Evidence(
-                    check="gpus",
                     text="/dev/nvidia-nvswitchctl is there, and no process nv-fabricmanager",
                     expected_from=known.FABRIC_GUIDE,
                 ),

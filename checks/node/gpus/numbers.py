@@ -49,7 +49,6 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
             culprits=node_culprits(recording, group),
             evidence=(
                 Evidence(
-                    check="gpus",
                     text="what the job can count on",
                     value=short.have,
                     unit="GPUs",
@@ -122,7 +121,6 @@ def too_few_visible(recording: Recording) -> Iterator[Draft]:
             culprits=(*_setting_culprit(value), *node_culprits(recording, group)),
             evidence=(
                 Evidence(
-                    check="gpus",
                     text=f"a CUDA process is shown {shown} GPUs{setting}{stop}",
                     value=shown,
                     unit="GPUs",

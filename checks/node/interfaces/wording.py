@@ -93,8 +93,7 @@ def evidence(recording: Recording, offers: Sequence[Offer]) -> tuple[Evidence, .
     """What the first of these nodes give out, and why."""
     source = words.DIAL_RULE if offers[0].backend == "gloo" else words.NCCL_ORDER
     return tuple(
-        Evidence(check="interfaces", text=_choice_in_words(recording, offer), expected_from=source)
-        for offer in offers[:SHOWN]
+        Evidence(text=_choice_in_words(recording, offer), expected_from=source) for offer in offers[:SHOWN]
     )
 
 

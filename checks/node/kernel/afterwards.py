@@ -17,7 +17,7 @@ from ddp_doctor.facts.kernel import KernelAfterFact, KernelEvent, KernelFact
 from ddp_doctor.knowledge.nvml import remedy
 from ddp_doctor.knowledge.xids import CATALOG, JUST_NOW_S, xid
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Confidence, Severity, Where
+from ddp_doctor.model.choices import Severity, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent, Skip
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
@@ -140,7 +140,6 @@ def _draft(recording: Recording, title: str, hits: list[Hit], mend: Remedy, seve
     return Draft(
         title=title,
         detail="The kernel logged it between the first rank's start and the last one's end.",
-        confidence=Confidence.LIKELY,
         culprits=device_culprits(recording, hits),
         evidence=_evidence(recording, hits),
         remedies=(mend,),

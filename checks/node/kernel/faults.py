@@ -117,7 +117,6 @@ def failed_to_start(recording: Recording) -> Iterator[Draft]:
         yield Draft(
             title=f"The NVIDIA driver could not start {device_names(recording, hits)}",
             detail="The job will not find it.",
-            confidence=Confidence.LIKELY,
             culprits=device_culprits(recording, hits),
             evidence=line_evidence(recording, hits, "the driver starts every GPU on the bus"),
             remedies=(FIND_GPU,),
@@ -159,7 +158,6 @@ def pcie_errors(recording: Recording) -> Iterator[Draft]:
                 detail="The link was reset, with whatever ran over it."
                 if bad
                 else "What was lost was sent again; so many errors tell of a weak link.",
-                confidence=Confidence.LIKELY,
                 culprits=device_culprits(recording, hits) if bad else (),
                 evidence=line_evidence(recording, hits, _AER),
                 remedies=(_LINK,),
@@ -193,7 +191,6 @@ def nic_fault(recording: Recording) -> Iterator[Draft]:
         yield Draft(
             title=f"The firmware of {device_names(recording, hits)} failed",
             detail="Connections over it were lost, and nothing in the log says that it recovered.",
-            confidence=Confidence.LIKELY,
             culprits=device_culprits(recording, hits),
             evidence=line_evidence(recording, hits, "the NIC's health counter moves"),
             remedies=(

@@ -57,9 +57,7 @@ def versions_differ(recording: Recording) -> Iterator[Draft]:
             recording,
             group,
             f"libcuda {found} on {{nodes}} does not fit the loaded kernel module {module}",
-            Evidence(
-                check="kernel", text=f"libcuda: {found}; module: {module}", expected_from=_LIBRARY_FOLDERS
-            ),
+            Evidence(text=f"libcuda: {found}; module: {module}", expected_from=_LIBRARY_FOLDERS),
             mend,
             detail="Mostly the driver was updated while the old module stayed loaded.",
             severity=asked_for(recording, Severity.WARNING),
@@ -113,9 +111,7 @@ def gpudirect_rdma_off(recording: Recording) -> Iterator[Draft]:
             recording,
             group,
             "GPUDirect RDMA is off on {nodes}: the NICs cannot reach the memory of the GPUs",
-            Evidence(
-                check="kernel", text=f"active RDMA ports: {devices}; {why}", expected_from=gpudirect.GUIDE
-            ),
+            Evidence(text=f"active RDMA ports: {devices}; {why}", expected_from=gpudirect.GUIDE),
             remedy(
                 "Load the peer memory module, or install the open NVIDIA kernel modules.",
                 "sudo modprobe nvidia_peermem",
@@ -160,7 +156,7 @@ def nouveau_holds_gpus(recording: Recording) -> Iterator[Draft]:
             recording,
             group,
             f"The driver nouveau holds {len(buses)} GPU{'s' if len(buses) > 1 else ''} of {{nodes}}",
-            Evidence(check="kernel", text=f"bound to nouveau: {', '.join(buses)}"),
+            Evidence(text=f"bound to nouveau: {', '.join(buses)}"),
             remedy(
                 "Keep nouveau from loading, install NVIDIA's driver, and reboot.",
                 "echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/blacklist-nouveau.conf",

@@ -85,7 +85,7 @@ def log_not_readable(recording: Recording) -> Iterator[Draft]:
             recording,
             group,
             "The kernel log of {nodes} cannot be read, so nothing is known of Xids",
-            Evidence(check="kernel", text=reason),
+            Evidence(text=reason),
             remedy(
                 "Look as root, or as a member of the groups adm or systemd-journal.",
                 "sudo dmesg -T | grep -i -e xid -e nvrm",

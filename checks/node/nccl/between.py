@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.node.nccl.evidence import observed
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.nccl import NcclFact
 from ddp_doctor.facts.rdma import RdmaFact
 from ddp_doctor.knowledge import agreement
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Proof, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import host, node_draft
@@ -86,7 +85,7 @@ def _draft(
         recording,
         from_file,
         f"nccl.conf on {{nodes}} sets {name} otherwise than the other nodes have it",
-        observed("; ".join(told), stake.source),
+        Evidence(text="; ".join(told), expected_from=stake.source),
         _SAME_FILE,
         detail=f"{name}: {stake.effect}.",
         severity=_SEVERITY[stake.weight],

@@ -97,7 +97,6 @@ def no_locked_memory(recording: Recording) -> Iterator[Draft]:
     yield Draft(
         title=f"NCCL could not lock memory for RDMA on {in_words([host(recording, node) for node in nodes])}",
         detail="The limit of locked memory (ulimit -l) that the ranks have is the usual cause.",
-        confidence=Confidence.LIKELY,
         culprits=tuple(node_culprit(recording, node) for node in nodes),
         evidence=words.lines(recording, group),
         remedies=(limits.locked_memory(launcher, in_container=fact is not None and fact.in_container),),
@@ -130,7 +129,7 @@ def no_numa_calls(recording: Recording) -> Iterator[Draft]:
             recording,
             seen,
             "The container on {nodes} may not place memory near its GPUs, and NCCL shares it through /dev/shm",
-            Evidence(check="nccl", text="NCCL's log: cuMem host allocations do not appear to be working"),
+            Evidence(text="NCCL's log: cuMem host allocations do not appear to be working"),
             ALLOW_NUMA,
             detail="It works so. Docker leaves NUMA calls out unless it is told otherwise.",
             confidence=Confidence.LIKELY,

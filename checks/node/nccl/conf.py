@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from ddp_doctor.checks.node.nccl.evidence import observed
 from ddp_doctor.facts.nccl import ConfFile, ConfLine, NcclFact
 from ddp_doctor.knowledge import variables
 from ddp_doctor.knowledge.agreement import effective
@@ -11,7 +10,7 @@ from ddp_doctor.knowledge.nccl_plugins import CONF_FILE_SINCE
 from ddp_doctor.knowledge.values import misread
 from ddp_doctor.knowledge.versions import dotted
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Culprit, Draft, Proof, Remedy
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import node_culprits, node_names
@@ -202,7 +201,7 @@ def _draft(
         title=title.replace("{nodes}", node_names(recording, group)),
         detail="No environment shows what NCCL takes from its files.",
         culprits=culprits,
-        evidence=(observed("; ".join(lines[:_LINES_SHOWN] + more), _SOURCE),),
+        evidence=(Evidence(text="; ".join(lines[:_LINES_SHOWN] + more), expected_from=_SOURCE),),
         remedies=remedies,
         severity=severity,
     )

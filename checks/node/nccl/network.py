@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.node.nccl.evidence import observed
 from ddp_doctor.checks.node.nccl.plugins import in_folder
 from ddp_doctor.facts.nccl import NcclFact
 from ddp_doctor.knowledge.nccl_plugins import OWN_NETWORKS
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Proof, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import by_cause, node_draft, node_names
@@ -35,7 +34,7 @@ def efa_without_plugin(recording: Recording) -> Iterator[Draft]:
     alone = recording.world is None or recording.world.nnodes < 2
     for (devices, folder), group in by_cause(of_gpu_nodes(recording), _idle_efa).items():
         title = f"{{nodes}} {'has' if len(group) == 1 else 'have'} {devices} EFA devices that NCCL cannot use"
-        saw = observed("no network plug-in that loads is found", "aws/aws-ofi-nccl README")
+        saw = Evidence(text="no network plug-in that loads is found", expected_from="aws/aws-ofi-nccl README")
         yield node_draft(
             recording,
             group,
@@ -98,7 +97,10 @@ def network_plugin_on_some_nodes(recording: Recording) -> Iterator[Draft]:
         fewer,
         f"NCCL finds a network plug-in on {node_names(recording, having)}, and none that loads on"
         f" {node_names(recording, without)}",
-        observed(f"{path} on {node_names(recording, having)} only", "NCCL src/plugin/net.cc, ncclNetInit"),
+        Evidence(
+            text=f"{path} on {node_names(recording, having)} only",
+            expected_from="NCCL src/plugin/net.cc, ncclNetInit",
+        ),
         _SAME_IMAGE,
         detail="Nodes that choose different networks fail or hang where they connect.",
         confidence=Confidence.LIKELY,

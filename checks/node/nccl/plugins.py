@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterator
 
-from ddp_doctor.checks.node.nccl.evidence import observed
 from ddp_doctor.facts.nccl import NcclFact, Plugin
 from ddp_doctor.knowledge.nccl_plugins import OWN_NETWORKS
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Proof, Remedy, Setting
+from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import nccl_settings
@@ -45,7 +44,7 @@ def nccl_plugin_missing(recording: Recording) -> Iterator[Draft]:
     for one, group in _plugins(recording, _is_missing).items():
         variable = one.setting or ""
         title = f"{variable} on {{nodes}} names {printable(one.asked)}, which the linker does not find"
-        saw = observed(f"no {printable(one.asked)} where dlopen looks", _SOURCE)
+        saw = Evidence(text=f"no {printable(one.asked)} where dlopen looks", expected_from=_SOURCE)
         yield node_draft(
             recording,
             group,
@@ -89,7 +88,7 @@ def nccl_plugin_lacks_library(recording: Recording) -> Iterator[Draft]:
             recording,
             group,
             title,
-            observed(f"ldd {one.path}{brought}: {lost} not found", _SOURCE),
+            Evidence(text=f"ldd {one.path}{brought}: {lost} not found", expected_from=_SOURCE),
             _library(lost),
             detail=f"{_INSTEAD[one.kind]}, and says so at level INFO only.",
             severity=None if one.setting and one.kind != "profiler" else Severity.INFO,
@@ -117,7 +116,9 @@ def nccl_network_that_none_has(recording: Recording) -> Iterator[Draft]:
     """
     for (name, elsewhere), group in by_cause(of_gpu_nodes(recording), _nobodys_network).items():
         title = f"NCCL_NET={printable(name)} on {{nodes}} names a network that no plug-in brings"
-        saw = observed("no network plug-in that loads is found", "NCCL src/plugin/net.cc, ncclNetInit")
+        saw = Evidence(
+            text="no network plug-in that loads is found", expected_from="NCCL src/plugin/net.cc, ncclNetInit"
+        )
         yield node_draft(
             recording,
             group,

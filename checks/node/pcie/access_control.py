@@ -64,7 +64,6 @@ def acs_redirects(recording: Recording) -> Iterator[Draft]:
                 f" through the CPU (ACS): {in_words(ends_of)}"
             ),
             detail="Direct copies between these devices are slower than they could be, and on some machines hang.",
-            confidence=Confidence.LIKELY,
             culprits=node_culprits(recording, group),
             evidence=(acs_evidence(fact, bridges_of), *([iommu] if iommu else [])),
             remedies=(redirect_off(fact, bridges_of),),
@@ -173,7 +172,7 @@ def acs_not_readable(recording: Recording) -> Iterator[Draft]:
             recording,
             group,
             "Whether PCIe switches of {nodes} redirect peer traffic (ACS) cannot be read",
-            Evidence(check="pcie", text=reason),
+            Evidence(text=reason),
             remedy(
                 "Look as root; SrcValid+ or ReqRedir+ on a bridge above GPUs means that ACS is on.",
                 "sudo lspci -vvv | grep -e '^[0-9a-f]' -e ACSCtl",

@@ -86,7 +86,6 @@ def _draft(recording: Recording, link: _Link, peers: list[_Link]) -> Draft:
         culprits=(_culprit(recording, link, name),) if peers else (),
         evidence=(
             Evidence(
-                check="pcie",
                 text=f"{name}{slot}: x{link.width} at {link.speed:g} GT/s{beside}",
                 value=link.width,
                 unit="lanes",

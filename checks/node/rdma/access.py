@@ -74,11 +74,8 @@ def on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
                 f" {in_words([host(recording, node) for node in with_rdma])} will use RDMA"
             ),
             detail="NCCL takes TCP where it finds no RDMA, and ranks on TCP cannot connect to ranks on RDMA.",
-            confidence=Confidence.LIKELY,
             culprits=tuple(node_culprit(recording, node) for node in nodes),
-            evidence=tuple(
-                Evidence(check="rdma", text=f"{host(recording, node)}: {lacking[node]}") for node in nodes[:8]
-            ),
+            evidence=tuple(Evidence(text=f"{host(recording, node)}: {lacking[node]}") for node in nodes[:8]),
             remedies=(_LOOK, SOCKETS_ON_ALL),
             reproduced_by=everybody(recording),
         )
@@ -113,7 +110,6 @@ def devices_hidden(recording: Recording) -> Iterator[Draft]:
         names = [port_name(hca, port) for hca, port in first.ports() if port.is_active]
         where = "this container" if in_container else "the job"
         saw = Evidence(
-            check="rdma",
             text="; ".join(problems[:4]) + (f"; {len(problems) - 4} more" if problems[4:] else ""),
             expected_from="libibverbs opens one such device for each RDMA device",
         )
@@ -166,7 +162,7 @@ def library_missing(recording: Recording) -> Iterator[Draft]:
         NCCL src/misc/ibvsymbols.cc
     """
     for lacking, group in by_cause(users(recording), _lacks).items():
-        saw = Evidence(check="rdma", text=lacking, expected_from="what NCCL opens RDMA devices with")
+        saw = Evidence(text=lacking, expected_from="what NCCL opens RDMA devices with")
         yield node_draft(
             recording,
             group,

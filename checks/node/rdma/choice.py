@@ -151,7 +151,7 @@ def _devices_seen(recording: Recording, seen: Seen[RdmaFact]) -> Evidence:
     ports = [port_name(hca, port) for hca, port in seen.fact.candidates()]
     more = f" and {len(ports) - 12} more" if ports[12:] else ""
     text = f"active on {host(recording, seen.node)}: {', '.join(ports[:12])}{more}"
-    return Evidence(check="rdma", text=text, expected_from=_DOCS)
+    return Evidence(text=text, expected_from=_DOCS)
 
 
 RULES = (different_kinds, matches_nothing)

@@ -120,7 +120,6 @@ def leaves_out_nearest(recording: Recording) -> Iterator[Draft]:
                 f" the nearest to {in_words(gpus)}"
             ),
             detail="Their traffic takes ports behind a CPU, through host memory and without GPUDirect RDMA.",
-            confidence=Confidence.LIKELY,
             culprits=tuple(
                 one.model_copy(update={"kind": "setting", "name": HCA})
                 for one in node_culprits(recording, group)

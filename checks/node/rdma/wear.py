@@ -61,7 +61,7 @@ def _different(recording: Recording, board: str, versions: dict[str, list[Hit]])
             Culprit(kind="nic", node=host(recording, node), node_rank=node, name=hca.name)
             for node, hca, _ in (few if usual_one else ())
         ),
-        evidence=(Evidence(check="rdma", text="; ".join(told[:6])),),
+        evidence=(Evidence(text="; ".join(told[:6])),),
         remedies=(_UPDATE,),
     )
 

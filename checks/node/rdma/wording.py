@@ -69,10 +69,10 @@ def _evidence(
         alike.setdefault((node, sight(hit)), []).append(port_name(hca, port))
     for (node, seen), names in list(alike.items())[:LINES_OF_EVIDENCE]:
         at = f" on {host(recording, node)}" if several else ""
-        yield Evidence(check="rdma", text=f"{', '.join(names)}{at}: {seen}", expected_from=expected)
+        yield Evidence(text=f"{', '.join(names)}{at}: {seen}", expected_from=expected)
     left = sum(len(names) for names in list(alike.values())[LINES_OF_EVIDENCE:])
     if left:
-        yield Evidence(check="rdma", text=f"and {left} ports more, named in the JSON report")
+        yield Evidence(text=f"and {left} ports more, named in the JSON report")
 
 
 def port_name(hca: Hca, port: Port) -> str:

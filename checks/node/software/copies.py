@@ -3,12 +3,11 @@
 import posixpath
 from collections.abc import Iterator
 
-from ddp_doctor.checks.node.software.evidence import observed
 from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge import versions
 from ddp_doctor.knowledge.versions import dotted, release
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Proof, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import by_cause, node_draft
@@ -40,7 +39,10 @@ def packages_overwrite(recording: Recording) -> Iterator[Draft]:
         own = _own_package(cuda)
         wrong = [name for name in packages if name != own]
         written = f"the file is {there}'s" if there else "the file is of neither's size"
-        saw = observed(f"{' and '.join(packages)} are installed; {written}", "the RECORD of each package")
+        saw = Evidence(
+            text=f"{' and '.join(packages)} are installed; {written}",
+            expected_from="the RECORD of each package",
+        )
         yield node_draft(
             recording,
             group,
@@ -111,7 +113,10 @@ def copy_without_effect(recording: Recording) -> Iterator[Draft]:
             recording,
             group,
             f"{printable(by)} on {{nodes}} names a libnccl that torch does not load",
-            observed(f"{printable(file)} lies there, and {printable(instead)}", "ldd of libtorch_cuda.so"),
+            Evidence(
+                text=f"{printable(file)} lies there, and {printable(instead)}",
+                expected_from="ldd of libtorch_cuda.so",
+            ),
             detail="The RPATH of torch's own libraries comes before LD_LIBRARY_PATH.",
         )
 

@@ -63,7 +63,7 @@ def driver_and_sysfs_disagree(recording: Recording) -> Iterator[Draft]:
                 culprit(recording, seen.node, (one, two)) for seen in group for one, two, _, _ in pairs
             ),
             evidence=tuple(
-                Evidence(check="topology", text=f"{one}-{two} is {driver} to the driver, {tree} in /sys")
+                Evidence(text=f"{one}-{two} is {driver} to the driver, {tree} in /sys")
                 for one, two, driver, tree in pairs
             ),
             remedies=(_VENDORS_FILE,),
@@ -110,11 +110,9 @@ def topology_never_answered(recording: Recording) -> Iterator[Draft]:
             title=f"{call} never answers on {node_names(recording, seen)}",
             detail="What asked was killed. NCCL asks the driver the same when a job starts.",
             severity=asked_for(recording, Severity.ERROR),
-            confidence=Confidence.LIKELY,
             culprits=node_culprits(recording, seen),
             evidence=(
                 Evidence(
-                    check="topology",
                     text=f"{call} had not come back after {waited:.1f} s",
                     value=waited,
                     unit="s",

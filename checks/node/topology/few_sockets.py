@@ -67,7 +67,7 @@ def one_socket(recording: Recording) -> Iterator[Draft]:
                 expected=least,
                 expected_from="the speed of the interface that NCCL takes",
             ),
-            Evidence(check="topology", text="NCCL's log: NET/Socket, without further threads and sockets"),
+            Evidence(text="NCCL's log: NET/Socket, without further threads and sockets"),
             *cluster_evidence(recording, nodes[0]),
         ),
         remedies=(more_sockets(*SOCKETS),),

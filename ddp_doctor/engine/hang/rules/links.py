@@ -158,7 +158,6 @@ def _one_pair(
         title=f"The link between {words.rank_at(recording, one)} and {words.rank_at(recording, other)}"
         f" hangs: {stuck}",
         detail=f"Both processes run, so what connects them is to blame.{others}",
-        confidence=Confidence.LIKELY,
         culprits=(words.pair_culprit(recording, one, other),),
         evidence=tuple(
             rank_evidence(recording, trial, judgement, of_rank(trial, rank)) for rank in (one, other)
@@ -242,7 +241,6 @@ def _many_pairs(recording: Recording, common: int, seen: _Stuck) -> Draft:
         title=f"{names(recording, (common,))} exchanges nothing with {words.ranks_at(recording, others)}: each of"
         " these links hangs with both ends inside the transfer",
         detail=f"{len(seen)} stuck pairs share this rank, and pairs without it work.",
-        confidence=Confidence.LIKELY,
         culprits=(words.rank_culprit(recording, common),),
         evidence=(rank_evidence(recording, trial, judgement, of_rank(trial, common)),),
         remedies=link_remedies(recording, seen),
@@ -256,7 +254,6 @@ def _between_nodes(recording: Recording, nodes: tuple[int, ...], seen: _Stuck) -
     return Draft(
         title=f"The links between {where} hang: {len(seen)} pairs of ranks entered a transfer and did not leave it",
         detail="All processes run, and pairs of ranks elsewhere work, so the path over the network is to blame.",
-        confidence=Confidence.LIKELY,
         culprits=(node_pair(recording, *nodes) if hosts[1:] else node_culprit(recording, *nodes),),
         evidence=_pair_lines(recording, seen),
         remedies=link_remedies(recording, seen),
