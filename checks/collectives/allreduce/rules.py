@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from ddp_doctor.facts.allreduce import ELEMENTS, AllReduceFact, Wrong
 from ddp_doctor.knowledge import payload
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy, Reproducer, Setting
+from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import nccl_settings
 from ddp_doctor.phrases.ddp import SIMPLE_PROTOCOL
 from ddp_doctor.phrases.p2p import DISABLE_P2P
 from ddp_doctor.phrases.ranks import rank_at, rank_culprit, ranks_at
+from ddp_doctor.remedies.kinds import by_administrator
 
 
 @rule("DD601", "all-reduce-is-wrong", Severity.ERROR, AllReduceFact)
@@ -62,12 +63,10 @@ def _against_wrong_sums(recording: Recording) -> Iterator[Remedy]:
                 update={"summary": "Rule P2P out: send the traffic through host memory"}
             )
         yield SIMPLE_PROTOCOL
-    yield Remedy(
-        summary="Look for memory errors; then take another release of the library, NCCL or torch",
-        commands=("nvidia-smi -q -d ECC", "sudo dmesg | grep -i -e xid -e edac -e mce"),
-        scope="node",
-        undo=NOTHING_TO_UNDO,
-        proof=Proof(reason="it takes an administrator"),
+    yield by_administrator(
+        "Look for memory errors; then take another release of the library, NCCL or torch",
+        "nvidia-smi -q -d ECC",
+        "sudo dmesg | grep -i -e xid -e edac -e mce",
     )
 
 

@@ -8,13 +8,13 @@ from ddp_doctor.checks.collectives.gpu_speed.comparable import COPY, MATMUL, Mea
 from ddp_doctor.facts.gpu_speed import GpuSpeedFact
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.knowledge import gpu_speed as known
-from ddp_doctor.knowledge.nvml import COOL_DOWN
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.phrases.ranks import capital, rank_at, ranks_at
+from ddp_doctor.remedies.gpus import COOL_DOWN
 
 
 @rule("DD805", "gpu-slowed-under-load", Severity.WARNING, GpuSpeedFact)

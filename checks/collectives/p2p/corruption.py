@@ -5,12 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from ddp_doctor.checks.collectives.p2p.facts import common_end
 from ddp_doctor.facts.p2p import P2pFact, PairResult
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH
 from ddp_doctor.phrases.ranks import pair_culprit, rank_at, rank_culprit, ranks_at
+from ddp_doctor.remedies.kinds import by_administrator, remedy
 from ddp_doctor.views.reproducers import between
 
 
@@ -86,10 +87,10 @@ def _without_p2p(recording: Recording, pairs: Iterable[tuple[int, int]]) -> tupl
     world = recording.world
     if world is not None and all(world.node_of(one) != world.node_of(other) for one, other in pairs):
         return (
-            Remedy(
-                summary="Look for errors of the NICs and of the memory on both nodes; try another NIC",
-                commands=("ethtool -S IFACE | grep -i -e err -e crc", "nvidia-smi -q -d ECC"),
-                scope="node",
+            remedy(
+                "Look for errors of the NICs and of the memory on both nodes; try another NIC",
+                "ethtool -S IFACE | grep -i -e err -e crc",
+                "nvidia-smi -q -d ECC",
             ),
         )
     if world is None or world.backend != "nccl":
@@ -103,10 +104,8 @@ def _without_p2p(recording: Recording, pairs: Iterable[tuple[int, int]]) -> tupl
     )
 
 
-_LOOK_AT_MEMORY = Remedy(
-    summary="Look for memory errors of the GPUs and of the host",
-    commands=("nvidia-smi -q -d ECC", "sudo dmesg | grep -i -e xid -e edac -e mce"),
-    scope="node",
-    undo=NOTHING_TO_UNDO,
-    proof=Proof(reason="it takes an administrator"),
+_LOOK_AT_MEMORY = by_administrator(
+    "Look for memory errors of the GPUs and of the host",
+    "nvidia-smi -q -d ECC",
+    "sudo dmesg | grep -i -e xid -e edac -e mce",
 )

@@ -7,17 +7,16 @@ from ddp_doctor.facts.mixed_precision import Half, MixedPrecision
 from ddp_doctor.knowledge import gradient_code as code
 from ddp_doctor.knowledge.gradient_shares import NOTABLE_LOSS
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.ranks import rank_culprits, ranks_at
+from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code
 
-_MASTER = Remedy(
-    summary="Keep weights and gradients in float32 and autocast the forward, so that float32 is reduced",
-    scope="code",
+_MASTER = in_code(
+    "Keep weights and gradients in float32 and autocast the forward, so that float32 is reduced",
     cost="Twice the memory and traffic of half-precision gradients",
-    undo=NOTHING_TO_UNDO,
-    proof=Proof(reason="it changes training code, and the doctor runs none of it"),
+    untried=CHANGES_TRAINING,
     references=("https://pytorch.org/docs/stable/amp.html",),
 )
 

@@ -6,27 +6,25 @@ from ddp_doctor.checks.ddp.mixed_precision.apart import apart, few, known_before
 from ddp_doctor.facts.mixed_precision import MixedPrecision
 from ddp_doctor.knowledge import gradient_code as code
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.ranks import rank_culprits, ranks_at
+from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code
 
 _BACKOFF = 0.5  # torch.amp.GradScaler's default
-_AGREE = Remedy(
-    summary="Let the ranks agree: all-reduce (MAX) the scaler's found_inf before scaler.step(), as FSDP's"
+_AGREE = in_code(
+    "Let the ranks agree: all-reduce (MAX) the scaler's found_inf before scaler.step(), as FSDP's"
     " ShardedGradScaler does",
-    scope="code",
     cost="One all-reduce of a number in each step",
     undo="Leave it out again",
-    proof=Proof(reason="it changes training code, and the doctor runs none of it"),
+    untried=CHANGES_TRAINING,
     references=("https://pytorch.org/docs/stable/amp.html",),
 )
-_WITHOUT_SCALER = Remedy(
-    summary="Autocast to bfloat16 without a GradScaler",
-    scope="code",
+_WITHOUT_SCALER = in_code(
+    "Autocast to bfloat16 without a GradScaler",
     cost="Three bits less of each number; needs a GPU that computes in bfloat16 (Ampere or newer)",
-    undo=NOTHING_TO_UNDO,
-    proof=Proof(reason="it changes training code, and the doctor runs none of it"),
+    untried=CHANGES_TRAINING,
 )
 
 

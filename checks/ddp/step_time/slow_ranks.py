@@ -10,18 +10,19 @@ from ddp_doctor.facts.step_time import StepTimeFact
 from ddp_doctor.knowledge import step_time as known
 from ddp_doctor.knowledge.gpu_speed import SLOWER_SHARE
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.ranks import capital, rank_at, rank_culprits, ranks_at
+from ddp_doctor.remedies.kinds import remedy
 
 _FEWEST_RANKS = 3
 _FEWEST_LOOKS = 6
-_LOOK = Remedy(
-    summary="Look at what else runs on the node, at the processors that the rank is bound to, and at clocks and"
+_LOOK = remedy(
+    "Look at what else runs on the node, at the processors that the rank is bound to, and at clocks and"
     " temperature",
-    commands=("ps -eo pid,ni,psr,pcpu,comm --sort=-pcpu | head", "lscpu --extended"),
-    scope="node",
+    "ps -eo pid,ni,psr,pcpu,comm --sort=-pcpu | head",
+    "lscpu --extended",
     undo=NOTHING_TO_UNDO,
 )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model.words import code, facts, remedy
+from ddp_doctor.checks.ddp.user_model.words import code, facts, in_model_code
 from ddp_doctor.facts.user_model import UserModel
 from ddp_doctor.knowledge.batch_norm import FEW_SAMPLES, SMALL_BATCH
 from ddp_doctor.model.choices import Severity
@@ -57,12 +57,12 @@ def few_samples(recording: Recording) -> Iterator[Draft]:
             ),
         ),
         remedies=(
-            remedy(
+            in_model_code(
                 "SyncBatchNorm.convert_sync_batchnorm(model) before wrapping, on GPUs",
                 cost="An exchange among the ranks in every such layer, forward and backward",
                 reference=_PAGE,
             ),
-            remedy(
+            in_model_code(
                 "A larger batch a rank, or GroupNorm, which needs no batch", cost="Memory, or another model"
             ),
         ),

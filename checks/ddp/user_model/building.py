@@ -8,9 +8,9 @@ from ddp_doctor.checks.ddp.user_model.words import (
     culprits,
     facts,
     grouped,
+    in_model_code,
     on_ranks,
     rank,
-    remedy,
 )
 from ddp_doctor.facts.user_model import Trouble, UserModel
 from ddp_doctor.knowledge import manifests
@@ -20,6 +20,7 @@ from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.bound_device import used_elsewhere
 from ddp_doctor.phrases.ranks import capital, rank_culprits, ranks_at
+from ddp_doctor.remedies.kinds import remedy
 
 
 @rule("DD770", "user-model-named-differently", Severity.ERROR, UserModel)
@@ -54,7 +55,7 @@ def named_differently(recording: Recording) -> Iterator[Draft]:
             Evidence(text=f"{name or 'no --model'} on {on_ranks(recording, group)}")
             for name, group in groups.items()
         ),
-        remedies=(Remedy(summary=f"Give --model {usual} on every node", scope="job"),),
+        remedies=(remedy(f"Give --model {usual} on every node", scope="job"),),
     )
 
 
@@ -114,14 +115,16 @@ _DOING = {
 
 def _after(trouble: Trouble) -> Remedy:
     if "initialize the default process group twice" in trouble.message:
-        return remedy("Take init_process_group out of what the factory calls: it belongs to the script")
+        return in_model_code(
+            "Take init_process_group out of what the factory calls: it belongs to the script"
+        )
     if trouble.type == "SystemExit":
-        return remedy(
+        return in_model_code(
             'Put what ends the program under `if __name__ == "__main__"`: the module is imported here'
         )
     if "more than 1 value per channel" in trouble.message:
-        return remedy("Give BatchNorm more than one sample a rank, or use GroupNorm or SyncBatchNorm")
-    return remedy("Mend what the exception says")
+        return in_model_code("Give BatchNorm more than one sample a rank, or use GroupNorm or SyncBatchNorm")
+    return in_model_code("Mend what the exception says")
 
 
 @rule("DD772", "user-model-takes-another-gpu", Severity.ERROR, UserModel)
@@ -154,7 +157,9 @@ def takes_another_gpu(recording: Recording) -> Iterator[Draft]:
             Evidence(text=f"rank {rank(one)}: {one.fact.found_device}, not {one.fact.device}")
             for one in off[:8]
         ),
-        remedies=(remedy("Choose the device by LOCAL_RANK in the script, and leave it alone in the module"),),
+        remedies=(
+            in_model_code("Choose the device by LOCAL_RANK in the script, and leave it alone in the module"),
+        ),
     )
 
 
@@ -199,7 +204,9 @@ def differs(recording: Recording) -> Iterator[Draft]:
                 ),
             ),
             remedies=(
-                remedy("Build the same model on every rank: look for what depends on the rank or the node"),
+                in_model_code(
+                    "Build the same model on every rank: look for what depends on the rank or the node"
+                ),
             ),
         )
 
@@ -254,7 +261,7 @@ def _misplaced(
         severity=None if is_state else Severity.INFO,
         culprits=(*culprits(recording, seen), code(name)),
         evidence=tuple(Evidence(text=f"{kind} {name}: {device}") for kind, name, device in shown[:8]),
-        remedies=(remedy(cure if is_state else "Register it as a buffer, so that .to() moves it"),),
+        remedies=(in_model_code(cure if is_state else "Register it as a buffer, so that .to() moves it"),),
     )
 
 
@@ -284,7 +291,9 @@ def nothing_to_train(recording: Recording) -> Iterator[Draft]:
         title=f"The model of {seen[0].fact.model} {what}: DDP refuses it",
         confidence=Confidence.PROVED,
         evidence=(Evidence(text="parameters that require a gradient", value=0.0),),
-        remedies=(remedy("Do not wrap it in DDP, or unfreeze what is to be trained before it is wrapped"),),
+        remedies=(
+            in_model_code("Do not wrap it in DDP, or unfreeze what is to be trained before it is wrapped"),
+        ),
     )
 
 

@@ -7,10 +7,10 @@ from ddp_doctor.checks.ddp.user_model.words import (
     code,
     culprits,
     facts,
+    in_model_code,
     names,
     on_ranks,
     rank,
-    remedy,
 )
 from ddp_doctor.facts.user_model import Call, LocalPass, Parting, UserModel
 from ddp_doctor.model.choices import Confidence, Severity
@@ -18,7 +18,7 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 
-_FIND_UNUSED = remedy(
+_FIND_UNUSED = in_model_code(
     "If it is meant so: DistributedDataParallel(..., find_unused_parameters=True)",
     cost="A walk over the graph in each step, and buckets in the order of construction",
 )
@@ -65,7 +65,7 @@ def unused_everywhere(recording: Recording) -> Iterator[Draft]:
             ),
         ),
         remedies=(
-            remedy("Remove them, or freeze them (requires_grad_(False)) before the model is wrapped"),
+            in_model_code("Remove them, or freeze them (requires_grad_(False)) before the model is wrapped"),
             *(() if fact.finds_unused else (_FIND_UNUSED,)),
         ),
     )
@@ -143,7 +143,7 @@ def _unequal(
             for one, some in frozen[:8]
         ),
         remedies=(
-            remedy(
+            in_model_code(
                 "Let all ranks take the same path: decide by what they share, not by the rank or its data"
             ),
             *(() if fact.finds_unused else (_FIND_UNUSED,)),
@@ -204,7 +204,9 @@ def searches_in_vain(recording: Recording) -> Iterator[Draft]:
         title=f"find_unused_parameters=True finds nothing in {seen[0].fact.model}: all {seen[0].fact.trainable}"
         " parameters get a gradient",
         evidence=(Evidence(text="parameters without a gradient", value=0.0),),
-        remedies=(remedy("Leave find_unused_parameters out, unless another batch takes another path"),),
+        remedies=(
+            in_model_code("Leave find_unused_parameters out, unless another batch takes another path"),
+        ),
     )
 
 

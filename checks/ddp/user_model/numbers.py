@@ -6,10 +6,10 @@ from ddp_doctor.checks.ddp.user_model.words import (
     code,
     culprits,
     facts,
+    in_model_code,
     names,
     on_ranks,
     rank,
-    remedy,
 )
 from ddp_doctor.facts.user_model import UserModel
 from ddp_doctor.knowledge import gradient_tolerance
@@ -61,7 +61,7 @@ def not_the_mean(recording: Recording) -> Iterator[Draft]:
             ),
         ),
         remedies=(
-            remedy(
+            in_model_code(
                 "Look for what takes the parameter away from DDP: an ignore list, hooks, a reentrant checkpoint"
             ),
         ),
@@ -90,7 +90,7 @@ def _unknown(recording: Recording) -> Iterator[Draft]:
             for one, some in seen[:8]
         ),
         remedies=(
-            remedy(
+            in_model_code(
                 "Make all parameters, and those that are trained later trainable, before the model is wrapped;"
                 " or wrap it anew"
             ),
@@ -140,7 +140,7 @@ def drift(recording: Recording) -> Iterator[Draft]:
             ),
         ),
         remedies=(
-            remedy(
+            in_model_code(
                 "Look for what changes these parameters outside of the optimiser: in the forward, or by hooks"
             ),
         ),
@@ -187,7 +187,7 @@ def not_finite(recording: Recording) -> Iterator[Draft]:
             )
             for one, local in found[:8]
         ),
-        remedies=(remedy("Look at this batch and at the first layer whose output is not finite"),),
+        remedies=(in_model_code("Look at this batch and at the first layer whose output is not finite"),),
     )
 
 
@@ -234,7 +234,7 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
             ),
         ),
         remedies=(
-            remedy(
+            in_model_code(
                 "Seed every generator, and call torch.use_deterministic_algorithms(True)",
                 cost="Slower kernels",
             ),

@@ -10,10 +10,10 @@ from ddp_doctor.checks.ddp.user_model.words import (
     culprits,
     facts,
     grouped,
+    in_model_code,
     names,
     on_ranks,
     rank,
-    remedy,
 )
 from ddp_doctor.facts.user_model import UserModel
 from ddp_doctor.model.choices import Severity
@@ -90,7 +90,9 @@ def _other_loss(recording: Recording, off: list[Seen[UserModel]], peer: Seen[Use
         f" {on_ranks(recording, far)} than on {on_ranks(recording, [peer])}",
         culprits=culprits(recording, far) if is_sure else (),
         evidence=(_loss_of(worst, peer),),
-        remedies=(remedy("Look for code that asks for the rank, and for other hardware or libraries there"),),
+        remedies=(
+            in_model_code("Look for code that asks for the rank, and for other hardware or libraries there"),
+        ),
     )
 
 
@@ -102,7 +104,9 @@ def _rounded_otherwise(recording: Recording, off: list[Seen[UserModel]], peer: S
         severity=Severity.INFO,
         evidence=(_loss_of(worst, peer),),
         remedies=(
-            remedy("Look for other hardware or libraries there, where runs are to be repeated exactly"),
+            in_model_code(
+                "Look for other hardware or libraries there, where runs are to be repeated exactly"
+            ),
         ),
     )
 
@@ -148,9 +152,9 @@ def _other_gradients(recording: Recording, apart: list[Seen[UserModel]]) -> Draf
             ),
         ),
         remedies=(
-            remedy("Register the same hooks on every rank, and let none ask for the rank")
+            in_model_code("Register the same hooks on every rank, and let none ask for the rank")
             if hooks
-            else remedy("Look for hooks and autograd functions that ask for the rank"),
+            else in_model_code("Look for hooks and autograd functions that ask for the rank"),
         ),
     )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model.words import at, code, facts, remedy
+from ddp_doctor.checks.ddp.user_model.words import at, code, facts, in_model_code
 from ddp_doctor.facts.user_model import UserModel
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
@@ -47,7 +47,9 @@ def does_not_come_back(recording: Recording) -> Iterator[Draft]:
             culprits=tuple(code(line) for line in list(lines)[:4]),
             evidence=tuple(_stands(one) for one in left[:8]),
             remedies=(
-                remedy("Look at what this line waits for: the network, a lock, a terminal, an endless loop"),
+                in_model_code(
+                    "Look at what this line waits for: the network, a lock, a terminal, an endless loop"
+                ),
             ),
         )
 
@@ -104,7 +106,9 @@ def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
             confidence=Confidence.PROVED,
             evidence=(Evidence(text=said[0][:300]),),
             remedies=(
-                remedy("Mend what the exception says; DDP takes one forward and one backward at a time"),
+                in_model_code(
+                    "Mend what the exception says; DDP takes one forward and one backward at a time"
+                ),
             ),
         )
 
@@ -132,7 +136,7 @@ def takes_too_long(recording: Recording) -> Iterator[Draft]:
         title=f"{seen[0].fact.model} takes too long for synchronised steps: they were not tested",
         confidence=Confidence.PROVED,
         evidence=(Evidence(text="only each rank's own forward and backward were looked at"),),
-        remedies=(remedy("Let make_batch return a smaller batch"),),
+        remedies=(in_model_code("Let make_batch return a smaller batch"),),
     )
 
 

@@ -6,10 +6,11 @@ from ddp_doctor.checks.node.nccl.plugins import in_folder
 from ddp_doctor.facts.nccl import NcclFact
 from ddp_doctor.knowledge.nccl_plugins import OWN_NETWORKS
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import by_cause, node_draft, node_names
+from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.nccl_files import of_gpu_nodes
 
 
@@ -55,12 +56,11 @@ def _idle_efa(fact: NcclFact) -> tuple[int, str | None] | None:
     return len(fact.efa_devices), next((folder for one in fact.networks() for folder in one.elsewhere), None)
 
 
-_INSTALL = Remedy(
-    summary="Install aws-ofi-nccl (it comes with the EFA installer), on the node or in the image",
-    scope="node",
+_INSTALL = remedy(
+    "Install aws-ofi-nccl (it comes with the EFA installer), on the node or in the image",
     cost="a new image, or some minutes for each node",
     undo="remove the package again",
-    proof=Proof(reason="the doctor changes no installation"),
+    untried="the doctor changes no installation",
 )
 
 
@@ -107,11 +107,12 @@ def network_plugin_on_some_nodes(recording: Recording) -> Iterator[Draft]:
     )
 
 
-_SAME_IMAGE = Remedy(
-    summary="Use the same image and LD_LIBRARY_PATH on all nodes, or NCCL_NET_PLUGIN=none on all",
+_SAME_IMAGE = remedy(
+    "Use the same image and LD_LIBRARY_PATH on all nodes, or NCCL_NET_PLUGIN=none on all",
+    scope="job",
     cost="with none, NCCL's own InfiniBand or sockets take its place: no EFA, no SHARP",
     undo="put the former lines back",
-    proof=Proof(reason="the doctor changes no installation"),
+    untried="the doctor changes no installation",
 )
 
 RULES = (efa_without_plugin, network_plugin_on_some_nodes)

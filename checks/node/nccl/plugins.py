@@ -11,6 +11,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import nccl_settings
 from ddp_doctor.phrases.nodes import by_cause, node_draft
 from ddp_doctor.phrases.settings import printable
+from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.nccl_files import of_gpu_nodes
 from ddp_doctor.views.reproducers import meeting
 
@@ -154,12 +155,13 @@ def _plugins(recording: Recording, chosen: Callable[[Plugin], bool]) -> dict[Plu
 
 def in_folder(folder: str) -> Remedy:
     """Let the linker look into a folder in which a plug-in lies; it stands in a table of this program's own."""
-    return Remedy(
-        summary=f"Let the linker look into {folder}, where a plug-in lies",
-        commands=(f'export LD_LIBRARY_PATH="{folder}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"',),
+    return remedy(
+        f"Let the linker look into {folder}, where a plug-in lies",
+        f'export LD_LIBRARY_PATH="{folder}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"',
+        scope="job",
         cost="other libraries in that folder are found too",
         undo="take the folder out of LD_LIBRARY_PATH",
-        proof=Proof(reason="the doctor loads no plug-in"),
+        untried="the doctor loads no plug-in",
     )
 
 
@@ -174,12 +176,11 @@ def _without(variable: str) -> Remedy:
 
 
 def _library(lost: str) -> Remedy:
-    return Remedy(
-        summary=f"Install {lost}, or put its folder into LD_LIBRARY_PATH",
-        scope="node",
+    return remedy(
+        f"Install {lost}, or put its folder into LD_LIBRARY_PATH",
         cost="changes the environment of every job on the node",
         undo="remove it again",
-        proof=Proof(reason="the doctor changes no installation"),
+        untried="the doctor changes no installation",
     )
 
 

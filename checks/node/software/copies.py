@@ -7,11 +7,12 @@ from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge import versions
 from ddp_doctor.knowledge.versions import dotted, release
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import by_cause, node_draft
 from ddp_doctor.phrases.settings import printable
+from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.software import of_the_job
 
 
@@ -77,15 +78,14 @@ def _severity(there: str | None, own: str, fact: Software) -> Severity | None:
 
 def _one_only(wrong: list[str], own: str, version: str | None) -> Remedy:
     pinned = own + (f"=={version}" if version else "")
-    return Remedy(
-        summary=f"Uninstall {' and '.join(wrong)}, then write {pinned} anew",
-        commands=(
-            f"python -m pip uninstall -y {' '.join(wrong)}",
-            f"python -m pip install --force-reinstall --no-deps {pinned}",
-        ),
+    return remedy(
+        f"Uninstall {' and '.join(wrong)}, then write {pinned} anew",
+        f"python -m pip uninstall -y {' '.join(wrong)}",
+        f"python -m pip install --force-reinstall --no-deps {pinned}",
+        scope="job",
         cost="changes the environment of every job that uses it; what asked for the other package loses it",
         undo="install the other package again",
-        proof=Proof(reason="the doctor changes no installation"),
+        untried="the doctor changes no installation",
     )
 
 

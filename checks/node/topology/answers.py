@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.facts.topology import TopologyFact, TopologyHangFact
-from ddp_doctor.knowledge import nvml as known
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording
@@ -13,6 +12,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.pci_tree import link_code
 from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names
+from ddp_doctor.remedies.gpus import REBOOT
 
 _BELOW_ONE_BRIDGE = ("PIX", "PXB")
 _PAIRS_IN_A_TITLE = 4
@@ -119,7 +119,7 @@ def topology_never_answered(recording: Recording) -> Iterator[Draft]:
                     expected_from="NVML answers in a second, without persistence mode in some seconds per GPU",
                 ),
             ),
-            remedies=(known.REBOOT,),
+            remedies=(REBOOT,),
         )
 
 

@@ -21,13 +21,14 @@ from ddp_doctor.engine.hang.rules.common import (
 )
 from ddp_doctor.facts.p2p import P2pFact
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.phrases import complaints
 from ddp_doctor.phrases import ranks as words
 from ddp_doctor.phrases.nodes import host, node_culprit, node_pair
+from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.reproducers import between
 
 
@@ -68,7 +69,7 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
             confidence=confidence(recording, trial, judgement) if judgement.suspects else Confidence.POSSIBLE,
             culprits=culprits(recording, judgement.suspects),
             evidence=(*_flight_evidence(trial, judgement), *waiting_evidence(trial, judgement)),
-            remedies=(Remedy(summary="Make that rank take the same path as the others", scope="code"),),
+            remedies=(remedy("Make that rank take the same path as the others", scope="code"),),
         )
 
 
