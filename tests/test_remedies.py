@@ -112,8 +112,8 @@ def test_where_a_trial_could_set_it_the_finding_says_how_it_shows_or_why_it_is_n
         if offer.finding.severity is not Severity.INFO
         if any(trials.why_not(offer.names, backend) is None for backend in ("nccl", "gloo"))
     ]
-    told = [offer for offer in tried if offer.finding.shown_by is None]
-    shown = [offer for offer in tried if offer.finding.shown_by is not None]
+    told = [offer for offer in tried if offer.finding.reproduced_by is None]
+    shown = [offer for offer in tried if offer.finding.reproduced_by is not None]
 
     assert [offer for offer in told if offer.remedy.proof.reason in (None, NO_TRIAL.reason)] == []
     assert [offer for offer in shown if offer.remedy.proof.reason == FOLLOWS.reason] == []

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from ddp_doctor.facts.torchrun import TorchrunFact
 from ddp_doctor.knowledge.deadlines import CHECK_S
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Confidence, Level, Severity, Where
+from ddp_doctor.model.choices import Level, Severity, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
@@ -85,10 +85,7 @@ def ranks_missing(recording: Recording) -> Iterator[Draft]:
             yield Draft(
                 title=f"torchrun started none of its {len(trial.ranks)} ranks within {trial.waited_s:.0f} s",
                 detail=": ".join((*trial.notes[:1], *last[-1:])),
-                confidence=Confidence.LIKELY,
-                evidence=tuple(
-                    Evidence(check="torchrun", text=line[:200]) for line in last[-3:] or trial.notes[:1]
-                ),
+                evidence=tuple(Evidence(text=line[:200]) for line in last[-3:] or trial.notes[:1]),
                 remedies=(_by_hand(recording),),
             )
 
@@ -127,7 +124,6 @@ def slow_start(recording: Recording) -> Iterator[Draft]:
             detail="The time goes into starting Python and importing torch once per rank.",
             evidence=(
                 Evidence(
-                    check="torchrun",
                     text=f"rank {slowest.rank} arrived last",
                     value=round(seconds, 1),
                     unit="s",
@@ -174,8 +170,7 @@ def does_not_end(recording: Recording) -> Iterator[Draft]:
             title=f"{what} after all its {len(trial.ranks)} ranks were done",
             detail=" ".join(("The ranks themselves found nothing wrong.", *last[-1:])),
             severity=Severity.ERROR if failed else None,
-            confidence=Confidence.LIKELY,
-            evidence=tuple(Evidence(check="torchrun", text=line[:200]) for line in last or [note]),
+            evidence=tuple(Evidence(text=line[:200]) for line in last or [note]),
             remedies=(_by_hand(recording),),
         )
 

@@ -18,7 +18,7 @@ from ddp_doctor.knowledge.deadlines import CHECK_S
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, Severity, Where
 from ddp_doctor.model.context import RankContext
-from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
@@ -27,6 +27,7 @@ from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, by_cause, host, node_c
 from ddp_doctor.phrases.ranks import capital, rank_culprit, rank_list
 from ddp_doctor.phrases.torch_calls import ONE_GPU_EACH
 from ddp_doctor.probing.gpu_identity import gpu_identity
+from ddp_doctor.remedies.kinds import remedy
 
 
 def probe(ctx: RankContext) -> ProcessGroupFact:
@@ -91,13 +92,7 @@ def cannot_import(recording: Recording) -> Iterator[Draft]:
             confidence=Confidence.PROVED,
             culprits=node_culprits(recording, group),
             evidence=tuple(Evidence(check=check, text=last[:300]) for check in checks),
-            remedies=(
-                Remedy(
-                    summary="Make this command work first",
-                    commands=("python -X importtime -c 'import torch'",),
-                    scope="node",
-                ),
-            ),
+            remedies=(remedy("Make this command work first", "python -X importtime -c 'import torch'"),),
         )
 
 
@@ -147,9 +142,7 @@ def shared_gpu(recording: Recording) -> Iterator[Draft]:
         confidence=Confidence.PROVED,
         culprits=tuple(rank_culprit(recording, seen.rank or 0, seen.node) for seen in everyone),
         evidence=tuple(
-            Evidence(
-                check="process_group", text=f"rank {seen.rank} uses {seen.fact.device}, {seen.fact.gpu_uuid}"
-            )
+            Evidence(text=f"rank {seen.rank} uses {seen.fact.device}, {seen.fact.gpu_uuid}")
             for seen in everyone[:LINES_OF_EVIDENCE]
         ),
         remedies=(ONE_GPU_EACH,),

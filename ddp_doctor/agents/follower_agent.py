@@ -82,7 +82,7 @@ class Follower:
         self.company.hand_in(f"result/{result.record.trial}", result.to_json())
 
     def _keep(self, result: TrialResult) -> None:
-        if result.record.showing is not None:
+        if result.record.reproducer is not None:
             return  # a trial that tried a remedy: nobody is judged by it
         self.trials.append(result.record)
         self.readings.extend(result.readings)

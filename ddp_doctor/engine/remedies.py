@@ -7,7 +7,7 @@ from ddp_doctor.knowledge.setting_company import does_not_go_with
 from ddp_doctor.model.finding import Finding, Proof, Remedy
 from ddp_doctor.phrases.settings import NO_TRIAL
 
-_NO_SHOWING = "no trial is known that would show this fault"
+_NO_REPRODUCER = "no trial is known that would show this fault"
 _NO_RANKS = "this command starts no ranks; `ddp-doctor run` tries it"
 
 
@@ -15,7 +15,7 @@ def completed(finding: Finding, *, had_ranks: bool) -> Finding:
     """The finding with remedies that say all there is to say of their settings."""
     if not any(remedy.settings for remedy in finding.remedies):
         return finding
-    why_not = None if finding.shown_by else _NO_SHOWING if had_ranks else _NO_RANKS
+    why_not = None if finding.reproduced_by else _NO_REPRODUCER if had_ranks else _NO_RANKS
     remedies = tuple(
         _completed(remedy, why_not) if remedy.settings else remedy for remedy in finding.remedies
     )

@@ -7,7 +7,7 @@ are both ``torch.nn.parallel.DistributedDataParallel``.
 from functools import lru_cache
 
 #: Longest first: a module that only holds what a public one shows.
-_SHOWN_BY = (
+_REPRODUCED_BY = (
     ("torch.distributed.distributed_c10d.", "torch.distributed."),
     ("torch.nn.parallel.distributed.", "torch.nn.parallel."),
     ("torch.nn.parallel.data_parallel.", "torch.nn."),
@@ -77,7 +77,7 @@ def canonical(name: str) -> str:
     """The one name of what ``name`` stands for."""
     if not name.startswith("torch."):
         return name
-    for private, public in _SHOWN_BY:
+    for private, public in _REPRODUCED_BY:
         if name.startswith(private):
             name = public + name[len(private) :]
             break

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from ddp_doctor.model.base import Frozen
-from ddp_doctor.model.finding import Setting, Showing
+from ddp_doctor.model.finding import Reproducer, Setting
 
 Arm = Literal["control", "treatment"]
 
@@ -24,6 +24,6 @@ class Experiment(Frozen):
 
     code: str  # the finding's
     settings: tuple[Setting, ...]  # the remedy's
-    showing: Showing
+    reproducer: Reproducer
     attempts: tuple[Attempt, ...] = ()
     reason: str | None = None

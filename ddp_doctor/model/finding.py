@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import ConfigDict
+
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.choices import Confidence, Severity
 
@@ -29,7 +31,9 @@ class Culprit(Frozen):
 class Evidence(Frozen):
     """One observation that a finding rests on, and what was expected instead."""
 
-    check: str
+    model_config = ConfigDict(json_schema_extra={"required": ["check", "text"]})
+
+    check: str = ""  # a rule names it only where it is another than its own: Rule.apply fills that in
     text: str
     value: float | None = None
     unit: str | None = None
@@ -57,7 +61,7 @@ class Proof(Frozen):
     reason: str | None = None
 
 
-class Showing(Frozen):
+class Reproducer(Frozen):
     """The smallest test that shows a fault; a trial of a remedy repeats it.
 
     ``meet``: the ranks form a group and reduce one number. ``all_reduce`` and ``exchange`` (between two
@@ -99,7 +103,7 @@ class Draft(Frozen):
     evidence: tuple[Evidence, ...] = ()
     remedies: tuple[Remedy, ...] = ()
     severity: Severity | None = None  # only where it differs from the rule's own
-    shown_by: Showing | None = None  # what a trial of a remedy made of settings repeats
+    reproduced_by: Reproducer | None = None  # what a trial of a remedy made of settings repeats
 
 
 class Finding(Frozen):
@@ -114,4 +118,4 @@ class Finding(Frozen):
     culprits: tuple[Culprit, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     remedies: tuple[Remedy, ...] = ()
-    shown_by: Showing | None = None
+    reproduced_by: Reproducer | None = None

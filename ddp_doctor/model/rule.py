@@ -29,6 +29,12 @@ class Rule(Described):
     needs: tuple[type[Fact], ...]
     function: RuleFunction
 
+    @property
+    def check(self) -> str:
+        """The id of its check, in whose folder or module it stands: checks/GROUP/CHECK; empty for a rule on trials."""
+        _, *inside = self.function.__module__.partition(".checks.")[2].split(".")
+        return inside[0] if inside else ""
+
     def apply(self, recording: Recording) -> list[Finding]:
         """The findings of this rule, empty where a fact it needs was not recorded."""
         if any(recording.first(kind) is None for kind in self.needs):
@@ -36,9 +42,12 @@ class Rule(Described):
         return [self._complete(draft) for draft in self.function(recording)]
 
     def _complete(self, draft: Draft) -> Finding:
-        fields = dict(draft)
-        severity = fields.pop("severity") or self.severity
-        return Finding(code=self.code, name=self.name, severity=severity, **fields)
+        fields = dict(draft) | {"severity": draft.severity or self.severity}
+        fields["evidence"] = tuple(
+            evidence if evidence.check else evidence.model_copy(update={"check": self.check})
+            for evidence in draft.evidence
+        )
+        return Finding(code=self.code, name=self.name, **fields)
 
 
 def rule(code: str, name: str, severity: Severity, *needs: type[Fact]) -> Callable[[RuleFunction], Rule]:

@@ -7,7 +7,7 @@ A trial is one world of fresh worker processes that ran some rank checks in orde
 from typing import Literal
 
 from ddp_doctor.model.base import Frozen
-from ddp_doctor.model.finding import Setting, Showing
+from ddp_doctor.model.finding import Reproducer, Setting
 
 
 class Step(Frozen):
@@ -89,6 +89,6 @@ class TrialRecord(Frozen):
     evidence: tuple[RankEvidence, ...] = ()
     notes: tuple[str, ...] = ()
     lost_nodes: tuple[int, ...] = ()  # node ranks that fell silent while it ran
-    showing: Showing | None = None  # of a trial that tries a remedy: all that its ranks do
+    reproducer: Reproducer | None = None  # of a trial that tries a remedy: all that its ranks do
     settings: tuple[Setting, ...] = ()  # … in force in it
     limit_s: float | None = None  # … after which it has hung

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ddp_doctor.model.finding import Evidence, Showing
+from ddp_doctor.model.finding import Evidence, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.parse.nccl_complaints import Complaint, Kind, complaints
@@ -86,8 +86,8 @@ def lines(recording: Recording, group: Sequence[Said]) -> tuple[Evidence, ...]:
     )
 
 
-def again(group: Sequence[Said], node: int | None = None) -> Showing:
+def again(group: Sequence[Said], node: int | None = None) -> Reproducer:
     """The test that failed: the ranks of the trial, or those of one node, meet."""
     trial = group[0].trial
     here = tuple(one.rank for one in trial.evidence if node is None or one.node == node)
-    return Showing(kind="meet", ranks=here if len(here) > 1 else trial.ranks)
+    return Reproducer(kind="meet", ranks=here if len(here) > 1 else trial.ranks)

@@ -4,8 +4,9 @@ Sources: NCCL user guide, Troubleshooting (Sharing Data, Docker, cuMem host allo
 NCCL_SHM_DISABLE and NCCL_CUMEM_HOST_ENABLE; NCCL src/transport/shm.cc, src/misc/cudawrap.cc (ncclCuMemHostEnable).
 """
 
-from ddp_doctor.model.finding import Proof, Remedy, Setting
+from ddp_doctor.model.finding import Setting
 from ddp_doctor.phrases import nccl_settings
+from ddp_doctor.remedies.kinds import remedy
 
 WITHOUT_SHM = nccl_settings.remedy(
     "Let NCCL do without shared memory until there is room",
@@ -13,16 +14,13 @@ WITHOUT_SHM = nccl_settings.remedy(
     cost="a stop-gap: GPUs of one node without P2P then talk through the network, several times slower",
 )
 
-ALLOW_NUMA = Remedy(
-    summary="Start the container with --cap-add SYS_NICE, which lets NCCL place host memory near each GPU",
-    commands=(
-        "docker run --cap-add SYS_NICE …",
-        "# Kubernetes: securityContext.capabilities.add: [SYS_NICE]",
-    ),
-    scope="node",
+ALLOW_NUMA = remedy(
+    "Start the container with --cap-add SYS_NICE, which lets NCCL place host memory near each GPU",
+    "docker run --cap-add SYS_NICE …",
+    "# Kubernetes: securityContext.capabilities.add: [SYS_NICE]",
     cost="the container's processes may also raise their own priority",
     undo="start it without the option",
-    proof=Proof(reason="the doctor starts no container"),
+    untried="the doctor starts no container",
     references=(nccl_settings.TROUBLE,),
     container=("--cap-add=SYS_NICE",),
 )

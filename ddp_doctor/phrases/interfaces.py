@@ -11,11 +11,12 @@ from ddp_doctor.knowledge.interface_choice import GLOO_IFNAME, NCCL_COMM_ID, NCC
 from ddp_doctor.knowledge.interface_faults import Better, Offer, better_interfaces, can_speak
 from ddp_doctor.knowledge.trials import LOCAL_ADDR
 from ddp_doctor.model.context import Interface
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
+from ddp_doctor.model.finding import Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.phrases import nccl_settings
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE
 from ddp_doctor.phrases.settings import NO_TRIAL, shown
+from ddp_doctor.remedies.kinds import by_administrator, remedy
 
 _GLOO_GUIDE = "https://docs.pytorch.org/docs/stable/distributed.html"
 _NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname"
@@ -195,14 +196,14 @@ def hosts_entry(
         if (address := _address_on(offer, interfaces.get(offer.node), ipv6))
     ]
     entries = f": {'; '.join(lines[:NAMES_IN_A_SENTENCE])}" if lines else ""
-    return Remedy(
-        summary=f"In /etc/hosts of {names(recording, [offer.node for offer in offers])} give the host's own"
+    return remedy(
+        f"In /etc/hosts of {names(recording, [offer.node for offer in offers])} give the host's own"
         f" name the address that others reach{entries}",
-        commands=("getent ahosts $(hostname)", "grep -n $(hostname) /etc/hosts"),
-        scope="node",
+        "getent ahosts $(hostname)",
+        "grep -n $(hostname) /etc/hosts",
         cost="an administrator's work; other programs see the change too",
         undo="put the former line back",
-        proof=Proof(reason="the doctor changes no file of the host"),
+        untried="the doctor changes no file of the host",
         references=("hosts(5)",),
     )
 
@@ -216,13 +217,11 @@ def connect(recording: Recording, offers: Sequence[Offer]) -> Remedy:
     """For nodes that have no interface at all which could lead to the others."""
     down = {one.name for offer in offers for one in offer.interfaces if one.addresses and not one.running}
     those = f" ({' and '.join(sorted(down))} is down or not connected)" if down else ""
-    return Remedy(
-        summary=f"Connect {names(recording, (offer.node for offer in offers))} to the network of the others{those}",
-        commands=("ip -br link", "ip -br address"),
-        scope="node",
+    return by_administrator(
+        f"Connect {names(recording, (offer.node for offer in offers))} to the network of the others{those}",
+        "ip -br link",
+        "ip -br address",
         cost="an administrator's work, and maybe hands at the cable",
-        undo=NOTHING_TO_UNDO,
-        proof=Proof(reason="it takes an administrator"),
     )
 
 
@@ -230,13 +229,12 @@ def one_family(recording: Recording, offers: Sequence[Offer]) -> Remedy:
     """Let all nodes give out the family that all of them have, IPv4 before IPv6."""
     common = next((new for new in (False, True) if all(can_speak(one, ipv6=new) for one in offers)), None)
     if common is None:
-        return Remedy(
-            summary="Give all nodes addresses of one family",
-            commands=("ip -br address",),
+        return by_administrator(
+            "Give all nodes addresses of one family",
+            "ip -br address",
             scope="cluster",
             cost="an administrator's work",
             undo="take the addresses away again",
-            proof=Proof(reason="it takes an administrator"),
         )
     better = better_interfaces(offers, ipv6=common)
     if offers[0].backend != "gloo":

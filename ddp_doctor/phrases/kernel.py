@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from ddp_doctor.facts.gpus import Gpu, GpusFact
 from ddp_doctor.facts.kernel import KernelEvent, KernelFact, StuckProcess
-from ddp_doctor.knowledge.nvml import remedy
 from ddp_doctor.knowledge.xids import CATALOG, RECENT_S, xid
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, CulpritKind, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, host, in_words
+from ddp_doctor.remedies.kinds import by_operator
 
 LINES_OF_EVIDENCE = 16
 
@@ -211,7 +211,7 @@ def ago(age_s: float) -> str:
 
 def reset_gpus(bus_ids: Sequence[str]) -> Remedy:
     """Reset exactly these GPUs."""
-    return remedy(
+    return by_operator(
         "Drain the node and reset the GPU; where it does not come back, reboot; what returns is hardware.",
         *(f"sudo nvidia-smi --gpu-reset -i {bus_id}" for bus_id in bus_ids[:8]),
         cost="ends every process on the GPU; GPUs joined by NVSwitch may have to be reset together",
@@ -220,14 +220,14 @@ def reset_gpus(bus_ids: Sequence[str]) -> Remedy:
     )
 
 
-REBOOT_NODE = remedy(
+REBOOT_NODE = by_operator(
     "Drain the node and reboot it; have power, cooling and the slot inspected if it returns.",
     "sudo reboot",
     cost="ends all jobs of the node",
     undo=NOTHING_TO_UNDO,
     references=(CATALOG,),
 )
-WATCH = remedy(
+WATCH = by_operator(
     "Nothing now. If it comes again on the same device, have it inspected.",
     "sudo dmesg -T | grep -i -e xid",
     undo=NOTHING_TO_UNDO,

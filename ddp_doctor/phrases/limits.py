@@ -16,11 +16,12 @@ from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording, Seen, World
 from ddp_doctor.phrases.nodes import host, node_draft
+from ddp_doctor.remedies.kinds import remedy
 
 F = TypeVar("F", bound=Fact)
 
 NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
-_NOT_TRIED = Proof(reason="the doctor changes no limit of the host")
+_NOT_TRIED = "the doctor changes no limit of the host"
 
 
 @dataclass(frozen=True)
@@ -76,35 +77,35 @@ def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy
     A large one that is full is not too small: something filled it.
     """
     if found_bytes >= LARGE_SHM_BYTES:
-        return Remedy(
-            summary="Delete the segments in /dev/shm that no process uses any more",
-            commands=("ls -l /dev/shm", "fuser -v /dev/shm/*"),
-            scope="node",
+        return remedy(
+            "Delete the segments in /dev/shm that no process uses any more",
+            "ls -l /dev/shm",
+            "fuser -v /dev/shm/*",
             cost="a segment still in use must stay",
-            proof=_NOT_TRIED,
+            untried=_NOT_TRIED,
             references=(NCCL_GUIDE,),
         )
     wanted = max(RECOMMENDED_SHM_BYTES, 2 * found_bytes, ranks * NCCL_SHM_PER_RANK_BYTES)
     gib = math.ceil(wanted / GIB)
     if in_container:
-        return Remedy(
-            summary=f"Start the container with --shm-size={gib}g or --ipc=host; in Kubernetes mount an "
+        return remedy(
+            f"Start the container with --shm-size={gib}g or --ipc=host; in Kubernetes mount an "
             f"emptyDir with medium: Memory and sizeLimit: {gib}Gi at /dev/shm",
-            commands=(f"docker run --shm-size={gib}g …", "docker run --ipc=host …"),
-            container=(f"--shm-size={gib}g",),
-            scope="node",
+            f"docker run --shm-size={gib}g …",
+            "docker run --ipc=host …",
             cost="takes memory only as far as it is used; --ipc=host shares the host's segments",
             undo="start it without the option",
-            proof=_NOT_TRIED,
+            untried=_NOT_TRIED,
             references=(NCCL_GUIDE,),
+            container=(f"--shm-size={gib}g",),
         )
-    return Remedy(
-        summary=f"Delete segments that no process uses any more, or give /dev/shm {gib} GiB",
-        commands=("ls -l /dev/shm", f"mount -o remount,size={gib}g /dev/shm"),
-        scope="node",
+    return remedy(
+        f"Delete segments that no process uses any more, or give /dev/shm {gib} GiB",
+        "ls -l /dev/shm",
+        f"mount -o remount,size={gib}g /dev/shm",
         cost="takes memory only as far as it is used",
         undo=f"mount -o remount,size={found_bytes} /dev/shm",
-        proof=_NOT_TRIED,
+        untried=_NOT_TRIED,
         references=(NCCL_GUIDE,),
     )
 
@@ -122,47 +123,48 @@ def locked_memory(launcher: str, *, in_container: bool) -> Remedy:
     else:
         summary = 'Allow it in /etc/security/limits.d ("* - memlock unlimited") and log in again'
         command = "ulimit -l unlimited"
-    return Remedy(
-        summary=summary,
-        commands=(command,),
-        container=("--ulimit=memlock=-1",) if in_container else (),
-        scope="node",
+    return remedy(
+        summary,
+        command,
         cost="a process may then pin all memory",
         undo="set the former limit again",
-        proof=_NOT_TRIED,
+        untried=_NOT_TRIED,
         references=(NCCL_GUIDE,),
+        container=("--ulimit=memlock=-1",) if in_container else (),
     )
 
 
 def open_files(wanted: int) -> Remedy:
     """More file descriptors, in the shell that starts the job."""
-    return Remedy(
-        summary=f"Raise the limit of open files to {wanted} or more before the job starts",
-        commands=(f"ulimit -n {wanted}",),
+    return remedy(
+        f"Raise the limit of open files to {wanted} or more before the job starts",
+        f"ulimit -n {wanted}",
+        scope="job",
         undo="start a new shell",
-        proof=_NOT_TRIED,
+        untried=_NOT_TRIED,
     )
 
 
 def cpus(ranks: int) -> Remedy:
     """A CPU for each rank, and one more for its data loaders."""
-    return Remedy(
-        summary=f"Give the job at least {2 * ranks} CPUs on the node, or start fewer ranks: --cpus-per-task in "
+    return remedy(
+        f"Give the job at least {2 * ranks} CPUs on the node, or start fewer ranks: --cpus-per-task in "
         "SLURM, --cpus in Docker, resources.limits.cpu in Kubernetes",
-        commands=(f"sbatch --cpus-per-task={2 * ranks} …", f"docker run --cpus={2 * ranks} …"),
+        f"sbatch --cpus-per-task={2 * ranks} …",
+        f"docker run --cpus={2 * ranks} …",
+        scope="job",
         cost="other jobs get fewer CPUs",
         undo="ask for fewer again",
-        proof=Proof(reason="the doctor cannot give itself more CPUs"),
+        untried="the doctor cannot give itself more CPUs",
     )
 
 
 def memory(ranks: int) -> Remedy:
     """More memory, or fewer ranks."""
-    return Remedy(
-        summary=f"Give the job more memory, start fewer than {ranks} ranks, or end what else fills it",
-        commands=("ps -eo pid,user,rss,comm --sort=-rss | head",),
-        scope="node",
-        proof=Proof(reason="the doctor cannot give itself more memory"),
+    return remedy(
+        f"Give the job more memory, start fewer than {ranks} ranks, or end what else fills it",
+        "ps -eo pid,user,rss,comm --sort=-rss | head",
+        untried="the doctor cannot give itself more memory",
     )
 
 

@@ -4,8 +4,9 @@ Sources: NCCL user guide, environment variables NCCL_NVLS_ENABLE, NCCL_MNNVL_ENA
 src/transport/nvls.cc and src/mnnvl.cc, whose messages name the first two; NVIDIA IMEX service guide.
 """
 
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
+from ddp_doctor.model.finding import Setting
 from ddp_doctor.phrases import nccl_settings
+from ddp_doctor.remedies.kinds import by_administrator
 
 WITHOUT_NVLS = nccl_settings.remedy(
     "Let NCCL do without NVLink SHARP",
@@ -13,13 +14,13 @@ WITHOUT_NVLS = nccl_settings.remedy(
     cost="large all-reduces within the node get slower; NVLink stays in use",
 )
 
-REPAIR_IMEX = Remedy(
-    summary="See that the IMEX daemon is up on all nodes of the domain, and that the job has its channel",
-    commands=("nvidia-imex-ctl -N", "ls -l /dev/nvidia-caps-imex-channels", "systemctl status nvidia-imex"),
+REPAIR_IMEX = by_administrator(
+    "See that the IMEX daemon is up on all nodes of the domain, and that the job has its channel",
+    "nvidia-imex-ctl -N",
+    "ls -l /dev/nvidia-caps-imex-channels",
+    "systemctl status nvidia-imex",
     scope="cluster",
     cost="an administrator's work; starting the daemon anew ends jobs that use it",
-    undo=NOTHING_TO_UNDO,
-    proof=Proof(reason="it takes an administrator"),
     references=("https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/",),
 )
 

@@ -5,16 +5,17 @@ NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_IB_HCA, NCCL_IB_GID_INDEX) and reports in
 the cure: NVIDIA/nccl issues 667 and 2079 (ACS, IOMMU), pytorch/pytorch issue 79299 (IOMMU).
 """
 
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
+from ddp_doctor.model.finding import Proof, Remedy, Setting
 from ddp_doctor.phrases import nccl_settings
+from ddp_doctor.remedies.kinds import by_administrator, remedy
 
-REPAIR_PATH = Remedy(
-    summary="Repair the path: turn off ACS on the PCIe bridges, or the IOMMU, and measure again",
-    commands=("sudo lspci -vvv | grep ACSCtl   # SrcValid+ means that ACS is on", "cat /proc/cmdline"),
-    scope="node",
+REPAIR_PATH = remedy(
+    "Repair the path: turn off ACS on the PCIe bridges, or the IOMMU, and measure again",
+    "sudo lspci -vvv | grep ACSCtl   # SrcValid+ means that ACS is on",
+    "cat /proc/cmdline",
     cost="an administrator's work in the BIOS or on the kernel's command line, and a reboot",
     undo="turn ACS or the IOMMU on again; virtual machines need both",
-    proof=Proof(reason="it takes an administrator and a reboot"),
+    untried="it takes an administrator and a reboot",
     references=(nccl_settings.TROUBLE,),
 )
 
@@ -90,16 +91,11 @@ def name_hca(candidate: Remedy) -> Remedy:
 def look_at_nvlinks(gpus: tuple[str, ...]) -> Remedy:
     """Find out which link is down, and why."""
     numbers = [gpu.removeprefix("GPU") for gpu in gpus]
-    return Remedy(
-        summary=f"Look at the links of {' and '.join(gpus)}; reset or reseat what is down",
-        commands=(
-            *(f"nvidia-smi nvlink -s -i {number}" for number in numbers),
-            *(f"nvidia-smi nvlink -e -i {number}" for number in numbers),
-            "sudo dmesg | grep -i xid   # 74 and 144-150 are NVLink errors",
-        ),
-        scope="node",
+    return by_administrator(
+        f"Look at the links of {' and '.join(gpus)}; reset or reseat what is down",
+        *(f"nvidia-smi nvlink -s -i {number}" for number in numbers),
+        *(f"nvidia-smi nvlink -e -i {number}" for number in numbers),
+        "sudo dmesg | grep -i xid   # 74 and 144-150 are NVLink errors",
         cost="a reset needs the node drained; a bridge or board needs hands",
-        undo=NOTHING_TO_UNDO,
-        proof=Proof(reason="it takes an administrator"),
         references=("https://docs.nvidia.com/deploy/xid-errors/",),
     )

@@ -4,16 +4,17 @@ from collections.abc import Sequence
 
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.facts.pcie import PcieDevice, PcieFact
-from ddp_doctor.model.finding import Evidence, Proof, Remedy
+from ddp_doctor.model.finding import Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.pci_config import acs_words
+from ddp_doctor.remedies.kinds import by_administrator
 
 NCCL_ACS = (
     "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
     "#pci-access-control-services-acs"
 )
 CUDA_IOMMU = "https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#iommu-on-linux"
-_NOT_TRIED = Proof(reason="it takes an administrator")
+
 #: Of more bridges than this the commands show the first.
 MOST_COMMANDS = 16
 
@@ -66,28 +67,22 @@ def redirect_off(fact: PcieFact, bridges: Sequence[str]) -> Remedy:
     """Turn redirection off on exactly these bridges; undone by writing back what is there now."""
     shown = bridges[:MOST_COMMANDS]
     controls = {one.bus_id: one.acs_control or 0 for one in fact.devices}
-    return Remedy(
-        summary="Turn off ACS on these PCIe bridges; in the BIOS for good, or at each boot with setpci",
-        commands=tuple(f"sudo setpci -s {bus} ECAP_ACS+0x6.w=0000" for bus in shown),
-        scope="node",
+    return by_administrator(
+        "Turn off ACS on these PCIe bridges; in the BIOS for good, or at each boot with setpci",
+        *(f"sudo setpci -s {bus} ECAP_ACS+0x6.w=0000" for bus in shown),
         cost="devices below one switch are no longer kept apart: not where GPUs are given to virtual machines",
         undo="; ".join(f"sudo setpci -s {bus} ECAP_ACS+0x6.w={controls[bus]:04x}" for bus in shown[:4])
         + (" and so on, or reboot" if len(shown) > 4 else ", or reboot"),
-        proof=_NOT_TRIED,
         references=(NCCL_ACS,),
     )
 
 
-PASS_THROUGH = Remedy(
-    summary="Put the IOMMU into pass-through mode, or turn it off in the BIOS: iommu=pt on the kernel's command line",
-    commands=(
-        "cat /proc/cmdline",
-        "sudo grubby --update-kernel=ALL --args=iommu=pt   # or edit /etc/default/grub",
-    ),
-    scope="node",
+PASS_THROUGH = by_administrator(
+    "Put the IOMMU into pass-through mode, or turn it off in the BIOS: iommu=pt on the kernel's command line",
+    "cat /proc/cmdline",
+    "sudo grubby --update-kernel=ALL --args=iommu=pt   # or edit /etc/default/grub",
     cost="a reboot; devices of the host can then reach all of its memory",
     undo="sudo grubby --update-kernel=ALL --remove-args=iommu=pt, and reboot",
-    proof=_NOT_TRIED,
     references=(CUDA_IOMMU,),
 )
 

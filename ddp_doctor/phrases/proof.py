@@ -6,7 +6,7 @@ from statistics import median
 
 from ddp_doctor.knowledge.trials import OF_LAUNCHER
 from ddp_doctor.model.experiment import Attempt
-from ddp_doctor.model.finding import Setting, Showing
+from ddp_doctor.model.finding import Reproducer, Setting
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, in_words
 from ddp_doctor.phrases.settings import shown
 
@@ -86,13 +86,13 @@ def _end(one: Attempt) -> str:
     return f"fails: {one.reason[:_LONGEST_REASON]}" if one.outcome == "failed" else "passes"
 
 
-def price(showing: Showing, bytes_per_s: float) -> str | None:
+def price(reproducer: Reproducer, bytes_per_s: float) -> str | None:
     """What the remedy costs against those without the fault; None where they were not measured."""
-    healthy = showing.healthy_bytes_per_s
+    healthy = reproducer.healthy_bytes_per_s
     if not healthy or bytes_per_s >= healthy:
         return None
     percent = 100 * (1 - bytes_per_s / healthy)
-    return f"{percent:.0f} % slower than {showing.healthy or 'without the fault'} ({rate(healthy)})"
+    return f"{percent:.0f} % slower than {reproducer.healthy or 'without the fault'} ({rate(healthy)})"
 
 
 def not_read(names: Iterable[str]) -> str:

@@ -111,8 +111,8 @@ class NodeRanks:
 
     def _require_sense(self, record: TrialRecord) -> None:
         """Raises Refused for a trial of a remedy that could not end, or take all memory: a head may be mistaken."""
-        showing, ranks = record.showing, record.ranks
-        if showing is None:
+        reproducer, ranks = record.reproducer, record.ranks
+        if reproducer is None:
             if record.limit_s is not None or record.settings:
                 raise Refused("a trial has a limit or settings of its own, and tries nothing")
             return
@@ -120,9 +120,9 @@ class NodeRanks:
             raise Refused(f"no trial of a remedy takes {record.limit_s} seconds")
         if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(self.world.world_size)):
             raise Refused(f"a trial of ranks that are not those of this run: {str(ranks)[:80]}")
-        if not 0 < showing.size_bytes <= trials.LARGEST_BYTES:
-            raise Refused(f"no trial of a remedy moves {showing.size_bytes} bytes")
-        if showing.kind == "exchange" and len(ranks) != 2:
+        if not 0 < reproducer.size_bytes <= trials.LARGEST_BYTES:
+            raise Refused(f"no trial of a remedy moves {reproducer.size_bytes} bytes")
+        if reproducer.kind == "exchange" and len(ranks) != 2:
             raise Refused(f"an exchange is between two ranks, not {len(ranks)}")
         with_settings(self.env, record.settings, self.node)
 
@@ -140,7 +140,7 @@ class NodeRanks:
         tasks = tuple(
             Task(c.id, f"{c.probe.__module__}:{c.probe.__qualname__}", allowed[c.id]) for c in checks
         )
-        if record.showing is not None:
+        if record.reproducer is not None:
             tasks = (Task(TRYING, PROBE, allowed[TRYING]),)
         env = with_settings(self.env, record.settings, self.node)
         cuda = self.world.backend == "nccl"
@@ -168,7 +168,7 @@ class NodeRanks:
                 store_port=port,
                 skip_pairs=tuple(sorted(skip_pairs)),
                 model=self.model,
-                showing=record.showing.model_dump(mode="json") if record.showing else None,
+                reproducer=record.reproducer.model_dump(mode="json") if record.reproducer else None,
                 tried=tuple(dict.fromkeys(setting.name for setting in record.settings)),
             )
             for index, rank in enumerate(record.ranks)

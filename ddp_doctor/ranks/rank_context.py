@@ -9,7 +9,7 @@ from typing import Any
 
 from ddp_doctor.model.context import GpuWatch
 from ddp_doctor.model.fact import Failed
-from ddp_doctor.model.finding import Showing
+from ddp_doctor.model.finding import Reproducer
 from ddp_doctor.ranks import job_folders
 from ddp_doctor.ranks.events import EventWriter
 from ddp_doctor.ranks.exchange import exchange
@@ -36,7 +36,7 @@ class LiveRankContext:
         self.backend_impl: str | None = None
         self.bound_device: str | None = None
         self.gpu_memory_bytes = 0
-        self.showing = Showing.model_validate(spec.showing) if spec.showing else None
+        self.reproducer = Reproducer.model_validate(spec.reproducer) if spec.reproducer else None
         self.tried = spec.tried
         self.deadline = float("inf")
         self.group: Any = None

@@ -17,17 +17,17 @@ _LOG_READ = 8 << 20
 
 
 def probe(ctx: LiveRankContext) -> ShownFact:
-    """Do what ``ctx.showing`` says."""
-    showing = ctx.showing
-    assert showing is not None
+    """Do what ``ctx.reproducer`` says."""
+    reproducer = ctx.reproducer
+    assert reproducer is not None
     met = timed_all_reduces(ctx, 4, 1)
     rate, wrong = None, met.wrong
-    if showing.kind == "all_reduce" and not wrong:
-        measured = timed_all_reduces(ctx, showing.size_bytes, _REPETITIONS)
+    if reproducer.kind == "all_reduce" and not wrong:
+        measured = timed_all_reduces(ctx, reproducer.size_bytes, _REPETITIONS)
         rate, wrong = measured.size_bytes / (measured.time_us / 1e6), measured.wrong
-    elif showing.kind == "exchange" and not wrong:
+    elif reproducer.kind == "exchange" and not wrong:
         peer = 1 - ctx.group_rank
-        swapped = exchange(ctx, peer, ctx.ranks[peer], showing.size_bytes)
+        swapped = exchange(ctx, peer, ctx.ranks[peer], reproducer.size_bytes)
         rate, wrong = swapped.bandwidth_gb_per_s * 1e9, swapped.wrong_bytes
     return ShownFact(bytes_per_s=rate, wrong=wrong, unread=_unread(ctx))
 

@@ -39,7 +39,7 @@ class WorkerSpec:
     store_port: int = 0  # 0: env://, as the launcher that started the rank says
     skip_pairs: tuple[tuple[int, int], ...] = ()
     model: str = ""  # the user's own, "package.module:factory"
-    showing: Json = None  # of a trial that tries a remedy, a Showing
+    reproducer: Json = None  # of a trial that tries a remedy, a Reproducer
     tried: tuple[str, ...] = ()  # … the names of its settings
 
     def to_json(self) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from statistics import median_high
 
 from ddp_doctor.facts.p2p import P2pFact
-from ddp_doctor.model.finding import Showing
+from ddp_doctor.model.finding import Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.gpus_of_ranks import gpu_of
 from ddp_doctor.views.transports import first_trial, log_of, numbers_of_gpus
@@ -13,7 +13,9 @@ from ddp_doctor.views.transports import first_trial, log_of, numbers_of_gpus
 EXCHANGED_BYTES = 16 << 20
 
 
-def between(recording: Recording, ends: tuple[int, int], sick: Collection[tuple[int, int]] = ()) -> Showing:
+def between(
+    recording: Recording, ends: tuple[int, int], sick: Collection[tuple[int, int]] = ()
+) -> Reproducer:
     """An exchange between two ranks; ``sick`` are the pairs with a fault, lower rank first."""
     one, other = min(ends), max(ends)
     bad = {(one, other), *sick}
@@ -23,7 +25,7 @@ def between(recording: Recording, ends: tuple[int, int], sick: Collection[tuple[
         for pair, rate in _rates(recording).items()
         if pair not in bad and _is_across(recording, pair) == across
     ]
-    return Showing(
+    return Reproducer(
         kind="exchange",
         ranks=(one, other),
         size_bytes=EXCHANGED_BYTES,
@@ -48,16 +50,16 @@ def _is_across(recording: Recording, pair: tuple[int, int]) -> bool:
     return world is not None and world.node_of(pair[0]) != world.node_of(pair[1])
 
 
-def meeting(recording: Recording, nodes: Sequence[int]) -> Showing | None:
+def meeting(recording: Recording, nodes: Sequence[int]) -> Reproducer | None:
     """The ranks of the first of these nodes that has several; None where NCCL does not join ranks on any."""
     world = recording.world
     if world is None or world.backend != "nccl":
         return None
     ranks = next((tuple(of) for of in map(world.ranks_of, nodes) if len(of) > 1), None)
-    return Showing(kind="meet", ranks=ranks) if ranks else None
+    return Reproducer(kind="meet", ranks=ranks) if ranks else None
 
 
-def between_gpus(recording: Recording, node: int, gpus: tuple[str, str]) -> Showing | None:
+def between_gpus(recording: Recording, node: int, gpus: tuple[str, str]) -> Reproducer | None:
     """An exchange between the ranks that have these two GPUs; None where it is not known which have."""
     world = recording.world
     if world is None or world.backend != "nccl":
@@ -69,7 +71,7 @@ def between_gpus(recording: Recording, node: int, gpus: tuple[str, str]) -> Show
     return between(recording, (ranks[0], ranks[1])) if len(ranks) == 2 else None
 
 
-def between_nodes(recording: Recording) -> Showing | None:
+def between_nodes(recording: Recording) -> Reproducer | None:
     """An exchange between the first ranks of the first two nodes."""
     world = recording.world
     if world is None or world.backend != "nccl" or world.nnodes < 2:
@@ -77,9 +79,9 @@ def between_nodes(recording: Recording) -> Showing | None:
     return between(recording, (world.ranks_of(0)[0], world.ranks_of(1)[0]))
 
 
-def everybody(recording: Recording) -> Showing | None:
+def everybody(recording: Recording) -> Reproducer | None:
     """An all-reduce of all ranks, large enough for the rate of the links to show."""
     world = recording.world
     if world is None or world.backend != "nccl":
         return None
-    return Showing(kind="all_reduce", size_bytes=EXCHANGED_BYTES)
+    return Reproducer(kind="all_reduce", size_bytes=EXCHANGED_BYTES)

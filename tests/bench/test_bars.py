@@ -169,7 +169,7 @@ def test_proving_one_finding_of_two_nodes_costs_little(plant, endpoint, kind):
         started = time.perf_counter()
         done = several_nics.run(lab, endpoint, *arguments)
         (finding,) = done.findings().values()
-        assert finding["shown_by"]["kind"] == kind
+        assert finding["reproduced_by"]["kind"] == kind
         assert (finding["remedies"][0]["proof"]["status"] == "proved") is (not arguments)
         return time.perf_counter() - started
 

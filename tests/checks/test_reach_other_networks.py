@@ -164,8 +164,8 @@ def test_a_slower_network_in_use_is_told_by_how_much_it_is_slower(nodes, rate, s
     assert [(one.code, one.severity) for one in told] == ([("DD538", severity)] if severity else [])
     for one in told:
         assert settings(one) == [("GLOO_SOCKET_IFNAME", "eth1", None)]
-        assert one.shown_by is not None
-        assert (one.shown_by.kind, one.shown_by.size_bytes) == ("all_reduce", 1 << 20)
+        assert one.reproduced_by is not None
+        assert (one.reproduced_by.kind, one.reproduced_by.size_bytes) == ("all_reduce", 1 << 20)
 
 
 def test_of_two_nodes_the_slower_direction_counts_and_the_pair_is_named():
@@ -254,8 +254,8 @@ def test_what_is_wrong_with_the_network_in_use_is_one_finding_with_the_other_one
     assert re.fullmatch(code, finding.code)
     assert finding.severity is not Severity.INFO
     assert settings(finding) == [("GLOO_SOCKET_IFNAME", "eth1", None)]
-    assert finding.shown_by is not None
-    assert finding.shown_by.kind == kind
+    assert finding.reproduced_by is not None
+    assert finding.reproduced_by.kind == kind
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_where_the_other_network_has_the_same_fault_no_setting_is_offered(fault,
     finding = only(two_networks(4, change))
 
     assert [one.settings for one in finding.remedies if one.settings] == []
-    assert finding.shown_by is None
+    assert finding.reproduced_by is None
 
 
 def test_a_slow_node_of_four_is_named_alone_and_the_other_network_is_its_remedy():
@@ -324,9 +324,9 @@ def attempts(*rates: tuple[str, float | None]) -> tuple[Attempt, ...]:
 def test_a_trial_that_was_no_faster_there_refutes_the_sample(tried, severity):
     recording = two_networks(2, lambda a, b: slow(12e6))
     first = only(recording)
-    assert first.shown_by is not None
+    assert first.reproduced_by is not None
     experiment = Experiment(
-        code="DD538", settings=first.remedies[0].settings, showing=first.shown_by, attempts=tried
+        code="DD538", settings=first.remedies[0].settings, reproducer=first.reproduced_by, attempts=tried
     )
 
     finding = only(recording.model_copy(update={"experiments": (experiment,)}))

@@ -14,7 +14,7 @@ from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.context import CommandResult
 from ddp_doctor.model.fact import Absent, CouldNotLook, Failed, Reading
-from ddp_doctor.model.finding import Finding, Showing
+from ddp_doctor.model.finding import Finding, Reproducer
 from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.sources.machine import LiveContext
@@ -175,7 +175,7 @@ def test_classic_machine_with_recorded_facts_is_an_error_that_names_the_pair():
     settings = [(one.name, one.value, one.action) for remedy in finding.remedies for one in remedy.settings]
     assert settings == [("NCCL_P2P_LEVEL", None, "unset"), ("NCCL_P2P_DISABLE", "1", "set")]
     assert "stop-gap" in finding.remedies[2].cost
-    assert finding.shown_by == Showing(kind="exchange", ranks=(0, 1), size_bytes=16 << 20)
+    assert finding.reproduced_by == Reproducer(kind="exchange", ranks=(0, 1), size_bytes=16 << 20)
     texts = [one.text for one in finding.evidence]
     assert "P2P is allowed up to SYS: NCCL_P2P_LEVEL=SYS is set" in texts
 

@@ -13,13 +13,13 @@ from ddp_doctor.engine.prove.experiments import Trials
 from ddp_doctor.engine.prove.proofs import proof_of, with_proofs
 from ddp_doctor.model.choices import Confidence, Level, Severity
 from ddp_doctor.model.experiment import Arm, Attempt, Experiment
-from ddp_doctor.model.finding import Finding, Proof, Remedy, Setting, Showing
+from ddp_doctor.model.finding import Finding, Proof, Remedy, Reproducer, Setting
 from ddp_doctor.model.recording import Options, Recording, World
 from ddp_doctor.model.trial import Raised, RankEvidence, TrialRecord
 from ddp_doctor.ranks.trial import PAUSED, TrialResult
 
-MEET = Showing(kind="meet")
-SPEED = Showing(kind="all_reduce", size_bytes=1 << 20)
+MEET = Reproducer(kind="meet")
+SPEED = Reproducer(kind="all_reduce", size_bytes=1 << 20)
 ETH1 = (Setting(name="GLOO_SOCKET_IFNAME", value="eth1"),)
 ETH2 = (Setting(name="GLOO_SOCKET_IFNAME", value="eth2"),)
 GB = 1e9
@@ -47,24 +47,26 @@ class Plays:
         self.arms: list[Arm] = []
         self.limits: list[float] = []
 
-    def __call__(self, arm: Arm, _showing: Showing, settings: Sequence[Setting], limit_s: float) -> Attempt:
+    def __call__(
+        self, arm: Arm, _reproducer: Reproducer, settings: Sequence[Setting], limit_s: float
+    ) -> Attempt:
         self.arms.append(arm)
         self.limits.append(limit_s)
         return self.scene(arm, settings)
 
 
 def tried(
-    scene: World_, *remedies: Sequence[Setting], showing: Showing = MEET, budget_s: float = 60.0
+    scene: World_, *remedies: Sequence[Setting], reproducer: Reproducer = MEET, budget_s: float = 60.0
 ) -> tuple[Plays, list[Experiment]]:
     plays = Plays(scene)
     kept: list[Experiment] = []
     trials = Trials(plays, time.monotonic() + budget_s, kept, "gloo", lambda _text: None)
-    trials.compare([Candidate("DD521", tuple(settings), showing) for settings in remedies or (ETH1,)])
+    trials.compare([Candidate("DD521", tuple(settings), reproducer) for settings in remedies or (ETH1,)])
     return plays, kept
 
 
 def finding(
-    *remedies: Remedy, showing: Showing | None = MEET, severity: Severity = Severity.ERROR
+    *remedies: Remedy, reproducer: Reproducer | None = MEET, severity: Severity = Severity.ERROR
 ) -> Finding:
     return Finding(
         code="DD521",
@@ -73,7 +75,7 @@ def finding(
         title="A fault",
         confidence=Confidence.LIKELY,
         remedies=remedies,
-        shown_by=showing,
+        reproduced_by=reproducer,
     )
 
 
@@ -100,7 +102,9 @@ def test_a_control_is_given_a_multiple_of_what_the_treatment_took_before_it_has_
 
 
 def test_a_slow_interface_and_a_fast_one_are_measured_five_times_each_in_turns():
-    plays, (one,) = tried(lambda arm, _: passes(arm, GB if arm == "treatment" else 0.1 * GB), showing=SPEED)
+    plays, (one,) = tried(
+        lambda arm, _: passes(arm, GB if arm == "treatment" else 0.1 * GB), reproducer=SPEED
+    )
     proof = proof_of(one)
 
     assert plays.arms == ["treatment", "control"] * 5
@@ -110,14 +114,16 @@ def test_a_slow_interface_and_a_fast_one_are_measured_five_times_each_in_turns()
 
 
 def test_a_second_interface_that_is_slower_is_disproved():
-    _, (one,) = tried(lambda arm, _: passes(arm, 0.1 * GB if arm == "treatment" else 0.3 * GB), showing=SPEED)
+    _, (one,) = tried(
+        lambda arm, _: passes(arm, 0.1 * GB if arm == "treatment" else 0.3 * GB), reproducer=SPEED
+    )
 
     assert proof_of(one).status == "disproved"
     assert proof_of(one).reason == "it is slower"
 
 
 def test_an_interface_that_is_as_fast_makes_no_difference():
-    _, (one,) = tried(lambda arm, _: passes(arm, 0.3 * GB), showing=SPEED)
+    _, (one,) = tried(lambda arm, _: passes(arm, 0.3 * GB), reproducer=SPEED)
 
     assert (proof_of(one).status, proof_of(one).reason) == ("disproved", "it makes no difference")
 
@@ -148,7 +154,7 @@ def test_a_fault_that_comes_and_goes_is_not_proved():
 
 def test_ranges_that_overlap_are_not_proved():
     rates = iter([1.0, 0.9, 1.5, 0.8, 2.0, 1.2, 0.9, 0.7, 1.6, 1.0])
-    _, (one,) = tried(lambda arm, _: passes(arm, next(rates) * GB), showing=SPEED)
+    _, (one,) = tried(lambda arm, _: passes(arm, next(rates) * GB), reproducer=SPEED)
 
     assert proof_of(one).status == "not_tried"
     assert proof_of(one).after is not None
@@ -180,7 +186,7 @@ def test_where_ranks_only_have_to_meet_the_first_remedy_that_works_is_enough():
 
 def test_one_slow_pair_of_trials_is_too_little_to_disprove():
     attempts = (passes("treatment", 1.0 * GB), passes("control", 0.9 * GB))
-    proof = proof_of(Experiment(code="DD538", settings=ETH1, showing=SPEED, attempts=attempts))
+    proof = proof_of(Experiment(code="DD538", settings=ETH1, reproducer=SPEED, attempts=attempts))
 
     assert (proof.status, proof.reason) == (
         "not_tried",
@@ -226,7 +232,7 @@ def test_a_run_that_ends_in_the_midst_of_trials_keeps_what_was_done_and_conclude
 
 def test_of_many_ways_to_fail_three_are_told_and_none_at_length():
     attempts = [Attempt(arm="treatment", outcome="failed", reason=f"{n}" + "y" * 10_000) for n in range(100)]
-    proof = proof_of(Experiment(code="DD521", settings=ETH1, showing=MEET, attempts=tuple(attempts)))
+    proof = proof_of(Experiment(code="DD521", settings=ETH1, reproducer=MEET, attempts=tuple(attempts)))
 
     assert (proof.after or "").endswith("(1 of 100) and others")
     assert len(proof.after or "") < 800
@@ -237,7 +243,7 @@ def test_of_many_ways_to_fail_three_are_told_and_none_at_length():
 
 def came_of(outcome: str, *evidence: RankEvidence, **more: object) -> Attempt:
     fields = {"ranks": (0, 1), "outcome": outcome, "limit_s": 1.0, "duration_s": 1.0, "evidence": evidence}
-    record = TrialRecord.model_validate({"trial": "t3", "showing": MEET, **fields, **more})
+    record = TrialRecord.model_validate({"trial": "t3", "reproducer": MEET, **fields, **more})
     return attempt_of("control", TrialResult(record, ()))
 
 
@@ -280,8 +286,8 @@ def test_of_two_interfaces_that_help_the_faster_one_stands_in_front():
     def scene(arm: Arm, settings: Sequence[Setting]) -> Attempt:
         return passes(arm, {"eth1": 1.0, "eth2": 2.0}[settings[0].value or ""] * GB if settings else 0.1 * GB)
 
-    _, kept = tried(scene, ETH1, ETH2, showing=SPEED)
-    (found,) = with_proofs([finding(remedy(ETH1, "eth1"), remedy(ETH2, "eth2"), showing=SPEED)], kept)
+    _, kept = tried(scene, ETH1, ETH2, reproducer=SPEED)
+    (found,) = with_proofs([finding(remedy(ETH1, "eth1"), remedy(ETH2, "eth2"), reproducer=SPEED)], kept)
 
     assert [one.summary for one in found.remedies] == ["eth2", "eth1"]
     assert [one.proof.status for one in found.remedies] == ["proved", "proved"]
@@ -310,7 +316,7 @@ def test_a_proof_belongs_to_the_value_that_was_tried():
 
 
 def test_the_price_of_a_remedy_is_told_against_the_healthy_pairs():
-    showing = Showing(
+    reproducer = Reproducer(
         kind="exchange",
         ranks=(0, 3),
         size_bytes=1 << 26,
@@ -318,7 +324,7 @@ def test_the_price_of_a_remedy_is_told_against_the_healthy_pairs():
         healthy="the other pairs",
     )
     _, (one,) = tried(
-        lambda arm, _: passes(arm, 11.2 * GB) if arm == "treatment" else hangs(arm), showing=showing
+        lambda arm, _: passes(arm, 11.2 * GB) if arm == "treatment" else hangs(arm), reproducer=reproducer
     )
 
     assert proof_of(one).after == "11.2 GB/s (median of 2, 11.2 to 11.2)"
@@ -332,12 +338,12 @@ def chosen(
     *remedies: Remedy,
     backend: str = "gloo",
     level: Level = Level.STANDARD,
-    showing: Showing | None = MEET,
+    reproducer: Reproducer | None = MEET,
     severity: Severity = Severity.ERROR,
 ) -> list[str | None]:
     """Why each is not tried; None where it is."""
     recording = Recording(world=World(backend=backend), options=Options(level=level))
-    found = finding(*remedies, showing=showing, severity=severity)
+    found = finding(*remedies, reproducer=reproducer, severity=severity)
     groups = candidates(recording, [found], {"GLOO_SOCKET_IFNAME": "eth9"})
     return [one.reason for group in groups for one in group]
 
@@ -373,7 +379,7 @@ def test_what_is_only_worth_knowing_is_tried_at_level_thorough_alone():
 
 
 def test_a_finding_that_does_not_say_how_it_shows_is_not_tried():
-    assert chosen(remedy(ETH1), showing=None) == []
+    assert chosen(remedy(ETH1), reproducer=None) == []
 
 
 def test_one_interface_that_is_not_there_is_one_finding_under_torchrun_and_in_the_doctors_own_trial():

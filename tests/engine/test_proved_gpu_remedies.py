@@ -75,13 +75,13 @@ def made_of_settings(finding: Finding) -> list[Remedy]:
 
 
 def tried(finding: Finding, remedy: Remedy, without: Outcome, treated: Outcome) -> Experiment:
-    assert finding.shown_by is not None
-    moved = finding.shown_by.kind != "meet"
+    assert finding.reproduced_by is not None
+    moved = finding.reproduced_by.kind != "meet"
     turns: list[tuple[Arm, Outcome]] = [("treatment", treated), ("control", without)] * 3
     return Experiment(
         code=finding.code,
         settings=remedy.settings,
-        showing=finding.shown_by,
+        reproducer=finding.reproduced_by,
         attempts=tuple(
             Attempt(
                 arm=arm,
@@ -112,8 +112,8 @@ def test_a_remedy_made_of_settings_says_what_a_trial_repeats(
 ):
     finding = found(load(name), code)
 
-    assert finding.shown_by is not None
-    assert finding.shown_by.kind == kind
+    assert finding.reproduced_by is not None
+    assert finding.reproduced_by.kind == kind
     assert [[one.name for one in remedy.settings] for remedy in made_of_settings(finding)] == [
         [one] for one in names
     ]
@@ -184,8 +184,8 @@ def test_an_all_reduce_that_settings_hold_back_is_tried_without_them():
         ("NCCL_MAX_NCHANNELS", "unset")
     ]
     assert finding.remedies[0].undo == "export NCCL_MAX_NCHANNELS=1"
-    assert finding.shown_by is not None
-    assert finding.shown_by.kind == "all_reduce"
+    assert finding.reproduced_by is not None
+    assert finding.reproduced_by.kind == "all_reduce"
     assert not made_of_settings(found(recording, "DD440"))
 
 
@@ -208,8 +208,8 @@ def test_a_slow_pair_whose_path_is_longer_than_all_others_loses_p2p_alone():
 
     (remedy,) = made_of_settings(finding)
     assert [(one.name, one.value) for one in remedy.settings] == [("NCCL_P2P_LEVEL", "PIX")]
-    assert finding.shown_by is not None
-    assert (finding.shown_by.ranks, finding.shown_by.healthy_bytes_per_s) == ((1, 2), 21.0e9)
+    assert finding.reproduced_by is not None
+    assert (finding.reproduced_by.ranks, finding.reproduced_by.healthy_bytes_per_s) == ((1, 2), 21.0e9)
 
 
 def test_a_slow_pair_on_the_same_path_as_the_others_is_no_matter_of_a_setting():

@@ -13,15 +13,15 @@ from ddp_doctor.__main__ import main
 from ddp_doctor.engine.node_run.agent import Agent
 from ddp_doctor.engine.prove.attempts import attempt_of
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.finding import Setting, Showing
+from ddp_doctor.model.finding import Reproducer, Setting
 
 NAME = "GLOO_SOCKET_IFNAME"
 TRIALS = (
-    (Showing(kind="exchange", ranks=(0, 2), size_bytes=1 << 20), (), 10.0),
-    (Showing(kind="all_reduce", size_bytes=1 << 20), (Setting(name=NAME, value="lo"),), 10.0),
-    (Showing(kind="meet"), (Setting(name=NAME, value="eth9", node_rank=1),), 10.0),
-    (Showing(kind="meet"), (), 0.001),
-    (Showing(kind="meet"), (), 10.0),
+    (Reproducer(kind="exchange", ranks=(0, 2), size_bytes=1 << 20), (), 10.0),
+    (Reproducer(kind="all_reduce", size_bytes=1 << 20), (Setting(name=NAME, value="lo"),), 10.0),
+    (Reproducer(kind="meet"), (Setting(name=NAME, value="eth9", node_rank=1),), 10.0),
+    (Reproducer(kind="meet"), (), 0.001),
+    (Reproducer(kind="meet"), (), 10.0),
 )
 once = Agent.run
 
@@ -29,8 +29,8 @@ once = Agent.run
 def then_attempts(agent: Agent, checks: Sequence[Check]) -> None:
     once(agent, checks)
     made = [
-        attempt_of("treatment", agent.attempt(showing, settings, limit))
-        for showing, settings, limit in TRIALS
+        attempt_of("treatment", agent.attempt(reproducer, settings, limit))
+        for reproducer, settings, limit in TRIALS
     ]
     Path(os.environ["DDP_DOCTOR_ATTEMPTS"]).write_text(json.dumps([one.model_dump() for one in made]))
 

@@ -14,14 +14,14 @@ from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.engine.prove.attempts import Spoiled, attempt_of
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.experiment import Attempt
-from ddp_doctor.model.finding import Setting, Showing
+from ddp_doctor.model.finding import Reproducer, Setting
 from ddp_doctor.model.recording import Node, World
 from tests.launch.conftest import _descendants
 
 NO_SUCH = "GLOO_SOCKET_IFNAME"
 WITHOUT = (Setting(name=NO_SUCH, action="unset"),)
 LOOPBACK = (Setting(name=NO_SUCH, value="lo"),)
-MEET = Showing(kind="meet")
+MEET = Reproducer(kind="meet")
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,9 @@ def agent() -> Iterator[Agent]:
 
 
 def attempt(
-    agent: Agent, showing: Showing, settings: Sequence[Setting] = (), limit_s: float = 10.0
+    agent: Agent, reproducer: Reproducer, settings: Sequence[Setting] = (), limit_s: float = 10.0
 ) -> Attempt:
-    return attempt_of("treatment" if settings else "control", agent.attempt(showing, settings, limit_s))
+    return attempt_of("treatment" if settings else "control", agent.attempt(reproducer, settings, limit_s))
 
 
 def test_ranks_meet_without_the_variable_that_names_no_interface_and_not_with_it(agent):
@@ -54,8 +54,8 @@ def test_ranks_meet_without_the_variable_that_names_no_interface_and_not_with_it
 
 
 def test_an_all_reduce_is_measured_on_all_ranks_and_an_exchange_between_two(agent):
-    reduced = attempt(agent, Showing(kind="all_reduce", size_bytes=1 << 20), LOOPBACK)
-    swapped = attempt(agent, Showing(kind="exchange", ranks=(1, 3), size_bytes=1 << 20), LOOPBACK)
+    reduced = attempt(agent, Reproducer(kind="all_reduce", size_bytes=1 << 20), LOOPBACK)
+    swapped = attempt(agent, Reproducer(kind="exchange", ranks=(1, 3), size_bytes=1 << 20), LOOPBACK)
 
     for one in (reduced, swapped):
         assert one.outcome == "passed"
@@ -93,7 +93,7 @@ def test_a_rank_that_is_killed_in_a_trial_spoils_it_whoever_of_its_peers_speaks_
     killer = Thread(target=kill_one)
     killer.start()
     with pytest.raises(Spoiled, match="ended from outside"):
-        attempt(agent, Showing(kind="all_reduce", size_bytes=1 << 28), LOOPBACK)
+        attempt(agent, Reproducer(kind="all_reduce", size_bytes=1 << 28), LOOPBACK)
     killer.join()
 
 
@@ -113,6 +113,6 @@ def test_what_could_load_code_or_write_files_is_set_by_no_trial_whoever_orders_i
 
 
 def test_one_more_trial_of_two_ranks_takes_a_fraction_of_a_second(agent):
-    took = [attempt(agent, Showing(kind="meet", ranks=(0, 1)), WITHOUT).duration_s for _ in range(5)]
+    took = [attempt(agent, Reproducer(kind="meet", ranks=(0, 1)), WITHOUT).duration_s for _ in range(5)]
 
     assert sorted(took)[2] < 2.0  # 0.1 s on an idle machine

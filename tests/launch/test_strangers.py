@@ -136,7 +136,7 @@ def test_a_trial_with_settings_that_load_code_or_without_an_end_is_refused_and_s
 ):
     head = start(0)
     head.wait_for("1 of 2 nodes here")
-    record = {"trial": "t9", "ranks": [0, 1], "showing": {"kind": "meet"}, "limit_s": 6.0, **fields}
+    record = {"trial": "t9", "ranks": [0, 1], "reproducer": {"kind": "meet"}, "limit_s": 6.0, **fields}
     order = {"do": "trial", "record": record, "checks": [], "skip_pairs": []}
     store = _stranger(port)
     for key in ("order/2", "order/3"):

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from ddp_doctor.model.choices import Level
-from ddp_doctor.model.finding import Setting, Showing
+from ddp_doctor.model.finding import Reproducer, Setting
 from ddp_doctor.model.recording import Node, World
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.ranks.environment import Refused
 from ddp_doctor.ranks.forkserver import ForkServer
 from ddp_doctor.ranks.node_ranks import NodeRanks
 
-MEET = Showing(kind="meet")
+MEET = Reproducer(kind="meet")
 MIB = 1 << 20
 
 
@@ -29,16 +29,16 @@ def crew(tmp_path: Path) -> Iterator[NodeRanks]:
 
 
 def ordered(**more: Any) -> TrialRecord:
-    fields = {"trial": "t3", "ranks": (0, 1, 2, 3), "showing": MEET, "limit_s": 6.0}
+    fields = {"trial": "t3", "ranks": (0, 1, 2, 3), "reproducer": MEET, "limit_s": 6.0}
     return TrialRecord(**{**fields, **more})
 
 
 def exchange(*ranks: int) -> dict[str, Any]:
-    return {"ranks": ranks, "showing": Showing(kind="exchange", ranks=ranks, size_bytes=MIB)}
+    return {"ranks": ranks, "reproducer": Reproducer(kind="exchange", ranks=ranks, size_bytes=MIB)}
 
 
 def moves(size_bytes: int) -> dict[str, Any]:
-    return {"showing": Showing(kind="all_reduce", size_bytes=size_bytes)}
+    return {"reproducer": Reproducer(kind="all_reduce", size_bytes=size_bytes)}
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_trial_that_makes_no_sense_is_refused_with_a_sentence_before_anything_
 )
 def test_a_limit_or_settings_of_a_trial_that_tries_nothing_are_refused(crew, order):
     with pytest.raises(Refused, match="tries nothing"):
-        crew.run(ordered(showing=None, **order), ())
+        crew.run(ordered(reproducer=None, **order), ())
 
 
 @pytest.mark.parametrize("value", ["a\0b", "eth0\nLD_PRELOAD=/tmp/x.so", "\x1b[2J", "a" * 5000])

@@ -97,7 +97,7 @@ def _slow_answers(
             ),
         ),
         severity=Severity.INFO if usual is None else unless_over_rdma(recording, severity),
-        shown_by=ANSWER if around else None,
+        reproduced_by=ANSWER if around else None,
     )
 
 
@@ -150,7 +150,6 @@ def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path
         culprits=blamed(recording, found, matrix.nodes),
         evidence=tuple(
             Evidence(
-                check="connectivity",
                 text=f"{one.retransmits} of {one.round_trips} round trips"
                 f" {words.path_words(recording, [pair, pair[::-1]])} sent again",
                 value=round(100 * one.share, 2),
@@ -165,7 +164,7 @@ def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path
             look(recording, matrix, found.nodes or [node for pair in losses for node in pair]),
         ),
         severity=Severity.ERROR if heavy and not goes_over_rdma(recording) else Severity.WARNING,
-        shown_by=MOVE if around else None,
+        reproduced_by=MOVE if around else None,
     )
 
 

@@ -105,7 +105,7 @@ def path_blocked(recording: Recording) -> Iterator[Draft]:
                 words.trace_path(recording, paths, matrix.address_of),
                 words.narrow_ports(ports),
             ),
-            shown_by=MEET if around else None,
+            reproduced_by=MEET if around else None,
         )
 
 
@@ -141,7 +141,7 @@ def outbound_blocked(recording: Recording) -> Iterator[Draft]:
         culprits=tuple(node_culprit(recording, node) for node in nodes),
         evidence=dials_seen(recording, matrix, paths),
         remedies=(*around, words.let_out(names, ports), words.narrow_ports(ports)),
-        shown_by=MEET if around else None,
+        reproduced_by=MEET if around else None,
     )
 
 
@@ -166,7 +166,7 @@ def _blocked(
             words.let_in(where, ports, matrix.addresses(source for source, _ in paths)),
             words.narrow_ports(ports),
         ),
-        shown_by=MEET if around else None,
+        reproduced_by=MEET if around else None,
     )
 
 

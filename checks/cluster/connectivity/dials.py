@@ -11,18 +11,13 @@ from ddp_doctor.phrases.nodes import host
 
 def dials_seen(recording: Recording, matrix: Matrix, paths: list[Path]) -> tuple[Evidence, ...]:
     """Some of the dials that failed, how many there are, and one that shows what works."""
-    told = [
-        Evidence(check="connectivity", text=_dial(recording, path, matrix.seen[path]))
-        for path in paths[:PATHS_SHOWN]
-    ]
+    told = [Evidence(text=_dial(recording, path, matrix.seen[path])) for path in paths[:PATHS_SHOWN]]
     works = [path for path, peer in matrix.seen.items() if peer.connect_s is not None]
     shown = [path for path in works if path[::-1] in paths] or works
-    told += [
-        Evidence(check="connectivity", text=_dial(recording, path, matrix.seen[path])) for path in shown[:1]
-    ]
+    told += [Evidence(text=_dial(recording, path, matrix.seen[path])) for path in shown[:1]]
     if len(paths) > PATHS_SHOWN:
         text = "paths on which no connection came about"
-        told.append(Evidence(check="connectivity", text=text, value=len(paths), expected=0))
+        told.append(Evidence(text=text, value=len(paths), expected=0))
     return tuple(told)
 
 

@@ -33,7 +33,6 @@ def measured(text: str, value: float, unit: str, usual: float | None) -> Evidenc
     """What was measured, beside what is usual here, where there is anything to compare with."""
     digits = 0 if unit == "B/s" else 6
     return Evidence(
-        check="connectivity",
         text=text,
         value=round(value, digits),
         unit=unit,

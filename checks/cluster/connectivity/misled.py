@@ -63,7 +63,7 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
         or words.path_culprits(recording, paths),
         evidence=dials_seen(recording, matrix, wrong),
         remedies=mended,
-        shown_by=MEET if mended[0].settings else None,
+        reproduced_by=MEET if mended[0].settings else None,
     )
 
 

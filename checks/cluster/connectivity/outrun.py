@@ -66,7 +66,6 @@ def slower_network_is_used(recording: Recording) -> Iterator[Draft]:
         culprits=tuple(_culprits(recording, matrix, mine)),
         evidence=(
             Evidence(
-                check="connectivity",
                 text=f"throughput over {mine}, {'the slower direction' if _are_two(matrix) else 'the median'}"
                 " of the best samples",
                 value=round(rate),
@@ -77,7 +76,7 @@ def slower_network_is_used(recording: Recording) -> Iterator[Draft]:
         ),
         remedies=(take(recording, way),),
         severity=Severity.INFO if refuted else unless_over_rdma(recording, severity),
-        shown_by=MOVE,
+        reproduced_by=MOVE,
     )
 
 

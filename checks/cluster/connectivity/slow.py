@@ -67,7 +67,6 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
         f" {words.rate(usual)}",
         detail=f"{on_paths(recording, part)} little gets through, between the others much more: a thin or"
         f" faulty link, traffic shaping, or a host without a free CPU. Collectives with {names} run at that speed.",
-        confidence=Confidence.LIKELY,
         culprits=tuple(node_culprit(recording, node) for node in nodes),
         evidence=tuple(
             measured(
@@ -80,7 +79,7 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
         ),
         remedies=(*around, look(recording, matrix, nodes)),
         severity=unless_over_rdma(recording, Severity.WARNING if of_three else Severity.ERROR),
-        shown_by=MOVE if around else None,
+        reproduced_by=MOVE if around else None,
     )
 
 
@@ -103,7 +102,7 @@ def _slow_paths(recording: Recording, matrix: Matrix, paths: list[Path]) -> Draf
         ),
         remedies=(*around, words.trace_path(recording, paths, matrix.address_of)),
         severity=unless_over_rdma(recording, Severity.WARNING if known else Severity.INFO),
-        shown_by=MOVE if around else None,
+        reproduced_by=MOVE if around else None,
     )
 
 

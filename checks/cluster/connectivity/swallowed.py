@@ -55,7 +55,7 @@ def swallows_large_packets(recording: Recording) -> Iterator[Draft]:
         evidence=tuple(_swallowed(recording, matrix, path) for path in sorted(about)[:PATHS_SHOWN]),
         remedies=(*around, *_mend_mtu(recording, matrix, min(about), passed, found)),
         severity=Severity.WARNING if goes_over_rdma(recording) else None,
-        shown_by=MOVE if around else None,
+        reproduced_by=MOVE if around else None,
     )
 
 
@@ -63,7 +63,6 @@ def _swallowed(recording: Recording, matrix: Matrix, path: Path) -> Evidence:
     peer = matrix.seen[path]
     segments = f", in segments of up to {peer.mss_bytes} bytes" if peer.mss_bytes else ""
     return Evidence(
-        check="connectivity",
         text=f"{words.path_words(recording, [path])} {peer.lost_bytes} bytes do not arrive{segments}; the longest"
         " message that does",
         value=peer.passed_bytes,

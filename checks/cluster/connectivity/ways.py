@@ -8,15 +8,15 @@ from ddp_doctor.checks.cluster.connectivity import wording as words
 from ddp_doctor.checks.cluster.connectivity.blame import Path
 from ddp_doctor.checks.cluster.connectivity.matrix import Matrix
 from ddp_doctor.facts.connectivity import OtherConnectivity
-from ddp_doctor.model.finding import Remedy, Showing
+from ddp_doctor.model.finding import Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 
 #: Ranks that do not come together at all.
-MEET = Showing(kind="meet")
+MEET = Reproducer(kind="meet")
 #: A tenth of a second at 100 Mbit/s, and more than any black hole lets through.
-MOVE = Showing(kind="all_reduce", size_bytes=1024 * 1024)
+MOVE = Reproducer(kind="all_reduce", size_bytes=1024 * 1024)
 #: Small enough to be paid in round trips.
-ANSWER = Showing(kind="all_reduce", size_bytes=64 * 1024)
+ANSWER = Reproducer(kind="all_reduce", size_bytes=64 * 1024)
 
 
 @dataclass

@@ -47,7 +47,6 @@ def clocks_apart(recording: Recording) -> Iterator[Draft]:
         culprits=_clock_culprits(recording, clocks, off),
         evidence=(
             Evidence(
-                check="consistency",
                 text=f"clock of {host(recording, worst)} against the middle one",
                 value=round(off[worst], 1),
                 unit="s",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.phrases.agreement import Split, Who, odd_culprits, told
@@ -35,17 +35,17 @@ def difference_draft(
 ) -> Draft:
     """One finding about nodes; it blames none of them where no value is usual."""
     odd = odd_culprits(recording, group[0].split)
-    return draft_of("consistency", group, title, detail, remedy, odd, lambda split: told(recording, split))
+    return draft_of(group, title, detail, remedy, odd, lambda split: told(recording, split))
 
 
 def draft_of(
-    check: str,
     group: Sequence[Difference[Who]],
     title: str,
     detail: str,
     remedy: Remedy,
     odd: tuple[Culprit, ...],
     told_of: Callable[[Split[Who]], str],
+    check: str = "",
 ) -> Draft:
     """One finding about a group, as grave as its worst."""
     worst = group[0]
@@ -53,7 +53,6 @@ def draft_of(
         title=title,
         detail=detail,
         severity=worst.severity,
-        confidence=Confidence.LIKELY,
         culprits=odd,
         evidence=tuple(
             Evidence(

@@ -85,13 +85,13 @@ def ranks_differ(recording: Recording) -> Iterator[Draft]:
             detail += f" Of {silent} more rank{'s' if silent > 1 else ''} the settings are not known."
         odd = words.odd_ranks(recording, parts)
         yield draft_of(
-            "env_vars",
             group,
             title,
             detail,
             _SAME_FOR_RANKS,
             odd,
             lambda one: words.told_by_ranks(recording, one),
+            check="env_vars",
         )
 
 

@@ -68,9 +68,7 @@ def different_ranks(recording: Recording) -> Iterator[Draft]:
         detail="torchrun takes any number of ranks from each node and counts them together.",
         confidence=Confidence.PROVED,
         culprits=words.odd_culprits(recording, parts),
-        evidence=(
-            Evidence(check="consistency", text=words.told(recording, parts), value=size, unit="ranks"),
-        ),
+        evidence=(Evidence(text=words.told(recording, parts), value=size, unit="ranks"),),
         remedies=(Remedy(summary="Start every node with the same --nproc-per-node", undo=NOTHING_TO_UNDO),),
     )
 
@@ -122,7 +120,7 @@ def different_gpus(recording: Recording) -> Iterator[Draft]:
         severity=Severity.WARNING if matters else Severity.INFO,
         confidence=Confidence.PROVED,
         culprits=words.odd_culprits(recording, parts),
-        evidence=(Evidence(check="consistency", text=words.told(recording, parts)),),
+        evidence=(Evidence(text=words.told(recording, parts)),),
         remedies=(
             Remedy(
                 summary="Ask the scheduler for as many GPUs on every node, or leave the odd one out",

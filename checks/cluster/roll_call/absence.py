@@ -76,11 +76,9 @@ def _never_closed(fact: RollCallFact) -> Draft:
     return Draft(
         title=f"The head {head} never closed the roll call: {me.node} reported in and then heard no more of it",
         detail="The head's doctor has ended or stands still, or the path to it broke; no other node is blamed.",
-        confidence=Confidence.LIKELY,
         culprits=(me.model_copy(update={"kind": "pair", "peer_node": head}),),
         evidence=(
             Evidence(
-                check="roll_call",
                 text=f"on {me.node}, {fact.error or 'the head fell silent'}; waited for it",
                 value=round(fact.waited_s, 1),
                 unit="s",
@@ -136,7 +134,6 @@ def _not_understood(fact: RollCallFact) -> Draft:
         title=f"{in_words(hosts)} sent what cannot be read (another release of ddp-doctor?): {len(fact.present)} of"
         f" {fact.nnodes} nodes could be taken in",
         detail="A node whose words this release does not understand counts as absent. Nothing else is known of it.",
-        confidence=Confidence.LIKELY,
         culprits=tuple(Culprit(kind="node", node=host) for host in hosts),
         evidence=(who_came(fact.present), *_unreadable_evidence(fact)),
         remedies=(
@@ -153,7 +150,6 @@ def _not_understood(fact: RollCallFact) -> Draft:
 def _unreadable_evidence(fact: RollCallFact) -> tuple[Evidence, ...]:
     return tuple(
         Evidence(
-            check="roll_call",
             text=f"{host or 'a client without a name'} reported in with what cannot be read",
             expected_from="all nodes run one release, and nobody else speaks on the endpoint's port",
         )
@@ -199,10 +195,7 @@ def _commands(recording: Recording, fact: RollCallFact, gone: _Missing) -> tuple
 
 
 def _not_started_evidence(fact: RollCallFact) -> tuple[Evidence, ...]:
-    return tuple(
-        Evidence(check="roll_call", text=f"{one.hostname} was not started: {one.reason}")
-        for one in fact.not_started
-    )
+    return tuple(Evidence(text=f"{one.hostname} was not started: {one.reason}") for one in fact.not_started)
 
 
 def _who_is_missing(recording: Recording, fact: RollCallFact) -> _Missing:

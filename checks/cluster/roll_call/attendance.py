@@ -51,7 +51,6 @@ def one_rank_twice(recording: Recording) -> Iterator[Draft]:
 def _misplaced_evidence(fact: RollCallFact) -> Evidence:
     addresses = ", ".join(fact.endpoint_addresses) or "unknown here"
     return Evidence(
-        check="roll_call",
         text=f"{fact.endpoint_host} is {addresses}, no address of {fact.hostname}",
         expected_from="node rank 0 runs on the endpoint's host",
     )
@@ -126,7 +125,6 @@ def disagree(recording: Recording) -> Iterator[Draft]:
             culprits=(reader(fact),),
             evidence=(
                 Evidence(
-                    check="roll_call",
                     text=f"{fact.hostname} reported in after the last node",
                     expected=fact.nnodes,
                     unit="nodes",
@@ -153,11 +151,7 @@ def _different_numbers(recording: Recording, fact: RollCallFact) -> Draft:
             Culprit(kind="node", node=host, node_rank=_rank_of(fact, host), name="--nnodes") for host in odd
         )
         or (Culprit(kind="setting", name="--nnodes"),),
-        evidence=(
-            Evidence(
-                check="roll_call", text=f"--nnodes by host: {each}", expected_from="one number on all nodes"
-            ),
-        ),
+        evidence=(Evidence(text=f"--nnodes by host: {each}", expected_from="one number on all nodes"),),
         remedies=(start_again("Give all nodes the same --nnodes", command_for(recording, fact)),),
     )
 

@@ -195,7 +195,6 @@ def _evidence(recording: Recording, one: Seen[SilenceFact]) -> Evidence:
     if timed:
         parts.append(f"{observer} has heard nothing of {silent} for")
     return Evidence(
-        check="roll_call",
         text="; ".join(parts),
         value=fact.silent_s if timed else None,
         unit="s" if timed else None,
@@ -268,7 +267,7 @@ def _farewell(recording: Recording, one: Seen[SilenceFact]) -> Draft:
         title=f"{name} left before the end: {how}",
         detail="What was not tested until then is open; nothing is known against the node.",
         confidence=Confidence.PROVED,
-        evidence=(Evidence(check="roll_call", text=f"{name} took its leave: {why}"),),
+        evidence=(Evidence(text=f"{name} took its leave: {why}"),),
         remedies=(
             advice(
                 again,

@@ -53,7 +53,6 @@ def _of_one(fact: RollCallFact, expected: str) -> Evidence:
     if not attempts:
         attempts = [fact.error or f"{fact.endpoint_host} is {', '.join(fact.endpoint_addresses)}"]
     return Evidence(
-        check="roll_call",
         text=f"on {reader(fact).node}, {'; '.join(attempts)}; tried for",
         value=round(fact.waited_s, 1),
         unit="s",

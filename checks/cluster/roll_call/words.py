@@ -78,7 +78,6 @@ def who_came(present: Sequence[Present]) -> Evidence:
         for one in present
     ]
     return Evidence(
-        check="roll_call",
         text=f"reported in: {', '.join(said)}",
         expected_from="each host has a node rank of its own, or none is given",
     )

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from ddp_doctor.facts.allreduce import ELEMENTS, AllReduceFact, Wrong
 from ddp_doctor.knowledge import payload
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy, Setting, Showing
+from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import nccl_settings
 from ddp_doctor.phrases.ddp import SIMPLE_PROTOCOL
 from ddp_doctor.phrases.p2p import DISABLE_P2P
 from ddp_doctor.phrases.ranks import rank_at, rank_culprit, ranks_at
+from ddp_doctor.remedies.kinds import by_administrator
 
 
 @rule("DD601", "all-reduce-is-wrong", Severity.ERROR, AllReduceFact)
@@ -49,7 +50,7 @@ def wrong_result(recording: Recording) -> Iterator[Draft]:
         culprits=() if blamed is None else (rank_culprit(recording, blamed),),
         evidence=tuple(_errors(faulty[0].fact))[:6],
         remedies=tuple(_against_wrong_sums(recording)),
-        shown_by=Showing(kind="all_reduce", size_bytes=_size_of(faulty[0].fact)),
+        reproduced_by=Reproducer(kind="all_reduce", size_bytes=_size_of(faulty[0].fact)),
     )
 
 
@@ -62,12 +63,10 @@ def _against_wrong_sums(recording: Recording) -> Iterator[Remedy]:
                 update={"summary": "Rule P2P out: send the traffic through host memory"}
             )
         yield SIMPLE_PROTOCOL
-    yield Remedy(
-        summary="Look for memory errors; then take another release of the library, NCCL or torch",
-        commands=("nvidia-smi -q -d ECC", "sudo dmesg | grep -i -e xid -e edac -e mce"),
-        scope="node",
-        undo=NOTHING_TO_UNDO,
-        proof=Proof(reason="it takes an administrator"),
+    yield by_administrator(
+        "Look for memory errors; then take another release of the library, NCCL or torch",
+        "nvidia-smi -q -d ECC",
+        "sudo dmesg | grep -i -e xid -e edac -e mce",
     )
 
 
@@ -87,7 +86,6 @@ def _wrong_sums(fact: AllReduceFact) -> list[Wrong]:
 def _errors(fact: AllReduceFact) -> list[Evidence]:
     shares = [
         Evidence(
-            check="allreduce",
             text=f"{wrong.dtype} {wrong.op}: {wrong.elements} of {ELEMENTS} elements are off"
             + (", all alike" if wrong.alike and wrong.elements > 1 else ""),
             value=wrong.got,
@@ -97,9 +95,7 @@ def _errors(fact: AllReduceFact) -> list[Evidence]:
         for wrong in fact.wrong
     ]
     sweeps = [
-        Evidence(
-            check="allreduce", text=f"{size.size_bytes} B: #wrong {size.wrong}", value=size.wrong, expected=0
-        )
+        Evidence(text=f"{size.size_bytes} B: #wrong {size.wrong}", value=size.wrong, expected=0)
         for size in fact.sizes
         if size.wrong
     ]
@@ -128,7 +124,7 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
             title=f"All-reduce is not repeatable bit for bit on {ranks_at(recording, odd)}",
             detail="The same inputs were reduced twice in one process group and the bits differ.",
             culprits=tuple(rank_culprit(recording, rank) for rank in odd),
-            evidence=(Evidence(check="allreduce", text="two float32 sums of equal inputs differ"),),
+            evidence=(Evidence(text="two float32 sums of equal inputs differ"),),
             remedies=(_ONE_ALGORITHM,) if recording.world and recording.world.backend == "nccl" else (),
         )
 

@@ -39,15 +39,11 @@ def beside_another_program(recording: Recording) -> Iterator[Draft]:
         yield Draft(
             title=f"{capital(ranks_at(recording, seen))}: measured while another program used the GPU",
             detail="Its rates are shown and not judged.",
-            confidence=Confidence.LIKELY,
             culprits=tuple(
                 words.gpu_culprit(recording, rank, one.fact.gpu_uuid) for rank, one in sorted(seen.items())
             ),
             evidence=tuple(
-                Evidence(
-                    check="gpu_speed",
-                    text=f"{rank_at(recording, rank)}: {_holders(crowded[rank], one)}",
-                )
+                Evidence(text=f"{rank_at(recording, rank)}: {_holders(crowded[rank], one)}")
                 for rank, one in sorted(seen.items())[:LINES_OF_EVIDENCE]
             ),
         )
@@ -92,7 +88,7 @@ def not_measured(recording: Recording) -> Iterator[Draft]:
             detail="They are not compared with other GPUs.",
             confidence=Confidence.PROVED,
             evidence=tuple(
-                Evidence(check="gpu_speed", text=f"{ranks_at(recording, those)}, {what}: {why}")
+                Evidence(text=f"{ranks_at(recording, those)}, {what}: {why}")
                 for (what, why), those in list(reasons.items())[:LINES_OF_EVIDENCE]
             ),
         )

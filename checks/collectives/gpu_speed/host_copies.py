@@ -136,7 +136,6 @@ def _draft(recording: Recording, slow: Sequence[Slow], severity: Severity) -> Dr
 
 def _evidence(recording: Recording, one: Slow) -> Evidence:
     return Evidence(
-        check="gpu_speed",
         text=f"{rank_at(recording, rank_of(one.seen))}, {one.metric.words}",
         value=round(one.rate, 2),
         unit="GB/s",

@@ -129,7 +129,6 @@ def _evidence(recording: Recording, seen: Measured) -> Evidence:
     into, back = seen.fact.host_to_device_gb_per_s, seen.fact.device_to_host_gb_per_s
     rates = [f"{rate.median:.1f} GB/s {way} it" for rate, way in ((into, "to"), (back, "from")) if rate]
     return Evidence(
-        check="gpu_speed",
         text=f"{rank_at(recording, rank_of(seen))}: PCIe {_now(seen.fact.load)} at most, copies {', '.join(rates)}",
         expected_from=f"the GPU's own highest, {_most(seen.fact.load)}",
     )

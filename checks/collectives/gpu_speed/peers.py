@@ -175,7 +175,6 @@ def _rates(recording: Recording, slow: Slow) -> Iterator[Evidence]:
     for one in slow[:LINES_OF_EVIDENCE]:
         more = f" in {one.seen.fact.matmul_dtype}" if one.metric is MATMUL else ""
         yield Evidence(
-            check="gpu_speed",
             text=f"{rank_at(recording, rank_of(one.seen))}, {one.metric.words}{more}, "
             f"median of {one.rate.repetitions} ({one.rate.least:.4g} to {one.rate.most:.4g})",
             value=round(one.rate.median, 2),

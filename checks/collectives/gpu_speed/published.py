@@ -61,7 +61,6 @@ def _draft(recording: Recording, gpus: list[Measured], typical: float, expected:
         confidence=Confidence.POSSIBLE,
         evidence=(
             Evidence(
-                check="gpu_speed",
                 text=f"median of {len(gpus)} GPUs, matrices of {gpus[0].fact.matmul_size} rows",
                 value=round(typical, 1),
                 unit="TFLOP/s",

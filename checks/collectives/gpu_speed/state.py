@@ -20,7 +20,7 @@ def evidence(
     usual = _usual(recording, besides)
     for seen in gpus[:LINES_OF_EVIDENCE]:
         text = f"{rank_at(recording, rank_of(seen))} under load: {_in_words(seen.fact.load, usual)}"
-        yield Evidence(check="gpu_speed", text=text)
+        yield Evidence(text=text)
 
 
 def remedies(recording: Recording, gpus: Sequence[Measured]) -> tuple[Remedy, ...]:

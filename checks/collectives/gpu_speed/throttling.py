@@ -8,13 +8,13 @@ from ddp_doctor.checks.collectives.gpu_speed.comparable import COPY, MATMUL, Mea
 from ddp_doctor.facts.gpu_speed import GpuSpeedFact
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.knowledge import gpu_speed as known
-from ddp_doctor.knowledge.nvml import COOL_DOWN
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.phrases.ranks import capital, rank_at, ranks_at
+from ddp_doctor.remedies.gpus import COOL_DOWN
 
 
 @rule("DD805", "gpu-slowed-under-load", Severity.WARNING, GpuSpeedFact)
@@ -111,7 +111,6 @@ def _lines(recording: Recording, gpus: Sequence[Measured]) -> Iterator[Evidence]
         factor = slower.get(rank_of(seen), 1.0)
         rate = f"; {words.slower(factor)} than its peers" if factor >= 1 / (1 - known.SLOWER_SHARE) else ""
         yield Evidence(
-            check="gpu_speed",
             text=f"{rank_at(recording, rank_of(seen))}: {told} of {seen.fact.load.looks} looks{rate}",
             expected_from="none of them in a well cooled and well fed GPU",
         )

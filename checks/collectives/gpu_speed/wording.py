@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 
 from ddp_doctor.knowledge import gpu_speed as known
-from ddp_doctor.knowledge.nvml import CLOCK_EVENTS_API, remedy
+from ddp_doctor.knowledge.nvml import CLOCK_EVENTS_API
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.phrases.ranks import rank_culprit
+from ddp_doctor.remedies.kinds import by_operator
 
 
 def gpu_culprit(recording: Recording, rank: int, uuid: str | None) -> Culprit:
@@ -29,7 +30,7 @@ def reasons(names: Iterable[str]) -> str:
 def raise_power_limit(uuid: str | None, own_w: float, peers_w: float) -> Remedy:
     """The peers' limit for this GPU."""
     gpu = known.as_argument(uuid)
-    return remedy(
+    return by_operator(
         f"Give it the power limit of its peers, {peers_w:.0f} W; its own is {own_w:.0f} W.",
         f"nvidia-smi -i {gpu} -pl {peers_w:.0f}",
         cost="needs root; power supply and cooling must bear it",
@@ -40,7 +41,7 @@ def raise_power_limit(uuid: str | None, own_w: float, peers_w: float) -> Remedy:
 def free_clocks(uuid: str | None) -> Remedy:
     """Clocks that somebody set."""
     gpu = known.as_argument(uuid)
-    return remedy(
+    return by_operator(
         "Take back the clocks that somebody set for it.",
         f"nvidia-smi -i {gpu} -q -d CLOCK",
         f"nvidia-smi -i {gpu} -rgc",
@@ -50,7 +51,7 @@ def free_clocks(uuid: str | None) -> Remedy:
     )
 
 
-COMPARE = remedy(
+COMPARE = by_operator(
     "Compare its clocks, power limit, temperature and ECC errors with its peers' while both are at work; where "
     "they are alike, reset the GPU, and have it exchanged if it stays slow.",
     "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE,ECC",
@@ -58,7 +59,7 @@ COMPARE = remedy(
     undo=NOTHING_TO_UNDO,
     references=(CLOCK_EVENTS_API,),
 )
-RESEAT = remedy(
+RESEAT = by_operator(
     "Look at the slot, riser and cable of the GPU, and at the link that the slot is wired and set up for in the "
     "firmware; reseat the GPU.",
     "nvidia-smi --query-gpu=index,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,"
@@ -67,7 +68,7 @@ RESEAT = remedy(
     cost="the node is out of work meanwhile",
     undo=NOTHING_TO_UNDO,
 )
-FOLLOW_THE_PATH = remedy(
+FOLLOW_THE_PATH = by_operator(
     "Compare every link on the way from the processor to the GPU with its capability; a switch above it may be "
     "reduced, or shared with other devices at work.",
     "nvidia-smi topo -m",

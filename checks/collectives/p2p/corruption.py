@@ -5,12 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from ddp_doctor.checks.collectives.p2p.facts import common_end
 from ddp_doctor.facts.p2p import P2pFact, PairResult
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH
 from ddp_doctor.phrases.ranks import pair_culprit, rank_at, rank_culprit, ranks_at
+from ddp_doctor.remedies.kinds import by_administrator, remedy
 from ddp_doctor.views.reproducers import between
 
 
@@ -50,7 +51,7 @@ def corrupts(recording: Recording) -> Iterator[Draft]:
             culprits=(pair_culprit(recording, receiver, sender),),
             evidence=(_wrong_bytes(sender, receiver, pair),),
             remedies=_without_p2p(recording, [(sender, receiver)]),
-            shown_by=between(recording, (sender, receiver), _ends(wrong)),
+            reproduced_by=between(recording, (sender, receiver), _ends(wrong)),
         )
 
 
@@ -63,7 +64,7 @@ def _corrupts_all(recording: Recording, common: int, wrong: Mapping[tuple[int, i
         culprits=(rank_culprit(recording, common),),
         evidence=tuple(_wrong_bytes(*ends, pair) for ends, pair in list(wrong.items())[:LINES_OF_EVIDENCE]),
         remedies=_without_p2p(recording, wrong),
-        shown_by=between(recording, next(iter(wrong)), _ends(wrong)),
+        reproduced_by=between(recording, next(iter(wrong)), _ends(wrong)),
     )
 
 
@@ -73,7 +74,6 @@ def _ends(wrong: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _wrong_bytes(sender: int, receiver: int, pair: PairResult) -> Evidence:
     return Evidence(
-        check="p2p",
         text=f"bytes from rank {sender} that differ from its pattern on rank {receiver}",
         value=pair.wrong_bytes,
         unit="B",
@@ -87,10 +87,10 @@ def _without_p2p(recording: Recording, pairs: Iterable[tuple[int, int]]) -> tupl
     world = recording.world
     if world is not None and all(world.node_of(one) != world.node_of(other) for one, other in pairs):
         return (
-            Remedy(
-                summary="Look for errors of the NICs and of the memory on both nodes; try another NIC",
-                commands=("ethtool -S IFACE | grep -i -e err -e crc", "nvidia-smi -q -d ECC"),
-                scope="node",
+            remedy(
+                "Look for errors of the NICs and of the memory on both nodes; try another NIC",
+                "ethtool -S IFACE | grep -i -e err -e crc",
+                "nvidia-smi -q -d ECC",
             ),
         )
     if world is None or world.backend != "nccl":
@@ -104,10 +104,8 @@ def _without_p2p(recording: Recording, pairs: Iterable[tuple[int, int]]) -> tupl
     )
 
 
-_LOOK_AT_MEMORY = Remedy(
-    summary="Look for memory errors of the GPUs and of the host",
-    commands=("nvidia-smi -q -d ECC", "sudo dmesg | grep -i -e xid -e edac -e mce"),
-    scope="node",
-    undo=NOTHING_TO_UNDO,
-    proof=Proof(reason="it takes an administrator"),
+_LOOK_AT_MEMORY = by_administrator(
+    "Look for memory errors of the GPUs and of the host",
+    "nvidia-smi -q -d ECC",
+    "sudo dmesg | grep -i -e xid -e edac -e mce",
 )

@@ -15,23 +15,21 @@ from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.phrases.nodes import host
 from ddp_doctor.phrases.p2p import keep_near_p2p
 from ddp_doctor.phrases.ranks import capital, pair_culprit, rank_at, rank_culprit, ranks_at
+from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.reproducers import between
 from ddp_doctor.views.transports import log_of, places, used_within
 
-_COMPARE_LINKS = Remedy(
-    summary="Compare link type, PCIe width and NUMA node with those of the faster pairs",
-    commands=("nvidia-smi topo -m", "nvidia-smi -q -d PCIE"),
-    scope="node",
+_COMPARE_LINKS = remedy(
+    "Compare link type, PCIe width and NUMA node with those of the faster pairs",
+    "nvidia-smi topo -m",
+    "nvidia-smi -q -d PCIE",
 )
 #: RDMA devices and interfaces alike are files of the kernel, whatever tools a node has.
-_COMPARE_NICS = Remedy(
-    summary="Compare the NICs that NCCL uses on these nodes, their speed and errors, with those of the others",
-    commands=(
-        "grep -s . /sys/class/infiniband/*/ports/*/rate /sys/class/net/*/speed",
-        "rdma statistic show",
-        "ip -s link",
-    ),
-    scope="node",
+_COMPARE_NICS = remedy(
+    "Compare the NICs that NCCL uses on these nodes, their speed and errors, with those of the others",
+    "grep -s . /sys/class/infiniband/*/ports/*/rate /sys/class/net/*/speed",
+    "rdma statistic show",
+    "ip -s link",
 )
 
 
@@ -108,7 +106,6 @@ def _slow_draft(
         culprits=tuple(links) if common is None else (rank_culprit(recording, common),),
         evidence=tuple(
             Evidence(
-                check="p2p",
                 text=f"best of the exchanges between ranks {one} and {other}",
                 value=round(rates[one, other], 3),
                 unit="GB/s",
@@ -119,7 +116,7 @@ def _slow_draft(
         )
         + (tuple(_networks(recording, pairs)) if across else ()),
         remedies=(_COMPARE_NICS,) if across else (*_other_ways(recording, pairs), _COMPARE_LINKS),
-        shown_by=None if across else between(recording, pairs[0], pairs),
+        reproduced_by=None if across else between(recording, pairs[0], pairs),
     )
 
 
@@ -167,4 +164,4 @@ def _networks(recording: Recording, pairs: Sequence[tuple[int, int]]) -> Iterato
         devices = ", ".join(log.used_hcas())
         if log.network:
             text = f"NCCL's log on {host(recording, node)}: {log.network}{f', {devices}' if devices else ''}"
-            yield Evidence(check="p2p", text=text)
+            yield Evidence(text=text)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.facts.buffers import Buffers, OffState
-from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.phrases.ddp import remedies
@@ -56,11 +55,9 @@ def _draft(
     return Draft(
         title=title.format(ranks=ranks, source=fact.source_rank),
         detail=f"Off are {', '.join(names)} of the probe's model, on {ranks}; none of your code took part.",
-        confidence=Confidence.LIKELY,
         culprits=rank_culprits(recording, Buffers, blamed),
         evidence=(
             Evidence(
-                check="buffers",
                 text=f"worst element of {off[0].name} on rank {rank}",
                 value=off[0].got,
                 expected=off[0].expected,

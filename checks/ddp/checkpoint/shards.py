@@ -76,7 +76,6 @@ def _does_not_load_in_parts(recording: Recording, bad: _BadParts) -> Draft:
         culprits=rank_culprits(recording, Checkpoint, readers) if len(readers) < members else (),
         evidence=(
             Evidence(
-                check="checkpoint",
                 text=f"elements of rank {one.rank}'s part that are as saved",
                 value=None if found.error else found.elements - found.off_elements,
                 expected=found.elements,
@@ -108,7 +107,7 @@ def _detail(one: Seen[Checkpoint], seen: Sharded) -> str:
 
 def _evidence(one: Seen[Checkpoint], seen: Sharded) -> Evidence:
     text = f"files of shards that rank {one.rank} sees"
-    return Evidence(check="checkpoint", text=text, value=seen.shards, expected=one.fact.world_size)
+    return Evidence(text=text, value=seen.shards, expected=one.fact.world_size)
 
 
 RULES = (sharded_checkpoint_does_not_load,)

@@ -45,7 +45,11 @@ def checkpoint_torn_or_changed(recording: Recording) -> Iterator[Draft]:
         detail=f"File {FILE} in {seen.fact.folder}, version {worst.version}"
         ". All ranks had waited until it was saved." + (f" torch says: {worst.error}" if worst.error else ""),
         culprits=() if everyone else _culprits(recording, bad),
-        evidence=(_evidence(f"bytes that rank {seen.rank} reads", worst.size_bytes, worst.told_bytes),),
+        evidence=(
+            Evidence(
+                text=f"bytes that rank {seen.rank} reads", value=worst.size_bytes, expected=worst.told_bytes
+            ),
+        ),
         remedies=(LOOK_AT_STORAGE, ONE_WRITER),
     )
 
@@ -75,7 +79,13 @@ def checkpoint_is_old(recording: Recording) -> Iterator[Draft]:
             f" {_who(recording, bad)}",
             detail=f"File {FILE} in {seen.fact.folder}: version {worst.holds_version} in place of {worst.version}.",
             culprits=_culprits(recording, bad),
-            evidence=(_evidence(f"version that rank {seen.rank} reads", worst.holds_version, worst.version),),
+            evidence=(
+                Evidence(
+                    text=f"version that rank {seen.rank} reads",
+                    value=worst.holds_version,
+                    expected=worst.version,
+                ),
+            ),
             remedies=(NEW_NAMES, LOOK_AT_STORAGE),
         )
 
@@ -107,7 +117,9 @@ def checkpoint_of_another_rank(recording: Recording) -> Iterator[Draft]:
             f" {ranks_at(recording, writers) or 'nobody known'}",
             detail=f"File {FILE} in {seen.fact.folder}, version {worst.version}, as read on {_who(recording, bad)}.",
             culprits=rank_culprits(recording, Checkpoint, writers),
-            evidence=(_evidence(f"rank whose state rank {seen.rank} reads", worst.holds_rank, 0),),
+            evidence=(
+                Evidence(text=f"rank whose state rank {seen.rank} reads", value=worst.holds_rank, expected=0),
+            ),
             remedies=(ONE_WRITER,),
         )
 
@@ -139,7 +151,7 @@ def working_directory_not_shared(recording: Recording) -> Iterator[Draft]:
             detail=f"Saved in {seen[0].fact.folder.rpartition('/')[0]}; the ranks there run in"
             f" {', '.join(directories[:4])}. On reading: {bad[0][1].error}",
             culprits=node_culprits(recording, seen),
-            evidence=(_evidence(f"file {FILE} on rank {seen[0].rank}: not there", None, None),),
+            evidence=(Evidence(text=f"file {FILE} on rank {seen[0].rank}: not there"),),
             remedies=(SHARED_PLACE,),
         )
 
@@ -176,10 +188,6 @@ def _who(recording: Recording, bad: _Bad) -> str:
 
 def _culprits(recording: Recording, bad: _Bad) -> tuple[Culprit, ...]:
     return rank_culprits(recording, Checkpoint, [one.rank or 0 for one, _ in bad])
-
-
-def _evidence(text: str, value: float | None, expected: float | None) -> Evidence:
-    return Evidence(check="checkpoint", text=text, value=value, expected=expected)
 
 
 RULES = (

@@ -66,12 +66,3 @@ def draft(
         evidence=(evidence,),
         remedies=remedies,
     )
-
-
-def evidence(
-    text: str, value: float | None = None, expected: float | None = None, source: str = ""
-) -> Evidence:
-    """One observation of this check."""
-    return Evidence(
-        check="data_sharding", text=text, value=value, expected=expected, expected_from=source or None
-    )

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 
-from ddp_doctor.checks.ddp.data_sharding.blame import Facts, by_rank, cases, draft, evidence, some
+from ddp_doctor.checks.ddp.data_sharding.blame import Facts, by_rank, cases, draft, some
 from ddp_doctor.checks.ddp.data_sharding.expected_shares import Coverage, behind, judge_indices
 from ddp_doctor.checks.ddp.data_sharding.samplers import explains
 from ddp_doctor.checks.ddp.data_sharding.wording import EQUAL_STEPS, SET_EPOCH, WHICH_SAMPLER
 from ddp_doctor.facts.data_sharding import DataSharding, Share
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import in_words
@@ -88,8 +88,8 @@ def order_stays_after_set_epoch(recording: Recording) -> Iterator[Draft]:
             else " On the other ranks it does, so that the shards overlap and leave samples out."
         ),
         [] if everywhere else stays,
-        evidence(
-            f"order of epoch 1 on rank {stays[0]} is that of epoch 0: {some(facts[stays[0]].shares[0].first)}"
+        Evidence(
+            text=f"order of epoch 1 on rank {stays[0]} is that of epoch 0: {some(facts[stays[0]].shares[0].first)}"
         ),
         SET_EPOCH,
         WHICH_SAMPLER,
@@ -129,8 +129,11 @@ def ranks_take_different_numbers_of_steps(recording: Recording) -> Iterator[Draf
                 f" {min(steps.values())} of a data set of {length} instead of {max(steps.values())}",
                 f"Without join() the others would wait for these ranks at the end of the epoch.{left}",
                 short,
-                evidence(
-                    f"samples of rank {short[0]}", steps[short[0]], max(steps.values()), "the other ranks"
+                Evidence(
+                    text=f"samples of rank {short[0]}",
+                    value=steps[short[0]],
+                    expected=max(steps.values()),
+                    expected_from="the other ranks",
                 ),
                 EQUAL_STEPS,
                 WHICH_SAMPLER,
@@ -164,7 +167,7 @@ def _wrong(recording: Recording, seen: Coverage, where: str, drop_last: bool) ->
         f"The ranks' shards do not cover {where}: {in_words(said)}",
         f"With drop_last={drop_last} every index must be there once, but for fewer than there are ranks.",
         blamed,
-        evidence(f"of {where}: {in_words(said)}"),
+        Evidence(text=f"of {where}: {in_words(said)}"),
         WHICH_SAMPLER,
     )
 

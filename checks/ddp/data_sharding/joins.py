@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.data_sharding.blame import by_rank, draft, evidence
+from ddp_doctor.checks.ddp.data_sharding.blame import by_rank, draft
 from ddp_doctor.checks.ddp.data_sharding.wording import WHICH_JOIN
 from ddp_doctor.facts.data_sharding import DataSharding, Joined
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.ranks import ranks_at
@@ -47,7 +47,12 @@ def join_gives_a_wrong_mean(recording: Recording) -> Iterator[Draft]:
             f"divide_by_initial_world_size was {one.by_initial_world_size}; the ranks took"
             f" {', '.join(str(steps) for steps in fact.steps[:16])} steps.",
             wrong if len(wrong) < len(held) else [],
-            evidence(f"weight on rank {wrong[0]}", one.weight, one.expected, "closed form of the batches"),
+            Evidence(
+                text=f"weight on rank {wrong[0]}",
+                value=one.weight,
+                expected=one.expected,
+                expected_from="closed form of the batches",
+            ),
             WHICH_JOIN,
         )
         return

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.data_sharding.blame import Facts, by_rank, draft, evidence
+from ddp_doctor.checks.ddp.data_sharding.blame import Facts, by_rank, draft
 from ddp_doctor.checks.ddp.data_sharding.wording import SEED_BY_RANK, WHICH_SAMPLER
 from ddp_doctor.facts.data_sharding import DataSharding, Stream
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.agreement import Split, split
@@ -44,7 +44,7 @@ def one_seed_gives_different_numbers(recording: Recording) -> Iterator[Draft]:
             f" {ranks_at(recording, parts.few or parts.groups[-1][1])}",
             "All ranks were given one seed, and drew at once.",
             parts.few,
-            evidence(f"first numbers of {source}: " + "; ".join(value for value, _ in parts.groups[:4])),
+            Evidence(text=f"first numbers of {source}: " + "; ".join(value for value, _ in parts.groups[:4])),
             WHICH_SAMPLER,
         )
         torch = source.startswith("torch")
@@ -78,7 +78,7 @@ def own_seeds_give_one_stream(recording: Recording) -> Iterator[Draft]:
                 f"Own seeds give {ranks_at(recording, shared)} the same numbers of {source}",
                 "Each rank seeded with a number of its own before it drew.",
                 [],
-                evidence(f"first numbers of {source} on rank {shared[0]}: {drawn[shared[0]].own}"),
+                Evidence(text=f"first numbers of {source} on rank {shared[0]}: {drawn[shared[0]].own}"),
                 WHICH_SAMPLER,
                 SEED_BY_RANK,
             )
@@ -111,7 +111,7 @@ def environment_seeds_all_ranks_alike(recording: Recording) -> Iterator[Draft]:
             f"torch comes seeded with {min(seeds)} on every rank: dropout and augmentations will not differ",
             "",
             [],
-            evidence("torch.initial_seed() on every rank", min(seeds)),
+            Evidence(text="torch.initial_seed() on every rank", value=min(seeds)),
             SEED_BY_RANK,
         )
         yield found.model_copy(update={"detail": f"Python runs {', '.join(files[:4])} at its start."})

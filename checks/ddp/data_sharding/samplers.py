@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from ddp_doctor.checks.ddp.data_sharding.blame import by_rank, differing, draft, evidence, parted
+from ddp_doctor.checks.ddp.data_sharding.blame import by_rank, differing, draft, parted
 from ddp_doctor.checks.ddp.data_sharding.wording import (
     ONE_DATA_SET,
     ONE_SEED,
@@ -11,7 +11,7 @@ from ddp_doctor.checks.ddp.data_sharding.wording import (
 )
 from ddp_doctor.facts.data_sharding import DataSharding, Share
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.ranks import ranks_at
@@ -49,11 +49,11 @@ def sampler_of_another_rank(recording: Recording) -> Iterator[Draft]:
         "DistributedSampler gives a rank the indices that belong to the rank and number of ranks it was made"
         " with." + _local(recording, wrong),
         sorted(wrong),
-        evidence(
-            f"rank that the sampler of rank {first} was made for",
-            share.rank,
-            fact.group_rank,
-            "process group",
+        Evidence(
+            text=f"rank that the sampler of rank {first} was made for",
+            value=share.rank,
+            expected=fact.group_rank,
+            expected_from="process group",
         ),
         RANK_OF_THE_GROUP,
         WHICH_SAMPLER,
@@ -84,7 +84,7 @@ def data_set_lengths_differ(recording: Recording) -> Iterator[Draft]:
         f"The ranks' data sets differ in length: {parted(recording, parts)}",
         "DistributedSampler shuffles as many indices as the data set of its own rank has.",
         parts.few,
-        evidence("lengths of the data sets that ranks share out: " + parted(recording, parts)),
+        Evidence(text="lengths of the data sets that ranks share out: " + parted(recording, parts)),
         ONE_DATA_SET,
         WHICH_SAMPLER,
     )
@@ -115,7 +115,7 @@ def sampler_seeds_differ(recording: Recording) -> Iterator[Draft]:
         f"The ranks' samplers shuffle with different seeds: {parted(recording, parts)}",
         "Each rank works the whole order out for itself, from the seed and the epoch, and takes its part.",
         parts.few,
-        evidence("seeds of the samplers: " + parted(recording, parts)),
+        Evidence(text="seeds of the samplers: " + parted(recording, parts)),
         ONE_SEED,
         WHICH_SAMPLER,
     )

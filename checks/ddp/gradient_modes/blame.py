@@ -98,7 +98,6 @@ def _evidence(off: Off) -> Evidence:
     gradient = off.one.gradient
     bucket = "" if off.one.bucket is None else f", bucket {off.one.bucket},"
     return Evidence(
-        check="gradient_modes",
         text=f"worst element of the gradient of {gradient.parameter}{bucket} on rank {off.rank}"
         f" after step {off.one.step} in the mode {off.mode}",
         value=gradient.got,

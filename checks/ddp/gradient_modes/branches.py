@@ -6,18 +6,18 @@ from ddp_doctor.checks.ddp.gradient_modes.blame import looked_at, modes, off_in
 from ddp_doctor.checks.ddp.gradient_modes.words import MODES, without
 from ddp_doctor.facts.gradient_modes import GradientModes
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import in_words
 from ddp_doctor.phrases.ranks import ranks_at
+from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code
 
-_EXPECT = Remedy(
-    summary="Pass find_unused_parameters=True to DistributedDataParallel, or let every rank use every parameter",
-    scope="code",
+_EXPECT = in_code(
+    "Pass find_unused_parameters=True to DistributedDataParallel, or let every rank use every parameter",
     cost="One more look at the graph in each step, and one more small all-reduce",
     undo="Leave the argument out again",
-    proof=Proof(reason="it changes training code, and the doctor runs none of it"),
+    untried=CHANGES_TRAINING,
     references=("https://pytorch.org/docs/stable/notes/ddp.html",),
 )
 
@@ -52,7 +52,7 @@ def branches_differ_without_find_unused_parameters(recording: Recording) -> Iter
         title=f"DDP does not look for unused parameters, and ranks differ: {', '.join(words)}",
         detail="The backward would hang, and was not tried.",
         evidence=tuple(
-            Evidence(check="gradient_modes", text=f"rank {rank} does not use {in_words(sorted(unused))}")
+            Evidence(text=f"rank {rank} does not use {in_words(sorted(unused))}")
             for rank, unused in sorted(seen.items())
             if unused - everywhere
         ),
@@ -87,7 +87,6 @@ def gradients_are_no_views_of_their_bucket(recording: Recording) -> Iterator[Dra
         detail=f"They are those of {in_words(names)} of the probe's model; the values are right.",
         evidence=(
             Evidence(
-                check="gradient_modes",
                 text=f"gradients with memory of their own on rank {min(seen)}",
                 value=len(seen[min(seen)]),
                 expected=0,
@@ -95,12 +94,10 @@ def gradients_are_no_views_of_their_bucket(recording: Recording) -> Iterator[Dra
             ),
         ),
         remedies=(
-            Remedy(
-                summary="Look for hooks and code that assign .grad; write into it (copy_, mul_) instead",
-                scope="code",
+            in_code(
+                "Look for hooks and code that assign .grad; write into it (copy_, mul_) instead",
                 cost="None",
-                undo=NOTHING_TO_UNDO,
-                proof=Proof(reason="the doctor cannot tell which code assigns it"),
+                untried="the doctor cannot tell which code assigns it",
             ),
         ),
     )
@@ -131,7 +128,6 @@ def gradients_of_a_mode_differ_between_ranks(recording: Recording) -> Iterator[D
                 confidence=Confidence.POSSIBLE,
                 evidence=(
                     Evidence(
-                        check="gradient_modes",
                         text="gradients whose bits differ between ranks",
                         value=len(names),
                         expected=0,

@@ -38,7 +38,7 @@ def ddp_fails_in_a_mode(recording: Recording) -> Iterator[Draft]:
         yield Draft(
             title=capital(f"with {words.switch} DDP raises on {who}: {cause(first)}"),
             culprits=() if everyone else rank_culprits(recording, GradientModes, sorted(failed)),
-            evidence=(Evidence(check="gradient_modes", text=f"rank {min(failed)}: {first}"),),
+            evidence=(Evidence(text=f"rank {min(failed)}: {first}"),),
             remedies=(
                 without(name),
                 *remedies(recording.world.backend if recording.world else "", "gradient_modes"),
@@ -71,7 +71,7 @@ def modes_not_tested(recording: Recording) -> Iterator[Draft]:
     for reason, switches in reasons.items():
         yield Draft(
             title=f"Not tested: {', '.join(switches)}",
-            evidence=(Evidence(check="gradient_modes", text=reason),),
+            evidence=(Evidence(text=reason),),
         )
 
 

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 
 from ddp_doctor.checks.ddp.gradient_modes.modes import ACCUMULATED, USED
 from ddp_doctor.knowledge import gradient_code as code
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy
+from ddp_doctor.model.finding import Remedy
 from ddp_doctor.phrases.nodes import in_words
-
-_NOT_TRIED = Proof(reason="it changes training code, and the doctor runs none of it")
+from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code
 
 
 @dataclass(frozen=True)
@@ -70,9 +69,7 @@ _PARTS: dict[str, tuple[tuple[int, ...], str]] = {
 def without(mode: str) -> Remedy:
     """Do without the mode."""
     words = MODES[mode]
-    return Remedy(
-        summary=words.without, scope="code", cost=words.cost, undo=NOTHING_TO_UNDO, proof=_NOT_TRIED
-    )
+    return in_code(words.without, cost=words.cost, untried=CHANGES_TRAINING)
 
 
 def lacks(mode: str, held: code.Reading, ranks: int) -> str:

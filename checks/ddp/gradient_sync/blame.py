@@ -73,7 +73,6 @@ def draft(recording: Recording, what: str, off: Sequence[Off], blamed: Iterable[
 
 def _evidence(off: Off) -> Evidence:
     return Evidence(
-        check="gradient_sync",
         text=f"worst element of the gradient of {off.gradient.parameter} on rank {off.rank}",
         value=off.gradient.got,
         expected=off.gradient.expected,

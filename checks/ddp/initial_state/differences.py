@@ -85,7 +85,7 @@ def _drafts(recording: Recording, found: list[Difference]) -> Iterator[Draft]:
     backend = recording.world.backend if recording.world else ""
     for one in found:
         mends = remedies(backend, "initial_state")[-1:]  # no bytes have moved yet: NCCL has no part in it
-        draft = model_draft(recording, InitialState, "initial_state", one, "the probe's model", *mends)
+        draft = model_draft(recording, one, "the probe's model", *mends)
         mild = one.kind in ("name", "persistent")
         yield draft.model_copy(update={"severity": Severity.WARNING}) if mild else draft
 

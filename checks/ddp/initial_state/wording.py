@@ -4,12 +4,13 @@ The consequences are those of torch 2.13 over gloo, seen on three ranks of which
 docs/explanation/ddp-semantics.md.
 """
 
+from ddp_doctor.facts.initial_state import InitialState
 from ddp_doctor.knowledge.manifests import Difference, Kind
 from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.fact import Fact
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.phrases.ranks import capital, rank_at, rank_culprits, ranks_at
+from ddp_doctor.remedies.kinds import in_code
 
 #: Of a difference that DDP does not see: it pairs the ranks' lists by place.
 _MIXED = "DDP goes by the place in the list and raises nothing: it averages what does not belong together."
@@ -40,8 +41,6 @@ def consequence(difference: Difference) -> str:
 
 def model_draft(
     recording: Recording,
-    seen_by: type[Fact],
-    check: str,
     difference: Difference,
     whose: str,
     *remedies: Remedy,
@@ -58,10 +57,9 @@ def model_draft(
         title=title,
         detail=f"{_listed(difference)}Compare {ranks} with {peer}.{unsure} {consequence(difference)}",
         confidence=Confidence.PROVED if difference.sure else Confidence.LIKELY,
-        culprits=rank_culprits(recording, seen_by, difference.ranks if difference.sure else ()),
+        culprits=rank_culprits(recording, InitialState, difference.ranks if difference.sure else ()),
         evidence=(
             Evidence(
-                check=check,
                 text=f"{difference.kind} of {difference.names[0]}: {difference.here} on {ranks},"
                 f" {difference.there} on {peer}",
             ),
@@ -92,13 +90,11 @@ def _listed(difference: Difference) -> str:
 
 
 #: What mends a model of the user's own.
-SAME_MODEL = Remedy(
-    summary="Build the same modules in the same order on every rank",
-    commands=("python -c 'import sys; print(sys.flags.hash_randomization)'",),
-    scope="code",
+SAME_MODEL = in_code(
+    "Build the same modules in the same order on every rank",
+    "python -c 'import sys; print(sys.flags.hash_randomization)'",
     cost="None: look for layers under `if rank`, for names that come from a set or an unsorted directory, and"
     " for configurations that differ between nodes",
-    undo=NOTHING_TO_UNDO,
-    proof=Proof(reason="only the code of the model can be changed"),
+    untried="only the code of the model can be changed",
     references=("https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",),
 )

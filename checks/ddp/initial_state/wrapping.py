@@ -93,7 +93,6 @@ def _draft(recording: Recording, off: list[_Off], source: int, blameless: bool) 
         culprits=rank_culprits(recording, InitialState, () if blameless else ranks),
         evidence=(
             Evidence(
-                check="initial_state",
                 text=f"fingerprint of {first.name} on rank {first.rank}: {first.got}, and {first.wanted} on"
                 f" rank {source} before",
                 expected_from=f"rank {source}'s, broadcast by DDP",

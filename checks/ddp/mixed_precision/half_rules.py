@@ -7,17 +7,16 @@ from ddp_doctor.facts.mixed_precision import Half, MixedPrecision
 from ddp_doctor.knowledge import gradient_code as code
 from ddp_doctor.knowledge.gradient_shares import NOTABLE_LOSS
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.ranks import rank_culprits, ranks_at
+from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code
 
-_MASTER = Remedy(
-    summary="Keep weights and gradients in float32 and autocast the forward, so that float32 is reduced",
-    scope="code",
+_MASTER = in_code(
+    "Keep weights and gradients in float32 and autocast the forward, so that float32 is reduced",
     cost="Twice the memory and traffic of half-precision gradients",
-    undo=NOTHING_TO_UNDO,
-    proof=Proof(reason="it changes training code, and the doctor runs none of it"),
+    untried=CHANGES_TRAINING,
     references=("https://pytorch.org/docs/stable/amp.html",),
 )
 
@@ -51,7 +50,6 @@ def half_precision_mean_overflows(recording: Recording) -> Iterator[Draft]:
             culprits=rank_culprits(recording, MixedPrecision, sorted(infinite) if some else ()),
             evidence=(
                 Evidence(
-                    check="mixed_precision",
                     text=f"largest element of the {dtype} gradient is not finite",
                     expected=large,
                     expected_from="the mean of equal numbers",
@@ -90,7 +88,6 @@ def half_precision_mean_wrong(recording: Recording) -> Iterator[Draft]:
             ),
             evidence=(
                 Evidence(
-                    check="mixed_precision",
                     text=f"worst element of the {dtype} gradient on rank {rank}",
                     value=worst.got,
                     expected=worst.expected,
@@ -127,7 +124,6 @@ def half_precision_mean_loses_shares(recording: Recording) -> Iterator[Draft]:
                 title=f"Gradients in {dtype} lose {loss:.0%} of their mean over {len(seen)} ranks",
                 evidence=(
                     Evidence(
-                        check="mixed_precision",
                         text=f"relative error of the worst element of the mean in {dtype}",
                         value=round(loss, 4),
                         expected=0.0,
@@ -164,7 +160,7 @@ def precision_not_tested(recording: Recording) -> Iterator[Draft]:
         if reason:
             yield Draft(
                 title=f"Not tested: {', '.join(dict.fromkeys(formats))}",
-                evidence=(Evidence(check="mixed_precision", text=reason),),
+                evidence=(Evidence(text=reason),),
             )
 
 

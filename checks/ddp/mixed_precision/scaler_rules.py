@@ -6,27 +6,25 @@ from ddp_doctor.checks.ddp.mixed_precision.apart import apart, few, known_before
 from ddp_doctor.facts.mixed_precision import MixedPrecision
 from ddp_doctor.knowledge import gradient_code as code
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.ranks import rank_culprits, ranks_at
+from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code
 
 _BACKOFF = 0.5  # torch.amp.GradScaler's default
-_AGREE = Remedy(
-    summary="Let the ranks agree: all-reduce (MAX) the scaler's found_inf before scaler.step(), as FSDP's"
+_AGREE = in_code(
+    "Let the ranks agree: all-reduce (MAX) the scaler's found_inf before scaler.step(), as FSDP's"
     " ShardedGradScaler does",
-    scope="code",
     cost="One all-reduce of a number in each step",
     undo="Leave it out again",
-    proof=Proof(reason="it changes training code, and the doctor runs none of it"),
+    untried=CHANGES_TRAINING,
     references=("https://pytorch.org/docs/stable/amp.html",),
 )
-_WITHOUT_SCALER = Remedy(
-    summary="Autocast to bfloat16 without a GradScaler",
-    scope="code",
+_WITHOUT_SCALER = in_code(
+    "Autocast to bfloat16 without a GradScaler",
     cost="Three bits less of each number; needs a GPU that computes in bfloat16 (Ampere or newer)",
-    undo=NOTHING_TO_UNDO,
-    proof=Proof(reason="it changes training code, and the doctor runs none of it"),
+    untried=CHANGES_TRAINING,
 )
 
 
@@ -62,7 +60,6 @@ def ranks_skip_scaled_steps_apart(recording: Recording) -> Iterator[Draft]:
         culprits=rank_culprits(recording, MixedPrecision, few(wrong, steps)),
         evidence=(
             Evidence(
-                check="mixed_precision",
                 text="ranks that took the step",
                 value=len(stepped),
                 expected=0 if infinite else len(steps),
@@ -97,11 +94,7 @@ def scales_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
         title=f"The GradScaler on {ranks_at(recording, ranks)} holds another scale than on the other ranks",
         culprits=rank_culprits(recording, MixedPrecision, few(ranks, steps)),
         evidence=tuple(
-            Evidence(
-                check="mixed_precision",
-                text=f"scale on rank {rank}; most ranks: {usual}",
-                value=step.scale,
-            )
+            Evidence(text=f"scale on rank {rank}; most ranks: {usual}", value=step.scale)
             for rank, step in steps
             if rank in ranks
         ),
@@ -139,7 +132,6 @@ def infinite_gradient_does_not_skip_the_step(recording: Recording) -> Iterator[D
                 detail=f"Under autocast to {one.dtype}, with a model of the probe's.",
                 evidence=(
                     Evidence(
-                        check="mixed_precision",
                         text="scale after the step with an infinite gradient",
                         value=step.scale,
                         expected=due,
@@ -178,7 +170,6 @@ def autocast_gradient_wrong(recording: Recording) -> Iterator[Draft]:
         culprits=rank_culprits(recording, MixedPrecision, ranks if len(ranks) < number else ()),
         evidence=(
             Evidence(
-                check="mixed_precision",
                 text=f"worst element of the unscaled gradient of {worst.parameter} on rank {rank}",
                 value=worst.got,
                 expected=worst.expected,
@@ -212,7 +203,6 @@ def weights_differ_after_scaled_steps(recording: Recording) -> Iterator[Draft]:
         title=f"After scaled steps the weights on {ranks_at(recording, ranks)} are not those of the others",
         evidence=(
             Evidence(
-                check="mixed_precision",
                 text="ranks whose weights differ in some bit",
                 value=len(ranks),
                 expected=0,

@@ -87,7 +87,6 @@ def hide_too_little(recording: Recording) -> Iterator[Draft]:
         confidence=Confidence.PROVED if fact.model else Confidence.POSSIBLE,
         evidence=tuple(
             Evidence(
-                check="step_time",
                 text=f"step with buckets of {one.cap_mib:g} MiB, {len(one.step_s)} rounds, {words.limits(one.step_s)}",
                 value=median(one.step_s),
                 unit="s",

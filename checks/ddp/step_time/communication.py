@@ -89,12 +89,7 @@ def _evidence(seen: Summary) -> tuple[Evidence, ...]:
         ("the all-reduces of its buckets alone", seen.communicate),
     )
     return tuple(
-        Evidence(
-            check="step_time",
-            text=f"{what}, {len(times)} rounds, {words.limits(times)}",
-            value=median(times),
-            unit="s",
-        )
+        Evidence(text=f"{what}, {len(times)} rounds, {words.limits(times)}", value=median(times), unit="s")
         for what, times in kinds
     )
 

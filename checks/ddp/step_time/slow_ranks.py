@@ -9,19 +9,20 @@ from ddp_doctor.facts.gpu_speed import GpuSpeedFact
 from ddp_doctor.facts.step_time import StepTimeFact
 from ddp_doctor.knowledge import step_time as known
 from ddp_doctor.knowledge.gpu_speed import SLOWER_SHARE
-from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.ranks import capital, rank_at, rank_culprits, ranks_at
+from ddp_doctor.remedies.kinds import remedy
 
 _FEWEST_RANKS = 3
 _FEWEST_LOOKS = 6
-_LOOK = Remedy(
-    summary="Look at what else runs on the node, at the processors that the rank is bound to, and at clocks and"
+_LOOK = remedy(
+    "Look at what else runs on the node, at the processors that the rank is bound to, and at clocks and"
     " temperature",
-    commands=("ps -eo pid,ni,psr,pcpu,comm --sort=-pcpu | head", "lscpu --extended"),
-    scope="node",
+    "ps -eo pid,ni,psr,pcpu,comm --sort=-pcpu | head",
+    "lscpu --extended",
     undo=NOTHING_TO_UNDO,
 )
 
@@ -67,7 +68,6 @@ def computes_slower(recording: Recording) -> Iterator[Draft]:
         f" {_typical(worst, looks):.1f} times as long as the others for the same work"
         f"{words.of(by_rank[worst].fact.model)}",
         detail=_detail([by_rank[rank] for rank in slow], disturbed=disturbed),
-        confidence=Confidence.LIKELY,
         culprits=rank_culprits(recording, StepTimeFact, slow),
         evidence=tuple(_evidence(recording, slow, looks)),
         remedies=(_LOOK,),
@@ -136,7 +136,6 @@ def _evidence(recording: Recording, slow: Sequence[int], looks: dict[int, list[f
     for rank in slow[:4]:
         others = _others(rank, looks)
         yield Evidence(
-            check="step_time",
             text=f"forward and backward on {rank_at(recording, rank)}, {len(others)} looks,"
             f" {words.limits(looks[rank])}, its peers {words.limits(others)}",
             value=median(looks[rank]),

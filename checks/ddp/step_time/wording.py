@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from statistics import median
 
-from ddp_doctor.model.finding import Proof, Remedy
+from ddp_doctor.model.finding import Remedy
+from ddp_doctor.remedies.kinds import in_code, remedy
 
-_COMPUTED = Proof(
-    reason="the number is worked out of measured times; no trial tells what it does to a training"
-)
+_COMPUTED = "the number is worked out of measured times; no trial tells what it does to a training"
 _DDP_NOTES = "https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
 
 
@@ -41,49 +40,46 @@ def _places(seconds: float) -> int:
 
 def accumulate(micro_steps: int, share: float) -> Remedy:
     """Synchronise in one of several steps."""
-    return Remedy(
-        summary=f"Accumulate gradients: with one synchronisation in {micro_steps} steps, waiting is {share:.0%} of"
+    return in_code(
+        f"Accumulate gradients: with one synchronisation in {micro_steps} steps, waiting is {share:.0%} of"
         " the time. Run the others inside model.no_sync(), forward and backward, and step the optimiser once",
-        scope="code",
         cost=f"a batch {micro_steps} times as large and so many times fewer updates: learning rate and schedule"
         " may need another look",
         undo="step and synchronise in every step again",
-        proof=_COMPUTED,
+        untried=_COMPUTED,
         references=(_DDP_NOTES,),
     )
 
 
 def compute_more(per_mib_s: float, share: float) -> Remedy:
     """Where it is not known how much the user's own model computes."""
-    return Remedy(
-        summary=f"Let each rank compute for {ms(per_mib_s)} or more for each MiB of gradients between two"
+    return in_code(
+        f"Let each rank compute for {ms(per_mib_s)} or more for each MiB of gradients between two"
         f" synchronisations, so that at most {share:.0%} of the time is waiting: a larger batch, or gradients"
         " accumulated over several steps inside model.no_sync(). A job that does so already has nothing to change",
-        scope="code",
         cost="a larger batch and fewer updates: learning rate and schedule may need another look",
         undo="the former batch, and a synchronisation in every step",
-        proof=_COMPUTED,
+        untried=_COMPUTED,
         references=(_DDP_NOTES,),
     )
 
 
 def larger_batch(times: int) -> Remedy:
     """More computing for the same gradients."""
-    return Remedy(
-        summary=f"Give each rank a batch {times} times as large, where memory allows: gradients stay as large as they"
+    return in_code(
+        f"Give each rank a batch {times} times as large, where memory allows: gradients stay as large as they"
         " are, and computing grows",
-        scope="code",
         cost="memory, and the same change to the training as accumulating brings",
         undo="the former batch",
-        proof=_COMPUTED,
+        untried=_COMPUTED,
     )
 
 
-FEWER_RANKS = Remedy(
-    summary="Start fewer ranks, those of one node first, or change what each of them computes between two"
+FEWER_RANKS = remedy(
+    "Start fewer ranks, those of one node first, or change what each of them computes between two"
     " synchronisations",
     scope="job",
     cost="fewer samples at a time where the batch per rank stays as it is",
     undo="start as many as before",
-    proof=_COMPUTED,
+    untried=_COMPUTED,
 )

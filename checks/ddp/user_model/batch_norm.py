@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model.words import code, evidence, facts, remedy
+from ddp_doctor.checks.ddp.user_model.words import code, facts, in_model_code
 from ddp_doctor.facts.user_model import UserModel
 from ddp_doctor.knowledge.batch_norm import FEW_SAMPLES, SMALL_BATCH
-from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 
@@ -46,24 +46,23 @@ def few_samples(recording: Recording) -> Iterator[Draft]:
         title=f"BatchNorm of {seen[0].model} normalises with {samples} a rank ({layers}, {least.first})",
         detail="Each rank normalises with its own batch alone; what counts is the batch of make_batch, which should"
         " be as large as the job's.",
-        confidence=Confidence.LIKELY,
         severity=None if least.samples <= FEW_SAMPLES else Severity.INFO,
         culprits=(code(least.first),),
         evidence=(
-            evidence(
-                f"samples that {least.first} saw in a batch",
-                float(least.samples),
-                float(SMALL_BATCH),
-                "Group Normalization, 2018, table 2",
+            Evidence(
+                text=f"samples that {least.first} saw in a batch",
+                value=float(least.samples),
+                expected=float(SMALL_BATCH),
+                expected_from="Group Normalization, 2018, table 2",
             ),
         ),
         remedies=(
-            remedy(
+            in_model_code(
                 "SyncBatchNorm.convert_sync_batchnorm(model) before wrapping, on GPUs",
                 cost="An exchange among the ranks in every such layer, forward and backward",
                 reference=_PAGE,
             ),
-            remedy(
+            in_model_code(
                 "A larger batch a rank, or GroupNorm, which needs no batch", cost="Memory, or another model"
             ),
         ),

@@ -6,21 +6,21 @@ from ddp_doctor.checks.ddp.user_model.words import (
     at,
     code,
     culprits,
-    evidence,
     facts,
     grouped,
+    in_model_code,
     on_ranks,
     rank,
-    remedy,
 )
 from ddp_doctor.facts.user_model import Trouble, UserModel
 from ddp_doctor.knowledge import manifests
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.bound_device import used_elsewhere
 from ddp_doctor.phrases.ranks import capital, rank_culprits, ranks_at
+from ddp_doctor.remedies.kinds import remedy
 
 
 @rule("DD770", "user-model-named-differently", Severity.ERROR, UserModel)
@@ -52,10 +52,10 @@ def named_differently(recording: Recording) -> Iterator[Draft]:
         confidence=Confidence.PROVED,
         culprits=culprits(recording, odd),
         evidence=tuple(
-            evidence(f"{name or 'no --model'} on {on_ranks(recording, group)}")
+            Evidence(text=f"{name or 'no --model'} on {on_ranks(recording, group)}")
             for name, group in groups.items()
         ),
-        remedies=(Remedy(summary=f"Give --model {usual} on every node", scope="job"),),
+        remedies=(remedy(f"Give --model {usual} on every node", scope="job"),),
     )
 
 
@@ -94,7 +94,9 @@ def raises(recording: Recording) -> Iterator[Draft]:
             confidence=Confidence.PROVED,
             culprits=(*culprits(recording, seen), *([code(trouble.where)] if trouble.where else [])),
             evidence=(
-                evidence(f"{trouble.type} in {trouble.phase} on rank {rank(seen[0])}{at(trouble.where)}"),
+                Evidence(
+                    text=f"{trouble.type} in {trouble.phase} on rank {rank(seen[0])}{at(trouble.where)}"
+                ),
             ),
             remedies=(_after(trouble),),
         )
@@ -113,14 +115,16 @@ _DOING = {
 
 def _after(trouble: Trouble) -> Remedy:
     if "initialize the default process group twice" in trouble.message:
-        return remedy("Take init_process_group out of what the factory calls: it belongs to the script")
+        return in_model_code(
+            "Take init_process_group out of what the factory calls: it belongs to the script"
+        )
     if trouble.type == "SystemExit":
-        return remedy(
+        return in_model_code(
             'Put what ends the program under `if __name__ == "__main__"`: the module is imported here'
         )
     if "more than 1 value per channel" in trouble.message:
-        return remedy("Give BatchNorm more than one sample a rank, or use GroupNorm or SyncBatchNorm")
-    return remedy("Mend what the exception says")
+        return in_model_code("Give BatchNorm more than one sample a rank, or use GroupNorm or SyncBatchNorm")
+    return in_model_code("Mend what the exception says")
 
 
 @rule("DD772", "user-model-takes-another-gpu", Severity.ERROR, UserModel)
@@ -150,9 +154,12 @@ def takes_another_gpu(recording: Recording) -> Iterator[Draft]:
         confidence=Confidence.PROVED,
         culprits=culprits(recording, off),
         evidence=tuple(
-            evidence(f"rank {rank(one)}: {one.fact.found_device}, not {one.fact.device}") for one in off[:8]
+            Evidence(text=f"rank {rank(one)}: {one.fact.found_device}, not {one.fact.device}")
+            for one in off[:8]
         ),
-        remedies=(remedy("Choose the device by LOCAL_RANK in the script, and leave it alone in the module"),),
+        remedies=(
+            in_model_code("Choose the device by LOCAL_RANK in the script, and leave it alone in the module"),
+        ),
     )
 
 
@@ -191,12 +198,15 @@ def differs(recording: Recording) -> Iterator[Draft]:
             confidence=Confidence.PROVED,
             culprits=rank_culprits(recording, UserModel, found.ranks) if found.sure else (),
             evidence=(
-                evidence(
-                    f"{found.kind} of {found.names[0]}: {found.here} on {where}, {found.there} on rank {found.peer}"
+                Evidence(
+                    text=f"{found.kind} of {found.names[0]}: {found.here} on {where},"
+                    f" {found.there} on rank {found.peer}"
                 ),
             ),
             remedies=(
-                remedy("Build the same model on every rank: look for what depends on the rank or the node"),
+                in_model_code(
+                    "Build the same model on every rank: look for what depends on the rank or the node"
+                ),
             ),
         )
 
@@ -250,8 +260,8 @@ def _misplaced(
         confidence=Confidence.PROVED,
         severity=None if is_state else Severity.INFO,
         culprits=(*culprits(recording, seen), code(name)),
-        evidence=tuple(evidence(f"{kind} {name}: {device}") for kind, name, device in shown[:8]),
-        remedies=(remedy(cure if is_state else "Register it as a buffer, so that .to() moves it"),),
+        evidence=tuple(Evidence(text=f"{kind} {name}: {device}") for kind, name, device in shown[:8]),
+        remedies=(in_model_code(cure if is_state else "Register it as a buffer, so that .to() moves it"),),
     )
 
 
@@ -280,8 +290,10 @@ def nothing_to_train(recording: Recording) -> Iterator[Draft]:
     yield Draft(
         title=f"The model of {seen[0].fact.model} {what}: DDP refuses it",
         confidence=Confidence.PROVED,
-        evidence=(evidence("parameters that require a gradient", 0.0),),
-        remedies=(remedy("Do not wrap it in DDP, or unfreeze what is to be trained before it is wrapped"),),
+        evidence=(Evidence(text="parameters that require a gradient", value=0.0),),
+        remedies=(
+            in_model_code("Do not wrap it in DDP, or unfreeze what is to be trained before it is wrapped"),
+        ),
     )
 
 

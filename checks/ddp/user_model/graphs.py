@@ -6,20 +6,19 @@ from ddp_doctor.checks.ddp.user_model.words import (
     at,
     code,
     culprits,
-    evidence,
     facts,
+    in_model_code,
     names,
     on_ranks,
     rank,
-    remedy,
 )
 from ddp_doctor.facts.user_model import Call, LocalPass, Parting, UserModel
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft
+from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 
-_FIND_UNUSED = remedy(
+_FIND_UNUSED = in_model_code(
     "If it is meant so: DistributedDataParallel(..., find_unused_parameters=True)",
     cost="A walk over the graph in each step, and buckets in the order of construction",
 )
@@ -58,15 +57,15 @@ def unused_everywhere(recording: Recording) -> Iterator[Draft]:
         severity=Severity.INFO if fact.finds_unused else None,
         culprits=tuple(code(name) for name in local.unused_everywhere.names[:8]),
         evidence=(
-            evidence(
-                "parameters without a gradient",
-                float(local.unused_everywhere.count),
-                0.0,
-                "what DDP waits for",
+            Evidence(
+                text="parameters without a gradient",
+                value=float(local.unused_everywhere.count),
+                expected=0.0,
+                expected_from="what DDP waits for",
             ),
         ),
         remedies=(
-            remedy("Remove them, or freeze them (requires_grad_(False)) before the model is wrapped"),
+            in_model_code("Remove them, or freeze them (requires_grad_(False)) before the model is wrapped"),
             *(() if fact.finds_unused else (_FIND_UNUSED,)),
         ),
     )
@@ -133,17 +132,18 @@ def _unequal(
         severity=Severity.INFO if fact.finds_unused else None,
         culprits=(*(culprits(recording, odd) if sure else ()), *_lines(parted)),
         evidence=tuple(
-            evidence(
-                f"without a gradient on rank {rank(one)}: {names(here.unused)}", float(here.unused.count)
+            Evidence(
+                text=f"without a gradient on rank {rank(one)}: {names(here.unused)}",
+                value=float(here.unused.count),
             )
             for one, here in lacking[:8]
         )
         + tuple(
-            evidence(f"the forward took requires_grad away on rank {rank(one)}: {names(some)}")
+            Evidence(text=f"the forward took requires_grad away on rank {rank(one)}: {names(some)}")
             for one, some in frozen[:8]
         ),
         remedies=(
-            remedy(
+            in_model_code(
                 "Let all ranks take the same path: decide by what they share, not by the rank or its data"
             ),
             *(() if fact.finds_unused else (_FIND_UNUSED,)),
@@ -203,9 +203,10 @@ def searches_in_vain(recording: Recording) -> Iterator[Draft]:
     yield Draft(
         title=f"find_unused_parameters=True finds nothing in {seen[0].fact.model}: all {seen[0].fact.trainable}"
         " parameters get a gradient",
-        confidence=Confidence.LIKELY,
-        evidence=(evidence("parameters without a gradient", 0.0),),
-        remedies=(remedy("Leave find_unused_parameters out, unless another batch takes another path"),),
+        evidence=(Evidence(text="parameters without a gradient", value=0.0),),
+        remedies=(
+            in_model_code("Leave find_unused_parameters out, unless another batch takes another path"),
+        ),
     )
 
 

@@ -5,17 +5,16 @@ from collections.abc import Iterator
 from ddp_doctor.checks.ddp.user_model.words import (
     code,
     culprits,
-    evidence,
     facts,
+    in_model_code,
     names,
     on_ranks,
     rank,
-    remedy,
 )
 from ddp_doctor.facts.user_model import UserModel
 from ddp_doctor.knowledge import gradient_tolerance
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 
@@ -54,15 +53,15 @@ def not_the_mean(recording: Recording) -> Iterator[Draft]:
         detail=f"Off are {', '.join(parameters[:16])}. Compared were {fact.compared_elements} elements.",
         culprits=(*culprits(recording, seen), *(code(name) for name in parameters[:8])),
         evidence=(
-            evidence(
-                f"worst element of the gradient of {first.parameter} on rank {rank(seen[0])}, step {first.step}",
-                first.got,
-                first.expected,
-                "float64 mean of the ranks' own gradients",
+            Evidence(
+                text=f"worst element of the gradient of {first.parameter} on rank {rank(seen[0])}, step {first.step}",
+                value=first.got,
+                expected=first.expected,
+                expected_from="float64 mean of the ranks' own gradients",
             ),
         ),
         remedies=(
-            remedy(
+            in_model_code(
                 "Look for what takes the parameter away from DDP: an ignore list, hooks, a reentrant checkpoint"
             ),
         ),
@@ -87,11 +86,11 @@ def _unknown(recording: Recording) -> Iterator[Draft]:
             *(code(name) for name in unknown.names[:8]),
         ),
         evidence=tuple(
-            evidence(f"rank {rank(one)}: a gradient in {names(some)}", float(some.count))
+            Evidence(text=f"rank {rank(one)}: a gradient in {names(some)}", value=float(some.count))
             for one, some in seen[:8]
         ),
         remedies=(
-            remedy(
+            in_model_code(
                 "Make all parameters, and those that are trained later trainable, before the model is wrapped;"
                 " or wrap it anew"
             ),
@@ -132,9 +131,16 @@ def drift(recording: Recording) -> Iterator[Draft]:
             ),  # else perhaps the first is off
             *(code(name) for name in fact.drifted.names[:8]),
         ),
-        evidence=(evidence("parameters that differ", float(fact.drifted.count), 0.0, "the first rank's"),),
+        evidence=(
+            Evidence(
+                text="parameters that differ",
+                value=float(fact.drifted.count),
+                expected=0.0,
+                expected_from="the first rank's",
+            ),
+        ),
         remedies=(
-            remedy(
+            in_model_code(
                 "Look for what changes these parameters outside of the optimiser: in the forward, or by hooks"
             ),
         ),
@@ -176,12 +182,12 @@ def not_finite(recording: Recording) -> Iterator[Draft]:
         confidence=Confidence.PROVED,
         culprits=culprits(recording, seen),
         evidence=tuple(
-            evidence(
-                f"rank {rank(one)}, batch {local.step}: {_not_finite_words(local.loss, local.not_finite.count)}"
+            Evidence(
+                text=f"rank {rank(one)}, batch {local.step}: {_not_finite_words(local.loss, local.not_finite.count)}"
             )
             for one, local in found[:8]
         ),
-        remedies=(remedy("Look at this batch and at the first layer whose output is not finite"),),
+        remedies=(in_model_code("Look at this batch and at the first layer whose output is not finite"),),
     )
 
 
@@ -220,15 +226,15 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
         else "The gradients after synchronisation are compared with that much more tolerance.",
         confidence=Confidence.PROVED,
         evidence=(
-            evidence(
-                f"greatest difference on rank {rank(worst)}, relative to the parameter's largest gradient",
-                worst.fact.repeat_error,
-                0.0,
-                "the same work done twice",
+            Evidence(
+                text=f"greatest difference on rank {rank(worst)}, relative to the parameter's largest gradient",
+                value=worst.fact.repeat_error,
+                expected=0.0,
+                expected_from="the same work done twice",
             ),
         ),
         remedies=(
-            remedy(
+            in_model_code(
                 "Seed every generator, and call torch.use_deterministic_algorithms(True)",
                 cost="Slower kernels",
             ),

@@ -8,13 +8,12 @@ from ddp_doctor.checks.ddp.user_model.words import (
     at,
     code,
     culprits,
-    evidence,
     facts,
     grouped,
+    in_model_code,
     names,
     on_ranks,
     rank,
-    remedy,
 )
 from ddp_doctor.facts.user_model import UserModel
 from ddp_doctor.model.choices import Severity
@@ -91,7 +90,9 @@ def _other_loss(recording: Recording, off: list[Seen[UserModel]], peer: Seen[Use
         f" {on_ranks(recording, far)} than on {on_ranks(recording, [peer])}",
         culprits=culprits(recording, far) if is_sure else (),
         evidence=(_loss_of(worst, peer),),
-        remedies=(remedy("Look for code that asks for the rank, and for other hardware or libraries there"),),
+        remedies=(
+            in_model_code("Look for code that asks for the rank, and for other hardware or libraries there"),
+        ),
     )
 
 
@@ -103,15 +104,20 @@ def _rounded_otherwise(recording: Recording, off: list[Seen[UserModel]], peer: S
         severity=Severity.INFO,
         evidence=(_loss_of(worst, peer),),
         remedies=(
-            remedy("Look for other hardware or libraries there, where runs are to be repeated exactly"),
+            in_model_code(
+                "Look for other hardware or libraries there, where runs are to be repeated exactly"
+            ),
         ),
     )
 
 
 def _loss_of(worst: Seen[UserModel], peer: Seen[UserModel]) -> Evidence:
     expected = f"rank {rank(peer)}'s"
-    return evidence(
-        f"loss on rank {rank(worst)}", worst.fact.same_batch_loss, peer.fact.same_batch_loss, expected
+    return Evidence(
+        text=f"loss on rank {rank(worst)}",
+        value=worst.fact.same_batch_loss,
+        expected=peer.fact.same_batch_loss,
+        expected_from=expected,
     )
 
 
@@ -134,17 +140,21 @@ def _other_gradients(recording: Recording, apart: list[Seen[UserModel]]) -> Draf
         ),
         evidence=(
             *(
-                evidence(
-                    f"another gradient on {on_ranks(recording, group)}: {names(some)}", float(some.count)
+                Evidence(
+                    text=f"another gradient on {on_ranks(recording, group)}: {names(some)}",
+                    value=float(some.count),
                 )
                 for some, group in list(parameters.items())[:8]
             ),
-            *(evidence(f"{who} alone has a hook on {name}{at(where)}") for who, name, where in hooks[:8]),
+            *(
+                Evidence(text=f"{who} alone has a hook on {name}{at(where)}")
+                for who, name, where in hooks[:8]
+            ),
         ),
         remedies=(
-            remedy("Register the same hooks on every rank, and let none ask for the rank")
+            in_model_code("Register the same hooks on every rank, and let none ask for the rank")
             if hooks
-            else remedy("Look for hooks and autograd functions that ask for the rank"),
+            else in_model_code("Look for hooks and autograd functions that ask for the rank"),
         ),
     )
 

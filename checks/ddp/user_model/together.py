@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model.words import at, code, evidence, facts, remedy
+from ddp_doctor.checks.ddp.user_model.words import at, code, facts, in_model_code
 from ddp_doctor.facts.user_model import UserModel
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
@@ -47,7 +47,9 @@ def does_not_come_back(recording: Recording) -> Iterator[Draft]:
             culprits=tuple(code(line) for line in list(lines)[:4]),
             evidence=tuple(_stands(one) for one in left[:8]),
             remedies=(
-                remedy("Look at what this line waits for: the network, a lock, a terminal, an endless loop"),
+                in_model_code(
+                    "Look at what this line waits for: the network, a lock, a terminal, an endless loop"
+                ),
             ),
         )
 
@@ -68,7 +70,7 @@ def _line(one: RankEvidence) -> str:
 
 def _stands(one: RankEvidence) -> Evidence:
     used = f"; {one.cpu_s_per_s:.0%} of a core in the last second" if one.cpu_s_per_s is not None else ""
-    return evidence(f"rank {one.rank} stands{at(_line(one)) or ' where it could not say'}{used}")
+    return Evidence(text=f"rank {one.rank} stands{at(_line(one)) or ' where it could not say'}{used}")
 
 
 @rule("DD786", "user-model-fails-in-a-synchronised-step", Severity.ERROR)
@@ -102,9 +104,11 @@ def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
             title=f"{recording.options.model} fails in a synchronised step on every rank: {said[0][:120]}",
             detail=f"Each rank's own forward and backward went well. It says: {said[0][:300]}",
             confidence=Confidence.PROVED,
-            evidence=(evidence(said[0][:300]),),
+            evidence=(Evidence(text=said[0][:300]),),
             remedies=(
-                remedy("Mend what the exception says; DDP takes one forward and one backward at a time"),
+                in_model_code(
+                    "Mend what the exception says; DDP takes one forward and one backward at a time"
+                ),
             ),
         )
 
@@ -131,8 +135,8 @@ def takes_too_long(recording: Recording) -> Iterator[Draft]:
     yield Draft(
         title=f"{seen[0].fact.model} takes too long for synchronised steps: they were not tested",
         confidence=Confidence.PROVED,
-        evidence=(evidence("only each rank's own forward and backward were looked at"),),
-        remedies=(remedy("Let make_batch return a smaller batch"),),
+        evidence=(Evidence(text="only each rank's own forward and backward were looked at"),),
+        remedies=(in_model_code("Let make_batch return a smaller batch"),),
     )
 
 

@@ -4,9 +4,10 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from ddp_doctor.facts.user_model import Names, UserModel
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Evidence, Proof, Remedy
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.phrases.ranks import rank_culprits, ranks_at, short
+from ddp_doctor.remedies.kinds import in_code
 
 T = TypeVar("T", bound=Hashable)
 #: Of many names a title shows so many.
@@ -53,25 +54,13 @@ def names(some: Names) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def evidence(
-    text: str, value: float | None = None, expected: float | None = None, source: str = ""
-) -> Evidence:
-    """An observation of this check."""
-    return Evidence(
-        check="user_model", text=text, value=value, expected=expected, expected_from=source or None
-    )
-
-
-def remedy(summary: str, cost: str = "None", reference: str = DDP_PAGE) -> Remedy:
+def in_model_code(summary: str, cost: str = "None", reference: str = DDP_PAGE) -> Remedy:
     """A change of the user's code: the doctor has no other model to try it on."""
-    return Remedy(
-        summary=summary,
-        scope="code",
+    return in_code(
+        summary,
         cost=cost,
         undo=NOTHING_TO_UNDO if cost == "None" else "take the change back",
-        proof=Proof(
-            reason="the doctor changes no code of yours; repeat the run with --model when it is changed"
-        ),
+        untried="the doctor changes no code of yours; repeat the run with --model when it is changed",
         references=(reference,),
     )
 

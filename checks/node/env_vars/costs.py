@@ -22,13 +22,13 @@ from ddp_doctor.knowledge.setting_stakes import (
 from ddp_doctor.knowledge.values import misread
 from ddp_doctor.knowledge.variables import Concern, status_at, variables
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Proof, Remedy, Showing
+from ddp_doctor.model.finding import Draft, Proof, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.settings import NO_TRIAL, setting_draft
 
 #: Large enough for bandwidth to decide, and done in a blink on any link worth a GPU.
-_SHOWING = Showing(kind="all_reduce", size_bytes=64 * 2**20)
+_REPRODUCER = Reproducer(kind="all_reduce", size_bytes=64 * 2**20)
 _STEP = Proof(reason="what it costs shows in the steps of the job, not in one collective")
 _AT_RANDOM = Proof(reason="what it risks comes at random, which a short trial cannot show")
 
@@ -140,7 +140,7 @@ def _cures(one: InForce, told: frozenset[str]) -> Iterator[Draft]:
             detail=f"{concern.why} Against a fault it is a diagnosis, not a cure.",
             severity=Severity.INFO if mild else None,
             confidence=Confidence.POSSIBLE if one.hardware.gpus is None else Confidence.LIKELY,
-        ).model_copy(update={"shown_by": _SHOWING if one.backend == "nccl" else None})
+        ).model_copy(update={"reproduced_by": _REPRODUCER if one.backend == "nccl" else None})
 
 
 def _try_without(one: InForce, name: str) -> Remedy:

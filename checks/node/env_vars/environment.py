@@ -17,7 +17,7 @@ from ddp_doctor.knowledge.values import Misread, misread
 from ddp_doctor.knowledge.variables import Installed, Variable
 from ddp_doctor.knowledge.versions import dotted
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Remedy, Showing
+from ddp_doctor.model.finding import Draft, Remedy, Reproducer
 from ddp_doctor.phrases import launchers
 from ddp_doctor.phrases.nodes import in_words as in_a_sentence
 from ddp_doctor.phrases.settings import NO_TRIAL, in_words, listed, set_to, setting_draft, shown, unset
@@ -327,13 +327,13 @@ def refused_values(backend: str, seen: EnvVars, installed: Installed) -> Iterato
         if found.fate != "misread":
             sure = (variable.read_when or "").lower() in always
             draft = _value(variable, value, found, None if sure else Severity.WARNING)
-            yield _shown_by_ranks(draft) if sure and read_by(variable.name) == backend else draft
+            yield _reproduced_by_ranks(draft) if sure and read_by(variable.name) == backend else draft
 
 
-def _shown_by_ranks(draft: Draft) -> Draft:
+def _reproduced_by_ranks(draft: Draft) -> Draft:
     """The same as trials can show it: with such a value the ranks do not even meet."""
     remedies = tuple(one.model_copy(update={"proof": NO_TRIAL}) for one in draft.remedies)
-    return draft.model_copy(update={"remedies": remedies, "shown_by": Showing(kind="meet")})
+    return draft.model_copy(update={"remedies": remedies, "reproduced_by": Reproducer(kind="meet")})
 
 
 def _misread(env: Env, installed: Installed) -> Iterator[tuple[Variable, str, Misread]]:

@@ -4,13 +4,26 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.node.gpus.severity import by_severity
 from ddp_doctor.facts.gpus import Gpu, GpusFact
-from ddp_doctor.knowledge import nvml as known
+from ddp_doctor.knowledge import nvml
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import Sight, gpu_draft
 from ddp_doctor.phrases.kernel import xids_of
+from ddp_doctor.remedies.gpus import COOL_DOWN
+from ddp_doctor.remedies.kinds import by_operator
+
+RESET_GPU = by_operator(
+    "Drain the node, then reset the GPU; where it does not come back, reboot, and if the fault returns, "
+    "have the GPU replaced.",
+    "nvidia-smi -q -d ECC,ROW_REMAPPER",
+    "sudo dmesg | grep -i xid",
+    "sudo nvidia-smi --gpu-reset -i INDEX",
+    cost="ends every process on the GPU; GPUs joined by NVSwitch may have to be reset together",
+    undo=NOTHING_TO_UNDO,
+    references=(nvml.MEMORY_ERRORS, nvml.XID_CATALOG),
+)
 
 
 @rule("DD304", "gpu-needs-recovery", Severity.ERROR, GpusFact)
@@ -36,8 +49,8 @@ def needs_recovery(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             " and ".join(dict.fromkeys(_recovery_words(gpu) for _, gpu in hits)),
-            lambda gpu: Sight(_recovery_words(gpu) + _ecc_words(gpu), expected_from=known.MEMORY_ERRORS),
-            known.RESET_GPU,
+            lambda gpu: Sight(_recovery_words(gpu) + _ecc_words(gpu), expected_from=nvml.MEMORY_ERRORS),
+            RESET_GPU,
             detail="The driver says so itself. Other GPUs of the node may stop answering with it.",
             severity=severity,
             beside=xids_of(recording, hits),
@@ -50,14 +63,14 @@ def recovery(gpu: Gpu) -> Severity | None:
         return Severity.ERROR
     if gpu.recovery_action in (None, "none"):
         return None
-    return Severity.WARNING if gpu.recovery_action in known.MILD_RECOVERY_ACTIONS else Severity.ERROR
+    return Severity.WARNING if gpu.recovery_action in nvml.MILD_RECOVERY_ACTIONS else Severity.ERROR
 
 
 def _recovery_words(gpu: Gpu) -> str:
     if gpu.error is None:
         action = gpu.recovery_action or ""
-        return f"the driver asks for {known.RECOVERY_ACTIONS.get(action, action)}"
-    return known.GPU_ERRORS.get(gpu.error, f"the driver cannot use it ({gpu.error})")
+        return f"the driver asks for {nvml.RECOVERY_ACTIONS.get(action, action)}"
+    return nvml.GPU_ERRORS.get(gpu.error, f"the driver cannot use it ({gpu.error})")
 
 
 def _ecc_words(gpu: Gpu) -> str:
@@ -101,7 +114,7 @@ def memory_errors(recording: Recording) -> Iterator[Draft]:
             hits,
             "uncorrected memory errors" + (", contained by the driver" if contained else ""),
             _memory_error_sight,
-            known.RESET_GPU,
+            RESET_GPU,
             detail="Counted since the driver was loaded; a reset clears them.",
             severity=severity,
             beside=xids_of(recording, hits),
@@ -123,7 +136,7 @@ def _memory_error_sight(gpu: Gpu) -> Sight:
         gpu.ecc_volatile_uncorrected,
         "errors",
         0,
-        known.MEMORY_ERRORS,
+        nvml.MEMORY_ERRORS,
     )
 
 
@@ -155,9 +168,9 @@ def slowed(recording: Recording) -> Iterator[Draft]:
         yield gpu_draft(
             recording,
             hits,
-            " and ".join(dict.fromkeys(known.SLOWDOWNS[name] for _, gpu in hits for name in _slowdowns(gpu))),
+            " and ".join(dict.fromkeys(nvml.SLOWDOWNS[name] for _, gpu in hits for name in _slowdowns(gpu))),
             _slowdown_sight,
-            known.COOL_DOWN,
+            COOL_DOWN,
             detail="In force at two looks half a second apart, before the job put any load on it.",
             severity=severity,
         )
@@ -169,7 +182,7 @@ def _slowdown(gpu: Gpu) -> Severity | None:
 
 
 def _slowdowns(gpu: Gpu) -> list[str]:
-    return [name for name in known.SLOWDOWNS if name in (gpu.clock_events or ())]
+    return [name for name in nvml.SLOWDOWNS if name in (gpu.clock_events or ())]
 
 
 def _slowdown_sight(gpu: Gpu) -> Sight:

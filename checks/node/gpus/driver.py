@@ -4,15 +4,27 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.node.gpus.severity import severity_of_use
 from ddp_doctor.facts.gpus import GpusFact
-from ddp_doctor.knowledge import nvml as known
+from ddp_doctor.knowledge import nvml
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse import software as parse
 from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE, asked_for
 from ddp_doctor.phrases.kernel import stuck_processes, xid_lines
 from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names
+from ddp_doctor.remedies.gpus import REBOOT
+from ddp_doctor.remedies.kinds import by_operator
+
+ONE_DRIVER = by_operator(
+    "Make library and kernel module one installation: reload the module or reboot after an update, and remove "
+    "copies of the libraries from other places.",
+    "cat /proc/driver/nvidia/version",
+    "ldconfig -p | grep -e libcuda -e libnvidia-ml",
+    cost="ends all GPU jobs of the node",
+    undo=NOTHING_TO_UNDO,
+    references=(nvml.NVML_API,),
+)
 
 
 @rule("DD301", "nvidia-driver-not-working", Severity.ERROR, GpusFact)
@@ -34,8 +46,8 @@ def driver_not_working(recording: Recording) -> Iterator[Draft]:
         NVML API reference, nvmlInit_v2 and nvmlReturn_t
     """
     for code, group in by_cause(recording.facts(GpusFact), _failure).items():
-        fault = known.fault_of(code, in_container=group[0].fact.in_container)
-        mend = known.remedy(fault.mend, *fault.commands, scope=fault.scope, references=(known.NVML_API,))
+        fault = nvml.fault_of(code, in_container=group[0].fact.in_container)
+        mend = by_operator(fault.mend, *fault.commands, scope=fault.scope, references=(nvml.NVML_API,))
         yield Draft(
             title=f"The GPUs of {node_names(recording, group)} cannot be used: {fault.meaning}",
             detail=_gpus_expected(group[0].fact),
@@ -73,7 +85,7 @@ def _nvml_evidence(fact: GpusFact) -> Evidence:
     assert error is not None
     module = f"; loaded: {fact.kernel_module}" if fact.kernel_module else ""
     text = f"{error.call or 'the program that asks NVML'}: {error.code}, {error.text}{module}"
-    return Evidence(check="gpus", text=text, expected_from="NVML answers wherever the driver works")
+    return Evidence(text=text, expected_from="NVML answers wherever the driver works")
 
 
 @rule("DD302", "nvidia-driver-hangs", Severity.ERROR, GpusFact)
@@ -101,11 +113,9 @@ def driver_hangs(recording: Recording) -> Iterator[Draft]:
         yield Draft(
             title=f"The NVIDIA driver hangs on {node_names(recording, group)}: no answer to {call}",
             detail="A call of NVML never came back; the program that made it was killed.",
-            confidence=Confidence.LIKELY,
             culprits=tuple(node.model_copy(update={"gpu": error.gpu}) for node in nodes),
             evidence=(
                 Evidence(
-                    check="gpus",
                     text=f"{call} without an answer",
                     value=waited,
                     unit="s",
@@ -114,7 +124,7 @@ def driver_hangs(recording: Recording) -> Iterator[Draft]:
                 *_log(recording, group),
                 *stuck_processes(recording, {one.node for one in group}),
             ),
-            remedies=(known.REBOOT,),
+            remedies=(REBOOT,),
             severity=severity_of_use(recording, group),
         )
 
@@ -141,16 +151,14 @@ def library_differs(recording: Recording) -> Iterator[Draft]:
         yield Draft(
             title=f"The NVIDIA library on {node_names(recording, group)} is version {library}, the module {module}",
             detail="NVML answers all the same; CUDA is more particular.",
-            confidence=Confidence.LIKELY,
             culprits=node_culprits(recording, group),
             evidence=(
                 Evidence(
-                    check="gpus",
                     text=f"libnvidia-ml.so.1 of {library}; loaded: {group[0].fact.kernel_module}",
                     expected_from="both come from one installation",
                 ),
             ),
-            remedies=(known.ONE_DRIVER,),
+            remedies=(ONE_DRIVER,),
             severity=asked_for(recording, Severity.WARNING),
         )
 

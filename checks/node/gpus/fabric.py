@@ -4,15 +4,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddp_doctor.facts.gpus import Gpu, GpusFact
-from ddp_doctor.knowledge import nvml as known
+from ddp_doctor.knowledge import nvml
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import Sight, asked_for, gpu_draft
 from ddp_doctor.phrases.kernel import switch_faults
 from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names
+from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import Hits, hits_of
+
+FABRIC_MANAGER = by_operator(
+    "Start the fabric manager of exactly the driver's version, and read in its log why it has not taken the "
+    "GPU in; where the node has just booted, wait a minute.",
+    "systemctl status nvidia-fabricmanager",
+    "nv-fabricmanager --version; cat /proc/driver/nvidia/version",
+    "tail -n 50 /var/log/fabricmanager.log",
+    "nvidia-smi -q | grep -A 3 Fabric",
+    cost="needs root; restarting the fabric manager ends running jobs",
+    undo=NOTHING_TO_UNDO,
+    references=(nvml.FABRIC_GUIDE,),
+)
+
 
 _802 = "Until then CUDA answers with error 802, system not yet initialized, and no rank starts."
 
@@ -53,7 +67,7 @@ def fabric_not_ready(recording: Recording) -> Iterator[Draft]:
             hits,
             state.words,
             lambda gpu: Sight(_seen(gpu), expected_from="state completed, without error"),
-            known.FABRIC_MANAGER,
+            FABRIC_MANAGER,
             detail=f"{_802} {_manager_words(state.manager, state.driver)}",
             severity=state.severity,
             confidence=Confidence.LIKELY if state.severity is Severity.ERROR else Confidence.POSSIBLE,
@@ -79,7 +93,7 @@ def _state_words(gpu: Gpu) -> str | None:
         return None  # slices do not use the fabric
     if gpu.fabric_state == "completed":
         return f"the NVLink fabric refused it ({gpu.fabric_status})" if gpu.fabric_status else None
-    waits_for = known.FABRIC_STATES.get(gpu.fabric_state or "")
+    waits_for = nvml.FABRIC_STATES.get(gpu.fabric_state or "")
     return f"the NVLink fabric is not ready, {waits_for}" if waits_for else None
 
 
@@ -107,16 +121,14 @@ def _no_manager(recording: Recording) -> Iterator[Draft]:
         yield Draft(
             title=f"No fabric manager runs on {node_names(recording, group)}, which has NVSwitches",
             detail="The GPUs are registered, but faults of the NVSwitches now go unseen." if done else _802,
-            confidence=Confidence.LIKELY,
             culprits=node_culprits(recording, group),
             evidence=(
                 Evidence(
-                    check="gpus",
                     text="/dev/nvidia-nvswitchctl is there, and no process nv-fabricmanager",
-                    expected_from=known.FABRIC_GUIDE,
+                    expected_from=nvml.FABRIC_GUIDE,
                 ),
             ),
-            remedies=(known.FABRIC_MANAGER,),
+            remedies=(FABRIC_MANAGER,),
             severity=asked_for(recording, severity),
         )
 
@@ -153,8 +165,8 @@ def fabric_unhealthy(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             f"the NVLink fabric is not well: {' and '.join(dict.fromkeys(_fault_words(gpu) for _, gpu in hits))}",
-            lambda gpu: Sight(f"fabric health: {_fault_words(gpu)}", expected_from=known.FABRIC_API),
-            known.FABRIC_MANAGER,
+            lambda gpu: Sight(f"fabric health: {_fault_words(gpu)}", expected_from=nvml.FABRIC_API),
+            FABRIC_MANAGER,
             detail="As the driver reports it; nothing was measured.",
             severity=Severity.WARNING,
             confidence=Confidence.LIKELY,
@@ -162,7 +174,7 @@ def fabric_unhealthy(recording: Recording) -> Iterator[Draft]:
 
 
 def _fault_words(gpu: Gpu) -> str:
-    return ", ".join(known.FABRIC_FAULTS.get(name, name) for name in gpu.fabric_faults)
+    return ", ".join(nvml.FABRIC_FAULTS.get(name, name) for name in gpu.fabric_faults)
 
 
 RULES = (fabric_not_ready, fabric_unhealthy)

@@ -5,15 +5,49 @@ from collections.abc import Iterator
 from ddp_doctor.checks.node.gpus.condition import recovery, repair_pending
 from ddp_doctor.checks.node.gpus.severity import by_severity
 from ddp_doctor.facts.gpus import Gpu, GpusFact
-from ddp_doctor.knowledge import nvml as known
+from ddp_doctor.knowledge import nvml
 from ddp_doctor.knowledge import thresholds as limits
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import Sight, gpu_draft
 from ddp_doctor.phrases.kernel import xids_of
+from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import hits_of
+
+REPLACE_GPU = by_operator(
+    "Drain the node and have the GPU looked at: what NVIDIA's field diagnostic confirms is replaced.",
+    "nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT",
+    "nvidia-bug-report.sh",
+    cost="the node is out of work meanwhile",
+    undo=NOTHING_TO_UNDO,
+    references=(nvml.MEMORY_ERRORS,),
+)
+
+RESET_WHEN_IDLE = by_operator(
+    "Reset the GPU when the node is idle, or reboot: only then is the bad memory taken out of use.",
+    "nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT",
+    "sudo nvidia-smi --gpu-reset -i INDEX",
+    cost="ends every process on the GPU; GPUs joined by NVSwitch may have to be reset together",
+    undo=NOTHING_TO_UNDO,
+    references=(nvml.MEMORY_ERRORS, nvml.PAGE_RETIREMENT),
+)
+
+WATCH_GPU = by_operator(
+    "Watch the counters; have the GPU looked at when they grow, or at the next maintenance.",
+    "nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT",
+    undo=NOTHING_TO_UNDO,
+    references=(nvml.MEMORY_ERRORS, nvml.PAGE_RETIREMENT),
+)
+
+INFOROM = by_operator(
+    "Have the GPU looked at by its vendor: what the InfoROM keeps, such as bad rows and error counts, is not safe.",
+    "nvidia-smi -q | grep -i -A 6 inforom",
+    "nvidia-bug-report.sh",
+    undo=NOTHING_TO_UNDO,
+    references=("DCGM, DCGM_FR_CORRUPT_INFOROM",),
+)
 
 
 @rule("DD312", "gpu-memory-repair-failed", Severity.ERROR, GpusFact)
@@ -41,8 +75,8 @@ def repair_failed(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             "a bad row of its memory could not be replaced",
-            lambda gpu: Sight(f"row remapping failed; {_rows(gpu)}", expected_from=known.MEMORY_ERRORS),
-            known.REPLACE_GPU,
+            lambda gpu: Sight(f"row remapping failed; {_rows(gpu)}", expected_from=nvml.MEMORY_ERRORS),
+            REPLACE_GPU,
             detail="A reset does not mend it: the bank of memory has no spare row left, or the ROM took no entry.",
             severity=Severity.ERROR,
             beside=xids_of(recording, hits),
@@ -83,8 +117,8 @@ def repair_waits(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             "bad memory waits for a reset to be taken out of use",
-            lambda gpu: Sight(_pending_words(gpu), expected_from=known.MEMORY_ERRORS),
-            known.RESET_WHEN_IDLE,
+            lambda gpu: Sight(_pending_words(gpu), expected_from=nvml.MEMORY_ERRORS),
+            RESET_WHEN_IDLE,
             detail="The driver opens no CUDA context before."
             if severity is Severity.ERROR
             else "Jobs can run meanwhile: the driver keeps the bad memory away from them.",
@@ -138,8 +172,8 @@ def wears_out(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             " and ".join(dict.fromkeys(_worn_words(gpu) for _, gpu in hits)),
-            lambda gpu: Sight(_worn_sight(gpu), expected_from=known.MEMORY_ERRORS),
-            known.WATCH_GPU if severity is Severity.INFO else known.REPLACE_GPU,
+            lambda gpu: Sight(_worn_sight(gpu), expected_from=nvml.MEMORY_ERRORS),
+            WATCH_GPU if severity is Severity.INFO else REPLACE_GPU,
             detail="All errors so far are dealt with; the next one of this kind may not be.",
             severity=severity,
         )
@@ -190,7 +224,7 @@ def inforom_corrupted(recording: Recording) -> Iterator[Draft]:
             hits,
             "its InfoROM is corrupted",
             lambda _: Sight("the InfoROM fails its checksum", expected_from="the driver verifies it"),
-            known.INFOROM,
+            INFOROM,
             detail="It keeps the list of bad memory rows and the error counts.",
             severity=Severity.WARNING,
         )

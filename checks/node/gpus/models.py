@@ -4,13 +4,32 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ddp_doctor.facts.gpus import Gpu, GpusFact
-from ddp_doctor.knowledge import nvml as known
+from ddp_doctor.knowledge import nvml
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import Sight, gpu_draft
+from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import hits_of
+
+WHOLE_GPUS = by_operator(
+    "For DDP over several GPUs ask for whole GPUs; an operator can turn MIG mode off.",
+    "sudo nvidia-smi -i INDEX -mig 0",
+    scope="cluster",
+    cost="needs root and an idle GPU; ends the slices",
+    undo="sudo nvidia-smi -i INDEX -mig 1, and create the slices again",
+    references=(nvml.MIG_GUIDE,),
+)
+
+SAME_MODEL = by_operator(
+    "Use GPUs of one model: name them in CUDA_VISIBLE_DEVICES by UUID, or ask the scheduler for one type.",
+    "nvidia-smi --query-gpu=index,name,uuid --format=csv",
+    scope="job",
+    cost="fewer GPUs take part",
+    undo="unset CUDA_VISIBLE_DEVICES",
+    references=(nvml.CUDA_VARIABLES,),
+)
 
 
 @rule("DD309", "gpu-in-mig-mode", Severity.INFO, GpusFact)
@@ -36,8 +55,8 @@ def mig_mode(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             "in MIG mode, so a process is shown one slice of it",
-            lambda gpu: Sight(f"MIG mode on, {len(gpu.mig_uuids)} slices", expected_from=known.MIG_GUIDE),
-            known.WHOLE_GPUS,
+            lambda gpu: Sight(f"MIG mode on, {len(gpu.mig_uuids)} slices", expected_from=nvml.MIG_GUIDE),
+            WHOLE_GPUS,
             detail="NCCL has no peer-to-peer path between slices.",
             severity=Severity.INFO,
         )
@@ -70,7 +89,7 @@ def models_differ(recording: Recording) -> Iterator[Draft]:
             few,
             f"different models, {' and '.join(sorted(models))}",
             lambda gpu: Sight(f"{gpu.name}", expected_from=f"one model is best; most are {usual}"),
-            known.SAME_MODEL,
+            SAME_MODEL,
             detail="The job will run at the speed, and with the memory, of the weakest.",
             severity=Severity.WARNING,
         )

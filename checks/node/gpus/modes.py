@@ -3,13 +3,22 @@
 from collections.abc import Iterator
 
 from ddp_doctor.facts.gpus import Gpu, GpusFact
-from ddp_doctor.knowledge import nvml as known
+from ddp_doctor.knowledge import nvml
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import Sight, gpu_draft
+from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import Hits, hits_of
+
+KEEP_DRIVER_LOADED = by_operator(
+    "Let nvidia-persistenced run, so that the driver keeps the GPUs initialised between processes.",
+    "systemctl enable --now nvidia-persistenced",
+    cost="needs root; the GPUs draw a little more power when idle",
+    undo="systemctl disable --now nvidia-persistenced",
+    references=(nvml.PERSISTENCE_GUIDE,),
+)
 
 
 @rule("DD320", "persistence-mode-off", Severity.INFO, GpusFact)
@@ -37,8 +46,8 @@ def persistence_off(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             "persistence mode is off",
-            lambda _: Sight("persistence mode off", expected_from=known.PERSISTENCE_GUIDE),
-            known.KEEP_DRIVER_LOADED,
+            lambda _: Sight("persistence mode off", expected_from=nvml.PERSISTENCE_GUIDE),
+            KEEP_DRIVER_LOADED,
             detail="Each job that comes first waits some seconds per GPU until the driver has started it.",
             severity=Severity.INFO,
         )

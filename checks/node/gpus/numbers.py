@@ -7,7 +7,7 @@ from functools import partial
 from ddp_doctor.checks.node.gpus.severity import severity_of_use
 from ddp_doctor.checks.node.gpus.shortfall import REQUIRED, Shortfall, shortfall_of
 from ddp_doctor.facts.gpus import GpusFact
-from ddp_doctor.knowledge import nvml as known
+from ddp_doctor.knowledge import nvml
 from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import Recording, Seen
@@ -15,6 +15,8 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.phrases.kernel import NodeView, xid_lines
 from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names
+from ddp_doctor.remedies.gpus import FIND_GPU
+from ddp_doctor.remedies.kinds import by_operator
 
 
 @rule("DD303", "gpus-missing", Severity.ERROR)
@@ -49,7 +51,6 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
             culprits=node_culprits(recording, group),
             evidence=(
                 Evidence(
-                    check="gpus",
                     text="what the job can count on",
                     value=short.have,
                     unit="GPUs",
@@ -58,7 +59,7 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
                 ),
                 *xid_lines(recording, partial(_is_missing, nodes, short.named)),
             ),
-            remedies=(_show_all(group[0].fact) if short.source == REQUIRED else known.FIND_GPU,),
+            remedies=(_show_all(group[0].fact) if short.source == REQUIRED else FIND_GPU,),
             severity=_shortfall_severity(recording, short, group),
         )
 
@@ -77,14 +78,14 @@ def _show_all(fact: GpusFact) -> Remedy:
     """What gives the job more GPUs: CUDA_VISIBLE_DEVICES, where that is what keeps them away."""
     value = fact.environment.get("CUDA_VISIBLE_DEVICES")
     if value is None or len(fact.visible) >= len(fact.gpus):
-        return known.remedy("Ask the scheduler for more GPUs, or take a machine that has them.", scope="job")
+        return by_operator("Ask the scheduler for more GPUs, or take a machine that has them.", scope="job")
     why = f"it shows {len(fact.visible)} of {len(fact.gpus)} GPUs"
-    unset = known.remedy(
+    unset = by_operator(
         "Correct or unset CUDA_VISIBLE_DEVICES; leave it alone where the scheduler set it.",
         scope="job",
         cost="on a shared machine the other GPUs may be taken",
         undo=f"export CUDA_VISIBLE_DEVICES={shlex.quote(value)}",
-        references=(known.CUDA_VARIABLES,),
+        references=(nvml.CUDA_VARIABLES,),
     )
     return unset.model_copy(
         update={"settings": (Setting(name="CUDA_VISIBLE_DEVICES", action="unset", why=why),)}
@@ -114,7 +115,7 @@ def too_few_visible(recording: Recording) -> Iterator[Draft]:
         count = f"{ranks} ranks, but {shown} GPUs are visible" if short else f"only {shown} GPUs are visible"
         setting = "" if value is None else f' with CUDA_VISIBLE_DEVICES="{value}"'
         stop = f'; its entry "{rejected}" names no further GPU' if rejected else ""
-        fewer = known.remedy(f"Start one rank a GPU: --nproc-per-node {shown}.", scope="job")
+        fewer = by_operator(f"Start one rank a GPU: --nproc-per-node {shown}.", scope="job")
         yield Draft(
             title=f"{node_names(recording, group)}: {count}{setting}{stop}",
             detail=f"The driver has {len(group[0].fact.gpus)} GPUs there. {_slices(group[0].fact)}".strip(),
@@ -122,7 +123,6 @@ def too_few_visible(recording: Recording) -> Iterator[Draft]:
             culprits=(*_setting_culprit(value), *node_culprits(recording, group)),
             evidence=(
                 Evidence(
-                    check="gpus",
                     text=f"a CUDA process is shown {shown} GPUs{setting}{stop}",
                     value=shown,
                     unit="GPUs",

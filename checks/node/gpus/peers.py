@@ -5,14 +5,46 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ddp_doctor.facts.gpus import Gpu, GpusFact
-from ddp_doctor.knowledge import nvml as known
 from ddp_doctor.knowledge import thresholds as limits
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft, Remedy
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import Sight, gpu_draft
+from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import Hits, by_model, far_below
+
+ECC_ALIKE = by_operator(
+    "Set ECC alike on all GPUs of one model, and reboot: on, where errors must not pass unseen.",
+    "sudo nvidia-smi -i INDEX -e 1",
+    cost="needs root and a reset or reboot; on cards without HBM ECC takes memory and bandwidth",
+    undo="sudo nvidia-smi -i INDEX -e 0, and reset",
+    references=("nvidia-smi manual, --ecc-config",),
+)
+
+LIMIT_POWER_ALIKE = by_operator(
+    "Set the power limit alike on all GPUs, or find out who lowered it: a script, a power budget, the BMC.",
+    "nvidia-smi -q -d POWER",
+    "sudo nvidia-smi -i INDEX -pl WATTS",
+    cost="needs root; more power and heat, which the node must be able to carry",
+    undo="sudo nvidia-smi -i INDEX -pl with the limit it had",
+    references=("nvidia-smi manual, --power-limit",),
+)
+
+RESET_CLOCKS = by_operator(
+    "Reset the application clocks.",
+    "nvidia-smi -q -d CLOCK",
+    "sudo nvidia-smi -i INDEX -rac",
+    cost="needs root; more power and heat",
+    undo="sudo nvidia-smi -i INDEX -ac with the clocks it had",
+    references=("nvidia-smi manual, --reset-applications-clocks",),
+)
+
+SAME_FIRMWARE = by_operator(
+    "Nothing, as long as all is well; bring the GPUs to one VBIOS at the next maintenance.",
+    "nvidia-smi --query-gpu=index,name,vbios_version,memory.total --format=csv",
+    undo=NOTHING_TO_UNDO,
+)
 
 
 @rule("DD315", "ecc-differs-between-gpus", Severity.WARNING, GpusFact)
@@ -43,7 +75,7 @@ def ecc_differs(recording: Recording) -> Iterator[Draft]:
                 few,
                 f"ECC is {state}, unlike on other GPUs of this model",
                 lambda gpu: Sight(f"ECC {'on' if gpu.ecc_enabled else 'off'}", expected_from="alike on all"),
-                known.ECC_ALIKE,
+                ECC_ALIKE,
                 detail=f"Of model {model}, {len(off)} of {len(off) + len(on)} GPUs run without ECC.",
                 severity=Severity.WARNING,
             )
@@ -72,14 +104,14 @@ _POWER = _Limit(
     "W",
     lambda gpu: gpu.power_limit_w,
     lambda gpu: gpu.power_limit_default_w,
-    known.LIMIT_POWER_ALIKE,
+    LIMIT_POWER_ALIKE,
 )
 _CLOCK = _Limit(
     "application clock",
     "MHz",
     lambda gpu: gpu.application_clock_mhz,
     lambda gpu: gpu.application_clock_default_mhz,
-    known.RESET_CLOCKS,
+    RESET_CLOCKS,
 )
 
 
@@ -191,7 +223,7 @@ def firmware_differs(recording: Recording) -> Iterator[Draft]:
                 few,
                 "another VBIOS or memory size than other GPUs of this model",
                 _firmware_sight,
-                known.SAME_FIRMWARE,
+                SAME_FIRMWARE,
                 detail="Worth knowing where one GPU or node behaves unlike the others.",
                 severity=Severity.INFO,
             )

@@ -5,14 +5,46 @@ from dataclasses import dataclass
 
 from ddp_doctor.checks.node.gpus.severity import by_severity
 from ddp_doctor.facts.gpus import Gpu, GpusFact
-from ddp_doctor.knowledge import nvml as known
+from ddp_doctor.knowledge import nvml
 from ddp_doctor.knowledge import thresholds as limits
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Remedy
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import Sight, gpu_draft
+from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import Hits
+
+FREE_MEMORY = by_operator(
+    "End what still runs there, or ask for other GPUs.",
+    "nvidia-smi --query-compute-apps=pid,name,used_memory,gpu_uuid --format=csv",
+    "sudo fuser -v /dev/nvidia*",
+    cost="the processes found may be somebody's job",
+)
+
+FIND_HOLDER_ON_HOST = by_operator(
+    "Ask on the host who holds the memory: it may be another container's job, or left over from one.",
+    "nvidia-smi --query-compute-apps=pid,name,used_memory,gpu_uuid --format=csv   # on the host",
+    "sudo fuser -v /dev/nvidia*   # on the host",
+    cost="the processes found may be somebody's job",
+)
+
+FREE_LEAKED_MEMORY = by_operator(
+    "Look for processes that hold the GPU's device files, as root, which alone sees those of others, and end "
+    "them; where there are none, or they do not end, reset the GPU, or reboot.",
+    "sudo fuser -v /dev/nvidia*",
+    "ps -eo pid,ppid,user,stat,wchan:32,cmd | awk '$4 ~ /^[DZ]/'   # defunct (Z), or stuck in the kernel (D)",
+    "sudo nvidia-smi --gpu-reset -i INDEX",
+    cost="the processes found may be somebody's job; the reset ends every process on the GPU",
+    undo=NOTHING_TO_UNDO,
+)
+
+DEFAULT_MODE = by_operator(
+    "Set the compute mode back to default, or end the process that holds the GPU.",
+    "sudo nvidia-smi -i INDEX -c DEFAULT",
+    cost="needs root; several processes may then share the GPU",
+    undo="sudo nvidia-smi -i INDEX -c EXCLUSIVE_PROCESS (or PROHIBITED)",
+)
 
 
 @rule("DD305", "gpu-memory-in-use", Severity.WARNING, GpusFact)
@@ -58,18 +90,18 @@ class _Holder:
     remedy: Remedy
 
 
-_NAMED = _Holder("by other processes", "A pid may be another container's.", known.FREE_MEMORY)
+_NAMED = _Holder("by other processes", "A pid may be another container's.", FREE_MEMORY)
 _HIDDEN = _Holder(
     "by a process that this container does not see",
     "In a container the driver names only processes of the container itself.",
-    known.FIND_HOLDER_ON_HOST,
+    FIND_HOLDER_ON_HOST,
 )
-_UNLISTED = _Holder("by others", "The driver lists no processes here.", known.FREE_MEMORY)
+_UNLISTED = _Holder("by others", "The driver lists no processes here.", FREE_MEMORY)
 _LEAKED = _Holder(
     "without a process that the driver names",
     "Most likely it is left over from a job that was killed: a process that cannot end, or memory that nobody"
     " holds any more.",
-    known.FREE_LEAKED_MEMORY,
+    FREE_LEAKED_MEMORY,
 )
 
 
@@ -137,7 +169,7 @@ def compute_mode_refuses(recording: Recording) -> Iterator[Draft]:
             hits,
             "the compute mode lets no rank in",
             lambda gpu: Sight(_mode_words(gpu), expected_from="one rank a GPU needs one CUDA context"),
-            known.DEFAULT_MODE,
+            DEFAULT_MODE,
             detail="Opening the GPU fails with cudaErrorDevicesUnavailable.",
             severity=severity,
             confidence=Confidence.PROVED if severity is Severity.ERROR else Confidence.POSSIBLE,
@@ -150,7 +182,7 @@ def _mode(gpu: Gpu) -> Severity | None:
     holders = gpu.computing()
     if gpu.compute_mode not in ("exclusive_process", "exclusive_thread") or not holders:
         return None
-    if any((process.name or "").startswith(known.MPS_SERVER) for process in holders):
+    if any((process.name or "").startswith(nvml.MPS_SERVER) for process in holders):
         return None
     # A process of another pid namespace has no name here: it may be the MPS server.
     return Severity.ERROR if all(process.name for process in holders) else Severity.WARNING

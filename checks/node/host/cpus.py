@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.node.host.facts import hits, observed
+from ddp_doctor.checks.node.host.facts import hits
 from ddp_doctor.facts.host import Host
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.choices import Severity
@@ -36,7 +36,7 @@ def too_few_cpus_for_ranks(recording: Recording) -> Iterator[Draft]:
         text, has = f"{fact.cpus} CPUs in the affinity mask, {quota}", fact.usable_cpus
         title = f"{ranks} ranks share {has:g} CPUs on {{nodes}}"
         detail = "A rank that waits for its turn on a CPU makes all others wait at every all-reduce."
-        saw = observed(text, has, "CPUs", ranks, "one for each rank")
+        saw = Evidence(text=text, value=has, unit="CPUs", expected=ranks, expected_from="one for each rank")
         yield limits.hit_draft(recording, hit, title, saw, limits.cpus(ranks), detail=detail)
 
 
@@ -70,7 +70,9 @@ def omp_threads_oversubscribe_cpus(recording: Recording) -> Iterator[Draft]:
         text = f"OMP_NUM_THREADS={fact.omp_num_threads} and {ranks} ranks"
         title = f"{text} start {threads} threads on {{nodes}} for {has:g} CPUs"
         detail = "Threads that wait for each other spin, so work on the CPU slows down in every rank."
-        saw = observed(text, threads, "threads", has, "one thread for each CPU")
+        saw = Evidence(
+            text=text, value=threads, unit="threads", expected=has, expected_from="one thread for each CPU"
+        )
         yield limits.hit_draft(recording, hit, title, saw, limits.omp_threads(ranks, int(has)), detail=detail)
 
 
@@ -103,7 +105,7 @@ def slow_clock_or_busy_host(recording: Recording) -> Iterator[Draft]:
         https://docs.kernel.org/timers/timekeeping.html
     """
     for fault, group in by_cause(recording.facts(Host), _slowed).items():
-        saw = Evidence(check="host", text=fault, expected_from="an idle host with tsc or a virtual clock")
+        saw = Evidence(text=fault, expected_from="an idle host with tsc or a virtual clock")
         detail = "What is measured here may be slower than the job will be."
         yield node_draft(recording, group, f"Slow host {{nodes}}: {fault}", saw, detail=detail)
 

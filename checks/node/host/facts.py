@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 
 from ddp_doctor.facts.host import Host
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Evidence
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.phrases import limits
 from ddp_doctor.phrases.limits import Hit
@@ -23,8 +22,3 @@ def hits(
     """
     if not (of_the_job and recording.options.command == "prolog"):
         yield from limits.hits(recording, Host, judge, least)
-
-
-def observed(text: str, value: float, unit: str, expected: float, source: str) -> Evidence:
-    """What was read, and what it was held against."""
-    return Evidence(check="host", text=text, value=value, unit=unit, expected=expected, expected_from=source)

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.node.host.facts import hits, observed
+from ddp_doctor.checks.node.host.facts import hits
 from ddp_doctor.facts.host import Host
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import limits
@@ -30,7 +30,13 @@ def too_few_open_files(recording: Recording) -> Iterator[Draft]:
     """
     for hit in hits(recording, _files, lambda fact: fact.open_files):
         allowed, wanted = hit.worst.fact.open_files or 0, thresholds.open_files(hit.world.world_size)
-        saw = observed(f"RLIMIT_NOFILE {allowed}", allowed, "files", wanted, "measured on ranks with gloo")
+        saw = Evidence(
+            text=f"RLIMIT_NOFILE {allowed}",
+            value=allowed,
+            unit="files",
+            expected=wanted,
+            expected_from="measured on ranks with gloo",
+        )
         title = f"Only {allowed} files may be open on {{nodes}}, too few for {hit.world.world_size} ranks"
         detail = "Each connection takes one; a rank that runs out fails with Too many open files."
         yield limits.hit_draft(

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.node.host.facts import hits, observed
+from ddp_doctor.checks.node.host.facts import hits
 from ddp_doctor.facts.host import Host
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import limits
@@ -42,8 +42,12 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
             f"{in_units(free)} of {in_units(total)} free",
             "NCCL" if _nccl(hit.world, ranks) else "data loaders",
         )
-        saw = observed(
-            f"in /dev/shm {text}", free, "B", wanted, f"segments of {ranks} NCCL ranks; Docker's default"
+        saw = Evidence(
+            text=f"in /dev/shm {text}",
+            value=free,
+            unit="B",
+            expected=wanted,
+            expected_from=f"segments of {ranks} NCCL ranks; Docker's default",
         )
         title = f"Shared memory on {{nodes}} is too small for {users}: {text} in /dev/shm"
         remedy = limits.shared_memory(total, ranks, in_container=fact.in_container)
@@ -89,7 +93,13 @@ def locked_memory_too_low_for_rdma(recording: Recording) -> Iterator[Draft]:
         fact = hit.worst.fact
         allowed, devices = fact.memlock_bytes or 0, ", ".join(fact.rdma_devices)
         text, wanted = f"RLIMIT_MEMLOCK {in_units(allowed)} beside {devices}", thresholds.RDMA_MEMLOCK_BYTES
-        saw = observed(text, allowed, "B", wanted, "NCCL's user guide asks for unlimited")
+        saw = Evidence(
+            text=text,
+            value=allowed,
+            unit="B",
+            expected=wanted,
+            expected_from="NCCL's user guide asks for unlimited",
+        )
         title = f"Only {in_units(allowed)} of memory may be locked on {{nodes}}, too little for RDMA"
         remedy = limits.locked_memory(hit.world.launcher, in_container=fact.in_container)
         detail = f"NCCL pins the buffers of every connection over {devices}, and fails where it may not."
@@ -123,8 +133,12 @@ def too_little_memory_for_ranks(recording: Recording) -> Iterator[Draft]:
     for hit in hits(recording, _memory, lambda fact: fact.free_memory_bytes, of_the_job=False):
         free = hit.worst.fact.free_memory_bytes or 0
         ranks, wanted = hit.ranks, thresholds.memory(hit.ranks)
-        saw = observed(
-            f"{in_units(free)} available", free, "B", wanted, "measured: a bare rank takes 206 MiB"
+        saw = Evidence(
+            text=f"{in_units(free)} available",
+            value=free,
+            unit="B",
+            expected=wanted,
+            expected_from="measured: a bare rank takes 206 MiB",
         )
         title = f"{in_units(free)} of memory are free on {{nodes}}, too little for {ranks} ranks"
         detail = "The kernel will kill a rank, and the others will wait for it until their time-out."

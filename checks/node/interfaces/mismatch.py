@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.node.interfaces.offers import offers_of
-from ddp_doctor.checks.node.interfaces.wording import culprits, evidence, shown_by
+from ddp_doctor.checks.node.interfaces.wording import culprits, evidence, reproduced_by
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.interface_faults import apart, better_interfaces, can_speak, family_sides, faults
 from ddp_doctor.model.choices import Confidence, Severity
@@ -91,5 +91,5 @@ def address_families_differ(recording: Recording) -> Iterator[Draft]:
         evidence=evidence(recording, [new[0], old[0]]),
         remedies=mended,
         severity=severity,
-        shown_by=shown_by(severity, mended),
+        reproduced_by=reproduced_by(severity, mended),
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ddp_doctor.knowledge import interface_faults
 from ddp_doctor.knowledge.interface_faults import Fault, Kind, Offer
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Showing
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.phrases import interfaces as words
 
@@ -66,14 +66,14 @@ def draft(recording: Recording, group: Group, title: str, severity: Severity | N
         evidence=evidence(recording, group.sick),
         remedies=mended,
         severity=severity,
-        shown_by=shown_by(severity, mended),
+        reproduced_by=reproduced_by(severity, mended),
     )
 
 
-def shown_by(severity: Severity, mended: Sequence[Remedy]) -> Showing | None:
+def reproduced_by(severity: Severity, mended: Sequence[Remedy]) -> Reproducer | None:
     """Ranks that do not meet show the fault, where it stops them and a setting may mend it."""
     stops = severity is Severity.ERROR
-    return Showing(kind="meet") if stops and any(one.settings for one in mended) else None
+    return Reproducer(kind="meet") if stops and any(one.settings for one in mended) else None
 
 
 def culprits(recording: Recording, offers: Sequence[Offer]) -> tuple[Culprit, ...]:
@@ -93,8 +93,7 @@ def evidence(recording: Recording, offers: Sequence[Offer]) -> tuple[Evidence, .
     """What the first of these nodes give out, and why."""
     source = words.DIAL_RULE if offers[0].backend == "gloo" else words.NCCL_ORDER
     return tuple(
-        Evidence(check="interfaces", text=_choice_in_words(recording, offer), expected_from=source)
-        for offer in offers[:SHOWN]
+        Evidence(text=_choice_in_words(recording, offer), expected_from=source) for offer in offers[:SHOWN]
     )
 
 

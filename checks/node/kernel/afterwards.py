@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from ddp_doctor.checks.node.kernel.kernel_log import parse_kernel_log
 from ddp_doctor.checks.node.kernel.kernel_times import booted_at, uptime_s
 from ddp_doctor.facts.kernel import KernelAfterFact, KernelEvent, KernelFact
-from ddp_doctor.knowledge.nvml import remedy
 from ddp_doctor.knowledge.xids import CATALOG, JUST_NOW_S, xid
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Confidence, Severity, Where
+from ddp_doctor.model.choices import Severity, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent, Skip
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
@@ -28,6 +27,7 @@ from ddp_doctor.phrases.kernel import REBOOT_NODE, Hit, device_culprits, device_
 from ddp_doctor.phrases.nodes import host
 from ddp_doctor.probing import host_gpus, kernel_modules
 from ddp_doctor.probing.kernel_log import read_log
+from ddp_doctor.remedies.kinds import by_operator
 
 __all__ = ["CHECK", "KernelAfterFact", "probe"]
 
@@ -128,7 +128,7 @@ def link_failed(recording: Recording) -> Iterator[Draft]:
         yield _draft(recording, title, hits, _INSPECT, Severity.WARNING)
 
 
-_INSPECT = remedy(
+_INSPECT = by_operator(
     "Have the device, its slot and its cables inspected; update its firmware.",
     "sudo dmesg -T | tail -n 100",
     cost="the node is out of work meanwhile",
@@ -140,7 +140,6 @@ def _draft(recording: Recording, title: str, hits: list[Hit], mend: Remedy, seve
     return Draft(
         title=title,
         detail="The kernel logged it between the first rank's start and the last one's end.",
-        confidence=Confidence.LIKELY,
         culprits=device_culprits(recording, hits),
         evidence=_evidence(recording, hits),
         remedies=(mend,),

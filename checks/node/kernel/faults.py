@@ -4,7 +4,6 @@ from collections.abc import Container, Iterator
 
 from ddp_doctor.facts.kernel import KernelEvent, KernelFact
 from ddp_doctor.knowledge import thresholds
-from ddp_doctor.knowledge.nvml import FIND_GPU, remedy
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -22,10 +21,12 @@ from ddp_doctor.phrases.kernel import (
     views,
 )
 from ddp_doctor.phrases.nodes import host
+from ddp_doctor.remedies.gpus import FIND_GPU
+from ddp_doctor.remedies.kinds import by_operator
 
 _FABRIC_GUIDE = "NVIDIA Fabric Manager user guide, NVSwitch SXids, https://docs.nvidia.com/datacenter/tesla/"
 _AER = "Linux kernel, PCI Express Advanced Error Reporting, https://docs.kernel.org/PCI/pcieaer-howto.html"
-_LINK = remedy(
+_LINK = by_operator(
     "Have the link inspected: reseat the device, its riser and its cables; update the BIOS and firmware.",
     "sudo dmesg -T | grep -e 'PCIe Bus Error' -e AER",
     cost="the node is out of work meanwhile",
@@ -64,7 +65,7 @@ def nvswitch_fatal(recording: Recording) -> Iterator[Draft]:
                 *_degraded(recording, {hit.view.node for hit in some}),
             ),
             remedies=(
-                remedy(
+                by_operator(
                     "Drain the node, and reset all GPUs with their NVSwitches at once, or reboot.",
                     "sudo nvidia-smi --gpu-reset",
                     cost="ends all GPU jobs of the node",
@@ -117,7 +118,6 @@ def failed_to_start(recording: Recording) -> Iterator[Draft]:
         yield Draft(
             title=f"The NVIDIA driver could not start {device_names(recording, hits)}",
             detail="The job will not find it.",
-            confidence=Confidence.LIKELY,
             culprits=device_culprits(recording, hits),
             evidence=line_evidence(recording, hits, "the driver starts every GPU on the bus"),
             remedies=(FIND_GPU,),
@@ -159,7 +159,6 @@ def pcie_errors(recording: Recording) -> Iterator[Draft]:
                 detail="The link was reset, with whatever ran over it."
                 if bad
                 else "What was lost was sent again; so many errors tell of a weak link.",
-                confidence=Confidence.LIKELY,
                 culprits=device_culprits(recording, hits) if bad else (),
                 evidence=line_evidence(recording, hits, _AER),
                 remedies=(_LINK,),
@@ -193,11 +192,10 @@ def nic_fault(recording: Recording) -> Iterator[Draft]:
         yield Draft(
             title=f"The firmware of {device_names(recording, hits)} failed",
             detail="Connections over it were lost, and nothing in the log says that it recovered.",
-            confidence=Confidence.LIKELY,
             culprits=device_culprits(recording, hits),
             evidence=line_evidence(recording, hits, "the NIC's health counter moves"),
             remedies=(
-                remedy(
+                by_operator(
                     "Ask the driver for the NIC's health; reload it or reboot; update the firmware.",
                     *(f"sudo devlink health show pci/{hit.device}" for hit in hits[:8]),
                     cost="connections over the NIC break",

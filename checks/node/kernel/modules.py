@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.facts.kernel import KernelFact
 from ddp_doctor.knowledge import gpudirect
-from ddp_doctor.knowledge.nvml import remedy
 from ddp_doctor.model.choices import Backend, Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.phrases.nodes import by_cause, node_draft
+from ddp_doctor.remedies.kinds import by_operator
 
 _LIBRARY_FOLDERS = "/usr/lib*, as links from libcuda.so.1"
 
@@ -37,7 +37,7 @@ def versions_differ(recording: Recording) -> Iterator[Draft]:
     seen = [one for one in recording.facts(KernelFact) if not _nvml_said_so(recording, one)]
     for (versions, module, in_container), group in by_cause(seen, _mismatch).items():
         if in_container:
-            mend = remedy(
+            mend = by_operator(
                 "Remove the driver's libraries from the image; the container runtime brings those of the host.",
                 "ldconfig -p | grep libcuda",
                 scope="job",
@@ -45,7 +45,7 @@ def versions_differ(recording: Recording) -> Iterator[Draft]:
                 undo="build the image as before",
             )
         else:
-            mend = remedy(
+            mend = by_operator(
                 "Reboot the node, or unload and load the NVIDIA kernel modules.",
                 "cat /proc/driver/nvidia/version",
                 "ldconfig -p | grep libcuda",
@@ -57,9 +57,7 @@ def versions_differ(recording: Recording) -> Iterator[Draft]:
             recording,
             group,
             f"libcuda {found} on {{nodes}} does not fit the loaded kernel module {module}",
-            Evidence(
-                check="kernel", text=f"libcuda: {found}; module: {module}", expected_from=_LIBRARY_FOLDERS
-            ),
+            Evidence(text=f"libcuda: {found}; module: {module}", expected_from=_LIBRARY_FOLDERS),
             mend,
             detail="Mostly the driver was updated while the old module stayed loaded.",
             severity=asked_for(recording, Severity.WARNING),
@@ -113,10 +111,8 @@ def gpudirect_rdma_off(recording: Recording) -> Iterator[Draft]:
             recording,
             group,
             "GPUDirect RDMA is off on {nodes}: the NICs cannot reach the memory of the GPUs",
-            Evidence(
-                check="kernel", text=f"active RDMA ports: {devices}; {why}", expected_from=gpudirect.GUIDE
-            ),
-            remedy(
+            Evidence(text=f"active RDMA ports: {devices}; {why}", expected_from=gpudirect.GUIDE),
+            by_operator(
                 "Load the peer memory module, or install the open NVIDIA kernel modules.",
                 "sudo modprobe nvidia_peermem",
                 "echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf   # at each boot",
@@ -160,8 +156,8 @@ def nouveau_holds_gpus(recording: Recording) -> Iterator[Draft]:
             recording,
             group,
             f"The driver nouveau holds {len(buses)} GPU{'s' if len(buses) > 1 else ''} of {{nodes}}",
-            Evidence(check="kernel", text=f"bound to nouveau: {', '.join(buses)}"),
-            remedy(
+            Evidence(text=f"bound to nouveau: {', '.join(buses)}"),
+            by_operator(
                 "Keep nouveau from loading, install NVIDIA's driver, and reboot.",
                 "echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/blacklist-nouveau.conf",
                 "sudo update-initramfs -u   # or: sudo dracut --force",

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from ddp_doctor.facts.kernel import KernelFact, StuckProcess
-from ddp_doctor.knowledge.nvml import REBOOT, remedy
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -11,6 +10,8 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.phrases.kernel import LINES_OF_EVIDENCE, NodeView, blocked_s, stuck_evidence, views
 from ddp_doctor.phrases.nodes import by_cause, host, in_words, node_draft
+from ddp_doctor.remedies.gpus import REBOOT
+from ddp_doctor.remedies.kinds import by_operator
 
 
 @rule("DD337", "process-stuck-in-gpu-driver", Severity.WARNING, KernelFact)
@@ -85,8 +86,8 @@ def log_not_readable(recording: Recording) -> Iterator[Draft]:
             recording,
             group,
             "The kernel log of {nodes} cannot be read, so nothing is known of Xids",
-            Evidence(check="kernel", text=reason),
-            remedy(
+            Evidence(text=reason),
+            by_operator(
                 "Look as root, or as a member of the groups adm or systemd-journal.",
                 "sudo dmesg -T | grep -i -e xid -e nvrm",
                 undo=NOTHING_TO_UNDO,

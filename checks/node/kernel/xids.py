@@ -267,7 +267,6 @@ def programs_crashed(recording: Recording) -> Iterator[Draft]:
         yield Draft(
             title=f"Programs crashed on {device_names(recording, hits)}: Xid {code}, {xid(code).meaning}",
             detail="The programs did it, not the GPU.",
-            confidence=Confidence.LIKELY,
             evidence=line_evidence(recording, hits, CATALOG),
         )
 

@@ -2,18 +2,18 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.node.nccl.evidence import observed
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.nccl import NcclFact
 from ddp_doctor.facts.rdma import RdmaFact
 from ddp_doctor.knowledge import agreement
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Proof, Remedy
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import host, node_draft
 from ddp_doctor.phrases.settings import shown
 from ddp_doctor.probing.nccl_conf import settings
+from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.nccl_files import files_read
 
 _SEVERITY = {"fatal": Severity.ERROR, "matters": Severity.WARNING, "minor": Severity.INFO}
@@ -86,7 +86,7 @@ def _draft(
         recording,
         from_file,
         f"nccl.conf on {{nodes}} sets {name} otherwise than the other nodes have it",
-        observed("; ".join(told), stake.source),
+        Evidence(text="; ".join(told), expected_from=stake.source),
         _SAME_FILE,
         detail=f"{name}: {stake.effect}.",
         severity=_SEVERITY[stake.weight],
@@ -94,12 +94,11 @@ def _draft(
     )
 
 
-_SAME_FILE = Remedy(
-    summary="Give all nodes the same nccl.conf, or set the variable in the job script, which overrules it",
-    scope="node",
+_SAME_FILE = remedy(
+    "Give all nodes the same nccl.conf, or set the variable in the job script, which overrules it",
     cost="none: the ranks then do the same",
     undo="put the former file back",
-    proof=Proof(reason="the doctor changes no file"),
+    untried="the doctor changes no file",
 )
 
 RULES = (nccl_conf_differs,)

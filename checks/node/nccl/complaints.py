@@ -4,13 +4,14 @@ from collections.abc import Iterator
 
 from ddp_doctor.facts.host import Host
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import complaints as words
 from ddp_doctor.phrases import limits
 from ddp_doctor.phrases.containers import ALLOW_NUMA, WITHOUT_SHM
 from ddp_doctor.phrases.nodes import host, in_words, node_culprit, node_draft
+from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.views.transports import log_of
 
 
@@ -49,7 +50,7 @@ def no_shared_memory(recording: Recording) -> Iterator[Draft]:
             culprits=tuple(node_culprit(recording, node) for node in nodes),
             evidence=words.lines(recording, some),
             remedies=(repair, WITHOUT_SHM),
-            shown_by=words.again(some, nodes[0]),
+            reproduced_by=words.again(some, nodes[0]),
         )
 
 
@@ -60,13 +61,11 @@ def _larger(recording: Recording, node: int) -> Remedy:
     return limits.shared_memory(found, ranks, in_container=fact is not None and fact.in_container)
 
 
-_ALLOW_SHM = Remedy(
-    summary="Let everybody write to /dev/shm, and start all ranks of the node as one user",
-    commands=("ls -ld /dev/shm", "sudo chmod 1777 /dev/shm"),
-    scope="node",
+_ALLOW_SHM = by_administrator(
+    "Let everybody write to /dev/shm, and start all ranks of the node as one user",
+    "ls -ld /dev/shm",
+    "sudo chmod 1777 /dev/shm",
     cost="none: 1777 is its usual mode",
-    undo=NOTHING_TO_UNDO,
-    proof=Proof(reason="it takes an administrator"),
     references=(limits.NCCL_GUIDE,),
 )
 
@@ -97,7 +96,6 @@ def no_locked_memory(recording: Recording) -> Iterator[Draft]:
     yield Draft(
         title=f"NCCL could not lock memory for RDMA on {in_words([host(recording, node) for node in nodes])}",
         detail="The limit of locked memory (ulimit -l) that the ranks have is the usual cause.",
-        confidence=Confidence.LIKELY,
         culprits=tuple(node_culprit(recording, node) for node in nodes),
         evidence=words.lines(recording, group),
         remedies=(limits.locked_memory(launcher, in_container=fact is not None and fact.in_container),),
@@ -130,7 +128,7 @@ def no_numa_calls(recording: Recording) -> Iterator[Draft]:
             recording,
             seen,
             "The container on {nodes} may not place memory near its GPUs, and NCCL shares it through /dev/shm",
-            Evidence(check="nccl", text="NCCL's log: cuMem host allocations do not appear to be working"),
+            Evidence(text="NCCL's log: cuMem host allocations do not appear to be working"),
             ALLOW_NUMA,
             detail="It works so. Docker leaves NUMA calls out unless it is told otherwise.",
             confidence=Confidence.LIKELY,

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from ddp_doctor.checks.node.nccl.evidence import observed
 from ddp_doctor.facts.nccl import ConfFile, ConfLine, NcclFact
 from ddp_doctor.knowledge import variables
 from ddp_doctor.knowledge.agreement import effective
@@ -11,12 +10,13 @@ from ddp_doctor.knowledge.nccl_plugins import CONF_FILE_SINCE
 from ddp_doctor.knowledge.values import misread
 from ddp_doctor.knowledge.versions import dotted
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Culprit, Draft, Proof, Remedy
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import node_culprits, node_names
 from ddp_doctor.phrases.settings import printable, shown
 from ddp_doctor.probing.nccl_conf import settings
+from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.nccl_files import files_read
 
 #: What is to be said of a node's files, each piece as the lines of one finding.
@@ -202,7 +202,7 @@ def _draft(
         title=title.replace("{nodes}", node_names(recording, group)),
         detail="No environment shows what NCCL takes from its files.",
         culprits=culprits,
-        evidence=(observed("; ".join(lines[:_LINES_SHOWN] + more), _SOURCE),),
+        evidence=(Evidence(text="; ".join(lines[:_LINES_SHOWN] + more), expected_from=_SOURCE),),
         remedies=remedies,
         severity=severity,
     )
@@ -213,11 +213,12 @@ def _count(lines: Sequence[str], what: str = "setting") -> str:
 
 
 def _edit(summary: str) -> Remedy:
-    return Remedy(
-        summary=summary,
+    return remedy(
+        summary,
+        scope="job",
         cost="the setting takes effect, with what it costs",
         undo="put the former line back",
-        proof=Proof(reason="nothing to measure: it follows from how NCCL reads the file"),
+        untried="nothing to measure: it follows from how NCCL reads the file",
     )
 
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.node.nccl.evidence import observed
 from ddp_doctor.checks.node.nccl.plugins import in_folder
 from ddp_doctor.facts.nccl import NcclFact
 from ddp_doctor.knowledge.nccl_plugins import OWN_NETWORKS
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Proof, Remedy
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import by_cause, node_draft, node_names
+from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.nccl_files import of_gpu_nodes
 
 
@@ -35,7 +35,7 @@ def efa_without_plugin(recording: Recording) -> Iterator[Draft]:
     alone = recording.world is None or recording.world.nnodes < 2
     for (devices, folder), group in by_cause(of_gpu_nodes(recording), _idle_efa).items():
         title = f"{{nodes}} {'has' if len(group) == 1 else 'have'} {devices} EFA devices that NCCL cannot use"
-        saw = observed("no network plug-in that loads is found", "aws/aws-ofi-nccl README")
+        saw = Evidence(text="no network plug-in that loads is found", expected_from="aws/aws-ofi-nccl README")
         yield node_draft(
             recording,
             group,
@@ -56,12 +56,11 @@ def _idle_efa(fact: NcclFact) -> tuple[int, str | None] | None:
     return len(fact.efa_devices), next((folder for one in fact.networks() for folder in one.elsewhere), None)
 
 
-_INSTALL = Remedy(
-    summary="Install aws-ofi-nccl (it comes with the EFA installer), on the node or in the image",
-    scope="node",
+_INSTALL = remedy(
+    "Install aws-ofi-nccl (it comes with the EFA installer), on the node or in the image",
     cost="a new image, or some minutes for each node",
     undo="remove the package again",
-    proof=Proof(reason="the doctor changes no installation"),
+    untried="the doctor changes no installation",
 )
 
 
@@ -98,18 +97,22 @@ def network_plugin_on_some_nodes(recording: Recording) -> Iterator[Draft]:
         fewer,
         f"NCCL finds a network plug-in on {node_names(recording, having)}, and none that loads on"
         f" {node_names(recording, without)}",
-        observed(f"{path} on {node_names(recording, having)} only", "NCCL src/plugin/net.cc, ncclNetInit"),
+        Evidence(
+            text=f"{path} on {node_names(recording, having)} only",
+            expected_from="NCCL src/plugin/net.cc, ncclNetInit",
+        ),
         _SAME_IMAGE,
         detail="Nodes that choose different networks fail or hang where they connect.",
         confidence=Confidence.LIKELY,
     )
 
 
-_SAME_IMAGE = Remedy(
-    summary="Use the same image and LD_LIBRARY_PATH on all nodes, or NCCL_NET_PLUGIN=none on all",
+_SAME_IMAGE = remedy(
+    "Use the same image and LD_LIBRARY_PATH on all nodes, or NCCL_NET_PLUGIN=none on all",
+    scope="job",
     cost="with none, NCCL's own InfiniBand or sockets take its place: no EFA, no SHARP",
     undo="put the former lines back",
-    proof=Proof(reason="the doctor changes no installation"),
+    untried="the doctor changes no installation",
 )
 
 RULES = (efa_without_plugin, network_plugin_on_some_nodes)

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Iterator
 
-from ddp_doctor.checks.node.nccl.evidence import observed
 from ddp_doctor.facts.nccl import NcclFact, Plugin
 from ddp_doctor.knowledge.nccl_plugins import OWN_NETWORKS
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Proof, Remedy, Setting
+from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import nccl_settings
 from ddp_doctor.phrases.nodes import by_cause, node_draft
 from ddp_doctor.phrases.settings import printable
+from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.nccl_files import of_gpu_nodes
 from ddp_doctor.views.reproducers import meeting
 
@@ -45,7 +45,7 @@ def nccl_plugin_missing(recording: Recording) -> Iterator[Draft]:
     for one, group in _plugins(recording, _is_missing).items():
         variable = one.setting or ""
         title = f"{variable} on {{nodes}} names {printable(one.asked)}, which the linker does not find"
-        saw = observed(f"no {printable(one.asked)} where dlopen looks", _SOURCE)
+        saw = Evidence(text=f"no {printable(one.asked)} where dlopen looks", expected_from=_SOURCE)
         yield node_draft(
             recording,
             group,
@@ -89,7 +89,7 @@ def nccl_plugin_lacks_library(recording: Recording) -> Iterator[Draft]:
             recording,
             group,
             title,
-            observed(f"ldd {one.path}{brought}: {lost} not found", _SOURCE),
+            Evidence(text=f"ldd {one.path}{brought}: {lost} not found", expected_from=_SOURCE),
             _library(lost),
             detail=f"{_INSTEAD[one.kind]}, and says so at level INFO only.",
             severity=None if one.setting and one.kind != "profiler" else Severity.INFO,
@@ -117,7 +117,9 @@ def nccl_network_that_none_has(recording: Recording) -> Iterator[Draft]:
     """
     for (name, elsewhere), group in by_cause(of_gpu_nodes(recording), _nobodys_network).items():
         title = f"NCCL_NET={printable(name)} on {{nodes}} names a network that no plug-in brings"
-        saw = observed("no network plug-in that loads is found", "NCCL src/plugin/net.cc, ncclNetInit")
+        saw = Evidence(
+            text="no network plug-in that loads is found", expected_from="NCCL src/plugin/net.cc, ncclNetInit"
+        )
         yield node_draft(
             recording,
             group,
@@ -132,7 +134,7 @@ def nccl_network_that_none_has(recording: Recording) -> Iterator[Draft]:
             ),
             detail="NCCL takes no other network than this one, and the job ends where its ranks connect.",
             confidence=Confidence.LIKELY,
-        ).model_copy(update={"shown_by": meeting(recording, [seen.node for seen in group])})
+        ).model_copy(update={"reproduced_by": meeting(recording, [seen.node for seen in group])})
 
 
 def _nobodys_network(fact: NcclFact) -> tuple[str, str | None] | None:
@@ -153,12 +155,13 @@ def _plugins(recording: Recording, chosen: Callable[[Plugin], bool]) -> dict[Plu
 
 def in_folder(folder: str) -> Remedy:
     """Let the linker look into a folder in which a plug-in lies; it stands in a table of this program's own."""
-    return Remedy(
-        summary=f"Let the linker look into {folder}, where a plug-in lies",
-        commands=(f'export LD_LIBRARY_PATH="{folder}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"',),
+    return remedy(
+        f"Let the linker look into {folder}, where a plug-in lies",
+        f'export LD_LIBRARY_PATH="{folder}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"',
+        scope="job",
         cost="other libraries in that folder are found too",
         undo="take the folder out of LD_LIBRARY_PATH",
-        proof=Proof(reason="the doctor loads no plug-in"),
+        untried="the doctor loads no plug-in",
     )
 
 
@@ -173,12 +176,11 @@ def _without(variable: str) -> Remedy:
 
 
 def _library(lost: str) -> Remedy:
-    return Remedy(
-        summary=f"Install {lost}, or put its folder into LD_LIBRARY_PATH",
-        scope="node",
+    return remedy(
+        f"Install {lost}, or put its folder into LD_LIBRARY_PATH",
         cost="changes the environment of every job on the node",
         undo="remove it again",
-        proof=Proof(reason="the doctor changes no installation"),
+        untried="the doctor changes no installation",
     )
 
 

@@ -6,7 +6,6 @@ from itertools import combinations
 from ddp_doctor.facts.pcie import PcieDevice, PcieFact
 from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge.link_codes import nvlinks
-from ddp_doctor.knowledge.nvml import remedy
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
@@ -23,6 +22,7 @@ from ddp_doctor.phrases.pcie import (
     redirect_off,
     translated,
 )
+from ddp_doctor.remedies.kinds import by_operator
 
 Pair = tuple[PcieDevice, PcieDevice, tuple[str, ...]]
 
@@ -64,7 +64,6 @@ def acs_redirects(recording: Recording) -> Iterator[Draft]:
                 f" through the CPU (ACS): {in_words(ends_of)}"
             ),
             detail="Direct copies between these devices are slower than they could be, and on some machines hang.",
-            confidence=Confidence.LIKELY,
             culprits=node_culprits(recording, group),
             evidence=(acs_evidence(fact, bridges_of), *([iommu] if iommu else [])),
             remedies=(redirect_off(fact, bridges_of),),
@@ -173,8 +172,8 @@ def acs_not_readable(recording: Recording) -> Iterator[Draft]:
             recording,
             group,
             "Whether PCIe switches of {nodes} redirect peer traffic (ACS) cannot be read",
-            Evidence(check="pcie", text=reason),
-            remedy(
+            Evidence(text=reason),
+            by_operator(
                 "Look as root; SrcValid+ or ReqRedir+ on a bridge above GPUs means that ACS is on.",
                 "sudo lspci -vvv | grep -e '^[0-9a-f]' -e ACSCtl",
                 undo=NOTHING_TO_UNDO,

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddp_doctor.facts.pcie import PcieDevice, PcieFact
-from ddp_doctor.knowledge.nvml import remedy
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
@@ -12,6 +11,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.phrases.nodes import host
 from ddp_doctor.phrases.pcie import device_name, gpu_numbers, jobs_gpus
+from ddp_doctor.remedies.kinds import by_operator
 
 #: From this speed on (Gen6) links may drop lanes while idle, by design (L0p).
 _LANES_MAY_SLEEP_GT_PER_S = 64.0
@@ -86,7 +86,6 @@ def _draft(recording: Recording, link: _Link, peers: list[_Link]) -> Draft:
         culprits=(_culprit(recording, link, name),) if peers else (),
         evidence=(
             Evidence(
-                check="pcie",
                 text=f"{name}{slot}: x{link.width} at {link.speed:g} GT/s{beside}",
                 value=link.width,
                 unit="lanes",
@@ -95,7 +94,7 @@ def _draft(recording: Recording, link: _Link, peers: list[_Link]) -> Draft:
             ),
         ),
         remedies=(
-            remedy(
+            by_operator(
                 "Reseat the device, its riser or cable, and look at the slot's bifurcation in the BIOS.",
                 f"sudo lspci -vv -s {link.device.bus_id} | grep -e LnkCap -e LnkSta",
                 cost="the node is out of work meanwhile",

@@ -7,23 +7,19 @@ from ddp_doctor.checks.node.rdma.verbs_library import LIBRARY, PROVIDERS, provid
 from ddp_doctor.checks.node.rdma.wording import GIVE_DEVICES, INSTALL_VERBS, SOCKETS_ON_ALL, port_name
 from ddp_doctor.facts.rdma import RdmaFact
 from ddp_doctor.model.choices import Confidence, Severity, Status
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import by_cause, host, in_words, node_culprit, node_draft
+from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.views.reproducers import everybody
 
-_LOOK = Remedy(
-    summary="Find out why these nodes have no RDMA port that is up, or take them out of the job",
-    commands=(
-        "ls /sys/class/infiniband",
-        "lspci | grep -i -e infiniband -e ethernet",
-        "sudo dmesg | grep -i mlx5",
-    ),
-    scope="node",
+_LOOK = by_administrator(
+    "Find out why these nodes have no RDMA port that is up, or take them out of the job",
+    "ls /sys/class/infiniband",
+    "lspci | grep -i -e infiniband -e ethernet",
+    "sudo dmesg | grep -i mlx5",
     cost="fewer nodes in the job meanwhile",
-    undo=NOTHING_TO_UNDO,
-    proof=Proof(reason="it takes an administrator"),
 )
 
 
@@ -74,13 +70,10 @@ def on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
                 f" {in_words([host(recording, node) for node in with_rdma])} will use RDMA"
             ),
             detail="NCCL takes TCP where it finds no RDMA, and ranks on TCP cannot connect to ranks on RDMA.",
-            confidence=Confidence.LIKELY,
             culprits=tuple(node_culprit(recording, node) for node in nodes),
-            evidence=tuple(
-                Evidence(check="rdma", text=f"{host(recording, node)}: {lacking[node]}") for node in nodes[:8]
-            ),
+            evidence=tuple(Evidence(text=f"{host(recording, node)}: {lacking[node]}") for node in nodes[:8]),
             remedies=(_LOOK, SOCKETS_ON_ALL),
-            shown_by=everybody(recording),
+            reproduced_by=everybody(recording),
         )
 
 
@@ -113,7 +106,6 @@ def devices_hidden(recording: Recording) -> Iterator[Draft]:
         names = [port_name(hca, port) for hca, port in first.ports() if port.is_active]
         where = "this container" if in_container else "the job"
         saw = Evidence(
-            check="rdma",
             text="; ".join(problems[:4]) + (f"; {len(problems) - 4} more" if problems[4:] else ""),
             expected_from="libibverbs opens one such device for each RDMA device",
         )
@@ -129,13 +121,12 @@ def devices_hidden(recording: Recording) -> Iterator[Draft]:
         )
 
 
-_LOAD_VERBS = Remedy(
-    summary="Load the kernel module ib_uverbs, and see that /dev/infiniband may be read and written",
-    commands=("sudo modprobe ib_uverbs", "ls -l /dev/infiniband"),
-    scope="node",
+_LOAD_VERBS = by_administrator(
+    "Load the kernel module ib_uverbs, and see that /dev/infiniband may be read and written",
+    "sudo modprobe ib_uverbs",
+    "ls -l /dev/infiniband",
     cost="an administrator's work",
     undo="sudo modprobe -r ib_uverbs",
-    proof=Proof(reason="it takes an administrator"),
 )
 
 
@@ -166,7 +157,7 @@ def library_missing(recording: Recording) -> Iterator[Draft]:
         NCCL src/misc/ibvsymbols.cc
     """
     for lacking, group in by_cause(users(recording), _lacks).items():
-        saw = Evidence(check="rdma", text=lacking, expected_from="what NCCL opens RDMA devices with")
+        saw = Evidence(text=lacking, expected_from="what NCCL opens RDMA devices with")
         yield node_draft(
             recording,
             group,

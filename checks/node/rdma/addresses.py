@@ -116,7 +116,7 @@ def _draft(
         severity=Severity.ERROR if fails else Severity.WARNING,
         confidence=Confidence.LIKELY,
         expected=_SOURCE,
-    ).model_copy(update={"shown_by": everybody(recording)})
+    ).model_copy(update={"reproduced_by": everybody(recording)})
 
 
 @rule("DD567", "roce-port-without-routable-address", Severity.ERROR, RdmaFact)

@@ -64,7 +64,7 @@ def different_kinds(recording: Recording) -> Iterator[Draft]:
         detail="NCCL uses every active port that it is not told to leave. Mostly it prefers the fast ones.",
         severity=Severity.INFO,
         confidence=Confidence.POSSIBLE,
-    ).model_copy(update={"shown_by": everybody(recording)})
+    ).model_copy(update={"reproduced_by": everybody(recording)})
 
 
 def _is_well_chosen(
@@ -129,7 +129,7 @@ def matches_nothing(recording: Recording) -> Iterator[Draft]:
                 *([instead] if instead else []),
             ),
             severity=Severity.ERROR if fatal else Severity.WARNING,
-            shown_by=everybody(recording),
+            reproduced_by=everybody(recording),
         )
 
 
@@ -151,7 +151,7 @@ def _devices_seen(recording: Recording, seen: Seen[RdmaFact]) -> Evidence:
     ports = [port_name(hca, port) for hca, port in seen.fact.candidates()]
     more = f" and {len(ports) - 12} more" if ports[12:] else ""
     text = f"active on {host(recording, seen.node)}: {', '.join(ports[:12])}{more}"
-    return Evidence(check="rdma", text=text, expected_from=_DOCS)
+    return Evidence(text=text, expected_from=_DOCS)
 
 
 RULES = (different_kinds, matches_nothing)

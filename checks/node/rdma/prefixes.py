@@ -56,7 +56,7 @@ def takes_more(recording: Recording) -> Iterator[Draft]:
             detail="Without = before the first, the names are prefixes: mlx5_1 means mlx5_10 as well.",
             severity=severity,
             confidence=Confidence.PROVED,
-        ).model_copy(update={"shown_by": everybody(recording)})
+        ).model_copy(update={"reproduced_by": everybody(recording)})
 
 
 def _named_and_extra(fact: RdmaFact, value: str) -> tuple[list[tuple[Hca, Port]], list[tuple[Hca, Port]]]:
@@ -120,7 +120,6 @@ def leaves_out_nearest(recording: Recording) -> Iterator[Draft]:
                 f" the nearest to {in_words(gpus)}"
             ),
             detail="Their traffic takes ports behind a CPU, through host memory and without GPUDirect RDMA.",
-            confidence=Confidence.LIKELY,
             culprits=tuple(
                 one.model_copy(update={"kind": "setting", "name": HCA})
                 for one in node_culprits(recording, group)
@@ -129,7 +128,7 @@ def leaves_out_nearest(recording: Recording) -> Iterator[Draft]:
                 Evidence(check="topology", text=text) for text in topologies[group[0].node].nearest_in_words()
             ),
             remedies=(unset({HCA: value}, "NCCL takes the ports nearest to each GPU", proof=NO_TRIAL),),
-            shown_by=everybody(recording),
+            reproduced_by=everybody(recording),
         )
 
 

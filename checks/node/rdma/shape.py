@@ -14,19 +14,21 @@ from ddp_doctor.checks.node.rdma.nodes import (
 from ddp_doctor.checks.node.rdma.wording import Hit, port_draft, same_mtu
 from ddp_doctor.facts.rdma import NetDevice, RdmaFact
 from ddp_doctor.knowledge.rdma import verbs_mtu
-from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.agreement import odd_culprits, split, told
+from ddp_doctor.remedies.kinds import remedy
 
-_COMPARE = Remedy(
-    summary="Compare the nodes' devices, and give the job nodes of one kind, or one NCCL_IB_HCA for all",
-    commands=("ls -l /sys/class/infiniband", "ibdev2netdev"),
+_COMPARE = remedy(
+    "Compare the nodes' devices, and give the job nodes of one kind, or one NCCL_IB_HCA for all",
+    "ls -l /sys/class/infiniband",
+    "ibdev2netdev",
     scope="cluster",
     cost="another choice of nodes",
     undo=NOTHING_TO_UNDO,
-    proof=Proof(reason="it takes other nodes"),
+    untried="it takes other nodes",
 )
 
 
@@ -119,9 +121,8 @@ def rails_differ(recording: Recording) -> Iterator[Draft]:
             if strangers
             else "NCCL's rings go at the pace of the node with the least."
         ),
-        confidence=Confidence.LIKELY,
         culprits=odd_culprits(recording, apart),
-        evidence=(Evidence(check="rdma", text=told(recording, apart)),),
+        evidence=(Evidence(text=told(recording, apart)),),
         remedies=(_COMPARE,),
         severity=Severity.ERROR if strangers else Severity.WARNING,
     )

@@ -7,18 +7,19 @@ from ddp_doctor.checks.node.rdma.wording import Hit, look_at_link, port_draft
 from ddp_doctor.facts.rdma import Port, RdmaFact
 from ddp_doctor.knowledge.rdma import DAY_S, FLAPS, FLAPS_PER_DAY
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import host, in_words
+from ddp_doctor.remedies.kinds import remedy
 
-_UPDATE = Remedy(
-    summary="Bring all devices of the model to one firmware when the nodes are serviced next",
-    commands=("sudo mlxfwmanager --query",),
+_UPDATE = remedy(
+    "Bring all devices of the model to one firmware when the nodes are serviced next",
+    "sudo mlxfwmanager --query",
     scope="cluster",
     cost="an administrator's work and a reset of the devices",
     undo=NOTHING_TO_UNDO,
-    proof=Proof(reason="the doctor changes no firmware"),
+    untried="the doctor changes no firmware",
 )
 
 
@@ -61,7 +62,7 @@ def _different(recording: Recording, board: str, versions: dict[str, list[Hit]])
             Culprit(kind="nic", node=host(recording, node), node_rank=node, name=hca.name)
             for node, hca, _ in (few if usual_one else ())
         ),
-        evidence=(Evidence(check="rdma", text="; ".join(told[:6])),),
+        evidence=(Evidence(text="; ".join(told[:6])),),
         remedies=(_UPDATE,),
     )
 

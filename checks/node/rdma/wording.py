@@ -11,11 +11,12 @@ from ddp_doctor.facts.rdma import Hca, Port
 from ddp_doctor.knowledge import nccl_hca
 from ddp_doctor.knowledge.roce_gids import FAMILY, INDEX, SEARCH_SETTINGS
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Proof, Remedy, Setting
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.phrases import nccl_settings
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, host, in_words
 from ddp_doctor.phrases.settings import shown
+from ddp_doctor.remedies.kinds import by_administrator, remedy
 
 #: One port of one node.
 Hit = tuple[int, Hca, Port]
@@ -23,7 +24,7 @@ Hit = tuple[int, Hca, Port]
 #: Of more ports than this the evidence shows the first; the culprits name them all.
 LINES_OF_EVIDENCE = 16
 
-_BY_HAND = Proof(reason="it takes an administrator")
+
 #: Beside these no setting about RDMA does anything.
 _WITHOUT_RDMA = ("NCCL_IB_DISABLE", "NCCL_NET")
 
@@ -69,10 +70,10 @@ def _evidence(
         alike.setdefault((node, sight(hit)), []).append(port_name(hca, port))
     for (node, seen), names in list(alike.items())[:LINES_OF_EVIDENCE]:
         at = f" on {host(recording, node)}" if several else ""
-        yield Evidence(check="rdma", text=f"{', '.join(names)}{at}: {seen}", expected_from=expected)
+        yield Evidence(text=f"{', '.join(names)}{at}: {seen}", expected_from=expected)
     left = sum(len(names) for names in list(alike.values())[LINES_OF_EVIDENCE:])
     if left:
-        yield Evidence(check="rdma", text=f"and {left} ports more, named in the JSON report")
+        yield Evidence(text=f"and {left} ports more, named in the JSON report")
 
 
 def port_name(hca: Hca, port: Port) -> str:
@@ -104,21 +105,18 @@ def look_at_link(hits: Sequence[Hit], why: str) -> Remedy:
     name = hca.name if nccl_hca.is_name(hca.name) else "DEVICE"
     ethernet = [f"ethtool {one}" for one in port.netdevs[:1] if nccl_hca.is_name(one)]
     infiniband = [f"ibstat {name}", f"sudo mlxlink -d {name} -c -e   # from mft; the cable's own readings"]
-    return Remedy(
-        summary=f"{why}: look at the cable, the transceiver and the switch port at its other end",
-        commands=tuple(ethernet if port.is_roce and ethernet else infiniband),
-        scope="node",
+    return by_administrator(
+        f"{why}: look at the cable, the transceiver and the switch port at its other end",
+        *ethernet if port.is_roce and ethernet else infiniband,
         cost="hands at the cable; the node drained meanwhile",
-        undo=NOTHING_TO_UNDO,
-        proof=_BY_HAND,
     )
 
 
 def look_at_bond(bond: str, slaves: Sequence[str]) -> Remedy:
     """Find out why links of a bond are down."""
-    return Remedy(
-        summary="Look at the cable, the transceiver and the switch port of the slave that is down",
-        commands=tuple(
+    return by_administrator(
+        "Look at the cable, the transceiver and the switch port of the slave that is down",
+        *(
             command
             for name, command in (
                 (bond, f"cat /proc/net/bonding/{bond}"),
@@ -126,21 +124,17 @@ def look_at_bond(bond: str, slaves: Sequence[str]) -> Remedy:
             )
             if nccl_hca.is_name(name)
         ),
-        scope="node",
         cost="hands at the cable; the bond carries on meanwhile",
-        undo=NOTHING_TO_UNDO,
-        proof=_BY_HAND,
         references=("https://docs.kernel.org/networking/bonding.html",),
     )
 
 
-START_SUBNET_MANAGER = Remedy(
-    summary="See that a subnet manager runs in this fabric: opensm on one host, or the switch's own",
-    commands=("sudo sminfo   # who is the subnet manager", "ibstat"),
+START_SUBNET_MANAGER = by_administrator(
+    "See that a subnet manager runs in this fabric: opensm on one host, or the switch's own",
+    "sudo sminfo   # who is the subnet manager",
+    "ibstat",
     scope="cluster",
     cost="an administrator's work; none for running jobs",
-    undo=NOTHING_TO_UNDO,
-    proof=_BY_HAND,
     references=("https://docs.kernel.org/infiniband/index.html",),
 )
 
@@ -208,53 +202,51 @@ SOCKETS_ON_ALL = nccl_settings.remedy(
     conflicts=("NCCL_IB_HCA",),
 )
 
-UPGRADE_NCCL = Remedy(
-    summary="Or take a torch with NCCL 2.26 or newer, which finds the entry itself, in containers too",
+UPGRADE_NCCL = remedy(
+    "Or take a torch with NCCL 2.26 or newer, which finds the entry itself, in containers too",
+    scope="job",
     cost="another release of torch",
     undo="install the former one",
-    proof=Proof(reason="the doctor installs nothing"),
+    untried="the doctor installs nothing",
 )
 
-GIVE_ADDRESS = Remedy(
-    summary="Give the interface of each such port an IPv4 address in the network of its rail",
-    commands=("ip -br address", "sudo ip address add ADDRESS/PREFIX dev INTERFACE"),
-    scope="node",
+GIVE_ADDRESS = by_administrator(
+    "Give the interface of each such port an IPv4 address in the network of its rail",
+    "ip -br address",
+    "sudo ip address add ADDRESS/PREFIX dev INTERFACE",
     cost="an administrator's work; addresses as the fabric's plan says",
     undo="ip address del",
-    proof=_BY_HAND,
     references=(f"{nccl_settings.TROUBLE}#rdma-over-converged-ethernet-roce",),
 )
 
 #: The RDMA devices of a host for a container.
-GIVE_DEVICES = Remedy(
-    summary="Give the container the host's RDMA devices: --device /dev/infiniband, or Kubernetes' device plug-in",
-    commands=("docker run --device /dev/infiniband --ulimit memlock=-1 --cap-add IPC_LOCK …",),
-    container=("--device=/dev/infiniband", "--ulimit=memlock=-1", "--cap-add=IPC_LOCK"),
-    scope="node",
+GIVE_DEVICES = remedy(
+    "Give the container the host's RDMA devices: --device /dev/infiniband, or Kubernetes' device plug-in",
+    "docker run --device /dev/infiniband --ulimit memlock=-1 --cap-add IPC_LOCK …",
     cost="the container reaches the fabric; its processes may pin memory",
     undo="start it without the option",
-    proof=Proof(reason="the doctor starts no container"),
+    untried="the doctor starts no container",
     references=(nccl_settings.TROUBLE,),
+    container=("--device=/dev/infiniband", "--ulimit=memlock=-1", "--cap-add=IPC_LOCK"),
 )
 
-INSTALL_VERBS = Remedy(
-    summary="Install rdma-core's libraries in the image: libibverbs1 and ibverbs-providers, or libibverbs",
-    commands=("apt-get install libibverbs1 ibverbs-providers", "dnf install libibverbs"),
-    scope="node",
+INSTALL_VERBS = remedy(
+    "Install rdma-core's libraries in the image: libibverbs1 and ibverbs-providers, or libibverbs",
+    "apt-get install libibverbs1 ibverbs-providers",
+    "dnf install libibverbs",
     cost="a few megabytes of the image",
     undo="remove the packages",
-    proof=Proof(reason="the doctor installs nothing"),
+    untried="the doctor installs nothing",
     references=("https://github.com/linux-rdma/rdma-core",),
 )
 
 
-LOSSLESS = Remedy(
-    summary="Compare flow control (PFC), ECN and the traffic class on hosts and switches with the fabric's plan",
-    commands=("mlnx_qos -i INTERFACE", "ethtool -S INTERFACE | grep -e pause -e discard"),
+LOSSLESS = by_administrator(
+    "Compare flow control (PFC), ECN and the traffic class on hosts and switches with the fabric's plan",
+    "mlnx_qos -i INTERFACE",
+    "ethtool -S INTERFACE | grep -e pause -e discard",
     scope="cluster",
     cost="an administrator's work on hosts and switches; NCCL_IB_TC is the class that the plan names",
-    undo=NOTHING_TO_UNDO,
-    proof=_BY_HAND,
     references=(
         nccl_settings.entry("NCCL_IB_TC"),
         f"{nccl_settings.TROUBLE}#rdma-over-converged-ethernet-roce",
@@ -281,16 +273,11 @@ def wait_longer() -> Remedy:
 def try_path(device: str | None) -> Remedy:
     """RDMA between two nodes without NCCL."""
     name = device if device is not None and nccl_hca.is_name(device) else "DEVICE"
-    return Remedy(
-        summary="Test the path without NCCL, from one of the nodes to the other",
-        commands=(
-            f"ib_write_bw -d {name} -R   # on one node",
-            f"ib_write_bw -d {name} -R HOST   # on the other",
-        ),
-        scope="node",
+    return by_administrator(
+        "Test the path without NCCL, from one of the nodes to the other",
+        f"ib_write_bw -d {name} -R   # on one node",
+        f"ib_write_bw -d {name} -R HOST   # on the other",
         cost="some seconds; perftest must be installed",
-        undo=NOTHING_TO_UNDO,
-        proof=_BY_HAND,
         references=("https://github.com/linux-rdma/perftest",),
     )
 
@@ -298,11 +285,9 @@ def try_path(device: str | None) -> Remedy:
 def same_mtu(mtu_bytes: int, interfaces: Sequence[str]) -> Remedy:
     """The MTU of the peers, on interfaces and on the switch."""
     names = [name for name in interfaces if nccl_hca.is_name(name)]
-    return Remedy(
-        summary=f"Set the MTU to {mtu_bytes}, as the peers have it, after making sure that the switch carries it",
-        commands=tuple(f"sudo ip link set dev {name} mtu {mtu_bytes}" for name in names[:8]),
-        scope="node",
+    return by_administrator(
+        f"Set the MTU to {mtu_bytes}, as the peers have it, after making sure that the switch carries it",
+        *(f"sudo ip link set dev {name} mtu {mtu_bytes}" for name in names[:8]),
         cost="running connections over it are disturbed; too large for the switch, and packets vanish",
         undo="set the former MTU",
-        proof=_BY_HAND,
     )

@@ -3,16 +3,16 @@
 import posixpath
 from collections.abc import Iterator
 
-from ddp_doctor.checks.node.software.evidence import observed
 from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge import versions
 from ddp_doctor.knowledge.versions import dotted, release
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Proof, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import by_cause, node_draft
 from ddp_doctor.phrases.settings import printable
+from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.software import of_the_job
 
 
@@ -40,7 +40,10 @@ def packages_overwrite(recording: Recording) -> Iterator[Draft]:
         own = _own_package(cuda)
         wrong = [name for name in packages if name != own]
         written = f"the file is {there}'s" if there else "the file is of neither's size"
-        saw = observed(f"{' and '.join(packages)} are installed; {written}", "the RECORD of each package")
+        saw = Evidence(
+            text=f"{' and '.join(packages)} are installed; {written}",
+            expected_from="the RECORD of each package",
+        )
         yield node_draft(
             recording,
             group,
@@ -75,15 +78,14 @@ def _severity(there: str | None, own: str, fact: Software) -> Severity | None:
 
 def _one_only(wrong: list[str], own: str, version: str | None) -> Remedy:
     pinned = own + (f"=={version}" if version else "")
-    return Remedy(
-        summary=f"Uninstall {' and '.join(wrong)}, then write {pinned} anew",
-        commands=(
-            f"python -m pip uninstall -y {' '.join(wrong)}",
-            f"python -m pip install --force-reinstall --no-deps {pinned}",
-        ),
+    return remedy(
+        f"Uninstall {' and '.join(wrong)}, then write {pinned} anew",
+        f"python -m pip uninstall -y {' '.join(wrong)}",
+        f"python -m pip install --force-reinstall --no-deps {pinned}",
+        scope="job",
         cost="changes the environment of every job that uses it; what asked for the other package loses it",
         undo="install the other package again",
-        proof=Proof(reason="the doctor changes no installation"),
+        untried="the doctor changes no installation",
     )
 
 
@@ -111,7 +113,10 @@ def copy_without_effect(recording: Recording) -> Iterator[Draft]:
             recording,
             group,
             f"{printable(by)} on {{nodes}} names a libnccl that torch does not load",
-            observed(f"{printable(file)} lies there, and {printable(instead)}", "ldd of libtorch_cuda.so"),
+            Evidence(
+                text=f"{printable(file)} lies there, and {printable(instead)}",
+                expected_from="ldd of libtorch_cuda.so",
+            ),
             detail="The RPATH of torch's own libraries comes before LD_LIBRARY_PATH.",
         )
 

@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.node.software import wording
-from ddp_doctor.checks.node.software.evidence import observed
 from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge import versions
 from ddp_doctor.knowledge.versions import dotted, release
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import by_cause, node_draft
@@ -35,7 +34,10 @@ def cpu_torch_beside_gpus(recording: Recording) -> Iterator[Draft]:
     """
     for (version, driver, gpus), group in by_cause(with_gpus(recording), _cpu_build).items():
         title = f"torch {version} on {{nodes}} is a CPU build, so the GPUs stay idle"
-        saw = observed(f"torch/version.py names no CUDA, beside {gpus} GPU devices", f"driver {driver}")
+        saw = Evidence(
+            text=f"torch/version.py names no CUDA, beside {gpus} GPU devices",
+            expected_from=f"driver {driver}",
+        )
         detail = 'Where the CPU is meant, use --backend gloo or CUDA_VISIBLE_DEVICES="".'
         yield node_draft(recording, group, title, saw, wording.cuda_build(driver), detail=detail)
 
@@ -69,7 +71,7 @@ def driver_too_old_for_cuda(recording: Recording) -> Iterator[Draft]:
         detail = f"{bridge} bridges this on data-centre GPUs." if bridge else "No rank gets its GPU."
         remedies = wording.driver_upgrade(f"Upgrade it to {least} or newer"), wording.cuda_build(driver)
         saw, severity = (
-            observed(f"driver {driver}", versions.DRIVER_SOURCE),
+            Evidence(text=f"driver {driver}", expected_from=versions.DRIVER_SOURCE),
             Severity.INFO if bridge else None,
         )
         yield node_draft(recording, group, title, saw, *remedies, detail=detail, severity=severity)

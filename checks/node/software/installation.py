@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.node.software import wording
-from ddp_doctor.checks.node.software.evidence import observed
 from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge import versions
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import by_cause, node_draft
@@ -34,7 +33,10 @@ def torch_installation_broken(recording: Recording) -> Iterator[Draft]:
     """
     for (problem, severity), group in by_cause(of_the_job(recording), _broken_torch).items():
         remedy = wording.anew("Install torch anew here, or run the doctor with the job's Python", "torch")
-        title, saw = f"torch is broken on {{nodes}}: {problem}", observed(problem, "importing torch")
+        title, saw = (
+            f"torch is broken on {{nodes}}: {problem}",
+            Evidence(text=problem, expected_from="importing torch"),
+        )
         detail = "Ranks fail where they import torch, or later where two versions meet."
         yield node_draft(recording, group, title, saw, remedy, detail=detail, severity=severity)
 
@@ -70,7 +72,7 @@ def torch_or_python_too_old(recording: Recording) -> Iterator[Draft]:
         title, newer = f"{old.what} on {{nodes}} is too old: {old.why}", wording.anew("Move to a newer one")
         detail, saw = (
             "New releases pass it by, and nobody tests them with it.",
-            observed(old.what, old.source),
+            Evidence(text=old.what, expected_from=old.source),
         )
         yield node_draft(recording, group, title, saw, newer, detail=detail, severity=old.severity)
 
@@ -101,9 +103,9 @@ def torch_finds_no_backend(recording: Recording) -> Iterator[Draft]:
             "Install torch with pip, or copy its torch-*.dist-info folder beside it", "torch"
         )
         title = "torch on {nodes} finds no backend, neither gloo nor NCCL: its package metadata is missing"
-        saw = observed(
-            f"{folder} looks for entry points torch.distributed.backends, and no package has one called gloo",
-            "torch/distributed/distributed_c10d.py",
+        saw = Evidence(
+            text=f"{folder} looks for entry points torch.distributed.backends, and no package has one called gloo",
+            expected_from="torch/distributed/distributed_c10d.py",
         )
         detail = 'Ranks fail in init_process_group with "Unknown c10d backend type".'
         yield node_draft(recording, group, title, saw, remedy, detail=detail)

@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.node.software import wording
-from ddp_doctor.checks.node.software.evidence import observed
 from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge import versions
 from ddp_doctor.knowledge.versions import dotted, release
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import by_cause, node_draft
@@ -37,7 +36,7 @@ def nccl_differs_from_torch(recording: Recording) -> Iterator[Draft]:
         title = f"torch would load NCCL {loaded} on {{nodes}}, but was built with {needed}"
         by = group[0].fact.nccl_brought_by
         text = f"{library} is of version {loaded}" + (f", brought by {by}" if by else "")
-        saw = observed(text, f"torch's package metadata pins {needed}")
+        saw = Evidence(text=text, expected_from=f"torch's package metadata pins {needed}")
         severity, remedy = (
             versions.nccl_mismatch(release(loaded), release(needed)),
             wording.nccl(cuda, needed),
@@ -75,7 +74,10 @@ def nccl_with_known_fault(recording: Recording) -> Iterator[Draft]:
         for issue in versions.nccl_issues(release(nccl), release(torch), machine, nnodes):
             title = f"NCCL {nccl} on {{nodes}} {issue.effect}"
             detail = f"Known of NCCL {dotted(issue.since)} to before {dotted(issue.before)}; not every job meets it."
-            saw, remedies = observed(f"NCCL {nccl} with torch {torch}", issue.source), wording.without(issue)
+            saw, remedies = (
+                Evidence(text=f"NCCL {nccl} with torch {torch}", expected_from=issue.source),
+                wording.without(issue),
+            )
             maybe = Confidence.POSSIBLE
             yield node_draft(recording, group, title, saw, *remedies, detail=detail, confidence=maybe)
 
@@ -105,7 +107,7 @@ def nccl_library_unusable(recording: Recording) -> Iterator[Draft]:
         remedy = wording.nccl(group[0].fact.torch_cuda, group[0].fact.nccl_required_by_torch)
         title, saw = (
             f"torch cannot load NCCL on {{nodes}}: {fault}",
-            observed(fault, "ldd of libtorch_cuda.so"),
+            Evidence(text=fault, expected_from="ldd of libtorch_cuda.so"),
         )
         detail = "libtorch_cuda.so is linked with libnccl.so.2, so importing torch fails on every rank."
         yield node_draft(recording, group, title, saw, remedy, detail=detail)

@@ -4,17 +4,19 @@ from collections.abc import Iterator
 
 from ddp_doctor.knowledge.versions import NcclIssue, dotted, first_torch_with, release, wheel_index
 from ddp_doctor.model.finding import Proof, Remedy, Setting
+from ddp_doctor.remedies.kinds import remedy
 
 
 def anew(summary: str, *packages: str) -> Remedy:
     """Install these packages into the job's environment; without packages the words alone."""
     command = " ".join(("python -m pip install --force-reinstall", *packages))
-    return Remedy(
-        summary=summary,
-        commands=(command,) if packages else (),
+    return remedy(
+        summary,
+        *((command,) if packages else ()),
+        scope="job",
         cost="changes the environment of every job that uses it",
         undo="install the former version again",
-        proof=Proof(reason="the doctor changes no installation"),
+        untried="the doctor changes no installation",
     )
 
 
@@ -29,12 +31,11 @@ def cuda_build(driver: str) -> Remedy:
 
 def driver_upgrade(summary: str) -> Remedy:
     """A newer driver, which is the administrator's business."""
-    return Remedy(
-        summary=summary,
-        scope="node",
+    return remedy(
+        summary,
         cost="the node must be drained",
         undo="install the former driver again",
-        proof=Proof(reason="the doctor changes no installation"),
+        untried="the doctor changes no installation",
     )
 
 

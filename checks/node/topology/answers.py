@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.facts.topology import TopologyFact, TopologyHangFact
-from ddp_doctor.knowledge import nvml as known
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording
@@ -13,6 +12,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.pci_tree import link_code
 from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names
+from ddp_doctor.remedies.gpus import REBOOT
 
 _BELOW_ONE_BRIDGE = ("PIX", "PXB")
 _PAIRS_IN_A_TITLE = 4
@@ -63,7 +63,7 @@ def driver_and_sysfs_disagree(recording: Recording) -> Iterator[Draft]:
                 culprit(recording, seen.node, (one, two)) for seen in group for one, two, _, _ in pairs
             ),
             evidence=tuple(
-                Evidence(check="topology", text=f"{one}-{two} is {driver} to the driver, {tree} in /sys")
+                Evidence(text=f"{one}-{two} is {driver} to the driver, {tree} in /sys")
                 for one, two, driver, tree in pairs
             ),
             remedies=(_VENDORS_FILE,),
@@ -110,18 +110,16 @@ def topology_never_answered(recording: Recording) -> Iterator[Draft]:
             title=f"{call} never answers on {node_names(recording, seen)}",
             detail="What asked was killed. NCCL asks the driver the same when a job starts.",
             severity=asked_for(recording, Severity.ERROR),
-            confidence=Confidence.LIKELY,
             culprits=node_culprits(recording, seen),
             evidence=(
                 Evidence(
-                    check="topology",
                     text=f"{call} had not come back after {waited:.1f} s",
                     value=waited,
                     unit="s",
                     expected_from="NVML answers in a second, without persistence mode in some seconds per GPU",
                 ),
             ),
-            remedies=(known.REBOOT,),
+            remedies=(REBOOT,),
         )
 
 

@@ -109,7 +109,7 @@ def _path_evidence(fact: TopologyFact, code: str, pairs: Sequence[tuple[str, str
         why = "NCCL uses P2P here on AMD CPUs, and such hangs were reported on Intel ones too"
     else:
         why = "NCCL before 2.23 uses P2P here on AMD CPUs"
-    return Evidence(check="topology", text=f"{_pairs(pairs)} over {code}, {codes.meaning_of(code)}: {why}")
+    return Evidence(text=f"{_pairs(pairs)} over {code}, {codes.meaning_of(code)}: {why}")
 
 
 def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
@@ -144,10 +144,8 @@ def pcietree_hidden(recording: Recording) -> Iterator[Draft]:
             detail="NCCL cannot know then which GPUs are near each other. Nothing is wrong as long as it is fast.",
             confidence=Confidence.LIKELY if "-" in ranges else Confidence.POSSIBLE,
             evidence=(
-                Evidence(
-                    check="topology", text="every two GPUs are joined by PHB, and all have the same CPUs"
-                ),
-                *([Evidence(check="topology", text=f"all belong to NUMA nodes {ranges}")] if ranges else []),
+                Evidence(text="every two GPUs are joined by PHB, and all have the same CPUs"),
+                *([Evidence(text=f"all belong to NUMA nodes {ranges}")] if ranges else []),
                 *cluster_evidence(recording, group[0].node),
             ),
             remedies=(topology_file([cluster(recording, seen.node) for seen in group]),),

@@ -31,7 +31,7 @@ def _draft(
         culprits=tuple(node_culprit(recording, node) for node in nodes),
         evidence=words.lines(recording, group),
         remedies=remedies,
-        shown_by=words.again(group, nodes[0] if len(nodes) == 1 else None),
+        reproduced_by=words.again(group, nodes[0] if len(nodes) == 1 else None),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from ddp_doctor.checks.node.topology import transport_wording as words
 from ddp_doctor.facts.host import Host
 from ddp_doctor.facts.interfaces import InterfacesFact
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
@@ -59,15 +59,11 @@ def _draft(recording: Recording, group: Sequence[Seen[InterfacesFact]], found: S
         title=f"{node_names(recording, group)} are containers of one machine, and NCCL joins their GPUs over"
         " the network",
         detail=f"NCCL takes them for different hosts: {why}.",
-        confidence=Confidence.LIKELY,
         culprits=node_culprits(recording, group),
         evidence=(
             Evidence(check="interfaces", text="they have one boot id"),
             *(
-                Evidence(
-                    check="topology",
-                    text=f"NCCL's log: {ranks_at(recording, one.ranks)} via {one.transport.via}",
-                )
+                Evidence(text=f"NCCL's log: {ranks_at(recording, one.ranks)} via {one.transport.via}")
                 for one in found[: words.MOST_PAIRS]
             ),
         ),

@@ -157,14 +157,11 @@ def p2p_beyond_limit(recording: Recording) -> Iterator[Draft]:
                 culprit(recording, place.seen.node, used.gpus, used.ranks) for place, used, _ in group
             ),
             evidence=tuple(
-                Evidence(
-                    check="topology",
-                    text=f"{'-'.join(used.gpus)} is {code}; the log says {used.transports[0].via}",
-                )
+                Evidence(text=f"{'-'.join(used.gpus)} is {code}; the log says {used.transports[0].via}")
                 for _, used, code in group[: words.MOST_PAIRS]
             ),
             remedies=(UNSET_LEVEL,),
-            shown_by=between(recording, group[0][1].ranks),
+            reproduced_by=between(recording, group[0][1].ranks),
         )
 
 
@@ -236,9 +233,7 @@ def _evidence(one: Difference) -> Evidence:
     said = next(it.via for it in one.used.transports if it.kind == one.kind)
     path = f"{'-'.join(one.used.gpus)} is {one.expected.code}{words.rate(one.expected.rate_gb_per_s)}"
     ranks = f"ranks {one.used.ranks[0]} and {one.used.ranks[1]}"
-    return Evidence(
-        check="topology", text=f"{path}; NCCL's log: {ranks} via {said}{words.rate(one.instead())}"
-    )
+    return Evidence(text=f"{path}; NCCL's log: {ranks} via {said}{words.rate(one.instead())}")
 
 
 RULES = (p2p_not_used, nvlink_not_used, network_within_host, p2p_beyond_limit)

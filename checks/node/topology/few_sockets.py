@@ -12,7 +12,7 @@ from ddp_doctor.knowledge.expected_speed import LEAST_BYTES
 from ddp_doctor.knowledge.link_rates import network
 from ddp_doctor.knowledge.network import FAST_ETHERNET_MBPS, SOCKETS, SOCKETS_SHARE
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence, Showing
+from ddp_doctor.model.finding import Draft, Evidence, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import host, in_words
@@ -67,11 +67,11 @@ def one_socket(recording: Recording) -> Iterator[Draft]:
                 expected=least,
                 expected_from="the speed of the interface that NCCL takes",
             ),
-            Evidence(check="topology", text="NCCL's log: NET/Socket, without further threads and sockets"),
+            Evidence(text="NCCL's log: NET/Socket, without further threads and sockets"),
             *cluster_evidence(recording, nodes[0]),
         ),
         remedies=(more_sockets(*SOCKETS),),
-        shown_by=Showing(kind="all_reduce", size_bytes=LEAST_BYTES),
+        reproduced_by=Reproducer(kind="all_reduce", size_bytes=LEAST_BYTES),
     )
 
 

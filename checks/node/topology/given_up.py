@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from ddp_doctor.checks.node.topology import transport_wording as words
 from ddp_doctor.checks.node.topology.culprits import hosts_of
 from ddp_doctor.facts.topology import TopologyFact
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
@@ -86,19 +86,17 @@ def _draft(
     return Draft(
         title=f"{shown(name, value)} keeps NCCL from {kept} between GPUs of {hosts_of(recording, seen)}: {pairs}",
         detail=f"They talk over {words.NAMES[worst.having.choice.kind]} instead.{price}",
-        confidence=Confidence.LIKELY,
         severity=None if price or leaves else Severity.INFO,
         culprits=(Culprit(kind="setting", name=name), *_nodes(recording, seen)),
         evidence=tuple(
             Evidence(
-                check="topology",
                 text=f"{'-'.join(one.having.gpus)} is {one.having.code}{words.rate(one.without.rate_gb_per_s)},"
-                f" {one.without.choice.why}; now {one.having.choice.kind}{words.rate(one.having.rate_gb_per_s)}",
+                f" {one.without.choice.why}; now {one.having.choice.kind}{words.rate(one.having.rate_gb_per_s)}"
             )
             for one in losses[: words.MOST_PAIRS]
         ),
         remedies=(words.unset_setting(name, value, f"NCCL then uses {kept}"),),
-        shown_by=between_gpus(recording, seen[0].node, worst.having.gpus),
+        reproduced_by=between_gpus(recording, seen[0].node, worst.having.gpus),
     )
 
 

@@ -65,14 +65,13 @@ def not_used(recording: Recording) -> Iterator[Draft]:
             culprits=tuple(_culprit(recording, one, nic) for one, (_, nic, _) in group),
             evidence=tuple(
                 Evidence(
-                    check="topology",
                     text=f"{gpu} and {nic} are {code}; NCCL's log: rank {one.ranks[0]} receives from rank"
-                    f" {one.ranks[1]} via {one.transport.via}",
+                    f" {one.ranks[1]} via {one.transport.via}"
                 )
                 for one, (gpu, nic, code) in group[: words.MOST_PAIRS]
             ),
             remedies=(remedy,),
-            shown_by=between(recording, group[0][0].ranks) if remedy is not words.SHOW_NETWORK else None,
+            reproduced_by=between(recording, group[0][0].ranks) if remedy is not words.SHOW_NETWORK else None,
         )
 
 

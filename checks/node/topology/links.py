@@ -110,7 +110,6 @@ def _in_words(down: Down) -> str:
 
 def _state(down: Down) -> Evidence:
     return Evidence(
-        check="topology",
         text=f"{down.gpu}: inactive links {', '.join(map(str, down.inactive))}",
         value=down.active,
         expected=down.expected,
@@ -184,7 +183,7 @@ def _counters(fact: TopologyFact, links: Sequence[_Link]) -> Iterator[Evidence]:
                 if count:
                     rate = link.errors_per_s.get(name, 0.0)
                     text = f"{gpu.gpu}, link {link.index}: {MEANINGS.get(name, name)}, {rate:g} more a second"
-                    yield Evidence(check="topology", text=text, value=count, expected_from="DCGM's limits")
+                    yield Evidence(text=text, value=count, expected_from="DCGM's limits")
 
 
 RULES = (nvlinks_down, nvlink_errors)

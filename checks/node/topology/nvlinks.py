@@ -53,9 +53,7 @@ def _shortfall_draft(recording: Recording, group: Sequence[Seen[TopologyFact]], 
     have = f"share {short.links}" if len(short.gpus) > 1 else f"has {short.links or 'none'}"
     where = hosts_of(recording, group)
     text, peers = f"NVLinks of {names}", "the other GPUs of the same matrix"
-    evidence = Evidence(
-        check="topology", text=text, value=short.links, expected=short.expected, expected_from=peers
-    )
+    evidence = Evidence(text=text, value=short.links, expected=short.expected, expected_from=peers)
     return Draft(
         title=f"NVLinks are missing on {where}: {names} {have} where the others have {short.expected}",
         detail="All-reduce goes at the pace of the slowest link, so every GPU of the node loses by it.",

@@ -66,7 +66,7 @@ def p2p_stalls(recording: Recording) -> Iterator[Draft]:
                 else []
             ),
         ),
-        shown_by=between(recording, stalls[0].ranks, [one.ranks for one in stalls]),
+        reproduced_by=between(recording, stalls[0].ranks, [one.ranks for one in stalls]),
     )
 
 
@@ -102,7 +102,7 @@ def _stall_evidence(stalls: Sequence[Stall], fact: TopologyFact) -> Iterator[Evi
         yield _path_evidence(one.gpus, one.code)
     limit, why = fact.p2p_limit(stalls[0].log)
     if all(codes.allowed(one.code, limit) for one in stalls):
-        yield Evidence(check="topology", text=f"P2P is allowed up to {limit}: {why}")
+        yield Evidence(text=f"P2P is allowed up to {limit}: {why}")
 
 
 def _hca(recording: Recording, seen: Seen[TopologyFact]) -> list[Remedy]:
@@ -153,7 +153,7 @@ def p2p_may_cross_sockets(recording: Recording) -> Iterator[Draft]:
             detail=f"On some machines such a job hangs in its first all-reduce. P2P may reach so far: {why}.",
             confidence=Confidence.POSSIBLE,
             culprits=tuple(culprit(recording, one.node, pair) for one in group for pair in pairs),
-            evidence=(*paths, *(Evidence(check="topology", text=text) for text in fact.nearest_in_words())),
+            evidence=(*paths, *(Evidence(text=text) for text in fact.nearest_in_words())),
             remedies=(
                 DISABLE_P2P.model_copy(
                     update={"summary": "If it hangs, send the traffic through host memory"}
@@ -193,7 +193,7 @@ def hosts_crossing_sockets(recording: Recording) -> set[int]:
 
 
 def _path_evidence(gpus: tuple[str, str], code: str) -> Evidence:
-    return Evidence(check="topology", text=f"{'-'.join(gpus)} is {code}: {codes.meaning_of(code)}")
+    return Evidence(text=f"{'-'.join(gpus)} is {code}: {codes.meaning_of(code)}")
 
 
 RULES = (p2p_stalls, p2p_may_cross_sockets)

@@ -86,11 +86,10 @@ def nvlink_without_p2p(recording: Recording) -> Iterator[Draft]:
                 " manager has not set these GPUs up."
             ),
             severity=asked_for(recording, Severity.ERROR),
-            confidence=Confidence.LIKELY,
             culprits=_culprits(recording, group, broken),
             evidence=_evidence(broken),
             remedies=(REPAIR_FABRIC, GO_WITHOUT_P2P),
-            shown_by=meeting(recording, [host.seen.node for host in group]),
+            reproduced_by=meeting(recording, [host.seen.node for host in group]),
         )
 
 
@@ -221,9 +220,8 @@ def _listed(refused: Sequence[_Refused]) -> str:
 def _evidence(refused: Sequence[_Refused]) -> tuple[Evidence, ...]:
     return tuple(
         Evidence(
-            check="topology",
             text=f"P2P between {'-'.join(one.pair)} is {one.word} to the driver"
-            + (f", joined by {one.code}" if one.code else ""),
+            + (f", joined by {one.code}" if one.code else "")
         )
         for one in refused[:_MOST_TOLD]
     )

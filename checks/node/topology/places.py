@@ -43,7 +43,7 @@ def far_from_every_nic(recording: Recording) -> Iterator[Draft]:
             detail=_nic_detail(fact, gpus),
             confidence=Confidence.PROVED,
             culprits=tuple(culprit(recording, seen.node, [gpu]) for seen in group for gpu in gpus),
-            evidence=tuple(Evidence(check="topology", text=text) for text in fact.nearest_in_words()),
+            evidence=tuple(Evidence(text=text) for text in fact.nearest_in_words()),
         )
 
 
@@ -104,9 +104,9 @@ def _far_from_cpus(fact: TopologyFact) -> tuple[tuple[str, ...], bool] | None:
 
 
 def _cpu_evidence(seen: Seen[TopologyFact], gpus: Sequence[str]) -> Iterator[Evidence]:
-    yield Evidence(check="topology", text=f"CPUs that the job may use: {seen.fact.allowed_cpus}")
+    yield Evidence(text=f"CPUs that the job may use: {seen.fact.allowed_cpus}")
     for gpu in gpus:
-        yield Evidence(check="topology", text=f"CPUs near {gpu}: {seen.fact.near_cpus[gpu]}")
+        yield Evidence(text=f"CPUs near {gpu}: {seen.fact.near_cpus[gpu]}")
 
 
 def _near_cpus(fact: TopologyFact, gpus: Sequence[str]) -> Remedy:

@@ -60,13 +60,11 @@ def ends_before_nic(recording: Recording) -> Iterator[Draft]:
             " CPU. NCCL's choice is often right; not tried.",
             confidence=Confidence.POSSIBLE,
             evidence=tuple(
-                Evidence(
-                    check="topology", text=f"{way.gpu} to {', '.join(way.nics)} is {way.code}; {way.why}"
-                )
+                Evidence(text=f"{way.gpu} to {', '.join(way.nics)} is {way.code}; {way.why}")
                 for way in ways[:MOST_PAIRS]
             ),
             remedies=(widen_gpudirect(GDR_LEVEL, level),),
-            shown_by=everybody(recording),
+            reproduced_by=everybody(recording),
         )
 
 

@@ -9,7 +9,7 @@ from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge.expected_speed import BOUNDING, FAR_BELOW, LEAST_BYTES
 from ddp_doctor.knowledge.nvml import OS_MANAGED_MEMORY
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence, Remedy, Showing
+from ddp_doctor.model.finding import Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import host, node_culprit
@@ -63,7 +63,7 @@ def far_below(recording: Recording) -> Iterator[Draft]:
                 ),
             ),
             remedies=(*_unlimited(place), words.COMPARE_LINKS),
-            shown_by=Showing(kind="all_reduce", size_bytes=LEAST_BYTES),
+            reproduced_by=Reproducer(kind="all_reduce", size_bytes=LEAST_BYTES),
         )
 
 

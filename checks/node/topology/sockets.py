@@ -10,7 +10,7 @@ from ddp_doctor.facts.nccl import NcclFact
 from ddp_doctor.facts.nccl_log import NcclTransportFact
 from ddp_doctor.facts.rdma import Hca, Port, RdmaFact
 from ddp_doctor.knowledge.link_rates import network
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
@@ -64,17 +64,13 @@ def sockets_used(recording: Recording) -> Iterator[Draft]:
             title=f"NCCL goes over TCP (NET/Socket) from {in_words([host(recording, node) for node in nodes])},"
             f" though RDMA ports are active there: {_names(ports)}",
             detail=f"Nothing that is recorded forbids RDMA. {reason}.",
-            confidence=Confidence.LIKELY,
             culprits=tuple(node_culprit(recording, node) for node in nodes),
             evidence=(
                 Evidence(
                     check="rdma", text=f"active on {host(recording, nodes[0])}: {_names(ports)}{_rate(ports)}"
                 ),
                 *(
-                    Evidence(
-                        check="topology",
-                        text=f"NCCL's log: {ranks_at(recording, one.ranks)} via {one.transport.via}",
-                    )
+                    Evidence(text=f"NCCL's log: {ranks_at(recording, one.ranks)} via {one.transport.via}")
                     for one in group[: words.MOST_PAIRS]
                 ),
             ),
@@ -129,7 +125,6 @@ def rdma_forbidden(recording: Recording) -> Iterator[Draft]:
             detail="Ranks on TCP cannot connect to the ranks of the other nodes, which use RDMA."
             if mixed
             else "What goes between the nodes takes TCP." + _price(recording, group[0]),
-            confidence=Confidence.LIKELY,
             severity=Severity.ERROR if mixed else Severity.INFO if roce else None,
             culprits=(Culprit(kind="setting", name=name), *node_culprits(recording, group)),
             evidence=(
@@ -137,7 +132,7 @@ def rdma_forbidden(recording: Recording) -> Iterator[Draft]:
                 *_in_files(recording, name, {seen.node for seen in group}),
             ),
             remedies=(words.unset_setting(name, value, "NCCL then uses RDMA between nodes"),),
-            shown_by=between_nodes(recording),
+            reproduced_by=between_nodes(recording),
         )
 
 

@@ -39,7 +39,7 @@ def topology_partly_unclear(recording: Recording) -> Iterator[Draft]:
             detail="What contradicts itself or has no usable name counts for nothing.",
             confidence=Confidence.PROVED,
             culprits=node_culprits(recording, group) if recording.world else (),
-            evidence=tuple(Evidence(check="topology", text=text) for text in warnings),
+            evidence=tuple(Evidence(text=text) for text in warnings),
         )
 
 
@@ -107,5 +107,5 @@ def amd_not_supported(recording: Recording) -> Iterator[Draft]:
             title=f"AMD GPUs are not supported yet: the topology of {len(fact.gpus)} was read, not judged",
             detail="The verdict is unsure, whatever else stands in the text.",
             confidence=Confidence.PROVED,
-            evidence=tuple(Evidence(check="topology", text=text) for text in told),
+            evidence=tuple(Evidence(text=text) for text in told),
         )

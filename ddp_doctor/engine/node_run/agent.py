@@ -22,7 +22,7 @@ from ddp_doctor.model.base import Json
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.finding import Setting, Showing
+from ddp_doctor.model.finding import Reproducer, Setting
 from ddp_doctor.model.recording import World
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.ranks.control_store import Control
@@ -100,13 +100,13 @@ class Agent:
             self._keep(result)
             left = self._left_after(result.record, left)
 
-    def attempt(self, showing: Showing, settings: Sequence[Setting], limit_s: float) -> TrialResult:
+    def attempt(self, reproducer: Reproducer, settings: Sequence[Setting], limit_s: float) -> TrialResult:
         """One more trial, in fresh processes with these settings, of nothing but what shows a fault."""
-        ranks = showing.ranks or tuple(range(self.world.world_size))
+        ranks = reproducer.ranks or tuple(range(self.world.world_size))
         record = self._record((), ranks, "forkserver").model_copy(
             update={
                 "checks": (FIRST, TRYING),
-                "showing": showing,
+                "reproducer": reproducer,
                 "settings": tuple(settings),
                 "limit_s": limit_s * self.crew.crowd(),
             }

@@ -12,7 +12,7 @@ from ddp_doctor.engine.prove.attempts import Spoiled, attempt_of
 from ddp_doctor.engine.prove.candidates import candidates
 from ddp_doctor.engine.prove.experiments import Trials
 from ddp_doctor.model.experiment import Arm, Attempt, Experiment
-from ddp_doctor.model.finding import Finding, Setting, Showing
+from ddp_doctor.model.finding import Finding, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
 
 __all__ = ["prove"]
@@ -32,10 +32,10 @@ def prove(
 ) -> None:
     """Try the remedies of the findings on the agent's ranks until then (monotonic); fills ``kept``."""
 
-    def attempt(arm: Arm, showing: Showing, settings: Sequence[Setting], limit_s: float) -> Attempt:
+    def attempt(arm: Arm, reproducer: Reproducer, settings: Sequence[Setting], limit_s: float) -> Attempt:
         assert agent is not None
         try:
-            result = agent.attempt(showing, settings, limit_s)
+            result = agent.attempt(reproducer, settings, limit_s)
         except RUN_IS_OVER:
             raise
         except Exception as error:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ddp_doctor.knowledge import trials
 from ddp_doctor.model.choices import Level, Severity
-from ddp_doctor.model.finding import Finding, Remedy, Setting, Showing
+from ddp_doctor.model.finding import Finding, Remedy, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
 
 
@@ -15,7 +15,7 @@ class Candidate:
 
     code: str
     settings: tuple[Setting, ...]
-    showing: Showing
+    reproducer: Reproducer
     reason: str | None = None
 
 
@@ -29,18 +29,18 @@ def candidates(
     world = recording.world
     least = Severity.INFO if recording.options.level is Level.THOROUGH else Severity.WARNING
     for finding in findings:
-        if world is None or finding.shown_by is None or not finding.severity.at_least(least):
+        if world is None or finding.reproduced_by is None or not finding.severity.at_least(least):
             continue
         made = [remedy for remedy in finding.remedies if remedy.settings and remedy.scope == "job"]
         if made:
-            yield [_candidate(finding, remedy, finding.shown_by, world.backend, env) for remedy in made]
+            yield [_candidate(finding, remedy, finding.reproduced_by, world.backend, env) for remedy in made]
 
 
 def _candidate(
-    finding: Finding, remedy: Remedy, showing: Showing, backend: str, env: Mapping[str, str]
+    finding: Finding, remedy: Remedy, reproducer: Reproducer, backend: str, env: Mapping[str, str]
 ) -> Candidate:
     reason = trials.why_not((setting.name for setting in remedy.settings), backend)
-    return Candidate(finding.code, remedy.settings, showing, reason or _from_a_file(remedy.settings, env))
+    return Candidate(finding.code, remedy.settings, reproducer, reason or _from_a_file(remedy.settings, env))
 
 
 def _from_a_file(settings: Sequence[Setting], env: Mapping[str, str]) -> str | None:

@@ -8,11 +8,11 @@ from ddp_doctor.engine.prove.candidates import Candidate
 from ddp_doctor.engine.prove.proofs import proof_of
 from ddp_doctor.knowledge import trials
 from ddp_doctor.model.experiment import Arm, Attempt, Experiment
-from ddp_doctor.model.finding import Setting, Showing
+from ddp_doctor.model.finding import Reproducer, Setting
 from ddp_doctor.phrases.proof import in_force
 
 #: Runs one trial of what shows a fault, with these settings, for at most so many seconds. Raises Spoiled.
-Try = Callable[[Arm, Showing, Sequence[Setting], float], Attempt]
+Try = Callable[[Arm, Reproducer, Sequence[Setting], float], Attempt]
 
 _NO_TIME = "the time budget was used up"
 _ANOTHER_DOES = "another remedy of this finding was proved first"
@@ -39,7 +39,7 @@ class Trials:
         proved = False
         for candidate in alternatives:
             reason = why_none or candidate.reason
-            if reason is None and proved and candidate.showing.kind == "meet":
+            if reason is None and proved and candidate.reproducer.kind == "meet":
                 reason = _ANOTHER_DOES
             if reason is None and time.monotonic() >= self._until:
                 reason = _NO_TIME
@@ -63,7 +63,7 @@ def _experiment(candidate: Candidate, attempts: Sequence[Attempt], reason: str |
     return Experiment(
         code=candidate.code,
         settings=candidate.settings,
-        showing=candidate.showing,
+        reproducer=candidate.reproducer,
         attempts=tuple(attempts),
         reason=reason,
     )
@@ -84,7 +84,7 @@ class _Turns:
     def run(self) -> Experiment:
         """The treatment first: how long it takes tells when a control has hung."""
         ends_at = time.monotonic() + trials.ROUNDS_S
-        rounds = trials.LEAST_ROUNDS if self._candidate.showing.kind == "meet" else trials.ROUNDS
+        rounds = trials.LEAST_ROUNDS if self._candidate.reproducer.kind == "meet" else trials.ROUNDS
         for turn in range(rounds):
             if turn and time.monotonic() >= (self._until if turn < trials.LEAST_ROUNDS else ends_at):
                 break
@@ -113,7 +113,7 @@ class _Turns:
     def _once(self, arm: Arm) -> Attempt:
         settings = self._candidate.settings if arm == "treatment" else ()
         limit_s = self._limit_s(arm)
-        tried = self._attempt(arm, self._candidate.showing, settings, limit_s)
+        tried = self._attempt(arm, self._candidate.reproducer, settings, limit_s)
         if arm == "treatment" and tried.outcome == "hung" and limit_s < self._longest_s:
             raise Spoiled(_NO_TIME)
         return tried
@@ -123,5 +123,5 @@ class _Turns:
         passed = [one.duration_s for one in self._done if one.arm == "treatment"]
         if arm == "treatment" or not passed:
             return max(min(self._longest_s, self._until - time.monotonic()), self._hung_s)
-        slow_by_right = 1.0 if self._candidate.showing.kind == "meet" else trials.SLOW_SHARE
+        slow_by_right = 1.0 if self._candidate.reproducer.kind == "meet" else trials.SLOW_SHARE
         return min(max(trials.HUNG_RATIO * max(passed), slow_by_right * self._hung_s), self._longest_s)

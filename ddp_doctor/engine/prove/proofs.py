@@ -6,7 +6,7 @@ from statistics import median
 from ddp_doctor.knowledge import trials
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.experiment import Arm, Attempt, Experiment
-from ddp_doctor.model.finding import Finding, Proof, Remedy, Setting, Showing
+from ddp_doctor.model.finding import Finding, Proof, Remedy, Reproducer, Setting
 from ddp_doctor.phrases import proof as words
 
 
@@ -14,15 +14,15 @@ def with_proofs(findings: Sequence[Finding], experiments: Sequence[Experiment]) 
     """The findings with what became of the remedies that were tried, the one to take in front."""
     if not experiments:
         return tuple(findings)
-    tried = {_key(one.code, one.settings, one.showing): one for one in experiments}
+    tried = {_key(one.code, one.settings, one.reproducer): one for one in experiments}
     return tuple(_with_proofs(finding, tried) for finding in findings)
 
 
 def _with_proofs(finding: Finding, tried: dict[object, Experiment]) -> Finding:
-    showing = finding.shown_by
-    if showing is None:
+    reproducer = finding.reproduced_by
+    if reproducer is None:
         return finding
-    experiments = [tried.get(_key(finding.code, one.settings, showing)) for one in finding.remedies]
+    experiments = [tried.get(_key(finding.code, one.settings, reproducer)) for one in finding.remedies]
     remedies = [
         remedy if one is None else remedy.model_copy(update={"proof": proof_of(one)})
         for remedy, one in zip(finding.remedies, experiments, strict=True)
@@ -36,9 +36,9 @@ def _with_proofs(finding: Finding, tried: dict[object, Experiment]) -> Finding:
     )
 
 
-def _key(code: str, settings: Sequence[Setting], showing: Showing) -> object:
+def _key(code: str, settings: Sequence[Setting], reproducer: Reproducer) -> object:
     values = tuple((one.name, one.value, one.action, one.node_rank) for one in settings)
-    return code, values, showing.kind, showing.ranks
+    return code, values, reproducer.kind, reproducer.ranks
 
 
 def _best_first(remedies: Sequence[Remedy], experiments: Sequence[Experiment | None]) -> tuple[Remedy, ...]:
@@ -80,15 +80,17 @@ def proof_of(experiment: Experiment) -> Proof:
         return Proof(before=before, after=after, reason=words.not_read(unread))
     if not controls:
         return Proof(before=before, after=after, reason=words.NOTHING_DONE)
-    return _compared(experiment.showing, controls, treated, before, after)
+    return _compared(experiment.reproducer, controls, treated, before, after)
 
 
 def _compared(
-    showing: Showing, controls: Sequence[Attempt], treated: Sequence[Attempt], before: str, after: str
+    reproducer: Reproducer, controls: Sequence[Attempt], treated: Sequence[Attempt], before: str, after: str
 ) -> Proof:
     passed = [one for one in controls if one.outcome == "passed"]
     price = (
-        words.price(showing, median(_rates(treated, "treatment"))) if _rates(treated, "treatment") else None
+        words.price(reproducer, median(_rates(treated, "treatment")))
+        if _rates(treated, "treatment")
+        else None
     )
     if not passed:
         return Proof(status="proved", before=before, after=after, reason=price)

@@ -9,7 +9,7 @@ from ddp_doctor.checks.node.rdma.rdma_timeouts import lowered
 from ddp_doctor.checks.node.rdma.wording import LOSSLESS, SOCKETS_ON_ALL, port_name, try_path, wait_longer
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.knowledge.rdma import GAPS, LEAST_ERRORS, LOSSES, ROCE_GAPS, ROCE_LOSSES
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -54,11 +54,10 @@ def never_acknowledged(recording: Recording) -> Iterator[Draft]:
     yield Draft(
         title=f"RDMA between {where}: what NCCL sent was never acknowledged (status 12)",
         detail="All ranks were alive. " + (_RESENT if lossy else _NOTHING_RESENT),
-        confidence=Confidence.LIKELY,
         culprits=_culprits(recording, group, pair),
         evidence=(*words.lines(recording, group), *_counted(recording, lossy)),
         remedies=tuple(_remedies(recording, group, lossy)),
-        shown_by=between(recording, _ends(group, pair)) if pair else everybody(recording),
+        reproduced_by=between(recording, _ends(group, pair)) if pair else everybody(recording),
     )
 
 

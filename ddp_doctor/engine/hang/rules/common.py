@@ -18,6 +18,7 @@ from ddp_doctor.parse.nccl_complaints import with_last_warning
 from ddp_doctor.phrases import ranks as words
 from ddp_doctor.phrases.nodes import host
 from ddp_doctor.phrases.p2p import DISABLE_P2P
+from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.lost_nodes import silent_nodes
 
 #: What a setting that torch refuses can look like: never a rank that is stopped, killed or missing.
@@ -271,11 +272,12 @@ def _look_at_network(recording: Recording, pairs: Collection[tuple[int, int]]) -
     nodes = {(world.node_of(one), world.node_of(other)) for one, other in pairs} if world else set()
     paths = sorted((one, other) for one, other in nodes if one != other)
     traces = (f"tracepath {host(recording, other)}   # on {host(recording, one)}" for one, other in paths[:2])
-    return Remedy(
-        summary="Look at what connects them: firewall rules, the interface, the name each resolves to, the largest"
+    return remedy(
+        "Look at what connects them: firewall rules, the interface, the name each resolves to, the largest"
         " packet that passes",
-        commands=("ss -tnp", "sudo nft list ruleset", *traces),
-        scope="node",
+        "ss -tnp",
+        "sudo nft list ruleset",
+        *traces,
     )
 
 

@@ -22,7 +22,7 @@ from ddp_doctor.engine.hang.rules.common import (
 )
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Showing
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
@@ -31,6 +31,7 @@ from ddp_doctor.phrases import ranks as words
 from ddp_doctor.phrases.nodes import host
 from ddp_doctor.phrases.settings import NO_TRIAL, unset
 from ddp_doctor.phrases.torch_calls import ONE_GPU_EACH
+from ddp_doctor.remedies.kinds import remedy
 
 
 @rule("DD612", "rank-died", Severity.ERROR)
@@ -97,29 +98,24 @@ def _after_death(recording: Recording, one: RankEvidence) -> Remedy:
     killed = "sudo dmesg -T | grep -i 'killed process'"
     killed += f"   # on {host(recording, one.node)}" if several else ""
     if one.out_of_memory:
-        return Remedy(
-            summary="Give the job more memory (cgroup or --mem), or run fewer ranks per node",
-            commands=(killed,),
-            scope="job",
+        return remedy(
+            "Give the job more memory (cgroup or --mem), or run fewer ranks per node", killed, scope="job"
         )
     if code == -signal.SIGKILL:
-        return Remedy(
-            summary="Find out who sent the signal: the kernel for lack of memory, a time limit, an epilog, an"
+        return remedy(
+            "Find out who sent the signal: the kernel for lack of memory, a time limit, an epilog, an"
             " administrator",
-            commands=(killed,),
-            scope="node",
+            killed,
         )
     if code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL):
-        return Remedy(
-            summary="Look for clashing native libraries (LD_LIBRARY_PATH, LD_PRELOAD) or a full /dev/shm",
-            commands=("ldconfig -p | grep -e nccl -e cuda", "df -h /dev/shm"),
-            scope="node",
+        return remedy(
+            "Look for clashing native libraries (LD_LIBRARY_PATH, LD_PRELOAD) or a full /dev/shm",
+            "ldconfig -p | grep -e nccl -e cuda",
+            "df -h /dev/shm",
         )
     if code is not None and code < 0:
-        return Remedy(
-            summary="Find out who sent the signal: a time limit, an epilog, an administrator", scope="node"
-        )
-    return Remedy(summary="Read the rank's last output: it left by itself", scope="code")
+        return remedy("Find out who sent the signal: a time limit, an epilog, an administrator")
+    return remedy("Read the rank's last output: it left by itself", scope="code")
 
 
 @rule("DD613", "rank-raised-an-exception", Severity.ERROR)
@@ -151,11 +147,7 @@ def raised(recording: Recording) -> Iterator[Draft]:
             confidence=confidence(recording, trial, judgement),
             culprits=culprits(recording, judgement.suspects),
             evidence=evidence(recording, trial, judgement),
-            remedies=(
-                Remedy(
-                    summary="Mend what the exception says; the other ranks only wait for it", scope="node"
-                ),
-            ),
+            remedies=(remedy("Mend what the exception says; the other ranks only wait for it"),),
         )
 
 
@@ -291,20 +283,20 @@ def _cannot_start(recording: Recording, trial: TrialRecord, ranks: Sequence[Rank
         culprits=(Culprit(kind="setting", name=setting),) if setting else (),
         evidence=(Evidence(check="process_group", text=message[:400]),),
         remedies=_after_refusal(recording, message, setting),
-        shown_by=Showing(kind="meet") if setting else None,
+        reproduced_by=Reproducer(kind="meet") if setting else None,
     )
 
 
 def _after_refusal(recording: Recording, message: str, setting: str | None) -> tuple[Remedy, ...]:
     if setting:
-        names_it = Remedy(summary=f"Set {setting} to an interface of this host", commands=("ip -br address",))
+        names_it = remedy(f"Set {setting} to an interface of this host", "ip -br address", scope="job")
         return (*_without(recording, setting), names_it)
     if "interface" in message:
-        return (Remedy(summary="Mend what it names", commands=("ip -br address",)),)
+        return (remedy("Mend what it names", "ip -br address", scope="job"),)
     if _OTHER_VERSION in message:
         summary = "Start all nodes from the same image, module or virtual environment"
-        return (Remedy(summary=summary, scope="node"),)
-    return (Remedy(summary="Mend what the exception names"),)
+        return (remedy(summary),)
+    return (remedy("Mend what the exception names", scope="job"),)
 
 
 def _without(recording: Recording, name: str) -> Iterator[Remedy]:

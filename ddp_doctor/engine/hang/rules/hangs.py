@@ -23,7 +23,7 @@ from ddp_doctor.engine.hang.rules.common import (
     who_waits,
 )
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Remedy, Showing
+from ddp_doctor.model.finding import Draft, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import TrialRecord
@@ -31,6 +31,7 @@ from ddp_doctor.parse.nccl_log import parse_nccl_log
 from ddp_doctor.phrases import complaints
 from ddp_doctor.phrases import ranks as words
 from ddp_doctor.phrases.nvlink import WITHOUT_NVLS
+from ddp_doctor.remedies.kinds import remedy
 
 #: All ranks of a node say the same of NVLS; those of the first node tell.
 _RANKS_READ = 8
@@ -66,10 +67,9 @@ def never_entered(recording: Recording) -> Iterator[Draft]:
             culprits=culprits(recording, judgement.suspects),
             evidence=evidence(recording, trial, judgement),
             remedies=(
-                Remedy(
-                    summary=f"Find out what keeps it: {stands(first)}",
-                    commands=("py-spy dump --pid PID   # in the job, of that rank",),
-                    scope="node",
+                remedy(
+                    f"Find out what keeps it: {stands(first)}",
+                    "py-spy dump --pid PID   # in the job, of that rank",
                 ),
             ),
         )
@@ -100,13 +100,12 @@ def not_running(recording: Recording) -> Iterator[Draft]:
             "is stopped (state T)" if stopped else f"hangs in the kernel ({first.wait_channel or 'state D'})"
         )
         cure = (
-            Remedy(
-                summary="Find out who stopped it; SIGCONT lets it go on",
-                commands=(f"kill -CONT PID  # the doctor's own was {first.pid}",),
-                scope="node",
+            remedy(
+                "Find out who stopped it; SIGCONT lets it go on",
+                f"kill -CONT PID  # the doctor's own was {first.pid}",
             )
             if stopped
-            else Remedy(summary="Repair or reboot the node: no signal ends such a process", scope="node")
+            else remedy("Repair or reboot the node: no signal ends such a process")
         )
         yield Draft(
             title=f"{names(recording, judgement.suspects)} {what} in {check_of(trial, judgement)};"
@@ -145,11 +144,7 @@ def never_began(recording: Recording) -> Iterator[Draft]:
             culprits=culprits(recording, judgement.suspects),
             evidence=evidence(recording, trial, judgement),
             remedies=(
-                Remedy(
-                    summary="Look at what the process does",
-                    commands=("py-spy dump --pid PID   # in the job, of that rank",),
-                    scope="node",
-                ),
+                remedy("Look at what the process does", "py-spy dump --pid PID   # in the job, of that rank"),
             ),
         )
 
@@ -198,7 +193,7 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
                 *([WITHOUT_NVLS] if _takes_nvls(trial) else []),
                 *link_remedies(recording, step=judgement.step),
             ),
-            shown_by=Showing(kind="meet", ranks=trial.ranks),
+            reproduced_by=Reproducer(kind="meet", ranks=trial.ranks),
         )
 
 

@@ -21,13 +21,14 @@ from ddp_doctor.engine.hang.rules.common import (
 )
 from ddp_doctor.facts.p2p import P2pFact
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.phrases import complaints
 from ddp_doctor.phrases import ranks as words
 from ddp_doctor.phrases.nodes import host, node_culprit, node_pair
+from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.reproducers import between
 
 
@@ -68,7 +69,7 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
             confidence=confidence(recording, trial, judgement) if judgement.suspects else Confidence.POSSIBLE,
             culprits=culprits(recording, judgement.suspects),
             evidence=(*_flight_evidence(trial, judgement), *waiting_evidence(trial, judgement)),
-            remedies=(Remedy(summary="Make that rank take the same path as the others", scope="code"),),
+            remedies=(remedy("Make that rank take the same path as the others", scope="code"),),
         )
 
 
@@ -158,13 +159,12 @@ def _one_pair(
         title=f"The link between {words.rank_at(recording, one)} and {words.rank_at(recording, other)}"
         f" hangs: {stuck}",
         detail=f"Both processes run, so what connects them is to blame.{others}",
-        confidence=Confidence.LIKELY,
         culprits=(words.pair_culprit(recording, one, other),),
         evidence=tuple(
             rank_evidence(recording, trial, judgement, of_rank(trial, rank)) for rank in (one, other)
         ),
         remedies=link_remedies(recording, [ends], judgement.step),
-        shown_by=between(recording, ends),
+        reproduced_by=between(recording, ends),
     )
 
 
@@ -242,11 +242,10 @@ def _many_pairs(recording: Recording, common: int, seen: _Stuck) -> Draft:
         title=f"{names(recording, (common,))} exchanges nothing with {words.ranks_at(recording, others)}: each of"
         " these links hangs with both ends inside the transfer",
         detail=f"{len(seen)} stuck pairs share this rank, and pairs without it work.",
-        confidence=Confidence.LIKELY,
         culprits=(words.rank_culprit(recording, common),),
         evidence=(rank_evidence(recording, trial, judgement, of_rank(trial, common)),),
         remedies=link_remedies(recording, seen),
-        shown_by=between(recording, _shown(recording, seen), seen),
+        reproduced_by=between(recording, _shown(recording, seen), seen),
     )
 
 
@@ -256,11 +255,10 @@ def _between_nodes(recording: Recording, nodes: tuple[int, ...], seen: _Stuck) -
     return Draft(
         title=f"The links between {where} hang: {len(seen)} pairs of ranks entered a transfer and did not leave it",
         detail="All processes run, and pairs of ranks elsewhere work, so the path over the network is to blame.",
-        confidence=Confidence.LIKELY,
         culprits=(node_pair(recording, *nodes) if hosts[1:] else node_culprit(recording, *nodes),),
         evidence=_pair_lines(recording, seen),
         remedies=link_remedies(recording, seen),
-        shown_by=between(recording, next(iter(seen)), seen),
+        reproduced_by=between(recording, next(iter(seen)), seen),
     )
 
 
@@ -284,7 +282,7 @@ def _everywhere(recording: Recording, seen: _Stuck) -> Draft:
         confidence=Confidence.POSSIBLE,
         evidence=_pair_lines(recording, seen),
         remedies=link_remedies(recording, seen),
-        shown_by=between(recording, _shown(recording, seen), seen),
+        reproduced_by=between(recording, _shown(recording, seen), seen),
     )
 
 

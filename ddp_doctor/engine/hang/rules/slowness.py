@@ -10,12 +10,13 @@ from ddp_doctor.engine.hang.rules.common import judged, names, step_words, waiti
 from ddp_doctor.facts.host import Host
 from ddp_doctor.knowledge.deadlines import LATE_RANK_S, RANKS_PER_CORE
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import Step, TrialRecord
 from ddp_doctor.phrases import ranks as words
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE
+from ddp_doctor.remedies.kinds import remedy
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,7 @@ def _late_draft(recording: Recording, late: Sequence[_Late], allowed_s: float) -
                 expected_from="ranks that run the same code enter within this time of each other",
             ),
         ),
-        remedies=(
-            Remedy(summary="Compare this rank's core, clocks and neighbours with its peers'", scope="node"),
-        ),
+        remedies=(remedy("Compare this rank's core, clocks and neighbours with its peers'"),),
     )
 
 
@@ -166,5 +165,7 @@ def slow(recording: Recording) -> Iterator[Draft]:
             detail=f"{words.rank_list(judgement.waiting).capitalize()} went on from step to step until the end.",
             evidence=waiting_evidence(trial, judgement)
             or (Evidence(check=trial.judged_check or "", text="steps were still being entered"),),
-            remedies=(Remedy(summary="Run again on an idle machine, or with --budget and fewer checks"),),
+            remedies=(
+                remedy("Run again on an idle machine, or with --budget and fewer checks", scope="job"),
+            ),
         )
