@@ -152,6 +152,18 @@ def test_codes_come_from_the_block_of_their_check():
     assert misplaced == []
 
 
+def test_the_rules_that_explain_others_are_there():
+    codes = {rule.code for rule in RULES}
+
+    assert {rule.code: rule.explained_by for rule in RULES if not codes.issuperset(rule.explained_by)} == {}
+
+
+def test_only_rules_that_look_before_the_ranks_say_what_these_do():
+    looks_before = {rule.code for check in CHECKS if check.stops_ranks for rule in check.rules}
+
+    assert {rule.code for rule in RULES if rule.ranks != "stop"} <= looks_before
+
+
 def test_every_rule_has_the_four_sections_of_its_page_in_order():
     sections = {rule.code: _headings(rule) for rule in (*RULES, *LINT_RULES)}
 
