@@ -6,6 +6,8 @@ for each group of rules, whose docstring begins with their codes. Its facts stan
 Add it to CHECKS below, and give each of its rules a recording in tests/recordings/ in which it fires and one in
 which it stays silent. tests/test_architecture.py tells what is still missing; ``make docs`` writes its
 reference page.
+
+This is the one door to the checks: nothing else here is imported by processes, engine, renderers and use cases.
 """
 
 from ddp_doctor.checks.cluster import connectivity, consistency, roll_call, torchrun
@@ -35,7 +37,10 @@ from ddp_doctor.checks.node import (
 )
 from ddp_doctor.checks.node.kernel import afterwards as kernel_after
 from ddp_doctor.checks.node.rdma import afterwards as rdma_after
+from ddp_doctor.checks.node.topology import read_pasted
 from ddp_doctor.model.check import Check
+
+__all__ = ["CHECKS", "read_pasted"]
 
 CHECKS: tuple[Check, ...] = (
     env_vars.CHECK,

@@ -152,6 +152,18 @@ def test_codes_come_from_the_block_of_their_check():
     assert misplaced == []
 
 
+def test_the_rules_that_explain_others_are_there():
+    codes = {rule.code for rule in RULES}
+
+    assert {rule.code: rule.explained_by for rule in RULES if not codes.issuperset(rule.explained_by)} == {}
+
+
+def test_only_rules_that_look_before_the_ranks_say_what_these_do():
+    looks_before = {rule.code for check in CHECKS if check.stops_ranks for rule in check.rules}
+
+    assert {rule.code for rule in RULES if rule.ranks != "stop"} <= looks_before
+
+
 def test_every_rule_has_the_four_sections_of_its_page_in_order():
     sections = {rule.code: _headings(rule) for rule in (*RULES, *LINT_RULES)}
 
@@ -287,6 +299,11 @@ PLANTED = {
     "ddp_doctor/views/software.py": "import ddp_doctor.phrases.nodes",
     "ddp_doctor/probing/exchanges.py": "import ddp_doctor.sources.commands",
     "checks/cluster/torchrun.py": "import ddp_doctor.checks.node.host",
+    "ddp_doctor/ranks/events.py": "import ddp_doctor.checks.collectives.allreduce",
+    "ddp_doctor/agents/job.py": "import ddp_doctor.checks.cluster.roll_call",
+    "ddp_doctor/starters/srun.py": "import ddp_doctor.checks.node.gpus",
+    "ddp_doctor/render/table.py": "import ddp_doctor.checks.node.topology.links",
+    "ddp_doctor/engine/hang/judge.py": "import ddp_doctor.checks.ddp.user_model",
 }
 
 
@@ -311,6 +328,7 @@ def test_an_import_against_the_contract_is_found(tmp_path: Path):
         importer = path.removesuffix(".py").replace("/", ".").replace("checks.", "ddp_doctor.checks.")
         assert f"{importer} -> {line.removeprefix('import ')}" in done.stdout
     assert "No check imports another check BROKEN" in done.stdout
+    assert "Checks are known through one door BROKEN" in done.stdout
 
 
 GROUPS = ("node", "cluster", "collectives", "ddp")

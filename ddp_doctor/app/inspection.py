@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from ddp_doctor.app.node_facts import plan_of, with_node_facts
 from ddp_doctor.app.outcome import Outcome, Progress, blank, judge
 from ddp_doctor.app.request import RunRequest
-from ddp_doctor.checks import CHECKS
-from ddp_doctor.checks.node import topology
+from ddp_doctor.checks import CHECKS, read_pasted
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.recording import NotRun, Options
@@ -37,11 +36,11 @@ def read_topology(text: str) -> Outcome:
     """Judge a pasted topology; one that is not understood is a finding and unsure."""
     options = Options(command="topology")
     recording = blank(options, Plan(()))
-    return judge(recording.model_copy(update={"readings": topology.read_pasted(text)}))
+    return judge(recording.model_copy(update={"readings": read_pasted(text)}))
 
 
 def live_topology(env: Mapping[str, str], progress: Progress) -> Outcome:
     """The topology of this machine, with what decides about P2P on it."""
     options = Options(command="topology", only=("topology",))
-    plan = plan_of(options, [topology.CHECK])
+    plan = plan_of(options, [check for check in CHECKS if check.id == "topology"])
     return judge(with_node_facts(blank(options, plan), plan, RunRequest(options, env), progress))

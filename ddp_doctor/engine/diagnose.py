@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
@@ -44,15 +45,25 @@ def _rules_for(recording: Recording) -> list[Rule]:
     return [rule for check in CHECKS if is_judged(recording, check.id) for rule in check.rules]
 
 
+def _causes_first(rules: Iterable[Rule]) -> list[Rule]:
+    """The rules in an order in which each comes after those that explain its findings."""
+    by_code = {rule.code: rule for rule in rules}
+    causes = {
+        code: [cause for cause in rule.explained_by if cause in by_code] for code, rule in by_code.items()
+    }
+    return [by_code[code] for code in TopologicalSorter(causes).static_order()]
+
+
 def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagnosis:
-    """Apply all rules that the recording's command calls for (or those given)."""
+    """Apply all rules that the recording's command calls for (or those given), causes before what they explain."""
     had_ranks = recording.options.command == "run" and recording.world is not None
     findings: list[Finding] = []
     failures: list[tuple[str, str]] = []
     with no_garbage_collection():
-        for rule in _rules_for(recording) if rules is None else rules:
+        for rule in _causes_first(_rules_for(recording) if rules is None else rules):
             try:
-                findings += [completed(one, had_ranks=had_ranks) for one in rule.apply(recording)]
+                found = rule.apply(recording, findings)
+                findings += [completed(finding, had_ranks=had_ranks) for finding in found]
             except Exception:  # noqa: BLE001 - one broken rule must not silence the others
                 failures.append((rule.code, traceback.format_exc(limit=-3)))
     return Diagnosis(_worst_first(with_proofs(findings, recording.experiments)), tuple(failures))

@@ -104,6 +104,7 @@ class Draft(Frozen):
     remedies: tuple[Remedy, ...] = ()
     severity: Severity | None = None  # only where it differs from the rule's own
     reproduced_by: Reproducer | None = None  # what a trial of a remedy made of settings repeats
+    nodes: tuple[int, ...] = ()  # node ranks that a finding which explains this one must name
 
 
 class Finding(Frozen):

@@ -1,8 +1,9 @@
 """Rules: pure functions from a recording to findings, identified by a stable code."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.fact import Fact
@@ -10,6 +11,8 @@ from ddp_doctor.model.finding import Draft, Finding
 from ddp_doctor.model.recording import Recording
 
 RuleFunction = Callable[[Recording], Iterable[Draft]]
+#: What ranks would do beside a fault: stop for ever, take several times longer, or run.
+RanksDo = Literal["stop", "slow", "run"]
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,17 @@ class Described:
 
 @dataclass(frozen=True)
 class Rule(Described):
-    """One opinion on a recording."""
+    """One opinion on a recording.
+
+    ``explained_by`` are the codes of rules that name the cause of what this one sees: its findings are left out
+    where one of them found something. ``ranks`` counts for errors of a check that looks before ranks of several
+    nodes start (``Check.stops_ranks``).
+    """
 
     needs: tuple[type[Fact], ...]
     function: RuleFunction
+    explained_by: tuple[str, ...] = ()
+    ranks: RanksDo = "stop"
 
     @property
     def check(self) -> str:
@@ -35,14 +45,23 @@ class Rule(Described):
         _, *inside = self.function.__module__.partition(".checks.")[2].split(".")
         return inside[0] if inside else ""
 
-    def apply(self, recording: Recording) -> list[Finding]:
-        """The findings of this rule, empty where a fact it needs was not recorded."""
+    def apply(self, recording: Recording, found: Sequence[Finding] = ()) -> list[Finding]:
+        """The findings of this rule, empty where a fact it needs was not recorded.
+
+        ``found`` are the findings of the rules that were applied before; those that explain one of this rule's
+        have it left out.
+        """
         if any(recording.first(kind) is None for kind in self.needs):
             return []
-        return [self._complete(draft) for draft in self.function(recording)]
+        causes = (
+            [finding for finding in found if finding.code in self.explained_by] if self.explained_by else []
+        )
+        drafts = ((draft, self._complete(draft)) for draft in self.function(recording))
+        return [finding for draft, finding in drafts if not _explain(causes, finding, draft.nodes)]
 
     def _complete(self, draft: Draft) -> Finding:
         fields = dict(draft) | {"severity": draft.severity or self.severity}
+        del fields["nodes"]
         fields["evidence"] = tuple(
             evidence if evidence.check else evidence.model_copy(update={"check": self.check})
             for evidence in draft.evidence
@@ -50,10 +69,27 @@ class Rule(Described):
         return Finding(code=self.code, name=self.name, **fields)
 
 
-def rule(code: str, name: str, severity: Severity, *needs: type[Fact]) -> Callable[[RuleFunction], Rule]:
+def _explain(causes: Sequence[Finding], finding: Finding, nodes: Sequence[int]) -> bool:
+    """Whether some of the causes name all of its nodes; an error is explained by errors alone."""
+    if finding.severity is Severity.ERROR:
+        causes = [cause for cause in causes if cause.severity is Severity.ERROR]
+    named = {culprit.node_rank for cause in causes for culprit in cause.culprits}
+    return bool(causes) and named.issuperset(nodes)
+
+
+def rule(
+    code: str,
+    name: str,
+    severity: Severity,
+    *needs: type[Fact],
+    explained_by: tuple[str, ...] = (),
+    ranks: RanksDo = "stop",
+) -> Callable[[RuleFunction], Rule]:
     """Make a Rule of a function; its docstring becomes the page of ``ddp-doctor explain``."""
 
     def decorate(function: RuleFunction) -> Rule:
-        return Rule(code, name, severity, inspect.getdoc(function) or "", needs, function)
+        return Rule(
+            code, name, severity, inspect.getdoc(function) or "", needs, function, explained_by, ranks
+        )
 
     return decorate

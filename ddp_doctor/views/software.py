@@ -1,7 +1,10 @@
-"""Of which nodes' software the rules speak."""
+"""Of which nodes' software the rules speak, and on which it does not fit together."""
 
+from ddp_doctor.facts.consistency import ConsistencyFact
 from ddp_doctor.facts.software import Software
-from ddp_doctor.model.choices import Backend
+from ddp_doctor.knowledge import versions
+from ddp_doctor.knowledge.versions import release
+from ddp_doctor.model.choices import Backend, Severity
 from ddp_doctor.model.recording import Recording, Seen
 
 
@@ -20,3 +23,47 @@ def with_gpus(recording: Recording) -> list[Seen[Software]]:
         and seen.fact.gpus_hidden_by is None
         and recording.options.backend is not Backend.GLOO
     ]
+
+
+def folder_without_backends(fact: Software) -> str | None:
+    """Torch's folder, where it looks for backends that are not to be found (DD210)."""
+    if fact.torch_problem or not fact.torch_looks_backends_up or "gloo" in fact.torch_backends:
+        return None
+    return fact.torch_folder
+
+
+def nodes_without_backends(recording: Recording) -> frozenset[int]:
+    """The nodes whose torch finds no backend."""
+    return frozenset(
+        seen.node for seen in of_the_job(recording) if folder_without_backends(seen.fact) is not None
+    )
+
+
+def other_nccl(fact: Software) -> tuple[str, str, str, str | None] | None:
+    """The NCCL that torch would load, the one it was built with, the library and torch's CUDA, where they differ."""
+    loaded, needed, library = fact.nccl_loaded, fact.nccl_required_by_torch, fact.nccl_library
+    if loaded is None or needed is None or library is None or release(loaded) == release(needed):
+        return None
+    return loaded, needed, library, fact.torch_cuda
+
+
+def with_the_right_nccl(recording: Recording) -> dict[int, Software]:
+    """The software of the nodes on which it is no error which NCCL torch would load (DD205)."""
+    wrong = {seen.node for seen in of_the_job(recording) if _is_too_old(seen.fact)}
+    return {seen.node: seen.fact for seen in recording.facts(Software) if seen.node not in wrong}
+
+
+def _is_too_old(fact: Software) -> bool:
+    found = other_nccl(fact)
+    return (
+        found is not None and versions.nccl_mismatch(release(found[0]), release(found[1])) is Severity.ERROR
+    )
+
+
+def nodes_load_different_nccls(recording: Recording) -> bool:
+    """Whether nodes of a job on NCCL differ in it, for no fault of one of them (DD550)."""
+    world = recording.world
+    if world is None or world.backend != "nccl" or recording.first(ConsistencyFact) is None:
+        return False
+    loaded = {fact.nccl_loaded for fact in with_the_right_nccl(recording).values()} - {None}
+    return len(loaded) > 1

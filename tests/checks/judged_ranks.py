@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
@@ -24,7 +25,7 @@ def record(
 
 
 def judge_by(check: Check, whole: Recording) -> list[Finding]:
-    return [finding for rule in check.rules for finding in rule.apply(whole)]
+    return list(diagnose(whole, check.rules).findings)
 
 
 def only(findings: list[Finding], code: str) -> Finding:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import ddp_doctor
 from ddp_doctor.checks.cluster import consistency
+from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.facts.consistency import ConsistencyFact
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.gpus import Gpu, GpusFact, PciGpu
@@ -73,7 +74,8 @@ def _recording(
 def _findings(recording: Recording) -> list[Finding]:
     # Through JSON and back: what the rules see is what a replay would see.
     again = Recording.model_validate_json(recording.model_dump_json())
-    return [finding for rule in consistency.CHECK.rules for finding in rule.apply(again)]
+    codes = {rule.code for rule in consistency.CHECK.rules}
+    return [finding for finding in diagnose(again).findings if finding.code in codes]
 
 
 def _only(recording: Recording) -> Finding:

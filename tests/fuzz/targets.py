@@ -429,6 +429,7 @@ NOT_FOREIGN: Mapping[str, str] = {
     "host_limits.clock_source": "strips one line",
     "host_limits.in_units": _SHOWN,
     "nccl_conf.settings": _OWN,
+    "p2p_stalls.stalls": _OWN,
     "p2p_stalls.find_stalls": _OWN,
     "p2p_stalls.nodes_nccl_ran_on": _OWN,
     "p2p_stalls.logs_by_node": "hands logs to nccl_log.parse_nccl_log",

@@ -137,4 +137,5 @@ CHECK = Check(
     cost_s=0.6,
     deadline_s=12.0,
     measurements=measurements,
+    stops_ranks=True,
 )

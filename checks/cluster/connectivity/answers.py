@@ -30,7 +30,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 
 
-@rule("DD534", "node-answers-slowly", Severity.ERROR, ConnectivityFact)
+@rule("DD534", "node-answers-slowly", Severity.ERROR, ConnectivityFact, ranks="slow")
 def slow_answers(recording: Recording) -> Iterator[Draft]:
     """A node whose round trips take several times as long as those of the others.
 
@@ -106,7 +106,7 @@ def _answers_quickly(way: Way, pairs: list[Path], slow_s: float) -> bool:
     return is_slow_answer(slow_s, way.answer_s([path for path in way.seen if path in pairs]))
 
 
-@rule("DD536", "path-loses-packets", Severity.ERROR, ConnectivityFact)
+@rule("DD536", "path-loses-packets", Severity.ERROR, ConnectivityFact, ranks="slow")
 def loses_packets(recording: Recording) -> Iterator[Draft]:
     """A path on which packets get lost, as the kernel counts what it had to send again.
 

@@ -21,7 +21,8 @@ from ddp_doctor.phrases.nodes import host, in_words, node_pair
 from ddp_doctor.views.interfaces import chosen
 
 
-@rule("DD538", "slower-of-two-networks-is-used", Severity.ERROR, ConnectivityFact)
+# The ranks run all the same: they are tested on what the job would use.
+@rule("DD538", "slower-of-two-networks-is-used", Severity.ERROR, ConnectivityFact, ranks="run")
 def slower_network_is_used(recording: Recording) -> Iterator[Draft]:
     """A backend that takes one network, while the same nodes reach each other much faster in another one.
 

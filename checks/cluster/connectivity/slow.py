@@ -18,7 +18,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import host, node_culprit
 
 
-@rule("DD533", "node-is-slow-to-its-peers", Severity.ERROR, ConnectivityFact)
+@rule("DD533", "node-is-slow-to-its-peers", Severity.ERROR, ConnectivityFact, ranks="slow")
 def slow_node(recording: Recording) -> Iterator[Draft]:
     """A node to or from which much less gets through than between the others.
 

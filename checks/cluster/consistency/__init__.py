@@ -42,4 +42,5 @@ CHECK = Check(
         settings.ranks_differ,
     ),
     cost_s=0.01,
+    stops_ranks=True,
 )

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ddp_doctor.checks.cluster.consistency.differences import Difference, difference_draft, draft_of, together
-from ddp_doctor.checks.node.topology.sockets import settings_told
 from ddp_doctor.facts.consistency import ConsistencyFact, RankSettings
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.host import Host
@@ -19,6 +18,7 @@ from ddp_doctor.phrases import agreement as words
 from ddp_doctor.phrases.agreement import Place, Who, split
 from ddp_doctor.phrases.nodes import in_words
 from ddp_doctor.phrases.settings import shown
+from ddp_doctor.views.forbidden_ways import settings_told
 from ddp_doctor.views.nccl_backend import nccl_backends
 
 

@@ -2,9 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 
-from ddp_doctor.checks.node.gpus import gpus_missing
-from ddp_doctor.checks.node.gpus.driver import driver_hangs, driver_not_working
-from ddp_doctor.checks.node.kernel.xids import out_of_order
 from ddp_doctor.facts.consistency import ConsistencyFact
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.facts.software import Software
@@ -14,6 +11,9 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import agreement as words
 from ddp_doctor.phrases.agreement import Split, split
+
+#: The rules on GPUs that are missing or fail.
+_LACKING_GPUS = ("DD301", "DD302", "DD303", "DD330")
 
 
 def _ranks(recording: Recording) -> dict[int, int]:
@@ -40,7 +40,13 @@ def _counted(counts: Mapping[int, int], what: str) -> Split[int] | None:
     return split({node: (count, shown(count)) for node, count in counts.items()})
 
 
-@rule("DD552", "nodes-bring-different-numbers-of-ranks", Severity.WARNING, ConsistencyFact)
+@rule(
+    "DD552",
+    "nodes-bring-different-numbers-of-ranks",
+    Severity.WARNING,
+    ConsistencyFact,
+    explained_by=_LACKING_GPUS,
+)
 def different_ranks(recording: Recording) -> Iterator[Draft]:
     """Nodes that bring fewer or more ranks than the others.
 
@@ -60,7 +66,7 @@ def different_ranks(recording: Recording) -> Iterator[Draft]:
     """
     ranks = _ranks(recording)
     parts = _counted(ranks, "rank")
-    if parts is None or _explained_by_gpus(recording) or _lacks_gpus(recording, ranks):
+    if parts is None or _explained_by_gpus(recording):
         return
     size = sum(ranks.values())
     yield Draft(
@@ -70,6 +76,7 @@ def different_ranks(recording: Recording) -> Iterator[Draft]:
         culprits=words.odd_culprits(recording, parts),
         evidence=(Evidence(text=words.told(recording, parts), value=size, unit="ranks"),),
         remedies=(Remedy(summary="Start every node with the same --nproc-per-node", undo=NOTHING_TO_UNDO),),
+        nodes=_with_less(ranks),
     )
 
 
@@ -89,7 +96,14 @@ def _explained_by_gpus(recording: Recording) -> bool:
     return ranks is not None and gpus is not None and ranks.parts == gpus.parts
 
 
-@rule("DD554", "nodes-have-different-gpus", Severity.WARNING, ConsistencyFact, GpusFact)
+@rule(
+    "DD554",
+    "nodes-have-different-gpus",
+    Severity.WARNING,
+    ConsistencyFact,
+    GpusFact,
+    explained_by=_LACKING_GPUS,
+)
 def different_gpus(recording: Recording) -> Iterator[Draft]:
     """Nodes that show the job fewer GPUs than the others, or none.
 
@@ -111,7 +125,7 @@ def different_gpus(recording: Recording) -> Iterator[Draft]:
     """
     gpus = _gpus(recording)
     parts = _counted(gpus, "GPU")
-    if parts is None or not _are_wanted(recording) or _lacks_gpus(recording, gpus):
+    if parts is None or not _are_wanted(recording):
         return
     matters = min(gpus.values()) == 0 or _explained_by_gpus(recording)
     yield Draft(
@@ -128,6 +142,7 @@ def different_gpus(recording: Recording) -> Iterator[Draft]:
                 scope="node",
             ),
         ),
+        nodes=_with_less(gpus),
     )
 
 
@@ -137,9 +152,7 @@ def _are_wanted(recording: Recording) -> bool:
     return recording.options.backend is not Backend.GLOO and (not builds or any(builds))
 
 
-def _lacks_gpus(recording: Recording, counts: Mapping[int, int]) -> bool:
-    """Whether other findings say why the nodes with less than the others have no more GPUs."""
-    rules = (driver_not_working, driver_hangs, gpus_missing, out_of_order)
-    named = {one.node_rank for rule in rules for finding in rule.apply(recording) for one in finding.culprits}
+def _with_less(counts: Mapping[int, int]) -> tuple[int, ...]:
+    """The nodes with less than others have."""
     most = max(counts.values(), default=0)
-    return {node for node, count in counts.items() if count < most} <= named
+    return tuple(node for node, count in counts.items() if count < most)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.checks.cluster.consistency.differences import Difference, difference_draft, together
-from ddp_doctor.checks.node.software.nccl import nccl_differs_from_torch
 from ddp_doctor.facts.consistency import ConsistencyFact
 from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge.versions import release
@@ -16,6 +15,7 @@ from ddp_doctor.phrases import agreement as words
 from ddp_doctor.phrases.agreement import split
 from ddp_doctor.phrases.nodes import in_words
 from ddp_doctor.phrases.ranks import capital
+from ddp_doctor.views.software import with_the_right_nccl
 
 
 @rule("DD550", "nodes-run-different-versions", Severity.WARNING, ConsistencyFact)
@@ -113,21 +113,11 @@ def _components(*, on_nccl: bool) -> tuple[_Component, ...]:
     )
 
 
-def _named_for_nccl(recording: Recording) -> set[int | None]:
-    """The nodes on which another error says that torch would load the wrong NCCL."""
-    findings = nccl_differs_from_torch.apply(recording)
-    errors = [one for one in findings if one.severity is Severity.ERROR]
-    return {by.node_rank for one in errors for by in one.culprits}
-
-
 def _versions(recording: Recording) -> Iterator[Difference[int]]:
     software = {seen.node: seen.fact for seen in recording.facts(Software)}
     on_nccl = recording.world is not None and recording.world.backend == "nccl"
-    named = _named_for_nccl(recording)
     for component in _components(on_nccl=on_nccl):
-        compared = software
-        if component.name == "NCCL":
-            compared = {node: fact for node, fact in software.items() if node not in named}
+        compared = with_the_right_nccl(recording) if component.name == "NCCL" else software
         difference = component.difference(compared)
         if difference is not None:
             yield difference

@@ -43,4 +43,5 @@ CHECK = Check(
     facts=(RollCallFact, SilenceFact),
     rules=tuple(sorted(_RULES, key=lambda rule: rule.code)),
     cost_s=0.1,
+    stops_ranks=True,
 )

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 
 from ddp_doctor.checks.ddp.data_sharding.blame import Facts, by_rank, cases, draft, some
 from ddp_doctor.checks.ddp.data_sharding.expected_shares import Coverage, behind, judge_indices
-from ddp_doctor.checks.ddp.data_sharding.samplers import explains
 from ddp_doctor.checks.ddp.data_sharding.wording import EQUAL_STEPS, SET_EPOCH, WHICH_SAMPLER
 from ddp_doctor.facts.data_sharding import DataSharding, Share
 from ddp_doctor.model.choices import Severity
@@ -22,7 +21,11 @@ _PASSES = {
 }
 
 
-@rule("DD753", "shards-overlap-or-leave-out", Severity.ERROR, DataSharding)
+#: The rules on what samplers were made for: wrong ones make wrong shards.
+_SAMPLERS = ("DD750", "DD751", "DD752")
+
+
+@rule("DD753", "shards-overlap-or-leave-out", Severity.ERROR, DataSharding, explained_by=_SAMPLERS)
 def shards_overlap_or_leave_out(recording: Recording) -> Iterator[Draft]:
     """
     What it finds
@@ -38,8 +41,6 @@ def shards_overlap_or_leave_out(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
-    if explains(recording):
-        return
     facts = by_rank(recording)
     told = {"next_epoch"} if _deaf(facts) else set()
     for shares in cases(facts):
@@ -56,7 +57,7 @@ def shards_overlap_or_leave_out(recording: Recording) -> Iterator[Draft]:
                 return
 
 
-@rule("DD754", "order-stays-after-set-epoch", Severity.WARNING, DataSharding)
+@rule("DD754", "order-stays-after-set-epoch", Severity.WARNING, DataSharding, explained_by=_SAMPLERS)
 def order_stays_after_set_epoch(recording: Recording) -> Iterator[Draft]:
     """
     What it finds
@@ -75,7 +76,7 @@ def order_stays_after_set_epoch(recording: Recording) -> Iterator[Draft]:
     """
     facts = by_rank(recording)
     stays = _deaf(facts)
-    if not stays or explains(recording):
+    if not stays:
         return
     everywhere = len(stays) == len(facts)
     found = draft(
@@ -97,7 +98,7 @@ def order_stays_after_set_epoch(recording: Recording) -> Iterator[Draft]:
     yield found if everywhere else found.model_copy(update={"severity": Severity.ERROR})
 
 
-@rule("DD755", "ranks-take-different-numbers-of-steps", Severity.ERROR, DataSharding)
+@rule("DD755", "ranks-take-different-numbers-of-steps", Severity.ERROR, DataSharding, explained_by=_SAMPLERS)
 def ranks_take_different_numbers_of_steps(recording: Recording) -> Iterator[Draft]:
     """
     What it finds
@@ -113,8 +114,6 @@ def ranks_take_different_numbers_of_steps(recording: Recording) -> Iterator[Draf
     References
         https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html
     """
-    if explains(recording):
-        return
     for shares in cases(by_rank(recording)):
         steps = {rank: len(share.first) for rank, share in shares.items()}
         short = behind(steps)

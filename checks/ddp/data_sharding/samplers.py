@@ -121,11 +121,6 @@ def sampler_seeds_differ(recording: Recording) -> Iterator[Draft]:
     )
 
 
-def explains(recording: Recording) -> bool:
-    """Whether these rules say already why the shards are wrong."""
-    return recording.once("samplers of another world", lambda: any(one.apply(recording) for one in RULES))
-
-
 def _misplaced(fact: DataSharding) -> Share | None:
     """The first share whose sampler says that it is another rank's."""
     right = (fact.group_rank, fact.world_size)

@@ -98,7 +98,7 @@ def _unknown(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD778", "user-model-parameters-drift", Severity.ERROR, UserModel)
+@rule("DD778", "user-model-parameters-drift", Severity.ERROR, UserModel, explained_by=("DD777",))
 def drift(recording: Recording) -> Iterator[Draft]:
     """Parameters that are not the same on all ranks after a step.
 
@@ -118,8 +118,8 @@ def drift(recording: Recording) -> Iterator[Draft]:
         https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
     seen = [one for one in facts(recording) if one.fact.drifted.count]
-    if not seen or not_the_mean.apply(recording):
-        return  # one cause, one finding
+    if not seen:
+        return
     fact = seen[0].fact
     yield Draft(
         title=f"{names(fact.drifted)} of {fact.model} differs from the first rank's on {on_ranks(recording, seen)}"
@@ -196,7 +196,8 @@ def _not_finite_words(loss: float | None, gradients: int) -> str:
     return f"{shown}, gradients of {gradients} parameters not finite"
 
 
-@rule("DD780", "user-model-is-not-repeatable", Severity.INFO, UserModel)
+# Parameters that change in the forward (DD778) give other gradients.
+@rule("DD780", "user-model-is-not-repeatable", Severity.INFO, UserModel, explained_by=("DD778",))
 def not_repeatable(recording: Recording) -> Iterator[Draft]:
     """The same batch and seed that give another gradient the second time.
 
@@ -215,8 +216,8 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
         https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
     seen = [one for one in facts(recording) if one.fact.repeats is False]
-    if not seen or drift.apply(recording):
-        return  # parameters that change in the forward give other gradients
+    if not seen:
+        return
     worst = max(seen, key=lambda one: one.fact.repeat_error or 0.0)
     yield Draft(
         title=f"The same batch and seed give another gradient of {worst.fact.model} the second time on"

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model.graphs import unequal_graphs
-from ddp_doctor.checks.ddp.user_model.numbers import drift, not_finite
 from ddp_doctor.checks.ddp.user_model.words import (
     at,
     code,
@@ -25,7 +23,13 @@ from ddp_doctor.model.rule import rule
 _LOSS_APART = 1e-3
 
 
-@rule("DD781", "user-model-computes-otherwise-on-a-rank", Severity.WARNING, UserModel)
+@rule(
+    "DD781",
+    "user-model-computes-otherwise-on-a-rank",
+    Severity.WARNING,
+    UserModel,
+    explained_by=("DD776", "DD778", "DD779"),
+)
 def computes_otherwise(recording: Recording) -> Iterator[Draft]:
     """A rank that makes another loss, or other gradients, of the same batch.
 
@@ -45,8 +49,6 @@ def computes_otherwise(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
-    if any(cause.apply(recording) for cause in (unequal_graphs, not_finite, drift)):
-        return  # that is why
     seen = [one for one in facts(recording) if one.fact.repeats]
     peer = _usual(seen)
     off = [one for one in seen if peer is not None and _apart(one.fact, peer.fact) > 0.0]

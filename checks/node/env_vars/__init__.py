@@ -8,7 +8,6 @@ Raw input; only such names are recorded, and no value that looks like a credenti
 """
 
 from ddp_doctor.checks.node.env_vars import backends, costs, devices, launch, names, together, values
-from ddp_doctor.checks.node.env_vars.values import value_refused
 from ddp_doctor.facts.env_vars import EnvVars, SettingOrigins, SettingText
 from ddp_doctor.knowledge import variables
 from ddp_doctor.model.check import Check
@@ -16,8 +15,6 @@ from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.redact import open_and_withheld
 from ddp_doctor.phrases import launchers
-
-__all__ = ["CHECK", "probe", "value_refused"]
 
 
 def probe(ctx: Context) -> EnvVars:

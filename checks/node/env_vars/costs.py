@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator
 
 from ddp_doctor.checks.node.env_vars.in_force import InForce, differing, say
-from ddp_doctor.checks.node.topology.gpudirect import not_used
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.knowledge.collectives import PROTOCOLS, left
 from ddp_doctor.knowledge.concerns import concerns
+from ddp_doctor.knowledge.nccl_paths import GDR_LEVEL
 from ddp_doctor.knowledge.setting_conflicts import TWO_NAMES, conflicts
 from ddp_doctor.knowledge.setting_pairs import ib_is_off, idle
 from ddp_doctor.knowledge.setting_stakes import (
@@ -26,6 +26,7 @@ from ddp_doctor.model.finding import Draft, Proof, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.settings import NO_TRIAL, setting_draft
+from ddp_doctor.views.staged_nics import staged
 
 #: Large enough for bandwidth to decide, and done in a blink on any link worth a GPU.
 _REPRODUCER = Reproducer(kind="all_reduce", size_bytes=64 * 2**20)
@@ -105,18 +106,9 @@ def old_cure(recording: Recording) -> Iterable[Draft]:
     """
     if recording.options.command == "prolog":
         return ()
-    told = _told_of_gpudirect(recording) | differing(recording)
+    forbids = any(found.forbidding_level for found in staged(recording))  # DD437 tells
+    told = differing(recording) | ({GDR_LEVEL} if forbids else set())
     return say(recording, lambda one: _cures(one, told))
-
-
-def _told_of_gpudirect(recording: Recording) -> frozenset[str]:
-    """The settings that DD437 says to unset."""
-
-    def find() -> frozenset[str]:
-        remedies = [remedy for finding in not_used.apply(recording) for remedy in finding.remedies]
-        return frozenset(setting.name for remedy in remedies for setting in remedy.settings)
-
-    return recording.once("settings told to forbid GPUDirect RDMA", find)
 
 
 def _cures(one: InForce, told: frozenset[str]) -> Iterator[Draft]:

@@ -13,7 +13,7 @@ from ddp_doctor.knowledge.concerns import concerns
 from ddp_doctor.knowledge.setting_conflicts import conflicts, disagreeing
 from ddp_doctor.knowledge.setting_ranges import out_of_range
 from ddp_doctor.knowledge.trials import read_by
-from ddp_doctor.knowledge.values import Misread, misread
+from ddp_doctor.knowledge.values import misread
 from ddp_doctor.knowledge.variables import Installed, Variable
 from ddp_doctor.knowledge.versions import dotted
 from ddp_doctor.model.choices import Confidence, Severity
@@ -21,6 +21,8 @@ from ddp_doctor.model.finding import Draft, Remedy, Reproducer
 from ddp_doctor.phrases import launchers
 from ddp_doctor.phrases.nodes import in_words as in_a_sentence
 from ddp_doctor.phrases.settings import NO_TRIAL, in_words, listed, set_to, setting_draft, shown, unset
+from ddp_doctor.views import settings_read
+from ddp_doctor.views.settings_read import MisreadValue
 
 Env = Mapping[str, str]
 
@@ -315,19 +317,18 @@ def _renamed(env: Env, old: Variable, value: str, installed: Installed) -> Remed
 def misread_values(seen: EnvVars, installed: Installed) -> Iterator[Draft]:
     """Values that do not do what they say."""
     told = {name for found in conflicts(seen.variables, ()) if found.fails for name in found.names}
-    for variable, value, found in _misread(seen.variables, installed):
-        if found.fate == "misread" and variable.name not in told:
-            yield _value(variable, value, found, Severity.INFO if found.harmless else None)
+    for value in settings_read.misread_values(seen.variables, installed):
+        if value.found.fate == "misread" and value.variable.name not in told:
+            yield _value(value, Severity.INFO if value.found.harmless else None)
 
 
 def refused_values(backend: str, seen: EnvVars, installed: Installed) -> Iterator[Draft]:
     """Values on which torch stops or hangs; a warning where only another backend, or torchrun, reads them."""
-    always = ("import torch.distributed", "every process group", f"{backend} process group".lower())
-    for variable, value, found in _misread(seen.variables, installed):
-        if found.fate != "misread":
-            sure = (variable.read_when or "").lower() in always
-            draft = _value(variable, value, found, None if sure else Severity.WARNING)
-            yield _reproduced_by_ranks(draft) if sure and read_by(variable.name) == backend else draft
+    for value in settings_read.misread_values(seen.variables, installed):
+        if value.found.fate != "misread":
+            sure = value.stops(backend)
+            draft = _value(value, None if sure else Severity.WARNING)
+            yield _reproduced_by_ranks(draft) if sure and read_by(value.variable.name) == backend else draft
 
 
 def _reproduced_by_ranks(draft: Draft) -> Draft:
@@ -336,17 +337,8 @@ def _reproduced_by_ranks(draft: Draft) -> Draft:
     return draft.model_copy(update={"remedies": remedies, "reproduced_by": Reproducer(kind="meet")})
 
 
-def _misread(env: Env, installed: Installed) -> Iterator[tuple[Variable, str, Misread]]:
-    for name, value in env.items():
-        found = misread(name, value)
-        if found:
-            variable = variables.variables()[name]
-            at = installed.of(variable)
-            if not at or variables.status_at(variable, at) == "read":
-                yield variable, value, found
-
-
-def _value(variable: Variable, value: str, found: Misread, severity: Severity | None) -> Draft:
+def _value(wrong: MisreadValue, severity: Severity | None) -> Draft:
+    variable, value, found = wrong.variable, wrong.value, wrong.found
     name = variable.name
     if found.instead is None:
         remedy = unset({name: value}, found.becomes, f"unset {name}, or give it a value that is read")

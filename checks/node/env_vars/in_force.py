@@ -1,14 +1,13 @@
 """The settings in force on each node: the environment's, else those of NCCL's own files."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ddp_doctor.checks.node.env_vars.hardware import Hardware, hardware_of
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.nccl import NcclFact
-from ddp_doctor.facts.software import Software
-from ddp_doctor.knowledge.variables import Installed, is_of_another_backend, is_of_rccl, variables
-from ddp_doctor.knowledge.versions import Version, release
+from ddp_doctor.knowledge.variables import Installed, variables
+from ddp_doctor.knowledge.versions import Version
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording, Seen
@@ -16,7 +15,7 @@ from ddp_doctor.phrases.settings import FOLLOWS, NO_TRIAL, per_cause, shown, uns
 from ddp_doctor.probing.nccl_conf import settings
 from ddp_doctor.views.nccl_backend import nccl_backends
 from ddp_doctor.views.nccl_files import files_read
-from ddp_doctor.views.software import of_the_job
+from ddp_doctor.views.settings_read import installed, judged, read_by_another_backend, with_rccl
 
 
 @dataclass(frozen=True)
@@ -88,65 +87,31 @@ def settings_in_force(recording: Recording) -> list[InForce]:
 
 
 def _in_force(recording: Recording) -> Iterator[InForce]:
-    software = {seen.node: seen.fact for seen in of_the_job(recording)}
+    releases, rccl = installed(recording), with_rccl(recording)
     backends = nccl_backends(recording)
     environments = {seen.node: seen.fact.variables for seen in recording.facts(EnvVars)}
     files = {seen.node: seen for seen in recording.facts(NcclFact)}
     world = recording.world
     for seen in judged(recording):
         own = seen.fact.variables
-        has_files = seen.node in files and seen.node not in _with_rccl(recording)  # that has ~/.rccl.conf
+        has_files = seen.node in files and seen.node not in rccl  # that has ~/.rccl.conf
         added = settings(files_read(recording, files[seen.node])) if has_files else {}
         ours = {name: told for name, told in added.items() if name not in own and _is_nccls(name)}
         yield InForce(
             seen=seen,
             values={**own, **{name: value for name, (value, _) in ours.items()}},
             places={name: place for name, (_, place) in ours.items()},
-            installed=_installed(software.get(seen.node), backends.get(seen.node)),
+            installed=releases[seen.node],
             unread={
                 name: value
                 for name, value in environments[seen.node].items()
-                if _is_of_another_backend(name, backends.get(seen.node))
+                if read_by_another_backend(name, backends.get(seen.node))
             },
             backend=world.backend if world else "",
             nnodes=max(world.nnodes, world.foreign_nodes) if world else None,
             ranks=world.world_size if world else None,
             hardware=hardware_of(recording, seen.node),
         )
-
-
-def judged(recording: Recording) -> Iterator[Seen[EnvVars]]:
-    """The environments, without what AMD's RCCL reads where torch is built for ROCm, or torch's other class for NCCL.
-
-    RCCL takes NCCL's names and has others that begin so (NCCL_LIBIBVERBS_SO is one), with values and defaults of
-    its own (ROCm's documentation, "RCCL environment variables"); the table is of NVIDIA's NCCL.
-    """
-    with_rccl, backends = _with_rccl(recording), nccl_backends(recording)
-    for seen in recording.facts(EnvVars):
-        own = {
-            name: value
-            for name, value in seen.fact.variables.items()
-            if not (seen.node in with_rccl and is_of_rccl(name))
-            and not _is_of_another_backend(name, backends.get(seen.node))
-        }
-        yield replace(seen, fact=seen.fact.model_copy(update={"variables": own}))
-
-
-def _is_of_another_backend(name: str, backend: str | None) -> bool:
-    known = variables().get(name)
-    return known is not None and is_of_another_backend(known, backend)
-
-
-def _with_rccl(recording: Recording) -> frozenset[int]:
-    """The nodes whose torch is built for ROCm."""
-    return frozenset(seen.node for seen in of_the_job(recording) if seen.fact.torch_hip)
-
-
-def _installed(fact: Software | None, backend: str | None) -> Installed:
-    if fact is None:
-        return Installed(backend=backend)
-    nccl = () if fact.torch_hip else release(fact.nccl_loaded or "")
-    return Installed(nccl, release(fact.torch_version or ""), backend)
 
 
 def _is_nccls(name: str) -> bool:

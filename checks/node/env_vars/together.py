@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 
 from ddp_doctor.checks.node.env_vars.in_force import InForce, at_most, differing, say
-from ddp_doctor.checks.node.topology.sockets import settings_told
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.knowledge.agreement import effective
 from ddp_doctor.knowledge.setting_conflicts import Conflict, conflicts, disagreeing
@@ -16,6 +15,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import in_words
 from ddp_doctor.phrases.settings import set_to, setting_draft, shown
+from ddp_doctor.views.forbidden_ways import settings_told
 
 
 @rule("DD115", "setting-without-effect-beside-another", Severity.WARNING, EnvVars)

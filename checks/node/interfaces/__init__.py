@@ -106,4 +106,5 @@ CHECK = Check(
     ),
     cost_s=0.1,
     deadline_s=6.0,
+    stops_ranks=True,
 )

@@ -81,4 +81,5 @@ CHECK = Check(
     facts=(RdmaFact,),
     rules=tuple(sorted(_RULES, key=lambda rule: rule.code)),
     cost_s=0.1,
+    stops_ranks=True,
 )

@@ -11,7 +11,7 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import by_cause, node_draft
-from ddp_doctor.views.software import of_the_job
+from ddp_doctor.views.software import folder_without_backends, of_the_job
 
 
 @rule("DD201", "torch-installation-broken", Severity.ERROR, Software)
@@ -98,7 +98,7 @@ def torch_finds_no_backend(recording: Recording) -> Iterator[Draft]:
     References
         torch 2.15 torch/distributed/distributed_c10d.py, Backend._ensure_backend_registered
     """
-    for folder, group in by_cause(of_the_job(recording), _without_backends).items():
+    for folder, group in by_cause(of_the_job(recording), folder_without_backends).items():
         remedy = wording.anew(
             "Install torch with pip, or copy its torch-*.dist-info folder beside it", "torch"
         )
@@ -109,13 +109,6 @@ def torch_finds_no_backend(recording: Recording) -> Iterator[Draft]:
         )
         detail = 'Ranks fail in init_process_group with "Unknown c10d backend type".'
         yield node_draft(recording, group, title, saw, remedy, detail=detail)
-
-
-def _without_backends(fact: Software) -> str | None:
-    """Torch's folder, where it looks for backends that are not to be found."""
-    if fact.torch_problem or not fact.torch_looks_backends_up or "gloo" in fact.torch_backends:
-        return None
-    return fact.torch_folder
 
 
 RULES = (torch_installation_broken, torch_or_python_too_old, torch_finds_no_backend)

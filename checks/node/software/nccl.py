@@ -11,7 +11,7 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import by_cause, node_draft
-from ddp_doctor.views.software import of_the_job, with_gpus
+from ddp_doctor.views.software import of_the_job, other_nccl, with_gpus
 
 
 @rule("DD205", "nccl-differs-from-torch", Severity.WARNING, Software)
@@ -32,7 +32,7 @@ def nccl_differs_from_torch(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/release-notes
     """
-    for (loaded, needed, library, cuda), group in by_cause(of_the_job(recording), _nccl_differs).items():
+    for (loaded, needed, library, cuda), group in by_cause(of_the_job(recording), other_nccl).items():
         title = f"torch would load NCCL {loaded} on {{nodes}}, but was built with {needed}"
         by = group[0].fact.nccl_brought_by
         text = f"{library} is of version {loaded}" + (f", brought by {by}" if by else "")
@@ -43,13 +43,6 @@ def nccl_differs_from_torch(recording: Recording) -> Iterator[Draft]:
         )
         detail = "An older NCCL lacks what torch calls; a newer one was never tested with this torch."
         yield node_draft(recording, group, title, saw, remedy, detail=detail, severity=severity)
-
-
-def _nccl_differs(fact: Software) -> tuple[str, str, str, str | None] | None:
-    loaded, needed, library = fact.nccl_loaded, fact.nccl_required_by_torch, fact.nccl_library
-    if loaded is None or needed is None or library is None or release(loaded) == release(needed):
-        return None
-    return loaded, needed, library, fact.torch_cuda
 
 
 @rule("DD206", "nccl-with-known-fault", Severity.WARNING, Software)

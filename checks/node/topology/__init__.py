@@ -37,7 +37,6 @@ from ddp_doctor.checks.node.topology import (
 )
 from ddp_doctor.checks.node.topology.formats.cpuinfo import cpu_model, cpu_vendor
 from ddp_doctor.checks.node.topology.live import CannotAsk, ask_nvidia_smi, ask_nvml
-from ddp_doctor.checks.node.topology.p2p import p2p_stalls
 from ddp_doctor.checks.node.topology.pasted import read_pasted
 from ddp_doctor.facts.topology import (
     NvlinksFact,
@@ -53,7 +52,7 @@ from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.probing import host_gpus
 
-__all__ = ["CHECK", "p2p_stalls", "probe", "read_pasted"]
+__all__ = ["CHECK", "probe", "read_pasted"]
 
 _SETTINGS = (
     "NCCL_P2P_DISABLE",

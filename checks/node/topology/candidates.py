@@ -7,7 +7,6 @@ from ddp_doctor.checks.node.topology.clusters import cluster
 from ddp_doctor.checks.node.topology.clusters import evidence as cluster_evidence
 from ddp_doctor.checks.node.topology.culprits import hosts_of
 from ddp_doctor.checks.node.topology.p2p import hosts_crossing_sockets
-from ddp_doctor.checks.node.topology.p2p_stalls import nodes_nccl_ran_on
 from ddp_doctor.checks.node.topology.p2p_words import pairs_without_p2p
 from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge import link_codes as codes
@@ -18,6 +17,7 @@ from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import by_cause
 from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH
+from ddp_doctor.views.p2p_stalls import nodes_nccl_ran_on
 
 #: So many GPUs below one host bridge, with no switch and no NVLink, are rather a virtual machine's.
 _LEAST_HIDDEN = 4

@@ -1,29 +1,19 @@
 """DD434: settings that forbid a way the hardware has."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 
 from ddp_doctor.checks.node.topology import transport_wording as words
 from ddp_doctor.checks.node.topology.culprits import hosts_of
 from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import node_culprits
 from ddp_doctor.phrases.settings import shown
+from ddp_doctor.views import forbidden_ways
+from ddp_doctor.views.forbidden_ways import Forbidden
 from ddp_doctor.views.reproducers import between_gpus
-from ddp_doctor.views.transports import Expected, GpuPair, Place, places
-
-_FORBIDDING = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_P2P_LEVEL")
-
-
-@dataclass(frozen=True)
-class _Loss:
-    """What one setting takes from one pair of GPUs."""
-
-    having: Expected
-    without: Expected
 
 
 @rule("DD434", "setting-forbids-a-faster-way", Severity.WARNING, TopologyFact)
@@ -46,69 +36,37 @@ def forbidden(recording: Recording) -> Iterator[Draft]:
         NCCL user guide, environment variables NCCL_P2P_DISABLE, NCCL_P2P_LEVEL and NCCL_SHM_DISABLE
         NCCL src/graph/topo.h: the rates of links
     """
-    if recording.options.command == "prolog":
-        return  # the job's settings are not there yet
-    groups: dict[tuple[str, str, tuple[GpuPair, ...]], list[tuple[Place, list[_Loss]]]] = {}
-    for place in places(recording):
-        for name in _FORBIDDING:
-            losses = _losses(place, name)
-            if losses:
-                cause = (name, place.node.settings[name], tuple(loss.having.gpus for loss in losses))
-                groups.setdefault(cause, []).append((place, losses))
-    for (name, value, _), group in groups.items():
-        yield _draft(recording, name, value, [place.seen for place, _ in group], group[0][1])
+    for found in forbidden_ways.between_gpus(recording):
+        yield _draft(recording, found)
 
 
-def _losses(place: Place, name: str) -> list[_Loss]:
-    """The pairs that go another way for this setting alone, where it is certain what they would use."""
-    if name not in place.node.settings:
-        return []
-    others = {other: value for other, value in place.node.settings.items() if other != name}
-    after = {one.gpus: one for one in place.expected(replace(place.node, settings=others))}
-    pairs = [_Loss(one, after[one.gpus]) for one in place.expected()]
-    order = ("P2P", "SHM", "NET")
-    return [
-        one
-        for one in pairs
-        if one.without.choice.sure
-        and order.index(one.having.choice.kind) > order.index(one.without.choice.kind)
-    ]
-
-
-def _draft(
-    recording: Recording, name: str, value: str, seen: Sequence[Seen[TopologyFact]], losses: Sequence[_Loss]
-) -> Draft:
-    worst = max(losses, key=_factor)
+def _draft(recording: Recording, found: Forbidden) -> Draft:
+    worst = found.worst
     price = words.price(worst.without.rate_gb_per_s, worst.having.rate_gb_per_s)
-    leaves = worst.having.choice.kind == "NET"
-    pairs = words.pair_names([one.having.gpus for one in losses])
+    pairs = words.pair_names([loss.having.gpus for loss in found.losses])
     kept = words.NAMES[worst.without.choice.kind]
+    hosts = hosts_of(recording, found.seen)
     return Draft(
-        title=f"{shown(name, value)} keeps NCCL from {kept} between GPUs of {hosts_of(recording, seen)}: {pairs}",
+        title=f"{shown(found.name, found.value)} keeps NCCL from {kept} between GPUs of {hosts}: {pairs}",
         detail=f"They talk over {words.NAMES[worst.having.choice.kind]} instead.{price}",
-        severity=None if price or leaves else Severity.INFO,
-        culprits=(Culprit(kind="setting", name=name), *_nodes(recording, seen)),
+        severity=None if found.is_slower else Severity.INFO,
+        culprits=(Culprit(kind="setting", name=found.name), *_nodes(recording, found)),
         evidence=tuple(
             Evidence(
-                text=f"{'-'.join(one.having.gpus)} is {one.having.code}{words.rate(one.without.rate_gb_per_s)},"
-                f" {one.without.choice.why}; now {one.having.choice.kind}{words.rate(one.having.rate_gb_per_s)}"
+                text=f"{'-'.join(loss.having.gpus)} is {loss.having.code}{words.rate(loss.without.rate_gb_per_s)},"
+                f" {loss.without.choice.why}; now {loss.having.choice.kind}{words.rate(loss.having.rate_gb_per_s)}",
             )
-            for one in losses[: words.MOST_PAIRS]
+            for loss in found.losses[: words.MOST_PAIRS]
         ),
-        remedies=(words.unset_setting(name, value, f"NCCL then uses {kept}"),),
-        reproduced_by=between_gpus(recording, seen[0].node, worst.having.gpus),
+        remedies=(words.unset_setting(found.name, found.value, f"NCCL then uses {kept}"),),
+        reproduced_by=between_gpus(recording, found.seen[0].node, worst.having.gpus),
     )
 
 
-def _nodes(recording: Recording, seen: Sequence[Seen[TopologyFact]]) -> tuple[Culprit, ...]:
+def _nodes(recording: Recording, found: Forbidden) -> tuple[Culprit, ...]:
     """The nodes that have it, where others have not."""
-    return node_culprits(recording, seen) if len(seen) < len(recording.facts(TopologyFact)) else ()
-
-
-def _factor(loss: _Loss) -> float:
-    """How many times faster the way without the setting is; 1 where it is not known."""
-    fast, slow = loss.without.rate_gb_per_s, loss.having.rate_gb_per_s
-    return fast / slow if fast and slow else 1.0
+    everywhere = len(found.seen) == len(recording.facts(TopologyFact))
+    return () if everywhere else node_culprits(recording, found.seen)
 
 
 RULES = (forbidden,)

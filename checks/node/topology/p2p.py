@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
 from ddp_doctor.checks.node.topology.gid_index import gid_index_in_words
-from ddp_doctor.checks.node.topology.p2p_stalls import Stall, find_stalls, logs_by_node, nodes_nccl_ran_on
 from ddp_doctor.facts.nccl_log import NcclTransportFact
 from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge import link_codes as codes
@@ -15,6 +14,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH, UNSET_LEVEL, keep_near_p2p, name_hca, use_hca
 from ddp_doctor.phrases.pcie import exact_repairs, what_bends_the_path
 from ddp_doctor.phrases.ranks import rank_list
+from ddp_doctor.views.p2p_stalls import Stall, logs_by_node, nodes_nccl_ran_on, stalls
 from ddp_doctor.views.reproducers import between
 
 
@@ -41,32 +41,32 @@ def p2p_stalls(recording: Recording) -> Iterator[Draft]:
         NCCL user guide, Troubleshooting, PCI Access Control Services (ACS)
         NCCL src/graph/paths.cc, ncclTopoCheckP2p: how far P2P goes
     """
-    stalls = _stalls(recording)
-    if not stalls:
+    found = stalls(recording)
+    if not found:
         return
-    hosts = [seen for seen in recording.facts(TopologyFact) if seen.node in {one.node for one in stalls}]
+    hosts = [seen for seen in recording.facts(TopologyFact) if seen.node in {one.node for one in found}]
     fact = hosts[0].fact
-    pairs = ", ".join(dict.fromkeys(f"{'-'.join(one.gpus)} ({one.via} over {one.code})" for one in stalls))
+    pairs = ", ".join(dict.fromkeys(f"{'-'.join(one.gpus)} ({one.via} over {one.code})" for one in found))
     yield Draft(
         title=f"GPUs on {hosts_of(recording, hosts)} stall when NCCL copies directly between them: {pairs}",
         detail=(
             "Every rank entered the step and none left it, so no rank is late; NCCL's log says that these"
             " GPUs talk by P2P. The machine announces that path and does not carry it."
         ),
-        confidence=Confidence.LIKELY if len(stalls) == 1 or stalls[0].isolated else Confidence.POSSIBLE,
-        culprits=tuple(culprit(recording, one.node, one.gpus, one.ranks) for one in stalls),
-        evidence=(*_stall_evidence(stalls, fact), *what_bends_the_path(recording, stalls[0].node)),
+        confidence=Confidence.LIKELY if len(found) == 1 or found[0].isolated else Confidence.POSSIBLE,
+        culprits=tuple(culprit(recording, one.node, one.gpus, one.ranks) for one in found),
+        evidence=(*_stall_evidence(found, fact), *what_bends_the_path(recording, found[0].node)),
         remedies=(
-            *_nearer_level(fact, stalls),
-            *(exact_repairs(recording, stalls[0].node) or (REPAIR_PATH,)),
+            *_nearer_level(fact, found),
+            *(exact_repairs(recording, found[0].node) or (REPAIR_PATH,)),
             DISABLE_P2P,
             *(
                 map(name_hca, _hca(recording, hosts[0]))
-                if _another_hca(recording, fact, stalls[0].log)
+                if _another_hca(recording, fact, found[0].log)
                 else []
             ),
         ),
-        reproduced_by=between(recording, stalls[0].ranks, [one.ranks for one in stalls]),
+        reproduced_by=between(recording, found[0].ranks, [one.ranks for one in found]),
     )
 
 
@@ -85,11 +85,6 @@ def _nearer_level(fact: TopologyFact, stalls: Sequence[Stall]) -> list[Remedy]:
 def _own_limit(fact: TopologyFact) -> str:
     """How far NCCL goes here where NCCL_P2P_LEVEL is not set."""
     return codes.p2p_limit(len(fact.gpus), fact.cpu_vendor, None)[0]
-
-
-def _stalls(recording: Recording) -> list[Stall]:
-    matrices = {seen.node: seen.fact for seen in recording.facts(TopologyFact)}
-    return recording.once("stalls over P2P", lambda: find_stalls(matrices, recording.trials))
 
 
 def _stall_evidence(stalls: Sequence[Stall], fact: TopologyFact) -> Iterator[Evidence]:
@@ -170,7 +165,7 @@ _Cause = tuple[tuple[tuple[str, str], ...], str, tuple[str, ...]]
 
 def _crossing(recording: Recording) -> dict[_Cause, list[Seen[TopologyFact]]]:
     groups: dict[_Cause, list[Seen[TopologyFact]]] = {}
-    settled = nodes_nccl_ran_on(recording.trials) | {stall.node for stall in _stalls(recording)}
+    settled = nodes_nccl_ran_on(recording.trials) | {stall.node for stall in stalls(recording)}
     unsettled = [seen for seen in recording.facts(TopologyFact) if seen.node not in settled]
     logs = logs_by_node(recording.trials) if unsettled else {}
     for seen in unsettled:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
-from ddp_doctor.checks.node.topology.p2p_stalls import nodes_nccl_ran_on
 from ddp_doctor.checks.node.topology.p2p_wording import (
     GO_WITHOUT_P2P,
     LOOK_AT_BOARD,
@@ -21,6 +20,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.phrases.nodes import in_words
+from ddp_doctor.views.p2p_stalls import nodes_nccl_ran_on
 from ddp_doctor.views.reproducers import meeting
 
 #: More pairs than this are counted in the title, and left out of the evidence.

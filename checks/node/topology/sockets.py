@@ -4,7 +4,6 @@ import re
 from collections.abc import Container, Iterator, Sequence
 
 from ddp_doctor.checks.node.topology import transport_wording as words
-from ddp_doctor.checks.node.topology.given_up import forbidden
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.facts.nccl import NcclFact
 from ddp_doctor.facts.nccl_log import NcclTransportFact
@@ -17,6 +16,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import by_cause, host, in_words, node_culprit, node_culprits, node_names
 from ddp_doctor.phrases.ranks import ranks_at
 from ddp_doctor.probing.nccl_conf import settings
+from ddp_doctor.views import forbidden_ways
 from ddp_doctor.views.interfaces import chosen
 from ddp_doctor.views.links_between_nodes import Crossing, crossings, nodes_that_say, rdma_of
 from ddp_doctor.views.nccl_files import files_read
@@ -113,12 +113,11 @@ def rdma_forbidden(recording: Recording) -> Iterator[Draft]:
     References
         NCCL user guide, environment variables NCCL_IB_DISABLE and NCCL_NET
     """
-    world = recording.world
-    if world is None or world.nnodes < 2 or world.backend != "nccl" or recording.options.command == "prolog":
+    if not forbidden_ways.may_use_rdma(recording):
         return
     facts = recording.facts(RdmaFact)
-    mixed = any(seen.fact.unused_by is None and seen.fact.chosen() for seen in facts)
-    for (setting, roce), group in by_cause(facts, _forbidden).items():
+    mixed = forbidden_ways.rdma_in_use(facts)
+    for (setting, roce), group in by_cause(facts, forbidden_ways.forbidding_rdma).items():
         ports, (name, _, value) = group[0].fact.candidates(), setting.partition("=")
         yield Draft(
             title=f"{setting} keeps NCCL from the RDMA ports of {node_names(recording, group)}: {_names(ports)}",
@@ -143,25 +142,6 @@ def _in_files(recording: Recording, name: str, nodes: Container[int]) -> Iterato
         if place is not None and seen.node in nodes and name not in seen.fact.overruled:
             text = f"{host(recording, seen.node)}: {place[1]} sets {name}, and no environment"
             yield Evidence(check="nccl", text=text)
-
-
-def settings_told(recording: Recording) -> frozenset[str]:
-    """The settings that a finding above information names as what keeps NCCL from a way."""
-
-    def find() -> frozenset[str]:
-        findings = [*forbidden.apply(recording), *rdma_forbidden.apply(recording)]
-        grave = [one for one in findings if one.severity is not Severity.INFO]
-        return frozenset(by.name for one in grave for by in one.culprits if by.kind == "setting" and by.name)
-
-    return recording.once("settings told to forbid a way", find)
-
-
-def _forbidden(fact: RdmaFact) -> tuple[str, bool] | None:
-    """The setting, and whether all it gives up is RoCE."""
-    ports = fact.candidates()
-    if fact.unused_by is None or not ports:
-        return None
-    return fact.unused_by, all(port.is_roce for _, port in ports)
 
 
 def _price(recording: Recording, seen: Seen[RdmaFact]) -> str:

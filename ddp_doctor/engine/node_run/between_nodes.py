@@ -12,19 +12,12 @@ from ddp_doctor.engine.node_run import other_ways
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.neighbours import neighbours
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.context import Peer
 from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.finding import Finding
 from ddp_doctor.sources.nodes import LiveNodesContext
 from ddp_doctor.starters.endpoint import resolve
 from ddp_doctor.starters.place import Place
 from ddp_doctor.views.interfaces import advertised
-
-#: Findings between nodes that slow the ranks down and stop none of them.
-_MEASURED_SLOWNESS = frozenset({"DD533", "DD534", "DD536"})
-#: Of a network in use that is slow as a whole: the ranks are tested on what the job would use.
-_IN_USE = "DD538"
 
 
 @dataclass(frozen=True)
@@ -65,17 +58,6 @@ class Surroundings:
             )
 
         return collect(checks, context, progress)
-
-
-def slows_ranks(finding: Finding) -> bool:
-    """Whether each step of the ranks takes several times longer for what is between the nodes."""
-    return finding.code in _MEASURED_SLOWNESS and finding.severity is Severity.ERROR
-
-
-def stops_ranks(finding: Finding) -> bool:
-    """Whether ranks would only hang: an error about what is between the nodes, slowness aside."""
-    between = finding.code.startswith("DD5") and finding.code not in {*_MEASURED_SLOWNESS, _IN_USE}
-    return between and finding.severity is Severity.ERROR
 
 
 def command_elsewhere(place: Place, fact: InterfacesFact | None) -> str:

@@ -8,18 +8,20 @@ from ddp_doctor.agents import roll_call, validation
 from ddp_doctor.agents.agent_group import AgentGroup
 from ddp_doctor.agents.framing import JUNK
 from ddp_doctor.agents.messages import Begin, NodeReport, at_node, world_of
+from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.node_run import other_ways
-from ddp_doctor.engine.node_run.between_nodes import slows_ranks, stops_ranks
 from ddp_doctor.engine.node_run.node import ROLL_CALL, NodeRun
 from ddp_doctor.engine.prove import prove
 from ddp_doctor.knowledge.deadlines import HAND_IN_S
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Status, Where
+from ddp_doctor.model.choices import Severity, Status, Where
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.phrases.nodes import in_words
 
 #: What is still run where the nodes are slow to one another: whether the ranks meet. How slow, reach has said.
 _MEETING = ("process_group",)
+#: What ranks would do beside an error of the rules that look before they start, by code.
+_RANKS_DO = {rule.code: rule.ranks for check in CHECKS if check.stops_ranks for rule in check.rules}
 
 
 @dataclass
@@ -136,10 +138,15 @@ class HeadAgent:
 def allowed(part: NodeRun, checks: list[Check]) -> list[Check]:
     """Those of the ranks' checks that are worth their time after what was found between the nodes."""
     findings = part.judge(part.so_far()).findings
-    for one in filter(stops_ranks, findings):
-        return _leave_out(part, checks, [], f"{one.code} stands between the nodes: the ranks would hang")
-    for one in filter(slows_ranks, findings):
-        return _leave_out(part, checks, _MEETING, f"{one.code} makes every step several times longer")
+    effects = {
+        finding.code: _RANKS_DO.get(finding.code)
+        for finding in findings
+        if finding.severity is Severity.ERROR
+    }
+    for code in (code for code, effect in effects.items() if effect == "stop"):
+        return _leave_out(part, checks, [], f"{code} stands between the nodes: the ranks would hang")
+    for code in (code for code, effect in effects.items() if effect == "slow"):
+        return _leave_out(part, checks, _MEETING, f"{code} makes every step several times longer")
     return checks
 
 

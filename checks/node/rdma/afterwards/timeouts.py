@@ -3,8 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from ddp_doctor.checks.node.rdma.addresses import index_elsewhere, index_needed, without_address
-from ddp_doctor.checks.node.rdma.afterwards.growth import Change, changes, link_down
+from ddp_doctor.checks.node.rdma.afterwards.growth import Change, changes
 from ddp_doctor.checks.node.rdma.rdma_timeouts import lowered
 from ddp_doctor.checks.node.rdma.wording import LOSSLESS, SOCKETS_ON_ALL, port_name, try_path, wait_longer
 from ddp_doctor.facts.env_vars import EnvVars
@@ -24,7 +23,12 @@ _PEER = re.compile(r"from peer ([0-9a-fA-F.:]{2,45})<")
 _MOST_PORTS = 6
 
 
-@rule("DD584", "rdma-send-never-acknowledged", Severity.ERROR)
+@rule(
+    "DD584",
+    "rdma-send-never-acknowledged",
+    Severity.ERROR,
+    explained_by=("DD566", "DD567", "DD568", "DD569"),
+)
 def never_acknowledged(recording: Recording) -> Iterator[Draft]:
     """A send over RDMA failed because its acknowledgement never came (status 12).
 
@@ -46,7 +50,7 @@ def never_acknowledged(recording: Recording) -> Iterator[Draft]:
         libibverbs, enum ibv_wc_status: IBV_WC_RETRY_EXC_ERR
     """
     group = words.said(recording, "rdma-timeout")
-    if not group or _told_otherwise(recording):
+    if not group:
         return
     pair = _pair(recording, group)
     where = " and ".join(host(recording, node) for node in pair) if pair else "the nodes"
@@ -65,11 +69,6 @@ _RESENT = "Packets were sent again meanwhile and the links stayed up, so that pa
 _NOTHING_RESENT = (
     "Nothing that was counted tells why: addresses, MTU, routes and the switch are what to look at."
 )
-
-
-def _told_otherwise(recording: Recording) -> bool:
-    rules = (without_address, index_elsewhere, index_needed, link_down)
-    return any(one.severity is Severity.ERROR for rule_ in rules for one in rule_.apply(recording))
 
 
 def _pair(recording: Recording, group: Sequence[words.Said]) -> tuple[int, int] | None:

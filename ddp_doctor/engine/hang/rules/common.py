@@ -4,12 +4,9 @@ import re
 import signal
 from collections.abc import Collection, Iterator
 
-from ddp_doctor.checks.node.env_vars import value_refused
-from ddp_doctor.checks.node.software.installation import torch_finds_no_backend
-from ddp_doctor.checks.node.topology import p2p_stalls
 from ddp_doctor.engine.hang.judge import judge
 from ddp_doctor.engine.hang.judgement import INIT, Judgement, Kind
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
@@ -20,6 +17,9 @@ from ddp_doctor.phrases.nodes import host
 from ddp_doctor.phrases.p2p import DISABLE_P2P
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.lost_nodes import silent_nodes
+from ddp_doctor.views.p2p_stalls import stalls
+from ddp_doctor.views.settings_read import has_a_refused_value
+from ddp_doctor.views.software import nodes_without_backends
 
 #: What a setting that torch refuses can look like: never a rank that is stopped, killed or missing.
 _REFUSED_LOOKS: tuple[Kind, ...] = ("all-entered", "raised-everywhere", "unsure")
@@ -34,16 +34,7 @@ MOST_LINES = 8
 
 def pairs_of_topology(recording: Recording) -> set[tuple[int, int]]:
     """The pairs of ranks that the topology's own rule names: one cause, one finding."""
-    return recording.once("pairs of topology", lambda: _pairs_of_topology(recording))
-
-
-def _pairs_of_topology(recording: Recording) -> set[tuple[int, int]]:
-    named = [one for finding in p2p_stalls.apply(recording) for one in finding.culprits]
-    return {
-        (min(one.rank, one.peer_rank), max(one.rank, one.peer_rank))
-        for one in named
-        if one.rank is not None and one.peer_rank is not None
-    }
+    return {stall.ranks for stall in stalls(recording)}
 
 
 def holds_one_of(trial: TrialRecord, pairs: set[tuple[int, int]]) -> bool:
@@ -65,7 +56,7 @@ def judged(recording: Recording, *kinds: Kind) -> Iterator[tuple[TrialRecord, Ju
 
 
 def _judged(recording: Recording) -> list[tuple[TrialRecord, Judgement]]:
-    refused = any(finding.severity is Severity.ERROR for finding in value_refused.apply(recording))
+    refused = has_a_refused_value(recording)
     unfinished = (trial for trial in recording.trials if trial.outcome in ("stuck", "broken", "slow"))
     found = [(trial, judge(trial)) for trial in unfinished if not lacks_a_node(recording, trial)]
     return [
@@ -85,11 +76,7 @@ def _has_its_own_finding(recording: Recording, trial: TrialRecord) -> bool:
 
 def _backend_is_not_offered(recording: Recording, rank: RankEvidence) -> bool:
     """Whether torch knows no such backend on a node where, as another finding says, it finds none at all."""
-    return _UNKNOWN_BACKEND in words_of(rank) and any(
-        culprit.node_rank == rank.node
-        for finding in torch_finds_no_backend.apply(recording)
-        for culprit in finding.culprits
-    )
+    return _UNKNOWN_BACKEND in words_of(rank) and rank.node in nodes_without_backends(recording)
 
 
 def lacks_a_node(recording: Recording, trial: TrialRecord) -> bool:

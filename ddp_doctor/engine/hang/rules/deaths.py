@@ -4,7 +4,6 @@ import re
 import signal
 from collections.abc import Iterator, Sequence
 
-from ddp_doctor.checks.cluster.consistency.versions import different_versions
 from ddp_doctor.engine.hang.judgement import Judgement
 from ddp_doctor.engine.hang.rules.common import (
     MOST_LINES,
@@ -32,6 +31,7 @@ from ddp_doctor.phrases.nodes import host
 from ddp_doctor.phrases.settings import NO_TRIAL, unset
 from ddp_doctor.phrases.torch_calls import ONE_GPU_EACH
 from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.views.software import nodes_load_different_nccls
 
 
 @rule("DD612", "rank-died", Severity.ERROR)
@@ -201,16 +201,14 @@ def everywhere(recording: Recording) -> Iterator[Draft]:
         if complaints.explains(recording, trial):
             continue  # the rule of the cause tells
         draft = _cannot_start(recording, trial, ranks)
-        if draft.title not in told and not _other_versions_are_told(recording, ranks[0]):
+        if draft.title not in told and not _versions_differ(recording, ranks[0]):
             told.add(draft.title)  # torchrun's ranks and the doctor's own fail for one cause
             yield draft
 
 
-def _other_versions_are_told(recording: Recording, one: RankEvidence) -> bool:
-    """Whether NCCL refuses its peers for their versions, and the nodes with other ones are named already."""
-    assert one.raised is not None
-    told = (finding.severity is Severity.ERROR for finding in different_versions.apply(recording))
-    return _OTHER_VERSION in words_of(one) and any(told)
+def _versions_differ(recording: Recording, rank: RankEvidence) -> bool:
+    """Whether NCCL refuses its peers for their versions, and DD550 names the nodes with other ones."""
+    return _OTHER_VERSION in words_of(rank) and nodes_load_different_nccls(recording)
 
 
 def _without_interface(recording: Recording, trial: TrialRecord) -> list[RankEvidence]:

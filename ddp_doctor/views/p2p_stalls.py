@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.facts.nccl_log import NcclTransportFact, Transport
-from ddp_doctor.facts.topology import TopologyMatrix
+from ddp_doctor.facts.topology import TopologyFact, TopologyMatrix
 from ddp_doctor.knowledge.link_codes import nvlinks
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
 from ddp_doctor.parse.nccl_log import parse_nccl_log
 
@@ -34,6 +35,12 @@ class Stall:
     def isolated(self) -> bool:
         """Whether the pair was alone with itself, as in the p2p check, and not part of a ring."""
         return self.trial.judged_check == "p2p"
+
+
+def stalls(recording: Recording) -> list[Stall]:
+    """The pairs that stand still over P2P, as DD401 names them."""
+    matrices = {seen.node: seen.fact for seen in recording.facts(TopologyFact)}
+    return recording.once("stalls over P2P", lambda: find_stalls(matrices, recording.trials))
 
 
 def find_stalls(matrices: Mapping[int, TopologyMatrix], trials: Sequence[TrialRecord]) -> list[Stall]:

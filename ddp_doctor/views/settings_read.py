@@ -1,0 +1,101 @@
+"""The environments as the installed libraries read them, and the values that these misread or refuse."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.software import Software
+from ddp_doctor.knowledge.values import Misread, misread
+from ddp_doctor.knowledge.variables import (
+    Installed,
+    Variable,
+    is_of_another_backend,
+    is_of_rccl,
+    status_at,
+    variables,
+)
+from ddp_doctor.knowledge.versions import release
+from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.views.nccl_backend import nccl_backends
+from ddp_doctor.views.software import of_the_job
+
+
+def judged(recording: Recording) -> Iterator[Seen[EnvVars]]:
+    """The environments, without what AMD's RCCL reads where torch is built for ROCm, or torch's other class for NCCL.
+
+    RCCL takes NCCL's names and has others that begin so (NCCL_LIBIBVERBS_SO is one), with values and defaults of
+    its own (ROCm's documentation, "RCCL environment variables"); the table is of NVIDIA's NCCL.
+    """
+    rccl, backends = with_rccl(recording), nccl_backends(recording)
+    for seen in recording.facts(EnvVars):
+        own = {
+            name: value
+            for name, value in seen.fact.variables.items()
+            if not (seen.node in rccl and is_of_rccl(name))
+            and not read_by_another_backend(name, backends.get(seen.node))
+        }
+        yield replace(seen, fact=seen.fact.model_copy(update={"variables": own}))
+
+
+def read_by_another_backend(name: str, backend: str | None) -> bool:
+    """Whether only torch's other class behind "nccl" reads a variable."""
+    known = variables().get(name)
+    return known is not None and is_of_another_backend(known, backend)
+
+
+def with_rccl(recording: Recording) -> frozenset[int]:
+    """The nodes whose torch is built for ROCm."""
+    return frozenset(seen.node for seen in of_the_job(recording) if seen.fact.torch_hip)
+
+
+def installed(recording: Recording) -> Mapping[int, Installed]:
+    """The releases of each node with an environment, which decide which variables are read there."""
+    software = {seen.node: seen.fact for seen in of_the_job(recording)}
+    backends = nccl_backends(recording)
+    return {
+        seen.node: _installed(software.get(seen.node), backends.get(seen.node))
+        for seen in recording.facts(EnvVars)
+    }
+
+
+def _installed(fact: Software | None, backend: str | None) -> Installed:
+    if fact is None:
+        return Installed(backend=backend)
+    nccl = () if fact.torch_hip else release(fact.nccl_loaded or "")
+    return Installed(nccl, release(fact.torch_version or ""), backend)
+
+
+@dataclass(frozen=True)
+class MisreadValue:
+    """A value that does not do what it says, or that stops the job."""
+
+    variable: Variable
+    value: str
+    found: Misread
+
+    def stops(self, backend: str) -> bool:
+        """Whether a process group of this backend reads it for certain, and ends with it."""
+        always = ("import torch.distributed", "every process group", f"{backend} process group".lower())
+        return self.found.fate != "misread" and (self.variable.read_when or "").lower() in always
+
+
+def misread_values(env: Mapping[str, str], releases: Installed) -> Iterator[MisreadValue]:
+    """The values of one environment that these releases misread or refuse."""
+    for name, value in env.items():
+        found = misread(name, value)
+        if found:
+            variable = variables()[name]
+            at = releases.of(variable)
+            if not at or status_at(variable, at) == "read":
+                yield MisreadValue(variable, value, found)
+
+
+def has_a_refused_value(recording: Recording) -> bool:
+    """Whether the run's own process group refuses a value on some node (DD122, where it is an error)."""
+    backend = recording.world.backend if recording.world else ""
+    of_node = installed(recording)
+    # Of thousands of nodes most are alike.
+    alike = {(frozenset(seen.fact.variables.items()), of_node[seen.node]) for seen in judged(recording)}
+    return any(
+        value.stops(backend) for env, releases in alike for value in misread_values(dict(env), releases)
+    )
