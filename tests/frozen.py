@@ -30,6 +30,7 @@ from ddp_doctor.render.used_transports import used_table
 from tests.machines.faults import FAULTS, Planted
 from tests.machines.healthy import MACHINES
 from tests.machines.whole import record
+from tests.recorded import SITUATIONS, load
 from tests.settings.cases import bad, clean
 
 TESTS = Path(__file__).parent
@@ -88,9 +89,8 @@ def _untimed(fact: Any) -> Any:
 
 def answers() -> Iterator[tuple[str, Answer]]:
     """Everything by name."""
-    for path in sorted((TESTS / "recordings").rglob("*.json")):
-        if not path.name.endswith(".expected.json"):
-            yield f"recording {path.stem}", of_recording(app.load_recording(path))
+    for situation in SITUATIONS:
+        yield f"recording {situation}", of_recording(load(situation))
     for machine in (*MACHINES, *FAULTS):
         played = (
             record(machine.nodes())

@@ -164,7 +164,7 @@ def _headings(rule: Described) -> tuple[str, ...]:
 
 
 def test_every_rule_fires_in_one_recording_and_is_silent_in_another_that_has_its_facts():
-    judged = [(load(path), frozenset(codes(path))) for path in SITUATIONS]
+    judged = [(load(situation), frozenset(codes(situation))) for situation in SITUATIONS]
     able = {
         rule.code: [found for recording, found in judged if _can_judge(rule, recording)] for rule in RULES
     }

@@ -89,9 +89,9 @@ def test_the_schema_of_sarif_would_refuse_what_is_wrong(
 
 
 def test_recordings_and_the_reports_on_them_are_valid():
-    for path in SITUATIONS[::4]:  # a second for each hundred
-        assert refused("recording", load(path).model_dump_json()) == [], path.stem
-        assert refused("report", json_text.render(judged(path).report)) == [], path.stem
+    for situation in SITUATIONS[::4]:  # a second for each hundred
+        assert refused("recording", load(situation).model_dump_json()) == [], situation
+        assert refused("report", json_text.render(judged(situation).report)) == [], situation
 
 
 def test_the_report_on_settings_is_valid(tmp_path: Path):

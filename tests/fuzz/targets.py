@@ -58,6 +58,7 @@ from ddp_doctor.parse import (
 from ddp_doctor.probing import host_limits, kernel_modules, nccl_conf, nccl_interface, setting_origins
 from tests.fuzz.machine_targets import MACHINE_TARGETS
 from tests.fuzz.target import Target, direct, reader
+from tests.recorded import path_of
 
 TESTS = Path(__file__).parent.parent
 
@@ -183,8 +184,8 @@ _KERNEL_LOGS = (
     ),
 )
 _RECORDINGS = tuple(
-    (TESTS / "recordings" / f"{name}.json").read_text()
-    for name in ("gpus-one-lost", "healthy-two-socket-pair", "endpoint-refused")
+    path_of(situation).read_text()
+    for situation in ("gpus/one-lost", "topology/healthy-two-socket-pair", "roll_call/endpoint-refused")
 )
 
 #: A script for most rules: local functions, a class, branches on the rank, loops.
