@@ -277,9 +277,19 @@ def _pinned(package: str) -> str:
 
 def test_links_between_the_pages_lead_somewhere():
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    links = {(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text())}
+    link = re.compile(r"\]\(([^)#:]+)(?:#([^)]+))?\)")
+    links = {(page, page.parent / to, part) for page in pages for to, part in link.findall(page.read_text())}
 
-    assert sorted(f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()) == []
+    assert sorted(f"{page.name}: {to}" for page, to, _ in links if not to.exists()) == []
+    assert sorted(f"{page.name}: {to}#{part}" for page, to, part in links if part not in _parts(to)) == []
+
+
+def _parts(page: Path) -> set[str]:
+    """What may follow # in a link to this page; "" is the page as a whole."""
+    text = page.read_text() if page.is_file() else ""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    named = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {"", *named, *re.findall(r'<a id="(\w+)"></a>', text)}
 
 
 PLANTED = {
