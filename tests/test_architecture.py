@@ -23,7 +23,6 @@ from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import Described, Rule
-from tests.lint.test_samples import SAMPLES, expected
 from tests.recorded import SITUATIONS, codes, load
 from tools import generate_docs
 
@@ -171,19 +170,6 @@ def test_every_rule_fires_in_one_recording_and_is_silent_in_another_that_has_its
 
     assert [code for code in able if not any(code in found for found in able[code])] == [], "fire nowhere"
     assert [code for code in able if all(code in found for found in able[code])] == [], "are silent nowhere"
-
-
-def test_every_lint_rule_has_a_sample_with_the_fault_and_one_without():
-    found = {path.name: {code for _, code in expected(path)} for path in SAMPLES}
-    of_rule = {
-        rule.code: [codes for name, codes in found.items() if name.startswith(rule.code)]
-        for rule in LINT_RULES
-    }
-
-    assert [code for code, samples in of_rule.items() if not any(code in it for it in samples)] == [], (
-        "no fault"
-    )
-    assert [code for code, samples in of_rule.items() if all(samples)] == [], "no sample without"
 
 
 def _can_judge(rule: Rule, recording: Recording) -> bool:

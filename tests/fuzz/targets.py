@@ -58,6 +58,7 @@ from ddp_doctor.parse import (
 from ddp_doctor.probing import host_limits, kernel_modules, nccl_conf, nccl_interface, setting_origins
 from tests.fuzz.machine_targets import MACHINE_TARGETS
 from tests.fuzz.target import Target, direct, reader
+from tests.lint.documents import OF_RULES
 from tests.recorded import path_of
 
 TESTS = Path(__file__).parent.parent
@@ -189,7 +190,9 @@ _RECORDINGS = tuple(
 )
 
 #: A script for most rules: local functions, a class, branches on the rank, loops.
-_SCRIPT = "\n".join(path.read_text() for path in sorted((TESTS / "lint" / "samples").glob("DDL10*_bad.py")))
+_SCRIPT = "\n".join(
+    sample.text for sample in OF_RULES if sample.rule.startswith("DDL10") and not sample.silent
+)
 
 TARGETS: tuple[Target, ...] = (
     *MACHINE_TARGETS,
