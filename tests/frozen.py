@@ -22,19 +22,20 @@ from typing import Any
 from ddp_doctor import app
 from ddp_doctor.cli.outputs import Outputs, Results
 from ddp_doctor.lint.linting import lint_bytes
-from ddp_doctor.lint.render import text
+from ddp_doctor.lint.render.text import show as show_lint
 from ddp_doctor.lint.report import lint_report
 from ddp_doctor.model.choices import FailOn
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render import json_text, terminal
 from ddp_doctor.render.topology import report as topology
 from ddp_doctor.render.used_transports import used_table
+from tests.lint.documents import OF_RULES, PUBLIC
 from tests.machines.faults import FAULTS, Planted
 from tests.machines.healthy import MACHINES
 from tests.machines.whole import record
+from tests.recorded import SITUATIONS, load
 from tests.settings.cases import bad, clean
 
-TESTS = Path(__file__).parent
 FORMS = ("svg", "env_file", "sbatch_lines", "docker_args", "k8s_env", "torchrun_args")
 Answer = dict[str, str]
 
@@ -57,14 +58,13 @@ def of_recording(recording: Recording) -> Answer:
         return answer | {file.name: file.read_text() for file in sorted(Path(folder).iterdir())}
 
 
-def of_sample(path: Path) -> Answer:
-    """What `lint` says of one file."""
-    name = path.relative_to(TESTS).as_posix()
-    linted = lint_bytes(name, path.read_bytes())
+def of_script(name: str, text: str) -> Answer:
+    """What `lint` says of one script."""
+    linted = lint_bytes(name, text.encode())
     report = lint_report([linted], FailOn.ERROR, datetime.now(timezone.utc))
     fixed = report.model_copy(update={"run_id": "", "started_at": "", "duration_s": 0.0, "checks": ()})
     screen = StringIO()
-    text.show(fixed, terminal.console(screen, width=100))
+    show_lint(fixed, terminal.console(screen, width=100))
     return {
         "report": json_text.render(fixed),
         "failed rules": repr(linted.failures),
@@ -89,9 +89,8 @@ def _untimed(fact: Any) -> Any:
 
 def answers() -> Iterator[tuple[str, Answer]]:
     """Everything by name."""
-    for path in sorted((TESTS / "recordings").rglob("*.json")):
-        if not path.name.endswith(".expected.json"):
-            yield f"recording {path.stem}", of_recording(app.load_recording(path))
+    for situation in SITUATIONS:
+        yield f"recording {situation}", of_recording(load(situation))
     for machine in (*MACHINES, *FAULTS):
         played = (
             record(machine.nodes())
@@ -102,8 +101,8 @@ def answers() -> Iterator[tuple[str, Answer]]:
     for kind, cases in (("bad", bad()), ("clean", clean())):
         for number, case in enumerate(cases):
             yield f"setting {kind} {number} {case.name}", of_recording(untimed(case.recording()))
-    for path in sorted((TESTS / "lint" / "samples").rglob("*.py")):
-        yield f"sample {path.relative_to(TESTS / 'lint' / 'samples')}", of_sample(path)
+    for sample in (*OF_RULES, *PUBLIC):
+        yield f"sample {sample}", of_script("train.py", sample.text)
 
 
 def differences(old: dict[str, Answer], new: dict[str, Answer]) -> Iterator[tuple[str, str]]:

@@ -1,12 +1,11 @@
 """Recordings of many nodes, made of readings of one node: nobody has 4,096 nodes to test with.
 
-Each reading is a real one's, or one of tests/recordings/, with the node, the rank and the GPU's UUID put in.
+Each reading is a real one's, or one of tests/recordings, with the node, the rank and the GPU's UUID put in.
 """
 
 import json
 from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from ddp_doctor.facts.process_group import ProcessGroupFact
@@ -15,25 +14,25 @@ from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
+from tests.recorded import raw
 
-RECORDINGS = Path(__file__).parent / "recordings"
 GPUS = 8
 #: Changes the fact of one check on one node and, where it is a rank's, one rank; None leaves it.
 Change = Callable[[str, int, int | None, dict[str, Any]], None]
 
 _NODE_CHECKS = {
-    "env_vars": "env-ordinary-settings",
-    "software": "software-gpu-nodes-in-order",
-    "host": "host-gpu-nodes-in-order",
-    "gpus": "gpus-eight-healthy",
-    "topology": "healthy-two-socket-eight-gpus",
+    "env_vars": "env_vars/ordinary-settings",
+    "software": "software/gpu-nodes-in-order",
+    "host": "host/gpu-nodes-in-order",
+    "gpus": "gpus/eight-healthy",
+    "topology": "topology/healthy-two-socket-eight-gpus",
 }
 _RANK_CHECKS = {
-    "process_group": "two-gpu-ranks-healthy",
-    "gpu_speed": "gpu-speed-eight-h100-at-their-power-limit",
-    "allreduce": "all-reduce-not-repeatable",
-    "gradient_sync": "gradients-averaged",
-    "buffers": "buffers-broadcast",
+    "process_group": "process_group/two-gpu-ranks-healthy",
+    "gpu_speed": "gpu_speed/eight-h100-at-their-power-limit",
+    "allreduce": "allreduce/not-repeatable",
+    "gradient_sync": "gradient_sync/averaged",
+    "buffers": "buffers/broadcast",
 }
 _TRANSPORT = (
     "node0:1:1 [0] NCCL INFO Channel {channel:02}/0 : {rank}[{gpu}] -> {next}[{next_gpu}] via P2P/CUMEM\n"
@@ -43,7 +42,7 @@ _TRANSPORT = (
 @cache
 def _fact(recording: str, check: str) -> dict[str, Any]:
     """The first fact of a check in a recording, that of the import of torch aside."""
-    text = json.loads((RECORDINGS / f"{recording}.json").read_text())
+    text = raw(recording)
     facts = [one["fact"] for one in text["readings"] if one["check"] == check and one.get("fact")]
     fact: dict[str, Any] = next(one for one in facts if one["kind"] != "torch-import/1")
     return fact

@@ -23,7 +23,6 @@ from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import Described, Rule
-from tests.lint.test_samples import SAMPLES, expected
 from tests.recorded import SITUATIONS, codes, load
 from tools import generate_docs
 
@@ -176,26 +175,13 @@ def _headings(rule: Described) -> tuple[str, ...]:
 
 
 def test_every_rule_fires_in_one_recording_and_is_silent_in_another_that_has_its_facts():
-    judged = [(load(path), frozenset(codes(path))) for path in SITUATIONS]
+    judged = [(load(situation), frozenset(codes(situation))) for situation in SITUATIONS]
     able = {
         rule.code: [found for recording, found in judged if _can_judge(rule, recording)] for rule in RULES
     }
 
     assert [code for code in able if not any(code in found for found in able[code])] == [], "fire nowhere"
     assert [code for code in able if all(code in found for found in able[code])] == [], "are silent nowhere"
-
-
-def test_every_lint_rule_has_a_sample_with_the_fault_and_one_without():
-    found = {path.name: {code for _, code in expected(path)} for path in SAMPLES}
-    of_rule = {
-        rule.code: [codes for name, codes in found.items() if name.startswith(rule.code)]
-        for rule in LINT_RULES
-    }
-
-    assert [code for code, samples in of_rule.items() if not any(code in it for it in samples)] == [], (
-        "no fault"
-    )
-    assert [code for code, samples in of_rule.items() if all(samples)] == [], "no sample without"
 
 
 def _can_judge(rule: Rule, recording: Recording) -> bool:
@@ -289,9 +275,19 @@ def _pinned(package: str) -> str:
 
 def test_links_between_the_pages_lead_somewhere():
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    links = {(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text())}
+    link = re.compile(r"\]\(([^)#:]+)(?:#([^)]+))?\)")
+    links = {(page, page.parent / to, part) for page in pages for to, part in link.findall(page.read_text())}
 
-    assert sorted(f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()) == []
+    assert sorted(f"{page.name}: {to}" for page, to, _ in links if not to.exists()) == []
+    assert sorted(f"{page.name}: {to}#{part}" for page, to, part in links if part not in _parts(to)) == []
+
+
+def _parts(page: Path) -> set[str]:
+    """What may follow # in a link to this page; "" is the page as a whole."""
+    text = page.read_text() if page.is_file() else ""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    named = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {"", *named, *re.findall(r'<a id="(\w+)"></a>', text)}
 
 
 PLANTED = {

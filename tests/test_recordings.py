@@ -1,32 +1,26 @@
-"""Every recorded situation, judged by all rules: the findings and the verdict must stay the same.
-
-tests/recordings/SITUATION.json is a recording; SITUATION.expected.json says what it shows, where it
-comes from, the verdict, and the codes that the doctor must give, one for each finding.
-"""
-
-from pathlib import Path
+"""Every recorded situation, judged by all rules: the findings and the verdict must stay the same."""
 
 import pytest
 
 from ddp_doctor import app
 from ddp_doctor.model.choices import Verdict
 from ddp_doctor.model.recording import Recording
-from tests.recorded import FOLDER, SITUATIONS, codes, expected, judged, load
+from tests.recorded import SITUATIONS, add, codes, expected, formatted, judged, load, path_of, raw
 
 
-@pytest.mark.parametrize("path", SITUATIONS, ids=lambda path: path.stem)
-def test_a_recording_is_judged_as_expected(path: Path):
-    assert judged(path).rule_failures == ()
-    assert codes(path) == sorted(expected(path)["codes"])
-    assert judged(path).report.verdict is Verdict(expected(path)["verdict"])
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_a_recording_is_judged_as_expected(situation: str):
+    assert judged(situation).rule_failures == ()
+    assert codes(situation) == sorted(expected(situation)["codes"])
+    assert judged(situation).report.verdict is Verdict(expected(situation)["verdict"])
 
 
 def test_a_recording_survives_being_written_and_read_again():
     changed = []
-    for path in SITUATIONS:
-        again = Recording.model_validate_json(load(path).model_dump_json())
-        if again != load(path) or app.judge(again).report != judged(path).report:
-            changed.append(path.stem)
+    for situation in SITUATIONS:
+        again = Recording.model_validate_json(load(situation).model_dump_json())
+        if again != load(situation) or app.judge(again).report != judged(situation).report:
+            changed.append(situation)
 
     assert changed == []
 
@@ -38,8 +32,8 @@ TYPED = {"unset", "ssh", "srun", "mpirun"}
 def test_a_remedy_reads_like_a_sentence():
     summaries = {
         remedy.summary
-        for path in SITUATIONS
-        for finding in judged(path).report.findings
+        for situation in SITUATIONS
+        for finding in judged(situation).report.findings
         for remedy in finding.remedies
     }
 
@@ -48,10 +42,20 @@ def test_a_remedy_reads_like_a_sentence():
     ] == []
 
 
-def test_every_expectation_has_its_recording_and_says_what_it_shows():
-    expectations = sorted(FOLDER.glob("*.expected.json"))
+def test_every_file_says_what_it_shows_and_is_written_in_the_one_form():
+    for situation in SITUATIONS:
+        assert set(expected(situation)) == {"about", "verdict", "codes"}, situation
+        assert expected(situation)["about"].strip(), situation
+        assert path_of(situation).read_text(encoding="utf-8") == formatted(raw(situation)), situation
 
-    assert [path.with_name(path.name.replace(".expected", "")) for path in expectations] == SITUATIONS
-    for path in SITUATIONS:
-        assert set(expected(path)) == {"about", "verdict", "codes"}, path.name
-        assert expected(path)["about"].strip(), path.name
+
+def test_a_recording_of_a_run_becomes_a_situation(tmp_path, monkeypatch):
+    run = tmp_path / "run.json"
+    run.write_text(load("gpus/one-lost").model_dump_json())
+    monkeypatch.setattr("tests.recorded.FOLDER", tmp_path)
+
+    add(run, "gpus/lost", "One GPU of eight is lost.")
+
+    lines = (tmp_path / "gpus/lost.json").read_text(encoding="utf-8").splitlines()
+    assert '"about": "One GPU of eight is lost.", "verdict": "sick", "codes": ["DD304"]' in lines[1]
+    assert app.load_recording(tmp_path / "gpus/lost.json") == load("gpus/one-lost")

@@ -48,13 +48,13 @@ class Offer(NamedTuple):
 @cache
 def _offers() -> list[Offer]:
     found = []
-    for path in SITUATIONS:
-        software = load(path).first(Software)
+    for situation in SITUATIONS:
+        software = load(situation).first(Software)
         nccl = release(software.nccl_loaded or "") if software else ()
         torch = release(software.torch_version or "") if software else ()
         found += [
-            Offer(path.stem, finding, remedy, nccl, torch)
-            for finding in judged(path).report.findings
+            Offer(situation, finding, remedy, nccl, torch)
+            for finding in judged(situation).report.findings
             for remedy in finding.remedies
             if remedy.settings
         ]
@@ -121,7 +121,7 @@ def test_where_a_trial_could_set_it_the_finding_says_how_it_shows_or_why_it_is_n
 
 @cache
 def _of_containers() -> list[tuple[Report, Finding, Remedy]]:
-    reports = [judged(path).report for path in SITUATIONS]
+    reports = [judged(situation).report for situation in SITUATIONS]
     return [
         (report, finding, remedy)
         for report in reports

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor.lint.rules import RULES
 from ddp_doctor.render import json_text
 from tests.cli.test_cli import doctor
+from tests.lint.documents import OF_RULES
 from tests.lint.test_command import FAULT, HEALTHY, SICK, WARNED, lint
 from tests.recorded import SITUATIONS, judged, load
 from tests.schemas import refused
 
-SAMPLES = Path(__file__).parent / "lint" / "samples"
 OLD = "import torch\nprint 'hello'\n"
 SCRIPTS: dict[str, dict[str, str | bytes]] = {
     "nothing found": {"healthy.py": HEALTHY},
@@ -54,13 +55,13 @@ def test_what_lint_writes_is_valid_in_every_situation(tmp_path: Path, situation:
 
 
 def test_what_lint_writes_of_every_rule_is_valid(tmp_path: Path):
-    for path in SAMPLES.glob("*.py"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    for sample in OF_RULES:
+        (tmp_path / f"{sample}.py").write_text(sample.text)
 
     sarif, report = written(tmp_path)
 
     found = {one["ruleId"] for one in json.loads(sarif)["runs"][0]["results"]}
-    assert found == {path.name[:6] for path in SAMPLES.glob("*_bad.py")}
+    assert found == {rule.code for rule in RULES}
     assert refused("sarif", sarif) == []
     assert refused("lint-report", report) == []
 
@@ -89,9 +90,9 @@ def test_the_schema_of_sarif_would_refuse_what_is_wrong(
 
 
 def test_recordings_and_the_reports_on_them_are_valid():
-    for path in SITUATIONS[::4]:  # a second for each hundred
-        assert refused("recording", load(path).model_dump_json()) == [], path.stem
-        assert refused("report", json_text.render(judged(path).report)) == [], path.stem
+    for situation in SITUATIONS[::4]:  # a second for each hundred
+        assert refused("recording", load(situation).model_dump_json()) == [], situation
+        assert refused("report", json_text.render(judged(situation).report)) == [], situation
 
 
 def test_the_report_on_settings_is_valid(tmp_path: Path):

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import all_rules
+from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.knowledge.concerns import in_words
 from ddp_doctor.knowledge.variables import RELEASES, Variable, variables
 from ddp_doctor.lint.report import LintReport
@@ -24,7 +25,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import ExitCode, Where
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import EnvReport, Report
-from ddp_doctor.model.rule import Described, Rule
+from ddp_doctor.model.rule import Described
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 _BY_OTHERS = {"compatibility.md"}  # tools/torches.py writes it
@@ -56,6 +57,12 @@ _EXIT_CODES = {
     " why, or the doctor failed itself (the trace is in a file that the last line names).",
     ExitCode.INTERRUPTED: "Interrupted by Ctrl-C or SIGTERM. The report and the recording hold what was seen.",
 }
+#: Where each rule stands, below docs/reference.
+_PAGES = {
+    **{rule.code: f"lint.md#{rule.code}" for rule in LINT_RULES},
+    **{rule.code: f"trials.md#{rule.code}" for rule in TRIAL_RULES},
+    **{rule.code: f"checks/{check.id}.md#{rule.code}" for check in CHECKS for rule in check.rules},
+}
 
 
 def pages() -> dict[str, str]:
@@ -64,6 +71,8 @@ def pages() -> dict[str, str]:
         "cli.md": cli_page(),
         "checks.md": checks_page(),
         "rules.md": rules_page(),
+        "trials.md": trials_page(),
+        "lint.md": lint_page(),
         "exit-codes.md": exit_codes_page(),
         "variables.md": variables_page(),
         "report.schema.json": _schema(Report),
@@ -71,12 +80,7 @@ def pages() -> dict[str, str]:
         "lint-report.schema.json": _schema(LintReport),
         "recording.schema.json": _schema(Recording),
     }
-    owners = {rule.code: check for check in CHECKS for rule in check.rules}
-    for rule in all_rules():
-        made[f"rules/{rule.code}.md"] = rule_page(rule, _whose(owners.get(rule.code)))
-    for lint_rule in LINT_RULES:
-        made[f"rules/{lint_rule.code}.md"] = rule_page(lint_rule, "judges training scripts")
-    return made
+    return made | {f"checks/{check.id}.md": check_page(check) for check in CHECKS}
 
 
 def stale() -> list[str]:
@@ -91,7 +95,7 @@ def stale() -> list[str]:
 
 
 def write() -> None:
-    """Write all pages and remove those of rules that no longer exist."""
+    """Write all pages and remove those of checks that no longer exist."""
     wanted = pages()
     for name in stale():
         path = REFERENCE / name
@@ -124,22 +128,45 @@ def checks_page() -> str:
     """The checks in the order of a run."""
     head = (
         f"{_NOTE}\n# Checks\n\nIn the order in which `ddp-doctor run` shows them. A check says what was seen;"
-        " its [rules](rules.md) say what that means.\n"
+        " its rules say what that means. What goes wrong in trials, whichever check they belong to, is judged by"
+        " [rules of their own](trials.md), and training scripts by [those of lint](lint.md).\n"
     )
-    return "\n".join([head, *(_check_section(check) for check in CHECKS)])
+    rows = ["| check | what it looks at | rules |", "|---|---|---|"]
+    for check in CHECKS:
+        codes = ", ".join(f"[{rule.code}]({_PAGES[rule.code]})" for rule in check.rules)
+        rows.append(f"| [{check.id}](checks/{check.id}.md) | {check.title} | {codes} |")
+    return f"{head}\n" + "\n".join(rows) + "\n"
 
 
-def _check_section(check: Check) -> str:
-    lines = [
-        f"## {check.id}: {check.title}\n",
+def check_page(check: Check) -> str:
+    """One check and its rules."""
+    runs = (
         f"Runs {_PLACES[check.where]}, from level {check.level.value} on{_with_model(check)}"
         + (f", with {check.min_ranks} ranks or more" if check.min_ranks > 1 else "")
-        + f". Expected to take {check.cost_s:g} s; judged or given up after {check.deadline_s:g} s.\n",
-    ]
-    documentation = sys.modules[check.probe.__module__].__doc__ or ""
-    lines.append(f"```text\n{documentation.strip()}\n```\n")
-    lines += [f"* {_link(rule)}" for rule in check.rules]
-    return "\n".join(lines) + "\n"
+        + f". Expected to take {check.cost_s:g} s; judged or given up after {check.deadline_s:g} s.\n"
+    )
+    documentation = (sys.modules[check.probe.__module__].__doc__ or "").strip()
+    head = f"{_NOTE}\n# {check.id}: {check.title}\n\n{runs}\n```text\n{documentation}\n```\n"
+    return "\n".join([head, *(_rule(rule, "../..") for rule in check.rules)])
+
+
+def trials_page() -> str:
+    """The rules over all trials."""
+    head = (
+        f"{_NOTE}\n# Trials\n\nA trial is one start of the ranks. These rules judge what ranks and agent saw of it, in"
+        " every check that runs on ranks: who hangs, died or came late, and where"
+        " ([how](../explanation/hangs.md)).\n"
+    )
+    return "\n".join([head, *(_rule(rule, "..") for rule in TRIAL_RULES)])
+
+
+def lint_page() -> str:
+    """The rules on training scripts."""
+    head = (
+        f"{_NOTE}\n# Lint\n\nThe rules by which `ddp-doctor lint` judges training scripts"
+        " ([how to use it](../how-to/lint-a-training-script.md)).\n"
+    )
+    return "\n".join([head, *(_rule(rule, "..") for rule in LINT_RULES)])
 
 
 def _with_model(check: Check) -> str:
@@ -150,7 +177,7 @@ def _with_model(check: Check) -> str:
 def rules_page() -> str:
     """All rules by code."""
     head = (
-        f"{_NOTE}\n# Rules\n\n`ddp-doctor explain CODE` prints the same pages. A code is never reused. Its first"
+        f"{_NOTE}\n# Rules\n\n`ddp-doctor explain CODE` prints the same text. A code is never reused. Its first"
         " digit tells the subject:\n"
     )
     blocks = "\n".join(f"* DD{digit}: {subject}" for digit, subject in _BLOCKS.items())
@@ -158,7 +185,7 @@ def rules_page() -> str:
     rows = ["| code | name | severity | what it finds |", "|---|---|---|---|"]
     for rule in (*all_rules(), *LINT_RULES):
         gist = _gist(rule).replace("|", "\\|")
-        rows.append(f"| [{rule.code}](rules/{rule.code}.md) | {rule.name} | {rule.severity.value} | {gist} |")
+        rows.append(f"| [{rule.code}]({_PAGES[rule.code]}) | {rule.name} | {rule.severity.value} | {gist} |")
     return f"{head}\n{blocks}\n\n" + "\n".join(rows) + "\n"
 
 
@@ -168,34 +195,26 @@ def _gist(rule: Described) -> str:
     return _escaped(re.split(r"(?<=\.)\s", " ".join(first.split()))[0])
 
 
-def _whose(owner: Check | None) -> str:
-    whose = f"check [{owner.id}](../checks.md)" if owner else "every check that runs on ranks"
-    return f"judges what {whose} saw"
+def _rule(rule: Described, docs: str) -> str:
+    """One rule's section, from its docstring; ``docs`` is the way from the page to docs/."""
+    head = f'<a id="{rule.code}"></a>\n\n## {rule.code} {rule.name}\n\nSeverity {rule.severity.value}.\n'
+    return "\n".join([head, *_parts(rule.doc, docs)])
 
 
-def rule_page(rule: Described, judges: str) -> str:
-    """One rule's page, from its docstring."""
-    parts = [
-        f"{_NOTE}\n# {rule.code} {rule.name}\n",
-        f"Severity {rule.severity.value}; {judges}.\n",
-    ]
-    return "\n".join([*parts, *_sections(rule.doc)])
-
-
-def _sections(documentation: str) -> Iterable[str]:
+def _parts(documentation: str, docs: str) -> Iterable[str]:
     """The docstring's paragraphs in Markdown: unindented single lines before indented text are headings."""
     for block in re.split(r"\n(?=\S)", documentation):
         first, _, rest = block.partition("\n")
         if rest.startswith("    "):
             text = _escaped(textwrap.dedent(rest).strip())
-            yield f"## {first}\n\n{_references(text) if first == 'References' else text}\n"
+            yield f"**{first}**\n\n{_references(text, docs) if first == 'References' else text}\n"
         else:
             yield f"{_escaped(block.strip())}\n"
 
 
-def _references(text: str) -> str:
+def _references(text: str, docs: str) -> str:
     """One line each; our own pages as links."""
-    linked = re.sub(r"\bdocs/(explanation/[a-z-]+\.md)", r"[\1](../../\1)", text)
+    linked = re.sub(r"\bdocs/(explanation/[a-z-]+\.md)", rf"[\1]({docs}/\1)", text)
     return linked.replace("\n", "\\\n")
 
 
@@ -259,10 +278,6 @@ def _schema(model: type[BaseModel]) -> str:
         mode="serialization"
     )
     return json.dumps(schema, indent=2) + "\n"
-
-
-def _link(rule: Rule) -> str:
-    return f"[{rule.code} {rule.name}](rules/{rule.code}.md) ({rule.severity.value})"
 
 
 def _escaped(text: str) -> str:

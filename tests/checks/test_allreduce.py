@@ -1,11 +1,9 @@
 """all-reduce: whom wrong sums name, whom they do not, and what the sweep leaves untested."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddp_doctor import app
 from ddp_doctor.checks.collectives import allreduce
 from ddp_doctor.checks.collectives.allreduce import CHECK, rules, sums
 from ddp_doctor.facts.allreduce import ELEMENTS, AllReduceFact, Wrong
@@ -14,8 +12,7 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
 from tests.rank_harness import HarnessContext
-
-RECORDINGS = Path(__file__).parents[1] / "recordings"
+from tests.recorded import judged
 
 
 def off(dtype: str = "int64", blamed: tuple[int, ...] = (2,), **more: Any) -> Wrong:
@@ -79,7 +76,7 @@ def test_wrong_sums_that_do_not_agree_name_nobody(facts: list[AllReduceFact]):
 
 
 def test_one_flipped_bit_names_nobody():
-    (finding,) = app.replay(RECORDINGS / "all-reduce-one-flipped-bit.json").report.findings
+    (finding,) = judged("allreduce/one-flipped-bit").report.findings
     assert (finding.title, finding.culprits) == (
         "All-reduce gives wrong results on rank 1 (CUDA device 1): unsure whose share is wrong",
         (),

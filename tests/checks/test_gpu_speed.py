@@ -3,12 +3,10 @@
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddp_doctor import app
 from ddp_doctor.checks.collectives import gpu_speed
 from ddp_doctor.checks.collectives.gpu_speed import timing
 from ddp_doctor.checks.collectives.gpu_speed.comparable import median_without
@@ -24,8 +22,8 @@ from ddp_doctor.model.gpu_watch import GpuSample, GpuWatched
 from ddp_doctor.model.report import Report
 from tests.nvml_stand_in import environment
 from tests.rank_harness import HarnessContext, Ranks
+from tests.recorded import judged
 
-RECORDINGS = Path(__file__).parents[1] / "recordings"
 SMALL = Workload(
     matrices=(256, 64),
     copy_bytes=1 << 20,
@@ -215,7 +213,7 @@ def test_the_link_counts_at_its_best_and_the_clock_during_the_products():
 
 
 def report(situation: str) -> Report:
-    return app.replay(RECORDINGS / f"gpu-speed-{situation}.json").report
+    return judged(f"gpu_speed/{situation}").report
 
 
 def only(situation: str) -> Finding:

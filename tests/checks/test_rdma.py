@@ -22,8 +22,8 @@ from ddp_doctor.sources.machine import LiveContext
 from tests import rdma_trees as trees
 from tests.fakes import FakeContext
 from tests.rdma_trees import Tree
+from tests.recorded import load
 
-RECORDINGS = Path(__file__).parent.parent / "recordings"
 NEW = "2.27.5"
 
 
@@ -635,8 +635,7 @@ def test_a_recorded_fact_survives_being_written():
 
 
 def test_ports_of_a_node_that_look_alike_share_a_line_of_evidence() -> None:
-    text = (RECORDINGS / "rdma-no-subnet-manager.json").read_text()
-    recording = Recording.model_validate_json(text)
+    recording = load("rdma/no-subnet-manager")
     (found,) = [one for rule in CHECK.rules for one in rule.apply(recording)]
     names = ", ".join(f"mlx5_{at}" for at in range(8))
     state = "state INIT, LID 5, subnet manager's LID 0"

@@ -4,7 +4,6 @@ import errno
 import re
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +18,8 @@ from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.sources.sockets import Listener
 from tests.checks.test_connectivity import TOKEN, RealContext, Wire, WireContext, found, matrix, oserror
+from tests.recorded import load, path_of
 
-RECORDINGS = Path(__file__).parent.parent / "recordings"
 ETH1 = OtherWay(network="10.1.0.0/24", interface="eth1", peer_interface="ens5", address="10.1.0.1")
 
 
@@ -336,7 +335,7 @@ def test_a_trial_that_was_no_faster_there_refutes_the_sample(tried, severity):
 
 
 def test_a_setting_that_chose_the_slow_network_is_the_culprit_and_can_be_had_back():
-    text = (RECORDINGS / "reach-slower-network-is-used.json").read_text()
+    text = path_of("connectivity/slower-network-is-used").read_text()
     told = text.replace('"settings": {}', '"settings": {"GLOO_SOCKET_IFNAME": "eth0"}').replace(
         '"setting": null', '"setting": "GLOO_SOCKET_IFNAME"'
     )
@@ -347,14 +346,12 @@ def test_a_setting_that_chose_the_slow_network_is_the_culprit_and_can_be_had_bac
 
 
 def test_where_host_names_lead_to_the_dead_network_torchrun_is_told_each_nodes_address():
-    recording = Recording.model_validate_json(
-        (RECORDINGS / "reach-first-network-dead-names-differ.json").read_text()
-    )
-    assert settings(only(recording)) == [
+    assert settings(only(load("connectivity/first-network-dead-names-differ"))) == [
         ("GLOO_SOCKET_IFNAME", "ens5", "node0"),
         ("GLOO_SOCKET_IFNAME", "eth1", "node1"),
         ("PET_LOCAL_ADDR", "10.78.0.1", "node0"),
         ("PET_LOCAL_ADDR", "10.78.0.2", "node1"),
     ]
-    slow_one = Recording.model_validate_json((RECORDINGS / "reach-slower-network-is-used.json").read_text())
-    assert settings(only(slow_one)) == [("GLOO_SOCKET_IFNAME", "eth1", None)]
+    assert settings(only(load("connectivity/slower-network-is-used"))) == [
+        ("GLOO_SOCKET_IFNAME", "eth1", None)
+    ]

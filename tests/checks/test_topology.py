@@ -20,19 +20,15 @@ from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.sources.machine import LiveContext
 from tests import rdma_trees
 from tests.fakes import FakeContext
+from tests.recorded import load
 
 TESTS = Path(__file__).parents[1]
 SAMPLES = TESTS / "samples" / "topology"
-RECORDINGS = TESTS / "recordings"
 DRIVER_GONE = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure …\n"
 
 
 def sample(name: str) -> str:
     return (SAMPLES / name).read_text()
-
-
-def load(name: str) -> Recording:
-    return Recording.model_validate_json((RECORDINGS / f"{name}.json").read_text())
 
 
 def judge(recording: Recording) -> list[Finding]:
@@ -130,7 +126,7 @@ def test_this_machine_has_a_topology_or_a_reason_why_not():
 
 
 def test_classic_machine_from_the_matrix_alone_is_a_warning_with_candidates_not_tried():
-    (finding,) = judge(load("classic-two-socket-matrix-alone"))
+    (finding,) = judge(load("topology/classic-two-socket-matrix-alone"))
     assert (finding.name, finding.severity) == ("p2p-may-cross-sockets", Severity.WARNING)
     assert "GPU0-GPU1" in finding.title
     assert "not recorded" in finding.detail
@@ -144,7 +140,7 @@ def test_classic_machine_from_the_matrix_alone_is_a_warning_with_candidates_not_
 def with_its_bond(nccl: str) -> Recording:
     software = Software(python="3.11.7", machine="x86_64", nccl_loaded=nccl)
     facts = {"rdma": rdma_probe(rdma_trees.bond().context()), "software": software}
-    matrix = load("classic-two-socket-matrix-alone")
+    matrix = load("topology/classic-two-socket-matrix-alone")
     more = tuple(
         Reading(check=check, status=Status.COLLECTED, fact=fact.recorded()) for check, fact in facts.items()
     )
@@ -165,7 +161,7 @@ def test_where_nccls_own_entry_reaches_nobody_the_advice_is_to_look():
 
 
 def test_classic_machine_with_recorded_facts_is_an_error_that_names_the_pair():
-    (finding,) = judge(load("classic-two-socket-with-recorded-facts"))
+    (finding,) = judge(load("topology/classic-two-socket-with-recorded-facts"))
     assert (finding.name, finding.severity) == ("p2p-stalls-between-gpus", Severity.ERROR)
     assert finding.title == (
         "GPUs on l4node stall when NCCL copies directly between them: GPU0-GPU1 (P2P/CUMEM over SYS)"
@@ -181,7 +177,7 @@ def test_classic_machine_with_recorded_facts_is_an_error_that_names_the_pair():
 
 
 def test_a_limit_that_nobody_widened_is_not_to_be_unset():
-    recorded = load("classic-two-socket-with-recorded-facts")
+    recorded = load("topology/classic-two-socket-with-recorded-facts")
     amd = classic(recorded.trials, cpu_vendor="AuthenticAMD", nccl_settings={"NCCL_P2P_LEVEL": "SYS"})
     (finding,) = judge(amd)
     assert [one.name for remedy in finding.remedies for one in remedy.settings] == ["NCCL_P2P_DISABLE"]
@@ -194,7 +190,7 @@ def test_a_limit_that_somebody_widened_is_to_be_unset_before_anything_hangs():
 
 
 def test_far_gpus_alone_lose_p2p_where_an_old_nccl_went_so_far_by_itself():
-    recorded = load("classic-two-socket-with-recorded-facts")
+    recorded = load("topology/classic-two-socket-with-recorded-facts")
     trial = recorded.trials[0]
     evidence = tuple(
         one.model_copy(
@@ -217,7 +213,7 @@ def test_far_gpus_alone_lose_p2p_where_an_old_nccl_went_so_far_by_itself():
 
 def stuck_on_two_nodes(used: int) -> Recording:
     """The classic machine as one of two nodes, whose NCCL sends over device number ``used``."""
-    recorded = load("classic-two-socket-with-recorded-facts")
+    recorded = load("topology/classic-two-socket-with-recorded-facts")
     assert recorded.world is not None
     channel = f"l4node:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 2[0] [send] via NET/IB/{used}/GDRDMA\n"
     trial = recorded.trials[1]
@@ -249,7 +245,7 @@ def test_hca_is_advised_on_several_roce_nodes_where_nccl_took_another():
 
 def test_hca_is_left_out_where_nccl_took_it_itself_or_there_is_one_node():
     assert hca_lines(stuck_on_two_nodes(used=2)) == []
-    assert hca_lines(load("classic-two-socket-with-recorded-facts")) == []
+    assert hca_lines(load("topology/classic-two-socket-with-recorded-facts")) == []
 
 
 @pytest.mark.parametrize(
@@ -306,7 +302,7 @@ def test_one_cause_on_many_nodes_is_one_finding():
 
 
 def test_the_same_pair_that_stalls_on_two_nodes_is_told_once_and_both_are_culprits():
-    one = load("classic-two-socket-with-recorded-facts")
+    one = load("topology/classic-two-socket-with-recorded-facts")
     reading, trial = one.of_check("topology")[0], one.trials[0]
     ends = {0: (1,), 1: (0,), 2: (3,), 3: (2,)}
     evidence = tuple(
@@ -346,7 +342,7 @@ def test_gpu_without_any_nvlink_among_linked_peers_is_an_info():
 
 
 def test_missing_nvlink_names_the_gpu_and_what_its_peers_have():
-    (finding,) = judge(load("nvswitch-one-link-down"))
+    (finding,) = judge(load("topology/nvswitch-one-link-down"))
     assert finding.title == "NVLinks are missing on hgx3: GPU3 has 17 where the others have 18"
     assert [(one.kind, one.gpu) for one in finding.culprits] == [("gpu", 3)]
     assert (finding.evidence[0].value, finding.evidence[0].expected) == (17, 18)

@@ -1,6 +1,5 @@
 """topology: several outputs in one text, and what the rules make of tables of P2P and of AMD GPUs."""
 
-import json
 import time
 from pathlib import Path
 
@@ -11,10 +10,10 @@ from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Options, Recording, World
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
+from tests.recorded import load
 
 TESTS = Path(__file__).parents[1]
 SAMPLES = TESTS / "samples" / "topology"
-RECORDINGS = TESTS / "recordings"
 MATRIX = (SAMPLES / "classic-two-socket.txt").read_text()
 NVLINKS = (SAMPLES / "nvlink-states.txt").read_text()
 ROCM = (SAMPLES / "rocm-smi-showtopo.txt").read_text()
@@ -23,10 +22,6 @@ P2P = "$ nvidia-smi topo -p2p r\n \tGPU0\tGPU1\t\n GPU0\tX\tOK\t\n GPU1\tOK\tX\t
 
 def kinds(text: str) -> list[tuple[int, object]]:
     return [(reading.node, (reading.fact or {}).get("kind")) for reading in read_pasted(text)]
-
-
-def load(name: str) -> Recording:
-    return Recording.model_validate_json((RECORDINGS / f"{name}.json").read_text())
 
 
 def judge(recording: Recording) -> list[Finding]:
@@ -101,7 +96,7 @@ def test_text_in_another_encoding_is_refused():
 
 
 def test_nvlink_without_p2p_is_an_error_that_names_the_pairs():
-    (finding,) = judge(load("topology-nvlink-without-p2p"))
+    (finding,) = judge(load("topology/nvlink-without-p2p"))
 
     assert (finding.name, finding.severity) == ("nvlink-without-p2p", Severity.ERROR)
     assert [one.name for one in finding.culprits] == ["GPU4-GPU5", "GPU6-GPU7"]
@@ -115,18 +110,18 @@ def test_nvlink_without_p2p_is_silent_where_nccl_ran():
     trial = TrialRecord(
         trial="0", backend="nccl", outcome="finished", checks=("allreduce",), evidence=evidence
     )
-    recording = load("topology-nvlink-without-p2p").model_copy(update={"trials": (trial,)})
+    recording = load("topology/nvlink-without-p2p").model_copy(update={"trials": (trial,)})
     assert judge(recording) == []
 
 
 def test_nvlink_capability_says_nothing_of_p2p():
-    nvlink = (RECORDINGS / "topology-nvlink-without-p2p.json").read_text()
-    text = json.loads(nvlink)["readings"][0]["raw"].replace("p2p r", "p2p n").replace("p2p w", "p2p a")
+    nvlink = load("topology/nvlink-without-p2p").readings[0].raw or ""
+    text = nvlink.replace("p2p r", "p2p n").replace("p2p w", "p2p a")
     assert [finding.code for finding in judged(text)] == []
 
 
 def test_geforce_without_p2p_is_an_info_without_culprit_or_remedy():
-    (finding,) = judge(load("topology-geforce-pair-without-p2p"))
+    (finding,) = judge(load("topology/geforce-pair-without-p2p"))
 
     assert (finding.code, finding.severity) == ("DD411", Severity.INFO)
     assert (finding.culprits, finding.remedies) == ((), ())
@@ -141,14 +136,14 @@ def test_a_table_that_does_not_say_what_was_asked_is_only_possible():
 
 
 def test_one_pair_behind_a_switch_without_p2p_is_a_warning_that_names_it_alone():
-    (finding,) = judge(load("topology-p2p-missing-behind-one-switch"))
+    (finding,) = judge(load("topology/p2p-missing-behind-one-switch"))
 
     assert (finding.code, finding.severity) == ("DD411", Severity.WARNING)
     assert [one.name for one in finding.culprits] == ["GPU2-GPU3"]
 
 
 def test_p2p_turned_off_by_a_setting_is_a_warning_where_nccl_would_use_it():
-    (finding,) = judge(load("topology-p2p-turned-off-by-setting"))
+    (finding,) = judge(load("topology/p2p-turned-off-by-setting"))
 
     assert finding.severity is Severity.WARNING
     assert "/proc/driver/nvidia/params" in finding.remedies[0].commands[0]
@@ -159,7 +154,7 @@ def test_p2p_turned_off_by_a_setting_is_a_warning_where_nccl_would_use_it():
 
 
 def test_pcie_paths_are_told_only_to_who_asks_about_a_topology():
-    asked = load("topology-pcie-switches-asked-about")
+    asked = load("topology/pcie-switches-asked-about")
     run = asked.model_copy(update={"options": Options(command="run")})
 
     assert [finding.code for finding in judge(asked)] == ["DD412"]
@@ -167,7 +162,7 @@ def test_pcie_paths_are_told_only_to_who_asks_about_a_topology():
 
 
 def test_the_proof_by_one_trial_comes_before_the_repair():
-    (finding,) = judge(load("topology-pcie-switches-asked-about"))
+    (finding,) = judge(load("topology/pcie-switches-asked-about"))
 
     assert [one.name for one in finding.remedies[0].settings] == ["NCCL_P2P_DISABLE"]
     assert "IOMMU" in finding.remedies[1].summary
@@ -182,11 +177,11 @@ def test_gpus_that_nvlink_joins_are_no_suspects(name: str):
 
 
 def test_pairs_without_p2p_are_no_suspects():
-    assert [finding.code for finding in judge(load("topology-geforce-pair-without-p2p"))] == ["DD411"]
+    assert [finding.code for finding in judge(load("topology/geforce-pair-without-p2p"))] == ["DD411"]
 
 
 def test_a_hidden_tree_is_told_with_the_provider_s_file_as_remedy():
-    (finding,) = judge(load("topology-virtual-machine-hides-tree"))
+    (finding,) = judge(load("topology/virtual-machine-hides-tree"))
 
     assert (finding.code, finding.severity, finding.confidence) == ("DD413", Severity.INFO, Confidence.LIKELY)
     assert "NCCL_TOPO_FILE" in finding.remedies[0].summary
@@ -234,7 +229,7 @@ def test_nvlink_without_p2p_is_silent_for_mig_for_other_jobs_gpus_and_where_nccl
 
 
 def test_one_cause_on_many_nodes_is_one_finding_and_fast():
-    one = load("topology-nvlink-without-p2p")
+    one = load("topology/nvlink-without-p2p")
     count = 256
     readings = tuple(
         reading.model_copy(update={"node": node}) for node in range(count) for reading in one.readings

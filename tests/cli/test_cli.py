@@ -18,6 +18,7 @@ import pytest
 
 from ddp_doctor.model.recording import Recording
 from tests.forked import Forked, forked
+from tests.recorded import path_of
 
 DOCTOR = (sys.executable, "-m", "ddp_doctor")
 NO_CPUS = b'{"check": "host", "status": "collected", "fact": {"kind": "host/1", "cpus": 0}}'
@@ -134,9 +135,9 @@ def test_a_recording_with_a_strange_number_is_replayed_or_refused(tmp_path):
     from ddp_doctor.render.pasted import env_file
 
     path, replayed = tmp_path / "recording.json", 0
-    for name in ("all-reduce-not-repeatable", "two-gpu-ranks-healthy"):
-        text = (Path(__file__).parent.parent / "recordings" / f"{name}.json").read_text()
-        places = list(re.finditer(r"(?<=: )-?\d[\d.e+-]*(?=[,\n])", text))[:90]
+    for situation in ("allreduce/not-repeatable", "process_group/two-gpu-ranks-healthy"):
+        text = path_of(situation).read_text()
+        places = list(re.finditer(r"(?<=: )-?\d[\d.e+-]*(?=[,}\]])", text))[:90]
         for found, number in zip(places, cycle(STRANGE), strict=False):
             path.write_text(text[: found.start()] + number + text[found.end() :])
             with suppress(app.UsageError):

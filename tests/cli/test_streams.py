@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_cli import DOCTOR, doctor
+from tests.recorded import path_of
 
 HERE = Path(__file__).parent.parent
 TOPOLOGY = str(HERE / "samples/topology/classic-two-socket.txt")
@@ -43,14 +44,14 @@ def test_two_outputs_on_stdout_are_refused(args):
 
 def test_a_locale_of_ascii_alone_loses_signs_and_not_the_report():
     strict = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "POSIX"}
-    done = doctor("replay", str(HERE / "recordings/gpu-speed-all-h100-at-low-clocks.json"), env=strict)
+    done = doctor("replay", str(path_of("gpu_speed/all-h100-at-low-clocks")), env=strict)
     assert done.returncode == 0
     assert "40 ?C" in done.stdout
     assert done.stderr == ""
 
 
 def test_a_recording_is_replayed_from_stdin():
-    text = (HERE / "recordings/gpus-one-lost.json").read_text()
+    text = path_of("gpus/one-lost").read_text()
     done = subprocess.run(
         (*DOCTOR, "replay", "-"), check=False, input=text, capture_output=True, text=True, timeout=60
     )
@@ -89,7 +90,7 @@ def test_a_text_is_not_called_this_node():
 
 def test_one_replay_writes_the_settings_in_every_form(tmp_path):
     forms = ("env-file", "sbatch-lines", "docker-args", "k8s-env", "torchrun-args")
-    recording = str(HERE / "recordings/interfaces-docker0-on-both.json")
+    recording = str(path_of("interfaces/docker0-on-both"))
     done = doctor(
         "replay", recording, *(word for form in forms for word in (f"--{form}", str(tmp_path / form)))
     )
@@ -104,8 +105,8 @@ def test_one_replay_writes_the_settings_in_every_form(tmp_path):
         assert "\nexport GLOO_SOCKET_IFNAME=eth0\n" in (tmp_path / form).read_text()
 
 
-WARNED_SCRIPT = str(HERE / "lint/samples/DDL101_one_process_bad.py")
-RECORDING_OF_SICK = str(HERE / "recordings/gpus-one-lost.json")
+WARNED_SCRIPT = str(HERE / "lint/samples/public/dit_train.py")
+RECORDING_OF_SICK = str(path_of("gpus/one-lost"))
 
 
 def unread(stream: str, *args: str) -> "subprocess.CompletedProcess[str]":

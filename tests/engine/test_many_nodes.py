@@ -1,12 +1,11 @@
 """One node's part of a run over several, where it ends before it has begun; no ranks."""
 
 import os
-from pathlib import Path
 
 import pytest
 
 from ddp_doctor.agents.agent_group import Lost
-from ddp_doctor.app import judge, load_recording
+from ddp_doctor.app import judge
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.node_run.head_agent import allowed
 from ddp_doctor.engine.node_run.many_nodes import ManyNodes
@@ -15,8 +14,8 @@ from ddp_doctor.engine.plan import Plan
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.starters.place import Place
+from tests.recorded import load
 
-RECORDINGS = Path(__file__).parent.parent / "recordings"
 OF_RANKS = [check for check in CHECKS if check.where is Where.RANK]
 
 
@@ -64,16 +63,16 @@ def test_a_node_that_is_no_longer_heard_is_called_by_its_name():
 @pytest.mark.parametrize(
     ("recording", "code", "left"),
     [
-        ("reach-node-50-ms-away", "DD534", ["process_group"]),
-        ("reach-node-loses-packets", "DD536", ["process_group"]),
-        ("reach-node-at-100-mbit", "DD533", ["process_group"]),
-        ("reach-all-ephemeral-ports-dropped", "DD530", []),
+        ("connectivity/node-50-ms-away", "DD534", ["process_group"]),
+        ("connectivity/node-loses-packets", "DD536", ["process_group"]),
+        ("connectivity/node-at-100-mbit", "DD533", ["process_group"]),
+        ("connectivity/all-ephemeral-ports-dropped", "DD530", []),
     ],
 )
 def test_behind_a_bad_path_ranks_do_at_most_meet_and_the_rest_is_told_as_not_run(recording, code, left):
     with Session(dict(os.environ), ("127.0.0.1", 0), lambda _text: None) as session:
         many = _many(session)
-        many.recording = load_recording(RECORDINGS / f"{recording}.json")
+        many.recording = load(recording)
         kept = allowed(many, OF_RANKS)
         not_run = many.so_far().not_run
 

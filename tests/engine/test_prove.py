@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +16,7 @@ from ddp_doctor.model.finding import Finding, Proof, Remedy, Reproducer, Setting
 from ddp_doctor.model.recording import Options, Recording, World
 from ddp_doctor.model.trial import Raised, RankEvidence, TrialRecord
 from ddp_doctor.ranks.trial import PAUSED, TrialResult
+from tests.recorded import load
 
 MEET = Reproducer(kind="meet")
 SPEED = Reproducer(kind="all_reduce", size_bytes=1 << 20)
@@ -383,8 +383,7 @@ def test_a_finding_that_does_not_say_how_it_shows_is_not_tried():
 
 
 def test_one_interface_that_is_not_there_is_one_finding_under_torchrun_and_in_the_doctors_own_trial():
-    text = (Path(__file__).parent.parent / "recordings/gloo-interface-does-not-exist.json").read_text()
-    once = Recording.model_validate_json(text)
+    once = load("hang/gloo-interface-does-not-exist")
     twice = once.model_copy(
         update={"trials": (once.trials[0].model_copy(update={"trial": "t9"}), *once.trials)}
     )

@@ -3,8 +3,6 @@
 The experiments are made here, on the settings that the rule itself offers: no GPU is at hand to hang.
 """
 
-import json
-from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -19,51 +17,57 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding, Remedy
 from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
+from tests.recorded import SITUATIONS, load
 
-RECORDINGS = Path(__file__).parent.parent / "recordings"
 Outcome = Literal["passed", "hung", "failed"]
 
 #: Recording, code, the test that shows it, and the names that its remedies set or unset, in their order.
 OFFERED = [
-    ("classic-two-socket-with-recorded-facts", "DD401", "exchange", ["NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"]),
-    ("classic-two-socket-first-all-reduce", "DD401", "exchange", ["NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"]),
-    ("pcie-bends-the-path-of-a-stall", "DD401", "exchange", ["NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"]),
-    ("transports-p2p-disabled-behind-nvswitch", "DD434", "exchange", ["NCCL_P2P_DISABLE"]),
-    ("transports-infiniband-disabled", "DD436", "exchange", ["NCCL_IB_DISABLE"]),
-    ("transports-nic-behind-the-host-bridge", "DD441", "all_reduce", ["NCCL_NET_GDR_LEVEL"]),
-    ("nvls-cannot-bind-multicast", "DD444", "meet", ["NCCL_NVLS_ENABLE"]),
-    ("mnnvl-without-imex", "DD445", "meet", ["NCCL_MNNVL_ENABLE"]),
-    ("nccl-cumem-host-refused", "DD446", "meet", ["NCCL_CUMEM_HOST_ENABLE"]),
-    ("nccl-peer-memory-refused", "DD446", "meet", ["NCCL_CUMEM_ENABLE", "NCCL_P2P_DISABLE"]),
     (
-        "interfaces-nccl-families-differ-and-ipv6-is-everywhere",
+        "topology/classic-two-socket-with-recorded-facts",
+        "DD401",
+        "exchange",
+        ["NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"],
+    ),
+    (
+        "topology/classic-two-socket-first-all-reduce",
+        "DD401",
+        "exchange",
+        ["NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"],
+    ),
+    ("pcie/bends-the-path-of-a-stall", "DD401", "exchange", ["NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"]),
+    ("topology/transports-p2p-disabled-behind-nvswitch", "DD434", "exchange", ["NCCL_P2P_DISABLE"]),
+    ("topology/transports-infiniband-disabled", "DD436", "exchange", ["NCCL_IB_DISABLE"]),
+    ("topology/transports-nic-behind-the-host-bridge", "DD441", "all_reduce", ["NCCL_NET_GDR_LEVEL"]),
+    ("topology/nvls-cannot-bind-multicast", "DD444", "meet", ["NCCL_NVLS_ENABLE"]),
+    ("topology/mnnvl-without-imex", "DD445", "meet", ["NCCL_MNNVL_ENABLE"]),
+    ("topology/cumem-host-refused", "DD446", "meet", ["NCCL_CUMEM_HOST_ENABLE"]),
+    ("topology/peer-memory-refused", "DD446", "meet", ["NCCL_CUMEM_ENABLE", "NCCL_P2P_DISABLE"]),
+    (
+        "interfaces/nccl-families-differ-and-ipv6-is-everywhere",
         "DD524",
         "meet",
         ["NCCL_SOCKET_FAMILY"],
     ),
-    ("nccl-shared-memory-full", "DD237", "meet", ["NCCL_SHM_DISABLE"]),
-    ("rdma-gid-index-wrong-on-one-node", "DD568", "all_reduce", ["NCCL_IB_GID_INDEX"]),
-    ("rdma-old-nccl-without-gid-index", "DD569", "all_reduce", ["NCCL_IB_GID_INDEX"]),
-    ("rdma-hca-setting-matches-nothing", "DD571", "all_reduce", ["NCCL_IB_HCA"]),
-    ("rdma-on-one-node-only", "DD572", "all_reduce", ["NCCL_IB_DISABLE"]),
-    ("rdma-hca-leaves-out-the-nearest", "DD577", "all_reduce", ["NCCL_IB_HCA"]),
-    ("rdma-hca-prefix-takes-storage", "DD578", "all_reduce", ["NCCL_IB_HCA"]),
+    ("nccl/shared-memory-full", "DD237", "meet", ["NCCL_SHM_DISABLE"]),
+    ("rdma/gid-index-wrong-on-one-node", "DD568", "all_reduce", ["NCCL_IB_GID_INDEX"]),
+    ("rdma/old-nccl-without-gid-index", "DD569", "all_reduce", ["NCCL_IB_GID_INDEX"]),
+    ("rdma/hca-setting-matches-nothing", "DD571", "all_reduce", ["NCCL_IB_HCA"]),
+    ("rdma/on-one-node-only", "DD572", "all_reduce", ["NCCL_IB_DISABLE"]),
+    ("rdma/hca-leaves-out-the-nearest", "DD577", "all_reduce", ["NCCL_IB_HCA"]),
+    ("rdma/hca-prefix-takes-storage", "DD578", "all_reduce", ["NCCL_IB_HCA"]),
     (
-        "rdma-send-times-out-and-packets-are-lost",
+        "rdma/send-times-out-and-packets-are-lost",
         "DD584",
         "exchange",
         ["NCCL_IB_TIMEOUT", "NCCL_IB_DISABLE"],
     ),
-    ("rdma-send-times-out", "DD584", "exchange", ["NCCL_IB_DISABLE"]),
-    ("all-reduce-wrong-share-of-rank-2", "DD601", "all_reduce", ["NCCL_P2P_DISABLE", "NCCL_PROTO"]),
-    ("p2p-corrupts-from-1-to-3", "DD606", "exchange", ["NCCL_P2P_DISABLE"]),
-    ("all-ranks-in-one-collective", "DD616", "meet", ["NCCL_P2P_DISABLE"]),
+    ("rdma/send-times-out", "DD584", "exchange", ["NCCL_IB_DISABLE"]),
+    ("allreduce/wrong-share-of-rank-2", "DD601", "all_reduce", ["NCCL_P2P_DISABLE", "NCCL_PROTO"]),
+    ("p2p/corrupts-from-1-to-3", "DD606", "exchange", ["NCCL_P2P_DISABLE"]),
+    ("hang/all-ranks-in-one-collective", "DD616", "meet", ["NCCL_P2P_DISABLE"]),
 ]
 each = pytest.mark.parametrize(("name", "code", "kind", "names"), OFFERED, ids=str)
-
-
-def load(name: str) -> Recording:
-    return app.load_recording(RECORDINGS / f"{name}.json")
 
 
 def found(recording: Recording, code: str) -> Finding:
@@ -157,7 +161,7 @@ def test_what_hangs_with_the_setting_too_is_not_recommended(
 
 
 def test_a_first_all_reduce_that_hangs_where_nvswitches_add_up_is_tried_without_them_first():
-    recording = load("all-ranks-in-one-collective")
+    recording = load("hang/all-ranks-in-one-collective")
     (trial,) = recording.trials
     log = "node0:1:2 [0] NCCL INFO NVLS multicast support is available on dev 0\n"
     evidence = tuple(one.model_copy(update={"output_tail": one.output_tail + log}) for one in trial.evidence)
@@ -170,7 +174,7 @@ def test_a_first_all_reduce_that_hangs_where_nvswitches_add_up_is_tried_without_
 
 
 def test_an_all_reduce_that_settings_hold_back_is_tried_without_them():
-    recording = load("transports-nvlink-at-a-tenth")
+    recording = load("topology/transports-nvlink-at-a-tenth")
     readings = tuple(
         one.model_copy(update={"fact": {**(one.fact or {}), "variables": {"NCCL_MAX_NCHANNELS": "1"}}})
         if one.check == "env_vars"
@@ -190,7 +194,7 @@ def test_an_all_reduce_that_settings_hold_back_is_tried_without_them():
 
 
 def test_more_sockets_are_two_settings_tried_together():
-    finding = found(load("transports-one-socket-on-100-gbit"), "DD447")
+    finding = found(load("topology/transports-one-socket-on-100-gbit"), "DD447")
 
     (remedy,) = made_of_settings(finding)
     assert {one.name: one.value for one in remedy.settings} == {
@@ -265,7 +269,7 @@ def slow_pair(rates: dict[tuple[int, int], float], codes: dict[tuple[int, int], 
 
 
 def test_the_classic_hang_of_two_sockets_is_mended_by_taking_the_leftover_level_away():
-    finding = found(load("classic-two-socket-remedy-proved"), "DD401")
+    finding = found(load("topology/classic-two-socket-remedy-proved"), "DD401")
 
     first, *others = finding.remedies
     assert [(one.name, one.action) for one in first.settings] == [("NCCL_P2P_LEVEL", "unset")]
@@ -277,16 +281,15 @@ def test_the_classic_hang_of_two_sockets_is_mended_by_taking_the_leftover_level_
 
 
 def test_the_classic_hang_that_p2p_does_not_explain_recommends_no_setting():
-    finding = found(load("classic-two-socket-remedy-disproved"), "DD401")
+    finding = found(load("topology/classic-two-socket-remedy-disproved"), "DD401")
 
     assert {one.proof.status for one in made_of_settings(finding)} == {"disproved"}
     assert finding.remedies[0].settings == ()
 
 
 def test_recordings_of_experiments_are_of_the_remedies_that_the_rules_offer():
-    for path in sorted(RECORDINGS.glob("*.json")):
-        text = {} if path.name.endswith(".expected.json") else json.loads(path.read_text())
-        for code in {one["code"] for one in text.get("experiments", ())}:
-            finding = found(load(path.stem), code)
+    for situation in SITUATIONS:
+        for code in {experiment.code for experiment in load(situation).experiments}:
+            finding = found(load(situation), code)
             statuses = {one.proof.status for one in made_of_settings(finding)}
-            assert statuses != {"not_tried"}, path.name
+            assert statuses != {"not_tried"}, situation

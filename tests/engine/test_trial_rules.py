@@ -1,7 +1,5 @@
 """What the rules over trials say and keep silent about, on trials written by hand."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 from ddp_doctor import app
@@ -14,12 +12,7 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import FlightEntry, RankEvidence, Step, TrialRecord
-
-RECORDINGS = Path(__file__).parent.parent / "recordings"
-
-
-def _recorded(name: str) -> Recording:
-    return app.load_recording(RECORDINGS / f"{name}.json")
+from tests.recorded import load, raw
 
 
 def _with(recording: Recording, *trials: TrialRecord) -> Recording:
@@ -52,7 +45,7 @@ def _only(findings: list[Finding]) -> Finding:
 def test_a_mismatch_without_any_recorder_says_what_the_ranks_announced():
     trial = _stuck(_rank(0, detail="float32 [8]"), _rank(1, detail="float32 [16]"))
 
-    found = _only(links.mismatch.apply(_with(_recorded("torchrun-healthy"), trial)))
+    found = _only(links.mismatch.apply(_with(load("torchrun/healthy"), trial)))
 
     assert found.title == (
         "The ranks call different collectives in allreduce: rank 0 called all_reduce float32 [8];"
@@ -63,7 +56,7 @@ def test_a_mismatch_without_any_recorder_says_what_the_ranks_announced():
 def test_uninterruptible_sleep_seen_once_is_likely_and_not_proved():
     trial = _stuck(_rank(0, state="D"), _rank(1))
 
-    assert _only(hangs.not_running.apply(_with(_recorded("torchrun-healthy"), trial))).confidence is (
+    assert _only(hangs.not_running.apply(_with(load("torchrun/healthy"), trial))).confidence is (
         Confidence.LIKELY
     )
 
@@ -72,14 +65,14 @@ def test_a_later_trial_without_the_judged_check_proves_nothing():
     trial = _stuck(_rank(0), _rank(1, seq=2), _rank(2))
     other = TrialRecord(trial="t8", ranks=(0, 2), checks=("process_group", "buffers"))
     same = other.model_copy(update={"checks": ("process_group", "allreduce")})
-    recording = _recorded("torchrun-healthy")
+    recording = load("torchrun/healthy")
 
     assert not common.all_well_without(_with(recording, trial, other), trial, judge(trial))
     assert common.all_well_without(_with(recording, trial, same), trial, judge(trial))
 
 
 def test_a_stall_that_topology_explains_does_not_hide_another_pair():
-    recording = _recorded("classic-two-socket-with-recorded-facts")  # names ranks 0 and 1
+    recording = load("topology/classic-two-socket-with-recorded-facts")  # names ranks 0 and 1
     explained = _stuck(_rank(0, check="p2p", peers=(1,)), _rank(1, check="p2p", peers=(0,)), check="p2p")
     another = _stuck(_rank(2, check="p2p", peers=(3,)), _rank(3, check="p2p", peers=(2,)), check="p2p")
 
@@ -89,7 +82,7 @@ def test_a_stall_that_topology_explains_does_not_hide_another_pair():
 
 
 def test_a_refused_setting_does_not_hide_a_stopped_rank_while_the_group_is_made():
-    recording = _recorded("env-torch-bool-on")
+    recording = load("env_vars/torch-bool-on")
     ranks = (_rank(0, check="process_group"), _rank(1, check="process_group"))
     stopped = ranks[1].model_copy(update={"state": "T"})
     whole, one = _stuck(*ranks, check="process_group"), _stuck(ranks[0], stopped, check="process_group")
@@ -99,7 +92,7 @@ def test_a_refused_setting_does_not_hide_a_stopped_rank_while_the_group_is_made(
 
 
 def test_a_refused_setting_explains_an_abort_but_no_kill():
-    recording = _recorded("env-torch-bool-on")
+    recording = load("env_vars/torch-bool-on")
     waits = _rank(0, check="process_group")
     aborted = _rank(1, check="process_group", exit_code=-6, exited_at=1.0)
     killed = aborted.model_copy(update={"exit_code": -9})
@@ -110,15 +103,15 @@ def test_a_refused_setting_explains_an_abort_but_no_kill():
 
 
 def test_two_ranks_on_one_gpu_are_both_named_once():
-    found = _only(list(app.judge(_recorded("nccl-refuses-two-ranks-on-one-gpu")).report.findings))
+    found = _only(list(app.judge(load("hang/nccl-refuses-two-ranks-on-one-gpu")).report.findings))
 
     assert found.title == "NCCL cannot start, for ranks share a GPU: ranks 1, 2 on CUDA device 3000"
     assert [one.rank for one in found.culprits] == [1, 2]
 
 
 def test_the_interface_setting_of_nccl_is_named_only_where_it_is_set():
-    plain = _recorded("nccl-finds-no-socket-interface")
-    environment = json.loads((RECORDINGS / "env-ordinary-settings.json").read_text())["readings"]
+    plain = load("hang/nccl-finds-no-socket-interface")
+    environment = raw("env_vars/ordinary-settings")["readings"]
     environment[0]["fact"]["variables"]["NCCL_SOCKET_IFNAME"] = "ib0"
     readings = (*Recording.model_validate({**plain.model_dump(), "readings": environment}).readings,)
 
@@ -131,7 +124,7 @@ def test_the_interface_setting_of_nccl_is_named_only_where_it_is_set():
 
 
 def test_a_rank_may_come_late_where_many_share_a_core():
-    recording = _recorded("rank-comes-late")
+    recording = load("hang/rank-comes-late")
     crowded = Host(cpus=1, cpu_quota_cpus=0.125)  # four ranks, as many a core as 64 on two
     reading = Reading(check="host", status=Status.COLLECTED, fact=crowded.recorded())
 
@@ -150,7 +143,7 @@ def test_what_most_ranks_left_and_one_still_receives_is_told_without_a_name():
         *(_rank(n, steps=ahead) for n in range(3)), behind, check="gradient_sync", waited_s=10.0
     ).model_copy(update={"checks": ("process_group", "gradient_sync")})
 
-    found = _only(hangs.nobody_left.apply(_with(_recorded("torchrun-healthy"), trial)))
+    found = _only(hangs.nobody_left.apply(_with(load("torchrun/healthy"), trial)))
 
     assert found.title == (
         "Rank 3 did not leave ddp_construct 1 of gradient_sync within 10 s; the other ranks did"
@@ -160,7 +153,7 @@ def test_what_most_ranks_left_and_one_still_receives_is_told_without_a_name():
 
 
 def test_four_ranks_of_which_no_two_exchange_data_are_one_finding_that_names_nobody():
-    recording = _recorded("torchrun-healthy")
+    recording = load("torchrun/healthy")
     assert recording.world is not None
     world = recording.world.model_copy(update={"world_size": 4})
     rounds = [((0, 3), (1, 2)), ((0, 2), (1, 3)), ((0, 1), (2, 3))]
@@ -187,7 +180,7 @@ def _rounds(*rounds: tuple[tuple[int, int], ...]) -> list[TrialRecord]:
 
 def _three_ranks(*passed: tuple[int, int]) -> Recording:
     """A run of three ranks on one node, of which these pairs exchanged data."""
-    recording = _recorded("torchrun-healthy")
+    recording = load("torchrun/healthy")
     assert recording.world is not None
     world = recording.world.model_copy(update={"world_size": 3})
     readings = [
@@ -221,7 +214,7 @@ def test_only_pairs_that_were_tested_are_said_to_have_been():
     stuck = _rounds(((0, 1),))
     all_but_one = _only(links.pair.apply(_with(_three_ranks((1, 2), (2, 1)), *stuck)))
     all_of_them = _only(links.pair.apply(_with(_three_ranks((1, 2), (2, 0)), *stuck)))
-    there_is_no_other = _only(links.pair.apply(_with(_recorded("torchrun-healthy"), *stuck)))
+    there_is_no_other = _only(links.pair.apply(_with(load("torchrun/healthy"), *stuck)))
 
     assert all_but_one.detail.endswith("Not all other pairs were tested.")
     assert all_of_them.detail.endswith("All other pairs were tested without it.")

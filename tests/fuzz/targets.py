@@ -58,6 +58,8 @@ from ddp_doctor.parse import (
 from ddp_doctor.probing import host_limits, kernel_modules, nccl_conf, nccl_interface, setting_origins
 from tests.fuzz.machine_targets import MACHINE_TARGETS
 from tests.fuzz.target import Target, direct, reader
+from tests.lint.documents import OF_RULES
+from tests.recorded import path_of
 
 TESTS = Path(__file__).parent.parent
 
@@ -183,12 +185,14 @@ _KERNEL_LOGS = (
     ),
 )
 _RECORDINGS = tuple(
-    (TESTS / "recordings" / f"{name}.json").read_text()
-    for name in ("gpus-one-lost", "healthy-two-socket-pair", "endpoint-refused")
+    path_of(situation).read_text()
+    for situation in ("gpus/one-lost", "topology/healthy-two-socket-pair", "roll_call/endpoint-refused")
 )
 
 #: A script for most rules: local functions, a class, branches on the rank, loops.
-_SCRIPT = "\n".join(path.read_text() for path in sorted((TESTS / "lint" / "samples").glob("DDL10*_bad.py")))
+_SCRIPT = "\n".join(
+    sample.text for sample in OF_RULES if sample.rule.startswith("DDL10") and not sample.silent
+)
 
 TARGETS: tuple[Target, ...] = (
     *MACHINE_TARGETS,

@@ -3,12 +3,12 @@
 import re
 from pathlib import Path
 
-SAMPLES = Path(__file__).parent / "samples"
+from tests.lint.documents import PUBLIC
 
 
 def write_hundred(folder: Path) -> list[Path]:
     """Write them; returns the paths."""
-    texts = [path.read_text() for path in sorted((SAMPLES / "public").glob("*.py"))]
+    texts = [script.text for script in PUBLIC]
     paths = []
     for number in range(100):
         parts: list[str] = []

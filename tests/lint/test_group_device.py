@@ -1,15 +1,14 @@
 """What DDL117 says of a script, and how loudly: a warning where it shows another GPU, else information."""
 
 import ast
-from pathlib import Path
 
 import pytest
 
-from ddp_doctor.lint.linting import lint_bytes, lint_text
+from ddp_doctor.lint.linting import lint_text
 from ddp_doctor.lint.report import LintFinding
 from ddp_doctor.model.choices import Severity
+from tests.lint.documents import sample
 
-SAMPLES = Path(__file__).parent / "samples"
 SCRIPT = """
 import os
 import torch
@@ -30,21 +29,21 @@ def findings(group: str, gpu: str) -> list[LintFinding]:
 
 
 @pytest.mark.parametrize(
-    ("sample", "severity", "title"),
+    ("situation", "severity", "title"),
     [
         ("offset", Severity.WARNING, "to GPU LOCAL_RANK, but line 9 chooses gpu"),
-        ("other_order", Severity.WARNING, "to GPU LOCAL_RANK, but line 15 chooses self.device"),
-        ("spawned_with_an_offset", Severity.WARNING, "to GPU rank % device_count, but line 13 chooses gpu"),
-        ("one_rank", Severity.WARNING, "to GPU rank % device_count, but line 5 chooses 1"),
-        ("list_from_outside", Severity.INFO, "which need not be gpus[rank] of line 11"),
+        ("other order", Severity.WARNING, "to GPU LOCAL_RANK, but line 15 chooses self.device"),
+        ("spawned with an offset", Severity.WARNING, "to GPU rank % device_count, but line 13 chooses gpu"),
+        ("one rank", Severity.WARNING, "to GPU rank % device_count, but line 5 chooses 1"),
+        ("list from outside", Severity.INFO, "which need not be gpus[rank] of line 11"),
         ("slurm", Severity.INFO, "which need not be gpu of line 11"),
-        ("some_gpus_of_several_nodes", Severity.INFO, "which need not be gpu of line 12"),
-        ("one_rank_on_each_node", Severity.INFO, "which need not be 0 of line 11"),
+        ("some gpus of several nodes", Severity.INFO, "which need not be gpu of line 12"),
+        ("one rank on each node", Severity.INFO, "which need not be 0 of line 11"),
     ],
 )
-def test_another_gpu_is_a_warning_and_what_the_script_does_not_show_information(sample, severity, title):
-    path = SAMPLES / f"DDL117_{sample}_bad.py"
-    found = next(one for one in lint_bytes(path.name, path.read_bytes()).findings if one.code == "DDL117")
+def test_another_gpu_is_a_warning_and_what_the_script_does_not_show_information(situation, severity, title):
+    linted = lint_text("train.py", sample("DDL117", situation).text)
+    found = next(finding for finding in linted.findings if finding.code == "DDL117")
 
     assert found.severity is severity
     assert title in found.title

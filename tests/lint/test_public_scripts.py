@@ -12,10 +12,8 @@ import pytest
 
 from ddp_doctor.lint.linting import lint_bytes
 from ddp_doctor.lint.rules import RULES
-from tests.lint.test_samples import expected
+from tests.lint.documents import FOLDER, PUBLIC, Sample
 
-PUBLIC = Path(__file__).parent / "samples" / "public"
-SCRIPTS = sorted(PUBLIC.glob("*.py"))
 #: Modules that speak of spawning, ranks, loaders, barriers or time-outs, and are no training scripts.
 OTHER = ("asyncio", "concurrent", "multiprocessing", "unittest", "email", "json", "logging", "http", "xml")
 
@@ -24,26 +22,26 @@ def judgements() -> configparser.ConfigParser:
     """Of each script, by code."""
     read = configparser.ConfigParser()
     read.optionxform = str  # type: ignore[assignment, method-assign]
-    read.read_string((PUBLIC / "judged.ini").read_text())
+    read.read_string((FOLDER / "public" / "judged.ini").read_text())
     return read
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_every_code_that_a_public_script_gets_was_judged_and_nothing_else(path: Path):
-    assert set(judgements()[path.stem]) == {code for _, code in expected(path)}
+@pytest.mark.parametrize("script", PUBLIC, ids=str)
+def test_every_code_that_a_public_script_gets_was_judged_and_nothing_else(script: Sample):
+    assert set(judgements()[script.name]) == {code for _, code in script.expected}
 
 
 def test_of_twenty_reported_lines_at_most_one_is_false():
     judged = judgements()
-    words = [judged[path.stem][code].partition(":")[0] for path in SCRIPTS for _, code in expected(path)]
+    words = [judged[script.name][code].partition(":")[0] for script in PUBLIC for _, code in script.expected]
 
     assert set(words) <= {"true", "loud", "false"}
     assert words.count("false") * 20 <= len(words)
 
 
 def test_public_scripts_are_sixteen_and_of_all_libraries():
-    assert len(SCRIPTS) >= 16
-    assert {one.stem.partition("_")[0] for one in SCRIPTS} >= {
+    assert len(PUBLIC) >= 16
+    assert {script.name.partition("_")[0] for script in PUBLIC} >= {
         *("accelerate", "lightning", "deepspeed", "hf", "horovod", "fsdp", "imagenet", "nanogpt")
     }
 

@@ -1,40 +1,35 @@
-"""Samples of training scripts: exactly the lines that say ``# expect: CODE`` are reported, in every file alike.
-
-``DDL101_plain_bad.py`` has the fault of its rule, ``DDL101_plain_good.py`` has it mended; other files are whole
-training scripts. A line may expect several codes: ``# expect: DDL101,DDL104``.
-"""
-
-import re
-from pathlib import Path
+"""Samples of training scripts: exactly the lines that say ``# expect: CODE`` are reported, in every script alike."""
 
 import pytest
 
 from ddp_doctor.lint.linting import lint_bytes
-
-SAMPLES = sorted((Path(__file__).parent / "samples").rglob("*.py"))
-
-
-def expected(path: Path) -> set[tuple[int, str]]:
-    """Line and code of every finding that the file says it has."""
-    return {
-        (number, code)
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if (said := re.search(r"# expect: ([A-Z0-9, ]+)", line))
-        for code in re.findall(r"DDL\d+", said[1])
-    }
+from ddp_doctor.lint.rules import RULES
+from tests.lint.documents import FOLDER, OF_RULES, PUBLIC, Sample
 
 
-@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
-def test_a_sample_is_reported_on_the_lines_that_say_so_and_on_no_other(path: Path):
-    linted = lint_bytes(str(path), path.read_bytes())
+@pytest.mark.parametrize("sample", [*OF_RULES, *PUBLIC], ids=str)
+def test_a_sample_is_reported_on_the_lines_that_say_so_and_on_no_other(sample: Sample):
+    linted = lint_bytes("train.py", sample.text.encode())
 
     assert linted.unread is None
     assert linted.failures == ()
-    assert {(one.line, one.code) for one in linted.findings} == expected(path)
+    assert {(finding.line, finding.code) for finding in linted.findings} == sample.expected
 
 
-@pytest.mark.parametrize(
-    "path", [one for one in SAMPLES if one.stem.endswith("_good")], ids=lambda path: path.stem
-)
-def test_a_good_sample_expects_nothing(path: Path):
-    assert expected(path) == set()
+def test_every_rule_has_a_document_with_scripts_that_it_reports_and_others_of_which_nothing_is():
+    for rule in RULES:
+        samples = [sample for sample in OF_RULES if sample.rule == rule.code]
+
+        title = (FOLDER / f"{rule.code}.md").read_text(encoding="utf-8").splitlines()[0]
+        assert title == f"# {rule.code} {rule.name}"
+        assert {sample.silent for sample in samples} == {False, True}, rule.code
+        for sample in samples:
+            codes = {code for _, code in sample.expected}
+            assert codes == set() if sample.silent else rule.code in codes, str(sample)
+
+
+def test_every_document_is_of_a_rule_and_its_headings_differ():
+    names = [str(sample) for sample in OF_RULES]
+
+    assert {sample.rule for sample in OF_RULES} == {rule.code for rule in RULES}
+    assert len(names) == len(set(names))

@@ -1,18 +1,14 @@
 """The table of DDP's buckets, of recorded runs and of models with many."""
 
-from pathlib import Path
-
 import pytest
 
-from ddp_doctor import app
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.render import bucket_table
-
-RECORDINGS = Path(__file__).parents[1] / "recordings"
+from tests.recorded import judged
 
 
 def shown(situation: str) -> tuple[str, ...]:
-    return bucket_table.lines(app.replay(RECORDINGS / f"{situation}.json").report.measurements)
+    return bucket_table.lines(judged(situation).report.measurements)
 
 
 def made(count: int, told: int) -> list[Measurement]:
@@ -35,7 +31,7 @@ def made(count: int, told: int) -> list[Measurement]:
 
 
 def test_the_buckets_are_shown_with_their_sizes_and_the_parameters_at_their_ends():
-    heading, row = shown("own-model-conv-net-with-batch-norm")
+    heading, row = shown("user_model/conv-net-with-batch-norm")
 
     assert heading.split()[:3] == ["bucket", "size", "parameters"]
     assert "in the order in which they are ready" in heading

@@ -1,19 +1,15 @@
 """The table of step times, of recorded runs."""
 
-from pathlib import Path
-
-from ddp_doctor import app
 from ddp_doctor.render import step_table
-
-RECORDINGS = Path(__file__).parents[1] / "recordings"
+from tests.recorded import judged
 
 
 def shown(situation: str) -> tuple[str, ...]:
-    return step_table.lines(app.replay(RECORDINGS / f"{situation}.json").report.measurements)
+    return step_table.lines(judged(situation).report.measurements)
 
 
 def test_a_step_is_shown_with_its_parts_and_the_bucket_sizes_that_were_tried():
-    heading, row, *more = shown("step-time-slow-link-with-own-model")
+    heading, row, *more = shown("step_time/slow-link-with-own-model")
 
     assert heading.split() == ["computing", "step", "waiting", "communication", "overlap", "weak", "strong"]
     assert row.endswith("2 ranks, 4.02 MiB of gradients")
@@ -24,7 +20,7 @@ def test_a_step_is_shown_with_its_parts_and_the_bucket_sizes_that_were_tried():
 
 
 def test_the_columns_stand_below_their_titles():
-    heading, row, *_ = shown("step-time-fast-link")
+    heading, row, *_ = shown("step_time/fast-link")
 
     for title in heading.split():
         end = heading.index(title) + len(title)
@@ -33,8 +29,8 @@ def test_the_columns_stand_below_their_titles():
 
 
 def test_ranks_that_share_processors_are_said_to():
-    assert any("shared the processors" in line for line in shown("step-time-four-ranks-on-two-processors"))
-    assert not any("shared the processors" in line for line in shown("step-time-slow-link-with-own-model"))
+    assert any("shared the processors" in line for line in shown("step_time/four-ranks-on-two-processors"))
+    assert not any("shared the processors" in line for line in shown("step_time/slow-link-with-own-model"))
 
 
 def test_without_steps_there_is_no_table():

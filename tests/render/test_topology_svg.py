@@ -1,6 +1,5 @@
 """The picture of a topology: everything is on it, nothing stands on anything else, and text stays text."""
 
-import json
 import re
 from collections.abc import Sequence
 from itertools import combinations
@@ -19,6 +18,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.topology.layout import Rect, lay_out
 from ddp_doctor.render.topology.picture import Picture, topology_svg
 from ddp_doctor.render.topology.tree import machine_of
+from tests.recorded import load
 
 TESTS = Path(__file__).parents[1]
 SAMPLES = TESTS / "samples" / "topology"
@@ -238,8 +238,7 @@ def test_devices_below_one_bridge_share_its_frame():
 
 
 def test_a_recorded_fault_of_p2p_is_drawn_between_its_gpus():
-    recording = json.loads((TESTS / "recordings" / "topology-nvlink-without-p2p.json").read_text())
-    text = recording["readings"][0]["raw"]
+    text = load("topology/nvlink-without-p2p").readings[0].raw or ""
     findings = judged(text)
     svg = ET.fromstring(topology_svg([Picture("a", parse_matrix(text), findings)]))
     assert texts(svg).count("NV18 · DD410") == 2

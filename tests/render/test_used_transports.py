@@ -1,18 +1,12 @@
 """The table of what NCCL used beside what it should: on recorded runs, and on nodes without number."""
 
 import time
-from pathlib import Path
 
 import pytest
 
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.used_transports import used_table
-
-RECORDINGS = Path(__file__).parents[1] / "recordings"
-
-
-def load(name: str) -> Recording:
-    return Recording.model_validate_json((RECORDINGS / f"{name}.json").read_text())
+from tests.recorded import load
 
 
 def rows(recording: Recording) -> list[list[str]]:
@@ -24,34 +18,34 @@ def rows(recording: Recording) -> list[list[str]]:
 
 
 def test_a_way_that_is_not_the_predicted_one_comes_first_and_says_so():
-    assert rows(load("transports-pcie-neighbours-over-shared-memory")) == [
+    assert rows(load("topology/transports-pcie-neighbours-over-shared-memory")) == [
         ["PIX", "GPU0-GPU1, GPU2-GPU3", "P2P", "SHM", "24 GB/s", "differs"],
         ["SYS", "GPU0-GPU3, GPU1-GPU2", "SHM", "SHM", "22 GB/s"],
     ]
 
 
 def test_between_nodes_the_nics_stand_with_what_they_reach():
-    assert rows(load("transports-nic-behind-the-host-bridge")) == [
+    assert rows(load("topology/transports-nic-behind-the-host-bridge")) == [
         ["NV18", "GPU0-GPU1 on 2 nodes", "P2P", "P2P", "371 GB/s"],
         ["between nodes, mlx5_0 and mlx5_1", "host memory", "IB, host memory", "48 GB/s"],
     ]
-    assert "between nodes" in used_table(load("transports-sockets-beside-infiniband"))
+    assert "between nodes" in used_table(load("topology/transports-sockets-beside-infiniband"))
 
 
-@pytest.mark.parametrize("name", ["rdma-eight-rails-healthy", "gpus-one-nearly-full", "p2p-one-slow-pair"])
+@pytest.mark.parametrize("name", ["rdma/eight-rails-healthy", "gpus/one-nearly-full", "p2p/one-slow-pair"])
 def test_where_nccl_logged_nothing_there_is_no_table(name: str):
     assert used_table(load(name)) == ""
 
 
 def test_a_run_with_gloo_has_no_table():
-    recording = load("transports-nvswitch-all-p2p")
+    recording = load("topology/transports-nvswitch-all-p2p")
     assert recording.world is not None
     gloo = recording.world.model_copy(update={"backend": "gloo"})
     assert used_table(recording.model_copy(update={"world": gloo})) == ""
 
 
 def test_what_else_the_log_says_is_one_line_below():
-    recording = load("transports-infiniband-with-gpudirect")
+    recording = load("topology/transports-infiniband-with-gpudirect")
     (trial,) = recording.trials
     evidence = tuple(
         one.model_copy(
@@ -71,7 +65,7 @@ def test_what_else_the_log_says_is_one_line_below():
 
 def of_many_nodes(count: int) -> Recording:
     """The eight GPUs of one recorded node as so many nodes, each of which names its own GPUs."""
-    data = load("transports-nvswitch-all-p2p").model_dump(mode="json")
+    data = load("topology/transports-nvswitch-all-p2p").model_dump(mode="json")
     world, (trial,) = data["world"], data["trials"]
     size = 8 * count
     nodes = [{**world["nodes"][0], "node_rank": at, "hostname": f"node{at}"} for at in range(count)]

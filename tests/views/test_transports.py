@@ -1,6 +1,5 @@
 """What NCCL should use between GPUs beside what its log says, on recorded machines and changes of them."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +10,12 @@ from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.render.topology.transport_table import network_table, transport_table
 from ddp_doctor.views.nic_choice import to_network
 from ddp_doctor.views.transports import places, used_within
+from tests import recorded
 from tests.simulated import group_fact
-
-RECORDINGS = Path(__file__).parents[1] / "recordings"
 
 
 def load(name: str) -> Recording:
-    return Recording.model_validate_json((RECORDINGS / f"transports-{name}.json").read_text())
+    return recorded.load(f"topology/transports-{name}")
 
 
 def judge(recording: Recording) -> list[Finding]:

@@ -1,7 +1,7 @@
 """All lint rules in the order of their codes. A new rule is a function in a module of this folder, and its samples.
 
-Each has samples in tests/lint/samples: ``DDL101_*_bad.py``, in which the comment ``# expect: DDL101`` stands on every
-line that it reports, and ``DDL101_*_good.py``, in which nothing is reported.
+Each has its samples in tests/lint/samples/CODE.md: scripts in which the comment ``# expect: CODE`` stands on every line
+that it reports, and others in which nothing is reported.
 """
 
 from collections.abc import Iterator
