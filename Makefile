@@ -83,8 +83,7 @@ torches: $(STAMP)  ## run a short set of tests with the oldest, pinned and newes
 bench: $(STAMP)  ## measure the bars of the project
 	$(BIN)/python -m pytest -m bench --capture=no $(ARGS)
 
-docs: $(STAMP)  ## write docs/reference from the code, and the table of variables from tools/data
-	$(BIN)/python -m tools.generate_variables
+docs: $(STAMP)  ## write docs/reference from the code
 	$(BIN)/python -m tools.generate_docs
 
 clean:  ## remove the environment and all that was built

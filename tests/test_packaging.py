@@ -98,7 +98,7 @@ def test_both_wheels_hold_the_package_with_its_checks_and_nothing_else(built: Bu
     assert "ddp_doctor/checks/__init__.py" in expected
     assert "ddp_doctor/py.typed" in expected
     assert any(name.startswith("ddp_doctor/templates/") and name.endswith(".sh") for name in expected)
-    assert any(name.startswith("ddp_doctor/knowledge/data/") for name in expected)
+    assert any(name.startswith("ddp_doctor/settings/data/variables/") for name in expected)
 
 
 def test_the_installed_wheel_works_from_an_empty_folder(built: Built, tmp_path: Path):

@@ -1,5 +1,6 @@
 """Every remedy made of settings, in every recorded situation: it says all there is to say, and it is read as meant."""
 
+import re
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
@@ -7,12 +8,6 @@ from typing import NamedTuple
 import pytest
 
 from ddp_doctor.facts.software import Software
-from ddp_doctor.knowledge import trials
-from ddp_doctor.knowledge.setting_company import DECIDING, does_not_go_with
-from ddp_doctor.knowledge.setting_conflicts import conflicts
-from ddp_doctor.knowledge.setting_pairs import BESIDE, idle
-from ddp_doctor.knowledge.values import misread
-from ddp_doctor.knowledge.variables import Installed, never_read, variables
 from ddp_doctor.knowledge.versions import Version, release
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding, Remedy, Setting
@@ -20,6 +15,11 @@ from ddp_doctor.model.report import Report
 from ddp_doctor.phrases.settings import FOLLOWS, NO_TRIAL
 from ddp_doctor.render import handover
 from ddp_doctor.render.pasted import docker_args, k8s_env
+from ddp_doctor.settings import trials
+from ddp_doctor.settings.interactions import conflicts, does_not_go_with, silenced, silencers
+from ddp_doctor.settings.releases import Installed
+from ddp_doctor.settings.table import never_read, variables
+from ddp_doctor.settings.values import misread
 from tests.recorded import SITUATIONS, judged, load
 
 
@@ -97,7 +97,7 @@ def test_its_values_are_read_as_they_are_meant():
 
 def test_its_settings_neither_contradict_each_other_nor_make_each_other_idle():
     assert _without(lambda offer: not list(conflicts(offer.wanted, offer.nccl))) == []
-    assert _without(lambda offer: not list(idle(offer.wanted))) == []
+    assert _without(lambda offer: not list(silenced(offer.wanted))) == []
 
 
 def test_it_says_beside_which_settings_it_fails_and_none_of_them_is_its_own():
@@ -158,22 +158,21 @@ def test_every_variable_that_trials_may_set_is_in_the_table():
     assert {*trials.names(), *trials.OF_LAUNCHER} - variables().keys() == set()
 
 
-def test_each_row_of_the_tables_of_pairs_is_decided_by_a_value_that_remedies_are_held_against():
-    deciding = [next(iter(one.items())) for one in DECIDING]
-    rows = [row for row in BESIDE if not row.needs_it]
-
-    assert [
-        row
-        for row in rows
-        if not any(name == row.name and row.holds({name: value}) for name, value in deciding)
-    ] == []
-    named = {
+def test_each_setting_that_decides_about_others_is_told_of_some_setting():
+    told = {
         name
         for other in variables()
         for value in ("0", "1", "IB")
         for name in does_not_go_with({other: value})
     }
-    assert {name for one in DECIDING for name in one} - named == set()
+    in_conflict = {
+        name for variable in variables().values() for row in variable.conflicts for name in row.names
+    }
+
+    assert {row.name for row in silencers() if not row.needed} <= told
+    assert {
+        name for name in in_conflict if not re.search(r"_(MIN|MAX)_", name)
+    } <= told  # those depend on numbers
 
 
 @pytest.mark.parametrize(
@@ -193,5 +192,5 @@ def test_each_row_of_the_tables_of_pairs_is_decided_by_a_value_that_remedies_are
     ],
     ids=str,
 )
-def test_what_a_setting_does_not_go_with_follows_from_the_tables_of_pairs(settings, names):
+def test_what_a_setting_does_not_go_with_follows_from_the_rows_of_the_table(settings, names):
     assert does_not_go_with(settings) == names

@@ -17,8 +17,6 @@ from pydantic import BaseModel
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
-from ddp_doctor.knowledge.concerns import in_words
-from ddp_doctor.knowledge.variables import RELEASES, Variable, variables
 from ddp_doctor.lint.report import LintReport
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.check import Check
@@ -26,6 +24,8 @@ from ddp_doctor.model.choices import ExitCode, Where
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import EnvReport, Report
 from ddp_doctor.model.rule import Described
+from ddp_doctor.settings.releases import RELEASES
+from ddp_doctor.settings.table import Variable, variables
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 _BY_OTHERS = {"compatibility.md"}  # tools/torches.py writes it
@@ -251,7 +251,7 @@ def _owner_section(owner: str) -> str:
     ]
     for variable in sorted(variables().values(), key=lambda variable: variable.name):
         if variable.owner == owner:
-            cells = (_meaning(variable), variable.default or "", _releases(variable), _concerns(variable))
+            cells = (_meaning(variable), variable.default or "", _releases(variable), _effects(variable))
             rows.append(
                 " | ".join([f"| {variable.name}", *(cell.replace("|", "\\|") for cell in cells)]) + " |"
             )
@@ -269,8 +269,8 @@ def _releases(variable: Variable) -> str:
     return f"from {variable.first}" if variable.first else ""
 
 
-def _concerns(variable: Variable) -> str:
-    return "; ".join(f"{in_words(concern)}: {concern.why.rstrip('.')}" for concern in variable.concerns)
+def _effects(variable: Variable) -> str:
+    return "; ".join(f"{effect.values}: {effect.why.rstrip('.')}" for effect in variable.effects)
 
 
 def _schema(model: type[BaseModel]) -> str:

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from ddp_doctor.facts.env_vars import EnvVars, Origin, SettingOrigins, SettingText, Written
 from ddp_doctor.facts.nccl import NcclFact
 from ddp_doctor.facts.software import Software
-from ddp_doctor.knowledge import variables
-from ddp_doctor.knowledge.values import misread
-from ddp_doctor.knowledge.variables import is_of_rccl
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Overruled, SettingInForce
 from ddp_doctor.ranks.environment import GIVEN_BY_TORCHRUN, GIVEN_TO_SEVERAL
+from ddp_doctor.settings.names import is_of_rccl, is_recorded
+from ddp_doctor.settings.releases import Installed, default_at, status_at
+from ddp_doctor.settings.table import never_read, variables
+from ddp_doctor.settings.values import misread
 from ddp_doctor.views.nccl_files import files_read
 
 #: They start everything else, so what they were started with nobody here set.
@@ -47,9 +48,7 @@ def settings_in_force(recording: Recording) -> Iterator[SettingInForce]:
     set_here = {one.name for one in rows if one.note is None or not one.note.startswith(_VOID)}
     if not any(name.startswith("TORCHELASTIC_RUN_ID") for name in set_here):
         rows += _of_torchrun(recording, text, set_here)
-    here = variables.Installed(
-        release(loaded_nccl(recording) or ""), release(installed_torch(recording) or "")
-    )
+    here = Installed(release(loaded_nccl(recording) or ""), release(installed_torch(recording) or ""))
     has_rccl = torch_rocm(recording) is not None
     for row in sorted(rows, key=lambda one: one.name):
         about = _OF_RCCL if has_rccl and is_of_rccl(row.name) else _about(row.name, here)
@@ -70,7 +69,7 @@ def _of_process(recording: Recording) -> Iterator[SettingInForce]:
         env = {**seen.variables, **dict.fromkeys(seen.withheld)}
     in_files = _in_files(recording)
     for name, value in env.items():
-        if variables.is_recorded(name):
+        if is_recorded(name):
             since = _since(name, origins) if origins else None
             yield _row(name, value, "environment", in_files.pop(name, ()), since)
     for name, (first, *rest) in in_files.items():
@@ -106,7 +105,7 @@ def _in_files(recording: Recording) -> dict[str, tuple[Overruled, ...]]:
         for file in files_read(recording, seen):
             for line in file.lines:
                 name = line.name or ""
-                if variables.is_recorded(name) and name.startswith("NCCL_"):
+                if is_recorded(name) and name.startswith("NCCL_"):
                     one = Overruled(value=line.value, source=f"{file.path}:{line.number}")
                     found[name] = (*found.get(name, ()), one)
     return found
@@ -139,7 +138,7 @@ def _of_text(text: SettingText) -> Iterator[SettingInForce]:
     """The line that counts of each name, and what earlier lines said."""
     by_name: dict[str, list[Written]] = {}
     for one in text.written:
-        if variables.is_recorded(one.name):
+        if is_recorded(one.name):
             by_name.setdefault(one.name, []).append(one)
     counting, possible = text.in_force(), text.possible()
     for name, all_written in by_name.items():
@@ -164,7 +163,7 @@ def by_branch(possible: tuple[Written, ...]) -> str | None:
 def _note(one: Written) -> str | None:
     if one.void:
         return f"{_VOID}{one.void}"
-    if one.depends_on and one.name not in variables.never_read():
+    if one.depends_on and one.name not in never_read():
         return f"is not judged: depends on {one.depends_on}"
     read_as = _read_as(one.name, one.value)
     unless = f"counts unless {one.unless_set} is set before" if one.unless_set else None
@@ -189,18 +188,18 @@ def _of_torchrun(
                 yield _row(name, value, "torchrun", since=f"for {to}")
 
 
-def _about(name: str, here: variables.Installed) -> dict[str, str | None]:
+def _about(name: str, here: Installed) -> dict[str, str | None]:
     """What the table knows of a variable, in this release of NCCL or torch, or in the newest."""
-    known, never = variables.variables().get(name), variables.never_read().get(name)
+    known, never = variables().get(name), never_read().get(name)
     if never is not None:
         return {"status": "read by nothing", "meaning": f"Meant is {never.meant}."}
     if known is None:
         return {"status": "unknown"}
     at = here.of(known)
-    status: str = variables.status_at(known, at) if at else "read"
+    status: str = status_at(known, at) if at else "read"
     if status == "read" and known.status == "deprecated":
         status = "deprecated" if not known.replaced_by or here.reads(known.replaced_by) else "read"
     if not at and known.status == "removed":
         status = "renamed" if known.replaced_by else "no longer"
-    default = variables.default_at(known, at) if at else known.default
+    default = default_at(known, at) if at else known.default
     return {"status": status, "default": default, "meaning": known.what_it_does or None}

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.knowledge import variables
-from ddp_doctor.knowledge.setting_company import does_not_go_with
 from ddp_doctor.model.finding import Finding, Proof, Remedy
 from ddp_doctor.phrases.settings import NO_TRIAL
+from ddp_doctor.settings.interactions import does_not_go_with
+from ddp_doctor.settings.table import never_read, variables
 
 _NO_REPRODUCER = "no trial is known that would show this fault"
 _NO_RANKS = "this command starts no ranks; `ddp-doctor run` tries it"
@@ -37,6 +37,6 @@ def _completed(remedy: Remedy, why_not: str | None) -> Remedy:
 def _sources(remedy: Remedy) -> Iterator[str]:
     """Where the table of variables read what it says of the settings of a remedy."""
     for one in remedy.settings:
-        row = variables.variables().get(one.name) or variables.never_read().get(one.name)
+        row = variables().get(one.name) or never_read().get(one.name)
         if row is not None:
             yield row.source

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ddp_doctor.knowledge.addresses import address_of, is_ipv6, is_loopback
 from ddp_doctor.knowledge.interface_choice import GLOO_IFNAME, NCCL_COMM_ID, NCCL_FAMILY, NCCL_IFNAME, holder
 from ddp_doctor.knowledge.interface_faults import Better, Offer, better_interfaces, can_speak
-from ddp_doctor.knowledge.trials import LOCAL_ADDR
 from ddp_doctor.model.context import Interface
 from ddp_doctor.model.finding import Remedy, Setting
 from ddp_doctor.model.recording import Recording
@@ -17,6 +16,7 @@ from ddp_doctor.phrases import nccl_settings
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE
 from ddp_doctor.phrases.settings import NO_TRIAL, shown
 from ddp_doctor.remedies.kinds import by_administrator, remedy
+from ddp_doctor.settings.trials import LOCAL_ADDR
 
 _GLOO_GUIDE = "https://docs.pytorch.org/docs/stable/distributed.html"
 _NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname"

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from ddp_doctor.knowledge.trials import OF_LAUNCHER
 from ddp_doctor.model.experiment import Attempt
 from ddp_doctor.model.finding import Reproducer, Setting
 from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, in_words
 from ddp_doctor.phrases.settings import shown
+from ddp_doctor.settings.trials import OF_LAUNCHER
 
 NOTHING_DONE = "there was no time for a trial"
 NO_GAIN = "it makes no difference"

@@ -14,10 +14,10 @@ import re
 from collections.abc import Mapping
 
 from ddp_doctor.facts.nccl import ConfFile, ConfLine, Reason
-from ddp_doctor.knowledge.variables import is_recorded
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 from ddp_doctor.parse.utf8 import as_utf8
+from ddp_doctor.settings.names import is_recorded
 
 SYSTEM_FILE = "/etc/nccl.conf"
 #: What NCCL keeps of a name or value.

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from ddp_doctor.facts.consistency import Settings
-from ddp_doctor.knowledge.agreement import is_compared
-from ddp_doctor.knowledge.variables import is_recorded
 from ddp_doctor.parse.redact import open_and_withheld
+from ddp_doctor.settings.agreement import is_compared
+from ddp_doctor.settings.names import is_recorded
 
 
 def settings_of(env: Mapping[str, str]) -> Settings:

@@ -14,10 +14,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddp_doctor.facts.env_vars import Origin, SettingOrigins
-from ddp_doctor.knowledge.variables import is_recorded
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse.setting_text import NoSettings, read_setting_text
+from ddp_doctor.settings.names import is_recorded
+from ddp_doctor.settings.text.setting_text import NoSettings, read_setting_text
 
 #: Nobody nests deeper, and a ring of processes must not hold us.
 _MOST_ANCESTORS = 32

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from ddp_doctor.knowledge import trials
 from ddp_doctor.model.finding import Setting
 from ddp_doctor.model.recording import World
+from ddp_doctor.settings import trials
 
 #: Exported by a launcher for its own world; a nested launch must not inherit them.
 LAUNCHER_VARIABLES = (

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_doctor.knowledge import deadlines, trials
+from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.recording import World
@@ -23,6 +23,7 @@ from ddp_doctor.ranks.remote_ranks import RemoteRanks
 from ddp_doctor.ranks.spec import Task, WorkerSpec
 from ddp_doctor.ranks.trial import Trial, TrialResult
 from ddp_doctor.ranks.worker import forked
+from ddp_doctor.settings import trials
 
 #: Every trial begins with it, and no check can do without it.
 FIRST = "process_group"

@@ -16,10 +16,10 @@ from types import TracebackType
 
 import psutil
 
-from ddp_doctor.knowledge.trials import LOCAL_ADDR
 from ddp_doctor.ranks.environment import without_launcher
 from ddp_doctor.ranks.events import EventReader
 from ddp_doctor.ranks.spec import WorkerSpec
+from ddp_doctor.settings.trials import LOCAL_ADDR
 
 _MODULE = "ddp_doctor.ranks.torchrun_main"
 

@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ddp_doctor.knowledge.trials import OF_LAUNCHER
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Finding, Proof, Remedy, Setting
 from ddp_doctor.model.recording import World
@@ -18,6 +17,7 @@ from ddp_doctor.model.report import Report
 from ddp_doctor.phrases.proof import NOT_ITSELF
 from ddp_doctor.render import shell
 from ddp_doctor.render.values import Branch, Unclear, branches, namesakes
+from ddp_doctor.settings.trials import OF_LAUNCHER
 
 _CONFLICT = "conflict, not applied"
 #: ``--ulimit=memlock=-1``

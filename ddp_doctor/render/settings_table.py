@@ -9,9 +9,10 @@ NCCL_DEBUG         INFO   unset    environment, set in bash (process 4711)
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddp_doctor.knowledge.variables import NEWEST_TORCH, RELEASES, variables
 from ddp_doctor.model.report import EnvReport, SettingInForce
 from ddp_doctor.render.plain import one_line
+from ddp_doctor.settings.releases import NEWEST_TORCH, RELEASES
+from ddp_doctor.settings.table import variables
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,17 +5,12 @@ from dataclasses import dataclass, replace
 
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.software import Software
-from ddp_doctor.knowledge.values import Misread, misread
-from ddp_doctor.knowledge.variables import (
-    Installed,
-    Variable,
-    is_of_another_backend,
-    is_of_rccl,
-    status_at,
-    variables,
-)
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.settings.names import is_of_rccl
+from ddp_doctor.settings.releases import Installed, is_of_another_backend, status_at
+from ddp_doctor.settings.table import Variable, variables
+from ddp_doctor.settings.values import Misread, misread
 from ddp_doctor.views.nccl_backend import nccl_backends
 from ddp_doctor.views.software import of_the_job
 

@@ -14,13 +14,13 @@ from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.gpus import Gpu, GpusFact, PciGpu
 from ddp_doctor.facts.host import Host
 from ddp_doctor.facts.software import Software
-from ddp_doctor.knowledge.agreement import effective
-from ddp_doctor.knowledge.variables import variables
 from ddp_doctor.model.choices import Backend, Severity, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.phrases.agreement import split
+from ddp_doctor.settings.table import variables
+from ddp_doctor.settings.values import effective
 from tests.fakes import FakeContext
 
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from ddp_doctor.checks.node.env_vars import CHECK, probe
 from ddp_doctor.facts.env_vars import EnvVars
-from ddp_doctor.knowledge.variables import variables
 from ddp_doctor.model.choices import Level, Severity, Status, Where
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.settings.table import variables
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
 

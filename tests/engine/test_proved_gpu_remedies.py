@@ -10,13 +10,13 @@ import pytest
 from ddp_doctor import app
 from ddp_doctor.facts.p2p import P2pFact, PairResult
 from ddp_doctor.facts.topology import TopologyFact
-from ddp_doctor.knowledge.trials import why_not
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.experiment import Arm, Attempt, Experiment
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding, Remedy
 from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
+from ddp_doctor.settings.trials import why_not
 from tests.recorded import SITUATIONS, load
 
 Outcome = Literal["passed", "hung", "failed"]

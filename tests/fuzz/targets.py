@@ -46,9 +46,6 @@ from ddp_doctor.parse import (
     pci_config,
     pci_tree,
     redact,
-    setting_text,
-    shell_settings,
-    shell_words,
     software,
     terminal_text,
     torchrun_options,
@@ -56,6 +53,7 @@ from ddp_doctor.parse import (
     visible_devices,
 )
 from ddp_doctor.probing import host_limits, kernel_modules, nccl_conf, nccl_interface, setting_origins
+from ddp_doctor.settings.text import setting_text, shell_settings, shell_words
 from tests.fuzz.machine_targets import MACHINE_TARGETS
 from tests.fuzz.target import Target, direct, reader
 from tests.lint.documents import OF_RULES

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.knowledge.variables import default_at, status_at, variables
 from ddp_doctor.knowledge.versions import release
+from ddp_doctor.settings.releases import default_at, status_at
+from ddp_doctor.settings.table import variables
 from tests import elf
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ddp_doctor.knowledge.variables import variables
 from ddp_doctor.parse.redact import KEPT_BACK, LONGEST_RECORDED, is_withheld, shielded
+from ddp_doctor.settings.table import variables
 
 
 @pytest.mark.parametrize(

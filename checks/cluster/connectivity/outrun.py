@@ -11,13 +11,13 @@ from ddp_doctor.checks.cluster.connectivity.ways import MOVE, Way, take, ways
 from ddp_doctor.facts.connectivity import ConnectivityFact
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge import network
-from ddp_doctor.knowledge.trials import GAIN
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.interfaces import backend_name
 from ddp_doctor.phrases.nodes import host, in_words, node_pair
+from ddp_doctor.settings.trials import GAIN
 from ddp_doctor.views.interfaces import chosen
 
 

@@ -9,7 +9,6 @@ from ddp_doctor.facts.consistency import ConsistencyFact, RankSettings
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.host import Host
 from ddp_doctor.facts.software import Software
-from ddp_doctor.knowledge import agreement as known
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording
@@ -18,6 +17,8 @@ from ddp_doctor.phrases import agreement as words
 from ddp_doctor.phrases.agreement import Place, Who, split
 from ddp_doctor.phrases.nodes import in_words
 from ddp_doctor.phrases.settings import shown
+from ddp_doctor.settings import agreement
+from ddp_doctor.settings.values import effective
 from ddp_doctor.views.forbidden_ways import settings_told
 from ddp_doctor.views.nccl_backend import nccl_backends
 
@@ -137,7 +138,9 @@ def _between_ranks(recording: Recording, silent: int) -> Iterator[Difference[Pla
         difference = _difference(name, told, job, len(told) + silent, within_a_node=True)
         if difference is None:
             continue
-        if known.is_of_a_host(name) and len({node for node, _ in told}) > 1:  # most mean nothing elsewhere
+        if (
+            agreement.is_of_a_host(name) and len({node for node, _ in told}) > 1
+        ):  # most mean nothing elsewhere
             difference = replace(difference, split=replace(difference.split, usual=None))
         yield difference
 
@@ -160,7 +163,7 @@ def _told_by_ranks(recording: Recording) -> Mapping[str, Mapping[Place, str | No
         }
         does = defaultdict(set)
         for (node, _), value in told.items():
-            does[node].add(known.effective(name, value))
+            does[node].add(effective(name, value))
         if any(len(values) > 1 for values in does.values()):
             found[name] = told
     return found
@@ -169,7 +172,7 @@ def _told_by_ranks(recording: Recording) -> Mapping[str, Mapping[Place, str | No
 def _difference(
     name: str,
     told: Mapping[Who, str | None],
-    job: known.Job,
+    job: agreement.Job,
     there_are: int = 0,
     *,
     within_a_node: bool = False,
@@ -177,9 +180,9 @@ def _difference(
     """What one variable, by who has which value, amounts to; None where it is set alike or may differ."""
     if len(set(told.values())) < 2:
         return None
-    does = {who: known.effective(name, value) for who, value in told.items()}
+    does = {who: effective(name, value) for who, value in told.items()}
     found = split({who: (does[who], _as_set(name, value)) for who, value in told.items()}, there_are)
-    at_stake = known.stake(name, frozenset(does.values()), job, within_a_node=within_a_node)
+    at_stake = agreement.difference(name, frozenset(does.values()), job, within_a_node=within_a_node)
     if found is None or at_stake is None:
         return None
     return Difference(name, found, _SEVERITY[at_stake.weight], at_stake.effect, at_stake.source)
@@ -192,11 +195,11 @@ def _as_set(name: str, value: str | None) -> str:
     return f"{name} unset" if value is None else shown(name, value)
 
 
-def _job(recording: Recording) -> known.Job:
+def _job(recording: Recording) -> agreement.Job:
     world = recording.world
     backends = set(nccl_backends(recording).values())
     on_several = world is not None and max(world.nnodes, world.foreign_nodes) > 1
-    return known.Job(
+    return agreement.Job(
         backend=world.backend if world else "",
         nccl_backend=backends.pop() if len(backends) == 1 else None,
         nccl_versions=frozenset(seen.fact.nccl_loaded or "" for seen in recording.facts(Software)) - {""},

@@ -9,21 +9,17 @@ Raw input; only such names are recorded, and no value that looks like a credenti
 
 from ddp_doctor.checks.node.env_vars import backends, costs, devices, launch, names, together, values
 from ddp_doctor.facts.env_vars import EnvVars, SettingOrigins, SettingText
-from ddp_doctor.knowledge import variables
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.redact import open_and_withheld
 from ddp_doctor.phrases import launchers
+from ddp_doctor.settings.names import is_recorded
 
 
 def probe(ctx: Context) -> EnvVars:
     """Read the environment. Never fails; an empty one is an answer too."""
-    told = {
-        name: value
-        for name, value in ctx.env.items()
-        if variables.is_recorded(name) or name in launchers.OTHERS
-    }
+    told = {name: value for name, value in ctx.env.items() if is_recorded(name) or name in launchers.OTHERS}
     known, withheld = open_and_withheld(told)
     return EnvVars(
         variables=known,

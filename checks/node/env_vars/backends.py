@@ -4,14 +4,13 @@ from collections.abc import Iterable, Iterator
 
 from ddp_doctor.checks.node.env_vars.in_force import InForce, say
 from ddp_doctor.facts.env_vars import EnvVars
-from ddp_doctor.knowledge.agreement import effective
-from ddp_doctor.knowledge.setting_stakes import LOST_ON_NCCL2, SAME_FOR_THE_OTHER
-from ddp_doctor.knowledge.variables import Variable, variables
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.settings import FOLLOWS, set_to, setting_draft, shown, unset
+from ddp_doctor.settings.table import Variable, variables
+from ddp_doctor.settings.values import effective
 from ddp_doctor.views.nccl_backend import SWITCH
 
 
@@ -50,13 +49,13 @@ def _unread(node: InForce, uses_nccl: bool) -> Iterator[Draft]:
         wanted = effective(meant, value)
         if wanted is None:
             continue
-        relied_on = LOST_ON_NCCL2.get(meant) if node.installed.backend == "nccl2" else None
+        relied_on = variables()[meant].lost_on_nccl2 if node.installed.backend == "nccl2" else None
         yield setting_draft(
             (name,),
             f'{shown(name, value)} does nothing: {known.backend} reads it, and "nccl" is {node.installed.backend} here',
             shown(name, value),
             known.source,
-            *_remedies(node, known, value, SAME_FOR_THE_OTHER.get(meant), wanted),
+            *_remedies(node, known, value, variables()[meant].other_backend_reads, wanted),
             detail=relied_on or "What it asks for does not happen.",
             severity=None if relied_on and uses_nccl else Severity.INFO,
             confidence=Confidence.LIKELY,

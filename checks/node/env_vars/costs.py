@@ -4,28 +4,26 @@ from collections.abc import Iterable, Iterator
 
 from ddp_doctor.checks.node.env_vars.in_force import InForce, differing, say
 from ddp_doctor.facts.env_vars import EnvVars
-from ddp_doctor.knowledge.collectives import PROTOCOLS, left
-from ddp_doctor.knowledge.concerns import concerns
 from ddp_doctor.knowledge.nccl_paths import GDR_LEVEL
-from ddp_doctor.knowledge.setting_conflicts import TWO_NAMES, conflicts
-from ddp_doctor.knowledge.setting_pairs import ib_is_off, idle
-from ddp_doctor.knowledge.setting_stakes import (
-    MANY_RANKS,
-    NEEDED_FOR,
-    Stake,
-    has_the_efa_plugin,
-    is_a_choice,
-    is_needed_by_a_plugin,
-    logs_each_call,
-    stake,
-)
-from ddp_doctor.knowledge.values import misread
-from ddp_doctor.knowledge.variables import Concern, status_at, variables
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Proof, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.settings import NO_TRIAL, setting_draft
+from ddp_doctor.settings.collectives import PROTOCOLS, left
+from ddp_doctor.settings.effects import effects
+from ddp_doctor.settings.interactions import conflicts, ib_is_off, newer_names, silenced
+from ddp_doctor.settings.releases import status_at
+from ddp_doctor.settings.scope import (
+    MANY_RANKS,
+    has_the_efa_plugin,
+    is_a_choice,
+    is_needed_by_a_plugin,
+    logs_each_call,
+    scope,
+)
+from ddp_doctor.settings.table import Effect, Scope, variables
+from ddp_doctor.settings.values import misread
 from ddp_doctor.views.staged_nics import staged
 
 #: Large enough for bandwidth to decide, and done in a blink on any link worth a GPU.
@@ -60,27 +58,22 @@ def debugging(recording: Recording) -> Iterable[Draft]:
 
 def _debugging(one: InForce, differ: frozenset[str]) -> Iterator[Draft]:
     logs_calls = logs_each_call(one.values)
-    for name, concern in _of_kind(one, "debug"):
+    for name, effect in _of_kind(one, "debug"):
         if (
             name == "NCCL_DEBUG_SUBSYS" or name in differ
         ):  # told with NCCL_DEBUG, without which it does nothing
             continue
-        if (
-            name == "NCCL_DEBUG"
-            and concern.mild
-            and not logs_calls
-            and (one.ranks or MANY_RANKS) < MANY_RANKS
-        ):
+        if name == "NCCL_DEBUG" and effect.mild and not logs_calls and (one.ranks or MANY_RANKS) < MANY_RANKS:
             continue
         names = (name, "NCCL_DEBUG_SUBSYS") if name == "NCCL_DEBUG" and logs_calls else (name,)
         yield setting_draft(
             names,
             f"{one.told(names)} {'is a setting' if len(names) == 1 else 'are settings'} for debugging, left on",
             one.told(names),
-            concern.source,
+            effect.source,
             one.without(names, "for debugging", proof=_STEP),
-            detail="Every rank writes a line for every collective." if len(names) > 1 else concern.why,
-            severity=Severity.INFO if concern.mild and len(names) == 1 else None,
+            detail="Every rank writes a line for every collective." if len(names) > 1 else effect.why,
+            severity=Severity.INFO if effect.mild and len(names) == 1 else None,
         )
 
 
@@ -114,22 +107,22 @@ def old_cure(recording: Recording) -> Iterable[Draft]:
 def _cures(one: InForce, told: frozenset[str]) -> Iterator[Draft]:
     elsewhere = {name for found in conflicts(one.values, one.nccl) for name in found.names}
     elsewhere |= told | {name for name, _ in _of_kind(one, "unsafe") if _risks(one, name)}
-    for name, concern in _of_kind(one, "slows"):
+    for name, effect in _of_kind(one, "slows"):
         if name in elsewhere or not _costs(one, name):
             continue
         unknown = one.hardware.gpus is None and one.nnodes is not None  # a run that did not look
         other = one.backend not in ("nccl", "")
         spares = (
-            stake(name) == "nvls" and one.hardware.gpus is None
+            scope(name) == "nvls" and one.hardware.gpus is None
         )  # memory, for which some set it on purpose
-        mild = concern.mild or is_a_choice(name, one.values[name]) or unknown or other or spares
+        mild = effect.mild or is_a_choice(name, one.values[name]) or unknown or other or spares
         yield setting_draft(
             (name,),
             f"{one.told([name])} gives speed away",
             one.told([name]),
-            concern.source,
+            effect.source,
             _try_without(one, name),
-            detail=f"{concern.why} Against a fault it is a diagnosis, not a cure.",
+            detail=f"{effect.why} Against a fault it is a diagnosis, not a cure.",
             severity=Severity.INFO if mild else None,
             confidence=Confidence.POSSIBLE if one.hardware.gpus is None else Confidence.LIKELY,
         ).model_copy(update={"reproduced_by": _REPRODUCER if one.backend == "nccl" else None})
@@ -137,16 +130,19 @@ def _cures(one: InForce, told: frozenset[str]) -> Iterator[Draft]:
 
 def _try_without(one: InForce, name: str) -> Remedy:
     why, summary = "NCCL chooses by itself then", f"Unset {name} and measure again"
-    cost = NEEDED_FOR.get(name) or "none, unless it was set against a hang or wrong data: then that returns"
+    cost = (
+        variables()[name].needed_for
+        or "none, unless it was set against a hang or wrong data: then that returns"
+    )
     return one.without([name], why, summary, NO_TRIAL).model_copy(update={"cost": cost})
 
 
 def _costs(one: InForce, name: str) -> bool:
     """Whether this machine has what the setting gives up, as far as anybody looked, and no other rule judges."""
-    here, of, alone = one.hardware, stake(name), one.nnodes == 1
+    here, of, alone = one.hardware, scope(name), one.nnodes == 1
     if is_needed_by_a_plugin(name, one.values) or (of != "job" and here.gpus == 0):
         return False
-    tests: dict[Stake, bool] = {
+    tests: dict[Scope, bool] = {
         "job": True,
         "paths": not here.matrix and here.gpus != 1,  # DD434 judges by the matrix
         "rdma": _costs_rdma(one),
@@ -195,7 +191,7 @@ def unsafe(recording: Recording) -> Iterable[Draft]:
 
 
 def _unsafe(one: InForce, differ: frozenset[str]) -> Iterator[Draft]:
-    for name, concern in _of_kind(one, "unsafe"):
+    for name, effect in _of_kind(one, "unsafe"):
         if name in differ or not _risks(one, name):
             continue
         unknown = name == "NCCL_PROTO" and one.hardware.ll128 is None and one.hardware.gpus is not None
@@ -204,10 +200,10 @@ def _unsafe(one: InForce, differ: frozenset[str]) -> Iterator[Draft]:
             (name,),
             f"{one.told([name])} risks wrong data or hangs",
             one.told([name]),
-            concern.source,
+            effect.source,
             one.without([name], "unsafe", proof=_AT_RANDOM),
-            detail=concern.why,
-            severity=Severity.INFO if concern.mild or unknown or other else None,
+            detail=effect.why,
+            severity=Severity.INFO if effect.mild or unknown or other else None,
             confidence=Confidence.POSSIBLE if one.hardware.gpus is None else Confidence.LIKELY,
         )
 
@@ -220,28 +216,27 @@ def _risks(one: InForce, name: str) -> bool:
             and (here.gpus is None or here.gpus > 1)
             and not is_needed_by_a_plugin(name, one.values)
         )
-    if stake(name) == "gpudirect":
+    if scope(name) == "gpudirect":
         return one.nnodes != 1 and here.rdma is not False and here.gpus != 0
     return not (name.startswith(("NCCL_", "TORCH_NCCL_")) and here.gpus == 0)
 
 
-def _of_kind(one: InForce, kind: str) -> Iterator[tuple[str, Concern]]:
-    """The first concern of this kind about each setting that has an effect, and the one it says."""
+def _of_kind(one: InForce, kind: str) -> Iterator[tuple[str, Effect]]:
+    """The first effect of this kind about each setting that has an effect, and the one it says."""
     for name, value in one.values.items():
-        found = next((concern for concern in concerns(name, value) if concern.kind == kind), None)
+        found = next((effect for effect in effects(name, value) if effect.kind == kind), None)
         if found is not None and _has_effect(one, name, value):
             yield name, found
 
 
 def _has_effect(one: InForce, name: str, value: str) -> bool:
     known, wrong = variables()[name], misread(name, value)
-    idle_names = {idler for _, idlers in idle(one.values) for idler in idlers}
-    newer = next((new for new, old in TWO_NAMES.items() if old == name), None)
+    idle_names = {idler for _, idlers in silenced(one.values) for idler in idlers}
     return (
         (wrong is None or wrong.harmless)
         and (not (at := one.installed.of(known)) or status_at(known, at) == "read")
         and name not in idle_names
-        and newer not in one.values
+        and newer_names().get(name) not in one.values
     )
 
 

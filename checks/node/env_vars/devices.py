@@ -10,13 +10,13 @@ from ddp_doctor.facts.rdma import RdmaFact
 from ddp_doctor.knowledge import nccl_hca
 from ddp_doctor.knowledge.interface_choice import GLOO_IFNAME, NCCL_IFNAME, Choice, nccl_matcher
 from ddp_doctor.knowledge.nccl_hca import HCA
-from ddp_doctor.knowledge.values import misread
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import by_cause, in_words, node_culprits, node_names
 from ddp_doctor.phrases.settings import setting_draft, shown, unset
+from ddp_doctor.settings.values import misread
 from ddp_doctor.views.interfaces import chosen
 
 _INTERFACES_SHOWN = 8

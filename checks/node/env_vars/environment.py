@@ -7,20 +7,20 @@ finding.
 from collections.abc import Iterator, Mapping
 
 from ddp_doctor.facts.env_vars import EnvVars, Launcher
-from ddp_doctor.knowledge import variables
-from ddp_doctor.knowledge.agreement import effective
-from ddp_doctor.knowledge.concerns import concerns
-from ddp_doctor.knowledge.setting_conflicts import conflicts, disagreeing
-from ddp_doctor.knowledge.setting_ranges import out_of_range
-from ddp_doctor.knowledge.trials import read_by
-from ddp_doctor.knowledge.values import misread
-from ddp_doctor.knowledge.variables import Installed, Variable
 from ddp_doctor.knowledge.versions import dotted
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy, Reproducer
 from ddp_doctor.phrases import launchers
 from ddp_doctor.phrases.nodes import in_words as in_a_sentence
 from ddp_doctor.phrases.settings import NO_TRIAL, in_words, listed, set_to, setting_draft, shown, unset
+from ddp_doctor.settings.effects import effects
+from ddp_doctor.settings.interactions import conflicts, disagreeing
+from ddp_doctor.settings.names import is_unknown, nearest
+from ddp_doctor.settings.ranges import out_of_range
+from ddp_doctor.settings.releases import RELEASES, Installed, is_gone, status_at
+from ddp_doctor.settings.table import Variable, never_read, variables
+from ddp_doctor.settings.trials import read_by
+from ddp_doctor.settings.values import effective, misread
 from ddp_doctor.views import settings_read
 from ddp_doctor.views.settings_read import MisreadValue
 
@@ -159,7 +159,7 @@ def another_gpu(seen: EnvVars, gpus: int | None) -> Iterator[Draft]:
 def torchrun_options(seen: EnvVars) -> Iterator[Draft]:
     """Options of torchrun in a plain shell's environment."""
     env = seen.variables
-    defaults = {name: {variables.variables()[name].default, ""} for name in launchers.REDIRECTING}
+    defaults = {name: {variables()[name].default, ""} for name in launchers.REDIRECTING}
     pairs = {name: env[name] for name in defaults if env.get(name, "") not in defaults[name]}
     if seen.is_written:
         return
@@ -174,7 +174,7 @@ def torchrun_options(seen: EnvVars) -> Iterator[Draft]:
 def misspelled(seen: EnvVars, installed: Installed) -> Iterator[Draft]:
     """Names one slip away from a variable that some release reads."""
     for name, value in (env := seen.variables).items():
-        meant = variables.nearest(name) if variables.is_unknown(name) else None
+        meant = nearest(name) if is_unknown(name) else None
         if meant is None:
             continue
         wrong = misread(meant, value)
@@ -184,7 +184,7 @@ def misspelled(seen: EnvVars, installed: Installed) -> Iterator[Draft]:
             (name,),
             f"{name} is read by nothing; did you mean {meant}?",
             shown(name, value),
-            f"not among the variables of {variables.RELEASES}",
+            f"not among the variables of {RELEASES}",
             set_to(meant, better, why, (name, value))
             if meant not in env and installed.reads(meant)
             else unset({name: value}, why),
@@ -199,7 +199,7 @@ def misspelled(seen: EnvVars, installed: Installed) -> Iterator[Draft]:
 def unread(seen: EnvVars) -> Iterator[Draft]:
     """Names that nothing reads, and names that nobody knows."""
     for name, value in seen.variables.items():
-        never = variables.never_read().get(name)
+        never = never_read().get(name)
         if never:
             yield setting_draft(
                 (name,),
@@ -216,7 +216,7 @@ def unread(seen: EnvVars) -> Iterator[Draft]:
             strange,
             f"{in_a_sentence(list(strange))} {are}",
             listed(dict(list(strange.items())[:_STRANGE_SHOWN])),
-            f"not among the variables of {variables.RELEASES}",
+            f"not among the variables of {RELEASES}",
             detail=f"A plug-in may read {'it' if len(strange) == 1 else 'them'}.",
             severity=Severity.INFO,
             confidence=Confidence.POSSIBLE,
@@ -224,12 +224,7 @@ def unread(seen: EnvVars) -> Iterator[Draft]:
 
 
 def _is_strange(name: str) -> bool:
-    return (
-        name not in variables.never_read()
-        and variables.is_unknown(name)
-        and not name.startswith("PET_")
-        and not variables.nearest(name)
-    )
+    return name not in never_read() and is_unknown(name) and not name.startswith("PET_") and not nearest(name)
 
 
 def _see(name: str, instead: str | None) -> str:
@@ -249,7 +244,7 @@ _EARLIER_WAY = {("TORCH_DIST_USE_NCCL2", "0")}
 def obsolete(seen: EnvVars, installed: Installed) -> Iterator[Draft]:
     """Names of older releases; information where the installed one, or some release of interest, still reads them."""
     for name, value in seen.variables.items():
-        old = variables.variables().get(name)
+        old = variables().get(name)
         if old is None or old.status == "active" or name in disagreeing(seen.variables, installed):
             continue
         at, library = installed.of(old), _library(old)
@@ -259,8 +254,8 @@ def obsolete(seen: EnvVars, installed: Installed) -> Iterator[Draft]:
             if old.replaced_by
             else f"{name} is {until}"
         )
-        gone = variables.status_at(old, at) != "read" if at else variables.is_gone(old)
-        if not gone and (concerns(name, value) or out_of_range(name, seen.variables, installed.nccl)):
+        gone = status_at(old, at) != "read" if at else is_gone(old)
+        if not gone and (effects(name, value) or out_of_range(name, seen.variables, installed.nccl)):
             continue  # told to go for what it does
         if not gone and old.replaced_by and not installed.reads(old.replaced_by):
             continue  # the old name is the one to use here
@@ -285,9 +280,9 @@ def _library(variable: Variable) -> str:
 def not_yet_read(seen: EnvVars, installed: Installed) -> Iterator[Draft]:
     """Names of newer releases than the installed one."""
     for name, value in seen.variables.items():
-        new = variables.variables().get(name)
+        new = variables().get(name)
         at = installed.of(new) if new else ()
-        if not at or new is None or variables.status_at(new, at) != "not yet":
+        if not at or new is None or status_at(new, at) != "not yet":
             continue
         minor = (
             name.startswith("NCCL_DEBUG") or effective(name, value) is None or (name, value) in _EARLIER_WAY
@@ -307,7 +302,7 @@ def not_yet_read(seen: EnvVars, installed: Installed) -> Iterator[Draft]:
 
 
 def _renamed(env: Env, old: Variable, value: str, installed: Installed) -> Remedy:
-    new = variables.variables().get(old.replaced_by or "")
+    new = variables().get(old.replaced_by or "")
     if new and new.type == old.type and new.name not in env and installed.reads(new.name):
         summary = f"Set {new.name} in the place of {old.name}"
         return set_to(new.name, value, f"replaces {old.name}", (old.name, value), summary)
@@ -316,7 +311,7 @@ def _renamed(env: Env, old: Variable, value: str, installed: Installed) -> Remed
 
 def misread_values(seen: EnvVars, installed: Installed) -> Iterator[Draft]:
     """Values that do not do what they say."""
-    told = {name for found in conflicts(seen.variables, ()) if found.fails for name in found.names}
+    told = {name for found in conflicts(seen.variables, ()) if found.fails(()) for name in found.names}
     for value in settings_read.misread_values(seen.variables, installed):
         if value.found.fate == "misread" and value.variable.name not in told:
             yield _value(value, Severity.INFO if value.found.harmless else None)

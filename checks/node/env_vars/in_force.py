@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from ddp_doctor.checks.node.env_vars.hardware import Hardware, hardware_of
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.nccl import NcclFact
-from ddp_doctor.knowledge.variables import Installed, variables
 from ddp_doctor.knowledge.versions import Version
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.phrases.settings import FOLLOWS, NO_TRIAL, per_cause, shown, unset
 from ddp_doctor.probing.nccl_conf import settings
+from ddp_doctor.settings.releases import Installed
+from ddp_doctor.settings.table import variables
 from ddp_doctor.views.nccl_backend import nccl_backends
 from ddp_doctor.views.nccl_files import files_read
 from ddp_doctor.views.settings_read import installed, judged, read_by_another_backend, with_rccl

@@ -4,17 +4,17 @@ from collections.abc import Iterable, Iterator
 
 from ddp_doctor.checks.node.env_vars.in_force import InForce, at_most, differing, say
 from ddp_doctor.facts.env_vars import EnvVars
-from ddp_doctor.knowledge.agreement import effective
-from ddp_doctor.knowledge.setting_conflicts import Conflict, conflicts, disagreeing
-from ddp_doctor.knowledge.setting_pairs import Beside, idle
-from ddp_doctor.knowledge.setting_ranges import Range, out_of_range
-from ddp_doctor.knowledge.values import misread
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.nodes import in_words
 from ddp_doctor.phrases.settings import set_to, setting_draft, shown
+from ddp_doctor.settings.interactions import conflicts, disagreeing, silenced
+from ddp_doctor.settings.ranges import OutOfRange, out_of_range
+from ddp_doctor.settings.scope import scope
+from ddp_doctor.settings.table import Conflict, Silencer
+from ddp_doctor.settings.values import effective, misread
 from ddp_doctor.views.forbidden_ways import settings_told
 
 
@@ -42,13 +42,13 @@ def without_effect(recording: Recording) -> Iterable[Draft]:
 
 
 def _idle(one: InForce, told: frozenset[str]) -> Iterator[Draft]:
-    for row, idle_names in idle(one.values):
+    for row, idle_names in silenced(one.values):
         names = tuple(name for name in idle_names if misread(name, one.values[name]) is None)
         if row.name in told or not names:
             continue
         pairs = one.told((*([row.name] if row.name in one.values else []), *names))
         verb = "does" if len(names) == 1 else "do"
-        lacking = row.needs_it and not one.values.get(row.name)
+        lacking = row.needed and not one.values.get(row.name)
         beside = (
             f"without {row.name}" if lacking else f"beside {shown(row.name, one.values.get(row.name, ''))}"
         )
@@ -58,16 +58,16 @@ def _idle(one: InForce, told: frozenset[str]) -> Iterator[Draft]:
             pairs,
             row.source,
             one.without(names, "without effect"),
-            *([] if row.needs_it else [one.without([row.name], "it keeps the others from their effect")]),
+            *([] if row.needed else [one.without([row.name], "it keeps the others from their effect")]),
             detail=row.why,
-            severity=Severity.INFO if row.minor or _is_moot(row, names, one) else None,
+            severity=Severity.INFO if row.mild or _is_moot(row, names, one) else None,
         )
 
 
-def _is_moot(row: Beside, names: Iterable[str], one: InForce) -> bool:
+def _is_moot(row: Silencer, names: Iterable[str], one: InForce) -> bool:
     """Whether the node has no use for either setting, or what is idle asks for the defaults."""
     asks = any(effective(name, one.values[name]) is not None for name in names)
-    return not asks or (row.of_rdma and (one.hardware.rdma is False or one.nnodes == 1))
+    return not asks or (row.about == "rdma" and (one.hardware.rdma is False or one.nnodes == 1))
 
 
 @rule("DD116", "settings-contradict-each-other", Severity.WARNING, EnvVars)
@@ -97,8 +97,9 @@ def _contradictions(one: InForce, differ: frozenset[str]) -> Iterator[Draft]:
     for found in conflicts(one.values, one.nccl):
         if differ.intersection(found.names):
             continue
-        if found.names[0] == "NCCL_P2P_DISABLE" and (one.hardware.matrix or (one.hardware.gpus or 2) < 2):
+        if scope(found.names[0]) == "paths" and (one.hardware.matrix or (one.hardware.gpus or 2) < 2):
             continue
+        fails = found.fails(one.nccl)
         yield setting_draft(
             found.names,
             f"{one.told(found.names)} {found.says}",
@@ -106,8 +107,8 @@ def _contradictions(one: InForce, differ: frozenset[str]) -> Iterator[Draft]:
             found.source,
             *_ways_out(one, found),
             detail=found.why,
-            severity=at_most(Severity.ERROR, one) if found.fails else None,
-            confidence=Confidence.PROVED if found.fails is not None else Confidence.POSSIBLE,
+            severity=at_most(Severity.ERROR, one) if fails else None,
+            confidence=Confidence.PROVED if fails is not None else Confidence.POSSIBLE,
         )
 
 
@@ -175,18 +176,18 @@ def _outside(one: InForce) -> Iterator[Draft]:
             yield _range_draft(one, name, value, known)
 
 
-def _range_draft(one: InForce, name: str, value: str, known: Range) -> Draft:
+def _range_draft(one: InForce, name: str, value: str, known: OutOfRange) -> Draft:
     most = str(known.most)
     nearest = set_to(name, most, "the largest that there is", (name, value))
     return setting_draft(
         (name,),
-        f"{shown(name, value)} {known.says or f'is out of range: it takes {known.least} to {known.most}'}",
+        f"{shown(name, value)} {known.says}",
         one.told([name]),
-        known.source,
+        known.row.source,
         one.without([name], "out of range"),
         *([nearest] if value.strip().isdecimal() and int(value) > known.most else []),
-        detail=known.beyond,
-        severity=Severity.INFO if known.minor else None,
+        detail=known.row.beyond,
+        severity=Severity.INFO if known.row.mild else None,
     )
 
 

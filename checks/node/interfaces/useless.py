@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from ddp_doctor.checks.node.interfaces.offers import offers_of
 from ddp_doctor.checks.node.interfaces.wording import draft, groups
 from ddp_doctor.facts.interfaces import InterfacesFact
-from ddp_doctor.knowledge import values
 from ddp_doctor.knowledge.interface_choice import GLOO_IFNAME
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.settings import shown
+from ddp_doctor.settings import values
 
 
 @rule("DD521", "no-usable-interface", Severity.ERROR, InterfacesFact)

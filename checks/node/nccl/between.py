@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.nccl import NcclFact
 from ddp_doctor.facts.rdma import RdmaFact
-from ddp_doctor.knowledge import agreement
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
@@ -14,6 +13,9 @@ from ddp_doctor.phrases.nodes import host, node_draft
 from ddp_doctor.phrases.settings import shown
 from ddp_doctor.probing.nccl_conf import settings
 from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.settings import agreement
+from ddp_doctor.settings.table import Agreement
+from ddp_doctor.settings.values import effective
 from ddp_doctor.views.nccl_files import files_read
 
 _SEVERITY = {"fatal": Severity.ERROR, "matters": Severity.WARNING, "minor": Severity.INFO}
@@ -57,10 +59,10 @@ def nccl_conf_differs(recording: Recording) -> Iterator[Draft]:
             for seen in facts
             if name in in_files[seen.node] and name not in environments[seen.node].variables
         ]
-        does = frozenset(agreement.effective(name, value) for value in has.values())
+        does = frozenset(effective(name, value) for value in has.values())
         if len(does) < 2 or not from_file:
             continue
-        stake = agreement.stake(name, does, agreement.Job(backend=world.backend))
+        stake = agreement.difference(name, does, agreement.Job(backend=world.backend))
         if stake is not None:
             yield _draft(recording, name, has, from_file, stake)
 
@@ -76,7 +78,7 @@ def _draft(
     name: str,
     has: dict[int, str | None],
     from_file: list[Seen[NcclFact]],
-    stake: agreement.Stake,
+    stake: Agreement,
 ) -> Draft:
     told = [
         f"{host(recording, node)}: {f'{name} unset' if value is None else shown(name, value)}"

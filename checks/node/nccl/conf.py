@@ -4,10 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from ddp_doctor.facts.nccl import ConfFile, ConfLine, NcclFact
-from ddp_doctor.knowledge import variables
-from ddp_doctor.knowledge.agreement import effective
 from ddp_doctor.knowledge.nccl_plugins import CONF_FILE_SINCE
-from ddp_doctor.knowledge.values import misread
 from ddp_doctor.knowledge.versions import dotted
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
@@ -17,6 +14,9 @@ from ddp_doctor.phrases.nodes import node_culprits, node_names
 from ddp_doctor.phrases.settings import printable, shown
 from ddp_doctor.probing.nccl_conf import settings
 from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.settings.names import is_unknown, nearest
+from ddp_doctor.settings.table import never_read, variables
+from ddp_doctor.settings.values import effective, misread
 from ddp_doctor.views.nccl_files import files_read
 
 #: What is to be said of a node's files, each piece as the lines of one finding.
@@ -53,7 +53,7 @@ def _in_force(files: tuple[ConfFile, ...], fact: NcclFact) -> Iterator[tuple[str
     found = [
         (where.rpartition(":")[0], f"{shown(name, value)} ({where})")
         for name, (value, where) in settings(files).items()
-        if name not in fact.overruled and name in variables.variables()
+        if name not in fact.overruled and name in variables()
     ]
     for _, lines in groupby(found, key=lambda one: one[0]):
         yield tuple(line for _, line in lines)
@@ -155,8 +155,8 @@ def _fault(line: ConfLine, before: Mapping[str, str]) -> str | None:
         return None
     if before.get(name, value) != value:
         return f"{name} is set above already, and the first counts"
-    if name in variables.never_read() or (variables.is_unknown(name) and variables.nearest(name)):
-        meant = variables.nearest(name)
+    if name in never_read() or (is_unknown(name) and nearest(name)):
+        meant = nearest(name)
         return f"{name} is read by nothing" + (f"; did you mean {meant}?" if meant else "")
     wrong = misread(name, value)
     return f"{shown(name, value)} {wrong.becomes}" if wrong and not wrong.harmless else None

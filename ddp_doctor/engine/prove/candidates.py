@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_doctor.knowledge import trials
 from ddp_doctor.model.choices import Level, Severity
 from ddp_doctor.model.finding import Finding, Remedy, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.settings import trials
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from statistics import median
 
-from ddp_doctor.knowledge import trials
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.experiment import Arm, Attempt, Experiment
 from ddp_doctor.model.finding import Finding, Proof, Remedy, Reproducer, Setting
 from ddp_doctor.phrases import proof as words
+from ddp_doctor.settings import trials
 
 
 def with_proofs(findings: Sequence[Finding], experiments: Sequence[Experiment]) -> tuple[Finding, ...]:

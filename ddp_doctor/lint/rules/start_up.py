@@ -189,20 +189,20 @@ def setting_read_by_nothing(script: Script) -> Iterator[Spot]:
 
 def _about(name: str) -> tuple[str, str | None, Severity] | None:
     """What is wrong with a name, and the name that is meant."""
-    from ddp_doctor.knowledge import (
-        variables,
-    )  # few scripts set any, and its imports take as long as a script
+    from ddp_doctor.settings.names import is_unknown, nearest
+    from ddp_doctor.settings.releases import is_gone
+    from ddp_doctor.settings.table import never_read, variables
 
-    never = variables.never_read().get(name)
+    never = never_read().get(name)
     if never is not None:
         return f"is read by nothing; meant is {never.meant}", never.instead, Severity.WARNING
-    known = variables.variables().get(name)
+    known = variables().get(name)
     if known is None:
-        meant = variables.nearest(name) if variables.is_unknown(name) else None
-        if meant is None and "TIMEOUT" in name and variables.is_unknown(name):
+        meant = nearest(name) if is_unknown(name) else None
+        if meant is None and "TIMEOUT" in name and is_unknown(name):
             return "is read by nothing that is known: no time-out changes", _TIMEOUT, Severity.WARNING
         return (f"is read by nothing; {meant} is", meant, Severity.WARNING) if meant else None
-    if variables.is_gone(known):
+    if is_gone(known):
         return f"was read up to NCCL {known.last} only", known.replaced_by, Severity.WARNING
     if known.status == "deprecated" and known.replaced_by:
         return f"is the old name of {known.replaced_by}", known.replaced_by, Severity.INFO
@@ -307,6 +307,6 @@ def _is_read_by_nccl(setting: Assignment | _Default) -> bool:
 
 
 def _of_torch() -> set[str]:
-    from ddp_doctor.knowledge import variables
+    from ddp_doctor.settings.table import variables
 
-    return {name for name, known in variables.variables().items() if known.owner == "torch"}
+    return {name for name, known in variables().items() if known.owner == "torch"}

@@ -9,22 +9,9 @@ right data; newer ones choose it themselves where it must be, but only if NCCL_P
 """
 
 from collections.abc import Mapping
-from typing import Literal
 
-#: ``paths``: between the GPUs of a node; ``rdma``: between nodes; ``gpudirect``: between NIC and GPU; ``network``:
-#: a plug-in's; ``nvls``: NVLink SHARP; ``collectives``: any NCCL job of several ranks; ``job``: any job.
-Stake = Literal["paths", "rdma", "gpudirect", "network", "nvls", "collectives", "job"]
+from ddp_doctor.settings.table import Scope, variables
 
-_STAKES: dict[str, Stake] = {
-    **dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"), "paths"),
-    **dict.fromkeys(
-        ("NCCL_P2P_DIRECT_DISABLE", "NCCL_P2P_USE_CUDA_MEMCPY", "NCCL_IGNORE_DISABLED_P2P"), "paths"
-    ),
-    **dict.fromkeys(("NCCL_IB_DISABLE", "NCCL_NET"), "rdma"),
-    **dict.fromkeys(("NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ", "NCCL_DMABUF_ENABLE"), "gpudirect"),
-    **dict.fromkeys(("NCCL_PXN_DISABLE", "NCCL_GDR_FLUSH_DISABLE", "NCCL_NET_GDR_C2C"), "gpudirect"),
-    **dict.fromkeys(("NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_NVLS_NCHANNELS"), "nvls"),
-}
 _NEEDED_BY_PLUGINS = ("NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_", "NCCL_SHIMNET_")
 #: What such a profile sets.
 _PROFILE = {
@@ -33,26 +20,6 @@ _PROFILE = {
 }
 #: Pins of these are often meant: results that do not change from run to run, or a tuner's advice.
 _CHOICES = ("NCCL_ALGO", "NCCL_PROTO")
-#: For whom a setting that slows others is needed (NVIDIA/Megatron-LM megatron/training/arguments.py, validate_args).
-NEEDED_FOR = {
-    "CUDA_DEVICE_MAX_CONNECTIONS": "Megatron-LM with tensor or context parallelism, before Blackwell, stops without it"
-}
-#: Protections that nccl-legacy has where they are asked for, and what nccl2 does without them (torch 2.15
-#: nccl2/ProcessGroupNCCL.hpp; libtorch_cuda.so, where no function of c10d::nccl2 refers to these variables).
-#: TORCH_NCCL_ENABLE_MONITORING and TORCH_NCCL_RETHROW_CUDA_ERRORS are on by default, so who sets them does without.
-LOST_ON_NCCL2 = {
-    "TORCH_NCCL_DESYNC_DEBUG": "After a time-out nccl2 does not say which rank fell behind.",
-    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "nccl2 has no monitor that ends a process whose watchdog is stuck.",
-    "TORCH_NCCL_NAN_CHECK": "nccl2 itself does not look for NaN in what is sent.",
-    "TORCH_NCCL_PROPAGATE_ERROR": "On nccl2 a rank tells the others nothing of its error: each waits for its time-out.",
-    "TORCH_NCCL_TEARDOWN_ON_TIMEOUT": "On nccl2 TORCH_NCCL_ASYNC_ERROR_HANDLING alone decides what a time-out does.",
-}
-#: What the class of torch's that does not read a variable reads in its place.
-SAME_FOR_THE_OTHER = {
-    "TORCH_FR_DUMP_ON_TIMEOUT": "TORCH_NCCL_DUMP_ON_TIMEOUT",
-    "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC": "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
-    "TORCH_NCCL_NAN_CHECK": "TORCH_DIST_NAN_CHECK",
-}
 #: NCCL_DEBUG=INFO writes some hundred lines for each rank when it starts; for so many that is worth a word.
 MANY_RANKS = 4096
 #: Subsystems that write for every operation (NCCL src/include/nccl_common.h, INFO calls in src/enqueue.cc).
@@ -70,11 +37,14 @@ def logs_each_call(env: Mapping[str, str]) -> bool:
     )
 
 
-def stake(name: str) -> Stake:
+def scope(name: str) -> Scope:
     """What a setting touches."""
     if name.startswith(("FI_", "OFI_NCCL_", "UCX_")):
         return "network"
-    return _STAKES.get(name, "collectives" if name.startswith(("NCCL_", "TORCH_NCCL_")) else "job")
+    variable = variables().get(name)
+    if variable is not None and variable.scope is not None:
+        return variable.scope
+    return "collectives" if name.startswith(("NCCL_", "TORCH_NCCL_")) else "job"
 
 
 def is_needed_by_a_plugin(name: str, env: Mapping[str, str]) -> bool:

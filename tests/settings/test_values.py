@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_doctor.knowledge.values import misread, strtoll
-from ddp_doctor.knowledge.variables import variables
+from ddp_doctor.settings.conditions import strtoll
+from ddp_doctor.settings.table import variables
+from ddp_doctor.settings.values import misread
 
 #: What torch 2.13 was seen to take and to refuse, asked again of the torch that is installed. Of the first,
 #: torch never reads a value again once it took one.

@@ -11,7 +11,7 @@ No document is parsed: a paste is seldom a whole one.
 
 import re
 
-from ddp_doctor.parse.shell_settings import Shell
+from ddp_doctor.settings.text.shell_settings import Shell
 
 _PAIR_NAME = re.compile(r"""\s*(?:-\s+)?["']?name["']?\s*:\s*["']?([A-Za-z_]\w*)["']?\s*,?\s*""", re.ASCII)
 _PAIR_VALUE = re.compile(r"""\s*["']?(value|valueFrom)["']?\s*:\s*(.*)""", re.ASCII)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_doctor.knowledge.concerns import concerns, in_words
-from ddp_doctor.knowledge.variables import variables
+from ddp_doctor.settings.effects import effects
+from ddp_doctor.settings.table import variables
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ from ddp_doctor.knowledge.variables import variables
     ],
 )
 def test_values_that_cost_or_risk_something_are_told(name, value, kind):
-    assert kind in [concern.kind for concern in concerns(name, value)]
+    assert kind in [effect.kind for effect in effects(name, value)]
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_values_that_cost_or_risk_something_are_told(name, value, kind):
     ],
 )
 def test_values_that_cost_nothing_are_left_alone(name, value):
-    assert concerns(name, value) == ()
+    assert effects(name, value) == ()
 
 
 def test_the_values_of_concern_can_be_named():
-    said = {in_words(concern) for variable in variables().values() for concern in variable.concerns}
+    said = {effect.values for variable in variables().values() for effect in variable.effects}
     assert {
         "any value",
         "1",
@@ -100,11 +100,11 @@ def test_the_values_of_concern_can_be_named():
 def test_no_default_is_of_concern():
     for name, variable in variables().items():
         if variable.default != "ncclConfig":  # what the program asks for
-            assert concerns(name, variable.default or "") == (), name
+            assert effects(name, variable.default or "") == (), name
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.text(max_size=20))
 def test_any_value_can_be_judged(value):
     for name, variable in variables().items():
-        assert set(concerns(name, value)) <= set(variable.concerns)
+        assert set(effects(name, value)) <= set(variable.effects)

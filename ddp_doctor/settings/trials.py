@@ -1,69 +1,15 @@
 """Trials of remedies: which settings may be tried, how often, and what counts as better.
 
-A variable may stand here if a fresh process reads it when its ranks form a group, and no value of it can load
-code, write a file or reach another host than the ranks do: the other nodes set what the head of a run says.
+A row of the table may say ``tried_with`` if a fresh process reads the variable when its ranks form a group, and no
+value of it can load code, write a file or reach another host than the ranks do: the other nodes set what the head of
+a run says.
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 
-_NCCL = (
-    "ALGO",
-    "BUFFSIZE",
-    "COLLNET_ENABLE",
-    "CROSS_NIC",
-    "CUMEM_ENABLE",
-    "CUMEM_HOST_ENABLE",
-    "DMABUF_ENABLE",
-    "IB_ADAPTIVE_ROUTING",
-    "IB_ADDR_FAMILY",
-    "IB_DISABLE",
-    "IB_GID_INDEX",
-    "IB_HCA",
-    "IB_MERGE_NICS",
-    "IB_PCI_RELAXED_ORDERING",
-    "IB_QPS_PER_CONNECTION",
-    "IB_RETRY_CNT",
-    "IB_ROCE_VERSION_NUM",
-    "IB_SL",
-    "IB_SPLIT_DATA_ON_QPS",
-    "IB_TC",
-    "IB_TIMEOUT",
-    "IGNORE_DISABLED_P2P",
-    "LAUNCH_MODE",
-    "LOCAL_REGISTER",
-    "MAX_CTAS",
-    "MAX_NCHANNELS",
-    "MIN_CTAS",
-    "MIN_NCHANNELS",
-    "MNNVL_ENABLE",
-    "NET",
-    "NET_GDR_C2C",
-    "NET_GDR_LEVEL",
-    "NET_GDR_READ",
-    "NSOCKS_PERTHREAD",
-    "NTHREADS",
-    "NVLS_ENABLE",
-    "NVLS_NCHANNELS",
-    "P2P_DIRECT_DISABLE",
-    "P2P_DISABLE",
-    "P2P_LEVEL",
-    "P2P_PXN_LEVEL",
-    "P2P_USE_CUDA_MEMCPY",
-    "PROTO",
-    "PXN_DISABLE",
-    "SHM_DISABLE",
-    "SHM_USE_CUDA_MEMCPY",
-    "SOCKET_FAMILY",
-    "SOCKET_IFNAME",
-    "SOCKET_NTHREADS",
-)
-#: Which backend's ranks read it; for others a trial says nothing.
-_READ_BY = {
-    **{f"NCCL_{name}": "nccl" for name in _NCCL},
-    "CUDA_DEVICE_MAX_CONNECTIONS": "nccl",
-    "CUDA_LAUNCH_BLOCKING": "nccl",
-    "GLOO_SOCKET_IFNAME": "gloo",
-}
+from ddp_doctor.settings.table import variables
+
 #: torchrun's --local-addr.
 LOCAL_ADDR = "PET_LOCAL_ADDR"
 #: Read by the launcher, before there are ranks: such a setting goes with others, and trials do without it.
@@ -94,14 +40,16 @@ LARGEST_BYTES = 1 << 30
 GAIN = 1.2
 
 
-def names() -> Iterable[str]:
+@lru_cache(maxsize=1)
+def names() -> frozenset[str]:
     """All variables that a trial may set."""
-    return _READ_BY.keys()
+    return frozenset(name for name, variable in variables().items() if variable.tried_with)
 
 
 def read_by(name: str) -> str | None:
     """The backend whose ranks read the variable in a trial; None where it cannot be tried."""
-    return _READ_BY.get(name)
+    variable = variables().get(name)
+    return variable.tried_with if variable else None
 
 
 def why_not(names: Iterable[str], backend: str) -> str | None:

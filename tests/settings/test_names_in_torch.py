@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from ddp_doctor.knowledge.variables import DISTRIBUTED_PREFIXES, is_unknown, nearest, variables
+from ddp_doctor.settings.names import DISTRIBUTED_PREFIXES, is_unknown, nearest
+from ddp_doctor.settings.table import variables
 from tests import elf
-from tests.knowledge.test_variables import torch_folder
+from tests.settings.test_table import torch_folder
 
 torches = pytest.mark.torches("names of variables in torch's files")
 

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ddp_doctor.knowledge.variables import Variable, variables
+from ddp_doctor.settings.conditions import strtoll
+from ddp_doctor.settings.table import Variable, variables
 
 Fate = Literal["misread", "refused", "hangs"]
 
@@ -26,12 +27,13 @@ Fate = Literal["misread", "refused", "hangs"]
 _OTHERS = ("launch", "opaque")
 _ON = {"true", "yes", "on", "y", "t", "enable", "enabled"}
 _OFF = {"false", "no", "off", "n", "f", "disable", "disabled", "none"}
+#: torch's booleans.
+TRUE, FALSE = {"1", "true", "yes", "t", "y"}, {"0", "false", "no", "f", "n"}
 _SCALE = {"K": 1024, "M": 1024**2, "G": 1024**3}
 _LARGEST = 2**63
 #: Quotes as word processors make them, double and single, high and low.
 _QUOTES = "\u201c\u201d\u201e\u2018\u2019\u201a\u00ab\u00bb"
 _AROUND = f" \t\r\n\"'{_QUOTES}"
-_STRTOLL = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)", re.ASCII)
 
 #: NCCL's path types that may stand in a level, up to SYS (src/include/graph.h).
 LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
@@ -73,15 +75,21 @@ def misread(name: str, value: str) -> Misread | None:
     )
 
 
-def strtoll(text: str) -> tuple[int | None, str]:
-    """The number that NCCL reads, decimal, 0x or octal, and the text it leaves over; None without digits."""
-    found = _STRTOLL.match(text)
-    if found is None:
-        return None, text
-    sign, digits = found.groups()
-    is_octal = len(digits) > 1 and digits[0] == "0" and digits[1] not in "xX"
-    number = int(digits, 8 if is_octal else 0)
-    return -number if sign == "-" else number, text[found.end() :]
+def effective(name: str, value: str | None) -> str | None:
+    """A value by what it does: None for an unset variable, its default or an empty one."""
+    variable = variables().get(name)
+    if value is None or not value.strip():
+        return None
+    plain = value.strip()
+    if variable is None:
+        return plain
+    if variable.type == "strict_bool":
+        plain = "1" if plain.lower() in TRUE else "0" if plain.lower() in FALSE else plain
+    if variable.case == "any":
+        plain = plain.upper()
+    return (
+        None if variable.default is not None and plain.lower() == variable.default.strip().lower() else plain
+    )
 
 
 def _empty(variable: Variable, reader: Reader) -> Misread | None:
@@ -223,7 +231,7 @@ def _log_file(_: Variable, value: str) -> Misread | None:
 
 def _strict_bool(variable: Variable, value: str) -> Misread | None:
     word = value.lower()
-    if word in {"y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"}:
+    if word in TRUE | FALSE:
         return None
     meant = "1" if word in _ON else "0" if word in _OFF else None
     return _refused(

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_doctor.facts.env_vars import SettingText
-from ddp_doctor.parse.setting_text import NoSettings, read_setting_text
-from ddp_doctor.parse.shell_words import commands
+from ddp_doctor.settings.text.setting_text import NoSettings, read_setting_text
+from ddp_doctor.settings.text.shell_words import commands
 
 LOGIN = "PATH=/usr/bin\nHOME=/home/user\nPWD=/home/user\n"
 

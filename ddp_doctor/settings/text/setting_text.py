@@ -21,12 +21,12 @@ import re
 from collections.abc import Collection, Sequence
 
 from ddp_doctor.facts.env_vars import Form, SettingText, Written
-from ddp_doctor.knowledge.variables import is_recorded
-from ddp_doctor.parse.manifest_lines import Manifest
 from ddp_doctor.parse.redact import is_withheld
-from ddp_doctor.parse.shell_settings import Given, Shell, is_kept
-from ddp_doctor.parse.shell_words import commands, commands_and_signs
 from ddp_doctor.parse.terminal_text import plain_lines
+from ddp_doctor.settings.names import is_recorded
+from ddp_doctor.settings.text.manifest_lines import Manifest
+from ddp_doctor.settings.text.shell_settings import Given, Shell, is_kept
+from ddp_doctor.settings.text.shell_words import commands, commands_and_signs
 
 #: More than this is no environment and no script.
 MOST_SETTINGS = 2000

@@ -1,0 +1,104 @@
+"""Conditions on the values of settings, as the rows of the table write them.
+
+    any                   any value
+    0, LOC                one of these
+    not 0                 any other value
+    < 4, > 1              a number below or above; below counts from 0, for NCCL's own choice is negative
+    > NCCL_MAX_NCHANNELS  a number above that of another setting
+    has LL128             a list that names a word
+    allows LL128          a list that names it, or does not exclude it with ^
+    unset, WARN           no value, or this one
+
+A value that is misread (settings/values.py) is judged as the library reads it: NCCL_P2P_DISABLE=true is 0.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Test = Literal["any", "is", "not", "below", "above", "has", "allows"]
+
+_WORDS: Mapping[str, Test] = {"not": "not", "<": "below", ">": "above", "has": "has", "allows": "allows"}
+_UNSET = "unset"
+_STRTOLL = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition on one value."""
+
+    test: Test
+    operands: tuple[str, ...] = ()
+
+    @property
+    def in_words(self) -> str:
+        """The values: "0", "LOC or 0", "below 4", "any value"."""
+        listed = " or ".join(self.operands)
+        return {
+            "any": "any value",
+            "is": listed,
+            "not": f"all but {listed}",
+            "below": f"below {listed}",
+            "above": f"above {listed}",
+            "has": f"a list with {listed}",
+            "allows": f"a list that keeps {listed}",
+        }[self.test]
+
+    @property
+    def example(self) -> str | None:
+        """A value for which it holds; None where it depends on other settings."""
+        if self.test == "is":
+            return next((operand for operand in self.operands if operand != _UNSET), None)
+        if self.test == "not":
+            return next(number for number in ("1", "0") if number not in self.operands)
+        return (
+            str(int(self.operands[0]) + 1) if self.test == "above" and self.operands[0].isdecimal() else None
+        )
+
+
+#: Names with their conditions, all of which must hold.
+When = tuple[tuple[str, Condition], ...]
+
+
+def parse_condition(text: str) -> Condition:
+    """One condition as a row writes it."""
+    if text == "any":
+        return Condition("any")
+    word, _, rest = text.partition(" ")
+    listed = rest if word in _WORDS else text
+    return Condition(_WORDS.get(word, "is"), tuple(listed.split(", ")))
+
+
+def parse_when(name: str, text: str) -> When:
+    """The conditions of a row of ``name``: one about itself, or a line ``NAME: condition`` for each."""
+    if not text.startswith("\n"):
+        return ((name, parse_condition(text)),)
+    lines = (line.partition(": ") for line in text.strip().splitlines())
+    return tuple((about, parse_condition(condition)) for about, _, condition in lines)
+
+
+def strtoll(text: str) -> tuple[int | None, str]:
+    """The number that NCCL reads, decimal, 0x or octal, and the text it leaves over; None without digits."""
+    found = _STRTOLL.match(text)
+    if found is None:
+        return None, text
+    sign, digits = found.groups()
+    is_octal = len(digits) > 1 and digits[0] == "0" and digits[1] not in "xX"
+    number = int(digits, 8 if is_octal else 0)
+    return -number if sign == "-" else number, text[found.end() :]
+
+
+def asks_for(value: str, words: tuple[str, ...], *, or_keeps: bool) -> bool:
+    """Whether a list such as ``^LL;AllReduce:Tree,Ring`` names one of the words.
+
+    A list that begins with ^ names what it excludes; ``or_keeps`` says whether what it keeps counts.
+    """
+    sought = {word.upper() for word in words}
+    for part in value.split(";"):
+        names = part.rpartition(":")[2].strip().upper()
+        excludes = names.startswith("^")
+        named = {name.strip() for name in names.removeprefix("^").split(",")}
+        if (or_keeps and not sought <= named) if excludes else sought & named:
+            return True
+    return False

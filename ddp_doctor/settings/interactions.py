@@ -1,0 +1,186 @@
+"""Settings that do nothing beside another one, contradict each other, or have two names.
+
+    NCCL_P2P_DISABLE=1 NCCL_P2P_LEVEL=NVL           the level is not even read
+    NCCL_NET=IB NCCL_IB_DISABLE=1                   no network is left, init fails
+    NCCL_ALGO=Tree                                  DDP's broadcast has no algorithm (NCCL 2.24 and later)
+    NCCL_SOCKET_NTHREADS=16 NCCL_NSOCKS_PERTHREAD=8 more than 64 sockets: NCCL takes 4 per thread
+
+The rows of the table have what follows from comparing values; what has to be computed stands here.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+
+from ddp_doctor.knowledge.versions import Version
+from ddp_doctor.settings import collectives
+from ddp_doctor.settings.effects import Env, holds, number
+from ddp_doctor.settings.releases import Installed
+from ddp_doctor.settings.table import Conflict, Silencer, variables
+from ddp_doctor.settings.values import effective, misread
+
+#: MAX_SOCKETS in NCCL src/transport/net_socket.cc.
+MOST_SOCKETS = 64
+#: What the launcher sets by itself, so that nobody waits for its effect.
+_NOT_MEANT = {("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"), ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")}
+
+
+@lru_cache(maxsize=1)
+def silencers() -> tuple[Silencer, ...]:
+    """The rows on settings beside which others do nothing."""
+    return tuple(row for variable in variables().values() for row in variable.silencers)
+
+
+def silenced(env: Env) -> Iterator[tuple[Silencer, tuple[str, ...]]]:
+    """The rows that hold in an environment, each with the names that are set and do nothing."""
+    for row in silencers():
+        names = tuple(name for name in env if env[name] and re.fullmatch(row.names, name))
+        meant = tuple(name for name in names if (name, env[name]) not in _NOT_MEANT)
+        if meant and holds(row.when, env):
+            yield row, meant
+
+
+def ib_is_off(env: Env) -> bool:
+    """Whether NCCL has neither its own RDMA transport nor a plug-in's."""
+    return any(holds(row.when, env) for row in variables()["NCCL_IB_DISABLE"].silencers)
+
+
+@lru_cache(maxsize=1)
+def _conflict_rows() -> tuple[Conflict, ...]:
+    return tuple(row for variable in variables().values() for row in variable.conflicts)
+
+
+def conflicts(env: Env, nccl: Version) -> Iterator[Conflict]:
+    """What is wrong with these settings together; ``nccl`` is () where the release is not known."""
+    for find in _COMPUTED:
+        found = find(env, nccl)
+        if found is not None:
+            yield found
+    yield from (row for row in _conflict_rows() if holds(row.when, env))
+
+
+def _no_algorithm(env: Env, nccl: Version) -> Conflict | None:
+    lacking = collectives.functions_without_algorithm(env)
+    if nccl and nccl < collectives.STRICT_SINCE:  # a list counts for AllReduce alone
+        lacking = [function for function in lacking if function == "AllReduce"]
+    if not lacking:
+        return None
+    algorithms, names, leave = env["NCCL_ALGO"], ["NCCL_ALGO"], "leaves"
+    if "NVLS" in algorithms.upper() and "AllReduce" in lacking and env.get("NCCL_NVLS_ENABLE"):
+        names, leave = ["NCCL_ALGO", "NCCL_NVLS_ENABLE"], "leave"
+    why = (
+        'The job ends with "no algorithm/protocol available" in NCCL 2.24 and later, where a list counts for all'
+        " collectives; allreduce:NAME restricts one of them."
+    )
+    strange = misread("NCCL_ALGO", algorithms)
+    return Conflict(
+        tuple(names),
+        f"{leave} {_listed(lacking)} without an algorithm",
+        f"{why} {strange.why}" if strange else why,
+        "NCCL src/graph/tuning.cc and src/enqueue.cc",
+        ("NCCL_ALGO",),
+        fails_from=() if "AllReduce" in lacking else collectives.STRICT_SINCE,
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+
+
+def _no_protocol(env: Env, _: Version) -> Conflict | None:
+    value, known = env.get("NCCL_PROTO", ""), collectives.PROTOCOLS
+    if not value or all(collectives.left(value, function, known) for function in collectives.BY_FUNCTION):
+        return None
+    return Conflict(
+        ("NCCL_PROTO",),
+        "leaves NCCL no protocol",
+        'The job ends with "no algorithm/protocol available" in its first collective.',
+        "NCCL src/graph/tuning.cc and src/enqueue.cc",
+        ("NCCL_PROTO",),
+        fails_from=(),
+    )
+
+
+def _too_many_sockets(env: Env, _: Version) -> Conflict | None:
+    threads, each = number(env, "NCCL_SOCKET_NTHREADS"), number(env, "NCCL_NSOCKS_PERTHREAD")
+    if not threads or not each or threads < 0 or each < 0 or threads * each <= MOST_SOCKETS:
+        return None
+    threads = min(threads, 16)
+    return Conflict(
+        ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"),
+        f"ask for {threads * each} sockets",
+        f"NCCL opens at most {MOST_SOCKETS} for a connection, and takes {MOST_SOCKETS // threads} for each thread.",
+        "NCCL src/transport/net_socket.cc, ncclNetSocketGetNsockNthread",
+        ("NCCL_NSOCKS_PERTHREAD",),
+    )
+
+
+_COMPUTED: tuple[Callable[[Env, Version], Conflict | None], ...] = (
+    _no_algorithm,
+    _no_protocol,
+    _too_many_sockets,
+)
+
+
+def disagreeing(env: Env, installed: Installed) -> dict[str, str]:
+    """The old names in an environment that sets the new one otherwise, each with the new name, where that is read.
+
+    TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC has no older name in the table: beside it nccl2 reads the older one too, for how
+    long it waits before it aborts (torch 2.15 libtorch_cuda.so, nccl2::ProcessGroupNCCL::abortProcess).
+    """
+    found = {}
+    for new, value in env.items():
+        variable = variables().get(new)
+        old = variable.older_name if variable else None
+        if variable is None or old is None or not value or not env.get(old):
+            continue
+        same_readers = installed.backend or variable.backend == variables()[old].backend
+        if same_readers and installed.reads(new) and effective(new, value) != effective(new, env[old]):
+            found[old] = new
+    return found
+
+
+@lru_cache(maxsize=1)
+def newer_names() -> Mapping[str, str]:
+    """The old names that are still read, each with the name that counts more where both are set."""
+    return {variable.older_name: new for new, variable in variables().items() if variable.older_name}
+
+
+def does_not_go_with(settings: Mapping[str, str]) -> tuple[str, ...]:
+    """The names beside which one of these settings does nothing, or harm, in the order of the alphabet.
+
+    NCCL_IB_GID_INDEX=3    does not go with NCCL_IB_DISABLE and NCCL_NET
+    NCCL_SHM_DISABLE=1     does not go with NCCL_P2P_DISABLE
+    """
+    return _does_not_go_with(tuple(settings.items()))
+
+
+@lru_cache(maxsize=256)
+def _does_not_go_with(settings: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    env = dict(settings)
+    examples = ((name, value) for name, value in _deciding() if name not in env)
+    return tuple(sorted({name for name, value in examples if _harms(env, name, value)}))
+
+
+@lru_cache(maxsize=1)
+def _deciding() -> tuple[tuple[str, str], ...]:
+    """A value for which each row's conditions hold, of the settings that decide about others."""
+    conditions = [
+        *(named for row in silencers() if not row.needed for named in row.when if named[0] == row.name),
+        *(named for row in _conflict_rows() if _is_decided_alone(row) for named in row.when),
+    ]
+    examples = [(name, condition.example or "") for name, condition in conditions]
+    return tuple(dict.fromkeys([("NCCL_ALGO", "NVLS"), *examples]))  # the first of what is computed
+
+
+def _is_decided_alone(row: Conflict) -> bool:
+    """Whether each of its settings has a value that decides, whatever the others' are."""
+    return all(condition.example for _, condition in row.when)
+
+
+def _harms(env: Env, name: str, value: str) -> bool:
+    """Whether a further setting makes one of the environment do nothing, or contradicts it."""
+    together = {**env, name: value}
+    idle = {other for row, others in silenced(together) if row.name == name for other in others}
+    fighting = {other for found in conflicts(together, ()) if name in found.names for other in found.names}
+    return bool(env.keys() & (idle | fighting))

@@ -1,0 +1,103 @@
+"""Whose a variable's name is: in the table, a plug-in's, a misspelling of another, or nobody's."""
+
+import re
+from difflib import SequenceMatcher
+from functools import lru_cache
+
+from ddp_doctor.settings.table import foreign, never_read, variables
+
+#: What is recorded of an environment beside the names in the table.
+PREFIXES = ("NCCL_", "TORCH_", "TORCHELASTIC_", "GLOO_", "PET_")
+
+#: Of TORCH_*, only these are the distributed package's own; the rest belongs to the compiler, the hub ….
+DISTRIBUTED_PREFIXES = (
+    "NCCL_",
+    "TORCH_NCCL_",
+    "TORCH_FR_",
+    "TORCH_DIST",
+    "TORCH_GLOO_",
+    "TORCHELASTIC_",
+    "GLOO_",
+    "PET_",
+)
+
+#: Similarity of two words from which one is taken for a misspelling of the other: one letter of five
+#: dropped, doubled or swapped. Below it ENABLE and DISABLE, or MIN and MAX, would be confused.
+SAME_WORD = 0.8
+#: Shorter words (IB, TC, P2P, MIN) differ by design and must match exactly.
+SHORTEST_MISSPELLED_WORD = 4
+
+#: Last words that say in what a value is given; they are forgotten easily, and add no other meaning.
+UNITS = ("SEC", "MSEC", "MILSEC", "BYTES", "SIZE", "CNT", "NUM", "INDEX")
+
+
+def is_recorded(name: str) -> bool:
+    """Whether the doctor records this variable's value. NCCL's prefix is recognised in lower case too."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        return False
+    return name in variables() or name.startswith(PREFIXES) or name.upper().startswith("NCCL_")
+
+
+def is_unknown(name: str) -> bool:
+    """Whether a name looks like the distributed package's, yet neither it nor a known plug-in reads it."""
+    return (
+        (name.upper().startswith(DISTRIBUTED_PREFIXES) or _without_nccl(name) in variables())
+        and name not in variables()
+        and name not in never_read()
+        and not name.startswith(tuple(other.name for other in foreign()))
+    )
+
+
+@lru_cache(maxsize=8192)
+def nearest(name: str) -> str | None:
+    """The variable that ``name`` is a misspelling of; None where that would be a guess.
+
+    Recognised: the wrong case, a slip in one or more words, words in another order or divided otherwise,
+    a forgotten NCCL_ or TORCH_ (``NCCL_DUMP_ON_TIMEOUT`` for ``TORCH_NCCL_DUMP_ON_TIMEOUT``) and a forgotten
+    unit (``NCCL_IB_GID`` for ``NCCL_IB_GID_INDEX``).
+    """
+    upper = name.upper()
+    with_unit = (f"{upper}_{unit}" for unit in UNITS)
+    for whole in (upper, f"TORCH_{upper}", _without_nccl(upper), *with_unit):
+        if whole in variables():
+            return whole
+    family = upper.partition("_")[0] + "_"
+    relatives = [known for known in variables() if known.startswith(family)]
+    likely = [known for known in relatives if _is_misspelled(upper, known)]
+    return max(likely, key=lambda known: (_similarity(upper, known), known), default=None)
+
+
+def _without_nccl(name: str) -> str:
+    """The full name of a TORCH_NCCL_* variable whose NCCL_ was forgotten."""
+    return name.replace("TORCH_", "TORCH_NCCL_", 1)
+
+
+def _is_misspelled(name: str, known: str) -> bool:
+    words, meant = name.split("_")[1:], known.split("_")[1:]
+    if sorted(words) == sorted(meant):
+        return True
+    if len(words) == len(meant):
+        return all(_is_slip(word, right) for word, right in zip(words, meant, strict=True))
+    return _is_slip("".join(words), "".join(meant), SAME_WORD + 0.15)
+
+
+def _is_slip(word: str, meant: str, least: float = SAME_WORD) -> bool:
+    if word == meant:
+        return True
+    shorter, both = min(len(word), len(meant)), len(word) + len(meant)
+    if shorter < SHORTEST_MISSPELLED_WORD or 2 * shorter < least * both:  # no better ratio is possible
+        return False
+    digits = [character for character in word if character.isdigit()]
+    return (
+        digits == [character for character in meant if character.isdigit()]
+        and _similarity(word, meant) >= least
+    )
+
+
+def _similarity(word: str, meant: str) -> float:
+    return SequenceMatcher(None, word, meant, autojunk=False).ratio()
+
+
+def is_of_rccl(name: str) -> bool:
+    """Whether RCCL, where torch is built for ROCm, is who reads it."""
+    return name.upper().startswith(("NCCL_", "RCCL_"))

@@ -1,0 +1,308 @@
+"""The table of the environment variables that NCCL, torch, gloo, torchrun and the libraries below them read.
+
+Its rows are INI files of the package, data/variables/OWNER.ini. A section is a variable, and a section with a word
+after the name is one thing that follows from its value::
+
+    [NCCL_IB_TIMEOUT]
+    meaning = How long an RDMA connection waits for an answer, as an exponent.
+    type = int
+    default =
+        2.3.5: 14
+        2.14.3: 18
+        2.23.4: 20
+    first = 2.3.5
+    tried_with = nccl
+    source = NCCL 2.30.7 src/transport/net_ib/connect.cc
+
+    [NCCL_IB_TIMEOUT: range]
+    takes = 1..31
+    beyond = It waits for ever for an answer: a dead peer then hangs the job.
+    source = NCCL user guide, NCCL_IB_TIMEOUT
+
+The keys are the fields of Variable, and those of Effect (debug, slows, unsafe), Range, Silencer (silences, needed),
+Conflict and Agreement. A further word tells sections of one kind apart, and ``, mild`` says that little depends on it.
+``default`` and ``takes`` are a value, or a line for each release that changed it. ``when`` is a condition
+(settings/conditions.py) on the variable, or a line ``NAME: condition`` for each variable that it is about. A value in
+double quotes keeps its white space; a line that begins with # is a comment.
+
+Releases are NCCL's in NCCL's own rows, and torch's in all others. data/never_read.ini has names that people set
+although no release reads them; data/foreign.ini the prefixes that plug-ins, images and build scripts use, which
+nobody may call misspelled. Read from every NCCL tag 2.3.5 to 2.30.7, from what libnccl 2.31.2 and 2.32.3 themselves
+answer, and from torch 2.13 to 2.15; a later library may know more names.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from ddp_doctor.knowledge.versions import Version, release
+from ddp_doctor.settings.conditions import When, parse_when
+
+DATA = Path(__file__).parent / "data"
+
+Status = Literal["active", "deprecated", "removed"]
+#: torch's classes behind "nccl" that read different variables.
+Backend = Literal["nccl2", "nccl-legacy"]
+#: What a setting touches. ``paths``: between the GPUs of a node; ``rdma``: between nodes; ``gpudirect``: between NIC
+#: and GPU; ``network``: a plug-in's; ``nvls``: NVLink SHARP; ``collectives``: any NCCL job of several ranks; ``job``.
+Scope = Literal["paths", "rdma", "gpudirect", "network", "nvls", "collectives", "job"]
+#: How much it matters that nodes or ranks differ.
+Weight = Literal["fatal", "matters", "minor"]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a value costs or risks although it does what it says.
+
+    ``debug`` costs time for logs or checks, ``slows`` gives a fast path up, ``unsafe`` risks hangs or wrong data.
+    """
+
+    name: str
+    kind: Literal["debug", "slows", "unsafe"]
+    when: When
+    why: str  # a sentence
+    source: str
+    mild: bool = False  # costs little
+
+    @property
+    def values(self) -> str:
+        """The values that it is about, in words: "0", "below 4"."""
+        return self.when[0][1].in_words
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a setting takes; another one is cut, wraps or means something else, without a word."""
+
+    name: str
+    takes: tuple[tuple[Version, int, int], ...]  # (release, least, most from there on)
+    beyond: str  # what another number does
+    source: str
+    says: str = ""  # after the setting; the range where it is empty
+    mild: bool = False  # NCCL makes the best of it
+
+
+@dataclass(frozen=True)
+class Silencer:
+    """A setting beside which, or without which, others do nothing."""
+
+    name: str
+    when: When
+    names: str  # a pattern of the others' names
+    why: str
+    source: str
+    mild: bool = False  # nobody is likely to wait for their effect
+    about: Literal["", "rdma"] = ""  # rdma: they are about InfiniBand and RoCE
+    needed: bool = False  # the others wait for a setting that is not there
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """What is wrong with some settings together, and which of them to take out first."""
+
+    names: tuple[str, ...]
+    says: str  # after the settings: "leave no network"
+    why: str
+    source: str
+    without: tuple[str, ...]
+    fails_from: Version | None = (
+        None  # NCCL ends with an error from this release on, () for all; None: it does not
+    )
+    when: When = ()
+
+    def fails(self, nccl: Version) -> bool | None:
+        """Whether NCCL ends with an error; None where its release is not known, or older than what was read."""
+        if self.fails_from is None:
+            return False
+        return True if nccl >= self.fails_from else None
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What it does that ranks have different values; without such a row they are meant to have equal ones."""
+
+    name: str
+    weight: Weight
+    effect: str
+    source: str
+    within_a_node: bool = False  # where ranks of one node differ, not nodes
+    among: str = ""  # only where one of the values is this, in capitals
+    before: Version | None = None  # only with an NCCL before this release
+    needs: Literal["", "rdma"] = ""  # only where ranks on several nodes could use RDMA
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable that some release reads; ``type`` is how it is read (settings/values.py)."""
+
+    name: str
+    owner: str  # who reads it: the name of the file; torch is its distributed package alone
+    type: str
+    meaning: str  # a sentence: what it does
+    source: str
+    status: Status = "active"  # in the newest release
+    default: str | None = None  # in the newest release; None where it is unset
+    history: tuple[tuple[str, str], ...] = ()  # (release, default from there on)
+    first: str | None = None  # first release that reads it; of torch's, only where that is 2.14 or newer
+    last: str | None = None  # last release that reads it, where it was removed
+    replaced_by: str | None = None
+    older_name: str | None = None  # which is read too, and counts less
+    read_when: str | None = None  # torch: what reads it
+    backend: Backend | None = None  # None: both, or neither is asked
+    other_backend_reads: str | None = None  # what torch's other class reads in its place
+    lost_on_nccl2: str | None = None  # a protection that nccl2 does not have
+    values: tuple[str, ...] = ()
+    case: Literal["exact", "any"] = "exact"
+    otherwise: Literal["ignored", "refused", "hangs"] = "ignored"  # what becomes of any other value
+    scope: Scope | None = None  # None: as its name says (settings/scope.py)
+    needed_for: str | None = None  # who needs a value of it that slows others
+    may_differ: Literal["", "yes", "in names"] = (
+        ""  # yes: nobody else notices; in names: of a host's own devices
+    )
+    tried_with: Literal["nccl", "gloo"] | None = None  # the backend whose ranks read it in a trial
+    effects: tuple[Effect, ...] = ()
+    ranges: tuple[Range, ...] = ()
+    silencers: tuple[Silencer, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()
+    agreements: tuple[Agreement, ...] = ()
+
+    @property
+    def what_it_does(self) -> str:
+        """The meaning, and which class of torch's it is for."""
+        older = {"nccl2": "newer", "nccl-legacy": "older"}
+        only = (
+            f" Only torch's {older[self.backend]} class for NCCL reads it, {self.backend}."
+            if self.backend
+            else ""
+        )
+        return f"{self.meaning}{only}"
+
+
+@dataclass(frozen=True)
+class NeverRead:
+    """A name that nothing reads, what people mean by it, and the variable that does that."""
+
+    name: str
+    meant: str
+    source: str
+    instead: str | None = None
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A prefix that something else than NCCL, torch and gloo uses."""
+
+    name: str
+    reader: str
+    source: str
+
+
+@lru_cache(maxsize=1)
+def variables() -> Mapping[str, Variable]:
+    """All variables that some release reads, by name."""
+    files = sorted((DATA / "variables").glob("*.ini"))
+    return {row.name: row for path in files for row in _variables(path)}
+
+
+@lru_cache(maxsize=1)
+def never_read() -> Mapping[str, NeverRead]:
+    """The names that nothing reads, by name."""
+    return {name: NeverRead(name, **_texts(keys)) for name, keys in _sections(DATA / "never_read.ini")}
+
+
+@lru_cache(maxsize=1)
+def foreign() -> tuple[Foreign, ...]:
+    """The prefixes of others."""
+    return tuple(Foreign(name, **_texts(keys)) for name, keys in _sections(DATA / "foreign.ini"))
+
+
+def _sections(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each title with its keys. configparser, which reads this as well, takes ten times as long at every start."""
+    title, key = "", ""
+    keys: dict[str, str] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            if title:
+                yield title, keys
+            title, keys = line[1:-1], {}
+        elif line.startswith(" "):
+            keys[key] += "\n" + line.strip()
+        elif line and not line.startswith("#"):
+            key, _, value = line.partition("=")
+            key = key.rstrip()
+            keys[key] = value.lstrip()
+    yield title, keys
+
+
+def _variables(path: Path) -> Iterator[Variable]:
+    rows: dict[str, dict[str, Any]] = {}
+    for title, keys in _sections(path):
+        name, _, kind = title.partition(": ")
+        if kind:
+            field, row = _related(name, kind, keys)
+            rows[name][field] = (*rows[name].get(field, ()), row)
+        else:
+            rows[name] = {"name": name, "owner": path.stem, **_own(keys)}
+    return (Variable(**row) for row in rows.values())
+
+
+def _own(keys: dict[str, str]) -> dict[str, Any]:
+    row: dict[str, Any] = _texts(keys)
+    default = keys.get("default", "")
+    if default.startswith("\n"):
+        row["history"] = tuple(_by_release(default))
+        row["default"] = row["history"][-1][1]
+    if "values" in row:
+        row["values"] = tuple(row["values"].split(", "))
+    deprecated = row.pop("deprecated", None)
+    row["status"] = "removed" if "last" in row else "deprecated" if deprecated else "active"
+    return row
+
+
+def _related(name: str, title: str, keys: dict[str, str]) -> tuple[str, object]:
+    """The field of Variable and the row that a section of a kind adds to it."""
+    mild, kind = title.endswith(", mild"), title.split(" ", maxsplit=1)[0].rstrip(",")
+    row: dict[str, Any] = {key: _READ.get(key, _text)(value) for key, value in keys.items()}
+    if "when" in keys:
+        row["when"] = parse_when(name, keys["when"])
+    if kind == "range":
+        return "ranges", Range(name, mild=mild, **row)
+    if kind in ("silences", "needed"):
+        return "silencers", Silencer(name, mild=mild, needed=kind == "needed", **row)
+    if kind == "conflict":
+        names = tuple(dict.fromkeys(about for about, _ in row["when"]))
+        return "conflicts", Conflict(names, **row)
+    if kind == "agreement":
+        return "agreements", Agreement(name, within_a_node=title.endswith("within a node"), **row)
+    return "effects", Effect(name, kind, mild=mild, **row)  # type: ignore[arg-type]
+
+
+def _texts(keys: dict[str, str]) -> dict[str, str]:
+    return {key: _text(value) for key, value in keys.items()}
+
+
+def _text(value: str) -> str:
+    quoted = len(value) > 1 and value[0] == value[-1] == '"'
+    return value[1:-1] if quoted else " ".join(value.split())
+
+
+def _by_release(value: str) -> Iterator[tuple[str, str]]:
+    for line in value.strip().splitlines():
+        since, _, what = line.partition(": ")
+        yield since, what
+
+
+def _takes(value: str) -> tuple[tuple[Version, int, int], ...]:
+    lines = _by_release(value) if value.startswith("\n") else [("", value)]
+    parts = ((since, *what.split("..")) for since, what in lines)
+    return tuple((release(since), int(least), int(most)) for since, least, most in parts)
+
+
+_READ: Mapping[str, Callable[[str], object]] = {
+    "takes": _takes,
+    "without": lambda value: tuple(value.split(", ")),
+    "before": release,
+    "fails_from": release,
+}
