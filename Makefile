@@ -58,10 +58,10 @@ report: $(STAMP)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-FUZZ_SECONDS ?= 20
-fuzz: $(STAMP)  ## hand the parsers junk, then coverage-guided inputs for FUZZ_SECONDS each
+GUIDED ?= --seconds 20
+fuzz: $(STAMP)  ## hand the parsers junk, then coverage-guided inputs: GUIDED="--seconds 20" for each
 	$(BIN)/python -m pytest $(AT_ONCE) -m fuzz $(ARGS)
-	$(BIN)/python -m tests.fuzz.guided --seconds $(FUZZ_SECONDS)
+	$(BIN)/python -m tests.fuzz.guided $(GUIDED)
 
 lab: lab-parallel lab-serial  ## run the tests that need root, network namespaces or other tools
 

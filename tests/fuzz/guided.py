@@ -1,6 +1,7 @@
-"""The coverage-guided fuzzer: ``python -m tests.fuzz.guided [--seconds 20] [TARGET ...]``.
+"""The coverage-guided fuzzer: ``python -m tests.fuzz.guided [--seconds 20 | --inputs 500] [TARGET ...]``.
 
 Each parser runs in a process of its own under atheris (libFuzzer), from its seeds, with inputs of up to 64 KiB.
+So many seconds try new inputs each time; so many inputs are the same ones each time.
 A crash is any exception that the parser's docstring does not name, a hang more than a second of CPU time. Prints
 one line for each; exit code 1, with the input kept in ``build/fuzz``, where one was found.
 """
@@ -14,7 +15,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -40,7 +41,7 @@ class TookTooLong(Exception):
 
 
 def main(arguments: list[str]) -> int:
-    """Fuzz each chosen target for so many seconds; 1 where a crash or a hang was found."""
+    """Fuzz each chosen target for so long; 1 where a crash or a hang was found."""
     import atheris
 
     # It tells of each module on stderr.
@@ -52,7 +53,10 @@ def main(arguments: list[str]) -> int:
     if unknown:
         sys.stderr.write(f"no such target: {' '.join(unknown)}; there are: {' '.join(known)}\n")
         return 2
-    outcomes = [_fuzzed(known[name], options.seconds) for name in options.names or known]
+    until = (
+        ("-seed=1", f"-runs={options.inputs}") if options.inputs else (f"-max_total_time={options.seconds}",)
+    )
+    outcomes = [_fuzzed(known[name], until) for name in options.names or known]
     fell = sum(not well for _, well in outcomes)
     print(f"{sum(runs for runs, _ in outcomes)} inputs to {len(outcomes)} parsers, of which {fell} fell")
     return 1 if fell else 0
@@ -60,19 +64,21 @@ def main(arguments: list[str]) -> int:
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.guided", description=__doc__)
-    parser.add_argument("--seconds", type=int, default=20, help="for each target")
+    until = parser.add_mutually_exclusive_group()
+    until.add_argument("--seconds", type=int, default=20, help="for each target")
+    until.add_argument("--inputs", type=int, help="for each target, and the same ones each time")
     parser.add_argument("names", nargs="*", metavar="TARGET", help="module.function; all without it")
     return parser.parse_args(arguments)
 
 
-def _fuzzed(target: Target, seconds: int) -> tuple[int, bool]:
+def _fuzzed(target: Target, until: Sequence[str]) -> tuple[int, bool]:
     """How many inputs were tried, and whether none fell. In a fork: to instrument the parsers anew takes long."""
     kept = KEPT / target.name
     kept.mkdir(parents=True, exist_ok=True)
     log = kept / "log"
     child = os.fork()
     if child == 0:
-        _fuzz_for_ever(target, seconds, log)
+        _fuzz_for_ever(target, until, log)
     well = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     told = log.read_text("utf-8", "replace")
     runs = re.search(r"number_of_executed_units: (\d+)", told)
@@ -88,7 +94,7 @@ def _end_of(told: str) -> str:
     return told[start : start + 4000] if start else told[-4000:]
 
 
-def _fuzz_for_ever(target: Target, seconds: int, log: Path) -> NoReturn:
+def _fuzz_for_ever(target: Target, until: Sequence[str], log: Path) -> NoReturn:
     """Run the fuzzer in this process, which libFuzzer ends itself; what it prints goes to ``log``."""
     import atheris
 
@@ -96,7 +102,7 @@ def _fuzz_for_ever(target: Target, seconds: int, log: Path) -> NoReturn:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     limits = (
-        f"-max_total_time={seconds}",
+        *until,
         f"-max_len={LONGEST_INPUT_BYTES}",
         "-rss_limit_mb=4096",
         "-timeout=30",
