@@ -214,6 +214,8 @@ def test_no_function_is_longer_than_its_cap():
 def test_nothing_below_the_sources_reads_the_environment():
     rooms = (
         "checks",
+        "ddp_doctor/remedies",
+        "ddp_doctor/wording",
         "ddp_doctor/phrases",
         "ddp_doctor/views",
         "ddp_doctor/probing",
@@ -292,7 +294,7 @@ def _parts(page: Path) -> set[str]:
 
 PLANTED = {
     "ddp_doctor/facts/host.py": "import ddp_doctor.parse.redact",
-    "ddp_doctor/views/software.py": "import ddp_doctor.phrases.nodes",
+    "ddp_doctor/views/software.py": "import ddp_doctor.wording.nodes",
     "ddp_doctor/probing/exchanges.py": "import ddp_doctor.sources.commands",
     "checks/cluster/torchrun.py": "import ddp_doctor.checks.node.host",
     "ddp_doctor/ranks/events.py": "import ddp_doctor.checks.collectives.allreduce",

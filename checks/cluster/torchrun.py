@@ -21,8 +21,8 @@ from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.ranks import rank_at
-from ddp_doctor.phrases.torch_calls import JOIN_TIMEOUT_S, join_later
+from ddp_doctor.remedies.torch_calls import JOIN_TIMEOUT_S, join_later
+from ddp_doctor.wording.ranks import rank_at
 
 #: What torchrun sets; torch/distributed/elastic/agent/server/local_elastic_agent.py.
 EXPORTED = (

@@ -22,12 +22,12 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
-from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, by_cause, host, node_culprits, node_names
-from ddp_doctor.phrases.ranks import capital, rank_culprit, rank_list
-from ddp_doctor.phrases.torch_calls import ONE_GPU_EACH
 from ddp_doctor.probing.gpu_identity import gpu_identity
 from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.remedies.torch_calls import ONE_GPU_EACH
+from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, by_cause, host, node_culprits, node_names
+from ddp_doctor.wording.ranks import capital, rank_culprit, rank_list
 
 
 def probe(ctx: RankContext) -> ProcessGroupFact:

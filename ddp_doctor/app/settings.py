@@ -18,13 +18,13 @@ from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.env_vars import EnvVars, SettingOrigins, SettingText
+from ddp_doctor.knowledge import launchers
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Status, Where
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import EnvReport
 from ddp_doctor.parse.redact import open_and_withheld
-from ddp_doctor.phrases import launchers
 from ddp_doctor.probing.setting_origins import setting_origins
 from ddp_doctor.settings.table import never_read
 from ddp_doctor.settings.text.setting_text import NoSettings, read_setting_text

@@ -20,7 +20,6 @@ from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.parse.factory_name import require_factory
 from ddp_doctor.parse.hostlist import expand, read_host_file
 from ddp_doctor.parse.torchrun_options import endpoint
-from ddp_doctor.phrases.run_options import JOIN_TIMEOUT_S, line, typed
 from ddp_doctor.render import terminal
 from ddp_doctor.render.progress import progress
 from ddp_doctor.starters import local_ranks, outer_launcher, starter_pipe
@@ -29,6 +28,7 @@ from ddp_doctor.starters.fanout import Ended, FanOut
 from ddp_doctor.starters.place import Asked, NotNeeded, place
 from ddp_doctor.starters.start_all_nodes import StartedNodes, start_all_nodes
 from ddp_doctor.starters.starter_channel import StarterChannel
+from ddp_doctor.wording.run_options import JOIN_TIMEOUT_S, line, typed
 
 #: Longest that a rank which is not the agent waits beyond the budget: start, kill, report.
 _WAIT_MARGIN_S = 150.0

@@ -12,9 +12,9 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool
-from ddp_doctor.phrases.nodes import host, in_words
-from ddp_doctor.phrases.ranks import ranks_at
 from ddp_doctor.views.nccl_backend import backend_of_ranks
+from ddp_doctor.wording.nodes import host, in_words
+from ddp_doctor.wording.ranks import ranks_at
 
 #: Commands that say nothing of the rest of the machine.
 _JUDGED_ALONE = {"topology": "topology", "env": "list of settings"}

@@ -4,11 +4,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from ddp_doctor.knowledge.launchers import Launcher
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
-
-#: Who starts ranks and tells each its place by variables of its own.
-Launcher = Literal["torchrun", "slurm", "mpi"]
 
 
 class EnvVars(Fact):

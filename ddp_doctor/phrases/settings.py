@@ -9,7 +9,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording, Seen
-from ddp_doctor.phrases.nodes import node_culprits, node_names
+from ddp_doctor.wording.nodes import node_culprits, node_names
 
 F = TypeVar("F", bound=Fact)
 

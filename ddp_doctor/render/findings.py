@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Evidence, Finding, Remedy, Setting
-from ddp_doctor.phrases.nodes import in_words as names
-from ddp_doctor.phrases.proof import beside_tried, in_force
 from ddp_doctor.phrases.settings import FOLLOWS
 from ddp_doctor.render import shell
 from ddp_doctor.render.plain import one_line
 from ddp_doctor.render.quantity import in_words
+from ddp_doctor.wording.nodes import in_words as names
+from ddp_doctor.wording.proofs import beside_tried, in_force
 
 #: A screen has room for no more; rules group what is alike, and the JSON report holds all.
 _MOST_EVIDENCE = 24

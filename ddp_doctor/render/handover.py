@@ -14,10 +14,10 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Finding, Proof, Remedy, Setting
 from ddp_doctor.model.recording import World
 from ddp_doctor.model.report import Report
-from ddp_doctor.phrases.proof import NOT_ITSELF
 from ddp_doctor.render import shell
 from ddp_doctor.render.values import Branch, Unclear, branches, namesakes
 from ddp_doctor.settings.trials import OF_LAUNCHER
+from ddp_doctor.wording.proofs import NOT_ITSELF
 
 _CONFLICT = "conflict, not applied"
 #: ``--ulimit=memlock=-1``

@@ -18,9 +18,9 @@ from ddp_doctor.model.choices import Backend, Severity, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
-from ddp_doctor.phrases.agreement import split
 from ddp_doctor.settings.table import variables
 from ddp_doctor.settings.values import effective
+from ddp_doctor.wording.differences import split
 from tests.fakes import FakeContext
 
 

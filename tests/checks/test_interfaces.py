@@ -19,7 +19,7 @@ from ddp_doctor.model.context import Interface
 from ddp_doctor.model.fact import Failed, Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
-from ddp_doctor.phrases.interfaces import name_interfaces
+from ddp_doctor.remedies.interfaces import name_interfaces
 from ddp_doctor.sources.machine import LiveContext
 from ddp_doctor.views.interfaces import advertised, common_interface
 from tests.fakes import FakeContext

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.model.recording import Options
-from ddp_doctor.phrases.run_options import typed
+from ddp_doctor.wording.run_options import typed
 from tests.launch.agents import Agent, end, free_port
 
 pytestmark = pytest.mark.ranks

@@ -12,8 +12,8 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import node_culprit
-from ddp_doctor.phrases.ranks import capital
+from ddp_doctor.wording.nodes import node_culprit
+from ddp_doctor.wording.ranks import capital
 
 #: What became of the request, for "on these paths …".
 _FATE = {

@@ -6,7 +6,7 @@ from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Matrix
 from ddp_doctor.facts.connectivity import PeerConnectivity
 from ddp_doctor.model.finding import Evidence
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases.nodes import host
+from ddp_doctor.wording.nodes import host
 
 
 def dials_seen(recording: Recording, matrix: Matrix, paths: list[Path]) -> tuple[Evidence, ...]:

@@ -9,7 +9,7 @@ from ddp_doctor.facts.host import Host
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases.nodes import host, node_culprit
+from ddp_doctor.wording.nodes import host, node_culprit
 
 
 def on_paths(recording: Recording, found: Blame) -> str:

@@ -14,8 +14,8 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import node_culprit
 from ddp_doctor.views.interfaces import offer_of
+from ddp_doctor.wording.nodes import node_culprit
 
 
 @rule("DD535", "advertised-address-leads-elsewhere", Severity.ERROR, ConnectivityFact)

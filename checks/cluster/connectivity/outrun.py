@@ -15,10 +15,10 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.interfaces import backend_name
-from ddp_doctor.phrases.nodes import host, in_words, node_pair
+from ddp_doctor.remedies.interfaces import backend_name
 from ddp_doctor.settings.trials import GAIN
 from ddp_doctor.views.interfaces import chosen
+from ddp_doctor.wording.nodes import host, in_words, node_pair
 
 
 # The ranks run all the same: they are tested on what the job would use.

@@ -15,7 +15,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import host, node_culprit
+from ddp_doctor.wording.nodes import host, node_culprit
 
 
 @rule("DD533", "node-is-slow-to-its-peers", Severity.ERROR, ConnectivityFact, ranks="slow")

@@ -13,7 +13,7 @@ from ddp_doctor.model.context import Interface
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import host
+from ddp_doctor.wording.nodes import host
 
 
 @rule("DD532", "path-swallows-large-packets", Severity.ERROR, ConnectivityFact)

@@ -14,8 +14,8 @@ from ddp_doctor.knowledge.addresses import address_of, is_ipv6
 from ddp_doctor.model.context import Interface
 from ddp_doctor.model.finding import Culprit, Proof, Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases.interfaces import name_interfaces, variable, with_rendezvous
-from ddp_doctor.phrases.nodes import host, in_words, node_pair
+from ddp_doctor.remedies.interfaces import name_interfaces, variable, with_rendezvous
+from ddp_doctor.wording.nodes import host, in_words, node_pair
 
 PortRange = tuple[int, int]
 

@@ -9,8 +9,8 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import agreement as words
-from ddp_doctor.phrases.nodes import host, node_culprit, node_pair
+from ddp_doctor.wording import differences
+from ddp_doctor.wording.nodes import host, node_culprit, node_pair
 
 
 @rule("DD553", "clocks-apart", Severity.WARNING, ConsistencyFact)
@@ -75,7 +75,7 @@ def _clock_title(
             f"The clock of {host(recording, last)} is {apart:.1f} s ahead of that of {host(recording, first)}"
         )
     way = "ahead of" if off[worst] > 0 else "behind"
-    few = words.hosts(recording, sorted(off))
+    few = differences.hosts(recording, sorted(off))
     if len(off) == 1:
         return (
             f"The clock of {few} is {abs(off[worst]):.1f} s {way} those of the other {len(clocks) - 1} nodes"

@@ -7,7 +7,7 @@ from typing import Generic
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases.agreement import Split, Who, odd_culprits, told
+from ddp_doctor.wording.differences import Split, Who, odd_culprits, told
 
 
 @dataclass(frozen=True)

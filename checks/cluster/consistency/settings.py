@@ -13,14 +13,14 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import agreement as words
-from ddp_doctor.phrases.agreement import Place, Who, split
-from ddp_doctor.phrases.nodes import in_words
 from ddp_doctor.phrases.settings import shown
 from ddp_doctor.settings import agreement
 from ddp_doctor.settings.values import effective
 from ddp_doctor.views.forbidden_ways import settings_told
 from ddp_doctor.views.nccl_backend import nccl_backends
+from ddp_doctor.wording import differences
+from ddp_doctor.wording.differences import Place, Who, split
+from ddp_doctor.wording.nodes import in_words
 
 
 @rule("DD551", "nodes-have-different-settings", Severity.WARNING, ConsistencyFact, EnvVars)
@@ -47,8 +47,8 @@ def different_settings(recording: Recording) -> Iterator[Draft]:
     """
     for group in together(_between_nodes(recording)):
         parts = group[0].split
-        few, many = words.hosts(recording, parts.few), words.others(parts)
-        title = _title(group, few, many, words.told(recording, parts))
+        few, many = differences.hosts(recording, parts.few), differences.others(parts)
+        title = _title(group, few, many, differences.told(recording, parts))
         yield difference_draft(
             recording, group, title, f"{group[0].name}: {group[0].effect}.", _SAME_SETTINGS
         )
@@ -78,20 +78,20 @@ def ranks_differ(recording: Recording) -> Iterator[Draft]:
     silent = sum(seen.fact.local_size - len(seen.fact.ranks) for seen in recording.facts(RankSettings))
     for group in together(_between_ranks(recording, silent)):
         parts = group[0].split
-        few = words.local_ranks(recording, parts.few)
+        few = differences.local_ranks(recording, parts.few)
         many = f"{parts.many} other ranks" if silent else f"the other {parts.many} ranks"
-        title = _title(group, few, many, words.told_by_ranks(recording, parts))
+        title = _title(group, few, many, differences.told_by_ranks(recording, parts))
         detail = f"{group[0].name}: {group[0].effect}."
         if silent:
             detail += f" Of {silent} more rank{'s' if silent > 1 else ''} the settings are not known."
-        odd = words.odd_ranks(recording, parts)
+        odd = differences.odd_ranks(recording, parts)
         yield draft_of(
             group,
             title,
             detail,
             _SAME_FOR_RANKS,
             odd,
-            lambda one: words.told_by_ranks(recording, one),
+            lambda one: differences.told_by_ranks(recording, one),
             check="env_vars",
         )
 
@@ -102,7 +102,7 @@ def _title(group: Sequence[Difference[Who]], few: str, many: str, told: str) -> 
         return f"{names} {'is' if len(group) == 1 else 'are'} not set alike: {told}"
     alone = len(parts.few) == 1
     if len(group) == 1:
-        return f"{few} {'has' if alone else 'have'} {words.odd_values(parts)} where {many} have {parts.usual}"
+        return f"{few} {'has' if alone else 'have'} {differences.odd_values(parts)} where {many} have {parts.usual}"
     return f"{few} {'differs' if alone else 'differ'} from {many} in {names}"
 
 

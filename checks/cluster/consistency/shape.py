@@ -9,8 +9,8 @@ from ddp_doctor.model.choices import Backend, Confidence, Severity, Status
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import agreement as words
-from ddp_doctor.phrases.agreement import Split, split
+from ddp_doctor.wording import differences
+from ddp_doctor.wording.differences import Split, split
 
 #: The rules on GPUs that are missing or fail.
 _LACKING_GPUS = ("DD301", "DD302", "DD303", "DD330")
@@ -73,8 +73,8 @@ def different_ranks(recording: Recording) -> Iterator[Draft]:
         title=f"{_unlike(recording, parts)}: a world of {size}, which nobody notices",
         detail="torchrun takes any number of ranks from each node and counts them together.",
         confidence=Confidence.PROVED,
-        culprits=words.odd_culprits(recording, parts),
-        evidence=(Evidence(text=words.told(recording, parts), value=size, unit="ranks"),),
+        culprits=differences.odd_culprits(recording, parts),
+        evidence=(Evidence(text=differences.told(recording, parts), value=size, unit="ranks"),),
         remedies=(Remedy(summary="Start every node with the same --nproc-per-node", undo=NOTHING_TO_UNDO),),
         nodes=_with_less(ranks),
     )
@@ -83,11 +83,12 @@ def different_ranks(recording: Recording) -> Iterator[Draft]:
 def _unlike(recording: Recording, parts: Split[int]) -> str:
     """ "node1 brings 1 rank where the other 3 nodes have 2 ranks", or every number with its nodes."""
     if parts.usual is None:
-        return words.told(recording, parts)
+        return differences.told(recording, parts)
     have = "has" if parts.many == 1 else "have"
     return (
-        f"{words.hosts(recording, parts.few)} {'has' if len(parts.few) == 1 else 'have'} {words.odd_values(parts)}"
-        f" where {words.others(parts)} {have} {parts.usual}"
+        f"{differences.hosts(recording, parts.few)} {'has' if len(parts.few) == 1 else 'have'}"
+        f" {differences.odd_values(parts)}"
+        f" where {differences.others(parts)} {have} {parts.usual}"
     )
 
 
@@ -133,8 +134,8 @@ def different_gpus(recording: Recording) -> Iterator[Draft]:
         detail="Ranks need a GPU each, and nodes that bring different numbers of them make an uneven world.",
         severity=Severity.WARNING if matters else Severity.INFO,
         confidence=Confidence.PROVED,
-        culprits=words.odd_culprits(recording, parts),
-        evidence=(Evidence(text=words.told(recording, parts)),),
+        culprits=differences.odd_culprits(recording, parts),
+        evidence=(Evidence(text=differences.told(recording, parts)),),
         remedies=(
             Remedy(
                 summary="Ask the scheduler for as many GPUs on every node, or leave the odd one out",

@@ -11,11 +11,10 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import agreement as words
-from ddp_doctor.phrases.agreement import split
-from ddp_doctor.phrases.nodes import in_words
-from ddp_doctor.phrases.ranks import capital
 from ddp_doctor.views.software import with_the_right_nccl
+from ddp_doctor.wording.differences import hosts, odd_values, others, split, told
+from ddp_doctor.wording.nodes import in_words
+from ddp_doctor.wording.ranks import capital
 
 
 @rule("DD550", "nodes-run-different-versions", Severity.WARNING, ConsistencyFact)
@@ -42,12 +41,12 @@ def different_versions(recording: Recording) -> Iterator[Draft]:
         parts = group[0].split
         if parts.usual is None:
             names = in_words([one.name for one in group])
-            title = f"The nodes run different versions of {names}: {words.told(recording, parts)}"
+            title = f"The nodes run different versions of {names}: {told(recording, parts)}"
         else:
-            here = in_words([f"{one.name} {words.odd_values(one.split)}" for one in group])
+            here = in_words([f"{one.name} {odd_values(one.split)}" for one in group])
             there = in_words([f"{one.name} {one.split.usual}" for one in group])
-            title = f"{_run(words.hosts(recording, parts.few), parts.few)} {here} where"
-            title += f" {words.others(parts)} {'runs' if parts.many == 1 else 'run'} {there}"
+            title = f"{_run(hosts(recording, parts.few), parts.few)} {here} where"
+            title += f" {others(parts)} {'runs' if parts.many == 1 else 'run'} {there}"
         detail = f"{capital(group[0].effect)}."
         yield difference_draft(recording, group, title, detail, _SAME_IMAGE)
 

@@ -25,7 +25,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import in_words
+from ddp_doctor.wording.nodes import in_words
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import host, in_words, node_culprit, node_pair
 from ddp_doctor.views.lost_nodes import Cause, causes, farewells, links_lost
+from ddp_doctor.wording.nodes import host, in_words, node_culprit, node_pair
 
 _ANSWERED = {
     "answers": "answers on the direct line",

@@ -6,7 +6,7 @@ from ddp_doctor.facts.roll_call import RollCallFact
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases.nodes import by_cause
+from ddp_doctor.wording.nodes import by_cause
 
 
 def facing(recording: Recording, *obstacles: Obstacle) -> list[Group]:

@@ -21,7 +21,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import in_words
+from ddp_doctor.wording.nodes import in_words
 
 #: What the kernel says where this host itself knows no way, whatever the other one does (errno(3)).
 _NO_NETWORK = "Network is unreachable"

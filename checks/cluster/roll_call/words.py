@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from ddp_doctor.facts.roll_call import Present, RollCallFact
 from ddp_doctor.model.finding import Culprit, Evidence
 from ddp_doctor.model.recording import Recording, Seen
-from ddp_doctor.phrases import run_options
-from ddp_doctor.phrases.nodes import in_words
+from ddp_doctor.wording import run_options
+from ddp_doctor.wording.nodes import in_words
 
 #: Nodes in the same situation.
 Group = Sequence[Seen[RollCallFact]]

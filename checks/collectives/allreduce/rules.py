@@ -9,10 +9,10 @@ from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Reproducer,
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import nccl_settings
-from ddp_doctor.phrases.ddp import SIMPLE_PROTOCOL
-from ddp_doctor.phrases.p2p import DISABLE_P2P
-from ddp_doctor.phrases.ranks import rank_at, rank_culprit, ranks_at
 from ddp_doctor.remedies.kinds import by_administrator
+from ddp_doctor.remedies.p2p import DISABLE_P2P
+from ddp_doctor.remedies.stock_ddp import SIMPLE_PROTOCOL
+from ddp_doctor.wording.ranks import rank_at, rank_culprit, ranks_at
 
 
 @rule("DD601", "all-reduce-is-wrong", Severity.ERROR, AllReduceFact)

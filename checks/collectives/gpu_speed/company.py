@@ -9,9 +9,9 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
-from ddp_doctor.phrases.ranks import capital, rank_at, ranks_at
 from ddp_doctor.views.busy_gpus import BusyGpu
+from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.wording.ranks import capital, rank_at, ranks_at
 
 _GIB = 1024**3
 

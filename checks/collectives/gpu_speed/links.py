@@ -18,8 +18,8 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
-from ddp_doctor.phrases.ranks import capital, rank_at, ranks_at
+from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.wording.ranks import capital, rank_at, ranks_at
 
 #: Of a model's GPUs no more than this share is a fault; more of them is how the machines are built.
 _FEW = 0.25

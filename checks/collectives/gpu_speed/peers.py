@@ -21,9 +21,9 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
-from ddp_doctor.phrases.ranks import capital, pair_culprit, rank_at, ranks_at
 from ddp_doctor.views.gpus import power_limited
+from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.wording.ranks import capital, pair_culprit, rank_at, ranks_at
 
 _DETAIL = "In DDP every rank waits for the slowest one, in every step."
 #: Rates that are too low, by model, and the GPUs of that model that are fast.

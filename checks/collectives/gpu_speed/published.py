@@ -12,7 +12,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.ranks import capital, ranks_at
+from ddp_doctor.wording.ranks import capital, ranks_at
 
 #: A smaller matrix does not reach the published rates.
 _SMALLEST = 4096

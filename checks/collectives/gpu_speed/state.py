@@ -9,8 +9,8 @@ from ddp_doctor.facts.gpu_speed import GpuLoad
 from ddp_doctor.knowledge import gpu_speed as known
 from ddp_doctor.model.finding import Evidence, Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
-from ddp_doctor.phrases.ranks import rank_at
+from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.wording.ranks import rank_at
 
 
 def evidence(

@@ -6,8 +6,8 @@ from ddp_doctor.knowledge import gpu_speed as known
 from ddp_doctor.knowledge.nvml import CLOCK_EVENTS_API
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases.ranks import rank_culprit
 from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.wording.ranks import rank_culprit
 
 
 def gpu_culprit(recording: Recording, rank: int, uuid: str | None) -> Culprit:

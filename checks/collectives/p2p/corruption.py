@@ -8,11 +8,11 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
-from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH
-from ddp_doctor.phrases.ranks import pair_culprit, rank_at, rank_culprit, ranks_at
 from ddp_doctor.remedies.kinds import by_administrator, remedy
+from ddp_doctor.remedies.p2p import DISABLE_P2P, REPAIR_PATH
 from ddp_doctor.views.reproducers import between
+from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.wording.ranks import pair_culprit, rank_at, rank_culprit, ranks_at
 
 
 @rule("DD606", "pair-of-ranks-corrupts-data", Severity.ERROR, P2pFact)

@@ -11,13 +11,13 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE
-from ddp_doctor.phrases.nodes import host
-from ddp_doctor.phrases.p2p import keep_near_p2p
-from ddp_doctor.phrases.ranks import capital, pair_culprit, rank_at, rank_culprit, ranks_at
 from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.remedies.p2p import keep_near_p2p
 from ddp_doctor.views.reproducers import between
 from ddp_doctor.views.transports import log_of, places, used_within
+from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.wording.nodes import host
+from ddp_doctor.wording.ranks import capital, pair_culprit, rank_at, rank_culprit, ranks_at
 
 _COMPARE_LINKS = remedy(
     "Compare link type, PCIe width and NUMA node with those of the faster pairs",

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from ddp_doctor.facts.buffers import Buffers, OffState
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases.ddp import remedies
-from ddp_doctor.phrases.ranks import rank_culprits, ranks_at
+from ddp_doctor.remedies.stock_ddp import remedies
+from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
 #: What comes from rank 0 or, with broadcasting off, could only come from there.
 _BROADCAST = ("parameters_off", "buffers_off", "reassigned_off", "kept_off")

@@ -9,8 +9,8 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import node_culprits, node_names
-from ddp_doctor.phrases.ranks import rank_culprits, ranks_at
+from ddp_doctor.wording.nodes import node_culprits, node_names
+from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
 _Bad = list[tuple[Seen[Checkpoint], Loaded]]
 

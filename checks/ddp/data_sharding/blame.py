@@ -6,9 +6,9 @@ from ddp_doctor.facts.data_sharding import DataSharding, Share
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases.agreement import Split, split
-from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, in_words
-from ddp_doctor.phrases.ranks import rank_culprits, ranks_at
+from ddp_doctor.wording.differences import Split, split
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, in_words
+from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
 Facts = Mapping[int, DataSharding]
 #: Indices that a sentence names.

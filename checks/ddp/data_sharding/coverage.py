@@ -10,8 +10,8 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import in_words
-from ddp_doctor.phrases.ranks import rank_list, ranks_at
+from ddp_doctor.wording.nodes import in_words
+from ddp_doctor.wording.ranks import rank_list, ranks_at
 
 #: What a share records, and how a sentence calls it.
 _PASSES = {

@@ -9,7 +9,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.ranks import ranks_at
+from ddp_doctor.wording.ranks import ranks_at
 
 #: float32, summed over thousands of ranks in any order.
 _RELATIVE = 1e-4

@@ -9,8 +9,8 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.agreement import Split, split
-from ddp_doctor.phrases.ranks import ranks_at
+from ddp_doctor.wording.differences import Split, split
+from ddp_doctor.wording.ranks import ranks_at
 
 #: torch seeds itself with 64 random bits; below this somebody chose (by chance once in four thousand million).
 _CHOSEN_BELOW = 2**32

@@ -10,8 +10,8 @@ from ddp_doctor.facts.gradient_sync import GradientSync
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases.ddp import remedies
-from ddp_doctor.phrases.ranks import capital, rank_culprits, ranks_at
+from ddp_doctor.remedies.stock_ddp import remedies
+from ddp_doctor.wording.ranks import capital, rank_culprits, ranks_at
 
 
 @dataclass(frozen=True)

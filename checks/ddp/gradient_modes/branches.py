@@ -9,9 +9,9 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import in_words
-from ddp_doctor.phrases.ranks import ranks_at
 from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code
+from ddp_doctor.wording.nodes import in_words
+from ddp_doctor.wording.ranks import ranks_at
 
 _EXPECT = in_code(
     "Pass find_unused_parameters=True to DistributedDataParallel, or let every rank use every parameter",

@@ -10,8 +10,8 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.ddp import remedies
-from ddp_doctor.phrases.ranks import capital, cause, rank_culprits, ranks_at
+from ddp_doctor.remedies.stock_ddp import remedies
+from ddp_doctor.wording.ranks import capital, cause, rank_culprits, ranks_at
 
 
 @rule("DD723", "ddp-fails-in-a-mode", Severity.ERROR, GradientModes)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from ddp_doctor.checks.ddp.gradient_modes.modes import ACCUMULATED, USED
 from ddp_doctor.knowledge import gradient_code as code
 from ddp_doctor.model.finding import Remedy
-from ddp_doctor.phrases.nodes import in_words
 from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code
+from ddp_doctor.wording.nodes import in_words
 
 
 @dataclass(frozen=True)

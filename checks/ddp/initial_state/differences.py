@@ -9,7 +9,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.ddp import remedies
+from ddp_doctor.remedies.stock_ddp import remedies
 
 _SILENT = ("order", "name")
 

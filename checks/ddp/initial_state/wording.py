@@ -9,8 +9,8 @@ from ddp_doctor.knowledge.manifests import Difference, Kind
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases.ranks import capital, rank_at, rank_culprits, ranks_at
 from ddp_doctor.remedies.kinds import in_code
+from ddp_doctor.wording.ranks import capital, rank_at, rank_culprits, ranks_at
 
 #: Of a difference that DDP does not see: it pairs the ranks' lists by place.
 _MIXED = "DDP goes by the place in the list and raises nothing: it averages what does not belong together."

@@ -8,7 +8,7 @@ from ddp_doctor.facts.mixed_precision import MixedPrecision, Scaled, ScaledStep
 from ddp_doctor.knowledge import gradient_code as code
 from ddp_doctor.model.finding import Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases.ddp import remedies
+from ddp_doctor.remedies.stock_ddp import remedies
 
 RankSteps = list[tuple[int, ScaledStep]]
 

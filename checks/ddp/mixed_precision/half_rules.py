@@ -10,8 +10,8 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.ranks import rank_culprits, ranks_at
 from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code
+from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
 _MASTER = in_code(
     "Keep weights and gradients in float32 and autocast the forward, so that float32 is reduced",

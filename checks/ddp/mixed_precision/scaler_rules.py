@@ -9,8 +9,8 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.ranks import rank_culprits, ranks_at
 from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code
+from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
 _BACKOFF = 0.5  # torch.amp.GradScaler's default
 _AGREE = in_code(

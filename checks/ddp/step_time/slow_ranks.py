@@ -13,8 +13,8 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.ranks import capital, rank_at, rank_culprits, ranks_at
 from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.wording.ranks import capital, rank_at, rank_culprits, ranks_at
 
 _FEWEST_RANKS = 3
 _FEWEST_LOOKS = 6

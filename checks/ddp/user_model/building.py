@@ -19,8 +19,8 @@ from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.bound_device import used_elsewhere
-from ddp_doctor.phrases.ranks import capital, rank_culprits, ranks_at
 from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.wording.ranks import capital, rank_culprits, ranks_at
 
 
 @rule("DD770", "user-model-named-differently", Severity.ERROR, UserModel)

@@ -6,8 +6,8 @@ from typing import TypeVar
 from ddp_doctor.facts.user_model import Names, UserModel
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Remedy
 from ddp_doctor.model.recording import Recording, Seen
-from ddp_doctor.phrases.ranks import rank_culprits, ranks_at, short
 from ddp_doctor.remedies.kinds import in_code
+from ddp_doctor.wording.ranks import rank_culprits, ranks_at, short
 
 T = TypeVar("T", bound=Hashable)
 #: Of many names a title shows so many.

@@ -9,11 +9,11 @@ Raw input; only such names are recorded, and no value that looks like a credenti
 
 from ddp_doctor.checks.node.env_vars import backends, costs, devices, launch, names, together, values
 from ddp_doctor.facts.env_vars import EnvVars, SettingOrigins, SettingText
+from ddp_doctor.knowledge import launchers
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.redact import open_and_withheld
-from ddp_doctor.phrases import launchers
 from ddp_doctor.settings.names import is_recorded
 
 

@@ -14,10 +14,10 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import by_cause, in_words, node_culprits, node_names
 from ddp_doctor.phrases.settings import setting_draft, shown, unset
 from ddp_doctor.settings.values import misread
 from ddp_doctor.views.interfaces import chosen
+from ddp_doctor.wording.nodes import by_cause, in_words, node_culprits, node_names
 
 _INTERFACES_SHOWN = 8
 _READERS = ((GLOO_IFNAME, "gloo"), (NCCL_IFNAME, "nccl"))

@@ -6,12 +6,12 @@ finding.
 
 from collections.abc import Iterator, Mapping
 
-from ddp_doctor.facts.env_vars import EnvVars, Launcher
+from ddp_doctor.checks.node.env_vars import launch_variables
+from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.knowledge.launchers import Launcher
 from ddp_doctor.knowledge.versions import dotted
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy, Reproducer
-from ddp_doctor.phrases import launchers
-from ddp_doctor.phrases.nodes import in_words as in_a_sentence
 from ddp_doctor.phrases.settings import NO_TRIAL, in_words, listed, set_to, setting_draft, shown, unset
 from ddp_doctor.settings.effects import effects
 from ddp_doctor.settings.interactions import conflicts, disagreeing
@@ -23,6 +23,7 @@ from ddp_doctor.settings.trials import read_by
 from ddp_doctor.settings.values import effective, misread
 from ddp_doctor.views import settings_read
 from ddp_doctor.views.settings_read import MisreadValue
+from ddp_doctor.wording.nodes import in_words as in_a_sentence
 
 Env = Mapping[str, str]
 
@@ -43,12 +44,12 @@ _MEETING = "set MASTER_ADDR to a name of node 0 that the others resolve, MASTER_
 
 def leftovers(seen: EnvVars) -> Iterator[Draft]:
     """Variables that make a process without a launcher take itself for one rank of a world."""
-    env, complete = seen.variables, all(seen.variables.get(name) for name in launchers.RENDEZVOUS)
+    env, complete = seen.variables, all(seen.variables.get(name) for name in launch_variables.RENDEZVOUS)
     if seen.is_written or seen.launcher is not None:
         return
     if seen.in_kubernetes and complete:  # a training operator sets all of them
         return
-    names = launchers.leftovers(env, in_job=seen.in_kubernetes or "SLURM_JOB_ID" in env)
+    names = launch_variables.leftovers(env, in_job=seen.in_kubernetes or "SLURM_JOB_ID" in env)
     pairs = {name: env[name] for name in names}
     if pairs:
         yield setting_draft(
@@ -57,8 +58,8 @@ def leftovers(seen: EnvVars) -> Iterator[Draft]:
             listed(pairs),
             _NO_LAUNCHER,
             unset(pairs, "left over from another launch"),
-            detail=f"{launchers.consequence(env)} torchrun gives its workers values of its own.",
-            severity=Severity.INFO if launchers.is_alone(env) else None,
+            detail=f"{launch_variables.consequence(env)} torchrun gives its workers values of its own.",
+            severity=Severity.INFO if launch_variables.is_alone(env) else None,
             confidence=Confidence.LIKELY,
         )
 
@@ -67,13 +68,13 @@ def inconsistencies(seen: EnvVars) -> Iterator[Draft]:
     """Launch variables that are set in part, or that cannot be true together."""
     env, launcher = seen.variables, seen.launcher
     in_world = launcher is not None or seen.in_kubernetes
-    lacking = launchers.missing(env, launcher) if in_world else ()
+    lacking = launch_variables.missing(env, launcher) if in_world else ()
     if lacking:
         known = "TORCHELASTIC_RUN_ID" if launcher == "torchrun" else "RANK"
         text = f"{shown(known, env.get(known, ''))} is set, but not {', '.join(lacking)}"
         yield _inconsistent(env, lacking, text, launcher)
     sure = in_world and not lacking and bool(env.get("RANK"))
-    for fault in launchers.faults(env, launcher):
+    for fault in launch_variables.faults(env, launcher):
         # Outside a world, ranks and sizes are leftovers, which are reported with what is wrong in them.
         if in_world or set(fault.names) <= {"MASTER_ADDR", "MASTER_PORT"}:
             severity = Severity.ERROR if fault.fatal and sure else None
@@ -84,7 +85,11 @@ def _inconsistent(
     env: Env, names: tuple[str, ...], text: str, launcher: Launcher | None, severity: Severity | None = None
 ) -> Draft:
     told = ("TORCHELASTIC_RUN_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
-    saw = {name: env[name] for name in dict.fromkeys((*names, *launchers.RENDEZVOUS, *told)) if name in env}
+    saw = {
+        name: env[name]
+        for name in dict.fromkeys((*names, *launch_variables.RENDEZVOUS, *told))
+        if name in env
+    }
     return setting_draft(
         names,
         text,
@@ -99,7 +104,7 @@ def _inconsistent(
 def too_few_gpus(seen: EnvVars) -> Iterator[Draft]:
     """A local rank past the end of CUDA_VISIBLE_DEVICES, or more local ranks than it lists."""
     env = seen.variables
-    count = launchers.visible(env.get("CUDA_VISIBLE_DEVICES", ""))
+    count = launch_variables.visible(env.get("CUDA_VISIBLE_DEVICES", ""))
     needed = {"LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 0}  # what to add for a number of GPUs
     if count == 1:  # maybe each task has a GPU of its own
         del needed["LOCAL_WORLD_SIZE"]
@@ -131,7 +136,7 @@ def another_gpu(seen: EnvVars, gpus: int | None) -> Iterator[Draft]:
     if seen.launcher not in _PLACES:
         return
     in_job, on_node = _PLACES[seen.launcher]
-    visible = launchers.visible(env["CUDA_VISIBLE_DEVICES"]) if "CUDA_VISIBLE_DEVICES" in env else gpus
+    visible = launch_variables.visible(env["CUDA_VISIBLE_DEVICES"]) if "CUDA_VISIBLE_DEVICES" in env else gpus
     rank, local_rank = env.get("RANK") or env.get(in_job, ""), env.get(on_node, "")
     taken = env.get("LOCAL_RANK", rank)
     if not visible or not (taken.isdecimal() and local_rank.isdecimal()):
@@ -159,7 +164,7 @@ def another_gpu(seen: EnvVars, gpus: int | None) -> Iterator[Draft]:
 def torchrun_options(seen: EnvVars) -> Iterator[Draft]:
     """Options of torchrun in a plain shell's environment."""
     env = seen.variables
-    defaults = {name: {variables()[name].default, ""} for name in launchers.REDIRECTING}
+    defaults = {name: {variables()[name].default, ""} for name in launch_variables.REDIRECTING}
     pairs = {name: env[name] for name in defaults if env.get(name, "") not in defaults[name]}
     if seen.is_written:
         return

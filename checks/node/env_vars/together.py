@@ -8,7 +8,6 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import in_words
 from ddp_doctor.phrases.settings import set_to, setting_draft, shown
 from ddp_doctor.settings.interactions import conflicts, disagreeing, silenced
 from ddp_doctor.settings.ranges import OutOfRange, out_of_range
@@ -16,6 +15,7 @@ from ddp_doctor.settings.scope import scope
 from ddp_doctor.settings.table import Conflict, Silencer
 from ddp_doctor.settings.values import effective, misread
 from ddp_doctor.views.forbidden_ways import settings_told
+from ddp_doctor.wording.nodes import in_words
 
 
 @rule("DD115", "setting-without-effect-beside-another", Severity.WARNING, EnvVars)

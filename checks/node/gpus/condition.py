@@ -9,10 +9,10 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import Sight, gpu_draft
-from ddp_doctor.phrases.kernel import xids_of
 from ddp_doctor.remedies.gpus import COOL_DOWN
 from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.wording.gpus import Sight, gpu_draft
+from ddp_doctor.wording.kernel_log import xids_of
 
 RESET_GPU = by_operator(
     "Drain the node, then reset the GPU; where it does not come back, reboot, and if the fault returns, "

@@ -10,11 +10,11 @@ from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse import software as parse
-from ddp_doctor.phrases.gpus import LINES_OF_EVIDENCE, asked_for
-from ddp_doctor.phrases.kernel import stuck_processes, xid_lines
-from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names
 from ddp_doctor.remedies.gpus import REBOOT
 from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE, asked_for
+from ddp_doctor.wording.kernel_log import stuck_processes, xid_lines
+from ddp_doctor.wording.nodes import by_cause, node_culprits, node_names
 
 ONE_DRIVER = by_operator(
     "Make library and kernel module one installation: reload the module or reboot after an update, and remove "

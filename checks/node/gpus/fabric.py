@@ -9,11 +9,11 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import Sight, asked_for, gpu_draft
-from ddp_doctor.phrases.kernel import switch_faults
-from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import Hits, hits_of
+from ddp_doctor.views.kernel_log import switch_faults
+from ddp_doctor.wording.gpus import Sight, asked_for, gpu_draft
+from ddp_doctor.wording.nodes import by_cause, node_culprits, node_names
 
 FABRIC_MANAGER = by_operator(
     "Start the fabric manager of exactly the driver's version, and read in its log why it has not taken the "

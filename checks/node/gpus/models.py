@@ -9,9 +9,9 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import Sight, gpu_draft
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import hits_of
+from ddp_doctor.wording.gpus import Sight, gpu_draft
 
 WHOLE_GPUS = by_operator(
     "For DDP over several GPUs ask for whole GPUs; an operator can turn MIG mode off.",

@@ -8,9 +8,9 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import Sight, gpu_draft
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import Hits, hits_of
+from ddp_doctor.wording.gpus import Sight, gpu_draft
 
 KEEP_DRIVER_LOADED = by_operator(
     "Let nvidia-persistenced run, so that the driver keeps the GPUs initialised between processes.",

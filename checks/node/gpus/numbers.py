@@ -12,11 +12,12 @@ from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import asked_for
-from ddp_doctor.phrases.kernel import NodeView, xid_lines
-from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names
 from ddp_doctor.remedies.gpus import FIND_GPU
 from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.views.kernel_log import NodeView
+from ddp_doctor.wording.gpus import asked_for
+from ddp_doctor.wording.kernel_log import xid_lines
+from ddp_doctor.wording.nodes import by_cause, node_culprits, node_names
 
 
 @rule("DD303", "gpus-missing", Severity.ERROR)

@@ -10,9 +10,9 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import Sight, gpu_draft
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import Hits, by_model, far_below
+from ddp_doctor.wording.gpus import Sight, gpu_draft
 
 ECC_ALIKE = by_operator(
     "Set ECC alike on all GPUs of one model, and reboot: on, where errors must not pass unseen.",

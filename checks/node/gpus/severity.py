@@ -5,8 +5,8 @@ from collections.abc import Callable
 from ddp_doctor.facts.gpus import Gpu, GpusFact
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.recording import Recording, Seen
-from ddp_doctor.phrases.gpus import asked_for
 from ddp_doctor.views.gpus import Hits, _gpus_of_the_job
+from ddp_doctor.wording.gpus import asked_for
 
 
 def severity_of_use(recording: Recording, group: list[Seen[GpusFact]]) -> Severity:

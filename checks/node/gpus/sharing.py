@@ -11,9 +11,9 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import Sight, gpu_draft
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import Hits
+from ddp_doctor.wording.gpus import Sight, gpu_draft
 
 FREE_MEMORY = by_operator(
     "End what still runs there, or ask for other GPUs.",

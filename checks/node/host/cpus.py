@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.node.host.facts import hits
+from ddp_doctor.checks.node.host.shortages import shortage_draft, shortages
 from ddp_doctor.facts.host import Host
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import limits
-from ddp_doctor.phrases.nodes import by_cause, node_draft
+from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.wording.nodes import by_cause, node_draft
 
 
 @rule("DD224", "too-few-cpus-for-ranks", Severity.WARNING, Host)
@@ -30,14 +30,14 @@ def too_few_cpus_for_ranks(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.kernel.org/scheduler/sched-bwc.html
     """
-    for hit in hits(recording, _cpus, lambda fact: fact.usable_cpus):
-        fact, ranks = hit.worst.fact, hit.ranks
+    for short in shortages(recording, _cpus, lambda fact: fact.usable_cpus):
+        fact, ranks = short.worst.fact, short.ranks
         quota = "no quota" if fact.cpu_quota_cpus is None else f"a quota of {fact.cpu_quota_cpus:g}"
         text, has = f"{fact.cpus} CPUs in the affinity mask, {quota}", fact.usable_cpus
         title = f"{ranks} ranks share {has:g} CPUs on {{nodes}}"
         detail = "A rank that waits for its turn on a CPU makes all others wait at every all-reduce."
         saw = Evidence(text=text, value=has, unit="CPUs", expected=ranks, expected_from="one for each rank")
-        yield limits.hit_draft(recording, hit, title, saw, limits.cpus(ranks), detail=detail)
+        yield shortage_draft(recording, short, title, saw, _more_cpus(ranks), detail=detail)
 
 
 def _cpus(fact: Host, ranks: int, world: World) -> Severity | None:
@@ -64,8 +64,8 @@ def omp_threads_oversubscribe_cpus(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/elastic/run.html
     """
-    for hit in hits(recording, _omp, lambda fact: -_threads_per_cpu(fact)):
-        fact, ranks = hit.worst.fact, hit.ranks
+    for short in shortages(recording, _omp, lambda fact: -_threads_per_cpu(fact)):
+        fact, ranks = short.worst.fact, short.ranks
         threads, has = (fact.omp_num_threads or 1) * ranks, fact.usable_cpus
         text = f"OMP_NUM_THREADS={fact.omp_num_threads} and {ranks} ranks"
         title = f"{text} start {threads} threads on {{nodes}} for {has:g} CPUs"
@@ -73,7 +73,7 @@ def omp_threads_oversubscribe_cpus(recording: Recording) -> Iterator[Draft]:
         saw = Evidence(
             text=text, value=threads, unit="threads", expected=has, expected_from="one thread for each CPU"
         )
-        yield limits.hit_draft(recording, hit, title, saw, limits.omp_threads(ranks, int(has)), detail=detail)
+        yield shortage_draft(recording, short, title, saw, _fewer_threads(ranks, int(has)), detail=detail)
 
 
 def _threads_per_cpu(fact: Host) -> float:
@@ -115,6 +115,33 @@ def _slowed(fact: Host) -> str | None:
         return f"the clock source is {fact.clock_source}"
     per_cpu = (fact.load_1min or 0) / (fact.host_cpus or fact.cpus)
     return "other work keeps its CPUs busy" if per_cpu > thresholds.LOAD_PER_CPU else None
+
+
+def _more_cpus(ranks: int) -> Remedy:
+    """A CPU for each rank, and one more for its data loaders."""
+    return remedy(
+        f"Give the job at least {2 * ranks} CPUs on the node, or start fewer ranks: --cpus-per-task in "
+        "SLURM, --cpus in Docker, resources.limits.cpu in Kubernetes",
+        f"sbatch --cpus-per-task={2 * ranks} …",
+        f"docker run --cpus={2 * ranks} …",
+        scope="job",
+        cost="other jobs get fewer CPUs",
+        undo="ask for fewer again",
+        untried="the doctor cannot give itself more CPUs",
+    )
+
+
+def _fewer_threads(ranks: int, cpu_count: int) -> Remedy:
+    """As many OpenMP threads as each rank has CPUs."""
+    threads = max(cpu_count // ranks, 1)
+    why = f"{cpu_count} CPUs shared by {ranks} ranks"
+    return Remedy(
+        summary=f"Give each rank {threads} OpenMP thread{'s' if threads > 1 else ''}",
+        settings=(Setting(name="OMP_NUM_THREADS", value=str(threads), why=why),),
+        cost="a rank that alone does heavy CPU work has fewer threads",
+        undo="export the former value",
+        proof=Proof(reason="it is read when a library loads, and no trial was made with it"),
+    )
 
 
 RULES = (too_few_cpus_for_ranks, omp_threads_oversubscribe_cpus, slow_clock_or_busy_host)

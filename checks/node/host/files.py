@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.node.host.facts import hits
+from ddp_doctor.checks.node.host.shortages import shortage_draft, shortages
 from ddp_doctor.facts.host import Host
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import limits
+from ddp_doctor.remedies.host_limits import UNCHANGED
+from ddp_doctor.remedies.kinds import remedy
 
 
 @rule("DD223", "too-few-open-files", Severity.WARNING, Host)
@@ -28,8 +29,8 @@ def too_few_open_files(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/multiprocessing.html#sharing-strategies
     """
-    for hit in hits(recording, _files, lambda fact: fact.open_files):
-        allowed, wanted = hit.worst.fact.open_files or 0, thresholds.open_files(hit.world.world_size)
+    for short in shortages(recording, _files, lambda fact: fact.open_files):
+        allowed, wanted = short.worst.fact.open_files or 0, thresholds.open_files(short.world.world_size)
         saw = Evidence(
             text=f"RLIMIT_NOFILE {allowed}",
             value=allowed,
@@ -37,13 +38,22 @@ def too_few_open_files(recording: Recording) -> Iterator[Draft]:
             expected=wanted,
             expected_from="measured on ranks with gloo",
         )
-        title = f"Only {allowed} files may be open on {{nodes}}, too few for {hit.world.world_size} ranks"
+        title = f"Only {allowed} files may be open on {{nodes}}, too few for {short.world.world_size} ranks"
         detail = "Each connection takes one; a rank that runs out fails with Too many open files."
-        yield limits.hit_draft(
-            recording, hit, title, saw, limits.open_files(max(wanted, 4096)), detail=detail
-        )
+        yield shortage_draft(recording, short, title, saw, _more_files(max(wanted, 4096)), detail=detail)
 
 
 def _files(fact: Host, _ranks: int, world: World) -> Severity | None:
     few = fact.open_files is not None and fact.open_files < thresholds.open_files(world.world_size)
     return Severity.WARNING if few else None
+
+
+def _more_files(wanted: int) -> Remedy:
+    """More file descriptors, in the shell that starts the job."""
+    return remedy(
+        f"Raise the limit of open files to {wanted} or more before the job starts",
+        f"ulimit -n {wanted}",
+        scope="job",
+        undo="start a new shell",
+        untried=UNCHANGED,
+    )

@@ -2,16 +2,17 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.node.host.facts import hits
+from ddp_doctor.checks.node.host.shortages import shortage_draft, shortages
 from ddp_doctor.facts.host import Host
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import limits
-from ddp_doctor.phrases.complaints import all_said
 from ddp_doctor.probing.host_limits import in_units
+from ddp_doctor.remedies import host_limits
+from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.views.nccl_complaints import all_said
 
 
 @rule("DD221", "shared-memory-too-small", Severity.WARNING, Host)
@@ -32,15 +33,15 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
-    for hit in hits(recording, _shm, lambda fact: fact.shm_free_bytes, of_the_job=False):
-        if all_said(recording, (seen.node for seen in hit.nodes), "shm"):
+    for short in shortages(recording, _shm, lambda fact: fact.shm_free_bytes, of_the_job=False):
+        if all_said(recording, (node.node for node in short.nodes), "shm"):
             continue  # NCCL failed over it, which is a finding of its own
-        fact, ranks = hit.worst.fact, hit.ranks
+        fact, ranks = short.worst.fact, short.ranks
         free, total = fact.shm_free_bytes or 0, fact.shm_total_bytes or 0
         wanted = max(ranks * thresholds.NCCL_SHM_PER_RANK_BYTES, thresholds.DOCKER_SHM_BYTES)
         text, users = (
             f"{in_units(free)} of {in_units(total)} free",
-            "NCCL" if _nccl(hit.world, ranks) else "data loaders",
+            "NCCL" if _nccl(short.world, ranks) else "data loaders",
         )
         saw = Evidence(
             text=f"in /dev/shm {text}",
@@ -50,9 +51,9 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
             expected_from=f"segments of {ranks} NCCL ranks; Docker's default",
         )
         title = f"Shared memory on {{nodes}} is too small for {users}: {text} in /dev/shm"
-        remedy = limits.shared_memory(total, ranks, in_container=fact.in_container)
+        remedy = host_limits.shared_memory(total, ranks, in_container=fact.in_container)
         detail = f"{in_units(wanted)} or more are wanted. NCCL fails at its start, worker processes by a bus error."
-        yield limits.hit_draft(recording, hit, title, saw, remedy, detail=detail)
+        yield shortage_draft(recording, short, title, saw, remedy, detail=detail)
 
 
 def _nccl(world: World, ranks: int) -> bool:
@@ -87,10 +88,10 @@ def locked_memory_too_low_for_rdma(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
-    for hit in hits(recording, _memlock, lambda fact: fact.memlock_bytes):
-        if all_said(recording, (seen.node for seen in hit.nodes), "memlock"):
+    for short in shortages(recording, _memlock, lambda fact: fact.memlock_bytes):
+        if all_said(recording, (node.node for node in short.nodes), "memlock"):
             continue
-        fact = hit.worst.fact
+        fact = short.worst.fact
         allowed, devices = fact.memlock_bytes or 0, ", ".join(fact.rdma_devices)
         text, wanted = f"RLIMIT_MEMLOCK {in_units(allowed)} beside {devices}", thresholds.RDMA_MEMLOCK_BYTES
         saw = Evidence(
@@ -101,9 +102,9 @@ def locked_memory_too_low_for_rdma(recording: Recording) -> Iterator[Draft]:
             expected_from="NCCL's user guide asks for unlimited",
         )
         title = f"Only {in_units(allowed)} of memory may be locked on {{nodes}}, too little for RDMA"
-        remedy = limits.locked_memory(hit.world.launcher, in_container=fact.in_container)
+        remedy = host_limits.locked_memory(short.world.launcher, in_container=fact.in_container)
         detail = f"NCCL pins the buffers of every connection over {devices}, and fails where it may not."
-        yield limits.hit_draft(recording, hit, title, saw, remedy, detail=detail)
+        yield shortage_draft(recording, short, title, saw, remedy, detail=detail)
 
 
 def _memlock(fact: Host, _ranks: int, world: World) -> Severity | None:
@@ -130,9 +131,9 @@ def too_little_memory_for_ranks(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.kernel.org/admin-guide/cgroup-v2.html#memory
     """
-    for hit in hits(recording, _memory, lambda fact: fact.free_memory_bytes, of_the_job=False):
-        free = hit.worst.fact.free_memory_bytes or 0
-        ranks, wanted = hit.ranks, thresholds.memory(hit.ranks)
+    for short in shortages(recording, _memory, lambda fact: fact.free_memory_bytes, of_the_job=False):
+        free = short.worst.fact.free_memory_bytes or 0
+        ranks, wanted = short.ranks, thresholds.memory(short.ranks)
         saw = Evidence(
             text=f"{in_units(free)} available",
             value=free,
@@ -142,12 +143,21 @@ def too_little_memory_for_ranks(recording: Recording) -> Iterator[Draft]:
         )
         title = f"{in_units(free)} of memory are free on {{nodes}}, too little for {ranks} ranks"
         detail = "The kernel will kill a rank, and the others will wait for it until their time-out."
-        yield limits.hit_draft(recording, hit, title, saw, limits.memory(ranks), detail=detail)
+        yield shortage_draft(recording, short, title, saw, _more_memory(ranks), detail=detail)
 
 
 def _memory(fact: Host, ranks: int, _world: World) -> Severity | None:
     free = fact.free_memory_bytes
     return Severity.WARNING if free is not None and free < thresholds.memory(ranks) else None
+
+
+def _more_memory(ranks: int) -> Remedy:
+    """More memory, or fewer ranks."""
+    return remedy(
+        f"Give the job more memory, start fewer than {ranks} ranks, or end what else fills it",
+        "ps -eo pid,user,rss,comm --sort=-rss | head",
+        untried="the doctor cannot give itself more memory",
+    )
 
 
 RULES = (shared_memory_too_small, locked_memory_too_low_for_rdma, too_little_memory_for_ranks)

@@ -10,7 +10,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import interfaces as words
+from ddp_doctor.remedies import interfaces
 
 _WHY_ONE_FAMILY = {
     "gloo": "gloo refuses such a pair at once, on both nodes.",
@@ -42,14 +42,14 @@ def choices_in_different_networks(recording: Recording) -> Iterator[Draft]:
     better = better_interfaces(offers)
     sides = family_sides(offers)
     if better.shared and not all(sides):
-        backend = words.backend_name(offers[0].backend)
+        backend = interfaces.backend_name(offers[0].backend)
         yield Draft(
             title=f"{backend} takes addresses of different networks, though the nodes share one",
             detail="Routers may well connect them. Where paths fail, the shared network is the one to take.",
             confidence=Confidence.POSSIBLE,
             culprits=culprits(recording, offers),
             evidence=evidence(recording, offers),
-            remedies=(words.use_interface(recording, offers, better, offers),),
+            remedies=(interfaces.use_interface(recording, offers, better, offers),),
         )
 
 
@@ -77,12 +77,12 @@ def address_families_differ(recording: Recording) -> Iterator[Draft]:
     old, new = family_sides([offer for offer in offers if offer.node not in wrong])
     if not old or not new:
         return
-    backend = words.backend_name(old[0].backend)
+    backend = interfaces.backend_name(old[0].backend)
     both = all(can_speak(one, ipv6=True) for one in old) and all(can_speak(one, ipv6=False) for one in new)
     fewer = min(old, new, key=len)
-    sides = [words.names(recording, (offer.node for offer in side)) for side in (new, old)]
+    sides = [interfaces.names(recording, (offer.node for offer in side)) for side in (new, old)]
     severity = Severity.WARNING if both and backend != "gloo" else Severity.ERROR
-    mended = (words.one_family(recording, [*old, *new]),)
+    mended = (interfaces.one_family(recording, [*old, *new]),)
     yield Draft(
         title=f"{backend} gives out IPv6 addresses on {sides[0]} and IPv4 addresses on {sides[1]}",
         detail=_WHY_ONE_FAMILY[backend],

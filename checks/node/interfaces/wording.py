@@ -7,7 +7,7 @@ from ddp_doctor.knowledge.interface_faults import Fault, Kind, Offer
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases import interfaces as words
+from ddp_doctor.remedies import interfaces
 
 #: This many nodes are shown as evidence; the culprits name them all.
 SHOWN = 4
@@ -24,16 +24,16 @@ class Group:
     @property
     def backend(self) -> str:
         """The backend whose choice it is, as people write it."""
-        return words.backend_name(self.sick[0].backend)
+        return interfaces.backend_name(self.sick[0].backend)
 
     @property
     def given_out(self) -> str:
         """ "127.0.1.1": what these nodes give to the others."""
-        return words.given_out(self.sick)
+        return interfaces.given_out(self.sick)
 
     def nodes(self, recording: Recording) -> str:
         """The nodes' names for a sentence."""
-        return words.names(recording, (offer.node for offer in self.sick))
+        return interfaces.names(recording, (offer.node for offer in self.sick))
 
     def victims(self) -> list[Offer]:
         """The nodes that cannot connect with one of these, themselves included."""
@@ -81,7 +81,7 @@ def culprits(recording: Recording, offers: Sequence[Offer]) -> tuple[Culprit, ..
     return tuple(
         Culprit(
             kind="setting" if offer.choice.setting else "node",
-            node=words.hostname(recording, offer.node),
+            node=interfaces.hostname(recording, offer.node),
             node_rank=offer.node,
             name=offer.choice.setting,
         )
@@ -91,14 +91,14 @@ def culprits(recording: Recording, offers: Sequence[Offer]) -> tuple[Culprit, ..
 
 def evidence(recording: Recording, offers: Sequence[Offer]) -> tuple[Evidence, ...]:
     """What the first of these nodes give out, and why."""
-    source = words.DIAL_RULE if offers[0].backend == "gloo" else words.NCCL_ORDER
+    source = interfaces.DIAL_RULE if offers[0].backend == "gloo" else interfaces.NCCL_ORDER
     return tuple(
         Evidence(text=_choice_in_words(recording, offer), expected_from=source) for offer in offers[:SHOWN]
     )
 
 
 def _choice_in_words(recording: Recording, offer: Offer) -> str:
-    node, choice = words.hostname(recording, offer.node), offer.choice
+    node, choice = interfaces.hostname(recording, offer.node), offer.choice
     of = "of " if choice.setting and choice.why.startswith(f"{choice.setting}=") else ""
     because = f", because {of}{choice.why}" if choice.why else ""
     if choice.error or not choice.address:
@@ -135,7 +135,7 @@ def _who_dials_whom(recording: Recording, group: Group) -> str:
         return f"Whoever dials {group.given_out} reaches itself."
     return (
         "Of two sides the one with the larger address dials, here between"
-        f" {words.hostname(recording, healthy.node)} ({healthy.address}) and {group.given_out}: in vain."
+        f" {interfaces.hostname(recording, healthy.node)} ({healthy.address}) and {group.given_out}: in vain."
     )
 
 
@@ -144,14 +144,14 @@ def remedies(recording: Recording, group: Group) -> tuple[Remedy, ...]:
     better, first = interface_faults.better_interfaces(group.offers), group.sick[0]
     stranded = [offer for offer in group.sick if offer.node not in better.interfaces]
     if stranded:  # no setting helps before they are connected
-        return (words.connect(recording, stranded),)
-    use = words.use_interface(recording, group.offers, better, group.sick)
+        return (interfaces.connect(recording, stranded),)
+    use = interfaces.use_interface(recording, group.offers, better, group.sick)
     if group.fault.kind == "unusable":  # so is the host's name where it leads there
         hosts = {offer.node: (offer.interfaces, offer.own_addresses) for offer in group.offers}
-        use = words.with_rendezvous(recording, use, hosts, better.interfaces)
+        use = interfaces.with_rendezvous(recording, use, hosts, better.interfaces)
     made = [use]
     if all(offer.choice.setting and offer.default_does for offer in group.sick):
-        made.append(words.unset_interface(group.sick))
+        made.append(interfaces.unset_interface(group.sick))
     if first.backend == "gloo" and first.choice.setting is None:
-        made.append(words.hosts_entry(recording, group.sick, better.interfaces))
+        made.append(interfaces.hosts_entry(recording, group.sick, better.interfaces))
     return tuple(made)

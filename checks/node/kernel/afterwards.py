@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.node.kernel.kernel_log import parse_kernel_log
 from ddp_doctor.checks.node.kernel.kernel_times import booted_at, uptime_s
+from ddp_doctor.checks.node.kernel.remedies import REBOOT_NODE, reset_gpus
 from ddp_doctor.facts.kernel import KernelAfterFact, KernelEvent, KernelFact
 from ddp_doctor.knowledge.xids import CATALOG, JUST_NOW_S, xid
 from ddp_doctor.model.check import Check
@@ -22,12 +23,13 @@ from ddp_doctor.model.fact import Absent, Skip
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import asked_for
-from ddp_doctor.phrases.kernel import REBOOT_NODE, Hit, device_culprits, device_names, reset_gpus, views
-from ddp_doctor.phrases.nodes import host
 from ddp_doctor.probing import host_gpus, kernel_modules
 from ddp_doctor.probing.kernel_log import read_log
 from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.views.kernel_log import Hit, views
+from ddp_doctor.wording.gpus import asked_for
+from ddp_doctor.wording.kernel_log import device_culprits, device_names
+from ddp_doctor.wording.nodes import host
 
 __all__ = ["CHECK", "KernelAfterFact", "probe"]
 

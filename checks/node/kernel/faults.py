@@ -8,21 +8,12 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import asked_for
-from ddp_doctor.phrases.kernel import (
-    Hit,
-    device_culprits,
-    device_names,
-    failed_nics,
-    hits_in_log,
-    line_evidence,
-    recent,
-    switch_faults,
-    views,
-)
-from ddp_doctor.phrases.nodes import host
 from ddp_doctor.remedies.gpus import FIND_GPU
 from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.views.kernel_log import Hit, failed_nics, hits_in_log, recent, switch_faults, views
+from ddp_doctor.wording.gpus import asked_for
+from ddp_doctor.wording.kernel_log import device_culprits, device_names, line_evidence
+from ddp_doctor.wording.nodes import host
 
 _FABRIC_GUIDE = "NVIDIA Fabric Manager user guide, NVSwitch SXids, https://docs.nvidia.com/datacenter/tesla/"
 _AER = "Linux kernel, PCI Express Advanced Error Reporting, https://docs.kernel.org/PCI/pcieaer-howto.html"

@@ -9,9 +9,9 @@ from ddp_doctor.model.choices import Backend, Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import asked_for
-from ddp_doctor.phrases.nodes import by_cause, node_draft
 from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.wording.gpus import asked_for
+from ddp_doctor.wording.nodes import by_cause, node_draft
 
 _LIBRARY_FOLDERS = "/usr/lib*, as links from libcuda.so.1"
 

@@ -7,11 +7,12 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import asked_for
-from ddp_doctor.phrases.kernel import LINES_OF_EVIDENCE, NodeView, blocked_s, stuck_evidence, views
-from ddp_doctor.phrases.nodes import by_cause, host, in_words, node_draft
 from ddp_doctor.remedies.gpus import REBOOT
 from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.views.kernel_log import NodeView, blocked_s, views
+from ddp_doctor.wording.gpus import asked_for
+from ddp_doctor.wording.kernel_log import LINES_OF_EVIDENCE, stuck_evidence
+from ddp_doctor.wording.nodes import by_cause, host, in_words, node_draft
 
 
 @rule("DD337", "process-stuck-in-gpu-driver", Severity.WARNING, KernelFact)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
+from ddp_doctor.checks.node.kernel.remedies import REBOOT_NODE, WATCH, reset_gpus
 from ddp_doctor.facts.kernel import KernelEvent, KernelFact
 from ddp_doctor.knowledge.xids import (
     CATALOG,
@@ -17,18 +18,9 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import asked_for
-from ddp_doctor.phrases.kernel import (
-    REBOOT_NODE,
-    WATCH,
-    Hit,
-    NodeView,
-    device_culprits,
-    device_names,
-    line_evidence,
-    reset_gpus,
-    views,
-)
+from ddp_doctor.views.kernel_log import Hit, NodeView, views
+from ddp_doctor.wording.gpus import asked_for
+from ddp_doctor.wording.kernel_log import device_culprits, device_names, line_evidence
 
 #: What is known of a GPU since its Xid: it is out of order still, back in order, or nobody can tell.
 Standing = Literal["out", "back", "unknown"]

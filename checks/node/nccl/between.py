@@ -9,7 +9,6 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import host, node_draft
 from ddp_doctor.phrases.settings import shown
 from ddp_doctor.probing.nccl_conf import settings
 from ddp_doctor.remedies.kinds import remedy
@@ -17,6 +16,7 @@ from ddp_doctor.settings import agreement
 from ddp_doctor.settings.table import Agreement
 from ddp_doctor.settings.values import effective
 from ddp_doctor.views.nccl_files import files_read
+from ddp_doctor.wording.nodes import host, node_draft
 
 _SEVERITY = {"fatal": Severity.ERROR, "matters": Severity.WARNING, "minor": Severity.INFO}
 #: Where the nodes' values differ, the evidence shows no more of them.

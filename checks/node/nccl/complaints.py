@@ -7,12 +7,13 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import complaints as words
-from ddp_doctor.phrases import limits
-from ddp_doctor.phrases.containers import ALLOW_NUMA, WITHOUT_SHM
-from ddp_doctor.phrases.nodes import host, in_words, node_culprit, node_draft
+from ddp_doctor.remedies import host_limits
 from ddp_doctor.remedies.kinds import by_administrator
+from ddp_doctor.remedies.nccl import ALLOW_NUMA, WITHOUT_SHM
+from ddp_doctor.views import nccl_complaints
 from ddp_doctor.views.transports import log_of
+from ddp_doctor.wording.nccl_complaints import complaint_lines
+from ddp_doctor.wording.nodes import host, in_words, node_culprit, node_draft
 
 
 @rule("DD237", "nccl-cannot-make-shared-memory", Severity.ERROR)
@@ -34,10 +35,10 @@ def no_shared_memory(recording: Recording) -> Iterator[Draft]:
         NCCL user guide, Troubleshooting, Shared memory; NCCL src/misc/shmutils.cc
         NVIDIA/nccl issues 290 and 342
     """
-    group = words.said(recording, "shm")
+    group = nccl_complaints.said(recording, "shm")
     for denied in (False, True):
         some = [one for one in group if one.complaint.denied is denied]
-        nodes = words.nodes_of(some)
+        nodes = nccl_complaints.nodes_of(some)
         if not some:
             continue
         why = "may not write there" if denied else "there was no room left"
@@ -48,9 +49,9 @@ def no_shared_memory(recording: Recording) -> Iterator[Draft]:
             detail="The ranks of one node that copy through host memory need it, and fail where they connect.",
             confidence=Confidence.PROVED,
             culprits=tuple(node_culprit(recording, node) for node in nodes),
-            evidence=words.lines(recording, some),
+            evidence=complaint_lines(recording, some),
             remedies=(repair, WITHOUT_SHM),
-            reproduced_by=words.again(some, nodes[0]),
+            reproduced_by=nccl_complaints.again(some, nodes[0]),
         )
 
 
@@ -58,7 +59,7 @@ def _larger(recording: Recording, node: int) -> Remedy:
     fact = next(iter(recording.at(Host, node)), None)
     ranks = len(recording.world.ranks_of(node)) if recording.world else 1
     found = fact.shm_total_bytes or 0 if fact else 0
-    return limits.shared_memory(found, ranks, in_container=fact is not None and fact.in_container)
+    return host_limits.shared_memory(found, ranks, in_container=fact is not None and fact.in_container)
 
 
 _ALLOW_SHM = by_administrator(
@@ -66,7 +67,7 @@ _ALLOW_SHM = by_administrator(
     "ls -ld /dev/shm",
     "sudo chmod 1777 /dev/shm",
     cost="none: 1777 is its usual mode",
-    references=(limits.NCCL_GUIDE,),
+    references=(host_limits.NCCL_GUIDE,),
 )
 
 
@@ -87,18 +88,18 @@ def no_locked_memory(recording: Recording) -> Iterator[Draft]:
     References
         NCCL user guide, Troubleshooting, InfiniBand; NCCL src/misc/ibvwrap.cc
     """
-    group = words.said(recording, "memlock")
+    group = nccl_complaints.said(recording, "memlock")
     if not group:
         return
-    nodes = words.nodes_of(group)
+    nodes = nccl_complaints.nodes_of(group)
     fact = next(iter(recording.at(Host, nodes[0])), None)
     launcher = recording.world.launcher if recording.world else "plain"
     yield Draft(
         title=f"NCCL could not lock memory for RDMA on {in_words([host(recording, node) for node in nodes])}",
         detail="The limit of locked memory (ulimit -l) that the ranks have is the usual cause.",
         culprits=tuple(node_culprit(recording, node) for node in nodes),
-        evidence=words.lines(recording, group),
-        remedies=(limits.locked_memory(launcher, in_container=fact is not None and fact.in_container),),
+        evidence=complaint_lines(recording, group),
+        remedies=(host_limits.locked_memory(launcher, in_container=fact is not None and fact.in_container),),
     )
 
 

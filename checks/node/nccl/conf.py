@@ -10,7 +10,6 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import node_culprits, node_names
 from ddp_doctor.phrases.settings import printable, shown
 from ddp_doctor.probing.nccl_conf import settings
 from ddp_doctor.remedies.kinds import remedy
@@ -18,6 +17,7 @@ from ddp_doctor.settings.names import is_unknown, nearest
 from ddp_doctor.settings.table import never_read, variables
 from ddp_doctor.settings.values import effective, misread
 from ddp_doctor.views.nccl_files import files_read
+from ddp_doctor.wording.nodes import node_culprits, node_names
 
 #: What is to be said of a node's files, each piece as the lines of one finding.
 _Teller = Callable[[tuple[ConfFile, ...], NcclFact], Iterable[tuple[str, ...]]]

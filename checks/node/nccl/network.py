@@ -9,9 +9,9 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import by_cause, node_draft, node_names
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.nccl_files import of_gpu_nodes
+from ddp_doctor.wording.nodes import by_cause, node_draft, node_names
 
 
 @rule("DD234", "efa-without-plugin", Severity.WARNING, NcclFact)

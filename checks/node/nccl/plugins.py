@@ -9,11 +9,11 @@ from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import nccl_settings
-from ddp_doctor.phrases.nodes import by_cause, node_draft
 from ddp_doctor.phrases.settings import printable
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.nccl_files import of_gpu_nodes
 from ddp_doctor.views.reproducers import meeting
+from ddp_doctor.wording.nodes import by_cause, node_draft
 
 _SOURCE = "NCCL src/plugin/plugin_open.cc, net.cc, tuner.cc and profiler.cc"
 _INSTEAD = {

@@ -10,19 +10,18 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import asked_for
-from ddp_doctor.phrases.nodes import by_cause, in_words, node_culprits, node_draft, node_names
-from ddp_doctor.phrases.pcie import (
-    PASS_THROUGH,
+from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.remedies.pcie import PASS_THROUGH, redirect_off
+from ddp_doctor.wording.gpus import asked_for
+from ddp_doctor.wording.nodes import by_cause, in_words, node_culprits, node_draft, node_names
+from ddp_doctor.wording.pcie import (
     acs_evidence,
     device_name,
     gpu_numbers,
     iommu_evidence,
     jobs_gpus,
-    redirect_off,
     translated,
 )
-from ddp_doctor.remedies.kinds import by_operator
 
 Pair = tuple[PcieDevice, PcieDevice, tuple[str, ...]]
 

@@ -10,9 +10,9 @@ from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import by_cause, host, in_words, node_culprit, node_draft
 from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.views.reproducers import everybody
+from ddp_doctor.wording.nodes import by_cause, host, in_words, node_culprit, node_draft
 
 _LOOK = by_administrator(
     "Find out why these nodes have no RDMA port that is up, or take them out of the job",

@@ -12,9 +12,9 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import by_cause, host, in_words, node_culprits, node_names
 from ddp_doctor.phrases.settings import NO_TRIAL, shown, unset
 from ddp_doctor.views.reproducers import everybody
+from ddp_doctor.wording.nodes import by_cause, host, in_words, node_culprits, node_names
 
 _DOCS = "NCCL src/transport/net_ib/init.cc and src/misc/utils.cc, matchIfList"
 

@@ -23,7 +23,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.kernel import failed_nics
+from ddp_doctor.views.kernel_log import failed_nics
 
 
 @rule("DD560", "rdma-port-down", Severity.WARNING, RdmaFact)

@@ -13,9 +13,9 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import in_words, node_culprits, node_names
 from ddp_doctor.phrases.settings import NO_TRIAL, shown, unset
 from ddp_doctor.views.reproducers import everybody
+from ddp_doctor.wording.nodes import in_words, node_culprits, node_names
 
 
 @rule("DD578", "nccl-ib-hca-takes-more-than-named", Severity.INFO, RdmaFact)

@@ -18,8 +18,8 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.agreement import odd_culprits, split, told
 from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.wording.differences import odd_culprits, split, told
 
 _COMPARE = remedy(
     "Compare the nodes' devices, and give the job nodes of one kind, or one NCCL_IB_HCA for all",

@@ -10,8 +10,8 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import host, in_words
 from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.wording.nodes import host, in_words
 
 _UPDATE = remedy(
     "Bring all devices of the model to one firmware when the nodes are serviced next",

@@ -10,8 +10,8 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import by_cause, node_draft
 from ddp_doctor.views.software import folder_without_backends, of_the_job
+from ddp_doctor.wording.nodes import by_cause, node_draft
 
 
 @rule("DD201", "torch-installation-broken", Severity.ERROR, Software)

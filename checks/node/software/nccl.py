@@ -10,8 +10,8 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import by_cause, node_draft
 from ddp_doctor.views.software import of_the_job, other_nccl, with_gpus
+from ddp_doctor.wording.nodes import by_cause, node_draft
 
 
 @rule("DD205", "nccl-differs-from-torch", Severity.WARNING, Software)

@@ -10,9 +10,9 @@ from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.pci_tree import link_code
-from ddp_doctor.phrases.gpus import asked_for
-from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_names
 from ddp_doctor.remedies.gpus import REBOOT
+from ddp_doctor.wording.gpus import asked_for
+from ddp_doctor.wording.nodes import by_cause, node_culprits, node_names
 
 _BELOW_ONE_BRIDGE = ("PIX", "PXB")
 _PAIRS_IN_A_TITLE = 4

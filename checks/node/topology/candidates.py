@@ -15,9 +15,9 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import by_cause
-from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH
+from ddp_doctor.remedies.p2p import DISABLE_P2P, REPAIR_PATH
 from ddp_doctor.views.p2p_stalls import nodes_nccl_ran_on
+from ddp_doctor.wording.nodes import by_cause
 
 #: So many GPUs below one host bridge, with no switch and no NVLink, are rather a virtual machine's.
 _LEAST_HIDDEN = 4

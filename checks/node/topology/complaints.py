@@ -8,30 +8,31 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import complaints as words
-from ddp_doctor.phrases import nvlink
-from ddp_doctor.phrases.containers import ALLOW_NUMA, WITHOUT_CUMEM_HOST
-from ddp_doctor.phrases.nodes import host, in_words, node_culprit
-from ddp_doctor.phrases.p2p import DISABLE_P2P
+from ddp_doctor.remedies import nccl
+from ddp_doctor.remedies.nccl import ALLOW_NUMA, WITHOUT_CUMEM_HOST
+from ddp_doctor.remedies.p2p import DISABLE_P2P
+from ddp_doctor.views import nccl_complaints
+from ddp_doctor.wording.nccl_complaints import complaint_lines
+from ddp_doctor.wording.nodes import host, in_words, node_culprit
 
 
 def _draft(
     recording: Recording,
-    group: list[words.Said],
+    group: list[nccl_complaints.Said],
     what: str,
     detail: str,
     confidence: Confidence,
     *remedies: Remedy,
 ) -> Draft:
-    nodes = words.nodes_of(group)
+    nodes = nccl_complaints.nodes_of(group)
     return Draft(
         title=f"{what} on {in_words([host(recording, node) for node in nodes])}",
         detail=detail,
         confidence=confidence,
         culprits=tuple(node_culprit(recording, node) for node in nodes),
-        evidence=words.lines(recording, group),
+        evidence=complaint_lines(recording, group),
         remedies=remedies,
-        reproduced_by=words.again(group, nodes[0] if len(nodes) == 1 else None),
+        reproduced_by=nccl_complaints.again(group, nodes[0] if len(nodes) == 1 else None),
     )
 
 
@@ -59,7 +60,7 @@ def nvls_fails(recording: Recording) -> Iterator[Draft]:
         NCCL src/transport/nvls.cc; NCCL user guide, environment variable NCCL_NVLS_ENABLE
         NVIDIA/nccl issue 1672; pytorch/pytorch pull request 177472
     """
-    group = words.said(recording, "nvls")
+    group = nccl_complaints.said(recording, "nvls")
     if group:
         yield _draft(
             recording,
@@ -67,7 +68,7 @@ def nvls_fails(recording: Recording) -> Iterator[Draft]:
             "NCCL cannot set up NVLink SHARP (NVLS)",
             "NVLS adds up inside the NVSwitches. NVLink alone does the same work, somewhat slower.",
             Confidence.PROVED,
-            nvlink.WITHOUT_NVLS,
+            nccl.WITHOUT_NVLS,
             REPAIR_FABRIC.model_copy(update={"summary": _LOOK_AT_SWITCHES}),
         )
 
@@ -90,7 +91,7 @@ def mnnvl_fails(recording: Recording) -> Iterator[Draft]:
     References
         NCCL src/mnnvl.cc; NVIDIA IMEX service guide; NCCL user guide, environment variable NCCL_MNNVL_ENABLE
     """
-    group = words.said(recording, "mnnvl")
+    group = nccl_complaints.said(recording, "mnnvl")
     if group:
         yield _draft(
             recording,
@@ -98,8 +99,8 @@ def mnnvl_fails(recording: Recording) -> Iterator[Draft]:
             "NVLink between nodes (MNNVL) does not work",
             "The GPUs belong to one NVLink domain, and sharing memory across its nodes fails.",
             Confidence.PROVED,
-            nvlink.REPAIR_IMEX,
-            nvlink.WITHOUT_MNNVL,
+            nccl.REPAIR_IMEX,
+            nccl.WITHOUT_MNNVL,
         )
 
 
@@ -122,7 +123,7 @@ def sharing_fails(recording: Recording) -> Iterator[Draft]:
         NCCL src/transport/p2p.cc and shm.cc; NCCL user guide, NCCL_CUMEM_ENABLE and NCCL_CUMEM_HOST_ENABLE
         NVIDIA/nccl issue 1838; ray-project/ray pull request 64109
     """
-    host_memory = words.said(recording, "cumem-host")
+    host_memory = nccl_complaints.said(recording, "cumem-host")
     if host_memory:
         node = host_memory[0].node
         contained = any(fact.in_container for fact in recording.at(Host, node))
@@ -135,7 +136,7 @@ def sharing_fails(recording: Recording) -> Iterator[Draft]:
             WITHOUT_CUMEM_HOST,
             *([ALLOW_NUMA] if contained else []),
         )
-    peers = words.said(recording, "p2p")
+    peers = nccl_complaints.said(recording, "p2p")
     if peers:
         yield _draft(
             recording,
@@ -143,7 +144,7 @@ def sharing_fails(recording: Recording) -> Iterator[Draft]:
             "NCCL cannot share GPU memory between the ranks",
             "NCCL takes P2P for possible between these GPUs, and CUDA refuses it.",
             Confidence.LIKELY,
-            nvlink.WITHOUT_CUMEM,
+            nccl.WITHOUT_CUMEM,
             DISABLE_P2P,
         )
 

@@ -10,9 +10,9 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import in_words, node_culprits, node_names
-from ddp_doctor.phrases.ranks import ranks_at
 from ddp_doctor.views.links_between_nodes import Crossing, crossings, nodes_that_say
+from ddp_doctor.wording.nodes import in_words, node_culprits, node_names
+from ddp_doctor.wording.ranks import ranks_at
 
 _NETWORK = re.compile(r" via NET/")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording, Seen
-from ddp_doctor.phrases.nodes import node_names
+from ddp_doctor.wording.nodes import node_names
 
 
 def hosts_of(recording: Recording, seen: Sequence[Seen[Any]]) -> str:

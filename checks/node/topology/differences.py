@@ -11,7 +11,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.p2p import UNSET_LEVEL
+from ddp_doctor.remedies.p2p import UNSET_LEVEL
 from ddp_doctor.views.reproducers import between
 from ddp_doctor.views.transports import (
     Expected,

@@ -15,10 +15,10 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import host, in_words
 from ddp_doctor.views.interfaces import chosen
 from ddp_doctor.views.links_between_nodes import crossings, nodes_that_say, rdma_of
 from ddp_doctor.views.transports import log_of, places
+from ddp_doctor.wording.nodes import host, in_words
 
 _SOCKET = re.compile(r" via NET/Socket/")
 

@@ -9,11 +9,11 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import node_culprits
 from ddp_doctor.phrases.settings import shown
 from ddp_doctor.views import forbidden_ways
 from ddp_doctor.views.forbidden_ways import Forbidden
 from ddp_doctor.views.reproducers import between_gpus
+from ddp_doctor.wording.nodes import node_culprits
 
 
 @rule("DD434", "setting-forbids-a-faster-way", Severity.WARNING, TopologyFact)

@@ -9,11 +9,11 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import host, in_words
 from ddp_doctor.views.links_between_nodes import Crossing
 from ddp_doctor.views.reproducers import between
 from ddp_doctor.views.staged_nics import Staged, staged
 from ddp_doctor.views.transports import log_of
+from ddp_doctor.wording.nodes import host, in_words
 
 
 @rule("DD437", "gpudirect-rdma-not-used", Severity.WARNING, TopologyFact)

@@ -11,9 +11,9 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import asked_for
-from ddp_doctor.phrases.nodes import by_cause
-from ddp_doctor.phrases.p2p import look_at_nvlinks
+from ddp_doctor.remedies.p2p import look_at_nvlinks
+from ddp_doctor.wording.gpus import asked_for
+from ddp_doctor.wording.nodes import by_cause
 
 #: So many GPUs with all links up make sure that it is the other which is short.
 _SURE_WITNESSES = 3

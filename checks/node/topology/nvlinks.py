@@ -11,8 +11,8 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import by_cause
-from ddp_doctor.phrases.p2p import look_at_nvlinks
+from ddp_doctor.remedies.p2p import look_at_nvlinks
+from ddp_doctor.wording.nodes import by_cause
 
 
 @rule("DD403", "nvlinks-missing", Severity.WARNING, TopologyFact)

@@ -11,11 +11,12 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.p2p import DISABLE_P2P, REPAIR_PATH, UNSET_LEVEL, keep_near_p2p, name_hca, use_hca
-from ddp_doctor.phrases.pcie import exact_repairs, what_bends_the_path
-from ddp_doctor.phrases.ranks import rank_list
+from ddp_doctor.remedies.p2p import DISABLE_P2P, REPAIR_PATH, UNSET_LEVEL, keep_near_p2p, name_hca, use_hca
+from ddp_doctor.remedies.pcie import exact_repairs
 from ddp_doctor.views.p2p_stalls import Stall, logs_by_node, nodes_nccl_ran_on, stalls
 from ddp_doctor.views.reproducers import between
+from ddp_doctor.wording.pcie import what_bends_the_path
+from ddp_doctor.wording.ranks import rank_list
 
 
 @rule("DD401", "p2p-stalls-between-gpus", Severity.ERROR, TopologyFact)

@@ -18,10 +18,10 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import asked_for
-from ddp_doctor.phrases.nodes import in_words
 from ddp_doctor.views.p2p_stalls import nodes_nccl_ran_on
 from ddp_doctor.views.reproducers import meeting
+from ddp_doctor.wording.gpus import asked_for
+from ddp_doctor.wording.nodes import in_words
 
 #: More pairs than this are counted in the title, and left out of the evidence.
 _MOST_TOLD = 6

@@ -10,8 +10,8 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.gpus import asked_for
-from ddp_doctor.phrases.nodes import by_cause, in_words
+from ddp_doctor.wording.gpus import asked_for
+from ddp_doctor.wording.nodes import by_cause, in_words
 
 _ENFORCE_BINDING = "https://slurm.schedmd.com/sbatch.html#OPT_gres-flags"
 

@@ -12,12 +12,12 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import host, in_words
-from ddp_doctor.phrases.pcie import what_bends_the_path
 from ddp_doctor.views.links_between_nodes import rdma_of
 from ddp_doctor.views.nic_choice import ToNetwork, to_network
 from ddp_doctor.views.reproducers import everybody
 from ddp_doctor.views.transports import Place, log_of, places
+from ddp_doctor.wording.nodes import host, in_words
+from ddp_doctor.wording.pcie import what_bends_the_path
 
 
 @rule("DD441", "gpudirect-rdma-ends-before-the-nic", Severity.INFO, TopologyFact)

@@ -13,8 +13,6 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import by_cause, host, in_words, node_culprit, node_culprits, node_names
-from ddp_doctor.phrases.ranks import ranks_at
 from ddp_doctor.probing.nccl_conf import settings
 from ddp_doctor.views import forbidden_ways
 from ddp_doctor.views.interfaces import chosen
@@ -22,6 +20,8 @@ from ddp_doctor.views.links_between_nodes import Crossing, crossings, nodes_that
 from ddp_doctor.views.nccl_files import files_read
 from ddp_doctor.views.reproducers import between_nodes
 from ddp_doctor.views.transports import log_of
+from ddp_doctor.wording.nodes import by_cause, host, in_words, node_culprit, node_culprits, node_names
+from ddp_doctor.wording.ranks import ranks_at
 
 _SOCKET = re.compile(r" via NET/Socket/")
 

@@ -9,7 +9,7 @@ from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.nodes import by_cause, node_culprits
+from ddp_doctor.wording.nodes import by_cause, node_culprits
 
 
 @rule("DD404", "topology-partly-unclear", Severity.INFO, TopologyFact)

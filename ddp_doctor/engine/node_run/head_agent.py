@@ -16,7 +16,7 @@ from ddp_doctor.knowledge.deadlines import HAND_IN_S
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Severity, Status, Where
 from ddp_doctor.model.fact import Reading
-from ddp_doctor.phrases.nodes import in_words
+from ddp_doctor.wording.nodes import in_words
 
 #: What is still run where the nodes are slow to one another: whether the ranks meet. How slow, reach has said.
 _MEETING = ("process_group",)

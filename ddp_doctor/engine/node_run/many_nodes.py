@@ -21,10 +21,10 @@ from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.report import Report
-from ddp_doctor.phrases.nodes import host, in_words
 from ddp_doctor.sources.sockets import Listener
 from ddp_doctor.starters import starter_pipe
 from ddp_doctor.views.interfaces import advertised
+from ddp_doctor.wording.nodes import host, in_words
 
 
 @dataclass

@@ -9,8 +9,8 @@ from ddp_doctor.facts.remedy_probe import ShownFact
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.experiment import Arm, Attempt
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
-from ddp_doctor.phrases.ranks import cause
 from ddp_doctor.ranks.trial import PAUSED, TrialResult
+from ddp_doctor.wording.ranks import cause
 
 _LONGEST_REASON = 200
 #: What no setting sends to a rank: somebody did, or the kernel that was short of memory.

@@ -8,8 +8,8 @@ from ddp_doctor.engine.prove.candidates import Candidate
 from ddp_doctor.engine.prove.proofs import proof_of
 from ddp_doctor.model.experiment import Arm, Attempt, Experiment
 from ddp_doctor.model.finding import Reproducer, Setting
-from ddp_doctor.phrases.proof import in_force
 from ddp_doctor.settings import trials
+from ddp_doctor.wording.proofs import in_force
 
 #: Runs one trial of what shows a fault, with these settings, for at most so many seconds. Raises Spoiled.
 Try = Callable[[Arm, Reproducer, Sequence[Setting], float], Attempt]

@@ -6,8 +6,8 @@ from statistics import median
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.experiment import Arm, Attempt, Experiment
 from ddp_doctor.model.finding import Finding, Proof, Remedy, Reproducer, Setting
-from ddp_doctor.phrases import proof as words
 from ddp_doctor.settings import trials
+from ddp_doctor.wording import proofs
 
 
 def with_proofs(findings: Sequence[Finding], experiments: Sequence[Experiment]) -> tuple[Finding, ...]:
@@ -71,15 +71,15 @@ def proof_of(experiment: Experiment) -> Proof:
     treated = [one for one in attempts if one.arm == "treatment"]
     controls = [one for one in attempts if one.arm == "control"]
     if experiment.reason is not None or not treated:
-        return Proof(reason=experiment.reason or words.NOTHING_DONE)
-    before, after = words.outcome(controls), words.outcome(treated)
+        return Proof(reason=experiment.reason or proofs.NOTHING_DONE)
+    before, after = proofs.outcome(controls), proofs.outcome(treated)
     if any(one.outcome != "passed" for one in treated):
-        return Proof(status="disproved", before=before or words.AS_FOUND, after=after)
+        return Proof(status="disproved", before=before or proofs.AS_FOUND, after=after)
     unread = _read_by_nobody(experiment, treated)
     if unread:
-        return Proof(before=before, after=after, reason=words.not_read(unread))
+        return Proof(before=before, after=after, reason=proofs.not_read(unread))
     if not controls:
-        return Proof(before=before, after=after, reason=words.NOTHING_DONE)
+        return Proof(before=before, after=after, reason=proofs.NOTHING_DONE)
     return _compared(experiment.reproducer, controls, treated, before, after)
 
 
@@ -88,20 +88,20 @@ def _compared(
 ) -> Proof:
     passed = [one for one in controls if one.outcome == "passed"]
     price = (
-        words.price(reproducer, median(_rates(treated, "treatment")))
+        proofs.price(reproducer, median(_rates(treated, "treatment")))
         if _rates(treated, "treatment")
         else None
     )
     if not passed:
         return Proof(status="proved", before=before, after=after, reason=price)
     if len(passed) < len(controls):
-        return Proof(before=before, after=after, reason=words.COMES_AND_GOES)
+        return Proof(before=before, after=after, reason=proofs.COMES_AND_GOES)
     slow, fast = _rates(controls, "control"), _rates(treated, "treatment")
     if unclear := _why_unclear(slow, fast):
         return Proof(before=before, after=after, reason=unclear)
     if not _gains(fast, slow):
         is_slower = trials.GAIN * median(fast) <= median(slow)
-        why = words.SLOWER if is_slower else words.NO_GAIN
+        why = proofs.SLOWER if is_slower else proofs.NO_GAIN
         return Proof(status="disproved", before=before, after=after, reason=why)
     return Proof(status="proved", before=before, after=after, reason=price)
 
@@ -109,11 +109,11 @@ def _compared(
 def _why_unclear(slow: Sequence[float], fast: Sequence[float]) -> str:
     """Why trials that all passed decide nothing; empty where they do."""
     if not slow or not fast:
-        return words.NOT_SHOWN
+        return proofs.NOT_SHOWN
     if min(len(slow), len(fast)) < trials.LEAST_ROUNDS:
-        return words.TOO_FEW
+        return proofs.TOO_FEW
     is_faster = median(fast) >= trials.GAIN * median(slow)
-    return words.UNCLEAR if is_faster and not _gains(fast, slow) else ""
+    return proofs.UNCLEAR if is_faster and not _gains(fast, slow) else ""
 
 
 def _rates(attempts: Sequence[Attempt], arm: Arm) -> list[float]:

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from ddp_doctor.phrases.nodes import in_words
 from ddp_doctor.render import shell
 from ddp_doctor.render.handover import HandOver, Variable
+from ddp_doctor.wording.nodes import in_words
 
 _MOST_VALUES = 8
 

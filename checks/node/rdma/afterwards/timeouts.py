@@ -13,11 +13,12 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.nccl_log import settings_in
-from ddp_doctor.phrases import complaints as words
-from ddp_doctor.phrases.nodes import host, in_words, node_culprit, node_pair
 from ddp_doctor.phrases.settings import NO_TRIAL, unset
+from ddp_doctor.views.nccl_complaints import Said, nodes_of, said
 from ddp_doctor.views.reproducers import between, everybody
 from ddp_doctor.views.transports import texts
+from ddp_doctor.wording.nccl_complaints import complaint_lines
+from ddp_doctor.wording.nodes import host, in_words, node_culprit, node_pair
 
 _PEER = re.compile(r"from peer ([0-9a-fA-F.:]{2,45})<")
 _MOST_PORTS = 6
@@ -49,7 +50,7 @@ def never_acknowledged(recording: Recording) -> Iterator[Draft]:
         NCCL user guide, NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT; NVIDIA/nccl issue 426
         libibverbs, enum ibv_wc_status: IBV_WC_RETRY_EXC_ERR
     """
-    group = words.said(recording, "rdma-timeout")
+    group = said(recording, "rdma-timeout")
     if not group:
         return
     pair = _pair(recording, group)
@@ -59,7 +60,7 @@ def never_acknowledged(recording: Recording) -> Iterator[Draft]:
         title=f"RDMA between {where}: what NCCL sent was never acknowledged (status 12)",
         detail="All ranks were alive. " + (_RESENT if lossy else _NOTHING_RESENT),
         culprits=_culprits(recording, group, pair),
-        evidence=(*words.lines(recording, group), *_counted(recording, lossy)),
+        evidence=(*complaint_lines(recording, group), *_counted(recording, lossy)),
         remedies=tuple(_remedies(recording, group, lossy)),
         reproduced_by=between(recording, _ends(group, pair)) if pair else everybody(recording),
     )
@@ -71,7 +72,7 @@ _NOTHING_RESENT = (
 )
 
 
-def _pair(recording: Recording, group: Sequence[words.Said]) -> tuple[int, int] | None:
+def _pair(recording: Recording, group: Sequence[Said]) -> tuple[int, int] | None:
     """The two nodes, where all that is said is about one pair; the addresses are those of the roll call."""
     world = recording.world
     if world is None or world.nnodes < 2:
@@ -89,7 +90,7 @@ def _pair(recording: Recording, group: Sequence[words.Said]) -> tuple[int, int] 
     return pairs.pop() if len(pairs) == 1 else None
 
 
-def _ends(group: Sequence[words.Said], pair: tuple[int, int]) -> tuple[int, int]:
+def _ends(group: Sequence[Said], pair: tuple[int, int]) -> tuple[int, int]:
     """A rank of each node that took part in the trial, those that spoke before the others."""
     spoke = [one.rank for one in group]
     took_part = group[0].trial.evidence
@@ -103,12 +104,12 @@ def _ends(group: Sequence[words.Said], pair: tuple[int, int]) -> tuple[int, int]
 
 
 def _culprits(
-    recording: Recording, group: Sequence[words.Said], pair: tuple[int, int] | None
+    recording: Recording, group: Sequence[Said], pair: tuple[int, int] | None
 ) -> tuple[Culprit, ...]:
     """The pair: one end's silence names neither of the two."""
     if pair is not None:
         return (node_pair(recording, *pair),)
-    nodes = words.nodes_of(group)
+    nodes = nodes_of(group)
     return (node_culprit(recording, nodes[0]),) if len(nodes) == 1 else ()
 
 
@@ -134,7 +135,7 @@ def _counted(recording: Recording, lossy: Sequence[Change]) -> Iterator[Evidence
         yield Evidence(check="rdma_after", text=text)
 
 
-def _remedies(recording: Recording, group: Sequence[words.Said], lossy: Sequence[Change]) -> Iterator[Remedy]:
+def _remedies(recording: Recording, group: Sequence[Said], lossy: Sequence[Change]) -> Iterator[Remedy]:
     node = group[0].node
     env = [seen.fact.variables for seen in recording.facts(EnvVars) if seen.node == node]
     settings = {**(env[0] if env else {}), **settings_in(texts(recording).get(node, ""))}

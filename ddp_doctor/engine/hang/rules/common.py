@@ -12,14 +12,14 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
 from ddp_doctor.parse.bound_device import used_elsewhere
 from ddp_doctor.parse.nccl_complaints import with_last_warning
-from ddp_doctor.phrases import ranks as words
-from ddp_doctor.phrases.nodes import host
-from ddp_doctor.phrases.p2p import DISABLE_P2P
 from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.remedies.p2p import DISABLE_P2P
 from ddp_doctor.views.lost_nodes import silent_nodes
 from ddp_doctor.views.p2p_stalls import stalls
 from ddp_doctor.views.settings_read import has_a_refused_value
 from ddp_doctor.views.software import nodes_without_backends
+from ddp_doctor.wording.nodes import host
+from ddp_doctor.wording.ranks import capital, rank_culprit, rank_list, ranks_at, short
 
 #: What a setting that torch refuses can look like: never a rank that is stopped, killed or missing.
 _REFUSED_LOOKS: tuple[Kind, ...] = ("all-entered", "raised-everywhere", "unsure")
@@ -123,17 +123,17 @@ def who_waits(judgement: Judgement) -> str:
     if not judgement.waiting:
         return ""
     verb = "wait" if len(judgement.waiting) > 1 else "waits"
-    return f"; {words.rank_list(judgement.waiting)} {verb}"
+    return f"; {rank_list(judgement.waiting)} {verb}"
 
 
 def culprits(recording: Recording, numbers: tuple[int, ...]) -> tuple[Culprit, ...]:
     """The ranks as culprits."""
-    return tuple(words.rank_culprit(recording, rank) for rank in numbers)
+    return tuple(rank_culprit(recording, rank) for rank in numbers)
 
 
 def names(recording: Recording, numbers: tuple[int, ...]) -> str:
     """The ranks at the beginning of a sentence, each with its host where there are several."""
-    return words.capital(words.ranks_at(recording, numbers))
+    return capital(ranks_at(recording, numbers))
 
 
 #: Frames that wait on behalf of somebody: torch, the standard library, the doctor's own worker.
@@ -144,10 +144,10 @@ def stands(one: RankEvidence) -> str:
     """Where the rank stands, as well as the process could still say."""
     if one.stack:
         own = [frame for frame in one.stack if not _LIBRARY.search(frame)]
-        return f"it stands in {words.short((own or list(one.stack))[-1])}"
+        return f"it stands in {short((own or list(one.stack))[-1])}"
     if one.steps:
         last = one.steps[-1]
-        return f"its last step was {step_words(last)} at {words.short(last.where)}"
+        return f"its last step was {step_words(last)} at {short(last.where)}"
     return "it never said where it stands"
 
 
@@ -184,8 +184,8 @@ def waiting_evidence(trial: TrialRecord, judgement: Judgement) -> tuple[Evidence
     if not judgement.waiting or judgement.step is None:
         return ()
     step = judgement.step
-    where = words.short(step.where)
-    text = f"{words.rank_list(judgement.waiting)} entered {step_words(step)} at {where} and did not leave it"
+    where = short(step.where)
+    text = f"{rank_list(judgement.waiting)} entered {step_words(step)} at {where} and did not leave it"
     waited_s = round(trial.waited_s, 1) or None  # a rank that is gone is judged at once
     return (Evidence(check=step.check, text=text, value=waited_s, unit="s" if waited_s else None),)
 
@@ -195,7 +195,7 @@ def evidence(recording: Recording, trial: TrialRecord, judgement: Judgement) -> 
     shown, left = judgement.suspects[:MOST_LINES], judgement.suspects[MOST_LINES:]
     guilty = [rank_evidence(recording, trial, judgement, of_rank(trial, rank)) for rank in shown]
     if left:
-        guilty.append(Evidence(check=check_of(trial, judgement), text=f"alike: {words.rank_list(left)}"))
+        guilty.append(Evidence(check=check_of(trial, judgement), text=f"alike: {rank_list(left)}"))
     return (*guilty, *waiting_evidence(trial, judgement))
 
 

@@ -25,13 +25,13 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproduce
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
-from ddp_doctor.phrases import complaints
-from ddp_doctor.phrases import ranks as words
-from ddp_doctor.phrases.nodes import host
 from ddp_doctor.phrases.settings import NO_TRIAL, unset
-from ddp_doctor.phrases.torch_calls import ONE_GPU_EACH
 from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.remedies.torch_calls import ONE_GPU_EACH
+from ddp_doctor.views.nccl_complaints import explains
 from ddp_doctor.views.software import nodes_load_different_nccls
+from ddp_doctor.wording.nodes import host
+from ddp_doctor.wording.ranks import capital, cause, rank_list, ranks_at, short
 
 
 @rule("DD612", "rank-died", Severity.ERROR)
@@ -72,8 +72,8 @@ def _deaths(recording: Recording, trial: TrialRecord, judgement: Judgement) -> s
     alike: dict[str, list[int]] = {}
     for rank in judgement.suspects:
         alike.setdefault(_death(trial, of_rank(trial, rank)), []).append(rank)
-    ends = [f"{words.ranks_at(recording, ranks)} {death}" for death, ranks in alike.items()]
-    return words.capital(", ".join(ends))
+    ends = [f"{ranks_at(recording, ranks)} {death}" for death, ranks in alike.items()]
+    return capital(", ".join(ends))
 
 
 def _death(trial: TrialRecord, one: RankEvidence) -> str:
@@ -136,13 +136,13 @@ def raised(recording: Recording) -> Iterator[Draft]:
     """
     for trial, judgement in judged(recording, "raised"):
         lacking = {rank.rank for rank in _without_interface(recording, trial)}
-        if _sharing(trial) or complaints.explains(recording, trial) or lacking.issuperset(judgement.suspects):
+        if _sharing(trial) or explains(recording, trial) or lacking.issuperset(judgement.suspects):
             continue  # process-group-cannot-start, or a rule of the cause, names who is concerned
         first = of_rank(trial, judgement.suspects[0])
         assert first.raised is not None
         yield Draft(
             title=f"{names(recording, judgement.suspects)} raised {first.raised.type} in"
-            f" {check_of(trial, judgement)} at {words.short(first.raised.where)}{who_waits(judgement)}",
+            f" {check_of(trial, judgement)} at {short(first.raised.where)}{who_waits(judgement)}",
             detail=f"It says: {_sentence(words_of(first))}{proof_words(recording, trial, judgement)}",
             confidence=confidence(recording, trial, judgement),
             culprits=culprits(recording, judgement.suspects),
@@ -198,7 +198,7 @@ def everywhere(recording: Recording) -> Iterator[Draft]:
         # A probe of the doctor's own that fails everywhere is unsure, not a fault.
         if not ranks or not _makes_the_group(ranks[0]):
             continue
-        if complaints.explains(recording, trial):
+        if explains(recording, trial):
             continue  # the rule of the cause tells
         draft = _cannot_start(recording, trial, ranks)
         if draft.title not in told and not _versions_differ(recording, ranks[0]):
@@ -243,7 +243,7 @@ def _sharing(trial: TrialRecord) -> dict[tuple[int, str], set[int]]:
 
 def _one_gpu(recording: Recording, sharing: dict[tuple[int, str], set[int]]) -> Draft:
     ranks = tuple(sorted(set().union(*sharing.values())))
-    places = [f"{words.rank_list(sorted(of))} on {_device(recording, at)}" for at, of in sharing.items()]
+    places = [f"{rank_list(sorted(of))} on {_device(recording, at)}" for at, of in sharing.items()]
     more = f"; and {len(places) - MOST_LINES} more GPUs" if places[MOST_LINES:] else ""
     return Draft(
         title=f"NCCL cannot start, for ranks share a GPU: {'; '.join(places[:MOST_LINES])}{more}",
@@ -270,12 +270,12 @@ def _cannot_start(recording: Recording, trial: TrialRecord, ranks: Sequence[Rank
     assert first.raised is not None
     message = words_of(first)
     setting = _interface_setting(recording, message)
-    raising = words.capital(words.rank_list([rank.rank for rank in ranks]))
+    raising = capital(rank_list([rank.rank for rank in ranks]))
     everyone = len(ranks) == len(trial.ranks)
     who = f"All {len(ranks)} ranks" if everyone else raising
     others = "" if everyone else "; the other ranks wait for it"
     return Draft(
-        title=f"The {trial.backend} process group cannot start: {words.cause(message)[:160]}",
+        title=f"The {trial.backend} process group cannot start: {cause(message)[:160]}",
         detail=f"{who} raised {first.raised.type} in {first.steps[-1].name}{others}.",
         confidence=Confidence.PROVED,
         culprits=(Culprit(kind="setting", name=setting),) if setting else (),

@@ -10,9 +10,9 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.bound_device import UsedElsewhere, used_elsewhere
-from ddp_doctor.phrases import ranks as words
-from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE
-from ddp_doctor.phrases.torch_calls import ONE_GPU_EACH
+from ddp_doctor.remedies.torch_calls import ONE_GPU_EACH
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE
+from ddp_doctor.wording.ranks import capital, ranks_at
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _of_models(recording: Recording) -> Iterator[_Rank]:
 
 
 def _title(recording: Recording, ranks: list[_Rank]) -> str:
-    who = words.capital(words.ranks_at(recording, [rank.rank for rank in ranks]))
+    who = capital(ranks_at(recording, [rank.rank for rank in ranks]))
     pairs = {(rank.devices.used, rank.devices.bound) for rank in ranks}
     if len(pairs) == 1:
         used, bound = pairs.pop()

@@ -28,10 +28,10 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.parse.nccl_log import parse_nccl_log
-from ddp_doctor.phrases import complaints
-from ddp_doctor.phrases import ranks as words
-from ddp_doctor.phrases.nvlink import WITHOUT_NVLS
 from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.remedies.nccl import WITHOUT_NVLS
+from ddp_doctor.views import nccl_complaints
+from ddp_doctor.wording.ranks import capital
 
 #: All ranks of a node say the same of NVLS; those of the first node tell.
 _RANKS_READ = 8
@@ -62,7 +62,7 @@ def never_entered(recording: Recording) -> Iterator[Draft]:
         yield Draft(
             title=f"{names(recording, judgement.suspects)} never entered {step_words(judgement.step)} of"
             f" {check_of(trial, judgement)}; {stands(first)}{who_waits(judgement)}",
-            detail=f"{words.capital(doing)}.{proof_words(recording, trial, judgement)}",
+            detail=f"{capital(doing)}.{proof_words(recording, trial, judgement)}",
             confidence=confidence(recording, trial, judgement),
             culprits=culprits(recording, judgement.suspects),
             evidence=evidence(recording, trial, judgement),
@@ -173,7 +173,7 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
     hanging = {pair for _, judgement in judged(recording, "pair") for pair in judgement.pairs}
     explained = pairs_of_topology(recording) | hanging
     for trial, judgement in judged(recording, "all-entered", "left-behind"):
-        if holds_one_of(trial, explained) or complaints.explains(recording, trial):
+        if holds_one_of(trial, explained) or nccl_complaints.explains(recording, trial):
             continue
         nodes = recording.world.nnodes if recording.world else 1
         where = f" on {nodes} nodes" if nodes > 1 else ""

@@ -25,11 +25,11 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import TrialRecord
-from ddp_doctor.phrases import complaints
-from ddp_doctor.phrases import ranks as words
-from ddp_doctor.phrases.nodes import host, node_culprit, node_pair
 from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.views import nccl_complaints
 from ddp_doctor.views.reproducers import between
+from ddp_doctor.wording.nodes import host, node_culprit, node_pair
+from ddp_doctor.wording.ranks import pair_culprit, rank_at, rank_culprit, rank_list, ranks_at
 
 
 @rule("DD614", "ranks-call-different-collectives", Severity.ERROR)
@@ -56,7 +56,7 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
         if judgement.suspects and mine:
             title = (
                 f"{names(recording, judgement.suspects)} called {', '.join(mine)} where"
-                f" {words.rank_list(judgement.waiting)} called {', '.join(theirs)} in {check_of(trial, judgement)}"
+                f" {rank_list(judgement.waiting)} called {', '.join(theirs)} in {check_of(trial, judgement)}"
             )
         else:
             every = "; ".join(f"{ranks} called {call}" for call, ranks in _by_call(calls).items())
@@ -86,7 +86,7 @@ def _by_call(calls: dict[int, str]) -> dict[str, str]:
     by_call: dict[str, list[int]] = {}
     for rank, call in sorted(calls.items()):
         by_call.setdefault(call, []).append(rank)
-    return {call: words.rank_list(ranks) for call, ranks in by_call.items()}
+    return {call: rank_list(ranks) for call, ranks in by_call.items()}
 
 
 def _sizes(sizes: tuple[tuple[int, ...], ...]) -> str:
@@ -125,7 +125,7 @@ def pair(recording: Recording) -> Iterator[Draft]:
     explained = pairs_of_topology(recording)
     seen: _Stuck = {}
     for trial, judgement in judged(recording, "pair"):
-        if complaints.explains(recording, trial):
+        if nccl_complaints.explains(recording, trial):
             continue  # NCCL itself says why
         seen.update((pair, (trial, judgement)) for pair in judgement.pairs if pair not in explained)
     common = _common_rank(recording, set(seen))
@@ -154,12 +154,11 @@ def _one_pair(
     within = f" within {trial.waited_s:.0f} s" if trial.waited_s else ""
     stuck = f"both entered {step} and neither left it{within}"
     if receivers:
-        stuck = f"both entered {step} and {words.rank_list(receivers)} did not leave it{within}"
+        stuck = f"both entered {step} and {rank_list(receivers)} did not leave it{within}"
     return Draft(
-        title=f"The link between {words.rank_at(recording, one)} and {words.rank_at(recording, other)}"
-        f" hangs: {stuck}",
+        title=f"The link between {rank_at(recording, one)} and {rank_at(recording, other)} hangs: {stuck}",
         detail=f"Both processes run, so what connects them is to blame.{others}",
-        culprits=(words.pair_culprit(recording, one, other),),
+        culprits=(pair_culprit(recording, one, other),),
         evidence=tuple(
             rank_evidence(recording, trial, judgement, of_rank(trial, rank)) for rank in (one, other)
         ),
@@ -239,10 +238,10 @@ def _many_pairs(recording: Recording, common: int, seen: _Stuck) -> Draft:
     others = sorted(rank for pair in seen for rank in pair if rank != common)
     trial, judgement = next(iter(seen.values()))
     return Draft(
-        title=f"{names(recording, (common,))} exchanges nothing with {words.ranks_at(recording, others)}: each of"
+        title=f"{names(recording, (common,))} exchanges nothing with {ranks_at(recording, others)}: each of"
         " these links hangs with both ends inside the transfer",
         detail=f"{len(seen)} stuck pairs share this rank, and pairs without it work.",
-        culprits=(words.rank_culprit(recording, common),),
+        culprits=(rank_culprit(recording, common),),
         evidence=(rank_evidence(recording, trial, judgement, of_rank(trial, common)),),
         remedies=link_remedies(recording, seen),
         reproduced_by=between(recording, _shown(recording, seen), seen),
@@ -293,7 +292,7 @@ def _shown(recording: Recording, seen: _Stuck) -> tuple[int, int]:
 
 def _pair_lines(recording: Recording, seen: _Stuck) -> tuple[Evidence, ...]:
     lines = [
-        (check_of(*where), f"{words.rank_at(recording, one)} and {words.rank_at(recording, other)}")
+        (check_of(*where), f"{rank_at(recording, one)} and {rank_at(recording, other)}")
         for (one, other), where in list(seen.items())[:MOST_LINES]
     ]
     left = len(seen) - len(lines)

@@ -14,9 +14,9 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import Step, TrialRecord
-from ddp_doctor.phrases import ranks as words
-from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE
 from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE
+from ddp_doctor.wording.ranks import rank_culprit, rank_list
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _late_draft(recording: Recording, late: Sequence[_Late], allowed_s: float) -
         title=f"{names(recording, ranks)} entered {step_words(worst.step)} of {worst.step.check}"
         f" {worst.delay_s:.1f} s after the others",
         detail=f"All ranks run the same code, so {alone} lost the time.",
-        culprits=tuple(words.rank_culprit(recording, rank) for rank in ranks),
+        culprits=tuple(rank_culprit(recording, rank) for rank in ranks),
         evidence=(
             Evidence(
                 check=worst.step.check,
@@ -162,7 +162,7 @@ def slow(recording: Recording) -> Iterator[Draft]:
     for trial, judgement in judged(recording, "slow"):
         yield Draft(
             title=f"{trial.judged_check} still moved after {trial.waited_s:.0f} s: slow, not hung",
-            detail=f"{words.rank_list(judgement.waiting).capitalize()} went on from step to step until the end.",
+            detail=f"{rank_list(judgement.waiting).capitalize()} went on from step to step until the end.",
             evidence=waiting_evidence(trial, judgement)
             or (Evidence(check=trial.judged_check or "", text="steps were still being entered"),),
             remedies=(

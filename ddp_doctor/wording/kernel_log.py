@@ -1,67 +1,16 @@
 """How findings speak of what the kernel logged: GPUs and NICs by bus id, ages, lines."""
 
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
 
-from ddp_doctor.facts.gpus import Gpu, GpusFact
-from ddp_doctor.facts.kernel import KernelEvent, KernelFact, StuckProcess
-from ddp_doctor.knowledge.xids import CATALOG, RECENT_S, xid
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, CulpritKind, Evidence, Remedy
+from ddp_doctor.facts.gpus import Gpu
+from ddp_doctor.facts.kernel import KernelEvent, StuckProcess
+from ddp_doctor.knowledge.xids import CATALOG, xid
+from ddp_doctor.model.finding import Culprit, CulpritKind, Evidence
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, host, in_words
-from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.views.kernel_log import Hit, NodeView, blocked_s, views
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, in_words
 
 LINES_OF_EVIDENCE = 16
-
-
-@dataclass(frozen=True)
-class NodeView:
-    """What kernel and NVML said of one node."""
-
-    node: int
-    fact: KernelFact
-    gpus: GpusFact | None
-
-    def gpu(self, bus_id: str | None) -> Gpu | None:
-        """The GPU as NVML lists it."""
-        fact = self.gpus
-        if fact is None or bus_id is None:
-            return None
-        return next((gpu for gpu in fact.gpus if fact.bus_id_of(gpu) == bus_id), None)
-
-    def concerns(self, bus_id: str | None) -> bool:
-        """Whether a GPU of the log is, or may be, one of the job's. The log tells of the whole machine."""
-        if any(one.passed_through for one in self.fact.gpus if one.bus_id == bus_id):
-            return False
-        if self.gpus is None:
-            return True
-        gpu = self.gpu(bus_id)
-        if gpu is not None:
-            return gpu.index in self.gpus.used
-        shared = self.gpus.in_container or "SLURM_PROCID" in self.gpus.environment
-        short = self.gpus.granted is not None and len(self.gpus.gpus) < self.gpus.granted
-        return not shared or short or self.gpus.nvml_error is not None
-
-    def below(self, device: str | None) -> list[str]:
-        """The GPUs and RDMA devices that a fault concerns: the device itself, or those below a bridge."""
-        found = [bus for bus, bridges in self.fact.bridges.items() if device in (bus, *bridges)]
-        return [bus for bus in found if bus in self.fact.rdma_devices or self.concerns(bus)]
-
-
-@dataclass(frozen=True)
-class Hit:
-    """One device on one node, and the line that is held against it."""
-
-    view: NodeView
-    device: str | None
-    event: KernelEvent
-    note: str = ""  # what else is known, after the line
-
-
-def views(recording: Recording) -> list[NodeView]:
-    """The nodes with a kernel fact, each with what NVML said there."""
-    gpus = {one.node: one.fact for one in recording.facts(GpusFact)}
-    return [NodeView(one.node, one.fact, gpus.get(one.node)) for one in recording.facts(KernelFact)]
 
 
 def device_names(recording: Recording, hits: Sequence[Hit]) -> str:
@@ -137,34 +86,6 @@ def xids_of(recording: Recording, hits: Sequence[tuple[int, Gpu]]) -> tuple[Evid
     return xid_lines(recording, concerns)
 
 
-def recent(view: NodeView, event: KernelEvent) -> bool:
-    """Whether a line is of the last day; one without a time may be."""
-    age_s = view.fact.age_s(event)
-    return age_s is None or age_s <= RECENT_S
-
-
-def hits_in_log(recording: Recording, counts: Callable[[NodeView, KernelEvent], bool]) -> list[Hit]:
-    """Events that are not over, of devices that are or may be the job's."""
-    return [
-        Hit(view, event.device, event)
-        for view in views(recording)
-        for event in view.fact.events
-        if not event.past and counts(view, event)
-    ]
-
-
-def switch_faults(recording: Recording) -> list[Hit]:
-    """Fatal errors of NVSwitches of the last day."""
-    return hits_in_log(
-        recording, lambda view, one: one.kind == "sxid" and one.detail == "Fatal" and recent(view, one)
-    )
-
-
-def failed_nics(recording: Recording) -> list[Hit]:
-    """NICs whose firmware failed on the last day."""
-    return hits_in_log(recording, lambda view, one: one.kind == "nic_fault" and recent(view, one))
-
-
 def _line(recording: Recording, hit: Hit, expected_from: str) -> Evidence:
     event, age_s = hit.event, hit.view.fact.age_s(hit.event)
     times = f", {event.count} times" if event.count > 1 else ""
@@ -172,12 +93,6 @@ def _line(recording: Recording, hit: Hit, expected_from: str) -> Evidence:
     note = f"; {hit.note}" if hit.note else ""
     text = f"{host(recording, hit.view.node)}, {when}{times}: {event.text}{note}"
     return Evidence(check="kernel", text=text, expected_from=expected_from)
-
-
-def blocked_s(view: NodeView, process: StuckProcess) -> int:
-    """For how long the kernel has said that the process is blocked."""
-    hung = (one for one in view.fact.events if one.kind == "hung_task" and process.pid in one.pids)
-    return max((one.code or 0 for one in hung), default=0)
 
 
 def stuck_evidence(view: NodeView, process: StuckProcess) -> Evidence:
@@ -207,29 +122,3 @@ def ago(age_s: float) -> str:
         if age_s >= (2 * scale if unit == "days" else scale):
             return f"{age_s / scale:.0f} {unit}"
     return f"{age_s:.0f} s"
-
-
-def reset_gpus(bus_ids: Sequence[str]) -> Remedy:
-    """Reset exactly these GPUs."""
-    return by_operator(
-        "Drain the node and reset the GPU; where it does not come back, reboot; what returns is hardware.",
-        *(f"sudo nvidia-smi --gpu-reset -i {bus_id}" for bus_id in bus_ids[:8]),
-        cost="ends every process on the GPU; GPUs joined by NVSwitch may have to be reset together",
-        undo=NOTHING_TO_UNDO,
-        references=(CATALOG,),
-    )
-
-
-REBOOT_NODE = by_operator(
-    "Drain the node and reboot it; have power, cooling and the slot inspected if it returns.",
-    "sudo reboot",
-    cost="ends all jobs of the node",
-    undo=NOTHING_TO_UNDO,
-    references=(CATALOG,),
-)
-WATCH = by_operator(
-    "Nothing now. If it comes again on the same device, have it inspected.",
-    "sudo dmesg -T | grep -i -e xid",
-    undo=NOTHING_TO_UNDO,
-    references=(CATALOG,),
-)

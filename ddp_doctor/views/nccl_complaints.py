@@ -1,17 +1,13 @@
-"""What NCCL complained of before a trial failed: on which ranks and nodes, and how a finding shows it."""
+"""What NCCL complained of before a trial failed: on which ranks and nodes."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ddp_doctor.model.finding import Evidence, Reproducer
+from ddp_doctor.model.finding import Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.parse.nccl_complaints import Complaint, Kind, complaints
-from ddp_doctor.phrases.nodes import host
-from ddp_doctor.phrases.ranks import rank_list
 
-#: Of more wordings than this the evidence shows the first.
-_MOST_LINES = 4
 #: torch's watchdog aborts a rank whose communicator failed.
 _ABORTED = -6
 
@@ -68,22 +64,6 @@ def all_said(recording: Recording, nodes: Iterable[int], kind: Kind) -> bool:
 def nodes_of(group: Sequence[Said]) -> list[int]:
     """The nodes whose ranks said it."""
     return sorted({one.node for one in group})
-
-
-def lines(recording: Recording, group: Sequence[Said]) -> tuple[Evidence, ...]:
-    """NCCL's words, and which ranks of which nodes printed them."""
-    alike: dict[tuple[int, str], list[int]] = {}
-    for one in group:
-        alike.setdefault((one.node, one.complaint.text), []).append(one.rank)
-    several = recording.world is not None and recording.world.nnodes > 1
-    check = group[0].trial.judged_check or "process_group"
-    return tuple(
-        Evidence(
-            check=check,
-            text=f"NCCL on {rank_list(ranks)}{f' of {host(recording, node)}' if several else ''}: {text}",
-        )
-        for (node, text), ranks in list(alike.items())[:_MOST_LINES]
-    )
 
 
 def again(group: Sequence[Said], node: int | None = None) -> Reproducer:

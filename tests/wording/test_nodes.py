@@ -4,7 +4,7 @@ from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.finding import Evidence
 from ddp_doctor.model.recording import Node, Recording, World
-from ddp_doctor.phrases.nodes import by_cause, node_culprits, node_draft, node_names
+from ddp_doctor.wording.nodes import by_cause, node_culprits, node_draft, node_names
 
 
 class Colour(Fact):

@@ -2,8 +2,9 @@
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
 from ddp_doctor.phrases import nccl_settings
+from ddp_doctor.remedies.kinds import remedy
 
-_NOT_TRIED = Proof(reason="the doctor cannot tell beforehand which of these is the cause")
+_NOT_TRIED = "the doctor cannot tell beforehand which of these is the cause"
 
 _WHICH_CODE = (
     'python -c "import inspect, torch; from torch.nn.parallel import DistributedDataParallel as D; '
@@ -11,13 +12,12 @@ _WHICH_CODE = (
 )
 
 #: The probe runs none of the user's code, so what is left above the transport is torch itself.
-_SOFTWARE = Remedy(
-    summary="Look for code that replaces parts of torch (sitecustomize, .pth files, a vendor's fork)",
-    commands=(_WHICH_CODE,),
-    scope="node",
+_SOFTWARE = remedy(
+    "Look for code that replaces parts of torch (sitecustomize, .pth files, a vendor's fork)",
+    _WHICH_CODE,
     cost="None: it only prints where the code of DDP and no_sync() comes from",
     undo=NOTHING_TO_UNDO,
-    proof=_NOT_TRIED,
+    untried=_NOT_TRIED,
     references=("https://pytorch.org/docs/stable/notes/ddp.html",),
 )
 
@@ -34,4 +34,7 @@ def remedies(backend: str, check: str) -> tuple[Remedy, ...]:
     if backend != "nccl":
         return (_SOFTWARE,)
     commands = (f"ddp-doctor run --only {check}",)
-    return (SIMPLE_PROTOCOL.model_copy(update={"commands": commands, "proof": _NOT_TRIED}), _SOFTWARE)
+    return (
+        SIMPLE_PROTOCOL.model_copy(update={"commands": commands, "proof": Proof(reason=_NOT_TRIED)}),
+        _SOFTWARE,
+    )

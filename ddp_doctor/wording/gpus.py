@@ -8,8 +8,8 @@ from ddp_doctor.facts.gpus import Gpu
 from ddp_doctor.model.choices import Backend, Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, host, in_words
 from ddp_doctor.views.gpus import Hits
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, in_words
 
 #: What may stand in a command: a recording may be anybody's.
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)

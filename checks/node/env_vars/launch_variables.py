@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ddp_doctor.facts.env_vars import Launcher
+from ddp_doctor.knowledge.launchers import Launcher
 from ddp_doctor.phrases.settings import printable, shown
 
 #: What init_process_group("env://") reads.
@@ -27,21 +27,6 @@ IDENTITY = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_USE_A
 SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
 NUMBERS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", *SIZES, "MASTER_PORT")
 
-#: Recorded beside the variables in the table, to know who launched the process.
-OTHERS = (
-    "SLURM_JOB_ID",
-    "SLURM_STEP_ID",
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
-    "SLURM_NODEID",
-    "SLURM_NTASKS",
-    "SLURM_NNODES",
-    "SLURM_STEP_NUM_NODES",
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-)
 
 #: torchrun's options that decide where and with whom it meets, by their variable.
 REDIRECTING = (
@@ -63,15 +48,6 @@ class Fault:
     names: tuple[str, ...]
     text: str
     fatal: bool = False
-
-
-def launcher_of(env: Mapping[str, str]) -> Launcher | None:
-    """The launcher whose worker this process is; never told by RANK alone, which may be left over."""
-    if "TORCHELASTIC_RUN_ID" in env:
-        return "torchrun"
-    if "SLURM_STEP_ID" in env and "SLURM_PROCID" in env:
-        return "slurm"
-    return "mpi" if "OMPI_COMM_WORLD_RANK" in env else None
 
 
 def missing(env: Mapping[str, str], launcher: Launcher | None) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from ddp_doctor.model.base import Json
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Node, Recording, World
-from ddp_doctor.phrases.ranks import pair_culprit, rank_at, rank_culprit, rank_culprits, ranks_at
+from ddp_doctor.wording.ranks import pair_culprit, rank_at, rank_culprit, rank_culprits, ranks_at
 from tests.simulated import group_fact
 
 

@@ -1,22 +1,18 @@
-"""How findings speak of the PCIe tree, and what mends it."""
+"""How findings speak of the PCIe tree."""
 
 from collections.abc import Sequence
 
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.facts.pcie import PcieDevice, PcieFact
-from ddp_doctor.model.finding import Evidence, Remedy
+from ddp_doctor.model.finding import Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.pci_config import acs_words
-from ddp_doctor.remedies.kinds import by_administrator
 
 NCCL_ACS = (
     "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
     "#pci-access-control-services-acs"
 )
 CUDA_IOMMU = "https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#iommu-on-linux"
-
-#: Of more bridges than this the commands show the first.
-MOST_COMMANDS = 16
 
 
 def gpu_numbers(recording: Recording, node: int) -> dict[str, int]:
@@ -63,54 +59,21 @@ def translated(device: PcieDevice) -> bool:
     return (device.iommu or "").startswith("DMA")
 
 
-def redirect_off(fact: PcieFact, bridges: Sequence[str]) -> Remedy:
-    """Turn redirection off on exactly these bridges; undone by writing back what is there now."""
-    shown = bridges[:MOST_COMMANDS]
-    controls = {one.bus_id: one.acs_control or 0 for one in fact.devices}
-    return by_administrator(
-        "Turn off ACS on these PCIe bridges; in the BIOS for good, or at each boot with setpci",
-        *(f"sudo setpci -s {bus} ECAP_ACS+0x6.w=0000" for bus in shown),
-        cost="devices below one switch are no longer kept apart: not where GPUs are given to virtual machines",
-        undo="; ".join(f"sudo setpci -s {bus} ECAP_ACS+0x6.w={controls[bus]:04x}" for bus in shown[:4])
-        + (" and so on, or reboot" if len(shown) > 4 else ", or reboot"),
-        references=(NCCL_ACS,),
-    )
-
-
-PASS_THROUGH = by_administrator(
-    "Put the IOMMU into pass-through mode, or turn it off in the BIOS: iommu=pt on the kernel's command line",
-    "cat /proc/cmdline",
-    "sudo grubby --update-kernel=ALL --args=iommu=pt   # or edit /etc/default/grub",
-    cost="a reboot; devices of the host can then reach all of its memory",
-    undo="sudo grubby --update-kernel=ALL --remove-args=iommu=pt, and reboot",
-    references=(CUDA_IOMMU,),
-)
-
-
 def what_bends_the_path(recording: Recording, node: int) -> tuple[Evidence, ...]:
     """What a node's kernel shows that may lead direct copies of its GPUs astray."""
     found: list[Evidence | None] = []
-    for fact in _bare_metal(recording, node):
-        bridges = _above_gpus(fact)
+    for fact in bare_metal(recording, node):
+        bridges = redirecting_above_gpus(fact)
         found += [acs_evidence(fact, bridges) if bridges else None, iommu_evidence(fact)]
     return tuple(one for one in found if one is not None)
 
 
-def exact_repairs(recording: Recording, node: int) -> tuple[Remedy, ...]:
-    """What undoes it on this very node."""
-    found = []
-    for fact in _bare_metal(recording, node):
-        bridges = _above_gpus(fact)
-        found += [redirect_off(fact, bridges)] if bridges else []
-        found += [PASS_THROUGH] if iommu_evidence(fact) else []
-    return tuple(found)
-
-
-def _bare_metal(recording: Recording, node: int) -> list[PcieFact]:
+def bare_metal(recording: Recording, node: int) -> list[PcieFact]:
+    """What was read of the PCIe tree of a node, unless it is a virtual machine's."""
     return [fact for fact in recording.at(PcieFact, node) if not fact.virtual]
 
 
-def _above_gpus(fact: PcieFact) -> tuple[str, ...]:
+def redirecting_above_gpus(fact: PcieFact) -> tuple[str, ...]:
     """The bridges above GPUs, root ports too, that redirect what peers send to each other."""
     above = {bus for one in fact.endpoints() if one.kind == "gpu" for bus in one.above}
     return fact.redirecting(tuple(above))

@@ -6,8 +6,8 @@ from typing import Generic, TypeVar
 
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases.nodes import NAMES_IN_A_SENTENCE, host, in_words, node_culprit
-from ddp_doctor.phrases.ranks import rank_culprit
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, in_words, node_culprit
+from ddp_doctor.wording.ranks import rank_culprit
 
 #: A rank by its node rank and its local rank.
 Place = tuple[int, int]

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ddp_doctor.phrases import launchers
-from ddp_doctor.phrases.launchers import consequence, faults, launcher_of, missing, visible
+from ddp_doctor.checks.node.env_vars import launch_variables
+from ddp_doctor.checks.node.env_vars.launch_variables import consequence, faults, missing, visible
+from ddp_doctor.knowledge import launchers
+from ddp_doctor.knowledge.launchers import launcher_of
 
 RANK_3_OF_8 = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 
@@ -78,7 +80,7 @@ def test_contradictions_are_told_but_not_fatal(changed, launcher, text):
 )
 def test_ordinary_variables_have_no_fault(address):
     assert list(faults({**RANK_3_OF_8, "MASTER_ADDR": address}, "mpi")) == [
-        launchers.Fault(("RANK",), "RANK is 3, but the launcher set OMPI_COMM_WORLD_RANK=''")
+        launch_variables.Fault(("RANK",), "RANK is 3, but the launcher set OMPI_COMM_WORLD_RANK=''")
     ]
     assert not list(faults({**RANK_3_OF_8, "MASTER_ADDR": address}, None))
 
@@ -112,7 +114,7 @@ def test_visible_devices_are_counted_up_to_the_end_of_the_list(devices, count):
 @settings(deadline=None)
 @given(
     st.dictionaries(
-        st.sampled_from([*launchers.NUMBERS, "MASTER_ADDR", *launchers.OTHERS]),
+        st.sampled_from([*launch_variables.NUMBERS, "MASTER_ADDR", *launchers.OTHERS]),
         st.one_of(
             st.integers(-5, 99999).map(str), st.text(alphabet=st.characters(codec="utf-8"), max_size=12)
         ),

@@ -1,0 +1,34 @@
+"""The launchers that tell a process its place in the world, and the variables by which they are known."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+Launcher = Literal["torchrun", "slurm", "mpi"]
+
+#: Recorded beside the variables in the table, to know who launched the process.
+OTHERS = (
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "SLURM_NTASKS",
+    "SLURM_NNODES",
+    "SLURM_STEP_NUM_NODES",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+)
+
+
+def launcher_of(env: Mapping[str, str]) -> Launcher | None:
+    """The launcher whose worker this process is; never told by RANK alone, which may be left over."""
+    if "TORCHELASTIC_RUN_ID" in env:
+        return "torchrun"
+    if "SLURM_STEP_ID" in env and "SLURM_PROCID" in env:
+        return "slurm"
+    return "mpi" if "OMPI_COMM_WORLD_RANK" in env else None
+
+
+#: Who starts ranks and tells each its place by variables of its own.

@@ -1,0 +1,1 @@
+"""How findings name nodes, ranks, GPUs, links and the lines of logs, in words and as culprits."""
