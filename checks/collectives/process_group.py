@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from ddp_doctor.facts.process_group import ProcessGroupFact, TorchImport
 from ddp_doctor.knowledge.deadlines import CHECK_S
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Confidence, Severity, Where
+from ddp_doctor.model.choices import Severity, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
@@ -25,8 +25,9 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.probing.gpu_identity import gpu_identity
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.torch_calls import ONE_GPU_EACH
+from ddp_doctor.wording.findings import proved
 from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
-from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, by_cause, host, node_culprits, node_names
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, by_cause, host, node_names, of_nodes
 from ddp_doctor.wording.ranks import capital, rank_culprit, rank_list
 
 
@@ -86,13 +87,12 @@ def cannot_import(recording: Recording) -> Iterator[Draft]:
         several = recording.world is not None and recording.world.nnodes > 1
         where = f" on {node_names(recording, group)}" if several else ""
         checks = dict.fromkeys(seen.reading.check for seen in group)  # all of them failed for this reason
-        yield Draft(
-            title=f"torch {what}{where}: {last[:160]}",
+        yield proved(
+            of_nodes(recording, group),
+            f"torch {what}{where}: {last[:160]}",
+            (Evidence(check=check, text=last[:300]) for check in checks),
+            remedy("Make this command work first", "python -X importtime -c 'import torch'"),
             detail="No rank was started." if not several else "No rank was started there.",
-            confidence=Confidence.PROVED,
-            culprits=node_culprits(recording, group),
-            evidence=tuple(Evidence(check=check, text=last[:300]) for check in checks),
-            remedies=(remedy("Make this command work first", "python -X importtime -c 'import torch'"),),
         )
 
 
@@ -136,16 +136,15 @@ def shared_gpu(recording: Recording) -> Iterator[Draft]:
     left = len(places) - NAMES_IN_A_SENTENCE
     shown = [*places[:NAMES_IN_A_SENTENCE], *([f"and so on, on {left} GPUs more"] if left > 0 else [])]
     everyone = [seen for sharing in shared.values() for seen in sharing]
-    yield Draft(
-        title=capital("; ".join(shown)),
-        detail="Each rank needs a GPU of its own.",
-        confidence=Confidence.PROVED,
-        culprits=tuple(rank_culprit(recording, seen.rank or 0, seen.node) for seen in everyone),
-        evidence=tuple(
+    yield proved(
+        (rank_culprit(recording, seen.rank or 0, seen.node) for seen in everyone),
+        capital("; ".join(shown)),
+        (
             Evidence(text=f"rank {seen.rank} uses {seen.fact.device}, {seen.fact.gpu_uuid}")
             for seen in everyone[:LINES_OF_EVIDENCE]
         ),
-        remedies=(ONE_GPU_EACH,),
+        ONE_GPU_EACH,
+        detail="Each rank needs a GPU of its own.",
     )
 
 

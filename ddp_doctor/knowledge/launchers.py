@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal
 
+#: Who starts ranks and tells each its place by variables of its own.
 Launcher = Literal["torchrun", "slurm", "mpi"]
 
 #: Recorded beside the variables in the table, to know who launched the process.
@@ -29,6 +30,3 @@ def launcher_of(env: Mapping[str, str]) -> Launcher | None:
     if "SLURM_STEP_ID" in env and "SLURM_PROCID" in env:
         return "slurm"
     return "mpi" if "OMPI_COMM_WORLD_RANK" in env else None
-
-
-#: Who starts ranks and tells each its place by variables of its own.

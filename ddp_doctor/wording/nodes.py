@@ -7,6 +7,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.wording.findings import Who
 
 F = TypeVar("F", bound=Fact)
 K = TypeVar("K", bound=Hashable)
@@ -45,6 +46,11 @@ def node_pair(recording: Recording, node_rank: int, peer: int) -> Culprit:
 def node_names(recording: Recording, seen: Sequence[Seen[F]]) -> str:
     """The nodes' names for a sentence: "node0", "node0 and node1", "node0, node1 and 12 more"."""
     return in_words([host(recording, rank) for rank in dict.fromkeys(one.node for one in seen)])
+
+
+def of_nodes(recording: Recording, seen: Sequence[Seen[F]]) -> Who:
+    """The nodes of these facts, for a finding."""
+    return Who(node_culprits(recording, seen), node_names(recording, seen))
 
 
 def in_words(names: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from ddp_doctor.phrases import nccl_settings
 from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.remedies.p2p import DISABLE_P2P
 from ddp_doctor.remedies.stock_ddp import SIMPLE_PROTOCOL
+from ddp_doctor.wording.findings import finding, likely
 from ddp_doctor.wording.ranks import rank_at, rank_culprit, ranks_at
 
 
@@ -43,13 +44,13 @@ def wrong_result(recording: Recording) -> Iterator[Draft]:
     several = len({wrong.dtype for one in sums for wrong in one}) > 1
     on = ranks_at(recording, [one.rank or 0 for one in faulty])
     whose = "unsure whose share" if blamed is None else f"the share of {rank_at(recording, blamed)}"
-    yield Draft(
-        title=f"All-reduce gives wrong results on {on}: {whose} is wrong",
-        detail="A training on these ranks would go on, and its gradients would be wrong.",
+    yield finding(
+        () if blamed is None else (rank_culprit(recording, blamed),),
+        f"All-reduce gives wrong results on {on}: {whose} is wrong",
+        tuple(_errors(faulty[0].fact))[:6],
+        *_against_wrong_sums(recording),
         confidence=Confidence.PROVED if blamed is None or several else Confidence.LIKELY,
-        culprits=() if blamed is None else (rank_culprit(recording, blamed),),
-        evidence=tuple(_errors(faulty[0].fact))[:6],
-        remedies=tuple(_against_wrong_sums(recording)),
+        detail="A training on these ranks would go on, and its gradients would be wrong.",
         reproduced_by=Reproducer(kind="all_reduce", size_bytes=_size_of(faulty[0].fact)),
     )
 
@@ -120,12 +121,12 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
     """
     odd = [seen.rank or 0 for seen in recording.facts(AllReduceFact) if not seen.fact.repeatable]
     if odd:
-        yield Draft(
-            title=f"All-reduce is not repeatable bit for bit on {ranks_at(recording, odd)}",
+        yield likely(
+            (rank_culprit(recording, rank) for rank in odd),
+            f"All-reduce is not repeatable bit for bit on {ranks_at(recording, odd)}",
+            Evidence(text="two float32 sums of equal inputs differ"),
+            *((_ONE_ALGORITHM,) if recording.world and recording.world.backend == "nccl" else ()),
             detail="The same inputs were reduced twice in one process group and the bits differ.",
-            culprits=tuple(rank_culprit(recording, rank) for rank in odd),
-            evidence=(Evidence(text="two float32 sums of equal inputs differ"),),
-            remedies=(_ONE_ALGORITHM,) if recording.world and recording.world.backend == "nccl" else (),
         )
 
 

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from ddp_doctor.checks.collectives.gpu_speed import wording as words
 from ddp_doctor.checks.collectives.gpu_speed.comparable import Measured, busy, rank_of
 from ddp_doctor.facts.gpu_speed import GpuSpeedFact
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.views.busy_gpus import BusyGpu
+from ddp_doctor.wording.findings import NOBODY, likely, proved
 from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.wording.ranks import capital, rank_at, ranks_at
 
@@ -36,16 +37,14 @@ def beside_another_program(recording: Recording) -> Iterator[Draft]:
     crowded = busy(recording)
     seen = {rank_of(one): one for one in recording.facts(GpuSpeedFact) if rank_of(one) in crowded}
     if seen:
-        yield Draft(
-            title=f"{capital(ranks_at(recording, seen))}: measured while another program used the GPU",
-            detail="Its rates are shown and not judged.",
-            culprits=tuple(
-                words.gpu_culprit(recording, rank, one.fact.gpu_uuid) for rank, one in sorted(seen.items())
-            ),
-            evidence=tuple(
+        yield likely(
+            (words.gpu_culprit(recording, rank, one.fact.gpu_uuid) for rank, one in sorted(seen.items())),
+            f"{capital(ranks_at(recording, seen))}: measured while another program used the GPU",
+            (
                 Evidence(text=f"{rank_at(recording, rank)}: {_holders(crowded[rank], one)}")
                 for rank, one in sorted(seen.items())[:LINES_OF_EVIDENCE]
             ),
+            detail="Its rates are shown and not judged.",
         )
 
 
@@ -83,14 +82,14 @@ def not_measured(recording: Recording) -> Iterator[Draft]:
     if reasons:
         ranks = {rank for those in reasons.values() for rank in those}
         parts = dict.fromkeys(what for what, _ in reasons)
-        yield Draft(
-            title=f"{capital(ranks_at(recording, ranks))}: {' and '.join(parts)} not measured",
-            detail="They are not compared with other GPUs.",
-            confidence=Confidence.PROVED,
-            evidence=tuple(
+        yield proved(
+            NOBODY,
+            f"{capital(ranks_at(recording, ranks))}: {' and '.join(parts)} not measured",
+            (
                 Evidence(text=f"{ranks_at(recording, those)}, {what}: {why}")
                 for (what, why), those in list(reasons.items())[:LINES_OF_EVIDENCE]
             ),
+            detail="They are not compared with other GPUs.",
         )
 
 

@@ -22,6 +22,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.wording.ranks import capital, rank_at, ranks_at
 
@@ -122,14 +123,14 @@ def _below_link(seen: Measured) -> Iterator[Slow]:
 def _draft(recording: Recording, slow: Sequence[Slow], severity: Severity) -> Draft:
     gpus = {rank_of(one.seen): one.seen for one in slow}
     worst = max(slow, key=lambda one: one.expected / one.rate)
-    return Draft(
-        title=f"{capital(ranks_at(recording, gpus))}: {worst.metric.words} at {worst.rate:.1f} GB/s where "
+    return finding(
+        (words.gpu_culprit(recording, rank, gpus[rank].fact.gpu_uuid) for rank in sorted(gpus)),
+        f"{capital(ranks_at(recording, gpus))}: {worst.metric.words} at {worst.rate:.1f} GB/s where "
         f"{worst.expected:.1f} GB/s are expected",
-        detail="Measured with pinned memory, while no other rank of the node copied.",
+        (_evidence(recording, one) for one in slow[:LINES_OF_EVIDENCE]),
+        words.FOLLOW_THE_PATH,
         confidence=Confidence.POSSIBLE if severity is Severity.INFO else Confidence.LIKELY,
-        culprits=tuple(words.gpu_culprit(recording, rank, gpus[rank].fact.gpu_uuid) for rank in sorted(gpus)),
-        evidence=tuple(_evidence(recording, one) for one in slow[:LINES_OF_EVIDENCE]),
-        remedies=(words.FOLLOW_THE_PATH,),
+        detail="Measured with pinned memory, while no other rank of the node copied.",
         severity=severity,
     )
 

@@ -18,6 +18,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.wording.ranks import capital, rank_at, ranks_at
 
@@ -105,14 +106,14 @@ def _draft(recording: Recording, gpus: Sequence[Measured], severity: Severity) -
     links = " and ".join(sorted({_now(seen.fact.load) for seen in gpus}))
     most = " and ".join(sorted({_most(seen.fact.load) for seen in gpus}))
     whose = "its peers have more" if is_fault else "slots may be wired so"
-    return Draft(
-        title=f"{capital(ranks_at(recording, map(rank_of, gpus)))}: PCIe link {links} where the GPU can do "
+    return finding(
+        (words.gpu_culprit(recording, rank_of(seen), seen.fact.gpu_uuid) for seen in gpus),
+        f"{capital(ranks_at(recording, map(rank_of, gpus)))}: PCIe link {links} where the GPU can do "
         f"{most}; {whose}",
-        detail="Read while copies ran over the link, so it is not reduced to save power.",
+        (_evidence(recording, seen) for seen in gpus[:LINES_OF_EVIDENCE]),
+        words.RESEAT,
         confidence=Confidence.LIKELY if is_fault else Confidence.POSSIBLE,
-        culprits=tuple(words.gpu_culprit(recording, rank_of(seen), seen.fact.gpu_uuid) for seen in gpus),
-        evidence=tuple(_evidence(recording, seen) for seen in gpus[:LINES_OF_EVIDENCE]),
-        remedies=(words.RESEAT,),
+        detail="Read while copies ran over the link, so it is not reduced to save power.",
         severity=severity,
     )
 

@@ -17,11 +17,12 @@ from ddp_doctor.checks.collectives.gpu_speed.comparable import (
 from ddp_doctor.checks.collectives.gpu_speed.throttling import slowed_by_hardware
 from ddp_doctor.facts.gpu_speed import GpuSpeedFact
 from ddp_doctor.knowledge import gpu_speed as known
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.views.gpus import power_limited
+from ddp_doctor.wording.findings import possible, proved
 from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.wording.ranks import capital, pair_culprit, rank_at, ranks_at
 
@@ -76,13 +77,12 @@ def _grade(rates: Slow, limited: frozenset[tuple[int, str]]) -> Severity:
 def _slower_draft(recording: Recording, slow: Slow, severity: Severity) -> Draft:
     gpus, told = _gpus(slow), severity is Severity.INFO
     who = capital(ranks_at(recording, map(rank_of, gpus)))
-    return Draft(
-        title=f"{who}: {_how_slow(slow)} than on the other {slow[0].others} {slow[0].seen.fact.gpu_name}",
+    return proved(
+        _culprits(recording, gpus),
+        f"{who}: {_how_slow(slow)} than on the other {slow[0].others} {slow[0].seen.fact.gpu_name}",
+        (*_rates(recording, slow), *state.evidence(recording, gpus, gpus)),
+        *(() if told else state.remedies(recording, gpus)),
         detail=f"This is what the lowered power limit costs (DD318). {_DETAIL}" if told else _DETAIL,
-        confidence=Confidence.PROVED,
-        culprits=_culprits(recording, gpus),
-        evidence=(*_rates(recording, slow), *state.evidence(recording, gpus, gpus)),
-        remedies=() if told else state.remedies(recording, gpus),
         severity=severity,
     )
 
@@ -119,16 +119,13 @@ def _unsure_draft(
     pair = len(below) == len(above) == 1
     both = "both" if pair else "all"
     worst = max(one.factor for one in slow)
-    return Draft(
-        title=f"{capital(ranks_at(recording, ranks[0]))}: {_how_slow(slow)} than on "
+    return possible(
+        (pair_culprit(recording, ranks[0][0], ranks[1][0]),) if pair else _culprits(recording, below),
+        f"{capital(ranks_at(recording, ranks[0]))}: {_how_slow(slow)} than on "
         f"{ranks_at(recording, ranks[1])}, {both} {slow[0].seen.fact.gpu_name}; unsure which is at fault",
+        (*_rates(recording, slow), *state.evidence(recording, [*below, *above], below)),
+        *state.remedies(recording, below),
         detail=_DETAIL,
-        confidence=Confidence.POSSIBLE,
-        culprits=(pair_culprit(recording, ranks[0][0], ranks[1][0]),)
-        if pair
-        else _culprits(recording, below),
-        evidence=(*_rates(recording, slow), *state.evidence(recording, [*below, *above], below)),
-        remedies=state.remedies(recording, below),
         severity=Severity.ERROR if worst >= known.MUCH_SLOWER else Severity.WARNING,
     )
 

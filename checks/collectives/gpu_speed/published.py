@@ -8,10 +8,11 @@ from ddp_doctor.checks.collectives.gpu_speed.comparable import MATMUL, Measured,
 from ddp_doctor.checks.collectives.gpu_speed.throttling import slowed_by_hardware
 from ddp_doctor.facts.gpu_speed import GpuSpeedFact
 from ddp_doctor.knowledge import gpu_speed as known
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.wording.findings import NOBODY, possible
 from ddp_doctor.wording.ranks import capital, ranks_at
 
 #: A smaller matrix does not reach the published rates.
@@ -54,12 +55,11 @@ def _is_like_the_published(fact: GpuSpeedFact) -> bool:
 
 def _draft(recording: Recording, gpus: list[Measured], typical: float, expected: float) -> Draft:
     ranks = ranks_at(recording, map(rank_of, gpus))
-    return Draft(
-        title=f"{capital(ranks)}: matrix products at {typical:.0f} TFLOP/s; others measured {expected:.0f} on "
+    return possible(
+        NOBODY,
+        f"{capital(ranks)}: matrix products at {typical:.0f} TFLOP/s; others measured {expected:.0f} on "
         f"{gpus[0].fact.gpu_name}",
-        detail="Another machine's rate is no promise for this one.",
-        confidence=Confidence.POSSIBLE,
-        evidence=(
+        (
             Evidence(
                 text=f"median of {len(gpus)} GPUs, matrices of {gpus[0].fact.matmul_size} rows",
                 value=round(typical, 1),
@@ -69,7 +69,8 @@ def _draft(recording: Recording, gpus: list[Measured], typical: float, expected:
             ),
             *state.evidence(recording, gpus[:4], gpus),
         ),
-        remedies=state.remedies(recording, gpus)[:1],
+        *state.remedies(recording, gpus)[:1],
+        detail="Another machine's rate is no promise for this one.",
     )
 
 

@@ -8,11 +8,12 @@ from ddp_doctor.checks.collectives.gpu_speed.comparable import COPY, MATMUL, Mea
 from ddp_doctor.facts.gpu_speed import GpuSpeedFact
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.knowledge import gpu_speed as known
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.gpus import COOL_DOWN
+from ddp_doctor.wording.findings import proved
 from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.wording.ranks import capital, rank_at, ranks_at
 
@@ -92,13 +93,12 @@ def _times_slower(recording: Recording) -> Mapping[int, float]:
 
 def _draft(recording: Recording, gpus: Sequence[Measured], severity: Severity) -> Draft:
     names = [name for seen in gpus for name in _in_force(seen.fact)]
-    return Draft(
-        title=f"{capital(ranks_at(recording, map(rank_of, gpus)))} under load: {words.reasons(names)}",
+    return proved(
+        (words.gpu_culprit(recording, rank_of(seen), seen.fact.gpu_uuid) for seen in gpus),
+        f"{capital(ranks_at(recording, map(rank_of, gpus)))} under load: {words.reasons(names)}",
+        (*_lines(recording, gpus), *state.evidence(recording, gpus, gpus)),
+        COOL_DOWN,
         detail="Seen by the driver during a fraction of a second of matrix products; a job lasts longer.",
-        confidence=Confidence.PROVED,
-        culprits=tuple(words.gpu_culprit(recording, rank_of(seen), seen.fact.gpu_uuid) for seen in gpus),
-        evidence=(*_lines(recording, gpus), *state.evidence(recording, gpus, gpus)),
-        remedies=(COOL_DOWN,),
         severity=severity,
     )
 

@@ -4,13 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ddp_doctor.checks.collectives.p2p.facts import common_end
 from ddp_doctor.facts.p2p import P2pFact, PairResult
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_administrator, remedy
 from ddp_doctor.remedies.p2p import DISABLE_P2P, REPAIR_PATH
 from ddp_doctor.views.reproducers import between
+from ddp_doctor.wording.findings import proved
 from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.wording.ranks import pair_culprit, rank_at, rank_culprit, ranks_at
 
@@ -43,27 +44,25 @@ def corrupts(recording: Recording) -> Iterator[Draft]:
         yield _corrupts_all(recording, common, wrong)
         return
     for (sender, receiver), pair in list(wrong.items())[:LINES_OF_EVIDENCE]:
-        yield Draft(
-            title=f"Data from {rank_at(recording, sender)} arrives wrong on {rank_at(recording, receiver)}:"
+        yield proved(
+            (pair_culprit(recording, receiver, sender),),
+            f"Data from {rank_at(recording, sender)} arrives wrong on {rank_at(recording, receiver)}:"
             f" {pair.wrong_bytes} of {pair.size_bytes} bytes",
+            _wrong_bytes(sender, receiver, pair),
+            *_without_p2p(recording, [(sender, receiver)]),
             detail=f"All pairs were tested in the same way; {len(wrong)} of their directions are wrong.",
-            confidence=Confidence.PROVED,
-            culprits=(pair_culprit(recording, receiver, sender),),
-            evidence=(_wrong_bytes(sender, receiver, pair),),
-            remedies=_without_p2p(recording, [(sender, receiver)]),
             reproduced_by=between(recording, (sender, receiver), _ends(wrong)),
         )
 
 
 def _corrupts_all(recording: Recording, common: int, wrong: Mapping[tuple[int, int], PairResult]) -> Draft:
     peers = {rank for pair in wrong for rank in pair} - {common}
-    return Draft(
-        title=f"Data that {rank_at(recording, common)} exchanges with {ranks_at(recording, peers)} arrives wrong",
+    return proved(
+        (rank_culprit(recording, common),),
+        f"Data that {rank_at(recording, common)} exchanges with {ranks_at(recording, peers)} arrives wrong",
+        (_wrong_bytes(*ends, pair) for ends, pair in list(wrong.items())[:LINES_OF_EVIDENCE]),
+        *_without_p2p(recording, wrong),
         detail="Pairs without this rank were tested in the same way, and their data arrive right.",
-        confidence=Confidence.PROVED,
-        culprits=(rank_culprit(recording, common),),
-        evidence=tuple(_wrong_bytes(*ends, pair) for ends, pair in list(wrong.items())[:LINES_OF_EVIDENCE]),
-        remedies=_without_p2p(recording, wrong),
         reproduced_by=between(recording, next(iter(wrong)), _ends(wrong)),
     )
 

@@ -15,6 +15,7 @@ from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.p2p import keep_near_p2p
 from ddp_doctor.views.reproducers import between
 from ddp_doctor.views.transports import log_of, places, used_within
+from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.wording.nodes import host
 from ddp_doctor.wording.ranks import capital, pair_culprit, rank_at, rank_culprit, ranks_at
@@ -100,11 +101,10 @@ def _slow_draft(
     else:
         who = f"{len(pairs)} pairs of ranks exchange"
     links = [pair_culprit(recording, *pair) for pair in pairs]
-    return Draft(
-        title=f"{capital(who)} {worst:.2f} GB/s, the typical pair {typical:.2f} GB/s",
-        detail=f"They are slower than other pairs {'across nodes' if across else 'within a node'}.",
-        culprits=tuple(links) if common is None else (rank_culprit(recording, common),),
-        evidence=tuple(
+    return likely(
+        tuple(links) if common is None else (rank_culprit(recording, common),),
+        f"{capital(who)} {worst:.2f} GB/s, the typical pair {typical:.2f} GB/s",
+        tuple(
             Evidence(
                 text=f"best of the exchanges between ranks {one} and {other}",
                 value=round(rates[one, other], 3),
@@ -115,7 +115,8 @@ def _slow_draft(
             for one, other in pairs[:LINES_OF_EVIDENCE]
         )
         + (tuple(_networks(recording, pairs)) if across else ()),
-        remedies=(_COMPARE_NICS,) if across else (*_other_ways(recording, pairs), _COMPARE_LINKS),
+        *((_COMPARE_NICS,) if across else (*_other_ways(recording, pairs), _COMPARE_LINKS)),
+        detail=f"They are slower than other pairs {'across nodes' if across else 'within a node'}.",
         reproduced_by=None if across else between(recording, pairs[0], pairs),
     )
 

@@ -6,6 +6,7 @@ from ddp_doctor.facts.buffers import Buffers, OffState
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.remedies.stock_ddp import remedies
+from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
 #: What comes from rank 0 or, with broadcasting off, could only come from there.
@@ -52,17 +53,15 @@ def _draft(
     rank, fact, off = group[0]
     ranks = ranks_at(recording, [rank for rank, _, _ in group])
     names = sorted({one.name for _, _, offs in group for one in offs})
-    return Draft(
-        title=title.format(ranks=ranks, source=fact.source_rank),
-        detail=f"Off are {', '.join(names)} of the probe's model, on {ranks}; none of your code took part.",
-        culprits=rank_culprits(recording, Buffers, blamed),
-        evidence=(
-            Evidence(
-                text=f"worst element of {off[0].name} on rank {rank}",
-                value=off[0].got,
-                expected=off[0].expected,
-                expected_from=wanted.format(source=fact.source_rank),
-            ),
+    return likely(
+        rank_culprits(recording, Buffers, blamed),
+        title.format(ranks=ranks, source=fact.source_rank),
+        Evidence(
+            text=f"worst element of {off[0].name} on rank {rank}",
+            value=off[0].got,
+            expected=off[0].expected,
+            expected_from=wanted.format(source=fact.source_rank),
         ),
-        remedies=remedies(recording.world.backend if recording.world else "", "buffers"),
+        *remedies(recording.world.backend if recording.world else "", "buffers"),
+        detail=f"Off are {', '.join(names)} of the probe's model, on {ranks}; none of your code took part.",
     )

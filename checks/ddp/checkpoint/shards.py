@@ -8,6 +8,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
+from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
 _Bad = list[tuple[Seen[Checkpoint], Sharded]]
@@ -51,14 +52,14 @@ def _does_not_load(recording: Recording, bad: _Bad, bad_parts: _BadParts) -> Dra
     readers = [one.rank or 0 for one, _ in bad]
     saved = bad[0][0].fact.world_size
     sizes = "1" if not bad_parts else f"1 and {bad_parts[0][1].world_size}"
-    return Draft(
-        title=f"What {saved} ranks saved in shards does not load at world size {sizes} on"
+    return likely(
+        rank_culprits(recording, Checkpoint, owners if len(readers) == saved else readers),
+        f"What {saved} ranks saved in shards does not load at world size {sizes} on"
         f" {ranks_at(recording, readers)}"
         + (f": the shard of {ranks_at(recording, owners)}" if owners else ""),
+        _evidence(*bad[0]),
+        LOOK_AT_STORAGE,
         detail=_detail(*bad[0]),
-        culprits=rank_culprits(recording, Checkpoint, owners if len(readers) == saved else readers),
-        evidence=(_evidence(*bad[0]),),
-        remedies=(LOOK_AT_STORAGE,),
     )
 
 
@@ -69,19 +70,17 @@ def _does_not_load_in_parts(recording: Recording, bad: _BadParts) -> Draft:
     readers = sorted(failed | {one.rank or 0 for one, found in bad if found.off_elements})
     members, saved = bad[0][1].world_size, bad[0][0].fact.world_size
     one, found = next((each for each in bad if each[0].rank in readers), bad[0])
-    return Draft(
-        title=f"What {saved} ranks saved in shards does not load at world size {members} on"
+    return likely(
+        rank_culprits(recording, Checkpoint, readers) if len(readers) < members else (),
+        f"What {saved} ranks saved in shards does not load at world size {members} on"
         f" {ranks_at(recording, readers)}, though it does at world size 1",
-        detail=_detail_of_part(one, found),
-        culprits=rank_culprits(recording, Checkpoint, readers) if len(readers) < members else (),
-        evidence=(
-            Evidence(
-                text=f"elements of rank {one.rank}'s part that are as saved",
-                value=None if found.error else found.elements - found.off_elements,
-                expected=found.elements,
-            ),
+        Evidence(
+            text=f"elements of rank {one.rank}'s part that are as saved",
+            value=None if found.error else found.elements - found.off_elements,
+            expected=found.elements,
         ),
-        remedies=(LOOK_AT_STORAGE,),
+        LOOK_AT_STORAGE,
+        detail=_detail_of_part(one, found),
     )
 
 

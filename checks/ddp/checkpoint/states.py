@@ -9,7 +9,8 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
-from ddp_doctor.wording.nodes import node_culprits, node_names
+from ddp_doctor.wording.findings import likely
+from ddp_doctor.wording.nodes import of_nodes
 from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
 _Bad = list[tuple[Seen[Checkpoint], Loaded]]
@@ -40,17 +41,16 @@ def checkpoint_torn_or_changed(recording: Recording) -> Iterator[Draft]:
         f", {worst.size_bytes} of {worst.told_bytes} bytes" if worst.size_bytes != worst.told_bytes else ""
     )
     everyone = len({one.rank for one, _ in bad}) == seen.fact.world_size
-    yield Draft(
-        title=f"What rank {_saver(recording)} saved comes torn or changed on {_who(recording, bad)}{short}",
+    yield likely(
+        () if everyone else _culprits(recording, bad),
+        f"What rank {_saver(recording)} saved comes torn or changed on {_who(recording, bad)}{short}",
+        Evidence(
+            text=f"bytes that rank {seen.rank} reads", value=worst.size_bytes, expected=worst.told_bytes
+        ),
+        LOOK_AT_STORAGE,
+        ONE_WRITER,
         detail=f"File {FILE} in {seen.fact.folder}, version {worst.version}"
         ". All ranks had waited until it was saved." + (f" torch says: {worst.error}" if worst.error else ""),
-        culprits=() if everyone else _culprits(recording, bad),
-        evidence=(
-            Evidence(
-                text=f"bytes that rank {seen.rank} reads", value=worst.size_bytes, expected=worst.told_bytes
-            ),
-        ),
-        remedies=(LOOK_AT_STORAGE, ONE_WRITER),
     )
 
 
@@ -74,19 +74,18 @@ def checkpoint_is_old(recording: Recording) -> Iterator[Draft]:
     bad = _bad(recording, _is_old)
     if bad:
         seen, worst = bad[0]
-        yield Draft(
-            title=f"A checkpoint that rank {_saver(recording)} saved anew is still the old one on"
+        yield likely(
+            _culprits(recording, bad),
+            f"A checkpoint that rank {_saver(recording)} saved anew is still the old one on"
             f" {_who(recording, bad)}",
-            detail=f"File {FILE} in {seen.fact.folder}: version {worst.holds_version} in place of {worst.version}.",
-            culprits=_culprits(recording, bad),
-            evidence=(
-                Evidence(
-                    text=f"version that rank {seen.rank} reads",
-                    value=worst.holds_version,
-                    expected=worst.version,
-                ),
+            Evidence(
+                text=f"version that rank {seen.rank} reads",
+                value=worst.holds_version,
+                expected=worst.version,
             ),
-            remedies=(NEW_NAMES, LOOK_AT_STORAGE),
+            NEW_NAMES,
+            LOOK_AT_STORAGE,
+            detail=f"File {FILE} in {seen.fact.folder}: version {worst.holds_version} in place of {worst.version}.",
         )
 
 
@@ -112,15 +111,13 @@ def checkpoint_of_another_rank(recording: Recording) -> Iterator[Draft]:
         seen, worst = bad[0]
         places = {one.fact.group_rank: one.rank or 0 for one in recording.facts(Checkpoint)}
         writers = sorted({places[one.holds_rank] for _, one in bad if one.holds_rank in places})
-        yield Draft(
-            title=f"The checkpoint of rank {_saver(recording)} was overwritten by"
+        yield likely(
+            rank_culprits(recording, Checkpoint, writers),
+            f"The checkpoint of rank {_saver(recording)} was overwritten by"
             f" {ranks_at(recording, writers) or 'nobody known'}",
+            Evidence(text=f"rank whose state rank {seen.rank} reads", value=worst.holds_rank, expected=0),
+            ONE_WRITER,
             detail=f"File {FILE} in {seen.fact.folder}, version {worst.version}, as read on {_who(recording, bad)}.",
-            culprits=rank_culprits(recording, Checkpoint, writers),
-            evidence=(
-                Evidence(text=f"rank whose state rank {seen.rank} reads", value=worst.holds_rank, expected=0),
-            ),
-            remedies=(ONE_WRITER,),
         )
 
 
@@ -145,14 +142,13 @@ def working_directory_not_shared(recording: Recording) -> Iterator[Draft]:
     if bad:
         seen = [one for one, _ in bad]
         directories = sorted({one.fact.working_directory for one in seen})
-        yield Draft(
-            title=f"What rank {_saver(recording)} saves in its working directory is not seen on"
-            f" {node_names(recording, seen)}",
+        yield likely(
+            of_nodes(recording, seen),
+            f"What rank {_saver(recording)} saves in its working directory is not seen on {{who}}",
+            Evidence(text=f"file {FILE} on rank {seen[0].rank}: not there"),
+            SHARED_PLACE,
             detail=f"Saved in {seen[0].fact.folder.rpartition('/')[0]}; the ranks there run in"
             f" {', '.join(directories[:4])}. On reading: {bad[0][1].error}",
-            culprits=node_culprits(recording, seen),
-            evidence=(Evidence(text=f"file {FILE} on rank {seen[0].rank}: not there"),),
-            remedies=(SHARED_PLACE,),
         )
 
 

@@ -7,6 +7,7 @@ from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.wording.differences import Split, split
+from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, in_words
 from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
@@ -58,11 +59,11 @@ def draft(
     confidence: Confidence = Confidence.LIKELY,
 ) -> Draft:
     """A finding about ranks' data; ``blamed`` are original ranks."""
-    return Draft(
-        title=title,
-        detail=f"{detail} None of your own code took part.",
+    return finding(
+        rank_culprits(recording, DataSharding, blamed),
+        title,
+        evidence,
+        *remedies,
         confidence=confidence,
-        culprits=rank_culprits(recording, DataSharding, blamed),
-        evidence=(evidence,),
-        remedies=remedies,
+        detail=f"{detail} None of your own code took part.",
     )

@@ -11,6 +11,7 @@ from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.remedies.stock_ddp import remedies
+from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.ranks import capital, rank_culprits, ranks_at
 
 
@@ -56,16 +57,14 @@ def draft(recording: Recording, off: Sequence[Off], names: Collection[str] = ())
     switches = ", ".join(MODES[name].switch for name in names or (worst.mode,))
     held = lacks(worst.mode, gradient.held, worst.ranks)
     who = ranks_at(recording, ranks)
-    return Draft(
-        title=capital(f"with {switches} the gradient on {who} is not the mean that DDP owes: {held}"),
-        detail=f"{_places(off)}, on {who}. The model is the probe's: none of your code took part.",
+    return finding(
+        rank_culprits(recording, GradientModes, _blamed(off, worst)),
+        capital(f"with {switches} the gradient on {who} is not the mean that DDP owes: {held}"),
+        _evidence(worst),
+        without(worst.mode),
+        *remedies(recording.world.backend if recording.world else "", "gradient_modes"),
         confidence=Confidence.POSSIBLE if gradient.held.holds == "other" else Confidence.LIKELY,
-        culprits=rank_culprits(recording, GradientModes, _blamed(off, worst)),
-        evidence=(_evidence(worst),),
-        remedies=(
-            without(worst.mode),
-            *remedies(recording.world.backend if recording.world else "", "gradient_modes"),
-        ),
+        detail=f"{_places(off)}, on {who}. The model is the probe's: none of your code took part.",
     )
 
 

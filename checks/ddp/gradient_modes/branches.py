@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from ddp_doctor.checks.ddp.gradient_modes.blame import looked_at, modes, off_in
 from ddp_doctor.checks.ddp.gradient_modes.words import MODES, without
 from ddp_doctor.facts.gradient_modes import GradientModes
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code
+from ddp_doctor.wording.findings import NOBODY, likely, possible
 from ddp_doctor.wording.nodes import in_words
 from ddp_doctor.wording.ranks import ranks_at
 
@@ -48,15 +49,16 @@ def branches_differ_without_find_unused_parameters(recording: Recording) -> Iter
         for name in sorted(unused - everywhere):
             left_out.setdefault(name, []).append(rank)
     words = [f"{name} is unused on {ranks_at(recording, ranks)}" for name, ranks in sorted(left_out.items())]
-    yield Draft(
-        title=f"DDP does not look for unused parameters, and ranks differ: {', '.join(words)}",
-        detail="The backward would hang, and was not tried.",
-        evidence=tuple(
+    yield likely(
+        NOBODY,
+        f"DDP does not look for unused parameters, and ranks differ: {', '.join(words)}",
+        (
             Evidence(text=f"rank {rank} does not use {in_words(sorted(unused))}")
             for rank, unused in sorted(seen.items())
             if unused - everywhere
         ),
-        remedies=(_EXPECT,),
+        _EXPECT,
+        detail="The backward would hang, and was not tried.",
     )
 
 
@@ -82,24 +84,21 @@ def gradients_are_no_views_of_their_bucket(recording: Recording) -> Iterator[Dra
         return
     names = sorted({name for found in seen.values() for name in found})
     title = f"With gradient_as_bucket_view=True gradients are no parts of their bucket on {ranks_at(recording, seen)}"
-    yield Draft(
-        title=title,
+    yield likely(
+        NOBODY,
+        title,
+        Evidence(
+            text=f"gradients with memory of their own on rank {min(seen)}",
+            value=len(seen[min(seen)]),
+            expected=0,
+            expected_from="what gradient_as_bucket_view=True means",
+        ),
+        in_code(
+            "Look for hooks and code that assign .grad; write into it (copy_, mul_) instead",
+            cost="None",
+            untried="the doctor cannot tell which code assigns it",
+        ),
         detail=f"They are those of {in_words(names)} of the probe's model; the values are right.",
-        evidence=(
-            Evidence(
-                text=f"gradients with memory of their own on rank {min(seen)}",
-                value=len(seen[min(seen)]),
-                expected=0,
-                expected_from="what gradient_as_bucket_view=True means",
-            ),
-        ),
-        remedies=(
-            in_code(
-                "Look for hooks and code that assign .grad; write into it (copy_, mul_) instead",
-                cost="None",
-                untried="the doctor cannot tell which code assigns it",
-            ),
-        ),
     )
 
 
@@ -122,19 +121,17 @@ def gradients_of_a_mode_differ_between_ranks(recording: Recording) -> Iterator[D
         differ = off_in(recording, name, wrong=False)
         if differ and not off_in(recording, name, wrong=True):
             names = sorted({one.one.gradient.parameter for one in differ})
-            yield Draft(
-                title=f"With {MODES[name].switch} gradients differ between ranks: the replicas will drift apart",
-                detail=f"They are those of {in_words(names)} of the probe's model; each is the mean within rounding.",
-                confidence=Confidence.POSSIBLE,
-                evidence=(
-                    Evidence(
-                        text="gradients whose bits differ between ranks",
-                        value=len(names),
-                        expected=0,
-                        expected_from="DDP hands one reduced bucket to all ranks",
-                    ),
+            yield possible(
+                NOBODY,
+                f"With {MODES[name].switch} gradients differ between ranks: the replicas will drift apart",
+                Evidence(
+                    text="gradients whose bits differ between ranks",
+                    value=len(names),
+                    expected=0,
+                    expected_from="DDP hands one reduced bucket to all ranks",
                 ),
-                remedies=(without(name),),
+                without(name),
+                detail=f"They are those of {in_words(names)} of the probe's model; each is the mean within rounding.",
             )
 
 

@@ -11,6 +11,7 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.stock_ddp import remedies
+from ddp_doctor.wording.findings import NOBODY, likely
 from ddp_doctor.wording.ranks import capital, cause, rank_culprits, ranks_at
 
 
@@ -35,14 +36,12 @@ def ddp_fails_in_a_mode(recording: Recording) -> Iterator[Draft]:
             continue
         everyone = len(failed) == recording.facts(GradientModes)[0].fact.world_size
         first, who = failed[min(failed)], ranks_at(recording, failed)
-        yield Draft(
-            title=capital(f"with {words.switch} DDP raises on {who}: {cause(first)}"),
-            culprits=() if everyone else rank_culprits(recording, GradientModes, sorted(failed)),
-            evidence=(Evidence(text=f"rank {min(failed)}: {first}"),),
-            remedies=(
-                without(name),
-                *remedies(recording.world.backend if recording.world else "", "gradient_modes"),
-            ),
+        yield likely(
+            () if everyone else rank_culprits(recording, GradientModes, sorted(failed)),
+            capital(f"with {words.switch} DDP raises on {who}: {cause(first)}"),
+            Evidence(text=f"rank {min(failed)}: {first}"),
+            without(name),
+            *remedies(recording.world.backend if recording.world else "", "gradient_modes"),
         )
 
 
@@ -69,10 +68,7 @@ def modes_not_tested(recording: Recording) -> Iterator[Draft]:
         for reason in {mode.not_looked for mode in seen if mode.not_looked}:
             reasons[reason].append(words.switch)
     for reason, switches in reasons.items():
-        yield Draft(
-            title=f"Not tested: {', '.join(switches)}",
-            evidence=(Evidence(text=reason),),
-        )
+        yield likely(NOBODY, f"Not tested: {', '.join(switches)}", Evidence(text=reason))
 
 
 RULES = (ddp_fails_in_a_mode, modes_not_tested)

@@ -10,6 +10,7 @@ from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.remedies.stock_ddp import remedies
+from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
 
@@ -60,14 +61,14 @@ def draft(recording: Recording, what: str, off: Sequence[Off], blamed: Iterable[
     """A finding about gradients with one cause; ``what`` begins the title."""
     names = sorted({one.gradient.parameter for one in off})
     worst = max(off, key=lambda one: one.gradient.max_abs_error or 0.0)
-    return Draft(
-        title=f"{what}: {code.words(worst.gradient.held, worst.world_size)}",
+    return finding(
+        rank_culprits(recording, GradientSync, blamed),
+        f"{what}: {code.words(worst.gradient.held, worst.world_size)}",
+        _evidence(worst),
+        *remedies(recording.world.backend if recording.world else "", "gradient_sync"),
+        confidence=Confidence.POSSIBLE if worst.gradient.held.holds == "other" else Confidence.LIKELY,
         detail=f"Off are {', '.join(names)} of the probe's model, on {who(recording, off)}. Each rank's share"
         " is known in closed form, and none of your code took part.",
-        confidence=Confidence.POSSIBLE if worst.gradient.held.holds == "other" else Confidence.LIKELY,
-        culprits=rank_culprits(recording, GradientSync, blamed),
-        evidence=(_evidence(worst),),
-        remedies=remedies(recording.world.backend if recording.world else "", "gradient_sync"),
     )
 
 

@@ -10,6 +10,7 @@ from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.remedies.kinds import in_code
+from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.ranks import capital, rank_at, rank_culprits, ranks_at
 
 #: Of a difference that DDP does not see: it pairs the ranks' lists by place.
@@ -53,18 +54,16 @@ def model_draft(
     if not difference.sure:
         title = f"{capital(whose)} differs between {peer} and {ranks}: {_how(difference, name)} on the latter"
     unsure = "" if difference.sure else " No majority tells which of them is wrong."
-    return Draft(
-        title=title,
-        detail=f"{_listed(difference)}Compare {ranks} with {peer}.{unsure} {consequence(difference)}",
-        confidence=Confidence.PROVED if difference.sure else Confidence.LIKELY,
-        culprits=rank_culprits(recording, InitialState, difference.ranks if difference.sure else ()),
-        evidence=(
-            Evidence(
-                text=f"{difference.kind} of {difference.names[0]}: {difference.here} on {ranks},"
-                f" {difference.there} on {peer}",
-            ),
+    return finding(
+        rank_culprits(recording, InitialState, difference.ranks if difference.sure else ()),
+        title,
+        Evidence(
+            text=f"{difference.kind} of {difference.names[0]}: {difference.here} on {ranks},"
+            f" {difference.there} on {peer}",
         ),
-        remedies=remedies,
+        *remedies,
+        confidence=Confidence.PROVED if difference.sure else Confidence.LIKELY,
+        detail=f"{_listed(difference)}Compare {ranks} with {peer}.{unsure} {consequence(difference)}",
     )
 
 

@@ -11,6 +11,7 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.stock_ddp import remedies
+from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
 
@@ -85,20 +86,18 @@ def _holds(rank: int, name: str, got: str, facts: Mapping[int, InitialState]) ->
 def _draft(recording: Recording, off: list[_Off], source: int, blameless: bool) -> Draft:
     first, ranks = off[0], sorted({one.rank for one in off})
     names = sorted({one.name for one in off})
-    return Draft(
-        title=f"After wrapping, parameters or buffers are not rank {source}'s on"
+    return likely(
+        rank_culprits(recording, InitialState, () if blameless else ranks),
+        f"After wrapping, parameters or buffers are not rank {source}'s on"
         f" {ranks_at(recording, ranks)}: {first.holds}",
+        Evidence(
+            text=f"fingerprint of {first.name} on rank {first.rank}: {first.got}, and {first.wanted} on"
+            f" rank {source} before",
+            expected_from=f"rank {source}'s, broadcast by DDP",
+        ),
+        *remedies(recording.world.backend if recording.world else "", "initial_state"),
         detail=f"Off are {', '.join(names)} of the probe's model, on {ranks_at(recording, ranks)}; none of"
         " your code took part. What is not broadcast starts from the rank's own seed.",
-        culprits=rank_culprits(recording, InitialState, () if blameless else ranks),
-        evidence=(
-            Evidence(
-                text=f"fingerprint of {first.name} on rank {first.rank}: {first.got}, and {first.wanted} on"
-                f" rank {source} before",
-                expected_from=f"rank {source}'s, broadcast by DDP",
-            ),
-        ),
-        remedies=remedies(recording.world.backend if recording.world else "", "initial_state"),
     )
 
 

@@ -11,6 +11,7 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code
+from ddp_doctor.wording.findings import NOBODY, finding, likely
 from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
 _MASTER = in_code(
@@ -44,18 +45,17 @@ def half_precision_mean_overflows(recording: Recording) -> Iterator[Draft]:
             continue
         some = len(infinite) < len(seen)
         large = next(iter(infinite.values())).large
-        yield Draft(
-            title=f"The mean of {dtype} gradients of {large:g} on every rank is infinite on"
+        yield likely(
+            rank_culprits(recording, MixedPrecision, sorted(infinite) if some else ()),
+            f"The mean of {dtype} gradients of {large:g} on every rank is infinite on"
             f" {ranks_at(recording, infinite)}: they are summed before they are divided",
-            culprits=rank_culprits(recording, MixedPrecision, sorted(infinite) if some else ()),
-            evidence=(
-                Evidence(
-                    text=f"largest element of the {dtype} gradient is not finite",
-                    expected=large,
-                    expected_from="the mean of equal numbers",
-                ),
+            Evidence(
+                text=f"largest element of the {dtype} gradient is not finite",
+                expected=large,
+                expected_from="the mean of equal numbers",
             ),
-            remedies=(_MASTER, *software(recording)),
+            _MASTER,
+            *software(recording),
         )
 
 
@@ -79,22 +79,19 @@ def half_precision_mean_wrong(recording: Recording) -> Iterator[Draft]:
         if not wrong:
             continue
         rank, worst = max(wrong.items(), key=lambda one: one[1].max_abs_error or 0.0)
-        yield Draft(
-            title=f"The {dtype} gradient on {ranks_at(recording, wrong)} is not the mean that DDP owes:"
+        yield finding(
+            rank_culprits(recording, MixedPrecision, sorted(wrong) if len(wrong) < len(seen) else ()),
+            f"The {dtype} gradient on {ranks_at(recording, wrong)} is not the mean that DDP owes:"
             f" {code.words(worst.held, len(seen))}",
+            Evidence(
+                text=f"worst element of the {dtype} gradient on rank {rank}",
+                value=worst.got,
+                expected=worst.expected,
+                expected_from="closed form of the ranks' known gradients, in float64",
+            ),
+            _MASTER,
+            *software(recording),
             confidence=Confidence.POSSIBLE if worst.held.holds == "other" else Confidence.LIKELY,
-            culprits=rank_culprits(
-                recording, MixedPrecision, sorted(wrong) if len(wrong) < len(seen) else ()
-            ),
-            evidence=(
-                Evidence(
-                    text=f"worst element of the {dtype} gradient on rank {rank}",
-                    value=worst.got,
-                    expected=worst.expected,
-                    expected_from="closed form of the ranks' known gradients, in float64",
-                ),
-            ),
-            remedies=(_MASTER, *software(recording)),
         )
 
 
@@ -120,17 +117,16 @@ def half_precision_mean_loses_shares(recording: Recording) -> Iterator[Draft]:
             continue
         loss = max(one.relative_error or 0.0 for one in seen.values())
         if loss > NOTABLE_LOSS:
-            yield Draft(
-                title=f"Gradients in {dtype} lose {loss:.0%} of their mean over {len(seen)} ranks",
-                evidence=(
-                    Evidence(
-                        text=f"relative error of the worst element of the mean in {dtype}",
-                        value=round(loss, 4),
-                        expected=0.0,
-                        expected_from="closed form of the ranks' known gradients, in float64",
-                    ),
+            yield likely(
+                NOBODY,
+                f"Gradients in {dtype} lose {loss:.0%} of their mean over {len(seen)} ranks",
+                Evidence(
+                    text=f"relative error of the worst element of the mean in {dtype}",
+                    value=round(loss, 4),
+                    expected=0.0,
+                    expected_from="closed form of the ranks' known gradients, in float64",
                 ),
-                remedies=(_MASTER,),
+                _MASTER,
             )
 
 
@@ -158,10 +154,7 @@ def precision_not_tested(recording: Recording) -> Iterator[Draft]:
             reasons.setdefault(half.not_looked or "", []).append(f"gradients in {half.dtype}")
     for reason, formats in reasons.items():
         if reason:
-            yield Draft(
-                title=f"Not tested: {', '.join(dict.fromkeys(formats))}",
-                evidence=(Evidence(text=reason),),
-            )
+            yield likely(NOBODY, f"Not tested: {', '.join(dict.fromkeys(formats))}", Evidence(text=reason))
 
 
 def _halves(recording: Recording) -> dict[str, dict[int, Half]]:

@@ -10,6 +10,7 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code
+from ddp_doctor.wording.findings import NOBODY, likely
 from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
 _BACKOFF = 0.5  # torch.amp.GradScaler's default
@@ -53,20 +54,19 @@ def ranks_skip_scaled_steps_apart(recording: Recording) -> Iterator[Draft]:
     infinite, source = steps[0][1].infinite, scaled(recording)[0][0][1].infinite_rank
     wrong = stepped if infinite else skipped
     why = f"rank {source}'s gradient is infinite" if infinite else "all gradients are finite"
-    yield Draft(
-        title=f"Where {why}, {ranks_at(recording, skipped)} skipped the step and"
+    yield likely(
+        rank_culprits(recording, MixedPrecision, few(wrong, steps)),
+        f"Where {why}, {ranks_at(recording, skipped)} skipped the step and"
         f" {ranks_at(recording, stepped)} took it",
-        detail="The model is the probe's: none of your code took part.",
-        culprits=rank_culprits(recording, MixedPrecision, few(wrong, steps)),
-        evidence=(
-            Evidence(
-                text="ranks that took the step",
-                value=len(stepped),
-                expected=0 if infinite else len(steps),
-                expected_from="DDP's all-reduce hands an infinity to all ranks",
-            ),
+        Evidence(
+            text="ranks that took the step",
+            value=len(stepped),
+            expected=0 if infinite else len(steps),
+            expected_from="DDP's all-reduce hands an infinity to all ranks",
         ),
-        remedies=(_AGREE, *software(recording)),
+        _AGREE,
+        *software(recording),
+        detail="The model is the probe's: none of your code took part.",
     )
 
 
@@ -90,15 +90,15 @@ def scales_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
     if not steps or off(recording) or apart(recording, lambda step: step.stepped):
         return
     ranks, usual = odd(steps, lambda step: step.scale)
-    yield Draft(
-        title=f"The GradScaler on {ranks_at(recording, ranks)} holds another scale than on the other ranks",
-        culprits=rank_culprits(recording, MixedPrecision, few(ranks, steps)),
-        evidence=tuple(
+    yield likely(
+        rank_culprits(recording, MixedPrecision, few(ranks, steps)),
+        f"The GradScaler on {ranks_at(recording, ranks)} holds another scale than on the other ranks",
+        (
             Evidence(text=f"scale on rank {rank}; most ranks: {usual}", value=step.scale)
             for rank, step in steps
             if rank in ranks
         ),
-        remedies=software(recording),
+        *software(recording),
     )
 
 
@@ -127,18 +127,17 @@ def infinite_gradient_does_not_skip_the_step(recording: Recording) -> Iterator[D
             if not step.infinite or (not step.stepped and step.scale == due):
                 continue
             what = "no rank skips the step" if step.stepped else "the scale is not halved"
-            yield Draft(
-                title=f"Rank {one.infinite_rank}'s gradient is infinite, and {what}",
-                detail=f"Under autocast to {one.dtype}, with a model of the probe's.",
-                evidence=(
-                    Evidence(
-                        text="scale after the step with an infinite gradient",
-                        value=step.scale,
-                        expected=due,
-                        expected_from="GradScaler's backoff_factor of 0.5",
-                    ),
+            yield likely(
+                NOBODY,
+                f"Rank {one.infinite_rank}'s gradient is infinite, and {what}",
+                Evidence(
+                    text="scale after the step with an infinite gradient",
+                    value=step.scale,
+                    expected=due,
+                    expected_from="GradScaler's backoff_factor of 0.5",
                 ),
-                remedies=software(recording),
+                *software(recording),
+                detail=f"Under autocast to {one.dtype}, with a model of the probe's.",
             )
             return
 
@@ -164,19 +163,18 @@ def autocast_gradient_wrong(recording: Recording) -> Iterator[Draft]:
         return
     rank, worst = max(wrong, key=lambda one: one[1].max_abs_error or 0.0)
     ranks, number = sorted({one for one, _ in wrong}), len(recording.facts(MixedPrecision))
-    yield Draft(
-        title=f"Under autocast the gradient on {ranks_at(recording, ranks)} is not the mean that DDP owes:"
+    yield likely(
+        rank_culprits(recording, MixedPrecision, ranks if len(ranks) < number else ()),
+        f"Under autocast the gradient on {ranks_at(recording, ranks)} is not the mean that DDP owes:"
         f" {code.words(worst.held, number)}",
-        culprits=rank_culprits(recording, MixedPrecision, ranks if len(ranks) < number else ()),
-        evidence=(
-            Evidence(
-                text=f"worst element of the unscaled gradient of {worst.parameter} on rank {rank}",
-                value=worst.got,
-                expected=worst.expected,
-                expected_from="closed form of the ranks' known gradients, in float64",
-            ),
+        Evidence(
+            text=f"worst element of the unscaled gradient of {worst.parameter} on rank {rank}",
+            value=worst.got,
+            expected=worst.expected,
+            expected_from="closed form of the ranks' known gradients, in float64",
         ),
-        remedies=(_WITHOUT_SCALER, *software(recording)),
+        _WITHOUT_SCALER,
+        *software(recording),
     )
 
 
@@ -199,17 +197,16 @@ def weights_differ_after_scaled_steps(recording: Recording) -> Iterator[Draft]:
     if not steps or off(recording) or apart(recording, lambda step: (step.stepped, step.scale)):
         return
     ranks, _ = odd(steps, lambda step: step.bits)
-    yield Draft(
-        title=f"After scaled steps the weights on {ranks_at(recording, ranks)} are not those of the others",
-        evidence=(
-            Evidence(
-                text="ranks whose weights differ in some bit",
-                value=len(ranks),
-                expected=0,
-                expected_from="equal weights, gradients and scales",
-            ),
+    yield likely(
+        NOBODY,
+        f"After scaled steps the weights on {ranks_at(recording, ranks)} are not those of the others",
+        Evidence(
+            text="ranks whose weights differ in some bit",
+            value=len(ranks),
+            expected=0,
+            expected_from="equal weights, gradients and scales",
         ),
-        remedies=software(recording),
+        *software(recording),
     )
 
 

@@ -13,6 +13,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.wording.findings import NOBODY, finding
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,11 @@ def hide_too_little(recording: Recording) -> Iterator[Draft]:
         return
     fact = recording.facts(StepTimeFact)[0].fact
     whose = f"your model {fact.model}" if fact.model else "a model of the doctor's"
-    yield Draft(
-        title=f"Buckets of {best.cap_mib:g} MiB make a step{words.of(fact.model)} {gain:.0%} shorter than the"
+    yield finding(
+        NOBODY,
+        f"Buckets of {best.cap_mib:g} MiB make a step{words.of(fact.model)} {gain:.0%} shorter than the"
         f" default of {default.cap_mib:g} MiB",
-        detail=f"Measured with {whose}, {fact.gradient_bytes / MIB:.3g} MiB of gradients: {best.words()};"
-        f" default {default.cap_mib:g}: {default.words()}.",
-        confidence=Confidence.PROVED if fact.model else Confidence.POSSIBLE,
-        evidence=tuple(
+        (
             Evidence(
                 text=f"step with buckets of {one.cap_mib:g} MiB, {len(one.step_s)} rounds, {words.limits(one.step_s)}",
                 value=median(one.step_s),
@@ -95,7 +94,10 @@ def hide_too_little(recording: Recording) -> Iterator[Draft]:
             )
             for one in both
         ),
-        remedies=(_remedy(default, best, fact),),
+        _remedy(default, best, fact),
+        confidence=Confidence.PROVED if fact.model else Confidence.POSSIBLE,
+        detail=f"Measured with {whose}, {fact.gradient_bytes / MIB:.3g} MiB of gradients: {best.words()};"
+        f" default {default.cap_mib:g}: {default.words()}.",
     )
 
 

@@ -15,10 +15,11 @@ from ddp_doctor.checks.ddp.step_time.summary import (
 from ddp_doctor.facts.step_time import StepTimeFact
 from ddp_doctor.knowledge import step_time as known
 from ddp_doctor.knowledge.buckets import MIB
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.wording.findings import NOBODY, proved
 
 
 @rule("DD810", "step-waits-for-communication", Severity.WARNING, StepTimeFact)
@@ -50,14 +51,14 @@ def waits_for_communication(recording: Recording) -> Iterator[Draft]:
     exposed, computing = median(seen.exposed), median(seen.computing)
     if min(seen.exposed) <= seen.noise_s or exposed < known.EXPOSED_SHARE * median(seen.step):
         return
-    yield Draft(
-        title=f"Communication takes {seen.ratio:.1f} times as long as computing{words.of(seen.fact.model)}:"
+    yield proved(
+        NOBODY,
+        f"Communication takes {seen.ratio:.1f} times as long as computing{words.of(seen.fact.model)}:"
         f" {exposed / median(seen.step):.0%} of a step is waiting",
+        _evidence(seen),
+        *_remedies(seen, exposed, computing),
         detail=f"{_whose(seen)} has {seen.fact.gradient_bytes / MIB:.3g} MiB of gradients, which take"
         f" {words.ms(median(seen.communicate))} to average on these {seen.fact.ranks} ranks.",
-        confidence=Confidence.PROVED,
-        evidence=_evidence(seen),
-        remedies=_remedies(seen, exposed, computing),
         severity=_severity(seen),
     )
 
@@ -123,13 +124,13 @@ def slower_than_one(recording: Recording) -> Iterator[Draft]:
     alone = seen.one_rank_for_all
     if max(alone) >= min(seen.step):
         return
-    yield Draft(
-        title=f"One rank alone does the work of all {seen.fact.ranks}{words.of(seen.fact.model)} in"
+    yield proved(
+        NOBODY,
+        f"One rank alone does the work of all {seen.fact.ranks}{words.of(seen.fact.model)} in"
         f" {median(alone) / median(seen.step):.0%} of their time",
+        _evidence(seen),
+        words.FEWER_RANKS,
         detail=f"{_whose(seen)}: {words.spread(alone)} against {words.spread(seen.step)} for the same samples.",
-        confidence=Confidence.PROVED,
-        evidence=_evidence(seen),
-        remedies=(words.FEWER_RANKS,),
         severity=_severity(seen),
     )
 

@@ -14,6 +14,7 @@ from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.ranks import capital, rank_at, rank_culprits, ranks_at
 
 _FEWEST_RANKS = 3
@@ -63,14 +64,14 @@ def computes_slower(recording: Recording) -> Iterator[Draft]:
     by_rank = {one.rank or 0: one for one in seen}
     worst = max(slow, key=lambda rank: factors[rank])
     disturbed = all(_is_disturbed(by_rank[rank]) for rank in slow)
-    yield Draft(
-        title=f"{capital(ranks_at(recording, slow))} {'computes' if len(slow) == 1 else 'compute'}"
+    yield likely(
+        rank_culprits(recording, StepTimeFact, slow),
+        f"{capital(ranks_at(recording, slow))} {'computes' if len(slow) == 1 else 'compute'}"
         f" {_typical(worst, looks):.1f} times as long as the others for the same work"
         f"{words.of(by_rank[worst].fact.model)}",
+        _evidence(recording, slow, looks),
+        _LOOK,
         detail=_detail([by_rank[rank] for rank in slow], disturbed=disturbed),
-        culprits=rank_culprits(recording, StepTimeFact, slow),
-        evidence=tuple(_evidence(recording, slow, looks)),
-        remedies=(_LOOK,),
         severity=_severity(by_rank[worst].fact, factors[worst], disturbed=disturbed),
     )
 

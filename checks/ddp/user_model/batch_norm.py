@@ -9,6 +9,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.wording.findings import likely
 
 _PAGE = "https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html"
 
@@ -42,30 +43,26 @@ def few_samples(recording: Recording) -> Iterator[Draft]:
         return
     layers = "1 layer" if least.count == 1 else f"{least.count} layers"
     samples = "1 sample" if least.samples == 1 else f"{least.samples} samples"
-    yield Draft(
-        title=f"BatchNorm of {seen[0].model} normalises with {samples} a rank ({layers}, {least.first})",
+    yield likely(
+        (code(least.first),),
+        f"BatchNorm of {seen[0].model} normalises with {samples} a rank ({layers}, {least.first})",
+        Evidence(
+            text=f"samples that {least.first} saw in a batch",
+            value=float(least.samples),
+            expected=float(SMALL_BATCH),
+            expected_from="Group Normalization, 2018, table 2",
+        ),
+        in_model_code(
+            "SyncBatchNorm.convert_sync_batchnorm(model) before wrapping, on GPUs",
+            cost="An exchange among the ranks in every such layer, forward and backward",
+            reference=_PAGE,
+        ),
+        in_model_code(
+            "A larger batch a rank, or GroupNorm, which needs no batch", cost="Memory, or another model"
+        ),
         detail="Each rank normalises with its own batch alone; what counts is the batch of make_batch, which should"
         " be as large as the job's.",
         severity=None if least.samples <= FEW_SAMPLES else Severity.INFO,
-        culprits=(code(least.first),),
-        evidence=(
-            Evidence(
-                text=f"samples that {least.first} saw in a batch",
-                value=float(least.samples),
-                expected=float(SMALL_BATCH),
-                expected_from="Group Normalization, 2018, table 2",
-            ),
-        ),
-        remedies=(
-            in_model_code(
-                "SyncBatchNorm.convert_sync_batchnorm(model) before wrapping, on GPUs",
-                cost="An exchange among the ranks in every such layer, forward and backward",
-                reference=_PAGE,
-            ),
-            in_model_code(
-                "A larger batch a rank, or GroupNorm, which needs no batch", cost="Memory, or another model"
-            ),
-        ),
     )
 
 

@@ -14,12 +14,13 @@ from ddp_doctor.checks.ddp.user_model.words import (
 )
 from ddp_doctor.facts.user_model import Trouble, UserModel
 from ddp_doctor.knowledge import manifests
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.bound_device import used_elsewhere
 from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.wording.findings import NOBODY, proved
 from ddp_doctor.wording.ranks import capital, rank_culprits, ranks_at
 
 
@@ -46,16 +47,15 @@ def named_differently(recording: Recording) -> Iterator[Draft]:
     usual = max(groups, key=lambda name: (bool(name), len(groups[name])))
     odd = [one for name, group in groups.items() if name != usual for one in group]
     others = ", ".join(sorted({one.fact.model or "none" for one in odd}))
-    yield Draft(
-        title=f"{capital(on_ranks(recording, odd))} got another --model ({others}) than {usual}",
-        detail="Nothing of the model was tested: ranks with different models would hang.",
-        confidence=Confidence.PROVED,
-        culprits=culprits(recording, odd),
-        evidence=tuple(
+    yield proved(
+        culprits(recording, odd),
+        f"{capital(on_ranks(recording, odd))} got another --model ({others}) than {usual}",
+        (
             Evidence(text=f"{name or 'no --model'} on {on_ranks(recording, group)}")
             for name, group in groups.items()
         ),
-        remedies=(remedy(f"Give --model {usual} on every node", scope="job"),),
+        remedy(f"Give --model {usual} on every node", scope="job"),
+        detail="Nothing of the model was tested: ranks with different models would hang.",
     )
 
 
@@ -87,18 +87,13 @@ def raises(recording: Recording) -> Iterator[Draft]:
     for seen in alike.values():
         trouble = seen[0].fact.trouble
         assert trouble is not None
-        yield Draft(
-            title=f"{_DOING[trouble.phase].format(model=seen[0].fact.model)} raises {trouble.type}{at(trouble.where)}"
+        yield proved(
+            (*culprits(recording, seen), *([code(trouble.where)] if trouble.where else [])),
+            f"{_DOING[trouble.phase].format(model=seen[0].fact.model)} raises {trouble.type}{at(trouble.where)}"
             f" on {on_ranks(recording, seen)}",
+            Evidence(text=f"{trouble.type} in {trouble.phase} on rank {rank(seen[0])}{at(trouble.where)}"),
+            _after(trouble),
             detail=f"It says: {trouble.message or 'nothing'}",
-            confidence=Confidence.PROVED,
-            culprits=(*culprits(recording, seen), *([code(trouble.where)] if trouble.where else [])),
-            evidence=(
-                Evidence(
-                    text=f"{trouble.type} in {trouble.phase} on rank {rank(seen[0])}{at(trouble.where)}"
-                ),
-            ),
-            remedies=(_after(trouble),),
         )
 
 
@@ -148,18 +143,15 @@ def takes_another_gpu(recording: Recording) -> Iterator[Draft]:
     if not off:
         return
     shown = ", ".join(sorted({one.fact.found_device or "" for one in off}))
-    yield Draft(
-        title=f"{off[0].fact.model} makes {shown} the current device on {on_ranks(recording, off)}",
-        detail=f"Rank {rank(off[0])} is to use {off[0].fact.device}.",
-        confidence=Confidence.PROVED,
-        culprits=culprits(recording, off),
-        evidence=tuple(
+    yield proved(
+        culprits(recording, off),
+        f"{off[0].fact.model} makes {shown} the current device on {on_ranks(recording, off)}",
+        (
             Evidence(text=f"rank {rank(one)}: {one.fact.found_device}, not {one.fact.device}")
             for one in off[:8]
         ),
-        remedies=(
-            in_model_code("Choose the device by LOCAL_RANK in the script, and leave it alone in the module"),
-        ),
+        in_model_code("Choose the device by LOCAL_RANK in the script, and leave it alone in the module"),
+        detail=f"Rank {rank(off[0])} is to use {off[0].fact.device}.",
     )
 
 
@@ -186,27 +178,22 @@ def differs(recording: Recording) -> Iterator[Draft]:
     for found in manifests.compare(manifests.restored(kept)):
         more = f" and {found.count - 1} more" if found.count > 1 else ""
         where = ranks_at(recording, found.ranks)
-        yield Draft(
-            title=f"The model is not the same on {where}: {found.what} {found.names[0]}{more}"
+        yield proved(
+            rank_culprits(recording, UserModel, found.ranks) if found.sure else (),
+            f"The model is not the same on {where}: {found.what} {found.names[0]}{more}"
             f" ({found.kind}: {found.here}, not {found.there} as on rank {found.peer})",
+            Evidence(
+                text=f"{found.kind} of {found.names[0]}: {found.here} on {where},"
+                f" {found.there} on rank {found.peer}"
+            ),
+            in_model_code(
+                "Build the same model on every rank: look for what depends on the rank or the node"
+            ),
             detail=f"Concerned are {', '.join(found.names)}."
             + (
                 ""
                 if found.sure
                 else " No more than half of the ranks agree, so it is unsure which are right."
-            ),
-            confidence=Confidence.PROVED,
-            culprits=rank_culprits(recording, UserModel, found.ranks) if found.sure else (),
-            evidence=(
-                Evidence(
-                    text=f"{found.kind} of {found.names[0]}: {found.here} on {where},"
-                    f" {found.there} on rank {found.peer}"
-                ),
-            ),
-            remedies=(
-                in_model_code(
-                    "Build the same model on every rank: look for what depends on the rank or the node"
-                ),
             ),
         )
 
@@ -253,15 +240,14 @@ def _misplaced(
         if kind == "input"
         else cure
     )
-    return Draft(
-        title=f"The {kind} {name}{more} of {seen[0].fact.model} is on {device}, not {seen[0].fact.device}, on"
+    return proved(
+        (*culprits(recording, seen), code(name)),
+        f"The {kind} {name}{more} of {seen[0].fact.model} is on {device}, not {seen[0].fact.device}, on"
         f" {on_ranks(recording, seen)}",
+        (Evidence(text=f"{kind} {name}: {device}") for kind, name, device in shown[:8]),
+        in_model_code(cure if is_state else "Register it as a buffer, so that .to() moves it"),
         detail=f"Elsewhere are {', '.join(name for _, name, _ in shown)}.",
-        confidence=Confidence.PROVED,
         severity=None if is_state else Severity.INFO,
-        culprits=(*culprits(recording, seen), code(name)),
-        evidence=tuple(Evidence(text=f"{kind} {name}: {device}") for kind, name, device in shown[:8]),
-        remedies=(in_model_code(cure if is_state else "Register it as a buffer, so that .to() moves it"),),
     )
 
 
@@ -287,13 +273,11 @@ def nothing_to_train(recording: Recording) -> Iterator[Draft]:
         return
     has = seen[0].fact.parameters
     what = f"has {has} parameters, and none requires a gradient" if has else "has no parameters"
-    yield Draft(
-        title=f"The model of {seen[0].fact.model} {what}: DDP refuses it",
-        confidence=Confidence.PROVED,
-        evidence=(Evidence(text="parameters that require a gradient", value=0.0),),
-        remedies=(
-            in_model_code("Do not wrap it in DDP, or unfreeze what is to be trained before it is wrapped"),
-        ),
+    yield proved(
+        NOBODY,
+        f"The model of {seen[0].fact.model} {what}: DDP refuses it",
+        Evidence(text="parameters that require a gradient", value=0.0),
+        in_model_code("Do not wrap it in DDP, or unfreeze what is to be trained before it is wrapped"),
     )
 
 

@@ -13,10 +13,11 @@ from ddp_doctor.checks.ddp.user_model.words import (
     rank,
 )
 from ddp_doctor.facts.user_model import Call, LocalPass, Parting, UserModel
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
+from ddp_doctor.wording.findings import NOBODY, likely, proved
 
 _FIND_UNUSED = in_model_code(
     "If it is meant so: DistributedDataParallel(..., find_unused_parameters=True)",
@@ -48,26 +49,21 @@ def unused_everywhere(recording: Recording) -> Iterator[Draft]:
         return
     fact = seen[0].fact
     local = next(one for one in fact.local if one.unused_everywhere.count)
-    yield Draft(
-        title=f"{names(local.unused_everywhere)} of {fact.model} {_get(local.unused_everywhere.count)} no gradient"
+    yield proved(
+        (code(name) for name in local.unused_everywhere.names[:8]),
+        f"{names(local.unused_everywhere)} of {fact.model} {_get(local.unused_everywhere.count)} no gradient"
         + ("" if fact.finds_unused else ": DDP fails in the second step"),
+        Evidence(
+            text="parameters without a gradient",
+            value=float(local.unused_everywhere.count),
+            expected=0.0,
+            expected_from="what DDP waits for",
+        ),
+        in_model_code("Remove them, or freeze them (requires_grad_(False)) before the model is wrapped"),
+        *(() if fact.finds_unused else (_FIND_UNUSED,)),
         detail=f"Unused with batch {local.step} on every rank, {local.unused_everywhere.count} of {fact.trainable}"
         " trainable parameters.",
-        confidence=Confidence.PROVED,
         severity=Severity.INFO if fact.finds_unused else None,
-        culprits=tuple(code(name) for name in local.unused_everywhere.names[:8]),
-        evidence=(
-            Evidence(
-                text="parameters without a gradient",
-                value=float(local.unused_everywhere.count),
-                expected=0.0,
-                expected_from="what DDP waits for",
-            ),
-        ),
-        remedies=(
-            in_model_code("Remove them, or freeze them (requires_grad_(False)) before the model is wrapped"),
-            *(() if fact.finds_unused else (_FIND_UNUSED,)),
-        ),
     )
 
 
@@ -119,19 +115,11 @@ def _unequal(
         else told
     )
     sure = 2 * len(odd) < fact.world_size
-    return Draft(
-        title=f"{names(local.unused)} of {fact.model} {_get(local.unused.count)} no gradient on"
+    return proved(
+        (*(culprits(recording, odd) if sure else ()), *_lines(parted)),
+        f"{names(local.unused)} of {fact.model} {_get(local.unused.count)} no gradient on"
         f" {_where(recording, lacking)}{told}",
-        detail=f"With batch {local.step} the ranks take different paths through the model."
-        + (
-            " The options for DDP say find_unused_parameters=True, so a gradient that is missing counts as zero."
-            if fact.finds_unused
-            else " With DDP's default options the job hangs or fails in its second step."
-        ),
-        confidence=Confidence.PROVED,
-        severity=Severity.INFO if fact.finds_unused else None,
-        culprits=(*(culprits(recording, odd) if sure else ()), *_lines(parted)),
-        evidence=tuple(
+        tuple(
             Evidence(
                 text=f"without a gradient on rank {rank(one)}: {names(here.unused)}",
                 value=float(here.unused.count),
@@ -142,12 +130,17 @@ def _unequal(
             Evidence(text=f"the forward took requires_grad away on rank {rank(one)}: {names(some)}")
             for one, some in frozen[:8]
         ),
-        remedies=(
-            in_model_code(
-                "Let all ranks take the same path: decide by what they share, not by the rank or its data"
-            ),
-            *(() if fact.finds_unused else (_FIND_UNUSED,)),
+        in_model_code(
+            "Let all ranks take the same path: decide by what they share, not by the rank or its data"
         ),
+        *(() if fact.finds_unused else (_FIND_UNUSED,)),
+        detail=f"With batch {local.step} the ranks take different paths through the model."
+        + (
+            " The options for DDP say find_unused_parameters=True, so a gradient that is missing counts as zero."
+            if fact.finds_unused
+            else " With DDP's default options the job hangs or fails in its second step."
+        ),
+        severity=Severity.INFO if fact.finds_unused else None,
     )
 
 
@@ -200,13 +193,12 @@ def searches_in_vain(recording: Recording) -> Iterator[Draft]:
     ]
     if not seen or len(used) < len(seen):
         return
-    yield Draft(
-        title=f"find_unused_parameters=True finds nothing in {seen[0].fact.model}: all {seen[0].fact.trainable}"
+    yield likely(
+        NOBODY,
+        f"find_unused_parameters=True finds nothing in {seen[0].fact.model}: all {seen[0].fact.trainable}"
         " parameters get a gradient",
-        evidence=(Evidence(text="parameters without a gradient", value=0.0),),
-        remedies=(
-            in_model_code("Leave find_unused_parameters out, unless another batch takes another path"),
-        ),
+        Evidence(text="parameters without a gradient", value=0.0),
+        in_model_code("Leave find_unused_parameters out, unless another batch takes another path"),
     )
 
 

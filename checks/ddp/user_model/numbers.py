@@ -13,10 +13,11 @@ from ddp_doctor.checks.ddp.user_model.words import (
 )
 from ddp_doctor.facts.user_model import UserModel
 from ddp_doctor.knowledge import gradient_tolerance
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.wording.findings import NOBODY, likely, proved
 
 
 @rule("DD777", "user-model-gradient-is-not-the-mean", Severity.ERROR, UserModel)
@@ -47,24 +48,20 @@ def not_the_mean(recording: Recording) -> Iterator[Draft]:
     parameters = list(dict.fromkeys(one.parameter for here in seen for one in here.fact.off))
     is_own = first.got is not None and first.got == first.own
     more = f" and {fact.off_count - 1} more" if fact.off_count > 1 else ""
-    yield Draft(
-        title=f"The gradient of {first.parameter}{more} of {fact.model} is not the mean on {on_ranks(recording, seen)}"
+    yield likely(
+        (*culprits(recording, seen), *(code(name) for name in parameters[:8])),
+        f"The gradient of {first.parameter}{more} of {fact.model} is not the mean on {on_ranks(recording, seen)}"
         + (": it is the rank's own" if is_own else ""),
+        Evidence(
+            text=f"worst element of the gradient of {first.parameter} on rank {rank(seen[0])}, step {first.step}",
+            value=first.got,
+            expected=first.expected,
+            expected_from="float64 mean of the ranks' own gradients",
+        ),
+        in_model_code(
+            "Look for what takes the parameter away from DDP: an ignore list, hooks, a reentrant checkpoint"
+        ),
         detail=f"Off are {', '.join(parameters[:16])}. Compared were {fact.compared_elements} elements.",
-        culprits=(*culprits(recording, seen), *(code(name) for name in parameters[:8])),
-        evidence=(
-            Evidence(
-                text=f"worst element of the gradient of {first.parameter} on rank {rank(seen[0])}, step {first.step}",
-                value=first.got,
-                expected=first.expected,
-                expected_from="float64 mean of the ranks' own gradients",
-            ),
-        ),
-        remedies=(
-            in_model_code(
-                "Look for what takes the parameter away from DDP: an ignore list, hooks, a reentrant checkpoint"
-            ),
-        ),
     )
 
 
@@ -76,25 +73,22 @@ def _unknown(recording: Recording) -> Iterator[Draft]:
     if not seen:
         return
     (first, unknown), ranks = seen[0], list({rank(one): one for one, _ in seen}.values())
-    yield Draft(
-        title=f"DDP does not synchronise {names(unknown)} of {first.fact.model}, which the forward makes trainable"
-        f" on {on_ranks(recording, ranks)}",
-        detail="DDP looks for what requires a gradient once, when it wraps the model. Nothing more was tested.",
-        confidence=Confidence.PROVED,
-        culprits=(
+    yield proved(
+        (
             *(culprits(recording, ranks) if 2 * len(ranks) < first.fact.world_size else ()),
             *(code(name) for name in unknown.names[:8]),
         ),
-        evidence=tuple(
+        f"DDP does not synchronise {names(unknown)} of {first.fact.model}, which the forward makes trainable"
+        f" on {on_ranks(recording, ranks)}",
+        (
             Evidence(text=f"rank {rank(one)}: a gradient in {names(some)}", value=float(some.count))
             for one, some in seen[:8]
         ),
-        remedies=(
-            in_model_code(
-                "Make all parameters, and those that are trained later trainable, before the model is wrapped;"
-                " or wrap it anew"
-            ),
+        in_model_code(
+            "Make all parameters, and those that are trained later trainable, before the model is wrapped;"
+            " or wrap it anew"
         ),
+        detail="DDP looks for what requires a gradient once, when it wraps the model. Nothing more was tested.",
     )
 
 
@@ -121,29 +115,23 @@ def drift(recording: Recording) -> Iterator[Draft]:
     if not seen:
         return
     fact = seen[0].fact
-    yield Draft(
-        title=f"{names(fact.drifted)} of {fact.model} differs from the first rank's on {on_ranks(recording, seen)}"
+    odd = (
+        culprits(recording, seen) if 2 * len(seen) < fact.world_size else ()
+    )  # else perhaps the first is off
+    yield likely(
+        (*odd, *(code(name) for name in fact.drifted.names[:8])),
+        f"{names(fact.drifted)} of {fact.model} differs from the first rank's on {on_ranks(recording, seen)}"
         " after a step",
+        Evidence(
+            text="parameters that differ",
+            value=float(fact.drifted.count),
+            expected=0.0,
+            expected_from="the first rank's",
+        ),
+        in_model_code(
+            "Look for what changes these parameters outside of the optimiser: in the forward, or by hooks"
+        ),
         detail="Their gradients were the mean within rounding.",
-        culprits=(
-            *(
-                culprits(recording, seen) if 2 * len(seen) < fact.world_size else ()
-            ),  # else perhaps the first is off
-            *(code(name) for name in fact.drifted.names[:8]),
-        ),
-        evidence=(
-            Evidence(
-                text="parameters that differ",
-                value=float(fact.drifted.count),
-                expected=0.0,
-                expected_from="the first rank's",
-            ),
-        ),
-        remedies=(
-            in_model_code(
-                "Look for what changes these parameters outside of the optimiser: in the forward, or by hooks"
-            ),
-        ),
     )
 
 
@@ -175,19 +163,18 @@ def not_finite(recording: Recording) -> Iterator[Draft]:
     seen = list({rank(one): one for one, _ in found}.values())
     one, local = found[0]
     what = "loss" if local.loss is None else f"gradient of {names(local.not_finite)}"
-    yield Draft(
-        title=f"The {what} of {one.fact.model} is not finite on {on_ranks(recording, seen)}, before anything is"
+    yield proved(
+        culprits(recording, seen),
+        f"The {what} of {one.fact.model} is not finite on {on_ranks(recording, seen)}, before anything is"
         " synchronised",
-        detail=f"Seen with batch {local.step}. One rank's NaN is every rank's after the next all-reduce.",
-        confidence=Confidence.PROVED,
-        culprits=culprits(recording, seen),
-        evidence=tuple(
+        (
             Evidence(
                 text=f"rank {rank(one)}, batch {local.step}: {_not_finite_words(local.loss, local.not_finite.count)}"
             )
             for one, local in found[:8]
         ),
-        remedies=(in_model_code("Look at this batch and at the first layer whose output is not finite"),),
+        in_model_code("Look at this batch and at the first layer whose output is not finite"),
+        detail=f"Seen with batch {local.step}. One rank's NaN is every rank's after the next all-reduce.",
     )
 
 
@@ -219,27 +206,23 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
     if not seen:
         return
     worst = max(seen, key=lambda one: one.fact.repeat_error or 0.0)
-    yield Draft(
-        title=f"The same batch and seed give another gradient of {worst.fact.model} the second time on"
+    yield proved(
+        NOBODY,
+        f"The same batch and seed give another gradient of {worst.fact.model} the second time on"
         f" {on_ranks(recording, seen)}",
+        Evidence(
+            text=f"greatest difference on rank {rank(worst)}, relative to the parameter's largest gradient",
+            value=worst.fact.repeat_error,
+            expected=0.0,
+            expected_from="the same work done twice",
+        ),
+        in_model_code(
+            "Seed every generator, and call torch.use_deterministic_algorithms(True)",
+            cost="Slower kernels",
+        ),
         detail="The gradients after synchronisation were not compared: each pass has gradients of its own."
         if (worst.fact.repeat_error or 0.0) > gradient_tolerance.REPEATED
         else "The gradients after synchronisation are compared with that much more tolerance.",
-        confidence=Confidence.PROVED,
-        evidence=(
-            Evidence(
-                text=f"greatest difference on rank {rank(worst)}, relative to the parameter's largest gradient",
-                value=worst.fact.repeat_error,
-                expected=0.0,
-                expected_from="the same work done twice",
-            ),
-        ),
-        remedies=(
-            in_model_code(
-                "Seed every generator, and call torch.use_deterministic_algorithms(True)",
-                cost="Slower kernels",
-            ),
-        ),
     )
 
 

@@ -18,6 +18,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
+from ddp_doctor.wording.findings import NOBODY, likely
 
 #: A loss that differs by more than the order of additions explains.
 _LOSS_APART = 1e-3
@@ -87,29 +88,24 @@ def _other_loss(recording: Recording, off: list[Seen[UserModel]], peer: Seen[Use
     far = [one for one in off if _apart(one.fact, peer.fact) > _LOSS_APART]
     worst = max(far, key=lambda one: _apart(one.fact, peer.fact))
     is_sure = 2 * len(far) < peer.fact.world_size
-    return Draft(
-        title=f"The same batch, seed and parameters of {peer.fact.model} give another loss on"
+    return likely(
+        culprits(recording, far) if is_sure else (),
+        f"The same batch, seed and parameters of {peer.fact.model} give another loss on"
         f" {on_ranks(recording, far)} than on {on_ranks(recording, [peer])}",
-        culprits=culprits(recording, far) if is_sure else (),
-        evidence=(_loss_of(worst, peer),),
-        remedies=(
-            in_model_code("Look for code that asks for the rank, and for other hardware or libraries there"),
-        ),
+        _loss_of(worst, peer),
+        in_model_code("Look for code that asks for the rank, and for other hardware or libraries there"),
     )
 
 
 def _rounded_otherwise(recording: Recording, off: list[Seen[UserModel]], peer: Seen[UserModel]) -> Draft:
     worst = max(off, key=lambda one: _apart(one.fact, peer.fact))
-    return Draft(
-        title=f"The same batch, seed and parameters of {peer.fact.model} give another loss on"
+    return likely(
+        NOBODY,
+        f"The same batch, seed and parameters of {peer.fact.model} give another loss on"
         f" {on_ranks(recording, off)} than on {on_ranks(recording, [peer])}, by rounding",
+        _loss_of(worst, peer),
+        in_model_code("Look for other hardware or libraries there, where runs are to be repeated exactly"),
         severity=Severity.INFO,
-        evidence=(_loss_of(worst, peer),),
-        remedies=(
-            in_model_code(
-                "Look for other hardware or libraries there, where runs are to be repeated exactly"
-            ),
-        ),
     )
 
 
@@ -131,16 +127,15 @@ def _other_gradients(recording: Recording, apart: list[Seen[UserModel]]) -> Draf
     told = f": {hooks[0][0]} alone has a hook on {hooks[0][1]}{at(hooks[0][2])}" if hooks else ""
     is_sure = 2 * len(apart) < first.fact.world_size
     parameters = grouped((one.fact.apart, one) for one in apart)
-    return Draft(
-        title=f"The same batch, seed and parameters of {first.fact.model} give another gradient of"
-        f" {names(first.fact.apart)} on {on_ranks(recording, apart)} than on {on_ranks(recording, [peer])}"
-        + told,
-        detail="The loss is the same; the mean of all ranks' gradients is not that of their losses.",
-        culprits=(
+    return likely(
+        (
             *(culprits(recording, apart) if is_sure else ()),
             *(code(where) for where in dict.fromkeys(where for _, _, where in hooks[:4] if where)),
         ),
-        evidence=(
+        f"The same batch, seed and parameters of {first.fact.model} give another gradient of"
+        f" {names(first.fact.apart)} on {on_ranks(recording, apart)} than on {on_ranks(recording, [peer])}"
+        + told,
+        (
             *(
                 Evidence(
                     text=f"another gradient on {on_ranks(recording, group)}: {names(some)}",
@@ -153,11 +148,10 @@ def _other_gradients(recording: Recording, apart: list[Seen[UserModel]]) -> Draf
                 for who, name, where in hooks[:8]
             ),
         ),
-        remedies=(
-            in_model_code("Register the same hooks on every rank, and let none ask for the rank")
-            if hooks
-            else in_model_code("Look for hooks and autograd functions that ask for the rank"),
-        ),
+        in_model_code("Register the same hooks on every rank, and let none ask for the rank")
+        if hooks
+        else in_model_code("Look for hooks and autograd functions that ask for the rank"),
+        detail="The loss is the same; the mean of all ranks' gradients is not that of their losses.",
     )
 
 

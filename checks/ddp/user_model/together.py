@@ -4,12 +4,13 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.user_model.words import at, code, facts, in_model_code
 from ddp_doctor.facts.user_model import UserModel
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import RankEvidence
 from ddp_doctor.probing.user_model.user_code import is_the_users
+from ddp_doctor.wording.findings import NOBODY, likely, proved
 
 _CHECK = "user_model"
 
@@ -40,17 +41,15 @@ def does_not_come_back(recording: Recording) -> Iterator[Draft]:
             continue
         lines = dict.fromkeys(line for one in left if (line := _line(one)))
         where = next(iter(lines), "")
-        yield Draft(
-            title=f"{recording.options.model} does not come back on any of {len(left)} ranks within"
+        yield likely(
+            (code(line) for line in list(lines)[:4]),
+            f"{recording.options.model} does not come back on any of {len(left)} ranks within"
             f" {trial.waited_s:.0f} s{at(where)}",
-            detail="No rank waits for another one here: each stands in your code.",
-            culprits=tuple(code(line) for line in list(lines)[:4]),
-            evidence=tuple(_stands(one) for one in left[:8]),
-            remedies=(
-                in_model_code(
-                    "Look at what this line waits for: the network, a lock, a terminal, an endless loop"
-                ),
+            (_stands(one) for one in left[:8]),
+            in_model_code(
+                "Look at what this line waits for: the network, a lock, a terminal, an endless loop"
             ),
+            detail="No rank waits for another one here: each stands in your code.",
         )
 
 
@@ -100,16 +99,12 @@ def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
         ]
         if not said or len(said) < len(trial.ranks):
             continue
-        yield Draft(
-            title=f"{recording.options.model} fails in a synchronised step on every rank: {said[0][:120]}",
+        yield proved(
+            NOBODY,
+            f"{recording.options.model} fails in a synchronised step on every rank: {said[0][:120]}",
+            Evidence(text=said[0][:300]),
+            in_model_code("Mend what the exception says; DDP takes one forward and one backward at a time"),
             detail=f"Each rank's own forward and backward went well. It says: {said[0][:300]}",
-            confidence=Confidence.PROVED,
-            evidence=(Evidence(text=said[0][:300]),),
-            remedies=(
-                in_model_code(
-                    "Mend what the exception says; DDP takes one forward and one backward at a time"
-                ),
-            ),
         )
 
 
@@ -132,11 +127,11 @@ def takes_too_long(recording: Recording) -> Iterator[Draft]:
     seen = [one for one in facts(recording) if one.fact.stopped == "time"]
     if not seen:
         return
-    yield Draft(
-        title=f"{seen[0].fact.model} takes too long for synchronised steps: they were not tested",
-        confidence=Confidence.PROVED,
-        evidence=(Evidence(text="only each rank's own forward and backward were looked at"),),
-        remedies=(in_model_code("Let make_batch return a smaller batch"),),
+    yield proved(
+        NOBODY,
+        f"{seen[0].fact.model} takes too long for synchronised steps: they were not tested",
+        Evidence(text="only each rank's own forward and backward were looked at"),
+        in_model_code("Let make_batch return a smaller batch"),
     )
 
 

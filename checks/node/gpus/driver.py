@@ -5,16 +5,17 @@ from collections.abc import Iterator
 from ddp_doctor.checks.node.gpus.severity import severity_of_use
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.knowledge import nvml
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse import software as parse
 from ddp_doctor.remedies.gpus import REBOOT
 from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.wording.findings import likely, proved
 from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE, asked_for
 from ddp_doctor.wording.kernel_log import stuck_processes, xid_lines
-from ddp_doctor.wording.nodes import by_cause, node_culprits, node_names
+from ddp_doctor.wording.nodes import by_cause, node_culprits, node_names, of_nodes
 
 ONE_DRIVER = by_operator(
     "Make library and kernel module one installation: reload the module or reboot after an update, and remove "
@@ -48,16 +49,15 @@ def driver_not_working(recording: Recording) -> Iterator[Draft]:
     for code, group in by_cause(recording.facts(GpusFact), _failure).items():
         fault = nvml.fault_of(code, in_container=group[0].fact.in_container)
         mend = by_operator(fault.mend, *fault.commands, scope=fault.scope, references=(nvml.NVML_API,))
-        yield Draft(
-            title=f"The GPUs of {node_names(recording, group)} cannot be used: {fault.meaning}",
-            detail=_gpus_expected(group[0].fact),
-            confidence=Confidence.PROVED,
-            culprits=node_culprits(recording, group),
-            evidence=(
+        yield proved(
+            of_nodes(recording, group),
+            f"The GPUs of {{who}} cannot be used: {fault.meaning}",
+            (
                 *tuple(dict.fromkeys(_nvml_evidence(one.fact) for one in group))[:LINES_OF_EVIDENCE],
                 *_log(recording, group),
             ),
-            remedies=(mend,),
+            mend,
+            detail=_gpus_expected(group[0].fact),
             severity=severity_of_use(recording, group),
         )
 
@@ -110,11 +110,10 @@ def driver_hangs(recording: Recording) -> Iterator[Draft]:
         call = error.call if error.gpu is None else f"{error.call} of GPU {error.gpu}"
         nodes = node_culprits(recording, group)
         waited = group[0].fact.nvml_elapsed_s
-        yield Draft(
-            title=f"The NVIDIA driver hangs on {node_names(recording, group)}: no answer to {call}",
-            detail="A call of NVML never came back; the program that made it was killed.",
-            culprits=tuple(node.model_copy(update={"gpu": error.gpu}) for node in nodes),
-            evidence=(
+        yield likely(
+            (node.model_copy(update={"gpu": error.gpu}) for node in nodes),
+            f"The NVIDIA driver hangs on {node_names(recording, group)}: no answer to {call}",
+            (
                 Evidence(
                     text=f"{call} without an answer",
                     value=waited,
@@ -124,7 +123,8 @@ def driver_hangs(recording: Recording) -> Iterator[Draft]:
                 *_log(recording, group),
                 *stuck_processes(recording, {one.node for one in group}),
             ),
-            remedies=(REBOOT,),
+            REBOOT,
+            detail="A call of NVML never came back; the program that made it was killed.",
             severity=severity_of_use(recording, group),
         )
 
@@ -148,17 +148,15 @@ def library_differs(recording: Recording) -> Iterator[Draft]:
         NVML API reference, nvmlSystemGetNVMLVersion and nvmlSystemGetDriverVersion
     """
     for (library, module), group in by_cause(recording.facts(GpusFact), _two_versions).items():
-        yield Draft(
-            title=f"The NVIDIA library on {node_names(recording, group)} is version {library}, the module {module}",
-            detail="NVML answers all the same; CUDA is more particular.",
-            culprits=node_culprits(recording, group),
-            evidence=(
-                Evidence(
-                    text=f"libnvidia-ml.so.1 of {library}; loaded: {group[0].fact.kernel_module}",
-                    expected_from="both come from one installation",
-                ),
+        yield likely(
+            of_nodes(recording, group),
+            f"The NVIDIA library on {{who}} is version {library}, the module {module}",
+            Evidence(
+                text=f"libnvidia-ml.so.1 of {library}; loaded: {group[0].fact.kernel_module}",
+                expected_from="both come from one installation",
             ),
-            remedies=(ONE_DRIVER,),
+            ONE_DRIVER,
+            detail="NVML answers all the same; CUDA is more particular.",
             severity=asked_for(recording, Severity.WARNING),
         )
 

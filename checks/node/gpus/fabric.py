@@ -12,8 +12,9 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import Hits, hits_of
 from ddp_doctor.views.kernel_log import switch_faults
+from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.gpus import Sight, asked_for, gpu_draft
-from ddp_doctor.wording.nodes import by_cause, node_culprits, node_names
+from ddp_doctor.wording.nodes import by_cause, of_nodes
 
 FABRIC_MANAGER = by_operator(
     "Start the fabric manager of exactly the driver's version, and read in its log why it has not taken the "
@@ -118,17 +119,15 @@ def _no_manager(recording: Recording) -> Iterator[Draft]:
     """Nodes with NVSwitches and no fabric manager, whose GPUs are not named above."""
     for severity, group in by_cause(recording.facts(GpusFact), _unmanaged).items():
         done = severity is Severity.INFO
-        yield Draft(
-            title=f"No fabric manager runs on {node_names(recording, group)}, which has NVSwitches",
-            detail="The GPUs are registered, but faults of the NVSwitches now go unseen." if done else _802,
-            culprits=node_culprits(recording, group),
-            evidence=(
-                Evidence(
-                    text="/dev/nvidia-nvswitchctl is there, and no process nv-fabricmanager",
-                    expected_from=nvml.FABRIC_GUIDE,
-                ),
+        yield likely(
+            of_nodes(recording, group),
+            "No fabric manager runs on {who}, which has NVSwitches",
+            Evidence(
+                text="/dev/nvidia-nvswitchctl is there, and no process nv-fabricmanager",
+                expected_from=nvml.FABRIC_GUIDE,
             ),
-            remedies=(FABRIC_MANAGER,),
+            FABRIC_MANAGER,
+            detail="The GPUs are registered, but faults of the NVSwitches now go unseen." if done else _802,
             severity=asked_for(recording, severity),
         )
 

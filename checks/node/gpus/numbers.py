@@ -8,16 +8,17 @@ from ddp_doctor.checks.node.gpus.severity import severity_of_use
 from ddp_doctor.checks.node.gpus.shortfall import REQUIRED, Shortfall, shortfall_of
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.knowledge import nvml
-from ddp_doctor.model.choices import Confidence, Severity, Status
+from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.gpus import FIND_GPU
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.kernel_log import NodeView
+from ddp_doctor.wording.findings import proved
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.kernel_log import xid_lines
-from ddp_doctor.wording.nodes import by_cause, node_culprits, node_names
+from ddp_doctor.wording.nodes import by_cause, node_culprits, node_names, of_nodes
 
 
 @rule("DD303", "gpus-missing", Severity.ERROR)
@@ -45,12 +46,10 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
         have = f"only {short.have}" if short.have else "none"
         missing = f"; missing: {', '.join(short.named)}" if short.named else ""
         nodes = {one.node for one in group}
-        yield Draft(
-            title=f"{node_names(recording, group)}: {have} of {short.expected} GPUs{missing}",
-            detail=f"The job can count on {short.have}; {short.source} says {short.expected}.",
-            confidence=Confidence.PROVED,
-            culprits=node_culprits(recording, group),
-            evidence=(
+        yield proved(
+            of_nodes(recording, group),
+            f"{{who}}: {have} of {short.expected} GPUs{missing}",
+            (
                 Evidence(
                     text="what the job can count on",
                     value=short.have,
@@ -60,7 +59,8 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
                 ),
                 *xid_lines(recording, partial(_is_missing, nodes, short.named)),
             ),
-            remedies=(_show_all(group[0].fact) if short.source == REQUIRED else FIND_GPU,),
+            _show_all(group[0].fact) if short.source == REQUIRED else FIND_GPU,
+            detail=f"The job can count on {short.have}; {short.source} says {short.expected}.",
             severity=_shortfall_severity(recording, short, group),
         )
 
@@ -117,21 +117,18 @@ def too_few_visible(recording: Recording) -> Iterator[Draft]:
         setting = "" if value is None else f' with CUDA_VISIBLE_DEVICES="{value}"'
         stop = f'; its entry "{rejected}" names no further GPU' if rejected else ""
         fewer = by_operator(f"Start one rank a GPU: --nproc-per-node {shown}.", scope="job")
-        yield Draft(
-            title=f"{node_names(recording, group)}: {count}{setting}{stop}",
-            detail=f"The driver has {len(group[0].fact.gpus)} GPUs there. {_slices(group[0].fact)}".strip(),
-            confidence=Confidence.PROVED,
-            culprits=(*_setting_culprit(value), *node_culprits(recording, group)),
-            evidence=(
-                Evidence(
-                    text=f"a CUDA process is shown {shown} GPUs{setting}{stop}",
-                    value=shown,
-                    unit="GPUs",
-                    expected=ranks if short else None,
-                    expected_from="one GPU a rank" if short else "every entry names a GPU",
-                ),
+        yield proved(
+            (*_setting_culprit(value), *node_culprits(recording, group)),
+            f"{node_names(recording, group)}: {count}{setting}{stop}",
+            Evidence(
+                text=f"a CUDA process is shown {shown} GPUs{setting}{stop}",
+                value=shown,
+                unit="GPUs",
+                expected=ranks if short else None,
+                expected_from="one GPU a rank" if short else "every entry names a GPU",
             ),
-            remedies=(_show_all(group[0].fact), fewer) if short and shown else (_show_all(group[0].fact),),
+            *((_show_all(group[0].fact), fewer) if short and shown else (_show_all(group[0].fact),)),
+            detail=f"The driver has {len(group[0].fact.gpus)} GPUs there. {_slices(group[0].fact)}".strip(),
             severity=asked_for(recording, Severity.ERROR if short else Severity.WARNING),
         )
 

@@ -10,7 +10,8 @@ from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
-from ddp_doctor.wording.nodes import by_cause, node_draft
+from ddp_doctor.wording.findings import proved
+from ddp_doctor.wording.nodes import by_cause, of_nodes
 
 
 @rule("DD224", "too-few-cpus-for-ranks", Severity.WARNING, Host)
@@ -34,7 +35,7 @@ def too_few_cpus_for_ranks(recording: Recording) -> Iterator[Draft]:
         fact, ranks = short.worst.fact, short.ranks
         quota = "no quota" if fact.cpu_quota_cpus is None else f"a quota of {fact.cpu_quota_cpus:g}"
         text, has = f"{fact.cpus} CPUs in the affinity mask, {quota}", fact.usable_cpus
-        title = f"{ranks} ranks share {has:g} CPUs on {{nodes}}"
+        title = f"{ranks} ranks share {has:g} CPUs on {{who}}"
         detail = "A rank that waits for its turn on a CPU makes all others wait at every all-reduce."
         saw = Evidence(text=text, value=has, unit="CPUs", expected=ranks, expected_from="one for each rank")
         yield shortage_draft(recording, short, title, saw, _more_cpus(ranks), detail=detail)
@@ -68,7 +69,7 @@ def omp_threads_oversubscribe_cpus(recording: Recording) -> Iterator[Draft]:
         fact, ranks = short.worst.fact, short.ranks
         threads, has = (fact.omp_num_threads or 1) * ranks, fact.usable_cpus
         text = f"OMP_NUM_THREADS={fact.omp_num_threads} and {ranks} ranks"
-        title = f"{text} start {threads} threads on {{nodes}} for {has:g} CPUs"
+        title = f"{text} start {threads} threads on {{who}} for {has:g} CPUs"
         detail = "Threads that wait for each other spin, so work on the CPU slows down in every rank."
         saw = Evidence(
             text=text, value=threads, unit="threads", expected=has, expected_from="one thread for each CPU"
@@ -107,7 +108,7 @@ def slow_clock_or_busy_host(recording: Recording) -> Iterator[Draft]:
     for fault, group in by_cause(recording.facts(Host), _slowed).items():
         saw = Evidence(text=fault, expected_from="an idle host with tsc or a virtual clock")
         detail = "What is measured here may be slower than the job will be."
-        yield node_draft(recording, group, f"Slow host {{nodes}}: {fault}", saw, detail=detail)
+        yield proved(of_nodes(recording, group), f"Slow host {{who}}: {fault}", saw, detail=detail)
 
 
 def _slowed(fact: Host) -> str | None:

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.facts.host import Host
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, Seen, World
-from ddp_doctor.wording.nodes import host, node_draft
+from ddp_doctor.wording.findings import likely
+from ddp_doctor.wording.nodes import host, of_nodes
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,6 @@ def shortage_draft(
     """A finding about all nodes of a shortage, which says whose figures it shows."""
     if len(short.nodes) > 1:
         saw = saw.model_copy(update={"text": f"worst on {host(recording, short.worst.node)}: {saw.text}"})
-    return node_draft(
-        recording,
-        short.nodes,
-        title,
-        saw,
-        remedy,
-        detail=detail,
-        severity=short.severity,
-        confidence=Confidence.LIKELY,
+    return likely(
+        of_nodes(recording, short.nodes), title, saw, remedy, detail=detail, severity=short.severity
     )

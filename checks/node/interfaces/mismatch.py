@@ -11,6 +11,7 @@ from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies import interfaces
+from ddp_doctor.wording.findings import finding, possible
 
 _WHY_ONE_FAMILY = {
     "gloo": "gloo refuses such a pair at once, on both nodes.",
@@ -43,13 +44,12 @@ def choices_in_different_networks(recording: Recording) -> Iterator[Draft]:
     sides = family_sides(offers)
     if better.shared and not all(sides):
         backend = interfaces.backend_name(offers[0].backend)
-        yield Draft(
-            title=f"{backend} takes addresses of different networks, though the nodes share one",
+        yield possible(
+            culprits(recording, offers),
+            f"{backend} takes addresses of different networks, though the nodes share one",
+            evidence(recording, offers),
+            interfaces.use_interface(recording, offers, better, offers),
             detail="Routers may well connect them. Where paths fail, the shared network is the one to take.",
-            confidence=Confidence.POSSIBLE,
-            culprits=culprits(recording, offers),
-            evidence=evidence(recording, offers),
-            remedies=(interfaces.use_interface(recording, offers, better, offers),),
         )
 
 
@@ -83,13 +83,13 @@ def address_families_differ(recording: Recording) -> Iterator[Draft]:
     sides = [interfaces.names(recording, (offer.node for offer in side)) for side in (new, old)]
     severity = Severity.WARNING if both and backend != "gloo" else Severity.ERROR
     mended = (interfaces.one_family(recording, [*old, *new]),)
-    yield Draft(
-        title=f"{backend} gives out IPv6 addresses on {sides[0]} and IPv4 addresses on {sides[1]}",
-        detail=_WHY_ONE_FAMILY[backend],
+    yield finding(
+        culprits(recording, [*old, *new] if len(old) == len(new) else fewer),
+        f"{backend} gives out IPv6 addresses on {sides[0]} and IPv4 addresses on {sides[1]}",
+        evidence(recording, [new[0], old[0]]),
+        *mended,
         confidence=Confidence.PROVED if backend == "gloo" else Confidence.LIKELY,
-        culprits=culprits(recording, [*old, *new] if len(old) == len(new) else fewer),
-        evidence=evidence(recording, [new[0], old[0]]),
-        remedies=mended,
+        detail=_WHY_ONE_FAMILY[backend],
         severity=severity,
         reproduced_by=reproduced_by(severity, mended),
     )

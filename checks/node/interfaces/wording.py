@@ -8,6 +8,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.remedies import interfaces
+from ddp_doctor.wording.findings import finding
 
 #: This many nodes are shown as evidence; the culprits name them all.
 SHOWN = 4
@@ -58,13 +59,13 @@ def groups(offers: Sequence[Offer], kind: Kind, alike: Callable[[Offer], object]
 def draft(recording: Recording, group: Group, title: str, severity: Severity | None = None) -> Draft:
     """A finding about the nodes of a group; ``severity`` where it is not the group's own."""
     severity, mended = severity or group.severity(), remedies(recording, group)
-    return Draft(
-        title=title,
-        detail=_what_happens(recording, group),
+    return finding(
+        culprits(recording, group.sick),
+        title,
+        evidence(recording, group.sick),
+        *mended,
         confidence=Confidence.PROVED if group.fault.sure else Confidence.POSSIBLE,
-        culprits=culprits(recording, group.sick),
-        evidence=evidence(recording, group.sick),
-        remedies=mended,
+        detail=_what_happens(recording, group),
         severity=severity,
         reproduced_by=reproduced_by(severity, mended),
     )

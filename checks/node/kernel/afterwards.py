@@ -27,6 +27,7 @@ from ddp_doctor.probing import host_gpus, kernel_modules
 from ddp_doctor.probing.kernel_log import read_log
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.kernel_log import Hit, views
+from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.kernel_log import device_culprits, device_names
 from ddp_doctor.wording.nodes import host
@@ -139,12 +140,12 @@ _INSPECT = by_operator(
 
 
 def _draft(recording: Recording, title: str, hits: list[Hit], mend: Remedy, severity: Severity) -> Draft:
-    return Draft(
-        title=title,
+    return likely(
+        device_culprits(recording, hits),
+        title,
+        _evidence(recording, hits),
+        mend,
         detail="The kernel logged it between the first rank's start and the last one's end.",
-        culprits=device_culprits(recording, hits),
-        evidence=_evidence(recording, hits),
-        remedies=(mend,),
         severity=asked_for(recording, severity),
     )
 

@@ -4,13 +4,14 @@ from collections.abc import Container, Iterator
 
 from ddp_doctor.facts.kernel import KernelEvent, KernelFact
 from ddp_doctor.knowledge import thresholds
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.gpus import FIND_GPU
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.kernel_log import Hit, failed_nics, hits_in_log, recent, switch_faults, views
+from ddp_doctor.wording.findings import likely, possible
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.kernel_log import device_culprits, device_names, line_evidence
 from ddp_doctor.wording.nodes import host
@@ -46,24 +47,21 @@ def nvswitch_fatal(recording: Recording) -> Iterator[Draft]:
     hits = switch_faults(recording)
     for code in dict.fromkeys(hit.event.code for hit in hits):
         some = [hit for hit in hits if hit.event.code == code]
-        yield Draft(
-            title=f"An NVSwitch reported a fatal error, SXid {code}: {device_names(recording, some)}",
-            detail="Nothing in the log says that it was reset since.",
-            confidence=Confidence.POSSIBLE,
-            culprits=device_culprits(recording, some),
-            evidence=(
+        yield possible(
+            device_culprits(recording, some),
+            f"An NVSwitch reported a fatal error, SXid {code}: {device_names(recording, some)}",
+            (
                 *line_evidence(recording, some, _FABRIC_GUIDE),
                 *_degraded(recording, {hit.view.node for hit in some}),
             ),
-            remedies=(
-                by_operator(
-                    "Drain the node, and reset all GPUs with their NVSwitches at once, or reboot.",
-                    "sudo nvidia-smi --gpu-reset",
-                    cost="ends all GPU jobs of the node",
-                    undo=NOTHING_TO_UNDO,
-                    references=(_FABRIC_GUIDE,),
-                ),
+            by_operator(
+                "Drain the node, and reset all GPUs with their NVSwitches at once, or reboot.",
+                "sudo nvidia-smi --gpu-reset",
+                cost="ends all GPU jobs of the node",
+                undo=NOTHING_TO_UNDO,
+                references=(_FABRIC_GUIDE,),
             ),
+            detail="Nothing in the log says that it was reset since.",
             severity=asked_for(recording, Severity.WARNING),
         )
 
@@ -106,12 +104,12 @@ def failed_to_start(recording: Recording) -> Iterator[Draft]:
                 severity = Severity.WARNING if view.gpus is None else Severity.ERROR
                 groups.setdefault(severity, []).append(Hit(view, device, hit.event))
     for severity, hits in groups.items():
-        yield Draft(
-            title=f"The NVIDIA driver could not start {device_names(recording, hits)}",
+        yield likely(
+            device_culprits(recording, hits),
+            f"The NVIDIA driver could not start {device_names(recording, hits)}",
+            line_evidence(recording, hits, "the driver starts every GPU on the bus"),
+            FIND_GPU,
             detail="The job will not find it.",
-            culprits=device_culprits(recording, hits),
-            evidence=line_evidence(recording, hits, "the driver starts every GPU on the bus"),
-            remedies=(FIND_GPU,),
             severity=asked_for(recording, severity),
         )
 
@@ -145,14 +143,14 @@ def pcie_errors(recording: Recording) -> Iterator[Draft]:
         if hits:
             word = "Uncorrected" if kind == "pcie_uncorrected" else f"{hits[0].event.count} corrected"
             bad = severity is Severity.WARNING
-            yield Draft(
-                title=f"{word} PCIe errors on the way to {device_names(recording, hits)}",
+            yield likely(
+                device_culprits(recording, hits) if bad else (),
+                f"{word} PCIe errors on the way to {device_names(recording, hits)}",
+                line_evidence(recording, hits, _AER),
+                _LINK,
                 detail="The link was reset, with whatever ran over it."
                 if bad
                 else "What was lost was sent again; so many errors tell of a weak link.",
-                culprits=device_culprits(recording, hits) if bad else (),
-                evidence=line_evidence(recording, hits, _AER),
-                remedies=(_LINK,),
                 severity=asked_for(recording, severity),
             )
 
@@ -180,19 +178,17 @@ def nic_fault(recording: Recording) -> Iterator[Draft]:
     """
     hits = failed_nics(recording)
     if hits:
-        yield Draft(
-            title=f"The firmware of {device_names(recording, hits)} failed",
-            detail="Connections over it were lost, and nothing in the log says that it recovered.",
-            culprits=device_culprits(recording, hits),
-            evidence=line_evidence(recording, hits, "the NIC's health counter moves"),
-            remedies=(
-                by_operator(
-                    "Ask the driver for the NIC's health; reload it or reboot; update the firmware.",
-                    *(f"sudo devlink health show pci/{hit.device}" for hit in hits[:8]),
-                    cost="connections over the NIC break",
-                    undo=NOTHING_TO_UNDO,
-                ),
+        yield likely(
+            device_culprits(recording, hits),
+            f"The firmware of {device_names(recording, hits)} failed",
+            line_evidence(recording, hits, "the NIC's health counter moves"),
+            by_operator(
+                "Ask the driver for the NIC's health; reload it or reboot; update the firmware.",
+                *(f"sudo devlink health show pci/{hit.device}" for hit in hits[:8]),
+                cost="connections over the NIC break",
+                undo=NOTHING_TO_UNDO,
             ),
+            detail="Connections over it were lost, and nothing in the log says that it recovered.",
         )
 
 

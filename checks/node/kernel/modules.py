@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.facts.kernel import KernelFact
 from ddp_doctor.knowledge import gpudirect
-from ddp_doctor.model.choices import Backend, Confidence, Severity
+from ddp_doctor.model.choices import Backend, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.wording.findings import likely, proved
 from ddp_doctor.wording.gpus import asked_for
-from ddp_doctor.wording.nodes import by_cause, node_draft
+from ddp_doctor.wording.nodes import by_cause, of_nodes
 
 _LIBRARY_FOLDERS = "/usr/lib*, as links from libcuda.so.1"
 
@@ -53,15 +54,13 @@ def versions_differ(recording: Recording) -> Iterator[Draft]:
                 undo="install the former driver again",
             )
         found = " and ".join(versions)
-        yield node_draft(
-            recording,
-            group,
-            f"libcuda {found} on {{nodes}} does not fit the loaded kernel module {module}",
+        yield likely(
+            of_nodes(recording, group),
+            f"libcuda {found} on {{who}} does not fit the loaded kernel module {module}",
             Evidence(text=f"libcuda: {found}; module: {module}", expected_from=_LIBRARY_FOLDERS),
             mend,
             detail="Mostly the driver was updated while the old module stayed loaded.",
             severity=asked_for(recording, Severity.WARNING),
-            confidence=Confidence.LIKELY,
         )
 
 
@@ -107,10 +106,9 @@ def gpudirect_rdma_off(recording: Recording) -> Iterator[Draft]:
     world = recording.world
     several = world is not None and world.nnodes > 1 and world.backend == "nccl"
     for (why, devices), group in by_cause(recording.facts(KernelFact), _no_gpudirect).items():
-        yield node_draft(
-            recording,
-            group,
-            "GPUDirect RDMA is off on {nodes}: the NICs cannot reach the memory of the GPUs",
+        yield proved(
+            of_nodes(recording, group),
+            "GPUDirect RDMA is off on {who}: the NICs cannot reach the memory of the GPUs",
             Evidence(text=f"active RDMA ports: {devices}; {why}", expected_from=gpudirect.GUIDE),
             by_operator(
                 "Load the peer memory module, or install the open NVIDIA kernel modules.",
@@ -152,10 +150,9 @@ def nouveau_holds_gpus(recording: Recording) -> Iterator[Draft]:
     if recording.options.backend is Backend.GLOO:
         return
     for buses, group in by_cause(recording.facts(KernelFact), _nouveau).items():
-        yield node_draft(
-            recording,
-            group,
-            f"The driver nouveau holds {len(buses)} GPU{'s' if len(buses) > 1 else ''} of {{nodes}}",
+        yield proved(
+            of_nodes(recording, group),
+            f"The driver nouveau holds {len(buses)} GPU{'s' if len(buses) > 1 else ''} of {{who}}",
             Evidence(text=f"bound to nouveau: {', '.join(buses)}"),
             by_operator(
                 "Keep nouveau from loading, install NVIDIA's driver, and reboot.",

@@ -10,9 +10,10 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.gpus import REBOOT
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.kernel_log import NodeView, blocked_s, views
+from ddp_doctor.wording.findings import finding, proved
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.kernel_log import LINES_OF_EVIDENCE, stuck_evidence
-from ddp_doctor.wording.nodes import by_cause, host, in_words, node_draft
+from ddp_doctor.wording.nodes import by_cause, host, in_words, of_nodes
 
 
 @rule("DD337", "process-stuck-in-gpu-driver", Severity.WARNING, KernelFact)
@@ -43,13 +44,13 @@ def stuck(recording: Recording) -> Iterator[Draft]:
             where = host(recording, view.node)
             names = in_words([f"{one.name} (pid {one.pid})" for one in processes])
             are = "is" if len(processes) == 1 else "are"
-            yield Draft(
-                title=f"{names} on {where} {are} stuck in the NVIDIA driver (state D)",
-                detail="No signal ends such a process; what needs the same lock of the driver hangs with it.",
+            yield finding(
+                (Culprit(kind="node", node=where, node_rank=view.node),),
+                f"{names} on {where} {are} stuck in the NVIDIA driver (state D)",
+                (stuck_evidence(view, one) for one in processes[:LINES_OF_EVIDENCE]),
+                REBOOT,
                 confidence=Confidence.POSSIBLE if severity is Severity.INFO else Confidence.LIKELY,
-                culprits=(Culprit(kind="node", node=where, node_rank=view.node),),
-                evidence=tuple(stuck_evidence(view, one) for one in processes[:LINES_OF_EVIDENCE]),
-                remedies=(REBOOT,),
+                detail="No signal ends such a process; what needs the same lock of the driver hangs with it.",
                 severity=asked_for(recording, severity),
             )
 
@@ -83,10 +84,9 @@ def log_not_readable(recording: Recording) -> Iterator[Draft]:
         https://docs.kernel.org/admin-guide/sysctl/kernel.html#dmesg-restrict
     """
     for reason, group in by_cause(recording.facts(KernelFact), _unread).items():
-        yield node_draft(
-            recording,
-            group,
-            "The kernel log of {nodes} cannot be read, so nothing is known of Xids",
+        yield proved(
+            of_nodes(recording, group),
+            "The kernel log of {who} cannot be read, so nothing is known of Xids",
             Evidence(text=reason),
             by_operator(
                 "Look as root, or as a member of the groups adm or systemd-journal.",

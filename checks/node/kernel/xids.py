@@ -19,6 +19,7 @@ from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.views.kernel_log import Hit, NodeView, views
+from ddp_doctor.wording.findings import NOBODY, finding, likely, possible
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.kernel_log import device_culprits, device_names, line_evidence
 
@@ -65,15 +66,13 @@ def out_of_order(recording: Recording) -> Iterator[Draft]:
         known = _meaning(hits[0].event)
         reboot, back = known.kind == "reboot", standing == "back"
         what = f"{'in order again after ' if back else ''}Xid {code}, {known.meaning}"
-        yield Draft(
-            title=f"{device_names(recording, hits)}: {what}",
-            detail=_DETAILS[standing],
+        yield finding(
+            () if back else device_culprits(recording, hits),
+            f"{device_names(recording, hits)}: {what}",
+            line_evidence(recording, hits, CATALOG),
+            WATCH if back else REBOOT_NODE if reboot else reset_gpus([h.device or "" for h in hits]),
             confidence=Confidence.POSSIBLE if standing == "unknown" else Confidence.LIKELY,
-            culprits=() if back else device_culprits(recording, hits),
-            evidence=line_evidence(recording, hits, CATALOG),
-            remedies=(
-                WATCH if back else REBOOT_NODE if reboot else reset_gpus([h.device or "" for h in hits]),
-            ),
+            detail=_DETAILS[standing],
             severity=asked_for(recording, severity),
         )
 
@@ -208,13 +207,12 @@ def fault_logged(recording: Recording) -> Iterator[Draft]:
                 groups.setdefault((event.code or 0, severity), []).append(Hit(view, device, event))
     for (code, severity), hits in groups.items():
         grave = severity is Severity.WARNING
-        yield Draft(
-            title=f"{device_names(recording, hits)}: Xid {code}, {_meaning(hits[0].event).meaning}",
+        yield possible(
+            device_culprits(recording, hits) if grave else (),
+            f"{device_names(recording, hits)}: Xid {code}, {_meaning(hits[0].event).meaning}",
+            line_evidence(recording, hits, CATALOG),
+            reset_gpus([hit.device or "" for hit in hits]) if grave else WATCH,
             detail=_DETAILS["unknown"] if grave else "NVML does not say that the GPU is out of order.",
-            confidence=Confidence.POSSIBLE,
-            culprits=device_culprits(recording, hits) if grave else (),
-            evidence=line_evidence(recording, hits, CATALOG),
-            remedies=(reset_gpus([hit.device or "" for hit in hits]) if grave else WATCH,),
             severity=asked_for(recording, severity),
         )
 
@@ -256,10 +254,11 @@ def programs_crashed(recording: Recording) -> Iterator[Draft]:
                 if crash and event.last_at_s is not None and _within(view, event, JUST_NOW_S):
                     groups.setdefault(event.code or 0, []).append(Hit(view, device, event))
     for code, hits in groups.items():
-        yield Draft(
-            title=f"Programs crashed on {device_names(recording, hits)}: Xid {code}, {xid(code).meaning}",
+        yield likely(
+            NOBODY,
+            f"Programs crashed on {device_names(recording, hits)}: Xid {code}, {xid(code).meaning}",
+            line_evidence(recording, hits, CATALOG),
             detail="The programs did it, not the GPU.",
-            evidence=line_evidence(recording, hits, CATALOG),
         )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.nccl import NcclFact
 from ddp_doctor.facts.rdma import RdmaFact
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
@@ -16,7 +16,8 @@ from ddp_doctor.settings import agreement
 from ddp_doctor.settings.table import Agreement
 from ddp_doctor.settings.values import effective
 from ddp_doctor.views.nccl_files import files_read
-from ddp_doctor.wording.nodes import host, node_draft
+from ddp_doctor.wording.findings import likely
+from ddp_doctor.wording.nodes import host, of_nodes
 
 _SEVERITY = {"fatal": Severity.ERROR, "matters": Severity.WARNING, "minor": Severity.INFO}
 #: Where the nodes' values differ, the evidence shows no more of them.
@@ -84,15 +85,13 @@ def _draft(
         f"{host(recording, node)}: {f'{name} unset' if value is None else shown(name, value)}"
         for node, value in list(has.items())[:_NODES_SHOWN]
     ]
-    return node_draft(
-        recording,
-        from_file,
-        f"nccl.conf on {{nodes}} sets {name} otherwise than the other nodes have it",
+    return likely(
+        of_nodes(recording, from_file),
+        f"nccl.conf on {{who}} sets {name} otherwise than the other nodes have it",
         Evidence(text="; ".join(told), expected_from=stake.source),
         _SAME_FILE,
         detail=f"{name}: {stake.effect}.",
         severity=_SEVERITY[stake.weight],
-        confidence=Confidence.LIKELY,
     )
 
 

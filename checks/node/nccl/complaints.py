@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.facts.host import Host
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -12,8 +12,9 @@ from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.remedies.nccl import ALLOW_NUMA, WITHOUT_SHM
 from ddp_doctor.views import nccl_complaints
 from ddp_doctor.views.transports import log_of
+from ddp_doctor.wording.findings import likely, proved
 from ddp_doctor.wording.nccl_complaints import complaint_lines
-from ddp_doctor.wording.nodes import host, in_words, node_culprit, node_draft
+from ddp_doctor.wording.nodes import host, in_words, node_culprit, of_nodes
 
 
 @rule("DD237", "nccl-cannot-make-shared-memory", Severity.ERROR)
@@ -43,14 +44,14 @@ def no_shared_memory(recording: Recording) -> Iterator[Draft]:
             continue
         why = "may not write there" if denied else "there was no room left"
         repair = _ALLOW_SHM if denied else _larger(recording, nodes[0])
-        yield Draft(
-            title=f"NCCL could not make its shared memory on {in_words([host(recording, node) for node in nodes])}:"
+        yield proved(
+            (node_culprit(recording, node) for node in nodes),
+            f"NCCL could not make its shared memory on {in_words([host(recording, node) for node in nodes])}:"
             f" {'it ' if denied else ''}{why} (/dev/shm)",
+            complaint_lines(recording, some),
+            repair,
+            WITHOUT_SHM,
             detail="The ranks of one node that copy through host memory need it, and fail where they connect.",
-            confidence=Confidence.PROVED,
-            culprits=tuple(node_culprit(recording, node) for node in nodes),
-            evidence=complaint_lines(recording, some),
-            remedies=(repair, WITHOUT_SHM),
             reproduced_by=nccl_complaints.again(some, nodes[0]),
         )
 
@@ -94,12 +95,12 @@ def no_locked_memory(recording: Recording) -> Iterator[Draft]:
     nodes = nccl_complaints.nodes_of(group)
     fact = next(iter(recording.at(Host, nodes[0])), None)
     launcher = recording.world.launcher if recording.world else "plain"
-    yield Draft(
-        title=f"NCCL could not lock memory for RDMA on {in_words([host(recording, node) for node in nodes])}",
+    yield likely(
+        (node_culprit(recording, node) for node in nodes),
+        f"NCCL could not lock memory for RDMA on {in_words([host(recording, node) for node in nodes])}",
+        complaint_lines(recording, group),
+        host_limits.locked_memory(launcher, in_container=fact is not None and fact.in_container),
         detail="The limit of locked memory (ulimit -l) that the ranks have is the usual cause.",
-        culprits=tuple(node_culprit(recording, node) for node in nodes),
-        evidence=complaint_lines(recording, group),
-        remedies=(host_limits.locked_memory(launcher, in_container=fact is not None and fact.in_container),),
     )
 
 
@@ -125,14 +126,12 @@ def no_numa_calls(recording: Recording) -> Iterator[Draft]:
         if one.fact.in_container and log_of(recording, one.node).no_cumem_host
     ]
     if seen:
-        yield node_draft(
-            recording,
-            seen,
-            "The container on {nodes} may not place memory near its GPUs, and NCCL shares it through /dev/shm",
+        yield likely(
+            of_nodes(recording, seen),
+            "The container on {who} may not place memory near its GPUs, and NCCL shares it through /dev/shm",
             Evidence(text="NCCL's log: cuMem host allocations do not appear to be working"),
             ALLOW_NUMA,
             detail="It works so. Docker leaves NUMA calls out unless it is told otherwise.",
-            confidence=Confidence.LIKELY,
         )
 
 

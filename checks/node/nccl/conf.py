@@ -17,6 +17,7 @@ from ddp_doctor.settings.names import is_unknown, nearest
 from ddp_doctor.settings.table import never_read, variables
 from ddp_doctor.settings.values import effective, misread
 from ddp_doctor.views.nccl_files import files_read
+from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.nodes import node_culprits, node_names
 
 #: What is to be said of a node's files, each piece as the lines of one finding.
@@ -46,7 +47,7 @@ def nccl_conf_in_force(recording: Recording) -> Iterator[Draft]:
     """
     for told, group in _alike(recording, _in_force):
         path = told[0].rpartition(":")[0].rpartition(" (")[2]
-        yield _draft(recording, group, f"{path} sets {_count(told)} of NCCL on {{nodes}}", told)
+        yield _draft(recording, group, f"{path} sets {_count(told)} of NCCL on {{who}}", told)
 
 
 def _in_force(files: tuple[ConfFile, ...], fact: NcclFact) -> Iterator[tuple[str, ...]]:
@@ -79,7 +80,7 @@ def nccl_conf_overruled(recording: Recording) -> Iterator[Draft]:
     for (is_system, *told), group in _alike(recording, _overruled):
         severity = Severity.INFO if is_system == "system" else None
         remedy = _edit("Delete the line, or unset the variable")
-        title = f"The environment overrules {_count(told)} in nccl.conf on {{nodes}}"
+        title = f"The environment overrules {_count(told)} in nccl.conf on {{who}}"
         yield _draft(recording, group, title, told, remedy, severity=severity)
 
 
@@ -116,14 +117,12 @@ def nccl_conf_line_without_effect(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for told, group in _alike(recording, lambda files, _: _useless(files)):
-        title = (
-            f"{_count(told, 'line')} of nccl.conf on {{nodes}} {'does' if len(told) == 1 else 'do'} nothing"
-        )
+        title = f"{_count(told, 'line')} of nccl.conf on {{who}} {'does' if len(told) == 1 else 'do'} nothing"
         remedy = _edit("Write NAME=value from the first column on, without export, quotes and blanks")
         yield _draft(recording, group, title, told, remedy)
     for problem, group in _by_problem(recording):
         title, remedy = (
-            f"NCCL_CONF_FILE on {{nodes}} is not read: {problem}",
+            f"NCCL_CONF_FILE on {{who}} is not read: {problem}",
             _edit("Name a file that is there"),
         )
         yield _draft(recording, group, title, (problem,), remedy)
@@ -198,12 +197,12 @@ def _draft(
         Culprit(kind="file", node=one.node, node_rank=one.node_rank, name="nccl.conf")
         for one in node_culprits(recording, group)
     )
-    return Draft(
-        title=title.replace("{nodes}", node_names(recording, group)),
+    return likely(
+        culprits,
+        title.replace("{nodes}", node_names(recording, group)),
+        Evidence(text="; ".join(lines[:_LINES_SHOWN] + more), expected_from=_SOURCE),
+        *remedies,
         detail="No environment shows what NCCL takes from its files.",
-        culprits=culprits,
-        evidence=(Evidence(text="; ".join(lines[:_LINES_SHOWN] + more), expected_from=_SOURCE),),
-        remedies=remedies,
         severity=severity,
     )
 

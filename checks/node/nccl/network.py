@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from ddp_doctor.checks.node.nccl.plugins import in_folder
 from ddp_doctor.facts.nccl import NcclFact
 from ddp_doctor.knowledge.nccl_plugins import OWN_NETWORKS
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.nccl_files import of_gpu_nodes
-from ddp_doctor.wording.nodes import by_cause, node_draft, node_names
+from ddp_doctor.wording.findings import likely
+from ddp_doctor.wording.nodes import by_cause, node_names, of_nodes
 
 
 @rule("DD234", "efa-without-plugin", Severity.WARNING, NcclFact)
@@ -34,17 +35,15 @@ def efa_without_plugin(recording: Recording) -> Iterator[Draft]:
     """
     alone = recording.world is None or recording.world.nnodes < 2
     for (devices, folder), group in by_cause(of_gpu_nodes(recording), _idle_efa).items():
-        title = f"{{nodes}} {'has' if len(group) == 1 else 'have'} {devices} EFA devices that NCCL cannot use"
+        title = f"{{who}} {'has' if len(group) == 1 else 'have'} {devices} EFA devices that NCCL cannot use"
         saw = Evidence(text="no network plug-in that loads is found", expected_from="aws/aws-ofi-nccl README")
-        yield node_draft(
-            recording,
-            group,
+        yield likely(
+            of_nodes(recording, group),
             title,
             saw,
             in_folder(folder) if folder else _INSTALL,
             detail="Without the plug-in the nodes talk over plain sockets.",
             severity=Severity.INFO if alone else None,
-            confidence=Confidence.LIKELY,
         )
 
 
@@ -92,9 +91,8 @@ def network_plugin_on_some_nodes(recording: Recording) -> Iterator[Draft]:
         return
     path = next(one.path for seen in having for one in seen.fact.networks() if one.works) or "it"
     fewer = min(having, without, key=len)
-    yield node_draft(
-        recording,
-        fewer,
+    yield likely(
+        of_nodes(recording, fewer),
         f"NCCL finds a network plug-in on {node_names(recording, having)}, and none that loads on"
         f" {node_names(recording, without)}",
         Evidence(
@@ -103,7 +101,6 @@ def network_plugin_on_some_nodes(recording: Recording) -> Iterator[Draft]:
         ),
         _SAME_IMAGE,
         detail="Nodes that choose different networks fail or hang where they connect.",
-        confidence=Confidence.LIKELY,
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from ddp_doctor.facts.nccl import NcclFact, Plugin
 from ddp_doctor.knowledge.nccl_plugins import OWN_NETWORKS
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
@@ -13,7 +13,8 @@ from ddp_doctor.phrases.settings import printable
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.nccl_files import of_gpu_nodes
 from ddp_doctor.views.reproducers import meeting
-from ddp_doctor.wording.nodes import by_cause, node_draft
+from ddp_doctor.wording.findings import likely
+from ddp_doctor.wording.nodes import by_cause, of_nodes
 
 _SOURCE = "NCCL src/plugin/plugin_open.cc, net.cc, tuner.cc and profiler.cc"
 _INSTEAD = {
@@ -44,18 +45,16 @@ def nccl_plugin_missing(recording: Recording) -> Iterator[Draft]:
     """
     for one, group in _plugins(recording, _is_missing).items():
         variable = one.setting or ""
-        title = f"{variable} on {{nodes}} names {printable(one.asked)}, which the linker does not find"
+        title = f"{variable} on {{who}} names {printable(one.asked)}, which the linker does not find"
         saw = Evidence(text=f"no {printable(one.asked)} where dlopen looks", expected_from=_SOURCE)
-        yield node_draft(
-            recording,
-            group,
+        yield likely(
+            of_nodes(recording, group),
             title,
             saw,
             *map(in_folder, one.elsewhere[:1]),
             _without(variable),
             detail=f"{_INSTEAD[one.kind]}, and says so at level INFO only.",
             severity=Severity.INFO if one.kind == "profiler" else None,
-            confidence=Confidence.LIKELY,
         )
 
 
@@ -84,16 +83,14 @@ def nccl_plugin_lacks_library(recording: Recording) -> Iterator[Draft]:
     for one, group in _plugins(recording, lambda one: bool(one.path and one.missing)).items():
         lost = ", ".join(one.missing)
         brought = f", brought by {one.brought_by}" if one.brought_by else ""
-        title = f"NCCL cannot load {one.path} on {{nodes}}: it needs {lost}"
-        yield node_draft(
-            recording,
-            group,
+        title = f"NCCL cannot load {one.path} on {{who}}: it needs {lost}"
+        yield likely(
+            of_nodes(recording, group),
             title,
             Evidence(text=f"ldd {one.path}{brought}: {lost} not found", expected_from=_SOURCE),
             _library(lost),
             detail=f"{_INSTEAD[one.kind]}, and says so at level INFO only.",
             severity=None if one.setting and one.kind != "profiler" else Severity.INFO,
-            confidence=Confidence.LIKELY,
         )
 
 
@@ -116,13 +113,12 @@ def nccl_network_that_none_has(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for (name, elsewhere), group in by_cause(of_gpu_nodes(recording), _nobodys_network).items():
-        title = f"NCCL_NET={printable(name)} on {{nodes}} names a network that no plug-in brings"
+        title = f"NCCL_NET={printable(name)} on {{who}} names a network that no plug-in brings"
         saw = Evidence(
             text="no network plug-in that loads is found", expected_from="NCCL src/plugin/net.cc, ncclNetInit"
         )
-        yield node_draft(
-            recording,
-            group,
+        yield likely(
+            of_nodes(recording, group),
             title,
             saw,
             *([in_folder(elsewhere)] if elsewhere else []),
@@ -133,7 +129,6 @@ def nccl_network_that_none_has(recording: Recording) -> Iterator[Draft]:
                 undo="set NCCL_NET again",
             ),
             detail="NCCL takes no other network than this one, and the job ends where its ranks connect.",
-            confidence=Confidence.LIKELY,
         ).model_copy(update={"reproduced_by": meeting(recording, [seen.node for seen in group])})
 
 

@@ -6,14 +6,15 @@ from itertools import combinations
 from ddp_doctor.facts.pcie import PcieDevice, PcieFact
 from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge.link_codes import nvlinks
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.remedies.pcie import PASS_THROUGH, redirect_off
+from ddp_doctor.wording.findings import likely, possible, proved
 from ddp_doctor.wording.gpus import asked_for
-from ddp_doctor.wording.nodes import by_cause, in_words, node_culprits, node_draft, node_names
+from ddp_doctor.wording.nodes import by_cause, in_words, of_nodes
 from ddp_doctor.wording.pcie import (
     acs_evidence,
     device_name,
@@ -57,15 +58,13 @@ def acs_redirects(recording: Recording) -> Iterator[Draft]:
     for (bridges_of, ends_of, severity), group in groups.items():
         fact = group[0].fact
         iommu = iommu_evidence(fact)
-        yield Draft(
-            title=(
-                f"PCIe switches of {node_names(recording, group)} send traffic between their own devices"
-                f" through the CPU (ACS): {in_words(ends_of)}"
-            ),
+        yield likely(
+            of_nodes(recording, group),
+            f"PCIe switches of {{who}} send traffic between their own devices"
+            f" through the CPU (ACS): {in_words(ends_of)}",
+            (acs_evidence(fact, bridges_of), *([iommu] if iommu else [])),
+            redirect_off(fact, bridges_of),
             detail="Direct copies between these devices are slower than they could be, and on some machines hang.",
-            culprits=node_culprits(recording, group),
-            evidence=(acs_evidence(fact, bridges_of), *([iommu] if iommu else [])),
-            remedies=(redirect_off(fact, bridges_of),),
             severity=asked_for(recording, severity),
         )
 
@@ -125,15 +124,13 @@ def iommu_translates(recording: Recording) -> Iterator[Draft]:
     """
     seen = [one for one in recording.facts(PcieFact) if not one.fact.virtual and _translates(recording, one)]
     for evidence, group in by_cause(seen, iommu_evidence).items():
-        yield node_draft(
-            recording,
-            group,
-            "The IOMMU of {nodes} translates what GPUs send to each other over PCIe",
+        yield possible(
+            of_nodes(recording, group),
+            "The IOMMU of {who} translates what GPUs send to each other over PCIe",
             evidence,
             PASS_THROUGH,
             detail="It works on many machines. Where copies between GPUs hang or are wrong, this is the first suspect.",
             severity=Severity.INFO,
-            confidence=Confidence.POSSIBLE,
         )
 
 
@@ -167,10 +164,9 @@ def acs_not_readable(recording: Recording) -> Iterator[Draft]:
     """
     seen = [one for one in recording.facts(PcieFact) if not one.fact.virtual and _pairs(recording, one)]
     for reason, group in by_cause(seen, lambda fact: fact.acs_problem).items():
-        yield node_draft(
-            recording,
-            group,
-            "Whether PCIe switches of {nodes} redirect peer traffic (ACS) cannot be read",
+        yield proved(
+            of_nodes(recording, group),
+            "Whether PCIe switches of {who} redirect peer traffic (ACS) cannot be read",
             Evidence(text=reason),
             by_operator(
                 "Look as root; SrcValid+ or ReqRedir+ on a bridge above GPUs means that ACS is on.",

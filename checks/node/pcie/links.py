@@ -9,6 +9,7 @@ from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.nodes import host
 from ddp_doctor.wording.pcie import device_name, gpu_numbers, jobs_gpus
@@ -77,30 +78,26 @@ def _draft(recording: Recording, link: _Link, peers: list[_Link]) -> Draft:
     where = host(recording, link.node)
     slot = f", slot {link.device.slot}" if link.device.slot else ""
     beside = f"; {len(peers)} of the same model run at full width and speed" if peers else ""
-    return Draft(
-        title=f"The PCIe link of {name} on {where} runs at {link.in_words()}",
+    return finding(
+        (_culprit(recording, link, name),) if peers else (),
+        f"The PCIe link of {name} on {where} runs at {link.in_words()}",
+        Evidence(
+            text=f"{name}{slot}: x{link.width} at {link.speed:g} GT/s{beside}",
+            value=link.width,
+            unit="lanes",
+            expected=link.width_can,
+            expected_from="what both ends of the link can, by the kernel",
+        ),
+        by_operator(
+            "Reseat the device, its riser or cable, and look at the slot's bifurcation in the BIOS.",
+            f"sudo lspci -vv -s {link.device.bus_id} | grep -e LnkCap -e LnkSta",
+            cost="the node is out of work meanwhile",
+            undo=NOTHING_TO_UNDO,
+        ),
+        confidence=Confidence.LIKELY if peers else Confidence.POSSIBLE,
         detail="All ranks wait for the one that gets its data slowest."
         if peers
         else "Nothing of the same model is there to compare with: the slot may just have fewer lanes.",
-        confidence=Confidence.LIKELY if peers else Confidence.POSSIBLE,
-        culprits=(_culprit(recording, link, name),) if peers else (),
-        evidence=(
-            Evidence(
-                text=f"{name}{slot}: x{link.width} at {link.speed:g} GT/s{beside}",
-                value=link.width,
-                unit="lanes",
-                expected=link.width_can,
-                expected_from="what both ends of the link can, by the kernel",
-            ),
-        ),
-        remedies=(
-            by_operator(
-                "Reseat the device, its riser or cable, and look at the slot's bifurcation in the BIOS.",
-                f"sudo lspci -vv -s {link.device.bus_id} | grep -e LnkCap -e LnkSta",
-                cost="the node is out of work meanwhile",
-                undo=NOTHING_TO_UNDO,
-            ),
-        ),
         severity=asked_for(recording, Severity.WARNING if peers else Severity.INFO),
     )
 

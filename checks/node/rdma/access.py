@@ -6,13 +6,14 @@ from ddp_doctor.checks.node.rdma.nodes import is_between_nodes, users
 from ddp_doctor.checks.node.rdma.verbs_library import LIBRARY, PROVIDERS, provider_of
 from ddp_doctor.checks.node.rdma.wording import GIVE_DEVICES, INSTALL_VERBS, SOCKETS_ON_ALL, port_name
 from ddp_doctor.facts.rdma import RdmaFact
-from ddp_doctor.model.choices import Confidence, Severity, Status
+from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.views.reproducers import everybody
-from ddp_doctor.wording.nodes import by_cause, host, in_words, node_culprit, node_draft
+from ddp_doctor.wording.findings import likely, proved
+from ddp_doctor.wording.nodes import by_cause, host, in_words, node_culprit, of_nodes
 
 _LOOK = by_administrator(
     "Find out why these nodes have no RDMA port that is up, or take them out of the job",
@@ -64,15 +65,14 @@ def on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
     lacking |= {seen.node: "no port is up" for seen in facts if _is_all_down(seen.fact)}
     if lacking:
         nodes = sorted(lacking)
-        yield Draft(
-            title=(
-                f"No RDMA port is up on {in_words([host(recording, node) for node in nodes])}, while"
-                f" {in_words([host(recording, node) for node in with_rdma])} will use RDMA"
-            ),
+        yield likely(
+            (node_culprit(recording, node) for node in nodes),
+            f"No RDMA port is up on {in_words([host(recording, node) for node in nodes])}, while"
+            f" {in_words([host(recording, node) for node in with_rdma])} will use RDMA",
+            (Evidence(text=f"{host(recording, node)}: {lacking[node]}") for node in nodes[:8]),
+            _LOOK,
+            SOCKETS_ON_ALL,
             detail="NCCL takes TCP where it finds no RDMA, and ranks on TCP cannot connect to ranks on RDMA.",
-            culprits=tuple(node_culprit(recording, node) for node in nodes),
-            evidence=tuple(Evidence(text=f"{host(recording, node)}: {lacking[node]}") for node in nodes[:8]),
-            remedies=(_LOOK, SOCKETS_ON_ALL),
             reproduced_by=everybody(recording),
         )
 
@@ -109,10 +109,9 @@ def devices_hidden(recording: Recording) -> Iterator[Draft]:
             text="; ".join(problems[:4]) + (f"; {len(problems) - 4} more" if problems[4:] else ""),
             expected_from="libibverbs opens one such device for each RDMA device",
         )
-        title = f"RDMA ports are up on {{nodes}} ({in_words(names)}), and {where} cannot open their devices"
-        yield node_draft(
-            recording,
-            group,
+        title = f"RDMA ports are up on {{who}} ({in_words(names)}), and {where} cannot open their devices"
+        yield proved(
+            of_nodes(recording, group),
             title,
             saw,
             *([GIVE_DEVICES] if in_container else [_LOAD_VERBS]),
@@ -158,15 +157,13 @@ def library_missing(recording: Recording) -> Iterator[Draft]:
     """
     for lacking, group in by_cause(users(recording), _lacks).items():
         saw = Evidence(text=lacking, expected_from="what NCCL opens RDMA devices with")
-        yield node_draft(
-            recording,
-            group,
-            f"RDMA ports are up on {{nodes}}, and NCCL cannot use them: {lacking}",
+        yield likely(
+            of_nodes(recording, group),
+            f"RDMA ports are up on {{who}}, and NCCL cannot use them: {lacking}",
             saw,
             INSTALL_VERBS,
             detail="NCCL takes TCP then, without a word.",
             severity=_graded(recording),
-            confidence=Confidence.LIKELY,
         )
 
 

@@ -14,6 +14,7 @@ from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.settings import NO_TRIAL, shown, unset
 from ddp_doctor.views.reproducers import everybody
+from ddp_doctor.wording.findings import proved
 from ddp_doctor.wording.nodes import by_cause, host, in_words, node_culprits, node_names
 
 _DOCS = "NCCL src/transport/net_ib/init.cc and src/misc/utils.cc, matchIfList"
@@ -115,19 +116,16 @@ def matches_nothing(recording: Recording) -> Iterator[Draft]:
         fast = {node: ports for node, (ports, _) in best.items()}
         unneeded = not any(rest for _, rest in best.values())  # NCCL takes these and no others by itself
         instead = None if unneeded else use_ports(recording, fast, "the fast ports that are up here")
-        yield Draft(
-            title=title,
-            detail=detail,
-            confidence=Confidence.PROVED,
-            culprits=tuple(
+        yield proved(
+            (
                 one.model_copy(update={"kind": "setting", "name": HCA})
                 for one in node_culprits(recording, group)
             ),
-            evidence=tuple(_devices_seen(recording, seen) for seen in group[:8]),
-            remedies=(
-                unset({HCA: value}, "NCCL finds active ports itself", proof=NO_TRIAL),
-                *([instead] if instead else []),
-            ),
+            title,
+            (_devices_seen(recording, seen) for seen in group[:8]),
+            unset({HCA: value}, "NCCL finds active ports itself", proof=NO_TRIAL),
+            *([instead] if instead else []),
+            detail=detail,
             severity=Severity.ERROR if fatal else Severity.WARNING,
             reproduced_by=everybody(recording),
         )

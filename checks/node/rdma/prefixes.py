@@ -15,6 +15,7 @@ from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.settings import NO_TRIAL, shown, unset
 from ddp_doctor.views.reproducers import everybody
+from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.nodes import in_words, node_culprits, node_names
 
 
@@ -114,20 +115,16 @@ def leaves_out_nearest(recording: Recording) -> Iterator[Draft]:
             if gpus:
                 groups.setdefault((value, gpus, names), []).append(seen)
     for (value, gpus, names), group in groups.items():
-        yield Draft(
-            title=(
-                f"{shown(HCA, value)} on {node_names(recording, group)} leaves out {in_words(names)},"
-                f" the nearest to {in_words(gpus)}"
-            ),
-            detail="Their traffic takes ports behind a CPU, through host memory and without GPUDirect RDMA.",
-            culprits=tuple(
+        yield likely(
+            (
                 one.model_copy(update={"kind": "setting", "name": HCA})
                 for one in node_culprits(recording, group)
             ),
-            evidence=tuple(
-                Evidence(check="topology", text=text) for text in topologies[group[0].node].nearest_in_words()
-            ),
-            remedies=(unset({HCA: value}, "NCCL takes the ports nearest to each GPU", proof=NO_TRIAL),),
+            f"{shown(HCA, value)} on {node_names(recording, group)} leaves out {in_words(names)},"
+            f" the nearest to {in_words(gpus)}",
+            (Evidence(check="topology", text=text) for text in topologies[group[0].node].nearest_in_words()),
+            unset({HCA: value}, "NCCL takes the ports nearest to each GPU", proof=NO_TRIAL),
+            detail="Their traffic takes ports behind a CPU, through host memory and without GPUDirect RDMA.",
             reproduced_by=everybody(recording),
         )
 

@@ -20,6 +20,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.wording.differences import odd_culprits, split, told
+from ddp_doctor.wording.findings import likely
 
 _COMPARE = remedy(
     "Compare the nodes' devices, and give the job nodes of one kind, or one NCCL_IB_HCA for all",
@@ -114,16 +115,14 @@ def rails_differ(recording: Recording) -> Iterator[Draft]:
         return
     layers = {frozenset(layer for layer, _ in rails) for rails in compared.values()}
     strangers = any(not one & other for one in layers for other in layers)
-    yield Draft(
-        title=f"The nodes have different RDMA ports: {told(recording, apart)}",
-        detail=(
-            "InfiniBand ports cannot connect to Ethernet ones."
-            if strangers
-            else "NCCL's rings go at the pace of the node with the least."
-        ),
-        culprits=odd_culprits(recording, apart),
-        evidence=(Evidence(text=told(recording, apart)),),
-        remedies=(_COMPARE,),
+    yield likely(
+        odd_culprits(recording, apart),
+        f"The nodes have different RDMA ports: {told(recording, apart)}",
+        Evidence(text=told(recording, apart)),
+        _COMPARE,
+        detail="InfiniBand ports cannot connect to Ethernet ones."
+        if strangers
+        else "NCCL's rings go at the pace of the node with the least.",
         severity=Severity.ERROR if strangers else Severity.WARNING,
     )
 

@@ -6,11 +6,12 @@ from ddp_doctor.checks.node.rdma.nodes import for_later_jobs, hits_of, identity,
 from ddp_doctor.checks.node.rdma.wording import Hit, look_at_link, port_draft
 from ddp_doctor.facts.rdma import Port, RdmaFact
 from ddp_doctor.knowledge.rdma import DAY_S, FLAPS, FLAPS_PER_DAY
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording, Seen
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.wording.findings import possible
 from ddp_doctor.wording.nodes import host, in_words
 
 _UPDATE = remedy(
@@ -54,16 +55,15 @@ def _different(recording: Recording, board: str, versions: dict[str, list[Hit]])
     few = [hit for _, hits in counts[1:] for hit in hits]
     usual_one = 2 * len(counts[0][1]) > len(counts[0][1]) + len(few)
     told = [f"{version} on {len(hits)} ({_whose(recording, hits)})" for version, hits in counts]
-    return Draft(
-        title=f"RDMA devices of model {board} have different firmware: {in_words([version for version, _ in counts])}",
-        detail="Most versions work together. It is the first difference to look at where a rail misbehaves.",
-        confidence=Confidence.POSSIBLE,
-        culprits=tuple(
+    return possible(
+        (
             Culprit(kind="nic", node=host(recording, node), node_rank=node, name=hca.name)
             for node, hca, _ in (few if usual_one else ())
         ),
-        evidence=(Evidence(text="; ".join(told[:6])),),
-        remedies=(_UPDATE,),
+        f"RDMA devices of model {board} have different firmware: {in_words([version for version, _ in counts])}",
+        Evidence(text="; ".join(told[:6])),
+        _UPDATE,
+        detail="Most versions work together. It is the first difference to look at where a rail misbehaves.",
     )
 
 

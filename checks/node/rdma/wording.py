@@ -16,6 +16,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.phrases import nccl_settings
 from ddp_doctor.phrases.settings import shown
 from ddp_doctor.remedies.kinds import by_administrator, remedy
+from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, in_words
 
 #: One port of one node.
@@ -41,13 +42,13 @@ def port_draft(
     expected: str | None = None,
 ) -> Draft:
     """A finding "mlx5_3 on node0: ``what``", with a line of evidence for the ports of a node that look alike."""
-    return Draft(
-        title=f"{port_names(recording, hits)}: {what}",
-        detail=detail,
+    return finding(
+        port_culprits(recording, hits),
+        f"{port_names(recording, hits)}: {what}",
+        _evidence(recording, hits, sight, expected),
+        *remedies,
         confidence=confidence,
-        culprits=port_culprits(recording, hits),
-        evidence=tuple(_evidence(recording, hits, sight, expected)),
-        remedies=remedies,
+        detail=detail,
         severity=severity,
     )
 

@@ -13,7 +13,8 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.settings import printable
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.software import of_the_job
-from ddp_doctor.wording.nodes import by_cause, node_draft
+from ddp_doctor.wording.findings import finding, proved
+from ddp_doctor.wording.nodes import by_cause, of_nodes
 
 
 @rule("DD208", "nccl-packages-overwrite-each-other", Severity.WARNING, Software)
@@ -44,15 +45,14 @@ def packages_overwrite(recording: Recording) -> Iterator[Draft]:
             text=f"{' and '.join(packages)} are installed; {written}",
             expected_from="the RECORD of each package",
         )
-        yield node_draft(
-            recording,
-            group,
-            f"{' and '.join(packages)} on {{nodes}} overwrite each other's libnccl.so.2",
+        yield finding(
+            of_nodes(recording, group),
+            f"{' and '.join(packages)} on {{who}} overwrite each other's libnccl.so.2",
             saw,
             _one_only(wrong, own, fact.nccl_required_by_torch),
+            confidence=Confidence.PROVED if there else Confidence.LIKELY,
             detail=f"torch's CUDA is {cuda}. The package that pip writes last wins, and removing one breaks both.",
             severity=_severity(there, own, fact),
-            confidence=Confidence.PROVED if there else Confidence.LIKELY,
         )
 
 
@@ -109,10 +109,9 @@ def copy_without_effect(recording: Recording) -> Iterator[Draft]:
     """
     for (file, by, loaded), group in by_cause(of_the_job(recording), _unused_copy).items():
         instead = f"{loaded} is loaded" if loaded else "NCCL is built into torch"
-        yield node_draft(
-            recording,
-            group,
-            f"{printable(by)} on {{nodes}} names a libnccl that torch does not load",
+        yield proved(
+            of_nodes(recording, group),
+            f"{printable(by)} on {{who}} names a libnccl that torch does not load",
             Evidence(
                 text=f"{printable(file)} lies there, and {printable(instead)}",
                 expected_from="ldd of libtorch_cuda.so",

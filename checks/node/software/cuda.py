@@ -11,7 +11,8 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.views.software import with_gpus
-from ddp_doctor.wording.nodes import by_cause, node_draft
+from ddp_doctor.wording.findings import proved
+from ddp_doctor.wording.nodes import by_cause, of_nodes
 
 
 @rule("DD203", "cpu-torch-beside-gpus", Severity.ERROR, Software)
@@ -33,13 +34,13 @@ def cpu_torch_beside_gpus(recording: Recording) -> Iterator[Draft]:
         https://pytorch.org/get-started/locally
     """
     for (version, driver, gpus), group in by_cause(with_gpus(recording), _cpu_build).items():
-        title = f"torch {version} on {{nodes}} is a CPU build, so the GPUs stay idle"
+        title = f"torch {version} on {{who}} is a CPU build, so the GPUs stay idle"
         saw = Evidence(
             text=f"torch/version.py names no CUDA, beside {gpus} GPU devices",
             expected_from=f"driver {driver}",
         )
         detail = 'Where the CPU is meant, use --backend gloo or CUDA_VISIBLE_DEVICES="".'
-        yield node_draft(recording, group, title, saw, wording.cuda_build(driver), detail=detail)
+        yield proved(of_nodes(recording, group), title, saw, wording.cuda_build(driver), detail=detail)
 
 
 def _cpu_build(fact: Software) -> tuple[str, str, int] | None:
@@ -67,14 +68,14 @@ def driver_too_old_for_cuda(recording: Recording) -> Iterator[Draft]:
     """
     for (driver, cuda, bridge), group in by_cause(with_gpus(recording), _driver_gap).items():
         least = dotted(versions.least_driver(cuda))
-        title = f"Driver {driver} on {{nodes}} is too old for torch's CUDA {cuda}, which needs {least}"
+        title = f"Driver {driver} on {{who}} is too old for torch's CUDA {cuda}, which needs {least}"
         detail = f"{bridge} bridges this on data-centre GPUs." if bridge else "No rank gets its GPU."
         remedies = wording.driver_upgrade(f"Upgrade it to {least} or newer"), wording.cuda_build(driver)
         saw, severity = (
             Evidence(text=f"driver {driver}", expected_from=versions.DRIVER_SOURCE),
             Severity.INFO if bridge else None,
         )
-        yield node_draft(recording, group, title, saw, *remedies, detail=detail, severity=severity)
+        yield proved(of_nodes(recording, group), title, saw, *remedies, detail=detail, severity=severity)
 
 
 def _driver_gap(fact: Software) -> tuple[str, str, str | None] | None:

@@ -11,7 +11,8 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.views.software import folder_without_backends, of_the_job
-from ddp_doctor.wording.nodes import by_cause, node_draft
+from ddp_doctor.wording.findings import proved
+from ddp_doctor.wording.nodes import by_cause, of_nodes
 
 
 @rule("DD201", "torch-installation-broken", Severity.ERROR, Software)
@@ -34,11 +35,11 @@ def torch_installation_broken(recording: Recording) -> Iterator[Draft]:
     for (problem, severity), group in by_cause(of_the_job(recording), _broken_torch).items():
         remedy = wording.anew("Install torch anew here, or run the doctor with the job's Python", "torch")
         title, saw = (
-            f"torch is broken on {{nodes}}: {problem}",
+            f"torch is broken on {{who}}: {problem}",
             Evidence(text=problem, expected_from="importing torch"),
         )
         detail = "Ranks fail where they import torch, or later where two versions meet."
-        yield node_draft(recording, group, title, saw, remedy, detail=detail, severity=severity)
+        yield proved(of_nodes(recording, group), title, saw, remedy, detail=detail, severity=severity)
 
 
 def _broken_torch(fact: Software) -> tuple[str, Severity] | None:
@@ -69,12 +70,12 @@ def torch_or_python_too_old(recording: Recording) -> Iterator[Draft]:
         https://devguide.python.org/versions
     """
     for old, group in by_cause(of_the_job(recording), lambda fact: _too_old(fact, recording)).items():
-        title, newer = f"{old.what} on {{nodes}} is too old: {old.why}", wording.anew("Move to a newer one")
+        title, newer = f"{old.what} on {{who}} is too old: {old.why}", wording.anew("Move to a newer one")
         detail, saw = (
             "New releases pass it by, and nobody tests them with it.",
             Evidence(text=old.what, expected_from=old.source),
         )
-        yield node_draft(recording, group, title, saw, newer, detail=detail, severity=old.severity)
+        yield proved(of_nodes(recording, group), title, saw, newer, detail=detail, severity=old.severity)
 
 
 def _too_old(fact: Software, recording: Recording) -> versions.TooOld | None:
@@ -102,13 +103,13 @@ def torch_finds_no_backend(recording: Recording) -> Iterator[Draft]:
         remedy = wording.anew(
             "Install torch with pip, or copy its torch-*.dist-info folder beside it", "torch"
         )
-        title = "torch on {nodes} finds no backend, neither gloo nor NCCL: its package metadata is missing"
+        title = "torch on {who} finds no backend, neither gloo nor NCCL: its package metadata is missing"
         saw = Evidence(
             text=f"{folder} looks for entry points torch.distributed.backends, and no package has one called gloo",
             expected_from="torch/distributed/distributed_c10d.py",
         )
         detail = 'Ranks fail in init_process_group with "Unknown c10d backend type".'
-        yield node_draft(recording, group, title, saw, remedy, detail=detail)
+        yield proved(of_nodes(recording, group), title, saw, remedy, detail=detail)
 
 
 RULES = (torch_installation_broken, torch_or_python_too_old, torch_finds_no_backend)

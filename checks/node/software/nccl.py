@@ -11,7 +11,8 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.views.software import of_the_job, other_nccl, with_gpus
-from ddp_doctor.wording.nodes import by_cause, node_draft
+from ddp_doctor.wording.findings import finding, proved
+from ddp_doctor.wording.nodes import by_cause, of_nodes
 
 
 @rule("DD205", "nccl-differs-from-torch", Severity.WARNING, Software)
@@ -33,7 +34,7 @@ def nccl_differs_from_torch(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/release-notes
     """
     for (loaded, needed, library, cuda), group in by_cause(of_the_job(recording), other_nccl).items():
-        title = f"torch would load NCCL {loaded} on {{nodes}}, but was built with {needed}"
+        title = f"torch would load NCCL {loaded} on {{who}}, but was built with {needed}"
         by = group[0].fact.nccl_brought_by
         text = f"{library} is of version {loaded}" + (f", brought by {by}" if by else "")
         saw = Evidence(text=text, expected_from=f"torch's package metadata pins {needed}")
@@ -42,7 +43,7 @@ def nccl_differs_from_torch(recording: Recording) -> Iterator[Draft]:
             wording.nccl(cuda, needed),
         )
         detail = "An older NCCL lacks what torch calls; a newer one was never tested with this torch."
-        yield node_draft(recording, group, title, saw, remedy, detail=detail, severity=severity)
+        yield proved(of_nodes(recording, group), title, saw, remedy, detail=detail, severity=severity)
 
 
 @rule("DD206", "nccl-with-known-fault", Severity.WARNING, Software)
@@ -65,14 +66,14 @@ def nccl_with_known_fault(recording: Recording) -> Iterator[Draft]:
     nnodes = recording.world.nnodes if recording.world else 1
     for (nccl, torch, machine), group in by_cause(with_gpus(recording), _nccl_in_use).items():
         for issue in versions.nccl_issues(release(nccl), release(torch), machine, nnodes):
-            title = f"NCCL {nccl} on {{nodes}} {issue.effect}"
+            title = f"NCCL {nccl} on {{who}} {issue.effect}"
             detail = f"Known of NCCL {dotted(issue.since)} to before {dotted(issue.before)}; not every job meets it."
             saw, remedies = (
                 Evidence(text=f"NCCL {nccl} with torch {torch}", expected_from=issue.source),
                 wording.without(issue),
             )
             maybe = Confidence.POSSIBLE
-            yield node_draft(recording, group, title, saw, *remedies, detail=detail, confidence=maybe)
+            yield finding(of_nodes(recording, group), title, saw, *remedies, confidence=maybe, detail=detail)
 
 
 def _nccl_in_use(fact: Software) -> tuple[str, str, str] | None:
@@ -99,11 +100,11 @@ def nccl_library_unusable(recording: Recording) -> Iterator[Draft]:
     for fault, group in by_cause(of_the_job(recording), lambda fact: fact.nccl_fault).items():
         remedy = wording.nccl(group[0].fact.torch_cuda, group[0].fact.nccl_required_by_torch)
         title, saw = (
-            f"torch cannot load NCCL on {{nodes}}: {fault}",
+            f"torch cannot load NCCL on {{who}}: {fault}",
             Evidence(text=fault, expected_from="ldd of libtorch_cuda.so"),
         )
         detail = "libtorch_cuda.so is linked with libnccl.so.2, so importing torch fails on every rank."
-        yield node_draft(recording, group, title, saw, remedy, detail=detail)
+        yield proved(of_nodes(recording, group), title, saw, remedy, detail=detail)
 
 
 RULES = (nccl_differs_from_torch, nccl_with_known_fault, nccl_library_unusable)

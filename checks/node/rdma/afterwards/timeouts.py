@@ -17,6 +17,7 @@ from ddp_doctor.phrases.settings import NO_TRIAL, unset
 from ddp_doctor.views.nccl_complaints import Said, nodes_of, said
 from ddp_doctor.views.reproducers import between, everybody
 from ddp_doctor.views.transports import texts
+from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.nccl_complaints import complaint_lines
 from ddp_doctor.wording.nodes import host, in_words, node_culprit, node_pair
 
@@ -56,12 +57,12 @@ def never_acknowledged(recording: Recording) -> Iterator[Draft]:
     pair = _pair(recording, group)
     where = " and ".join(host(recording, node) for node in pair) if pair else "the nodes"
     lossy = _lossy(recording)
-    yield Draft(
-        title=f"RDMA between {where}: what NCCL sent was never acknowledged (status 12)",
+    yield likely(
+        _culprits(recording, group, pair),
+        f"RDMA between {where}: what NCCL sent was never acknowledged (status 12)",
+        (*complaint_lines(recording, group), *_counted(recording, lossy)),
+        *_remedies(recording, group, lossy),
         detail="All ranks were alive. " + (_RESENT if lossy else _NOTHING_RESENT),
-        culprits=_culprits(recording, group, pair),
-        evidence=(*complaint_lines(recording, group), *_counted(recording, lossy)),
-        remedies=tuple(_remedies(recording, group, lossy)),
         reproduced_by=between(recording, _ends(group, pair)) if pair else everybody(recording),
     )
 

@@ -20,7 +20,7 @@ from ddp_doctor.engine.hang.rules.common import (
     words_of,
 )
 from ddp_doctor.facts.env_vars import EnvVars
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -30,6 +30,7 @@ from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.torch_calls import ONE_GPU_EACH
 from ddp_doctor.views.nccl_complaints import explains
 from ddp_doctor.views.software import nodes_load_different_nccls
+from ddp_doctor.wording.findings import finding, proved
 from ddp_doctor.wording.nodes import host
 from ddp_doctor.wording.ranks import capital, cause, rank_list, ranks_at, short
 
@@ -55,15 +56,14 @@ def died(recording: Recording) -> Iterator[Draft]:
     """
     for trial, judgement in judged(recording, "died"):
         first = of_rank(trial, judgement.suspects[0])
-        yield Draft(
-            title=f"{_deaths(recording, trial, judgement)} in {check_of(trial, judgement)};"
+        yield proved(
+            culprits(recording, judgement.suspects),
+            f"{_deaths(recording, trial, judgement)} in {check_of(trial, judgement)};"
             f" {stands(first)}{who_waits(judgement)}",
+            evidence(recording, trial, judgement),
+            _after_death(recording, first),
             detail="The errors of the other ranks are its echo."
             f"{proof_words(recording, trial, judgement)}{_last_words(first)}",
-            confidence=Confidence.PROVED,
-            culprits=culprits(recording, judgement.suspects),
-            evidence=evidence(recording, trial, judgement),
-            remedies=(_after_death(recording, first),),
         )
 
 
@@ -140,14 +140,14 @@ def raised(recording: Recording) -> Iterator[Draft]:
             continue  # process-group-cannot-start, or a rule of the cause, names who is concerned
         first = of_rank(trial, judgement.suspects[0])
         assert first.raised is not None
-        yield Draft(
-            title=f"{names(recording, judgement.suspects)} raised {first.raised.type} in"
+        yield finding(
+            culprits(recording, judgement.suspects),
+            f"{names(recording, judgement.suspects)} raised {first.raised.type} in"
             f" {check_of(trial, judgement)} at {short(first.raised.where)}{who_waits(judgement)}",
-            detail=f"It says: {_sentence(words_of(first))}{proof_words(recording, trial, judgement)}",
+            evidence(recording, trial, judgement),
+            remedy("Mend what the exception says; the other ranks only wait for it"),
             confidence=confidence(recording, trial, judgement),
-            culprits=culprits(recording, judgement.suspects),
-            evidence=evidence(recording, trial, judgement),
-            remedies=(remedy("Mend what the exception says; the other ranks only wait for it"),),
+            detail=f"It says: {_sentence(words_of(first))}{proof_words(recording, trial, judgement)}",
         )
 
 
@@ -245,15 +245,12 @@ def _one_gpu(recording: Recording, sharing: dict[tuple[int, str], set[int]]) -> 
     ranks = tuple(sorted(set().union(*sharing.values())))
     places = [f"{rank_list(sorted(of))} on {_device(recording, at)}" for at, of in sharing.items()]
     more = f"; and {len(places) - MOST_LINES} more GPUs" if places[MOST_LINES:] else ""
-    return Draft(
-        title=f"NCCL cannot start, for ranks share a GPU: {'; '.join(places[:MOST_LINES])}{more}",
+    return proved(
+        culprits(recording, ranks),
+        f"NCCL cannot start, for ranks share a GPU: {'; '.join(places[:MOST_LINES])}{more}",
+        (Evidence(check="process_group", text=f"NCCL: {place}") for place in places[:MOST_LINES]),
+        ONE_GPU_EACH,
         detail='NCCL refuses a GPU that two ranks use ("Duplicate GPU detected"); each needs its own.',
-        confidence=Confidence.PROVED,
-        culprits=culprits(recording, ranks),
-        evidence=tuple(
-            Evidence(check="process_group", text=f"NCCL: {place}") for place in places[:MOST_LINES]
-        ),
-        remedies=(ONE_GPU_EACH,),
     )
 
 
@@ -274,13 +271,12 @@ def _cannot_start(recording: Recording, trial: TrialRecord, ranks: Sequence[Rank
     everyone = len(ranks) == len(trial.ranks)
     who = f"All {len(ranks)} ranks" if everyone else raising
     others = "" if everyone else "; the other ranks wait for it"
-    return Draft(
-        title=f"The {trial.backend} process group cannot start: {cause(message)[:160]}",
+    return proved(
+        (Culprit(kind="setting", name=setting),) if setting else (),
+        f"The {trial.backend} process group cannot start: {cause(message)[:160]}",
+        Evidence(check="process_group", text=message[:400]),
+        *_after_refusal(recording, message, setting),
         detail=f"{who} raised {first.raised.type} in {first.steps[-1].name}{others}.",
-        confidence=Confidence.PROVED,
-        culprits=(Culprit(kind="setting", name=setting),) if setting else (),
-        evidence=(Evidence(check="process_group", text=message[:400]),),
-        remedies=_after_refusal(recording, message, setting),
         reproduced_by=Reproducer(kind="meet") if setting else None,
     )
 

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 from ddp_doctor.engine.hang.rules.common import MOST_LINES, culprits, step_words
 from ddp_doctor.facts.user_model import UserModel
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.bound_device import UsedElsewhere, used_elsewhere
 from ddp_doctor.remedies.torch_calls import ONE_GPU_EACH
+from ddp_doctor.wording.findings import proved
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE
 from ddp_doctor.wording.ranks import capital, ranks_at
 
@@ -52,13 +53,10 @@ def another_gpu(recording: Recording) -> Iterator[Draft]:
     ranks.sort(key=lambda rank: rank.rank)
     everyone = tuple(rank.rank for rank in ranks)
     lines = sorted({rank.where for rank in ranks} - {""})
-    yield Draft(
-        title=_title(recording, ranks),
-        detail="torch.cuda.set_device() alone does not decide which GPU a group is bound to: since torch 2.15 it is"
-        " device_id, else LOCAL_RANK modulo the number of GPUs, else the global rank modulo that number.",
-        confidence=Confidence.PROVED,
-        culprits=(*culprits(recording, everyone), *(Culprit(kind="file", name=line) for line in lines)),
-        evidence=tuple(
+    yield proved(
+        (*culprits(recording, everyone), *(Culprit(kind="file", name=line) for line in lines)),
+        _title(recording, ranks),
+        (
             Evidence(
                 check=rank.check,
                 text=f"rank {rank.rank} used {rank.devices.used} in {rank.doing}; its group is bound to"
@@ -66,7 +64,9 @@ def another_gpu(recording: Recording) -> Iterator[Draft]:
             )
             for rank in ranks[:MOST_LINES]
         ),
-        remedies=(ONE_GPU_EACH,),
+        ONE_GPU_EACH,
+        detail="torch.cuda.set_device() alone does not decide which GPU a group is bound to: since torch 2.15 it is"
+        " device_id, else LOCAL_RANK modulo the number of GPUs, else the global rank modulo that number.",
     )
 
 

@@ -31,6 +31,7 @@ from ddp_doctor.parse.nccl_log import parse_nccl_log
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.nccl import WITHOUT_NVLS
 from ddp_doctor.views import nccl_complaints
+from ddp_doctor.wording.findings import NOBODY, finding, likely, possible
 from ddp_doctor.wording.ranks import capital
 
 #: All ranks of a node say the same of NVLS; those of the first node tell.
@@ -59,19 +60,17 @@ def never_entered(recording: Recording) -> Iterator[Draft]:
     for trial, judgement in judged(recording, "never-entered"):
         first = of_rank(trial, judgement.suspects[0])
         doing = "it is busy, not waiting" if (first.cpu_s_per_s or 0.0) > 0.5 else process_words(first)
-        yield Draft(
-            title=f"{names(recording, judgement.suspects)} never entered {step_words(judgement.step)} of"
+        yield finding(
+            culprits(recording, judgement.suspects),
+            f"{names(recording, judgement.suspects)} never entered {step_words(judgement.step)} of"
             f" {check_of(trial, judgement)}; {stands(first)}{who_waits(judgement)}",
-            detail=f"{capital(doing)}.{proof_words(recording, trial, judgement)}",
-            confidence=confidence(recording, trial, judgement),
-            culprits=culprits(recording, judgement.suspects),
-            evidence=evidence(recording, trial, judgement),
-            remedies=(
-                remedy(
-                    f"Find out what keeps it: {stands(first)}",
-                    "py-spy dump --pid PID   # in the job, of that rank",
-                ),
+            evidence(recording, trial, judgement),
+            remedy(
+                f"Find out what keeps it: {stands(first)}",
+                "py-spy dump --pid PID   # in the job, of that rank",
             ),
+            confidence=confidence(recording, trial, judgement),
+            detail=f"{capital(doing)}.{proof_words(recording, trial, judgement)}",
         )
 
 
@@ -107,14 +106,14 @@ def not_running(recording: Recording) -> Iterator[Draft]:
             if stopped
             else remedy("Repair or reboot the node: no signal ends such a process")
         )
-        yield Draft(
-            title=f"{names(recording, judgement.suspects)} {what} in {check_of(trial, judgement)};"
+        yield finding(
+            culprits(recording, judgement.suspects),
+            f"{names(recording, judgement.suspects)} {what} in {check_of(trial, judgement)};"
             f" {stands(first)}{who_waits(judgement)}",
-            detail=f"Its peers cannot tell this from a slow network.{proof_words(recording, trial, judgement)}",
+            evidence(recording, trial, judgement),
+            cure,
             confidence=Confidence.PROVED if stopped else Confidence.LIKELY,  # D may pass
-            culprits=culprits(recording, judgement.suspects),
-            evidence=evidence(recording, trial, judgement),
-            remedies=(cure,),
+            detail=f"Its peers cannot tell this from a slow network.{proof_words(recording, trial, judgement)}",
         )
 
 
@@ -137,15 +136,13 @@ def never_began(recording: Recording) -> Iterator[Draft]:
     for trial, judgement in judged(recording, "never-began"):
         were = "was" if len(judgement.suspects) == 1 else "were"
         by = " by torchrun" if trial.launcher == "torchrun" else ""
-        yield Draft(
-            title=f"{names(recording, judgement.suspects)} {were} started{by} and never reported in"
+        yield likely(
+            culprits(recording, judgement.suspects),
+            f"{names(recording, judgement.suspects)} {were} started{by} and never reported in"
             f"{who_waits(judgement)}",
+            evidence(recording, trial, judgement),
+            remedy("Look at what the process does", "py-spy dump --pid PID   # in the job, of that rank"),
             detail="; ".join(trial.notes[:1]),
-            culprits=culprits(recording, judgement.suspects),
-            evidence=evidence(recording, trial, judgement),
-            remedies=(
-                remedy("Look at what the process does", "py-spy dump --pid PID   # in the job, of that rank"),
-            ),
         )
 
 
@@ -184,15 +181,13 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
             title = (
                 f"{names(recording, judgement.waiting)} did not leave {step} {within}; the other ranks did"
             )
-        yield Draft(
-            title=title,
+        yield possible(
+            NOBODY,
+            title,
+            waiting_evidence(trial, judgement),
+            *([WITHOUT_NVLS] if _takes_nvls(trial) else []),
+            *link_remedies(recording, step=judgement.step),
             detail=_link_words(trial, judgement),
-            confidence=Confidence.POSSIBLE,
-            evidence=waiting_evidence(trial, judgement),
-            remedies=(
-                *([WITHOUT_NVLS] if _takes_nvls(trial) else []),
-                *link_remedies(recording, step=judgement.step),
-            ),
             reproduced_by=Reproducer(kind="meet", ranks=trial.ranks),
         )
 

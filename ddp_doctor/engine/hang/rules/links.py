@@ -28,6 +28,7 @@ from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views import nccl_complaints
 from ddp_doctor.views.reproducers import between
+from ddp_doctor.wording.findings import NOBODY, finding, likely, possible
 from ddp_doctor.wording.nodes import host, node_culprit, node_pair
 from ddp_doctor.wording.ranks import pair_culprit, rank_at, rank_culprit, rank_list, ranks_at
 
@@ -62,14 +63,14 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
             every = "; ".join(f"{ranks} called {call}" for call, ranks in _by_call(calls).items())
             title = f"The ranks call different collectives in {check_of(trial, judgement)}"
             title += f": {every}" if every else ""
-        yield Draft(
-            title=title,
+        yield finding(
+            culprits(recording, judgement.suspects),
+            title,
+            (*_flight_evidence(trial, judgement), *waiting_evidence(trial, judgement)),
+            remedy("Make that rank take the same path as the others", scope="code"),
+            confidence=confidence(recording, trial, judgement) if judgement.suspects else Confidence.POSSIBLE,
             detail="Collectives must be called by all ranks in the same order with the same shape and type."
             f"{proof_words(recording, trial, judgement)}",
-            confidence=confidence(recording, trial, judgement) if judgement.suspects else Confidence.POSSIBLE,
-            culprits=culprits(recording, judgement.suspects),
-            evidence=(*_flight_evidence(trial, judgement), *waiting_evidence(trial, judgement)),
-            remedies=(remedy("Make that rank take the same path as the others", scope="code"),),
         )
 
 
@@ -155,14 +156,12 @@ def _one_pair(
     stuck = f"both entered {step} and neither left it{within}"
     if receivers:
         stuck = f"both entered {step} and {rank_list(receivers)} did not leave it{within}"
-    return Draft(
-        title=f"The link between {rank_at(recording, one)} and {rank_at(recording, other)} hangs: {stuck}",
+    return likely(
+        (pair_culprit(recording, one, other),),
+        f"The link between {rank_at(recording, one)} and {rank_at(recording, other)} hangs: {stuck}",
+        (rank_evidence(recording, trial, judgement, of_rank(trial, rank)) for rank in (one, other)),
+        *link_remedies(recording, [ends], judgement.step),
         detail=f"Both processes run, so what connects them is to blame.{others}",
-        culprits=(pair_culprit(recording, one, other),),
-        evidence=tuple(
-            rank_evidence(recording, trial, judgement, of_rank(trial, rank)) for rank in (one, other)
-        ),
-        remedies=link_remedies(recording, [ends], judgement.step),
         reproduced_by=between(recording, ends),
     )
 
@@ -237,13 +236,13 @@ def _nodes_between(recording: Recording, pairs: set[tuple[int, int]]) -> tuple[i
 def _many_pairs(recording: Recording, common: int, seen: _Stuck) -> Draft:
     others = sorted(rank for pair in seen for rank in pair if rank != common)
     trial, judgement = next(iter(seen.values()))
-    return Draft(
-        title=f"{names(recording, (common,))} exchanges nothing with {ranks_at(recording, others)}: each of"
+    return likely(
+        (rank_culprit(recording, common),),
+        f"{names(recording, (common,))} exchanges nothing with {ranks_at(recording, others)}: each of"
         " these links hangs with both ends inside the transfer",
+        rank_evidence(recording, trial, judgement, of_rank(trial, common)),
+        *link_remedies(recording, seen),
         detail=f"{len(seen)} stuck pairs share this rank, and pairs without it work.",
-        culprits=(rank_culprit(recording, common),),
-        evidence=(rank_evidence(recording, trial, judgement, of_rank(trial, common)),),
-        remedies=link_remedies(recording, seen),
         reproduced_by=between(recording, _shown(recording, seen), seen),
     )
 
@@ -251,12 +250,12 @@ def _many_pairs(recording: Recording, common: int, seen: _Stuck) -> Draft:
 def _between_nodes(recording: Recording, nodes: tuple[int, ...], seen: _Stuck) -> Draft:
     hosts = [host(recording, node) for node in nodes]
     where = f"{hosts[0]} and {hosts[1]}" if hosts[1:] else f"{hosts[0]} and the other nodes"
-    return Draft(
-        title=f"The links between {where} hang: {len(seen)} pairs of ranks entered a transfer and did not leave it",
+    return likely(
+        (node_pair(recording, *nodes) if hosts[1:] else node_culprit(recording, *nodes),),
+        f"The links between {where} hang: {len(seen)} pairs of ranks entered a transfer and did not leave it",
+        _pair_lines(recording, seen),
+        *link_remedies(recording, seen),
         detail="All processes run, and pairs of ranks elsewhere work, so the path over the network is to blame.",
-        culprits=(node_pair(recording, *nodes) if hosts[1:] else node_culprit(recording, *nodes),),
-        evidence=_pair_lines(recording, seen),
-        remedies=link_remedies(recording, seen),
         reproduced_by=between(recording, next(iter(seen)), seen),
     )
 
@@ -275,12 +274,12 @@ def _everywhere(recording: Recording, seen: _Stuck) -> Draft:
     if recording.world and _is_every_pair(recording, set(seen)):
         title = f"No two of the {recording.world.world_size} ranks exchange data: {title}"
         detail = "All processes run, so what connects all of them is to blame."
-    return Draft(
-        title=title,
+    return possible(
+        NOBODY,
+        title,
+        _pair_lines(recording, seen),
+        *link_remedies(recording, seen),
         detail=detail,
-        confidence=Confidence.POSSIBLE,
-        evidence=_pair_lines(recording, seen),
-        remedies=link_remedies(recording, seen),
         reproduced_by=between(recording, _shown(recording, seen), seen),
     )
 

@@ -15,6 +15,7 @@ from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import Step, TrialRecord
 from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.wording.findings import NOBODY, likely
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE
 from ddp_doctor.wording.ranks import rank_culprit, rank_list
 
@@ -70,22 +71,20 @@ def _late_draft(recording: Recording, late: Sequence[_Late], allowed_s: float) -
     worst = max(late, key=lambda one: one.delay_s)
     ranks = tuple(sorted(one.rank for one in late))
     alone = "this rank alone" if len(ranks) == 1 else "these ranks alone"
-    return Draft(
-        title=f"{names(recording, ranks)} entered {step_words(worst.step)} of {worst.step.check}"
+    return likely(
+        (rank_culprit(recording, rank) for rank in ranks),
+        f"{names(recording, ranks)} entered {step_words(worst.step)} of {worst.step.check}"
         f" {worst.delay_s:.1f} s after the others",
-        detail=f"All ranks run the same code, so {alone} lost the time.",
-        culprits=tuple(rank_culprit(recording, rank) for rank in ranks),
-        evidence=(
-            Evidence(
-                check=worst.step.check,
-                text=f"rank {worst.rank} came last to {step_words(worst.step)}",
-                value=round(worst.delay_s, 2),
-                unit="s",
-                expected=allowed_s,
-                expected_from="ranks that run the same code enter within this time of each other",
-            ),
+        Evidence(
+            check=worst.step.check,
+            text=f"rank {worst.rank} came last to {step_words(worst.step)}",
+            value=round(worst.delay_s, 2),
+            unit="s",
+            expected=allowed_s,
+            expected_from="ranks that run the same code enter within this time of each other",
         ),
-        remedies=(remedy("Compare this rank's core, clocks and neighbours with its peers'"),),
+        remedy("Compare this rank's core, clocks and neighbours with its peers'"),
+        detail=f"All ranks run the same code, so {alone} lost the time.",
     )
 
 
@@ -160,12 +159,11 @@ def slow(recording: Recording) -> Iterator[Draft]:
         docs/explanation/hangs.md
     """
     for trial, judgement in judged(recording, "slow"):
-        yield Draft(
-            title=f"{trial.judged_check} still moved after {trial.waited_s:.0f} s: slow, not hung",
-            detail=f"{rank_list(judgement.waiting).capitalize()} went on from step to step until the end.",
-            evidence=waiting_evidence(trial, judgement)
+        yield likely(
+            NOBODY,
+            f"{trial.judged_check} still moved after {trial.waited_s:.0f} s: slow, not hung",
+            waiting_evidence(trial, judgement)
             or (Evidence(check=trial.judged_check or "", text="steps were still being entered"),),
-            remedies=(
-                remedy("Run again on an idle machine, or with --budget and fewer checks", scope="job"),
-            ),
+            remedy("Run again on an idle machine, or with --budget and fewer checks", scope="job"),
+            detail=f"{rank_list(judgement.waiting).capitalize()} went on from step to step until the end.",
         )
