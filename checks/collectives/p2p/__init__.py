@@ -11,7 +11,7 @@ GPUs whose peer-to-peer path is blocked by ACS or the IOMMU: every tool calls it
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.collectives.p2p import corruption, slowness
+from ddp_doctor.checks.collectives.p2p.rules import corrupts, slow_pair
 from ddp_doctor.facts.p2p import P2pFact
 from ddp_doctor.knowledge.pairs import rounds
 from ddp_doctor.model.check import Check
@@ -59,7 +59,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(P2pFact,),
-    rules=(corruption.corrupts, slowness.slow_pair),
+    rules=(corrupts, slow_pair),
     min_ranks=2,
     cost_s=1.0,
     deadline_s=20.0,  # on GPUs every pair is connected first

@@ -20,7 +20,7 @@ apart make the saved model, rank 0's, worse in evaluation than the losses of the
 from collections.abc import Iterator
 from typing import Any
 
-from ddp_doctor.checks.ddp.buffers import batch_norm, broadcast, kept
+from ddp_doctor.checks.ddp.buffers import batch_norm, broadcast
 from ddp_doctor.checks.ddp.buffers.options import measure_options
 from ddp_doctor.checks.ddp.buffers.stamps import measure, measure_sync_batch_norm, stamped_model, wrap
 from ddp_doctor.facts.buffers import Buffers
@@ -63,7 +63,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(Buffers,),
-    rules=(*broadcast.RULES, *batch_norm.RULES, *kept.RULES),
+    rules=(*broadcast.RULES, *batch_norm.RULES),
     level=Level.QUICK,
     min_ranks=2,
     measurements=measurements,

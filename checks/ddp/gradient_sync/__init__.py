@@ -15,7 +15,7 @@ Why it matters: no training job notices a wrong mean, and the loss still falls.
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.gradient_sync import averages, no_sync
+from ddp_doctor.checks.ddp.gradient_sync.rules import RULES
 from ddp_doctor.checks.ddp.gradient_sync.steps import coded_model, measure, wrap
 from ddp_doctor.facts.gradient_sync import GradientSync
 from ddp_doctor.model.check import Check
@@ -49,7 +49,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(GradientSync,),
-    rules=(*averages.RULES, *no_sync.RULES),
+    rules=RULES,
     level=Level.QUICK,
     measurements=measurements,
 )

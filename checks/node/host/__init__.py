@@ -10,7 +10,7 @@ slows all ranks. A limit is a finding only where something uses it. Raw input (c
     /sys/class/dmi/id/sys_vendor             Amazon EC2 (checks/node/host/host_maker.py)
 """
 
-from ddp_doctor.checks.node.host import cpus, files, memory
+from ddp_doctor.checks.node.host import cpus, memory
 from ddp_doctor.checks.node.host.host_maker import read_maker
 from ddp_doctor.facts.host import Host
 from ddp_doctor.model.check import Check
@@ -58,7 +58,7 @@ def probe(ctx: Context) -> Host:
     )
 
 
-_RULES = (*memory.RULES, files.too_few_open_files, *cpus.RULES)
+_RULES = (*memory.RULES, *cpus.RULES)
 
 CHECK = Check(
     id="host",

@@ -1,4 +1,4 @@
-"""DD221, DD222, DD225: too little shared memory, locked memory, or memory at all."""
+"""DD221 - DD223, DD225: too little shared memory, locked memory, open files, or memory at all."""
 
 from collections.abc import Iterator
 
@@ -11,6 +11,7 @@ from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.rule import rule
 from ddp_doctor.probing.host_limits import in_units
 from ddp_doctor.remedies import host_limits
+from ddp_doctor.remedies.host_limits import UNCHANGED
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.nccl_complaints import all_said
 
@@ -160,4 +161,55 @@ def _more_memory(ranks: int) -> Remedy:
     )
 
 
-RULES = (shared_memory_too_small, locked_memory_too_low_for_rdma, too_little_memory_for_ranks)
+@rule("DD223", "too-few-open-files", Severity.WARNING, Host)
+def too_few_open_files(recording: Recording) -> Iterator[Draft]:
+    """The limit of open files is too low for a world of this size.
+
+    What it finds
+        RLIMIT_NOFILE under 128 and two for each rank of the world.
+
+    Why it matters
+        Every connection, and every tensor that a data loader passes, is a file: "Too many open files".
+
+    Remedy
+        ulimit -n in the script that starts the job.
+
+    References
+        https://docs.pytorch.org/docs/stable/multiprocessing.html#sharing-strategies
+    """
+    for short in shortages(recording, _files, lambda fact: fact.open_files):
+        allowed, wanted = short.worst.fact.open_files or 0, thresholds.open_files(short.world.world_size)
+        saw = Evidence(
+            text=f"RLIMIT_NOFILE {allowed}",
+            value=allowed,
+            unit="files",
+            expected=wanted,
+            expected_from="measured on ranks with gloo",
+        )
+        title = f"Only {allowed} files may be open on {{nodes}}, too few for {short.world.world_size} ranks"
+        detail = "Each connection takes one; a rank that runs out fails with Too many open files."
+        yield shortage_draft(recording, short, title, saw, _more_files(max(wanted, 4096)), detail=detail)
+
+
+def _files(fact: Host, _ranks: int, world: World) -> Severity | None:
+    few = fact.open_files is not None and fact.open_files < thresholds.open_files(world.world_size)
+    return Severity.WARNING if few else None
+
+
+def _more_files(wanted: int) -> Remedy:
+    """More file descriptors, in the shell that starts the job."""
+    return remedy(
+        f"Raise the limit of open files to {wanted} or more before the job starts",
+        f"ulimit -n {wanted}",
+        scope="job",
+        undo="start a new shell",
+        untried=UNCHANGED,
+    )
+
+
+RULES = (
+    shared_memory_too_small,
+    locked_memory_too_low_for_rdma,
+    too_little_memory_for_ranks,
+    too_few_open_files,
+)

@@ -13,7 +13,14 @@ there is a libnccl it is asked. Raw input::
 
 from collections.abc import Mapping, Sequence
 
-from ddp_doctor.checks.node.interfaces import mismatch, own_name, useless
+from ddp_doctor.checks.node.interfaces.rules import (
+    address_families_differ,
+    address_hidden_from_other_nodes,
+    choices_in_different_networks,
+    does_not_resolve,
+    no_usable_interface,
+    resolves_to_loopback,
+)
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.interface_choice import NCCL_COMM_ID, SETTINGS, Choice, gloo_choice, nccl_choice
 from ddp_doctor.model.check import Check
@@ -97,12 +104,12 @@ CHECK = Check(
     probe=probe,
     facts=(InterfacesFact,),
     rules=(
-        own_name.resolves_to_loopback,
-        useless.no_usable_interface,
-        useless.address_hidden_from_other_nodes,
-        mismatch.choices_in_different_networks,
-        mismatch.address_families_differ,
-        own_name.does_not_resolve,
+        resolves_to_loopback,
+        no_usable_interface,
+        address_hidden_from_other_nodes,
+        choices_in_different_networks,
+        address_families_differ,
+        does_not_resolve,
     ),
     cost_s=0.1,
     deadline_s=6.0,

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge import interface_faults
 from ddp_doctor.knowledge.interface_faults import Fault, Kind, Offer
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.remedies import interfaces
+from ddp_doctor.views.interfaces import offer_of
 from ddp_doctor.wording.findings import finding
 
 #: This many nodes are shown as evidence; the culprits name them all.
@@ -156,3 +158,17 @@ def remedies(recording: Recording, group: Group) -> tuple[Remedy, ...]:
     if first.backend == "gloo" and first.choice.setting is None:
         made.append(interfaces.hosts_entry(recording, group.sick, better.interfaces))
     return tuple(made)
+
+
+def offers_of(recording: Recording, backend: str | None = None) -> list[Offer]:
+    """The nodes of a run of several, as a backend (the run's) presents them; none in a run of one."""
+    world = recording.world
+    if world is None or world.nnodes < 2:
+        return []
+    return [offer_of(seen, backend or world.backend) for seen in recording.facts(InterfacesFact)]
+
+
+def severity_unless_used(recording: Recording, group: Group) -> Severity | None:
+    """Information where the run's backend is another one; else the group's own severity."""
+    in_use = recording.world is not None and recording.world.backend == group.sick[0].backend
+    return None if in_use else Severity.INFO

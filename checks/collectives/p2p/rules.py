@@ -1,30 +1,133 @@
-"""DD607: a pair of ranks that is slower than the typical pair of its kind."""
+"""DD606, DD607: a pair of ranks between which bytes arrive changed, or that is slower than its kind."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median_high
 
-from ddp_doctor.checks.collectives.p2p.facts import common_end
-from ddp_doctor.facts.p2p import P2pFact
+from ddp_doctor.facts.p2p import P2pFact, PairResult
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.knowledge.thresholds import SLOW_PAIR_RATIO
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.kinds import remedy
-from ddp_doctor.remedies.p2p import keep_near_p2p
+from ddp_doctor.remedies.kinds import by_administrator, remedy
+from ddp_doctor.remedies.p2p import DISABLE_P2P, REPAIR_PATH, keep_near_p2p
 from ddp_doctor.views.reproducers import between
 from ddp_doctor.views.transports import log_of, places, used_within
-from ddp_doctor.wording.findings import likely
+from ddp_doctor.wording.findings import likely, proved
 from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.wording.nodes import host
 from ddp_doctor.wording.ranks import capital, pair_culprit, rank_at, rank_culprit, ranks_at
+
+
+@rule("DD606", "pair-of-ranks-corrupts-data", Severity.ERROR, P2pFact)
+def corrupts(recording: Recording) -> Iterator[Draft]:
+    """A pair of ranks between which bytes arrive changed.
+
+    What it finds
+        Bytes that differ from the pattern the peer is known to send, pair by pair.
+
+    Why it matters
+        Gradients sent over this link are silently wrong.
+
+    Remedy
+        GPUs: NCCL_P2P_DISABLE=1 sends the data through the host and proves the cause; consumer GPUs
+        with forced peer-to-peer are the usual case. Else look for memory errors.
+
+    References
+        NVIDIA/nccl-tests#117
+    """
+    wrong = {
+        (pair.peer, seen.rank or 0): pair
+        for seen in recording.facts(P2pFact)
+        for pair in seen.fact.pairs
+        if pair.wrong_bytes
+    }
+    common = common_end(wrong)
+    if common is not None:
+        yield _corrupts_all(recording, common, wrong)
+        return
+    for (sender, receiver), pair in list(wrong.items())[:LINES_OF_EVIDENCE]:
+        yield proved(
+            (pair_culprit(recording, receiver, sender),),
+            f"Data from {rank_at(recording, sender)} arrives wrong on {rank_at(recording, receiver)}:"
+            f" {pair.wrong_bytes} of {pair.size_bytes} bytes",
+            _wrong_bytes(sender, receiver, pair),
+            *_without_p2p(recording, [(sender, receiver)]),
+            detail=f"All pairs were tested in the same way; {len(wrong)} of their directions are wrong.",
+            reproduced_by=between(recording, (sender, receiver), _ends(wrong)),
+        )
+
+
+def _corrupts_all(recording: Recording, common: int, wrong: Mapping[tuple[int, int], PairResult]) -> Draft:
+    peers = {rank for pair in wrong for rank in pair} - {common}
+    return proved(
+        (rank_culprit(recording, common),),
+        f"Data that {rank_at(recording, common)} exchanges with {ranks_at(recording, peers)} arrives wrong",
+        (_wrong_bytes(*ends, pair) for ends, pair in list(wrong.items())[:LINES_OF_EVIDENCE]),
+        *_without_p2p(recording, wrong),
+        detail="Pairs without this rank were tested in the same way, and their data arrive right.",
+        reproduced_by=between(recording, next(iter(wrong)), _ends(wrong)),
+    )
+
+
+def _ends(wrong: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [(min(pair), max(pair)) for pair in wrong]
+
+
+def _wrong_bytes(sender: int, receiver: int, pair: PairResult) -> Evidence:
+    return Evidence(
+        text=f"bytes from rank {sender} that differ from its pattern on rank {receiver}",
+        value=pair.wrong_bytes,
+        unit="B",
+        expected=0,
+        expected_from="the pattern is a function of the sender's rank",
+    )
+
+
+def _without_p2p(recording: Recording, pairs: Iterable[tuple[int, int]]) -> tuple[Remedy, ...]:
+    """The proof for GPUs of one node; between nodes nothing goes peer to peer."""
+    world = recording.world
+    if world is not None and all(world.node_of(one) != world.node_of(other) for one, other in pairs):
+        return (
+            remedy(
+                "Look for errors of the NICs and of the memory on both nodes; try another NIC",
+                "ethtool -S IFACE | grep -i -e err -e crc",
+                "nvidia-smi -q -d ECC",
+            ),
+        )
+    if world is None or world.backend != "nccl":
+        return (_LOOK_AT_MEMORY,)
+    return (
+        DISABLE_P2P.model_copy(
+            update={"summary": "Send the traffic through host memory: the proof, in one trial"}
+        ),
+        REPAIR_PATH,
+        _LOOK_AT_MEMORY,
+    )
+
+
+_LOOK_AT_MEMORY = by_administrator(
+    "Look for memory errors of the GPUs and of the host",
+    "nvidia-smi -q -d ECC",
+    "sudo dmesg | grep -i -e xid -e edac -e mce",
+)
+
+
+def common_end(pairs: Iterable[tuple[int, int]]) -> int | None:
+    """The one rank that takes part in all of these pairs, where it has more than one peer in them."""
+    each = [frozenset(pair) for pair in pairs]
+    shared = frozenset.intersection(*each) if len(set(each)) > 1 else frozenset()
+    return next(iter(shared), None)
+
 
 _COMPARE_LINKS = remedy(
     "Compare link type, PCIe width and NUMA node with those of the faster pairs",
     "nvidia-smi topo -m",
     "nvidia-smi -q -d PCIE",
 )
+
+
 #: RDMA devices and interfaces alike are files of the kernel, whatever tools a node has.
 _COMPARE_NICS = remedy(
     "Compare the NICs that NCCL uses on these nodes, their speed and errors, with those of the others",
