@@ -60,7 +60,7 @@ def use_interface(
 ) -> Remedy:
     """Name the interfaces of all these nodes. ``told`` are those on which the variable has another value now."""
     why = "it is in the network that all nodes share" if better.shared else "it may lead to the other nodes"
-    known = {offer.node: {one.name for one in offer.interfaces} for offer in offers}
+    known = {offer.node: {interface.name for interface in offer.interfaces} for offer in offers}
     old = [offer.setting for offer in told if offer.setting]
     return name_interfaces(recording, offers[0].backend, known, better.interfaces, why, old)
 
@@ -209,13 +209,23 @@ def hosts_entry(
 
 
 def _address_on(offer: Offer, interface: str | None, ipv6: bool) -> str | None:
-    held = [address_of(one) for each in offer.interfaces if each.name == interface for one in each.addresses]
+    held = [
+        address_of(address)
+        for each in offer.interfaces
+        if each.name == interface
+        for address in each.addresses
+    ]
     return next((one for one in held if is_ipv6(one) == ipv6), None)
 
 
 def connect(recording: Recording, offers: Sequence[Offer]) -> Remedy:
     """For nodes that have no interface at all which could lead to the others."""
-    down = {one.name for offer in offers for one in offer.interfaces if one.addresses and not one.running}
+    down = {
+        interface.name
+        for offer in offers
+        for interface in offer.interfaces
+        if interface.addresses and not interface.running
+    }
     those = f" ({' and '.join(sorted(down))} is down or not connected)" if down else ""
     return by_administrator(
         f"Connect {names(recording, (offer.node for offer in offers))} to the network of the others{those}",
@@ -227,7 +237,7 @@ def connect(recording: Recording, offers: Sequence[Offer]) -> Remedy:
 
 def one_family(recording: Recording, offers: Sequence[Offer]) -> Remedy:
     """Let all nodes give out the family that all of them have, IPv4 before IPv6."""
-    common = next((new for new in (False, True) if all(can_speak(one, ipv6=new) for one in offers)), None)
+    common = next((new for new in (False, True) if all(can_speak(offer, ipv6=new) for offer in offers)), None)
     if common is None:
         return by_administrator(
             "Give all nodes addresses of one family",

@@ -84,7 +84,7 @@ def use_hca(
 
 def name_hca(candidate: Remedy) -> Remedy:
     """The same as a line to paste, where it mends another thing than the finding's own fault: not to be tried."""
-    lines = [f"export {one.name}={one.value}" for one in candidate.settings]
+    lines = [f"export {setting.name}={setting.value}" for setting in candidate.settings]
     return candidate.model_copy(update={"settings": (), "commands": (*lines, *candidate.commands)})
 
 

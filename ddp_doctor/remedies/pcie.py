@@ -15,7 +15,7 @@ MOST_COMMANDS = 16
 def redirect_off(fact: PcieFact, bridges: Sequence[str]) -> Remedy:
     """Turn redirection off on exactly these bridges; undone by writing back what is there now."""
     shown = bridges[:MOST_COMMANDS]
-    controls = {one.bus_id: one.acs_control or 0 for one in fact.devices}
+    controls = {device.bus_id: device.acs_control or 0 for device in fact.devices}
     return by_administrator(
         "Turn off ACS on these PCIe bridges; in the BIOS for good, or at each boot with setpci",
         *(f"sudo setpci -s {bus} ECAP_ACS+0x6.w=0000" for bus in shown),

@@ -23,9 +23,9 @@ def gpus_by_rank(recording: Recording) -> Mapping[int, int | None]:
 def _gpus_of_ranks(recording: Recording) -> Mapping[int, int | None]:
     """The first answer counts, of a rank as of a node."""
     known: dict[int, Mapping[str, int]] = {}
-    for one in recording.facts(GpusFact):
-        gpus = reversed(one.fact.gpus)
-        known.setdefault(one.node, {gpu.uuid: gpu.index for gpu in gpus if gpu.uuid})
+    for node in recording.facts(GpusFact):
+        gpus = reversed(node.fact.gpus)
+        known.setdefault(node.node, {gpu.uuid: gpu.index for gpu in gpus if gpu.uuid})
     found: dict[int, int | None] = {}
     for seen in recording.facts(ProcessGroupFact):
         if seen.rank is not None:

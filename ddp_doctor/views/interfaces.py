@@ -34,7 +34,7 @@ def offer_of(seen: Seen[InterfacesFact], backend: str) -> Offer:
         if backend == "gloo"
         else nccl_choice(fact.interfaces, without)
     )
-    held = " ".join(address for one in fact.interfaces for address in one.addresses)
+    held = " ".join(address for interface in fact.interfaces for address in interface.addresses)
     return Offer(
         node=seen.node,
         choice=choice,

@@ -26,7 +26,7 @@ class NodeView:
 
     def concerns(self, bus_id: str | None) -> bool:
         """Whether a GPU of the log is, or may be, one of the job's. The log tells of the whole machine."""
-        if any(one.passed_through for one in self.fact.gpus if one.bus_id == bus_id):
+        if any(gpu.passed_through for gpu in self.fact.gpus if gpu.bus_id == bus_id):
             return False
         if self.gpus is None:
             return True
@@ -55,8 +55,8 @@ class Hit:
 
 def views(recording: Recording) -> list[NodeView]:
     """The nodes with a kernel fact, each with what NVML said there."""
-    gpus = {one.node: one.fact for one in recording.facts(GpusFact)}
-    return [NodeView(one.node, one.fact, gpus.get(one.node)) for one in recording.facts(KernelFact)]
+    gpus = {node.node: node.fact for node in recording.facts(GpusFact)}
+    return [NodeView(node.node, node.fact, gpus.get(node.node)) for node in recording.facts(KernelFact)]
 
 
 def recent(view: NodeView, event: KernelEvent) -> bool:
@@ -89,5 +89,5 @@ def failed_nics(recording: Recording) -> list[Hit]:
 
 def blocked_s(view: NodeView, process: StuckProcess) -> int:
     """For how long the kernel has said that the process is blocked."""
-    hung = (one for one in view.fact.events if one.kind == "hung_task" and process.pid in one.pids)
+    hung = (event for event in view.fact.events if event.kind == "hung_task" and process.pid in event.pids)
     return max((one.code or 0 for one in hung), default=0)

@@ -61,7 +61,7 @@ def silent_nodes(recording: Recording) -> frozenset[int]:
 
 def farewells(recording: Recording) -> list[Seen[SilenceFact]]:
     """The nodes that left before the end, and said why."""
-    return [one for one in recording.facts(SilenceFact) if one.fact.said_goodbye]
+    return [node for node in recording.facts(SilenceFact) if node.fact.said_goodbye]
 
 
 def causes(recording: Recording) -> list[Cause]:
@@ -94,7 +94,9 @@ def leads_out(address: str) -> bool:
 def _causes(recording: Recording) -> list[Cause]:
     left = {one.fact.node for one in farewells(recording)}
     blocked = _blocked_before(recording)
-    all_seen = [_as_news(one, blocked) for one in recording.facts(SilenceFact) if one.fact.node not in left]
+    all_seen = [
+        _as_news(node, blocked) for node in recording.facts(SilenceFact) if node.fact.node not in left
+    ]
     seen = [one for one in all_seen if _counts(one.fact)]
     if seen and all(one.fact.stopped_s >= SILENT_S for one in seen):  # so long that the others gave it up
         return [Cause("stopped", _silent(seen), _observers(seen), seen=tuple(seen))]
@@ -111,9 +113,9 @@ def _causes(recording: Recording) -> list[Cause]:
 def _blocked_before(recording: Recording) -> set[tuple[int, int]]:
     """(node, peer) whose direct line did not work when all had just met: its silence now is no news."""
     return {
-        (one.node, peer.node)
-        for one in recording.facts(ConnectivityFact)
-        for peer in one.fact.peers
+        (node.node, peer.node)
+        for node in recording.facts(ConnectivityFact)
+        for peer in node.fact.peers
         if (peer.met_at_outcome or peer.outcome) != "ok"
     }
 

@@ -35,10 +35,10 @@ def _said(recording: Recording) -> Iterator[Said]:
     for trial in recording.trials:
         if trial.backend == "nccl" and trial.outcome in ("broken", "stuck"):
             alone = not trial.lost_nodes and all(map(_runs, trial.evidence))
-            for one in trial.evidence:
-                for complaint in complaints(_words(one)):
+            for rank in trial.evidence:
+                for complaint in complaints(_words(rank)):
                     if alone or complaint.kind != "rdma-timeout":  # a peer that is gone answers nobody
-                        yield Said(trial, one.rank, one.node, complaint)
+                        yield Said(trial, rank.rank, rank.node, complaint)
 
 
 def _words(one: RankEvidence) -> str:
@@ -69,5 +69,5 @@ def nodes_of(group: Sequence[Said]) -> list[int]:
 def again(group: Sequence[Said], node: int | None = None) -> Reproducer:
     """The test that failed: the ranks of the trial, or those of one node, meet."""
     trial = group[0].trial
-    here = tuple(one.rank for one in trial.evidence if node is None or one.node == node)
+    here = tuple(rank.rank for rank in trial.evidence if node is None or rank.node == node)
     return Reproducer(kind="meet", ranks=here if len(here) > 1 else trial.ranks)

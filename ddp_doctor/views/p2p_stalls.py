@@ -68,8 +68,8 @@ def logs_by_node(trials: Sequence[TrialRecord]) -> dict[int, NcclTransportFact]:
     """What NCCL logged on each node, in all trials."""
     texts: dict[int, list[str]] = {}
     for trial in trials:
-        for one in trial.evidence:
-            texts.setdefault(one.node, []).append(one.output_tail)
+        for rank in trial.evidence:
+            texts.setdefault(rank.node, []).append(rank.output_tail)
     return {node: parse_nccl_log("\n".join(tails)) for node, tails in texts.items()}
 
 
@@ -79,8 +79,8 @@ def _ended(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 
 def _by_node(trial: TrialRecord) -> dict[int, list[RankEvidence]]:
     nodes: dict[int, list[RankEvidence]] = {}
-    for one in trial.evidence:
-        nodes.setdefault(one.node, []).append(one)
+    for rank in trial.evidence:
+        nodes.setdefault(rank.node, []).append(rank)
     return nodes
 
 
@@ -108,13 +108,13 @@ def _all_wait(trial: TrialRecord, steps: Mapping[int, Step]) -> bool:
     One that died, stopped or never entered would explain the others, and so would the network, where
     some of them are on other nodes.
     """
-    return all(one.done or one.rank in steps for one in trial.evidence)
+    return all(rank.done or rank.rank in steps for rank in trial.evidence)
 
 
 def _same_calls(trial: TrialRecord) -> bool:
     """Whether torch's flight recorder saw all ranks call the same; a mismatch hangs just as silently."""
     calls: dict[int, tuple[object, ...]] = {}
-    entries = (entry for one in trial.evidence for entry in one.flight)
+    entries = (entry for rank in trial.evidence for entry in rank.flight)
     return all(
         calls.setdefault(entry.seq, (entry.op, entry.sizes, entry.dtypes))
         == (entry.op, entry.sizes, entry.dtypes)

@@ -88,7 +88,7 @@ class Place:
         """What so many NVLinks of a GPU carry: by its generation, else by the speed that the driver tells."""
         gpu = self.gpus.get(name)
         known = rates.nvlink(gpu.compute_capability, links) if gpu else None
-        told = (one for gpu in self.fact.nvlinks if gpu.gpu == name for one in gpu.links if one.active)
+        told = (link for gpu in self.fact.nvlinks if gpu.gpu == name for link in gpu.links if link.active)
         speed = min((one.gb_per_s for one in told if one.gb_per_s is not None), default=None)
         return known if known is not None else rates.nvlink_of_speed(speed, links)
 
@@ -212,7 +212,7 @@ def numbers_of_gpus(
             if gpu is not None and end < len(trial.ranks):
                 printed.setdefault(trial.ranks[end], set()).add(gpu)
     found = {}
-    for rank in (one.rank for one in trial.evidence if one.node == node):
+    for rank in (rank.rank for rank in trial.evidence if rank.node == node):
         known, brackets = gpu_of(recording, rank), printed.get(rank, set())
         if known is not None or len(brackets) == 1:
             found[rank] = known if known is not None else next(iter(brackets))

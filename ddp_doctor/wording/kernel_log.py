@@ -46,7 +46,7 @@ def _name(view: NodeView, device: str | None) -> str:
         return f"GPU {gpu.index} ({device})"
     if nic is not None:
         return f"{nic} ({device})"
-    if any(one.bus_id == device for one in view.fact.gpus):
+    if any(gpu.bus_id == device for gpu in view.fact.gpus):
         return f"the GPU at {device}"
     return f"the device at {device}" if device else "a GPU"
 
@@ -112,7 +112,9 @@ def stuck_evidence(view: NodeView, process: StuckProcess) -> Evidence:
 
 def stuck_processes(recording: Recording, nodes: Container[int]) -> tuple[Evidence, ...]:
     """The processes that stand still inside the driver on these nodes."""
-    found = [(view, one) for view in views(recording) if view.node in nodes for one in view.fact.stuck]
+    found = [
+        (view, process) for view in views(recording) if view.node in nodes for process in view.fact.stuck
+    ]
     return tuple(stuck_evidence(view, one) for view, one in found[:LINES_OF_EVIDENCE])
 
 

@@ -38,7 +38,7 @@ def device_name(device: PcieDevice, numbers: dict[str, int]) -> str:
 
 def acs_evidence(fact: PcieFact, bridges: Sequence[str]) -> Evidence:
     """What access control does on these bridges."""
-    controls = (one.acs_control or 0 for one in fact.devices if one.bus_id in bridges)
+    controls = (device.acs_control or 0 for device in fact.devices if device.bus_id in bridges)
     words = " or ".join(dict.fromkeys(acs_words(control) for control in controls))
     text = f"ACS redirects peer traffic on {', '.join(bridges)}: {words}"
     return Evidence(check="pcie", text=text, expected_from=NCCL_ACS)

@@ -56,10 +56,10 @@ def rate(bytes_per_s: float) -> str:
 
 def outcome(attempts: Sequence[Attempt]) -> str:
     """What the trials of one kind came to; empty where there were none."""
-    passed = [one for one in attempts if one.outcome == "passed"]
+    passed = [attempt for attempt in attempts if attempt.outcome == "passed"]
     if attempts and len(passed) == len(attempts):
         return _passed([one.bytes_per_s for one in passed if one.bytes_per_s is not None], len(passed))
-    ends = Counter(_end(one) for one in attempts)
+    ends = Counter(_end(attempt) for attempt in attempts)
     several = len(attempts) > 1
     told = [f"{end}{f' ({times} of {len(attempts)})' if several else ''}" for end, times in ends.items()]
     return ", ".join(told[:_MOST_ENDS]) + (" and others" if told[_MOST_ENDS:] else "")

@@ -35,7 +35,7 @@ def beside_another_program(recording: Recording) -> Iterator[Draft]:
         docs/explanation/measurements.md
     """
     crowded = busy(recording)
-    seen = {rank_of(one): one for one in recording.facts(GpuSpeedFact) if rank_of(one) in crowded}
+    seen = {rank_of(rank): rank for rank in recording.facts(GpuSpeedFact) if rank_of(rank) in crowded}
     if seen:
         yield likely(
             (words.gpu_culprit(recording, rank, one.fact.gpu_uuid) for rank, one in sorted(seen.items())),

@@ -71,7 +71,7 @@ def busy(recording: Recording) -> Mapping[int, BusyGpu | None]:
 
 
 def _busy(recording: Recording) -> Iterator[tuple[int, BusyGpu | None]]:
-    told = {one.node: one.fact for one in recording.facts(GpusFact) if one.fact.gpus}
+    told = {node.node: node.fact for node in recording.facts(GpusFact) if node.fact.gpus}
     by_uuid = {(node, gpu.uuid): gpu for node, fact in told.items() for gpu in busy_gpus(fact)}
     for seen in recording.facts(GpuSpeedFact):
         if seen.node in told:

@@ -19,7 +19,7 @@ def summed_up(watched: GpuWatched) -> GpuLoad:
 
     A copy within the GPU leaves the link idle, which then saves power, so the highest value counts.
     """
-    busy = [one for one in watched.samples if one.phase == MATMUL]
+    busy = [sample for sample in watched.samples if sample.phase == MATMUL]
     told = [one.clock_events for one in busy if one.clock_events is not None]
     in_force = Counter(name for names in told for name in names)
     clocks = _known([one.sm_clock_mhz for one in busy])
@@ -31,12 +31,12 @@ def summed_up(watched: GpuWatched) -> GpuLoad:
         sm_clock_mhz=median_low(clocks) if clocks else None,
         sm_clock_max_mhz=watched.sm_clock_max_mhz,
         clock_events={name: round(count / len(told), 2) for name, count in in_force.items()},
-        temperature_c=_highest([one.temperature_c for one in watched.samples]),
+        temperature_c=_highest([sample.temperature_c for sample in watched.samples]),
         power_w=_highest([one.power_w for one in busy]),
         power_limit_w=watched.power_limit_w,
-        pcie_generation=_highest([one.pcie_generation for one in watched.samples]),
+        pcie_generation=_highest([sample.pcie_generation for sample in watched.samples]),
         pcie_generation_max=watched.pcie_generation_max,
-        pcie_width=_highest([one.pcie_width for one in watched.samples]),
+        pcie_width=_highest([sample.pcie_width for sample in watched.samples]),
         pcie_width_max=watched.pcie_width_max,
     )
 

@@ -64,9 +64,9 @@ def _slowed(recording: Recording) -> Mapping[int, Measured]:
 
 def _find(recording: Recording) -> Iterator[tuple[int, Measured]]:
     before = {
-        (one.node, gpu.uuid): gpu.clock_events or ()
-        for one in recording.facts(GpusFact)
-        for gpu in one.fact.gpus
+        (node.node, gpu.uuid): gpu.clock_events or ()
+        for node in recording.facts(GpusFact)
+        for gpu in node.fact.gpus
     }
     for seen in recording.facts(GpuSpeedFact):
         known_before = before.get((seen.node, seen.fact.gpu_uuid), ())

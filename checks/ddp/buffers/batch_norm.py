@@ -71,7 +71,7 @@ def batch_normalised_with_other_statistics(recording: Recording) -> Iterator[Dra
         https://arxiv.org/abs/1502.03167
     """
     # Wrong statistics explain wrong outputs, and are the finding then.
-    seen = [one.fact for one in recording.facts(Buffers)]
+    seen = [rank.fact for rank in recording.facts(Buffers)]
     if not any(fact.batch_norm_off for fact in seen):
         what, wanted = "BatchNorm gives wrong outputs", "closed form with the rank's own batch"
         yield from drafts(recording, "normalised_off", what, wanted)

@@ -85,7 +85,7 @@ def _does_not_load_in_parts(recording: Recording, bad: _BadParts) -> Draft:
 
 
 def _by_group_rank(recording: Recording) -> dict[int, int]:
-    return {one.fact.group_rank: one.rank or 0 for one in recording.facts(Checkpoint)}
+    return {rank.fact.group_rank: rank.rank or 0 for rank in recording.facts(Checkpoint)}
 
 
 def _detail_of_part(one: Seen[Checkpoint], found: Resharded) -> str:

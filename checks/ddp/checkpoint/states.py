@@ -109,7 +109,7 @@ def checkpoint_of_another_rank(recording: Recording) -> Iterator[Draft]:
     bad = _bad(recording, _is_strange)
     if bad:
         seen, worst = bad[0]
-        places = {one.fact.group_rank: one.rank or 0 for one in recording.facts(Checkpoint)}
+        places = {rank.fact.group_rank: rank.rank or 0 for rank in recording.facts(Checkpoint)}
         writers = sorted({places[one.holds_rank] for _, one in bad if one.holds_rank in places})
         yield likely(
             rank_culprits(recording, Checkpoint, writers),

@@ -31,7 +31,9 @@ def cases(facts: Facts) -> list[dict[int, Share]]:
 
 def differing(facts: Facts, what: Callable[[Share], int | None]) -> Split[int] | None:
     """How the ranks' shares differ in something; None where they agree."""
-    values = {rank: tuple(dict.fromkeys(what(one) for one in fact.shares)) for rank, fact in facts.items()}
+    values = {
+        rank: tuple(dict.fromkeys(what(share) for share in fact.shares)) for rank, fact in facts.items()
+    }
     return split({rank: (value, in_words([str(one) for one in value])) for rank, value in values.items()})
 
 

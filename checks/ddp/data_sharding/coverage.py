@@ -143,7 +143,7 @@ def ranks_take_different_numbers_of_steps(recording: Recording) -> Iterator[Draf
 def _deaf(facts: Facts) -> list[int]:
     """The ranks whose order set_epoch() does not change."""
     return sorted(
-        rank for rank, fact in facts.items() if all(one.first == one.next_epoch for one in fact.shares)
+        rank for rank, fact in facts.items() if all(share.first == share.next_epoch for share in fact.shares)
     )
 
 

@@ -124,7 +124,7 @@ def sampler_seeds_differ(recording: Recording) -> Iterator[Draft]:
 def _misplaced(fact: DataSharding) -> Share | None:
     """The first share whose sampler says that it is another rank's."""
     right = (fact.group_rank, fact.world_size)
-    said = (one for one in fact.shares if one.rank is not None and one.replicas is not None)
+    said = (share for share in fact.shares if share.rank is not None and share.replicas is not None)
     return next((one for one in said if (one.rank, one.replicas) != right), None)
 
 

@@ -33,7 +33,7 @@ def modes(recording: Recording, name: str) -> Iterator[tuple[int, Mode]]:
 
 def looked_at(recording: Recording) -> list[str]:
     """The modes that some rank could test, in order."""
-    seen = [mode for one in recording.facts(GradientModes) for mode in one.fact.modes]
+    seen = [mode for rank in recording.facts(GradientModes) for mode in rank.fact.modes]
     return list(dict.fromkeys(mode.name for mode in seen if mode.not_looked is None))
 
 
@@ -46,7 +46,7 @@ def off_in(recording: Recording, name: str, *, wrong: bool) -> list[Off]:
 
 def known_before(recording: Recording, *phases: str) -> bool:
     """Whether gradient_sync found these phases wrong already: DD701 to DD704 say so."""
-    facts = [one.fact for one in recording.facts(GradientSync)]
+    facts = [rank.fact for rank in recording.facts(GradientSync)]
     return any(getattr(fact, phase).off for fact in facts for phase in phases)
 
 

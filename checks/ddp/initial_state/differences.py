@@ -77,7 +77,7 @@ def buffers_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
 
 
 def _of(recording: Recording, what: str) -> list[Difference]:
-    seen = {one.rank or 0: one.fact.model for one in recording.facts(InitialState)}
+    seen = {rank.rank or 0: rank.fact.model for rank in recording.facts(InitialState)}
     return [one for one in compare(restored(seen)) if one.what == what]
 
 

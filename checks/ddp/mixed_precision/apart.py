@@ -48,7 +48,7 @@ def off(recording: Recording) -> list[tuple[int, code.OffGradient]]:
 
 def known_before(recording: Recording) -> bool:
     """Whether gradient_sync found an ordinary step wrong already."""
-    return any(one.fact.step.off for one in recording.facts(GradientSync))
+    return any(rank.fact.step.off for rank in recording.facts(GradientSync))
 
 
 def software(recording: Recording) -> tuple[Remedy, ...]:

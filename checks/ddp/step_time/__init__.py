@@ -50,9 +50,9 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
     for name, value, unit in _values(seen):
         if value is not None:
             yield Measurement(name=f"step_{name}", value=value, unit=unit, labels=labels)
-    for one in recording.facts(StepTimeFact):
-        of_rank: dict[str, str | int | float] = {"rank": one.rank or 0, "node": one.node}
-        computing = median(look for each in one.fact.rounds for look in (each.compute_s, each.again_s))
+    for rank in recording.facts(StepTimeFact):
+        of_rank: dict[str, str | int | float] = {"rank": rank.rank or 0, "node": rank.node}
+        computing = median(look for each in rank.fact.rounds for look in (each.compute_s, each.again_s))
         yield Measurement(name="step_compute_of_rank", value=computing, unit="s", labels=of_rank)
     yield from _buckets(recording)
 

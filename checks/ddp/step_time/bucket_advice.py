@@ -36,7 +36,7 @@ class Measured:
 
 def measured(recording: Recording) -> tuple[Measured, Measured] | None:
     """The default and the size that promised most; None where no size was worth measuring."""
-    seen = [one.fact.buckets for one in recording.facts(StepTimeFact)]
+    seen = [rank.fact.buckets for rank in recording.facts(StepTimeFact)]
     if not seen or any(one is None or len(one.trials) != 2 for one in seen):
         return None
     default, best = zip(*(one.trials for one in seen if one is not None), strict=True)

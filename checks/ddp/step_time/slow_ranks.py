@@ -98,9 +98,9 @@ def _typical(rank: int, looks: dict[int, list[float]]) -> float:
 def _with_slow_gpu(recording: Recording) -> set[int]:
     """The ranks whose GPU multiplies more slowly than the others: that is a finding of its own."""
     rates = {
-        one.rank or 0: one.fact.matmul_tflop_per_s.median
-        for one in recording.facts(GpuSpeedFact)
-        if one.fact.matmul_tflop_per_s is not None
+        rank.rank or 0: rank.fact.matmul_tflop_per_s.median
+        for rank in recording.facts(GpuSpeedFact)
+        if rank.fact.matmul_tflop_per_s is not None
     }
     usual = median(rates.values()) if rates else 0.0
     return {rank for rank, rate in rates.items() if rate < (1 - SLOWER_SHARE) * usual}

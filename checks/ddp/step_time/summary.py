@@ -94,7 +94,7 @@ def summary(recording: Recording) -> Summary | None:
 
 
 def _slowest(rounds: Sequence[tuple[Round, ...]], name: str) -> Seconds:
-    return tuple(max(getattr(one, name) for one in ranks) for ranks in rounds)
+    return tuple(max(getattr(rank, name) for rank in ranks) for ranks in rounds)
 
 
 def crowded(recording: Recording) -> bool:

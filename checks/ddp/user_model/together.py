@@ -36,7 +36,7 @@ def does_not_come_back(recording: Recording) -> Iterator[Draft]:
     for trial in recording.trials:
         if trial.judged_check != _CHECK or trial.outcome not in ("stuck", "slow"):
             continue
-        left = [one for one in trial.evidence if not one.done]
+        left = [rank for rank in trial.evidence if not rank.done]
         if len(left) < len(trial.ranks) or any(_waits_for_others(one) for one in left):
             continue
         lines = dict.fromkeys(line for one in left if (line := _line(one)))
@@ -95,7 +95,7 @@ def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
         if trial.judged_check != _CHECK or trial.outcome != "broken":
             continue
         said = [
-            one.raised.message for one in trial.evidence if one.raised and one.raised.type == "StepFailed"
+            rank.raised.message for rank in trial.evidence if rank.raised and rank.raised.type == "StepFailed"
         ]
         if not said or len(said) < len(trial.ranks):
             continue

@@ -79,7 +79,7 @@ def models_differ(recording: Recording) -> Iterator[Draft]:
     References
         PyTorch docs, DistributedDataParallel: gradients are synchronised in every backward pass
     """
-    hits = [(one.node, gpu) for one in recording.facts(GpusFact) for gpu in _taking_part(recording, one)]
+    hits = [(node.node, gpu) for node in recording.facts(GpusFact) for gpu in _taking_part(recording, node)]
     models = Counter(gpu.name or "unknown" for _, gpu in hits)
     if len(models) > 1:
         usual, count = models.most_common(1)[0]

@@ -35,7 +35,7 @@ def versions_differ(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deploy/cuda-compatibility
     """
-    seen = [one for one in recording.facts(KernelFact) if not _nvml_said_so(recording, one)]
+    seen = [node for node in recording.facts(KernelFact) if not _nvml_said_so(recording, node)]
     for (versions, module, in_container), group in by_cause(seen, _mismatch).items():
         if in_container:
             mend = by_operator(

@@ -42,12 +42,12 @@ def stuck(recording: Recording) -> Iterator[Draft]:
             groups.setdefault(_severity(view, one), []).append(one)
         for severity, processes in groups.items():
             where = host(recording, view.node)
-            names = in_words([f"{one.name} (pid {one.pid})" for one in processes])
+            names = in_words([f"{process.name} (pid {process.pid})" for process in processes])
             are = "is" if len(processes) == 1 else "are"
             yield finding(
                 (Culprit(kind="node", node=where, node_rank=view.node),),
                 f"{names} on {where} {are} stuck in the NVIDIA driver (state D)",
-                (stuck_evidence(view, one) for one in processes[:LINES_OF_EVIDENCE]),
+                (stuck_evidence(view, process) for process in processes[:LINES_OF_EVIDENCE]),
                 REBOOT,
                 confidence=Confidence.POSSIBLE if severity is Severity.INFO else Confidence.LIKELY,
                 detail="No signal ends such a process; what needs the same lock of the driver hangs with it.",

@@ -122,7 +122,9 @@ def iommu_translates(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#iommu-on-linux
     """
-    seen = [one for one in recording.facts(PcieFact) if not one.fact.virtual and _translates(recording, one)]
+    seen = [
+        node for node in recording.facts(PcieFact) if not node.fact.virtual and _translates(recording, node)
+    ]
     for evidence, group in by_cause(seen, iommu_evidence).items():
         yield possible(
             of_nodes(recording, group),
@@ -162,7 +164,7 @@ def acs_not_readable(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
-    seen = [one for one in recording.facts(PcieFact) if not one.fact.virtual and _pairs(recording, one)]
+    seen = [node for node in recording.facts(PcieFact) if not node.fact.virtual and _pairs(recording, node)]
     for reason, group in by_cause(seen, lambda fact: fact.acs_problem).items():
         yield proved(
             of_nodes(recording, group),

@@ -67,7 +67,7 @@ def links_short(recording: Recording) -> Iterator[Draft]:
         if not link.is_short:
             continue
         peers = [one for one in everywhere if one is not link and _alike(one.device, link.device)]
-        full = [one for one in peers if not one.is_short]
+        full = [peer for peer in peers if not peer.is_short]
         if peers and len(full) <= len(peers) / 2:
             continue
         yield _draft(recording, link, full)
@@ -122,7 +122,7 @@ def _links(recording: Recording, seen: Seen[PcieFact]) -> Iterator[_Link]:
     mine = jobs_gpus(recording, seen.node)
     ends = [one for one in seen.fact.endpoints() if one.kind != "gpu" or mine is None or one.bus_id in mine]
     bridges = {bus for one in ends for bus in one.above}
-    for device in (*ends, *(one for one in seen.fact.devices if one.bus_id in bridges)):
+    for device in (*ends, *(device for device in seen.fact.devices if device.bus_id in bridges)):
         port = seen.fact.device(device.above[-1]) if device.above else None
         if port is not None:
             yield from _link(device, port, seen.node)

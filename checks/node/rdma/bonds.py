@@ -22,8 +22,8 @@ class _Bond:
 
     def lost(self) -> tuple[NetDevice, ...]:
         """The slaves that are down while another is up."""
-        down = tuple(one for one in self.slaves if one.mii_status == "down")
-        return down if any(one.mii_status == "up" for one in self.slaves) else ()
+        down = tuple(slave for slave in self.slaves if slave.mii_status == "down")
+        return down if any(slave.mii_status == "up" for slave in self.slaves) else ()
 
     def had_them(self) -> bool:
         """Whether a lost slave had its link since the machine started."""
@@ -95,7 +95,7 @@ def _names(netdevs: Sequence[NetDevice]) -> str:
 
 
 def _state(bond: _Bond) -> str:
-    each = ", ".join(f"{one.name} {one.mii_status or 'not told'}" for one in bond.slaves)
+    each = ", ".join(f"{slave.name} {slave.mii_status or 'not told'}" for slave in bond.slaves)
     return f"{bond.netdev.name} ({bond.netdev.bond_mode or 'mode not told'}): {each}"
 
 

@@ -30,9 +30,9 @@ class Clock:
 def by_step(trial: TrialRecord) -> Met:
     """The ranks that took each step."""
     met: dict[tuple[str, int], list[tuple[int, int, Step]]] = {}
-    for one in trial.evidence:
-        for step in one.steps:
-            met.setdefault((step.check, step.seq), []).append((one.rank, one.node, step))
+    for rank in trial.evidence:
+        for step in rank.steps:
+            met.setdefault((step.check, step.seq), []).append((rank.rank, rank.node, step))
     return met
 
 

@@ -46,9 +46,9 @@ _GLOO_SIZE = re.compile(r"op\.preamble\.length|op\.nbytes")
 
 def judge(trial: TrialRecord) -> Judgement:
     """Name the cause of a trial that did not finish."""
-    ranks = [one for one in trial.evidence if not one.done]
+    ranks = [rank for rank in trial.evidence if not rank.done]
     if trial.outcome == "slow":
-        return Judgement("slow", waiting=tuple(one.rank for one in ranks))
+        return Judgement("slow", waiting=tuple(rank.rank for rank in ranks))
     looks = (_mismatch, _died, _raised, _stopped, _never_began, _behind, _uninterruptible, _deadlock)
     for look in looks:
         found = look(ranks, trial)
@@ -61,7 +61,7 @@ def judge(trial: TrialRecord) -> Judgement:
 
 
 def _died(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
-    dead = [one for one in ranks if one.exited_at is not None]
+    dead = [rank for rank in ranks if rank.exited_at is not None]
     own = [one for one in dead if not _aborted_over_a_peer(one)]
     if not own:
         wrong_size = any(_GLOO_SIZE.search(one.output_tail) for one in dead)
@@ -69,7 +69,7 @@ def _died(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None
     causes = _first_to_go(own, trial)
     if not causes or (len(ranks) > 1 and len(causes) == len(ranks)):
         return Judgement("unsure", waiting=numbers(ranks))
-    innocent = [one for one in ranks if one not in causes]
+    innocent = [rank for rank in ranks if rank not in causes]
     return Judgement("died", numbers(causes), numbers(innocent), shared_step(innocent))
 
 
@@ -94,16 +94,16 @@ def _aborted_over_a_mismatch(ranks: Sequence[RankEvidence]) -> Judgement:
 
     The recorder of the dead rank is lost; a survivor whose real call is not its announced one did it.
     """
-    calls = {one.rank: one.flight[-1] for one in ranks if one.flight}
+    calls = {rank.rank: rank.flight[-1] for rank in ranks if rank.flight}
     suspects = _off_the_plan(ranks, calls, len(ranks))
-    innocent = [one for one in ranks if one.rank not in suspects]
+    innocent = [rank for rank in ranks if rank.rank not in suspects]
     flights = tuple((rank, calls[rank]) for rank in sorted(calls))
     return Judgement("mismatch", suspects, numbers(innocent), shared_step(innocent), flights=flights)
 
 
 def _raised(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
     everyone = trial.evidence
-    own = [one for one in ranks if one.raised is not None and not _blames_peer(one)]
+    own = [rank for rank in ranks if rank.raised is not None and not _blames_peer(rank)]
     if not own:
         return None
     alike: dict[object, list[RankEvidence]] = defaultdict(list)
@@ -116,7 +116,7 @@ def _raised(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | No
     most = max(alike.values(), key=len)
     if len(everyone) > 1 and 2 * len(most) > len(everyone):
         return _what_most_met(ranks, trial, set(numbers(most)))
-    innocent = [one for one in ranks if one not in own]
+    innocent = [rank for rank in ranks if rank not in own]
     return Judgement("raised", numbers(own), numbers(innocent), shared_step(innocent))
 
 
@@ -147,15 +147,15 @@ def _uninterruptible(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judg
 
 
 def _not_running(ranks: Sequence[RankEvidence], kind: Kind, letters: str) -> Judgement | None:
-    found = [one for one in ranks if one.state and one.state in letters]
+    found = [rank for rank in ranks if rank.state and rank.state in letters]
     if not found or len(found) >= max(len(ranks), 2):
         return None
-    innocent = [one for one in ranks if one not in found]
+    innocent = [rank for rank in ranks if rank not in found]
     return Judgement(kind, numbers(found), numbers(innocent), shared_step(innocent))
 
 
 def _never_began(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
-    missing = [one for one in ranks if not one.began]
+    missing = [rank for rank in ranks if not rank.began]
     if not missing or len(missing) == len(trial.evidence):
         return None
     # One that still computes (imports torch, on a busy machine) may yet come.
@@ -178,8 +178,8 @@ def _mismatch(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement |
             groups[entry.op, entry.sizes, entry.dtypes].append(rank)
         if len(groups) > 1:
             suspects = _minority(groups) or _off_the_plan(ranks, calls, len(calls))
-            waiting = tuple(one.rank for one in ranks if one.rank not in suspects)
-            stands_in = shared_step([one for one in ranks if one.rank in waiting])
+            waiting = tuple(rank.rank for rank in ranks if rank.rank not in suspects)
+            stands_in = shared_step([rank for rank in ranks if rank.rank in waiting])
             return Judgement("mismatch", suspects, waiting, stands_in, flights=tuple(sorted(calls.items())))
     return _announced_mismatch(ranks)
 
@@ -219,10 +219,10 @@ def _off_the_plan(
     Nobody, where that is said of more than half of them: then the announcement is what is wrong.
     """
     off = []
-    for one in ranks:
-        step, entry = open_step(one) or (one.steps[-1] if one.steps else None), calls.get(one.rank)
+    for rank in ranks:
+        step, entry = open_step(rank) or (rank.steps[-1] if rank.steps else None), calls.get(rank.rank)
         if step is not None and entry is not None and not _is_announced(step, entry):
-            off.append(one.rank)
+            off.append(rank.rank)
     return tuple(off) if 2 * len(off) <= compared else ()
 
 
@@ -238,15 +238,15 @@ def _is_announced(step: Step, entry: FlightEntry) -> bool:
 
 def _behind(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
     """Ranks that never entered a step in which others wait for them."""
-    waiting = {one.rank: step for one in ranks if (step := open_step(one)) is not None}
+    waiting = {rank.rank: step for rank in ranks if (step := open_step(rank)) is not None}
     if not waiting:
         return None
     # At one place a transfer comes before a collective: those who stand in it have passed nothing.
     step = min(waiting.values(), key=lambda open_: (place_of(open_, trial), not open_.peers))
     if step.peers:
-        return _absent_peer([one for one in ranks if one.rank in waiting], ranks)
+        return _absent_peer([rank for rank in ranks if rank.rank in waiting], ranks)
     here = place_of(step, trial)
-    absent = [one for one in ranks if reached(one, trial) < here and not _ended(one)]
+    absent = [rank for rank in ranks if reached(rank, trial) < here and not _ended(rank)]
     if absent:
         return Judgement("never-entered", numbers(absent), tuple(waiting), step)
     return _left_behind(ranks, trial, here)
@@ -254,9 +254,9 @@ def _behind(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | No
 
 def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place) -> Judgement | None:
     """The one rank, or the few, still in a step that all others left, while some wait further on."""
-    waiting = {one.rank: step for one in ranks if (step := open_step(one)) is not None}
+    waiting = {rank.rank: step for rank in ranks if (step := open_step(rank)) is not None}
     further = [step for step in waiting.values() if place_of(step, trial) > here]
-    last = [one for one in ranks if one.rank in waiting and place_of(waiting[one.rank], trial) == here]
+    last = [rank for rank in ranks if rank.rank in waiting and place_of(waiting[rank.rank], trial) == here]
     if any(_ended(one) for one in last):
         return None
     if not _few(len(last), len(trial.evidence)):
@@ -271,9 +271,9 @@ def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place)
     step = min(further, key=lambda open_: place_of(open_, trial))
     there = place_of(step, trial)
     absent = [
-        one
-        for one in ranks
-        if reached(one, trial) < there and not _ended(one) and doing.get(one.rank, "outside") == "outside"
+        rank
+        for rank in ranks
+        if reached(rank, trial) < there and not _ended(rank) and doing.get(rank.rank, "outside") == "outside"
     ]
     return Judgement("never-entered", numbers(absent), waiting_besides(ranks, absent), step)
 
@@ -312,8 +312,8 @@ def _ended(one: RankEvidence) -> bool:
 def _absent_peer(waiting: Sequence[RankEvidence], ranks: Sequence[RankEvidence]) -> Judgement | None:
     """Point-to-point: a rank whose partner waits, and that itself waits for nobody."""
     waits_for = {one.rank: set(step.peers) for one in waiting if (step := open_step(one)) is not None}
-    idle = {one.rank for one in ranks} - waits_for.keys()
-    by_rank = {one.rank: one for one in ranks}
+    idle = {rank.rank for rank in ranks} - waits_for.keys()
+    by_rank = {rank.rank: rank for rank in ranks}
     missing = {
         (rank, peer)
         for rank, peers in waits_for.items()
@@ -335,7 +335,7 @@ def _transfers(one: RankEvidence, peer: int) -> int:
 
 def _deadlock(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
     """Everyone entered and nobody left: a link. A point-to-point step says which."""
-    steps = {one.rank: step for one in ranks if (step := open_step(one)) is not None}
+    steps = {rank.rank: step for rank in ranks if (step := open_step(rank)) is not None}
     if len(steps) < len(ranks) or not steps:
         return None
     pairs = {
@@ -348,7 +348,7 @@ def _deadlock(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | 
         ends = {rank for pair in pairs for rank in pair}
         waiting = tuple(rank for rank in steps if rank not in ends)
         return Judgement("pair", (), waiting, steps[min(ends)], tuple(sorted(pairs)))
-    gone = any(one.exited_at is not None for one in ranks)
+    gone = any(rank.exited_at is not None for rank in ranks)
     one_place = len({key_of(step) for step in steps.values()}) == 1
     if len(ranks) == len(trial.evidence) and one_place and not gone and not next(iter(steps.values())).peers:
         return Judgement("all-entered", (), tuple(steps), shared_step(ranks))

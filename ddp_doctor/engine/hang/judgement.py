@@ -63,12 +63,12 @@ class Judgement:
 
 def numbers(ranks: Sequence[RankEvidence]) -> tuple[int, ...]:
     """The numbers of these ranks."""
-    return tuple(one.rank for one in ranks)
+    return tuple(rank.rank for rank in ranks)
 
 
 def waiting_besides(ranks: Sequence[RankEvidence], besides: Sequence[RankEvidence]) -> tuple[int, ...]:
     """The numbers of these ranks without some of them."""
-    return tuple(one.rank for one in ranks if one not in besides)
+    return tuple(rank.rank for rank in ranks if rank not in besides)
 
 
 def open_step(one: RankEvidence) -> Step | None:
@@ -96,7 +96,7 @@ def where_it_waits(one: RankEvidence) -> Literal["collective", "store", "outside
 
 def shared_step(ranks: Sequence[RankEvidence]) -> Step | None:
     """The step that most of these ranks stand in."""
-    steps = [step for one in ranks if (step := open_step(one)) is not None]
+    steps = [step for rank in ranks if (step := open_step(rank)) is not None]
     counted = Counter(key_of(step) for step in steps)
     if not counted:
         return None

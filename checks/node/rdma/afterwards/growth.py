@@ -57,7 +57,7 @@ def _changes(recording: Recording) -> list[Change]:
 def _of_node(
     before: Seen[RdmaFact], after: Seen[RdmaAfterFact], used: set[tuple[int, str, int]]
 ) -> Iterator[Change]:
-    known: dict[tuple[str, int], PortAfter] = {(one.hca, one.number): one for one in after.fact.ports}
+    known: dict[tuple[str, int], PortAfter] = {(port.hca, port.number): port for port in after.fact.ports}
     for hca, port in before.fact.ports():
         now = known.get((hca.name, port.number))
         if now is None or not port.is_active or not is_of_a_card(hca):
@@ -97,7 +97,7 @@ def link_down(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-timeout
     """
-    went_down = [one for one in changes(recording) if _went_down(one)]
+    went_down = [change for change in changes(recording) if _went_down(change)]
     for used in (True, False):
         some = {identity(one.hit): one for one in went_down if one.is_used == used}
         if some:
@@ -152,9 +152,9 @@ def packets_lost(recording: Recording) -> Iterator[Draft]:
     if any(trial.outcome != "finished" for trial in recording.trials):
         return  # ranks that were ended in the midst leave their peers without an answer
     some = {
-        identity(one.hit): one
-        for one in changes(recording)
-        if one.is_used and sum(one.grown.get(name, 0) for name in _losses(one)) >= LEAST_ERRORS
+        identity(change.hit): change
+        for change in changes(recording)
+        if change.is_used and sum(change.grown.get(name, 0) for name in _losses(change)) >= LEAST_ERRORS
     }
     if some:
         yield port_draft(
@@ -190,7 +190,11 @@ def link_errors(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.kernel.org/admin-guide/abi-stable.html
     """
-    some = {identity(one.hit): one for one in changes(recording) if _has_errors(one) and not _went_down(one)}
+    some = {
+        identity(change.hit): change
+        for change in changes(recording)
+        if _has_errors(change) and not _went_down(change)
+    }
     if some:
         hits = [one.hit for one in some.values()]
         names = ("symbol_error", RECOVERIES, *LINK_ERRORS)

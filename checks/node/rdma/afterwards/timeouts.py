@@ -116,7 +116,7 @@ def _culprits(
 
 def _lossy(recording: Recording) -> list[Change]:
     """The ports that NCCL takes and on which packets came late or twice, so that the path is not quite gone."""
-    found = (one for one in changes(recording) if one.is_used)
+    found = (change for change in changes(recording) if change.is_used)
     return [one for one in found if sum(one.grown.get(name, 0) for name in _late(one)) >= LEAST_ERRORS]
 
 

@@ -81,7 +81,7 @@ def _backend_is_not_offered(recording: Recording, rank: RankEvidence) -> bool:
 
 def lacks_a_node(recording: Recording, trial: TrialRecord) -> bool:
     """Whether a node fell silent during this trial, or handed in nothing of its ranks and then was lost."""
-    heard = {one.node for one in trial.evidence}
+    heard = {rank.node for rank in trial.evidence}
     world = recording.world
     silent = silent_nodes(recording) if world is not None and world.nnodes > 1 else frozenset()
     return bool(trial.lost_nodes) or any(

@@ -72,12 +72,12 @@ def another_gpu(recording: Recording) -> Iterator[Draft]:
 
 def _of_trials(recording: Recording) -> Iterator[_Rank]:
     for trial in recording.trials:
-        for one in trial.evidence:
-            devices = used_elsewhere(one.raised.message) if one.raised else None
+        for rank in trial.evidence:
+            devices = used_elsewhere(rank.raised.message) if rank.raised else None
             if devices is not None:
-                last = one.steps[-1] if one.steps else None
-                check = last.check if last else one.check or "process_group"
-                yield _Rank(one.rank, check, devices, step_words(last), "")
+                last = rank.steps[-1] if rank.steps else None
+                check = last.check if last else rank.check or "process_group"
+                yield _Rank(rank.rank, check, devices, step_words(last), "")
 
 
 def _of_models(recording: Recording) -> Iterator[_Rank]:

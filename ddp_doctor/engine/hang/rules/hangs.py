@@ -204,5 +204,5 @@ def _link_words(trial: TrialRecord, judgement: Judgement) -> str:
 def _takes_nvls(trial: TrialRecord) -> bool:
     """Whether NCCL's log says that NVSwitches add up for these ranks; setting that up hangs on some (NVLS)."""
     return trial.backend == "nccl" and any(
-        parse_nccl_log(one.output_tail).nvls for one in trial.evidence[:_RANKS_READ]
+        parse_nccl_log(rank.output_tail).nvls for rank in trial.evidence[:_RANKS_READ]
     )

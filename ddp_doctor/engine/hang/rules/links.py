@@ -78,7 +78,7 @@ def _calls(trial: TrialRecord, judgement: Judgement) -> dict[int, str]:
     """What each rank called by its flight recorder; without any recorder, what it had announced."""
     if judgement.flights:
         return {rank: f"{entry.op}{_sizes(entry.sizes)}" for rank, entry in judgement.flights}
-    steps = {one.rank: open_step(one) for one in trial.evidence}
+    steps = {rank.rank: open_step(rank) for rank in trial.evidence}
     return {rank: f"{step.name} {step.detail}".strip() for rank, step in steps.items() if step is not None}
 
 
@@ -192,7 +192,7 @@ def _others_passed(recording: Recording, seen: _Stuck, suspects: Collection[int]
     Where it did not, all pairs may be bad, and the time may not have sufficed to try the rest.
     """
     for trial, _ in seen.values():
-        through = [one for one in trial.evidence if one.done and one.rank not in suspects]
+        through = [rank for rank in trial.evidence if rank.done and rank.rank not in suspects]
         across = len({one.node for one in through}) > 1 or not all(
             is_across(recording, pair) for pair in seen
         )
@@ -203,11 +203,11 @@ def _others_passed(recording: Recording, seen: _Stuck, suspects: Collection[int]
 
 def _passed(recording: Recording, seen: _Stuck) -> set[tuple[int, int]]:
     """The pairs, lower rank first, that came through their exchange in some trial."""
-    passed = {(one.rank or 0, pair.peer) for one in recording.facts(P2pFact) for pair in one.fact.pairs}
+    passed = {(rank.rank or 0, pair.peer) for rank in recording.facts(P2pFact) for pair in rank.fact.pairs}
     for trial, _ in seen.values():
-        for one in trial.evidence:
-            steps = [step for step in one.steps if step.left_at is not None]
-            passed |= {(one.rank, peer) for step in steps for peer in step.peers}
+        for rank in trial.evidence:
+            steps = [step for step in rank.steps if step.left_at is not None]
+            passed |= {(rank.rank, peer) for step in steps for peer in step.peers}
     return {(min(pair), max(pair)) for pair in passed} - seen.keys()
 
 

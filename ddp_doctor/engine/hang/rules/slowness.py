@@ -103,7 +103,7 @@ def _late_ranks(trial: TrialRecord, allowed_s: float) -> list[_Late]:
 
     Nobody, where the nodes' counts cannot be compared: a node that began early would look late.
     """
-    steps, nodes = by_step(trial), {one.node for one in trial.evidence}
+    steps, nodes = by_step(trial), {rank.node for rank in trial.evidence}
     known = clocks(steps, nodes)
     if len(nodes) > 1 and not known:
         return []
