@@ -19,7 +19,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Severity, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.finding import Draft, Evidence
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
 from ddp_doctor.probing.gpu_identity import gpu_identity
@@ -125,7 +125,7 @@ def shared_gpu(recording: Recording) -> Iterator[Draft]:
     References
         NCCL init.cc ("Duplicate GPU detected"); torch.distributed.run, "Definitions"
     """
-    by_uuid: dict[tuple[int, str], list[Seen[ProcessGroupFact]]] = defaultdict(list)
+    by_uuid: dict[tuple[int, str], list[FactAt[ProcessGroupFact]]] = defaultdict(list)
     for seen in recording.facts(ProcessGroupFact):
         if seen.fact.gpu_uuid is not None:
             by_uuid[seen.node, seen.fact.gpu_uuid].append(seen)
@@ -148,7 +148,7 @@ def shared_gpu(recording: Recording) -> Iterator[Draft]:
     )
 
 
-def _place(recording: Recording, node: int, sharing: Sequence[Seen[ProcessGroupFact]]) -> str:
+def _place(recording: Recording, node: int, sharing: Sequence[FactAt[ProcessGroupFact]]) -> str:
     """The ranks on one GPU, its name and UUID, and its host where there are several."""
     several = recording.world is not None and recording.world.nnodes > 1
     at = f" of {host(recording, node)}" if several else ""

@@ -114,7 +114,7 @@ class NotRun(Frozen):
 
 
 @dataclass(frozen=True)
-class Seen(Generic[F]):
+class FactAt(Generic[F]):
     """A typed fact and where it was read."""
 
     fact: F
@@ -141,7 +141,7 @@ class Recording(Frozen):
 
     _memo: Memo = PrivateAttr(default_factory=Memo)
 
-    def facts(self, kind: type[F]) -> list[Seen[F]]:
+    def facts(self, kind: type[F]) -> list[FactAt[F]]:
         """All collected facts of one class, in the order they were read."""
         return list(self.once(kind, lambda: [_seen(kind, reading) for reading in self.of_kind(kind.KIND)]))
 
@@ -174,11 +174,11 @@ class Recording(Frozen):
         return self._memo.once((self.readings, self.trials, self.world, self.options), name, make)
 
 
-def _seen(kind: type[F], reading: Reading) -> Seen[F]:
-    return Seen(kind.model_validate(reading.fact), reading.node, reading.rank, reading)
+def _seen(kind: type[F], reading: Reading) -> FactAt[F]:
+    return FactAt(kind.model_validate(reading.fact), reading.node, reading.rank, reading)
 
 
-def _by_node(facts: Sequence[Seen[F]]) -> dict[int, list[F]]:
+def _by_node(facts: Sequence[FactAt[F]]) -> dict[int, list[F]]:
     found: dict[int, list[F]] = {}
     for seen in facts:
         found.setdefault(seen.node, []).append(seen.fact)

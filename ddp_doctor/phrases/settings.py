@@ -8,7 +8,7 @@ from typing import TypeVar
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy, Setting
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.wording.nodes import node_culprits, node_names
 
 F = TypeVar("F", bound=Fact)
@@ -107,9 +107,9 @@ def one_per_cause(
     yield from per_cause(recording, told)
 
 
-def per_cause(recording: Recording, told: Iterable[tuple[Seen[F], Draft]]) -> Iterator[Draft]:
+def per_cause(recording: Recording, told: Iterable[tuple[FactAt[F], Draft]]) -> Iterator[Draft]:
     """The same of drafts that are made already, each with the node it is about, in the order of the nodes."""
-    groups: dict[Hashable, dict[Draft, list[Seen[F]]]] = {}
+    groups: dict[Hashable, dict[Draft, list[FactAt[F]]]] = {}
     met: Counter[Hashable] = Counter()
     for seen, draft in told:
         names = tuple(one.name for one in draft.culprits)
@@ -121,7 +121,7 @@ def per_cause(recording: Recording, told: Iterable[tuple[Seen[F], Draft]]) -> It
         yield _on_nodes(recording, alike, several=several)
 
 
-def _on_nodes(recording: Recording, alike: Mapping[Draft, list[Seen[F]]], *, several: bool) -> Draft:
+def _on_nodes(recording: Recording, alike: Mapping[Draft, list[FactAt[F]]], *, several: bool) -> Draft:
     first, *rest = alike.items()
     draft, group = first
     others = [seen for _, more in rest for seen in more]

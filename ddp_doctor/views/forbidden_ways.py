@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ddp_doctor.facts.rdma import RdmaFact
 from ddp_doctor.facts.topology import TopologyFact
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.views.transports import Expected, GpuPair, Place, places
 
 _BETWEEN_GPUS = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_P2P_LEVEL")
@@ -34,7 +34,7 @@ class Forbidden:
 
     name: str
     value: str
-    seen: tuple[Seen[TopologyFact], ...]
+    seen: tuple[FactAt[TopologyFact], ...]
     losses: tuple[Loss, ...]
 
     @property
@@ -92,7 +92,7 @@ def may_use_rdma(recording: Recording) -> bool:
     return several and recording.options.command != "prolog"
 
 
-def rdma_in_use(facts: Sequence[Seen[RdmaFact]]) -> bool:
+def rdma_in_use(facts: Sequence[FactAt[RdmaFact]]) -> bool:
     """Whether some node uses its RDMA ports."""
     return any(seen.fact.unused_by is None and seen.fact.chosen() for seen in facts)
 

@@ -6,7 +6,7 @@ from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.addresses import shared_interface
 from ddp_doctor.knowledge.interface_choice import Choice, gloo_choice, nccl_choice
 from ddp_doctor.knowledge.interface_faults import Offer, is_fine
-from ddp_doctor.model.recording import Seen
+from ddp_doctor.model.recording import FactAt
 
 
 def chosen(fact: InterfacesFact, backend: str) -> Choice:
@@ -25,7 +25,7 @@ def common_interface(facts: Mapping[int, InterfacesFact]) -> dict[int, str]:
     return shared_interface({node: fact.interfaces for node, fact in facts.items()})
 
 
-def offer_of(seen: Seen[InterfacesFact], backend: str) -> Offer:
+def offer_of(seen: FactAt[InterfacesFact], backend: str) -> Offer:
     """The node as this backend presents it to the others."""
     fact, choice = seen.fact, chosen(seen.fact, backend)
     without = {name: value for name, value in fact.settings.items() if name != choice.setting}

@@ -15,7 +15,7 @@ from ddp_doctor.facts.connectivity import ConnectivityFact
 from ddp_doctor.facts.roll_call import SilenceFact
 from ddp_doctor.knowledge.addresses import is_own_bridge
 from ddp_doctor.knowledge.deadlines import SILENT_S
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 
 How = Literal[
     "stopped",  # the blamed node was itself stopped for so long that the others gave it up
@@ -44,7 +44,7 @@ class Cause:
     silent: tuple[int, ...]
     blamed: tuple[int, ...] = ()
     pairs: tuple[tuple[int, int], ...] = ()
-    seen: tuple[Seen[SilenceFact], ...] = ()
+    seen: tuple[FactAt[SilenceFact], ...] = ()
 
     @property
     def observers(self) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ def silent_nodes(recording: Recording) -> frozenset[int]:
     return frozenset(left | lost)
 
 
-def farewells(recording: Recording) -> list[Seen[SilenceFact]]:
+def farewells(recording: Recording) -> list[FactAt[SilenceFact]]:
     """The nodes that left before the end, and said why."""
     return [node for node in recording.facts(SilenceFact) if node.fact.said_goodbye]
 
@@ -69,7 +69,7 @@ def causes(recording: Recording) -> list[Cause]:
     return recording.once("causes of silence", lambda: _causes(recording))
 
 
-def links_lost(recording: Recording, seen: Seen[SilenceFact]) -> tuple[str, ...]:
+def links_lost(recording: Recording, seen: FactAt[SilenceFact]) -> tuple[str, ...]:
     """The observer's interfaces that led to other hosts and lost their link: a container's veth has no address."""
     nodes = recording.world.nodes if recording.world else ()
     known = next((node.addresses for node in nodes if node.node_rank == seen.node), {})
@@ -103,7 +103,7 @@ def _causes(recording: Recording) -> list[Cause]:
     alone = _lone_observer(recording, seen)
     if alone is not None:
         return [alone]
-    of_node: dict[int, list[Seen[SilenceFact]]] = {}
+    of_node: dict[int, list[FactAt[SilenceFact]]] = {}
     for one in seen:
         of_node.setdefault(one.fact.node, []).append(one)
     each = [_cause_of(recording, node, of) for node, of in of_node.items()]
@@ -120,7 +120,7 @@ def _blocked_before(recording: Recording) -> set[tuple[int, int]]:
     }
 
 
-def _as_news(seen: Seen[SilenceFact], blocked: set[tuple[int, int]]) -> Seen[SilenceFact]:
+def _as_news(seen: FactAt[SilenceFact], blocked: set[tuple[int, int]]) -> FactAt[SilenceFact]:
     if (seen.node, seen.fact.node) not in blocked or seen.fact.answer == "answers":
         return seen
     return replace(seen, fact=seen.fact.model_copy(update={"answer": "not_asked"}))
@@ -131,7 +131,7 @@ def _counts(fact: SilenceFact) -> bool:
     return fact.answer != "not_asked" or fact.silent_s >= _HEARD_TOO_LONG_AGO_S
 
 
-def _lone_observer(recording: Recording, seen: Sequence[Seen[SilenceFact]]) -> Cause | None:
+def _lone_observer(recording: Recording, seen: Sequence[FactAt[SilenceFact]]) -> Cause | None:
     """The only observer, where nothing reaches it any more: by its own link, or from all of several others."""
     observers = _observers(seen)
     if len(observers) != 1 or any(one.fact.answer not in (*_NO_ANSWER, "not_asked") for one in seen):
@@ -157,7 +157,7 @@ class _Views:
     beatless: tuple[int, ...]  # who did not dial it, or could not before
 
 
-def _views(recording: Recording, seen: Sequence[Seen[SilenceFact]]) -> _Views:
+def _views(recording: Recording, seen: Sequence[FactAt[SilenceFact]]) -> _Views:
     dark = [one for one in seen if one.fact.answer in _NO_ANSWER]
 
     def by(answer: str) -> tuple[int, ...]:
@@ -173,7 +173,7 @@ def _views(recording: Recording, seen: Sequence[Seen[SilenceFact]]) -> _Views:
     )
 
 
-def _cause_of(recording: Recording, node: int, seen: Sequence[Seen[SilenceFact]]) -> Cause | None:
+def _cause_of(recording: Recording, node: int, seen: Sequence[FactAt[SilenceFact]]) -> Cause | None:
     """Why one node is silent to these observers; None where that is no news of it."""
     views = _views(recording, seen)
     missed = _observers(one for one in seen if one.fact.heartbeat)
@@ -236,9 +236,9 @@ def _both(one: Cause, other: Cause) -> Cause:
     )
 
 
-def _observers(seen: Iterable[Seen[SilenceFact]]) -> tuple[int, ...]:
+def _observers(seen: Iterable[FactAt[SilenceFact]]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(one.node for one in seen))
 
 
-def _silent(seen: Iterable[Seen[SilenceFact]]) -> tuple[int, ...]:
+def _silent(seen: Iterable[FactAt[SilenceFact]]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(one.fact.node for one in seen))

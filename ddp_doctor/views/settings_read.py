@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge.versions import release
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.settings.names import is_of_rccl
 from ddp_doctor.settings.releases import Installed, is_of_another_backend, status_at
 from ddp_doctor.settings.table import Variable, variables
@@ -15,7 +15,7 @@ from ddp_doctor.views.nccl_backend import nccl_backends
 from ddp_doctor.views.software import of_the_job
 
 
-def judged(recording: Recording) -> Iterator[Seen[EnvVars]]:
+def judged(recording: Recording) -> Iterator[FactAt[EnvVars]]:
     """The environments, without what AMD's RCCL reads where torch is built for ROCm, or torch's other class for NCCL.
 
     RCCL takes NCCL's names and has others that begin so (NCCL_LIBIBVERBS_SO is one), with values and defaults of

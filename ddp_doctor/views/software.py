@@ -5,15 +5,15 @@ from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge import versions
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.choices import Backend, Severity
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 
 
-def of_the_job(recording: Recording) -> list[Seen[Software]]:
+def of_the_job(recording: Recording) -> list[FactAt[Software]]:
     """The facts to judge: a prolog runs in an interpreter of root's, whose torch is not the job's."""
     return [] if recording.options.command == "prolog" else recording.facts(Software)
 
 
-def with_gpus(recording: Recording) -> list[Seen[Software]]:
+def with_gpus(recording: Recording) -> list[FactAt[Software]]:
     """The nodes whose NVIDIA GPUs the job is meant to use."""
     return [
         seen

@@ -12,7 +12,7 @@ from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.knowledge import link_rates as rates
 from ddp_doctor.knowledge import nccl_paths as paths
 from ddp_doctor.knowledge.versions import release
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.parse.nccl_log import parse_nccl_log, settings_in, version_in
 from ddp_doctor.views.gpus_of_ranks import gpu_of
@@ -47,7 +47,7 @@ class Used:
 class Place:
     """All that is known of one node: its matrix, its GPUs, the settings and the version in force."""
 
-    seen: Seen[TopologyFact]
+    seen: FactAt[TopologyFact]
     gpus: Mapping[str, Gpu]
     node: paths.Node
 
@@ -134,7 +134,7 @@ def _places(recording: Recording) -> Iterator[Place]:
         yield Place(seen, by_name, node)
 
 
-def _gpus_of_job(recording: Recording, seen: Seen[TopologyFact]) -> int:
+def _gpus_of_job(recording: Recording, seen: FactAt[TopologyFact]) -> int:
     """How many GPUs NCCL sees on a node: those of the job's ranks alone."""
     if recording.world is not None and recording.world.backend == "nccl" and recording.trials:
         return len(recording.world.ranks_of(seen.node))

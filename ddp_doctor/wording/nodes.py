@@ -6,7 +6,7 @@ from typing import TypeVar
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.wording.findings import Who
 
 F = TypeVar("F", bound=Fact)
@@ -16,9 +16,9 @@ K = TypeVar("K", bound=Hashable)
 NAMES_IN_A_SENTENCE = 4
 
 
-def by_cause(seen: Iterable[Seen[F]], cause: Callable[[F], K | None]) -> dict[K, list[Seen[F]]]:
+def by_cause(seen: Iterable[FactAt[F]], cause: Callable[[F], K | None]) -> dict[K, list[FactAt[F]]]:
     """The facts that share a cause, in the order they were read; a cause of None is no cause."""
-    groups: dict[K, list[Seen[F]]] = {}
+    groups: dict[K, list[FactAt[F]]] = {}
     for one in seen:
         key = cause(one.fact)
         if key is not None:
@@ -26,7 +26,7 @@ def by_cause(seen: Iterable[Seen[F]], cause: Callable[[F], K | None]) -> dict[K,
     return groups
 
 
-def node_culprits(recording: Recording, seen: Sequence[Seen[F]]) -> tuple[Culprit, ...]:
+def node_culprits(recording: Recording, seen: Sequence[FactAt[F]]) -> tuple[Culprit, ...]:
     """One culprit per node."""
     return tuple(node_culprit(recording, rank) for rank in dict.fromkeys(one.node for one in seen))
 
@@ -43,12 +43,12 @@ def node_pair(recording: Recording, node_rank: int, peer: int) -> Culprit:
     )
 
 
-def node_names(recording: Recording, seen: Sequence[Seen[F]]) -> str:
+def node_names(recording: Recording, seen: Sequence[FactAt[F]]) -> str:
     """The nodes' names for a sentence: "node0", "node0 and node1", "node0, node1 and 12 more"."""
     return in_words([host(recording, rank) for rank in dict.fromkeys(one.node for one in seen)])
 
 
-def of_nodes(recording: Recording, seen: Sequence[Seen[F]]) -> Who:
+def of_nodes(recording: Recording, seen: Sequence[FactAt[F]]) -> Who:
     """The nodes of these facts, for a finding."""
     return Who(node_culprits(recording, seen), node_names(recording, seen))
 
@@ -67,7 +67,7 @@ def host(recording: Recording, node_rank: int) -> str:
 
 def node_draft(
     recording: Recording,
-    group: Sequence[Seen[F]],
+    group: Sequence[FactAt[F]],
     title: str,
     evidence: Evidence,
     *remedies: Remedy,

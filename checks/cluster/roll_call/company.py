@@ -7,7 +7,7 @@ from ddp_doctor.checks.cluster.roll_call.advice import advice, look_at
 from ddp_doctor.facts.roll_call import RollCallFact, SilenceFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.views.lost_nodes import Cause, causes, farewells, links_lost
 from ddp_doctor.wording.nodes import host, in_words, node_culprit, node_pair
@@ -181,7 +181,7 @@ def _culprits(recording: Recording, cause: Cause) -> tuple[Culprit, ...]:
     return tuple(node_pair(recording, one, other) for one, other in cause.pairs)
 
 
-def _evidence(recording: Recording, one: Seen[SilenceFact]) -> Evidence:
+def _evidence(recording: Recording, one: FactAt[SilenceFact]) -> Evidence:
     fact = one.fact
     observer, silent = host(recording, one.node), host(recording, fact.node)
     parts = [f"to {observer}, {silent} {_ANSWERED[fact.answer]}"] if fact.answer in _ANSWERED else []
@@ -256,7 +256,7 @@ def _between(recording: Recording, cause: Cause) -> Remedy:
     )
 
 
-def _farewell(recording: Recording, one: Seen[SilenceFact]) -> Draft:
+def _farewell(recording: Recording, one: FactAt[SilenceFact]) -> Draft:
     """No fault of the machine's: nobody is to blame, and the run only could not be completed."""
     why, name = one.fact.said_goodbye, host(recording, one.fact.node)
     again, how = "Run again, on all nodes", "it was interrupted"

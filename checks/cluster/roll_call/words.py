@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from ddp_doctor.facts.roll_call import Present, RollCallFact
 from ddp_doctor.model.finding import Culprit, Evidence
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.wording import run_options
 from ddp_doctor.wording.nodes import in_words
 
 #: Nodes in the same situation.
-Group = Sequence[Seen[RollCallFact]]
+Group = Sequence[FactAt[RollCallFact]]
 
 
 def endpoint(fact: RollCallFact) -> str:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from ddp_doctor.facts.gpu_speed import GpuSpeedFact, Rate
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.knowledge import gpu_speed as known
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.views.busy_gpus import BusyGpu, busy_gpus
 
-Measured = Seen[GpuSpeedFact]
+Measured = FactAt[GpuSpeedFact]
 _GIB = 1024**3
 
 

@@ -6,13 +6,13 @@ from ddp_doctor.checks.ddp.checkpoint.wording import LOOK_AT_STORAGE
 from ddp_doctor.facts.checkpoint import Checkpoint, Resharded, Sharded
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
-_Bad = list[tuple[Seen[Checkpoint], Sharded]]
-_BadParts = list[tuple[Seen[Checkpoint], Resharded]]
+_Bad = list[tuple[FactAt[Checkpoint], Sharded]]
+_BadParts = list[tuple[FactAt[Checkpoint], Resharded]]
 
 
 @rule("DD765", "sharded-checkpoint-does-not-load", Severity.ERROR, Checkpoint)
@@ -88,7 +88,7 @@ def _by_group_rank(recording: Recording) -> dict[int, int]:
     return {rank.fact.group_rank: rank.rank or 0 for rank in recording.facts(Checkpoint)}
 
 
-def _detail_of_part(one: Seen[Checkpoint], found: Resharded) -> str:
+def _detail_of_part(one: FactAt[Checkpoint], found: Resharded) -> str:
     if found.error:
         return f"torch says: {found.error}"
     holds = "another number" if found.off_holds is None else f"that of element {found.off_holds}"
@@ -98,13 +98,13 @@ def _detail_of_part(one: Seen[Checkpoint], found: Resharded) -> str:
     )
 
 
-def _detail(one: Seen[Checkpoint], seen: Sharded) -> str:
+def _detail(one: FactAt[Checkpoint], seen: Sharded) -> str:
     files = ", ".join(f"__{rank}_0.distcp" for rank in (seen.missing or seen.off)[:8])
     what = f"On rank {one.rank} {'is missing' if seen.missing else 'is off'}: {files}. " if files else ""
     return what + (f"torch says: {seen.error}" if seen.error else f"{seen.off_elements} elements are off.")
 
 
-def _evidence(one: Seen[Checkpoint], seen: Sharded) -> Evidence:
+def _evidence(one: FactAt[Checkpoint], seen: Sharded) -> Evidence:
     text = f"files of shards that rank {one.rank} sees"
     return Evidence(text=text, value=seen.shards, expected=one.fact.world_size)
 

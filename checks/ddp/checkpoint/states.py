@@ -7,13 +7,13 @@ from ddp_doctor.checks.ddp.checkpoint.wording import LOOK_AT_STORAGE, NEW_NAMES,
 from ddp_doctor.facts.checkpoint import Checkpoint, Loaded
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.nodes import of_nodes
 from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
-_Bad = list[tuple[Seen[Checkpoint], Loaded]]
+_Bad = list[tuple[FactAt[Checkpoint], Loaded]]
 
 
 @rule("DD761", "checkpoint-torn-or-changed", Severity.ERROR, Checkpoint)

@@ -8,7 +8,7 @@ from ddp_doctor.facts.gradient_sync import GradientSync
 from ddp_doctor.knowledge import gradient_code as code
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Draft, Evidence
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.remedies.stock_ddp import remedies
 from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.ranks import rank_culprits, ranks_at
@@ -23,7 +23,7 @@ class Off:
     gradient: code.OffGradient
 
 
-def off_in(seen: Sequence[Seen[GradientSync]], *phases: str) -> list[Off]:
+def off_in(seen: Sequence[FactAt[GradientSync]], *phases: str) -> list[Off]:
     """What is off in these phases of all ranks."""
     looks = ((one, getattr(one.fact, phase)) for one in seen for phase in phases)
     return [Off(one.rank or 0, one.fact.world_size, off) for one, look in looks for off in look.off]

@@ -11,7 +11,7 @@ from ddp_doctor.knowledge import step_time as known
 from ddp_doctor.knowledge.gpu_speed import SLOWER_SHARE
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.wording.findings import likely
@@ -106,11 +106,11 @@ def _with_slow_gpu(recording: Recording) -> set[int]:
     return {rank for rank, rate in rates.items() if rate < (1 - SLOWER_SHARE) * usual}
 
 
-def _is_disturbed(seen: Seen[StepTimeFact]) -> bool:
+def _is_disturbed(seen: FactAt[StepTimeFact]) -> bool:
     return seen.fact.on_cpu_share is not None and seen.fact.on_cpu_share < known.ON_CPU_SHARE
 
 
-def _detail(slow: Sequence[Seen[StepTimeFact]], *, disturbed: bool) -> str:
+def _detail(slow: Sequence[FactAt[StepTimeFact]], *, disturbed: bool) -> str:
     waited = "In DDP every rank waits for the slowest one, in every step."
     if slow[0].fact.model:
         waited += (

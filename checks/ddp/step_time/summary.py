@@ -7,7 +7,7 @@ from statistics import median
 
 from ddp_doctor.facts.step_time import Round, StepTimeFact
 from ddp_doctor.knowledge.step_time import ON_CPU_SHARE
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 
 Seconds = tuple[float, ...]
 
@@ -116,7 +116,7 @@ def _are_too_few(facts: Sequence[StepTimeFact]) -> bool:
     return bool(cpus) and sum(fact.threads for fact in facts) > len(cpus)
 
 
-def mostly_disturbed(seen: Sequence[Seen[StepTimeFact]]) -> bool:
+def mostly_disturbed(seen: Sequence[FactAt[StepTimeFact]]) -> bool:
     """Whether most ranks did not have a processor for themselves."""
     shares = [one.fact.on_cpu_share for one in seen if one.fact.on_cpu_share is not None]
     return bool(shares) and median(shares) < ON_CPU_SHARE

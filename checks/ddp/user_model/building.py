@@ -16,7 +16,7 @@ from ddp_doctor.facts.user_model import Trouble, UserModel
 from ddp_doctor.knowledge import manifests
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.bound_device import used_elsewhere
 from ddp_doctor.remedies.kinds import remedy
@@ -230,7 +230,10 @@ def on_another_device(recording: Recording) -> Iterator[Draft]:
 
 
 def _misplaced(
-    recording: Recording, shown: tuple[tuple[str, str, str], ...], seen: list[Seen[UserModel]], is_state: bool
+    recording: Recording,
+    shown: tuple[tuple[str, str, str], ...],
+    seen: list[FactAt[UserModel]],
+    is_state: bool,
 ) -> Draft:
     kind, name, device = shown[0]
     more = f" and {len(shown) - 1} more" if len(shown) > 1 else ""

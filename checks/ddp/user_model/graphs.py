@@ -15,7 +15,7 @@ from ddp_doctor.checks.ddp.user_model.words import (
 from ddp_doctor.facts.user_model import Call, LocalPass, Parting, UserModel
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.wording.findings import NOBODY, likely, proved
 
@@ -101,8 +101,8 @@ def unequal_graphs(recording: Recording) -> Iterator[Draft]:
 
 def _unequal(
     recording: Recording,
-    of_step: list[tuple[Seen[UserModel], LocalPass]],
-    lacking: list[tuple[Seen[UserModel], LocalPass]],
+    of_step: list[tuple[FactAt[UserModel], LocalPass]],
+    lacking: list[tuple[FactAt[UserModel], LocalPass]],
 ) -> Draft:
     parted = [(one, local.parting) for one, local in of_step if local.parting is not None]
     odd = [one for one, _ in parted] or [one for one, _ in lacking]
@@ -144,7 +144,7 @@ def _unequal(
     )
 
 
-def _where(recording: Recording, lacking: list[tuple[Seen[UserModel], LocalPass]]) -> str:
+def _where(recording: Recording, lacking: list[tuple[FactAt[UserModel], LocalPass]]) -> str:
     """The ranks that lack what the first one lacks; where others lack something else, that is said."""
     first = lacking[0][1].unused
     alike = [one for one, here in lacking if here.unused == first]
@@ -153,7 +153,7 @@ def _where(recording: Recording, lacking: list[tuple[Seen[UserModel], LocalPass]
     return f"{where}, and others on {on_ranks(recording, others)}" if others else f"{where} only"
 
 
-def _parting_words(seen: Seen[UserModel], parting: Parting) -> str:
+def _parting_words(seen: FactAt[UserModel], parting: Parting) -> str:
     here, there = _calls(parting.here), _calls(parting.there)
     return f"rank {rank(seen)} {here} where rank {parting.peer} {there}"
 
@@ -162,7 +162,7 @@ def _calls(call: Call | None) -> str:
     return f"calls {call.module}{at(call.where)}" if call is not None else "calls nothing more"
 
 
-def _lines(parted: list[tuple[Seen[UserModel], Parting]]) -> Iterator[Culprit]:
+def _lines(parted: list[tuple[FactAt[UserModel], Parting]]) -> Iterator[Culprit]:
     calls = [call for _, parting in parted for call in (parting.here, parting.there) if call is not None]
     yield from (code(where) for where in dict.fromkeys(call.where for call in calls[:1] if call.where))
 

@@ -16,7 +16,7 @@ from ddp_doctor.checks.ddp.user_model.words import (
 from ddp_doctor.facts.user_model import UserModel
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.wording.findings import NOBODY, likely
 
@@ -62,7 +62,7 @@ def computes_otherwise(recording: Recording) -> Iterator[Draft]:
         yield _rounded_otherwise(recording, off, peer)
 
 
-def _usual(seen: list[Seen[UserModel]]) -> Seen[UserModel] | None:
+def _usual(seen: list[FactAt[UserModel]]) -> FactAt[UserModel] | None:
     """A rank with whose loss most agree but for rounding, else the first: each is compared with it."""
     return next(
         (
@@ -84,7 +84,7 @@ def _apart(fact: UserModel, peer: UserModel) -> float:
     return abs(mine - other) / max(abs(other), 1e-12)
 
 
-def _other_loss(recording: Recording, off: list[Seen[UserModel]], peer: Seen[UserModel]) -> Draft:
+def _other_loss(recording: Recording, off: list[FactAt[UserModel]], peer: FactAt[UserModel]) -> Draft:
     far = [one for one in off if _apart(one.fact, peer.fact) > _LOSS_APART]
     worst = max(far, key=lambda one: _apart(one.fact, peer.fact))
     is_sure = 2 * len(far) < peer.fact.world_size
@@ -97,7 +97,7 @@ def _other_loss(recording: Recording, off: list[Seen[UserModel]], peer: Seen[Use
     )
 
 
-def _rounded_otherwise(recording: Recording, off: list[Seen[UserModel]], peer: Seen[UserModel]) -> Draft:
+def _rounded_otherwise(recording: Recording, off: list[FactAt[UserModel]], peer: FactAt[UserModel]) -> Draft:
     worst = max(off, key=lambda one: _apart(one.fact, peer.fact))
     return likely(
         NOBODY,
@@ -109,7 +109,7 @@ def _rounded_otherwise(recording: Recording, off: list[Seen[UserModel]], peer: S
     )
 
 
-def _loss_of(worst: Seen[UserModel], peer: Seen[UserModel]) -> Evidence:
+def _loss_of(worst: FactAt[UserModel], peer: FactAt[UserModel]) -> Evidence:
     expected = f"rank {rank(peer)}'s"
     return Evidence(
         text=f"loss on rank {rank(worst)}",
@@ -119,7 +119,7 @@ def _loss_of(worst: Seen[UserModel], peer: Seen[UserModel]) -> Evidence:
     )
 
 
-def _other_gradients(recording: Recording, apart: list[Seen[UserModel]]) -> Draft:
+def _other_gradients(recording: Recording, apart: list[FactAt[UserModel]]) -> Draft:
     by_rank = {rank(one): one for one in facts(recording)}
     first = apart[0]
     peer = by_rank.get(first.fact.same_batch_peer or 0, first)
@@ -155,7 +155,7 @@ def _other_gradients(recording: Recording, apart: list[Seen[UserModel]]) -> Draf
     )
 
 
-def _hooks_of_one(seen: Seen[UserModel], peer: Seen[UserModel]) -> list[tuple[str, str, str]]:
+def _hooks_of_one(seen: FactAt[UserModel], peer: FactAt[UserModel]) -> list[tuple[str, str, str]]:
     """The hooks that one of two ranks has and the other has not: rank, parameter, line."""
     here, there = (one.fact.hooks for one in (seen, peer))
     pairs = ((seen, set(here) - set(there)), (peer, set(there) - set(here)))

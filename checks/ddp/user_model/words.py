@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from ddp_doctor.facts.user_model import Names, UserModel
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Remedy
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.remedies.kinds import in_code
 from ddp_doctor.wording.ranks import rank_culprits, ranks_at, short
 
@@ -15,27 +15,27 @@ _IN_A_TITLE = 4
 DDP_PAGE = "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
 
 
-def facts(recording: Recording) -> list[Seen[UserModel]]:
+def facts(recording: Recording) -> list[FactAt[UserModel]]:
     """What each rank saw, by rank."""
     return sorted(recording.facts(UserModel), key=lambda seen: seen.rank or 0)
 
 
-def rank(seen: Seen[UserModel]) -> int:
+def rank(seen: FactAt[UserModel]) -> int:
     """Its number."""
     return seen.rank or 0
 
 
-def on_ranks(recording: Recording, seen: Iterable[Seen[UserModel]]) -> str:
+def on_ranks(recording: Recording, seen: Iterable[FactAt[UserModel]]) -> str:
     """The ranks for a sentence: ``every rank``, ``rank 1``."""
     return ranks_at(recording, [rank(one) for one in seen])
 
 
-def are_all(seen: Sequence[Seen[UserModel]]) -> bool:
+def are_all(seen: Sequence[FactAt[UserModel]]) -> bool:
     """Whether these are all ranks of the world."""
     return len(seen) >= seen[0].fact.world_size
 
 
-def culprits(recording: Recording, seen: Sequence[Seen[UserModel]]) -> tuple[Culprit, ...]:
+def culprits(recording: Recording, seen: Sequence[FactAt[UserModel]]) -> tuple[Culprit, ...]:
     """The ranks as culprits; none where all are concerned, for it is not the ranks' doing then."""
     if not seen or (are_all(seen) and seen[0].fact.world_size > 1):
         return ()
@@ -70,9 +70,9 @@ def at(where: str) -> str:
     return f" at {short(where)}" if where else ""
 
 
-def grouped(seen: Iterable[tuple[T, Seen[UserModel]]]) -> dict[T, list[Seen[UserModel]]]:
+def grouped(seen: Iterable[tuple[T, FactAt[UserModel]]]) -> dict[T, list[FactAt[UserModel]]]:
     """One cause, one finding: the ranks by what they met."""
-    groups: dict[T, list[Seen[UserModel]]] = {}
+    groups: dict[T, list[FactAt[UserModel]]] = {}
     for key, one in seen:
         groups.setdefault(key, []).append(one)
     return groups

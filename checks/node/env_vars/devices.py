@@ -12,7 +12,7 @@ from ddp_doctor.knowledge.interface_choice import GLOO_IFNAME, NCCL_IFNAME, Choi
 from ddp_doctor.knowledge.nccl_hca import HCA
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.settings import setting_draft, shown, unset
 from ddp_doctor.settings.values import misread
@@ -69,7 +69,7 @@ def _absent(name: str, backend: str, fact: InterfacesFact) -> tuple[str, str] | 
 
 def _absent_draft(
     recording: Recording,
-    group: list[Seen[InterfacesFact]],
+    group: list[FactAt[InterfacesFact]],
     setting: tuple[str, str],
     error: str,
     severity: Severity | None,

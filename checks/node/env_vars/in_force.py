@@ -9,7 +9,7 @@ from ddp_doctor.facts.nccl import NcclFact
 from ddp_doctor.knowledge.versions import Version
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Proof, Remedy, Setting
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.phrases.settings import FOLLOWS, NO_TRIAL, per_cause, shown, unset
 from ddp_doctor.probing.nccl_conf import settings
 from ddp_doctor.settings.releases import Installed
@@ -28,7 +28,7 @@ class InForce:
     torch's other class behind "nccl" reads: they do nothing here, good or bad.
     """
 
-    seen: Seen[EnvVars]
+    seen: FactAt[EnvVars]
     values: Mapping[str, str]
     places: Mapping[str, str]
     installed: Installed
@@ -124,7 +124,7 @@ def say(recording: Recording, tell: Callable[[InForce], Iterable[Draft]]) -> Ite
     """One draft per cause; nodes with the same settings are judged once, for there may be thousands."""
     known: dict[object, tuple[Draft, ...]] = {}
 
-    def drafts() -> Iterator[tuple[Seen[EnvVars], Draft]]:
+    def drafts() -> Iterator[tuple[FactAt[EnvVars], Draft]]:
         for one in settings_in_force(recording):
             key = one.key()
             if key not in known:

@@ -7,7 +7,7 @@ from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.knowledge import nvml
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse import software as parse
 from ddp_doctor.remedies.gpus import REBOOT
@@ -62,7 +62,7 @@ def driver_not_working(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _log(recording: Recording, group: list[Seen[GpusFact]]) -> tuple[Evidence, ...]:
+def _log(recording: Recording, group: list[FactAt[GpusFact]]) -> tuple[Evidence, ...]:
     """What the kernel log has of GPUs on these nodes."""
     nodes = {one.node for one in group}
     return xid_lines(recording, lambda view, device: view.node in nodes and view.concerns(device))

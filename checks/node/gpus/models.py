@@ -7,7 +7,7 @@ from ddp_doctor.facts.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge import nvml
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import hits_of
@@ -95,7 +95,7 @@ def models_differ(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _taking_part(recording: Recording, seen: Seen[GpusFact]) -> list[Gpu]:
+def _taking_part(recording: Recording, seen: FactAt[GpusFact]) -> list[Gpu]:
     """The GPUs of a node that its ranks use: those of one model where there are enough of them."""
     shown = [gpu for gpu in seen.fact.gpus if gpu.index in seen.fact.visible and gpu.name]
     if seen.fact.hidden or not shown:

@@ -10,7 +10,7 @@ from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.knowledge import nvml
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.gpus import FIND_GPU
 from ddp_doctor.remedies.kinds import by_operator
@@ -72,7 +72,7 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
         NVIDIA Xid catalog, Xid 79; NVIDIA open-gpu-kernel-modules, "RmInitAdapter failed"
     """
     absent = [one for one in recording.of_check("gpus") if one.status is Status.ABSENT]
-    seen = [*recording.facts(GpusFact), *(Seen(GpusFact(), one.node, None, one) for one in absent)]
+    seen = [*recording.facts(GpusFact), *(FactAt(GpusFact(), one.node, None, one) for one in absent)]
     required = recording.options.require_gpus
     for short, group in by_cause(seen, lambda fact: shortfall_of(fact, required)).items():
         have = f"only {short.have}" if short.have else "none"
@@ -101,7 +101,7 @@ def _is_missing(nodes: Container[int], named: Container[str], view: NodeView, de
     return view.node in nodes and (device in named or not device)
 
 
-def _shortfall_severity(recording: Recording, short: Shortfall, group: list[Seen[GpusFact]]) -> Severity:
+def _shortfall_severity(recording: Recording, short: Shortfall, group: list[FactAt[GpusFact]]) -> Severity:
     """Who writes --require-gpus wants them, whatever else is set; else as grave as the job's use of GPUs."""
     wanted = Severity.ERROR if short.source == REQUIRED else severity_of_use(recording, group)
     return short.severity if wanted.at_least(short.severity) else wanted
@@ -173,9 +173,9 @@ def _setting_culprit(value: str | None) -> tuple[Culprit, ...]:
 _Selection = tuple[int, int, str | None, str | None]
 
 
-def _selections(recording: Recording) -> dict[_Selection, list[Seen[GpusFact]]]:
+def _selections(recording: Recording) -> dict[_Selection, list[FactAt[GpusFact]]]:
     """The nodes on which the job is shown too few GPUs, or one of its entries names none."""
-    groups: dict[_Selection, list[Seen[GpusFact]]] = {}
+    groups: dict[_Selection, list[FactAt[GpusFact]]] = {}
     world = recording.world
     for seen in recording.facts(GpusFact):
         ranks = len(world.ranks_of(seen.node)) if world is not None and world.backend == "nccl" else 0

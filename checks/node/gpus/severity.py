@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 from ddp_doctor.facts.gpus import Gpu, GpusFact
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.views.gpus import Hits, _gpus_of_the_job
 from ddp_doctor.wording.gpus import asked_for
 
 
-def severity_of_use(recording: Recording, group: list[Seen[GpusFact]]) -> Severity:
+def severity_of_use(recording: Recording, group: list[FactAt[GpusFact]]) -> Severity:
     """An error where the job wants GPUs; where CUDA_VISIBLE_DEVICES hides them on purpose, information."""
     return Severity.INFO if all(one.fact.hidden for one in group) else asked_for(recording, Severity.ERROR)
 

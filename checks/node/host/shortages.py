@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ddp_doctor.facts.host import Host
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
-from ddp_doctor.model.recording import Recording, Seen, World
+from ddp_doctor.model.recording import FactAt, Recording, World
 from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.nodes import host, of_nodes
 
@@ -16,9 +16,9 @@ class Shortage:
     """Nodes that have too little of the same thing; the figures of the worst of them are shown."""
 
     severity: Severity
-    nodes: Sequence[Seen[Host]]
+    nodes: Sequence[FactAt[Host]]
     world: World
-    worst: Seen[Host]
+    worst: FactAt[Host]
 
     @property
     def ranks(self) -> int:
@@ -41,7 +41,7 @@ def shortages(
     world = recording.world
     if world is None or (of_the_job and recording.options.command == "prolog"):
         return
-    groups: dict[Severity, list[Seen[Host]]] = {}
+    groups: dict[Severity, list[FactAt[Host]]] = {}
     for node in recording.facts(Host):
         severity = judge(node.fact, len(world.ranks_of(node.node)), world)
         if severity is not None:

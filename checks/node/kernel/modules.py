@@ -7,7 +7,7 @@ from ddp_doctor.facts.kernel import KernelFact
 from ddp_doctor.knowledge import gpudirect
 from ddp_doctor.model.choices import Backend, Severity
 from ddp_doctor.model.finding import Draft, Evidence
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.wording.findings import likely, proved
@@ -64,7 +64,7 @@ def versions_differ(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _nvml_said_so(recording: Recording, seen: Seen[KernelFact]) -> bool:
+def _nvml_said_so(recording: Recording, seen: FactAt[KernelFact]) -> bool:
     """Whether a rule about NVML names the same cause."""
     for gpus in recording.at(GpusFact, seen.node):
         library = (gpus.nvml_version or "").partition(".")[2]  # after CUDA's major version

@@ -7,7 +7,7 @@ from ddp_doctor.facts.nccl import NcclFact
 from ddp_doctor.facts.rdma import RdmaFact
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.settings import shown
 from ddp_doctor.probing.nccl_conf import settings
@@ -78,7 +78,7 @@ def _draft(
     recording: Recording,
     name: str,
     has: dict[int, str | None],
-    from_file: list[Seen[NcclFact]],
+    from_file: list[FactAt[NcclFact]],
     stake: Agreement,
 ) -> Draft:
     told = [

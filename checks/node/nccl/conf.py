@@ -8,7 +8,7 @@ from ddp_doctor.knowledge.nccl_plugins import CONF_FILE_SINCE
 from ddp_doctor.knowledge.versions import dotted
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.settings import printable, shown
 from ddp_doctor.probing.nccl_conf import settings
@@ -161,8 +161,8 @@ def _fault(line: ConfLine, before: Mapping[str, str]) -> str | None:
     return f"{shown(name, value)} {wrong.becomes}" if wrong and not wrong.harmless else None
 
 
-def _by_problem(recording: Recording) -> Iterator[tuple[str, list[Seen[NcclFact]]]]:
-    groups: dict[str, list[Seen[NcclFact]]] = {}
+def _by_problem(recording: Recording) -> Iterator[tuple[str, list[FactAt[NcclFact]]]]:
+    groups: dict[str, list[FactAt[NcclFact]]] = {}
     for seen in recording.facts(NcclFact):
         read = files_read(recording, seen)
         for file in seen.fact.conf:
@@ -174,9 +174,9 @@ def _by_problem(recording: Recording) -> Iterator[tuple[str, list[Seen[NcclFact]
     yield from groups.items()
 
 
-def _alike(recording: Recording, tell: _Teller) -> Iterator[tuple[tuple[str, ...], list[Seen[NcclFact]]]]:
+def _alike(recording: Recording, tell: _Teller) -> Iterator[tuple[tuple[str, ...], list[FactAt[NcclFact]]]]:
     """What ``tell`` says of each node's files, with the nodes of which it says the same."""
-    groups: dict[tuple[str, ...], list[Seen[NcclFact]]] = {}
+    groups: dict[tuple[str, ...], list[FactAt[NcclFact]]] = {}
     for seen in recording.facts(NcclFact):
         for told in tell(files_read(recording, seen), seen.fact):
             groups.setdefault(told, []).append(seen)
@@ -185,7 +185,7 @@ def _alike(recording: Recording, tell: _Teller) -> Iterator[tuple[tuple[str, ...
 
 def _draft(
     recording: Recording,
-    group: list[Seen[NcclFact]],
+    group: list[FactAt[NcclFact]],
     title: str,
     told: Iterable[str],
     *remedies: Remedy,

@@ -6,7 +6,7 @@ from ddp_doctor.facts.nccl import NcclFact, Plugin
 from ddp_doctor.knowledge.nccl_plugins import OWN_NETWORKS
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Setting
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases import nccl_settings
 from ddp_doctor.phrases.settings import printable
@@ -140,8 +140,8 @@ def _nobodys_network(fact: NcclFact) -> tuple[str, str | None] | None:
     return fact.network, next((folder for one in fact.networks() for folder in one.elsewhere), None)
 
 
-def _plugins(recording: Recording, chosen: Callable[[Plugin], bool]) -> dict[Plugin, list[Seen[NcclFact]]]:
-    groups: dict[Plugin, list[Seen[NcclFact]]] = {}
+def _plugins(recording: Recording, chosen: Callable[[Plugin], bool]) -> dict[Plugin, list[FactAt[NcclFact]]]:
+    groups: dict[Plugin, list[FactAt[NcclFact]]] = {}
     for seen in of_gpu_nodes(recording):
         for one in filter(chosen, seen.fact.plugins):
             groups.setdefault(one, []).append(seen)

@@ -8,7 +8,7 @@ from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge.link_codes import nvlinks
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.remedies.pcie import PASS_THROUGH, redirect_off
@@ -46,7 +46,7 @@ def acs_redirects(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
         Linux drivers/pci/p2pdma.c, pci_bridge_has_acs_redir
     """
-    groups: dict[tuple[tuple[str, ...], tuple[str, ...], Severity], list[Seen[PcieFact]]] = {}
+    groups: dict[tuple[tuple[str, ...], tuple[str, ...], Severity], list[FactAt[PcieFact]]] = {}
     for seen in recording.facts(PcieFact):
         pairs = [pair for pair in _pairs(recording, seen) if seen.fact.redirecting(pair[2])]
         if pairs and not seen.fact.virtual:
@@ -76,7 +76,7 @@ def _severity(recording: Recording, pairs: list[Pair]) -> Severity:
     return Severity.WARNING if gpus or several else Severity.INFO
 
 
-def _pairs(recording: Recording, seen: Seen[PcieFact]) -> list[Pair]:
+def _pairs(recording: Recording, seen: FactAt[PcieFact]) -> list[Pair]:
     """Neighbours that would talk over PCIe, of the job's own GPUs."""
     mine = jobs_gpus(recording, seen.node)
     linked = _nvlinked(recording, seen.node)
@@ -136,7 +136,7 @@ def iommu_translates(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _translates(recording: Recording, seen: Seen[PcieFact]) -> bool:
+def _translates(recording: Recording, seen: FactAt[PcieFact]) -> bool:
     mine, linked = jobs_gpus(recording, seen.node), _nvlinked(recording, seen.node)
     gpus = [
         one for one in seen.fact.endpoints() if one.kind == "gpu" and (mine is None or one.bus_id in mine)

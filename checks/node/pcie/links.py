@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ddp_doctor.facts.pcie import PcieDevice, PcieFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.wording.findings import finding
@@ -115,7 +115,7 @@ def _alike(one: PcieDevice, two: PcieDevice) -> bool:
     return (one.kind, one.model, len(one.above)) == (two.kind, two.model, len(two.above))
 
 
-def _links(recording: Recording, seen: Seen[PcieFact]) -> Iterator[_Link]:
+def _links(recording: Recording, seen: FactAt[PcieFact]) -> Iterator[_Link]:
     """The links up from the job's GPUs and the RDMA devices, and those of the bridges above them."""
     if seen.fact.virtual:
         return

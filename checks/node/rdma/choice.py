@@ -10,7 +10,7 @@ from ddp_doctor.knowledge import nccl_hca
 from ddp_doctor.knowledge.nccl_hca import HCA
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.settings import NO_TRIAL, shown, unset
 from ddp_doctor.views.reproducers import everybody
@@ -70,7 +70,7 @@ def different_kinds(recording: Recording) -> Iterator[Draft]:
 
 def _is_well_chosen(
     recording: Recording,
-    seen: Seen[RdmaFact],
+    seen: FactAt[RdmaFact],
     best: Sequence[tuple[Hca, Port]],
     rest: Sequence[tuple[Hca, Port]],
 ) -> bool:
@@ -145,7 +145,7 @@ def _unmatched(fact: RdmaFact) -> tuple[str, tuple[str, ...], bool] | None:
     return (value, missing, fatal) if missing or fatal else None
 
 
-def _devices_seen(recording: Recording, seen: Seen[RdmaFact]) -> Evidence:
+def _devices_seen(recording: Recording, seen: FactAt[RdmaFact]) -> Evidence:
     ports = [port_name(hca, port) for hca, port in seen.fact.candidates()]
     more = f" and {len(ports) - 12} more" if ports[12:] else ""
     text = f"active on {host(recording, seen.node)}: {', '.join(ports[:12])}{more}"

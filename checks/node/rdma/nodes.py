@@ -13,7 +13,7 @@ from ddp_doctor.knowledge.link_codes import link_code
 from ddp_doctor.knowledge.rdma import FEW_SHARE, LEAST_ALIKE, LEAST_DARK
 from ddp_doctor.knowledge.versions import Version, release
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.views.software import of_the_job
 
 #: The link is there, and the port waits for a subnet manager.
@@ -26,7 +26,7 @@ def is_between_nodes(recording: Recording) -> bool:
     return world is not None and world.backend == "nccl" and max(world.nnodes, world.foreign_nodes) > 1
 
 
-def users(recording: Recording) -> list[Seen[RdmaFact]]:
+def users(recording: Recording) -> list[FactAt[RdmaFact]]:
     """The nodes on which NCCL would use RDMA, settings that turn it off aside."""
     if not is_between_nodes(recording):
         return []

@@ -11,7 +11,7 @@ from ddp_doctor.knowledge.link_codes import link_code
 from ddp_doctor.knowledge.nccl_hca import HCA
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.settings import NO_TRIAL, shown, unset
 from ddp_doctor.views.reproducers import everybody
@@ -107,7 +107,7 @@ def leaves_out_nearest(recording: Recording) -> Iterator[Draft]:
     if not is_between_nodes(recording):
         return
     topologies = {seen.node: seen.fact for seen in recording.facts(TopologyFact)}
-    groups: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[Seen[RdmaFact]]] = {}
+    groups: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[FactAt[RdmaFact]]] = {}
     for seen in users(recording):
         value, fact = seen.fact.settings.get(HCA), topologies.get(seen.node)
         if value and fact is not None and seen.fact.chosen():

@@ -8,7 +8,7 @@ from ddp_doctor.facts.rdma import Port, RdmaFact
 from ddp_doctor.knowledge.rdma import DAY_S, FLAPS, FLAPS_PER_DAY
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.wording.findings import possible
@@ -112,7 +112,7 @@ def link_flaps(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _flapping(seen: Seen[RdmaFact]) -> list[tuple[Hit, float]]:
+def _flapping(seen: FactAt[RdmaFact]) -> list[tuple[Hit, float]]:
     fact = seen.fact
     active = [(hca, port) for hca, port in fact.ports() if port.is_active and is_of_a_card(hca)]
     counted = [((seen.node, hca, port), _downs(fact, port)) for hca, port in active]
@@ -136,7 +136,7 @@ def _downs(fact: RdmaFact, port: Port) -> float | None:
     return max(counted or 0, netdev.carrier_changes // 2)
 
 
-def _told(downs: float, seen: Seen[RdmaFact]) -> str:
+def _told(downs: float, seen: FactAt[RdmaFact]) -> str:
     days = (seen.fact.uptime_s or 0.0) / DAY_S
     return f"went down {downs:g} times; the node has been up for {days:.1f} days"
 

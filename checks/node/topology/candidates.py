@@ -13,7 +13,7 @@ from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.knowledge.groups import connected
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.p2p import DISABLE_P2P, REPAIR_PATH
 from ddp_doctor.views.p2p_stalls import nodes_nccl_ran_on
@@ -56,7 +56,7 @@ def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
         one for one in recording.facts(TopologyFact) if one.node not in told and not tree_hidden(one.fact)
     ]
     open_paths = {one.node: _open_paths(recording, one) for one in seen}
-    groups: dict[_Paths, list[Seen[TopologyFact]]] = {}
+    groups: dict[_Paths, list[FactAt[TopologyFact]]] = {}
     for one in seen:
         if open_paths[one.node]:
             groups.setdefault(open_paths[one.node], []).append(one)
@@ -64,7 +64,7 @@ def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
         yield _unproved(recording, paths, group)
 
 
-def _open_paths(recording: Recording, seen: Seen[TopologyFact]) -> _Paths:
+def _open_paths(recording: Recording, seen: FactAt[TopologyFact]) -> _Paths:
     """The pairs over which NCCL may use P2P without NVLink, by code from near to far."""
     fact = seen.fact
     if fact.nccl_settings.get("NCCL_P2P_DISABLE") == "1":
@@ -84,7 +84,7 @@ def _open_paths(recording: Recording, seen: Seen[TopologyFact]) -> _Paths:
     )
 
 
-def _unproved(recording: Recording, paths: _Paths, group: Sequence[Seen[TopologyFact]]) -> Draft:
+def _unproved(recording: Recording, paths: _Paths, group: Sequence[FactAt[TopologyFact]]) -> Draft:
     shown = "; ".join(f"{_pairs(pairs)} over {code}" for code, pairs in paths)
     return Draft(
         title=f"If a job hangs on {hosts_of(recording, group)}, rule out direct copies over PCIe first: {shown}",

@@ -8,7 +8,7 @@ from ddp_doctor.facts.host import Host
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.views.links_between_nodes import Crossing, crossings, nodes_that_say
 from ddp_doctor.wording.nodes import in_words, node_culprits, node_names
@@ -37,7 +37,7 @@ def one_machine(recording: Recording) -> Iterator[Draft]:
         NCCL src/init.cc, fillInfo: the device of /dev/shm; src/transport/shm.cc, shmCanConnect
         NCCL user guide, Troubleshooting, Sharing Data: /dev/shm and containers
     """
-    machines: dict[str, list[Seen[InterfacesFact]]] = {}
+    machines: dict[str, list[FactAt[InterfacesFact]]] = {}
     for seen in recording.facts(InterfacesFact):
         if seen.fact.host_id:
             machines.setdefault(seen.fact.host_id.partition(" ")[0], []).append(seen)
@@ -52,7 +52,7 @@ def one_machine(recording: Recording) -> Iterator[Draft]:
             yield _draft(recording, group, found)
 
 
-def _draft(recording: Recording, group: Sequence[Seen[InterfacesFact]], found: Sequence[Crossing]) -> Draft:
+def _draft(recording: Recording, group: Sequence[FactAt[InterfacesFact]], found: Sequence[Crossing]) -> Draft:
     apart = [reason for reason in (_by_name(group), _by_memory(recording, group)) if reason]
     why = in_words(apart) if apart else "host name and /dev/shm, as far as they were read, are the same"
     return Draft(
@@ -71,12 +71,12 @@ def _draft(recording: Recording, group: Sequence[Seen[InterfacesFact]], found: S
     )
 
 
-def _by_name(group: Sequence[Seen[InterfacesFact]]) -> str | None:
+def _by_name(group: Sequence[FactAt[InterfacesFact]]) -> str | None:
     names = list(dict.fromkeys(seen.fact.hostname for seen in group))
     return f"their host names differ ({in_words(names)})" if len(names) > 1 else None
 
 
-def _by_memory(recording: Recording, group: Sequence[Seen[InterfacesFact]]) -> str | None:
+def _by_memory(recording: Recording, group: Sequence[FactAt[InterfacesFact]]) -> str | None:
     """Ranks of one node are the agent's children and see one /dev/shm; only nodes can differ in it."""
     here = {seen.node for seen in group}
     devices = {one.fact.shm_device for one in recording.facts(Host) if one.node in here} - {None}

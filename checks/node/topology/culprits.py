@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddp_doctor.model.finding import Culprit
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.wording.nodes import node_names
 
 
-def hosts_of(recording: Recording, seen: Sequence[Seen[Any]]) -> str:
+def hosts_of(recording: Recording, seen: Sequence[FactAt[Any]]) -> str:
     """The hosts for a sentence; of a pasted text only their order is known."""
     if recording.world:
         return node_names(recording, seen)

@@ -9,7 +9,7 @@ from ddp_doctor.checks.node.topology.nvlink_errors import MEANINGS, grows_gravel
 from ddp_doctor.facts.topology import GpuNvlinks, Nvlink, TopologyFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.p2p import look_at_nvlinks
 from ddp_doctor.wording.gpus import asked_for
@@ -94,8 +94,8 @@ def nvlinks_down(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _by_sureness(recording: Recording) -> dict[tuple[tuple[Down, ...], bool], list[Seen[TopologyFact]]]:
-    groups: dict[tuple[tuple[Down, ...], bool], list[Seen[TopologyFact]]] = {}
+def _by_sureness(recording: Recording) -> dict[tuple[tuple[Down, ...], bool], list[FactAt[TopologyFact]]]:
+    groups: dict[tuple[tuple[Down, ...], bool], list[FactAt[TopologyFact]]] = {}
     for down, seen in by_cause(recording.facts(TopologyFact), lambda fact: links_down(fact) or None).items():
         for sure in (True, False):
             alike = tuple(one for one in down if one.sure is sure)

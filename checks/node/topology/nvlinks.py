@@ -9,7 +9,7 @@ from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.p2p import look_at_nvlinks
 from ddp_doctor.wording.nodes import by_cause
@@ -48,7 +48,7 @@ def _shortfalls(fact: TopologyFact) -> tuple[Shortfall, ...] | None:
     return tuple(short for short in shortfalls(fact.gpus, pairs) if not left_out & set(short.gpus)) or None
 
 
-def _shortfall_draft(recording: Recording, group: Sequence[Seen[TopologyFact]], short: Shortfall) -> Draft:
+def _shortfall_draft(recording: Recording, group: Sequence[FactAt[TopologyFact]], short: Shortfall) -> Draft:
     names = " and ".join(short.gpus)
     have = f"share {short.links}" if len(short.gpus) > 1 else f"has {short.links or 'none'}"
     where = hosts_of(recording, group)

@@ -9,7 +9,7 @@ from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.p2p import DISABLE_P2P, REPAIR_PATH, UNSET_LEVEL, keep_near_p2p, name_hca, use_hca
 from ddp_doctor.remedies.pcie import exact_repairs
@@ -101,7 +101,7 @@ def _stall_evidence(stalls: Sequence[Stall], fact: TopologyFact) -> Iterator[Evi
         yield Evidence(text=f"P2P is allowed up to {limit}: {why}")
 
 
-def _hca(recording: Recording, seen: Seen[TopologyFact]) -> list[Remedy]:
+def _hca(recording: Recording, seen: FactAt[TopologyFact]) -> list[Remedy]:
     """The candidate for NCCL_IB_HCA, where the matrix has one: bonded, else nearest to each GPU."""
     fact = seen.fact
     devices = fact.candidate_hcas()
@@ -164,8 +164,8 @@ def p2p_may_cross_sockets(recording: Recording) -> Iterator[Draft]:
 _Cause = tuple[tuple[tuple[str, str], ...], str, tuple[str, ...]]
 
 
-def _crossing(recording: Recording) -> dict[_Cause, list[Seen[TopologyFact]]]:
-    groups: dict[_Cause, list[Seen[TopologyFact]]] = {}
+def _crossing(recording: Recording) -> dict[_Cause, list[FactAt[TopologyFact]]]:
+    groups: dict[_Cause, list[FactAt[TopologyFact]]] = {}
     settled = nodes_nccl_ran_on(recording.trials) | {stall.node for stall in stalls(recording)}
     unsettled = [seen for seen in recording.facts(TopologyFact) if seen.node not in settled]
     logs = logs_by_node(recording.trials) if unsettled else {}

@@ -6,7 +6,7 @@ from itertools import combinations
 
 from ddp_doctor.facts.topology import P2pStatusFact, TopologyFact
 from ddp_doctor.knowledge.p2p_statuses import ASKED_BY_NCCL
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 
 Pair = tuple[str, str]
 
@@ -21,7 +21,7 @@ class Host:
     ``asked`` is False where the text does not say which capability its table is about.
     """
 
-    seen: Seen[TopologyFact] | Seen[P2pStatusFact]
+    seen: FactAt[TopologyFact] | FactAt[P2pStatusFact]
     words: Mapping[Pair, tuple[str, ...]]
     asked: bool
     codes: Mapping[Pair, str]
@@ -37,7 +37,7 @@ class Host:
 class _Table:
     """One answer of the driver, from NVML or pasted; ``asked`` as in ``Host``."""
 
-    seen: Seen[TopologyFact] | Seen[P2pStatusFact]
+    seen: FactAt[TopologyFact] | FactAt[P2pStatusFact]
     asked: bool
     pairs: tuple[tuple[str, str, tuple[str, ...]], ...]
 

@@ -8,7 +8,7 @@ from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge import link_codes as codes
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.nodes import by_cause, in_words
@@ -103,7 +103,7 @@ def _far_from_cpus(fact: TopologyFact) -> tuple[tuple[str, ...], bool] | None:
     return (far, len(far) < len(job)) if far else None
 
 
-def _cpu_evidence(seen: Seen[TopologyFact], gpus: Sequence[str]) -> Iterator[Evidence]:
+def _cpu_evidence(seen: FactAt[TopologyFact], gpus: Sequence[str]) -> Iterator[Evidence]:
     yield Evidence(text=f"CPUs that the job may use: {seen.fact.allowed_cpus}")
     for gpu in gpus:
         yield Evidence(text=f"CPUs near {gpu}: {seen.fact.near_cpus[gpu]}")

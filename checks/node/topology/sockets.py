@@ -11,7 +11,7 @@ from ddp_doctor.facts.rdma import Hca, Port, RdmaFact
 from ddp_doctor.knowledge.link_rates import network
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.probing.nccl_conf import settings
 from ddp_doctor.views import forbidden_ways
@@ -144,7 +144,7 @@ def _in_files(recording: Recording, name: str, nodes: Container[int]) -> Iterato
             yield Evidence(check="nccl", text=text)
 
 
-def _price(recording: Recording, seen: Seen[RdmaFact]) -> str:
+def _price(recording: Recording, seen: FactAt[RdmaFact]) -> str:
     """What one port carries beside what the interface does that NCCL then takes."""
     fast = max((port.rate_gbit_per_s or 0.0 for _, port in seen.fact.candidates()), default=0.0)
     interfaces = next(iter(recording.at(InterfacesFact, seen.node)), None)

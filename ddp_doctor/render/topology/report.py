@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from ddp_doctor.facts.topology import NvlinksFact, P2pStatusFact, RocmTopologyFact, TopologyFact
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.report import Report, TopologyReport
 from ddp_doctor.render.files import CannotWrite
 from ddp_doctor.render.topology.matrix import matrix_text, styled_matrix, topology_json
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def matrices(recording: Recording) -> list[Seen[TopologyFact]]:
+def matrices(recording: Recording) -> list[FactAt[TopologyFact]]:
     """The matrices in the order they were read."""
     return recording.facts(TopologyFact)
 
@@ -63,7 +63,7 @@ def _about(report: Report, node: int) -> tuple[Finding, ...]:
     )
 
 
-def _views(seen: Sequence[Seen[F]]) -> tuple[Json, ...] | None:
+def _views(seen: Sequence[FactAt[F]]) -> tuple[Json, ...] | None:
     return tuple({"host": view.node, **view.fact.model_dump(mode="json")} for view in seen) or None
 
 

@@ -17,7 +17,7 @@ from ddp_doctor.knowledge.rdma import (
 )
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
-from ddp_doctor.model.recording import Recording, Seen
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 
 
@@ -55,7 +55,7 @@ def _changes(recording: Recording) -> list[Change]:
 
 
 def _of_node(
-    before: Seen[RdmaFact], after: Seen[RdmaAfterFact], used: set[tuple[int, str, int]]
+    before: FactAt[RdmaFact], after: FactAt[RdmaAfterFact], used: set[tuple[int, str, int]]
 ) -> Iterator[Change]:
     known: dict[tuple[str, int], PortAfter] = {(port.hca, port.number): port for port in after.fact.ports}
     for hca, port in before.fact.ports():
