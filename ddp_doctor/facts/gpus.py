@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from ddp_doctor.knowledge import thresholds as limits
+from ddp_doctor.knowledge import thresholds
 from ddp_doctor.knowledge.nvml import OS_MANAGED_MEMORY
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
@@ -105,7 +105,7 @@ class Gpu(Frozen):
     @property
     def memory_of_others_bytes(self) -> int:
         """Memory in use, less what an old driver counts of its own."""
-        reserved = limits.GPU_MEMORY_RESERVED_BYTES if self.memory_used_counts_reserved else 0
+        reserved = thresholds.GPU_MEMORY_RESERVED_BYTES if self.memory_used_counts_reserved else 0
         return max((self.memory_used_bytes or 0) - reserved, 0)
 
     def holds_foreign_data(self) -> bool:
@@ -113,8 +113,8 @@ class Gpu(Frozen):
         if self.mig_enabled or not self.memory_total_bytes or self.memory_used_bytes is None:
             return False  # in MIG mode the other slices are others' right
         share = self.memory_of_others_bytes / self.memory_total_bytes
-        little = self.memory_of_others_bytes <= limits.GPU_MEMORY_IN_USE_BYTES
-        if little and share <= limits.GPU_MEMORY_IN_USE_SHARE:
+        little = self.memory_of_others_bytes <= thresholds.GPU_MEMORY_IN_USE_BYTES
+        if little and share <= thresholds.GPU_MEMORY_IN_USE_SHARE:
             return False
         page_cache = any(model in (self.name or "") for model in OS_MANAGED_MEMORY)
         return bool(self.computing()) or not page_cache

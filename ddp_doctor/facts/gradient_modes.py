@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from ddp_doctor.knowledge import gradient_code as code
+from ddp_doctor.knowledge import gradient_code
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
 
@@ -12,7 +12,7 @@ class OffInMode(Frozen):
 
     step: int
     bucket: int | None
-    gradient: code.OffGradient
+    gradient: gradient_code.OffGradient
 
 
 class Mode(Frozen):

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from ddp_doctor.knowledge import gradient_code as code
+from ddp_doctor.knowledge import gradient_code
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
 
@@ -10,7 +10,7 @@ from ddp_doctor.model.fact import Fact
 class Phase(Frozen):
     """The gradients after one backward: those that are off, and the greatest error of all."""
 
-    off: tuple[code.OffGradient, ...] = ()
+    off: tuple[gradient_code.OffGradient, ...] = ()
     max_abs_error: float = 0.0
 
 

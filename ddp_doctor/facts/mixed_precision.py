@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from ddp_doctor.knowledge import gradient_code as code
+from ddp_doctor.knowledge import gradient_code
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
 
@@ -27,7 +27,7 @@ class Scaled(Frozen):
     infinite_rank: int
     scale: float = 0.0  # at the beginning
     tolerance: float = 0.0
-    off: code.OffGradient | None = None
+    off: gradient_code.OffGradient | None = None
     steps: tuple[ScaledStep, ...] = ()
     not_looked: str | None = None
 
@@ -41,7 +41,7 @@ class Half(Frozen):
 
     dtype: str
     tolerance: float = 0.0
-    off: code.OffGradient | None = None
+    off: gradient_code.OffGradient | None = None
     relative_error: float | None = None
     large: float = 0.0
     large_mean: float | None = None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_doctor.knowledge import gradient_code as code
+from ddp_doctor.knowledge import gradient_code
 
 #: Half the distance from 1 to the next number of a format: the relative error of one rounding.
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -26,7 +26,7 @@ NOTABLE_LOSS = 4 * 2.0**-8
 class Owed:
     """What DDP owes for a parameter on this rank: ``shares`` by group rank, and how exactly."""
 
-    place: code.Place
+    place: gradient_code.Place
     shares: tuple[float, ...]
     relative: float
 
@@ -42,7 +42,7 @@ def tolerance(ranks: int, kind: str) -> float:
     One rounding into the format, one of the division, one for each addition (Higham, Accuracy and
     Stability of Numerical Algorithms, 3.1), with 1/n and the way back in float32.
     """
-    return (ranks + 2) * ROUNDING[kind] + (ranks + 2) * code.FLOAT32_ROUNDING
+    return (ranks + 2) * ROUNDING[kind] + (ranks + 2) * gradient_code.FLOAT32_ROUNDING
 
 
 def expected(owed: Owed) -> Any:
@@ -51,10 +51,10 @@ def expected(owed: Owed) -> Any:
 
     ranks, index = len(owed.shares), torch.arange(owed.place.elements)
     own = torch.tensor(owed.shares, dtype=torch.float64)[index % ranks]
-    return code.factor(owed.place.number, index, ranks) * (own + sum(owed.shares) / ranks)
+    return gradient_code.factor(owed.place.number, index, ranks) * (own + sum(owed.shares) / ranks)
 
 
-def compare(owed: Owed, grad: Any, identical: bool | None) -> code.OffGradient:
+def compare(owed: Owed, grad: Any, identical: bool | None) -> gradient_code.OffGradient:
     """A flat gradient (or None) against its closed form, in float64 on the CPU."""
     import torch
 
@@ -64,7 +64,7 @@ def compare(owed: Owed, grad: Any, identical: bool | None) -> code.OffGradient:
     error = (values - wanted).abs()
     worst = int(error.argmax())
     equal = (finite or (grad is None and owed.absent)) and bool((error <= owed.relative * wanted.abs()).all())
-    return code.OffGradient(
+    return gradient_code.OffGradient(
         parameter=owed.place.name,
         elements=owed.place.elements,
         expected=float(wanted[worst]),
@@ -72,33 +72,33 @@ def compare(owed: Owed, grad: Any, identical: bool | None) -> code.OffGradient:
         max_abs_error=float(error[worst]) if finite else None,
         equal=equal,
         identical=identical,
-        held=code.Reading(holds="mean") if equal else _held(owed, grad, values, finite=finite),
+        held=gradient_code.Reading(holds="mean") if equal else _held(owed, grad, values, finite=finite),
     )
 
 
-def _held(owed: Owed, grad: Any, values: Any, *, finite: bool) -> code.Reading:
+def _held(owed: Owed, grad: Any, values: Any, *, finite: bool) -> gradient_code.Reading:
     if not finite:
-        return code.Reading(holds="absent" if grad is None else "not_finite")
+        return gradient_code.Reading(holds="absent" if grad is None else "not_finite")
     ranks = len(owed.shares)
     if ranks > owed.place.elements:
-        return code.Reading(holds="other")
+        return gradient_code.Reading(holds="other")
     entered = _entered(owed.place, values)
     close = 4 * owed.relative * (1 + values.abs())
     explained = expected(Owed(owed.place, tuple(entered), owed.relative))
     if bool(((values - explained).abs() > close).any()):
-        return code.Reading(holds="other")
+        return gradient_code.Reading(holds="other")
     pairs = zip(entered, owed.shares, strict=True)
     # Of a rank that owes nothing, nothing is right: it reads as if it had entered once.
     ratios = [one / share if share else 1 + one for one, share in pairs]
-    reading = code.read(ratios, owed.place.group_rank, owed.relative)
+    reading = gradient_code.read(ratios, owed.place.group_rank, owed.relative)
     shares = {owed.place.ranks[member]: share for member, share in reading.shares.items()}
     return reading.model_copy(update={"shares": shares})
 
 
-def _entered(place: code.Place, values: Any) -> list[float]:
+def _entered(place: gradient_code.Place, values: Any) -> list[float]:
     """How often each rank entered, from the first elements over their factor."""
     import torch
 
     ranks = len(place.ranks)
-    factors: Sequence[float] = code.factor(place.number, torch.arange(ranks), ranks)
-    return code.weights((values[:ranks] / factors).tolist())
+    factors: Sequence[float] = gradient_code.factor(place.number, torch.arange(ranks), ranks)
+    return gradient_code.weights((values[:ranks] / factors).tolist())

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ddp_doctor.knowledge import link_codes as codes
+from ddp_doctor.knowledge import link_codes
 
 Kind = Literal["P2P", "SHM", "NET"]
 
@@ -52,7 +52,7 @@ class Node:
     def limit(self) -> tuple[str, str]:
         """How far P2P goes, and what says so."""
         level = self.settings.get("NCCL_P2P_LEVEL")
-        return codes.p2p_limit(self.gpus, self.cpu_vendor, level, self.version)
+        return link_codes.p2p_limit(self.gpus, self.cpu_vendor, level, self.version)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def choose(node: Node, pair: Pair) -> Choice:
         why = f"{choice.why}; NCCL_SHM_DISABLE=1 forbids shared memory"
         return replace(choice, kind="NET", why=why)
     stays = node.is_on("NCCL_NET_DISABLE_INTRA") or pair.bridged
-    if stays or not (pair.near_network and codes.crosses_sockets(pair.code)):
+    if stays or not (pair.near_network and link_codes.crosses_sockets(pair.code)):
         return choice
     more = "; the network instead, where it is faster than the link between the sockets"
     return replace(choice, why=choice.why + more, sure=False)
@@ -89,7 +89,7 @@ def _p2p(node: Node, pair: Pair) -> Choice:
         return Choice("SHM", "NCCL_P2P_DISABLE=1 forbids P2P")
     path = _path(pair)
     limit, says = node.limit()
-    if codes.NCCL_PATHS.index(path) > codes.NCCL_PATHS.index(limit):
+    if link_codes.NCCL_PATHS.index(path) > link_codes.NCCL_PATHS.index(limit):
         sure = not (path == "PHB" and node.version and node.version < _OLD)
         return Choice("SHM", f"P2P goes up to {limit} ({says})", sure)
     ignored = node.settings.get("NCCL_IGNORE_DISABLED_P2P", "").strip() == "2"
@@ -106,7 +106,7 @@ def _p2p(node: Node, pair: Pair) -> Choice:
 
 def _path(pair: Pair) -> str:
     """The path as NCCL calls it; two NVLinks by way of a third GPU are nearer than PCIe (PATH_NVB)."""
-    path = codes.link_code(pair.code).nccl_path
+    path = link_codes.link_code(pair.code).nccl_path
     return "NVB" if pair.bridged and path != "NVL" else path
 
 
@@ -118,10 +118,10 @@ def gpudirect(
     By default up to PXB (src/graph/paths.cc, ncclTopoCheckGdr); ``kernel`` says whether module or dma-buf are there.
     """
     level = node.settings.get(GDR_LEVEL)
-    limit = codes.p2p_level(level) if level else None
+    limit = link_codes.p2p_level(level) if level else None
     says = f"{GDR_LEVEL}={level} is set" if limit else "NCCL's own limit"
-    if not codes.allowed(code, limit or codes.DEFAULT_P2P_LIMIT):
-        return False, f"GPUDirect RDMA goes up to {limit or codes.DEFAULT_P2P_LIMIT} ({says})"
+    if not link_codes.allowed(code, limit or link_codes.DEFAULT_P2P_LIMIT):
+        return False, f"GPUDirect RDMA goes up to {limit or link_codes.DEFAULT_P2P_LIMIT} ({says})"
     if model is not None and any(word in model for word in WITHOUT_GPUDIRECT):
         return False, f"{model} has no GPUDirect RDMA"
     return kernel if model is not None or kernel[0] is False else (None, kernel[1])
@@ -129,12 +129,12 @@ def gpudirect(
 
 def bridged(gpus: Sequence[str], links: Mapping[str, Mapping[str, str]], one: str, two: str) -> bool:
     """Whether a third GPU is joined to both by NVLink, and they are not joined themselves."""
-    if codes.nvlinks(links[one][two]):
+    if link_codes.nvlinks(links[one][two]):
         return False
     others = (gpu for gpu in gpus if gpu not in (one, two))
-    return any(all(codes.nvlinks(links[gpu][end]) for end in (one, two)) for gpu in others)
+    return any(all(link_codes.nvlinks(links[gpu][end]) for end in (one, two)) for gpu in others)
 
 
 def near(codes_to_nics: Sequence[Sequence[str]]) -> bool:
     """Whether each GPU, given its codes to all NICs, has one within PXB."""
-    return all(any(codes.allowed(code, "PXB") for code in each) for each in codes_to_nics)
+    return all(any(link_codes.allowed(code, "PXB") for code in each) for each in codes_to_nics)

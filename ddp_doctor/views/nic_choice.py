@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ddp_doctor.facts.kernel import KernelFact
-from ddp_doctor.knowledge import link_rates as rates
-from ddp_doctor.knowledge import nccl_paths as paths
+from ddp_doctor.knowledge import link_rates, nccl_paths
 from ddp_doctor.knowledge.link_codes import DEFAULT_P2P_LIMIT, allowed, link_code, nvlinks
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.links_between_nodes import rdma_of
@@ -45,8 +44,8 @@ def to_network(recording: Recording, place: Place) -> Iterator[ToNetwork]:
             nics = tuple(name for name, its in near.items() if its == code)
             model = place.gpus[gpu].name if gpu in place.gpus else None
             speed = ports[nics[0]].rate_gbit_per_s if nics[0] in ports else None
-            rate = rates.slowest((place.slot(gpu), speed / 8 if speed else None))
-            able, why = paths.gpudirect(place.node, code, model, kernel=kernel)
+            rate = link_rates.slowest((place.slot(gpu), speed / 8 if speed else None))
+            able, why = nccl_paths.gpudirect(place.node, code, model, kernel=kernel)
             nearest[gpu] = ToNetwork(gpu, nics, code, able, why, rate)
     for gpu, own in nearest.items():
         yield _by_another(place, own, [one for one in nearest.values() if one.gpu != gpu]) or own

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddp_doctor.facts.kernel import KernelFact
-from ddp_doctor.knowledge import link_codes as codes
+from ddp_doctor.knowledge import link_codes
 from ddp_doctor.knowledge.nccl_paths import GDR_LEVEL, WITHOUT_GPUDIRECT
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.links_between_nodes import Crossing, crossings, hca_of, nodes_that_say
@@ -28,8 +28,8 @@ class Staged:
     def forbidding_level(self) -> str | None:
         """NCCL_NET_GDR_LEVEL, where that is what forbids it."""
         level = self.place.node.settings.get(GDR_LEVEL)
-        limit = codes.p2p_level(level) if level else None
-        return level if limit and not codes.allowed(self.code, limit) else None
+        limit = link_codes.p2p_level(level) if level else None
+        return level if limit and not link_codes.allowed(self.code, limit) else None
 
 
 def staged(recording: Recording) -> list[Staged]:
@@ -66,6 +66,6 @@ def _near(recording: Recording, place: Place, crossing: Crossing) -> Staged | No
     able = not any(word in model for word in WITHOUT_GPUDIRECT) and gpu not in place.fact.mig_gpus
     return (
         Staged(place, crossing, gpu, name, code)
-        if able and codes.allowed(code, codes.DEFAULT_P2P_LIMIT)
+        if able and link_codes.allowed(code, link_codes.DEFAULT_P2P_LIMIT)
         else None
     )

@@ -8,9 +8,7 @@ from ddp_doctor.facts.gpus import Gpu, GpusFact
 from ddp_doctor.facts.nccl_log import NcclTransportFact, Transport
 from ddp_doctor.facts.software import Software
 from ddp_doctor.facts.topology import TopologyFact
-from ddp_doctor.knowledge import link_codes as codes
-from ddp_doctor.knowledge import link_rates as rates
-from ddp_doctor.knowledge import nccl_paths as paths
+from ddp_doctor.knowledge import link_codes, link_rates, nccl_paths
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.trial import TrialRecord
@@ -26,7 +24,7 @@ class Expected:
 
     gpus: GpuPair
     code: str
-    choice: paths.Choice
+    choice: nccl_paths.Choice
     rate_gb_per_s: float | None
 
 
@@ -49,62 +47,62 @@ class Place:
 
     seen: FactAt[TopologyFact]
     gpus: Mapping[str, Gpu]
-    node: paths.Node
+    node: nccl_paths.Node
 
     @property
     def fact(self) -> TopologyFact:
         """The matrix."""
         return self.seen.fact
 
-    def expected(self, node: paths.Node | None = None) -> Iterator[Expected]:
+    def expected(self, node: nccl_paths.Node | None = None) -> Iterator[Expected]:
         """Each pair, with these settings or, given a ``node``, with others."""
         node = node or self.node
         for one, two, code in self.fact.gpu_pairs():
             if {one, two} & set(self.fact.mig_gpus):
                 continue  # a slice has no NVLink, and may be another's
-            choice = paths.choose(node, self._pair(one, two, code))
+            choice = nccl_paths.choose(node, self._pair(one, two, code))
             yield Expected((one, two), code, choice, self.rate((one, two), code, choice.kind))
 
-    def _pair(self, one: str, two: str, code: str) -> paths.Pair:
+    def _pair(self, one: str, two: str, code: str) -> nccl_paths.Pair:
         nics = [[self.fact.links[gpu][nic] for nic in self.fact.nics] for gpu in (one, two)]
-        through = paths.bridged(self.fact.gpus, self.fact.links, one, two)
-        return paths.Pair(code, self.fact.p2p_status(one, two), through, paths.near(nics))
+        through = nccl_paths.bridged(self.fact.gpus, self.fact.links, one, two)
+        return nccl_paths.Pair(code, self.fact.p2p_status(one, two), through, nccl_paths.near(nics))
 
-    def rate(self, pair: GpuPair, code: str, kind: paths.Kind) -> float | None:
+    def rate(self, pair: GpuPair, code: str, kind: nccl_paths.Kind) -> float | None:
         """The slowest part of the way, one way; None where a part is not known, and for the network."""
-        links, vendor = codes.nvlinks(code), self.fact.cpu_vendor
+        links, vendor = link_codes.nvlinks(code), self.fact.cpu_vendor
         if kind == "NET":
             return None
         if links and kind == "P2P":
-            return rates.slowest(self._nvlinks(gpu, links) for gpu in pair)
+            return link_rates.slowest(self._nvlinks(gpu, links) for gpu in pair)
         parts = [self.slot(gpu) for gpu in pair]
         if self._leaves_its_numa_node(pair, code):
-            parts.append(rates.between_sockets(vendor, self.fact.cpu_model))
-        slowest = rates.slowest(parts)
-        through_cpu = kind == "P2P" and not codes.allowed(code, "PXB")
-        return rates.through_cpu(slowest, vendor) if through_cpu else slowest
+            parts.append(link_rates.between_sockets(vendor, self.fact.cpu_model))
+        slowest = link_rates.slowest(parts)
+        through_cpu = kind == "P2P" and not link_codes.allowed(code, "PXB")
+        return link_rates.through_cpu(slowest, vendor) if through_cpu else slowest
 
     def _nvlinks(self, name: str, links: int) -> float | None:
         """What so many NVLinks of a GPU carry: by its generation, else by the speed that the driver tells."""
         gpu = self.gpus.get(name)
-        known = rates.nvlink(gpu.compute_capability, links) if gpu else None
+        known = link_rates.nvlink(gpu.compute_capability, links) if gpu else None
         told = (link for gpu in self.fact.nvlinks if gpu.gpu == name for link in gpu.links if link.active)
         speed = min((one.gb_per_s for one in told if one.gb_per_s is not None), default=None)
-        return known if known is not None else rates.nvlink_of_speed(speed, links)
+        return known if known is not None else link_rates.nvlink_of_speed(speed, links)
 
     def slot(self, name: str) -> float | None:
         """What a GPU's PCIe slot carries: as NVML says it, else as /sys does."""
         gpu = self.gpus.get(name)
-        known = rates.pcie(gpu.pcie_generation_max, gpu.pcie_width_max) if gpu else None
+        known = link_rates.pcie(gpu.pcie_generation_max, gpu.pcie_width_max) if gpu else None
         device = next((one for one in self.fact.pci if one.kind == "gpu" and one.name == name), None)
         if known is not None or device is None:
             return known
-        return rates.pcie(rates.pcie_generation(device.link_speed), device.link_width)
+        return link_rates.pcie(link_rates.pcie_generation(device.link_speed), device.link_width)
 
     def _leaves_its_numa_node(self, pair: GpuPair, code: str) -> bool:
         """Whether the way through host memory crosses sockets; NVLink's code does not tell, the affinity does."""
-        if not codes.nvlinks(code):
-            return codes.crosses_sockets(code)
+        if not link_codes.nvlinks(code):
+            return link_codes.crosses_sockets(code)
         one, two = (self.fact.numa_affinity.get(gpu) for gpu in pair)
         return one is None or one != two
 
@@ -125,7 +123,7 @@ def _places(recording: Recording) -> Iterator[Place]:
         version = version_in(text) or installed
         settings = {**seen.fact.nccl_settings, **variables.get(seen.node, {}), **settings_in(text)}
         by_name = {f"GPU{gpu.index}": gpu for gpu in known.gpus} if known else {}
-        node = paths.Node(
+        node = nccl_paths.Node(
             gpus=_gpus_of_job(recording, seen),
             cpu_vendor=seen.fact.cpu_vendor,
             version=release(version) if version else (),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.collectives.gpu_speed import wording as words
+from ddp_doctor.checks.collectives.gpu_speed import wording
 from ddp_doctor.checks.collectives.gpu_speed.comparable import Measured, busy, rank_of
 from ddp_doctor.facts.gpu_speed import GpuSpeedFact
 from ddp_doctor.model.choices import Severity
@@ -38,7 +38,7 @@ def beside_another_program(recording: Recording) -> Iterator[Draft]:
     seen = {rank_of(rank): rank for rank in recording.facts(GpuSpeedFact) if rank_of(rank) in crowded}
     if seen:
         yield likely(
-            (words.gpu_culprit(recording, rank, one.fact.gpu_uuid) for rank, one in sorted(seen.items())),
+            (wording.gpu_culprit(recording, rank, one.fact.gpu_uuid) for rank, one in sorted(seen.items())),
             f"{capital(ranks_at(recording, seen))}: measured while another program used the GPU",
             (
                 Evidence(text=f"{rank_at(recording, rank)}: {_holders(crowded[rank], one)}")

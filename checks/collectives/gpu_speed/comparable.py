@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ddp_doctor.facts.gpu_speed import GpuSpeedFact, Rate
 from ddp_doctor.facts.gpus import GpusFact
-from ddp_doctor.knowledge import gpu_speed as known
+from ddp_doctor.knowledge import gpu_speed
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.views.busy_gpus import BusyGpu, busy_gpus
 
@@ -83,7 +83,7 @@ def _busy(recording: Recording) -> Iterator[tuple[int, BusyGpu | None]]:
 
 def _is_crowded(fact: GpuSpeedFact) -> bool:
     used = fact.memory_total_bytes - fact.memory_free_bytes
-    return used > max(known.OWN_USE_BYTES, known.OWN_USE_SHARE * fact.memory_total_bytes)
+    return used > max(gpu_speed.OWN_USE_BYTES, gpu_speed.OWN_USE_SHARE * fact.memory_total_bytes)
 
 
 def judged(recording: Recording) -> Sequence[Measured]:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ddp_doctor.checks.collectives.gpu_speed import wording as words
+from ddp_doctor.checks.collectives.gpu_speed import wording
 from ddp_doctor.checks.collectives.gpu_speed.comparable import (
     BACK,
     INTO,
@@ -17,7 +17,7 @@ from ddp_doctor.checks.collectives.gpu_speed.comparable import (
 )
 from ddp_doctor.checks.collectives.gpu_speed.links import reduced_beside_peers
 from ddp_doctor.facts.gpu_speed import GpuSpeedFact
-from ddp_doctor.knowledge import gpu_speed as known
+from ddp_doctor.knowledge import gpu_speed
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -59,7 +59,7 @@ def host_copies_slow(recording: Recording) -> Iterator[Draft]:
     """
     beside_peers = list(_beside_peers(recording))
     named = {rank_of(one.seen) for one in beside_peers}
-    much = {rank_of(one.seen) for one in beside_peers if one.expected >= known.MUCH_SLOWER * one.rate}
+    much = {rank_of(one.seen) for one in beside_peers if one.expected >= gpu_speed.MUCH_SLOWER * one.rate}
     alone, alike = _beside_link(recording, named)
     for severity, those in (
         (Severity.ERROR, [one for one in beside_peers if rank_of(one.seen) in much]),
@@ -86,8 +86,8 @@ def _model_and_link(seen: Measured) -> Hashable:
 def _beside_peers(recording: Recording) -> Iterator[Slow]:
     for metric in (INTO, BACK):
         for group in groups(_judged(recording), metric, _model_and_link):
-            slow = [one for one in group if one.is_below(known.HOST_COPY_SLOWER_SHARE)]
-            if len(group) >= known.FEWEST_TO_JUDGE and 2 * len(slow) < len(group):
+            slow = [one for one in group if one.is_below(gpu_speed.HOST_COPY_SLOWER_SHARE)]
+            if len(group) >= gpu_speed.FEWEST_TO_JUDGE and 2 * len(slow) < len(group):
                 yield from map(_of_compared, slow)
 
 
@@ -112,10 +112,10 @@ def _beside_link(recording: Recording, named: Collection[int]) -> tuple[list[Slo
 
 def _below_link(seen: Measured) -> Iterator[Slow]:
     load = seen.fact.load
-    link = known.link_gb_per_s(load.pcie_generation, load.pcie_width)
+    link = gpu_speed.link_gb_per_s(load.pcie_generation, load.pcie_width)
     for metric in (INTO, BACK):
         rate = metric.of(seen)
-        if link and rate and rate.most < link * known.HOST_COPY_LEAST_SHARE_OF_LINK:
+        if link and rate and rate.most < link * gpu_speed.HOST_COPY_LEAST_SHARE_OF_LINK:
             source = f"what PCIe {load.pcie_generation} x{load.pcie_width} carries, read during the copies"
             yield Slow(seen, metric, rate.median, link, source)
 
@@ -124,11 +124,11 @@ def _draft(recording: Recording, slow: Sequence[Slow], severity: Severity) -> Dr
     gpus = {rank_of(one.seen): one.seen for one in slow}
     worst = max(slow, key=lambda one: one.expected / one.rate)
     return finding(
-        (words.gpu_culprit(recording, rank, gpus[rank].fact.gpu_uuid) for rank in sorted(gpus)),
+        (wording.gpu_culprit(recording, rank, gpus[rank].fact.gpu_uuid) for rank in sorted(gpus)),
         f"{capital(ranks_at(recording, gpus))}: {worst.metric.words} at {worst.rate:.1f} GB/s where "
         f"{worst.expected:.1f} GB/s are expected",
         (_evidence(recording, one) for one in slow[:LINES_OF_EVIDENCE]),
-        words.FOLLOW_THE_PATH,
+        wording.FOLLOW_THE_PATH,
         confidence=Confidence.POSSIBLE if severity is Severity.INFO else Confidence.LIKELY,
         detail="Measured with pinned memory, while no other rank of the node copied.",
         severity=severity,

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterator, Sequence
 from statistics import median_high
 
-from ddp_doctor.checks.collectives.gpu_speed import wording as words
+from ddp_doctor.checks.collectives.gpu_speed import wording
 from ddp_doctor.checks.collectives.gpu_speed.comparable import (
     BACK,
     INTO,
@@ -13,7 +13,7 @@ from ddp_doctor.checks.collectives.gpu_speed.comparable import (
     rank_of,
 )
 from ddp_doctor.facts.gpu_speed import GpuLoad, GpuSpeedFact
-from ddp_doctor.knowledge import gpu_speed as known
+from ddp_doctor.knowledge import gpu_speed
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -71,7 +71,7 @@ def _few_reduced(recording: Recording) -> Iterator[int]:
         typical = median_high([_rate(seen.fact.load) for seen in gpus])
         worse = [seen for seen in gpus if _is_reduced(seen.fact.load) and _rate(seen.fact.load) < typical]
         better = sum(_rate(seen.fact.load) >= typical for seen in gpus)
-        if better >= known.FEWEST_TO_JUDGE and len(worse) <= _FEW * len(gpus):
+        if better >= gpu_speed.FEWEST_TO_JUDGE and len(worse) <= _FEW * len(gpus):
             yield from map(rank_of, worse)
 
 
@@ -85,7 +85,7 @@ def _with_links(recording: Recording) -> list[Measured]:
 
 
 def _rate(load: GpuLoad) -> float:
-    return known.link_gb_per_s(load.pcie_generation, load.pcie_width) or 0.0
+    return gpu_speed.link_gb_per_s(load.pcie_generation, load.pcie_width) or 0.0
 
 
 def _is_reduced(load: GpuLoad) -> bool:
@@ -98,7 +98,7 @@ def _is_reduced(load: GpuLoad) -> bool:
 def _much_slower(recording: Recording) -> frozenset[int]:
     """The ranks that copy three times more slowly than their peers, from the host or to it."""
     compared = [one for metric in (INTO, BACK) for group in beside_others(recording, metric) for one in group]
-    return frozenset(rank_of(one.seen) for one in compared if one.factor >= known.MUCH_SLOWER)
+    return frozenset(rank_of(one.seen) for one in compared if one.factor >= gpu_speed.MUCH_SLOWER)
 
 
 def _draft(recording: Recording, gpus: Sequence[Measured], severity: Severity) -> Draft:
@@ -107,11 +107,11 @@ def _draft(recording: Recording, gpus: Sequence[Measured], severity: Severity) -
     most = " and ".join(sorted({_most(seen.fact.load) for seen in gpus}))
     whose = "its peers have more" if is_fault else "slots may be wired so"
     return finding(
-        (words.gpu_culprit(recording, rank_of(seen), seen.fact.gpu_uuid) for seen in gpus),
+        (wording.gpu_culprit(recording, rank_of(seen), seen.fact.gpu_uuid) for seen in gpus),
         f"{capital(ranks_at(recording, map(rank_of, gpus)))}: PCIe link {links} where the GPU can do "
         f"{most}; {whose}",
         (_evidence(recording, seen) for seen in gpus[:LINES_OF_EVIDENCE]),
-        words.RESEAT,
+        wording.RESEAT,
         confidence=Confidence.LIKELY if is_fault else Confidence.POSSIBLE,
         detail="Read while copies ran over the link, so it is not reduced to save power.",
         severity=severity,

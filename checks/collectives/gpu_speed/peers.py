@@ -2,8 +2,7 @@
 
 from collections.abc import Hashable, Iterator, Sequence
 
-from ddp_doctor.checks.collectives.gpu_speed import state
-from ddp_doctor.checks.collectives.gpu_speed import wording as words
+from ddp_doctor.checks.collectives.gpu_speed import state, wording
 from ddp_doctor.checks.collectives.gpu_speed.comparable import (
     COPY,
     MATMUL,
@@ -16,7 +15,7 @@ from ddp_doctor.checks.collectives.gpu_speed.comparable import (
 )
 from ddp_doctor.checks.collectives.gpu_speed.throttling import slowed_by_hardware
 from ddp_doctor.facts.gpu_speed import GpuSpeedFact
-from ddp_doctor.knowledge import gpu_speed as known
+from ddp_doctor.knowledge import gpu_speed
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -66,10 +65,10 @@ def slower_than_peers(recording: Recording) -> Iterator[Draft]:
 
 def _grade(rates: Slow, limited: frozenset[tuple[int, str]]) -> Severity:
     """How grave the slow rates of one GPU are; ``limited`` are the GPUs whose power limit is a finding."""
-    if any(one.factor >= known.MUCH_SLOWER for one in rates):
+    if any(one.factor >= gpu_speed.MUCH_SLOWER for one in rates):
         return Severity.ERROR
     seen = rates[0].seen
-    capped = seen.fact.load.clock_events.get("sw_power_cap", 0.0) >= known.IN_FORCE_SHARE
+    capped = seen.fact.load.clock_events.get("sw_power_cap", 0.0) >= gpu_speed.IN_FORCE_SHARE
     own = (seen.node, seen.fact.gpu_uuid) in limited
     return Severity.INFO if own and capped and {one.metric for one in rates} == {MATMUL} else Severity.WARNING
 
@@ -126,7 +125,7 @@ def _unsure_draft(
         (*_rates(recording, slow), *state.evidence(recording, [*below, *above], below)),
         *state.remedies(recording, below),
         detail=_DETAIL,
-        severity=Severity.ERROR if worst >= known.MUCH_SLOWER else Severity.WARNING,
+        severity=Severity.ERROR if worst >= gpu_speed.MUCH_SLOWER else Severity.WARNING,
     )
 
 
@@ -134,8 +133,8 @@ def _slow(recording: Recording, *, sure: bool) -> Slow:
     """The slow ones; ``sure``: those that stand against a clear majority of others."""
     found: Slow = []
     for group in [*beside_others(recording, MATMUL), *beside_others(recording, COPY)]:
-        slow = [one for one in group if one.is_below(known.SLOWER_SHARE)]
-        is_clear = len(group) >= known.FEWEST_TO_JUDGE and 2 * len(slow) < len(group)
+        slow = [one for one in group if one.is_below(gpu_speed.SLOWER_SHARE)]
+        is_clear = len(group) >= gpu_speed.FEWEST_TO_JUDGE and 2 * len(slow) < len(group)
         if is_clear is sure:
             found += slow
     return found
@@ -155,7 +154,7 @@ def _gpus(slow: Slow) -> list[Measured]:
 
 
 def _culprits(recording: Recording, gpus: Sequence[Measured]) -> tuple[Culprit, ...]:
-    return tuple(words.gpu_culprit(recording, rank_of(seen), seen.fact.gpu_uuid) for seen in gpus)
+    return tuple(wording.gpu_culprit(recording, rank_of(seen), seen.fact.gpu_uuid) for seen in gpus)
 
 
 def _how_slow(slow: Slow) -> str:
@@ -164,7 +163,7 @@ def _how_slow(slow: Slow) -> str:
     for metric in dict.fromkeys(one.metric for one in slow):
         factors = [one.factor for one in slow if one.metric is metric]
         up_to = "up to " if len(factors) > 1 else ""
-        parts.append(f"{metric.words} {up_to}{words.slower(max(factors))}")
+        parts.append(f"{metric.words} {up_to}{wording.slower(max(factors))}")
     return " and ".join(parts)
 
 

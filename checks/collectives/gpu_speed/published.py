@@ -7,7 +7,7 @@ from ddp_doctor.checks.collectives.gpu_speed import state
 from ddp_doctor.checks.collectives.gpu_speed.comparable import MATMUL, Measured, judged, rank_of
 from ddp_doctor.checks.collectives.gpu_speed.throttling import slowed_by_hardware
 from ddp_doctor.facts.gpu_speed import GpuSpeedFact
-from ddp_doctor.knowledge import gpu_speed as known
+from ddp_doctor.knowledge import gpu_speed
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -42,9 +42,9 @@ def below_published(recording: Recording) -> Iterator[Draft]:
         if _is_like_the_published(seen.fact) and rank_of(seen) not in explained:
             names.setdefault(seen.fact.gpu_name or "", []).append(seen)
     for name, gpus in names.items():
-        expected = known.published_bf16(name)
+        expected = gpu_speed.published_bf16(name)
         typical = median(rate.median for seen in gpus if (rate := MATMUL.of(seen)) is not None)
-        if expected is not None and typical < known.PUBLISHED_LEAST_SHARE * expected:
+        if expected is not None and typical < gpu_speed.PUBLISHED_LEAST_SHARE * expected:
             yield _draft(recording, gpus, typical, expected)
 
 
@@ -65,7 +65,7 @@ def _draft(recording: Recording, gpus: list[Measured], typical: float, expected:
                 value=round(typical, 1),
                 unit="TFLOP/s",
                 expected=expected,
-                expected_from=known.PUBLISHED_BY,
+                expected_from=gpu_speed.PUBLISHED_BY,
             ),
             *state.evidence(recording, gpus[:4], gpus),
         ),

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from statistics import median_low
 
-from ddp_doctor.checks.collectives.gpu_speed import wording as words
+from ddp_doctor.checks.collectives.gpu_speed import wording
 from ddp_doctor.checks.collectives.gpu_speed.comparable import Measured, judged, model, rank_of
 from ddp_doctor.facts.gpu_speed import GpuLoad
-from ddp_doctor.knowledge import gpu_speed as known
+from ddp_doctor.knowledge import gpu_speed
 from ddp_doctor.model.finding import Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
@@ -29,14 +29,14 @@ def remedies(recording: Recording, gpus: Sequence[Measured]) -> tuple[Remedy, ..
     for seen in gpus[:LINES_OF_EVIDENCE]:
         load, uuid = seen.fact.load, seen.fact.gpu_uuid
         own_w, peers_w = load.power_limit_w, usual.power_limit_w
-        if own_w and peers_w and _is_lower(own_w, peers_w, known.POWER_LIMIT_LOWER_SHARE):
-            found.append(words.raise_power_limit(uuid, own_w, peers_w))
+        if own_w and peers_w and _is_lower(own_w, peers_w, gpu_speed.POWER_LIMIT_LOWER_SHARE):
+            found.append(wording.raise_power_limit(uuid, own_w, peers_w))
         due_mhz = usual.sm_clock_mhz or load.sm_clock_max_mhz
         if "applications_clocks_setting" in load.clock_events and _is_lower(
-            load.sm_clock_mhz, due_mhz, known.SLOWER_SHARE
+            load.sm_clock_mhz, due_mhz, gpu_speed.SLOWER_SHARE
         ):
-            found.append(words.free_clocks(uuid))
-    return tuple(found) or (words.COMPARE,)
+            found.append(wording.free_clocks(uuid))
+    return tuple(found) or (wording.COMPARE,)
 
 
 def _is_lower(own: float | None, usual: float | None, share: float) -> bool:

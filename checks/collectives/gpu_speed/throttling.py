@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ddp_doctor.checks.collectives.gpu_speed import state
-from ddp_doctor.checks.collectives.gpu_speed import wording as words
+from ddp_doctor.checks.collectives.gpu_speed import state, wording
 from ddp_doctor.checks.collectives.gpu_speed.comparable import COPY, MATMUL, Measured, beside_others, rank_of
 from ddp_doctor.facts.gpu_speed import GpuSpeedFact
 from ddp_doctor.facts.gpus import GpusFact
-from ddp_doctor.knowledge import gpu_speed as known
+from ddp_doctor.knowledge import gpu_speed
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -39,7 +38,7 @@ def slowed_under_load(recording: Recording) -> Iterator[Draft]:
     """
     slowed = _slowed(recording)
     hard = slowed_by_hardware(recording)
-    much = {rank for rank in hard if _times_slower(recording).get(rank, 1.0) >= known.MUCH_SLOWER}
+    much = {rank for rank in hard if _times_slower(recording).get(rank, 1.0) >= gpu_speed.MUCH_SLOWER}
     for severity, ranks in (
         (Severity.ERROR, much),
         (Severity.WARNING, hard - much),
@@ -54,7 +53,7 @@ def slowed_by_hardware(recording: Recording) -> frozenset[int]:
     return frozenset(
         rank
         for rank, seen in _slowed(recording).items()
-        if set(_in_force(seen.fact)) & set(known.HARDWARE_SLOWDOWNS)
+        if set(_in_force(seen.fact)) & set(gpu_speed.HARDWARE_SLOWDOWNS)
     )
 
 
@@ -75,17 +74,19 @@ def _find(recording: Recording) -> Iterator[tuple[int, Measured]]:
 
 
 def _in_force(fact: GpuSpeedFact) -> list[str]:
-    if fact.load.looks < known.FEWEST_LOOKS:
+    if fact.load.looks < gpu_speed.FEWEST_LOOKS:
         return []
     shares = fact.load.clock_events
-    return [name for name in known.SLOWDOWNS_UNDER_LOAD if shares.get(name, 0.0) >= known.IN_FORCE_SHARE]
+    return [
+        name for name in gpu_speed.SLOWDOWNS_UNDER_LOAD if shares.get(name, 0.0) >= gpu_speed.IN_FORCE_SHARE
+    ]
 
 
 def _times_slower(recording: Recording) -> Mapping[int, float]:
     """How many times slower than its peers each GPU is, where it has enough of them."""
     found: dict[int, float] = {}
     for group in [*beside_others(recording, MATMUL), *beside_others(recording, COPY)]:
-        if len(group) >= known.FEWEST_TO_JUDGE:
+        if len(group) >= gpu_speed.FEWEST_TO_JUDGE:
             for one in group:
                 found[rank_of(one.seen)] = max(found.get(rank_of(one.seen), 0.0), one.factor)
     return found
@@ -94,8 +95,8 @@ def _times_slower(recording: Recording) -> Mapping[int, float]:
 def _draft(recording: Recording, gpus: Sequence[Measured], severity: Severity) -> Draft:
     names = [name for seen in gpus for name in _in_force(seen.fact)]
     return proved(
-        (words.gpu_culprit(recording, rank_of(seen), seen.fact.gpu_uuid) for seen in gpus),
-        f"{capital(ranks_at(recording, map(rank_of, gpus)))} under load: {words.reasons(names)}",
+        (wording.gpu_culprit(recording, rank_of(seen), seen.fact.gpu_uuid) for seen in gpus),
+        f"{capital(ranks_at(recording, map(rank_of, gpus)))} under load: {wording.reasons(names)}",
         (*_lines(recording, gpus), *state.evidence(recording, gpus, gpus)),
         COOL_DOWN,
         detail="Seen by the driver during a fraction of a second of matrix products; a job lasts longer.",
@@ -109,7 +110,9 @@ def _lines(recording: Recording, gpus: Sequence[Measured]) -> Iterator[Evidence]
         shares = seen.fact.load.clock_events
         told = ", ".join(f"{name} in {shares[name]:.0%}" for name in _in_force(seen.fact))
         factor = slower.get(rank_of(seen), 1.0)
-        rate = f"; {words.slower(factor)} than its peers" if factor >= 1 / (1 - known.SLOWER_SHARE) else ""
+        rate = (
+            f"; {wording.slower(factor)} than its peers" if factor >= 1 / (1 - gpu_speed.SLOWER_SHARE) else ""
+        )
         yield Evidence(
             text=f"{rank_at(recording, rank_of(seen))}: {told} of {seen.fact.load.looks} looks{rate}",
             expected_from="none of them in a well cooled and well fed GPU",

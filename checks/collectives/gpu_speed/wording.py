@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ddp_doctor.knowledge import gpu_speed as known
+from ddp_doctor.knowledge import gpu_speed
 from ddp_doctor.knowledge.nvml import CLOCK_EVENTS_API
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Remedy
 from ddp_doctor.model.recording import Recording
@@ -17,19 +17,19 @@ def gpu_culprit(recording: Recording, rank: int, uuid: str | None) -> Culprit:
 
 def slower(factor: float) -> str:
     """A rate ``factor`` times below another: "41 % slower", "3.4 times slower"."""
-    return f"{factor:.1f} times slower" if factor >= known.MUCH_SLOWER else f"{1 - 1 / factor:.0%} slower"
+    return f"{factor:.1f} times slower" if factor >= gpu_speed.MUCH_SLOWER else f"{1 - 1 / factor:.0%} slower"
 
 
 def reasons(names: Iterable[str]) -> str:
     """What slowdowns mean; the hardware's own name for all of them goes where a special one is given."""
-    given = [name for name in known.SLOWDOWNS_UNDER_LOAD if name in set(names)]
+    given = [name for name in gpu_speed.SLOWDOWNS_UNDER_LOAD if name in set(names)]
     special = [name for name in given if name != "hw_slowdown"]
-    return " and ".join(known.SLOWDOWNS_UNDER_LOAD[name] for name in special or given)
+    return " and ".join(gpu_speed.SLOWDOWNS_UNDER_LOAD[name] for name in special or given)
 
 
 def raise_power_limit(uuid: str | None, own_w: float, peers_w: float) -> Remedy:
     """The peers' limit for this GPU."""
-    gpu = known.as_argument(uuid)
+    gpu = gpu_speed.as_argument(uuid)
     return by_operator(
         f"Give it the power limit of its peers, {peers_w:.0f} W; its own is {own_w:.0f} W.",
         f"nvidia-smi -i {gpu} -pl {peers_w:.0f}",
@@ -40,7 +40,7 @@ def raise_power_limit(uuid: str | None, own_w: float, peers_w: float) -> Remedy:
 
 def free_clocks(uuid: str | None) -> Remedy:
     """Clocks that somebody set."""
-    gpu = known.as_argument(uuid)
+    gpu = gpu_speed.as_argument(uuid)
     return by_operator(
         "Take back the clocks that somebody set for it.",
         f"nvidia-smi -i {gpu} -q -d CLOCK",

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median_high
 
 from ddp_doctor.facts.p2p import P2pFact, PairResult
-from ddp_doctor.knowledge import link_codes as codes
+from ddp_doctor.knowledge import link_codes
 from ddp_doctor.knowledge.thresholds import SLOW_PAIR_RATIO
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
@@ -253,8 +253,8 @@ def _limit_below(recording: Recording, slow: Sequence[tuple[int, int]]) -> str |
     fits = [
         level
         for level in ("NVL", "PIX", "PXB", "PHB")
-        if all(codes.allowed(code, level) for code in good)
-        and not any(codes.allowed(code, level) for code in bad)
+        if all(link_codes.allowed(code, level) for code in good)
+        and not any(link_codes.allowed(code, level) for code in bad)
     ]
     return fits[0] if fits else None
 

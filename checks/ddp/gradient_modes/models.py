@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_doctor.knowledge import gradient_code as code
+from ddp_doctor.knowledge import gradient_code
 from ddp_doctor.model.context import RankContext
 
 #: Where there are to be many: one of the parameters is larger than a bucket.
@@ -56,7 +56,7 @@ def _input(ctx: RankContext, number: int, like: Any) -> Any:
     import torch
 
     index = torch.arange(like.numel(), device=ctx.device)
-    values = code.local(number, index, ctx.group_rank, ctx.world_size)
+    values = gradient_code.local(number, index, ctx.group_rank, ctx.world_size)
     return values.to(like.dtype).reshape(like.shape)
 
 

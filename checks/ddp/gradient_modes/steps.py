@@ -9,8 +9,7 @@ from ddp_doctor.checks.ddp.gradient_modes import ddp_inside
 from ddp_doctor.checks.ddp.gradient_modes.models import BUCKET_CAP_BYTES, FLOAT64, coded_model
 from ddp_doctor.checks.ddp.gradient_modes.modes import WAYS, MicroStep, Way, shares
 from ddp_doctor.facts.gradient_modes import GradientModes, Mode, OffInMode
-from ddp_doctor.knowledge import gradient_code as code
-from ddp_doctor.knowledge import gradient_shares as closed
+from ddp_doctor.knowledge import gradient_code, gradient_shares
 from ddp_doctor.model.context import RankContext
 
 _LINE = 300  # characters of an error: what it is stands at its beginning
@@ -58,7 +57,7 @@ class _Look:
     def __init__(self, ctx: RankContext, way: Way, module: Any, wrapped: Wrap) -> None:
         self._ctx, self._way, self._module, self._wrap = ctx, way, module, wrapped
         kind, loses = (way.hook.dtype, way.hook.loses) if way.hook else ("float32", 0.0)
-        self._relative = closed.tolerance(ctx.world_size, kind) + loses
+        self._relative = gradient_shares.tolerance(ctx.world_size, kind) + loses
         self._seen: list[OffInMode] = []
         self._sums: list[int | None] = []
         self._mode = Mode(name=way.name, tolerance=self._relative)
@@ -110,7 +109,7 @@ class _Look:
         """The hook's state and function; a rank that lacks it must not leave the others waiting."""
         if self._way.hook is None:
             return None
-        if self._relative > closed.MOST_TOLERANCE:
+        if self._relative > gradient_shares.MOST_TOLERANCE:
             raise _NotLooked(f"over {self._ctx.world_size} ranks, rounding alone hides a missing rank")
         found, lacks = None, ""
         try:
@@ -164,11 +163,11 @@ class _Look:
         ctx = self._ctx
         layout: dict[str, int] | None = None
         for index, (name, parameter) in enumerate(model.module.named_parameters()):
-            place = code.Place(name, index, parameter.numel(), ctx.group_rank, ctx.ranks)
-            owed = closed.Owed(place, shares(step, index, ctx.world_size), self._relative)
+            place = gradient_code.Place(name, index, parameter.numel(), ctx.group_rank, ctx.ranks)
+            owed = gradient_shares.Owed(place, shares(step, index, ctx.world_size), self._relative)
             grad = None if parameter.grad is None else parameter.grad.detach().reshape(-1)
-            one = closed.compare(owed, grad, identical=None)
-            self._sums.append(None if grad is None else int(code.checksum(grad)))
+            one = gradient_shares.compare(owed, grad, identical=None)
+            self._sums.append(None if grad is None else int(gradient_code.checksum(grad)))
             layout = ddp_inside.buckets(model) if not one.equal and layout is None else layout
             bucket = (layout or {}).get(name)
             self._seen.append(OffInMode(step=number, bucket=bucket, gradient=one))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ddp_doctor.checks.ddp.gradient_modes.modes import ACCUMULATED, USED
-from ddp_doctor.knowledge import gradient_code as code
+from ddp_doctor.knowledge import gradient_code
 from ddp_doctor.model.finding import Remedy
 from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code
 from ddp_doctor.wording.nodes import in_words
@@ -72,7 +72,7 @@ def without(mode: str) -> Remedy:
     return in_code(words.without, cost=words.cost, untried=CHANGES_TRAINING)
 
 
-def lacks(mode: str, held: code.Reading, ranks: int) -> str:
+def lacks(mode: str, held: gradient_code.Reading, ranks: int) -> str:
     """What a gradient holds in place of what is owed, as half a sentence."""
     ratios = {held.scale} if held.holds == "scaled" else set(held.shares.values())
     part = _part(mode, min(ratios)) if len(ratios) == 1 else ""
@@ -83,10 +83,10 @@ def lacks(mode: str, held: code.Reading, ranks: int) -> str:
         return "it is the mean over the ranks that use the parameter, not over all"
     if held.holds == "absent":
         return "there is none, though ranks use the parameter"
-    return code.words(held, ranks).replace("times the mean", "times what is owed")
+    return gradient_code.words(held, ranks).replace("times the mean", "times what is owed")
 
 
-def over_users(held: code.Reading, ranks: int) -> bool:
+def over_users(held: gradient_code.Reading, ranks: int) -> bool:
     """Whether the sum was divided by the number of ranks that use the parameter."""
     users = len(held.shares)
     return held.holds == "shares" and all(abs(one * users - ranks) < 0.01 for one in held.shares.values())

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.facts.gradient_sync import GradientSync
-from ddp_doctor.knowledge import gradient_code as code
+from ddp_doctor.knowledge import gradient_code
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
@@ -20,7 +20,7 @@ class Off:
 
     rank: int
     world_size: int
-    gradient: code.OffGradient
+    gradient: gradient_code.OffGradient
 
 
 def off_in(seen: Sequence[FactAt[GradientSync]], *phases: str) -> list[Off]:
@@ -29,7 +29,7 @@ def off_in(seen: Sequence[FactAt[GradientSync]], *phases: str) -> list[Off]:
     return [Off(one.rank or 0, one.fact.world_size, off) for one, look in looks for off in look.off]
 
 
-def lost_a_step(held: code.Reading) -> bool:
+def lost_a_step(held: gradient_code.Reading) -> bool:
     """Whether the accumulated gradient looks as if one of the two steps was not synchronised."""
     parts = {round(1 / 3, 4), round(2 / 3, 4)}  # the steps' gradients are once and twice the code
     return held.holds == "own" or bool(parts & {held.scale, *held.shares.values()})
@@ -63,7 +63,7 @@ def draft(recording: Recording, what: str, off: Sequence[Off], blamed: Iterable[
     worst = max(off, key=lambda one: one.gradient.max_abs_error or 0.0)
     return finding(
         rank_culprits(recording, GradientSync, blamed),
-        f"{what}: {code.words(worst.gradient.held, worst.world_size)}",
+        f"{what}: {gradient_code.words(worst.gradient.held, worst.world_size)}",
         _evidence(worst),
         *remedies(recording.world.backend if recording.world else "", "gradient_sync"),
         confidence=Confidence.POSSIBLE if worst.gradient.held.holds == "other" else Confidence.LIKELY,

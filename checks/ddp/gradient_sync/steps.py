@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from ddp_doctor.facts.gradient_sync import GradientSync, Phase
-from ddp_doctor.knowledge import gradient_code as code
+from ddp_doctor.knowledge import gradient_code
 from ddp_doctor.model.context import RankContext
 
 #: Small enough that the model's parameters fill several buckets.
@@ -85,7 +85,10 @@ def _one_step(ctx: RankContext, model: Any, scale: int, *, sync: bool) -> tuple[
     import torch
 
     inputs = [
-        scale * code.local(number, torch.arange(len(one), device=one.device), ctx.group_rank, ctx.world_size)
+        scale
+        * gradient_code.local(
+            number, torch.arange(len(one), device=one.device), ctx.group_rank, ctx.world_size
+        )
         for number, one in enumerate(model.module.parameters())
     ]
     inputs = [one.to(torch.float32) for one in inputs]
@@ -114,7 +117,7 @@ def _identical(ctx: RankContext, grads: Sequence[Any]) -> list[bool]:
     import torch.distributed as dist
 
     none = torch.zeros((), dtype=torch.int64, device=ctx.device)
-    mine = torch.stack([none if grad is None else code.checksum(grad) for grad in grads])
+    mine = torch.stack([none if grad is None else gradient_code.checksum(grad) for grad in grads])
     everyone = [torch.empty_like(mine) for _ in range(ctx.world_size)]
     with ctx.step("all_gather", f"{mine.numel()} int64 checksums"):
         dist.all_gather(everyone, mine, group=ctx.group)
@@ -129,8 +132,8 @@ def _phase(
     off, worst = [], 0.0
     for number, (name, parameter) in enumerate(model.module.named_parameters()):
         same = None if identical is None else next(identical)
-        place = code.Place(name, number, parameter.numel(), ctx.group_rank, ctx.ranks)
-        one = code.compare(place, grads[number], scale, same)
+        place = gradient_code.Place(name, number, parameter.numel(), ctx.group_rank, ctx.ranks)
+        one = gradient_code.compare(place, grads[number], scale, same)
         worst = max(worst, one.max_abs_error or 0.0)
         if not one.equal or same is False:
             off.append(one)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 from ddp_doctor.facts.gradient_sync import GradientSync
 from ddp_doctor.facts.mixed_precision import MixedPrecision, Scaled, ScaledStep
-from ddp_doctor.knowledge import gradient_code as code
+from ddp_doctor.knowledge import gradient_code
 from ddp_doctor.model.finding import Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.remedies.stock_ddp import remedies
@@ -41,7 +41,7 @@ def few(ranks: Sequence[int], steps: RankSteps) -> Sequence[int]:
     return ranks if len(ranks) * 2 < len(steps) else ()
 
 
-def off(recording: Recording) -> list[tuple[int, code.OffGradient]]:
+def off(recording: Recording) -> list[tuple[int, gradient_code.OffGradient]]:
     """The gradients under autocast that are not the mean."""
     return [(rank, one.off) for seen in scaled(recording) for rank, one in seen if one.off]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.mixed_precision.apart import known_before, software
 from ddp_doctor.facts.mixed_precision import Half, MixedPrecision
-from ddp_doctor.knowledge import gradient_code as code
+from ddp_doctor.knowledge import gradient_code
 from ddp_doctor.knowledge.gradient_shares import NOTABLE_LOSS
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
@@ -82,7 +82,7 @@ def half_precision_mean_wrong(recording: Recording) -> Iterator[Draft]:
         yield finding(
             rank_culprits(recording, MixedPrecision, sorted(wrong) if len(wrong) < len(seen) else ()),
             f"The {dtype} gradient on {ranks_at(recording, wrong)} is not the mean that DDP owes:"
-            f" {code.words(worst.held, len(seen))}",
+            f" {gradient_code.words(worst.held, len(seen))}",
             Evidence(
                 text=f"worst element of the {dtype} gradient on rank {rank}",
                 value=worst.got,

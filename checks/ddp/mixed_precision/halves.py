@@ -5,8 +5,7 @@ from typing import Any
 
 from ddp_doctor.checks.ddp.mixed_precision import scaled
 from ddp_doctor.facts.mixed_precision import Half
-from ddp_doctor.knowledge import gradient_code as code
-from ddp_doctor.knowledge import gradient_shares as closed
+from ddp_doctor.knowledge import gradient_code, gradient_shares
 from ddp_doctor.model.context import RankContext
 
 _ELEMENTS = 64
@@ -17,18 +16,18 @@ _LINE = 300
 
 def measure(ctx: RankContext, dtype: str, wrapped: Callable[[RankContext, Any], Any] = scaled.wrap) -> Half:
     """A step with coded gradients and one with large ones."""
-    seen = Half(dtype=dtype, large=LARGE[dtype], tolerance=closed.tolerance(ctx.world_size, dtype))
+    seen = Half(dtype=dtype, large=LARGE[dtype], tolerance=gradient_shares.tolerance(ctx.world_size, dtype))
     refused = _refused(ctx, dtype)
     if refused:
         return seen.model_copy(update={"not_looked": refused})
     module, elements = _linear(ctx, dtype), max(_ELEMENTS, ctx.world_size)
     with ctx.step("ddp_construct", dtype):
         model = wrapped(ctx, module)
-    place = code.Place("weight", 0, elements, ctx.group_rank, ctx.ranks)
-    owed = closed.Owed(place, (1.0,) * ctx.world_size, seen.tolerance)
-    one = closed.compare(owed, _gradient(ctx, model, _coded(ctx, elements)), identical=None)
+    place = gradient_code.Place("weight", 0, elements, ctx.group_rank, ctx.ranks)
+    owed = gradient_shares.Owed(place, (1.0,) * ctx.world_size, seen.tolerance)
+    one = gradient_shares.compare(owed, _gradient(ctx, model, _coded(ctx, elements)), identical=None)
     large = _gradient(ctx, model, [LARGE[dtype]] * elements).double().max()
-    wrong = not one.equal and seen.tolerance <= closed.MOST_TOLERANCE
+    wrong = not one.equal and seen.tolerance <= gradient_shares.MOST_TOLERANCE
     return seen.model_copy(
         update={
             "off": one if wrong else None,
@@ -70,7 +69,7 @@ def _linear(ctx: RankContext, dtype: str) -> Any:
 
 
 def _coded(ctx: RankContext, elements: int) -> list[float]:
-    return [float(code.local(0, index, ctx.group_rank, ctx.world_size)) for index in range(elements)]
+    return [float(gradient_code.local(0, index, ctx.group_rank, ctx.world_size)) for index in range(elements)]
 
 
 def _gradient(ctx: RankContext, model: Any, values: list[float]) -> Any:

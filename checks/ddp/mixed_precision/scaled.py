@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddp_doctor.facts.mixed_precision import Scaled, ScaledStep
-from ddp_doctor.knowledge import gradient_code as code
-from ddp_doctor.knowledge import gradient_shares as closed
+from ddp_doctor.knowledge import gradient_code, gradient_shares
 from ddp_doctor.model.context import RankContext
 
 ELEMENTS = 64
@@ -68,7 +67,7 @@ def measure(
     with ctx.step("ddp_construct", f"autocast {dtype}"):
         model = wrapped(ctx, module)
     descent, steps, off = Descent(list(module.parameters())), [], None
-    relative = 2 * closed.ROUNDING[dtype] + code.tolerance(ctx.world_size)
+    relative = 2 * gradient_shares.ROUNDING[dtype] + gradient_code.tolerance(ctx.world_size)
     for number, infinite in enumerate(_INFINITE):
         model.zero_grad()
         _backward(ctx, model, scale, dtype, infinite=infinite)
@@ -78,7 +77,7 @@ def measure(
         before = descent.steps
         scale.step(descent)
         scale.update()
-        bits = int(code.checksum(module.weight.detach().reshape(-1)))
+        bits = int(gradient_code.checksum(module.weight.detach().reshape(-1)))
         stepped = descent.steps > before
         steps.append(ScaledStep(infinite=infinite, stepped=stepped, scale=scale.get_scale(), bits=bits))
     return seen.model_copy(update={"scale": SCALE, "tolerance": relative, "off": off, "steps": tuple(steps)})
@@ -105,7 +104,7 @@ def _given(ctx: RankContext, *, infinite: bool) -> Any:
     import torch
 
     index = torch.arange(ELEMENTS * ctx.world_size, device=ctx.device)
-    batch = code.local(0, index, ctx.group_rank, ctx.world_size).to(torch.float32)
+    batch = gradient_code.local(0, index, ctx.group_rank, ctx.world_size).to(torch.float32)
     if infinite and ctx.group_rank == ctx.world_size - 1:
         batch[0] = torch.inf
     return batch.reshape(1, -1)
@@ -136,8 +135,8 @@ def _backward(ctx: RankContext, model: Any, scale: Any, dtype: str, *, infinite:
         scale.scale(loss).backward()
 
 
-def _off(ctx: RankContext, grad: Any, relative: float) -> code.OffGradient | None:
-    place = code.Place("weight", 0, ELEMENTS * ctx.world_size, ctx.group_rank, ctx.ranks)
-    owed = closed.Owed(place, (1.0,) * ctx.world_size, relative)
-    one = closed.compare(owed, None if grad is None else grad.detach().reshape(-1), identical=None)
+def _off(ctx: RankContext, grad: Any, relative: float) -> gradient_code.OffGradient | None:
+    place = gradient_code.Place("weight", 0, ELEMENTS * ctx.world_size, ctx.group_rank, ctx.ranks)
+    owed = gradient_shares.Owed(place, (1.0,) * ctx.world_size, relative)
+    one = gradient_shares.compare(owed, None if grad is None else grad.detach().reshape(-1), identical=None)
     return None if one.equal else one

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.mixed_precision.apart import apart, few, known_before, odd, off, scaled, software
 from ddp_doctor.facts.mixed_precision import MixedPrecision
-from ddp_doctor.knowledge import gradient_code as code
+from ddp_doctor.knowledge import gradient_code
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -166,7 +166,7 @@ def autocast_gradient_wrong(recording: Recording) -> Iterator[Draft]:
     yield likely(
         rank_culprits(recording, MixedPrecision, ranks if len(ranks) < number else ()),
         f"Under autocast the gradient on {ranks_at(recording, ranks)} is not the mean that DDP owes:"
-        f" {code.words(worst.held, number)}",
+        f" {gradient_code.words(worst.held, number)}",
         Evidence(
             text=f"worst element of the unscaled gradient of {worst.parameter} on rank {rank}",
             value=worst.got,

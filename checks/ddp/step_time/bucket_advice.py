@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from ddp_doctor.checks.ddp.step_time import wording as words
+from ddp_doctor.checks.ddp.step_time import wording
 from ddp_doctor.checks.ddp.step_time.summary import too_few_processors
 from ddp_doctor.facts.step_time import StepTimeFact
-from ddp_doctor.knowledge import step_time as known
+from ddp_doctor.knowledge import step_time
 from ddp_doctor.knowledge.buckets import MIB
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
@@ -27,11 +27,11 @@ class Measured:
     def as_predicted(self) -> bool:
         """Whether the prediction is near enough to be believed."""
         off = median(self.step_s) / self.predicted_s
-        return 1 / known.PREDICTED_WITHIN <= off <= known.PREDICTED_WITHIN
+        return 1 / step_time.PREDICTED_WITHIN <= off <= step_time.PREDICTED_WITHIN
 
     def words(self) -> str:
         """``predicted 41 ms, measured 43 ms (40 to 47)``."""
-        return f"predicted {words.ms(self.predicted_s)}, measured {words.spread(self.step_s)}"
+        return f"predicted {wording.ms(self.predicted_s)}, measured {wording.spread(self.step_s)}"
 
 
 def measured(recording: Recording) -> tuple[Measured, Measured] | None:
@@ -76,17 +76,18 @@ def hide_too_little(recording: Recording) -> Iterator[Draft]:
         return
     default, best = both
     gain = 1 - median(best.step_s) / median(default.step_s)
-    if gain < known.BUCKET_GAIN or max(best.step_s) >= min(default.step_s):
+    if gain < step_time.BUCKET_GAIN or max(best.step_s) >= min(default.step_s):
         return
     fact = recording.facts(StepTimeFact)[0].fact
     whose = f"your model {fact.model}" if fact.model else "a model of the doctor's"
     yield finding(
         NOBODY,
-        f"Buckets of {best.cap_mib:g} MiB make a step{words.of(fact.model)} {gain:.0%} shorter than the"
+        f"Buckets of {best.cap_mib:g} MiB make a step{wording.of(fact.model)} {gain:.0%} shorter than the"
         f" default of {default.cap_mib:g} MiB",
         (
             Evidence(
-                text=f"step with buckets of {one.cap_mib:g} MiB, {len(one.step_s)} rounds, {words.limits(one.step_s)}",
+                text=f"step with buckets of {one.cap_mib:g} MiB, {len(one.step_s)} rounds,"
+                f" {wording.limits(one.step_s)}",
                 value=median(one.step_s),
                 unit="s",
                 expected=one.predicted_s,
@@ -112,8 +113,8 @@ def _remedy(default: Measured, best: Measured, fact: StepTimeFact) -> Remedy:
         undo="leave bucket_cap_mb out",
         proof=Proof(
             status="proved" if fact.model else "not_tried",
-            before=words.spread(default.step_s),
-            after=words.spread(best.step_s),
+            before=wording.spread(default.step_s),
+            after=wording.spread(best.step_s),
             reason=None if fact.model else "it was measured with the doctor's model, not with yours",
         ),
     )

@@ -9,7 +9,7 @@ from ddp_doctor.checks.ddp.step_time.layout import built, wrap
 from ddp_doctor.checks.ddp.step_time.timing import agreed, finish, meet, timed
 from ddp_doctor.checks.ddp.step_time.work import Plan, Work, one_pass, samples_for
 from ddp_doctor.facts.step_time import Buckets, BucketTrial
-from ddp_doctor.knowledge import buckets as known
+from ddp_doctor.knowledge import buckets
 from ddp_doctor.knowledge.step_time import BUCKET_GAIN
 from ddp_doctor.model.context import RankContext
 
@@ -19,7 +19,7 @@ _BALANCED = 1.5
 
 
 def bucket_sizes(
-    ctx: RankContext, work: Work, ddp: Any, curve: known.Curve, plan: Plan, missing: dict[str, str]
+    ctx: RankContext, work: Work, ddp: Any, curve: buckets.Curve, plan: Plan, missing: dict[str, str]
 ) -> Buckets | None:
     """Predict all sizes; measure the best and the default, where it promises enough.
 
@@ -34,14 +34,14 @@ def bucket_sizes(
         return None
     work = _balanced(ctx, work, curve, plan)
     seen = _passes(ctx, work)
-    predicted = known.predictions(seen, curve)
-    best = agreed(ctx, known.best(predicted), of_first=True)  # the ranks' predictions differ a little
+    predicted = buckets.predictions(seen, curve)
+    best = agreed(ctx, buckets.best(predicted), of_first=True)  # the ranks' predictions differ a little
     if best not in predicted:  # gradients that came in another order there make other buckets
-        predicted[best] = known.step_seconds(seen, curve, best)
-    gain = 1 - predicted[best] / predicted[known.DEFAULT_CAP_MIB]
+        predicted[best] = buckets.step_seconds(seen, curve, best)
+    gain = 1 - predicted[best] / predicted[buckets.DEFAULT_CAP_MIB]
     trials: tuple[BucketTrial, ...] = ()
     if agreed(ctx, gain, of_first=True) >= BUCKET_GAIN:
-        step_s = predicted[known.DEFAULT_CAP_MIB]
+        step_s = predicted[buckets.DEFAULT_CAP_MIB]
         rounds = max(plan.fewest, min(plan.rounds, int(plan.budget_s / (2 * step_s))))
         trials = _measured(ctx, work, ddp, (best, predicted), int(agreed(ctx, rounds, of_first=True)))
     return Buckets(
@@ -59,7 +59,7 @@ def _hindrance(work: Work) -> str:
     return "" if work.copies > 1 else "the GPU has no memory for the model in a second DDP"
 
 
-def _balanced(ctx: RankContext, work: Work, curve: known.Curve, plan: Plan) -> Work:
+def _balanced(ctx: RankContext, work: Work, curve: buckets.Curve, plan: Plan) -> Work:
     if work.make is None:
         return work
     communicate_s = curve.seconds(work.gradient_bytes())
@@ -81,7 +81,7 @@ class _Marks:
     at: list[tuple[int, Any]] = field(default_factory=list)  # bytes, and the moment or the GPU's mark of it
 
 
-def _passes(ctx: RankContext, work: Work) -> known.Backward:
+def _passes(ctx: RankContext, work: Work) -> buckets.Backward:
     """The median of a few passes: forward, backward, and when each gradient was ready."""
     passes = []
     for number in range(_PASSES + 1):
@@ -92,14 +92,14 @@ def _passes(ctx: RankContext, work: Work) -> known.Backward:
     order = passes[0].gradients
     passes = [one for one in passes if len(one.gradients) == len(order)]  # layers may be left out at random
     ready = [median(one.gradients[place].ready_s for one in passes) for place in range(len(order))]
-    return known.Backward(
+    return buckets.Backward(
         forward_s=median(one.forward_s for one in passes),
         backward_s=median(one.backward_s for one in passes),
-        gradients=tuple(known.Gradient(one.size_bytes, at) for one, at in zip(order, ready, strict=True)),
+        gradients=tuple(buckets.Gradient(one.size_bytes, at) for one, at in zip(order, ready, strict=True)),
     )
 
 
-def _one_pass(ctx: RankContext, work: Work) -> known.Backward:
+def _one_pass(ctx: RankContext, work: Work) -> buckets.Backward:
     marks = _Marks()
 
     def mark(parameter: Any) -> None:
@@ -119,8 +119,8 @@ def _one_pass(ctx: RankContext, work: Work) -> known.Backward:
     finally:
         for hook in hooks:
             hook.remove()
-    gradients = tuple(known.Gradient(size, _between(forwarded, at)) for size, at in marks.at)
-    return known.Backward(_between(begun, forwarded), _between(forwarded, ended), gradients)
+    gradients = tuple(buckets.Gradient(size, _between(forwarded, at)) for size, at in marks.at)
+    return buckets.Backward(_between(begun, forwarded), _between(forwarded, ended), gradients)
 
 
 def _now(ctx: RankContext) -> Any:
@@ -145,8 +145,8 @@ def _measured(
 ) -> tuple[BucketTrial, ...]:
     """Steps with the default and the best size in turns, each going first every other time."""
     best, predicted = promised
-    caps = (known.DEFAULT_CAP_MIB, best)
-    models = {known.DEFAULT_CAP_MIB: ddp, best: wrap(ctx, work, best)}
+    caps = (buckets.DEFAULT_CAP_MIB, best)
+    models = {buckets.DEFAULT_CAP_MIB: ddp, best: wrap(ctx, work, best)}
     took: dict[float, list[float]] = {cap: [] for cap in caps}
 
     def step(cap: float, detail: str) -> float:

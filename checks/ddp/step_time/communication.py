@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from math import ceil
 from statistics import median
 
-from ddp_doctor.checks.ddp.step_time import wording as words
+from ddp_doctor.checks.ddp.step_time import wording
 from ddp_doctor.checks.ddp.step_time.summary import (
     Summary,
     crowded,
@@ -13,7 +13,7 @@ from ddp_doctor.checks.ddp.step_time.summary import (
     too_few_processors,
 )
 from ddp_doctor.facts.step_time import StepTimeFact
-from ddp_doctor.knowledge import step_time as known
+from ddp_doctor.knowledge import step_time
 from ddp_doctor.knowledge.buckets import MIB
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
@@ -46,37 +46,37 @@ def waits_for_communication(recording: Recording) -> Iterator[Draft]:
     if seen is None or too_few_processors(recording):
         return
     disturbed = mostly_disturbed(recording.facts(StepTimeFact))
-    if seen.ratio < (known.RATIO_BOUND_DISTURBED if disturbed else known.RATIO_BOUND):
+    if seen.ratio < (step_time.RATIO_BOUND_DISTURBED if disturbed else step_time.RATIO_BOUND):
         return
     exposed, computing = median(seen.exposed), median(seen.computing)
-    if min(seen.exposed) <= seen.noise_s or exposed < known.EXPOSED_SHARE * median(seen.step):
+    if min(seen.exposed) <= seen.noise_s or exposed < step_time.EXPOSED_SHARE * median(seen.step):
         return
     yield proved(
         NOBODY,
-        f"Communication takes {seen.ratio:.1f} times as long as computing{words.of(seen.fact.model)}:"
+        f"Communication takes {seen.ratio:.1f} times as long as computing{wording.of(seen.fact.model)}:"
         f" {exposed / median(seen.step):.0%} of a step is waiting",
         _evidence(seen),
         *_remedies(seen, exposed, computing),
         detail=f"{_whose(seen)} has {seen.fact.gradient_bytes / MIB:.3g} MiB of gradients, which take"
-        f" {words.ms(median(seen.communicate))} to average on these {seen.fact.ranks} ranks.",
+        f" {wording.ms(median(seen.communicate))} to average on these {seen.fact.ranks} ranks.",
         severity=_severity(seen),
     )
 
 
 def _severity(seen: Summary) -> Severity | None:
     """The rule's own for a model that a job would train."""
-    is_a_jobs = seen.fact.model and median(seen.computing) >= known.SMALLEST_STEP_S
+    is_a_jobs = seen.fact.model and median(seen.computing) >= step_time.SMALLEST_STEP_S
     return None if is_a_jobs else Severity.INFO
 
 
 def _remedies(seen: Summary, exposed_s: float, computing_s: float) -> tuple[Remedy, ...]:
     """How much more must be computed between two synchronisations; of the doctor's model, for each MiB of gradients."""
-    wanted_s = (1 / known.AIM_SHARE - 1) * exposed_s
+    wanted_s = (1 / step_time.AIM_SHARE - 1) * exposed_s
     if not seen.fact.model:
-        return (words.compute_more(wanted_s / (seen.fact.gradient_bytes / MIB), known.AIM_SHARE),)
+        return (wording.compute_more(wanted_s / (seen.fact.gradient_bytes / MIB), step_time.AIM_SHARE),)
     times = max(ceil(wanted_s / computing_s), 2)
     share = exposed_s / (exposed_s + times * computing_s)
-    return words.accumulate(times, share), words.larger_batch(times)
+    return wording.accumulate(times, share), wording.larger_batch(times)
 
 
 def _whose(seen: Summary) -> str:
@@ -90,7 +90,7 @@ def _evidence(seen: Summary) -> tuple[Evidence, ...]:
         ("the all-reduces of its buckets alone", seen.communicate),
     )
     return tuple(
-        Evidence(text=f"{what}, {len(times)} rounds, {words.limits(times)}", value=median(times), unit="s")
+        Evidence(text=f"{what}, {len(times)} rounds, {wording.limits(times)}", value=median(times), unit="s")
         for what, times in kinds
     )
 
@@ -126,11 +126,11 @@ def slower_than_one(recording: Recording) -> Iterator[Draft]:
         return
     yield proved(
         NOBODY,
-        f"One rank alone does the work of all {seen.fact.ranks}{words.of(seen.fact.model)} in"
+        f"One rank alone does the work of all {seen.fact.ranks}{wording.of(seen.fact.model)} in"
         f" {median(alone) / median(seen.step):.0%} of their time",
         _evidence(seen),
-        words.FEWER_RANKS,
-        detail=f"{_whose(seen)}: {words.spread(alone)} against {words.spread(seen.step)} for the same samples.",
+        wording.FEWER_RANKS,
+        detail=f"{_whose(seen)}: {wording.spread(alone)} against {wording.spread(seen.step)} for the same samples.",
         severity=_severity(seen),
     )
 

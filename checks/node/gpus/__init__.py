@@ -29,12 +29,12 @@ from ddp_doctor.checks.node.gpus import (
 from ddp_doctor.checks.node.gpus.numbers import gpus_missing
 from ddp_doctor.checks.node.gpus.nvml import NvmlAnswer, parse_nvml
 from ddp_doctor.facts.gpus import GpusFact
-from ddp_doctor.knowledge import thresholds as limits
+from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent, Failed, TookTooLong
-from ddp_doctor.parse import visible_devices as devices
+from ddp_doctor.parse import visible_devices
 from ddp_doctor.probing import host_gpus
 from ddp_doctor.probing.kernel_files import first_line
 
@@ -47,7 +47,7 @@ def probe(ctx: Context) -> GpusFact:
     Raises Failed where the job would use accelerators of another maker: nothing can be said of them.
     """
     pci = host_gpus.pci_gpus(ctx)
-    answer = _ask(ctx, limits.NVML_BASE_LIMIT_S + limits.NVML_LIMIT_PER_GPU_S * len(pci or ()))
+    answer = _ask(ctx, thresholds.NVML_BASE_LIMIT_S + thresholds.NVML_LIMIT_PER_GPU_S * len(pci or ()))
     nodes = host_gpus.device_nodes(ctx)
     seen = GpusFact(
         gpus=answer.gpus,
@@ -64,7 +64,9 @@ def probe(ctx: Context) -> GpusFact:
         fabric_manager=host_gpus.fabric_manager_runs(ctx, nodes),
         in_container=host_gpus.in_container(ctx),
     )
-    fact = seen.model_copy(update=devices.job_view(seen.gpus, ctx.env, in_container=seen.in_container))
+    fact = seen.model_copy(
+        update=visible_devices.job_view(seen.gpus, ctx.env, in_container=seen.in_container)
+    )
     if not (fact.gpus or answer.error == "timed_out" or fact.due() or fact.is_owed()):
         others = None if _is_without_grant(fact) else other_accelerators.unsupported(ctx)
         if others is not None:

@@ -9,7 +9,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse import software as parse
+from ddp_doctor.parse import software
 from ddp_doctor.remedies.gpus import REBOOT
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.wording.findings import likely, proved
@@ -162,7 +162,7 @@ def library_differs(recording: Recording) -> Iterator[Draft]:
 
 
 def _two_versions(fact: GpusFact) -> tuple[str, str] | None:
-    module = parse.driver_version(fact.kernel_module or "")
+    module = software.driver_version(fact.kernel_module or "")
     library = (fact.nvml_version or "").partition(".")[2]  # without CUDA's major version before it
     return (library, module) if module and library and library != module else None
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from ddp_doctor.checks.node.gpus.condition import recovery, repair_pending
 from ddp_doctor.checks.node.gpus.severity import by_severity
 from ddp_doctor.facts.gpus import Gpu, GpusFact
-from ddp_doctor.knowledge import nvml
-from ddp_doctor.knowledge import thresholds as limits
+from ddp_doctor.knowledge import nvml, thresholds
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft
 from ddp_doctor.model.recording import Recording
@@ -182,7 +181,7 @@ def wears_out(recording: Recording) -> Iterator[Draft]:
 def _worn(gpu: Gpu) -> Severity | None:
     if gpu.row_remap_failed:
         return None  # DD312
-    if gpu.sram_threshold_exceeded or _retired(gpu) >= limits.GPU_RETIRED_PAGES:
+    if gpu.sram_threshold_exceeded or _retired(gpu) >= thresholds.GPU_RETIRED_PAGES:
         return Severity.WARNING
     return Severity.INFO if (gpu.spare_rows or {}).get("none") else None
 
@@ -190,7 +189,7 @@ def _worn(gpu: Gpu) -> Severity | None:
 def _worn_words(gpu: Gpu) -> str:
     if gpu.sram_threshold_exceeded:
         return "more errors of its SRAM than NVIDIA's policy allows"
-    if _retired(gpu) >= limits.GPU_RETIRED_PAGES:
+    if _retired(gpu) >= thresholds.GPU_RETIRED_PAGES:
         return "the table of retired memory pages is full"
     return "a bank of its memory has no spare row left"
 
@@ -198,7 +197,7 @@ def _worn_words(gpu: Gpu) -> str:
 def _worn_sight(gpu: Gpu) -> str:
     if gpu.sram_threshold_exceeded:
         return "SRAM threshold exceeded"
-    return _pages(gpu) if _retired(gpu) >= limits.GPU_RETIRED_PAGES else _rows(gpu)
+    return _pages(gpu) if _retired(gpu) >= thresholds.GPU_RETIRED_PAGES else _rows(gpu)
 
 
 @rule("DD324", "gpu-inforom-corrupted", Severity.WARNING, GpusFact)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ddp_doctor.facts.gpus import Gpu, GpusFact
-from ddp_doctor.knowledge import thresholds as limits
+from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Remedy
 from ddp_doctor.model.recording import Recording
@@ -171,7 +171,7 @@ def _lowered(recording: Recording, limit: _Limit) -> Iterator[Draft]:
 
 
 def _below_default(limit: _Limit, gpu: Gpu) -> bool:
-    return (limit.tell(gpu) or 0.0) < limits.GPU_LIMIT_SHARE * (limit.default(gpu) or 0.0)
+    return (limit.tell(gpu) or 0.0) < thresholds.GPU_LIMIT_SHARE * (limit.default(gpu) or 0.0)
 
 
 def _draft(
@@ -243,12 +243,12 @@ def _odd_sizes(hits: Hits) -> Hits:
     if len({gpu.ecc_enabled for _, gpu in hits}) > 1:
         return []  # ECC takes memory on some cards, and DD315 has named them
     largest = max(gpu.memory_total_bytes or 0 for _, gpu in hits)
-    least = (1 - limits.GPU_MEMORY_SIZE_SHARE) * largest
+    least = (1 - thresholds.GPU_MEMORY_SIZE_SHARE) * largest
     return [hit for hit in hits if 0 < (hit[1].memory_total_bytes or 0) < least]
 
 
 def _firmware_sight(gpu: Gpu) -> Sight:
-    size = (gpu.memory_total_bytes or 0) / limits.GIB
+    size = (gpu.memory_total_bytes or 0) / thresholds.GIB
     gsp = f", GSP firmware {gpu.gsp_firmware_version}" if gpu.gsp_firmware_version else ""
     return Sight(
         f"VBIOS {gpu.vbios_version}, {size:.1f} GiB{gsp}", expected_from="one version on all is usual"

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from ddp_doctor.checks.node.gpus.severity import by_severity
 from ddp_doctor.facts.gpus import Gpu, GpusFact
-from ddp_doctor.knowledge import nvml
-from ddp_doctor.knowledge import thresholds as limits
+from ddp_doctor.knowledge import nvml, thresholds
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Remedy
 from ddp_doctor.model.recording import Recording
@@ -123,18 +122,18 @@ def _holder(gpu: Gpu, *, in_container: bool) -> _Holder:
 def _memory(gpu: Gpu) -> Severity | None:
     if not gpu.holds_foreign_data():
         return None
-    if gpu.memory_of_others_bytes >= limits.GPU_MEMORY_FULL_SHARE * (gpu.memory_total_bytes or 0):
+    if gpu.memory_of_others_bytes >= thresholds.GPU_MEMORY_FULL_SHARE * (gpu.memory_total_bytes or 0):
         return Severity.ERROR
     return Severity.INFO if gpu.processes and not gpu.computing() else Severity.WARNING
 
 
 def _memory_sight(gpu: Gpu) -> Sight:
-    used, total = gpu.memory_of_others_bytes / limits.GIB, (gpu.memory_total_bytes or 0) / limits.GIB
+    used, total = gpu.memory_of_others_bytes / thresholds.GIB, (gpu.memory_total_bytes or 0) / thresholds.GIB
     return Sight(
         f"{used:.1f} of {total:.1f} GiB in use, {_process_words(gpu)}",
         round(used, 3),
         "GiB",
-        limits.GPU_MEMORY_IN_USE_BYTES / limits.GIB,
+        thresholds.GPU_MEMORY_IN_USE_BYTES / thresholds.GIB,
         "an idle GPU holds some MiB, a bare CUDA context less than 1 GiB",
     )
 

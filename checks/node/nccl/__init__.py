@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 
 from ddp_doctor.checks.node.nccl import between, complaints, conf, network, plugins
 from ddp_doctor.facts.nccl import NcclFact, Plugin
-from ddp_doctor.knowledge import nccl_plugins as known
+from ddp_doctor.knowledge import nccl_plugins
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
@@ -25,7 +25,7 @@ from ddp_doctor.probing import nccl_conf, rdma
 
 __all__ = ["CHECK", "probe"]
 
-_NAMES_OF_LIBRARIES = ("NCCL_NET", *(variable for variable, _ in known.SETTINGS.values()))
+_NAMES_OF_LIBRARIES = ("NCCL_NET", *(variable for variable, _ in nccl_plugins.SETTINGS.values()))
 _LDCONFIG = "/sbin/ldconfig"  # a user's PATH seldom has /sbin
 
 
@@ -48,9 +48,9 @@ def probe(ctx: Context) -> NcclFact:
 def _plugins(ctx: Context, env: Mapping[str, str]) -> Iterator[Plugin]:
     """Every plug-in that is named, and the default one of a kind where it is there."""
     cache = _cache(ctx)
-    for kind, (variable, _) in known.SETTINGS.items():
+    for kind, (variable, _) in nccl_plugins.SETTINGS.items():
         setting = variable if env.get(variable) else None
-        for one in known.wanted(kind, env.get(variable)):
+        for one in nccl_plugins.wanted(kind, env.get(variable)):
             found = _found(ctx, one, cache, look_further=setting is not None)
             elsewhere = _elsewhere(ctx, one) if found is None and kind == "net" else ()
             if found or setting or elsewhere:
@@ -71,7 +71,9 @@ def _cache(ctx: Context) -> Mapping[str, str]:
     return libraries.cached(answer.stdout) if answer.ok else {}
 
 
-def _found(ctx: Context, one: known.Wanted, cache: Mapping[str, str], *, look_further: bool) -> str | None:
+def _found(
+    ctx: Context, one: nccl_plugins.Wanted, cache: Mapping[str, str], *, look_further: bool
+) -> str | None:
     """The file that dlopen takes, in its order; first the RPATHs of a conda environment."""
     conda = ctx.env.get("CONDA_PREFIX")
     first = (f"{conda}/lib",) if conda else ()
@@ -84,7 +86,7 @@ def _found(ctx: Context, one: known.Wanted, cache: Mapping[str, str], *, look_fu
                 return f"{folder.rstrip('/')}/{name}"
         if name in cache:
             return cache[name]
-        for folder in (*known.DEFAULT_FOLDERS, *(_beside_torch(ctx) if look_further else ())):
+        for folder in (*nccl_plugins.DEFAULT_FOLDERS, *(_beside_torch(ctx) if look_further else ())):
             if name in _listing(ctx, folder):
                 return f"{folder}/{name}"
     return None
@@ -98,8 +100,10 @@ def _beside_torch(ctx: Context) -> Iterator[str]:
         yield f"{posixpath.dirname(torch)}/nvidia/nccl/lib"
 
 
-def _elsewhere(ctx: Context, one: known.Wanted) -> tuple[str, ...]:
-    return tuple(folder for folder in known.USUAL_FOLDERS if set(one.names) & set(_listing(ctx, folder)))
+def _elsewhere(ctx: Context, one: nccl_plugins.Wanted) -> tuple[str, ...]:
+    return tuple(
+        folder for folder in nccl_plugins.USUAL_FOLDERS if set(one.names) & set(_listing(ctx, folder))
+    )
 
 
 def _missing(ctx: Context, path: str) -> tuple[str, ...]:
@@ -107,7 +111,7 @@ def _missing(ctx: Context, path: str) -> tuple[str, ...]:
     answer = ctx.run(("ldd", path))
     ctx.keep(answer.stdout)
     lost = libraries.missing_libraries(answer.stdout) if answer.ok else ()
-    return tuple(name for name in lost if not known.is_loaded_by_torch(name))
+    return tuple(name for name in lost if not nccl_plugins.is_loaded_by_torch(name))
 
 
 def _listing(ctx: Context, folder: str) -> list[str]:

@@ -23,8 +23,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Failed
-from ddp_doctor.parse import libraries
-from ddp_doctor.parse import software as parse
+from ddp_doctor.parse import libraries, software
 
 __all__ = ["CHECK", "probe"]
 
@@ -37,9 +36,9 @@ def probe(ctx: Context) -> Software:
             **_nccl(ctx, installed),
             **_driver(ctx),
             **_settings(ctx, installed),
-            "nccl_required_by_torch": parse.pinned_nccl(installed.torch_requires),
+            "nccl_required_by_torch": software.pinned_nccl(installed.torch_requires),
             "gpu_devices": len([name for name in _listing(ctx, "/dev") if re.fullmatch(r"nvidia\d+", name)]),
-            "gpus_hidden_by": parse.gpus_hidden_by(ctx.env),
+            "gpus_hidden_by": software.gpus_hidden_by(ctx.env),
             "forward_compatibility": _forward_compatibility(ctx),
         }
     )
@@ -50,9 +49,9 @@ def _installed(ctx: Context) -> Software:
     answer = ctx.child("software")
     ctx.keep(answer.stdout)
     try:
-        return Software.model_validate_json(parse.last_line(answer.stdout))
+        return Software.model_validate_json(software.last_line(answer.stdout))
     except ValidationError:
-        how = "it did not end in time" if answer.status == "timed_out" else parse.last_line(answer.stderr)
+        how = "it did not end in time" if answer.status == "timed_out" else software.last_line(answer.stderr)
         raise Failed(f"the helper that reads what is installed gave no answer: {how}") from None
 
 
@@ -78,14 +77,14 @@ def _nccl(ctx: Context, installed: Software) -> dict[str, str | None]:
     answer = ctx.child("nccl", library)
     ctx.keep(answer.stdout)
     brought = {"nccl_brought_by": libraries.brought_by(ctx.env, library)}
-    return {**found, **brought, **parse.nccl_answer(answer)}
+    return {**found, **brought, **software.nccl_answer(answer)}
 
 
 def _nccl_file(ctx: Context, torch_library: str, copies: tuple[str, ...]) -> dict[str, str | None]:
     """The linker's own choice; without ldd, or where torch itself preloads the wheel's, the first copy."""
     answer = ctx.run(("ldd", torch_library))
     ctx.keep(answer.stdout)
-    linked = parse.linked_library(answer.stdout, "libnccl.so.2") if answer.ok else "not found"
+    linked = software.linked_library(answer.stdout, "libnccl.so.2") if answer.ok else "not found"
     if linked is None:
         return {"nccl_problem": f"{torch_library} needs no libnccl.so.2: NCCL is built in, or left out"}
     if linked != "not found" or copies:
@@ -103,7 +102,7 @@ def _driver(ctx: Context) -> dict[str, str | None]:
     except OSError as error:
         return {"driver_problem": f"/proc/driver/nvidia/version cannot be read: {error.strerror}"}
     ctx.keep(text)
-    version = parse.driver_version(text)
+    version = software.driver_version(text)
     return {"driver": version, "driver_problem": None if version else "its version text is not understood"}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.facts.topology import TopologyMatrix
-from ddp_doctor.knowledge import link_codes as codes
+from ddp_doctor.knowledge import link_codes
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.render.topology.layout import MARGIN, Layout, Rect, lay_out
@@ -84,7 +84,7 @@ class _Drawing:
         for (_, left), (_, peer), code in zip(
             self.layout.boxes, self.layout.boxes[1:], self.machine.between, strict=False
         ):
-            far = bool(code) and codes.crosses_sockets(code)
+            far = bool(code) and link_codes.crosses_sockets(code)
             name = "wire" if not far else "bad" if crossed else "sys"
             y = left.y + 61
             self.canvas.line(left.right, y, peer.x, y, name)

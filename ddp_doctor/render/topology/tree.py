@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from ddp_doctor.facts.topology import TopologyMatrix
-from ddp_doctor.knowledge import link_codes as codes
+from ddp_doctor.knowledge import link_codes
 from ddp_doctor.knowledge.groups import connected
 
 #: No GPU has more NVLinks; what needs more than these for direct links to all others goes over a switch.
@@ -75,7 +75,7 @@ def machine_of(matrix: TopologyMatrix) -> Machine:
     """What the matrix tells of its host."""
     boxes = tuple(_box(matrix, title, cpus, devices) for title, cpus, devices in _places(matrix))
     fabric = _fabric(matrix)
-    linked = ((gpu, peer, codes.nvlinks(code)) for gpu, peer, code in matrix.gpu_pairs())
+    linked = ((gpu, peer, link_codes.nvlinks(code)) for gpu, peer, code in matrix.gpu_pairs())
     bridged = tuple(pair for pair in linked if pair[2] and fabric is None)
     return Machine(boxes, tuple(_between(matrix, boxes)), fabric, bridged)
 
@@ -83,11 +83,11 @@ def machine_of(matrix: TopologyMatrix) -> Machine:
 def pcie_code(matrix: TopologyMatrix, first: str, peer: str) -> str | None:
     """The PCIe path between two devices; None where NVLink hides it or the rows disagree."""
     code = matrix.links[first][peer]
-    return code if code == matrix.links[peer][first] and not codes.nvlinks(code) else None
+    return code if code == matrix.links[peer][first] and not link_codes.nvlinks(code) else None
 
 
 def _is_near(code: str | None, limit: str) -> bool:
-    return code is not None and codes.link_code(code).distance <= codes.link_code(limit).distance
+    return code is not None and link_codes.link_code(code).distance <= link_codes.link_code(limit).distance
 
 
 def _pairs_within(matrix: TopologyMatrix, devices: Sequence[str], limit: str) -> Iterator[tuple[str, str]]:
@@ -122,7 +122,7 @@ def _keys(matrix: TopologyMatrix) -> dict[str, str]:
     for told in (matrix.numa_affinity, matrix.cpu_affinity):
         keys = {gpu: text for gpu, text in told.items() if text and text != _NONE}
         if len(keys) == len(matrix.gpus):
-            apart = any(codes.crosses_sockets(code) for _, _, code in matrix.gpu_pairs())
+            apart = any(link_codes.crosses_sockets(code) for _, _, code in matrix.gpu_pairs())
             by_number = told is matrix.numa_affinity
             return keys if by_number or len(set(keys.values())) > 1 or not apart else {}
     return {}
@@ -137,7 +137,7 @@ def _homes_of_nics(matrix: TopologyMatrix, homes: Mapping[str, str]) -> dict[str
             near = [(code, name) for name in known if name != nic and (code := pcie_code(matrix, nic, name))]
             near = [(code, name) for code, name in near if _is_near(code, "NODE")]
             if nic not in found and near:
-                best = min(near, key=lambda code: codes.link_code(code[0]).distance)
+                best = min(near, key=lambda code: link_codes.link_code(code[0]).distance)
                 found[nic] = known[best[1]]
     rest = [nic for nic in matrix.nics if nic not in found]
     apart = connected(rest, _pairs_within(matrix, rest, "NODE"))
@@ -152,7 +152,7 @@ def _title(matrix: TopologyMatrix, members: Sequence[str], by_key: bool) -> tupl
     numa, cpus = matrix.numa_affinity[gpus[0]], matrix.cpu_affinity[gpus[0]]
     alike = len({matrix.cpu_affinity[gpu] for gpu in gpus}) == 1
     shown = [f"CPUs {cpus}"] if cpus and cpus != _NONE and alike else []
-    if any(codes.crosses_sockets(pcie_code(matrix, a, b) or "X") for a, b in combinations(gpus, 2)):
+    if any(link_codes.crosses_sockets(pcie_code(matrix, a, b) or "X") for a, b in combinations(gpus, 2)):
         shown.append("SYS within")
     if not by_key or not numa or numa == _NONE:
         title = "One socket, by its CPUs" if by_key else "NUMA node not told"
@@ -173,7 +173,7 @@ def _between(matrix: TopologyMatrix, boxes: Sequence[Box]) -> Iterator[str]:
     for box, neighbour in pairwise(boxes):
         found = {pcie_code(matrix, a, b) for a in box.devices() for b in neighbour.devices()}
         told = [code for code in found if code]
-        yield max(told, key=lambda code: codes.link_code(code).distance) if told else ""
+        yield max(told, key=lambda code: link_codes.link_code(code).distance) if told else ""
 
 
 # --- host bridges and switches ---------------------------------------------------------------------
@@ -269,7 +269,7 @@ def _merged(groups: Sequence[Group]) -> tuple[Group, ...]:
 
 def _fabric(matrix: TopologyMatrix) -> Fabric | None:
     """The GPUs with NVLinks, if each of them has some to each other."""
-    pairs = {(gpu, peer): codes.nvlinks(code) for gpu, peer, code in matrix.gpu_pairs()}
+    pairs = {(gpu, peer): link_codes.nvlinks(code) for gpu, peer, code in matrix.gpu_pairs()}
     linked = {pair: count for pair, count in pairs.items() if count}
     members = [gpu for gpu in matrix.gpus if any(gpu in pair for pair in linked)]
     if len(members) < 3 or len(linked) != len(members) * (len(members) - 1) // 2:
