@@ -343,3 +343,4 @@ def test_every_module_of_the_checks_folder_stands_in_checks_under_its_name():
     assert modules == {name for name in names.values() if "." not in name}
     for check in CHECKS:
         assert check.probe.__module__.split(".", 3)[3] == names[check.id]
+        assert {rule.check for rule in check.rules} <= {names[check.id].partition(".")[0]}

@@ -21,7 +21,9 @@ from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.torch_calls import JOIN_TIMEOUT_S, join_later
+from ddp_doctor.wording.findings import NOBODY, likely
 from ddp_doctor.wording.ranks import rank_at
 
 #: What torchrun sets; torch/distributed/elastic/agent/server/local_elastic_agent.py.
@@ -82,20 +84,20 @@ def ranks_missing(recording: Recording) -> Iterator[Draft]:
         silent = trial.launcher == "torchrun" and not any(one.began for one in trial.evidence)
         if silent and trial.outcome in ("stuck", "broken"):
             last = [line for line in (trial.notes[1] if trial.notes[1:] else "").splitlines() if line.strip()]
-            yield Draft(
-                title=f"torchrun started none of its {len(trial.ranks)} ranks within {trial.waited_s:.0f} s",
+            yield likely(
+                NOBODY,
+                f"torchrun started none of its {len(trial.ranks)} ranks within {trial.waited_s:.0f} s",
+                (Evidence(text=line[:200]) for line in last[-3:] or trial.notes[:1]),
+                _by_hand(recording),
                 detail=": ".join((*trial.notes[:1], *last[-1:])),
-                evidence=tuple(Evidence(text=line[:200]) for line in last[-3:] or trial.notes[:1]),
-                remedies=(_by_hand(recording),),
             )
 
 
 def _by_hand(recording: Recording) -> Remedy:
     ranks = recording.world.nproc_per_node if recording.world else 1
-    return Remedy(
-        summary="Run torchrun by hand and mend what it says",
-        commands=(f"torchrun --nproc-per-node {ranks} --no-python hostname",),
-        scope="node",
+    return remedy(
+        "Run torchrun by hand and mend what it says",
+        f"torchrun --nproc-per-node {ranks} --no-python hostname",
     )
 
 
@@ -119,22 +121,19 @@ def slow_start(recording: Recording) -> Iterator[Draft]:
     slowest = max(recording.facts(TorchrunFact), key=lambda seen: seen.fact.arrived_after_s)
     seconds = slowest.fact.arrived_after_s
     if seconds > SLOW_START_S:
-        yield Draft(
-            title=f"torchrun needed {seconds:.0f} s until {rank_at(recording, slowest.rank or 0)} ran",
+        yield likely(
+            NOBODY,
+            f"torchrun needed {seconds:.0f} s until {rank_at(recording, slowest.rank or 0)} ran",
+            Evidence(
+                text=f"rank {slowest.rank} arrived last",
+                value=round(seconds, 1),
+                unit="s",
+                expected=SLOW_START_S,
+                expected_from="2.4 s measured for two ranks on a local disk",
+            ),
+            remedy("Keep the Python environment on a local disk or in a container image", scope="job"),
+            *([join_later(seconds)] if seconds * 2 > JOIN_TIMEOUT_S else []),
             detail="The time goes into starting Python and importing torch once per rank.",
-            evidence=(
-                Evidence(
-                    text=f"rank {slowest.rank} arrived last",
-                    value=round(seconds, 1),
-                    unit="s",
-                    expected=SLOW_START_S,
-                    expected_from="2.4 s measured for two ranks on a local disk",
-                ),
-            ),
-            remedies=(
-                Remedy(summary="Keep the Python environment on a local disk or in a container image"),
-                *([join_later(seconds)] if seconds * 2 > JOIN_TIMEOUT_S else []),
-            ),
         )
 
 
@@ -166,12 +165,13 @@ def does_not_end(recording: Recording) -> Iterator[Draft]:
             continue
         last = [line.strip() for line in said.splitlines() if line.strip()][-3:]
         what = note if failed else f"torchrun had not ended {CHECK_S:.0f} s"
-        yield Draft(
-            title=f"{what} after all its {len(trial.ranks)} ranks were done",
+        yield likely(
+            NOBODY,
+            f"{what} after all its {len(trial.ranks)} ranks were done",
+            (Evidence(text=line[:200]) for line in last or [note]),
+            _by_hand(recording),
             detail=" ".join(("The ranks themselves found nothing wrong.", *last[-1:])),
             severity=Severity.ERROR if failed else None,
-            evidence=tuple(Evidence(text=line[:200]) for line in last or [note]),
-            remedies=(_by_hand(recording),),
         )
 
 

@@ -29,10 +29,12 @@ def finding(
     detail: str = "",
     severity: Severity | None = None,
     reproduced_by: Reproducer | None = None,
+    nodes: tuple[int, ...] = (),
 ) -> Draft:
     """A draft, as ``proved``, ``likely`` and ``possible`` make it. ``{who}`` in the title becomes their names.
 
-    ``severity`` is given where it is not the rule's own, ``reproduced_by`` where a remedy is to be tried.
+    ``severity`` is given where it is not the rule's own, ``reproduced_by`` where a remedy is to be tried, ``nodes``
+    where a finding explains this one only if it names them.
     """
     known = who if isinstance(who, Who) else Who(tuple(who))
     return Draft(
@@ -44,6 +46,7 @@ def finding(
         remedies=remedies,
         severity=severity,
         reproduced_by=reproduced_by,
+        nodes=nodes,
     )
 
 

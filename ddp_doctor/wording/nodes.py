@@ -3,9 +3,8 @@
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
-from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.fact import Fact
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.wording.findings import Who
 
@@ -63,25 +62,3 @@ def in_words(names: Sequence[str]) -> str:
 def host(recording: Recording, node_rank: int) -> str:
     """A node's host name, or "node rank N" where no name is known."""
     return recording.world.hostname(node_rank) if recording.world else f"node rank {node_rank}"
-
-
-def node_draft(
-    recording: Recording,
-    group: Sequence[FactAt[F]],
-    title: str,
-    evidence: Evidence,
-    *remedies: Remedy,
-    detail: str = "",
-    severity: Severity | None = None,
-    confidence: Confidence = Confidence.PROVED,
-) -> Draft:
-    """A finding about nodes that rests on one observation; ``{nodes}`` in the title becomes their names."""
-    return Draft(
-        title=title.replace("{nodes}", node_names(recording, group)),
-        detail=detail,
-        confidence=confidence,
-        culprits=node_culprits(recording, group),
-        evidence=(evidence,),
-        remedies=remedies,
-        severity=severity,
-    )

@@ -1,10 +1,9 @@
 from typing import ClassVar
 
-from ddp_doctor.model.choices import Confidence, Severity, Status
+from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
-from ddp_doctor.model.finding import Evidence
 from ddp_doctor.model.recording import Node, Recording, World
-from ddp_doctor.wording.nodes import by_cause, node_culprits, node_draft, node_names
+from ddp_doctor.wording.nodes import by_cause, node_culprits, node_names
 
 
 class Colour(Fact):
@@ -45,11 +44,3 @@ def test_a_node_is_a_culprit_once():
     facts = recording.facts(Colour)
     culprits = node_culprits(recording, [*facts, *facts])
     assert [(culprit.node, culprit.node_rank) for culprit in culprits] == [("alpha", 0), ("beta", 1)]
-
-
-def test_a_draft_names_the_nodes_in_its_title():
-    recording = seen("a", "b")
-    evidence = Evidence(check="c", text="it is red")
-    draft = node_draft(recording, recording.facts(Colour), "Red on {nodes}", evidence, severity=Severity.INFO)
-    assert (draft.title, draft.severity) == ("Red on alpha and beta", Severity.INFO)
-    assert draft.confidence is Confidence.PROVED

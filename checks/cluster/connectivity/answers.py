@@ -25,9 +25,11 @@ from ddp_doctor.checks.cluster.connectivity.ways import ANSWER, MOVE, Way, detou
 from ddp_doctor.facts.connectivity import ConnectivityFact
 from ddp_doctor.knowledge import network
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import by_administrator
+from ddp_doctor.wording.findings import finding, proved
 
 
 @rule("DD534", "node-answers-slowly", Severity.ERROR, ConnectivityFact, ranks="slow")
@@ -71,13 +73,10 @@ def _slow_answers(
     severity = Severity.ERROR if slow >= network.VERY_SLOW_ANSWER_S else Severity.WARNING
     who = f"in {quick.network}" if two and quick else "between the others"
     against = "" if usual is None else f" against {usual * 1e3:.2f} ms {who}"
-    return Draft(
-        title=f"{on_paths(recording, found)} a round trip takes {slow * 1e3:.1f} ms{against}",
-        detail="Every collective waits for its slowest answer. Such times are those of another site, of a tunnel"
-        " or of a host that is asleep or overloaded.",
-        confidence=Confidence.LIKELY if usual else Confidence.POSSIBLE,
-        culprits=blamed(recording, found, matrix.nodes),
-        evidence=tuple(
+    return finding(
+        blamed(recording, found, matrix.nodes),
+        f"{on_paths(recording, found)} a round trip takes {slow * 1e3:.1f} ms{against}",
+        (
             measured(
                 f"shortest round trip {words.path_words(recording, [pair, pair[::-1]])}",
                 answers[pair],
@@ -86,16 +85,17 @@ def _slow_answers(
             )
             for pair in pairs[:PATHS_SHOWN]
         ),
-        remedies=(
-            *around,
-            Remedy(
-                summary="Place the nodes of a job in one site and network; find what the path leads through",
-                commands=words.trace_path(recording, pairs, matrix.address_of).commands,
-                scope="cluster",
-                cost="none: a diagnosis, not a cure",
-                proof=words.ADMIN,
-            ),
+        *around,
+        by_administrator(
+            "Place the nodes of a job in one site and network; find what the path leads through",
+            *words.trace_path(recording, pairs, matrix.address_of).commands,
+            scope="cluster",
+            cost="none: a diagnosis, not a cure",
+            undo="",
         ),
+        confidence=Confidence.LIKELY if usual else Confidence.POSSIBLE,
+        detail="Every collective waits for its slowest answer. Such times are those of another site, of a tunnel"
+        " or of a host that is asleep or overloaded.",
         severity=Severity.INFO if usual is None else unless_over_rdma(recording, severity),
         reproduced_by=ANSWER if around else None,
     )
@@ -142,13 +142,10 @@ def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path
     around = detour(recording, lambda way: not way.loses_packets)
     delay_s = lost / trips * network.RETRANSMIT_S
     heavy = delay_s >= (network.SLOW_NODE_RATIO - 1) * median(one.median_s for one in losses.values())
-    return Draft(
-        title=f"{on_paths(recording, found)} packets get lost: {lost} of {trips} round trips had to be sent again",
-        detail=f"Each of them was one small packet on a path without other traffic of ours. A loss stops a"
-        f" connection for {network.RETRANSMIT_S:g} s or more, and all ranks wait for it.",
-        confidence=Confidence.PROVED,
-        culprits=blamed(recording, found, matrix.nodes),
-        evidence=tuple(
+    return proved(
+        blamed(recording, found, matrix.nodes),
+        f"{on_paths(recording, found)} packets get lost: {lost} of {trips} round trips had to be sent again",
+        (
             Evidence(
                 text=f"{one.retransmits} of {one.round_trips} round trips"
                 f" {words.path_words(recording, [pair, pair[::-1]])} sent again",
@@ -159,10 +156,10 @@ def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path
             )
             for pair, one in list(losses.items())[:PATHS_SHOWN]
         ),
-        remedies=(
-            *around,
-            look(recording, matrix, found.nodes or [node for pair in losses for node in pair]),
-        ),
+        *around,
+        look(recording, matrix, found.nodes or [node for pair in losses for node in pair]),
+        detail=f"Each of them was one small packet on a path without other traffic of ours. A loss stops a"
+        f" connection for {network.RETRANSMIT_S:g} s or more, and all ranks wait for it.",
         severity=Severity.ERROR if heavy and not goes_over_rdma(recording) else Severity.WARNING,
         reproduced_by=MOVE if around else None,
     )

@@ -12,6 +12,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.wording.findings import finding, proved
 from ddp_doctor.wording.nodes import node_culprit
 from ddp_doctor.wording.ranks import capital
 
@@ -91,20 +92,17 @@ def path_blocked(recording: Recording) -> Iterator[Draft]:
             f" {words.port_words(ports)}: {fate}"
         )
         targets = sorted({target for _, target in paths})
-        yield Draft(
-            title=title,
-            detail=f"The nodes met at the roll call. {words.NEEDED_BY}.",
-            confidence=Confidence.PROVED,
-            culprits=words.path_culprits(recording, paths),
-            evidence=dials_seen(recording, matrix, paths),
-            remedies=(
-                *around,
-                words.let_in(
-                    words.hosts(recording, targets), ports, matrix.addresses(source for source, _ in paths)
-                ),
-                words.trace_path(recording, paths, matrix.address_of),
-                words.narrow_ports(ports),
+        yield proved(
+            words.path_culprits(recording, paths),
+            title,
+            dials_seen(recording, matrix, paths),
+            *around,
+            words.let_in(
+                words.hosts(recording, targets), ports, matrix.addresses(source for source, _ in paths)
             ),
+            words.trace_path(recording, paths, matrix.address_of),
+            words.narrow_ports(ports),
+            detail=f"The nodes met at the roll call. {words.NEEDED_BY}.",
             reproduced_by=MEET if around else None,
         )
 
@@ -134,13 +132,14 @@ def outbound_blocked(recording: Recording) -> Iterator[Draft]:
     names = words.hosts(recording, nodes)
     ports, around = _ports(matrix, [target for _, target in paths]), way_out(recording)
     fates = " or ".join(dict.fromkeys(_FATE[matrix.seen[path].outcome] for path in paths))
-    yield Draft(
-        title=f"Outbound from {names} is blocked for {words.port_words(ports)}: {fates}",
+    yield proved(
+        (node_culprit(recording, node) for node in nodes),
+        f"Outbound from {names} is blocked for {words.port_words(ports)}: {fates}",
+        dials_seen(recording, matrix, paths),
+        *around,
+        words.let_out(names, ports),
+        words.narrow_ports(ports),
         detail=f"The nodes that it dials are reached by others. {words.NEEDED_BY}.",
-        confidence=Confidence.PROVED,
-        culprits=tuple(node_culprit(recording, node) for node in nodes),
-        evidence=dials_seen(recording, matrix, paths),
-        remedies=(*around, words.let_out(names, ports), words.narrow_ports(ports)),
         reproduced_by=MEET if around else None,
     )
 
@@ -155,17 +154,15 @@ def _blocked(
     more: str = "",
 ) -> Draft:
     ports, around = _ports(matrix, nodes), way_out(recording)
-    return Draft(
-        title=title,
-        detail=f"The nodes met at the roll call, so the network is there.{more} {words.NEEDED_BY}.",
+    return finding(
+        (node_culprit(recording, node) for node in nodes),
+        title,
+        dials_seen(recording, matrix, paths),
+        *around,
+        words.let_in(where, ports, matrix.addresses(source for source, _ in paths)),
+        words.narrow_ports(ports),
         confidence=Confidence.PROVED if len(matrix.nodes) > 2 else Confidence.LIKELY,
-        culprits=tuple(node_culprit(recording, node) for node in nodes),
-        evidence=dials_seen(recording, matrix, paths),
-        remedies=(
-            *around,
-            words.let_in(where, ports, matrix.addresses(source for source, _ in paths)),
-            words.narrow_ports(ports),
-        ),
+        detail=f"The nodes met at the roll call, so the network is there.{more} {words.NEEDED_BY}.",
         reproduced_by=MEET if around else None,
     )
 

@@ -10,11 +10,12 @@ from ddp_doctor.checks.cluster.connectivity.ways import MEET, way_out
 from ddp_doctor.facts.connectivity import ConnectivityFact
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.interface_faults import faults
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.views.interfaces import offer_of
+from ddp_doctor.wording.findings import proved
 from ddp_doctor.wording.nodes import node_culprit
 
 
@@ -53,16 +54,14 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
     met = {path[1]: matrix.seen[path].met_at for path in wrong}
     rest = {path[1]: peer.address for path, peer in matrix.seen.items() if path[1] not in met}
     mended = way_out(recording) or (words.use_met_interface(recording, met, rest),)
-    yield Draft(
-        title=f"The address that {words.hosts(recording, who)} {'gives' if len(who) == 1 else 'give'} out"
+    yield proved(
+        tuple(node_culprit(recording, node) for node in nodes) or words.path_culprits(recording, paths),
+        f"The address that {words.hosts(recording, who)} {'gives' if len(who) == 1 else 'give'} out"
         f" ({given_out})"
         " does not lead there from the other nodes; the roll call's address does",
+        dials_seen(recording, matrix, wrong),
+        *mended,
         detail="The network works, and the backend takes the wrong part of it.",
-        confidence=Confidence.PROVED,
-        culprits=tuple(node_culprit(recording, node) for node in nodes)
-        or words.path_culprits(recording, paths),
-        evidence=dials_seen(recording, matrix, wrong),
-        remedies=mended,
         reproduced_by=MEET if mended[0].settings else None,
     )
 

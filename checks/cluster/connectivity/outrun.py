@@ -18,6 +18,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.interfaces import backend_name
 from ddp_doctor.settings.trials import GAIN
 from ddp_doctor.views.interfaces import chosen
+from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.nodes import host, in_words, node_pair
 
 
@@ -56,26 +57,24 @@ def slower_network_is_used(recording: Recording) -> Iterator[Draft]:
     ratio = min(other, network.JUDGED_BYTES_PER_S) / rate
     severity = Severity.ERROR if ratio >= network.SLOW_NODE_RATIO else Severity.WARNING
     refuted = _is_refuted(recording)
-    yield Draft(
-        title=f"{backend} takes {mine}, where {words.rate(rate)} get through between the nodes; over {theirs} it"
+    yield finding(
+        tuple(_culprits(recording, matrix, mine)),
+        f"{backend} takes {mine}, where {words.rate(rate)} get through between the nodes; over {theirs} it"
         f" is {words.rate(other)}",
+        Evidence(
+            text=f"throughput over {mine}, {'the slower direction' if _are_two(matrix) else 'the median'}"
+            " of the best samples",
+            value=round(rate),
+            unit="B/s",
+            expected=round(other),
+            expected_from=f"{theirs} of the same nodes, one sample for each path",
+        ),
+        take(recording, way),
+        confidence=Confidence.POSSIBLE if refuted else Confidence.LIKELY,
         detail=f"That was one short sample; a trial over {theirs} was no faster."
         if refuted
         else f"All nodes reach each other over {theirs} in {way.network}, {other / rate:.0f} times faster. Which"
         " interface is fast, no backend asks.",
-        confidence=Confidence.POSSIBLE if refuted else Confidence.LIKELY,
-        culprits=tuple(_culprits(recording, matrix, mine)),
-        evidence=(
-            Evidence(
-                text=f"throughput over {mine}, {'the slower direction' if _are_two(matrix) else 'the median'}"
-                " of the best samples",
-                value=round(rate),
-                unit="B/s",
-                expected=round(other),
-                expected_from=f"{theirs} of the same nodes, one sample for each path",
-            ),
-        ),
-        remedies=(take(recording, way),),
         severity=Severity.INFO if refuted else unless_over_rdma(recording, severity),
         reproduced_by=MOVE,
     )

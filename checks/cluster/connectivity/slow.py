@@ -15,6 +15,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.wording.findings import finding, likely
 from ddp_doctor.wording.nodes import host, node_culprit
 
 
@@ -62,13 +63,11 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
         inbound=tuple(node for node in found.inbound if node in nodes),
         outbound=tuple(node for node in found.outbound if node in nodes),
     )
-    return Draft(
-        title=f"{names} {verb} {ratio:.0f} times slower than {its} peers: {words.rate(rate)} against"
+    return likely(
+        (node_culprit(recording, node) for node in nodes),
+        f"{names} {verb} {ratio:.0f} times slower than {its} peers: {words.rate(rate)} against"
         f" {words.rate(usual)}",
-        detail=f"{on_paths(recording, part)} little gets through, between the others much more: a thin or"
-        f" faulty link, traffic shaping, or a host without a free CPU. Collectives with {names} run at that speed.",
-        culprits=tuple(node_culprit(recording, node) for node in nodes),
-        evidence=tuple(
+        (
             measured(
                 f"throughput of {host(recording, node)}, the median of the best of each slow path",
                 one,
@@ -77,7 +76,10 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
             )
             for node, one in list(mine.items())[:PATHS_SHOWN]
         ),
-        remedies=(*around, look(recording, matrix, nodes)),
+        *around,
+        look(recording, matrix, nodes),
+        detail=f"{on_paths(recording, part)} little gets through, between the others much more: a thin or"
+        f" faulty link, traffic shaping, or a host without a free CPU. Collectives with {names} run at that speed.",
         severity=unless_over_rdma(recording, Severity.WARNING if of_three else Severity.ERROR),
         reproduced_by=MOVE if around else None,
     )
@@ -90,17 +92,18 @@ def _slow_paths(recording: Recording, matrix: Matrix, paths: list[Path]) -> Draf
     known = few and len(matrix.nodes) > 2
     around = detour(recording, lambda way: known and _is_faster(way, paths, rate))
     detail = "The other paths of these nodes are faster." if known else "Perhaps the network is built so."
-    return Draft(
-        title=f"Throughput {words.path_words(recording, paths)} is {usual / rate:.0f} times lower than on the"
+    return finding(
+        words.path_culprits(recording, paths),
+        f"Throughput {words.path_words(recording, paths)} is {usual / rate:.0f} times lower than on the"
         f" fastest paths: {words.rate(rate)} against {words.rate(usual)}",
-        detail=detail,
-        confidence=Confidence.LIKELY if known else Confidence.POSSIBLE,
-        culprits=words.path_culprits(recording, paths),
-        evidence=tuple(
+        (
             measured(f"throughput {words.path_words(recording, [path])}", rates[path], "B/s", usual)
             for path in paths[:PATHS_SHOWN]
         ),
-        remedies=(*around, words.trace_path(recording, paths, matrix.address_of)),
+        *around,
+        words.trace_path(recording, paths, matrix.address_of),
+        confidence=Confidence.LIKELY if known else Confidence.POSSIBLE,
+        detail=detail,
         severity=unless_over_rdma(recording, Severity.WARNING if known else Severity.INFO),
         reproduced_by=MOVE if around else None,
     )

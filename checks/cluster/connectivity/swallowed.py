@@ -8,11 +8,12 @@ from ddp_doctor.checks.cluster.connectivity.impaired import blamed, goes_over_rd
 from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Matrix
 from ddp_doctor.checks.cluster.connectivity.ways import MOVE, way_out
 from ddp_doctor.facts.connectivity import ConnectivityFact
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.context import Interface
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.wording.findings import proved
 from ddp_doctor.wording.nodes import host
 
 
@@ -45,15 +46,15 @@ def swallows_large_packets(recording: Recording) -> Iterator[Draft]:
     passed = min(matrix.seen[path].passed_bytes or 0 for path in about)
     lost = min(matrix.seen[path].lost_bytes or 0 for path in about)
     around = way_out(recording)
-    yield Draft(
-        title=f"{on_paths(recording, found)} large packets are swallowed: messages of {passed} bytes arrive,"
+    yield proved(
+        blamed(recording, found, matrix.nodes),
+        f"{on_paths(recording, found)} large packets are swallowed: messages of {passed} bytes arrive,"
         f" of {lost} bytes never",
+        (_swallowed(recording, matrix, path) for path in sorted(about)[:PATHS_SHOWN]),
+        *around,
+        *_mend_mtu(recording, matrix, min(about), passed, found),
         detail="Connections and small messages work, so a job starts; its first large transfer hangs. Some link"
         " has a smaller MTU than the hosts and drops what is larger without saying so.",
-        confidence=Confidence.PROVED,
-        culprits=blamed(recording, found, matrix.nodes),
-        evidence=tuple(_swallowed(recording, matrix, path) for path in sorted(about)[:PATHS_SHOWN]),
-        remedies=(*around, *_mend_mtu(recording, matrix, min(about), passed, found)),
         severity=Severity.WARNING if goes_over_rdma(recording) else None,
         reproduced_by=MOVE if around else None,
     )

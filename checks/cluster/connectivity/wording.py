@@ -12,9 +12,10 @@ from ddp_doctor.checks.cluster.connectivity.blame import Path
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.addresses import address_of, is_ipv6
 from ddp_doctor.model.context import Interface
-from ddp_doctor.model.finding import Culprit, Proof, Remedy
+from ddp_doctor.model.finding import Culprit, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.remedies.interfaces import name_interfaces, variable, with_rendezvous
+from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.wording.nodes import host, in_words, node_pair
 
 PortRange = tuple[int, int]
@@ -27,7 +28,7 @@ NEEDED_BY = (
 #: Python puts the number of an error before the system's words for it.
 _NUMBER = re.compile(r"^\[Errno -?\d+\] ")
 #: Why none of these was tried.
-ADMIN = Proof(reason="it takes an administrator")
+
 #: More addresses than this make no line that a person types.
 _ADDRESSES = 16
 #: The headers of a segment: IPv4 or IPv6, TCP, and its time stamps.
@@ -100,14 +101,12 @@ def let_in(where: str, ports: PortRange | None, sources: Sequence[str]) -> Remed
         family = [one.partition("%")[0] for one in sources if is_ipv6(one) == ipv6]
         if family:
             commands += _rules(family[: _ADDRESSES + 1], first, last, where, ipv6=ipv6)
-    return Remedy(
-        summary=f"Let the nodes of the job in on {port_words(ports)}: in the firewall of {where}, or in the"
+    return by_administrator(
+        f"Let the nodes of the job in on {port_words(ports)}: in the firewall of {where}, or in the"
         " cloud's security group",
-        commands=tuple(commands),
-        scope="node",
+        *commands,
         cost="an administrator's work; these ports are then open to the nodes named, and to no others",
         undo="delete the rule again",
-        proof=ADMIN,
         references=("nft(8)", "iptables-extensions(8)"),
     )
 
@@ -125,14 +124,12 @@ def _rules(sources: Sequence[str], first: str, last: str, where: str, *, ipv6: b
 
 def let_out(where: str, ports: PortRange | None) -> Remedy:
     """Open the way out of these nodes."""
-    return Remedy(
-        summary=f"Let {where} out to the other nodes on {port_words(ports)}: in its own firewall, or at the"
+    return by_administrator(
+        f"Let {where} out to the other nodes on {port_words(ports)}: in its own firewall, or at the"
         " edge of its network",
-        commands=("sudo nft list ruleset   # which chain filters the output",),
-        scope="node",
+        "sudo nft list ruleset   # which chain filters the output",
         cost="an administrator's work",
         undo="delete the rule again",
-        proof=ADMIN,
         references=("nft(8)",),
     )
 
@@ -140,13 +137,12 @@ def let_out(where: str, ports: PortRange | None) -> Remedy:
 def narrow_ports(ports: PortRange | None) -> Remedy:
     """Move the ephemeral ports to where the firewall is open."""
     old = f'sudo sysctl -w net.ipv4.ip_local_port_range="{ports[0]} {ports[1]}"' if ports else ""
-    return Remedy(
-        summary="Or give all nodes an ephemeral port range that the firewall already lets in",
-        commands=('sudo sysctl -w net.ipv4.ip_local_port_range="FIRST LAST"   # on every node',),
+    return by_administrator(
+        "Or give all nodes an ephemeral port range that the firewall already lets in",
+        'sudo sysctl -w net.ipv4.ip_local_port_range="FIRST LAST"   # on every node',
         scope="cluster",
         cost="all programs of these hosts share the smaller range; a rank takes some ports for each peer",
         undo=old,
-        proof=ADMIN,
         references=("https://docs.kernel.org/networking/ip-sysctl.html",),
     )
 
@@ -154,16 +150,16 @@ def narrow_ports(ports: PortRange | None) -> Remedy:
 def trace_path(recording: Recording, paths: Iterable[Path], addresses: Mapping[int, str]) -> Remedy:
     """Find what stands between two nodes."""
     known = [(source, addresses[target]) for source, target in sorted(paths) if target in addresses]
-    return Remedy(
-        summary="Compare firewalls, security groups and access lists of the two ends and what is between them",
-        commands=tuple(
+    return by_administrator(
+        "Compare firewalls, security groups and access lists of the two ends and what is between them",
+        *(
             command
             for source, address in known[:2]
             for command in (f"tracepath -n {address}   # on {host(recording, source)}",)
         ),
         scope="cluster",
         cost="none: a diagnosis, not a cure",
-        proof=ADMIN,
+        undo="",
     )
 
 
@@ -173,17 +169,15 @@ def one_mtu(
     """Give the path one MTU. ``address``: of a peer behind it."""
     headers = _HEADERS_V6 if is_ipv6(address) else _HEADERS_V4
     ping = (mss_bytes or 8948) + _PING
-    return Remedy(
-        summary="Give interfaces and switch ports on the path one MTU, and let ICMP 'fragmentation needed'"
+    return by_administrator(
+        "Give interfaces and switch ports on the path one MTU, and let ICMP 'fragmentation needed'"
         f" pass; packets of {passed_bytes + headers} bytes are known to arrive",
-        commands=(
-            f"ping -c 3 -M do -s {ping} {address}   # on {host(recording, node)}",
-            f"tracepath -n {address}   # where the size drops",
-            "ip link show   # the MTU of each interface",
-        ),
+        f"ping -c 3 -M do -s {ping} {address}   # on {host(recording, node)}",
+        f"tracepath -n {address}   # where the size drops",
+        "ip link show   # the MTU of each interface",
         scope="cluster",
         cost="an administrator's work on hosts or switches",
-        proof=ADMIN,
+        undo="",
         references=("RFC 2923",),
     )
 
@@ -191,13 +185,10 @@ def one_mtu(
 def smaller_mtu(places: Sequence[tuple[str, Interface]], passed_bytes: int, *, ipv6: bool) -> Remedy:
     """Until then send packets that are known to arrive. ``places``: host names and their interfaces."""
     size = passed_bytes + (_HEADERS_V6 if ipv6 else _HEADERS_V4)
-    return Remedy(
-        summary="Until then send what passes: a smaller MTU, or let TCP find the size by itself",
-        commands=(
-            *(f"sudo ip link set dev {one.name} mtu {size}   # on {name}" for name, one in places),
-            "sudo sysctl -w net.ipv4.tcp_mtu_probing=1   # on every node, instead",
-        ),
-        scope="node",
+    return by_administrator(
+        "Until then send what passes: a smaller MTU, or let TCP find the size by itself",
+        *(f"sudo ip link set dev {one.name} mtu {size}   # on {name}" for name, one in places),
+        "sudo sysctl -w net.ipv4.tcp_mtu_probing=1   # on every node, instead",
         cost="more packets and CPU time for the same data; probing stalls each new connection for seconds",
         undo="; ".join(
             dict.fromkeys(
@@ -205,16 +196,15 @@ def smaller_mtu(places: Sequence[tuple[str, Interface]], passed_bytes: int, *, i
                 + ["sudo sysctl -w net.ipv4.tcp_mtu_probing=0"]
             )
         ),
-        proof=ADMIN,
         references=("RFC 4821", "https://docs.kernel.org/networking/ip-sysctl.html"),
     )
 
 
 def look_at_link(places: Sequence[tuple[str, str]]) -> Remedy:
     """Look at the interfaces, cables and queues. ``places``: host names and interface names."""
-    return Remedy(
-        summary="Look at speed, errors and traffic shaping of the interface, then at cable, port and switch",
-        commands=tuple(
+    return by_administrator(
+        "Look at speed, errors and traffic shaping of the interface, then at cable, port and switch",
+        *(
             command
             for name, interface in places[:2]
             for command in (
@@ -223,9 +213,8 @@ def look_at_link(places: Sequence[tuple[str, str]]) -> Remedy:
                 f"ip -s link show {interface}; tc qdisc show dev {interface}",
             )
         ),
-        scope="node",
         cost="none: a diagnosis, not a cure",
-        proof=ADMIN,
+        undo="",
     )
 
 

@@ -5,11 +5,13 @@ from statistics import median_low
 
 from ddp_doctor.facts.consistency import ConsistencyFact
 from ddp_doctor.knowledge.thresholds import CLOCK_ERROR_S, CLOCKS_APART_S, CLOCKS_FAR_APART_S
-from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.wording import differences
+from ddp_doctor.wording.findings import proved
 from ddp_doctor.wording.nodes import host, node_culprit, node_pair
 
 
@@ -39,29 +41,24 @@ def clocks_apart(recording: Recording) -> Iterator[Draft]:
         return
     worst = max(off, key=lambda node: abs(off[node]))
     apart = abs(off[worst])
-    yield Draft(
-        title=_clock_title(recording, clocks, off, worst),
+    yield proved(
+        _clock_culprits(recording, clocks, off),
+        _clock_title(recording, clocks, off, worst),
+        Evidence(
+            text=f"clock of {host(recording, worst)} against the middle one",
+            value=round(off[worst], 1),
+            unit="s",
+            expected=0,
+            expected_from="clocks kept by NTP agree within milliseconds",
+        ),
+        remedy(
+            "Let an NTP client keep the clocks, from the same source on all nodes",
+            "chronyc tracking",
+            "timedatectl status",
+            cost="a clock that is set back makes files seem to come from the future",
+        ),
         detail=f"Measured against the head's clock over the network, give or take {CLOCK_ERROR_S:g} s.",
         severity=Severity.WARNING if apart > CLOCKS_FAR_APART_S else Severity.INFO,
-        confidence=Confidence.PROVED,
-        culprits=_clock_culprits(recording, clocks, off),
-        evidence=(
-            Evidence(
-                text=f"clock of {host(recording, worst)} against the middle one",
-                value=round(off[worst], 1),
-                unit="s",
-                expected=0,
-                expected_from="clocks kept by NTP agree within milliseconds",
-            ),
-        ),
-        remedies=(
-            Remedy(
-                summary="Let an NTP client keep the clocks, from the same source on all nodes",
-                commands=("chronyc tracking", "timedatectl status"),
-                scope="node",
-                cost="a clock that is set back makes files seem to come from the future",
-            ),
-        ),
     )
 
 

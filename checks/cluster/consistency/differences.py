@@ -8,6 +8,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.wording.differences import Split, Who, odd_culprits, told
+from ddp_doctor.wording.findings import likely
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,10 @@ def draft_of(
 ) -> Draft:
     """One finding about a group, as grave as its worst."""
     worst = group[0]
-    return Draft(
-        title=title,
-        detail=detail,
-        severity=worst.severity,
-        culprits=odd,
-        evidence=tuple(
+    return likely(
+        odd,
+        title,
+        (
             Evidence(
                 check=check,
                 text=_named(one.name, told_of(one.split)),
@@ -62,7 +61,9 @@ def draft_of(
             )
             for one in group
         ),
-        remedies=(remedy,),
+        remedy,
+        detail=detail,
+        severity=worst.severity,
     )
 
 

@@ -10,10 +10,11 @@ from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.host import Host
 from ddp_doctor.facts.software import Software
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft, Remedy
+from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.settings import shown
+from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.settings import agreement
 from ddp_doctor.settings.values import effective
 from ddp_doctor.views.forbidden_ways import settings_told
@@ -106,13 +107,15 @@ def _title(group: Sequence[Difference[Who]], few: str, many: str, told: str) -> 
     return f"{few} {'differs' if alone else 'differ'} from {many} in {names}"
 
 
-_SAME_SETTINGS = Remedy(
-    summary="Set it alike for all nodes in the job script (mpirun: -x NAME), or unset it on all",
+_SAME_SETTINGS = remedy(
+    "Set it alike for all nodes in the job script (mpirun: -x NAME), or unset it on all",
+    scope="job",
     cost="none: the ranks then do the same",
     undo="put the former lines back",
 )
-_SAME_FOR_RANKS = Remedy(
-    summary="Set it once, before the launcher starts, or take it out of the script around the ranks",
+_SAME_FOR_RANKS = remedy(
+    "Set it once, before the launcher starts, or take it out of the script around the ranks",
+    scope="job",
     cost="none: the ranks then do the same",
     undo="put the former lines back",
 )

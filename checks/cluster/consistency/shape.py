@@ -5,12 +5,14 @@ from collections.abc import Iterator, Mapping
 from ddp_doctor.facts.consistency import ConsistencyFact
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.facts.software import Software
-from ddp_doctor.model.choices import Backend, Confidence, Severity, Status
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
+from ddp_doctor.model.choices import Backend, Severity, Status
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.wording import differences
 from ddp_doctor.wording.differences import Split, split
+from ddp_doctor.wording.findings import proved
 
 #: The rules on GPUs that are missing or fail.
 _LACKING_GPUS = ("DD301", "DD302", "DD303", "DD330")
@@ -69,13 +71,12 @@ def different_ranks(recording: Recording) -> Iterator[Draft]:
     if parts is None or _explained_by_gpus(recording):
         return
     size = sum(ranks.values())
-    yield Draft(
-        title=f"{_unlike(recording, parts)}: a world of {size}, which nobody notices",
+    yield proved(
+        differences.odd_culprits(recording, parts),
+        f"{_unlike(recording, parts)}: a world of {size}, which nobody notices",
+        Evidence(text=differences.told(recording, parts), value=size, unit="ranks"),
+        remedy("Start every node with the same --nproc-per-node", scope="job", undo=NOTHING_TO_UNDO),
         detail="torchrun takes any number of ranks from each node and counts them together.",
-        confidence=Confidence.PROVED,
-        culprits=differences.odd_culprits(recording, parts),
-        evidence=(Evidence(text=differences.told(recording, parts), value=size, unit="ranks"),),
-        remedies=(Remedy(summary="Start every node with the same --nproc-per-node", undo=NOTHING_TO_UNDO),),
         nodes=_with_less(ranks),
     )
 
@@ -129,20 +130,17 @@ def different_gpus(recording: Recording) -> Iterator[Draft]:
     if parts is None or not _are_wanted(recording):
         return
     matters = min(gpus.values()) == 0 or _explained_by_gpus(recording)
-    yield Draft(
-        title=_unlike(recording, parts),
+    yield proved(
+        differences.odd_culprits(recording, parts),
+        _unlike(recording, parts),
+        Evidence(text=differences.told(recording, parts)),
+        remedy(
+            "Ask the scheduler for as many GPUs on every node, or leave the odd one out",
+            "nvidia-smi -L",
+            "echo $CUDA_VISIBLE_DEVICES",
+        ),
         detail="Ranks need a GPU each, and nodes that bring different numbers of them make an uneven world.",
         severity=Severity.WARNING if matters else Severity.INFO,
-        confidence=Confidence.PROVED,
-        culprits=differences.odd_culprits(recording, parts),
-        evidence=(Evidence(text=differences.told(recording, parts)),),
-        remedies=(
-            Remedy(
-                summary="Ask the scheduler for as many GPUs on every node, or leave the odd one out",
-                commands=("nvidia-smi -L", "echo $CUDA_VISIBLE_DEVICES"),
-                scope="node",
-            ),
-        ),
         nodes=_with_less(gpus),
     )
 

@@ -8,9 +8,10 @@ from ddp_doctor.facts.consistency import ConsistencyFact
 from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Remedy
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.software import with_the_right_nccl
 from ddp_doctor.wording.differences import hosts, odd_values, others, split, told
 from ddp_doctor.wording.nodes import in_words
@@ -55,10 +56,9 @@ def _run(hosts: str, nodes: Sequence[int]) -> str:
     return f"{hosts} {'runs' if len(nodes) == 1 else 'run'}"
 
 
-_SAME_IMAGE = Remedy(
-    summary="Start all nodes from the same image, module or virtual environment",
-    commands=("python -m torch.utils.collect_env",),
-    scope="node",
+_SAME_IMAGE = remedy(
+    "Start all nodes from the same image, module or virtual environment",
+    "python -m torch.utils.collect_env",
     cost="the odd node is out of the job until it has the same software",
     undo=NOTHING_TO_UNDO,
 )

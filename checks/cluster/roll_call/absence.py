@@ -25,6 +25,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.wording.findings import finding, likely, proved
 from ddp_doctor.wording.nodes import in_words
 
 
@@ -73,26 +74,22 @@ def missing(recording: Recording) -> Iterator[Draft]:
 def _never_closed(fact: RollCallFact) -> Draft:
     head = fact.endpoint_host or "the head"
     me = reader(fact)
-    return Draft(
-        title=f"The head {head} never closed the roll call: {me.node} reported in and then heard no more of it",
+    return likely(
+        (me.model_copy(update={"kind": "pair", "peer_node": head}),),
+        f"The head {head} never closed the roll call: {me.node} reported in and then heard no more of it",
+        Evidence(
+            text=f"on {me.node}, {fact.error or 'the head fell silent'}; waited for it",
+            value=round(fact.waited_s, 1),
+            unit="s",
+            expected_from="the head tells several times a second who is here",
+        ),
+        advice(
+            f"See on {head} what became of the command; then start it again on all nodes",
+            f"ss -ltnp 'sport = :{fact.endpoint_port}'   # on {head}",
+            scope="node",
+            proof=ANOTHER_START,
+        ),
         detail="The head's doctor has ended or stands still, or the path to it broke; no other node is blamed.",
-        culprits=(me.model_copy(update={"kind": "pair", "peer_node": head}),),
-        evidence=(
-            Evidence(
-                text=f"on {me.node}, {fact.error or 'the head fell silent'}; waited for it",
-                value=round(fact.waited_s, 1),
-                unit="s",
-                expected_from="the head tells several times a second who is here",
-            ),
-        ),
-        remedies=(
-            advice(
-                f"See on {head} what became of the command; then start it again on all nodes",
-                f"ss -ltnp 'sport = :{fact.endpoint_port}'   # on {head}",
-                scope="node",
-                proof=ANOTHER_START,
-            ),
-        ),
     )
 
 
@@ -102,15 +99,15 @@ def _never_came(recording: Recording, fact: RollCallFact) -> Draft:
     came = f"{len(fact.present)} of {fact.nnodes} nodes reported in to {endpoint(fact)} within {time_given(fact)}"
     names = in_words([one.node or "" for one in gone.culprits])
     title = f"{names} never reported in: {came}" if gone.named else f"{came}: only {here} came"
-    return Draft(
-        title=f"{title}{_reason(fact)}",
+    return finding(
+        gone.culprits,
+        f"{title}{_reason(fact)}",
+        (who_came(fact.present), *_not_started_evidence(fact), *_unreadable_evidence(fact)),
+        _start_there(recording, fact, gone),
+        confidence=Confidence.PROVED if gone.named else Confidence.LIKELY,
         detail="It is not known whether the command was started there, or did not get this far."
         if not fact.not_started
         else "The command that was to start the doctor there failed.",
-        confidence=Confidence.PROVED if gone.named else Confidence.LIKELY,
-        culprits=gone.culprits,
-        evidence=(who_came(fact.present), *_not_started_evidence(fact), *_unreadable_evidence(fact)),
-        remedies=(_start_there(recording, fact, gone),),
     )
 
 
@@ -130,20 +127,18 @@ def _start_there(recording: Recording, fact: RollCallFact, gone: _Missing) -> Re
 def _not_understood(fact: RollCallFact) -> Draft:
     """Nodes that came and could not be taken in; a client that gives no name may be no node."""
     hosts = [one for one in dict.fromkeys(fact.unreadable) if one]
-    return Draft(
-        title=f"{in_words(hosts)} sent what cannot be read (another release of ddp-doctor?): {len(fact.present)} of"
+    return likely(
+        (Culprit(kind="node", node=host) for host in hosts),
+        f"{in_words(hosts)} sent what cannot be read (another release of ddp-doctor?): {len(fact.present)} of"
         f" {fact.nnodes} nodes could be taken in",
-        detail="A node whose words this release does not understand counts as absent. Nothing else is known of it.",
-        culprits=tuple(Culprit(kind="node", node=host) for host in hosts),
-        evidence=(who_came(fact.present), *_unreadable_evidence(fact)),
-        remedies=(
-            start_again(
-                "Install one release of ddp-doctor on all nodes",
-                *(f"ddp-doctor --version   # on {host}" for host in (fact.hostname, *hosts[:3])),
-                cost="an installation",
-                undo="install the former release there again",
-            ),
+        (who_came(fact.present), *_unreadable_evidence(fact)),
+        start_again(
+            "Install one release of ddp-doctor on all nodes",
+            *(f"ddp-doctor --version   # on {host}" for host in (fact.hostname, *hosts[:3])),
+            cost="an installation",
+            undo="install the former release there again",
         ),
+        detail="A node whose words this release does not understand counts as absent. Nothing else is known of it.",
     )
 
 
@@ -163,21 +158,18 @@ def _not_startable(recording: Recording, fact: RollCallFact) -> Draft:
     hosts = [one.hostname for one in fact.not_started]
     launcher = recording.world.launcher if recording.world else ""
     reasons = dict.fromkeys(one.reason for one in fact.not_started)
-    return Draft(
-        title=f"{in_words(hosts)} could not be started: {'; '.join(list(reasons)[:2])}",
-        detail=f"{len(fact.present)} of {fact.nnodes} nodes could. Nothing is known of how nodes work together.",
-        confidence=Confidence.PROVED,
-        culprits=gone.culprits,
-        evidence=_not_started_evidence(fact),
-        remedies=(
-            advice(
-                "Mend what the reason names: until then no command reaches all of these hosts",
-                *looks(launcher, hosts),
-                scope="cluster",
-                cost="none: the commands only look",
-                proof=ANOTHER_START,
-            ),
+    return proved(
+        gone.culprits,
+        f"{in_words(hosts)} could not be started: {'; '.join(list(reasons)[:2])}",
+        _not_started_evidence(fact),
+        advice(
+            "Mend what the reason names: until then no command reaches all of these hosts",
+            *looks(launcher, hosts),
+            scope="cluster",
+            cost="none: the commands only look",
+            proof=ANOTHER_START,
         ),
+        detail=f"{len(fact.present)} of {fact.nnodes} nodes could. Nothing is known of how nodes work together.",
     )
 
 

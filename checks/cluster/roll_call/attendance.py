@@ -7,10 +7,11 @@ from ddp_doctor.checks.cluster.roll_call.advice import start_again
 from ddp_doctor.checks.cluster.roll_call.obstacles import facts_with
 from ddp_doctor.checks.cluster.roll_call.words import command_for, endpoint, reader, who_came
 from ddp_doctor.facts.roll_call import RollCallFact
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.wording.findings import proved
 from ddp_doctor.wording.nodes import in_words
 
 
@@ -34,17 +35,12 @@ def one_rank_twice(recording: Recording) -> Iterator[Draft]:
     for fact in facts_with(recording, "duplicate"):
         yield from _duplicates(recording, fact)
     for fact in facts_with(recording, "misplaced"):
-        yield Draft(
-            title=f"{fact.hostname} was given node rank 0, but the endpoint {endpoint(fact)} is another host",
+        yield proved(
+            (_claim(fact.hostname, 0),),
+            f"{fact.hostname} was given node rank 0, but the endpoint {endpoint(fact)} is another host",
+            _misplaced_evidence(fact),
+            start_again(f"Give node rank 0 to {fact.endpoint_host}, or name {fact.hostname} as the endpoint"),
             detail="The node with rank 0 hosts the meeting, so it must be the host that the endpoint names.",
-            confidence=Confidence.PROVED,
-            culprits=(_claim(fact.hostname, 0),),
-            evidence=(_misplaced_evidence(fact),),
-            remedies=(
-                start_again(
-                    f"Give node rank 0 to {fact.endpoint_host}, or name {fact.hostname} as the endpoint"
-                ),
-            ),
         )
 
 
@@ -70,24 +66,21 @@ def _duplicates(recording: Recording, fact: RollCallFact) -> Iterator[Draft]:
             continue
         distinct = list(dict.fromkeys(hosts))
         who = in_words(distinct) if len(distinct) > 1 else f"{len(hosts)} starts on {distinct[0]}"
-        yield Draft(
-            title=f"{who} claim node rank {rank}: each needs its own",
-            detail=f"They reported in to {endpoint(fact)} with the same --node-rank. torchrun would hang.",
-            confidence=Confidence.PROVED,
-            culprits=tuple(_claim(host, rank) for host in distinct),
-            evidence=(who_came(fact.present),),
-            remedies=(
-                start_again(
-                    f"Give each of the {fact.nnodes} hosts its own --node-rank, 0 to {fact.nnodes - 1}, or leave"
-                    " it out on all"
-                    if len(distinct) > 1
-                    else f"Start the command once on {distinct[0]}",
-                    *(
-                        f"{command_for(recording, fact, node_rank)}   # on {host}"
-                        for node_rank, host in _free_ranks(fact, distinct)
-                    ),
+        yield proved(
+            (_claim(host, rank) for host in distinct),
+            f"{who} claim node rank {rank}: each needs its own",
+            who_came(fact.present),
+            start_again(
+                f"Give each of the {fact.nnodes} hosts its own --node-rank, 0 to {fact.nnodes - 1}, or leave"
+                " it out on all"
+                if len(distinct) > 1
+                else f"Start the command once on {distinct[0]}",
+                *(
+                    f"{command_for(recording, fact, node_rank)}   # on {host}"
+                    for node_rank, host in _free_ranks(fact, distinct)
                 ),
             ),
+            detail=f"They reported in to {endpoint(fact)} with the same --node-rank. torchrun would hang.",
         )
 
 
@@ -118,20 +111,17 @@ def disagree(recording: Recording) -> Iterator[Draft]:
     for fact in facts_with(recording, "disagree"):
         yield _different_numbers(recording, fact)
     for fact in facts_with(recording, "too_many"):
-        yield Draft(
-            title=f"{fact.hostname} is one too many: all {fact.nnodes} nodes had reported in to {endpoint(fact)}",
-            detail="Another host has taken the place, or the command was started twice.",
-            confidence=Confidence.PROVED,
-            culprits=(reader(fact),),
-            evidence=(
-                Evidence(
-                    text=f"{fact.hostname} reported in after the last node",
-                    expected=fact.nnodes,
-                    unit="nodes",
-                    expected_from="--nnodes",
-                ),
+        yield proved(
+            (reader(fact),),
+            f"{fact.hostname} is one too many: all {fact.nnodes} nodes had reported in to {endpoint(fact)}",
+            Evidence(
+                text=f"{fact.hostname} reported in after the last node",
+                expected=fact.nnodes,
+                unit="nodes",
+                expected_from="--nnodes",
             ),
-            remedies=(start_again("Start as many nodes as --nnodes says, or raise --nnodes on all of them"),),
+            start_again("Start as many nodes as --nnodes says, or raise --nnodes on all of them"),
+            detail="Another host has taken the place, or the command was started twice.",
         )
 
 
@@ -143,16 +133,15 @@ def _different_numbers(recording: Recording, fact: RollCallFact) -> Draft:
     usual = [number for number, hosts in told.items() if len(hosts) == most]
     odd = [host for number, hosts in told.items() if len(usual) == 1 and number != usual[0] for host in hosts]
     each = "; ".join(f"{in_words(hosts)}: {number}" for number, hosts in sorted(told.items()))
-    return Draft(
-        title=f"The nodes were told different numbers of nodes (--nnodes): {each}",
-        detail="Each waits for its own number of nodes, so the job would not start on all of them.",
-        confidence=Confidence.PROVED,
-        culprits=tuple(
+    return proved(
+        tuple(
             Culprit(kind="node", node=host, node_rank=_rank_of(fact, host), name="--nnodes") for host in odd
         )
         or (Culprit(kind="setting", name="--nnodes"),),
-        evidence=(Evidence(text=f"--nnodes by host: {each}", expected_from="one number on all nodes"),),
-        remedies=(start_again("Give all nodes the same --nnodes", command_for(recording, fact)),),
+        f"The nodes were told different numbers of nodes (--nnodes): {each}",
+        Evidence(text=f"--nnodes by host: {each}", expected_from="one number on all nodes"),
+        start_again("Give all nodes the same --nnodes", command_for(recording, fact)),
+        detail="Each waits for its own number of nodes, so the job would not start on all of them.",
     )
 
 

@@ -10,6 +10,7 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.views.lost_nodes import Cause, causes, farewells, links_lost
+from ddp_doctor.wording.findings import NOBODY, finding, proved
 from ddp_doctor.wording.nodes import host, in_words, node_culprit, node_pair
 
 _ANSWERED = {
@@ -47,13 +48,13 @@ def fell_silent(recording: Recording) -> Iterator[Draft]:
         tcp(7), for what a kernel answers when no program does
     """
     for cause in causes(recording):
-        yield Draft(
-            title=_title(recording, cause),
-            detail=_detail(cause),
+        yield finding(
+            _culprits(recording, cause),
+            _title(recording, cause),
+            (_evidence(recording, one) for one in cause.seen),
+            _remedy(recording, cause),
             confidence=_confidence(cause),
-            culprits=_culprits(recording, cause),
-            evidence=tuple(_evidence(recording, one) for one in cause.seen),
-            remedies=(_remedy(recording, cause),),
+            detail=_detail(cause),
             severity=Severity.WARNING if cause.how == "beats" else None,
         )
     for one in farewells(recording):
@@ -263,18 +264,16 @@ def _farewell(recording: Recording, one: FactAt[SilenceFact]) -> Draft:
     if why != "interrupted":
         again = "Run again; if that happens again, report it with the recording: the doctor is at fault"
         how = f"its doctor failed: {why}"
-    return Draft(
-        title=f"{name} left before the end: {how}",
-        detail="What was not tested until then is open; nothing is known against the node.",
-        confidence=Confidence.PROVED,
-        evidence=(Evidence(text=f"{name} took its leave: {why}"),),
-        remedies=(
-            advice(
-                again,
-                scope="job",
-                cost="the time of one run",
-                proof=Proof(reason="there is no fault to prove"),
-            ),
+    return proved(
+        NOBODY,
+        f"{name} left before the end: {how}",
+        Evidence(text=f"{name} took its leave: {why}"),
+        advice(
+            again,
+            scope="job",
+            cost="the time of one run",
+            proof=Proof(reason="there is no fault to prove"),
         ),
+        detail="What was not tested until then is open; nothing is known against the node.",
         severity=Severity.INFO,
     )

@@ -6,6 +6,7 @@ from ddp_doctor.facts.roll_call import RollCallFact
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.nodes import by_cause
 
 
@@ -34,13 +35,8 @@ def draft(
     confidence: Confidence = Confidence.PROVED,
 ) -> Draft:
     """A finding that rests on what each node of the group saw of the endpoint."""
-    return Draft(
-        title=title,
-        detail=detail,
-        confidence=confidence,
-        culprits=culprits,
-        evidence=_evidence(group, expected),
-        remedies=remedies,
+    return finding(
+        culprits, title, _evidence(group, expected), *remedies, confidence=confidence, detail=detail
     )
 
 

@@ -51,7 +51,7 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
             expected=wanted,
             expected_from=f"segments of {ranks} NCCL ranks; Docker's default",
         )
-        title = f"Shared memory on {{nodes}} is too small for {users}: {text} in /dev/shm"
+        title = f"Shared memory on {{who}} is too small for {users}: {text} in /dev/shm"
         remedy = host_limits.shared_memory(total, ranks, in_container=fact.in_container)
         detail = f"{in_units(wanted)} or more are wanted. NCCL fails at its start, worker processes by a bus error."
         yield shortage_draft(recording, short, title, saw, remedy, detail=detail)
@@ -102,7 +102,7 @@ def locked_memory_too_low_for_rdma(recording: Recording) -> Iterator[Draft]:
             expected=wanted,
             expected_from="NCCL's user guide asks for unlimited",
         )
-        title = f"Only {in_units(allowed)} of memory may be locked on {{nodes}}, too little for RDMA"
+        title = f"Only {in_units(allowed)} of memory may be locked on {{who}}, too little for RDMA"
         remedy = host_limits.locked_memory(short.world.launcher, in_container=fact.in_container)
         detail = f"NCCL pins the buffers of every connection over {devices}, and fails where it may not."
         yield shortage_draft(recording, short, title, saw, remedy, detail=detail)
@@ -142,7 +142,7 @@ def too_little_memory_for_ranks(recording: Recording) -> Iterator[Draft]:
             expected=wanted,
             expected_from="measured: a bare rank takes 206 MiB",
         )
-        title = f"{in_units(free)} of memory are free on {{nodes}}, too little for {ranks} ranks"
+        title = f"{in_units(free)} of memory are free on {{who}}, too little for {ranks} ranks"
         detail = "The kernel will kill a rank, and the others will wait for it until their time-out."
         yield shortage_draft(recording, short, title, saw, _more_memory(ranks), detail=detail)
 
@@ -186,7 +186,7 @@ def too_few_open_files(recording: Recording) -> Iterator[Draft]:
             expected=wanted,
             expected_from="measured on ranks with gloo",
         )
-        title = f"Only {allowed} files may be open on {{nodes}}, too few for {short.world.world_size} ranks"
+        title = f"Only {allowed} files may be open on {{who}}, too few for {short.world.world_size} ranks"
         detail = "Each connection takes one; a rank that runs out fails with Too many open files."
         yield shortage_draft(recording, short, title, saw, _more_files(max(wanted, 4096)), detail=detail)
 

@@ -17,7 +17,7 @@ from ddp_doctor.settings.names import is_unknown, nearest
 from ddp_doctor.settings.table import never_read, variables
 from ddp_doctor.settings.values import effective, misread
 from ddp_doctor.views.nccl_files import files_read
-from ddp_doctor.wording.findings import likely
+from ddp_doctor.wording.findings import Who, likely
 from ddp_doctor.wording.nodes import node_culprits, node_names
 
 #: What is to be said of a node's files, each piece as the lines of one finding.
@@ -198,8 +198,8 @@ def _draft(
         for one in node_culprits(recording, group)
     )
     return likely(
-        culprits,
-        title.replace("{nodes}", node_names(recording, group)),
+        Who(culprits, node_names(recording, group)),
+        title,
         Evidence(text="; ".join(lines[:_LINES_SHOWN] + more), expected_from=_SOURCE),
         *remedies,
         detail="No environment shows what NCCL takes from its files.",

@@ -5,24 +5,26 @@ from collections.abc import Iterator
 from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
 from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.facts.topology import TopologyFact, TopologyHangFact
-from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.pci_tree import link_code
 from ddp_doctor.remedies.gpus import REBOOT
+from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.wording.findings import likely, proved
 from ddp_doctor.wording.gpus import asked_for
-from ddp_doctor.wording.nodes import by_cause, node_culprits, node_names
+from ddp_doctor.wording.nodes import by_cause, of_nodes
 
 _BELOW_ONE_BRIDGE = ("PIX", "PXB")
 _PAIRS_IN_A_TITLE = 4
 
-_VENDORS_FILE = Remedy(
-    summary="On a virtual machine, give NCCL the topology file that the provider ships for this type of machine",
+_VENDORS_FILE = remedy(
+    "On a virtual machine, give NCCL the topology file that the provider ships for this type of machine",
     scope="job",
     cost="a file of another type of machine misleads NCCL: use it for this type only",
     undo="unset NCCL_TOPO_FILE",
-    proof=Proof(reason="no trial with such a file was recorded"),
+    untried="no trial with such a file was recorded",
     references=(
         "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-topo-file",
         "NVIDIA/nccl issue 1298: 8 A10G of one virtual machine",
@@ -55,18 +57,15 @@ def driver_and_sysfs_disagree(recording: Recording) -> Iterator[Draft]:
             f"{one}-{two} ({driver} and {tree})" for one, two, driver, tree in pairs[:_PAIRS_IN_A_TITLE]
         )
         more = f" and {len(pairs) - _PAIRS_IN_A_TITLE} more" if len(pairs) > _PAIRS_IN_A_TITLE else ""
-        yield Draft(
-            title=f"The driver and /sys place GPUs of {hosts_of(recording, group)} differently: {shown}{more}",
-            detail="The first code is the driver's. NCCL goes by /sys.",
-            confidence=Confidence.PROVED,
-            culprits=tuple(
-                culprit(recording, seen.node, (one, two)) for seen in group for one, two, _, _ in pairs
-            ),
-            evidence=tuple(
+        yield proved(
+            (culprit(recording, seen.node, (one, two)) for seen in group for one, two, _, _ in pairs),
+            f"The driver and /sys place GPUs of {hosts_of(recording, group)} differently: {shown}{more}",
+            (
                 Evidence(text=f"{one}-{two} is {driver} to the driver, {tree} in /sys")
                 for one, two, driver, tree in pairs
             ),
-            remedies=(_VENDORS_FILE,),
+            _VENDORS_FILE,
+            detail="The first code is the driver's. NCCL goes by /sys.",
         )
 
 
@@ -106,20 +105,18 @@ def topology_never_answered(recording: Recording) -> Iterator[Draft]:
         if not seen:
             continue
         waited = seen[0].fact.waited_s
-        yield Draft(
-            title=f"{call} never answers on {node_names(recording, seen)}",
+        yield likely(
+            of_nodes(recording, seen),
+            f"{call} never answers on {{who}}",
+            Evidence(
+                text=f"{call} had not come back after {waited:.1f} s",
+                value=waited,
+                unit="s",
+                expected_from="NVML answers in a second, without persistence mode in some seconds per GPU",
+            ),
+            REBOOT,
             detail="What asked was killed. NCCL asks the driver the same when a job starts.",
             severity=asked_for(recording, Severity.ERROR),
-            culprits=node_culprits(recording, seen),
-            evidence=(
-                Evidence(
-                    text=f"{call} had not come back after {waited:.1f} s",
-                    value=waited,
-                    unit="s",
-                    expected_from="NVML answers in a second, without persistence mode in some seconds per GPU",
-                ),
-            ),
-            remedies=(REBOOT,),
         )
 
 

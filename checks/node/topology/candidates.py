@@ -17,6 +17,7 @@ from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.p2p import DISABLE_P2P, REPAIR_PATH
 from ddp_doctor.views.p2p_stalls import nodes_nccl_ran_on
+from ddp_doctor.wording.findings import NOBODY, finding, possible
 from ddp_doctor.wording.nodes import by_cause
 
 #: So many GPUs below one host bridge, with no switch and no NVLink, are rather a virtual machine's.
@@ -86,19 +87,15 @@ def _open_paths(recording: Recording, seen: FactAt[TopologyFact]) -> _Paths:
 
 def _unproved(recording: Recording, paths: _Paths, group: Sequence[FactAt[TopologyFact]]) -> Draft:
     shown = "; ".join(f"{_pairs(pairs)} over {code}" for code, pairs in paths)
-    return Draft(
-        title=f"If a job hangs on {hosts_of(recording, group)}, rule out direct copies over PCIe first: {shown}",
-        detail=(
-            "Most such machines work. Some announce P2P over PCIe and do not carry it, and the first"
-            " all-reduce spins for ever. Libraries with an all-reduce of their own (vLLM, SGLang) copy directly"
-            " as well; theirs is turned off by --disable-custom-all-reduce."
-        ),
-        confidence=Confidence.POSSIBLE,
-        evidence=tuple(_path_evidence(group[0].fact, code, pairs) for code, pairs in paths),
-        remedies=(
-            DISABLE_P2P.model_copy(update={"summary": "Only if it hangs: the proof, in one trial"}),
-            REPAIR_PATH.model_copy(update={"summary": "If that helps, repair the path: ACS, or the IOMMU"}),
-        ),
+    return possible(
+        NOBODY,
+        f"If a job hangs on {hosts_of(recording, group)}, rule out direct copies over PCIe first: {shown}",
+        (_path_evidence(group[0].fact, code, pairs) for code, pairs in paths),
+        DISABLE_P2P.model_copy(update={"summary": "Only if it hangs: the proof, in one trial"}),
+        REPAIR_PATH.model_copy(update={"summary": "If that helps, repair the path: ACS, or the IOMMU"}),
+        detail="Most such machines work. Some announce P2P over PCIe and do not carry it, and the first"
+        " all-reduce spins for ever. Libraries with an all-reduce of their own (vLLM, SGLang) copy directly"
+        " as well; theirs is turned off by --disable-custom-all-reduce.",
     )
 
 
@@ -138,17 +135,18 @@ def pcietree_hidden(recording: Recording) -> Iterator[Draft]:
         NCCL user guide, environment variable NCCL_TOPO_FILE
     """
     for ranges, group in by_cause(recording.facts(TopologyFact), _hidden_behind).items():
-        yield Draft(
-            title=f"All GPUs of {hosts_of(recording, group)} stand below one host bridge, as in virtual machines"
+        yield finding(
+            NOBODY,
+            f"All GPUs of {hosts_of(recording, group)} stand below one host bridge, as in virtual machines"
             " that hide the PCIe tree",
-            detail="NCCL cannot know then which GPUs are near each other. Nothing is wrong as long as it is fast.",
-            confidence=Confidence.LIKELY if "-" in ranges else Confidence.POSSIBLE,
-            evidence=(
+            (
                 Evidence(text="every two GPUs are joined by PHB, and all have the same CPUs"),
                 *([Evidence(text=f"all belong to NUMA nodes {ranges}")] if ranges else []),
                 *cluster_evidence(recording, group[0].node),
             ),
-            remedies=(topology_file([cluster(recording, seen.node) for seen in group]),),
+            topology_file([cluster(recording, seen.node) for seen in group]),
+            confidence=Confidence.LIKELY if "-" in ranges else Confidence.POSSIBLE,
+            detail="NCCL cannot know then which GPUs are near each other. Nothing is wrong as long as it is fast.",
         )
 
 

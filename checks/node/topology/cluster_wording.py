@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from ddp_doctor.knowledge.cluster_kinds import Cluster, Kind
-from ddp_doctor.model.finding import Proof, Remedy
+from ddp_doctor.model.finding import Remedy
+from ddp_doctor.remedies.kinds import remedy
 
 #: Who ships a topology file of NCCL for its machines, and where.
 _TOPOLOGY_FILES: dict[Kind, tuple[str, str]] = {
@@ -26,11 +27,12 @@ def topology_file(clusters: Sequence[Cluster]) -> Remedy:
     """NCCL's topology file for this kind of machine, from whoever ships it."""
     kinds = {one.kind for one in clusters}
     who, command = _TOPOLOGY_FILES.get(kinds.pop(), _ANY) if len(kinds) == 1 else _ANY
-    return Remedy(
-        summary=f"Point NCCL_TOPO_FILE at NCCL's topology file of this kind of machine: {who}",
-        commands=(command,),
+    return remedy(
+        f"Point NCCL_TOPO_FILE at NCCL's topology file of this kind of machine: {who}",
+        command,
+        scope="job",
         cost="a file of another kind of machine misleads NCCL",
         undo="unset NCCL_TOPO_FILE",
-        proof=Proof(reason="the file is the provider's"),
+        untried="the file is the provider's",
         references=("https://github.com/NVIDIA/nccl/issues/1298",),
     )

@@ -12,6 +12,7 @@ from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.nccl import ALLOW_NUMA, WITHOUT_CUMEM_HOST
 from ddp_doctor.remedies.p2p import DISABLE_P2P
 from ddp_doctor.views import nccl_complaints
+from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.nccl_complaints import complaint_lines
 from ddp_doctor.wording.nodes import host, in_words, node_culprit
 
@@ -25,13 +26,13 @@ def _draft(
     *remedies: Remedy,
 ) -> Draft:
     nodes = nccl_complaints.nodes_of(group)
-    return Draft(
-        title=f"{what} on {in_words([host(recording, node) for node in nodes])}",
-        detail=detail,
+    return finding(
+        (node_culprit(recording, node) for node in nodes),
+        f"{what} on {in_words([host(recording, node) for node in nodes])}",
+        complaint_lines(recording, group),
+        *remedies,
         confidence=confidence,
-        culprits=tuple(node_culprit(recording, node) for node in nodes),
-        evidence=complaint_lines(recording, group),
-        remedies=remedies,
+        detail=detail,
         reproduced_by=nccl_complaints.again(group, nodes[0] if len(nodes) == 1 else None),
     )
 

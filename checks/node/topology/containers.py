@@ -11,7 +11,8 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.views.links_between_nodes import Crossing, crossings, nodes_that_say
-from ddp_doctor.wording.nodes import in_words, node_culprits, node_names
+from ddp_doctor.wording.findings import likely
+from ddp_doctor.wording.nodes import in_words, of_nodes
 from ddp_doctor.wording.ranks import ranks_at
 
 _NETWORK = re.compile(r" via NET/")
@@ -55,19 +56,18 @@ def one_machine(recording: Recording) -> Iterator[Draft]:
 def _draft(recording: Recording, group: Sequence[FactAt[InterfacesFact]], found: Sequence[Crossing]) -> Draft:
     apart = [reason for reason in (_by_name(group), _by_memory(recording, group)) if reason]
     why = in_words(apart) if apart else "host name and /dev/shm, as far as they were read, are the same"
-    return Draft(
-        title=f"{node_names(recording, group)} are containers of one machine, and NCCL joins their GPUs over"
-        " the network",
-        detail=f"NCCL takes them for different hosts: {why}.",
-        culprits=node_culprits(recording, group),
-        evidence=(
+    return likely(
+        of_nodes(recording, group),
+        "{who} are containers of one machine, and NCCL joins their GPUs over the network",
+        (
             Evidence(check="interfaces", text="they have one boot id"),
             *(
                 Evidence(text=f"NCCL's log: {ranks_at(recording, one.ranks)} via {one.transport.via}")
                 for one in found[: words.MOST_PAIRS]
             ),
         ),
-        remedies=(words.ONE_HOST_ID,),
+        words.ONE_HOST_ID,
+        detail=f"NCCL takes them for different hosts: {why}.",
     )
 
 

@@ -23,6 +23,7 @@ from ddp_doctor.views.transports import (
     places,
     used_within,
 )
+from ddp_doctor.wording.findings import finding, likely
 
 
 @dataclass(frozen=True)
@@ -150,17 +151,15 @@ def p2p_beyond_limit(recording: Recording) -> Iterator[Draft]:
     for level, group in found.items():
         hosts = hosts_of(recording, [place.seen for place, _, _ in group])
         pairs = words.pair_names([used.gpus for _, used, _ in group])
-        yield Draft(
-            title=f"NCCL_P2P_LEVEL={level} lets NCCL copy directly farther than by default on {hosts}: {pairs}",
-            detail="It works here. Not every machine of a kind carries such traffic well.",
-            culprits=tuple(
-                culprit(recording, place.seen.node, used.gpus, used.ranks) for place, used, _ in group
-            ),
-            evidence=tuple(
+        yield likely(
+            (culprit(recording, place.seen.node, used.gpus, used.ranks) for place, used, _ in group),
+            f"NCCL_P2P_LEVEL={level} lets NCCL copy directly farther than by default on {hosts}: {pairs}",
+            (
                 Evidence(text=f"{'-'.join(used.gpus)} is {code}; the log says {used.transports[0].via}")
                 for _, used, code in group[: words.MOST_PAIRS]
             ),
-            remedies=(UNSET_LEVEL,),
+            UNSET_LEVEL,
+            detail="It works here. Not every machine of a kind carries such traffic well.",
             reproduced_by=between(recording, group[0][1].ranks),
         )
 
@@ -216,16 +215,14 @@ def _drafts(recording: Recording, found: Sequence[Difference], what: str) -> Ite
         pairs = words.pair_names([one.used.gpus for one in group])
         should = first.expected.choice
         unexplained = first.remedy is words.SHOW_CHOICE
-        yield Draft(
-            title=f"GPUs that {what} talk over {words.NAMES[first.kind]} on {hosts}: {pairs}",
+        yield finding(
+            (culprit(recording, one.place.seen.node, one.used.gpus, one.used.ranks) for one in group),
+            f"GPUs that {what} talk over {words.NAMES[first.kind]} on {hosts}: {pairs}",
+            (_evidence(one) for one in group[: words.MOST_PAIRS]),
+            first.remedy,
+            confidence=Confidence.POSSIBLE if unexplained else Confidence.LIKELY,
             detail=f"Expected: {words.NAMES[should.kind]}, for {should.why}. Why NCCL goes another way: {first.reason}."
             + words.price(first.expected.rate_gb_per_s, first.instead()),
-            confidence=Confidence.POSSIBLE if unexplained else Confidence.LIKELY,
-            culprits=tuple(
-                culprit(recording, one.place.seen.node, one.used.gpus, one.used.ranks) for one in group
-            ),
-            evidence=tuple(_evidence(one) for one in group[: words.MOST_PAIRS]),
-            remedies=(first.remedy,),
         )
 
 

@@ -11,13 +11,14 @@ from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.expected_speed import LEAST_BYTES
 from ddp_doctor.knowledge.link_rates import network
 from ddp_doctor.knowledge.network import FAST_ETHERNET_MBPS, SOCKETS, SOCKETS_SHARE
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.views.interfaces import chosen
 from ddp_doctor.views.links_between_nodes import crossings, nodes_that_say, rdma_of
 from ddp_doctor.views.transports import log_of, places
+from ddp_doctor.wording.findings import NOBODY, possible
 from ddp_doctor.wording.nodes import host, in_words
 
 _SOCKET = re.compile(r" via NET/Socket/")
@@ -53,12 +54,11 @@ def one_socket(recording: Recording) -> Iterator[Draft]:
     if not nodes or len(nodes) < len(slow):
         return
     least = min(slow.values())
-    yield Draft(
-        title=f"NCCL sends over one TCP connection from {in_words([host(recording, node) for node in nodes])}:"
+    yield possible(
+        NOBODY,
+        f"NCCL sends over one TCP connection from {in_words([host(recording, node) for node in nodes])}:"
         f" all-reduce reaches {best.busbw_gb_per_s:.3g} GB/s, the interface carries {least:.3g} GB/s",
-        detail="One connection is bound by one core. More threads and sockets are a candidate to measure.",
-        confidence=Confidence.POSSIBLE,
-        evidence=(
+        (
             Evidence(
                 check="allreduce",
                 text=f"bus bandwidth at {best.size_bytes >> 20} MiB, slowest rank",
@@ -70,7 +70,8 @@ def one_socket(recording: Recording) -> Iterator[Draft]:
             Evidence(text="NCCL's log: NET/Socket, without further threads and sockets"),
             *cluster_evidence(recording, nodes[0]),
         ),
-        remedies=(more_sockets(*SOCKETS),),
+        more_sockets(*SOCKETS),
+        detail="One connection is bound by one core. More threads and sockets are a candidate to measure.",
         reproduced_by=Reproducer(kind="all_reduce", size_bytes=LEAST_BYTES),
     )
 

@@ -13,6 +13,7 @@ from ddp_doctor.phrases.settings import shown
 from ddp_doctor.views import forbidden_ways
 from ddp_doctor.views.forbidden_ways import Forbidden
 from ddp_doctor.views.reproducers import between_gpus
+from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.nodes import node_culprits
 
 
@@ -46,19 +47,19 @@ def _draft(recording: Recording, found: Forbidden) -> Draft:
     pairs = words.pair_names([loss.having.gpus for loss in found.losses])
     kept = words.NAMES[worst.without.choice.kind]
     hosts = hosts_of(recording, found.seen)
-    return Draft(
-        title=f"{shown(found.name, found.value)} keeps NCCL from {kept} between GPUs of {hosts}: {pairs}",
-        detail=f"They talk over {words.NAMES[worst.having.choice.kind]} instead.{price}",
-        severity=None if found.is_slower else Severity.INFO,
-        culprits=(Culprit(kind="setting", name=found.name), *_nodes(recording, found)),
-        evidence=tuple(
+    return likely(
+        (Culprit(kind="setting", name=found.name), *_nodes(recording, found)),
+        f"{shown(found.name, found.value)} keeps NCCL from {kept} between GPUs of {hosts}: {pairs}",
+        (
             Evidence(
                 text=f"{'-'.join(loss.having.gpus)} is {loss.having.code}{words.rate(loss.without.rate_gb_per_s)},"
                 f" {loss.without.choice.why}; now {loss.having.choice.kind}{words.rate(loss.having.rate_gb_per_s)}",
             )
             for loss in found.losses[: words.MOST_PAIRS]
         ),
-        remedies=(words.unset_setting(found.name, found.value, f"NCCL then uses {kept}"),),
+        words.unset_setting(found.name, found.value, f"NCCL then uses {kept}"),
+        detail=f"They talk over {words.NAMES[worst.having.choice.kind]} instead.{price}",
+        severity=None if found.is_slower else Severity.INFO,
         reproduced_by=between_gpus(recording, found.seen[0].node, worst.having.gpus),
     )
 

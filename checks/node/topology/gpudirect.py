@@ -13,6 +13,7 @@ from ddp_doctor.views.links_between_nodes import Crossing
 from ddp_doctor.views.reproducers import between
 from ddp_doctor.views.staged_nics import Staged, staged
 from ddp_doctor.views.transports import log_of
+from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.nodes import host, in_words
 
 
@@ -42,14 +43,14 @@ def not_used(recording: Recording) -> Iterator[Draft]:
     for (reason, remedy), group in groups.items():
         nodes = list(dict.fromkeys(found.crossing.node for found in group))
         pairs = in_words(list(dict.fromkeys(f"{found.nic} for {found.gpu}" for found in group)))
-        yield Draft(
-            title=f"NICs near GPUs do not reach their memory (no GPUDirect RDMA) on"
+        yield finding(
+            (_culprit(recording, found.crossing, found.nic) for found in group),
+            f"NICs near GPUs do not reach their memory (no GPUDirect RDMA) on"
             f" {in_words([host(recording, node) for node in nodes])}: {pairs}",
-            detail=f"NCCL goes through host memory there. {reason}.",
+            map(_evidence, group[: words.MOST_PAIRS]),
+            remedy,
             confidence=Confidence.POSSIBLE if remedy is words.SHOW_NETWORK else Confidence.LIKELY,
-            culprits=tuple(_culprit(recording, found.crossing, found.nic) for found in group),
-            evidence=tuple(map(_evidence, group[: words.MOST_PAIRS])),
-            remedies=(remedy,),
+            detail=f"NCCL goes through host memory there. {reason}.",
             reproduced_by=between(recording, group[0].crossing.ranks)
             if remedy is not words.SHOW_NETWORK
             else None,

@@ -12,6 +12,7 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.p2p import look_at_nvlinks
+from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.nodes import by_cause
 
@@ -82,15 +83,15 @@ def nvlinks_down(recording: Recording) -> Iterator[Draft]:
     """
     for (down, sure), group in _by_sureness(recording).items():
         expected, names = down[0].expected, [one.gpu for one in down]
-        yield Draft(
-            title=f"NVLinks are down on {hosts_of(recording, group)}: {', '.join(map(_in_words, down))}"
+        yield finding(
+            (culprit(recording, seen.node, [name]) for seen in group for name in names),
+            f"NVLinks are down on {hosts_of(recording, group)}: {', '.join(map(_in_words, down))}"
             f" where the others have {expected}",
+            (_state(one) for one in down),
+            look_at_nvlinks(tuple(names)),
+            confidence=Confidence.LIKELY if sure else Confidence.POSSIBLE,
             detail="NVSwitch spreads traffic over all links, so every GPU of the node waits for the slowest.",
             severity=asked_for(recording, Severity.WARNING if sure else Severity.INFO),
-            confidence=Confidence.LIKELY if sure else Confidence.POSSIBLE,
-            culprits=tuple(culprit(recording, seen.node, [name]) for seen in group for name in names),
-            evidence=tuple(_state(one) for one in down),
-            remedies=(look_at_nvlinks(tuple(names)),),
         )
 
 
@@ -146,14 +147,14 @@ def nvlink_errors(recording: Recording) -> Iterator[Draft]:
             names = ", ".join(f"link {number} of {gpu}" for gpu, number in links)
             gpus = tuple(dict.fromkeys(gpu for gpu, _ in links))
             what = "errors grow" if growing else "errors were counted"
-            yield Draft(
-                title=f"NVLink {what} on {hosts_of(recording, group)}: {names}",
+            yield finding(
+                (culprit(recording, one.node, [gpu]) for one in group for gpu in gpus),
+                f"NVLink {what} on {hosts_of(recording, group)}: {names}",
+                _counters(group[0].fact, links),
+                *((look_at_nvlinks(gpus),) if growing else ()),
+                confidence=Confidence.LIKELY if growing else Confidence.POSSIBLE,
                 detail=_WHY[growing],
                 severity=asked_for(recording, Severity.WARNING if growing else Severity.INFO),
-                confidence=Confidence.LIKELY if growing else Confidence.POSSIBLE,
-                culprits=tuple(culprit(recording, one.node, [gpu]) for one in group for gpu in gpus),
-                evidence=tuple(_counters(group[0].fact, links)),
-                remedies=(look_at_nvlinks(gpus),) if growing else (),
             )
 
 

@@ -12,6 +12,7 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.p2p import look_at_nvlinks
+from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.nodes import by_cause
 
 
@@ -54,12 +55,12 @@ def _shortfall_draft(recording: Recording, group: Sequence[FactAt[TopologyFact]]
     where = hosts_of(recording, group)
     text, peers = f"NVLinks of {names}", "the other GPUs of the same matrix"
     evidence = Evidence(text=text, value=short.links, expected=short.expected, expected_from=peers)
-    return Draft(
-        title=f"NVLinks are missing on {where}: {names} {have} where the others have {short.expected}",
-        detail="All-reduce goes at the pace of the slowest link, so every GPU of the node loses by it.",
+    return finding(
+        (culprit(recording, seen.node, [gpu]) for seen in group for gpu in short.gpus),
+        f"NVLinks are missing on {where}: {names} {have} where the others have {short.expected}",
+        evidence,
+        look_at_nvlinks(short.gpus),
         confidence=Confidence.LIKELY if short.links else Confidence.POSSIBLE,
+        detail="All-reduce goes at the pace of the slowest link, so every GPU of the node loses by it.",
         severity=None if short.links else Severity.INFO,
-        culprits=tuple(culprit(recording, seen.node, [gpu]) for seen in group for gpu in short.gpus),
-        evidence=(evidence,),
-        remedies=(look_at_nvlinks(short.gpus),),
     )

@@ -15,6 +15,7 @@ from ddp_doctor.remedies.p2p import DISABLE_P2P, REPAIR_PATH, UNSET_LEVEL, keep_
 from ddp_doctor.remedies.pcie import exact_repairs
 from ddp_doctor.views.p2p_stalls import Stall, logs_by_node, nodes_nccl_ran_on, stalls
 from ddp_doctor.views.reproducers import between
+from ddp_doctor.wording.findings import finding, possible
 from ddp_doctor.wording.pcie import what_bends_the_path
 from ddp_doctor.wording.ranks import rank_list
 
@@ -48,25 +49,17 @@ def p2p_stalls(recording: Recording) -> Iterator[Draft]:
     hosts = [seen for seen in recording.facts(TopologyFact) if seen.node in {one.node for one in found}]
     fact = hosts[0].fact
     pairs = ", ".join(dict.fromkeys(f"{'-'.join(one.gpus)} ({one.via} over {one.code})" for one in found))
-    yield Draft(
-        title=f"GPUs on {hosts_of(recording, hosts)} stall when NCCL copies directly between them: {pairs}",
-        detail=(
-            "Every rank entered the step and none left it, so no rank is late; NCCL's log says that these"
-            " GPUs talk by P2P. The machine announces that path and does not carry it."
-        ),
+    yield finding(
+        (culprit(recording, one.node, one.gpus, one.ranks) for one in found),
+        f"GPUs on {hosts_of(recording, hosts)} stall when NCCL copies directly between them: {pairs}",
+        (*_stall_evidence(found, fact), *what_bends_the_path(recording, found[0].node)),
+        *_nearer_level(fact, found),
+        *(exact_repairs(recording, found[0].node) or (REPAIR_PATH,)),
+        DISABLE_P2P,
+        *(map(name_hca, _hca(recording, hosts[0])) if _another_hca(recording, fact, found[0].log) else []),
         confidence=Confidence.LIKELY if len(found) == 1 or found[0].isolated else Confidence.POSSIBLE,
-        culprits=tuple(culprit(recording, one.node, one.gpus, one.ranks) for one in found),
-        evidence=(*_stall_evidence(found, fact), *what_bends_the_path(recording, found[0].node)),
-        remedies=(
-            *_nearer_level(fact, found),
-            *(exact_repairs(recording, found[0].node) or (REPAIR_PATH,)),
-            DISABLE_P2P,
-            *(
-                map(name_hca, _hca(recording, hosts[0]))
-                if _another_hca(recording, fact, found[0].log)
-                else []
-            ),
-        ),
+        detail="Every rank entered the step and none left it, so no rank is late; NCCL's log says that these"
+        " GPUs talk by P2P. The machine announces that path and does not carry it.",
         reproduced_by=between(recording, found[0].ranks, [one.ranks for one in found]),
     )
 
@@ -144,19 +137,14 @@ def p2p_may_cross_sockets(recording: Recording) -> Iterator[Draft]:
         names = ", ".join("-".join(pair) for pair in pairs)
         where = hosts_of(recording, group)
         paths = [_path_evidence(pair, fact.links[pair[0]][pair[1]]) for pair in pairs]
-        yield Draft(
-            title=f"NCCL may copy directly between the sockets of {where} (P2P over SYS): {names}",
+        yield possible(
+            (culprit(recording, one.node, pair) for one in group for pair in pairs),
+            f"NCCL may copy directly between the sockets of {where} (P2P over SYS): {names}",
+            (*paths, *(Evidence(text=text) for text in fact.nearest_in_words())),
+            DISABLE_P2P.model_copy(update={"summary": "If it hangs, send the traffic through host memory"}),
+            *([UNSET_LEVEL] if _own_limit(fact) != "SYS" else []),
+            *([] if "NCCL_IB_HCA" in fact.nccl_settings else _hca(recording, group[0])),
             detail=f"On some machines such a job hangs in its first all-reduce. P2P may reach so far: {why}.",
-            confidence=Confidence.POSSIBLE,
-            culprits=tuple(culprit(recording, one.node, pair) for one in group for pair in pairs),
-            evidence=(*paths, *(Evidence(text=text) for text in fact.nearest_in_words())),
-            remedies=(
-                DISABLE_P2P.model_copy(
-                    update={"summary": "If it hangs, send the traffic through host memory"}
-                ),
-                *([UNSET_LEVEL] if _own_limit(fact) != "SYS" else []),
-                *([] if "NCCL_IB_HCA" in fact.nccl_settings else _hca(recording, group[0])),
-            ),
         )
 
 

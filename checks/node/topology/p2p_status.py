@@ -20,6 +20,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.views.p2p_stalls import nodes_nccl_ran_on
 from ddp_doctor.views.reproducers import meeting
+from ddp_doctor.wording.findings import finding, likely
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.nodes import in_words
 
@@ -76,19 +77,16 @@ def nvlink_without_p2p(recording: Recording) -> Iterator[Draft]:
         if broken and host.asked and not off and host.seen.node not in settled:
             groups.setdefault(broken, []).append(host)
     for broken, group in groups.items():
-        yield Draft(
-            title=(
-                f"NCCL will fail on {_names(recording, group)}: the driver allows no P2P between GPUs"
-                f" that NVLink joins: {_listed(broken)}"
-            ),
-            detail=(
-                "NCCL takes this for broken hardware and ends the job in its first call. Often the fabric"
-                " manager has not set these GPUs up."
-            ),
+        yield likely(
+            _culprits(recording, group, broken),
+            f"NCCL will fail on {_names(recording, group)}: the driver allows no P2P between GPUs"
+            f" that NVLink joins: {_listed(broken)}",
+            _evidence(broken),
+            REPAIR_FABRIC,
+            GO_WITHOUT_P2P,
+            detail="NCCL takes this for broken hardware and ends the job in its first call. Often the fabric"
+            " manager has not set these GPUs up.",
             severity=asked_for(recording, Severity.ERROR),
-            culprits=_culprits(recording, group, broken),
-            evidence=_evidence(broken),
-            remedies=(REPAIR_FABRIC, GO_WITHOUT_P2P),
             reproduced_by=meeting(recording, [host.seen.node for host in group]),
         )
 
@@ -127,15 +125,15 @@ def p2p_not_available(recording: Recording) -> Iterator[Draft]:
     for lack, group in groups.items():
         words = dict.fromkeys(one.word for one in lack.shown)
         meanings = in_words([f"{word}: {p2p_status(word).meaning}" for word in words])
-        yield Draft(
-            title=f"The driver allows no P2P between GPUs of {_names(recording, group)} ({meanings}):"
+        yield finding(
+            _culprits(recording, group, lack.shown) if lack.matters else (),
+            f"The driver allows no P2P between GPUs of {_names(recording, group)} ({meanings}):"
             f" {_listed(lack.shown)}",
+            _evidence(lack.shown),
+            *_remedies(lack),
+            confidence=Confidence.PROVED if lack.asked else Confidence.POSSIBLE,
             detail=_detail(lack),
             severity=asked_for(recording, Severity.WARNING) if lack.matters else Severity.INFO,
-            confidence=Confidence.PROVED if lack.asked else Confidence.POSSIBLE,
-            culprits=_culprits(recording, group, lack.shown) if lack.matters else (),
-            evidence=_evidence(lack.shown),
-            remedies=tuple(_remedies(lack)),
         )
 
 

@@ -6,10 +6,12 @@ from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
 from ddp_doctor.checks.node.topology.formats.cpu_list import share_a_cpu
 from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge import link_codes as codes
-from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.wording.findings import proved
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.nodes import by_cause, in_words
 
@@ -38,12 +40,11 @@ def far_from_every_nic(recording: Recording) -> Iterator[Draft]:
         return
     for gpus, group in by_cause(recording.facts(TopologyFact), _far_from_nics).items():
         fact = group[0].fact
-        yield Draft(
-            title=f"{in_words(gpus)} of {hosts_of(recording, group)} reach every RDMA NIC across the sockets",
+        yield proved(
+            (culprit(recording, seen.node, [gpu]) for seen in group for gpu in gpus),
+            f"{in_words(gpus)} of {hosts_of(recording, group)} reach every RDMA NIC across the sockets",
+            (Evidence(text=text) for text in fact.nearest_in_words()),
             detail=_nic_detail(fact, gpus),
-            confidence=Confidence.PROVED,
-            culprits=tuple(culprit(recording, seen.node, [gpu]) for seen in group for gpu in gpus),
-            evidence=tuple(Evidence(text=text) for text in fact.nearest_in_words()),
         )
 
 
@@ -84,14 +85,13 @@ def pinned_away(recording: Recording) -> Iterator[Draft]:
     if recording.options.command == "prolog":
         return
     for (gpus, some), group in by_cause(recording.facts(TopologyFact), _far_from_cpus).items():
-        yield Draft(
-            title=f"The job on {hosts_of(recording, group)} may run on no CPU near {in_words(gpus)}",
+        yield proved(
+            (culprit(recording, seen.node, [gpu]) for seen in group for gpu in gpus),
+            f"The job on {hosts_of(recording, group)} may run on no CPU near {in_words(gpus)}",
+            _cpu_evidence(group[0], gpus),
+            _near_cpus(group[0].fact, gpus),
             detail="Whatever goes between host and GPU crosses the link between CPU sockets or NUMA nodes.",
             severity=asked_for(recording, Severity.INFO if some else Severity.WARNING),
-            confidence=Confidence.PROVED,
-            culprits=tuple(culprit(recording, seen.node, [gpu]) for seen in group for gpu in gpus),
-            evidence=tuple(_cpu_evidence(group[0], gpus)),
-            remedies=(_near_cpus(group[0].fact, gpus),),
         )
 
 
@@ -110,16 +110,14 @@ def _cpu_evidence(seen: FactAt[TopologyFact], gpus: Sequence[str]) -> Iterator[E
 
 
 def _near_cpus(fact: TopologyFact, gpus: Sequence[str]) -> Remedy:
-    return Remedy(
-        summary="Give the job CPUs of the NUMA node that its GPUs stand at",
-        commands=(
-            "sbatch --gres-flags=enforce-binding …   # SLURM chooses CPUs that fit the GPUs",
-            f"taskset -c {fact.near_cpus[gpus[0]]} …   # where the job pins itself: those near {gpus[0]}",
-        ),
+    return remedy(
+        "Give the job CPUs of the NUMA node that its GPUs stand at",
+        "sbatch --gres-flags=enforce-binding …   # SLURM chooses CPUs that fit the GPUs",
+        f"taskset -c {fact.near_cpus[gpus[0]]} …   # where the job pins itself: those near {gpus[0]}",
         scope="job",
         cost="none, but the job may wait longer for such CPUs",
         undo="leave the option out",
-        proof=Proof(reason="it takes another allocation, or another start of the job"),
+        untried="it takes another allocation, or another start of the job",
         references=(_ENFORCE_BINDING,),
     )
 

@@ -8,7 +8,7 @@ from ddp_doctor.checks.node.topology.transport_wording import MOST_PAIRS, widen_
 from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge.nccl_paths import GDR_C2C_SINCE, GDR_LEVEL
 from ddp_doctor.knowledge.nvml import OS_MANAGED_MEMORY
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -16,6 +16,7 @@ from ddp_doctor.views.links_between_nodes import rdma_of
 from ddp_doctor.views.nic_choice import ToNetwork, to_network
 from ddp_doctor.views.reproducers import everybody
 from ddp_doctor.views.transports import Place, log_of, places
+from ddp_doctor.wording.findings import NOBODY, possible
 from ddp_doctor.wording.nodes import host, in_words
 from ddp_doctor.wording.pcie import what_bends_the_path
 
@@ -53,17 +54,17 @@ def ends_before_nic(recording: Recording) -> Iterator[Draft]:
             groups.setdefault((level, ways), []).append(place.seen.node)
     for (level, ways), nodes in groups.items():
         gpus = in_words([way.gpu for way in ways])
-        yield Draft(
-            title=f"NCCL's own limit keeps GPUDirect RDMA from {gpus} of"
+        yield possible(
+            NOBODY,
+            f"NCCL's own limit keeps GPUDirect RDMA from {gpus} of"
             f" {in_words([host(recording, node) for node in nodes])}; {GDR_LEVEL}={level} is a candidate",
-            detail="It is possible there, and NCCL goes through host memory because the nearest NIC is behind the"
-            " CPU. NCCL's choice is often right; not tried.",
-            confidence=Confidence.POSSIBLE,
-            evidence=tuple(
+            (
                 Evidence(text=f"{way.gpu} to {', '.join(way.nics)} is {way.code}; {way.why}")
                 for way in ways[:MOST_PAIRS]
             ),
-            remedies=(widen_gpudirect(GDR_LEVEL, level),),
+            widen_gpudirect(GDR_LEVEL, level),
+            detail="It is possible there, and NCCL goes through host memory because the nearest NIC is behind the"
+            " CPU. NCCL's choice is often right; not tried.",
             reproduced_by=everybody(recording),
         )
 

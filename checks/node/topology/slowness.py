@@ -8,13 +8,14 @@ from ddp_doctor.facts.gpus import GpusFact
 from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge.expected_speed import BOUNDING, FAR_BELOW, LEAST_BYTES
 from ddp_doctor.knowledge.nvml import OS_MANAGED_MEMORY
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.phrases.settings import NO_TRIAL, unset
 from ddp_doctor.views.gpus_of_ranks import gpu_of
 from ddp_doctor.views.transports import Expected, Place, places, used_within
+from ddp_doctor.wording.findings import possible
 from ddp_doctor.wording.nodes import host, node_culprit
 
 
@@ -46,23 +47,21 @@ def far_below(recording: Recording) -> Iterator[Draft]:
         if slowest is None or measured.busbw_gb_per_s * FAR_BELOW >= (slowest.rate_gb_per_s or 0.0):
             continue
         pair = "-".join(slowest.gpus)
-        yield Draft(
-            title=f"All-reduce on {host(recording, place.seen.node)} reaches {measured.busbw_gb_per_s:.3g} GB/s, less"
+        yield possible(
+            (node_culprit(recording, place.seen.node),),
+            f"All-reduce on {host(recording, place.seen.node)} reaches {measured.busbw_gb_per_s:.3g} GB/s, less"
             f" than a third of what its slowest link should carry ({slowest.rate_gb_per_s:.3g} GB/s, {pair})",
-            detail=f"NCCL goes by {words.NAMES[slowest.choice.kind]} there, and the GPUs were free.",
-            confidence=Confidence.POSSIBLE,
-            culprits=(node_culprit(recording, place.seen.node),),
-            evidence=(
-                Evidence(
-                    check="allreduce",
-                    text=f"bus bandwidth at {measured.size_bytes >> 20} MiB, slowest rank",
-                    value=round(measured.busbw_gb_per_s, 3),
-                    unit="GB/s",
-                    expected=slowest.rate_gb_per_s,
-                    expected_from=f"NCCL's own constants for {pair}, {slowest.code}",
-                ),
+            Evidence(
+                check="allreduce",
+                text=f"bus bandwidth at {measured.size_bytes >> 20} MiB, slowest rank",
+                value=round(measured.busbw_gb_per_s, 3),
+                unit="GB/s",
+                expected=slowest.rate_gb_per_s,
+                expected_from=f"NCCL's own constants for {pair}, {slowest.code}",
             ),
-            remedies=(*_unlimited(place), words.COMPARE_LINKS),
+            *_unlimited(place),
+            words.COMPARE_LINKS,
+            detail=f"NCCL goes by {words.NAMES[slowest.choice.kind]} there, and the GPUs were free.",
             reproduced_by=Reproducer(kind="all_reduce", size_bytes=LEAST_BYTES),
         )
 

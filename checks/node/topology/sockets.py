@@ -20,6 +20,7 @@ from ddp_doctor.views.links_between_nodes import Crossing, crossings, nodes_that
 from ddp_doctor.views.nccl_files import files_read
 from ddp_doctor.views.reproducers import between_nodes
 from ddp_doctor.views.transports import log_of
+from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.nodes import by_cause, host, in_words, node_culprit, node_culprits, node_names
 from ddp_doctor.wording.ranks import ranks_at
 
@@ -60,12 +61,11 @@ def sockets_used(recording: Recording) -> Iterator[Draft]:
     for reason, group in groups.items():
         nodes = list(dict.fromkeys(one.node for one in group))
         ports = rdma[nodes[0]].chosen()
-        yield Draft(
-            title=f"NCCL goes over TCP (NET/Socket) from {in_words([host(recording, node) for node in nodes])},"
+        yield likely(
+            (node_culprit(recording, node) for node in nodes),
+            f"NCCL goes over TCP (NET/Socket) from {in_words([host(recording, node) for node in nodes])},"
             f" though RDMA ports are active there: {_names(ports)}",
-            detail=f"Nothing that is recorded forbids RDMA. {reason}.",
-            culprits=tuple(node_culprit(recording, node) for node in nodes),
-            evidence=(
+            (
                 Evidence(
                     check="rdma", text=f"active on {host(recording, nodes[0])}: {_names(ports)}{_rate(ports)}"
                 ),
@@ -74,7 +74,8 @@ def sockets_used(recording: Recording) -> Iterator[Draft]:
                     for one in group[: words.MOST_PAIRS]
                 ),
             ),
-            remedies=(words.SHOW_NETWORK,),
+            words.SHOW_NETWORK,
+            detail=f"Nothing that is recorded forbids RDMA. {reason}.",
         )
 
 
@@ -119,18 +120,18 @@ def rdma_forbidden(recording: Recording) -> Iterator[Draft]:
     mixed = forbidden_ways.rdma_in_use(facts)
     for (setting, roce), group in by_cause(facts, forbidden_ways.forbidding_rdma).items():
         ports, (name, _, value) = group[0].fact.candidates(), setting.partition("=")
-        yield Draft(
-            title=f"{setting} keeps NCCL from the RDMA ports of {node_names(recording, group)}: {_names(ports)}",
+        yield likely(
+            (Culprit(kind="setting", name=name), *node_culprits(recording, group)),
+            f"{setting} keeps NCCL from the RDMA ports of {node_names(recording, group)}: {_names(ports)}",
+            (
+                Evidence(check="rdma", text=f"active: {_names(ports)}{_rate(ports)}"),
+                *_in_files(recording, name, {seen.node for seen in group}),
+            ),
+            words.unset_setting(name, value, "NCCL then uses RDMA between nodes"),
             detail="Ranks on TCP cannot connect to the ranks of the other nodes, which use RDMA."
             if mixed
             else "What goes between the nodes takes TCP." + _price(recording, group[0]),
             severity=Severity.ERROR if mixed else Severity.INFO if roce else None,
-            culprits=(Culprit(kind="setting", name=name), *node_culprits(recording, group)),
-            evidence=(
-                Evidence(check="rdma", text=f"active: {_names(ports)}{_rate(ports)}"),
-                *_in_files(recording, name, {seen.node for seen in group}),
-            ),
-            remedies=(words.unset_setting(name, value, "NCCL then uses RDMA between nodes"),),
             reproduced_by=between_nodes(recording),
         )
 

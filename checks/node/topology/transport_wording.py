@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
 from ddp_doctor.phrases import nccl_settings
+from ddp_doctor.remedies.kinds import by_administrator, remedy
 
 #: NCCL's own words for its transports, for a sentence.
 NAMES = {"P2P": "direct copies (P2P)", "SHM": "shared memory (SHM)", "NET": "the network (NET)"}
@@ -92,38 +93,32 @@ SHOW_NETWORK = _explain(
     "ibv_devinfo",
 )
 
-LOAD_PEERMEM = Remedy(
-    summary="Load nvidia_peermem, or install the open NVIDIA kernel modules, and see them inside the container",
-    commands=("sudo modprobe nvidia_peermem", "cat /sys/module/nvidia_peermem/version"),
-    scope="node",
+LOAD_PEERMEM = by_administrator(
+    "Load nvidia_peermem, or install the open NVIDIA kernel modules, and see them inside the container",
+    "sudo modprobe nvidia_peermem",
+    "cat /sys/module/nvidia_peermem/version",
     cost="an administrator's work",
     undo="sudo modprobe -r nvidia_peermem",
-    proof=Proof(reason="it takes an administrator"),
     references=(nccl_settings.TROUBLE,),
 )
 
-ONE_HOST_ID = Remedy(
-    summary=(
-        "Let all ranks of a machine have one host name and one /dev/shm (one container, or --ipc=host and"
-        " --uts=host for all); NCCL_HOSTID must be the same for them, or unset"
-    ),
-    container=("--ipc=host", "--uts=host"),
+ONE_HOST_ID = remedy(
+    "Let all ranks of a machine have one host name and one /dev/shm (one container, or --ipc=host and"
+    " --uts=host for all); NCCL_HOSTID must be the same for them, or unset",
     scope="job",
     cost="the containers see each other's shared memory",
     undo="start them as before",
-    proof=Proof(reason="it takes other containers"),
+    untried="it takes other containers",
     references=(nccl_settings.entry("NCCL_HOSTID"), nccl_settings.TROUBLE + "#sharing-data"),
+    container=("--ipc=host", "--uts=host"),
 )
 
-COMPARE_LINKS = Remedy(
-    summary="Look at width and generation of PCIe under load, at the NVLinks' errors and at ACS on the bridges",
-    commands=(
-        "nvidia-smi -q -d PCIE,CLOCK,PERFORMANCE   # while the job runs",
-        "nvidia-smi nvlink -e",
-        "sudo lspci -vvv | grep ACSCtl   # SrcValid+ means that ACS is on",
-    ),
-    scope="node",
+COMPARE_LINKS = remedy(
+    "Look at width and generation of PCIe under load, at the NVLinks' errors and at ACS on the bridges",
+    "nvidia-smi -q -d PCIE,CLOCK,PERFORMANCE   # while the job runs",
+    "nvidia-smi nvlink -e",
+    "sudo lspci -vvv | grep ACSCtl   # SrcValid+ means that ACS is on",
     undo=NOTHING_TO_UNDO,
-    proof=Proof(reason="nothing is known that could be tried"),
+    untried="nothing is known that could be tried",
     references=(nccl_settings.TROUBLE,),
 )

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from ddp_doctor.checks.node.topology.culprits import hosts_of
 from ddp_doctor.facts.topology import RocmTopologyFact, TopologyFact
 from ddp_doctor.model.choices import Confidence, Severity, Status
-from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.wording.findings import NOBODY, proved
 from ddp_doctor.wording.nodes import by_cause, node_culprits
 
 
@@ -34,12 +36,11 @@ def topology_partly_unclear(recording: Recording) -> Iterator[Draft]:
     for warnings, group in by_cause(
         recording.facts(TopologyFact), lambda fact: fact.warnings or None
     ).items():
-        yield Draft(
-            title=f"Part of the GPU topology of {hosts_of(recording, group)} is unclear: {warnings[0]}",
+        yield proved(
+            node_culprits(recording, group) if recording.world else (),
+            f"Part of the GPU topology of {hosts_of(recording, group)} is unclear: {warnings[0]}",
+            (Evidence(text=text) for text in warnings),
             detail="What contradicts itself or has no usable name counts for nothing.",
-            confidence=Confidence.PROVED,
-            culprits=node_culprits(recording, group) if recording.world else (),
-            evidence=tuple(Evidence(text=text) for text in warnings),
         )
 
 
@@ -69,9 +70,7 @@ def topology_not_understood(recording: Recording) -> Iterator[Draft]:
                 title=f"The topology was not understood: {reading.reason}",
                 detail="Nothing is concluded from a matrix that may be misread.",
                 confidence=Confidence.PROVED,
-                remedies=(
-                    Remedy(summary="Save the whole output", commands=("nvidia-smi topo -m > topo.txt",)),
-                ),
+                remedies=(remedy("Save the whole output", "nvidia-smi topo -m > topo.txt", scope="job"),),
             )
 
 
@@ -103,9 +102,9 @@ def amd_not_supported(recording: Recording) -> Iterator[Draft]:
         )
         nodes = len(set(fact.numa_node.values()))
         told = [links] * bool(links) + [f"{nodes} NUMA nodes"] * bool(nodes)
-        yield Draft(
-            title=f"AMD GPUs are not supported yet: the topology of {len(fact.gpus)} was read, not judged",
+        yield proved(
+            NOBODY,
+            f"AMD GPUs are not supported yet: the topology of {len(fact.gpus)} was read, not judged",
+            (Evidence(text=text) for text in told),
             detail="The verdict is unsure, whatever else stands in the text.",
-            confidence=Confidence.PROVED,
-            evidence=tuple(Evidence(text=text) for text in told),
         )
