@@ -1,9 +1,9 @@
-"""CHECKS: what ``ddp-doctor run`` looks at, in order.
+"""CHECKS: what ``ddp-doctor run`` looks at, in order: what is cheap and explains the rest comes first.
 
 To add a check: write its module in one of the four groups (docstring with a sample of the raw input,
 probe, rules, ``CHECK``), or a package: ``__init__.py`` with docstring, probe and ``CHECK``, and a module
 for each group of rules, whose docstring begins with their codes. Its facts stand in ddp_doctor/facts.
-Add it to CHECKS below, and give each of its rules a recording in tests/recordings/ in which it fires and one in
+Add it to CHECKS below, and give each of its rules a recording in tests/recordings in which it fires and one in
 which it stays silent. tests/test_architecture.py tells what is still missing; ``make docs`` writes its
 reference page.
 
