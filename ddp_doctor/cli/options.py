@@ -1,4 +1,4 @@
-"""The options that several commands have, or torchrun has too, and what all commands have around them."""
+"""The options that several commands share, or that torchrun has too, and what is common to all commands."""
 
 import inspect
 from collections.abc import Callable
@@ -76,10 +76,9 @@ JoinTimeoutOption = Annotated[
 
 
 def reported(command: Callable[..., int | None]) -> Callable[..., None]:
-    """What all commands have around them: errors end in one sentence, and what is returned is the exit code.
+    """Common to all commands: an error ends in one sentence, and the returned number is the exit code.
 
-    In place of a parameter ``outputs`` the command gets one option for each output that it offers: typer reads the
-    signature.
+    A parameter ``outputs`` is replaced by one option for each output of the command: typer reads the signature.
     """
     offered = [output.name for output in OUTPUTS if command.__name__ in output.commands]
 

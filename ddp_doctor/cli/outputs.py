@@ -1,7 +1,7 @@
 """The outputs of all commands, one row each, and where the results of one command go.
 
 A new output is a renderer and its row: the option, its help and the reference page follow from the row. Renderers are
-imported when their output is written, for ``--help`` and ``lint`` start without them.
+imported when their output is written, because ``--help`` and ``lint`` must start fast.
 """
 
 import sys
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Results:
-    """What a command on machines and recordings came to."""
+    """The results of a command that judges a machine or a recording."""
 
     report: "Report"
     recording: "Recording"
-    host: str = ""  # in an output that each node has a file of its own for: this node's
+    host: str = ""  # this node's, in an output of which each node has a file of its own
 
 
 @dataclass(frozen=True)
 class LintResults:
-    """What ``lint`` came to."""
+    """The results of ``lint``."""
 
     report: "LintReport"
     rules: "Sequence[LintRule]"  # that were applied
-    paths: Sequence[str]  # of all files, those without a finding too
+    paths: Sequence[str]  # of all files, also those without a finding
     fail_on: "FailOn"
 
 
@@ -80,7 +80,7 @@ def _junit(results: LintResults) -> str:
 def _pasted(form: str, *, tells_hosts_apart: bool = False) -> Callable[[Results], str]:
     """Writes the settings that a report hands over, by the module ``form`` of render/pasted.
 
-    A form that does not tell hosts apart has in a file of one node that host's values alone.
+    If a form cannot tell hosts apart, a file of one node contains only that host's values.
     """
 
     def render(results: Results) -> str:
@@ -177,5 +177,5 @@ class Outputs:
 
 
 def _is_derived(output: Output) -> bool:
-    """All else follows from the recording, so that is written first."""
+    """The recording is written first: everything else follows from it."""
     return output.name != "record"

@@ -1,4 +1,4 @@
-"""The findings of ``lint`` for people, grouped by file; each begins with a place that editors and terminals open.
+"""The findings of ``lint`` for people, by file; each begins with a position that editors and terminals can open.
 
 train.py
   train.py:88:5: warning DDL101 torch.nn.DataParallel: one process drives all GPUs
