@@ -47,7 +47,7 @@ class Launch:
     join_timeout_s: float = JOIN_TIMEOUT_S
 
     def read(self) -> Asked:
-        """With the hosts of --hosts or --hostfile. Raises UsageError."""
+        """What was asked, with the hosts of --hosts or --hostfile. Raises UsageError."""
         if self.hosts is not None and self.hostfile is not None:
             raise UsageError("--hosts and --hostfile are two ways to say the same: give one")
         hosts: tuple[str, ...] = ()
@@ -192,7 +192,7 @@ def _ranks(text: str) -> int | None:
 
 
 def _request(options: Options, launch: Launch, asked: Asked, env: dict[str, str]) -> app.RunRequest:
-    """What this node's agent is to do. Raises UsageError, and NotNeeded."""
+    """What this node's agent is to do. Raises UsageError and NotNeeded."""
     world = foreign_world(env, os.getppid())
     with _as_usage_error():
         here = place(asked, env, world)

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class _ReaderMayLeave(io.FileIO):
-    """A stream's file, which is /dev/null from the moment that nobody reads it any more."""
+    """A stream's file, which becomes /dev/null when its reader has left."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -34,7 +34,7 @@ def prepare() -> None:
 
 
 def _nothing(mode: str) -> Any:
-    """Python has no object for a stream that was closed before it, and sockets would take its number."""
+    """A stream for one that was closed before Python started: otherwise a socket would get its number."""
     nothing = os.open(os.devnull, os.O_RDWR)
     os.set_inheritable(nothing, True)  # what this process starts would have the same trouble
     return os.fdopen(nothing, mode, encoding="utf-8")
