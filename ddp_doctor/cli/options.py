@@ -7,10 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ddp_doctor.cli.error_handler import error_handler
 from ddp_doctor.cli.outputs import OUTPUTS, Output, Outputs
 from ddp_doctor.model.choices import FailOn
-from ddp_doctor.model.usage import UsageError
 
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the report.")]
 FailOnOption = Annotated[FailOn, typer.Option(help="The least severity that makes the verdict sick.")]
@@ -84,6 +82,9 @@ def reported(command: Callable[..., int | None]) -> Callable[..., None]:
 
     @wraps(command)
     def with_outputs(**given: Any) -> None:
+        from ddp_doctor.cli.error_handler import error_handler  # --version and --help need neither
+        from ddp_doctor.model.usage import UsageError
+
         paths = {name: path for name in offered if (path := given.pop(name)) is not None}
         with error_handler():
             if list(paths.values()).count("-") > 1:

@@ -8,9 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TextIO
-
-from ddp_doctor.render.files import CannotWrite, write
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 if TYPE_CHECKING:
     from ddp_doctor.lint.report import LintReport
@@ -20,8 +18,7 @@ if TYPE_CHECKING:
     from ddp_doctor.model.report import Report
 
 
-@dataclass(frozen=True)
-class Results:
+class Results(NamedTuple):
     """The results of a command that judges a machine or a recording."""
 
     report: "Report"
@@ -29,8 +26,7 @@ class Results:
     host: str = ""  # this node's, in an output of which each node has a file of its own
 
 
-@dataclass(frozen=True)
-class LintResults:
+class LintResults(NamedTuple):
     """The results of ``lint``."""
 
     report: "LintReport"
@@ -39,8 +35,7 @@ class LintResults:
     fail_on: "FailOn"
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """One row: an option of some commands, and what writes it."""
 
     name: str  # of the option, --env-file for env_file
@@ -160,13 +155,15 @@ class Outputs:
 
     def write(self, results: Results | LintResults) -> list[str]:
         """Write all files asked for; returns one sentence for each that failed."""
+        from ddp_doctor.render.files import CannotWrite, write
+
         problems = []
         for output in sorted(OUTPUTS, key=_is_derived):
             path = self.paths.get(output.name)
             if path is None:
                 continue
             if output.name in self.own and isinstance(results, Results):
-                given: Results | LintResults = replace(results, host=self.host)
+                given: Results | LintResults = results._replace(host=self.host)
             else:
                 given = results
             try:
