@@ -14,8 +14,8 @@ from ddp_doctor.render.plain import one_line, plain
 if TYPE_CHECKING:
     from rich.console import Console
 
-_STYLE = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
-_VERDICT_STYLE = {Verdict.HEALTHY: "bold green", Verdict.SICK: "bold red", Verdict.UNSURE: "bold yellow"}
+STYLE = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
+VERDICT_STYLE = {Verdict.HEALTHY: "bold green", Verdict.SICK: "bold red", Verdict.UNSURE: "bold yellow"}
 _MARK = {
     CheckStatus.PASSED: ("ok", "green"),
     CheckStatus.FOUND: ("!!", "red"),
@@ -186,12 +186,12 @@ def _laid_out(line: Line, out: "Console") -> str:
 
 
 def _show_title(finding: Finding, out: "Console") -> None:
-    severity = (f"{finding.severity.value.upper()} {finding.code} ", _STYLE[finding.severity])
+    severity = (f"{finding.severity.value.upper()} {finding.code} ", STYLE[finding.severity])
     _say(out, severity, (one_line(finding.title), "bold"))
 
 
 def _show_verdict(report: Report, out: "Console") -> None:
-    _say(out, (one_line(report.summary), _VERDICT_STYLE[report.verdict]))
+    _say(out, (one_line(report.summary), VERDICT_STYLE[report.verdict]))
 
 
 def _say(out: "Console", *parts: tuple[str, str]) -> None:
