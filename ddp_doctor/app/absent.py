@@ -43,7 +43,7 @@ def not_started(
 
 
 def judge_with_absent(head: Recording, absent: Sequence[Recording]) -> Outcome:
-    """What the head saw, and what those saw who could not come to its roll call and say themselves why."""
+    """Judge the head's recording with those of nodes that could not come to its roll call and say why themselves."""
     world = head.world or World()
     known = {node.hostname for node in world.nodes}
     nodes = [

@@ -1,4 +1,4 @@
-"""The doctor's own folders, which are this user's alone: root never writes where another user waits for it.
+"""The doctor's own folders, for this user alone: root never writes where another user could have prepared a trap.
 
 Recordings are kept in one, the newest twenty of them; in another the ranks of a node meet their agent.
 """
@@ -46,7 +46,7 @@ def save_recording(recording: Recording, state: Path | None, copy_of: str | None
 
 
 def meeting_folder(env: Mapping[str, str]) -> Path | None:
-    """Equal on all ranks of this node; None where none is ours alone: a planted code would be believed."""
+    """A folder that is the same on all ranks of this node; None if others can write to it and plant an exit code."""
     for base in (env.get("XDG_RUNTIME_DIR"), _temporary()):
         folder = private_folder(Path(base) / f"ddp-doctor-{os.getuid()}") if base else None
         if folder is not None:
@@ -72,7 +72,7 @@ def private_folder(path: Path) -> Path | None:
 
 
 def _folders(state: Path | None) -> Iterator[Path]:
-    """Folders that are ours alone, the best first; the last one has a name nobody can foresee."""
+    """Folders that are ours alone, the best first; the last one has a name that nobody can predict."""
     temporary = _temporary()
     for base in (state, temporary and Path(temporary) / f"ddp-doctor-{os.getuid()}"):
         if base and private_folder(base) and private_folder(base / "runs"):

@@ -16,10 +16,10 @@ _NOT_IN_PROLOG = ("interfaces",)
 
 
 def prolog(env: Mapping[str, str], options: Options, progress: Progress) -> Outcome:
-    """What needs no other node and no torch, in about a second."""
+    """Test what needs no other node and no torch, in about a second."""
     plan = _in_prolog(plan_of(options, [check for check in CHECKS if check.where is Where.NODE]))
     started = time.monotonic()
-    # Whoever runs a prolog is not the job's user, and a home folder may be a network's that hangs.
+    # A prolog does not run as the job's user, and a home folder on a network may hang.
     request = RunRequest(options, {name: value for name, value in env.items() if name != "HOME"})
     recording = with_node_facts(blank(options, plan), plan, request, progress)
     return judge(recording.model_copy(update={"duration_s": time.monotonic() - started}))

@@ -28,7 +28,7 @@ def plan_of(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Plan:
 
 
 def with_node_facts(recording: Recording, plan: Plan, request: RunRequest, progress: Progress) -> Recording:
-    """The recording with what this node is, and the world of ranks that follows from it."""
+    """Add the facts of this node to the recording, and the world of ranks that follows from them."""
     readings = look_here(plan.at(Where.NODE), World(), request, progress)
     recording = recording.model_copy(update={"readings": tuple(readings)})
     return recording.model_copy(update={"world": _world(recording, request)})

@@ -22,7 +22,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """A recording, what the doctor says of it, and the rules that failed themselves."""
+    """A recording, its report, and the rules that failed themselves."""
 
     recording: Recording
     report: Report
@@ -37,7 +37,7 @@ def judge(recording: Recording, checks: Sequence[Check] = CHECKS) -> Outcome:
 
 
 def blank(options: Options, plan: Plan) -> Recording:
-    """A recording of a run that begins now, and has seen nothing yet."""
+    """An empty recording of a run that begins now."""
     now = datetime.now(timezone.utc)
     return Recording(
         schema_version=SCHEMA_VERSION,

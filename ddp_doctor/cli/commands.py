@@ -1,4 +1,4 @@
-"""What each command does around its use case, but for ``run`` and ``lint``."""
+"""What each command except ``run`` and ``lint`` does around its use case."""
 
 import os
 from dataclasses import replace

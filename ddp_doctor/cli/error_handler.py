@@ -44,7 +44,7 @@ def _failed() -> int:
 
 
 def keep_trace(trace: str) -> str:
-    """Where the trace is: in a file, or, where there is no room for one, in the text itself."""
+    """Write the trace to a file and say where it is; if that fails, the text contains the trace itself."""
     text = f"ddp-doctor {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n{trace}"
     try:
         handle, path = tempfile.mkstemp(prefix="ddp-doctor-crash-", suffix=".txt")
@@ -56,6 +56,6 @@ def keep_trace(trace: str) -> str:
 
 
 def say(sentence: str) -> None:
-    """One line on stderr; where that is closed, nobody can be told."""
+    """One line on stderr; if that is closed, there is nobody to read it."""
     with suppress(OSError, ValueError, AttributeError):  # it may be None, too
         sys.stderr.write(plain(sentence) + "\n")

@@ -1,5 +1,5 @@
-"""``ddp-doctor lint``: files in, report out. It imports nothing of launchers and checks, which takes longer than to
-read a hundred files."""
+"""``ddp-doctor lint``: files in, report out. It does not import launchers and checks, which takes longer than linting a
+hundred files."""
 
 from collections.abc import Sequence
 from datetime import datetime, timezone

@@ -1,4 +1,4 @@
-"""The options that several commands have, or torchrun has too, and what all commands have around them."""
+"""The options that several commands share, or that torchrun has too, and what is common to all commands."""
 
 import inspect
 from collections.abc import Callable
@@ -7,10 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ddp_doctor.cli.error_handler import error_handler
 from ddp_doctor.cli.outputs import OUTPUTS, Output, Outputs
 from ddp_doctor.model.choices import FailOn
-from ddp_doctor.model.usage import UsageError
 
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the report.")]
 FailOnOption = Annotated[FailOn, typer.Option(help="The least severity that makes the verdict sick.")]
@@ -76,15 +74,17 @@ JoinTimeoutOption = Annotated[
 
 
 def reported(command: Callable[..., int | None]) -> Callable[..., None]:
-    """What all commands have around them: errors end in one sentence, and what is returned is the exit code.
+    """Common to all commands: an error ends in one sentence, and the returned number is the exit code.
 
-    In place of a parameter ``outputs`` the command gets one option for each output that it offers: typer reads the
-    signature.
+    A parameter ``outputs`` is replaced by one option for each output of the command: typer reads the signature.
     """
     offered = [output.name for output in OUTPUTS if command.__name__ in output.commands]
 
     @wraps(command)
     def with_outputs(**given: Any) -> None:
+        from ddp_doctor.cli.error_handler import error_handler  # --version and --help need neither
+        from ddp_doctor.model.usage import UsageError
+
         paths = {name: path for name in offered if (path := given.pop(name)) is not None}
         with error_handler():
             if list(paths.values()).count("-") > 1:

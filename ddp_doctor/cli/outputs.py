@@ -1,16 +1,14 @@
 """The outputs of all commands, one row each, and where the results of one command go.
 
 A new output is a renderer and its row: the option, its help and the reference page follow from the row. Renderers are
-imported when their output is written, for ``--help`` and ``lint`` start without them.
+imported when their output is written, because ``--help`` and ``lint`` must start fast.
 """
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TextIO
-
-from ddp_doctor.render.files import CannotWrite, write
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 if TYPE_CHECKING:
     from ddp_doctor.lint.report import LintReport
@@ -20,27 +18,24 @@ if TYPE_CHECKING:
     from ddp_doctor.model.report import Report
 
 
-@dataclass(frozen=True)
-class Results:
-    """What a command on machines and recordings came to."""
+class Results(NamedTuple):
+    """The results of a command that judges a machine or a recording."""
 
     report: "Report"
     recording: "Recording"
-    host: str = ""  # in an output that each node has a file of its own for: this node's
+    host: str = ""  # this node's, in an output of which each node has a file of its own
 
 
-@dataclass(frozen=True)
-class LintResults:
-    """What ``lint`` came to."""
+class LintResults(NamedTuple):
+    """The results of ``lint``."""
 
     report: "LintReport"
     rules: "Sequence[LintRule]"  # that were applied
-    paths: Sequence[str]  # of all files, those without a finding too
+    paths: Sequence[str]  # of all files, also those without a finding
     fail_on: "FailOn"
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """One row: an option of some commands, and what writes it."""
 
     name: str  # of the option, --env-file for env_file
@@ -80,7 +75,7 @@ def _junit(results: LintResults) -> str:
 def _pasted(form: str, *, tells_hosts_apart: bool = False) -> Callable[[Results], str]:
     """Writes the settings that a report hands over, by the module ``form`` of render/pasted.
 
-    A form that does not tell hosts apart has in a file of one node that host's values alone.
+    If a form cannot tell hosts apart, a file of one node contains only that host's values.
     """
 
     def render(results: Results) -> str:
@@ -160,13 +155,15 @@ class Outputs:
 
     def write(self, results: Results | LintResults) -> list[str]:
         """Write all files asked for; returns one sentence for each that failed."""
+        from ddp_doctor.render.files import CannotWrite, write
+
         problems = []
         for output in sorted(OUTPUTS, key=_is_derived):
             path = self.paths.get(output.name)
             if path is None:
                 continue
             if output.name in self.own and isinstance(results, Results):
-                given: Results | LintResults = replace(results, host=self.host)
+                given: Results | LintResults = results._replace(host=self.host)
             else:
                 given = results
             try:
@@ -177,5 +174,5 @@ class Outputs:
 
 
 def _is_derived(output: Output) -> bool:
-    """All else follows from the recording, so that is written first."""
+    """The recording is written first: everything else follows from it."""
     return output.name != "record"

@@ -1,4 +1,4 @@
-"""``ddp-doctor run``: start the agents of all nodes, or be one, or wait for that of this node."""
+"""``ddp-doctor run``: start the agents of all nodes, or be an agent, or wait for the agent of this node."""
 
 import os
 import socket
@@ -47,7 +47,7 @@ class Launch:
     join_timeout_s: float = JOIN_TIMEOUT_S
 
     def read(self) -> Asked:
-        """With the hosts of --hosts or --hostfile. Raises UsageError."""
+        """What was asked, with the hosts of --hosts or --hostfile. Raises UsageError."""
         if self.hosts is not None and self.hostfile is not None:
             raise UsageError("--hosts and --hostfile are two ways to say the same: give one")
         hosts: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class Launch:
 
 
 def run(options: Options, launch: Launch, outputs: Outputs) -> int:
-    """``ddp-doctor run``: start the agents of all nodes, or be one, or wait for that of this node."""
+    """Decide what this process is: a starter of agents, an agent, or a rank that waits. Returns the exit code."""
     env = dict(os.environ)
     with _as_usage_error():
         require_factory(options.model, options.only)
@@ -85,7 +85,7 @@ def run(options: Options, launch: Launch, outputs: Outputs) -> int:
 
 
 def _test_or_wait(request: app.RunRequest, outputs: Outputs) -> int:
-    """One process of a node tests; the others of a foreign world wait for its code."""
+    """Of the ranks that an outer launcher started on this node one tests; the others wait for its exit code."""
     world = request.foreign
     if world is None or world.local_size == 1:
         return _test_and_report(request, outputs)
@@ -126,7 +126,7 @@ def _test_and_report(request: app.RunRequest, outputs: Outputs) -> int:
 
 
 def _test_for_starter(options: Options, launch: Launch, env: dict[str, str]) -> int:
-    """An agent that another ddp-doctor started, to which it hands what it saw; it shows nothing itself."""
+    """Be an agent that another ddp-doctor started: hand it the recording, and show nothing."""
     rank = launch.asked.node_rank
     starter = StarterChannel(number(env, "SLURM_NODEID", 0) if rank is None else rank)
     code = ExitCode.UNSURE.value
@@ -192,7 +192,7 @@ def _ranks(text: str) -> int | None:
 
 
 def _request(options: Options, launch: Launch, asked: Asked, env: dict[str, str]) -> app.RunRequest:
-    """What this node's agent is to do. Raises UsageError, and NotNeeded."""
+    """What this node's agent is to do. Raises UsageError and NotNeeded."""
     world = foreign_world(env, os.getppid())
     with _as_usage_error():
         here = place(asked, env, world)

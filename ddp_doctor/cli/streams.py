@@ -1,4 +1,4 @@
-"""stdout and stderr as the doctor writes them: closed ones replaced, and a reader that leaves changes nothing.
+"""stdout and stderr as the doctor writes them: closed ones are replaced, and a reader that leaves changes nothing.
 
 ``ddp-doctor run | head -1`` closes the pipe long before the verdict. The run goes on all the same: other nodes
 count on it, files are to be written, and its exit code is the verdict. What nobody reads is dropped.
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class _ReaderMayLeave(io.FileIO):
-    """A stream's file, which is /dev/null from the moment that nobody reads it any more."""
+    """A stream's file, which becomes /dev/null when its reader has left."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -34,7 +34,7 @@ def prepare() -> None:
 
 
 def _nothing(mode: str) -> Any:
-    """Python has no object for a stream that was closed before it, and sockets would take its number."""
+    """A stream for one that was closed before Python started: otherwise a socket would get its number."""
     nothing = os.open(os.devnull, os.O_RDWR)
     os.set_inheritable(nothing, True)  # what this process starts would have the same trouble
     return os.fdopen(nothing, mode, encoding="utf-8")

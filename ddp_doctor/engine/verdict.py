@@ -144,7 +144,10 @@ def _nodes(recording: Recording) -> int:
 def measurements(recording: Recording, checks: Sequence[Check] = CHECKS) -> list[Measurement]:
     """The numbers of every check that measured something."""
     return [
-        one for check in checks if check.measurements is not None for one in check.measurements(recording)
+        measurement
+        for check in checks
+        if check.measurements is not None
+        for measurement in check.measurements(recording)
     ]
 
 
@@ -212,7 +215,11 @@ def _untested(recording: Recording) -> str:
 
 def _left_out(recording: Recording) -> str:
     """What there was no time for: whoever set the budget may not know what that costs."""
-    names = list(dict.fromkeys(one.check for one in recording.not_run if one.reason.startswith(TOO_DEAR)))
+    names = list(
+        dict.fromkeys(
+            left_out.check for left_out in recording.not_run if left_out.reason.startswith(TOO_DEAR)
+        )
+    )
     if not names:
         return ""
     others = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""

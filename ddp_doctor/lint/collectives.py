@@ -1,4 +1,4 @@
-"""Calls in which all ranks must take part, or those that do wait for ever.
+"""Calls in which all ranks must take part: if one does not, the others wait for ever.
 
 dist.all_reduce(x)              yes: of the default group
 dist.all_reduce(x, group=g)     not known: of a group that may be of these very ranks
@@ -15,7 +15,7 @@ from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call
 
 _PRIVATE = ("_all_gather_base", "_reduce_scatter_base")
-#: Where the group stands in them without its name; third in all others. Source: the signatures in
+#: The position of the argument ``group``; it is the third in all others. Source: the signatures in
 #: torch/distributed/distributed_c10d.py, which torch 2.13 and 2.15 have in common.
 _GROUP_AT = {
     **dict.fromkeys(("barrier", "monitored_barrier"), 0),
@@ -44,7 +44,7 @@ _DEFAULT_GROUPS = ("None", "dist.group.WORLD", "torch.distributed.group.WORLD", 
 
 @lru_cache(maxsize=4)
 def collectives(script: Script) -> tuple[Call, ...]:
-    """All such calls of a script, in the order in which they run."""
+    """All collective calls of a script, in the order in which they run."""
     possible = [*script.named(*_NAMES), *script.methods(*_METHODS)]
     return tuple(
         call
@@ -54,7 +54,7 @@ def collectives(script: Script) -> tuple[Call, ...]:
 
 
 def operation(call: Call) -> str:
-    """The name of the collective; empty where it is none of the default group."""
+    """The name of the collective; empty if it is not one of the default group."""
     if call.name in _NAMES:
         name = call.name.rpartition(".")[2]
         is_checkpoint = ".checkpoint." in call.name
@@ -80,7 +80,7 @@ def operation(call: Call) -> str:
 
 
 def described(call: Call) -> str:
-    """What to call it in a sentence."""
+    """The name of the collective in a sentence."""
     return operation(call) or "backward of the DDP model"
 
 

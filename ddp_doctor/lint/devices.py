@@ -1,4 +1,4 @@
-"""What a script says about GPUs: which one, chosen how.
+"""What a script says about GPUs: which GPU, and how it is chosen.
 
 torch.device("cuda:0"), "cuda:0", 0          one GPU for every rank
 "cuda", .cuda()                              the GPU of torch.cuda.set_device, else GPU 0
@@ -22,12 +22,12 @@ _INDEXED = re.compile(r"cuda:(\d+)")
 _NCCL = re.compile(r"(^|:)nccl2?($|,)")
 _TYPES = ("torch.device",)
 _DEVICE_COUNTS = ("torch.cuda.device_count", "torch.accelerator.device_count")
-#: Of one script.
+#: Wrapped models of one script.
 _MOST_KEPT = 50
 
 
 def moves_to_device(call: Call) -> bool:
-    """Whether ``.cuda()`` or ``.to()`` moves to a GPU, or to what is not known, and does not only change the type."""
+    """Whether ``.cuda()`` or ``.to()`` moves to a GPU or an unknown device, and does not only change the type."""
     if call.method not in _MOVES:
         return False
     target = target_of(call)
@@ -39,12 +39,12 @@ def moves_to_device(call: Call) -> bool:
 
 
 def target_of(move: Call) -> Value | None:
-    """The device that a move names."""
+    """The device of a move, as the script gives it."""
     return move.argument(0, "device")
 
 
 def goes_to_gpu(move: Call) -> bool:
-    """Whether a move is surely to a GPU: by name, or by the number of a rank."""
+    """Whether a move surely goes to a GPU: by its name, or by a rank's number."""
     target = target_of(move)
     if target is None or (device_text(target) or "").startswith("cuda"):
         return True
@@ -98,13 +98,13 @@ def _joined(value: Value) -> str | None:
 
 
 def fixed_gpu(value: Value | None) -> str | None:
-    """``cuda:0`` where a value names one GPU by a number that stands in the script."""
+    """``cuda:0`` if a value names one GPU by a number that is written in the script."""
     text = device_text(value) if value is not None else None
     return text if text is not None and _INDEXED.fullmatch(text) else None
 
 
 def index_in(value: Value) -> Value | None:
-    """What chooses the GPU: of ``f"cuda:{rank}"``, ``torch.device("cuda", rank)`` and ``rank`` alike ``rank``."""
+    """What chooses the GPU: ``rank`` in ``f"cuda:{rank}"``, ``torch.device("cuda", rank)`` and ``rank``."""
     for option in value.alternatives():
         if isinstance(option, Call) and option.name == "torch.device":
             index = option.argument(1, "index")
@@ -129,7 +129,7 @@ def device_ids(wrap: Call) -> tuple[Value, ...]:
 
 
 def moves_of(value: Value) -> Iterator[Call]:
-    """The moves to a device on the way to this value, the last first: of ``Net().cuda().train()`` the one of cuda."""
+    """The moves to a device on the way to this value, the last first: ``.cuda()`` in ``Net().cuda().train()``."""
     waiting = [value]
     for _ in range(50):
         if not waiting:
@@ -150,7 +150,7 @@ def moves_of(value: Value) -> Iterator[Call]:
 
 @lru_cache(maxsize=_MOST_KEPT)  # several rules ask
 def moves_before(script: Script, wrap: Call) -> tuple[Call, ...]:
-    """The moves of the model that are known when it is wrapped, in its own expression or as statements before."""
+    """The moves of the model before it is wrapped, in the same expression or in earlier statements."""
     model = wrap.argument(0, "module")
     if model is None:
         return ()
@@ -178,7 +178,7 @@ def is_device_count(value: Value) -> bool:
 
 
 def starts_nccl(script: Script, group: Call) -> bool:
-    """Whether a process group surely has NCCL for its GPUs, as one has of which nothing else is said.
+    """Whether a process group surely has NCCL for its GPUs, which is also the default.
 
     Not where the script asks for the class of torch 2.13, which waits for the first collective and takes its GPU.
     """

@@ -1,4 +1,4 @@
-"""The half of the trace that reads expressions: each becomes a Value, and each call is noted in order."""
+"""The half of the trace that reads expressions: each becomes a Value, and each call is recorded in order."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ddp_doctor.lint.names import canonical
 from ddp_doctor.lint.scopes import Class, Function, Scope, Store
 from ddp_doctor.lint.values import Call, Condition, Loop, Place, Value
 
-#: Names that hand a function of the script on to be run, in this process or in new ones.
+#: Functions that run a function of the script, in this process or in new ones.
 _LAUNCHERS = frozenset(("spawn", "start_processes", "Process", "Fire", "launch", "notebook_launcher", "run"))
 #: The first argument that torch.multiprocessing.spawn gives.
 SPAWN_INDEX = "torch.multiprocessing.spawn.index"
 _BUILTINS = frozenset(dir(builtins))
-#: Dictionaries behind two stars; each is compared with all calls before it.
+#: Dictionaries behind two stars that are looked into; each is compared with all calls before it.
 _MOST_LOOKED_INTO = 50
 _MAY_BE_LOCAL = ("other", "choice")
 
@@ -52,13 +52,13 @@ class Expressions:
     def follow(
         self, function: Function, given: Sequence[Value], named: dict[str, Value], bound: Value | None
     ) -> Value | None:
-        """Walk a local function where it is called; what it returns."""
+        """Follow a local function where it is called. Returns what it returns."""
         raise NotImplementedError
 
     # --- expressions ------------------------------------------------------------------------------
 
     def value(self, node: ast.expr) -> Value:
-        """What an expression stands for; calls in it are noted."""
+        """The value of an expression; calls in it are recorded."""
         if type(node) is ast.Name:  # nearly half of all
             found = self._store.find(self._scope, node.id)
             if found is not None:
@@ -135,7 +135,7 @@ class Expressions:
         return Value(node, "choice", parts=options)
 
     def _bool(self, node: ast.BoolOp) -> Value:
-        """``rank == 0 and save()``: what stands behind runs under a condition."""
+        """``rank == 0 and save()``: the right side runs under a condition."""
         parts = [self.value(node.values[0])]
         before = self.place
         for operand in node.values[1:]:
@@ -228,7 +228,7 @@ class Expressions:
         return call
 
     def _entries(self, value: Value) -> dict[str, Value] | None:
-        """What ``**value`` hands over; None where it is not known, or may have been changed since it was written."""
+        """The arguments in ``**value``; None if they are not known or may have changed since it was written."""
         found = _entries_of(value) if self._looked_into < _MOST_LOOKED_INTO else None
         if found is None:
             return None
@@ -340,13 +340,13 @@ class Expressions:
 
 
 def parameters(arguments: ast.arguments) -> Iterable[ast.arg]:
-    """All parameters, those behind stars last."""
+    """All parameters, those with stars last."""
     yield from (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
     yield from (parameter for parameter in (arguments.vararg, arguments.kwarg) if parameter is not None)
 
 
 def _entries_of(value: Value) -> dict[str, Value] | None:
-    """The entries of ``{"batch_size": 32}`` and ``dict(batch_size=32)``; None where not all of them are known."""
+    """The entries of ``{"batch_size": 32}`` and ``dict(batch_size=32)``; None if not all of them are known."""
     if isinstance(value, Call):
         is_dict = value.name == "dict" and not value.args and not value.has_stars
         return value.keywords if is_dict else None

@@ -40,7 +40,7 @@ def _short(path: str) -> str:
 
 
 def _walk(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:
-    """The scripts of a folder; a link that leads back to a folder above is not followed again."""
+    """The scripts of a folder; a link that leads back to a parent folder is not followed again."""
     try:
         status = Path(folder).stat()
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -64,7 +64,7 @@ def shown_path(path: str) -> str:
 
 
 def read_script(path: str, most_bytes: int) -> ScriptFile:
-    """One file. What is too large is cut behind ``most_bytes``, so that whoever judges it sees that it is."""
+    """One file; of a larger one ``most_bytes`` and one byte more, which shows that it is too large."""
     shown = shown_path(path)
     try:
         if path != "-" and Path(path).is_file() and Path(path).stat().st_size > most_bytes:

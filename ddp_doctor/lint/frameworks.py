@@ -1,10 +1,10 @@
-"""Libraries that wrap models, shard data and place tensors themselves: beside them most rules have nothing to say."""
+"""Libraries that wrap models, shard data and place tensors themselves: most rules skip scripts that use them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-#: The first part, or more, of the module's name, and what people call the library.
+#: The beginning of the module's name, and the library's usual name.
 _LIBRARIES = {
     "accelerate": "Accelerate",
     "lightning": "Lightning",

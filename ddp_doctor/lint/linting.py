@@ -19,9 +19,9 @@ from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Evidence, Remedy
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 from ddp_doctor.parse.utf8 import as_utf8
 
-#: People write no longer scripts, and the parser of Python takes a hundred times a text's size.
+#: People do not write longer scripts, and Python's parser needs a hundred times the size of the text.
 MOST_BYTES = 1024 * 1024
-#: A file without a word of each is of no interest to any rule: what rules speak of has these in its full name.
+#: No rule applies to a file that lacks a word of either list: all that rules look for has such words in its full name.
 _WORDS = ("torch", "distributed", "deepspeed", "accelerate", "horovod", "lightning")
 _SUBJECTS = (
     *("distributed", "DataParallel", "DataLoader", "GradScaler", "environ", "putenv"),
@@ -49,7 +49,7 @@ def lint_bytes(path: str, data: bytes, rules: Sequence[LintRule] = RULES) -> Lin
 
 
 def lint_text(path: str, text: str, rules: Sequence[LintRule] = RULES) -> Linted:
-    """The findings in a text; one that is not understood is said to be so, with the line."""
+    """The findings in a text, or why it is not understood, with the line."""
     try:
         with _deep_nesting():
             tree = parsed(text)
@@ -66,7 +66,7 @@ def _is_of_interest(text: str) -> bool:
 
 @contextmanager
 def _deep_nesting() -> Iterator[None]:
-    """Room for two hundred ``elif``, each of which is nested in the one before."""
+    """Raise the recursion limit: of two hundred ``elif`` each is nested in the one before it."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, _DEEPEST))
     try:
@@ -118,7 +118,7 @@ def _judged(script: Script, rules: Sequence[LintRule]) -> Linted:
             continue
         for spot in spots:
             finding = _finding(script, rule, spot)
-            if suppressions.takes_back(rule.code, finding.line):
+            if suppressions.suppresses(rule.code, finding.line):
                 suppressed += 1
             else:
                 findings.append(finding)

@@ -1,4 +1,4 @@
-"""Models that a script defines: their submodules, and whether the forward always uses them.
+"""Models that a script defines: their submodules, and whether the forward pass always uses them.
 
 class Net(nn.Module):
     def __init__(self):
@@ -23,7 +23,7 @@ _LAYERS = re.compile(
     r"^torch\.nn\.(Linear|Bilinear|Conv(Transpose)?[123]d|BatchNorm[123]d|LayerNorm|GroupNorm|Embedding|EmbeddingBag|"
     r"RNN|LSTM|GRU|MultiheadAttention|Transformer\w*)$"
 )
-#: Reads submodules without naming them.
+#: Code that reads submodules without naming them.
 _INDIRECT = re.compile(
     r"getattr\(|_modules|\.modules\(|children\(|named_|__dict__|\.forward\(|checkpoint|requires_grad|jit\.|register_|\.apply\("
 )
@@ -57,7 +57,7 @@ class Module:
 
 
 def wrapped_modules(script: Script, wrap: Call) -> list[Module]:
-    """The classes that a wrapped model is made of, where the script shows them all; else nothing."""
+    """The classes that a wrapped model is made of, if the script defines all of them; else nothing."""
     model = wrap.argument(0, "module")
     made = list(model.objects()) if model is not None else []
     found: dict[int, Module] = {}
@@ -142,7 +142,7 @@ def _is_self(node: ast.expr) -> bool:
 
 
 def reads_indirectly(script: Script, module: Module) -> bool:
-    """Whether submodules may be used, or frozen, without being named."""
+    """Whether submodules may be used or frozen without being named."""
     definition = module.definition
     text = "\n".join(script.lines[definition.lineno - 1 : definition.end_lineno])
     return bool(_INDIRECT.search(text)) or "requires_grad" in script.source
@@ -180,7 +180,7 @@ def sometimes_used(module: Module) -> Iterator[Value]:
 
 
 def _surely_used(module: Module, statements: list[ast.stmt]) -> set[str]:
-    """Attributes that every way through the statements uses; how the model was built decides nothing here."""
+    """Attributes that every path through the statements uses; how the model was built does not matter here."""
     used = set[str]()
     for number, statement in enumerate(statements):
         if not isinstance(statement, ast.If) or not _is_on_the_input(module, statement.test):
@@ -197,7 +197,7 @@ def _surely_used(module: Module, statements: list[ast.stmt]) -> set[str]:
 
 
 def _used_in(module: Module, node: ast.AST) -> set[str]:
-    """Attributes that an expression, or a statement that goes one way, always uses: of either branch what both use."""
+    """Attributes that an expression or statement always uses: of two branches, those that both use."""
     if isinstance(node, ast.IfExp) and _is_on_the_input(module, node.test):
         return _used_in(module, node.test) | (_used_in(module, node.body) & _used_in(module, node.orelse))
     own = {node.attr} if isinstance(node, ast.Attribute) and _is_self(node.value) else set[str]()

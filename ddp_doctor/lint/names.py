@@ -74,7 +74,7 @@ STARS = {
 
 @lru_cache(maxsize=4096)
 def canonical(name: str) -> str:
-    """The one name of what ``name`` stands for."""
+    """The canonical name of what ``name`` refers to."""
     if not name.startswith("torch."):
         return name
     for private, public in _REPRODUCED_BY:

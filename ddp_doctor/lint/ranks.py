@@ -38,11 +38,11 @@ _RANK_CALLS: Mapping[str, RankKind] = {
     "torch.distributed.get_node_local_rank": "local_rank",
     "torch.distributed.get_group_rank": "rank",
 }
-#: Names and conditions; several rules ask for the same.
+#: Names and conditions that are remembered: several rules ask about the same ones.
 _MOST_KEPT = 500
 #: The rank in the whole job, as torchrun, SLURM and MPI say it.
 GLOBAL_RANKS = frozenset(("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
-#: What may stand around a rank without making it another number.
+#: Calls around a rank that do not change the number.
 _TRANSPARENT = ("int", "str", "os.environ.get", "os.getenv")
 
 
@@ -59,7 +59,7 @@ class RankTest:
 
 
 def rank_kind(value: Value, depth: int = 6) -> RankKind | None:
-    """Whether a value is a rank, and which; an expression that computes with one is none."""
+    """Which kind of rank a value is, if any; an expression that computes with a rank is not one."""
     for option in value.alternatives():
         found = _rank_kind(option, depth)
         if found is not None:
@@ -92,7 +92,7 @@ def _of_call(call: Call, depth: int) -> RankKind | None:
 
 
 def _written(node: ast.AST) -> str:
-    """The last name of ``rank`` or ``args.rank``: where a value says nothing, what the script calls it does."""
+    """The last name of ``rank`` or ``args.rank``: it tells what a value is that nothing else is known of."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
@@ -150,7 +150,7 @@ def behind(value: Value) -> Iterator[Value]:
 
 
 def rank_test(value: Value, depth: int = 6) -> RankTest | None:
-    """What a condition says of ranks; None where it holds, or not, on all of them alike, as far as can be seen."""
+    """On which ranks a condition holds; None if, as far as can be seen, it has the same result on all of them."""
     for option in value.alternatives():
         found = _test(option, depth) if depth else None
         if found is not None:
@@ -279,7 +279,7 @@ def _number(value: Value) -> float | None:
 
 @lru_cache(maxsize=_MOST_KEPT)
 def rank_condition(condition: Condition) -> RankTest | None:
-    """The test of a condition, turned round where it did not hold."""
+    """The test of a condition, negated if the condition did not hold."""
     test = rank_test(condition.test)
     return test if test is None or condition.holds else test.negated()
 

@@ -1,4 +1,4 @@
-"""What names are bound to while a script is followed, and what becomes of that where it branches."""
+"""What names are bound to while a script is followed, also where it branches."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Class(Value):
 
 
 class Store:
-    """Names and attributes with what they were last bound to; branches can be taken back and put together."""
+    """What names and attributes were last bound to. The bindings of a branch can be undone and merged."""
 
     def __init__(self) -> None:
         self._values: dict[Key, Value] = {}
@@ -84,7 +84,7 @@ class Store:
         self._bind((owner, name), value)
 
     def keep(self, owner: object, name: str, value: Value) -> None:
-        """Remember an attribute that nothing bound, so that it is the same value when it is read again."""
+        """Keep an attribute that nothing bound, so that it is the same value when it is read again."""
         self._values[owner, name] = value
 
     def _bind(self, key: Key, value: Value) -> None:
@@ -97,7 +97,7 @@ class Store:
         self._before.append({})
 
     def end(self) -> Mapping[Key, Value]:
-        """End the branch and take back what it bound; returns that."""
+        """End the branch, undo its bindings and return them."""
         before = self._before.pop()
         bound = {key: self._values[key] for key in before}
         for key, value in before.items():
@@ -108,7 +108,7 @@ class Store:
         return bound
 
     def join(self, branches: Sequence[Mapping[Key, Value]]) -> None:
-        """Go on behind branches of which one was taken; one that bound nothing is an empty mapping."""
+        """Continue after branches of which one was taken; a branch that bound nothing is an empty mapping."""
         for key in dict.fromkeys(key for bound in branches for key in bound):
             options = [branch.get(key) or self._values.get(key) for branch in branches]
             known = list({id(option): option for option in options if option is not None}.values())

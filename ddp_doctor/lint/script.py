@@ -1,4 +1,4 @@
-"""A script as rules see it: its calls in the order in which they run, what they are called on, and what it is."""
+"""A script as rules see it: its calls in the order in which they run, their receivers, and its kind."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ddp_doctor.lint.scopes import Class, Function
 from ddp_doctor.lint.trace import Trace
 from ddp_doctor.lint.values import Call, Leave, Value
 
-#: Rules look at a wrapped model against all calls before it.
+#: Rules compare a wrapped model with all calls before it.
 _MOST_WRAPS = 50
-#: A call of one of these makes a script one of a distributed job.
+#: A script that calls one of these belongs to a distributed job.
 _DISTRIBUTED = (names.DDP, names.INIT, *names.FSDP)
 
 
 class Script:
-    """One parsed file. Rules ask it and never walk the tree for what it knows already."""
+    """One parsed file. Rules ask it, and do not walk the tree for what it already knows."""
 
     def __init__(self, path: str, source: str, tree: ast.Module) -> None:
         self.path = path
@@ -45,7 +45,7 @@ class Script:
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
-        """All nodes of the tree, the outer ones first, as ast.walk gives them but in half its time."""
+        """All nodes of the tree, outer ones first: the order of ast.walk, in half its time."""
         found: list[ast.AST] = [self.tree]
         for node in found:  # grows meanwhile
             for name in node._fields:
@@ -67,12 +67,12 @@ class Script:
 
     @cached_property
     def lowered(self) -> str:
-        """The source in lower case: to look for words in it is a hundred times as fast as a pattern without case."""
+        """The source in lower case: a search in it is a hundred times as fast as a pattern that ignores case."""
         return self.source.lower()
 
     @cached_property
     def assigned_in(self) -> dict[int, ast.Assign]:
-        """The assignment that stands in a line; of several the first that ran."""
+        """The assignment in a line; of several, the first that ran."""
         found: dict[int, ast.Assign] = {}
         for node in dict.fromkeys(
             assignment.node for assignment in self.assignments if isinstance(assignment.node, ast.Assign)
@@ -83,7 +83,7 @@ class Script:
 
     @cached_property
     def libraries(self) -> frozenset[str]:
-        """What stands between the script and DDP: Accelerate, Lightning, DeepSpeed and others."""
+        """Libraries between the script and DDP: Accelerate, Lightning, DeepSpeed and others."""
         return libraries(self.modules)
 
     @cached_property
@@ -99,23 +99,23 @@ class Script:
             yield from self._by_name.get(name, ())
 
     def methods(self, *method_names: str) -> Iterator[Call]:
-        """The calls of methods of values, whatever the value is."""
+        """The calls of methods with these names, of any value."""
         for name in method_names:
             yield from self._by_name.get(f".{name}", ())
 
     @cached_property
     def wraps(self) -> tuple[Call, ...]:
-        """The calls that wrap a model in DistributedDataParallel; of a script made by a program the first of them."""
+        """The calls that wrap a model in DistributedDataParallel; the first ones, if a program wrote the script."""
         return tuple(islice(self.named(names.DDP), _MOST_WRAPS))
 
     @cached_property
     def is_distributed(self) -> bool:
-        """Whether it is a script of a distributed job: wraps a model, or starts a process group."""
+        """Whether the script is one of a distributed job: it wraps a model, or starts a process group."""
         return any(True for _ in self.named(*_DISTRIBUTED))
 
     @cached_property
     def is_hand_written(self) -> bool:
-        """Whether it is distributed, and no library does for it what the rules ask of the script."""
+        """Whether it is distributed and does itself what the rules expect, not through a library."""
         return self.is_distributed and not self.libraries
 
     def is_ddp(self, value: Value | None) -> bool:

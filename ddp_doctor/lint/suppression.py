@@ -1,4 +1,4 @@
-"""Comments that take findings back, as ruff and flake8 have them; the same words in a string do nothing.
+"""Comments that suppress findings, as in ruff and flake8; the same words in a string do nothing.
 
 loader = DataLoader(data)        # noqa: DDL120        this code on this statement
 loader = DataLoader(data)        # noqa                all codes on this statement
@@ -21,15 +21,15 @@ _FILE = re.compile(rf"^\s*#\s*ddp-doctor\s*:\s*noqa\b{_CODES}", re.IGNORECASE)
 
 
 class Suppressions:
-    """What the comments of one file take back."""
+    """What the comments of one file suppress."""
 
     def __init__(self, lines: Sequence[str], tree: ast.Module) -> None:
         self._tree = tree
         self._comments = _comments(lines)
         self._of_file = [_codes(found) for text in self._comments.values() if (found := _FILE.match(text))]
 
-    def takes_back(self, code: str, line: int) -> bool:
-        """Whether a comment of the file, or on any line of the statement at ``line``, takes ``code`` back."""
+    def suppresses(self, code: str, line: int) -> bool:
+        """Whether a comment of the file, or on any line of the statement at ``line``, suppresses ``code``."""
         if not self._comments:
             return False
         if any(not codes or code in codes for codes in self._of_file):
@@ -43,13 +43,13 @@ class Suppressions:
         return False
 
     def _statement(self, line: int) -> tuple[int, int]:
-        """The innermost statement's lines; of one with a body, the lines of its head."""
+        """The lines of the innermost statement; if it has a body, the lines of its head."""
         first, last = self._spans.get(line, (line, line))
         return first, max(last, line)
 
     @cached_property
     def _spans(self) -> dict[int, tuple[int, int]]:
-        """For each line the lines of its statement; inner statements come after those around them."""
+        """The lines of the statement of each line; inner statements come after those around them."""
         found: dict[int, tuple[int, int]] = {}
         waiting: list[ast.AST] = list(self._tree.body)
         while waiting:
@@ -68,7 +68,7 @@ class Suppressions:
 
 
 def _comments(lines: Sequence[str]) -> dict[int, str]:
-    """The comments that speak of noqa, by line."""
+    """The comments that contain noqa, by line."""
     whole = "\n".join(lines)
     if "noqa" not in whole.lower():
         return {}

@@ -1,9 +1,9 @@
-"""Follows a script from its first line as Python would run it, once, and notes calls and bindings in that order.
+"""Follows a script once, from its first line, as Python would run it. Records calls and bindings in that order.
 
 Local functions are followed where they are called, so that ``setup()`` before ``model.to(device)`` counts as before
-it; a function that several places call is followed a few times. A loop's body runs once. Of branches both run, each
-under its Condition, and what they bind becomes a choice. What nothing calls is walked at the end, each function a
-root of its own: whether it runs before another one is not known.
+it; a function that several places call is followed a few times. A loop's body runs once. Both branches run, each under
+its Condition, and what they bind becomes a choice. Functions that nothing calls are followed at the end, each as a root
+of its own: it is not known whether it runs before another one.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ddp_doctor.lint.names import STARS, canonical
 from ddp_doctor.lint.scopes import Class, Function, Key, Scope
 from ddp_doctor.lint.values import Call, Condition, Leave, Loop, Place, Value
 
-#: A function is followed from so many places: enough to see it with and without a condition.
+#: From how many places a function is followed: enough to see it with and without a condition.
 _MOST_VISITS = 3
-#: Calls within calls; deeper ones are walked on their own.
+#: Calls within calls; deeper functions are followed as roots of their own.
 _DEEPEST = 12
-#: Of a table of ``if ...: return`` the innermost.
+#: Conditions that are kept of a long list of ``if ...: return``, the innermost.
 _MOST_CONDITIONS = 50
 _EXITS = ("exit", "quit", "sys.exit", "os._exit")
 
@@ -66,7 +66,7 @@ class Trace(Expressions):
     def follow(
         self, function: Function, given: Sequence[Value], named: dict[str, Value], bound: Value | None
     ) -> Value | None:
-        """Walk a local function where it is called; what it returns, None where it is not known."""
+        """Follow a local function where it is called. Returns what it returns, or None if that is not known."""
         visits = self._visits.get(id(function.node), 0)
         if visits >= _MOST_VISITS or self.place.depth >= _DEEPEST:
             return None
@@ -112,7 +112,7 @@ class Trace(Expressions):
     # --- statements -------------------------------------------------------------------------------
 
     def block(self, statements: Sequence[ast.stmt]) -> bool:
-        """Walk statements; whether the last of them is never passed (return, raise, continue, break, exit)."""
+        """Follow statements. Returns whether control never gets past them (return, raise, continue, break, exit)."""
         before = self.place
         for statement in statements:
             if self._statement(statement):
@@ -137,7 +137,7 @@ class Trace(Expressions):
         return False
 
     def _inner(self, statements: Sequence[ast.stmt]) -> bool:
-        """A block whose early exits say nothing of what follows behind it."""
+        """A block whose early exits say nothing about what follows it."""
         ends = self.block(statements)
         self._lasting = []
         return ends

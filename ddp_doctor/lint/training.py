@@ -1,4 +1,4 @@
-"""What a training script does, as several rules ask for it: forwards, backwards, steps, loaders, sizes.
+"""What a training script does, for several rules: forward and backward passes, steps, loaders, sizes.
 
 loss = criterion(ddp_model(images), target)      a forward of the wrapped model; loss is made of it
 scaler.scale(loss).backward()                    a backward, whose loss is what scale() was given
@@ -18,7 +18,7 @@ from ddp_doctor.lint.values import Call, Condition, Value, is_result, written
 SCALERS = ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler")
 #: Positions of DataLoader's parameters.
 BATCH_SIZE, SHUFFLE, SAMPLER, BATCH_SAMPLER, WORKERS, COLLATE, PIN_MEMORY = 1, 2, 3, 4, 5, 6, 7
-#: What hands on the batches of a loader.
+#: Functions that pass the batches of a loader on.
 PASSES_ON = ("enumerate", "tqdm", "tqdm.tqdm", "tqdm.auto.tqdm", "iter")
 _MOST_STEPS = 800
 _EVALUATION = re.compile(
@@ -52,7 +52,7 @@ def calls_in(value: Value | None) -> Iterator[Call]:
 
 
 def surely_ddp(value: Value | None) -> bool:
-    """Whether a value is a model wrapped in DistributedDataParallel, whichever way the script went."""
+    """Whether a value is a model wrapped in DistributedDataParallel on every path through the script."""
     return is_result(value, lambda call: call.name == names.DDP)
 
 
@@ -119,12 +119,12 @@ def no_gradients(call: Call) -> bool:
 
 
 def loaders(script: Script) -> Iterator[Call]:
-    """The DataLoaders that are not there for evaluation, as far as names tell."""
+    """The DataLoaders that, by their names, are not for evaluation."""
     return (loader for loader in script.named(names.LOADER) if not is_for_evaluation(script, loader))
 
 
 def is_for_evaluation(script: Script, call: Call) -> bool:
-    """Whether the names around a loader or sampler speak of validation or tests."""
+    """Whether names around a loader or sampler indicate validation or tests."""
     dataset = call.argument(0, "dataset")
     function = call.place.function
     words = [written_to(script, call), dataset.text if dataset is not None else ""]
@@ -133,7 +133,7 @@ def is_for_evaluation(script: Script, call: Call) -> bool:
 
 
 def is_from_a_loader(value: Value) -> bool:
-    """Whether a value is what a loop over a DataLoader goes over, or one of its parts; no number of ``enumerate``."""
+    """Whether a value is a batch of a DataLoader, or a part of one, and not the number that ``enumerate`` adds."""
     if value.kind == "element" and value.attribute == "0" and value.owner is not None:
         over = value.owner.owner if value.owner.kind == "loop" else None
         if isinstance(over, Call) and over.name == "enumerate":
@@ -143,7 +143,7 @@ def is_from_a_loader(value: Value) -> bool:
 
 
 def looped_over(value: Value) -> Value | None:
-    """What the loop goes over that an element comes from, behind ``enumerate`` and progress bars; else the value."""
+    """What the loop of an element iterates over, without ``enumerate`` and progress bars; else the value itself."""
     source: Value | None = value
     while source is not None and source.kind in ("element", "loop"):
         source = source.owner
@@ -153,7 +153,7 @@ def looped_over(value: Value) -> Value | None:
 
 
 def written_to(script: Script, value: Value) -> str:
-    """The target of the assignment that a value stands in, as the script writes it; empty where there is none."""
+    """The target of the assignment that contains a value, as the script writes it; empty if there is none."""
     line = getattr(value.node, "lineno", 0)
     node = script.assigned_in.get(line)
     return ", ".join(map(written, node.targets)) if node is not None else ""
@@ -192,7 +192,7 @@ def operation(value: Value) -> tuple[ast.operator, Value, Value] | None:
 
 
 def beyond(call: Call, other: Call) -> tuple[Condition, ...]:
-    """The conditions of a call that another one does not share."""
+    """The conditions of a call that another call does not share."""
     shared = {id(condition.test) for condition in other.conditions}
     return tuple(condition for condition in call.conditions if id(condition.test) not in shared)
 

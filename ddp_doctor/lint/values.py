@@ -32,9 +32,9 @@ Kind = Literal[
 SAME_OBJECT = frozenset(
     ("to", "cuda", "cpu", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_", "apply")
 )
-#: Rules that follow values need no more of them; a loop may lead in circles.
+#: How many values are followed: enough for the rules. In a loop values may form a circle.
 _MOST_STEPS = 500
-#: Of one script; several rules ask for the same expressions.
+#: Expressions of one script: several rules ask about the same ones.
 _MOST_KEPT = 500
 
 
@@ -123,7 +123,7 @@ class Value:
 
 
 class Condition(NamedTuple):
-    """What held when something ran: ``test`` was ``holds``; ``early`` where the other way left before."""
+    """What held when something ran: ``test`` was ``holds``; ``early`` if the other branch left the block before."""
 
     test: Value
     holds: bool
@@ -140,7 +140,7 @@ class Loop:
 
 
 class Place(NamedTuple):  # made for every statement: a frozen dataclass takes five times as long
-    """Where the trace was: all of it from the entry on, through the local functions that led there."""
+    """Where a call or statement is: all that surrounds it, through the local functions that led there."""
 
     function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None = None
     cls: ast.ClassDef | None = None
@@ -176,7 +176,7 @@ class Leave:
 
 @dataclass(eq=False, slots=True)
 class Call(Value):
-    """One call at one moment. The same line has several where its function is called from several places."""
+    """One call at one moment. A line has several if its function is called from several places."""
 
     callee: Value | None = None
     method: str = ""  # where it is an attribute of a value: ``loader.sampler.set_epoch(1)`` has set_epoch
@@ -198,11 +198,11 @@ class Call(Value):
 
     @property
     def is_itself(self) -> bool:
-        """Whether its result is known by nothing but this call, as that of most."""
+        """Whether nothing more is known of its result than that this call made it."""
         return self.returned is None and (self.receiver is None or self.method not in SAME_OBJECT)
 
     def objects(self) -> Iterable[Value]:
-        """As of any value; most calls are no such method and are not followed."""
+        """The objects that the result may be."""
         return (self,) if self.is_itself else self._behind()
 
     @property
@@ -245,12 +245,12 @@ class Call(Value):
 
 
 def is_result(value: Value | None, of: Callable[[Call], bool]) -> bool:
-    """Whether a value is surely the result of calls ``of`` this kind, whichever way the script went."""
+    """Whether a value is the result of calls ``of`` this kind on every path through the script."""
     objects = list(value.objects()) if value is not None else []
     return bool(objects) and all(isinstance(option, Call) and of(option) for option in objects)
 
 
 @lru_cache(maxsize=_MOST_KEPT)
 def written(node: ast.AST) -> str:
-    """The source of a node; names, which are most of them, without Python's slow writer."""
+    """The source of a node; names, the most frequent case, without the slow ast.unparse."""
     return node.id if isinstance(node, ast.Name) else ast.unparse(node)

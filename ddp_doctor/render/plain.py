@@ -1,4 +1,4 @@
-"""Text for a terminal: whatever a recording, a child process or a file name brings along, it is only text.
+"""Text for a terminal: what a recording, a child process or a file name contains is shown as text and never obeyed.
 
 ``"GPU 3\\x1b]52;c;...\\x07 lost"`` would write to the reader's clipboard; it becomes ``"GPU 3?]52;c;...? lost"``.
 """

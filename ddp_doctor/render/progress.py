@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Progress(Protocol):
-    """Told what is being tested now."""
+    """Shows what is being tested now."""
 
     def __call__(self, text: str) -> None:
         """Show it."""

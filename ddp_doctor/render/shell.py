@@ -1,4 +1,4 @@
-r"""Words for bash, dash and zsh in which nothing from outside is more than a value.
+r"""Words for bash, dash and zsh in which text from outside is only a value.
 
     export NCCL_SOCKET_IFNAME='=eth1'      quoted: zsh takes a bare =eth1 for the path of a command
     case "$(uname -n)" in
@@ -57,7 +57,7 @@ def assignment(name: str, value: str | None) -> str:
 
 
 def case(branches: Iterable[tuple[Sequence[str], str]]) -> str:
-    """One command of several, by the host's name; ``branches`` are patterns and what they stand for."""
+    """One of several commands, by the host's name; ``branches`` are patterns of names with their command."""
     lines = ['case "$(uname -n)" in']
     for patterns, command in branches:
         rows = (
@@ -78,12 +78,12 @@ def remark(text: str) -> str:
     """A comment in words that may come from outside.
 
     An interactive zsh knows no comments (INTERACTIVE_COMMENTS is off): of a pasted ``# a; b`` it runs ``b``. So
-    whatever is more than plain words stands in quotes.
+    anything but plain words is quoted.
     """
     words = plain(" ".join(line.strip() for line in text.splitlines()))
     return f"# {words}" if _PROSE.fullmatch(words) else f"# {quoted(words)}"
 
 
 def commented(lines: str) -> str:
-    """Lines of ours with a # in front of each."""
+    """Lines written here, with a # in front of each."""
     return textwrap.indent(lines, "# ", lambda _line: True)

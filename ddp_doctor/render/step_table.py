@@ -66,6 +66,6 @@ def _buckets(measurements: Sequence[Measurement]) -> Iterator[str]:
     for measurement in measurements:
         if measurement.name == "step_measured":
             cap = measurement.labels["bucket_cap_mib"]
-            foretold = in_words(_digits(predicted[cap]), "s")
+            predicted_s = in_words(_digits(predicted[cap]), "s")
             measured = in_words(_digits(measurement.value), "s")
-            yield f"  buckets of {cap:g} MiB: predicted {foretold}, measured {measured}"
+            yield f"  buckets of {cap:g} MiB: predicted {predicted_s}, measured {measured}"

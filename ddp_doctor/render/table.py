@@ -71,7 +71,7 @@ def _gpu_row(rank: int, rates: dict[str, Measurement]) -> GpuRow:
 
 
 def chosen_gpus(all_rows: list[GpuRow]) -> list[GpuRow]:
-    """All of one node's GPUs; of many the eight that multiply most slowly, for they set the pace."""
+    """All GPUs of one node; of many, the eight that multiply most slowly, because all ranks wait for them."""
     if len(all_rows) <= _ONE_NODE:
         return all_rows
     return sorted(all_rows, key=lambda row: row.matmul_tflop_per_s or 0.0)[:_SHOWN]

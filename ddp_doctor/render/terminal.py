@@ -1,4 +1,4 @@
-"""The report for people. Findings first worst first, the verdict last: it is what stays on the screen."""
+"""The report for people. The verdict comes last, because that stays on the screen; findings begin with the worst."""
 
 from collections.abc import Iterable, Sequence
 from textwrap import fill, indent
@@ -14,8 +14,8 @@ from ddp_doctor.render.plain import one_line, plain
 if TYPE_CHECKING:
     from rich.console import Console
 
-_STYLE = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
-_VERDICT_STYLE = {Verdict.HEALTHY: "bold green", Verdict.SICK: "bold red", Verdict.UNSURE: "bold yellow"}
+STYLE = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
+VERDICT_STYLE = {Verdict.HEALTHY: "bold green", Verdict.SICK: "bold red", Verdict.UNSURE: "bold yellow"}
 _MARK = {
     CheckStatus.PASSED: ("ok", "green"),
     CheckStatus.FOUND: ("!!", "red"),
@@ -74,7 +74,7 @@ def show(report: Report, out: "Console", saved_as: str | None = None, transports
 
 
 def show_short(report: Report, out: "Console", head: str, saved_as: str | None = None) -> None:
-    """What a node shows that is not the head: the errors by title, the verdict, and where all of it stands."""
+    """What a node other than the head shows: the titles of errors, the verdict, and where the full report is."""
     out.print()
     for finding in report.findings:
         if finding.severity is Severity.ERROR:
@@ -96,11 +96,11 @@ def _show_checks(report: Report, out: "Console") -> None:
 
 
 def _grouped(checks: Sequence[CheckResult]) -> Iterable[list[CheckResult]]:
-    """The checks in order; those that told nothing for one reason stand together, where the first of them was."""
+    """The checks in order; those without a result for the same reason are grouped at the place of the first."""
     groups: dict[object, list[CheckResult]] = {}
     for check in checks:
-        told = check.status in (CheckStatus.PASSED, CheckStatus.FOUND)
-        groups.setdefault(check.id if told else (check.status, check.reason), []).append(check)
+        has_result = check.status in (CheckStatus.PASSED, CheckStatus.FOUND)
+        groups.setdefault(check.id if has_result else (check.status, check.reason), []).append(check)
     return groups.values()
 
 
@@ -162,7 +162,7 @@ def _show_gpus(report: Report, out: "Console") -> None:
 
 
 def _show_lines(lines: Sequence[str], out: "Console") -> None:
-    """A table, its heading dim: how the gradients are packed, what a training step is made of."""
+    """A table with a dim heading: how gradients are packed, what a training step consists of."""
     for number, line in enumerate(lines):
         if number == 0:
             out.print()
@@ -177,7 +177,7 @@ def _show_finding(finding: Finding, out: "Console") -> None:
 
 
 def _laid_out(line: Line, out: "Console") -> str:
-    """The line at its indent; on a terminal prose is broken between words, which it would not do itself."""
+    """The line at its indent; on a terminal, prose is broken between words."""
     text = indent(line.text, " " * line.indent)
     if line.to_paste or not out.is_terminal:
         return text
@@ -186,12 +186,12 @@ def _laid_out(line: Line, out: "Console") -> str:
 
 
 def _show_title(finding: Finding, out: "Console") -> None:
-    severity = (f"{finding.severity.value.upper()} {finding.code} ", _STYLE[finding.severity])
+    severity = (f"{finding.severity.value.upper()} {finding.code} ", STYLE[finding.severity])
     _say(out, severity, (one_line(finding.title), "bold"))
 
 
 def _show_verdict(report: Report, out: "Console") -> None:
-    _say(out, (one_line(report.summary), _VERDICT_STYLE[report.verdict]))
+    _say(out, (one_line(report.summary), VERDICT_STYLE[report.verdict]))
 
 
 def _say(out: "Console", *parts: tuple[str, str]) -> None:

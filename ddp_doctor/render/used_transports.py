@@ -1,4 +1,4 @@
-"""What NCCL used between the ranks of a run beside what it should, for the report.
+"""What NCCL used between the ranks of a run, next to what it should use, for the report.
 
 NCCL between ranks         predicted       used             rate by its constants
 NV18  GPU0-GPU1 on wk3     P2P             SHM              22 GB/s                differs
@@ -96,11 +96,11 @@ def _between(recording: Recording, place: Place) -> Iterator[tuple[_Kind, str]]:
         if crossing.transport.end != "receive" or network is None:
             continue
         way = ways.get(f"GPU{crossing.gpu}") if crossing.gpu is not None else None
-        told = way is not None and network[0] == "IB"
-        predicted = _GPUDIRECT[way.gpudirect] if way and told else "-"
+        is_known = way is not None and network[0] == "IB"
+        predicted = _GPUDIRECT[way.gpudirect] if way and is_known else "-"
         used = f"{network[0]}, {_GPUDIRECT[network[2]]}" if network[0] == "IB" else network[0]
-        differs = bool(way and told and way.gpudirect is not None and way.gpudirect is not network[2])
-        rate = _rate(way.rate_gb_per_s if way and told else None)
+        differs = bool(way and is_known and way.gpudirect is not None and way.gpudirect is not network[2])
+        rate = _rate(way.rate_gb_per_s if way and is_known else None)
         yield _Kind("between nodes", predicted, used, rate, differs), hca_of(log, crossing.transport) or "-"
 
 

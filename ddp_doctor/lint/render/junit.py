@@ -1,6 +1,6 @@
 """The findings of ``lint`` as JUnit XML, which continuous integration shows: one test case for each file.
 
-A finding below ``--fail-on`` is no failure: it stands in the output of its case.
+A finding below ``--fail-on`` is not a failure: it is part of the output of its case.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from ddp_doctor.render.plain import plain
 
 
 def render(report: LintReport, paths: Sequence[str], fail_on: FailOn) -> str:
-    """One suite; ``paths`` are all files that were given, those without a finding too."""
+    """One suite; ``paths`` are all files that were given, also those without a finding."""
     unread = {file.path: file for file in report.unread}
     by_path: dict[str, list[LintFinding]] = {path: [] for path in paths}
     for finding in report.findings:

@@ -1,4 +1,4 @@
-"""The findings of ``lint`` for people, grouped by file; each begins with a place that editors and terminals open.
+"""The findings of ``lint`` for people, by file; each begins with a position that editors and terminals can open.
 
 train.py
   train.py:88:5: warning DDL101 torch.nn.DataParallel: one process drives all GPUs
@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING
 from ddp_doctor.lint.report import LintFinding, LintReport
 from ddp_doctor.model.choices import Severity, Verdict
 from ddp_doctor.render.plain import one_line
+from ddp_doctor.render.terminal import STYLE, VERDICT_STYLE
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-_STYLE = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
-_VERDICT_STYLE = {Verdict.HEALTHY: "bold green", Verdict.SICK: "bold red", Verdict.UNSURE: "bold yellow"}
 
 
 def show(report: LintReport, out: "Console", *, quiet: bool = False) -> None:
@@ -38,7 +36,7 @@ def show(report: LintReport, out: "Console", *, quiet: bool = False) -> None:
     if report.unread:
         out.print()
     if not quiet or report.verdict is not Verdict.HEALTHY:
-        out.print(one_line(report.summary), style=_VERDICT_STYLE[report.verdict])
+        out.print(one_line(report.summary), style=VERDICT_STYLE[report.verdict])
     if findings:
         out.print(f"(more: ddp-doctor explain {findings[0].code})", style="dim")
 
@@ -46,7 +44,7 @@ def show(report: LintReport, out: "Console", *, quiet: bool = False) -> None:
 def _show_finding(finding: LintFinding, out: "Console") -> None:
     place = f"  {one_line(finding.path)}:{finding.line}:{finding.column}: "
     out.print(place, end="")
-    out.print(f"{finding.severity.value} {finding.code} ", style=_STYLE[finding.severity], end="")
+    out.print(f"{finding.severity.value} {finding.code} ", style=STYLE[finding.severity], end="")
     out.print(one_line(finding.title))
     for evidence in finding.evidence:
         out.print(f"      {one_line(evidence.text)}", style="dim")

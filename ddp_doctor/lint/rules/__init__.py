@@ -6,14 +6,14 @@ that it reports, and others in which nothing is reported.
 
 from collections.abc import Iterator
 from importlib import import_module
-from pkgutil import iter_modules
+from pathlib import Path
 
 from ddp_doctor.lint.rule import LintRule
 
 
 def _all_rules() -> Iterator[LintRule]:
-    for module in iter_modules(__path__):
-        for value in vars(import_module(f"{__name__}.{module.name}")).values():
+    for path in Path(__file__).parent.glob("[!_]*.py"):
+        for value in vars(import_module(f"{__name__}.{path.stem}")).values():
             if isinstance(value, LintRule):
                 yield value
 

@@ -141,7 +141,7 @@ def _no_syncs(script: Script, call: Call) -> Iterator[Value]:
 
 
 def _steps_now_and_then(call: Call, steps: list[Call], clears: list[Call]) -> bool:
-    """``if (i + 1) % k == 0: optimizer.step()`` in the loop of the backward, which runs in every turn."""
+    """``if (i + 1) % k == 0: optimizer.step()`` in the loop of the backward pass, which runs in every iteration."""
     loop = call.loops[-1]
     here = [step for step in steps if loop in step.loops]
     return (
@@ -152,7 +152,7 @@ def _steps_now_and_then(call: Call, steps: list[Call], clears: list[Call]) -> bo
 
 
 def _is_micro_step(call: Call, steps: list[Call], clears: list[Call]) -> bool:
-    """``for micro_step in range(accumulation): ... backward()``, with the step behind that loop."""
+    """``for micro_step in range(accumulation): ... backward()``, with the step after that loop."""
     loop, outer = call.loops[-1], call.loops[:-1]
     if not isinstance(loop.node, ast.For) or not outer:
         return False

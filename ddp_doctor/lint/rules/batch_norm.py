@@ -68,7 +68,7 @@ def small_batches(script: Script) -> Iterator[Spot]:
 
 
 def _batch_size(script: Script, loader: Call) -> int | None:
-    """The batch size as it is written, or the default of the command line option that it is."""
+    """The batch size in the script, or the default of the command line option that gives it."""
     size = loader.argument(training.BATCH_SIZE, "batch_size")
     if size is None:
         return None

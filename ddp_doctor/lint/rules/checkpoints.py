@@ -20,7 +20,7 @@ from ddp_doctor.lint.values import Call, Value
 from ddp_doctor.model.choices import Severity
 
 _STRIPPED = re.compile(r"module\.['\"]|consume_prefix|unwrap|removeprefix|get_model_state_dict")
-#: Words of conditions and decorators behind which one process may save alone.
+#: Words in conditions and decorators which show that one process may save alone.
 _ONE_OF_ALL = re.compile(
     r"main|master|rank|primary|chief|leader|root|proc|gpu|local|device|is_save|should_save|writer|log",
     re.IGNORECASE,
@@ -186,7 +186,7 @@ def _folders(call: Call) -> Iterator[str | int]:
 
 
 def _places(value: Value) -> Iterator[str | int]:
-    """What tells that two paths are one: the same text of a literal, or the same value; equal names are not enough."""
+    """What identifies a path: the text of a literal, or else the value itself; equal names are not enough."""
     for option in value.alternatives():
         yield option.constant if isinstance(option.constant, str) else id(option)
 
@@ -196,7 +196,7 @@ def _text(value: Value) -> str:
 
 
 def _is_of_one_rank(script: Script, call: Call) -> bool:
-    """Whether not all ranks get there, as far as conditions, decorators and names tell."""
+    """Whether conditions, decorators or names show that not all ranks get there."""
     function = call.place.function
     words = [condition.test.text for condition in call.conditions]
     if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):

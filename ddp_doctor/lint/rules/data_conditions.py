@@ -25,9 +25,9 @@ _AGREES = re.compile(
 )
 
 
-#: Each is looked at against all collectives; people write no script with more.
+#: Each is compared with all collectives; no script that people write has more.
 _MOST_LEAVES = 200
-#: Methods that say something of a tensor's values.
+#: Methods whose result depends on a tensor's values.
 _READS = frozenset(("any", "all", "sum", "max", "min", "mean", "item", "count_nonzero"))
 
 
@@ -85,7 +85,7 @@ def _spot(at: Value | ast.AST, title: str) -> Spot:
 
 
 def _agreed(script: Script, condition: Condition, order: int) -> frozenset[int]:
-    """The values that a collective made equal before, and not only under this very condition."""
+    """The values that an earlier collective made equal on all ranks, not only under this same condition."""
     return frozenset(
         id(value)
         for call in script.calls
@@ -97,7 +97,7 @@ def _agreed(script: Script, condition: Condition, order: int) -> frozenset[int]:
 
 
 def _is_local(script: Script, condition: Condition, order: int) -> bool:
-    """Whether a condition is on what this rank's own forward gave."""
+    """Whether a condition depends on the output of this rank's own forward pass."""
     if rank_condition(condition) is not None or not _is_numeric(condition.test):
         return False
     agreed = _agreed(script, condition, order)
@@ -110,12 +110,12 @@ def _is_local(script: Script, condition: Condition, order: int) -> bool:
 
 
 def _holds_output(script: Script, value: Value) -> bool:
-    """Whether it was given what a forward gave; a DistributedSampler behind the batch makes no loss equal."""
+    """Whether its input is the output of a forward pass; a DistributedSampler of the batch makes no losses equal."""
     return any(training.is_forward(script, source) for source in value.sources())
 
 
 def _is_read_off_a_batch(value: Value) -> bool:
-    """``(target > 0).any()`` of what a DataLoader yields; its shape is the same on all ranks, and is not meant."""
+    """``(target > 0).any()`` of a DataLoader's batch; not its shape, which is the same on all ranks."""
     if not isinstance(value, Call) or value.args:
         return False
     of = value.receiver if value.method in _READS else None

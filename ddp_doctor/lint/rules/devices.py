@@ -194,7 +194,7 @@ def _chooses_gpu(script: Script) -> bool:
 
 
 def calls_what_may_set_up(script: Script) -> bool:
-    """Whether a function of another module that sounds like it is called: it may choose the GPU or start the group."""
+    """Whether a function of another module is called that, by its name, may choose the GPU or start the group."""
     return any(
         _MAY_SET_UP.search(call.name)
         for call in script.calls

@@ -19,7 +19,7 @@ from ddp_doctor.model.choices import Severity
 
 _OF_ONE_NODE = frozenset(("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
 _ENDPOINT = ("MASTER_ADDR", "MASTER_PORT")
-#: Where one of these is read or set, something else than torchrun starts the ranks, or a script starts them itself.
+#: If one of these is read or set, something other than torchrun starts the ranks, or the script starts them itself.
 _OTHER_LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "MPI_", "AZ_", "AZUREML_", "SM_", "JSM_", "LSB_", "PBS_")
 _STARTERS = ("spawn", "start_processes", "Process", "Popen", "launch", "notebook_launcher")
 
@@ -130,7 +130,7 @@ def endpoint_overwritten(script: Script) -> Iterator[Spot]:
 
 
 def _worlds(script: Script) -> Iterator[tuple[Call, Value | None, Value | None]]:
-    """The calls that take a size and a rank, and these."""
+    """The calls that take a world size and a rank, with the two."""
     for call in script.named(names.INIT):
         yield call, call.argument(3, "world_size"), call.argument(4, "rank")
     for call in script.named(names.SAMPLER):

@@ -155,7 +155,7 @@ def forward_around(script: Script) -> Iterator[Spot]:
         if backward.receiver is None or not backward.loops:
             continue
         loop = backward.loops[-1]
-        around = [call for call in _made_of(backward.receiver) if _is_around(script, call)]
+        around = [call for call in _made_of(backward.receiver) if _bypasses_wrapper(script, call)]
         if not around:
             continue
         inside = (call for call in script.calls if loop in call.loops)
@@ -168,7 +168,7 @@ def forward_around(script: Script) -> Iterator[Spot]:
 
 
 def _one_goes_first(script: Script, call: Call) -> bool:
-    """Whether one rank alone gets here, or gets here first."""
+    """Whether only one rank gets here, or one gets here before the others."""
     if chosen_ranks(call.conditions) is not None:
         return True
     if any(word in context.text.lower() for context in call.place.withs for word in _LETS_ONE_FIRST):
@@ -178,7 +178,7 @@ def _one_goes_first(script: Script, call: Call) -> bool:
 
 
 def _always_with(call: Call, step: Call) -> bool:
-    """Whether a call runs each time that the step does."""
+    """Whether a call runs whenever the step runs."""
     return set(map(id, call.conditions)) <= set(map(id, step.conditions))
 
 
@@ -190,7 +190,7 @@ def _made_of(value: Value) -> Iterator[Call]:
                 yield from (inner for inner in source.returned.sources() if isinstance(inner, Call))
 
 
-def _is_around(script: Script, call: Call) -> bool:
+def _bypasses_wrapper(script: Script, call: Call) -> bool:
     """``model.module(...)`` or ``model.module.loss(...)`` of a model that surely is wrapped."""
     callee = call.receiver if call.method and call.method not in _NO_FORWARD else None
     for inner in (call.callee, callee):
@@ -207,7 +207,7 @@ def _is_around(script: Script, call: Call) -> bool:
 
 
 def _calls_wrapper(script: Script, call: Call) -> bool:
-    """Whether the wrapper is called, or handed to something that may call it."""
+    """Whether the wrapper is called, or passed to something that may call it."""
     if call.callee is not None and any(script.is_ddp(option) for option in call.callee.objects()):
         return True
     if call.local is not None:

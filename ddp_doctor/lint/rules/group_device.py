@@ -32,14 +32,14 @@ from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value, written
 from ddp_doctor.model.choices import Severity
 
-#: The rank on its node as SLURM and MPI say it; torch reads none of them.
+#: Variables of SLURM and MPI for the rank on the node; torch reads none of them.
 _LOCAL_RANKS = frozenset(
     ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK")
 )
 _SPAWNS = (names.SPAWN, "torch.multiprocessing.start_processes")
 #: An offset that is no product: ``node * 8 + local_rank`` is a rank, and DDL105's matter.
 _OFFSETS = ("attribute", "parameter", "element", "free", "name", "call")
-#: By what a rank stays as it is.
+#: The operand that leaves a rank unchanged.
 _NEUTRAL: Mapping[type[ast.operator], int] = {ast.Add: 0, ast.Sub: 0, ast.Mult: 1, ast.FloorDiv: 1}
 _REFUSAL = "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on cuda:1"
 
@@ -99,7 +99,7 @@ def group_on_another_gpu(script: Script) -> Iterator[Spot]:
 
 
 def _choices(script: Script) -> Iterator[_Choice]:
-    """The calls that choose the GPU: those of set_device, and where there is none what DDP is told."""
+    """The calls that choose the GPU: those of set_device; if there are none, those of DDP."""
     calls = list(script.named(names.SET_DEVICE))
     for call in calls:
         device = call.argument(0, "device")
@@ -115,7 +115,7 @@ def _choices(script: Script) -> Iterator[_Choice]:
 
 
 def _argument(call: Call, position: int, name: str) -> ast.expr | None:
-    """An argument as it stands in the call, not where its value comes from; None where ``**options`` gives it."""
+    """An argument as the call writes it, not the origin of its value; None if ``**options`` gives it."""
     given = call.call.args[position : position + 1]
     return next(
         (keyword.value for keyword in call.call.keywords if keyword.arg == name), given[0] if given else None
@@ -166,7 +166,7 @@ def _rank_of(script: Script, group: Call) -> Value | None:
 
 
 def _of_one_rank(script: Script, gpu: str, rank: Value | None) -> Way | None:
-    """Of one GPU by number; where there are more ranks, DDL104 speaks of it."""
+    """One GPU by number; if there are more ranks, DDL104 reports it."""
     if not has_one_rank(script) or "LOCAL_RANK" in script.texts:
         return None
     if gpu != "cuda:0":
@@ -225,7 +225,7 @@ def _computed(index: Value) -> Way | None:
 
 
 def _by(number: Value, neutral: int) -> Way | None:
-    """What a number makes of a rank, where ``neutral`` would leave it as it is."""
+    """What a number does to a rank; ``neutral`` leaves the rank unchanged."""
     bare = _bare(number)
     if isinstance(bare.constant, int):
         return None if bare.constant == neutral else "surely"
@@ -233,7 +233,7 @@ def _by(number: Value, neutral: int) -> Way | None:
 
 
 def _looked_up(index: Value) -> Way | None:
-    """``gpus[local_rank]``; nothing of a list that is counted from 0."""
+    """``gpus[local_rank]``; None for a list that counts from 0."""
     if index.kind != "element" or len(index.parts) != 2 or rank_kind(index.parts[1]) is None:
         return None
     gpus = index.parts[0]

@@ -19,7 +19,7 @@ from ddp_doctor.lint.values import Call, Condition, Value
 from ddp_doctor.model.choices import Severity
 
 _WAITS = ("item", "cpu", "tolist", "numpy")
-#: Of a tensor, what the host knows without the GPU, and what has been read already.
+#: What the host knows of a tensor without the GPU, and what has already been read.
 _HOST_SIDE = re.compile(
     r"\.(shape|dtype|device|ndim|item|size|dim|numel|tolist|numpy|cpu)\b|\b(len|float|int|type)\("
 )
@@ -46,20 +46,20 @@ def waits(script: Script) -> Iterator[Spot]:
     """
     if not training.uses_gpu(script):
         return
-    told = set[int]()
+    reported = set[int]()
     passes = [backward for backward in training.backwards(script) if backward.loops]
     for call in script.calls if passes else ():
         pass_of = next(
             (backward for backward in passes if call.loops and backward.loops[-1] is call.loops[-1]), None
         )
-        if pass_of is None or id(pass_of.loops[-1].node) in told:
+        if pass_of is None or id(pass_of.loops[-1].node) in reported:
             continue
         if not any(training.forwards_in(script, value) for value in _read(call)) or training.no_gradients(
             call
         ):
             continue
         if all(map(_is_on_the_rank_alone, training.beyond(call, pass_of))):
-            told.add(id(pass_of.loops[-1].node))
+            reported.add(id(pass_of.loops[-1].node))
             yield Spot(
                 call,
                 "The host waits here for the GPU in every step",
@@ -72,7 +72,7 @@ def _is_on_the_rank_alone(condition: Condition) -> bool:
 
 
 def _read(call: Call) -> Iterator[Value]:
-    """The values that a call brings to the host."""
+    """The values that a call copies to the host."""
     if call.method in _WAITS and not call.args and call.receiver is not None:
         yield call.receiver
     elif call.name == "float" and call.args:
@@ -83,7 +83,7 @@ def _read(call: Call) -> Iterator[Value]:
 
 
 def _printed(value: Value) -> Iterator[Value]:
-    """The tensors, as far as can be seen, that are made into text: of f"{step} {loss}" both."""
+    """The values that are made into text and may be tensors: both of f"{step} {loss}"."""
     if isinstance(value.node, ast.JoinedStr | ast.FormattedValue):
         for part in value.parts:
             yield from _printed(part)

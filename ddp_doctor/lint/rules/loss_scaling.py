@@ -25,7 +25,7 @@ from ddp_doctor.model.choices import Severity
 _AUTOCASTS = ("torch.amp.autocast", "torch.cuda.amp.autocast")
 _CLIPS = tuple(f"torch.nn.utils.{name}" for name in ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_"))
 _SCALES = ("scaler", "loss_scale", "amp.scale_loss", "apex")
-#: Rules look at a scaler against all calls of its methods.
+#: Rules compare a scaler with all calls of its methods.
 _MOST_SCALERS = 50
 Precision = Literal["float16", "bfloat16", "unknown"]
 
@@ -128,7 +128,7 @@ def never_updated(script: Script) -> Iterator[Spot]:
         if (
             steps
             and not any(_is_of(call, scaler) for call in script.methods("update"))
-            and not _goes_on(script, scaler)
+            and not _is_passed_on(script, scaler)
         ):
             yield Spot(
                 steps[0],
@@ -292,7 +292,7 @@ def _cast_to_half(forward: Call) -> Call | None:
 
 
 def _scalers(script: Script) -> Iterator[Call]:
-    """The scalers that a script makes; of one made by a program the first of them."""
+    """The scalers that a script makes; the first ones, if a program wrote the script."""
     return islice(script.named(*training.SCALERS), _MOST_SCALERS)
 
 
@@ -312,8 +312,8 @@ def _is_scaled(call: Call) -> bool:
     )
 
 
-def _goes_on(script: Script, scaler: Call) -> bool:
-    """Whether a function that cannot be followed is handed the scaler."""
+def _is_passed_on(script: Script, scaler: Call) -> bool:
+    """Whether the scaler is passed to a function that cannot be followed."""
     for call in script.calls:
         if call.local is None and any(
             option is scaler for given in call.arguments for option in given.objects()
@@ -329,6 +329,6 @@ def _goes_on(script: Script, scaler: Call) -> bool:
 
 
 def _exclude(call: Call, other: Call) -> bool:
-    """Whether two calls never run in the same pass, because they stand on two sides of a condition."""
+    """Whether two calls never run in the same iteration, because they are in two branches of a condition."""
     sides = {id(condition.test): condition.holds for condition in call.conditions}
     return any(sides.get(id(each.test), each.holds) != each.holds for each in other.conditions)

@@ -105,7 +105,7 @@ def _loader(call: Call, title: str, option: str) -> Spot:
 
 
 def _inputs_left_behind(script: Script) -> Iterator[Spot]:
-    """Forwards whose input nobody moves: not the script, not DDP without device_ids, not the model itself."""
+    """Forward passes whose input nothing moves to the GPU: neither the script, nor DDP, nor the model itself."""
     for call in script.calls:
         model = call.callee
         if model is None or call.method or not training.surely_ddp(model):
@@ -128,7 +128,7 @@ def _is_given(wrap: Call, name: str) -> bool:
 
 
 def _takes_as_it_comes(script: Script, wrap: Call) -> bool:
-    """Whether the model that is wrapped is one of torch, or of the script, that moves nothing."""
+    """Whether the wrapped model is one of torch or of the script that does not move its input."""
 
     def moves_nothing(call: Call) -> bool:
         if isinstance(call.local, ast.ClassDef):

@@ -116,7 +116,7 @@ Site = tuple[object, str]
 
 
 def _site(call: Call) -> Site:
-    """Where the two halves of a pattern stand: in one function, or in the two ends of one context manager."""
+    """Where both halves of a pattern are: in one function, or in both ends of one context manager."""
     function = call.place.function
     is_manager = getattr(function, "name", "") in ("__enter__", "__exit__")
     place = call.place.cls if is_manager else function
@@ -163,7 +163,7 @@ def misses(leave: Leave, condition: Condition, place: Place) -> bool:
 
 
 def _splits_roles(script: Script) -> bool:
-    """Parameter servers and pipelines: ranks have different jobs, and meet elsewhere."""
+    """Parameter servers and pipelines: ranks have different jobs, and communicate in other ways."""
     return any(
         module.startswith(("torch.distributed.rpc", "torch.distributed.pipelin")) for module in script.modules
     )

@@ -171,7 +171,7 @@ def _has_no_shard(script: Script, call: Call) -> bool:
 
 
 def _is_given_back(script: Script, loader: Call) -> bool:
-    """Whether a library takes the loader and gives one in its place: ``net, loader = engine.prepare(net, loader)``."""
+    """Whether a library takes the loader and returns another one: ``net, loader = engine.prepare(net, loader)``."""
     return any(loader in given.alternatives() for call in _preparing(script) for given in call.arguments)
 
 

@@ -19,7 +19,7 @@ from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value
 from ddp_doctor.model.choices import Severity
 
-#: Other ways to a process group.
+#: Other calls that start a process group.
 _STARTS = (names.INIT, "torch.distributed.device_mesh.init_device_mesh", "torch.distributed.init_device_mesh")
 _MAY_END = re.compile(r"clean|destroy|tear|final|shut|exit|close|stop|end", re.IGNORECASE)
 #: What torch reads when the group starts, and what NCCL and gloo read then or at the first collective.
@@ -176,9 +176,9 @@ def setting_read_by_nothing(script: Script) -> Iterator[Spot]:
         docs/reference/variables.md
     """
     for setting in settings(script):
-        told = _about(setting.name)
-        if told is not None:
-            what, instead, severity = told
+        known = _about(setting.name)
+        if known is not None:
+            what, instead, severity = known
             yield Spot(
                 setting.node,
                 f"{setting.name} {what}",
@@ -276,7 +276,7 @@ def setting_too_late(script: Script) -> Iterator[Spot]:
 
 
 def _read_before(script: Script, setting: Assignment | _Default) -> Call | None:
-    """The call that has read the variable by then; None where that is not sure."""
+    """The call that has already read the variable; None if that is not sure."""
     if setting.name == "CUDA_VISIBLE_DEVICES":
         readers = [
             *script.named(names.SET_DEVICE),

@@ -198,7 +198,7 @@ def rate_scaled(script: Script) -> Iterator[Spot]:
 
 
 def _divisions(value: Value, depth: int = _DEEPEST) -> tuple[int, Value | None]:
-    """How often a number was divided by the world size at least, and where last."""
+    """How often a number was divided by the world size at least, and the last division."""
     options = [_divisions_of(option, depth) for option in value.alternatives()] if depth else []
     return min(options, key=lambda pair: pair[0], default=(0, None))
 

@@ -101,7 +101,7 @@ def sync_batchnorm_after_wrapping(script: Script) -> Iterator[Spot]:
 
 
 def _wraps_of(value: Value) -> Iterator[Call]:
-    """The calls of DDP that a value may be the result of, also where it is the module inside."""
+    """The calls of DDP whose result, or the module inside it, a value may be."""
     for option in value.objects():
         inner = option.owner if option.kind == "attribute" and option.attribute == "module" else option
         for found in inner.objects() if inner is not None else ():

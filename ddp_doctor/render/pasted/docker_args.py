@@ -10,7 +10,7 @@ from ddp_doctor.render.pasted.walk import page, walk
 
 
 def render(given: HandOver) -> str:
-    """Comments, then one line of shell words; an empty one where there is nothing to set."""
+    """Comments, then one line of shell words; an empty line if there is nothing to set."""
     comments = []
     for option in given.options:
         comments.append(shell.remark(option.because))

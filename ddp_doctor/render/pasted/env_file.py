@@ -1,6 +1,6 @@
 """The settings that a report hands over, as a file to ``source`` in bash, dash or zsh, with a comment on each.
 
-A candidate that was not tried stands there as a comment: sourced into a healthy job it could harm.
+A candidate that was not tried is a comment: sourced into a healthy job it could do harm.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def render(given: HandOver) -> str:
 
 
 def explained(variable: Variable) -> Iterator[str]:
-    """The comment on a variable and what sets it; commented out where it is not applied."""
+    """The comment on a variable and the command that sets it; commented out if it is not applied."""
     yield shell.remark(variable.because)
     if not variable.branches:
         yield shell.remark(f"{variable.name}: not applied")
@@ -40,7 +40,7 @@ def explained(variable: Variable) -> Iterator[str]:
 
 
 def statement(variable: Variable) -> str:
-    """What sets or unsets it, by host where hosts differ."""
+    """The command that sets or unsets it, by host if hosts differ."""
     if not variable.per_host:
         return "\n".join(shell.assignment(variable.name, branch.value) for branch in variable.branches)
     return shell.case(

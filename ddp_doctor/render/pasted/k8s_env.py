@@ -15,7 +15,7 @@ from ddp_doctor.render import shell
 from ddp_doctor.render.handover import HandOver
 from ddp_doctor.render.pasted.walk import page, walk
 
-#: What does in a pod what an option does for docker run; {} is the option's value.
+#: The field of a pod that does what an option does for docker run; {} is the option's value.
 _IN_A_POD = {
     "--shm-size": "a volume with emptyDir: {{medium: Memory, sizeLimit: {}}}, mounted at /dev/shm",
     "--ipc": "hostIPC: true in the pod's spec",
@@ -28,7 +28,7 @@ _IN_A_POD = {
 
 
 def render(given: HandOver) -> str:
-    """Comments, then the list; an empty one where there is nothing to set."""
+    """Comments, then the list; an empty list if there is nothing to set."""
     comments = []
     for option in given.options:
         note = f"   # {option.not_applied}" if option.not_applied else ""

@@ -15,7 +15,7 @@ _OPTIONS = {"MASTER_ADDR": "--master-addr", "MASTER_PORT": "--master-port"}
 
 
 def render(given: HandOver) -> str:
-    """Comments, then one line of shell words; the bare word where there is nothing to set."""
+    """Comments, then one line of shell words; only the word torchrun if there is nothing to set."""
     comments, found = walk(given, _word, can_unset=True)
     unset = [_word(name, None) for name, value in found if value is None]
     settings = [_word(name, value) for name, value in found if value is not None and name not in _OPTIONS]

@@ -1,4 +1,4 @@
-"""The walk that all forms share which end in one line, or one list, for all hosts: what comments say above it."""
+"""What the forms share that are one line or one list for all hosts, with comments above it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -9,19 +9,19 @@ from ddp_doctor.wording.nodes import in_words
 
 _MOST_VALUES = 8
 
-#: A variable and its value, or None where it has to go, as this output writes them.
+#: Writes a variable with its value, or with None if it is to be unset.
 Form = Callable[[str, str | None], str]
 
 
 class Walked(NamedTuple):
-    """What the variables come to."""
+    """The comments on all variables, and what is set."""
 
     comments: list[str]
-    settings: list[tuple[str, str | None]]  # what is applied on all hosts; None takes the variable away
+    settings: list[tuple[str, str | None]]  # that are applied on all hosts; None unsets the variable
 
 
 def walk(given: HandOver, form: Form, *, can_unset: bool = False) -> Walked:
-    """All variables in their order; where the output cannot take one away, a comment says that it has to go."""
+    """All variables in order. If the form cannot unset one, a comment says that it has to go."""
     found = Walked([], [])
     for variable in given.variables:
         found.comments.extend(_notes(variable, form))
@@ -36,7 +36,7 @@ def walk(given: HandOver, form: Form, *, can_unset: bool = False) -> Walked:
 
 
 def page(heading: str, given: HandOver, comments: Sequence[str], end: str, *, sets: bool) -> str:
-    """The whole text: whence it comes, the comments, and the line or list at its end, which sets something or not."""
+    """The whole text: its source, the comments, and at the end the line or list, which may set nothing."""
     lines = [shell.remark(f"{heading}, recommended by {given.source}"), *comments]
     if not sets:
         lines.append(
@@ -46,7 +46,7 @@ def page(heading: str, given: HandOver, comments: Sequence[str], end: str, *, se
 
 
 def _notes(variable: Variable, form: Form) -> Iterator[str]:
-    """Why it is set; its value in this ``form`` where the end cannot have it: by host, or not applied."""
+    """Why it is set, and its values in this ``form`` that cannot be part of the line: by host, or not applied."""
     yield shell.remark(variable.because)
     if not variable.branches:
         yield shell.remark(f"{variable.name}: not applied")

@@ -1,4 +1,4 @@
-"""Where everything of a machine stands in its picture, in pixels: boxes side by side, GPUs on one line.
+"""The positions of all parts of a machine in its picture, in pixels: boxes side by side, GPUs on one line.
 
 ┌ NUMA node 0 ─────────────┐          ┌ NUMA node 1 ──────────┐
 │ [     host bridge      ] │── SYS ── │ [     host bridge   ] │
@@ -64,7 +64,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What all boxes of one host share, so that their GPUs stand on one line."""
+    """What all boxes of one host share, so that their GPUs are on one line."""
 
     nic_width: float
     nic_rows: int

@@ -14,10 +14,10 @@ from ddp_doctor.render.topology.layout import MARGIN, Layout, Rect, lay_out
 from ddp_doctor.render.topology.svg import Canvas, document
 from ddp_doctor.render.topology.tree import Fabric, Machine, machine_of
 
-#: More faulty pairs than this are told below the picture and not drawn one by one.
+#: More faulty pairs than this are listed below the picture instead of being drawn.
 _MOST_PAIRS = 6
 _MOST_TITLES = 4
-#: With more bows than this their numbers would stand on each other; their strength tells them then.
+#: The numbers of more bows than this would overlap; their line width shows them instead.
 _MOST_LABELS = 8
 _LEAST_WIDTH = 620.0
 _TITLE, _LEGEND, _BAR = 34.0, 30.0, 28.0

@@ -1,4 +1,4 @@
-"""What stands in a topology beside its matrix, as plain text: tables of P2P, NVLinks, AMD's tables.
+"""What a topology has besides its matrix, as plain text: tables of P2P and NVLinks, and AMD's tables.
 
 P2P reads (r): OK between all GPUs
 P2P reads (r): CNS between GPU0-GPU2, GPU1-GPU2; OK between 1 other pair
@@ -61,11 +61,11 @@ def _links(gpu: GpuNvlinks) -> str:
     if not gpu.links:
         return "no active NVLink"
     rates = sorted({link.gb_per_s for link in gpu.links if link.gb_per_s is not None})
-    told = " and ".join(f"{rate:.1f}" for rate in rates)
+    speeds = " and ".join(f"{rate:.1f}" for rate in rates)
     down = ", ".join(str(link.index) for link in gpu.links if link.active is False)
     return (
         f"{gpu.active()} of {len(gpu.links)} NVLinks active"
-        + (f", {told} GB/s each" if told else "")
+        + (f", {speeds} GB/s each" if speeds else "")
         + (f"; inactive: {down}" if down else "")
     )
 

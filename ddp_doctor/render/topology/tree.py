@@ -2,7 +2,7 @@
 
 A matrix has codes between pairs and no tree. PIX and PXB join devices below common PCIe bridges, PHB those
 below one host bridge, NODE those of one NUMA node. Between GPUs that NVLink joins the matrix hides the PCIe
-path, so which host bridge they stand below may not be told.
+path, so their host bridge may not be known.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ class Bridge:
     """What stands below one host bridge; below several of them, or nobody knows which, if ``count`` is not 1."""
 
     groups: tuple[Group, ...]
-    count: int = 1  # 0: not told
+    count: int = 1  # 0: not known
 
 
 @dataclass(frozen=True)
@@ -115,15 +115,15 @@ def _places(matrix: TopologyMatrix) -> list[tuple[str, str, tuple[str, ...]]]:
 
 
 def _keys(matrix: TopologyMatrix) -> dict[str, str]:
-    """What tells each GPU's NUMA node: its number, else its CPUs; nothing where that is not told of all.
+    """What identifies each GPU's NUMA node: its number, else its CPUs; nothing if that is not known of all GPUs.
 
     In a container all GPUs may list the same few CPUs, whatever their sockets.
     """
-    for told in (matrix.numa_affinity, matrix.cpu_affinity):
-        keys = {gpu: text for gpu, text in told.items() if text and text != _NONE}
+    for affinity in (matrix.numa_affinity, matrix.cpu_affinity):
+        keys = {gpu: text for gpu, text in affinity.items() if text and text != _NONE}
         if len(keys) == len(matrix.gpus):
             apart = any(link_codes.crosses_sockets(code) for _, _, code in matrix.gpu_pairs())
-            by_number = told is matrix.numa_affinity
+            by_number = affinity is matrix.numa_affinity
             return keys if by_number or len(set(keys.values())) > 1 or not apart else {}
     return {}
 
@@ -172,8 +172,8 @@ def _between(matrix: TopologyMatrix, boxes: Sequence[Box]) -> Iterator[str]:
     """The code between each box and the next; the farthest, where pairs differ."""
     for box, neighbour in pairwise(boxes):
         found = {pcie_code(matrix, a, b) for a in box.devices() for b in neighbour.devices()}
-        told = [code for code in found if code]
-        yield max(told, key=lambda code: link_codes.link_code(code).distance) if told else ""
+        known = [code for code in found if code]
+        yield max(known, key=lambda code: link_codes.link_code(code).distance) if known else ""
 
 
 # --- host bridges and switches ---------------------------------------------------------------------
@@ -210,13 +210,13 @@ def _bridges(found: Sequence[Sequence[Group]]) -> Iterator[Bridge]:
 
 
 def _all_told(matrix: TopologyMatrix, groups: Sequence[Group]) -> bool:
-    """Whether between every two groups some PCIe path is told."""
+    """Whether some PCIe path is known between every two groups."""
 
-    def told(left: Group, peer: Group) -> bool:
+    def is_known(left: Group, peer: Group) -> bool:
         members = [(a, b) for a in (*left.gpus, *left.nics) for b in (*peer.gpus, *peer.nics)]
         return any(pcie_code(matrix, a, b) for a, b in members)
 
-    return all(told(left, peer) for left, peer in combinations(groups, 2))
+    return all(is_known(left, peer) for left, peer in combinations(groups, 2))
 
 
 def _groups(matrix: TopologyMatrix, devices: Sequence[str]) -> list[Group]:
