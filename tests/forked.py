@@ -16,7 +16,8 @@ from pathlib import Path
 UNREAD = ""
 _SERVER = """
 import json, os, sys
-from ddp_doctor.cli import commands, lint, main, run
+from ddp_doctor.__main__ import main
+import ddp_doctor.cli.commands, ddp_doctor.cli.lint, ddp_doctor.cli.main, ddp_doctor.cli.run
 
 def opened(number, path):
     if number == 0:
@@ -37,7 +38,7 @@ for line in sys.stdin:
         os.environ.clear()
         os.environ.update(env)
         sys.argv = ["ddp-doctor", *args]
-        main.entry()
+        main()
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
