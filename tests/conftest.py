@@ -1,11 +1,17 @@
-"""How the tests run: examples without a clock, and ``serial`` tests found without reading all modules."""
+"""How the tests run: examples without a clock, what all share, ``serial`` tests found without reading all modules."""
 
 import os
 import re
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests import once
+from tests.forked import Forked, forked
 
 #: How long an example takes says how busy the machine is: no test of properties asks for it. Continuous integration
 #: tries the same examples each time, so that a change is refused for what it does; every other run looks for new ones.
@@ -13,6 +19,28 @@ settings.register_profile(
     "steady", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
 )
 settings.load_profile("steady")
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before there are workers, which then know the folder from their environment."""
+    if not _is_worker(config):
+        os.environ[once.VARIABLE] = tempfile.mkdtemp(prefix="ddp-doctor-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not _is_worker(config):
+        shutil.rmtree(os.environ.pop(once.VARIABLE), ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
+    """``asked("checks")`` is what ``ddp-doctor checks`` does, without its half second of imports."""
+    with forked(tmp_path_factory.mktemp("streams")) as ask:
+        yield ask
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

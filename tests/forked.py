@@ -5,25 +5,40 @@ the half second of imports is spared. What is about the start itself belongs to 
 """
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+#: A stream whose reader left before anything was said.
+UNREAD = ""
 _SERVER = """
 import json, os, sys
-from ddp_doctor.cli import commands, lint, main, run
+from ddp_doctor.__main__ import main
+import ddp_doctor.cli.commands, ddp_doctor.cli.lint, ddp_doctor.cli.main, ddp_doctor.cli.run
+
+def opened(number, path):
+    if number == 0:
+        return os.open(path, os.O_RDONLY)
+    if path:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
 
 for line in sys.stdin:
-    args, streams = json.loads(line)
+    args, streams, env = json.loads(line)
     child = os.fork()
     if child == 0:
-        sys.stdin = open(os.devnull)
-        for number, path in enumerate(streams, 1):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        for number, path in enumerate(streams):
+            os.dup2(opened(number, path), number)
+        sys.stdin = open(0, closefd=False)
+        os.environ.clear()
+        os.environ.update(env)
         sys.argv = ["ddp-doctor", *args]
-        main.entry()
+        main()
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
@@ -33,15 +48,31 @@ class Forked:
 
     def __init__(self, server: "subprocess.Popen[str]", folder: Path) -> None:
         self._server = server
-        self._streams = [folder / "stdout", folder / "stderr"]
+        self._stdin, self._stdout, self._stderr = (folder / name for name in ("stdin", "stdout", "stderr"))
 
-    def __call__(self, *args: str) -> "subprocess.CompletedProcess[str]":
+    def __call__(
+        self,
+        *args: str,
+        text: str = "",
+        env: Mapping[str, str] | None = None,
+        stdout: str | None = None,
+        stderr: str | None = None,
+    ) -> "subprocess.CompletedProcess[str]":
+        """``text`` is its standard input, ``env`` added to the environment; a stream goes to a file of that name."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps([args, [str(path) for path in self._streams]]) + "\n")
+        self._stdin.write_text(text)
+        streams = [
+            str(self._stdin),
+            str(self._stdout) if stdout is None else stdout,
+            str(self._stderr) if stderr is None else stderr,
+        ]
+        for own in (self._stdout, self._stderr):
+            own.write_text("")
+        self._server.stdin.write(json.dumps([args, streams, {**os.environ, **(env or {})}]) + "\n")
         self._server.stdin.flush()
         code = int(self._server.stdout.readline())
-        return subprocess.CompletedProcess(args, code, *(path.read_text() for path in self._streams))
+        return subprocess.CompletedProcess(args, code, self._stdout.read_text(), self._stderr.read_text())
 
 
 @contextmanager

@@ -31,7 +31,8 @@ from ddp_doctor.sources.gpu_watch import NvmlWatch
 #: Imported by the server before it forks: what a rank would otherwise pay for alone.
 _TORCH = ("torch.distributed", "torch.nn.parallel", "torch._dynamo.utils")
 _TIMEOUT_S = 20.0
-_START_S = 60.0  # torch is imported, by as many at once as there are workers
+#: Only for ranks that say nothing at all; they share the machine with as many others as there are workers.
+_PATIENCE_S = 90.0
 
 
 @dataclass
@@ -123,13 +124,13 @@ class Ranks:
         self._server.start()
         for end in theirs:
             end.close()
-        self._receive(_START_S)  # each rank says once that it has joined
+        self._receive()  # each rank says once that it has joined
         return self
 
     def __exit__(self, *_: object) -> None:
         for pipe in self._pipes:
             pipe.close()
-        self._server.join(0 if self._stuck else 5)
+        self._server.join(0 if self._stuck else 60)
         if self._server.exitcode is None and self._server.pid is not None:
             os.killpg(self._server.pid, signal.SIGKILL)
             self._server.join()
@@ -149,10 +150,10 @@ class Ranks:
             assert one.error is None, f"rank {one.rank}: {one.error}"
         return [one.value for one in results]
 
-    def _receive(self, limit_s: float = _TIMEOUT_S) -> list[Result]:
+    def _receive(self) -> list[Result]:
         """One result of each rank. A rank that says nothing spoils the world for all later runs."""
         assert not self._stuck, "an earlier scenario never ended"
-        limit = time.monotonic() + limit_s
+        limit = time.monotonic() + _PATIENCE_S
         results, silent = [], list(self._pipes)
         while silent and time.monotonic() < limit:
             for pipe in wait(silent, max(0.0, limit - time.monotonic())):
@@ -161,7 +162,7 @@ class Ranks:
                 silent.remove(pipe)
         self._stuck = bool(silent)
         errors = "\n".join(f"rank {one.rank}: {one.error}" for one in results if one.error)
-        assert not silent, f"{len(silent)} ranks said nothing for {limit_s:g} s\n{errors}"
+        assert not silent, f"{len(silent)} ranks said nothing for {_PATIENCE_S:g} s\n{errors}"
         return sorted(results, key=lambda one: one.rank)
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.once import once
+
 ROOT = Path(__file__).parent.parent
 #: Folders of the tree that the sdist carries besides single files of the root.
 SHIPPED = ("ddp_doctor", "checks", "tests", "docs", "tools", ".ci")
@@ -44,19 +46,26 @@ def _build(cwd: Path, hook: str, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    folder = tmp_path_factory.mktemp("dist")
+def built() -> Built:
+    folder = once("dist", _build_all)
+    (sdist,), (from_tree,), (from_sdist,) = (
+        folder.glob(each) for each in ("*.tar.gz", "tree/*.whl", "sdist/*.whl")
+    )
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    return Built(names, _wheel_names(from_tree), _wheel_names(from_sdist), from_sdist)
+
+
+def _build_all(folder: Path) -> None:
+    for own in ("tree", "sdist"):
+        (folder / own).mkdir()
     sdist = _build(ROOT, "build_sdist", folder)
-    from_tree = _build(ROOT, "build_wheel", folder)
-    names_from_tree = _wheel_names(from_tree)
+    _build(ROOT, "build_wheel", folder / "tree")
     with tarfile.open(sdist) as archive:
         # the filter came with a patch release of Python 3.10 and 3.11; an older one knows no better
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
         archive.extractall(folder)
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    unpacked = folder / sdist.name.removesuffix(".tar.gz")
-    from_sdist = _build(unpacked, "build_wheel", folder)
-    return Built(names, names_from_tree, _wheel_names(from_sdist), from_sdist)
+    _build(folder / sdist.name.removesuffix(".tar.gz"), "build_wheel", folder / "sdist")
 
 
 def _wheel_names(wheel: Path) -> set[str]:

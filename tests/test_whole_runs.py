@@ -1,4 +1,4 @@
-"""Each command once from end to end, in a real process, as the README and the how-to pages show it."""
+"""Each command once from end to end, as the README and the how-to pages show it; what tests, in a bare process."""
 
 import json
 import subprocess
@@ -76,13 +76,13 @@ def test_the_prolog_needs_no_environment_and_no_torch(tmp_path):
     assert "torch" not in imported
 
 
-def test_an_unsure_prolog_passes_unless_asked_to_fail(tmp_path):
+def test_an_unsure_prolog_passes_unless_asked_to_fail(asked, tmp_path):
     everything = [word for check in CHECKS if check.where.value == "node" for word in ("--skip", check.id)]
     env = {"XDG_STATE_HOME": str(tmp_path)}
 
     passes, fails = (
-        doctor("prolog", *everything, env=env),
-        doctor("prolog", *everything, "--unsure", "fail", env=env),
+        asked("prolog", *everything, env=env),
+        asked("prolog", *everything, "--unsure", "fail", env=env),
     )
 
     assert "Unsure: nothing could be measured" in passes.stdout
@@ -111,10 +111,10 @@ def test_a_pasted_topology_is_read_from_stdin_and_gives_a_candidate_that_is_not_
     assert sourced.stdout == "unset\n"
 
 
-def test_a_picture_is_written_and_the_words_go_elsewhere(tmp_path):
+def test_a_picture_is_written_and_the_words_go_elsewhere(asked, tmp_path):
     target = tmp_path / "topo.svg"
-    done = doctor("topology", str(SAMPLE), "--svg", str(target))
-    piped = doctor("topology", str(SAMPLE), "--svg", "-")
+    done = asked("topology", str(SAMPLE), "--svg", str(target))
+    piped = asked("topology", str(SAMPLE), "--svg", "-")
 
     assert done.returncode == piped.returncode == 0
     assert target.read_text() == piped.stdout
@@ -123,20 +123,20 @@ def test_a_picture_is_written_and_the_words_go_elsewhere(tmp_path):
     assert "GPU0" in piped.stderr
 
 
-def test_a_picture_of_nothing_is_refused_with_a_sentence(tmp_path):
+def test_a_picture_of_nothing_is_refused_with_a_sentence(asked, tmp_path):
     target = tmp_path / "topo.svg"
-    done = doctor("topology", str(SAMPLE.with_name("p2p-capabilities.txt")), "--svg", str(target))
+    done = asked("topology", str(SAMPLE.with_name("p2p-capabilities.txt")), "--svg", str(target))
 
     assert done.returncode == 2
     assert "no matrix of GPUs to draw" in done.stderr
     assert not target.exists()
 
 
-def test_tables_of_p2p_and_nvlinks_are_shown_and_in_the_json(tmp_path):
+def test_tables_of_p2p_and_nvlinks_are_shown_and_in_the_json(asked, tmp_path):
     path = tmp_path / "all.txt"
     names = ("classic-two-socket.txt", "p2p-capabilities.txt", "nvlink-states.txt")
     path.write_text("\n".join(SAMPLE.with_name(name).read_text() for name in names))
-    done = doctor("topology", str(path), "--json", "-")
+    done = asked("topology", str(path), "--json", "-")
     report = json.loads(done.stdout)
 
     assert [table["statuses"]["GPU0"]["GPU1"] for table in report["p2p"]] == ["CNS"]
@@ -147,8 +147,8 @@ def test_tables_of_p2p_and_nvlinks_are_shown_and_in_the_json(tmp_path):
     assert "3 of 4 NVLinks active, 14.1 GB/s each; inactive: 2" in done.stderr
 
 
-def test_amd_gpus_are_shown_and_the_verdict_is_unsure():
-    done = doctor("topology", str(SAMPLE.with_name("rocm-smi-showtopo.txt")), "--json", "-")
+def test_amd_gpus_are_shown_and_the_verdict_is_unsure(asked):
+    done = asked("topology", str(SAMPLE.with_name("rocm-smi-showtopo.txt")), "--json", "-")
     report = json.loads(done.stdout)
 
     assert (done.returncode, report["verdict"], report["topology"]) == (3, "unsure", None)
@@ -156,19 +156,19 @@ def test_amd_gpus_are_shown_and_the_verdict_is_unsure():
     assert "GPU0  X     XGMI" in done.stderr
 
 
-def test_a_text_that_is_no_topology_is_refused_with_a_finding(tmp_path):
+def test_a_text_that_is_no_topology_is_refused_with_a_finding(asked, tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("GPU0 is slow today\n")
 
-    done = doctor("topology", str(path), "--json", "-")
+    done = asked("topology", str(path), "--json", "-")
 
     assert done.returncode == 2
     assert json.loads(done.stdout)["topology"] is None
     assert "DD405" in done.stderr
 
 
-def test_templates_are_listed_and_printed():
-    names = doctor("template").stdout.split()
+def test_templates_are_listed_and_printed(asked):
+    names = asked("template").stdout.split()
 
     assert names == ["slurm-prolog", "slurm-healthcheck", "slurm-gate"]
-    assert sys.executable in doctor("template", names[0]).stdout
+    assert sys.executable in asked("template", names[0]).stdout

@@ -192,7 +192,7 @@ def test_without_nvml_there_is_a_reason_and_nothing_waits(fault: str, uuid: str,
     seen = watched(fault, uuid)
     assert reason in (seen.reason or "")
     assert seen.samples == ()
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 60  # what waits, waits for ever
 
 
 def test_the_link_counts_at_its_best_and_the_clock_during_the_products():

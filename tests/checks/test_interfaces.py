@@ -89,7 +89,7 @@ def settings(finding: Finding) -> list[tuple[str, str | None]]:
 
 @pytest.mark.serial
 def test_this_machine_is_read_in_a_moment():
-    live = LiveContext(dict(os.environ), time.monotonic() + 10)
+    live = LiveContext(dict(os.environ), time.monotonic() + 60)
     began = time.monotonic()
     seen = probe(live)
     assert time.monotonic() - began < 3.0
@@ -102,7 +102,7 @@ def test_this_machine_is_read_in_a_moment():
 
 
 def test_one_node_alone_gives_nothing_whatever_its_name_means():
-    seen = probe(LiveContext(dict(os.environ), time.monotonic() + 10))
+    seen = probe(LiveContext(dict(os.environ), time.monotonic() + 60))
     assert findings(seen) == []
     assert findings(node("10.0.0.1", own="127.0.1.1")) == []
     assert findings(node("10.0.0.1", env={"GLOO_SOCKET_IFNAME": "ib0"})) == []
@@ -113,7 +113,7 @@ def test_an_address_of_this_machine_is_what_the_real_gloo_listens_on():
     import psutil
     from torch._C._distributed_c10d import ProcessGroupGloo
 
-    seen = probe(LiveContext({}, time.monotonic() + 10))
+    seen = probe(LiveContext({}, time.monotonic() + 60))
     before = _listening(psutil)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the name of this machine does not resolve

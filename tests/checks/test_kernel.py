@@ -75,10 +75,10 @@ def test_without_gpu_and_rdma_device_nothing_is_run():
 def test_this_very_machine_is_read_in_bounded_time():
     started = time.monotonic()
     try:
-        fact = probe(LiveContext(os.environ, started + 30))
+        fact = probe(LiveContext(os.environ, started + 60))
     except Absent:
         fact = None
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 90
     assert fact is None or fact.log_source or fact.log_problem
 
 

@@ -29,7 +29,7 @@ needs_cc = pytest.mark.skipif(
 
 
 def live(**env: str) -> LiveContext:
-    return LiveContext({"PATH": "/usr/bin:/bin", **env}, time.monotonic() + 20)
+    return LiveContext({"PATH": "/usr/bin:/bin", **env}, time.monotonic() + 60)
 
 
 def plugin_file(folder: Path, name: str = "libnccl-net.so", *flags: str) -> Path:

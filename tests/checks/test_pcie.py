@@ -82,7 +82,7 @@ class Machine:
         place.write_text(text)
 
     def context(self) -> LiveContext:
-        return LiveContext({}, time.monotonic() + 30, root=str(self.root))
+        return LiveContext({}, time.monotonic() + 60, root=str(self.root))
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_without_gpu_and_rdma_device_there_is_nothing_to_read():
 
 def test_this_very_machine_is_read():
     try:
-        fact = probe(LiveContext(os.environ, time.monotonic() + 30))
+        fact = probe(LiveContext(os.environ, time.monotonic() + 60))
     except Absent:
         return
     assert fact.endpoints()

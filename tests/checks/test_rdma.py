@@ -88,7 +88,7 @@ def test_a_machine_without_rdma_is_absent_and_costs_nothing(tmp_path: Path):
     started = time.process_time()
 
     with pytest.raises(Absent, match="no RDMA device"):
-        probe(LiveContext({}, time.monotonic() + 10, root=str(tmp_path)))
+        probe(LiveContext({}, time.monotonic() + 60, root=str(tmp_path)))
 
     assert time.process_time() - started < 0.5
 
@@ -97,14 +97,14 @@ def test_a_folder_without_devices_is_absent(tmp_path: Path):
     (tmp_path / "sys/class/infiniband").mkdir(parents=True)
 
     with pytest.raises(Absent):
-        probe(LiveContext({}, time.monotonic() + 10, root=str(tmp_path)))
+        probe(LiveContext({}, time.monotonic() + 60, root=str(tmp_path)))
 
 
 def test_a_machine_on_disk_is_read_as_the_one_in_memory(tmp_path: Path):
     tree = trees.with_storage(trees.infiniband(down=[3]))
     tree.write(tmp_path)
 
-    fact = probe(LiveContext({"NCCL_IB_HCA": "mlx5_0"}, time.monotonic() + 10, root=str(tmp_path)))
+    fact = probe(LiveContext({"NCCL_IB_HCA": "mlx5_0"}, time.monotonic() + 60, root=str(tmp_path)))
 
     read = probe(tree.context({"NCCL_IB_HCA": "mlx5_0"}))
     assert fact.model_copy(update={"hcas": ()}) == read.model_copy(update={"hcas": ()})

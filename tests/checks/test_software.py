@@ -50,7 +50,7 @@ GPU_NODE = Software(
 
 def live(tmp_path: Path | None = None, **env: str) -> LiveContext:
     paths = {"PYTHONPATH": str(tmp_path)} if tmp_path else {}
-    return LiveContext({"PATH": "/usr/bin:/bin", **MEASURED, **paths, **env}, time.monotonic() + 20)
+    return LiveContext({"PATH": "/usr/bin:/bin", **MEASURED, **paths, **env}, time.monotonic() + 60)
 
 
 def recording(*facts: Software, command: str = "run", **options: Any) -> Recording:

@@ -30,7 +30,7 @@ MATRIX = (
 def _answer(fault: str, topology: str, defines: tuple[str, ...], limit: str) -> CommandResult:
     """The real child's answer; nothing else in the environment changes it."""
     env = environment(fault, *defines, NVML_STAND_IN_TOPOLOGY=topology)
-    return LiveContext(env, time.monotonic() + 30).child("nvml_topology", limit)
+    return LiveContext(env, time.monotonic() + 60).child("nvml_topology", limit)
 
 
 class StandInContext(LiveContext):
@@ -206,7 +206,7 @@ def test_without_a_gpu_nothing_is_started(tree: SysfsTree) -> None:
         def child(self, name: str, *args: str) -> CommandResult:
             raise AssertionError(name)
 
-    context = Untouched({}, time.monotonic() + 30, root=str(tree.root))
+    context = Untouched({}, time.monotonic() + 60, root=str(tree.root))
     started = time.process_time()
     with pytest.raises(Absent, match="no NVIDIA GPU on this machine"):
         probe(context)
@@ -221,7 +221,7 @@ def test_an_nvml_that_never_answers_is_a_fact_that_names_the_call(look: Look, tr
     assert 0.4 < fact.waited_s < 20
 
 
-def context_with(tree: SysfsTree, script: str, deadline_s: float = 30) -> LiveContext:
+def context_with(tree: SysfsTree, script: str, deadline_s: float = 60) -> LiveContext:
     """The stand-in's machine with this script for nvidia-smi, and no binding for NVML."""
     folder = tree.root / "bin"
     folder.mkdir()

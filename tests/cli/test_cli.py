@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any
 import pytest
 
 from ddp_doctor.model.recording import Recording
-from tests.forked import Forked, forked
 from tests.recorded import path_of
 
 DOCTOR = (sys.executable, "-m", "ddp_doctor")
@@ -34,12 +32,6 @@ def doctor(*args: str, env: dict[str, str] | None = None, cwd: Path | None = Non
         cwd=cwd,
         env={**os.environ, **(env or {})},
     )
-
-
-@pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
-    with forked(tmp_path_factory.mktemp("streams")) as ask:
-        yield ask
 
 
 @pytest.fixture
@@ -149,29 +141,29 @@ def test_a_recording_with_a_strange_number_is_replayed_or_refused(tmp_path):
     assert replayed
 
 
-def test_a_title_from_a_recording_does_not_steer_the_terminal(tmp_path):
+def test_a_title_from_a_recording_does_not_steer_the_terminal(asked, tmp_path):
     path = tmp_path / "recording.json"
     reading = {"check": "p2p", "status": "failed", "reason": "rank 3 \x1b]52;c;ZXZpbA==\x07\x9b2J\nHealthy"}
     path.write_text(json.dumps({"schema_version": "1.0", "run_id": "x", "readings": [reading]}))
-    done = doctor("replay", str(path))
+    done = asked("replay", str(path))
 
     assert done.returncode == 3
     assert "rank 3 ?]52;c;ZXZpbA==??2J Healthy" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_a_recording_with_an_unknown_fact_of_the_same_schema_is_replayed(tmp_path):
+def test_a_recording_with_an_unknown_fact_of_the_same_schema_is_replayed(asked, tmp_path):
     path = tmp_path / "recording.json"
     reading = {"check": "future", "status": "collected", "fact": {"kind": "future/7", "value": 1}}
     path.write_text(json.dumps({"schema_version": "1.3", "run_id": "x", "readings": [reading], "new": 1}))
-    done = doctor("replay", str(path), "--json", "-")
+    done = asked("replay", str(path), "--json", "-")
 
     assert done.returncode == 0, done
     assert [check["id"] for check in json.loads(done.stdout)["checks"]] == ["future"]
 
 
 @pytest.mark.ranks
-def test_a_run_reports_records_and_replays_to_the_same_findings(tmp_path, state):
+def test_a_run_reports_records_and_replays_to_the_same_findings(asked, tmp_path, state):
     report_path, recording_path = tmp_path / "out.json", tmp_path / "recording.json"
     done = doctor(
         *("run", "--level", "quick", "--nproc-per-node", "4"),
@@ -190,7 +182,7 @@ def test_a_run_reports_records_and_replays_to_the_same_findings(tmp_path, state)
     assert "# nothing to set" in (tmp_path / "env").read_text()
     assert len(list((tmp_path / "state").glob("ddp-doctor/runs/*/recording.json"))) == 1
 
-    again = json.loads(doctor("replay", str(recording_path), "--json", "-").stdout)
+    again = json.loads(asked("replay", str(recording_path), "--json", "-").stdout)
     for changing in ("findings", "verdict", "checks", "measurements", "summary"):
         assert again[changing] == report[changing]
 
@@ -385,8 +377,8 @@ def test_a_rank_does_not_meet_its_agent_in_a_folder_of_another(temporary, capsys
     assert "local rank 1 has no folder" in capsys.readouterr().err
 
 
-def test_help_names_every_command():
-    done = doctor("--help")
+def test_help_names_every_command(asked):
+    done = asked("--help")
 
     for command in ("run", "prolog", "replay", "topology", "checks", "explain", "template"):
         assert f"  {command} " in done.stdout
@@ -534,14 +526,14 @@ def test_typed_on_each_host_all_print_the_verdict_and_the_head_tells_what_to_typ
     assert other.stdout.splitlines()[-1] == shown.splitlines()[-1]
 
 
-def test_a_node_that_is_not_needed_leaves_with_exit_0(state):
+def test_a_node_that_is_not_needed_leaves_with_exit_0(asked, state):
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NODEID": "1"}
     nodes = {
         "SLURM_STEP_NODELIST": "fan[1-2]",
         "SLURM_STEP_NUM_NODES": "2",
         "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
     }
-    done = doctor("run", "--nnodes", "1", env={**state, **step, **nodes})
+    done = asked("run", "--nnodes", "1", env={**state, **step, **nodes})
 
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == "ddp-doctor: node rank 1 is not needed: --nnodes takes the first 1\n"

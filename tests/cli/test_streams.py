@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_cli import DOCTOR, doctor
+from tests.forked import UNREAD
 from tests.recorded import path_of
 
 HERE = Path(__file__).parent.parent
@@ -18,11 +19,8 @@ TOPOLOGY = str(HERE / "samples/topology/classic-two-socket.txt")
     "command",
     [["topology", TOPOLOGY], ["topology", "--svg", "-", TOPOLOGY], ["checks"], ["explain", "DD401"]],
 )
-def test_a_full_disk_behind_stdout_is_one_sentence_and_exit_2(command):
-    with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
-            (*DOCTOR, *command), check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
-        )
+def test_a_full_disk_behind_stdout_is_one_sentence_and_exit_2(asked, command):
+    done = asked(*command, stdout="/dev/full")
     assert done.returncode == 2
     assert done.stderr.endswith("could not be written: No space left on device\n")
     assert "trace" not in done.stderr
@@ -36,8 +34,8 @@ def test_a_full_disk_behind_stdout_is_one_sentence_and_exit_2(command):
         ["replay", "--json", "-", "--env-file", "-", "x.json"],
     ],
 )
-def test_two_outputs_on_stdout_are_refused(args):
-    done = doctor(*args)
+def test_two_outputs_on_stdout_are_refused(asked, args):
+    done = asked(*args)
     assert (done.returncode, done.stdout) == (2, "")
     assert "only one output can go to stdout" in done.stderr
 
@@ -59,16 +57,9 @@ def test_a_recording_is_replayed_from_stdin():
     assert "DD304" in done.stdout
 
 
-def test_the_environment_of_a_pipe_is_judged_and_no_secret_of_it_shows():
+def test_the_environment_of_a_pipe_is_judged_and_no_secret_of_it_shows(asked):
     text = "PATH=/bin\nHOME=/\nPWD=/\nNCCL_IB_DISABLE=true\nNCCL_TOKEN=hunter2\nWANDB_API_KEY=hunter2\n"
-    done = subprocess.run(
-        (*DOCTOR, "env", "--from", "-", "--json", "-"),
-        check=False,
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = asked("env", "--from", "-", "--json", "-", text=text)
     assert done.returncode == 0
     report = json.loads(done.stdout)
     assert [finding["code"] for finding in report["findings"]].count("DD121") == 1
@@ -77,21 +68,21 @@ def test_the_environment_of_a_pipe_is_judged_and_no_secret_of_it_shows():
     assert "hunter2" not in done.stdout + done.stderr
 
 
-def test_the_topology_command_speaks_of_the_topology_alone():
-    done = doctor("topology")
+def test_the_topology_command_speaks_of_the_topology_alone(asked):
+    done = asked("topology")
     marks = [line for line in done.stdout.splitlines() if line[:4] in (" ok ", " -- ", " !! ", " ?? ")]
     assert [line.split()[1] for line in marks] == ["topology"]
 
 
-def test_a_text_is_not_called_this_node():
-    done = doctor("topology", TOPOLOGY)
+def test_a_text_is_not_called_this_node(asked):
+    done = asked("topology", TOPOLOGY)
     assert done.stdout.endswith("Healthy, with 1 warning: nothing but the topology was judged.\n")
 
 
-def test_one_replay_writes_the_settings_in_every_form(tmp_path):
+def test_one_replay_writes_the_settings_in_every_form(asked, tmp_path):
     forms = ("env-file", "sbatch-lines", "docker-args", "k8s-env", "torchrun-args")
     recording = str(path_of("interfaces/docker0-on-both"))
-    done = doctor(
+    done = asked(
         "replay", recording, *(word for form in forms for word in (f"--{form}", str(tmp_path / form)))
     )
 
@@ -109,15 +100,6 @@ WARNED_SCRIPT = str(HERE / "lint/samples/public/dit_train.py")
 RECORDING_OF_SICK = str(path_of("gpus/one-lost"))
 
 
-def unread(stream: str, *args: str) -> "subprocess.CompletedProcess[str]":
-    """The command with a pipe whose reader left before anything was said."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "wb") as gone:
-        out, err = (gone if stream == name else subprocess.PIPE for name in ("stdout", "stderr"))
-        return subprocess.run((*DOCTOR, *args), check=False, stdout=out, stderr=err, text=True, timeout=60)
-
-
 @pytest.mark.parametrize(
     ("stream", "args", "code"),
     [
@@ -133,8 +115,8 @@ def unread(stream: str, *args: str) -> "subprocess.CompletedProcess[str]":
         ("stderr", ["explain", "DD000"], 2),
     ],
 )
-def test_a_reader_that_left_changes_no_exit_code_and_nothing_is_said_of_it(stream, args, code):
-    done = unread(stream, *args)
+def test_a_reader_that_left_changes_no_exit_code_and_nothing_is_said_of_it(asked, stream, args, code):
+    done = asked(*args, **{stream: UNREAD})
     assert done.returncode == code
     assert "-" in args or not done.stderr
 
@@ -142,6 +124,11 @@ def test_a_reader_that_left_changes_no_exit_code_and_nothing_is_said_of_it(strea
 def test_a_run_whose_reader_left_goes_on_and_writes_what_was_asked_for(tmp_path):
     report = tmp_path / "report.json"
     words = ("run", "--level", "quick", "--nproc-per-node", "2", "--only", "allreduce", "--json", str(report))
-    done = unread("stdout", *words)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as gone:
+        done = subprocess.run(
+            (*DOCTOR, *words), check=False, stdout=gone, stderr=subprocess.PIPE, text=True, timeout=60
+        )
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(report.read_text())["verdict"] == "healthy"

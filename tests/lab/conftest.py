@@ -36,7 +36,7 @@ def two_hosts() -> Iterator[Lab]:
 
 @pytest.fixture
 def dial() -> Dial:
-    def run(host: Host, target: str, port: int = 29400, size: int = 0, timeout_s: float = 1.0):
+    def run(host: Host, target: str, port: int = 29400, size: int = 0, timeout_s: float = 5.0):
         argv = (sys.executable, "-S", WIRE, "dial", target, str(port), str(size), str(timeout_s))
         return json.loads(host.run(argv).stdout)
 

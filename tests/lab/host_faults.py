@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.lab import overlays
 from tests.lab.hosts import Host, Lab
 from tests.lab.planted import Planted
-from tests.lab.processes import state
+from tests.lab.processes import PATIENCE_S, state
 
 WIRE = Path(__file__).with_name("wire.py")
 _numbers = itertools.count()
@@ -57,7 +57,7 @@ def held_port(host: Host, port: int = 29400) -> Planted:
     """Another program listens on the port and never says a word."""
     program = host.start((sys.executable, "-S", WIRE, "mute", str(port)))
     program.wait_for_output("ready")
-    return Planted(lambda: program.wait(5), program.kill)
+    return Planted(lambda: program.wait(PATIENCE_S), program.kill)
 
 
 # Names, addresses and interfaces
@@ -172,7 +172,7 @@ def _environment(host: Host, changes: dict[str, str]) -> Planted:
 def _stop(pids: list[int]) -> None:
     """Stop them and wait until they are: a signal takes its time on a busy machine."""
     _send(signal.SIGSTOP, pids)
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + PATIENCE_S
     while any(state(pid) not in ("T", "Z", "") for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.005)
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from tests.lab.processes import HostProcess, comm, pids_in
+from tests.lab.processes import PATIENCE_S, HostProcess, comm, pids_in
 
 ROOT = Path(__file__).parent.parent.parent
 INIT, ENTER = (Path(__file__).with_name(name) for name in ("init.sh", "enter.py"))
@@ -124,9 +124,9 @@ class Host:
         for stream in (self._init.stdin, self._init.stdout, self._init.stderr):
             assert stream is not None
             stream.close()
-        self._init.wait(20)
+        self._init.wait(PATIENCE_S)
         for process in self._started:
-            process.wait(5)
+            process.wait(PATIENCE_S)
         self._init, self._pid, self._started = None, 0, []
 
     @property
@@ -155,7 +155,7 @@ class Host:
         *,
         env: Mapping[str, str] | None = None,
         text: str | None = None,
-        timeout_s: float = 30.0,
+        timeout_s: float = PATIENCE_S,
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end, with ``text`` as its standard input."""
@@ -173,7 +173,9 @@ class Host:
     def net(self, *argv: str, text: str = "") -> str:
         """Run one of the lab's own tools in the host's network only, where process ids are the lab's."""
         inside = ("nsenter", f"--target={self._pid}", "--net", "--", *argv)
-        done = subprocess.run(inside, check=False, capture_output=True, text=True, input=text, timeout=20)
+        done = subprocess.run(
+            inside, check=False, capture_output=True, text=True, input=text, timeout=PATIENCE_S
+        )
         return _checked(self, argv, done).stdout
 
     def ip(self, *lines: str) -> None:
@@ -193,7 +195,7 @@ class Host:
         """The process of this name (/proc/PID/comm, at most 15 characters); None where there is none."""
         return next((pid for pid in self.pids() if comm(pid) == name), None)
 
-    def wait_for_process(self, name: str, timeout_s: float = 20.0) -> int:
+    def wait_for_process(self, name: str, timeout_s: float = PATIENCE_S) -> int:
         """The process of this name, once it runs. Raises TimeoutError."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -325,11 +327,17 @@ class Lab:
         """Start a command on every host at the same time; the processes by host name."""
         return {host.name: host.start(argv_of(host), env=env_of(host)) for host in self.hosts}
 
-    def left_behind(self, grace_s: float = 3.0, without: Collection[int] = ()) -> list[str]:
-        """What is still there after a time of grace, one line each, without these processes."""
+    def left_behind(
+        self,
+        grace_s: float = PATIENCE_S,
+        without: Collection[int] = (),
+        counts: Callable[[str], bool] = lambda _line: True,
+    ) -> list[str]:
+        """What ``counts`` and is still there after a time of grace, one line each, without these processes."""
         deadline = time.monotonic() + grace_s
         while True:
-            found = [f"{host.name}: {line}" for host in self.hosts for line in host.left_behind(without)]
+            lines = [f"{host.name}: {line}" for host in self.hosts for line in host.left_behind(without)]
+            found = [line for line in lines if counts(line)]
             if not found or time.monotonic() >= deadline:
                 return found
             time.sleep(0.05)

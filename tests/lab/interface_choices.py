@@ -59,7 +59,7 @@ def lay_out(folder: Path) -> None:
 
 def compare(label: str, env: dict[str, str]) -> None:
     """Print what is foretold and what is real, for both backends."""
-    seen = probe(LiveContext({**os.environ, **env}, time.monotonic() + 20))
+    seen = probe(LiveContext({**os.environ, **env}, time.monotonic() + 60))
     row = {
         "label": label,
         "env": env,

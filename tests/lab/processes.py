@@ -8,6 +8,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+#: How long the lab waits for what comes in a moment: only a test that fails waits so long, on however busy a machine.
+PATIENCE_S = 90.0
+
 
 class HostProcess:
     """A command in a host. ``pid`` is its id outside; its output goes to ``out``.stdout and .stderr."""
@@ -30,7 +33,7 @@ class HostProcess:
     @property
     def pid(self) -> int | None:
         """The command itself, a child of the one that entered the host; None where it has ended."""
-        deadline = time.monotonic() + 5.0
+        deadline = time.monotonic() + PATIENCE_S
         while self._entering.poll() is None and time.monotonic() < deadline:
             if children := _children(self._entering.pid):
                 return children[0]
@@ -53,7 +56,7 @@ class HostProcess:
             time.sleep(0.01)
         return code
 
-    def wait_for_output(self, text: str, timeout_s: float = 20.0) -> None:
+    def wait_for_output(self, text: str, timeout_s: float = PATIENCE_S) -> None:
         """Until it has printed this. Raises RuntimeError with its errors where it ends or takes too long."""
         deadline = time.monotonic() + timeout_s
         while text not in self.output():

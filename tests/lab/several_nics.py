@@ -11,7 +11,7 @@ from tests.lab.hosts import Host, Lab
 #: The head by its address in the second network: how nodes whose first is dead meet at all.
 SECOND = "10.78.0.1:29400"
 FIRST = "10.77.0.1:29400"
-_MOST_S = 90.0
+_MOST_S = 200.0
 
 
 @dataclass(frozen=True)

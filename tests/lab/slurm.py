@@ -25,7 +25,7 @@ from tests.nvml_stand_in import SONAME, library_folder
 
 TOOLS = ("munged", "slurmctld", "slurmd", "srun", "mount", "ldconfig")
 #: how long a test waits for what SLURM does in its own time; only a test that never passes waits so long
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 CONFIG = """
 ClusterName=lab
@@ -95,7 +95,7 @@ class Slurm:
     def __exit__(self, *_exc: object) -> None:
         self._lab.teardown()
 
-    def run(self, *argv: str, timeout_s: float = 60) -> "subprocess.CompletedProcess[str]":
+    def run(self, *argv: str, timeout_s: float = PATIENCE_S) -> "subprocess.CompletedProcess[str]":
         """Run a command on node0, as a user would on the login node."""
         return self.head.run(argv, timeout_s=timeout_s, check=False)
 
@@ -147,7 +147,7 @@ class Slurm:
         new.replace(library)
         if first:
             cache = folder / "ld.so.cache"
-            subprocess.run(("ldconfig", "-X", "-C", str(cache), str(folder)), check=True, timeout=20)
+            subprocess.run(("ldconfig", "-X", "-C", str(cache), str(folder)), check=True, timeout=PATIENCE_S)
             _mount(host, cache, "/etc/ld.so.cache")
 
     def start_slurmd(self, host: Host) -> None:

@@ -1,4 +1,4 @@
-"""Every fault of the table: the right finding and culprit, no innocent, and nothing left; one of a kind also in time.
+"""Every fault of the table: the right finding and culprit, no innocent, and nothing left; some also in time.
 
 All must end within fault_run.CAP_S. How long a row takes is measured where it has the machine to itself.
 """
@@ -13,21 +13,11 @@ from tests.lab.hosts import why_no_lab
 pytestmark = pytest.mark.lab
 
 
-#: Each way of failing once, with as many hosts as the table has for it; and the node that is late, but not too late.
+#: Two of each kind of evidence, from which on the seconds count, with as many hosts as the table has for it.
 IN_TIME = (
-    "late",
-    "head-never",
-    "node2-never",
-    "rank-twice-of-4",
-    "inbound-192",
-    "path-cut",
-    "black-hole-of-4",
-    "ifname-eth1-bare",
-    "dead-port-of-4",
-    "rank-stopped-of-4",
-    "node-frozen-of-4",
-    "power-off-of-4",
-    "other-torch",
+    *("inbound-192", "black-hole-of-4"),  # the start
+    *("head-never", "node2-never"),  # the end of the wait for nodes
+    *("rank-stopped-of-4", "power-off-of-4"),  # the fault itself
 )
 CASES = [
     pytest.param(row, id=row.id, marks=[pytest.mark.serial] if row.id in IN_TIME else []) for row in ROWS

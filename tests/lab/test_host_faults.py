@@ -8,7 +8,7 @@ import pytest
 
 from tests.lab import faults
 from tests.lab.hosts import Lab, why_no_lab
-from tests.lab.processes import state
+from tests.lab.processes import PATIENCE_S, state
 
 pytestmark = pytest.mark.lab
 
@@ -21,14 +21,14 @@ def test_a_stopped_process_goes_on_when_undone(lab):
     with faults.plant(lab, "stop-all:node1"):
         assert {state(pid) for pid in lab["node1"].pids()} == {"T"}
     faults.plant(lab, "kill:node1:sleep")
-    assert sleeper.wait(5) == -signal.SIGKILL
+    assert sleeper.wait(PATIENCE_S) == -signal.SIGKILL
 
 
 def test_all_that_runs_on_a_host_is_killed_and_the_host_stays(two_hosts):
     sleepers = [host.start(("sleep", "88")) for host in two_hosts.hosts for _ in range(2)]
     assert all(each.pid for each in sleepers)
     faults.plant(two_hosts, "kill-all:node1")
-    assert [each.wait(5) for each in sleepers[2:]] == [-signal.SIGKILL] * 2
+    assert [each.wait(PATIENCE_S) for each in sleepers[2:]] == [-signal.SIGKILL] * 2
     assert [each.poll() for each in sleepers[:2]] == [None, None]
     assert two_hosts["node1"].is_up
 

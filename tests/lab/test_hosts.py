@@ -11,6 +11,7 @@ import pytest
 
 from tests.lab.conftest import answers
 from tests.lab.hosts import PREFIX, ROOT, Lab, sweep, why_no_lab
+from tests.lab.processes import PATIENCE_S
 
 pytestmark = pytest.mark.lab
 
@@ -50,7 +51,7 @@ def test_a_host_sees_no_process_of_another(lab):
     assert lab["node0"].find_process("sleep") is None
     assert "sleep" not in lab["node0"].run(("ps", "-e", "-o", "comm")).stdout
     with_sleep.kill()
-    assert with_sleep.wait(5) == -signal.SIGKILL
+    assert with_sleep.wait(PATIENCE_S) == -signal.SIGKILL
 
 
 @pytest.mark.serial
@@ -65,15 +66,15 @@ def test_output_exit_code_and_environment_of_a_command(lab):
         lambda host: ("sh", "-c", f'echo "$WHO"; echo no >&2; exit {host.index}'),
         env_of=lambda host: {"WHO": f"I am {host.name}"},
     )
-    assert [started[host.name].wait(5) for host in lab.hosts] == [0, 1, 2, 3]
+    assert [started[host.name].wait(PATIENCE_S) for host in lab.hosts] == [0, 1, 2, 3]
     assert started["node3"].output() == "I am node3\n"
     assert started["node3"].errors() == "no\n"
 
 
 def test_an_orphan_that_ends_is_gone(lab):
-    lab["node0"].run(("sh", "-c", "sleep 3 >/dev/null 2>&1 & exit 0"))
-    assert lab["node0"].find_process("sleep") is not None
-    deadline = time.monotonic() + 20
+    lab["node0"].run(("sh", "-c", "sleep 1000 >/dev/null 2>&1 & exit 0"))
+    os.kill(lab["node0"].wait_for_process("sleep"), signal.SIGKILL)
+    deadline = time.monotonic() + PATIENCE_S
     while lab["node0"].find_process("sleep") is not None and time.monotonic() < deadline:
         time.sleep(0.1)
     assert lab["node0"].find_process("sleep") is None
@@ -85,7 +86,7 @@ def test_what_a_command_leaves_behind_is_told(lab):
         assert other.left_behind() == []
         node0.run(("sh", "-c", "echo x >/dev/shm/segment; echo x >$TMPDIR/file"))
         orphan = node0.start(("sh", "-c", "sleep 55 & exit 0"))
-        assert orphan.wait(5) == 0
+        assert orphan.wait(PATIENCE_S) == 0
         left = [line.split()[-1] for line in other.left_behind(grace_s=0.1)]
     assert left == ["sleep", "/dev/shm/segment", "$TMPDIR/file"]
 
@@ -129,8 +130,8 @@ def test_nothing_runs_on_when_the_process_that_made_the_lab_ends(ended_by):
         assert maker.stdout is not None
         folder, *running = maker.stdout.readline().split()
         maker.send_signal(ended_by)
-        maker.wait(10)
-    deadline = time.monotonic() + 5.0
+        maker.wait(PATIENCE_S)
+    deadline = time.monotonic() + PATIENCE_S
     while (
         alive := [pid for pid in running if Path(f"/proc/{pid}").exists()]
     ) and time.monotonic() < deadline:

@@ -21,11 +21,14 @@ from ddp_doctor.knowledge.versions import release
 from ddp_doctor.settings.releases import default_at, status_at
 from ddp_doctor.settings.table import variables
 from tests import elf
+from tests.once import once
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
 #: Bundled with torch 2.5 and 2.6, 2.7, 2.9 and 2.10, and 2.12 and 2.13; the newest that the table knows.
 RELEASES = ("2.21.5", "2.26.2", "2.27.5", "2.29.7", "2.30.7", "2.31.2", "2.32.3")
+
+LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
 
 #: Texts that look like a variable, and what they are.
 NO_VARIABLES = {
@@ -61,21 +64,25 @@ os._exit(0)
 
 
 @pytest.fixture(scope="module", params=RELEASES)
-def nccl(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+def nccl(request: pytest.FixtureRequest) -> tuple[str, Path]:
     """A release, and its library out of NVIDIA's wheel."""
-    folder = tmp_path_factory.mktemp("wheel")
+    return request.param, once(
+        f"nccl-{request.param}", lambda folder: _downloaded(request.param, folder)
+    ) / LIBRARY
+
+
+def _downloaded(nccl_release: str, folder: Path) -> None:
     if shutil.disk_usage(folder).free < 2 * 10**9:
         pytest.skip("needs 2 GB of disk for NVIDIA's wheel")
-    package = f"nvidia-nccl-cu12=={request.param}"
+    package = f"nvidia-nccl-cu12=={nccl_release}"
     options = ("-q", "--no-deps", "--no-cache-dir", "--dest", folder)
     command = (sys.executable, "-m", "pip", "download", *options, package)
     if subprocess.run(command, capture_output=True, check=False).returncode != 0:
         pytest.skip(f"needs a package index with {package}")
     [wheel] = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:
-        library = packed.extract("nvidia/nccl/lib/libnccl.so.2", folder)
+        packed.extract(LIBRARY, folder)
     wheel.unlink()
-    return request.param, Path(library)
 
 
 def read_at(nccl_release: str) -> set[str]:

@@ -24,6 +24,7 @@ from ddp_doctor.probing import nccl_conf
 from ddp_doctor.sources import machine
 from ddp_doctor.sources.machine import LiveContext
 from tests.checks.test_software import compile_library
+from tests.once import once
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
@@ -37,9 +38,12 @@ ASK = (
 
 
 @pytest.fixture(scope="session")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def both() -> Path:
     """An environment into which pip put the package for CUDA 12 and then that for CUDA 13."""
-    folder = tmp_path_factory.mktemp("both")
+    return once("two-nccl-packages", _install_both)
+
+
+def _install_both(folder: Path) -> None:
     if shutil.disk_usage(folder).free < 4 * 10**9:
         pytest.skip("needs 4 GB of disk for NVIDIA's wheels")
     subprocess.run((sys.executable, "-m", "venv", folder), check=True)
@@ -56,7 +60,6 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         if subprocess.run(command, capture_output=True, check=False).returncode != 0:
             pytest.skip(f"needs a package index with {package}")
-    return folder
 
 
 def library(both: Path) -> Path:
@@ -94,7 +97,7 @@ def test_nccl_takes_from_its_file_what_the_doctor_says_it_takes(both, tmp_path):
         "# c\nexport NCCL_SOCKET_FAMILY=AF_INET6\n NCCL_SOCKET_FAMILY=AF_INET6\nNCCL_SOCKET_IFNAME=lo\n"
         "NCCL_SOCKET_IFNAME=none\nNCCL_DEBUG=INFO\nNCCL_IB_DISABLE\n"
     )
-    context = LiveContext({"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}, time.monotonic() + 20)
+    context = LiveContext({"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}, time.monotonic() + 60)
     read = nccl_conf.settings(nccl_conf.conf_files(context))
 
     said = asked(both, HOME=str(tmp_path))
@@ -128,7 +131,7 @@ def test_a_plugin_that_nccl_finds_and_one_that_it_does_not_are_told_apart_as_it_
     found, missed = (asked(both, **env, NCCL_ENV_PLUGIN=name) for name in ("x", "y"))
     (ours,), (none,) = (
         probe(
-            LiveContext({**env, "PATH": "/usr/bin:/bin", "NCCL_NET_PLUGIN": name}, time.monotonic() + 20)
+            LiveContext({**env, "PATH": "/usr/bin:/bin", "NCCL_NET_PLUGIN": name}, time.monotonic() + 60)
         ).plugins
         for name in ("x", "y")
     )

@@ -63,8 +63,8 @@ def test_the_hosts_are_down_when_the_shell_has_ended(ended_by):
         next(line for line in lines if "planted rate:node0:10" in line)
         if isinstance(ended_by, signal.Signals):
             shell.send_signal(ended_by)
-            shell.communicate(timeout=10)
+            shell.communicate(timeout=90)
         else:
-            shell.communicate(f"{ended_by}\n", timeout=10)
+            shell.communicate(f"{ended_by}\n", timeout=90)
     assert shell.returncode == (143 if ended_by is signal.SIGTERM else 0)
     assert not folder.parent.exists()

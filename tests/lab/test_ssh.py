@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab.hosts import Lab
+from tests.lab.processes import PATIENCE_S
 from tests.lab.sshd import environment, know_hosts, serve_ssh, why_no_ssh
 
 pytestmark = pytest.mark.lab
@@ -101,5 +102,5 @@ def test_nothing_is_left_when_the_command_is_ended(lab, number):
     assert started.pid is not None
     os.kill(started.pid, number)
 
-    assert started.wait(30) == (130 if number == signal.SIGINT else -number)
-    assert lab.left_behind(grace_s=10, without=before) == []
+    assert started.wait(PATIENCE_S) == (130 if number == signal.SIGINT else -number)
+    assert lab.left_behind(without=before) == []

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
+#: How long a test waits for what comes in a moment: only one that fails waits so long, however busy the machine is.
+PATIENCE_S = 90.0
 
 
 def free_port() -> int:
@@ -49,13 +51,13 @@ class Agent:
         with self.said.open("wb") as output:
             self.process = subprocess.Popen(argv, stdout=output, stderr=output, env=env, cwd=folder)
 
-    def report(self, timeout_s: float = 60.0) -> dict[str, Any]:
+    def report(self, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         """Its report, once it has ended."""
         self.process.wait(timeout_s)
         report: dict[str, Any] = json.loads(self.json.read_text())
         return report
 
-    def wait_for(self, words: str, timeout_s: float = 90.0) -> None:
+    def wait_for(self, words: str, timeout_s: float = PATIENCE_S) -> None:
         """Until its progress says this."""
         deadline = time.monotonic() + timeout_s
         while words not in self.said.read_text():
@@ -66,7 +68,7 @@ class Agent:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def family(self, grace_s: float = 3.0) -> list[str]:
+    def family(self, grace_s: float = PATIENCE_S) -> list[str]:
         """What still runs of it, itself included, after a time of grace."""
         deadline = time.monotonic() + grace_s
         while alive := self._alive():
@@ -91,4 +93,4 @@ def end(agents: Sequence[Agent]) -> None:
     for agent in agents:
         if agent.process.poll() is None:
             agent.process.kill()
-            agent.process.wait(5.0)
+            agent.process.wait(PATIENCE_S)

@@ -51,7 +51,7 @@ def session() -> Iterator[Session]:
 
 @pytest.fixture(scope="package")
 def play(session: Session) -> Play:
-    """``play(probe, ranks=4, deadline_s=2.0)`` runs one probe on real ranks and judges it."""
+    """``play(probe, ranks=4, deadline_s=4.0)`` runs one probe on real ranks and judges it."""
     session._start_control()
     assert session._control is not None
     store = session._control.process.pid
@@ -61,7 +61,7 @@ def play(session: Session) -> Play:
     def play_one(
         probe: Probe,
         ranks: int = 4,
-        deadline_s: float = 2.0,
+        deadline_s: float = 4.0,
         check_id: str = "scenario",
         needs_model: bool = False,
         still_s: float | None = None,

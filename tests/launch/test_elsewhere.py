@@ -108,7 +108,7 @@ def stuck_beside_its_folder(ctx: RankContext) -> Fact:
 @pytest.mark.ranks
 @pytest.mark.usefixtures("nothing_is_left")
 def test_a_rank_that_is_killed_leaves_no_folder(play: Play):
-    scenario = play(kills_the_saver, ranks=2)
+    scenario = play(kills_the_saver, ranks=2, deadline_s=60.0)
 
     assert scenario.outcome.recording.trials[0].outcome == "broken"
 

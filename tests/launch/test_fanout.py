@@ -43,7 +43,9 @@ wire.tell("done", "1")
 os._exit(1)
 """
 HEAD = "wire.tell('progress', 'p2p'); time.sleep(0.2); wire.tell_recording('verdict')"
-WAIT = "(folder / f'ready{rank}').touch(); time.sleep(60)"
+WAIT = "(folder / f'ready{rank}').touch(); time.sleep(600)"
+#: Only a test that fails waits so long: longer than a busy machine takes for anything, and no agent ends so soon.
+PATIENCE_S = 90.0
 REFUSED = "sys.stderr.write('root@b: Permission denied\\n'); os._exit(255)"
 
 
@@ -63,7 +65,7 @@ def start(tmp_path: Path) -> Callable[..., list[Start]]:
     return made
 
 
-def ended(starts: list[Start], timeout_s: float = 30.0) -> tuple[Ended, list[str]]:
+def ended(starts: list[Start], timeout_s: float = PATIENCE_S) -> tuple[Ended, list[str]]:
     told: list[str] = []
     return FanOut(starts, ["a", "b", "c"], told.append, timeout_s).run(), told
 
@@ -72,7 +74,7 @@ def signal_when_ready(folder: Path, ranks: int, *numbers: signal.Signals) -> Non
     """Send these signals to this process, half a second apart, once so many agents are at work."""
 
     def send() -> None:
-        end = time.monotonic() + 20.0
+        end = time.monotonic() + PATIENCE_S
         while len(list(folder.glob("ready*"))) < ranks and time.monotonic() < end:
             time.sleep(0.05)
         for number in numbers:
@@ -99,10 +101,10 @@ def test_the_heads_recording_and_progress_are_heard(start, tmp_path):
 
 
 def test_a_host_that_cannot_be_started_is_told_to_the_head(start):
-    head = "[time.sleep(0.05) for _ in range(100) if not starter_pipe.not_started()];"
+    head = "[time.sleep(0.05) for _ in range(1200) if not starter_pipe.not_started()];"
     head += " wire.tell_recording(repr(starter_pipe.not_started())); (folder / 'told').touch()"
     # c stays until then: an agent that ends sooner is told to the head as well.
-    other = "[time.sleep(0.05) for _ in range(200) if not (folder / 'told').exists()]"
+    other = "[time.sleep(0.05) for _ in range(1200) if not (folder / 'told').exists()]"
     starts = start(head, WAIT, other)
     argv = (sys.executable, "-c", f"import os, sys; {REFUSED}")
     starts[1] = Start("ssh b", argv, os.environ, (1,))
@@ -128,13 +130,13 @@ def test_without_the_head_the_others_end_with_what_they_saw(start, tmp_path):
     seen, _ = ended(starts)
 
     assert seen.not_started == {0: f"{sys.executable} ended with exit code 3 and without a word"}
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < PATIENCE_S
     assert not alive(tmp_path)
 
 
 def test_without_the_head_hosts_that_do_not_answer_are_named_too(start, monkeypatch):
     monkeypatch.setattr(fanout, "_ANSWER_S", 1.0)
-    mute = Start("ssh b", (sys.executable, "-c", "import time; time.sleep(60)"), os.environ, (1,))
+    mute = Start("ssh b", (sys.executable, "-c", "import time; time.sleep(600)"), os.environ, (1,))
     failed = Start("ssh a", (sys.executable, "-c", "import sys; sys.exit('no route')"), os.environ, (0,))
     seen, _ = ended([failed, mute])
 
@@ -201,7 +203,7 @@ def test_what_srun_says_of_a_task_that_ended(line, hosts):
 @pytest.mark.serial
 def test_an_agent_that_never_speaks_does_not_hold_up_the_end(start, monkeypatch):
     monkeypatch.setattr(fanout, "_ANSWER_S", 2.0)
-    mute = Start("ssh b", (sys.executable, "-c", "import time; time.sleep(60)"), os.environ, (1,))
+    mute = Start("ssh b", (sys.executable, "-c", "import time; time.sleep(600)"), os.environ, (1,))
     began = time.monotonic()
     seen, _ = ended([*start(HEAD), mute])
 
@@ -211,10 +213,10 @@ def test_an_agent_that_never_speaks_does_not_hold_up_the_end(start, monkeypatch)
 
 
 def test_a_host_that_gives_no_answer_for_the_join_timeout_is_told_to_the_head(start):
-    head = "[time.sleep(0.05) for _ in range(200) if not starter_pipe.not_started()];"
+    head = "[time.sleep(0.05) for _ in range(1200) if not starter_pipe.not_started()];"
     head += " wire.tell_recording(starter_pipe.not_started()[0].reason)"
-    mute = Start("ssh b", (sys.executable, "-c", "import time; time.sleep(60)"), os.environ, (1,))
-    seen = FanOut([*start(head), mute], ["a", "b"], lambda _text: None, 30.0, join_timeout_s=1.0).run()
+    mute = Start("ssh b", (sys.executable, "-c", "import time; time.sleep(600)"), os.environ, (1,))
+    seen = FanOut([*start(head), mute], ["a", "b"], lambda _text: None, PATIENCE_S, join_timeout_s=1.0).run()
 
     assert seen.recording == "no answer within 1 s, and ssh b still runs: the login there may hang"
 
@@ -264,7 +266,7 @@ def test_others_that_stay_after_the_heads_report_are_ended(start, tmp_path, monk
     seen, _ = ended(start(HEAD, WAIT))
 
     assert seen.recording == "verdict"
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < PATIENCE_S
     assert not alive(tmp_path)
 
 
@@ -288,7 +290,7 @@ def test_a_second_signal_does_not_wait_for_an_agent_that_stays(start, tmp_path, 
     seen, _ = ended(start(stays, WAIT))
 
     assert seen.interrupted
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < PATIENCE_S
     assert not alive(tmp_path)
 
 

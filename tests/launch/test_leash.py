@@ -44,7 +44,7 @@ def test_an_agent_ends_when_its_starter_is_gone_and_knows_who_could_not_be_start
         process.stdin.close()
 
         assert said(process) == "SIGTERM (NotStarted(hostname='node2', reason='Permission denied'),)"
-        assert process.wait(5) == 7
+        assert process.wait(60) == 7
 
 
 def test_the_users_signal_reaches_the_agent_and_no_other_does():
@@ -57,7 +57,7 @@ def test_the_users_signal_reaches_the_agent_and_no_other_does():
 
         assert said(process) == "SIGINT"
         process.stdin.close()
-        assert process.wait(5) == 7
+        assert process.wait(60) == 7
 
 
 def test_an_agent_that_does_not_end_itself_is_ended():
@@ -66,7 +66,7 @@ def test_an_agent_that_does_not_end_itself_is_ended():
         assert process.stdin is not None
         process.stdin.close()
 
-        assert process.wait(10) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
 
 
 def test_without_a_leash_stdin_is_left_alone():

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,16 +75,16 @@ def free_port() -> int:
 def test_an_agent_that_is_killed_before_the_roll_call_is_named_at_once(tools, tool, victim):
     job = {"SLURM_JOB_ID": "2", "SLURM_JOB_NODELIST": "fan[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
     where = ("--hosts", "fan1,fan2") if tool == "ssh" else ()
-    started = time.monotonic()
     done = subprocess.run(
         (
             *(sys.executable, "-m", "ddp_doctor", "run", "--only", "process_group", "--quiet"),
+            *("--join-timeout", "600"),
             *("--rdzv-endpoint", f"localhost:{free_port()}", *where),
         ),
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=200,  # and not the 600 s of --join-timeout
         env={**os.environ, **tools, "VICTIM": victim, **(job if tool == "srun" else {})},
     )
 
@@ -95,7 +94,6 @@ def test_an_agent_that_is_killed_before_the_roll_call_is_named_at_once(tools, to
         f"Sick: {victim} could not be started: its agent ended before the roll call was over: "
     )
     assert ("Killed" if tool == "srun" else "255") in last
-    assert time.monotonic() - started < 30  # of the 60 s of --join-timeout
 
 
 @contextlib.contextmanager
@@ -114,27 +112,26 @@ def another_server() -> Iterator[int]:
         thread.start()
         yield int(server.getsockname()[1])
         server.shutdown(socket.SHUT_RDWR)
-        thread.join(5.0)
+        thread.join(60.0)
 
 
 @pytest.mark.lab  # long
 def test_what_kept_an_agent_from_the_roll_call_is_told_by_the_command_that_started_it(tools):
-    started = time.monotonic()
     port = free_port()
     with another_server() as wrong:
         done = subprocess.run(
             (
                 *(sys.executable, "-m", "ddp_doctor", "run", "--only", "process_group", "--quiet"),
+                *("--join-timeout", "600"),
                 *("--rdzv-endpoint", f"localhost:{port}", "--hosts", "fan1,fan2"),
             ),
             check=False,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=200,  # and not the 600 s of --join-timeout
             env={**os.environ, **tools, "VICTIM": "", "PORT": str(port), "WRONG": str(wrong)},
         )
 
     assert done.returncode == 1, done
     assert done.stdout.count("ERROR") == 1
     assert "localhost is 127.0.0.1" in done.stdout.splitlines()[-1]  # the agent's own finding
-    assert time.monotonic() - started < 40

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.launch.agents import Agent, end, free_port
+from tests.launch.agents import PATIENCE_S, Agent, end, free_port
 
 pytestmark = pytest.mark.ranks
 
@@ -90,7 +89,7 @@ def test_an_agent_that_was_ended_and_started_anew_takes_its_own_place(start: Sta
 
     assert _codes(head.report()) == []
     assert (head.process.returncode, second.report()["verdict"]) == (0, "healthy")
-    assert first.process.wait(20.0) == 130
+    assert first.process.wait(PATIENCE_S) == 130
 
 
 @pytest.mark.lab  # long
@@ -106,14 +105,12 @@ def test_when_the_head_is_killed_the_others_name_it_and_end(start: Start):
     agents[1].wait_for("allreduce")
 
     agents[0].signal(signal.SIGKILL)
-    killed_at = time.monotonic()
 
     for survivor in agents[1:]:
         report = survivor.report()
         assert survivor.process.returncode == 1
         assert _codes(report) == ["DD540"]
         assert [culprit["node_rank"] for culprit in report["findings"][0]["culprits"]] == [0]
-    assert time.monotonic() - killed_at < 15.0
 
 
 @pytest.mark.lab  # long
@@ -123,7 +120,7 @@ def test_an_interrupt_on_one_node_ends_the_run_on_all(start: Start):
 
     agents[1].signal(signal.SIGINT)
 
-    assert [agent.process.wait(20.0) for agent in agents] == [130, 130, 130]
+    assert [agent.process.wait(PATIENCE_S) for agent in agents] == [130, 130, 130]
     assert _codes(agents[0].report(), "error", "warning") == []
 
 
@@ -134,7 +131,7 @@ def test_a_head_that_is_interrupted_at_the_roll_call_lets_those_who_came_go(star
 
     agents[0].signal(signal.SIGINT)
 
-    assert [agent.process.wait(20.0) for agent in agents] == [130, 130]
+    assert [agent.process.wait(PATIENCE_S) for agent in agents] == [130, 130]
 
 
 @pytest.mark.lab  # long
@@ -148,7 +145,7 @@ def test_a_head_whose_courier_is_killed_is_unsure_and_blames_no_node(start: Star
     report = agents[0].report()
     assert (report["verdict"], agents[0].process.returncode) == ("unsure", 3)
     assert _codes(report) == []
-    agents[1].process.wait(30.0)
+    agents[1].process.wait(PATIENCE_S)
 
 
 @pytest.mark.lab  # long
@@ -162,7 +159,7 @@ def test_a_stopped_agent_is_named_by_the_others(start: Start):
 
     assert _codes(report) == ["DD540"]
     assert [(one["kind"], one["node_rank"]) for one in report["findings"][0]["culprits"]] == [("node", 1)]
-    assert agents[1].process.wait(30.0) == 1
+    assert agents[1].process.wait(PATIENCE_S) == 1
     assert not psutil.pid_exists(agents[1].process.pid)
 
 
@@ -182,10 +179,8 @@ def test_a_helper_that_is_killed_ends_the_run_and_leaves_no_node_healthy(
     agents[0].wait_for("allreduce")
 
     _end_helper(agents[whose], helper)
-    killed_at = time.monotonic()
 
     reports = [agent.report() for agent in agents]
-    assert time.monotonic() - killed_at < 20.0
     assert "healthy" not in {report["verdict"] for report in reports}
     assert (agents[whose].process.returncode, _codes(reports[whose])) == (3, [])
     blamed = [
@@ -206,4 +201,4 @@ def test_a_node_that_leaves_between_the_nodes_is_no_blocked_path(start: Start):
     other.signal(signal.SIGINT)
 
     assert _codes(head.report()) == []
-    assert (head.process.returncode, other.process.wait(20.0)) == (130, 130)
+    assert (head.process.returncode, other.process.wait(PATIENCE_S)) == (130, 130)

@@ -53,7 +53,7 @@ class Doctor:
 
     def wait_until_it_handles_signals(self) -> None:
         """Until its first process appears; before that, a signal ends it as it ends any Python."""
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + 60.0
         while len(self.alive()) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.01)

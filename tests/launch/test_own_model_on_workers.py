@@ -22,7 +22,7 @@ Named = Callable[..., Scenario]
 def with_model(session: Session, play: Play) -> Iterator[Named]:
     """``with_model("planted:endless", ranks=2)`` plays the probe with a model of tests/models."""
 
-    def play_with(name: str, ranks: int = 2, deadline_s: float = 2.0, **more: Any) -> Scenario:
+    def play_with(name: str, ranks: int = 2, deadline_s: float = 4.0, **more: Any) -> Scenario:
         session.model = f"tests.models.{name}"
         return play(*(user_model.probe, ranks, deadline_s, "user_model"), needs_model=True, **more)
 
@@ -70,15 +70,15 @@ def test_a_factory_that_never_ends_anywhere_is_named_by_its_line_and_blames_no_r
 
 
 def test_a_rank_that_waits_in_your_forward_is_named_long_before_the_deadline(with_model):
-    scenario = with_model("planted:collective_on_one_rank", ranks=3, deadline_s=30.0, still_s=1.5)
+    scenario = with_model("planted:collective_on_one_rank", ranks=3, deadline_s=60.0, still_s=1.5)
 
     assert (scenario.codes, scenario.culprits) == (["DD610"], [1])
     assert line_of("the line that the report must name") in scenario.title
-    assert scenario.outcome.recording.trials[0].waited_s < 15.0
+    assert scenario.outcome.recording.trials[0].waited_s < 45.0
 
 
 def test_a_factory_that_computes_in_silence_is_waited_for(with_model):
-    scenario = with_model("healthy:made_slowly", deadline_s=30.0, still_s=1.5)
+    scenario = with_model("healthy:made_slowly", deadline_s=60.0, still_s=1.5)
 
     assert scenario.codes == []
     assert [trial.outcome for trial in scenario.outcome.recording.trials] == ["finished"]

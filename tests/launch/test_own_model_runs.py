@@ -10,7 +10,7 @@ import pytest
 
 from ddp_doctor.model.recording import Options
 from ddp_doctor.wording.run_options import typed
-from tests.launch.agents import Agent, end, free_port
+from tests.launch.agents import PATIENCE_S, Agent, end, free_port
 
 pytestmark = pytest.mark.ranks
 
@@ -45,7 +45,7 @@ def test_the_options_for_another_node_hand_the_model_on():
     assert typed(Options()) == ()
 
 
-def wait_until(met: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def wait_until(met: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not met():
         assert time.monotonic() < deadline
@@ -69,7 +69,7 @@ def test_a_node_without_the_model_is_named(tmp_path):
     )
     try:
         finding = named(agents[0].report(), "DD770")
-        agents[1].process.wait(60.0)
+        agents[1].process.wait(PATIENCE_S)
     finally:
         end(agents)
 
@@ -99,7 +99,7 @@ def test_ctrl_c_while_your_code_runs_ends_in_one_line_and_leaves_nothing(tmp_pat
         agent.wait_for("user_model")
         wait_until((tmp_path / "reached").exists)
         agent.signal(signal.SIGINT)
-        code = agent.process.wait(20.0)
+        code = agent.process.wait(PATIENCE_S)
         left = agent.family()
     finally:
         end((agent,))

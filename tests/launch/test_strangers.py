@@ -12,7 +12,7 @@ import pytest
 from ddp_doctor.agents.framing import JUNK
 from ddp_doctor.ranks import control_store
 from ddp_doctor.ranks.store import connect
-from tests.launch.agents import Agent, end, free_port
+from tests.launch.agents import PATIENCE_S, Agent, end, free_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.lab]  # lab: long
 
@@ -102,7 +102,7 @@ def test_results_that_cannot_be_read_leave_the_run_unsure_and_nobody_to_blame(st
     other = start(1)
     report = head.report()
 
-    assert (report["verdict"], head.process.returncode, other.process.wait(20.0)) == ("unsure", 3, 3)
+    assert (report["verdict"], head.process.returncode, other.process.wait(PATIENCE_S)) == ("unsure", 3, 3)
     assert _codes(report) == []
     assert f"sent {JUNK}" in json.dumps(report)
     _says_nothing_of_its_own_inside(head, other)
@@ -188,7 +188,7 @@ def test_nodes_of_another_launch_do_not_take_part_and_blame_nobody(start: Start,
 
     last = start(1, name="a1", more_env=_of("train", 1))
 
-    assert (head.report()["verdict"], last.process.wait(20.0)) == ("healthy", 0)
+    assert (head.report()["verdict"], last.process.wait(PATIENCE_S)) == ("healthy", 0)
     for report in reports:
         errors = [one["code"] for one in report["findings"] if one["severity"] == "error"]
         assert (report["verdict"], errors) == ("sick", ["DD514"])

@@ -151,7 +151,7 @@ class WholeContext(LiveContext):
 def nvml_answer(name: str, settings: tuple[tuple[str, str], ...], limit: str) -> CommandResult:
     """The real child's answer on the stand-in; asked once for all machines that are alike."""
     env = environment(**{"fault": "healthy", **_lower(dict(settings))})
-    return LiveContext(env, time.monotonic() + 30).child(name, limit)
+    return LiveContext(env, time.monotonic() + 60).child(name, limit)
 
 
 def _lower(settings: Mapping[str, str]) -> dict[str, str]:

@@ -1,15 +1,15 @@
-"""The stand-in for libnvidia-ml, compiled once per test session and loaded by the real pynvml."""
+"""The stand-in for libnvidia-ml, compiled once in a test run and loaded by the real pynvml."""
 
-import atexit
 import functools
+import hashlib
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.measured import MEASURED
+from tests.once import once
 
 SOURCES = sorted(Path(__file__).parent.glob("*.c"))
 SONAME = "libnvidia-ml.so.1"
@@ -24,13 +24,15 @@ def library_folder(*defines: str) -> str:
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler (cc) to build the stand-in for libnvidia-ml with")
-    folder = Path(tempfile.mkdtemp(prefix="nvml-stand-in-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{SONAME}"]
-    command = [compiler, *flags, *(f"-D{name}" for name in defines), "-o", str(folder / SONAME)]
-    command += map(str, SOURCES)
-    subprocess.run(command, check=True, timeout=60)
-    return str(folder)
+    command = [compiler, *flags, *(f"-D{name}" for name in defines), *map(str, SOURCES)]
+    name = hashlib.sha256("\0".join(defines).encode()).hexdigest()[:16]
+    return str(
+        once(
+            f"nvml-stand-in-{name}",
+            lambda folder: subprocess.run((*command, "-o", folder / SONAME), check=True, timeout=60),
+        )
+    )
 
 
 def environment(fault: str = "healthy", *defines: str, **more: str) -> dict[str, str]:

@@ -62,7 +62,7 @@ def plug_eight(machine: Machine) -> Machine:
 @functools.cache
 def _answer(fault: str, defines: tuple[str, ...], limit: str) -> CommandResult:
     """The real child's answer; the variables that choose GPUs do not change it."""
-    return LiveContext(environment(fault, *defines), time.monotonic() + 30).child("nvml", limit)
+    return LiveContext(environment(fault, *defines), time.monotonic() + 60).child("nvml", limit)
 
 
 class StandInContext(LiveContext):

@@ -13,7 +13,7 @@ SCRIPT = """
 import os, time
 from ddp_doctor.probing.setting_origins import setting_origins
 from ddp_doctor.sources.machine import LiveContext
-print(setting_origins(LiveContext(dict(os.environ), time.monotonic() + 9)).model_dump_json())
+print(setting_origins(LiveContext(dict(os.environ), time.monotonic() + 60)).model_dump_json())
 """
 
 

@@ -99,6 +99,6 @@ def test_without_a_pause_between_the_looks_nobody_is_called_stuck():
 
 def test_this_machine_is_looked_through_in_bounded_time():
     started = time.monotonic()
-    found = stuck_processes(LiveContext(os.environ, started + 30))
-    assert time.monotonic() - started < 15
+    found = stuck_processes(LiveContext(os.environ, started + 60))
+    assert time.monotonic() - started < 90
     assert all(one.pid != os.getpid() for one in found)

@@ -15,7 +15,7 @@ from ddp_doctor.sources.machine import LiveContext
 
 
 def context(**options: Any) -> LiveContext:
-    return LiveContext({"PATH": "/usr/bin:/bin"}, time.monotonic() + 10, **options)
+    return LiveContext({"PATH": "/usr/bin:/bin"}, time.monotonic() + 60, **options)
 
 
 def test_it_is_what_probes_are_promised():
@@ -78,7 +78,7 @@ SCRIPT = """
     import os, sys
     from ddp_doctor.sources import machine
     machine.__file__ = sys.argv[1]
-    live = machine.LiveContext({}, machine.time.monotonic() + 20)
+    live = machine.LiveContext({}, machine.time.monotonic() + 60)
     result = live.child("flags", "argument")
     print(result.stdout, result.stderr)
 """

@@ -189,7 +189,7 @@ def test_a_foreign_program_on_the_port_is_recognised():
         thread.start()
         with pytest.raises(OSError, match="message of kind b'S'") as raised:
             dial("127.0.0.1", server.getsockname()[1], TOKEN, 2)
-        thread.join(2)
+        thread.join(60)
 
     assert raised.value.errno == errno.EPROTO
 
@@ -322,7 +322,7 @@ def test_an_answer_that_is_no_object_is_refused(answer):
         thread.start()
         with pytest.raises(OSError, match="no JSON") as raised:
             ask("127.0.0.1", server.getsockname()[1], TOKEN, {}, 2)
-        thread.join(2)
+        thread.join(60)
 
     assert raised.value.errno == errno.EPROTO
 
@@ -396,7 +396,7 @@ def test_garbage_and_half_messages_leave_the_listener_answering(listener):
             pass
 
     assert ask("127.0.0.1", listener.port, TOKEN, {"n": 1}, 2) == {"you asked": 1}
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 60
     while listener._open and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not listener._open
@@ -437,7 +437,7 @@ def test_stopping_waits_for_nobody_and_ends_all_threads(listener, line):
 
         assert time.monotonic() - started < 0.1
     for thread in before:
-        thread.join(2)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in before)
 
 
