@@ -43,7 +43,7 @@ class InForce:
         """The release of NCCL that is loaded; () where that is not known."""
         return self.installed.nccl
 
-    def told(self, names: Iterable[str]) -> str:
+    def listed(self, names: Iterable[str]) -> str:
         """``A=1, B=2 (/etc/nccl.conf:3)``."""
         return ", ".join(
             shown(name, self.values[name]) + (f" ({self.places[name]})" if name in self.places else "")
@@ -125,11 +125,11 @@ def say(recording: Recording, tell: Callable[[InForce], Iterable[Draft]]) -> Ite
     known: dict[object, tuple[Draft, ...]] = {}
 
     def drafts() -> Iterator[tuple[FactAt[EnvVars], Draft]]:
-        for one in settings_in_force(recording):
-            key = one.key()
+        for node in settings_in_force(recording):
+            key = node.key()
             if key not in known:
-                known[key] = tuple(tell(one))
-            yield from ((one.seen, draft) for draft in known[key])
+                known[key] = tuple(tell(node))
+            yield from ((node.seen, draft) for draft in known[key])
 
     yield from per_cause(recording, drafts())
 
@@ -138,13 +138,13 @@ def differing(recording: Recording) -> frozenset[str]:
     """The settings that are not alike on all nodes, of which the check of agreement tells."""
 
     def find() -> frozenset[str]:
-        sets = {frozenset(one.values.items()) for one in settings_in_force(recording)}
-        return frozenset(name for one in sets for name, _ in one - frozenset.intersection(*sets))
+        sets = {frozenset(node.values.items()) for node in settings_in_force(recording)}
+        return frozenset(name for pairs in sets for name, _ in pairs - frozenset.intersection(*sets))
 
     return recording.once("settings that differ between nodes", find)
 
 
-def at_most(severity: Severity, one: InForce) -> Severity:
+def at_most(severity: Severity, node: InForce) -> Severity:
     """A warning where the run's backend is not the one that reads the setting."""
-    is_nccls = one.backend in ("nccl", "")
+    is_nccls = node.backend in ("nccl", "")
     return severity if is_nccls or severity is not Severity.ERROR else Severity.WARNING
