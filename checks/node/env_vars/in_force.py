@@ -11,11 +11,10 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Proof, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.phrases.settings import FOLLOWS, NO_TRIAL, per_cause, shown, unset
-from ddp_doctor.probing.nccl_conf import settings
+from ddp_doctor.settings.nccl_conf import files_read, set_by_files
 from ddp_doctor.settings.releases import Installed
 from ddp_doctor.settings.table import variables
 from ddp_doctor.views.nccl_backend import nccl_backends
-from ddp_doctor.views.nccl_files import files_read
 from ddp_doctor.views.settings_read import installed, judged, read_by_another_backend, with_rccl
 
 
@@ -96,7 +95,7 @@ def _in_force(recording: Recording) -> Iterator[InForce]:
     for seen in judged(recording):
         own = seen.fact.variables
         has_files = seen.node in files and seen.node not in rccl  # that has ~/.rccl.conf
-        added = settings(files_read(recording, files[seen.node])) if has_files else {}
+        added = set_by_files(files_read(recording, files[seen.node])) if has_files else {}
         ours = {name: told for name, told in added.items() if name not in own and _is_nccls(name)}
         yield InForce(
             seen=seen,
