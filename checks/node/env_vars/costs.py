@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from ddp_doctor.checks.node.env_vars.drafts import setting_draft
 from ddp_doctor.checks.node.env_vars.in_force import InForce, differing, say
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.knowledge.nccl_paths import GDR_LEVEL
@@ -9,7 +10,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Proof, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.settings import NO_TRIAL, setting_draft
+from ddp_doctor.remedies.settings import NO_TRIAL
 from ddp_doctor.settings.collectives import PROTOCOLS, left
 from ddp_doctor.settings.effects import effects
 from ddp_doctor.settings.interactions import conflicts, ib_is_off, newer_names, silenced

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from functools import partial
 
+from ddp_doctor.checks.node.env_vars.drafts import setting_draft
 from ddp_doctor.checks.node.env_vars.in_force import InForce, say
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.interfaces import InterfacesFact
@@ -14,8 +15,9 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.settings import setting_draft, shown, unset
+from ddp_doctor.remedies.settings import unset
 from ddp_doctor.settings.values import misread
+from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.interfaces import chosen
 from ddp_doctor.wording.nodes import by_cause, in_words, node_culprits, node_names
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from ddp_doctor.checks.node.env_vars.drafts import per_cause
 from ddp_doctor.checks.node.env_vars.hardware import Hardware, hardware_of
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.nccl import NcclFact
@@ -10,10 +11,11 @@ from ddp_doctor.knowledge.versions import Version
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Proof, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
-from ddp_doctor.phrases.settings import FOLLOWS, NO_TRIAL, per_cause, shown, unset
+from ddp_doctor.remedies.settings import FOLLOWS, NO_TRIAL, unset
 from ddp_doctor.settings.nccl_conf import files_read, set_by_files
 from ddp_doctor.settings.releases import Installed
 from ddp_doctor.settings.table import variables
+from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.nccl_backend import nccl_backends
 from ddp_doctor.views.settings_read import installed, judged, read_by_another_backend, with_rccl
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from ddp_doctor.checks.node.env_vars import launch_variables
+from ddp_doctor.checks.node.env_vars.drafts import one_per_cause, setting_draft
 from ddp_doctor.checks.node.env_vars.in_force import InForce, say
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.knowledge.launchers import Launcher
@@ -10,15 +11,9 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.settings import (
-    in_words,
-    listed,
-    one_per_cause,
-    setting_draft,
-    shown,
-    unset,
-)
+from ddp_doctor.remedies.settings import in_job_script, unset
 from ddp_doctor.settings.table import variables
+from ddp_doctor.settings.wording import listed, shown
 from ddp_doctor.views.nccl_backend import nccl_backends
 from ddp_doctor.views.software import of_the_job
 
@@ -132,7 +127,7 @@ def _inconsistent(
         text,
         listed(saw),
         _STARTED_BY[launcher],
-        in_words(_MEETING if set(names) <= {"MASTER_ADDR", "MASTER_PORT"} else _PER_TASK),
+        in_job_script(_MEETING if set(names) <= {"MASTER_ADDR", "MASTER_PORT"} else _PER_TASK),
         detail='A script that reads them, as init_process_group("env://") does, does not find its peers.',
         severity=severity,
     )
@@ -169,7 +164,7 @@ def _too_few_gpus(seen: EnvVars) -> Iterator[Draft]:
         if seen.launcher and count and value.isdecimal() and int(value) + more > count:
             title = f"{shown(name, value)} needs {int(value) + more} GPUs, CUDA_VISIBLE_DEVICES shows {count}"
             pairs = {name: value, "CUDA_VISIBLE_DEVICES": env["CUDA_VISIBLE_DEVICES"]}
-            remedy = in_words(
+            remedy = in_job_script(
                 "Start one rank per visible GPU, or list more GPUs; with one GPU per task use device 0"
             )
             why = "torch.cuda.set_device(LOCAL_RANK) counts through the visible GPUs"
@@ -273,7 +268,7 @@ def _another_gpu(seen: EnvVars, gpus: int | None) -> Iterator[Draft]:
         f" {visible} visible GPUs",
         listed(pairs),
         "torch 2.15 torch/distributed/distributed_c10d.py, _nccl2_device",
-        in_words(
+        in_job_script(
             f"Pass device_id to init_process_group, or set LOCAL_RANK in each task: export LOCAL_RANK=${on_node}"
         ),
         detail="torch.cuda.set_device() does not decide this with the backend nccl2; a script that passes device_id or"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from ddp_doctor.checks.node.env_vars.drafts import setting_draft
 from ddp_doctor.checks.node.env_vars.in_force import say
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.software import Software
@@ -10,7 +11,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.settings import listed, set_to, setting_draft, shown, unset
+from ddp_doctor.remedies.settings import set_to, unset
 from ddp_doctor.settings.effects import effects
 from ddp_doctor.settings.interactions import disagreeing
 from ddp_doctor.settings.names import is_unknown, nearest
@@ -18,6 +19,7 @@ from ddp_doctor.settings.ranges import out_of_range
 from ddp_doctor.settings.releases import RELEASES, Installed, is_gone, status_at
 from ddp_doctor.settings.table import Variable, never_read, variables
 from ddp_doctor.settings.values import effective, misread
+from ddp_doctor.settings.wording import listed, shown
 from ddp_doctor.wording.nodes import in_words as in_a_sentence
 
 #: Of names that nobody knows, the evidence shows no more.

@@ -2,18 +2,20 @@
 
 from collections.abc import Iterable, Iterator
 
+from ddp_doctor.checks.node.env_vars.drafts import setting_draft
 from ddp_doctor.checks.node.env_vars.in_force import InForce, at_most, differing, say
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.settings import set_to, setting_draft, shown
+from ddp_doctor.remedies.settings import set_to
 from ddp_doctor.settings.interactions import conflicts, disagreeing, silenced
 from ddp_doctor.settings.ranges import OutOfRange, out_of_range
 from ddp_doctor.settings.scope import scope
 from ddp_doctor.settings.table import Conflict, Silencer
 from ddp_doctor.settings.values import effective, misread
+from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.forbidden_ways import settings_told
 from ddp_doctor.wording.nodes import in_words
 

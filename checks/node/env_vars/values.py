@@ -2,16 +2,18 @@
 
 from collections.abc import Iterable, Iterator
 
+from ddp_doctor.checks.node.env_vars.drafts import setting_draft
 from ddp_doctor.checks.node.env_vars.in_force import say
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.settings import NO_TRIAL, set_to, setting_draft, shown, unset
+from ddp_doctor.remedies.settings import NO_TRIAL, set_to, unset
 from ddp_doctor.settings.interactions import conflicts
 from ddp_doctor.settings.releases import Installed
 from ddp_doctor.settings.trials import read_by
+from ddp_doctor.settings.wording import shown
 from ddp_doctor.views import settings_read
 from ddp_doctor.views.settings_read import MisreadValue
 

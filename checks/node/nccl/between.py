@@ -9,12 +9,12 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.settings import shown
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.settings import agreement
 from ddp_doctor.settings.nccl_conf import files_read, set_by_files
 from ddp_doctor.settings.table import Agreement
 from ddp_doctor.settings.values import effective
+from ddp_doctor.settings.wording import shown
 from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.nodes import host, of_nodes
 

@@ -10,12 +10,12 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.settings import printable, shown
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.settings.names import is_unknown, nearest
 from ddp_doctor.settings.nccl_conf import files_read, set_by_files
 from ddp_doctor.settings.table import never_read, variables
 from ddp_doctor.settings.values import effective, misread
+from ddp_doctor.settings.wording import printable, shown
 from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.nodes import node_culprits, node_names
 

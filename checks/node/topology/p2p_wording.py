@@ -5,7 +5,7 @@ NVIDIA fabric manager user guide (a GPU whose NVLinks the fabric manager has not
 """
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
-from ddp_doctor.phrases import nccl_settings
+from ddp_doctor.remedies import nccl_settings
 
 REPAIR_FABRIC = Remedy(
     summary="Find out why NVLink carries no P2P: fabric manager, a link that is down, MIG, or a GPU to reset",
