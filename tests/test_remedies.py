@@ -12,8 +12,8 @@ from ddp_doctor.knowledge.versions import Version, release
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding, Remedy, Setting
 from ddp_doctor.model.report import Report
-from ddp_doctor.phrases.settings import FOLLOWS, NO_TRIAL
-from ddp_doctor.render import handover
+from ddp_doctor.remedies.settings import FOLLOWS, NO_TRIAL
+from ddp_doctor.remedies.settings_to_apply import settings_to_apply
 from ddp_doctor.render.pasted import docker_args, k8s_env
 from ddp_doctor.settings import trials
 from ddp_doctor.settings.interactions import conflicts, does_not_go_with, silenced, silencers
@@ -133,7 +133,7 @@ def _of_containers() -> list[tuple[Report, Finding, Remedy]]:
 
 def test_an_option_for_containers_reaches_whoever_starts_them_and_an_error_applies_it():
     for report, finding, remedy in _of_containers():
-        given = handover.of(report)
+        given = settings_to_apply(report)
         for_docker, for_a_pod = docker_args.render(given), k8s_env.render(given)
         first = next(remedy for remedy in finding.remedies if remedy.settings or remedy.container)
 

@@ -7,13 +7,6 @@ from dataclasses import replace
 from ddp_doctor.app.node_facts import plan_of, with_node_facts
 from ddp_doctor.app.outcome import Outcome, blank, judge
 from ddp_doctor.app.request import RunRequest
-from ddp_doctor.app.settings_in_force import (
-    by_branch,
-    installed_torch,
-    loaded_nccl,
-    settings_in_force,
-    torch_rocm,
-)
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.plan import Plan
@@ -26,6 +19,13 @@ from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import EnvReport
 from ddp_doctor.parse.redact import open_and_withheld
 from ddp_doctor.probing.setting_origins import setting_origins
+from ddp_doctor.settings.in_force import (
+    by_branch,
+    installed_torch,
+    loaded_nccl,
+    settings_in_force,
+    torch_rocm,
+)
 from ddp_doctor.settings.table import never_read
 from ddp_doctor.settings.text.setting_text import NoSettings, read_setting_text
 

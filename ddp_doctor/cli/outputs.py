@@ -79,9 +79,9 @@ def _pasted(form: str, *, tells_hosts_apart: bool = False) -> Callable[[Results]
     """
 
     def render(results: Results) -> str:
-        from ddp_doctor.render import handover
+        from ddp_doctor.remedies.settings_to_apply import settings_to_apply
 
-        settings = handover.of(results.report)
+        settings = settings_to_apply(results.report)
         if results.host and not tells_hosts_apart:
             settings = settings.on(results.host)
         text: str = import_module(f"ddp_doctor.render.pasted.{form}").render(settings)

@@ -9,11 +9,11 @@ from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.prove.proofs import with_proofs
-from ddp_doctor.engine.remedies import completed
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import Rule
+from ddp_doctor.remedies.completed import completed
 
 #: The checks that a command judges. ``env`` looks at more, to know which names and versions are here.
 JUDGED: Mapping[str, tuple[str, ...]] = {"env": ("env_vars", "nccl")}

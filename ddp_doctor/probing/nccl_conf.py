@@ -1,69 +1,13 @@
-"""nccl.conf: settings that NCCL adds to its environment, where nobody sees them.
-
-    # comment
-    NCCL_SOCKET_IFNAME=eth0
-    export NCCL_DEBUG=INFO          sets a variable called "export NCCL_DEBUG", which nothing reads
-     NCCL_IB_HCA=mlx5_0             so does the blank in front
-    NCCL_P2P_LEVEL
-
-Source: NCCL src/misc/param.cc (setEnvFile, initEnvFunc), tried with libnccl 2.20.5 to 2.32.3: the user's file
-comes before the system's, the first of two equal names counts, and no file changes what is already set.
-"""
+"""nccl.conf: which files there are, and what they say."""
 
 import re
-from collections.abc import Mapping
 
-from ddp_doctor.facts.nccl import ConfFile, ConfLine, Reason
+from ddp_doctor.facts.nccl import ConfFile, Reason
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
-from ddp_doctor.parse.utf8 import as_utf8
-from ddp_doctor.settings.names import is_recorded
-
-SYSTEM_FILE = "/etc/nccl.conf"
-#: What NCCL keeps of a name or value.
-LONGEST = 1023
-#: A longer file is none of NCCL's.
-MOST_LINES = 1000
+from ddp_doctor.settings.nccl_conf import MOST_LINES, SYSTEM_FILE, conf_lines
 
 _UID = re.compile(r"^Uid:[ \t]+([0-9]{1,10})\b", re.MULTILINE)
-
-
-def conf_lines(text: str) -> tuple[ConfLine, ...]:
-    """The lines of one file as NCCL reads them, up to MOST_LINES."""
-    found: list[ConfLine] = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip() and not line.startswith("#"):
-            found.append(_line(number, line.partition("\0")[0]))
-        if len(found) > MOST_LINES:
-            break
-    return tuple(found[:MOST_LINES])
-
-
-def _line(number: int, line: str) -> ConfLine:
-    name, sign, value = line.partition("=")
-    if not sign or not name:
-        return ConfLine(number=number)
-    bare = name.strip().removeprefix("export ").strip()
-    if not is_recorded(bare):
-        return ConfLine(number=number, name=_shown(name) if bare.isidentifier() else "")
-    value = value[:LONGEST]
-    return ConfLine(
-        number=number, name=_shown(name), value=None if is_withheld(name, value) else _shown(value)
-    )
-
-
-def _shown(text: str) -> str:
-    return as_utf8(text[:LONGEST])
-
-
-def settings(files: tuple[ConfFile, ...]) -> Mapping[str, tuple[str, str]]:
-    """What the files together set: name to value and ``path:line``, files in NCCL's order."""
-    found: dict[str, tuple[str, str]] = {}
-    for file in files:
-        for line in file.lines:
-            if line.name and line.value is not None:
-                found.setdefault(line.name, (line.value, f"{file.path}:{line.number}"))
-    return found
 
 
 def conf_files(ctx: Context) -> tuple[ConfFile, ...]:

@@ -13,12 +13,13 @@ from ipaddress import ip_address
 
 from ddp_doctor.knowledge.interface_choice import Choice, holder
 from ddp_doctor.model.context import CommandResult, Context, Interface
-from ddp_doctor.probing import nccl_conf
+from ddp_doctor.probing.nccl_conf import conf_files
+from ddp_doctor.settings.nccl_conf import set_by_files
 
 
 def nccl_environment(ctx: Context) -> dict[str, str]:
     """The environment as NCCL sees it: the process's own, then the user's file, then the system's."""
-    added = nccl_conf.settings(nccl_conf.conf_files(ctx))
+    added = set_by_files(conf_files(ctx))
     return {**{name: value for name, (value, _) in added.items()}, **ctx.env}
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from ddp_doctor.model.finding import Setting
 from ddp_doctor.model.recording import World
 from ddp_doctor.settings import trials
+from ddp_doctor.settings.in_force import GIVEN_BY_TORCHRUN, GIVEN_TO_SEVERAL
 
 #: Exported by a launcher for its own world; a nested launch must not inherit them.
 LAUNCHER_VARIABLES = (
@@ -21,11 +22,6 @@ LAUNCHER_VARIABLES = (
     "MASTER_PORT",
 )
 _LAUNCHER_PREFIXES = ("TORCHELASTIC_", "PET_")
-
-#: What torchrun gives its workers where it is unset (torch/distributed/elastic/agent/server/local_elastic_agent.py) …
-GIVEN_BY_TORCHRUN = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-#: … and where a node has more than one of them (torch/distributed/run.py).
-GIVEN_TO_SEVERAL = {"OMP_NUM_THREADS": "1"}
 
 
 def without_launcher(env: Mapping[str, str]) -> dict[str, str]:

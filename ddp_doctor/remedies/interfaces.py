@@ -12,10 +12,11 @@ from ddp_doctor.knowledge.interface_faults import Better, Offer, better_interfac
 from ddp_doctor.model.context import Interface
 from ddp_doctor.model.finding import Remedy, Setting
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases import nccl_settings
-from ddp_doctor.phrases.settings import NO_TRIAL, shown
+from ddp_doctor.remedies import nccl_settings
 from ddp_doctor.remedies.kinds import by_administrator, remedy
+from ddp_doctor.remedies.settings import NO_TRIAL
 from ddp_doctor.settings.trials import LOCAL_ADDR
+from ddp_doctor.settings.wording import shown
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE
 
 _GLOO_GUIDE = "https://docs.pytorch.org/docs/stable/distributed.html"

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Evidence, Finding, Remedy, Setting
-from ddp_doctor.phrases.settings import FOLLOWS
+from ddp_doctor.remedies.names import why_not
+from ddp_doctor.remedies.settings import FOLLOWS
 from ddp_doctor.render import shell
 from ddp_doctor.render.plain import one_line
 from ddp_doctor.render.quantity import in_words
@@ -105,7 +106,7 @@ def _to_paste(settings: Sequence[Setting]) -> Iterator[Line]:
             of_value.append(setting.node or f"node rank {setting.node_rank}")
     for (name, value), nodes in list(hosts.items())[:_MOST_VALUES]:
         where = f"   # on {one_line(names(nodes))}" if nodes else ""
-        if why := shell.why_not(name, value):
+        if why := why_not(name, value):
             yield Line(f"({one_line(name)} cannot be pasted: {why})", indent=6)
         else:
             yield Line(f"{shell.assignment(name, value)}{where}", indent=6, to_paste=True)

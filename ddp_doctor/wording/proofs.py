@@ -6,8 +6,8 @@ from statistics import median
 
 from ddp_doctor.model.experiment import Attempt
 from ddp_doctor.model.finding import Reproducer, Setting
-from ddp_doctor.phrases.settings import shown
 from ddp_doctor.settings.trials import OF_LAUNCHER
+from ddp_doctor.settings.wording import shown
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, in_words
 
 NOTHING_DONE = "there was no time for a trial"

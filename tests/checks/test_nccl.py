@@ -18,7 +18,7 @@ from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
-from ddp_doctor.probing.nccl_conf import conf_lines
+from ddp_doctor.settings.nccl_conf import conf_lines
 from ddp_doctor.sources.machine import LiveContext
 from tests.checks.test_software import GPU_NODE, compile_library
 from tests.fakes import FakeContext

@@ -52,7 +52,8 @@ from ddp_doctor.parse import (
     utf8,
     visible_devices,
 )
-from ddp_doctor.probing import host_limits, kernel_modules, nccl_conf, nccl_interface, setting_origins
+from ddp_doctor.probing import host_limits, kernel_modules, nccl_interface, setting_origins
+from ddp_doctor.settings.nccl_conf import conf_lines
 from ddp_doctor.settings.text import setting_text, shell_settings, shell_words
 from tests.fuzz.machine_targets import MACHINE_TARGETS
 from tests.fuzz.target import Target, direct, reader
@@ -321,7 +322,7 @@ TARGETS: tuple[Target, ...] = (
             '{"status": 5, "error": "no socket interface found"}',
         ),
     ),
-    direct(nccl_conf.conf_lines, _CONF),
+    direct(conf_lines, _CONF),
     direct(libraries.cached, _CACHE),
     direct(libraries.missing_libraries, _LDD, "\tlibfabric.so.1 => not found\n"),
     Target(
@@ -430,7 +431,8 @@ NOT_FOREIGN: Mapping[str, str] = {
     "host_limits.kernel": "strips one line",
     "host_limits.clock_source": "strips one line",
     "host_limits.in_units": _SHOWN,
-    "nccl_conf.settings": _OWN,
+    "nccl_conf.set_by_files": _OWN,
+    "nccl_conf.files_read": _OWN,
     "p2p_stalls.stalls": _OWN,
     "p2p_stalls.find_stalls": _OWN,
     "p2p_stalls.nodes_nccl_ran_on": _OWN,

@@ -93,6 +93,7 @@ def _read_or_refused(target: Target, text: str) -> None:
     assert time.process_time() - started < 1.0
 
 
+_SETTINGS_TEXT = ("manifest_lines", "setting_text", "shell_branches", "shell_settings", "shell_words")
 #: Readers that stand beside what they are read for, and not in ddp_doctor/parse.
 READERS = (
     "checks/node/gpus/nvml.py",
@@ -127,4 +128,6 @@ READERS = (
     "ddp_doctor/probing/pci_devices.py",
     "ddp_doctor/probing/rdma.py",
     "ddp_doctor/probing/setting_origins.py",
+    "ddp_doctor/settings/nccl_conf.py",
+    *(f"ddp_doctor/settings/text/{name}.py" for name in _SETTINGS_TEXT),
 )

@@ -10,8 +10,7 @@ from ddp_doctor.model.choices import Confidence, Severity, Verdict
 from ddp_doctor.model.finding import Finding, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Node, World
 from ddp_doctor.model.report import Report, Tool
-from ddp_doctor.render import handover
-from ddp_doctor.render.handover import HandOver
+from ddp_doctor.remedies.settings_to_apply import SettingsToApply, settings_to_apply
 
 HERE = platform.node()
 PROVED = Proof(status="proved", before="1 GB/s", after="5 GB/s")
@@ -66,8 +65,8 @@ def report(*findings: Finding, on: World | None = None, run_id: str = "x") -> Re
     )
 
 
-def given_by(*findings: Finding, on: World | None = None) -> HandOver:
-    return handover.of(report(*findings, on=on))
+def given_by(*findings: Finding, on: World | None = None) -> SettingsToApply:
+    return settings_to_apply(report(*findings, on=on))
 
 
 # --- hostile ones -----------------------------------------------------------------------------------

@@ -12,10 +12,9 @@ import pytest
 
 from ddp_doctor.model.finding import Setting
 from ddp_doctor.model.report import Report
-from ddp_doctor.render import handover
-from ddp_doctor.render.handover import HandOver
+from ddp_doctor.remedies.settings_to_apply import SettingsToApply, settings_to_apply
 from ddp_doctor.render.pasted import docker_args, env_file, k8s_env, sbatch_lines, torchrun_args
-from ddp_doctor.render.values import patterns
+from ddp_doctor.render.pasted.env_file import patterns
 from tests.render.reports import HERE, error, given_by, hostile_reports, remedy, warning, world
 from tests.render.shells import SHELLS, environment, environments, tool
 
@@ -57,7 +56,7 @@ def _expanded(found: re.Match[str]) -> str:
     return "$" if found[1] == "$" else "expanded"  # as the kubelet does
 
 
-def wanted(given: HandOver, host: str) -> dict[str, str | None]:
+def wanted(given: SettingsToApply, host: str) -> dict[str, str | None]:
     """What the applied variables are on a host; None for one that goes."""
     found: dict[str, str | None] = {}
     for variable in given.variables:
@@ -68,7 +67,7 @@ def wanted(given: HandOver, host: str) -> dict[str, str | None]:
     return found
 
 
-def values(given: HandOver) -> dict[str, str]:
+def values(given: SettingsToApply) -> dict[str, str]:
     """The values that are for all hosts."""
     everywhere = [(one.name, one.everywhere) for one in given.variables if not one.not_applied]
     return {name: branch.value for name, branch in everywhere if branch and branch.value is not None}
@@ -83,8 +82,8 @@ def hostile() -> list[Report]:
 
 
 @pytest.fixture(scope="module")
-def given_out(hostile: list[Report]) -> list[HandOver]:
-    return [handover.of(one) for one in hostile]
+def given_out(hostile: list[Report]) -> list[SettingsToApply]:
+    return [settings_to_apply(one) for one in hostile]
 
 
 def test_the_hostile_reports_apply_something_too(given_out):

@@ -16,7 +16,7 @@ from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
-from ddp_doctor.probing.nccl_conf import SYSTEM_FILE, conf_lines
+from ddp_doctor.settings.nccl_conf import SYSTEM_FILE, conf_lines
 from tests.fakes import FakeContext
 from tests.machines import lent, servers
 from tests.machines.whole import Whole, judge, record

@@ -13,10 +13,10 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.settings import shown
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.settings import agreement
 from ddp_doctor.settings.values import effective
+from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.forbidden_ways import settings_told
 from ddp_doctor.views.nccl_backend import nccl_backends
 from ddp_doctor.wording import differences

@@ -8,7 +8,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import nccl_settings
+from ddp_doctor.remedies import nccl_settings
 from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.remedies.p2p import DISABLE_P2P
 from ddp_doctor.remedies.stock_ddp import SIMPLE_PROTOCOL

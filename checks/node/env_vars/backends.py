@@ -2,15 +2,17 @@
 
 from collections.abc import Iterable, Iterator
 
+from ddp_doctor.checks.node.env_vars.drafts import setting_draft
 from ddp_doctor.checks.node.env_vars.in_force import InForce, say
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.settings import FOLLOWS, set_to, setting_draft, shown, unset
+from ddp_doctor.remedies.settings import FOLLOWS, set_to, unset
 from ddp_doctor.settings.table import Variable, variables
 from ddp_doctor.settings.values import effective
+from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.nccl_backend import SWITCH
 
 

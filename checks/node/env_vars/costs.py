@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from ddp_doctor.checks.node.env_vars.drafts import setting_draft
 from ddp_doctor.checks.node.env_vars.in_force import InForce, differing, say
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.knowledge.nccl_paths import GDR_LEVEL
@@ -9,7 +10,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Proof, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.settings import NO_TRIAL, setting_draft
+from ddp_doctor.remedies.settings import NO_TRIAL
 from ddp_doctor.settings.collectives import PROTOCOLS, left
 from ddp_doctor.settings.effects import effects
 from ddp_doctor.settings.interactions import conflicts, ib_is_off, newer_names, silenced
@@ -53,25 +54,30 @@ def debugging(recording: Recording) -> Iterable[Draft]:
     if recording.options.command == "prolog":
         return ()  # the job's settings are not there yet
     differ = differing(recording)
-    return say(recording, lambda one: _debugging(one, differ))
+    return say(recording, lambda node: _debugging(node, differ))
 
 
-def _debugging(one: InForce, differ: frozenset[str]) -> Iterator[Draft]:
-    logs_calls = logs_each_call(one.values)
-    for name, effect in _of_kind(one, "debug"):
+def _debugging(node: InForce, differ: frozenset[str]) -> Iterator[Draft]:
+    logs_calls = logs_each_call(node.values)
+    for name, effect in _of_kind(node, "debug"):
         if (
             name == "NCCL_DEBUG_SUBSYS" or name in differ
         ):  # told with NCCL_DEBUG, without which it does nothing
             continue
-        if name == "NCCL_DEBUG" and effect.mild and not logs_calls and (one.ranks or MANY_RANKS) < MANY_RANKS:
+        if (
+            name == "NCCL_DEBUG"
+            and effect.mild
+            and not logs_calls
+            and (node.ranks or MANY_RANKS) < MANY_RANKS
+        ):
             continue
         names = (name, "NCCL_DEBUG_SUBSYS") if name == "NCCL_DEBUG" and logs_calls else (name,)
         yield setting_draft(
             names,
-            f"{one.told(names)} {'is a setting' if len(names) == 1 else 'are settings'} for debugging, left on",
-            one.told(names),
+            f"{node.listed(names)} {'is a setting' if len(names) == 1 else 'are settings'} for debugging, left on",
+            node.listed(names),
             effect.source,
-            one.without(names, "for debugging", proof=_STEP),
+            node.without(names, "for debugging", proof=_STEP),
             detail="Every rank writes a line for every collective." if len(names) > 1 else effect.why,
             severity=Severity.INFO if effect.mild and len(names) == 1 else None,
         )
@@ -101,65 +107,67 @@ def old_cure(recording: Recording) -> Iterable[Draft]:
         return ()
     forbids = any(found.forbidding_level for found in staged(recording))  # DD437 tells
     told = differing(recording) | ({GDR_LEVEL} if forbids else set())
-    return say(recording, lambda one: _cures(one, told))
+    return say(recording, lambda node: _cures(node, told))
 
 
-def _cures(one: InForce, told: frozenset[str]) -> Iterator[Draft]:
-    elsewhere = {name for found in conflicts(one.values, one.nccl) for name in found.names}
-    elsewhere |= told | {name for name, _ in _of_kind(one, "unsafe") if _risks(one, name)}
-    for name, effect in _of_kind(one, "slows"):
-        if name in elsewhere or not _costs(one, name):
+def _cures(node: InForce, told: frozenset[str]) -> Iterator[Draft]:
+    elsewhere = {name for found in conflicts(node.values, node.nccl) for name in found.names}
+    elsewhere |= told | {name for name, _ in _of_kind(node, "unsafe") if _risks(node, name)}
+    for name, effect in _of_kind(node, "slows"):
+        if name in elsewhere or not _costs(node, name):
             continue
-        unknown = one.hardware.gpus is None and one.nnodes is not None  # a run that did not look
-        other = one.backend not in ("nccl", "")
+        unknown = node.hardware.gpus is None and node.nnodes is not None  # a run that did not look
+        other = node.backend not in ("nccl", "")
         spares = (
-            scope(name) == "nvls" and one.hardware.gpus is None
+            scope(name) == "nvls" and node.hardware.gpus is None
         )  # memory, for which some set it on purpose
-        mild = effect.mild or is_a_choice(name, one.values[name]) or unknown or other or spares
+        mild = effect.mild or is_a_choice(name, node.values[name]) or unknown or other or spares
         yield setting_draft(
             (name,),
-            f"{one.told([name])} gives speed away",
-            one.told([name]),
+            f"{node.listed([name])} gives speed away",
+            node.listed([name]),
             effect.source,
-            _try_without(one, name),
+            _try_without(node, name),
             detail=f"{effect.why} Against a fault it is a diagnosis, not a cure.",
             severity=Severity.INFO if mild else None,
-            confidence=Confidence.POSSIBLE if one.hardware.gpus is None else Confidence.LIKELY,
-        ).model_copy(update={"reproduced_by": _REPRODUCER if one.backend == "nccl" else None})
+            confidence=Confidence.POSSIBLE if node.hardware.gpus is None else Confidence.LIKELY,
+        ).model_copy(update={"reproduced_by": _REPRODUCER if node.backend == "nccl" else None})
 
 
-def _try_without(one: InForce, name: str) -> Remedy:
+def _try_without(node: InForce, name: str) -> Remedy:
     why, summary = "NCCL chooses by itself then", f"Unset {name} and measure again"
     cost = (
         variables()[name].needed_for
         or "none, unless it was set against a hang or wrong data: then that returns"
     )
-    return one.without([name], why, summary, NO_TRIAL).model_copy(update={"cost": cost})
+    return node.without([name], why, summary, NO_TRIAL).model_copy(update={"cost": cost})
 
 
-def _costs(one: InForce, name: str) -> bool:
+def _costs(node: InForce, name: str) -> bool:
     """Whether this machine has what the setting gives up, as far as anybody looked, and no other rule judges."""
-    here, of, alone = one.hardware, scope(name), one.nnodes == 1
-    if is_needed_by_a_plugin(name, one.values) or (of != "job" and here.gpus == 0):
+    here, of, alone = node.hardware, scope(name), node.nnodes == 1
+    if is_needed_by_a_plugin(name, node.values) or (of != "job" and here.gpus == 0):
         return False
     tests: dict[Scope, bool] = {
         "job": True,
         "paths": not here.matrix and here.gpus != 1,  # DD434 judges by the matrix
-        "rdma": _costs_rdma(one),
-        "gpudirect": not alone and here.rdma is not False and not ib_is_off(one.values),
+        "rdma": _costs_rdma(node),
+        "gpudirect": not alone and here.rdma is not False and not ib_is_off(node.values),
         "network": not alone,
         "nvls": bool(here.nvls) if here.gpus is not None else here.nvls is not False,
-        "collectives": not (alone and here.gpus == 1) and not _names_all(name, one.values[name]),
+        "collectives": not (alone and here.gpus == 1) and not _names_all(name, node.values[name]),
     }
     return tests[of]
 
 
-def _costs_rdma(one: InForce) -> bool:
+def _costs_rdma(node: InForce) -> bool:
     """In a run the ports are known, and DD436 judges by them."""
-    here = one.hardware
-    if has_the_efa_plugin(one.values):
+    here = node.hardware
+    if has_the_efa_plugin(node.values):
         return False
-    return here.rdma is not False if one.nnodes is None else one.nnodes > 1 and here.rdma is here.gpus is None
+    return (
+        here.rdma is not False if node.nnodes is None else node.nnodes > 1 and here.rdma is here.gpus is None
+    )
 
 
 def _names_all(name: str, value: str) -> bool:
@@ -187,56 +195,56 @@ def unsafe(recording: Recording) -> Iterable[Draft]:
     if recording.options.command == "prolog":
         return ()
     differ = differing(recording)
-    return say(recording, lambda one: _unsafe(one, differ))
+    return say(recording, lambda node: _unsafe(node, differ))
 
 
-def _unsafe(one: InForce, differ: frozenset[str]) -> Iterator[Draft]:
-    for name, effect in _of_kind(one, "unsafe"):
-        if name in differ or not _risks(one, name):
+def _unsafe(node: InForce, differ: frozenset[str]) -> Iterator[Draft]:
+    for name, effect in _of_kind(node, "unsafe"):
+        if name in differ or not _risks(node, name):
             continue
-        unknown = name == "NCCL_PROTO" and one.hardware.ll128 is None and one.hardware.gpus is not None
-        other = one.backend not in ("nccl", "") and name.startswith(("NCCL_", "TORCH_NCCL_"))
+        unknown = name == "NCCL_PROTO" and node.hardware.ll128 is None and node.hardware.gpus is not None
+        other = node.backend not in ("nccl", "") and name.startswith(("NCCL_", "TORCH_NCCL_"))
         yield setting_draft(
             (name,),
-            f"{one.told([name])} risks wrong data or hangs",
-            one.told([name]),
+            f"{node.listed([name])} risks wrong data or hangs",
+            node.listed([name]),
             effect.source,
-            one.without([name], "unsafe", proof=_AT_RANDOM),
+            node.without([name], "unsafe", proof=_AT_RANDOM),
             detail=effect.why,
             severity=Severity.INFO if effect.mild or unknown or other else None,
-            confidence=Confidence.POSSIBLE if one.hardware.gpus is None else Confidence.LIKELY,
+            confidence=Confidence.POSSIBLE if node.hardware.gpus is None else Confidence.LIKELY,
         )
 
 
-def _risks(one: InForce, name: str) -> bool:
-    here = one.hardware
+def _risks(node: InForce, name: str) -> bool:
+    here = node.hardware
     if name == "NCCL_PROTO":
         return (
             here.ll128 is not True
             and (here.gpus is None or here.gpus > 1)
-            and not is_needed_by_a_plugin(name, one.values)
+            and not is_needed_by_a_plugin(name, node.values)
         )
     if scope(name) == "gpudirect":
-        return one.nnodes != 1 and here.rdma is not False and here.gpus != 0
+        return node.nnodes != 1 and here.rdma is not False and here.gpus != 0
     return not (name.startswith(("NCCL_", "TORCH_NCCL_")) and here.gpus == 0)
 
 
-def _of_kind(one: InForce, kind: str) -> Iterator[tuple[str, Effect]]:
+def _of_kind(node: InForce, kind: str) -> Iterator[tuple[str, Effect]]:
     """The first effect of this kind about each setting that has an effect, and the one it says."""
-    for name, value in one.values.items():
+    for name, value in node.values.items():
         found = next((effect for effect in effects(name, value) if effect.kind == kind), None)
-        if found is not None and _has_effect(one, name, value):
+        if found is not None and _has_effect(node, name, value):
             yield name, found
 
 
-def _has_effect(one: InForce, name: str, value: str) -> bool:
+def _has_effect(node: InForce, name: str, value: str) -> bool:
     known, wrong = variables()[name], misread(name, value)
-    idle_names = {idler for _, idlers in silenced(one.values) for idler in idlers}
+    idle_names = {idler for _, idlers in silenced(node.values) for idler in idlers}
     return (
         (wrong is None or wrong.harmless)
-        and (not (at := one.installed.of(known)) or status_at(known, at) == "read")
+        and (not (at := node.installed.of(known)) or status_at(known, at) == "read")
         and name not in idle_names
-        and newer_names().get(name) not in one.values
+        and newer_names().get(name) not in node.values
     )
 
 

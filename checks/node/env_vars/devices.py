@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from functools import partial
 
+from ddp_doctor.checks.node.env_vars.drafts import setting_draft
 from ddp_doctor.checks.node.env_vars.in_force import InForce, say
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.interfaces import InterfacesFact
@@ -14,8 +15,9 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.settings import setting_draft, shown, unset
+from ddp_doctor.remedies.settings import unset
 from ddp_doctor.settings.values import misread
+from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.interfaces import chosen
 from ddp_doctor.wording.nodes import by_cause, in_words, node_culprits, node_names
 
@@ -75,15 +77,17 @@ def _absent_draft(
     severity: Severity | None,
 ) -> Draft:
     name, value = setting
-    here = [one.name for one in group[0].fact.interfaces if one.running and one.addresses]
+    here = [
+        interface.name for interface in group[0].fact.interfaces if interface.running and interface.addresses
+    ]
     more = f" and {len(here) - _INTERFACES_SHOWN} more" if len(here) > _INTERFACES_SHOWN else ""
     return Draft(
         title=f"{shown(name, value)} leaves no interface of {node_names(recording, group)}: {error}",
         detail="The process group of that backend cannot start with it.",
         confidence=Confidence.PROVED,
         culprits=tuple(
-            one.model_copy(update={"kind": "setting", "name": name})
-            for one in node_culprits(recording, group)
+            culprit.model_copy(update={"kind": "setting", "name": name})
+            for culprit in node_culprits(recording, group)
         ),
         evidence=(
             Evidence(
@@ -118,19 +122,19 @@ def absent_device(recording: Recording) -> Iterator[Draft]:
     world = recording.world
     several = world is not None and world.backend == "nccl" and max(world.nnodes, world.foreign_nodes) > 1
 
-    def tell(one: InForce) -> Iterator[Draft]:
-        fact = facts.get(one.seen.node)
-        if (fact is None and one.hardware.rdma is not False) or (fact is not None and several):
+    def tell(node: InForce) -> Iterator[Draft]:
+        fact = facts.get(node.seen.node)
+        if (fact is None and node.hardware.rdma is not False) or (fact is not None and several):
             return
-        missing = _missing(one.values.get(HCA, ""), [hca.name for hca in fact.hcas] if fact else [])
+        missing = _missing(node.values.get(HCA, ""), [hca.name for hca in fact.hcas] if fact else [])
         if missing:
             here = in_words([hca.name for hca in fact.hcas]) if fact and fact.hcas else "none"
             yield setting_draft(
                 (HCA,),
-                f"{shown(HCA, one.values[HCA])} names {in_words(missing)}, which this machine does not have",
+                f"{shown(HCA, node.values[HCA])} names {in_words(missing)}, which this machine does not have",
                 f"RDMA devices here: {here}",
                 "NCCL src/transport/net_ib/init.cc and src/misc/utils.cc, matchIfList",
-                one.without([HCA], "NCCL finds active ports itself"),
+                node.without([HCA], "NCCL finds active ports itself"),
                 detail="A job of several nodes takes what does match, or TCP, without a word.",
             )
 
@@ -169,10 +173,10 @@ def different_networks(recording: Recording) -> Iterable[Draft]:
     return say(recording, _two_interfaces)
 
 
-def _two_interfaces(one: InForce) -> Iterator[Draft]:
-    gloo, nccl = one.values.get(GLOO_IFNAME, ""), one.values.get(NCCL_IFNAME, "")
+def _two_interfaces(node: InForce) -> Iterator[Draft]:
+    gloo, nccl = node.values.get(GLOO_IFNAME, ""), node.values.get(NCCL_IFNAME, "")
     if (
-        one.nnodes == 1
+        node.nnodes == 1
         or not gloo
         or len(nccl) < 2
         or misread(GLOO_IFNAME, gloo)
@@ -183,8 +187,8 @@ def _two_interfaces(one: InForce) -> Iterator[Draft]:
         names = (GLOO_IFNAME, NCCL_IFNAME)
         yield setting_draft(
             names,
-            f"gloo and NCCL are told to use different interfaces: {one.told(names)}",
-            one.told(names),
+            f"gloo and NCCL are told to use different interfaces: {node.listed(names)}",
+            node.listed(names),
             "gloo takes exact names, NCCL prefixes: torch ProcessGroupGloo.cpp, NCCL src/misc/utils.cc",
             detail="Both networks must reach all nodes.",
             confidence=Confidence.LIKELY,

@@ -59,9 +59,9 @@ def _absent(recording: Recording) -> Mapping[int, frozenset[str]]:
 
     def find() -> dict[int, frozenset[str]]:
         found: dict[int, set[str]] = {}
-        for one in recording.readings:
-            if one.status is Status.ABSENT:
-                found.setdefault(one.node, set()).add(one.check)
+        for reading in recording.readings:
+            if reading.status is Status.ABSENT:
+                found.setdefault(reading.node, set()).add(reading.check)
         return {at: frozenset(checks) for at, checks in found.items()}
 
     return recording.once("absent by node", find)

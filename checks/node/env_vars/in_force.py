@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from ddp_doctor.checks.node.env_vars.drafts import per_cause
 from ddp_doctor.checks.node.env_vars.hardware import Hardware, hardware_of
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.nccl import NcclFact
@@ -10,12 +11,12 @@ from ddp_doctor.knowledge.versions import Version
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Proof, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
-from ddp_doctor.phrases.settings import FOLLOWS, NO_TRIAL, per_cause, shown, unset
-from ddp_doctor.probing.nccl_conf import settings
+from ddp_doctor.remedies.settings import FOLLOWS, NO_TRIAL, unset
+from ddp_doctor.settings.nccl_conf import files_read, set_by_files
 from ddp_doctor.settings.releases import Installed
 from ddp_doctor.settings.table import variables
+from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.nccl_backend import nccl_backends
-from ddp_doctor.views.nccl_files import files_read
 from ddp_doctor.views.settings_read import installed, judged, read_by_another_backend, with_rccl
 
 
@@ -43,7 +44,7 @@ class InForce:
         """The release of NCCL that is loaded; () where that is not known."""
         return self.installed.nccl
 
-    def told(self, names: Iterable[str]) -> str:
+    def listed(self, names: Iterable[str]) -> str:
         """``A=1, B=2 (/etc/nccl.conf:3)``."""
         return ", ".join(
             shown(name, self.values[name]) + (f" ({self.places[name]})" if name in self.places else "")
@@ -96,7 +97,7 @@ def _in_force(recording: Recording) -> Iterator[InForce]:
     for seen in judged(recording):
         own = seen.fact.variables
         has_files = seen.node in files and seen.node not in rccl  # that has ~/.rccl.conf
-        added = settings(files_read(recording, files[seen.node])) if has_files else {}
+        added = set_by_files(files_read(recording, files[seen.node])) if has_files else {}
         ours = {name: told for name, told in added.items() if name not in own and _is_nccls(name)}
         yield InForce(
             seen=seen,
@@ -125,11 +126,11 @@ def say(recording: Recording, tell: Callable[[InForce], Iterable[Draft]]) -> Ite
     known: dict[object, tuple[Draft, ...]] = {}
 
     def drafts() -> Iterator[tuple[FactAt[EnvVars], Draft]]:
-        for one in settings_in_force(recording):
-            key = one.key()
+        for node in settings_in_force(recording):
+            key = node.key()
             if key not in known:
-                known[key] = tuple(tell(one))
-            yield from ((one.seen, draft) for draft in known[key])
+                known[key] = tuple(tell(node))
+            yield from ((node.seen, draft) for draft in known[key])
 
     yield from per_cause(recording, drafts())
 
@@ -138,13 +139,13 @@ def differing(recording: Recording) -> frozenset[str]:
     """The settings that are not alike on all nodes, of which the check of agreement tells."""
 
     def find() -> frozenset[str]:
-        sets = {frozenset(one.values.items()) for one in settings_in_force(recording)}
-        return frozenset(name for one in sets for name, _ in one - frozenset.intersection(*sets))
+        sets = {frozenset(node.values.items()) for node in settings_in_force(recording)}
+        return frozenset(name for pairs in sets for name, _ in pairs - frozenset.intersection(*sets))
 
     return recording.once("settings that differ between nodes", find)
 
 
-def at_most(severity: Severity, one: InForce) -> Severity:
+def at_most(severity: Severity, node: InForce) -> Severity:
     """A warning where the run's backend is not the one that reads the setting."""
-    is_nccls = one.backend in ("nccl", "")
+    is_nccls = node.backend in ("nccl", "")
     return severity if is_nccls or severity is not Severity.ERROR else Severity.WARNING

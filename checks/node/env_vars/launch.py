@@ -1,17 +1,32 @@
 """DD101-DD104, DD108: launch variables that are left over, incomplete, contradict each other, or mislead torch."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from ddp_doctor.checks.node.env_vars import environment
+from ddp_doctor.checks.node.env_vars import launch_variables
+from ddp_doctor.checks.node.env_vars.drafts import one_per_cause, setting_draft
 from ddp_doctor.checks.node.env_vars.in_force import InForce, say
 from ddp_doctor.facts.env_vars import EnvVars
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.knowledge.launchers import Launcher
+from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.settings import one_per_cause
+from ddp_doctor.remedies.settings import in_job_script, unset
+from ddp_doctor.settings.table import variables
+from ddp_doctor.settings.wording import listed, shown
 from ddp_doctor.views.nccl_backend import nccl_backends
 from ddp_doctor.views.software import of_the_job
+
+_LAUNCHERS = "neither torchrun nor srun nor mpirun"
+_NO_LAUNCHER = "neither TORCHELASTIC_RUN_ID nor a SLURM step nor an Open MPI rank in the environment"
+_STARTED_BY: dict[Launcher | None, str] = {
+    "torchrun": "torchrun started this process, by TORCHELASTIC_RUN_ID",
+    "slurm": "srun started this process, by SLURM_STEP_ID and SLURM_PROCID",
+    "mpi": "mpirun started this process, by OMPI_COMM_WORLD_RANK",
+    None: "torch/distributed/rendezvous.py reads them",
+}
+_PER_TASK = "Start the ranks with torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each task"
+_MEETING = "set MASTER_ADDR to a name of node 0 that the others resolve, MASTER_PORT to a free port, both for all ranks"
 
 
 @rule("DD101", "leftover-launch-variables", Severity.WARNING, EnvVars)
@@ -31,7 +46,29 @@ def leftover_launch_variables(recording: Recording) -> Iterable[Draft]:
     References
         torch/distributed/rendezvous.py, _env_rendezvous_handler
     """
-    return one_per_cause(recording, EnvVars, environment.leftovers)
+    return one_per_cause(recording, EnvVars, _leftovers)
+
+
+def _leftovers(seen: EnvVars) -> Iterator[Draft]:
+    """Variables that make a process without a launcher take itself for one rank of a world."""
+    env, complete = seen.variables, all(seen.variables.get(name) for name in launch_variables.RENDEZVOUS)
+    if seen.is_written or seen.launcher is not None:
+        return
+    if seen.in_kubernetes and complete:  # a training operator sets all of them
+        return
+    names = launch_variables.leftovers(env, in_job=seen.in_kubernetes or "SLURM_JOB_ID" in env)
+    pairs = {name: env[name] for name in names}
+    if pairs:
+        yield setting_draft(
+            pairs,
+            f"{listed(pairs)} {'is' if len(pairs) == 1 else 'are'} set, though {_LAUNCHERS} started this process",
+            listed(pairs),
+            _NO_LAUNCHER,
+            unset(pairs, "left over from another launch"),
+            detail=f"{launch_variables.consequence(env)} torchrun gives its workers values of its own.",
+            severity=Severity.INFO if launch_variables.is_alone(env) else None,
+            confidence=Confidence.LIKELY,
+        )
 
 
 @rule("DD102", "launch-variables-inconsistent", Severity.WARNING, EnvVars)
@@ -52,7 +89,48 @@ def launch_variables_inconsistent(recording: Recording) -> Iterable[Draft]:
     References
         https://pytorch.org/docs/stable/distributed.html#environment-variable-initialization
     """
-    return one_per_cause(recording, EnvVars, environment.inconsistencies)
+    return one_per_cause(recording, EnvVars, _inconsistencies)
+
+
+def _inconsistencies(seen: EnvVars) -> Iterator[Draft]:
+    """Launch variables that are set in part, or that cannot be true together."""
+    env, launcher = seen.variables, seen.launcher
+    in_world = launcher is not None or seen.in_kubernetes
+    lacking = launch_variables.missing(env, launcher) if in_world else ()
+    if lacking:
+        known = "TORCHELASTIC_RUN_ID" if launcher == "torchrun" else "RANK"
+        text = f"{shown(known, env.get(known, ''))} is set, but not {', '.join(lacking)}"
+        yield _inconsistent(env, lacking, text, launcher)
+    sure = in_world and not lacking and bool(env.get("RANK"))
+    for fault in launch_variables.faults(env, launcher):
+        # Outside a world, ranks and sizes are leftovers, which are reported with what is wrong in them.
+        if in_world or set(fault.names) <= {"MASTER_ADDR", "MASTER_PORT"}:
+            severity = Severity.ERROR if fault.fatal and sure else None
+            yield _inconsistent(env, fault.names, fault.text, launcher, severity)
+
+
+def _inconsistent(
+    env: Mapping[str, str],
+    names: tuple[str, ...],
+    text: str,
+    launcher: Launcher | None,
+    severity: Severity | None = None,
+) -> Draft:
+    told = ("TORCHELASTIC_RUN_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+    saw = {
+        name: env[name]
+        for name in dict.fromkeys((*names, *launch_variables.RENDEZVOUS, *told))
+        if name in env
+    }
+    return setting_draft(
+        names,
+        text,
+        listed(saw),
+        _STARTED_BY[launcher],
+        in_job_script(_MEETING if set(names) <= {"MASTER_ADDR", "MASTER_PORT"} else _PER_TASK),
+        detail='A script that reads them, as init_process_group("env://") does, does not find its peers.',
+        severity=severity,
+    )
 
 
 @rule("DD103", "local-rank-beyond-visible-gpus", Severity.WARNING, EnvVars)
@@ -71,7 +149,29 @@ def local_rank_beyond_visible_gpus(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars
     """
-    return one_per_cause(recording, EnvVars, environment.too_few_gpus)
+    return one_per_cause(recording, EnvVars, _too_few_gpus)
+
+
+def _too_few_gpus(seen: EnvVars) -> Iterator[Draft]:
+    """A local rank past the end of CUDA_VISIBLE_DEVICES, or more local ranks than it lists."""
+    env = seen.variables
+    count = launch_variables.visible(env.get("CUDA_VISIBLE_DEVICES", ""))
+    needed = {"LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 0}  # what to add for a number of GPUs
+    if count == 1:  # maybe each task has a GPU of its own
+        del needed["LOCAL_WORLD_SIZE"]
+    for name, more in needed.items():
+        value = env.get(name, "")
+        if seen.launcher and count and value.isdecimal() and int(value) + more > count:
+            title = f"{shown(name, value)} needs {int(value) + more} GPUs, CUDA_VISIBLE_DEVICES shows {count}"
+            pairs = {name: value, "CUDA_VISIBLE_DEVICES": env["CUDA_VISIBLE_DEVICES"]}
+            remedy = in_job_script(
+                "Start one rank per visible GPU, or list more GPUs; with one GPU per task use device 0"
+            )
+            why = "torch.cuda.set_device(LOCAL_RANK) counts through the visible GPUs"
+            detail = 'It fails with "invalid device ordinal", unless ranks share a GPU or use the CPU.'
+            sure = Confidence.LIKELY
+            yield setting_draft(pairs, title, listed(pairs), why, remedy, detail=detail, confidence=sure)
+            return
 
 
 @rule("DD104", "torchrun-options-left-behind", Severity.WARNING, EnvVars)
@@ -90,7 +190,22 @@ def torchrun_options_left_behind(recording: Recording) -> Iterable[Draft]:
     References
         torch/distributed/argparse_util.py
     """
-    return one_per_cause(recording, EnvVars, environment.torchrun_options)
+    return one_per_cause(recording, EnvVars, _torchrun_options)
+
+
+def _torchrun_options(seen: EnvVars) -> Iterator[Draft]:
+    """Options of torchrun in a plain shell's environment."""
+    env = seen.variables
+    defaults = {name: {variables()[name].default, ""} for name in launch_variables.REDIRECTING}
+    pairs = {name: env[name] for name in defaults if env.get(name, "") not in defaults[name]}
+    if seen.is_written:
+        return
+    if pairs and seen.launcher is None and not seen.in_kubernetes and "SLURM_JOB_ID" not in env:
+        title = f"torchrun takes {listed(pairs)} from the environment for options"
+        detail = "Left over from another job, they make torchrun wait for other nodes or meet elsewhere."
+        remedy = unset(pairs, "an option of torchrun")
+        source, sure = "torch/distributed/argparse_util.py", Confidence.LIKELY
+        yield setting_draft(pairs, title, listed(pairs), source, remedy, detail=detail, confidence=sure)
 
 
 @rule("DD108", "group-takes-another-gpu-than-the-rank", Severity.WARNING, EnvVars)
@@ -119,9 +234,47 @@ def group_takes_another_gpu(recording: Recording) -> Iterable[Draft]:
     def tell(node: InForce) -> Iterator[Draft]:
         at = node.seen.node
         if node.backend == "nccl" and backends.get(at) == "nccl2" and at in by_local_rank:
-            yield from environment.another_gpu(node.seen.fact, node.hardware.gpus)
+            yield from _another_gpu(node.seen.fact, node.hardware.gpus)
 
     return say(recording, tell)
+
+
+#: Where launchers other than torchrun say which rank a process is, in the whole job and on its node.
+_PLACES: dict[Launcher | None, tuple[str, str]] = {
+    "slurm": ("SLURM_PROCID", "SLURM_LOCALID"),
+    "mpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+}
+
+
+def _another_gpu(seen: EnvVars, gpus: int | None) -> Iterator[Draft]:
+    """A rank whose NCCL group takes another GPU than its number on the node; ``gpus`` is how many the node has."""
+    env = seen.variables
+    if seen.launcher not in _PLACES:
+        return
+    in_job, on_node = _PLACES[seen.launcher]
+    visible = launch_variables.visible(env["CUDA_VISIBLE_DEVICES"]) if "CUDA_VISIBLE_DEVICES" in env else gpus
+    rank, local_rank = env.get("RANK") or env.get(in_job, ""), env.get(on_node, "")
+    taken = env.get("LOCAL_RANK", rank)
+    if not visible or not (taken.isdecimal() and local_rank.isdecimal()):
+        return
+    group_gpu, own_gpu = int(taken) % visible, int(local_rank) % visible
+    if group_gpu == own_gpu:
+        return
+    chosen_by = "LOCAL_RANK" if "LOCAL_RANK" in env else "RANK" if env.get("RANK") else in_job
+    pairs = {name: env[name] for name in (chosen_by, on_node)}
+    yield setting_draft(
+        pairs,
+        f"The NCCL group of local rank {local_rank} takes GPU {group_gpu}: {shown(chosen_by, taken)} modulo"
+        f" {visible} visible GPUs",
+        listed(pairs),
+        "torch 2.15 torch/distributed/distributed_c10d.py, _nccl2_device",
+        in_job_script(
+            f"Pass device_id to init_process_group, or set LOCAL_RANK in each task: export LOCAL_RANK=${on_node}"
+        ),
+        detail="torch.cuda.set_device() does not decide this with the backend nccl2; a script that passes device_id or"
+        " sets LOCAL_RANK itself is not concerned.",
+        confidence=Confidence.POSSIBLE,
+    )
 
 
 RULES = (

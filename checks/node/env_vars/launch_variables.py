@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ddp_doctor.knowledge.launchers import Launcher
-from ddp_doctor.phrases.settings import printable, shown
+from ddp_doctor.settings.wording import printable, shown
 
 #: What init_process_group("env://") reads.
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -1,15 +1,29 @@
 """DD111-DD114: variables that nothing reads: misspelled, never read, or of an older or a newer release."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
-from ddp_doctor.checks.node.env_vars import environment
+from ddp_doctor.checks.node.env_vars.drafts import setting_draft
 from ddp_doctor.checks.node.env_vars.in_force import say
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.facts.software import Software
-from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft
+from ddp_doctor.knowledge.versions import dotted
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.settings import set_to, unset
+from ddp_doctor.settings.effects import effects
+from ddp_doctor.settings.interactions import disagreeing
+from ddp_doctor.settings.names import is_unknown, nearest
+from ddp_doctor.settings.ranges import out_of_range
+from ddp_doctor.settings.releases import RELEASES, Installed, is_gone, status_at
+from ddp_doctor.settings.table import Variable, never_read, variables
+from ddp_doctor.settings.values import effective, misread
+from ddp_doctor.settings.wording import listed, shown
+from ddp_doctor.wording.nodes import in_words as in_a_sentence
+
+#: Of names that nobody knows, the evidence shows no more.
+_STRANGE_SHOWN = 8
 
 
 @rule("DD111", "variable-misspelled", Severity.WARNING, EnvVars)
@@ -17,7 +31,7 @@ def variable_misspelled(recording: Recording) -> Iterable[Draft]:
     """A variable that nothing reads and that is one slip away from one that is read.
 
     What it finds
-        A wrong letter or case, words in another order, a forgotten part. Names of known plug-ins are left alone.
+        A wrong letter or case, words in another order, a forgotten part. Names of known plug-ins are left alnode.
 
     Why it matters
         The setting has no effect, and nothing says so.
@@ -28,7 +42,32 @@ def variable_misspelled(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return say(recording, lambda one: environment.misspelled(one.seen.fact, one.installed))
+    return say(recording, lambda node: _misspelled(node.seen.fact, node.installed))
+
+
+def _misspelled(seen: EnvVars, installed: Installed) -> Iterator[Draft]:
+    """Names one slip away from a variable that some release reads."""
+    for name, value in (env := seen.variables).items():
+        meant = nearest(name) if is_unknown(name) else None
+        if meant is None:
+            continue
+        wrong = misread(meant, value)
+        better = wrong.instead if wrong and wrong.instead else value
+        why = f"{name} is read by nothing"
+        yield setting_draft(
+            (name,),
+            f"{name} is read by nothing; did you mean {meant}?",
+            shown(name, value),
+            f"not among the variables of {RELEASES}",
+            set_to(meant, better, why, (name, value))
+            if meant not in env and installed.reads(meant)
+            else unset({name: value}, why),
+            detail=f"So {shown(meant, env[meant])} stands."
+            if meant in env
+            else f"So {meant} keeps its default.",
+            confidence=Confidence.LIKELY,
+            severity=Severity.INFO if env.get(meant) == value else None,
+        )
 
 
 @rule("DD112", "variable-read-by-nothing", Severity.WARNING, EnvVars)
@@ -47,7 +86,42 @@ def variable_read_by_nothing(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return say(recording, lambda one: environment.unread(one.seen.fact))
+    return say(recording, lambda node: _unread(node.seen.fact))
+
+
+def _unread(seen: EnvVars) -> Iterator[Draft]:
+    """Names that nothing reads, and names that nobody knows."""
+    for name, value in seen.variables.items():
+        never = never_read().get(name)
+        if never:
+            yield setting_draft(
+                (name,),
+                f"{name} is read by nothing",
+                shown(name, value),
+                never.source,
+                unset({name: value}, "read by nothing", _see(name, never.instead)),
+                detail=f"Meant is {never.meant}.",
+            )
+    strange = {name: value for name, value in seen.variables.items() if _is_strange(name)}
+    if strange:
+        are = "is not a known variable" if len(strange) == 1 else "are not known variables"
+        yield setting_draft(
+            strange,
+            f"{in_a_sentence(list(strange))} {are}",
+            listed(dict(list(strange.items())[:_STRANGE_SHOWN])),
+            f"not among the variables of {RELEASES}",
+            detail=f"A plug-in may read {'it' if len(strange) == 1 else 'them'}.",
+            severity=Severity.INFO,
+            confidence=Confidence.POSSIBLE,
+        )
+
+
+def _is_strange(name: str) -> bool:
+    return name not in never_read() and is_unknown(name) and not name.startswith("PET_") and not nearest(name)
+
+
+def _see(name: str, instead: str | None) -> str:
+    return f"unset {name}; see {instead}" if instead else f"unset {name}"
 
 
 @rule("DD113", "variable-obsolete", Severity.WARNING, EnvVars)
@@ -68,7 +142,53 @@ def variable_obsolete(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return say(recording, lambda one: environment.obsolete(one.seen.fact, one.installed))
+    return say(recording, lambda node: _obsolete(node.seen.fact, node.installed))
+
+
+#: Obsolete settings that ask for what NCCL does today, so that nobody waits for their effect in vain.
+_TODAYS_WAY = {
+    ("NCCL_IB_CUDA_SUPPORT", "1"),
+    ("NCCL_CHECKS_DISABLE", "1"),
+    ("TORCH_NCCL_AVOID_RECORD_STREAMS", "1"),
+}
+#: Settings of newer releases that ask for what the older ones do.
+_EARLIER_WAY = {("TORCH_DIST_USE_NCCL2", "0")}
+
+
+def _obsolete(seen: EnvVars, installed: Installed) -> Iterator[Draft]:
+    """Names of older releases; information where the installed one, or some release of interest, still reads them."""
+    for name, value in seen.variables.items():
+        old = variables().get(name)
+        if old is None or old.status == "active" or name in disagreeing(seen.variables, installed):
+            continue
+        at, library = installed.of(old), _library(old)
+        until = f"not read after {library} {old.last}" if old.last else "deprecated, though still read"
+        title = (
+            f"{name} is {until}; {old.replaced_by} took its place"
+            if old.replaced_by
+            else f"{name} is {until}"
+        )
+        gone = status_at(old, at) != "read" if at else is_gone(old)
+        if not gone and (effects(name, value) or out_of_range(name, seen.variables, installed.nccl)):
+            continue  # told to go for what it does
+        if not gone and old.replaced_by and not installed.reads(old.replaced_by):
+            continue  # the old name is the one to use here
+        yield setting_draft(
+            (name,),
+            f"{title}, and {library} {dotted(at)} is {_THERE[library]}" if at and gone else title,
+            shown(name, value),
+            old.source,
+            _renamed(seen.variables, old, value, installed),
+            severity=None if gone and (name, value) not in _TODAYS_WAY else Severity.INFO,
+        )
+
+
+#: What is said of a library that is there.
+_THERE = {"NCCL": "loaded", "torch": "installed"}
+
+
+def _library(variable: Variable) -> str:
+    return "NCCL" if variable.owner == "nccl" else "torch"
 
 
 @rule("DD114", "variable-not-yet-read", Severity.WARNING, EnvVars, Software)
@@ -89,7 +209,39 @@ def variable_not_yet_read(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return say(recording, lambda one: environment.not_yet_read(one.seen.fact, one.installed))
+    return say(recording, lambda node: _not_yet_read(node.seen.fact, node.installed))
+
+
+def _not_yet_read(seen: EnvVars, installed: Installed) -> Iterator[Draft]:
+    """Names of newer releases than the installed one."""
+    for name, value in seen.variables.items():
+        new = variables().get(name)
+        at = installed.of(new) if new else ()
+        if not at or new is None or status_at(new, at) != "not yet":
+            continue
+        minor = (
+            name.startswith("NCCL_DEBUG") or effective(name, value) is None or (name, value) in _EARLIER_WAY
+        )
+        library = _library(new)
+        since = f"read from {library} {new.first} on"
+        a_torch = "a torch with NCCL" if library == "NCCL" else "torch"
+        yield setting_draft(
+            (name,),
+            f"{name} is {since}; {library} {dotted(at)} is {_THERE[library]}",
+            shown(name, value),
+            new.source,
+            unset({name: value}, since, f"Unset {name}, or install {a_torch} {new.first} or newer"),
+            detail="The setting has no effect.",
+            severity=Severity.INFO if minor else None,
+        )
+
+
+def _renamed(env: Mapping[str, str], old: Variable, value: str, installed: Installed) -> Remedy:
+    new = variables().get(old.replaced_by or "")
+    if new and new.type == old.type and new.name not in env and installed.reads(new.name):
+        summary = f"Set {new.name} in the place of {old.name}"
+        return set_to(new.name, value, f"replaces {old.name}", (old.name, value), summary)
+    return unset({old.name: value}, "obsolete", _see(old.name, old.replaced_by))
 
 
 RULES = (

@@ -2,18 +2,20 @@
 
 from collections.abc import Iterable, Iterator
 
+from ddp_doctor.checks.node.env_vars.drafts import setting_draft
 from ddp_doctor.checks.node.env_vars.in_force import InForce, at_most, differing, say
 from ddp_doctor.facts.env_vars import EnvVars
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.settings import set_to, setting_draft, shown
+from ddp_doctor.remedies.settings import set_to
 from ddp_doctor.settings.interactions import conflicts, disagreeing, silenced
 from ddp_doctor.settings.ranges import OutOfRange, out_of_range
 from ddp_doctor.settings.scope import scope
 from ddp_doctor.settings.table import Conflict, Silencer
 from ddp_doctor.settings.values import effective, misread
+from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.forbidden_ways import settings_told
 from ddp_doctor.wording.nodes import in_words
 
@@ -38,36 +40,36 @@ def without_effect(recording: Recording) -> Iterable[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     told = settings_told(recording)
-    return say(recording, lambda one: _idle(one, told))
+    return say(recording, lambda node: _idle(node, told))
 
 
-def _idle(one: InForce, told: frozenset[str]) -> Iterator[Draft]:
-    for row, idle_names in silenced(one.values):
-        names = tuple(name for name in idle_names if misread(name, one.values[name]) is None)
+def _idle(node: InForce, told: frozenset[str]) -> Iterator[Draft]:
+    for row, idle_names in silenced(node.values):
+        names = tuple(name for name in idle_names if misread(name, node.values[name]) is None)
         if row.name in told or not names:
             continue
-        pairs = one.told((*([row.name] if row.name in one.values else []), *names))
+        pairs = node.listed((*([row.name] if row.name in node.values else []), *names))
         verb = "does" if len(names) == 1 else "do"
-        lacking = row.needed and not one.values.get(row.name)
+        lacking = row.needed and not node.values.get(row.name)
         beside = (
-            f"without {row.name}" if lacking else f"beside {shown(row.name, one.values.get(row.name, ''))}"
+            f"without {row.name}" if lacking else f"beside {shown(row.name, node.values.get(row.name, ''))}"
         )
         yield setting_draft(
             names,
             f"{in_words(names)} {verb} nothing {beside}",
             pairs,
             row.source,
-            one.without(names, "without effect"),
-            *([] if row.needed else [one.without([row.name], "it keeps the others from their effect")]),
+            node.without(names, "without effect"),
+            *([] if row.needed else [node.without([row.name], "it keeps the others from their effect")]),
             detail=row.why,
-            severity=Severity.INFO if row.mild or _is_moot(row, names, one) else None,
+            severity=Severity.INFO if row.mild or _is_moot(row, names, node) else None,
         )
 
 
-def _is_moot(row: Silencer, names: Iterable[str], one: InForce) -> bool:
+def _is_moot(row: Silencer, names: Iterable[str], node: InForce) -> bool:
     """Whether the node has no use for either setting, or what is idle asks for the defaults."""
-    asks = any(effective(name, one.values[name]) is not None for name in names)
-    return not asks or (row.about == "rdma" and (one.hardware.rdma is False or one.nnodes == 1))
+    asks = any(effective(name, node.values[name]) is not None for name in names)
+    return not asks or (row.about == "rdma" and (node.hardware.rdma is False or node.nnodes == 1))
 
 
 @rule("DD116", "settings-contradict-each-other", Severity.WARNING, EnvVars)
@@ -90,30 +92,30 @@ def contradicting(recording: Recording) -> Iterable[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     differ = differing(recording)
-    return say(recording, lambda one: _contradictions(one, differ))
+    return say(recording, lambda node: _contradictions(node, differ))
 
 
-def _contradictions(one: InForce, differ: frozenset[str]) -> Iterator[Draft]:
-    for found in conflicts(one.values, one.nccl):
+def _contradictions(node: InForce, differ: frozenset[str]) -> Iterator[Draft]:
+    for found in conflicts(node.values, node.nccl):
         if differ.intersection(found.names):
             continue
-        if scope(found.names[0]) == "paths" and (one.hardware.matrix or (one.hardware.gpus or 2) < 2):
+        if scope(found.names[0]) == "paths" and (node.hardware.matrix or (node.hardware.gpus or 2) < 2):
             continue
-        fails = found.fails(one.nccl)
+        fails = found.fails(node.nccl)
         yield setting_draft(
             found.names,
-            f"{one.told(found.names)} {found.says}",
-            one.told(found.names),
+            f"{node.listed(found.names)} {found.says}",
+            node.listed(found.names),
             found.source,
-            *_ways_out(one, found),
+            *_ways_out(node, found),
             detail=found.why,
-            severity=at_most(Severity.ERROR, one) if fails else None,
+            severity=at_most(Severity.ERROR, node) if fails else None,
             confidence=Confidence.PROVED if fails is not None else Confidence.POSSIBLE,
         )
 
 
-def _ways_out(one: InForce, found: Conflict) -> list[Remedy]:
-    return [one.without([name], found.says) for name in found.without]
+def _ways_out(node: InForce, found: Conflict) -> list[Remedy]:
+    return [node.without([name], found.says) for name in found.without]
 
 
 @rule("DD117", "old-and-new-name-disagree", Severity.WARNING, EnvVars)
@@ -136,14 +138,14 @@ def two_names(recording: Recording) -> Iterable[Draft]:
     return say(recording, _names)
 
 
-def _names(one: InForce) -> Iterator[Draft]:
-    for old, new in disagreeing(one.values, one.installed).items():
+def _names(node: InForce) -> Iterator[Draft]:
+    for old, new in disagreeing(node.values, node.installed).items():
         yield setting_draft(
             (old,),
-            f"{one.told((new, old))}: the new name counts, and {old} does nothing",
-            one.told((new, old)),
+            f"{node.listed((new, old))}: the new name counts, and {old} does nothing",
+            node.listed((new, old)),
             "torch/csrc/distributed/c10d/Utils.hpp and NCCL src/graph/connect.cc",
-            one.without([old], f"{new} is set"),
+            node.without([old], f"{new} is set"),
             detail="They are two names of one setting.",
         )
 
@@ -168,23 +170,23 @@ def outside_range(recording: Recording) -> Iterable[Draft]:
     return say(recording, _outside)
 
 
-def _outside(one: InForce) -> Iterator[Draft]:
-    for name, value in one.values.items():
-        known = out_of_range(name, one.values, one.nccl)
+def _outside(node: InForce) -> Iterator[Draft]:
+    for name, value in node.values.items():
+        known = out_of_range(name, node.values, node.nccl)
         wrong = misread(name, value)
         if known is not None and (wrong is None or wrong.harmless):
-            yield _range_draft(one, name, value, known)
+            yield _range_draft(node, name, value, known)
 
 
-def _range_draft(one: InForce, name: str, value: str, known: OutOfRange) -> Draft:
+def _range_draft(node: InForce, name: str, value: str, known: OutOfRange) -> Draft:
     most = str(known.most)
     nearest = set_to(name, most, "the largest that there is", (name, value))
     return setting_draft(
         (name,),
         f"{shown(name, value)} {known.says}",
-        one.told([name]),
+        node.listed([name]),
         known.row.source,
-        one.without([name], "out of range"),
+        node.without([name], "out of range"),
         *([nearest] if value.strip().isdecimal() and int(value) > known.most else []),
         detail=known.row.beyond,
         severity=Severity.INFO if known.row.mild else None,

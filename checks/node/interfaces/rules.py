@@ -18,9 +18,9 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.settings import shown
 from ddp_doctor.remedies import interfaces
 from ddp_doctor.settings import values
+from ddp_doctor.settings.wording import shown
 from ddp_doctor.wording.findings import finding, possible
 
 _WHY_ONE_FAMILY = {

@@ -9,13 +9,12 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.settings import shown
-from ddp_doctor.probing.nccl_conf import settings
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.settings import agreement
+from ddp_doctor.settings.nccl_conf import files_read, set_by_files
 from ddp_doctor.settings.table import Agreement
 from ddp_doctor.settings.values import effective
-from ddp_doctor.views.nccl_files import files_read
+from ddp_doctor.settings.wording import shown
 from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.nodes import host, of_nodes
 
@@ -48,7 +47,7 @@ def nccl_conf_differs(recording: Recording) -> Iterator[Draft]:
         return
     environments = {seen.node: seen.fact for seen in recording.facts(EnvVars)}
     facts = [seen for seen in recording.facts(NcclFact) if seen.node in environments]
-    in_files = {seen.node: settings(files_read(recording, seen)) for seen in facts}
+    in_files = {seen.node: set_by_files(files_read(recording, seen)) for seen in facts}
     names = {name for found in in_files.values() for name in found}
     for name in sorted(names - _forbids_rdma(recording)):
         has = {

@@ -10,13 +10,12 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.settings import printable, shown
-from ddp_doctor.probing.nccl_conf import settings
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.settings.names import is_unknown, nearest
+from ddp_doctor.settings.nccl_conf import files_read, set_by_files
 from ddp_doctor.settings.table import never_read, variables
 from ddp_doctor.settings.values import effective, misread
-from ddp_doctor.views.nccl_files import files_read
+from ddp_doctor.settings.wording import printable, shown
 from ddp_doctor.wording.findings import Who, likely
 from ddp_doctor.wording.nodes import node_culprits, node_names
 
@@ -53,7 +52,7 @@ def nccl_conf_in_force(recording: Recording) -> Iterator[Draft]:
 def _in_force(files: tuple[ConfFile, ...], fact: NcclFact) -> Iterator[tuple[str, ...]]:
     found = [
         (where.rpartition(":")[0], f"{shown(name, value)} ({where})")
-        for name, (value, where) in settings(files).items()
+        for name, (value, where) in set_by_files(files).items()
         if name not in fact.overruled and name in variables()
     ]
     for _, lines in groupby(found, key=lambda one: one[0]):
@@ -87,7 +86,7 @@ def nccl_conf_overruled(recording: Recording) -> Iterator[Draft]:
 def _overruled(files: tuple[ConfFile, ...], fact: NcclFact) -> Iterator[tuple[str, ...]]:
     system = {file.path for file in files if file.reason == "system"}
     found: dict[str, list[str]] = {}
-    for name, (value, where) in settings(files).items():
+    for name, (value, where) in set_by_files(files).items():
         own = fact.overruled.get(name)
         if own is None or effective(name, own) == effective(name, value):
             continue

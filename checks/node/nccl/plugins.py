@@ -8,9 +8,9 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases import nccl_settings
-from ddp_doctor.phrases.settings import printable
+from ddp_doctor.remedies import nccl_settings
 from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.settings.wording import printable
 from ddp_doctor.views.nccl_files import of_gpu_nodes
 from ddp_doctor.views.reproducers import meeting
 from ddp_doctor.wording.findings import likely

@@ -21,7 +21,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.settings import shown
+from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.reproducers import everybody
 
 _SOURCE = "NCCL src/transport/net_ib/connect.cc, ncclIbGetGidIndex"

@@ -13,9 +13,9 @@ from ddp_doctor.knowledge.roce_gids import FAMILY, INDEX, SEARCH_SETTINGS
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.phrases import nccl_settings
-from ddp_doctor.phrases.settings import shown
+from ddp_doctor.remedies import nccl_settings
 from ddp_doctor.remedies.kinds import by_administrator, remedy
+from ddp_doctor.settings.wording import shown
 from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, in_words
 

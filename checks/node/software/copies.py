@@ -10,8 +10,8 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.settings import printable
 from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.settings.wording import printable
 from ddp_doctor.views.software import of_the_job
 from ddp_doctor.wording.findings import finding, proved
 from ddp_doctor.wording.nodes import by_cause, of_nodes

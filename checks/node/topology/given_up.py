@@ -9,7 +9,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.settings import shown
+from ddp_doctor.settings.wording import shown
 from ddp_doctor.views import forbidden_ways
 from ddp_doctor.views.forbidden_ways import Forbidden
 from ddp_doctor.views.reproducers import between_gpus

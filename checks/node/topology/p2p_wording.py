@@ -5,7 +5,7 @@ NVIDIA fabric manager user guide (a GPU whose NVLinks the fabric manager has not
 """
 
 from ddp_doctor.model.finding import Setting
-from ddp_doctor.phrases import nccl_settings
+from ddp_doctor.remedies import nccl_settings
 from ddp_doctor.remedies.kinds import by_administrator
 
 REPAIR_FABRIC = by_administrator(

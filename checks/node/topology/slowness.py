@@ -12,7 +12,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.phrases.settings import NO_TRIAL, unset
+from ddp_doctor.remedies.settings import NO_TRIAL, unset
 from ddp_doctor.views.gpus_of_ranks import gpu_of
 from ddp_doctor.views.transports import Expected, Place, places, used_within
 from ddp_doctor.wording.findings import possible

@@ -13,11 +13,10 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.probing.nccl_conf import settings
+from ddp_doctor.settings.nccl_conf import files_read, set_by_files
 from ddp_doctor.views import forbidden_ways
 from ddp_doctor.views.interfaces import chosen
 from ddp_doctor.views.links_between_nodes import Crossing, crossings, nodes_that_say, rdma_of
-from ddp_doctor.views.nccl_files import files_read
 from ddp_doctor.views.reproducers import between_nodes
 from ddp_doctor.views.transports import log_of
 from ddp_doctor.wording.findings import likely
@@ -139,7 +138,7 @@ def rdma_forbidden(recording: Recording) -> Iterator[Draft]:
 def _in_files(recording: Recording, name: str, nodes: Container[int]) -> Iterator[Evidence]:
     """Where a file, and no environment, sets it."""
     for seen in recording.facts(NcclFact):
-        place = settings(files_read(recording, seen)).get(name)
+        place = set_by_files(files_read(recording, seen)).get(name)
         if place is not None and seen.node in nodes and name not in seen.fact.overruled:
             text = f"{host(recording, seen.node)}: {place[1]} sets {name}, and no environment"
             yield Evidence(check="nccl", text=text)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
-from ddp_doctor.phrases import nccl_settings
+from ddp_doctor.remedies import nccl_settings
 from ddp_doctor.remedies.kinds import by_administrator, remedy
 
 #: NCCL's own words for its transports, for a sentence.

@@ -4,12 +4,12 @@
 --shm-size=2g -e NCCL_SOCKET_IFNAME=eth1
 """
 
+from ddp_doctor.remedies.settings_to_apply import SettingsToApply
 from ddp_doctor.render import shell
-from ddp_doctor.render.handover import HandOver
 from ddp_doctor.render.pasted.walk import page, walk
 
 
-def render(given: HandOver) -> str:
+def render(given: SettingsToApply) -> str:
     """Comments, then one line of shell words; an empty line if there is nothing to set."""
     comments = []
     for option in given.options:

@@ -5,9 +5,9 @@ A candidate that was not tried is a comment: sourced into a healthy job it could
 
 from collections.abc import Iterator
 
+from ddp_doctor.remedies.settings_to_apply import SettingsToApply, Variable
+from ddp_doctor.remedies.values_by_host import Branch, short_name
 from ddp_doctor.render import shell
-from ddp_doctor.render.handover import HandOver, Variable
-from ddp_doctor.render.values import patterns
 
 _EACH_ITS_OWN = (
     "The values below differ by host: source this file on each, in the task itself (srun, mpirun and ssh hand"
@@ -15,7 +15,7 @@ _EACH_ITS_OWN = (
 )
 
 
-def render(given: HandOver) -> str:
+def render(given: SettingsToApply) -> str:
     """``export`` and ``unset`` lines with finding, proof and undo."""
     lines = [shell.remark(f"Settings recommended by {given.source}")]
     if any(variable.per_host and not variable.not_applied for variable in given.variables):
@@ -49,9 +49,24 @@ def statement(variable: Variable) -> str:
     )
 
 
-def nothing_set(given: HandOver) -> Iterator[str]:
+def nothing_set(given: SettingsToApply) -> Iterator[str]:
     """The last line where nothing is applied."""
     if not given.variables:
         yield shell.comment("nothing to set")
     elif all(variable.not_applied or not variable.branches for variable in given.variables):
         yield shell.comment("nothing is set; take the # off to try a candidate")
+
+
+def patterns(branch: Branch, namesakes: frozenset[str]) -> list[str]:
+    """What a host of the branch may call itself, for a shell's ``case``: with its domain or without it.
+
+    ``namesakes`` are short names that several hosts share; there only the whole name counts.
+    """
+    if not branch.hosts:
+        return ["*"]
+    found = []
+    for host in branch.hosts:
+        short = short_name(host)
+        other = short if short != host else f"{host}.*"
+        found += [host] if short in namesakes else [host, other]
+    return found

@@ -11,8 +11,8 @@ so each $ is doubled (core/v1 EnvVar).
 import json
 import re
 
+from ddp_doctor.remedies.settings_to_apply import SettingsToApply
 from ddp_doctor.render import shell
-from ddp_doctor.render.handover import HandOver
 from ddp_doctor.render.pasted.walk import page, walk
 
 #: The field of a pod that does what an option does for docker run; {} is the option's value.
@@ -27,7 +27,7 @@ _IN_A_POD = {
 }
 
 
-def render(given: HandOver) -> str:
+def render(given: SettingsToApply) -> str:
     """Comments, then the list; an empty list if there is nothing to set."""
     comments = []
     for option in given.options:

@@ -4,8 +4,8 @@ srun hands the environment of the batch script to all tasks, so a value that dif
 there. Such values travel as one variable of text, which each task evaluates.
 """
 
+from ddp_doctor.remedies.settings_to_apply import SettingsToApply
 from ddp_doctor.render import shell
-from ddp_doctor.render.handover import HandOver
 from ddp_doctor.render.pasted import env_file
 
 _PER_HOST = "DDP_DOCTOR_PER_HOST"
@@ -21,7 +21,7 @@ _TOO_LONG = (
 )
 
 
-def render(given: HandOver) -> str:
+def render(given: SettingsToApply) -> str:
     """``export`` lines with comments, and how tasks take values of their own host."""
     lines = [shell.remark(f"Settings recommended by {given.source}")]
     applied = [variable for variable in given.variables if variable.branches and not variable.not_applied]

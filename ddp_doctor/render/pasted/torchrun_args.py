@@ -6,15 +6,15 @@ torchrun hands its own environment to the ranks, but for what it gives them itse
 become its options.
 """
 
+from ddp_doctor.remedies.settings_to_apply import SettingsToApply
 from ddp_doctor.render import shell
-from ddp_doctor.render.handover import HandOver
 from ddp_doctor.render.pasted.walk import page, walk
 
 #: Variables that torchrun overwrites for its ranks, and the option that says the same to itself.
 _OPTIONS = {"MASTER_ADDR": "--master-addr", "MASTER_PORT": "--master-port"}
 
 
-def render(given: HandOver) -> str:
+def render(given: SettingsToApply) -> str:
     """Comments, then one line of shell words; only the word torchrun if there is nothing to set."""
     comments, found = walk(given, _word, can_unset=True)
     unset = [_word(name, None) for name, value in found if value is None]

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from ddp_doctor.remedies.settings_to_apply import SettingsToApply, Variable
 from ddp_doctor.render import shell
-from ddp_doctor.render.handover import HandOver, Variable
 from ddp_doctor.wording.nodes import in_words
 
 _MOST_VALUES = 8
@@ -20,7 +20,7 @@ class Walked(NamedTuple):
     settings: list[tuple[str, str | None]]  # that are applied on all hosts; None unsets the variable
 
 
-def walk(given: HandOver, form: Form, *, can_unset: bool = False) -> Walked:
+def walk(given: SettingsToApply, form: Form, *, can_unset: bool = False) -> Walked:
     """All variables in order. If the form cannot unset one, a comment says that it has to go."""
     found = Walked([], [])
     for variable in given.variables:
@@ -35,7 +35,7 @@ def walk(given: HandOver, form: Form, *, can_unset: bool = False) -> Walked:
     return found
 
 
-def page(heading: str, given: HandOver, comments: Sequence[str], end: str, *, sets: bool) -> str:
+def page(heading: str, given: SettingsToApply, comments: Sequence[str], end: str, *, sets: bool) -> str:
     """The whole text: its source, the comments, and at the end the line or list, which may set nothing."""
     lines = [shell.remark(f"{heading}, recommended by {given.source}"), *comments]
     if not sets:

@@ -96,7 +96,9 @@ def read_setting_text(text: str, also: Collection[str] = ()) -> SettingText:
             "sets no variable as the output of env, a job script, a Dockerfile or a manifest does"
         )
     called = form == "script" and _TORCHRUN.search("\n".join(lines)) is not None
-    return SettingText(form=form, written=tuple(_written(one) for one in shell.given), calls_torchrun=called)
+    return SettingText(
+        form=form, written=tuple(_written(given) for given in shell.given), calls_torchrun=called
+    )
 
 
 def _is_wanted(name: str, also: Collection[str]) -> bool:
@@ -223,17 +225,24 @@ def _stop_if_many(shell: Shell) -> None:
         )
 
 
-def _written(one: Given) -> Written:
-    name, value, depends_on = _inside(one.name), one.value, one.depends_on
+def _written(given: Given) -> Written:
+    name, value, depends_on = _inside(given.name), given.value, given.depends_on
     if is_withheld(name, value):
-        return Written(name=name, line=one.line, void=one.void, path=one.path)
+        return Written(name=name, line=given.line, void=given.void, path=given.path)
     default = _DEFAULT.fullmatch(value) if depends_on else None
     if default:
         return Written(
-            name=name, line=one.line, value=default[2], unless_set=default[1], void=one.void, path=one.path
+            name=name,
+            line=given.line,
+            value=default[2],
+            unless_set=default[1],
+            void=given.void,
+            path=given.path,
         )
     command = _COMMAND.search(value) if depends_on else None
     if command:  # what stands in a command may be anything
         depends_on = f"$({command[1]} …)"
         value = value[: command.start()] + depends_on
-    return Written(name=name, line=one.line, value=value, depends_on=depends_on, void=one.void, path=one.path)
+    return Written(
+        name=name, line=given.line, value=value, depends_on=depends_on, void=given.void, path=given.path
+    )

@@ -73,6 +73,6 @@ class Branches:
             self._open.append((closing, block, branch + 1))
 
     def _close(self, closing: str) -> None:
-        at = max((at for at, (one, _, _) in enumerate(self._open) if one == closing), default=None)
+        at = max((at for at, (opened, _, _) in enumerate(self._open) if opened == closing), default=None)
         if at is not None:
             del self._open[at:]

@@ -94,7 +94,7 @@ class Shell:
         self.give(name, value, line, depends_on)
 
     def _last(self, name: str) -> Given | None:
-        return next((one for one in reversed(self.given) if one.name == name), None)
+        return next((given for given in reversed(self.given) if given.name == name), None)
 
     def run(self, command: Sequence[Word], line: int, depth: int = 0) -> None:
         """One command; the lines of its words count from ``line``."""
@@ -222,7 +222,7 @@ class Shell:
             return
         for at, word in enumerate(arguments):
             found = _assignment(word) or _NAME.fullmatch(word.text)
-            after = [one.text for one in arguments[at + 1 : at + 3]]
+            after = [word.text for word in arguments[at + 1 : at + 3]]
             if found and found.re is _NAME and after and after[0].startswith("="):
                 self._waste(word.text, "".join(after[: 1 + (after[0] == "=")]), line + word.line)
                 continue
@@ -240,10 +240,10 @@ class Shell:
     def _promote(self, name: str) -> None:
         """What the shell alone knew is exported now."""
         for at in range(len(self.given) - 1, -1, -1):
-            one = self.given[at]
-            if one.name == name:
-                if one.void == _NOT_EXPORTED:
-                    self.given[at] = replace(one, void=None)
+            given = self.given[at]
+            if given.name == name:
+                if given.void == _NOT_EXPORTED:
+                    self.given[at] = replace(given, void=None)
                 return
 
     def _unset(self, arguments: Sequence[Word], line: int) -> None:
@@ -251,10 +251,10 @@ class Shell:
         here = self.branches.path  # what is in another branch keeps its value
         if names:
             self.given = [
-                replace(one, void=one.void or f"is unset in line {names[one.name]}")
-                if one.name in names and one.path[: len(here)] == here
-                else one
-                for one in self.given
+                replace(given, void=given.void or f"is unset in line {names[given.name]}")
+                if given.name in names and given.path[: len(here)] == here
+                else given
+                for given in self.given
             ]
             if not here:
                 self.exported -= names.keys()

@@ -3,8 +3,8 @@
 import pytest
 
 from ddp_doctor.model.finding import Remedy, Setting
-from ddp_doctor.render.handover import HandOver
-from ddp_doctor.render.values import Branch
+from ddp_doctor.remedies.settings_to_apply import SettingsToApply
+from ddp_doctor.remedies.values_by_host import Branch
 from tests.render.reports import DISPROVED, PROVED, error, given_by, remedy, warning, world
 
 P2P_OFF = Setting(name="NCCL_P2P_DISABLE", value="1")
@@ -13,11 +13,11 @@ SHM_OFF = Setting(name="NCCL_SHM_DISABLE", value="1")
 ETH1 = Setting(name="NCCL_SOCKET_IFNAME", value="eth1")
 
 
-def applied(given: HandOver) -> list[tuple[str, str]]:
+def applied(given: SettingsToApply) -> list[tuple[str, str]]:
     return [(one.code, one.name) for one in given.variables if not one.not_applied]
 
 
-def notes(given: HandOver) -> dict[str, str]:
+def notes(given: SettingsToApply) -> dict[str, str]:
     return {one.code: one.not_applied for one in given.variables if one.not_applied}
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ddp_doctor.model.finding import Setting
 from ddp_doctor.model.recording import World
-from ddp_doctor.render import shell
+from ddp_doctor.remedies.names import is_host
 
 
 @dataclass(frozen=True)
@@ -41,29 +41,15 @@ def branches(settings: Sequence[Setting], world: World | None) -> tuple[Branch, 
     return (*(Branch(value, tuple(hosts)) for value, hosts in by_value.items()), *everywhere)
 
 
-def patterns(branch: Branch, namesakes: frozenset[str]) -> list[str]:
-    """What a host of the branch may call itself, for a shell's ``case``: with its domain or without it.
-
-    ``namesakes`` are short names that several hosts share; there only the whole name counts.
-    """
-    if not branch.hosts:
-        return ["*"]
-    found = []
-    for host in branch.hosts:
-        short = _short(host)
-        other = short if short != host else f"{host}.*"
-        found += [host] if short in namesakes else [host, other]
-    return found
-
-
 def namesakes(found: Iterable[Branch], world: World | None) -> frozenset[str]:
     """Short names that several hosts of the world, or of the branches, share."""
     hosts = {node.hostname for node in world.nodes} if world else set()
     hosts.update(host for branch in found for host in branch.hosts)
-    return frozenset(short for short, count in Counter(map(_short, hosts)).items() if count > 1)
+    return frozenset(short for short, count in Counter(map(short_name, hosts)).items() if count > 1)
 
 
-def _short(host: str) -> str:
+def short_name(host: str) -> str:
+    """A host's name without its domain."""
     return host.partition(".")[0]
 
 
@@ -95,7 +81,7 @@ def _host(setting: Setting, world: World | None) -> str | None:
     host = setting.node
     if host is None and world is not None and setting.node_rank is not None:
         host = world.hostname(setting.node_rank)
-    if host is None or not shell.is_host(host):
+    if host is None or not is_host(host):
         raise Unclear(f"no host name is known of {host or f'node rank {setting.node_rank}'}")
     return host
 

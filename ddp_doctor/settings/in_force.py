@@ -12,13 +12,16 @@ from ddp_doctor.facts.software import Software
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Overruled, SettingInForce
-from ddp_doctor.ranks.environment import GIVEN_BY_TORCHRUN, GIVEN_TO_SEVERAL
 from ddp_doctor.settings.names import is_of_rccl, is_recorded
+from ddp_doctor.settings.nccl_conf import files_read
 from ddp_doctor.settings.releases import Installed, default_at, status_at
 from ddp_doctor.settings.table import never_read, variables
 from ddp_doctor.settings.values import misread
-from ddp_doctor.views.nccl_files import files_read
 
+#: What torchrun gives its workers where it is unset (torch/distributed/elastic/agent/server/local_elastic_agent.py) …
+GIVEN_BY_TORCHRUN = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+#: … and where a node has more than one of them (torch/distributed/run.py).
+GIVEN_TO_SEVERAL = {"OMP_NUM_THREADS": "1"}
 #: They start everything else, so what they were started with nobody here set.
 _FIRST_OF_HOSTS = ("systemd", "init")
 
@@ -45,12 +48,12 @@ def settings_in_force(recording: Recording) -> Iterator[SettingInForce]:
     """One for each variable that is set anywhere, by name, those that count before those that do not."""
     text = recording.first(SettingText)
     rows = list(_of_text(text) if text else _of_process(recording))
-    set_here = {one.name for one in rows if one.note is None or not one.note.startswith(_VOID)}
+    set_here = {row.name for row in rows if row.note is None or not row.note.startswith(_VOID)}
     if not any(name.startswith("TORCHELASTIC_RUN_ID") for name in set_here):
         rows += _of_torchrun(recording, text, set_here)
     here = Installed(release(loaded_nccl(recording) or ""), release(installed_torch(recording) or ""))
     has_rccl = torch_rocm(recording) is not None
-    for row in sorted(rows, key=lambda one: one.name):
+    for row in sorted(rows, key=lambda row: row.name):
         about = _OF_RCCL if has_rccl and is_of_rccl(row.name) else _about(row.name, here)
         yield row.model_copy(update=about)
 
@@ -106,8 +109,8 @@ def _in_files(recording: Recording) -> dict[str, tuple[Overruled, ...]]:
             for line in file.lines:
                 name = line.name or ""
                 if is_recorded(name) and name.startswith("NCCL_"):
-                    one = Overruled(value=line.value, source=f"{file.path}:{line.number}")
-                    found[name] = (*found.get(name, ()), one)
+                    overruled = Overruled(value=line.value, source=f"{file.path}:{line.number}")
+                    found[name] = (*found.get(name, ()), overruled)
     return found
 
 
@@ -137,36 +140,40 @@ def _who(origin: Origin) -> str:
 def _of_text(text: SettingText) -> Iterator[SettingInForce]:
     """The line that counts of each name, and what earlier lines said."""
     by_name: dict[str, list[Written]] = {}
-    for one in text.written:
-        if is_recorded(one.name):
-            by_name.setdefault(one.name, []).append(one)
+    for setting in text.written:
+        if is_recorded(setting.name):
+            by_name.setdefault(setting.name, []).append(setting)
     counting, possible = text.in_force(), text.possible()
     for name, all_written in by_name.items():
         last = counting.get(name) or all_written[-1]
         others = tuple(
-            Overruled(value=one.value, source=f"line {one.line}")
-            for one in reversed(all_written)
-            if one not in possible.get(name, (last,)) and one.void is None and one.value != last.value
+            Overruled(value=setting.value, source=f"line {setting.line}")
+            for setting in reversed(all_written)
+            if setting not in possible.get(name, (last,))
+            and setting.void is None
+            and setting.value != last.value
         )
         row = _row(name, last.value, f"line {last.line}", others)
         yield row.model_copy(update={"note": by_branch(possible.get(name, ())) or _note(last)})
 
 
 def by_branch(possible: tuple[Written, ...]) -> str | None:
-    """What is said of a name that has another value in another branch; None where it has one."""
-    if len({one.value for one in possible}) < 2:
+    """What is said of a name that has another value in another branch; None where it has one value."""
+    if len({setting.value for setting in possible}) < 2:
         return None
-    told = ", ".join(f"{one.value or 'a value kept back'} (line {one.line})" for one in possible[1:])
+    told = ", ".join(
+        f"{setting.value or 'a value kept back'} (line {setting.line})" for setting in possible[1:]
+    )
     return f"is not judged: where the script takes another branch it is {told}"
 
 
-def _note(one: Written) -> str | None:
-    if one.void:
-        return f"{_VOID}{one.void}"
-    if one.depends_on and one.name not in never_read():
-        return f"is not judged: depends on {one.depends_on}"
-    read_as = _read_as(one.name, one.value)
-    unless = f"counts unless {one.unless_set} is set before" if one.unless_set else None
+def _note(setting: Written) -> str | None:
+    if setting.void:
+        return f"{_VOID}{setting.void}"
+    if setting.depends_on and setting.name not in never_read():
+        return f"is not judged: depends on {setting.depends_on}"
+    read_as = _read_as(setting.name, setting.value)
+    unless = f"counts unless {setting.unless_set} is set before" if setting.unless_set else None
     return "; ".join(filter(None, (read_as, unless))) or None
 
 

@@ -14,8 +14,8 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Finding, Proof, Remedy, Setting
 from ddp_doctor.model.recording import World
 from ddp_doctor.model.report import Report
-from ddp_doctor.render import shell
-from ddp_doctor.render.values import Branch, Unclear, branches, namesakes
+from ddp_doctor.remedies.names import why_not
+from ddp_doctor.remedies.values_by_host import Branch, Unclear, branches, namesakes
 from ddp_doctor.settings.trials import OF_LAUNCHER
 from ddp_doctor.wording.proofs import NOT_ITSELF
 
@@ -70,20 +70,20 @@ class ContainerOption:
 
 
 @dataclass(frozen=True)
-class HandOver:
+class SettingsToApply:
     """All that can be handed over of a report, in its order."""
 
     source: str  # the report that it comes from
     variables: tuple[Variable, ...] = ()
     options: tuple[ContainerOption, ...] = ()
 
-    def on(self, host: str) -> "HandOver":
+    def on(self, host: str) -> "SettingsToApply":
         """What one host alone needs."""
         found = (variable.on(host) for variable in self.variables)
         return replace(self, variables=tuple(variable for variable in found if variable))
 
 
-def of(report: Report) -> HandOver:
+def settings_to_apply(report: Report) -> SettingsToApply:
     """What the remedies of a report come to."""
     wishes = [
         wish
@@ -96,7 +96,7 @@ def of(report: Report) -> HandOver:
         settled.add(wish)
     variables = (settled.shown(wish, one) for wish in wishes for one in wish.variables)
     options = (settled.option(wish, one) for wish in wishes for one in wish.options)
-    return HandOver(
+    return SettingsToApply(
         f"ddp-doctor {report.tool.version}, run {report.run_id}",
         tuple(dict.fromkeys(one for one in variables if one)),
         tuple(dict.fromkeys(one for one in options if one)),
@@ -243,7 +243,7 @@ def _variables(
 def _with_values(variable: Variable, settings: Sequence[Setting], world: World | None) -> Variable:
     """Raises Unclear, also where name or value are not to be pasted."""
     values = branches(settings, world)
-    reasons = (shell.why_not(variable.name, branch.value) for branch in values)
+    reasons = (why_not(variable.name, branch.value) for branch in values)
     if why := next((reason for reason in reasons if reason), ""):
         raise Unclear(why)
     return replace(variable, branches=values, namesakes=namesakes(values, world))

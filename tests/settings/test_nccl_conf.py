@@ -1,7 +1,8 @@
 """nccl.conf line by line, as libnccl 2.20.5 to 2.32.3 reads it."""
 
 from ddp_doctor.facts.nccl import ConfFile, ConfLine
-from ddp_doctor.probing.nccl_conf import LONGEST, MOST_LINES, conf_files, conf_lines, settings
+from ddp_doctor.probing.nccl_conf import conf_files
+from ddp_doctor.settings.nccl_conf import LONGEST, MOST_LINES, conf_lines, set_by_files
 from tests.fakes import FakeContext
 
 
@@ -38,7 +39,7 @@ def test_the_first_of_two_equal_names_counts_over_all_files():
     users = ConfFile(path="/u", reason="user", lines=conf_lines("NCCL_ALGO=Ring\nNCCL_ALGO=Tree\n"))
     system = ConfFile(path="/s", reason="system", lines=conf_lines("NCCL_ALGO=NVLS\nNCCL_DEBUG=WARN\n"))
 
-    assert settings((users, system)) == {"NCCL_ALGO": ("Ring", "/u:1"), "NCCL_DEBUG": ("WARN", "/s:2")}
+    assert set_by_files((users, system)) == {"NCCL_ALGO": ("Ring", "/u:1"), "NCCL_DEBUG": ("WARN", "/s:2")}
 
 
 def test_a_file_that_cannot_be_read_has_a_reason():

@@ -1,77 +1,19 @@
-"""How a finding shows environment variables, and what unsets or sets them."""
+"""Findings about settings: the same cause on several nodes is one finding."""
 
-import shlex
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.fact import Fact
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy, Setting
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.wording.nodes import node_culprits, node_names
 
 F = TypeVar("F", bound=Fact)
 
-#: A longer value is cut in a sentence; the recording has it whole.
-LONGEST_VALUE = 80
-
 #: Where the nodes' values differ, the evidence shows no more of them.
 VALUES_SHOWN = 8
-
-#: Of a leftover, a misspelled name, or a value that is read otherwise.
-FOLLOWS = Proof(reason="nothing to measure: it follows from which names and values are read")
-#: Of a remedy that a trial can prove.
-NO_TRIAL = Proof(reason="no trial of it was recorded")
-
-
-def printable(value: str) -> str:
-    """A value for a sentence: control characters escaped, cut where it is long."""
-    text = value if len(value) <= LONGEST_VALUE else value[:LONGEST_VALUE] + "…"
-    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
-
-
-def shown(name: str, value: str) -> str:
-    """``NAME=value`` as one would type it."""
-    return f"{name}={shlex.quote(printable(value))}"
-
-
-def listed(pairs: Mapping[str, str]) -> str:
-    """``A=1, B=2``."""
-    return ", ".join(shown(name, value) for name, value in pairs.items())
-
-
-def unset(pairs: Mapping[str, str], why: str, summary: str = "", proof: Proof = FOLLOWS) -> Remedy:
-    """Take these variables, given with their values, out of the job's environment."""
-    return Remedy(
-        summary=summary or f"Take {' and '.join(pairs)} out of the job's environment",
-        settings=tuple(Setting(name=name, action="unset", why=why) for name in pairs),
-        cost="none, unless something else relies on it",
-        undo="; ".join(f"export {shown(name, value)}" for name, value in pairs.items()),
-        proof=proof,
-    )
-
-
-def set_to(name: str, value: str, why: str, instead_of: tuple[str, str], summary: str = "") -> Remedy:
-    """Set a variable in the place of another name, or of its own old value."""
-    old_name, old_value = instead_of
-    settings = [Setting(name=name, value=value, why=why)]
-    undo = f"export {shown(old_name, old_value)}"
-    if old_name != name:
-        settings.append(Setting(name=old_name, action="unset", why=why))
-        undo = f"unset {name}; {undo}"
-    return Remedy(
-        summary=summary or f"Set {shown(name, value)} if that is meant, else unset it",
-        settings=tuple(settings),
-        cost="the setting takes effect, with what it costs",
-        undo=undo,
-        proof=FOLLOWS,
-    )
-
-
-def in_words(summary: str) -> Remedy:
-    """A remedy that only the owner of the job script can spell out."""
-    return Remedy(summary=summary, undo="put the former lines back", proof=FOLLOWS)
 
 
 def setting_draft(

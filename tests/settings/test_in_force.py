@@ -6,7 +6,6 @@ import json
 import pytest
 
 from ddp_doctor import app
-from ddp_doctor.app.settings_in_force import settings_in_force
 from ddp_doctor.facts.env_vars import EnvVars, Origin, SettingOrigins
 from ddp_doctor.facts.nccl import ConfFile, NcclFact
 from ddp_doctor.facts.software import Software
@@ -14,8 +13,9 @@ from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import EnvReport, SettingInForce
-from ddp_doctor.probing.nccl_conf import conf_lines
 from ddp_doctor.render import json_text, settings_table, terminal
+from ddp_doctor.settings.in_force import settings_in_force
+from ddp_doctor.settings.nccl_conf import conf_lines
 
 LOGIN = "PATH=/usr/bin\nHOME=/home/user\nPWD=/home/user\n"
 SECRET = "hunter2xyzzy"

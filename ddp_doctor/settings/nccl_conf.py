@@ -1,0 +1,76 @@
+"""nccl.conf: settings that NCCL adds to its environment, where nobody sees them.
+
+    # comment
+    NCCL_SOCKET_IFNAME=eth0
+    export NCCL_DEBUG=INFO          sets a variable called "export NCCL_DEBUG", which nothing reads
+     NCCL_IB_HCA=mlx5_0             so does the blank in front
+    NCCL_P2P_LEVEL
+
+Source: NCCL src/misc/param.cc (setEnvFile, initEnvFunc), tried with libnccl 2.20.5 to 2.32.3: the user's file
+comes before the system's, the first of two equal names counts, and no file changes what is already set.
+"""
+
+from collections.abc import Mapping
+
+from ddp_doctor.facts.nccl import ConfFile, ConfLine, NcclFact
+from ddp_doctor.facts.software import Software
+from ddp_doctor.knowledge.nccl_plugins import CONF_FILE_SINCE, HOME_SINCE
+from ddp_doctor.knowledge.versions import release
+from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.parse.redact import is_withheld
+from ddp_doctor.parse.utf8 import as_utf8
+from ddp_doctor.settings.names import is_recorded
+
+SYSTEM_FILE = "/etc/nccl.conf"
+#: What NCCL keeps of a name or value.
+LONGEST = 1023
+#: A longer file is none of NCCL's.
+MOST_LINES = 1000
+
+
+def conf_lines(text: str) -> tuple[ConfLine, ...]:
+    """The lines of one file as NCCL reads them, up to MOST_LINES."""
+    found: list[ConfLine] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip() and not line.startswith("#"):
+            found.append(_line(number, line.partition("\0")[0]))
+        if len(found) > MOST_LINES:
+            break
+    return tuple(found[:MOST_LINES])
+
+
+def _line(number: int, line: str) -> ConfLine:
+    name, sign, value = line.partition("=")
+    if not sign or not name:
+        return ConfLine(number=number)
+    bare = name.strip().removeprefix("export ").strip()
+    if not is_recorded(bare):
+        return ConfLine(number=number, name=_shown(name) if bare.isidentifier() else "")
+    value = value[:LONGEST]
+    return ConfLine(
+        number=number, name=_shown(name), value=None if is_withheld(name, value) else _shown(value)
+    )
+
+
+def _shown(text: str) -> str:
+    return as_utf8(text[:LONGEST])
+
+
+def set_by_files(files: tuple[ConfFile, ...]) -> Mapping[str, tuple[str, str]]:
+    """What the files together set: name to value and ``path:line``, files in NCCL's order."""
+    found: dict[str, tuple[str, str]] = {}
+    for file in files:
+        for line in file.lines:
+            if line.name and line.value is not None:
+                found.setdefault(line.name, (line.value, f"{file.path}:{line.number}"))
+    return found
+
+
+def files_read(recording: Recording, seen: FactAt[NcclFact]) -> tuple[ConfFile, ...]:
+    """The files that the NCCL of this node reads: which one is ~'s depends on its version."""
+    version = next((software.nccl_loaded for software in recording.at(Software, seen.node)), None)
+    number = release(version or "")
+    ignored = {"home" if number and number < HOME_SINCE else "passwd"}
+    if number and number < CONF_FILE_SINCE:
+        ignored.add("named")
+    return tuple(file for file in seen.fact.conf if file.reason not in ignored)

@@ -1,0 +1,23 @@
+"""How a setting is written in a sentence."""
+
+import shlex
+from collections.abc import Mapping
+
+#: A longer value is cut in a sentence; the recording has it whole.
+LONGEST_VALUE = 80
+
+
+def printable(value: str) -> str:
+    """A value for a sentence: control characters escaped, cut where it is long."""
+    text = value if len(value) <= LONGEST_VALUE else value[:LONGEST_VALUE] + "…"
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
+def shown(name: str, value: str) -> str:
+    """``NAME=value`` as one would type it."""
+    return f"{name}={shlex.quote(printable(value))}"
+
+
+def listed(pairs: Mapping[str, str]) -> str:
+    """``A=1, B=2``."""
+    return ", ".join(shown(name, value) for name, value in pairs.items())
