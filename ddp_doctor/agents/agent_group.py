@@ -44,7 +44,7 @@ RUN_IS_OVER = (Lost, Left, StoreLost, Unreadable)
 class AgentGroup:
     """One agent's view of the others. ``begin`` is None where the roll call was not completed."""
 
-    courier: StoreClient
+    client: StoreClient
     ids: dict[int, int] = field(default_factory=dict)  # node rank -> number at the roll call
     my_rank: int = 0
     begin: Begin | None = None
@@ -58,7 +58,7 @@ class AgentGroup:
     @property
     def is_head(self) -> bool:
         """Whether this agent decides."""
-        return self.courier.my_id == HEAD
+        return self.client.my_id == HEAD
 
     @property
     def others(self) -> tuple[int, ...]:
@@ -70,19 +70,19 @@ class AgentGroup:
     def order(self, order: dict[str, Json]) -> None:
         """Head: give all others the next order."""
         self._orders += 1
-        self.courier.put(f"order/{self._orders}", order)
+        self.client.put(f"order/{self._orders}", order)
 
     def next_order(self) -> dict[str, Json]:
         """Follower: wait for the head's next order. Raises Lost when the head is silent, and Unreadable."""
         self._orders += 1
         key = f"order/{self._orders}"
-        self.courier.watch(key)
-        self.wait(lambda: self.courier.value(key) is not None)
-        return validation.order(self.courier.value(key))
+        self.client.watch(key)
+        self.wait(lambda: self.client.value(key) is not None)
+        return validation.order(self.client.value(key))
 
     def hand_in(self, key: str, value: Json) -> None:
         """Follower: give the head a result."""
-        self.courier.put(f"{key}/{self.courier.my_id}", value)
+        self.client.put(f"{key}/{self.client.my_id}", value)
 
     def gather(self, key: str, timeout_s: float, read: Callable[[Json, int, World], T]) -> dict[int, T]:
         """Head: the results of the other nodes, as many as come in time while they are heard.
@@ -91,17 +91,17 @@ class AgentGroup:
         """
         keys = {rank: f"{key}/{self.ids[rank]}" for rank in self.others}
         for name in keys.values():
-            self.courier.watch(name)
+            self.client.watch(name)
 
         def all_in() -> bool:
             gone = {*self.silent(), *self._leaving()}
-            return all(self.courier.value(name) is not None or rank in gone for rank, name in keys.items())
+            return all(self.client.value(name) is not None or rank in gone for rank, name in keys.items())
 
-        self.courier.wait(all_in, timeout_s)
+        self.client.wait(all_in, timeout_s)
         told: dict[int, T] = {}
         world = World() if self.begin is None else self.begin.world
         for rank, name in keys.items():
-            if (value := self.courier.value(name)) is not None:
+            if (value := self.client.value(name)) is not None:
                 try:
                     told[rank] = read(value, rank, world)
                 except Unreadable:
@@ -115,15 +115,15 @@ class AgentGroup:
 
     def leave(self, why: str) -> None:
         """Follower: tell that this agent goes before the end."""
-        self.courier.say(urgent=True, leaving=why)
-        self.courier.flush()
+        self.client.say(urgent=True, leaving=why)
+        self.client.flush()
 
     # --- who is heard ---------------------------------------------------------------------------
 
     def wait(self, ready: Callable[[], bool], timeout_s: float = float("inf")) -> bool:
         """Wait while all that this agent depends on are heard. Raises Lost or Left."""
         until = time.monotonic() + timeout_s
-        while not self.courier.wait(ready, min(0.25, max(until - time.monotonic(), 0.0))):
+        while not self.client.wait(ready, min(0.25, max(until - time.monotonic(), 0.0))):
             self.check()
             if time.monotonic() > until:
                 return False
@@ -146,25 +146,25 @@ class AgentGroup:
 
     def require_store(self) -> None:
         """Without its own helpers an agent hears nobody, and nobody is to blame. Raises StoreLost."""
-        mute = self.is_head and self.courier.store_silent_s() > SILENT_S
-        if mute or self.courier.has_died:
-            raise StoreLost(self.courier.error or f"no answer for {SILENT_S:.0f} s")
+        mute = self.is_head and self.client.store_silent_s() > SILENT_S
+        if mute or self.client.has_died:
+            raise StoreLost(self.client.error or f"no answer for {SILENT_S:.0f} s")
 
     def _leaving(self) -> dict[int, str]:
         """Head: the nodes that took their leave, and why."""
-        beats = {rank: self.courier.beats.get(self.ids[rank]) for rank in self.others} if self.is_head else {}
+        beats = {rank: self.client.beats.get(self.ids[rank]) for rank in self.others} if self.is_head else {}
         said = {rank: beat.fields.get("leaving") for rank, beat in beats.items() if beat is not None}
         return {rank: str(why) for rank, why in said.items() if why}
 
     def silent(self) -> list[int]:
         """Node ranks that this agent should hear and does not; a follower hears the head alone."""
         if not self.is_head:
-            quiet = max(self.courier.store_silent_s(), self.courier.silent_s(HEAD))
+            quiet = max(self.client.store_silent_s(), self.client.silent_s(HEAD))
             return [0] if quiet > SILENT_S else []
-        if self.courier.store_silent_s() > SILENT_S:
+        if self.client.store_silent_s() > SILENT_S:
             return []  # the store is this host's own: the helper died, and says nothing of the others
-        return [rank for rank in self.others if self.courier.silent_s(self.ids[rank]) > SILENT_S]
+        return [rank for rank in self.others if self.client.silent_s(self.ids[rank]) > SILENT_S]
 
     def silent_s(self, rank: int) -> float:
         """How long a node has not been heard of."""
-        return self.courier.silent_s(self.ids.get(rank, HEAD))
+        return self.client.silent_s(self.ids.get(rank, HEAD))

@@ -46,7 +46,7 @@ def links_up() -> frozenset[str]:
 class Watch:
     """One agent's lookout. Its thread answers the head's question whether a silent node answers here."""
 
-    company: AgentGroup
+    group: AgentGroup
     contacts: Mapping[int, Contact]
     secret: str
     links_before: frozenset[str] = field(default_factory=links_up)
@@ -58,15 +58,15 @@ class Watch:
 
     def answer(self, _question: Mapping[str, Json]) -> Mapping[str, Json]:
         """What this agent's listener says to another agent on the direct line."""
-        silent_s = max(self.company.silent_s(0), self.company.courier.store_silent_s())
-        return {"rank": self.company.my_rank, "head_silent_s": min(silent_s, _LONG_S)}
+        silent_s = max(self.group.silent_s(0), self.group.client.store_silent_s())
+        return {"rank": self.group.my_rank, "head_silent_s": min(silent_s, _LONG_S)}
 
     def about(self, lost: Sequence[int]) -> list[Reading]:
         """Readings on nodes that this agent has ceased to hear, with what the others say of them."""
-        if self.company.is_head:
-            mine = self._dial_all(self.company.others, heartbeat=frozenset(lost))
-            self.company.courier.say(urgent=True, suspects=list(lost))
-            told = self.company.gather("seen", CONFIRM_S + 1.5, validation.readings)
+        if self.group.is_head:
+            mine = self._dial_all(self.group.others, heartbeat=frozenset(lost))
+            self.group.client.say(urgent=True, suspects=list(lost))
+            told = self.group.gather("seen", CONFIRM_S + 1.5, validation.readings)
             return [*mine, *(one for said in told.values() for one in said)]
         missed_at = time.monotonic()
         mine = self._dial_all(lost, heartbeat=frozenset(lost))
@@ -77,19 +77,19 @@ class Watch:
         return [*mine, *survivors]
 
     def _stand_by(self) -> None:
-        while self.company.courier.error is None:
-            beat = self.company.courier.beats.get(HEAD)
+        while self.group.client.error is None:
+            beat = self.group.client.beats.get(HEAD)
             suspects = set(beat.fields.get("suspects", ())) if beat else set()
-            new = sorted((suspects & self.contacts.keys()) - self._asked - {self.company.my_rank})
+            new = sorted((suspects & self.contacts.keys()) - self._asked - {self.group.my_rank})
             if new:
                 self._asked |= suspects
                 seen = self._dial_all(new)
-                self.company.hand_in("seen", [one.model_dump(mode="json") for one in seen])
+                self.group.hand_in("seen", [one.model_dump(mode="json") for one in seen])
             time.sleep(0.1)
 
     def _ask_survivors(self) -> list[Reading]:
         """The head is lost: what the other followers hear of it, and whether they answer at all."""
-        others = [rank for rank in self.company.others if rank != 0]
+        others = [rank for rank in self.group.others if rank != 0]
         answers = self._each(others)
         readings = [
             self._reading(rank, answer, heartbeat=False)
@@ -149,8 +149,8 @@ class Watch:
             line.close()
 
     def _reading(self, node: int, answer: Answer, *, heartbeat: bool) -> Reading:
-        silent_s = self.company.silent_s(node) if heartbeat else 0.0
-        since = max(time.monotonic() - self.company.began_at - silent_s, 0.0)
+        silent_s = self.group.silent_s(node) if heartbeat else 0.0
+        since = max(time.monotonic() - self.group.began_at - silent_s, 0.0)
         fact = SilenceFact(
             node=node,
             head=node == 0,
@@ -159,9 +159,9 @@ class Watch:
             since_s=round(since, 1) if heartbeat else None,
             answer=answer,
             links_down=tuple(sorted(self.links_before - links_up())),
-            stopped_s=round(self.company.courier.stopped_s, 1),
+            stopped_s=round(self.group.client.stopped_s, 1),
         )
-        return _recorded(fact, self.company.my_rank)
+        return _recorded(fact, self.group.my_rank)
 
 
 def _sleep_until(moment: float) -> None:

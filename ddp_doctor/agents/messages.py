@@ -1,4 +1,4 @@
-"""What agents tell one another: the card of a node at the roll call, and how the run begins.
+"""What agents tell one another: the report of a node at the roll call, and how the run begins.
 
 All of it comes through a store without authentication, so that each field has a bound, and none of the words that
 are shown can speak to a terminal.
@@ -42,7 +42,7 @@ class BeatSaid(Frozen):
     leaving: Words = ""  # why it goes before the end
     done: Words = ""  # the trial that its ranks are through with
     events: int = Field(default=0, ge=0)
-    stirs: int = Field(default=0, ge=0)
+    activity: int = Field(default=0, ge=0)
     suspects: tuple[NodeRank, ...] = ()
 
 
@@ -78,7 +78,7 @@ class NodeReport(Frozen):
         return self
 
 
-class Elsewhere(Frozen):
+class OtherAddress(Frozen):
     """An address of a node in another network than the one its backend takes."""
 
     network: Annotated[str, Field(max_length=64, pattern=r"^[0-9A-Fa-f.:]+/[0-9]{1,3}$")]
@@ -94,7 +94,7 @@ class Contact(Frozen):
     port: Port
     advertised: Address
     met_at: Address
-    elsewhere: Annotated[tuple[Elsewhere, ...], Field(max_length=16)] = ()
+    other_addresses: Annotated[tuple[OtherAddress, ...], Field(max_length=16)] = ()
 
 
 class Begin(Frozen):
@@ -118,29 +118,33 @@ class Begin(Frozen):
         return self
 
 
-def ranked(cards: Mapping[int, NodeReport]) -> dict[int, int]:
+def ranked(node_reports: Mapping[int, NodeReport]) -> dict[int, int]:
     """Node rank -> id: the ranks that were claimed, the rest by the launcher's order, then by arrival."""
-    ranks = {card.claimed_rank: one for one, card in cards.items() if card.claimed_rank is not None}
-    late = len(cards) + 1
-    unclaimed = [one for one, card in cards.items() if card.claimed_rank is None]
-    unclaimed.sort(key=lambda one: (_order(cards[one], late), one))
+    ranks = {
+        node_report.claimed_rank: one
+        for one, node_report in node_reports.items()
+        if node_report.claimed_rank is not None
+    }
+    late = len(node_reports) + 1
+    unclaimed = [one for one, node_report in node_reports.items() if node_report.claimed_rank is None]
+    unclaimed.sort(key=lambda one: (_order(node_reports[one], late), one))
     free = (rank for rank in range(late) if rank not in ranks)
     ranks.update(zip(free, unclaimed, strict=False))
     return dict(sorted(ranks.items()))
 
 
-def _order(card: NodeReport, otherwise: int) -> int:
-    return otherwise if card.order is None else card.order
+def _order(node_report: NodeReport, otherwise: int) -> int:
+    return otherwise if node_report.order is None else node_report.order
 
 
 def world_of(
-    cards: Mapping[int, NodeReport], nnodes: int, expected_hosts: tuple[str, ...], launcher: str
+    node_reports: Mapping[int, NodeReport], nnodes: int, expected_hosts: tuple[str, ...], launcher: str
 ) -> World:
     """The world of these nodes, by node rank: NCCL only where every node would use it.
 
     Nodes that are not here count as ones like the first.
     """
-    worlds = [card.world for card in cards.values()]
+    worlds = [node_report.world for node_report in node_reports.values()]
     backends = {world.backend for world in worlds}
     absent = (nnodes - len(worlds)) * worlds[0].nproc_per_node
     return World(
@@ -152,11 +156,11 @@ def world_of(
         nodes=tuple(
             Node(
                 node_rank=rank,
-                hostname=card.hostname,
-                addresses=card.world.nodes[0].addresses if card.world.nodes else {},
-                nproc=card.world.nproc_per_node,
+                hostname=node_report.hostname,
+                addresses=node_report.world.nodes[0].addresses if node_report.world.nodes else {},
+                nproc=node_report.world.nproc_per_node,
             )
-            for rank, card in cards.items()
+            for rank, node_report in node_reports.items()
         ),
         expected_hosts=expected_hosts,
     )

@@ -1,6 +1,6 @@
 """The agent's line to the control store, which may fall silent without taking the agent with it.
 
-Nothing here blocks longer than it is told to. What the store's process (courier_process) reports is
+Nothing here blocks longer than it is told to. What the store's process (store_client_process) reports is
 kept by a thread; a second thread lets the agent's heart beat, so that an agent that is stopped, and not
 only one whose host is gone, is seen to be silent by the others.
 """
@@ -29,7 +29,7 @@ from ddp_doctor.ranks.forkserver import ForkServer
 HEAD = 0
 #: Stands for a value that is in the store and that nobody of ours wrote; no JSON is equal to it.
 UNREADABLE: Final = object()
-#: For the courier's process to take what it is told, as a struct timeval (socket(7), SO_SNDTIMEO).
+#: For the client's process to take what it is told, as a struct timeval (socket(7), SO_SNDTIMEO).
 _PATIENCE = struct.pack("@ll", int(SILENT_S), 0)
 
 
@@ -55,7 +55,7 @@ class StoreClient:
     """One agent's messages, values and beats. ``my_id`` is HEAD, or -1 until ``join`` was answered."""
 
     def __init__(
-        self, server: ForkServer, scratch: Path, host: str, port: int, my_id: int, nnodes: int
+        self, server: ForkServer, run_folder: Path, host: str, port: int, my_id: int, nnodes: int
     ) -> None:
         self.my_id = my_id
         self.beats: dict[int, Beat] = {}
@@ -71,7 +71,7 @@ class StoreClient:
         self._urgent = threading.Event()
         self._sending = threading.Lock()
         self._turn_s = turn_s(nnodes)
-        path = str(scratch / f"courier{os.urandom(3).hex()}.sock")
+        path = str(run_folder / f"client{os.urandom(3).hex()}.sock")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen(1)
@@ -94,9 +94,9 @@ class StoreClient:
             raise StoreLost(self.error or "no answer")
         threading.Thread(target=self._beat, daemon=True).start()
 
-    def join(self, card: Json, timeout_s: float) -> None:
+    def join(self, node_report: Json, timeout_s: float) -> None:
         """Report in at the roll call; sets ``my_id``. Raises StoreLost."""
-        self._send({"join": card})
+        self._send({"join": node_report})
         if not self.wait(lambda: self.my_id >= 0, timeout_s):
             raise StoreLost(self.error or "no answer")
 

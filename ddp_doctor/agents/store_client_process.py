@@ -1,7 +1,7 @@
-"""The courier's own process: carries messages between its agent and the control store.
+"""The client's own process: carries messages between its agent and the control store.
 
 A process, because the store's calls block in C++ past every time-out while the server is frozen, and
-say nothing of it; here that costs the agent nothing, and it sees that the courier's turns stop.
+say nothing of it; here that costs the agent nothing, and it sees that the client's turns stop.
 
 The agent speaks over a local socket, one JSON object a line::
 
@@ -40,13 +40,13 @@ def serve(argument: str) -> NoReturn:
     given = json.loads(argument)
     agent = socket.socket(socket.AF_UNIX)
     agent.connect(given["socket"])
-    courier = _StoreClient(agent, int(given["id"]), float(given["turn_s"]))
+    client = _StoreClient(agent, int(given["id"]), float(given["turn_s"]))
     try:
-        courier.connect(given["host"], given["port"])
-        while courier.turn():
+        client.connect(given["host"], given["port"])
+        while client.turn():
             pass
     except Exception as error:  # noqa: BLE001 - whatever torch raises is what the agent is told
-        courier.say({"error": f"{type(error).__name__}: {error}"[:2000]})
+        client.say({"error": f"{type(error).__name__}: {error}"[:2000]})
     os._exit(0)
 
 

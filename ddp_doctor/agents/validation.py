@@ -70,8 +70,8 @@ def order(value: Json) -> dict[str, Json]:
         raise Unreadable(f"the head sent {JUNK}") from error
 
 
-def card(value: Json) -> NodeReport:
-    """The card of a node that reports in. Raises Unreadable."""
+def node_report(value: Json) -> NodeReport:
+    """The report of a node that joins. Raises Unreadable."""
     came = read(NodeReport, value)
     if any(one.node or one.rank is not None for one in came.readings):
         raise Unreadable("readings of other nodes")
@@ -79,7 +79,7 @@ def card(value: Json) -> NodeReport:
 
 
 def sender(value: Json) -> str:
-    """The name that stands in a card which cannot be read; empty where none does."""
+    """The name that stands in a node report that cannot be read; empty where none does."""
     said = value.get("hostname") if isinstance(value, dict) else None
     name = said if isinstance(said, str) else ""
     return name if name.isprintable() and len(name) <= 255 else ""

@@ -66,8 +66,8 @@ def run(options: Options, launch: Launch, outputs: Outputs) -> int:
     env = dict(os.environ)
     with _as_usage_error():
         require_factory(options.model, options.only)
-    if starter_pipe.take(env):
-        return _test_for_starter(options, launch, env)
+    if pipe := starter_pipe.take(env):
+        return _test_for_starter(options, launch, env, pipe)
     world = foreign_world(env, os.getppid())
     asked = launch.read()
     arguments = typed(options, _ranks(launch.nproc_per_node), launch.join_timeout_s)
@@ -121,20 +121,23 @@ def _test_and_report(request: app.RunRequest, outputs: Outputs) -> int:
 
     speaks = here is None or not here.is_started_by_us or here.is_head is not False
     with progress(out, quiet=outputs.quiet or not speaks) as tell:
-        outcome = app.run(replace(request, announce=announce), tell)
+        outcome = app.run(replace(request, announce=announce, progress=tell))
     return save_and_report(outcome, outputs, request.env, here)
 
 
-def _test_for_starter(options: Options, launch: Launch, env: dict[str, str]) -> int:
+def _test_for_starter(
+    options: Options, launch: Launch, env: dict[str, str], pipe: starter_pipe.StarterPipe
+) -> int:
     """Be an agent that another ddp-doctor started: hand it the recording, and show nothing."""
     rank = launch.asked.node_rank
     starter = StarterChannel(number(env, "SLURM_NODEID", 0) if rank is None else rank)
     code = ExitCode.UNSURE.value
     try:
         request = _request(options, launch, launch.asked, env)
-        starter_pipe.when_met(lambda: starter.tell("met"))
+        pipe.when_met(lambda: starter.tell("met"))
         starter.tell("hello")
-        outcome = app.run(request, lambda text: starter.tell("progress", text))
+        request = replace(request, starter=pipe, progress=lambda text: starter.tell("progress", text))
+        outcome = app.run(request)
         if outcome.spoken_by is None:
             starter.tell_recording(outcome.recording.model_dump_json())
         save(outcome.recording, env, None if rank == 0 else socket.gethostname())

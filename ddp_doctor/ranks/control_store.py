@@ -28,7 +28,7 @@ PREFIX = "ddp-doctor/1"
 #: and so a run over such a path still ends with its finding. Inherited from the listener (tcp(7)).
 _SMALL_SEGMENT = 1200
 #: Every address of this host, IPv4 and IPv6: the others may reach it on any of them.
-EVERYWHERE = ""
+ALL_ADDRESSES = ""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Control:
         self.process.join(1.0)
 
 
-def start(server: ForkServer, scratch: Path, host: str, port: int, timeout_s: float = 5.0) -> Control:
+def start(server: ForkServer, run_folder: Path, host: str, port: int, timeout_s: float = 5.0) -> Control:
     """Fork the store's process and wait until it listens. Port 0 takes a free one."""
-    told = scratch / "control.json"
+    told = run_folder / "control.json"
     process = server.fork(_serve, json.dumps({"host": host, "port": port, "told": str(told)}))
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -65,14 +65,14 @@ def start(server: ForkServer, scratch: Path, host: str, port: int, timeout_s: fl
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket on one address of this host, or on EVERYWHERE. Raises OSError."""
-    if host == EVERYWHERE:
-        return _listen_everywhere(port)
+    """A listening socket on one address of this host, or on ALL_ADDRESSES. Raises OSError."""
+    if host == ALL_ADDRESSES:
+        return _listen_on_all_addresses(port)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=1024)
 
 
-def _listen_everywhere(port: int) -> socket.socket:
+def _listen_on_all_addresses(port: int) -> socket.socket:
     try:
         server = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
     except OSError as error:

@@ -15,7 +15,7 @@ from typing import Any
 
 import ddp_doctor
 from ddp_doctor.knowledge.deadlines import EXTENSION, LOOK_S, STILL_CPU_S_PER_S
-from ddp_doctor.ranks.preload import AGENT_VARIABLE, SCRATCH_VARIABLE
+from ddp_doctor.ranks.preload import AGENT_VARIABLE, RUN_FOLDER_VARIABLE
 from ddp_doctor.ranks.process import cpu_seconds, state
 
 #: For a process that was killed to be gone.
@@ -40,15 +40,15 @@ class Preload:
 class ForkServer:
     """One forkserver process that imported torch before any thread or CUDA existed in it."""
 
-    def __init__(self, scratch: Path, env: dict[str, str]) -> None:
-        self._scratch = scratch
+    def __init__(self, run_folder: Path, env: dict[str, str]) -> None:
+        self._run_folder = run_folder
         self._env = env
         self._pid: int | None = None
 
     def start(self) -> None:
         """Start it. Call from the main thread: it asks to die with the thread that started it."""
         extra = {
-            SCRATCH_VARIABLE: str(self._scratch),
+            RUN_FOLDER_VARIABLE: str(self._run_folder),
             AGENT_VARIABLE: str(os.getpid()),
             # The forkserver is `python -c`: it would find this package in the working directory only.
             "PYTHONPATH": self._python_path(),
@@ -64,7 +64,7 @@ class ForkServer:
         # multiprocessing keeps its socket in a folder that only a regular exit removes; ours does not.
         process: Any = multiprocessing.current_process()
         config = process._config  # noqa: SLF001 - nothing public moves the socket
-        config["tempdir"] = str(self._scratch)
+        config["tempdir"] = str(self._run_folder)
         try:
             multiprocessing.forkserver.ensure_running()
             server: Any = multiprocessing.forkserver._forkserver  # noqa: SLF001 - nothing public tells its pid
@@ -99,7 +99,7 @@ class ForkServer:
             if now > deadline - LOOK_S and not looked_at:
                 looked_at, used = now, self._cpu_s()
             with suppress(FileNotFoundError):
-                said = json.loads((self._scratch / "preload.json").read_text())
+                said = json.loads((self._run_folder / "preload.json").read_text())
             if not self.is_alive():
                 return Preload(timeout_s, error=f"the import of torch killed its process\n{self._log()}")
             if said.get("done"):
@@ -153,5 +153,5 @@ class ForkServer:
 
     def _log(self) -> str:
         with suppress(OSError):
-            return (self._scratch / "forkserver.log").read_text(errors="replace")[-4000:]
+            return (self._run_folder / "forkserver.log").read_text(errors="replace")[-4000:]
         return ""

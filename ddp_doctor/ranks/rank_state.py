@@ -157,7 +157,7 @@ class RankState:
 
     def evidence(self, out_of_memory: bool) -> RankEvidence:
         """What goes into the recording."""
-        witness = self._witness() or self.first_answer or {}
+        answer = self._stack_dump() or self.first_answer or {}
         died = self.exited_at is not None
         return RankEvidence(
             rank=self.spec.rank,
@@ -173,24 +173,24 @@ class RankState:
             state=self.state,
             wait_channel=self.wait_channel,
             cpu_s_per_s=self.cpu_s_per_s,
-            stack=tuple(witness.get("stack", ())) or self._faulthandler_stack(),
-            flight=self._flight(witness),
-            recorder=witness.get("recorder"),
+            stack=tuple(answer.get("stack", ())) or self._faulthandler_stack(),
+            flight=self._flight(answer),
+            recorder=answer.get("recorder"),
             output_tail=self._output(),
             out_of_memory=out_of_memory and died and self.worker.exitcode == -signal.SIGKILL,
         )
 
     def has_to_answer_twice(self) -> bool:
         """Whether it shows open work in a flight recorder that retires finished work late."""
-        answer = self._witness()
+        answer = self._stack_dump()
         flight = answer.get("flight", ())
         return bool(answer.get("retires_late")) and any(not entry["retired"] for entry in flight)
 
     def keep_first_answer(self) -> None:
         """Make room for the second one."""
-        self.first_answer = self._witness()
+        self.first_answer = self._stack_dump()
         with suppress(OSError):
-            os.unlink(self.spec.path("witness.json"))
+            os.unlink(self.spec.path("stack_dump.json"))
 
     def _flight(self, answer: Mapping[str, Json]) -> tuple[FlightEntry, ...]:
         """What the flight recorder showed; of two samples the second, with what both agree on."""
@@ -203,9 +203,9 @@ class RankState:
             for entry in entries
         )
 
-    def has_witness(self) -> bool:
+    def has_stack_dump(self) -> bool:
         """Whether the rank's second thread has answered."""
-        return os.path.exists(self.spec.path("witness.json"))
+        return os.path.exists(self.spec.path("stack_dump.json"))
 
     def _output(self) -> str:
         """What the rank printed last, unless all is well; of NCCL's log its choices, also where it is."""
@@ -219,8 +219,8 @@ class RankState:
         choices = digest(line for text in texts for line in text.splitlines())
         return choices if self.done else f"{choices}\n{_tail(self.spec.path('nccl'))}\n{tail}"
 
-    def _witness(self) -> dict[str, Json]:
-        with suppress(OSError, ValueError), open(self.spec.path("witness.json"), encoding="utf-8") as file:
+    def _stack_dump(self) -> dict[str, Json]:
+        with suppress(OSError, ValueError), open(self.spec.path("stack_dump.json"), encoding="utf-8") as file:
             answer: dict[str, Json] = json.load(file)
             return answer
         return {}

@@ -24,7 +24,7 @@ class RemoteRanks(Protocol):
         """This node leaves the trial before its end."""
         ...
 
-    def note(self, events: int, stirs: int) -> None:
+    def note(self, events: int, activity: int) -> None:
         """Tell how many events this node's ranks have had, and how often they stirred."""
         ...
 
@@ -33,6 +33,6 @@ class RemoteRanks(Protocol):
         ...
 
     @property
-    def stirred_at(self) -> float:
+    def active_at(self) -> float:
         """When it was heard last that some node's ranks stirred or had an event (monotonic)."""
         ...

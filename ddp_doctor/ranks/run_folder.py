@@ -1,4 +1,4 @@
-"""The scratch folder of a run, and those that runs before it left because they were killed.
+"""The run folder of a run, and those that runs before it left because they were killed.
 
 A note in each says on which boot of which machine it was made, and its run holds a lock on it while it lives::
 

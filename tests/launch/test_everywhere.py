@@ -53,7 +53,7 @@ def test_a_command_typed_in_an_allocation_is_started_on_all_of_it(env, tools):
     assert "--overlap" in argv
     assert argv[-6:] == (sys.executable, "-m", "ddp_doctor", "run", "--level", "quick")
     assert found.starts[0].node_ranks == tuple(range(len(found.hosts)))
-    assert found.starts[0].env["DDP_DOCTOR_LEASH"] == "1"
+    assert found.starts[0].env["DDP_DOCTOR_STARTER_PIPE"] == "1"
 
 
 def test_a_subset_is_the_first_hosts(tools):
@@ -127,7 +127,7 @@ def test_srun_does_not_see_what_would_change_the_step(tools):
     }
     start = by_srun(["a"], ["x"], {**tools, **hidden, **shown})
 
-    assert dict(start.env) == {**tools, **shown, "DDP_DOCTOR_LEASH": "1"}
+    assert dict(start.env) == {**tools, **shown, "DDP_DOCTOR_STARTER_PIPE": "1"}
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_hosts_are_started_over_ssh_and_this_one_without(tools, monkeypatch):
     at = ["--rdzv-endpoint", "node7:29400", "--nnodes", "2", "--node-rank"]
     assert found.hosts == ("node7", HERE)
     assert here.argv == (sys.executable, "-m", "ddp_doctor", "run", "--level", "quick", *at, "1")
-    assert here.env == {**env, "DDP_DOCTOR_LEASH": "1", "DDP_DOCTOR_HOSTS": f"node7,{HERE}"}
+    assert here.env == {**env, "DDP_DOCTOR_STARTER_PIPE": "1", "DDP_DOCTOR_HOSTS": f"node7,{HERE}"}
     assert other.argv[0].endswith("/ssh")
     assert "BatchMode=yes" in other.argv
     assert "ConnectTimeout=10" in other.argv

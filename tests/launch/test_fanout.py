@@ -25,7 +25,7 @@ from ddp_doctor.starters.starter_channel import StarterChannel
 
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
 (folder / f"pid{rank}").write_text(str(os.getpid()))
-starter_pipe.take(dict(os.environ))
+starter = starter_pipe.take(dict(os.environ))
 wire = StarterChannel(rank)
 
 def work():
@@ -56,7 +56,7 @@ def start(tmp_path: Path) -> Callable[..., list[Start]]:
             Start(
                 name=f"agent {rank}",
                 argv=(sys.executable, "-c", AGENT.replace("{work}", work), str(rank), str(tmp_path)),
-                env={**os.environ, "DDP_DOCTOR_LEASH": "1"},
+                env={**os.environ, "DDP_DOCTOR_STARTER_PIPE": "1"},
                 node_ranks=(rank,),
             )
             for rank, work in enumerate(works)
@@ -101,8 +101,8 @@ def test_the_heads_recording_and_progress_are_heard(start, tmp_path):
 
 
 def test_a_host_that_cannot_be_started_is_told_to_the_head(start):
-    head = "[time.sleep(0.05) for _ in range(1200) if not starter_pipe.not_started()];"
-    head += " wire.tell_recording(repr(starter_pipe.not_started())); (folder / 'told').touch()"
+    head = "[time.sleep(0.05) for _ in range(1200) if not starter.not_started()];"
+    head += " wire.tell_recording(repr(starter.not_started())); (folder / 'told').touch()"
     # c stays until then: an agent that ends sooner is told to the head as well.
     other = "[time.sleep(0.05) for _ in range(1200) if not (folder / 'told').exists()]"
     starts = start(head, WAIT, other)
@@ -213,8 +213,8 @@ def test_an_agent_that_never_speaks_does_not_hold_up_the_end(start, monkeypatch)
 
 
 def test_a_host_that_gives_no_answer_for_the_join_timeout_is_told_to_the_head(start):
-    head = "[time.sleep(0.05) for _ in range(1200) if not starter_pipe.not_started()];"
-    head += " wire.tell_recording(starter_pipe.not_started()[0].reason)"
+    head = "[time.sleep(0.05) for _ in range(1200) if not starter.not_started()];"
+    head += " wire.tell_recording(starter.not_started()[0].reason)"
     mute = Start("ssh b", (sys.executable, "-c", "import time; time.sleep(600)"), os.environ, (1,))
     seen = FanOut([*start(head), mute], ["a", "b"], lambda _text: None, PATIENCE_S, join_timeout_s=1.0).run()
 

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from ddp_doctor.agents import roll_call
 from ddp_doctor.agents.messages import Begin, Contact
 from ddp_doctor.engine.collect import collect
-from ddp_doctor.engine.node_run import other_ways
+from ddp_doctor.engine.node_run import other_networks
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.neighbours import neighbours
 from ddp_doctor.model.check import Check
@@ -30,19 +30,19 @@ class Surroundings:
     env: Mapping[str, str]
     clock_offset_s: float | None  # against the head's clock
 
-    def look(self, checks: Sequence[Check], progress: Callable[[str], None]) -> list[Reading]:
+    def probe(self, checks: Sequence[Check], progress: Callable[[str], None]) -> list[Reading]:
         """Run the checks, each under its own deadline."""
         contacts = [self.contacts[rank] for rank in neighbours(self.node, len(self.contacts))]
         peers = tuple(
             Peer(
-                one.node,
-                one.hostname,
-                one.port,
-                one.advertised or one.met_at,
-                one.met_at,
-                other_ways.between(self.contacts[self.node], one),
+                contact.node,
+                contact.hostname,
+                contact.port,
+                contact.advertised or contact.met_at,
+                contact.met_at,
+                other_networks.between(self.contacts[self.node], contact),
             )
-            for one in contacts
+            for contact in contacts
         )
 
         def context(deadline: float) -> LiveNodesContext:
@@ -60,10 +60,10 @@ class Surroundings:
         return collect(checks, context, progress)
 
 
-def command_elsewhere(place: Place, fact: InterfacesFact | None) -> str:
+def join_command(place: Place, fact: InterfacesFact | None) -> str:
     """What to type on the other hosts: the endpoint given, else this host by the name or address that leads here.
 
-    A name that means the loopback address here may well mean nothing elsewhere, so the address stands in.
+    A name that means the loopback address here may mean nothing on other hosts: then the address is given.
     """
     host, port = place.endpoint or (_leads_here(fact), roll_call.DEFAULT_PORT)
     at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -73,5 +73,5 @@ def command_elsewhere(place: Place, fact: InterfacesFact | None) -> str:
 def _leads_here(fact: InterfacesFact | None) -> str:
     name = socket.gethostname()
     addresses, _ = resolve(name, 2.0)
-    outside = [one for one in addresses if not ip_address(one.partition("%")[0]).is_loopback]
+    outside = [address for address in addresses if not ip_address(address.partition("%")[0]).is_loopback]
     return name if outside else (advertised(fact, "nccl") if fact else None) or name

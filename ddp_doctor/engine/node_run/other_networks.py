@@ -2,60 +2,62 @@
 
 from collections.abc import Mapping, Sequence
 
-from ddp_doctor.agents.messages import Contact, Elsewhere, NodeReport
+from ddp_doctor.agents.messages import Contact, NodeReport, OtherAddress
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.addresses import Held, Network, address_of, shared_networks
 from ddp_doctor.knowledge.network import OTHER_NETWORKS
 from ddp_doctor.model.context import Interface, OtherWay
 
 
-def contacts(cards: Mapping[int, NodeReport]) -> tuple[Contact, ...]:
+def contacts(node_reports: Mapping[int, NodeReport]) -> tuple[Contact, ...]:
     """Where each node can be dialled, by node rank."""
     try:
-        elsewhere = _elsewhere(cards)
-    except ValueError:  # a node told what cannot be
-        elsewhere = {}
+        others = _other_addresses(node_reports)
+    except ValueError:  # a node reported an address that cannot exist
+        others = {}
     return tuple(
         Contact(
             node=node,
-            hostname=card.hostname,
-            port=card.port,
-            advertised=card.advertised,
-            met_at=card.met_at,
-            elsewhere=elsewhere.get(node, ()),
+            hostname=node_report.hostname,
+            port=node_report.port,
+            advertised=node_report.advertised,
+            met_at=node_report.met_at,
+            other_addresses=others.get(node, ()),
         )
-        for node, card in cards.items()
+        for node, node_report in node_reports.items()
     )
 
 
 def between(mine: Contact, peer: Contact) -> tuple[OtherWay, ...]:
     """The other ways from one node to another."""
-    own = {one.network: one.interface for one in mine.elsewhere}
+    own = {one.network: one.interface for one in mine.other_addresses}
     return tuple(
         OtherWay(
             network=one.network, interface=own[one.network], peer_interface=one.interface, address=one.address
         )
-        for one in peer.elsewhere
+        for one in peer.other_addresses
         if one.network in own
     )
 
 
-def _elsewhere(cards: Mapping[int, NodeReport]) -> dict[int, tuple[Elsewhere, ...]]:
-    networks = _other_networks(cards)
+def _other_addresses(node_reports: Mapping[int, NodeReport]) -> dict[int, tuple[OtherAddress, ...]]:
+    networks = _other_networks(node_reports)
     return {
         node: tuple(
-            Elsewhere(network=str(network), interface=held[node].interface.name, address=held[node].address)
+            OtherAddress(
+                network=str(network), interface=held[node].interface.name, address=held[node].address
+            )
             for network, held in networks.items()
         )
-        for node in cards
+        for node in node_reports
     }
 
 
-def _other_networks(cards: Mapping[int, NodeReport]) -> dict[Network, dict[int, Held]]:
+def _other_networks(node_reports: Mapping[int, NodeReport]) -> dict[Network, dict[int, Held]]:
     """Those that all nodes share and that the backend does not take on all of them; the fastest ones."""
-    interfaces = {node: _interfaces(card) for node, card in cards.items()}
+    interfaces = {node: _interfaces(node_report) for node, node_report in node_reports.items()}
     found: dict[Network, dict[int, Held]] = {}
-    taken = [_taken(interfaces[node], card.advertised) for node, card in cards.items()]
+    taken = [_taken(interfaces[node], node_report.advertised) for node, node_report in node_reports.items()]
     for network, held in shared_networks(interfaces).items():
         names = [one.interface.name for one in held.values()]
         if names != taken and all(map(_comes_first, held.values())):
@@ -77,9 +79,9 @@ def _taken(interfaces: Sequence[Interface], address: str) -> str | None:
     return next(mine, None)
 
 
-def _interfaces(card: NodeReport) -> Sequence[Interface]:
+def _interfaces(node_report: NodeReport) -> Sequence[Interface]:
     """As the node told them; what it said may be anything. Raises ValueError."""
-    for reading in card.readings:
+    for reading in node_report.readings:
         if reading.fact is not None and reading.fact.get("kind") == InterfacesFact.KIND:
             return InterfacesFact.model_validate(reading.fact).interfaces
     return ()
