@@ -1,4 +1,4 @@
-"""Who has come to the head's roll call, and when it is over: all are here, or it is known why not."""
+"""Which nodes have come to the head's roll call, and when it is over: all are here, or it is known why not."""
 
 import time
 from collections import Counter
@@ -13,7 +13,7 @@ from ddp_doctor.facts.roll_call import NotStarted, Outcome
 from ddp_doctor.knowledge.deadlines import SILENT_S
 from ddp_doctor.starters.place import Place
 
-#: Two agents with one node rank are both heard for this long before it is said.
+#: The beats of two agents with one node rank must come for this long before that counts as a duplicate.
 _RIVALS_S = 1.5
 #: Nodes that expect different numbers of nodes wait this long for the others; longer where none is usual yet.
 _DISAGREE_S = 3.0
@@ -42,42 +42,44 @@ class Arrivals:
         return tuple(dict.fromkeys(self.unreadable))[:8]
 
     def admit(self) -> None:
-        """Take in those who have come, and take out those who are gone again; waits a moment for news."""
+        """Add the agents that have come, and remove those that are gone again; waits a moment for news."""
         client = self.client
         absent = max(self.place.nnodes - len(self.node_reports), 0)
         while len(self._watched) < len(self._seen) + absent + _AGENTS_BEYOND:
             self._watched.append(len(self._watched) + 1)
             client.watch(f"join/{self._watched[-1]}")
-        new = [one for one in self._watched if one not in self._seen]
-        client.wait(lambda: any(client.value(f"join/{one}") is not None for one in new), 0.2)
+        new = [agent for agent in self._watched if agent not in self._seen]
+        client.wait(lambda: any(client.value(f"join/{agent}") is not None for agent in new), 0.2)
         if client.error is not None:
             raise StoreLost(client.error)
-        for one in new:
-            said = client.value(f"join/{one}")
-            if said is not None and not self._is_full():
-                self._seen.add(one)
+        for agent in new:
+            value = client.value(f"join/{agent}")
+            if value is not None and not self._is_full():
+                self._seen.add(agent)
                 try:
-                    self.node_reports[one] = validation.node_report(said)
+                    self.node_reports[agent] = validation.node_report(value)
                 except Unreadable:
-                    self.unreadable += (validation.sender(said),)
+                    self.unreadable += (validation.sender(value),)
                 client.follow(sorted(self._seen))
-        for one in [
-            one for one in self.node_reports if one != HEAD and (self._is_gone(one) or self._ended(one))
+        for agent in [
+            agent
+            for agent in self.node_reports
+            if agent != HEAD and (self._is_gone(agent) or self._ended(agent))
         ]:
-            del self.node_reports[one]
+            del self.node_reports[agent]
 
     def _is_full(self) -> bool:
-        """Whether there is no room, by any node's count: who comes later than enough waits for one to go."""
+        """Whether all nodes are here, by any node's count: a further agent waits until one leaves."""
         return len(self.node_reports) >= max(node_report.nnodes for node_report in self.node_reports.values())
 
-    def _is_gone(self, one: int) -> bool:
-        """An agent that was ended while the others still came; it may have been started anew."""
-        beat = self.client.beats.get(one)
-        return bool(beat and beat.fields.get("leaving")) or self.client.silent_s(one) > SILENT_S
+    def _is_gone(self, agent: int) -> bool:
+        """An agent that ended while others still came; it may have been started again."""
+        beat = self.client.beats.get(agent)
+        return bool(beat and beat.fields.get("leaving")) or self.client.silent_s(agent) > SILENT_S
 
-    def _ended(self, one: int) -> bool:
-        """An agent that had come, and that the starter then saw end."""
-        rank, hosts = self.node_reports[one].claimed_rank, self.place.expected_hosts
+    def _ended(self, agent: int) -> bool:
+        """An agent that had come, and whose end the starter then reported."""
+        rank, hosts = self.node_reports[agent].claimed_rank, self.place.expected_hosts
         return (
             rank is not None
             and rank < len(hosts)
@@ -99,30 +101,30 @@ class Arrivals:
         if len(self.node_reports) == self.place.nnodes and len(claims) == len(set(claims)):
             return "met"
         failed = len(self.not_started())
-        living = len([one for one in self.node_reports if not self._ended(one)])
+        living = len([agent for agent in self.node_reports if not self._ended(agent)])
         is_hopeless = failed > 0 and living + failed >= self.place.nnodes
         if not is_hopeless and time.monotonic() < self.until:
             return None
         return "missing" if len(claims) == len(set(claims)) else "duplicate"
 
     def _have_disagreed(self) -> bool:
-        """Whether all have been heard on the number of nodes: then it shows who is alone in it."""
-        told = Counter(node_report.nnodes for node_report in self.node_reports.values())
-        if len(self.node_reports) >= max(told):
+        """Whether enough nodes have stated their number of nodes to show which of them is alone with it."""
+        stated = Counter(node_report.nnodes for node_report in self.node_reports.values())
+        if len(self.node_reports) >= max(stated):
             return True
-        (_, most), (_, next_most) = told.most_common(2)
+        (_, most), (_, next_most) = stated.most_common(2)
         patience_s = _DISAGREE_S if most > next_most else _TIE_S
         return time.monotonic() - self._agreed_at > patience_s
 
     def _claimed_twice(self) -> bool:
-        """Whether two agents that both live claim one rank: one of them might be a dead one's successor."""
+        """Whether two living agents claim one rank: one of them might have replaced an agent that died."""
         by_rank: dict[int, list[int]] = {}
-        for one, node_report in self.node_reports.items():
+        for agent, node_report in self.node_reports.items():
             if node_report.claimed_rank is not None:
-                by_rank.setdefault(node_report.claimed_rank, []).append(one)
-        rivals = [one for ids in by_rank.values() if len(ids) > 1 for one in ids]
+                by_rank.setdefault(node_report.claimed_rank, []).append(agent)
+        rivals = [agent for ids in by_rank.values() if len(ids) > 1 for agent in ids]
         if not rivals:
             self._rivals_since = time.monotonic()
             return False
-        living = all(one == HEAD or self.client.silent_s(one) < 1.0 for one in rivals)
+        living = all(agent == HEAD or self.client.silent_s(agent) < 1.0 for agent in rivals)
         return living and time.monotonic() - self._rivals_since > _RIVALS_S

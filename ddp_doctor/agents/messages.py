@@ -1,7 +1,7 @@
-"""What agents tell one another: the report of a node at the roll call, and how the run begins.
+"""The messages of agents: the report of a node at the roll call, beats, and how the run begins.
 
-All of it comes through a store without authentication, so that each field has a bound, and none of the words that
-are shown can speak to a terminal.
+They come through a store without authentication, so each field has a bound, and text that is shown holds no
+control characters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,9 @@ def _one_line(text: str) -> str:
     return "".join(sign if sign.isprintable() else "?" for sign in words)
 
 
-#: What an agent says in words, cut and on one line.
+#: Text of an agent, cut and on one line.
 Words = Annotated[str, AfterValidator(_one_line)]
-#: A host's name, a release, a job: as it is, or not at all.
+#: A host's name, a release, a job: as it is, or refused.
 Name = Annotated[str, Field(max_length=255, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 #: A numeric address, with its scope; empty where there is none.
 Address = Annotated[str, Field(max_length=64, pattern=r"^[0-9A-Fa-f.:]*(%[!-~]+)?$")]
@@ -33,29 +33,29 @@ NodeRank = Annotated[int, Field(ge=0, lt=_MOST_NODES)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
-class BeatSaid(Frozen):
-    """What an agent says several times a second."""
+class BeatMessage(Frozen):
+    """A beat: what an agent sends several times a second."""
 
     n: int = Field(ge=0)
     at: float = Field(allow_inf_nan=False)  # seconds since the epoch, of its clock
     roll: Words = ""
-    leaving: Words = ""  # why it goes before the end
-    done: Words = ""  # the trial that its ranks are through with
+    leaving: Words = ""  # why it leaves before the end
+    done: Words = ""  # the trial that its ranks have finished
     events: int = Field(default=0, ge=0)
     activity: int = Field(default=0, ge=0)
     suspects: tuple[NodeRank, ...] = ()
 
 
 class Opening(Frozen):
-    """What the head says first of all."""
+    """How the head introduces itself."""
 
     run_id: Name
     join_s: float = Field(default=0.0, allow_inf_nan=False)  # until it closes the roll call
-    launch: Name = ""  # of which it is, where that is known for sure
+    launch: Name = ""  # the launch that it belongs to, where that is known for sure
 
 
 class NodeReport(Frozen):
-    """One node, as it reports in. ``world`` is its own, of one node."""
+    """One node, as it joins the roll call. ``world`` is its own, of one node."""
 
     hostname: Name
     nnodes: int = Field(ge=1, le=_MOST_NODES)
@@ -98,7 +98,7 @@ class Contact(Frozen):
 
 
 class Begin(Frozen):
-    """The head's first order: who is who, and what is to be tested. Its options count for all nodes."""
+    """The head's first order: the nodes, and what is tested. Its options count for all nodes."""
 
     run_id: Name
     started_at: Name
@@ -113,7 +113,7 @@ class Begin(Frozen):
     @model_validator(mode="after")
     def _knows_each_node(self) -> "Begin":
         everyone = list(range(self.world.nnodes))
-        if sorted(self.ids) != everyone or sorted(one.node for one in self.contacts) != everyone:
+        if sorted(self.ids) != everyone or sorted(contact.node for contact in self.contacts) != everyone:
             raise ValueError("not one entry for each node")
         return self
 
@@ -121,13 +121,13 @@ class Begin(Frozen):
 def ranked(node_reports: Mapping[int, NodeReport]) -> dict[int, int]:
     """Node rank -> id: the ranks that were claimed, the rest by the launcher's order, then by arrival."""
     ranks = {
-        node_report.claimed_rank: one
-        for one, node_report in node_reports.items()
+        node_report.claimed_rank: agent
+        for agent, node_report in node_reports.items()
         if node_report.claimed_rank is not None
     }
     late = len(node_reports) + 1
-    unclaimed = [one for one, node_report in node_reports.items() if node_report.claimed_rank is None]
-    unclaimed.sort(key=lambda one: (_order(node_reports[one], late), one))
+    unclaimed = [agent for agent, node_report in node_reports.items() if node_report.claimed_rank is None]
+    unclaimed.sort(key=lambda agent: (_order(node_reports[agent], late), agent))
     free = (rank for rank in range(late) if rank not in ranks)
     ranks.update(zip(free, unclaimed, strict=False))
     return dict(sorted(ranks.items()))

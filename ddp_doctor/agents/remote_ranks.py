@@ -1,4 +1,4 @@
-"""The rest of a trial's world, as the trial on one node sees it: the ranks of the other nodes."""
+"""The ranks of the other nodes, by way of the control store."""
 
 import time
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _OUTCOMES = get_args(TrialRecord.model_fields["outcome"].annotation)
 
 
 class StoreRemoteRanks:
-    """The ranks of the other nodes, by way of the control store: the first agent that ends a trial ends it for all."""
+    """The ranks of the other nodes, as a trial on one node sees them. The first agent that ends it ends it for all."""
 
     def __init__(self, group: AgentGroup, trial: str) -> None:
         self._group = group
@@ -43,7 +43,7 @@ class StoreRemoteRanks:
             late = tuple(rank for rank in self._group.others if not self._is_through(rank))
             if not late:
                 self.end("finished")
-            elif time.monotonic() > self._group.until:  # they are heard, and have got stuck themselves
+            elif time.monotonic() > self._group.until:  # their beats come, and they are stuck themselves
                 self.lost = late
                 self.end("stuck")
         return None
@@ -53,32 +53,32 @@ class StoreRemoteRanks:
         return beat is not None and beat.fields.get("done") == self._trial
 
     def done(self) -> None:
-        """Say so with the next beat."""
+        """Report it with the next beat."""
         if not self._is_done:
             self._is_done = True
             self._client.say(urgent=True, done=self._trial)
 
     def end(self, outcome: str) -> None:
-        """The first to end it decides; the store sees to that."""
+        """The first agent that ends the trial decides; the store ensures that."""
         self._ending = True
         self._client.put_first(self._key, outcome)
 
     def abandon(self) -> None:
-        """The others' ranks would wait for the head's, and their agents for them: it is over for all."""
+        """The other ranks would wait for the head's, and their agents for them: the trial is over for all."""
         if self._group.is_head:
             self.end("interrupted")
 
     def note(self, events: int, activity: int) -> None:
-        """The head adds up what all nodes count; the sum goes round with its beats."""
+        """The head adds up the counts of all nodes and sends the sum with its beats."""
         self._client.say(
             events=self._added_up("events", events, self._events),
             activity=self._added_up("activity", activity, self._activity),
         )
 
     def _added_up(self, name: str, own: int, known: "_Sum") -> int:
-        seen = [beat.fields.get(name, 0) for beat in self._client.beats.values()]
-        total = own + sum(seen) if self._group.is_head else own
-        known.take(max([total, *seen]))
+        counts = [beat.fields.get(name, 0) for beat in self._client.beats.values()]
+        total = own + sum(counts) if self._group.is_head else own
+        known.take(max([total, *counts]))
         return total
 
     def moved_since(self, moment: float) -> bool:
@@ -93,7 +93,7 @@ class StoreRemoteRanks:
 
 @dataclass
 class _Sum:
-    """What all nodes counted together, and when that changed last (monotonic)."""
+    """The sum of all nodes' counts, and when it last changed (monotonic)."""
 
     value: int = 0
     changed_at: float = 0.0

@@ -23,15 +23,15 @@ from ddp_doctor.starters.request import RunRequest
 
 #: Of torchrun's c10d rendezvous (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py).
 DEFAULT_PORT = 29400
-#: A head says who it is as soon as its store serves; a store that keeps still is another program's.
+#: A head introduces itself as soon as its store serves; a store without a head is another program's.
 _HEAD_SPEAKS_S = 6.0
 _LOOK_FOR_HEAD_S = 2.0
-#: A head that is heard, and this long after its own deadline has not closed the roll call, is stuck.
+#: A head whose beats come, and that has not closed the roll call this long after its deadline, is stuck.
 _HEAD_CLOSES_S = 60.0
 
 
 class NotMet(Exception):
-    """The roll call failed; ``fact`` says how, ``group`` are those who met the head all the same."""
+    """The roll call failed; ``fact`` says how, ``group`` are the agents that met the head nevertheless."""
 
     def __init__(self, fact: RollCallFact, group: AgentGroup | None = None) -> None:
         super().__init__(fact.outcome)
@@ -55,7 +55,7 @@ class RollCall:
     client: StoreClient | None = None
     arrivals: Arrivals | None = None  # on the head
     _began: float = field(default_factory=time.monotonic)
-    _told: str = ""
+    _shown: str = ""
     _addresses: tuple[str, ...] = ()  # of the endpoint's name, on the head
 
     def __post_init__(self) -> None:
@@ -67,11 +67,11 @@ class RollCall:
         self._began = time.monotonic()
         addresses, _ = resolve(self._host) if self.place.endpoint else ((), "")
         mine = not self.place.endpoint or is_mine(addresses)
-        leads = mine if self.place.is_head is None else self.place.is_head
-        if leads:
+        is_head = mine if self.place.is_head is None else self.place.is_head
+        if is_head:
             held = self._cannot_listen()
             if not held:
-                return self._lead(node_report, addresses, mine)
+                return self._be_head(node_report, addresses, mine)
             if not self._is_held_by_a_head():
                 raise NotMet(
                     self._fact("head", "held", node_report, error=held, held_by=holder_of(self._port))
@@ -91,8 +91,8 @@ class RollCall:
         return self.arrivals.node_reports if self.arrivals else {}
 
     def _tell(self, text: str) -> None:
-        if text != self._told:
-            self._told = text
+        if text != self._shown:
+            self._shown = text
             self.request.progress(text)
 
     @property
@@ -120,7 +120,7 @@ class RollCall:
         client.close()
         return True
 
-    def _lead(self, node_report: NodeReport, addresses: tuple[str, ...], mine: bool) -> AgentGroup:
+    def _be_head(self, node_report: NodeReport, addresses: tuple[str, ...], mine: bool) -> AgentGroup:
         try:
             self.control = control_store.start(
                 self.server, self.run_folder, control_store.ALL_ADDRESSES, self._port
@@ -166,15 +166,17 @@ class RollCall:
 
     def _own_end(self, addresses: tuple[str, ...]) -> str:
         """Where the others meet the head: the endpoint's address, if other hosts can reach it."""
-        return next((one for one in addresses if not one.startswith("127.") and one != "::1"), "")
+        return next(
+            (address for address in addresses if not address.startswith("127.") and address != "::1"), ""
+        )
 
     def _who_leads_there(self) -> str:
         """The run of the head at the endpoint, which is no address of this host; empty where there is none."""
-        seen = approach(self._host, self._port, 0.0, lambda _text: None, timeout_s=1.0)
-        if seen.outcome != "connected":
+        found = approach(self._host, self._port, 0.0, lambda _text: None, timeout_s=1.0)
+        if found.outcome != "connected":
             return ""
         with suppress(StoreLost):
-            client = self._call(seen.address)
+            client = self._call(found.address)
             client.close()
             return client.opening().run_id
         return ""
@@ -195,7 +197,7 @@ class RollCall:
         return tuple(rank for rank in range(self.place.nnodes) if rank not in here)
 
     def present(self) -> AgentGroup | None:
-        """Those who have come so far, to take leave of; None where this agent has met nobody."""
+        """The agents that have come so far, to send them an end; None where this agent has met nobody."""
         return (
             None
             if self.client is None
@@ -227,7 +229,7 @@ class RollCall:
             return group
         begin: Begin = order["begin"]
         group.ids, group.begin = begin.ids, begin
-        place = [rank for rank, one in begin.ids.items() if one == self.client.my_id]
+        place = [rank for rank, agent in begin.ids.items() if agent == self.client.my_id]
         if not place:
             raise NotMet(self._fact("follower", "too_many", node_report, way))
         group.my_rank = place[0]
@@ -237,7 +239,7 @@ class RollCall:
         return group
 
     def _await_begin(self, group: AgentGroup, node_report: NodeReport, way: Approach) -> dict[str, Json]:
-        """The head's own deadline counts, and until then this agent waits for its word if it is heard."""
+        """The head's own deadline counts; until then this agent waits for its first order while its beats come."""
         assert self.client is not None
         self.client.watch("order/1")
         while self.client.value("order/1") is None:
@@ -248,17 +250,17 @@ class RollCall:
                 raise NotMet(
                     self._fact("follower", "missing", node_report, way, error="the head fell silent")
                 ) from None
-            heard = self.client.beats[HEAD].fields.get("roll")
-            self._tell(str(heard or "waiting for the head"))
+            progress = self.client.beats[HEAD].fields.get("roll")
+            self._tell(str(progress or "waiting for the head"))
         return group.next_order()
 
     def _head_closes_s(self) -> float:
-        """Until the head, where it is not stuck itself, has closed the roll call."""
+        """Seconds until the head, if it is not stuck, has closed the roll call."""
         assert self.client is not None
         return self.client.opening().join_s + _HEAD_CLOSES_S
 
     def _call_twice(self, way: Approach, node_report: NodeReport) -> StoreClient:
-        """A server that does not speak gets a second chance: it may be a head that only begins to serve."""
+        """A server that does not answer gets a second chance: it may be a head that has just started."""
         try:
             return self._call(way.address)
         except StoreLost:
@@ -272,7 +274,7 @@ class RollCall:
             ) from error
 
     def _call(self, address: str) -> StoreClient:
-        """A client to a store that a head of ours speaks on. Raises StoreLost."""
+        """A client of a store on which a head of ours has introduced itself. Raises StoreLost."""
         client = StoreClient(self.server, self.run_folder, address, self._port, -1, self.place.nnodes)
         try:
             client.wait_connected(MUTE_S)
@@ -282,7 +284,7 @@ class RollCall:
             raise
         return client
 
-    # --- what is recorded -----------------------------------------------------------------------
+    # --- the fact -------------------------------------------------------------------------------
 
     def _fact(
         self, role: str, outcome: str, node_report: NodeReport, way: Approach | None = None, **more: object
@@ -293,15 +295,22 @@ class RollCall:
             "endpoint_host": self._host,
             "endpoint_port": self._port,
             "endpoint_addresses": way.addresses if way else self._addresses,
-            "attempts": tuple(AttemptSeen.model_validate(vars(one)) for one in (way.attempts if way else ())),
+            "attempts": tuple(
+                AttemptSeen.model_validate(vars(attempt)) for attempt in (way.attempts if way else ())
+            ),
             "error": way.error if way else "",
             "nnodes": self.place.nnodes,
             "claimed_rank": self.place.node_rank,
             "hostname": node_report.hostname,
             "job": self.job.name,
             "present": tuple(
-                Present(hostname=one.hostname, claimed_rank=one.claimed_rank, nnodes=one.nnodes, job=one.job)
-                for one in self.node_reports.values()
+                Present(
+                    hostname=report.hostname,
+                    claimed_rank=report.claimed_rank,
+                    nnodes=report.nnodes,
+                    job=report.job,
+                )
+                for report in self.node_reports.values()
             ),
             "not_started": self.request.starter.not_started(),
             "unreadable": self.arrivals.unreadable_names() if self.arrivals else (),
@@ -318,5 +327,5 @@ class RollCall:
 
 
 def secret() -> str:
-    """What the listeners of one run know one another by."""
+    """The secret by which the listeners of one run recognise each other."""
     return secrets.token_hex(16)

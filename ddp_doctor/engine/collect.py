@@ -10,7 +10,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import CouldNotLook, Fact, Failed, Reading
-from ddp_doctor.probing.read import read
+from ddp_doctor.ranks.reading import read
 
 #: Makes the Context of one probe; the argument is its deadline on the monotonic clock.
 ContextMaker = Callable[[float], Context]

@@ -19,11 +19,11 @@ from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.trial import Raised
-from ddp_doctor.probing.read import read
 from ddp_doctor.ranks import stack_dump, torch_private
 from ddp_doctor.ranks.events import EventWriter
 from ddp_doctor.ranks.process import FORKSERVER_PID, die_with_parent, set_name
 from ddp_doctor.ranks.rank_context import LiveRankContext
+from ddp_doctor.ranks.reading import read
 from ddp_doctor.ranks.spec import WorkerSpec
 from ddp_doctor.ranks.store import connect
 

@@ -63,8 +63,8 @@ def is_mine(addresses: tuple[str, ...]) -> bool:
     """Whether one of these addresses is this host's: one that a socket may be bound to."""
     for address in addresses:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with suppress(OSError), socket.socket(family) as one:
-            one.bind((address, 0))
+        with suppress(OSError), socket.socket(family) as probe:
+            probe.bind((address, 0))
             return True
     return False
 
@@ -86,7 +86,7 @@ def approach(
         patience = {"unresolved": UNRESOLVED_S, "no way": UNREACHABLE_S}.get(_kind(last), float("inf"))
         if time.monotonic() > min(until, alike[0][0] + patience):
             # A firewall's word comes once a second at most (icmp(7), icmp_ratelimit): one is enough.
-            return next((one for _, one in reversed(alike) if one.outcome == "unreachable"), last)
+            return next((earlier for _, earlier in reversed(alike) if earlier.outcome == "unreachable"), last)
         tell(f"{_words(last.outcome)} {host}:{port}")
         time.sleep(_PAUSE_S)
 
@@ -115,7 +115,7 @@ def _one_round(host: str, port: int, timeout_s: float, waited_s: float) -> Appro
             return Approach("connected", addresses, tuple(attempts), "", address, met_at, waited_s)
     # Of two addresses the one that says most decides: a refusal comes from a host that is up.
     order = ("refused", "timed_out", "unreachable")
-    telling = min(attempts, key=lambda one: order.index(one.outcome))
+    telling = min(attempts, key=lambda attempt: order.index(attempt.outcome))
     return Approach(telling.outcome, addresses, tuple(attempts), telling.error, waited_s=waited_s)
 
 
@@ -139,8 +139,8 @@ def holder_of(port: int) -> str:
     import psutil
 
     with suppress(psutil.Error, OSError):
-        for one in psutil.net_connections("tcp"):
-            if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port:
-                name = psutil.Process(one.pid).name() if one.pid else ""
-                return f"{name} (pid {one.pid})" if one.pid else "another user's program"
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port:
+                name = psutil.Process(connection.pid).name() if connection.pid else ""
+                return f"{name} (pid {connection.pid})" if connection.pid else "another user's program"
     return ""

@@ -42,9 +42,9 @@ class Ended:
     def recording(self) -> str | None:
         """The head's recording, else that of the first agent that has one; of those cut short the last."""
         told = sorted(
-            (rank != 0, one.code == ExitCode.INTERRUPTED.value, rank)
-            for rank, one in self.heard.items()
-            if one.recording
+            (rank != 0, heard.code == ExitCode.INTERRUPTED.value, rank)
+            for rank, heard in self.heard.items()
+            if heard.recording
         )
         return self.heard[told[0][2]].recording if told else None
 
@@ -53,12 +53,12 @@ class Ended:
         """Of the agents that, as the head's says, did not come to the roll call."""
         if self.have_met or self.heard[0].recording is None:
             return []
-        return [one.recording for rank, one in sorted(self.heard.items()) if rank and one.recording]
+        return [heard.recording for rank, heard in sorted(self.heard.items()) if rank and heard.recording]
 
     @property
     def refused(self) -> str | None:
         """Why the agents would not run."""
-        return next((one.refused for _, one in sorted(self.heard.items()) if one.refused), None)
+        return next((heard.refused for _, heard in sorted(self.heard.items()) if heard.refused), None)
 
     @property
     def is_headless(self) -> bool:
@@ -75,7 +75,7 @@ class Ended:
     @property
     def have_met(self) -> bool:
         """Whether the roll call is over, for one of the nodes at least."""
-        return any(one.has_met for one in self.heard.values())
+        return any(heard.has_met for heard in self.heard.values())
 
 
 class FanOut:
@@ -172,7 +172,7 @@ class FanOut:
                 self._said_to_end.setdefault(self._hosts.index(host), (time.monotonic(), how))
 
     def _note_what_ended(self) -> None:
-        for channel in [one for one in self._open_channels if one.is_over]:
+        for channel in [channel for channel in self._open_channels if channel.is_over]:
             while self._listen(0.0):  # its last words are in the pipes
                 pass
             for pipe in channel.pipes[1:]:
@@ -208,7 +208,7 @@ class FanOut:
 
     def _with_words(self, rank: int, how: str) -> str:
         """What cannot start says why; srun does not tell whose words they are."""
-        words = next(one.words for one in self._channels if rank in one.start.node_ranks)
+        words = next(channel.words for channel in self._channels if rank in channel.start.node_ranks)
         return f"{how}; the last on stderr: {words}" if words else how
 
     def _note_not_started(self, rank: int, why: str) -> None:
@@ -223,7 +223,7 @@ class FanOut:
         """It heeds this at the roll call; later it sees for itself who falls silent."""
         if rank not in self._told_the_head:
             self._told_the_head.add(rank)
-            head = next(one for one in self._channels if 0 in one.start.node_ranks)
+            head = next(channel for channel in self._channels if 0 in channel.start.node_ranks)
             head.say({"host": self._hosts[rank], "failed": why})
 
     # --- the end --------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class FanOut:
             return not self.ended.not_started.keys() >= set(channel.start.node_ranks)
         begun = [rank for rank in channel.start.node_ranks if rank not in self.ended.not_started]
         spoke = [self.ended.heard[rank] for rank in begun if self.ended.heard[rank].said_hello]
-        return bool(spoke) and (len(spoke) == len(begun) or any(one.code is None for one in spoke))
+        return bool(spoke) and (len(spoke) == len(begun) or any(heard.code is None for heard in spoke))
 
     def _silent(self) -> list[int]:
         """The node ranks that have neither spoken nor failed."""

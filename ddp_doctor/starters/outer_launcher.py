@@ -6,6 +6,7 @@ earlier launch left is told apart by its age.
 """
 
 import fcntl
+import itertools
 import os
 import re
 import time
@@ -89,7 +90,7 @@ def _locked(path: str) -> int | None:
 
 
 def _remove_forgotten(folder: Path) -> None:
-    for path in (one for kind in _KINDS for one in folder.glob(kind)):
+    for path in itertools.chain.from_iterable(map(folder.glob, _KINDS)):
         with suppress(OSError):
             if path.lstat().st_mtime < time.time() - _FORGOTTEN_S:
                 path.unlink()

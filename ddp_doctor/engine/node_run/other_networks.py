@@ -30,13 +30,16 @@ def contacts(node_reports: Mapping[int, NodeReport]) -> tuple[Contact, ...]:
 
 def between(mine: Contact, peer: Contact) -> tuple[OtherWay, ...]:
     """The other ways from one node to another."""
-    own = {one.network: one.interface for one in mine.other_addresses}
+    own = {here.network: here.interface for here in mine.other_addresses}
     return tuple(
         OtherWay(
-            network=one.network, interface=own[one.network], peer_interface=one.interface, address=one.address
+            network=there.network,
+            interface=own[there.network],
+            peer_interface=there.interface,
+            address=there.address,
         )
-        for one in peer.other_addresses
-        if one.network in own
+        for there in peer.other_addresses
+        if there.network in own
     )
 
 
@@ -59,13 +62,16 @@ def _other_networks(node_reports: Mapping[int, NodeReport]) -> dict[Network, dic
     found: dict[Network, dict[int, Held]] = {}
     taken = [_taken(interfaces[node], node_report.advertised) for node, node_report in node_reports.items()]
     for network, held in shared_networks(interfaces).items():
-        names = [one.interface.name for one in held.values()]
+        names = [held_there.interface.name for held_there in held.values()]
         if names != taken and all(map(_comes_first, held.values())):
             taken_too = any(
-                [one.interface.name for one in other.values()] == names for other in found.values()
+                [held_there.interface.name for held_there in other.values()] == names
+                for other in found.values()
             )
             found |= {} if taken_too else {network: held}
-    fastest = sorted(found, key=lambda one: -min(it.interface.speed_mbps or 0 for it in found[one].values()))
+    fastest = sorted(
+        found, key=lambda network: -min(held.interface.speed_mbps or 0 for held in found[network].values())
+    )
     return {network: found[network] for network in fastest[:OTHER_NETWORKS]}
 
 
@@ -75,7 +81,7 @@ def _comes_first(held: Held) -> bool:
 
 
 def _taken(interfaces: Sequence[Interface], address: str) -> str | None:
-    mine = (one.name for one in interfaces if address in map(address_of, one.addresses))
+    mine = (interface.name for interface in interfaces if address in map(address_of, interface.addresses))
     return next(mine, None)
 
 

@@ -100,7 +100,7 @@ class _Turns:
         return _experiment(self._candidate, self._done, reason)
 
     def _controls_failed(self) -> bool:
-        return all(one.outcome != "passed" for one in self._done if one.arm == "control")
+        return all(attempt.outcome != "passed" for attempt in self._done if attempt.arm == "control")
 
     def _take(self, arm: Arm) -> Attempt:
         try:
@@ -120,7 +120,7 @@ class _Turns:
 
     def _limit_s(self, arm: Arm) -> float:
         """A treatment gets what a trial may take; a control a multiple of what the treatment took."""
-        passed = [one.duration_s for one in self._done if one.arm == "treatment"]
+        passed = [attempt.duration_s for attempt in self._done if attempt.arm == "treatment"]
         if arm == "treatment" or not passed:
             return max(min(self._longest_s, self._until - time.monotonic()), self._hung_s)
         slow_by_right = 1.0 if self._candidate.reproducer.kind == "meet" else trials.SLOW_SHARE
