@@ -23,7 +23,7 @@ from ddp_doctor.parse.torchrun_options import endpoint
 from ddp_doctor.render import terminal
 from ddp_doctor.render.progress import progress
 from ddp_doctor.starters import local_ranks, outer_launcher, starter_pipe
-from ddp_doctor.starters.detect import HOSTS_VARIABLE, ForeignWorld, foreign_world, number
+from ddp_doctor.starters.detect import HOSTS_VARIABLE, OuterWorld, number, outer_world
 from ddp_doctor.starters.fanout import Ended, FanOut
 from ddp_doctor.starters.place import Asked, NotNeeded, place
 from ddp_doctor.starters.start_all_nodes import StartedNodes, start_all_nodes
@@ -68,7 +68,7 @@ def run(options: Options, launch: Launch, outputs: Outputs) -> int:
         require_factory(options.model, options.only)
     if pipe := starter_pipe.take(env):
         return _test_for_starter(options, launch, env, pipe)
-    world = foreign_world(env, os.getppid())
+    world = outer_world(env, os.getppid())
     asked = launch.read()
     arguments = typed(options, _ranks(launch.nproc_per_node), launch.join_timeout_s)
     with _as_usage_error():
@@ -86,7 +86,7 @@ def run(options: Options, launch: Launch, outputs: Outputs) -> int:
 
 def _test_or_wait(request: app.RunRequest, outputs: Outputs) -> int:
     """Of the ranks that an outer launcher started on this node one tests; the others wait for its exit code."""
-    world = request.foreign
+    world = request.outer
     if world is None or world.local_size == 1:
         return _test_and_report(request, outputs)
     if not world.is_agent:
@@ -110,7 +110,7 @@ def _test_or_wait(request: app.RunRequest, outputs: Outputs) -> int:
 
 
 def _test_and_report(request: app.RunRequest, outputs: Outputs) -> int:
-    if request.foreign is not None and request.foreign.launcher == "mpi":
+    if request.outer is not None and request.outer.launcher == "mpi":
         outputs = replace(outputs, is_piped=True)  # Open MPI gives its ranks pseudo-terminals
     out, here = terminal.console(outputs.words_to, is_piped=outputs.is_piped), request.place
 
@@ -196,7 +196,7 @@ def _ranks(text: str) -> int | None:
 
 def _request(options: Options, launch: Launch, asked: Asked, env: dict[str, str]) -> app.RunRequest:
     """What this node's agent is to do. Raises UsageError and NotNeeded."""
-    world = foreign_world(env, os.getppid())
+    world = outer_world(env, os.getppid())
     with _as_usage_error():
         here = place(asked, env, world)
         own = asked.typed(env) if world is not None and world.launcher == "torchrun" else asked
@@ -207,7 +207,7 @@ def _request(options: Options, launch: Launch, asked: Asked, env: dict[str, str]
         env=env,
         nproc_per_node=_ranks(launch.nproc_per_node),
         endpoint=("127.0.0.1", alone[1]) if alone[0] == "localhost" else alone,
-        foreign=world,
+        outer=world,
         place=here if here.nnodes > 1 else None,
         join_timeout_s=launch.join_timeout_s,
     )
@@ -222,7 +222,7 @@ def _as_usage_error() -> Iterator[None]:
         raise UsageError(str(error)) from error
 
 
-def _wait_for_agent(world: ForeignWorld, env: Mapping[str, str], budget_s: float) -> int:
+def _wait_for_agent(world: OuterWorld, env: Mapping[str, str], budget_s: float) -> int:
     folder = folders.meeting_folder(env)
     if folder is None:
         say(f"ddp-doctor: local rank {world.local_rank} has no folder of its own to meet the agent in")

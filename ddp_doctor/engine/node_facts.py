@@ -51,7 +51,7 @@ def _world(recording: Recording, request: RunRequest) -> World:
         cuda_torch=software is not None and software.torch_cuda is not None,
         asked_ranks=request.nproc_per_node,
         backend=request.options.backend,
-        foreign=request.foreign,
+        outer=request.outer,
         addresses=_addresses(),
         nnodes=request.nnodes,
     )

@@ -22,19 +22,19 @@ AGENT_VARIABLE = "DDP_DOCTOR_AGENT_PID"
 
 
 def _prepare(run_folder: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent handles Ctrl-C
     die_with_parent(int(os.environ.pop(AGENT_VARIABLE)))
     set_name("ddp-doctor:fork")
     log = os.open(os.path.join(run_folder, "forkserver.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    faulthandler.enable()  # an import that crashes says where
+    faulthandler.enable()  # an import that crashes prints where
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
 def _import_all() -> str | None:
-    # Collection is off: objects made by imports live for ever, and looking at them while importing
-    # costs a fifth of the time; freezing keeps the pages shared between the forked ranks.
+    # Garbage collection is off: objects made by imports stay, and searching them while importing costs
+    # a fifth of the time; freezing keeps the pages shared between the forked ranks.
     gc.disable()
     try:
         with warnings.catch_warnings():

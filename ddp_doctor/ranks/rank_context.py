@@ -61,7 +61,7 @@ class LiveRankContext:
         return self.deadline - time.monotonic()
 
     def exchange(self, name: str, text: str) -> tuple[str, ...]:
-        """What every rank said under this name, by group rank (see the Protocol)."""
+        """The text of every rank under this name, by group rank (see the Protocol)."""
         if self.store is None:
             raise Failed("this rank has no control store: the launcher's own ranks do without")
         return exchange(self.store, f"{self._check}/{name}", text, self.group_rank, self.world_size)
@@ -102,8 +102,8 @@ class LiveRankContext:
 class _Step:
     """Writes ``enter`` with the caller's line, and ``leave`` unless the body raised.
 
-    On a GPU a call returns before its work is done: the step ends when the device is idle, so that
-    a hang stands inside the step that caused it.
+    On a GPU a call returns before its work is done. The step ends when the device is idle, so a hang is
+    inside the step that caused it.
     """
 
     def __init__(self, events: EventWriter, fields: dict[str, Any], *, on_gpu: bool) -> None:

@@ -20,9 +20,9 @@ from ddp_doctor.ranks.spec import WorkerSpec
 #: Steps kept per rank: enough to see where the ranks parted, small enough for thousands of ranks.
 _STEPS_KEPT = 40
 _OUTPUT_KEPT = 4000
-#: NCCL's log is read so far; the log of a rank with thousands of peers is longer.
+#: Bytes of NCCL's log that are read; the log of a rank with thousands of peers is longer.
 _NCCL_LOG_READ = 8 << 20
-#: What torch prints in healthy runs too: of a name that older releases know, and of hosts without reverse DNS.
+#: Lines that torch prints in healthy runs too: about a name that older releases know, and hosts without reverse DNS.
 _CHATTER = ("TORCH_NCCL_TRACE_BUFFER_SIZE is deprecated", "hostname of the client socket cannot be retrieved")
 
 
@@ -42,7 +42,7 @@ class Worker(Protocol):
 
 @dataclass
 class RankState:
-    """Everything the agent learned of one rank so far. Times are monotonic seconds."""
+    """Everything the agent knows about one rank so far. Times are monotonic seconds."""
 
     spec: WorkerSpec
     worker: Worker
@@ -60,7 +60,7 @@ class RankState:
     exited_at: float | None = None
     cpu_s_per_s: float | None = None
     output_size: int = 0
-    events: int = 0  # how many there were
+    events: int = 0  # how many there have been
     state: str | None = None
     wait_channel: str | None = None
     first_answer: dict[str, Json] | None = None  # of two to the agent's request for evidence
@@ -77,7 +77,7 @@ class RankState:
         return last if last is not None and last.left_at is None else None
 
     def absorb(self, now: float) -> bool:
-        """Take in new events and the process's end; True when anything was new."""
+        """Take new events and the process's end; True when anything was new."""
         events = self.reader.new()
         self.events += len(events)
         for event in events:
@@ -128,7 +128,7 @@ class RankState:
                 return
 
     def overdue_step(self, now: float) -> bool:
-        """Whether the open step has outlived its own deadline."""
+        """Whether the open step has passed its own deadline."""
         step = self.open_step
         return step is not None and now > self.step_deadlines.get((step.check, step.seq), now)
 
@@ -181,7 +181,7 @@ class RankState:
         )
 
     def has_to_answer_twice(self) -> bool:
-        """Whether it shows open work in a flight recorder that retires finished work late."""
+        """Whether its answer has open work in a flight recorder that retires finished work late."""
         answer = self._stack_dump()
         flight = answer.get("flight", ())
         return bool(answer.get("retires_late")) and any(not entry["retired"] for entry in flight)
@@ -193,7 +193,7 @@ class RankState:
             os.unlink(self.spec.path("stack_dump.json"))
 
     def _flight(self, answer: Mapping[str, Json]) -> tuple[FlightEntry, ...]:
-        """What the flight recorder showed; of two samples the second, with what both agree on."""
+        """The flight recorder's entries; of two samples the second, with what is open in both."""
         entries = tuple(FlightEntry.model_validate(entry) for entry in answer.get("flight", ()))
         if self.first_answer is None or answer is self.first_answer:
             return entries
@@ -208,7 +208,7 @@ class RankState:
         return os.path.exists(self.spec.path("stack_dump.json"))
 
     def _output(self) -> str:
-        """What the rank printed last, unless all is well; of NCCL's log its choices, also where it is."""
+        """What the rank printed last, unless it finished; NCCL's choices from its log in any case."""
         lines = _tail(self.spec.path("out")).splitlines(keepends=True)
         said = [line for line in lines if not any(words in line for words in _CHATTER)]
         tail = "".join(f"{KEPT_BACK}\n" if is_withheld("", line) else line for line in said)

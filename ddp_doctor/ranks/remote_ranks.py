@@ -4,20 +4,20 @@ from typing import Protocol
 
 
 class RemoteRanks(Protocol):
-    """How a trial ends everywhere at once."""
+    """How a trial ends on all nodes at once."""
 
     lost: tuple[int, ...]
 
     def ended(self) -> str | None:
-        """How the trial ended for all, None while it goes on."""
+        """How the trial ended on all nodes, None while it goes on."""
         ...
 
     def done(self) -> None:
-        """This node's ranks are through; the trial is finished when all nodes' are."""
+        """This node's ranks have finished; the trial is finished when those of all nodes have."""
         ...
 
     def end(self, outcome: str) -> None:
-        """This node's ranks got no further: the trial is over for all."""
+        """This node's ranks are stuck or broken: the trial is over on all nodes."""
         ...
 
     def abandon(self) -> None:
@@ -25,14 +25,14 @@ class RemoteRanks(Protocol):
         ...
 
     def note(self, events: int, activity: int) -> None:
-        """Tell how many events this node's ranks have had, and how often they stirred."""
+        """Report how many events this node's ranks have had, and how often they were active."""
         ...
 
     def moved_since(self, moment: float) -> bool:
-        """Whether any node's ranks have had one since then (monotonic)."""
+        """Whether any node's ranks have had an event since then (monotonic)."""
         ...
 
     @property
     def active_at(self) -> float:
-        """When it was heard last that some node's ranks stirred or had an event (monotonic)."""
+        """When the last report came that some node's ranks were active or had an event (monotonic)."""
         ...

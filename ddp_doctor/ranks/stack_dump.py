@@ -1,8 +1,8 @@
 """The worker's second thread: answers the agent's request for evidence while the main thread hangs.
 
-SIGUSR2 asks this thread, which sees the Python stack and torch's flight recorder. SIGUSR1 asks
-faulthandler, which answers even while the main thread holds the interpreter lock in C. Neither
-prints a word in a stopped process until SIGCONT.
+SIGUSR2 asks this thread, which reads the Python stack and torch's flight recorder. SIGUSR1 asks
+faulthandler, which answers even while the main thread holds the interpreter lock in C. A stopped process
+answers neither until SIGCONT.
 """
 
 import faulthandler

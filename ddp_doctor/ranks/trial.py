@@ -24,12 +24,12 @@ from ddp_doctor.ranks.memory_events import OomCounter
 from ddp_doctor.ranks.rank_state import RankState
 from ddp_doctor.ranks.remote_ranks import RemoteRanks
 
-#: A note on a trial that tries a remedy: its limit counts the time in which nobody ran.
+#: A note on a trial that tries a remedy: the limit of such a trial also counts time in which nothing ran.
 PAUSED = "the agent was stopped or starved"
-#: … for so much of the limit; a loop that is late by less is no pause.
+#: … for this share of the limit; a shorter delay is no pause.
 _PAUSED_SHARE = 0.25
 _PAUSED_S = 0.25
-#: From the words of a peer until the end of the rank that it lost is seen, too.
+#: From the error of a peer until the end of the rank that it lost is noticed.
 _ENDS_SHOW_S = 0.05
 
 
@@ -41,7 +41,7 @@ class TrialResult:
     readings: tuple[Reading, ...]
 
     def to_json(self) -> Json:
-        """As it travels to the head."""
+        """As it is sent to the head."""
         readings = [reading.model_dump(mode="json") for reading in self.readings]
         return {"record": self.record.model_dump(mode="json"), "readings": readings}
 
@@ -119,7 +119,7 @@ class Trial:
             if ended is not None:
                 return ended
             if all(rank.done for rank in self._ranks):
-                time.sleep(0.005)  # other nodes are not through yet, and have deadlines of their own
+                time.sleep(0.005)  # other nodes have not finished yet, and have deadlines of their own
                 continue
             if broken_at is None and any(rank.over and not rank.done for rank in self._ranks):
                 broken_at = now
@@ -151,7 +151,7 @@ class Trial:
         return settled or self._record.limit_s is not None or since_s > deadlines.ECHO_GRACE_S
 
     def _forgive(self, pause_s: float) -> None:
-        """The agent itself was stopped or starved (Ctrl-Z, a debugger): so were its deadlines."""
+        """Move all deadlines: the agent itself was stopped or starved (Ctrl-Z, a debugger)."""
         self._started += pause_s
         self._idle_ranks.active_at += pause_s
         self._sampled = None
@@ -168,7 +168,7 @@ class Trial:
 
     def _overdue(self, now: float) -> str | None:
         """How the trial ended, "stuck" or "slow", when a deadline has passed; None while it goes on."""
-        if self._record.limit_s is not None:  # nobody is judged by a trial that tries a remedy
+        if self._record.limit_s is not None:  # no rank is judged by a trial that tries a remedy
             return "stuck" if now > self._started + self._record.limit_s else None
         waiting = [rank for rank in self._ranks if not rank.over]
         check = self._slowest_check(waiting)
@@ -231,7 +231,7 @@ class Trial:
         """When a check is judged if all ranks of all nodes stay idle from now on."""
         if not self._idle_limits:
             return float("inf")
-        self._idle_ranks.update(now)  # in each check: other nodes may be in one that is judged so
+        self._idle_ranks.update(now)  # in each check: other nodes may be in a check that has such a limit
         allowed = self._idle_limits.get(check, float("inf"))
         events = [at for rank in self._ranks for at in (rank.check_at, rank.last_event_at)]
         remote_active_at = self._remote.active_at if self._remote is not None else 0.0
@@ -257,7 +257,7 @@ class Trial:
     # --- evidence and the end -------------------------------------------------------------------
 
     def _read_once_more(self) -> None:
-        """The peers of a rank that was killed speak first; its own end is seen a moment later."""
+        """The peers of a rank that was killed report first; its own end is noticed a moment later."""
         time.sleep(_ENDS_SHOW_S)
         for rank in self._ranks:
             rank.absorb(time.monotonic())

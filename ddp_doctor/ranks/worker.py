@@ -1,7 +1,7 @@
 """A worker: one rank of one trial. Runs the rank checks in order and writes what happens.
 
-A worker that raised does not exit: its sockets would close and its peers would report resets that
-say nothing. It waits to be killed, so that the agent sees the cause and not its echo.
+A worker that raised does not exit: its sockets would close, and its peers would report connection resets.
+It waits to be killed, so that the agent sees the cause and not its consequences.
 """
 
 import importlib
@@ -27,12 +27,12 @@ from ddp_doctor.ranks.reading import read
 from ddp_doctor.ranks.spec import WorkerSpec
 from ddp_doctor.ranks.store import connect
 
-#: The agent judges first; this only keeps a library's own time-out from speaking before it.
+#: Longer than the agent waits: no library's own time-out ends a rank before it.
 _LIBRARY_TIMEOUT = timedelta(minutes=10)
 
 
 def forked(spec_json: str) -> NoReturn:
-    """Entry point of a rank forked by the forkserver; leaves when the agent says so (SIGTERM)."""
+    """Entry point of a rank forked by the forkserver; ends when the agent asks for it (SIGTERM)."""
     spec = WorkerSpec.from_json(spec_json)
     die_with_parent(FORKSERVER_PID)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -46,7 +46,7 @@ def forked(spec_json: str) -> NoReturn:
 
 
 def launched(spec: WorkerSpec) -> NoReturn:
-    """Entry point of a rank that torchrun started; leaves by itself, as a job would."""
+    """Entry point of a rank that torchrun started; ends by itself, as a job would."""
     stack_dump.block_signals(signal.SIGUSR2)
     _redirect_output(spec)
     completed = run(spec)

@@ -1,7 +1,7 @@
-"""One command for all nodes: starts an agent on each, hears them, and leaves none behind.
+"""One command for all nodes: starts an agent on each, listens to them, and leaves none behind.
 
-Each agent is told things over its starter pipe (starter_pipe.py) and speaks over the starter channel
-(starter_channel.py); how it is started, by srun or by ssh, is in the Start that it comes with.
+Messages to an agent go through its starter pipe (starter_pipe.py), those from it through the starter channel
+(starter_channel.py). A Start says how it is started, by srun or by ssh.
 """
 
 import math
@@ -22,9 +22,9 @@ from ddp_doctor.starters.starter_channel import Heard
 
 #: For the others to end, once the head's report is here or the run is interrupted.
 GRACE_S = 20.0
-#: For an agent to answer before it is no longer waited for at the end: ssh gives up after ten seconds.
+#: For an agent to answer; after it, nobody waits for that agent at the end. ssh gives up after ten seconds.
 _ANSWER_S = 15.0
-#: For the last word of an agent that srun says has ended: the two come by different ways.
+#: For the last message of an agent whose end srun reports: the two come on different ways.
 _LAST_WORD_S = 1.0
 
 
@@ -50,7 +50,7 @@ class Ended:
 
     @property
     def recordings_of_absent(self) -> list[str]:
-        """Of the agents that, as the head's says, did not come to the roll call."""
+        """The recordings of the agents that, by the head's recording, did not come to the roll call."""
         if self.have_met or self.heard[0].recording is None:
             return []
         return [heard.recording for rank, heard in sorted(self.heard.items()) if rank and heard.recording]
@@ -67,7 +67,7 @@ class Ended:
 
     @property
     def absent(self) -> dict[int, str]:
-        """Why those who did not come to the roll call did not, by node rank."""
+        """Why nodes did not come to the roll call, by node rank."""
         if self.have_met:
             return self.not_started
         return self.not_started | {rank: _too_soon(why) for rank, why in self.broken_off.items()}
@@ -117,7 +117,7 @@ class FanOut:
                 while not self._is_over():
                     self._listen(0.1)
                     self._note_what_ended()
-                    self._heed_signals()
+                    self._handle_signals()
             finally:
                 for channel in self._channels:
                     channel.let_go()
@@ -195,19 +195,19 @@ class FanOut:
             self._note_gone(rank, why)
 
     def _note_gone(self, rank: int, why: str) -> None:
-        """An agent that has ended; if it was to say more, that is noted and the head is told."""
+        """An agent has ended; where its last message is missing, that is noted and the head learns it."""
         heard = self.ended.heard[rank]
         if heard.code is not None or rank in self.ended.broken_off:
             return
         if not heard.said_hello:
-            if not self.ended.interrupted:  # else by us, before it could answer
+            if not self.ended.interrupted:  # else this command ended it before it could answer
                 self._note_not_started(rank, why)
-        elif rank == 0 or not self._headless:  # else it was told to end, perhaps before it could say so
+        elif rank == 0 or not self._headless:  # else it was asked to end, perhaps before it could report that
             self.ended.broken_off[rank] = why
             self._tell_the_head(rank, _too_soon(why))
 
     def _with_words(self, rank: int, how: str) -> str:
-        """What cannot start says why; srun does not tell whose words they are."""
+        """A program that cannot start prints why; srun does not say which task printed it."""
         words = next(channel.words for channel in self._channels if rank in channel.start.node_ranks)
         return f"{how}; the last on stderr: {words}" if words else how
 
@@ -220,7 +220,7 @@ class FanOut:
             channel.say({"host": self._hosts[rank], "failed": why})
 
     def _tell_the_head(self, rank: int, why: str) -> None:
-        """It heeds this at the roll call; later it sees for itself who falls silent."""
+        """The head uses this at the roll call; later it notices itself which node falls silent."""
         if rank not in self._told_the_head:
             self._told_the_head.add(rank)
             head = next(channel for channel in self._channels if 0 in channel.start.node_ranks)
@@ -241,7 +241,7 @@ class FanOut:
             self._headless = True
             for channel in self._channels:
                 channel.say({"headless": True})
-        hopeless = self._headless and 0 in self.ended.not_started  # whom nobody can have met
+        hopeless = self._headless and 0 in self.ended.not_started  # no node can have met it
         if hopeless or self.ended.timed_out:
             for channel in self._channels:
                 channel.let_go()
@@ -250,7 +250,7 @@ class FanOut:
         return False
 
     def _is_waited_for(self, channel: Channel) -> bool:
-        """Whether its agents have more to say; of one that has not spoken in time there is nothing to come."""
+        """Whether messages of its agents are still expected; not of an agent that has not answered in time."""
         if time.monotonic() < self._began + _ANSWER_S:
             return not self.ended.not_started.keys() >= set(channel.start.node_ranks)
         begun = [rank for rank in channel.start.node_ranks if rank not in self.ended.not_started]
@@ -258,14 +258,14 @@ class FanOut:
         return bool(spoke) and (len(spoke) == len(begun) or any(heard.code is None for heard in spoke))
 
     def _silent(self) -> list[int]:
-        """The node ranks that have neither spoken nor failed."""
+        """The node ranks that have neither answered nor failed."""
         failed = self.ended.not_started
         return [
             rank for rank, heard in self.ended.heard.items() if not heard.said_hello and rank not in failed
         ]
 
     def _give_up_the_silent(self) -> None:
-        """The head, which would wait for them no longer either, learns what kept them."""
+        """The head would not wait for them any longer either; it learns what kept them."""
         for channel in self._open_channels:
             for rank in set(channel.start.node_ranks).intersection(self._silent()):
                 late = f"no answer within {self._join_timeout_s:.0f} s"
@@ -273,7 +273,7 @@ class FanOut:
                 self._note_not_started(rank, channel.words or late)
 
     def _all_have_answered(self) -> bool:
-        """Whether each agent has spoken or failed; those that do neither in time count as failed."""
+        """Whether each agent has answered or failed; an agent that does neither in time has failed."""
         late = self._silent()
         if time.monotonic() < self._began + _ANSWER_S:
             return not late
@@ -285,7 +285,7 @@ class FanOut:
         self._ending = True
         self._until = time.monotonic() + seconds
 
-    def _heed_signals(self) -> None:
+    def _handle_signals(self) -> None:
         while self._signals:
             number = self._signals.pop(0)
             self._end_within(0.0 if self.ended.interrupted else GRACE_S)  # the user insists

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options
-from ddp_doctor.starters.detect import ForeignWorld
+from ddp_doctor.starters.detect import OuterWorld
 from ddp_doctor.starters.place import Place
 from ddp_doctor.starters.starter_pipe import StarterPipe
 
@@ -22,7 +22,7 @@ class RunRequest:
     env: Mapping[str, str]
     nproc_per_node: int | None = None  # None is auto
     endpoint: tuple[str, int] = ("127.0.0.1", 0)  # of a run of one node; that of several is in ``place``
-    foreign: ForeignWorld | None = None
+    outer: OuterWorld | None = None
     place: Place | None = None  # None, or one of one node: this node alone
     join_timeout_s: float = 60.0
     progress: Callable[[str], None] = _unheard  # is told what the run does now

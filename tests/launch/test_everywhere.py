@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.starters.detect import foreign_world
+from ddp_doctor.starters.detect import outer_world
 from ddp_doctor.starters.place import Asked
 from ddp_doctor.starters.srun import by_srun
 from ddp_doctor.starters.ssh import address_of, is_here, over_ssh
@@ -30,7 +30,7 @@ def tools(tmp_path: Path) -> dict[str, str]:
 
 
 def started(asked: Asked, env: dict[str, str], *arguments: str) -> StartedNodes:
-    found = start_all_nodes(asked, env, foreign_world(env, 1), arguments)
+    found = start_all_nodes(asked, env, outer_world(env, 1), arguments)
     assert isinstance(found, StartedNodes)
     return found
 
@@ -82,7 +82,7 @@ def test_an_endpoint_that_was_typed_is_handed_on(tools):
 def test_what_is_started_already_or_alone_is_its_own_agent(env):
     asked = Asked(nnodes="2")
 
-    assert start_all_nodes(asked, env, foreign_world(env, 1), ()) is asked
+    assert start_all_nodes(asked, env, outer_world(env, 1), ()) is asked
 
 
 def test_a_node_rank_that_was_typed_means_that_each_is_started_by_hand(tools):
@@ -277,7 +277,7 @@ def test_a_list_that_cannot_be_is_one_sentence(asked, sentence, tools):
 @pytest.mark.parametrize(("env", "launcher"), [(STEP, "srun"), (MPI_FIRST, "mpirun")])
 def test_hosts_under_a_launcher_would_be_started_by_each_of_its_processes(env, launcher, tools):
     with pytest.raises(ValueError, match=f"type it once, not under {launcher}"):
-        start_all_nodes(Asked(hosts=("a", "b")), {**env, **tools}, foreign_world(env, 1), ())
+        start_all_nodes(Asked(hosts=("a", "b")), {**env, **tools}, outer_world(env, 1), ())
 
 
 def test_without_ssh_the_user_is_told_what_to_do():

@@ -1,16 +1,15 @@
 """The agent that decides: plans one trial after another until all rank checks were run.
 
-After a trial got stuck, what is left of the plan goes on in the next trial: without the rank that
-is to blame, without the pair that did not answer, or, where nobody could be named, without the
-check. Ranks keep their first numbers in all reports. On several nodes it is the head's; the others
-follow its orders (follower_agent.py).
+After a trial got stuck, the rest of the plan runs in the next trial: without the rank that is to blame,
+without the pair that did not answer, or, where nobody could be named, without the check.
+Ranks keep their first numbers in all reports. On several nodes it is the head's agent; the others follow its
+orders (follower_agent.py).
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial as with_arguments
 
 from ddp_doctor.agents import validation
 from ddp_doctor.agents.agent_group import AgentGroup
@@ -34,7 +33,7 @@ from ddp_doctor.ranks.trial import TrialResult
 #: The check that tests links one by one.
 _PAIRWISE = "p2p"
 _HELPER_DIED = "a helper process of the doctor died: killed from outside, or for lack of memory"
-#: A node that needs more trials than this is sick enough; the rest of its plan is not run.
+#: After this many trials the rest of the plan is not run.
 MOST_TRIALS = 8
 
 
@@ -133,15 +132,19 @@ class Agent:
     def _with_other_nodes(self, mine: TrialResult) -> TrialResult:
         if self.group is None:
             return mine
-        read = with_arguments(validation.trial_part, trial=mine.record.trial)
-        parts = self.group.gather(f"result/{mine.record.trial}", deadlines.HAND_IN_S, read)
+        trial = mine.record.trial
+
+        def read(value: Json, node: int, world: World) -> TrialResult:
+            return TrialResult(*validation.trial_part(value, node, world, trial))
+
+        parts = self.group.gather(f"result/{trial}", deadlines.HAND_IN_S, read)
         self.group.require_store()
         absent = tuple(rank for rank in self.group.others if rank not in parts)
-        return merged([mine, *(TrialResult(*part) for part in parts.values())], absent)
+        return merged([mine, *parts.values()], absent)
 
     @contextmanager
     def _keeping_partial_result(self) -> Iterator[None]:
-        """An interrupted run still reports it."""
+        """Keep what an interrupted trial has read: the run still reports it."""
         try:
             yield
         except BaseException:
@@ -153,11 +156,11 @@ class Agent:
     # --- one node or many ---------------------------------------------------------------------
 
     def helpers_live(self) -> bool:
-        """Without the forkserver or the store every rank fails, and none of them is to blame."""
+        """Whether the forkserver and the store live: without them every rank fails, and no rank is to blame."""
         return self.node_ranks.server.is_alive() and (self.control is None or self.control.process.is_alive())
 
     def _give_up(self, checks: Sequence[Check]) -> None:
-        """What was not read yet has failed, through no fault of the machine's."""
+        """The checks without a reading have failed, and the machine is not to blame."""
         read = {reading.check for reading in self.partial.readings if reading.rank is not None}
         self.partial.readings.extend(
             Reading(check=check.id, status=Status.FAILED, reason=_HELPER_DIED)
@@ -184,14 +187,13 @@ class Agent:
 
     @property
     def _has_tried(self) -> bool:
-        """Whether ranks met here at all: a slow import of torch must not make a node healthy, untested."""
+        """Whether ranks met here at all: a slow import of torch must not leave a node healthy and untested."""
         return any(trial.launcher == "forkserver" for trial in self.partial.trials)
 
     def _needed(self, check: Check) -> int:
-        """A world that lost ranks must still be one: one rank alone proves nothing of the others.
+        """How many ranks a check needs. One rank alone proves nothing about the others.
 
-        The user's own code may ask for its rank, which is another number in a smaller world: that would blame
-        the next one.
+        The user's own code may depend on its rank, which changes in a smaller world: another rank would be blamed.
         """
         if check.runs_model(self.node_ranks.run.options.model):
             return self.world.world_size
@@ -223,7 +225,7 @@ class Agent:
         return sorted(rest, key=lambda check: check.id != _PAIRWISE)
 
     def _without_model(self, judged: Sequence[Check], checks: Sequence[Check]) -> list[Check]:
-        """The user's model would hang or raise again, where one check of it ended that way."""
+        """Leave out the checks of the user's model after one of them hung or raised: it would do so again."""
         model = self.node_ranks.run.options.model
         if not any(check.runs_model(model) for check in judged):
             return list(checks)
@@ -232,7 +234,7 @@ class Agent:
         return [check for check in checks if check not in again]
 
     def _without_collectives(self, checks: list[Check]) -> list[Check]:
-        """A collective over a pair that does not answer hangs again; the other pairs are still tested."""
+        """A collective over a pair that does not answer would hang again; the other pairs are still tested."""
         pairs = ", ".join(f"{rank} and {peer}" for rank, peer in sorted(self._skip_pairs))
         others = [check for check in checks if check.id != _PAIRWISE]
         self._leave_out(others, f"the link between ranks {pairs} hangs")
@@ -244,7 +246,7 @@ class Agent:
         return []
 
     def _note_unread(self, record: TrialRecord, checks: Sequence[Check], ranks: Sequence[int]) -> None:
-        """Ranks that no later trial gives another chance: the check failed or timed out on them."""
+        """The check failed or timed out on ranks that take part in no later trial."""
         if record.outcome == "finished":
             return
         read = {(reading.check, reading.rank) for reading in self.partial.readings}
@@ -266,7 +268,7 @@ class Agent:
                     )
 
     def _note_late(self, record: TrialRecord, checks: Sequence[Check]) -> None:
-        """A node that is heard and handed nothing in: its ranks are not through because the others' are."""
+        """The ranks of nodes whose beats came and that handed nothing in have no reading."""
         assert self.group is not None
         silent = {*self.group.lost, *self.group.silent()}
         late = [node for node in record.lost_nodes if node not in silent]
