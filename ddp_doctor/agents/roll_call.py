@@ -50,6 +50,7 @@ class RollCall:
     until: float = field(init=False)  # monotonic
     command: str = ""  # what starts the other agents
     job: Job = field(init=False)
+    own: NodeReport = field(init=False)  # this node's
     way: tuple[str, int] | None = None  # to the store, from a follower
     control: Control | None = None
     client: StoreClient | None = None
@@ -62,21 +63,19 @@ class RollCall:
         self.until = time.monotonic() + self.request.join_timeout_s
         self.job = job(self.place.launcher, self.request.env)
 
-    def hold(self, node_report: NodeReport) -> AgentGroup:
+    def hold(self, own: NodeReport) -> AgentGroup:
         """Meet the others. The head returns when all are here, a follower when the head says so."""
-        self._began = time.monotonic()
+        self._began, self.own = time.monotonic(), own
         addresses, _ = resolve(self._host) if self.place.endpoint else ((), "")
         mine = not self.place.endpoint or is_mine(addresses)
         is_head = mine if self.place.is_head is None else self.place.is_head
         if is_head:
             held = self._cannot_listen()
             if not held:
-                return self._be_head(node_report, addresses, mine)
+                return self._be_head(addresses, mine)
             if not self._is_held_by_a_head():
-                raise NotMet(
-                    self._fact("head", "held", node_report, error=held, held_by=holder_of(self._port))
-                )
-        return self._join(node_report)
+                raise NotMet(self._fact("head", "held", error=held, held_by=holder_of(self._port)))
+        return self._join()
 
     def close(self) -> None:
         """End the store clients and the store."""
@@ -120,13 +119,13 @@ class RollCall:
         client.close()
         return True
 
-    def _be_head(self, node_report: NodeReport, addresses: tuple[str, ...], mine: bool) -> AgentGroup:
+    def _be_head(self, addresses: tuple[str, ...], mine: bool) -> AgentGroup:
         try:
             self.control = control_store.start(
                 self.server, self.run_folder, control_store.ALL_ADDRESSES, self._port
             )
         except RuntimeError as error:
-            raise NotMet(self._fact("head", "held", node_report, error=str(error))) from error
+            raise NotMet(self._fact("head", "held", error=str(error))) from error
         self.client = StoreClient(
             self.server, self.run_folder, "127.0.0.1", self._port, HEAD, self.place.nnodes
         )
@@ -139,7 +138,7 @@ class RollCall:
         self.client.put("head", opening.model_dump())
         self._addresses = addresses
         mine_too = {"claimed_rank": 0, "met_at": self._own_end(addresses), "job": self.job.name}
-        own = node_report.model_copy(update=mine_too)
+        own = self.own.model_copy(update=mine_too)
         arrivals = Arrivals(
             self.client, self.place, self.until, self.request.starter.not_started, {HEAD: own}
         )
@@ -160,7 +159,7 @@ class RollCall:
                 if leader not in ("", self.run_id):
                     self.close()
                     self.control = self.arrivals = None
-                    return self._join(node_report)
+                    return self._join()
                 mine = leader == self.run_id  # a service's address, say, that leads back here
             self._tell_who_is_here()
 
@@ -206,24 +205,24 @@ class RollCall:
 
     def _head_fact(self, outcome: Outcome) -> RollCallFact:
         missing = self._missing() if outcome == "missing" else ()
-        return self._fact("head", outcome, self.node_reports[HEAD], missing=missing)
+        return self._fact("head", outcome, missing=missing)
 
     # --- the others -----------------------------------------------------------------------------
 
-    def _join(self, node_report: NodeReport) -> AgentGroup:
+    def _join(self) -> AgentGroup:
         way = approach(self._host or "127.0.0.1", self._port, self.until, self._tell)
         if way.outcome != "connected":
-            raise NotMet(self._fact("follower", way.outcome, node_report, way))
-        self.client = self._call_twice(way, node_report)
+            raise NotMet(self._fact("follower", way.outcome, way))
+        self.client = self._call_twice(way)
         launch = self.client.opening().launch
         if self.job.is_another(launch):
-            raise NotMet(self._fact("follower", "other_job", node_report, way, held_by=launch))
+            raise NotMet(self._fact("follower", "other_job", way, held_by=launch))
         self.way = (way.address, self._port)
         self.client.follow([HEAD])
-        mine = node_report.model_copy(update={"met_at": way.met_at, "job": self.job.name})
+        mine = self.own.model_copy(update={"met_at": way.met_at, "job": self.job.name})
         self.client.join(mine.model_dump(mode="json"), MUTE_S)
         group = AgentGroup(self.client, {0: HEAD}, my_rank=-1, until=time.monotonic() + self._head_closes_s())
-        order = self._await_begin(group, node_report, way)
+        order = self._await_begin(group, way)
         if order["do"] == "end":
             group.ended = order
             return group
@@ -231,14 +230,14 @@ class RollCall:
         group.ids, group.begin = begin.ids, begin
         place = [rank for rank, agent in begin.ids.items() if agent == self.client.my_id]
         if not place:
-            raise NotMet(self._fact("follower", "too_many", node_report, way))
+            raise NotMet(self._fact("follower", "too_many", way))
         group.my_rank = place[0]
-        if len(begin.world.ranks_of(place[0])) != node_report.world.nproc_per_node:
+        if len(begin.world.ranks_of(place[0])) != self.own.world.nproc_per_node:
             error = "its plan has another number of ranks for this node than this node reported"
-            raise NotMet(self._fact("follower", "foreign", node_report, way, error=error))
+            raise NotMet(self._fact("follower", "foreign", way, error=error))
         return group
 
-    def _await_begin(self, group: AgentGroup, node_report: NodeReport, way: Approach) -> dict[str, Json]:
+    def _await_begin(self, group: AgentGroup, way: Approach) -> dict[str, Json]:
         """The head's own deadline counts; until then this agent waits for its first order while its beats come."""
         assert self.client is not None
         self.client.watch("order/1")
@@ -247,9 +246,7 @@ class RollCall:
                 if group.wait(lambda: group.client.value("order/1") is not None, 0.5):
                     break
             except Lost:
-                raise NotMet(
-                    self._fact("follower", "missing", node_report, way, error="the head fell silent")
-                ) from None
+                raise NotMet(self._fact("follower", "missing", way, error="the head fell silent")) from None
             progress = self.client.beats[HEAD].fields.get("roll")
             self._tell(str(progress or "waiting for the head"))
         return group.next_order()
@@ -259,7 +256,7 @@ class RollCall:
         assert self.client is not None
         return self.client.opening().join_s + _HEAD_CLOSES_S
 
-    def _call_twice(self, way: Approach, node_report: NodeReport) -> StoreClient:
+    def _call_twice(self, way: Approach) -> StoreClient:
         """A server that does not answer gets a second chance: it may be a head that has just started."""
         try:
             return self._call(way.address)
@@ -270,7 +267,7 @@ class RollCall:
         except StoreLost as error:
             mute = str(error) == "no answer"
             raise NotMet(
-                self._fact("follower", "mute" if mute else "foreign", node_report, way, error=str(error))
+                self._fact("follower", "mute" if mute else "foreign", way, error=str(error))
             ) from error
 
     def _call(self, address: str) -> StoreClient:
@@ -286,9 +283,7 @@ class RollCall:
 
     # --- the fact -------------------------------------------------------------------------------
 
-    def _fact(
-        self, role: str, outcome: str, node_report: NodeReport, way: Approach | None = None, **more: object
-    ) -> RollCallFact:
+    def _fact(self, role: str, outcome: str, way: Approach | None = None, **more: object) -> RollCallFact:
         fields = {
             "role": role,
             "outcome": outcome,
@@ -301,7 +296,7 @@ class RollCall:
             "error": way.error if way else "",
             "nnodes": self.place.nnodes,
             "claimed_rank": self.place.node_rank,
-            "hostname": node_report.hostname,
+            "hostname": self.own.hostname,
             "job": self.job.name,
             "present": tuple(
                 Present(
@@ -321,9 +316,9 @@ class RollCall:
         }
         return RollCallFact.model_validate(fields | more)
 
-    def met_fact(self, node_report: NodeReport, group: AgentGroup) -> RollCallFact:
+    def met_fact(self, group: AgentGroup) -> RollCallFact:
         """The fact of a roll call that all came to."""
-        return self._fact("head" if group.is_head else "follower", "met", node_report)
+        return self._fact("head" if group.is_head else "follower", "met")
 
 
 def secret() -> str:

@@ -9,12 +9,16 @@ from ddp_doctor.agents.agent_group import AgentGroup
 from ddp_doctor.agents.messages import Begin, Contact
 from ddp_doctor.agents.roll_call import RollCall
 from ddp_doctor.agents.store_client import HEAD
-from ddp_doctor.engine.node_run.between_nodes import Surroundings
+from ddp_doctor.engine.collect import collect
+from ddp_doctor.engine.node_run import other_networks
 from ddp_doctor.engine.node_run.node import NodeRun
 from ddp_doctor.facts.roll_call import RollCallFact
+from ddp_doctor.knowledge.neighbours import neighbours
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Status
+from ddp_doctor.model.context import Peer
 from ddp_doctor.model.fact import Reading
+from ddp_doctor.sources.nodes import LiveNodesContext
 from ddp_doctor.sources.sockets import Listener
 from ddp_doctor.starters.place import Place
 
@@ -71,9 +75,32 @@ class GroupMember(NodeRun):
         assert group is not None
         begin = group.begin
         assert begin is not None
-        offset = 0.0 if group.is_head else group.client.clock_offset_s(HEAD)
-        here = Surroundings(group.my_rank, begin, self._contacts, self.request.env, offset)
-        return here.probe(checks, self.request.progress)
+        contacts = [self._contacts[node] for node in neighbours(group.my_rank, len(self._contacts))]
+        peers = tuple(
+            Peer(
+                contact.node,
+                contact.hostname,
+                contact.port,
+                contact.advertised or contact.met_at,
+                contact.met_at,
+                other_networks.between(self._contacts[group.my_rank], contact),
+            )
+            for contact in contacts
+        )
+
+        def context(deadline: float) -> LiveNodesContext:
+            return LiveNodesContext(
+                self.request.env,
+                deadline,
+                node=group.my_rank,
+                world=begin.world,
+                level=begin.options.level,
+                peers=peers,
+                secret=begin.secret,
+                clock_offset_s=0.0 if group.is_head else group.client.clock_offset_s(HEAD),
+            )
+
+        return collect(checks, context, self.request.progress)
 
     def note_roll_call(self, fact: RollCallFact, node: int) -> None:
         """Note how the roll call went here."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ddp_doctor.agents import roll_call, validation
 from ddp_doctor.agents.agent_group import AgentGroup
 from ddp_doctor.agents.framing import JUNK
-from ddp_doctor.agents.messages import Begin, NodeReport, at_node, world_of
+from ddp_doctor.agents.messages import Begin, at_node, world_of
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.engine.node_run import other_networks
@@ -35,14 +35,14 @@ class HeadAgent:
     node: GroupMember
     group: AgentGroup
 
-    def run(self, node_report: NodeReport) -> None:
+    def run(self) -> None:
         """All that the plan and the findings so far allow. Raises Lost, Left, StoreLost and Unreadable."""
         node, group = self.node, self.group
         begin = self._begin()
         group.begin = begin
         node.begin(group, begin)
         group.order({"do": "begin", "begin": begin.model_dump(mode="json")})
-        node.note_roll_call(node.roll_call.met_fact(node_report, group), 0)
+        node.note_roll_call(node.roll_call.met_fact(group), 0)
         run = node.session.run_of(node.recording, time.monotonic() + begin.options.budget_s)
         self._probe("look", [check for check in node.between() if check.id != ROLL_CALL])
         self._run_ranks(run)

@@ -4,16 +4,17 @@ The head decides and judges; the others follow its orders and end with its repor
 head, or never found it, ends with what it read itself.
 """
 
+import socket
 import time
 from dataclasses import dataclass
+from ipaddress import ip_address
 
-from ddp_doctor.agents import lost_nodes
+from ddp_doctor.agents import lost_nodes, roll_call
 from ddp_doctor.agents.agent_group import AgentGroup, Left, Lost
 from ddp_doctor.agents.framing import Unreadable
 from ddp_doctor.agents.messages import NodeReport, at_node, ranked, world_of
 from ddp_doctor.agents.roll_call import NotMet
 from ddp_doctor.agents.store_client import StoreLost
-from ddp_doctor.engine.node_run.between_nodes import join_command
 from ddp_doctor.engine.node_run.follower_agent import FollowerAgent
 from ddp_doctor.engine.node_run.group_member import ROLL_CALL, GroupMember
 from ddp_doctor.engine.node_run.head_agent import HeadAgent
@@ -22,6 +23,8 @@ from ddp_doctor.model.base import Json
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.report import Report
 from ddp_doctor.sources.sockets import Listener
+from ddp_doctor.starters.endpoint import resolve
+from ddp_doctor.starters.place import Place
 from ddp_doctor.views.interfaces import advertised
 from ddp_doctor.wording.nodes import host, in_words
 
@@ -48,7 +51,7 @@ class ManyNodes(GroupMember):
 
     def _command(self) -> str:
         """The command that starts the other agents; where no endpoint was given, this host shows it."""
-        command = join_command(self.place, self.recording.first(InterfacesFact))
+        command = _join_command(self.place, self.recording.first(InterfacesFact))
         if self.place.endpoint is None:
             self.request.announce(command)
         return command
@@ -66,17 +69,16 @@ class ManyNodes(GroupMember):
             return
         self.of_ranks()
         self.roll_call.until = time.monotonic() + self.request.join_timeout_s
-        node_report = self._node_report()
         with self.request.starter.roll_call():
-            self.group = group = self.roll_call.hold(node_report)
+            self.group = group = self.roll_call.hold(self._node_report())
         if group.ended is not None:
             group.hand_in("bye", value=True)
             group.client.flush()
             self._take_report(group.ended)
         elif group.is_head:
-            HeadAgent(self, group).run(node_report)
+            HeadAgent(self, group).run()
         else:
-            self._follow(group, node_report)
+            self._follow(group)
 
     def _node_report(self) -> NodeReport:
         world = self.recording.world or World()
@@ -134,7 +136,7 @@ class ManyNodes(GroupMember):
 
     # --- the others -----------------------------------------------------------------------------
 
-    def _follow(self, group: AgentGroup, node_report: NodeReport) -> None:
+    def _follow(self, group: AgentGroup) -> None:
         begin = group.begin
         assert begin is not None
         self.recording = self.recording.model_copy(
@@ -149,7 +151,7 @@ class ManyNodes(GroupMember):
         )
         self.partial.readings[:] = at_node(self.partial.readings, group.my_rank)
         self.begin(group, begin)
-        self.note_roll_call(self.roll_call.met_fact(node_report, group), group.my_rank)
+        self.note_roll_call(self.roll_call.met_fact(group), group.my_rank)
         assert self.watch is not None
         self.watch.start()
         run = self.session.run_of(self.recording, group.until, group.my_rank)
@@ -207,3 +209,20 @@ class ManyNodes(GroupMember):
         self.group = self.group or self.roll_call.present()
         if self.group is not None and not self.group.is_head:
             self.group.leave(why)
+
+
+def _join_command(place: Place, fact: InterfacesFact | None) -> str:
+    """What to type on the other hosts: the endpoint given, else this host by the name or address that leads here.
+
+    A name that means the loopback address here may mean nothing on other hosts: then the address is given.
+    """
+    host, port = place.endpoint or (_leads_here(fact), roll_call.DEFAULT_PORT)
+    at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"ddp-doctor run --nnodes {place.nnodes} --rdzv-endpoint {at}"
+
+
+def _leads_here(fact: InterfacesFact | None) -> str:
+    name = socket.gethostname()
+    addresses, _ = resolve(name, 2.0)
+    outside = [address for address in addresses if not ip_address(address.partition("%")[0]).is_loopback]
+    return name if outside else (advertised(fact, "nccl") if fact else None) or name
