@@ -12,7 +12,7 @@ from ddp_doctor.knowledge.versions import Version, release
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding, Remedy, Setting
 from ddp_doctor.model.report import Report
-from ddp_doctor.wording.settings import FOLLOWS, NO_TRIAL
+from ddp_doctor.phrases.settings import FOLLOWS, NO_TRIAL
 from ddp_doctor.render import handover
 from ddp_doctor.render.pasted import docker_args, k8s_env
 from ddp_doctor.settings import trials

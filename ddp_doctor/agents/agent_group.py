@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Lost(Exception):
-    """Other agents are no longer heard; ``nodes`` are their node ranks."""
+    """The beats of other agents no longer come; ``nodes`` are their node ranks."""
 
     def __init__(self, nodes: Sequence[int]) -> None:
         super().__init__(f"node ranks {sorted(nodes)} are silent")
@@ -85,7 +85,7 @@ class AgentGroup:
         self.client.put(f"{key}/{self.client.my_id}", value)
 
     def gather(self, key: str, timeout_s: float, read: Callable[[Json, int, World], T]) -> dict[int, T]:
-        """Head: the results of the other nodes, as many as come in time while they are heard.
+        """Head: the results of the other nodes, as many as come in time while their beats come.
 
         ``read`` makes one of what a node sent, its node rank and the world, or raises Unreadable.
         """
@@ -111,14 +111,14 @@ class AgentGroup:
     def farewell(self, order: dict[str, Json]) -> None:
         """Head: end the run on all nodes; waits, bounded, until the others have taken the report."""
         self.order(order)
-        self.gather("bye", FAREWELL_S, lambda *_said: True)
+        self.gather("bye", FAREWELL_S, lambda *_: True)
 
     def leave(self, why: str) -> None:
         """Follower: tell the head that this agent leaves before the end."""
         self.client.say(urgent=True, leaving=why)
         self.client.flush()
 
-    # --- who is heard ---------------------------------------------------------------------------
+    # --- who is alive ---------------------------------------------------------------------------
 
     def wait(self, ready: Callable[[], bool], timeout_s: float = float("inf")) -> bool:
         """Wait while the agents that this one depends on are alive. Raises Lost or Left."""
@@ -145,7 +145,7 @@ class AgentGroup:
             raise Left(rank, why)
 
     def require_store(self) -> None:
-        """Raises StoreLost: without its own helpers an agent hears no other agent, and no node is to blame."""
+        """Raises StoreLost: without its own helpers an agent receives no beats, and no node is to blame."""
         mute = self.is_head and self.client.store_silent_s() > SILENT_S
         if mute or self.client.has_died:
             raise StoreLost(self.client.error or f"no answer for {SILENT_S:.0f} s")
@@ -157,7 +157,7 @@ class AgentGroup:
         return {rank: str(why) for rank, why in reasons.items() if why}
 
     def silent(self) -> list[int]:
-        """Node ranks that this agent should hear and does not; a follower hears the head alone."""
+        """Node ranks whose beats no longer come; a follower gets only those of the head."""
         if not self.is_head:
             quiet = max(self.client.store_silent_s(), self.client.silent_s(HEAD))
             return [0] if quiet > SILENT_S else []

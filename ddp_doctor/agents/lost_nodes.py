@@ -66,7 +66,7 @@ class Watch:
         if self.group.is_head:
             mine = self._dial_all(self.group.others, heartbeat=frozenset(lost))
             self.group.client.say(urgent=True, suspects=list(lost))
-            handed_in = self.group.gather("seen", CONFIRM_S + 1.5, validation.readings)
+            handed_in = self.group.gather("silence", CONFIRM_S + 1.5, validation.readings)
             return [*mine, *(reading for readings in handed_in.values() for reading in readings)]
         missed_at = time.monotonic()
         mine = self._dial_all(lost, heartbeat=frozenset(lost))
@@ -84,7 +84,7 @@ class Watch:
             if new:
                 self._asked |= suspects
                 readings = self._dial_all(new)
-                self.group.hand_in("seen", [reading.model_dump(mode="json") for reading in readings])
+                self.group.hand_in("silence", [reading.model_dump(mode="json") for reading in readings])
             time.sleep(0.1)
 
     def _ask_survivors(self) -> list[Reading]:

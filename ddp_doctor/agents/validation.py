@@ -29,9 +29,9 @@ class _BeginOrder(Frozen):
     begin: Begin
 
 
-class _LookOrder(Frozen):
-    do: Literal["look"]
-    when: Literal["look", "afterwards"]
+class _ProbeOrder(Frozen):
+    do: Literal["probe"]
+    when: Literal["between", "afterwards"]
     checks: tuple[str, ...]
 
 
@@ -49,8 +49,8 @@ class _EndOrder(Frozen):
     report: Report
 
 
-_Order = Annotated[_BeginOrder | _LookOrder | _TrialOrder | _EndOrder, Field(discriminator="do")]
-_ORDERS: TypeAdapter[_BeginOrder | _LookOrder | _TrialOrder | _EndOrder] = TypeAdapter(_Order)
+_Order = Annotated[_BeginOrder | _ProbeOrder | _TrialOrder | _EndOrder, Field(discriminator="do")]
+_ORDERS: TypeAdapter[_BeginOrder | _ProbeOrder | _TrialOrder | _EndOrder] = TypeAdapter(_Order)
 _READINGS = TypeAdapter(tuple[Reading, ...])
 
 

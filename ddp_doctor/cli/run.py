@@ -227,7 +227,7 @@ def _wait_for_agent(world: OuterWorld, env: Mapping[str, str], budget_s: float) 
     if folder is None:
         say(f"ddp-doctor: local rank {world.local_rank} has no folder of its own to meet the agent in")
         return ExitCode.UNSURE.value
-    with local_ranks.told(world, folder, env):
+    with local_ranks.settings_shared(world, folder, env):
         code = outer_launcher.wait_for_agent(world, folder, budget_s + _WAIT_MARGIN_S)
     if code is None:
         say(f"ddp-doctor: local rank {world.local_rank} waited for the agent of this node, which is gone")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.model.finding import Finding, Proof, Remedy
-from ddp_doctor.wording.settings import NO_TRIAL
+from ddp_doctor.phrases.settings import NO_TRIAL
 from ddp_doctor.settings.interactions import does_not_go_with
 from ddp_doctor.settings.table import never_read, variables
 

@@ -1,7 +1,7 @@
 """Remedies that are settings of NCCL: what they have in common."""
 
 from ddp_doctor.model.finding import Remedy, Setting
-from ddp_doctor.wording.settings import NO_TRIAL
+from ddp_doctor.phrases.settings import NO_TRIAL
 
 GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/"
 ENV = GUIDE + "env.html"

@@ -210,8 +210,8 @@ class RankState:
     def _output(self) -> str:
         """What the rank printed last, unless it finished; NCCL's choices from its log in any case."""
         lines = _tail(self.spec.path("out")).splitlines(keepends=True)
-        said = [line for line in lines if not any(words in line for words in _CHATTER)]
-        tail = "".join(f"{KEPT_BACK}\n" if is_withheld("", line) else line for line in said)
+        kept = [line for line in lines if not any(words in line for words in _CHATTER)]
+        tail = "".join(f"{KEPT_BACK}\n" if is_withheld("", line) else line for line in kept)
         if self.spec.backend != "nccl":
             return tail if not self.done else ""
         # NCCL up to 2.21 prints its version to stdout alone; under torchrun there is no file.

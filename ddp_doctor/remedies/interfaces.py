@@ -12,8 +12,8 @@ from ddp_doctor.knowledge.interface_faults import Better, Offer, better_interfac
 from ddp_doctor.model.context import Interface
 from ddp_doctor.model.finding import Remedy, Setting
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.wording import nccl_settings
-from ddp_doctor.wording.settings import NO_TRIAL, shown
+from ddp_doctor.phrases import nccl_settings
+from ddp_doctor.phrases.settings import NO_TRIAL, shown
 from ddp_doctor.remedies.kinds import by_administrator, remedy
 from ddp_doctor.settings.trials import LOCAL_ADDR
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE

@@ -7,7 +7,7 @@ IMEX service guide.
 """
 
 from ddp_doctor.model.finding import Setting
-from ddp_doctor.wording import nccl_settings
+from ddp_doctor.phrases import nccl_settings
 from ddp_doctor.remedies.kinds import by_administrator, remedy
 
 WITHOUT_SHM = nccl_settings.remedy(

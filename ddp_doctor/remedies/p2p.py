@@ -6,7 +6,7 @@ the cure: NVIDIA/nccl issues 667 and 2079 (ACS, IOMMU), pytorch/pytorch issue 79
 """
 
 from ddp_doctor.model.finding import Proof, Remedy, Setting
-from ddp_doctor.wording import nccl_settings
+from ddp_doctor.phrases import nccl_settings
 from ddp_doctor.remedies.kinds import by_administrator, remedy
 
 REPAIR_PATH = remedy(

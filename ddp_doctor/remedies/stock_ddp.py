@@ -1,7 +1,7 @@
 """What to try where stock DDP, with a model of the doctor's own, averages or broadcasts wrongly."""
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
-from ddp_doctor.wording import nccl_settings
+from ddp_doctor.phrases import nccl_settings
 from ddp_doctor.remedies.kinds import remedy
 
 _NOT_TRIED = "the doctor cannot tell beforehand which of these is the cause"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Evidence, Finding, Remedy, Setting
-from ddp_doctor.wording.settings import FOLLOWS
+from ddp_doctor.phrases.settings import FOLLOWS
 from ddp_doctor.render import shell
 from ddp_doctor.render.plain import one_line
 from ddp_doctor.render.quantity import in_words

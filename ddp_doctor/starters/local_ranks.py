@@ -29,7 +29,7 @@ _LONGEST = 1 << 20
 
 
 @contextmanager
-def told(world: OuterWorld, folder: Path, env: Mapping[str, str]) -> Iterator[None]:
+def settings_shared(world: OuterWorld, folder: Path, env: Mapping[str, str]) -> Iterator[None]:
     """Hold this rank's settings in a file while it waits for its agent; without the file it waits as well."""
     path, lock = _path(world, folder, world.local_rank), None
     with suppress(OSError):

@@ -10,8 +10,8 @@ from ddp_doctor.starters.place import Place
 from ddp_doctor.starters.starter_pipe import StarterPipe
 
 
-def _unheard(_text: str) -> None:
-    """Where nobody listens."""
+def _ignore(_text: str) -> None:
+    """The default: nobody is informed."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class RunRequest:
     outer: OuterWorld | None = None
     place: Place | None = None  # None, or one of one node: this node alone
     join_timeout_s: float = 60.0
-    progress: Callable[[str], None] = _unheard  # is told what the run does now
-    announce: Callable[[str], None] = _unheard  # is told what to type on the other hosts, on the head
+    progress: Callable[[str], None] = _ignore  # called with what the run does now
+    announce: Callable[[str], None] = _ignore  # on the head, called with what to type on the other hosts
     of_ranks: Callable[[], Sequence[Reading]] = (
         tuple  # the settings that the launcher's other ranks here report
     )

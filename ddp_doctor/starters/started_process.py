@@ -94,11 +94,11 @@ class Channel:
         if not read:
             raise EOFError
 
-    def say(self, words: dict[str, object]) -> None:
+    def send(self, message: dict[str, object]) -> None:
         """Write to the starter pipe of all its agents."""
         if self.process is not None:
             with suppress(OSError, ValueError):
-                os.write(self.pipes[0].fileno(), (json.dumps(words) + "\n").encode())
+                os.write(self.pipes[0].fileno(), (json.dumps(message) + "\n").encode())
 
     def let_go(self) -> None:
         """Close the starter pipe: the agents end themselves."""

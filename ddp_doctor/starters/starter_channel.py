@@ -86,10 +86,10 @@ def read(line: bytes) -> Message | None:
 
 
 @dataclass
-class Heard:
+class AgentState:
     """What the starter has received from one agent."""
 
-    said_hello: bool = False
+    has_answered: bool = False
     has_met: bool = False  # the others, at the roll call
     recording: str | None = None
     refused: str | None = None  # why the agent would not run, in one sentence
@@ -97,9 +97,9 @@ class Heard:
     _pieces: list[str] = field(default_factory=list)
     _left: int = 0  # pieces that are to follow
 
-    def hear(self, message: Message) -> None:
+    def take(self, message: Message) -> None:
         """Take a message."""
-        self.said_hello = True
+        self.has_answered = True
         if message.kind == "recording":
             self._take_piece(message.text)
         elif message.kind == "met":

@@ -30,7 +30,7 @@ _MOST = 65_536
 
 
 class StarterPipe:
-    """What the starter has said so far; of an agent that nobody started, nothing."""
+    """The starter's messages so far; none for an agent that no starter started."""
 
     def __init__(self) -> None:
         self._failures: list[NotStarted] = []

@@ -6,7 +6,7 @@ from statistics import median
 
 from ddp_doctor.model.experiment import Attempt
 from ddp_doctor.model.finding import Reproducer, Setting
-from ddp_doctor.wording.settings import shown
+from ddp_doctor.phrases.settings import shown
 from ddp_doctor.settings.trials import OF_LAUNCHER
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, in_words
 

@@ -141,11 +141,11 @@ def test_what_an_agent_says_with_its_beats_is_words_and_no_more(client, stranger
 
 def test_numbers_that_are_none_travel_as_nothing_and_not_as_junk(client):
     one, other = client(HEAD), client(1)
-    one.put("look/1", {"ratio": float("nan"), "most": float("inf"), "name": "caf\udce9"})
+    one.put("between/1", {"ratio": float("nan"), "most": float("inf"), "name": "caf\udce9"})
 
-    other.await_value("look/1", 5.0, "it was not heard at all")
+    other.await_value("between/1", 5.0, "it was not heard at all")
 
-    assert other.value("look/1") == {"ratio": None, "most": None, "name": "caf?"}
+    assert other.value("between/1") == {"ratio": None, "most": None, "name": "caf?"}
 
 
 def test_a_value_of_many_parts_arrives(client):

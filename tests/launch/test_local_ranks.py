@@ -28,7 +28,7 @@ from pathlib import Path
 from ddp_doctor.starters import local_ranks
 from ddp_doctor.starters.detect import OuterWorld
 world = OuterWorld("slurm", int(sys.argv[1]), 3, 1, "slurm-7-0-0")
-with local_ranks.told(world, Path(sys.argv[2]), {"NCCL_ALGO": "Tree"}):
+with local_ranks.settings_shared(world, Path(sys.argv[2]), {"NCCL_ALGO": "Tree"}):
     print("told", flush=True)
     sys.stdin.read()
 """
@@ -156,7 +156,7 @@ def test_without_a_folder_the_agent_speaks_for_itself_at_once(patient: float) ->
 
 
 def test_a_rank_that_can_tell_nothing_waits_all_the_same(tmp_path: Path) -> None:
-    with local_ranks.told(AGENT, tmp_path / "missing", TREE):
+    with local_ranks.settings_shared(AGENT, tmp_path / "missing", TREE):
         pass
 
 

@@ -42,7 +42,7 @@ class FollowerAgent:
                 self.group.client.flush()
                 return order
             checks = self._known(order["checks"])
-            if order["do"] == "look":
+            if order["do"] == "probe":
                 self._probe(order["when"], checks)
             else:
                 self._trial(order, checks)

@@ -44,7 +44,7 @@ class HeadAgent:
         group.order({"do": "begin", "begin": begin.model_dump(mode="json")})
         node.note_roll_call(node.roll_call.met_fact(group), 0)
         run = node.session.run_of(node.recording, time.monotonic() + begin.options.budget_s)
-        self._probe("look", [check for check in node.between() if check.id != ROLL_CALL])
+        self._probe("between", [check for check in node.between() if check.id != ROLL_CALL])
         self._run_ranks(run)
         self._probe("afterwards", self._afterwards())
         self._prove(run)
@@ -89,7 +89,7 @@ class HeadAgent:
         if not checks:
             return
         started = time.monotonic()
-        group.order({"do": "look", "when": when, "checks": [check.id for check in checks]})
+        group.order({"do": "probe", "when": when, "checks": [check.id for check in checks]})
         own = node.probe_between(checks)
         left_s = started + max(check.deadline_s for check in checks) - time.monotonic()
         handed_in = group.gather(when, max(left_s, 0.0) + HAND_IN_S, validation.readings)

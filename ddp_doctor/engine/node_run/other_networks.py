@@ -1,4 +1,4 @@
-"""The other networks in which all nodes of a run could meet: the head names them, so that all look at the same."""
+"""The other networks in which all nodes of a run could meet: the head names them, so that all test the same ones."""
 
 from collections.abc import Mapping, Sequence
 
@@ -76,7 +76,7 @@ def _other_networks(node_reports: Mapping[int, NodeReport]) -> dict[Network, dic
 
 
 def _comes_first(held: Held) -> bool:
-    """Whether a backend that is told the interface would take this address of it."""
+    """Whether a backend that is given the interface would take this address of it."""
     return address_of(held.interface.addresses[0]) == held.address
 
 
@@ -86,7 +86,7 @@ def _taken(interfaces: Sequence[Interface], address: str) -> str | None:
 
 
 def _interfaces(node_report: NodeReport) -> Sequence[Interface]:
-    """As the node told them; what it said may be anything. Raises ValueError."""
+    """The interfaces that the node reported, which may be anything. Raises ValueError."""
     for reading in node_report.readings:
         if reading.fact is not None and reading.fact.get("kind") == InterfacesFact.KIND:
             return InterfacesFact.model_validate(reading.fact).interfaces

@@ -22,7 +22,7 @@ _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 
 
 class Spoiled(Exception):
-    """A trial that says nothing of its settings; the message says why."""
+    """A trial from which nothing follows about its settings; the message says why."""
 
 
 def attempt_of(arm: Arm, result: TrialResult) -> Attempt:
@@ -52,7 +52,7 @@ def attempt_of(arm: Arm, result: TrialResult) -> Attempt:
 
 
 def _spoiled(record: TrialRecord, facts: int) -> str:
-    """Why it says nothing of its settings; empty where it does."""
+    """Why nothing follows about its settings; empty where something does."""
     if record.lost_nodes or record.outcome == "interrupted":
         return "a node left while it was tried"
     if record.outcome == "finished":

@@ -82,7 +82,7 @@ class _Turns:
         self._done: list[Attempt] = []
 
     def run(self) -> Experiment:
-        """The treatment first: how long it takes tells when a control has hung."""
+        """The treatment first: its duration decides when a control has hung."""
         ends_at = time.monotonic() + trials.ROUNDS_S
         rounds = trials.LEAST_ROUNDS if self._candidate.reproducer.kind == "meet" else trials.ROUNDS
         for turn in range(rounds):
@@ -91,7 +91,7 @@ class _Turns:
             if self._take("treatment").outcome != "passed":
                 break  # once is enough: nobody should set what may fail
             if turn and self._controls_failed():
-                break  # the run had seen the same before: more turns add nothing
+                break  # the run had failed the same way before: more turns add nothing
             self._take("control")
         return _experiment(self._candidate, self._done)
 
@@ -123,5 +123,5 @@ class _Turns:
         passed = [attempt.duration_s for attempt in self._done if attempt.arm == "treatment"]
         if arm == "treatment" or not passed:
             return max(min(self._longest_s, self._until - time.monotonic()), self._hung_s)
-        slow_by_right = 1.0 if self._candidate.reproducer.kind == "meet" else trials.SLOW_SHARE
-        return min(max(trials.HUNG_RATIO * max(passed), slow_by_right * self._hung_s), self._longest_s)
+        slow_share = 1.0 if self._candidate.reproducer.kind == "meet" else trials.SLOW_SHARE
+        return min(max(trials.HUNG_RATIO * max(passed), slow_share * self._hung_s), self._longest_s)

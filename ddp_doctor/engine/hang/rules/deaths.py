@@ -25,7 +25,7 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproduce
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
-from ddp_doctor.wording.settings import NO_TRIAL, unset
+from ddp_doctor.phrases.settings import NO_TRIAL, unset
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.torch_calls import ONE_GPU_EACH
 from ddp_doctor.views.nccl_complaints import explains
