@@ -1,7 +1,7 @@
-"""The agents of a run once they have met: orders from the head, results to it, and who is still heard.
+"""The agents of a run once they have met: orders from the head, results to it, and which agents are alive.
 
-All of it goes through the control store, so that one open port is enough. The head's agent decides;
-the others follow its orders, in the order of their numbers, and hand in what they read.
+Everything goes through the control store, so that one open port is enough. The head's agent decides. The
+others follow its orders, in the order of their numbers, and hand in what they read.
 """
 
 import time
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Lost(Exception):
-    """Other agents are no longer heard; ``nodes`` are their node ranks."""
+    """The beats of other agents no longer come; ``nodes`` are their node ranks."""
 
     def __init__(self, nodes: Sequence[int]) -> None:
         super().__init__(f"node ranks {sorted(nodes)} are silent")
@@ -29,14 +29,14 @@ class Lost(Exception):
 
 
 class Left(Exception):
-    """Another agent took its leave in the middle: interrupted, or failed itself."""
+    """Another agent left before the end: it was interrupted, or failed itself."""
 
     def __init__(self, node: int, why: str) -> None:
         super().__init__(why)
         self.node, self.why = node, why
 
 
-#: What ends a run over several nodes for this one, whatever it was at.
+#: What ends a run over several nodes for this node, whatever it does.
 RUN_IS_OVER = (Lost, Left, StoreLost, Unreadable)
 
 
@@ -44,21 +44,21 @@ RUN_IS_OVER = (Lost, Left, StoreLost, Unreadable)
 class AgentGroup:
     """One agent's view of the others. ``begin`` is None where the roll call was not completed."""
 
-    courier: StoreClient
+    client: StoreClient
     ids: dict[int, int] = field(default_factory=dict)  # node rank -> number at the roll call
     my_rank: int = 0
     begin: Begin | None = None
     ended: dict[str, Json] | None = None  # the head's last order, where it ended the roll call
     lost: set[int] = field(default_factory=set)  # node ranks that were silent, if only for a time
     unreadable: set[int] = field(default_factory=set)  # node ranks that sent what cannot be read
-    until: float = float("inf")  # monotonic; a head that is heard, and decides nothing, is lost then
+    until: float = float("inf")  # monotonic; a head whose beats come, and that decides nothing, is lost then
     began_at: float = field(default_factory=time.monotonic)
     _orders: int = 0
 
     @property
     def is_head(self) -> bool:
         """Whether this agent decides."""
-        return self.courier.my_id == HEAD
+        return self.client.my_id == HEAD
 
     @property
     def others(self) -> tuple[int, ...]:
@@ -70,67 +70,67 @@ class AgentGroup:
     def order(self, order: dict[str, Json]) -> None:
         """Head: give all others the next order."""
         self._orders += 1
-        self.courier.put(f"order/{self._orders}", order)
+        self.client.put(f"order/{self._orders}", order)
 
     def next_order(self) -> dict[str, Json]:
         """Follower: wait for the head's next order. Raises Lost when the head is silent, and Unreadable."""
         self._orders += 1
         key = f"order/{self._orders}"
-        self.courier.watch(key)
-        self.wait(lambda: self.courier.value(key) is not None)
-        return validation.order(self.courier.value(key))
+        self.client.watch(key)
+        self.wait(lambda: self.client.value(key) is not None)
+        return validation.order(self.client.value(key))
 
     def hand_in(self, key: str, value: Json) -> None:
         """Follower: give the head a result."""
-        self.courier.put(f"{key}/{self.courier.my_id}", value)
+        self.client.put(f"{key}/{self.client.my_id}", value)
 
     def gather(self, key: str, timeout_s: float, read: Callable[[Json, int, World], T]) -> dict[int, T]:
-        """Head: the results of the other nodes, as many as come in time while they are heard.
+        """Head: the results of the other nodes, as many as come in time while their beats come.
 
         ``read`` makes one of what a node sent, its node rank and the world, or raises Unreadable.
         """
         keys = {rank: f"{key}/{self.ids[rank]}" for rank in self.others}
         for name in keys.values():
-            self.courier.watch(name)
+            self.client.watch(name)
 
         def all_in() -> bool:
             gone = {*self.silent(), *self._leaving()}
-            return all(self.courier.value(name) is not None or rank in gone for rank, name in keys.items())
+            return all(self.client.value(name) is not None or rank in gone for rank, name in keys.items())
 
-        self.courier.wait(all_in, timeout_s)
-        told: dict[int, T] = {}
+        self.client.wait(all_in, timeout_s)
+        results: dict[int, T] = {}
         world = World() if self.begin is None else self.begin.world
         for rank, name in keys.items():
-            if (value := self.courier.value(name)) is not None:
+            if (value := self.client.value(name)) is not None:
                 try:
-                    told[rank] = read(value, rank, world)
+                    results[rank] = read(value, rank, world)
                 except Unreadable:
                     self.unreadable.add(rank)
-        return told
+        return results
 
     def farewell(self, order: dict[str, Json]) -> None:
-        """Head: end the run everywhere; waits, bounded, until the others have taken the report."""
+        """Head: end the run on all nodes; waits, bounded, until the others have taken the report."""
         self.order(order)
-        self.gather("bye", FAREWELL_S, lambda *_said: True)
+        self.gather("bye", FAREWELL_S, lambda *_: True)
 
     def leave(self, why: str) -> None:
-        """Follower: tell that this agent goes before the end."""
-        self.courier.say(urgent=True, leaving=why)
-        self.courier.flush()
+        """Follower: tell the head that this agent leaves before the end."""
+        self.client.say(urgent=True, leaving=why)
+        self.client.flush()
 
-    # --- who is heard ---------------------------------------------------------------------------
+    # --- who is alive ---------------------------------------------------------------------------
 
     def wait(self, ready: Callable[[], bool], timeout_s: float = float("inf")) -> bool:
-        """Wait while all that this agent depends on are heard. Raises Lost or Left."""
+        """Wait while the agents that this one depends on are alive. Raises Lost or Left."""
         until = time.monotonic() + timeout_s
-        while not self.courier.wait(ready, min(0.25, max(until - time.monotonic(), 0.0))):
+        while not self.client.wait(ready, min(0.25, max(until - time.monotonic(), 0.0))):
             self.check()
             if time.monotonic() > until:
                 return False
         return True
 
     def check(self) -> None:
-        """Raises Lost where another agent is silent, Left where one took its leave, and StoreLost."""
+        """Raises Lost where another agent is silent, Left where one left before the end, and StoreLost."""
         self.require_store()
         self.lost.update(self.silent())
         if not self.is_head and time.monotonic() > self.until:
@@ -140,31 +140,31 @@ class AgentGroup:
         self.require_presence()
 
     def require_presence(self) -> None:
-        """Head: an agent that is gone refuses connections, which says nothing of the path. Raises Left."""
+        """Head: raises Left. An agent that is gone refuses connections, which says nothing about the path."""
         for rank, why in self._leaving().items():
             raise Left(rank, why)
 
     def require_store(self) -> None:
-        """Without its own helpers an agent hears nobody, and nobody is to blame. Raises StoreLost."""
-        mute = self.is_head and self.courier.store_silent_s() > SILENT_S
-        if mute or self.courier.has_died:
-            raise StoreLost(self.courier.error or f"no answer for {SILENT_S:.0f} s")
+        """Raises StoreLost: without its own helpers an agent receives no beats, and no node is to blame."""
+        mute = self.is_head and self.client.store_silent_s() > SILENT_S
+        if mute or self.client.has_died:
+            raise StoreLost(self.client.error or f"no answer for {SILENT_S:.0f} s")
 
     def _leaving(self) -> dict[int, str]:
-        """Head: the nodes that took their leave, and why."""
-        beats = {rank: self.courier.beats.get(self.ids[rank]) for rank in self.others} if self.is_head else {}
-        said = {rank: beat.fields.get("leaving") for rank, beat in beats.items() if beat is not None}
-        return {rank: str(why) for rank, why in said.items() if why}
+        """Head: the nodes that left before the end, and why."""
+        beats = {rank: self.client.beats.get(self.ids[rank]) for rank in self.others} if self.is_head else {}
+        reasons = {rank: beat.fields.get("leaving") for rank, beat in beats.items() if beat is not None}
+        return {rank: str(why) for rank, why in reasons.items() if why}
 
     def silent(self) -> list[int]:
-        """Node ranks that this agent should hear and does not; a follower hears the head alone."""
+        """Node ranks whose beats no longer come; a follower gets only those of the head."""
         if not self.is_head:
-            quiet = max(self.courier.store_silent_s(), self.courier.silent_s(HEAD))
+            quiet = max(self.client.store_silent_s(), self.client.silent_s(HEAD))
             return [0] if quiet > SILENT_S else []
-        if self.courier.store_silent_s() > SILENT_S:
-            return []  # the store is this host's own: the helper died, and says nothing of the others
-        return [rank for rank in self.others if self.courier.silent_s(self.ids[rank]) > SILENT_S]
+        if self.client.store_silent_s() > SILENT_S:
+            return []  # the store is this host's own: its process died, which says nothing about the others
+        return [rank for rank in self.others if self.client.silent_s(self.ids[rank]) > SILENT_S]
 
     def silent_s(self, rank: int) -> float:
-        """How long a node has not been heard of."""
-        return self.courier.silent_s(self.ids.get(rank, HEAD))
+        """How long no beat of a node has come."""
+        return self.client.silent_s(self.ids.get(rank, HEAD))

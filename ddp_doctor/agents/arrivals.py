@@ -1,4 +1,4 @@
-"""Who has come to the head's roll call, and when it is over: all are here, or it is known why not."""
+"""Which nodes have come to the head's roll call, and when it is over: all are here, or it is known why not."""
 
 import time
 from collections import Counter
@@ -13,7 +13,7 @@ from ddp_doctor.facts.roll_call import NotStarted, Outcome
 from ddp_doctor.knowledge.deadlines import SILENT_S
 from ddp_doctor.starters.place import Place
 
-#: Two agents with one node rank are both heard for this long before it is said.
+#: The beats of two agents with one node rank must come for this long before that counts as a duplicate.
 _RIVALS_S = 1.5
 #: Nodes that expect different numbers of nodes wait this long for the others; longer where none is usual yet.
 _DISAGREE_S = 3.0
@@ -26,12 +26,12 @@ _AGENTS_BEYOND = 4
 class Arrivals:
     """The agents that reported in, by their ids, the head among them."""
 
-    courier: StoreClient
+    client: StoreClient
     place: Place
     until: float  # monotonic
     not_started: Callable[[], tuple[NotStarted, ...]]
-    cards: dict[int, NodeReport]
-    unreadable: tuple[str, ...] = ()  # the names in cards that are none, as far as there is one
+    node_reports: dict[int, NodeReport]
+    unreadable: tuple[str, ...] = ()  # the names in node reports that cannot be read, as far as they hold one
     _watched: list[int] = field(default_factory=list)  # ids under which somebody may come
     _seen: set[int] = field(default_factory=set)
     _agreed_at: float = field(default_factory=time.monotonic)
@@ -42,40 +42,44 @@ class Arrivals:
         return tuple(dict.fromkeys(self.unreadable))[:8]
 
     def admit(self) -> None:
-        """Take in those who have come, and take out those who are gone again; waits a moment for news."""
-        courier = self.courier
-        absent = max(self.place.nnodes - len(self.cards), 0)
+        """Add the agents that have come, and remove those that are gone again; waits a moment for news."""
+        client = self.client
+        absent = max(self.place.nnodes - len(self.node_reports), 0)
         while len(self._watched) < len(self._seen) + absent + _AGENTS_BEYOND:
             self._watched.append(len(self._watched) + 1)
-            courier.watch(f"join/{self._watched[-1]}")
-        new = [one for one in self._watched if one not in self._seen]
-        courier.wait(lambda: any(courier.value(f"join/{one}") is not None for one in new), 0.2)
-        if courier.error is not None:
-            raise StoreLost(courier.error)
-        for one in new:
-            said = courier.value(f"join/{one}")
-            if said is not None and not self._is_full():
-                self._seen.add(one)
+            client.watch(f"join/{self._watched[-1]}")
+        new = [agent for agent in self._watched if agent not in self._seen]
+        client.wait(lambda: any(client.value(f"join/{agent}") is not None for agent in new), 0.2)
+        if client.error is not None:
+            raise StoreLost(client.error)
+        for agent in new:
+            value = client.value(f"join/{agent}")
+            if value is not None and not self._is_full():
+                self._seen.add(agent)
                 try:
-                    self.cards[one] = validation.card(said)
+                    self.node_reports[agent] = validation.node_report(value)
                 except Unreadable:
-                    self.unreadable += (validation.sender(said),)
-                courier.follow(sorted(self._seen))
-        for one in [one for one in self.cards if one != HEAD and (self._is_gone(one) or self._ended(one))]:
-            del self.cards[one]
+                    self.unreadable += (validation.sender(value),)
+                client.follow(sorted(self._seen))
+        for agent in [
+            agent
+            for agent in self.node_reports
+            if agent != HEAD and (self._is_gone(agent) or self._ended(agent))
+        ]:
+            del self.node_reports[agent]
 
     def _is_full(self) -> bool:
-        """Whether there is no room, by any node's count: who comes later than enough waits for one to go."""
-        return len(self.cards) >= max(card.nnodes for card in self.cards.values())
+        """Whether all nodes are here, by any node's count: a further agent waits until one leaves."""
+        return len(self.node_reports) >= max(node_report.nnodes for node_report in self.node_reports.values())
 
-    def _is_gone(self, one: int) -> bool:
-        """An agent that was ended while the others still came; it may have been started anew."""
-        beat = self.courier.beats.get(one)
-        return bool(beat and beat.fields.get("leaving")) or self.courier.silent_s(one) > SILENT_S
+    def _is_gone(self, agent: int) -> bool:
+        """An agent that ended while others still came; it may have been started again."""
+        beat = self.client.beats.get(agent)
+        return bool(beat and beat.fields.get("leaving")) or self.client.silent_s(agent) > SILENT_S
 
-    def _ended(self, one: int) -> bool:
-        """An agent that had come, and that the starter then saw end."""
-        rank, hosts = self.cards[one].claimed_rank, self.place.expected_hosts
+    def _ended(self, agent: int) -> bool:
+        """An agent that had come, and whose end the starter then reported."""
+        rank, hosts = self.node_reports[agent].claimed_rank, self.place.expected_hosts
         return (
             rank is not None
             and rank < len(hosts)
@@ -84,39 +88,43 @@ class Arrivals:
 
     def outcome(self) -> Outcome | None:
         """How the roll call ended; None while it goes on."""
-        if len({card.nnodes for card in self.cards.values()}) > 1:
+        if len({node_report.nnodes for node_report in self.node_reports.values()}) > 1:
             return "disagree" if self._have_disagreed() else None
         self._agreed_at = time.monotonic()
         if self._claimed_twice():
             return "duplicate"
-        claims = [card.claimed_rank for card in self.cards.values() if card.claimed_rank is not None]
-        if len(self.cards) == self.place.nnodes and len(claims) == len(set(claims)):
+        claims = [
+            node_report.claimed_rank
+            for node_report in self.node_reports.values()
+            if node_report.claimed_rank is not None
+        ]
+        if len(self.node_reports) == self.place.nnodes and len(claims) == len(set(claims)):
             return "met"
         failed = len(self.not_started())
-        living = len([one for one in self.cards if not self._ended(one)])
+        living = len([agent for agent in self.node_reports if not self._ended(agent)])
         is_hopeless = failed > 0 and living + failed >= self.place.nnodes
         if not is_hopeless and time.monotonic() < self.until:
             return None
         return "missing" if len(claims) == len(set(claims)) else "duplicate"
 
     def _have_disagreed(self) -> bool:
-        """Whether all have been heard on the number of nodes: then it shows who is alone in it."""
-        told = Counter(card.nnodes for card in self.cards.values())
-        if len(self.cards) >= max(told):
+        """Whether enough nodes have stated their number of nodes to show which of them is alone with it."""
+        stated = Counter(node_report.nnodes for node_report in self.node_reports.values())
+        if len(self.node_reports) >= max(stated):
             return True
-        (_, most), (_, next_most) = told.most_common(2)
+        (_, most), (_, next_most) = stated.most_common(2)
         patience_s = _DISAGREE_S if most > next_most else _TIE_S
         return time.monotonic() - self._agreed_at > patience_s
 
     def _claimed_twice(self) -> bool:
-        """Whether two agents that both live claim one rank: one of them might be a dead one's successor."""
+        """Whether two living agents claim one rank: one of them might have replaced an agent that died."""
         by_rank: dict[int, list[int]] = {}
-        for one, card in self.cards.items():
-            if card.claimed_rank is not None:
-                by_rank.setdefault(card.claimed_rank, []).append(one)
-        rivals = [one for ids in by_rank.values() if len(ids) > 1 for one in ids]
+        for agent, node_report in self.node_reports.items():
+            if node_report.claimed_rank is not None:
+                by_rank.setdefault(node_report.claimed_rank, []).append(agent)
+        rivals = [agent for ids in by_rank.values() if len(ids) > 1 for agent in ids]
         if not rivals:
             self._rivals_since = time.monotonic()
             return False
-        living = all(one == HEAD or self.courier.silent_s(one) < 1.0 for one in rivals)
+        living = all(agent == HEAD or self.client.silent_s(agent) < 1.0 for agent in rivals)
         return living and time.monotonic() - self._rivals_since > _RIVALS_S

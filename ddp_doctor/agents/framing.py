@@ -1,10 +1,10 @@
-"""Values on their way through the control store: compressed JSON in parts, and what is taken for one.
+"""Values on their way through the control store: compressed JSON in parts.
 
-The store has no authentication, as torchrun's has none, so that anybody may have written what is read. A value of one
-part, as nearly all are, stands under the key itself: on a slow path each key costs two round trips. Of a larger one
-``mark`` stands there and tells how many parts lie under ``KEY/0``, ``KEY/1`` …::
+The store has no authentication, as torchrun's has none, so anybody may have written what is read. A value of one
+part, as nearly all are, is stored under the key itself: on a slow path each key costs two round trips. For a larger
+value the key holds ``mark``, the number of parts under ``KEY/0``, ``KEY/1`` …::
 
-    b'x…'        b'{"parts": 2}'        b'"stuck"'   (a word of the first who spoke is not compressed)
+    b'x…'        b'{"parts": 2}'        b'"stuck"'   (the value of put_first is not compressed)
 
 A part is smaller than the 8 MiB from which on the store drops a connection (torch TCPStoreLibUvBackend.cpp).
 """
@@ -17,7 +17,7 @@ from pydantic_core import from_json, to_json
 from ddp_doctor.model.base import Json
 
 _PART_BYTES = 4 * 1024 * 1024
-#: What a value may grow to when it is unpacked, and so in how many parts it may come.
+#: The largest unpacked value, and with it the largest number of parts.
 _LARGEST_BYTES = 256 * 1024 * 1024
 _MOST_PARTS = _LARGEST_BYTES // _PART_BYTES
 
@@ -26,7 +26,7 @@ JUNK = "what cannot be read (another release of ddp-doctor?)"
 
 
 class Unreadable(Exception):
-    """What came from another node is nothing that this release writes."""
+    """A value from another node that this release cannot read."""
 
 
 def packed(value: Json) -> list[bytes]:
@@ -36,23 +36,23 @@ def packed(value: Json) -> list[bytes]:
 
 
 def is_part(text: bytes) -> bool:
-    """Whether it is a part, and no JSON: by how zlib begins (RFC 1950, deflate with a window of 32 KiB)."""
+    """Whether it is a compressed part and no JSON, by zlib's first byte (RFC 1950: deflate, a window of 32 KiB)."""
     return text.startswith(b"x")
 
 
 def mark(parts: int) -> bytes:
-    """What stands under the key of a value in so many parts."""
+    """The content of the key of a value in so many parts."""
     return to_json({"parts": parts})
 
 
-def number_of_parts(said: Json) -> int | None:
-    """In how many parts a value comes, by what stands under its key; None where it stands there itself.
+def number_of_parts(content: Json) -> int | None:
+    """The number of parts of a value, by the content of its key; None where the content is the value itself.
 
     Raises Unreadable.
     """
-    if not (isinstance(said, dict) and "parts" in said):
+    if not (isinstance(content, dict) and "parts" in content):
         return None
-    parts = said["parts"]
+    parts = content["parts"]
     if type(parts) is not int or not 1 <= parts <= _MOST_PARTS:
         raise Unreadable("a value in no number of parts")
     return parts

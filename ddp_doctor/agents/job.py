@@ -1,4 +1,4 @@
-"""Which launch a node belongs to, so that two jobs that meet on one port know each other apart."""
+"""Which launch a node belongs to, so that two jobs on one port can be distinguished."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ _LONGEST = 255
 
 @dataclass(frozen=True)
 class Job:
-    """``SLURM step 4711.0``, in words; empty where nothing tells."""
+    """``SLURM step 4711.0``, in words; empty where it is unknown."""
 
     name: str = ""
     is_launch: bool = False  # all nodes of a run have it in common; people may start one in two allocations
 
     def is_another(self, name: str) -> bool:
-        """Whether a head of this launch's name can only be another run's."""
+        """Whether a head of the launch ``name`` must belong to another run."""
         return self.is_launch and bool(name) and name != self.name
 
 
 def job(launcher: Launcher, env: Mapping[str, str]) -> Job:
-    """The job of this process, by what its launcher exported."""
+    """The job of this process, from what its launcher exported."""
     allocated = env.get("SLURM_JOB_ID", "") if "SLURM_HET_SIZE" not in env else ""  # each part has its own
     if launcher == "slurm":
         step = env.get("SLURM_STEP_ID", "")

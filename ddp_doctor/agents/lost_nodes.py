@@ -1,7 +1,7 @@
-"""When an agent falls silent: who else hears it, and what its host still answers on the direct line.
+"""When the beats of an agent stop: which agents still reach it, and what its host answers on a direct connection.
 
-The beats over the store say only that two ends do not hear each other. Before anybody is named, the
-others dial the silent one, so that a node is told apart from the path to it.
+The beats over the store show only that two ends do not reach each other. Before a node is named, the others dial
+its listener, so that a lost node can be distinguished from a broken path.
 """
 
 import errno
@@ -22,11 +22,11 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.sources import sockets
 
 _ALIVE = {"question": "alive"}
-#: After a head was lost: what a survivor still says of it this much later is what it really hears.
+#: After a head was lost: a survivor's answer about it counts this much later.
 _NOTICED_S = 1.5
-#: A store that broke off has been silent for ever, which JSON has no word for.
+#: A store that broke off has been silent for ever; JSON has no infinity.
 _LONG_S = 1e6
-#: What the system says when a listener is dialled. ETIME: the host took the connection, nobody spoke.
+#: Errors of dialling a listener. ETIME: the host accepted the connection, and no answer came.
 _ANSWERS: dict[int, Answer] = {
     errno.ETIME: "silent",
     errno.ETIMEDOUT: "timed_out",
@@ -44,9 +44,9 @@ def links_up() -> frozenset[str]:
 
 @dataclass
 class Watch:
-    """One agent's lookout. Its thread answers the head's question whether a silent node answers here."""
+    """Watches for lost nodes. Its thread answers the head's question whether a silent node answers this one."""
 
-    company: AgentGroup
+    group: AgentGroup
     contacts: Mapping[int, Contact]
     secret: str
     links_before: frozenset[str] = field(default_factory=links_up)
@@ -57,47 +57,47 @@ class Watch:
         threading.Thread(target=self._stand_by, daemon=True).start()
 
     def answer(self, _question: Mapping[str, Json]) -> Mapping[str, Json]:
-        """What this agent's listener says to another agent on the direct line."""
-        silent_s = max(self.company.silent_s(0), self.company.courier.store_silent_s())
-        return {"rank": self.company.my_rank, "head_silent_s": min(silent_s, _LONG_S)}
+        """What this agent's listener answers another agent on a direct connection."""
+        silent_s = max(self.group.silent_s(0), self.group.client.store_silent_s())
+        return {"rank": self.group.my_rank, "head_silent_s": min(silent_s, _LONG_S)}
 
     def about(self, lost: Sequence[int]) -> list[Reading]:
-        """Readings on nodes that this agent has ceased to hear, with what the others say of them."""
-        if self.company.is_head:
-            mine = self._dial_all(self.company.others, heartbeat=frozenset(lost))
-            self.company.courier.say(urgent=True, suspects=list(lost))
-            told = self.company.gather("seen", CONFIRM_S + 1.5, validation.readings)
-            return [*mine, *(one for said in told.values() for one in said)]
+        """Readings about nodes whose beats no longer come, with those of the other nodes."""
+        if self.group.is_head:
+            mine = self._dial_all(self.group.others, heartbeat=frozenset(lost))
+            self.group.client.say(urgent=True, suspects=list(lost))
+            handed_in = self.group.gather("silence", CONFIRM_S + 1.5, validation.readings)
+            return [*mine, *(reading for readings in handed_in.values() for reading in readings)]
         missed_at = time.monotonic()
         mine = self._dial_all(lost, heartbeat=frozenset(lost))
-        # Survivors notice at different moments: each is asked a little later, and answers a little longer.
+        # Survivors notice the loss at different moments, so they are asked a little later.
         _sleep_until(missed_at + _NOTICED_S)
         survivors = self._ask_survivors()
         _sleep_until(missed_at + _NOTICED_S + CONFIRM_S)
         return [*mine, *survivors]
 
     def _stand_by(self) -> None:
-        while self.company.courier.error is None:
-            beat = self.company.courier.beats.get(HEAD)
+        while self.group.client.error is None:
+            beat = self.group.client.beats.get(HEAD)
             suspects = set(beat.fields.get("suspects", ())) if beat else set()
-            new = sorted((suspects & self.contacts.keys()) - self._asked - {self.company.my_rank})
+            new = sorted((suspects & self.contacts.keys()) - self._asked - {self.group.my_rank})
             if new:
                 self._asked |= suspects
-                seen = self._dial_all(new)
-                self.company.hand_in("seen", [one.model_dump(mode="json") for one in seen])
+                readings = self._dial_all(new)
+                self.group.hand_in("silence", [reading.model_dump(mode="json") for reading in readings])
             time.sleep(0.1)
 
     def _ask_survivors(self) -> list[Reading]:
-        """The head is lost: what the other followers hear of it, and whether they answer at all."""
-        others = [rank for rank in self.company.others if rank != 0]
+        """The head is lost: whether its beats reach the other followers, and whether those answer at all."""
+        others = [rank for rank in self.group.others if rank != 0]
         answers = self._each(others)
         readings = [
             self._reading(rank, answer, heartbeat=False)
             for rank, (answer, _) in answers.items()
             if answer != "answers"
         ]
-        for rank, (answer, said) in answers.items():
-            silent = said.get("head_silent_s") if isinstance(said, dict) else None
+        for rank, (answer, reply) in answers.items():
+            silent = reply.get("head_silent_s") if isinstance(reply, dict) else None
             if answer == "answers" and isinstance(silent, int | float):
                 heard = silent < _NOTICED_S / 2
                 fact = SilenceFact(
@@ -111,7 +111,7 @@ class Watch:
         return readings
 
     def _dial_all(self, nodes: Sequence[int], *, heartbeat: frozenset[int] = frozenset()) -> list[Reading]:
-        """What each says; ``heartbeat`` are those whose beats have ceased, and the rest is kept as context."""
+        """The answer of each node; ``heartbeat`` are those whose beats have stopped, the others give context."""
         return [
             self._reading(rank, answer, heartbeat=rank in heartbeat)
             for rank, (answer, _) in self._each(nodes).items()
@@ -144,13 +144,13 @@ class Watch:
         except TimeoutError:
             return "silent", None
         except OSError:
-            return "refused", None  # it took the connection and broke it off
+            return "refused", None  # it accepted the connection and closed it
         finally:
             line.close()
 
     def _reading(self, node: int, answer: Answer, *, heartbeat: bool) -> Reading:
-        silent_s = self.company.silent_s(node) if heartbeat else 0.0
-        since = max(time.monotonic() - self.company.began_at - silent_s, 0.0)
+        silent_s = self.group.silent_s(node) if heartbeat else 0.0
+        since = max(time.monotonic() - self.group.began_at - silent_s, 0.0)
         fact = SilenceFact(
             node=node,
             head=node == 0,
@@ -159,9 +159,9 @@ class Watch:
             since_s=round(since, 1) if heartbeat else None,
             answer=answer,
             links_down=tuple(sorted(self.links_before - links_up())),
-            stopped_s=round(self.company.courier.stopped_s, 1),
+            stopped_s=round(self.group.client.stopped_s, 1),
         )
-        return _recorded(fact, self.company.my_rank)
+        return _recorded(fact, self.group.my_rank)
 
 
 def _sleep_until(moment: float) -> None:
@@ -173,5 +173,5 @@ def _recorded(fact: SilenceFact, observer: int) -> Reading:
 
 
 def goodbye(node: int, why: str) -> Reading:
-    """A node that took its leave in the middle."""
+    """A node that left before the end."""
     return _recorded(SilenceFact(node=node, head=node == 0, answer="not_asked", said_goodbye=why), node)

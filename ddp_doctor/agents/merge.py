@@ -1,4 +1,4 @@
-"""The parts of a trial that the nodes hand in, put together to the one trial that it was."""
+"""Merging the parts of a trial that the nodes hand in to one trial."""
 
 from collections.abc import Sequence
 
@@ -8,22 +8,22 @@ from ddp_doctor.ranks.trial import TrialResult
 
 
 def merged(parts: Sequence[TrialResult], absent: tuple[int, ...]) -> TrialResult:
-    """One result of all; the first part is the head's. ``absent`` nodes handed nothing in.
+    """One result of all parts; the first is the head's. The ``absent`` nodes handed nothing in.
 
     The trial was judged in the earliest check that some node's ranks stood in.
     """
     records = [part.record for part in parts]
     head = records[0]
-    evidence = sorted((one for record in records for one in record.evidence), key=lambda one: one.rank)
+    evidence = sorted((rank for record in records for rank in record.evidence), key=lambda rank: rank.rank)
     if head.outcome == "finished":
         evidence = late_steps(evidence)
     lost = {node for record in records for node in record.lost_nodes}
     record = head.model_copy(
         update={
-            "judged_check": _earliest(head, [one.judged_check for one in records]),
-            "waited_s": max(one.waited_s for one in records),
+            "judged_check": _earliest(head, [record.judged_check for record in records]),
+            "waited_s": max(record.waited_s for record in records),
             "evidence": tuple(evidence),
-            "notes": tuple(note for one in records for note in one.notes),
+            "notes": tuple(note for record in records for note in record.notes),
             "lost_nodes": tuple(sorted({*lost, *absent})),
             "outcome": "stuck" if absent and head.outcome == "finished" else head.outcome,
         }

@@ -1,7 +1,7 @@
-"""What agents tell one another: the card of a node at the roll call, and how the run begins.
+"""The messages of agents: the report of a node at the roll call, beats, and how the run begins.
 
-All of it comes through a store without authentication, so that each field has a bound, and none of the words that
-are shown can speak to a terminal.
+They come through a store without authentication, so each field has a bound, and text that is shown holds no
+control characters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,9 @@ def _one_line(text: str) -> str:
     return "".join(sign if sign.isprintable() else "?" for sign in words)
 
 
-#: What an agent says in words, cut and on one line.
+#: Text of an agent, cut and on one line.
 Words = Annotated[str, AfterValidator(_one_line)]
-#: A host's name, a release, a job: as it is, or not at all.
+#: A host's name, a release, a job: as it is, or refused.
 Name = Annotated[str, Field(max_length=255, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 #: A numeric address, with its scope; empty where there is none.
 Address = Annotated[str, Field(max_length=64, pattern=r"^[0-9A-Fa-f.:]*(%[!-~]+)?$")]
@@ -33,29 +33,29 @@ NodeRank = Annotated[int, Field(ge=0, lt=_MOST_NODES)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
-class BeatSaid(Frozen):
-    """What an agent says several times a second."""
+class BeatMessage(Frozen):
+    """A beat: what an agent sends several times a second."""
 
     n: int = Field(ge=0)
     at: float = Field(allow_inf_nan=False)  # seconds since the epoch, of its clock
     roll: Words = ""
-    leaving: Words = ""  # why it goes before the end
-    done: Words = ""  # the trial that its ranks are through with
+    leaving: Words = ""  # why it leaves before the end
+    done: Words = ""  # the trial that its ranks have finished
     events: int = Field(default=0, ge=0)
-    stirs: int = Field(default=0, ge=0)
+    activity: int = Field(default=0, ge=0)
     suspects: tuple[NodeRank, ...] = ()
 
 
 class Opening(Frozen):
-    """What the head says first of all."""
+    """How the head introduces itself."""
 
     run_id: Name
     join_s: float = Field(default=0.0, allow_inf_nan=False)  # until it closes the roll call
-    launch: Name = ""  # of which it is, where that is known for sure
+    launch: Name = ""  # the launch that it belongs to, where that is known for sure
 
 
 class NodeReport(Frozen):
-    """One node, as it reports in. ``world`` is its own, of one node."""
+    """One node, as it joins the roll call. ``world`` is its own, of one node."""
 
     hostname: Name
     nnodes: int = Field(ge=1, le=_MOST_NODES)
@@ -78,7 +78,7 @@ class NodeReport(Frozen):
         return self
 
 
-class Elsewhere(Frozen):
+class OtherAddress(Frozen):
     """An address of a node in another network than the one its backend takes."""
 
     network: Annotated[str, Field(max_length=64, pattern=r"^[0-9A-Fa-f.:]+/[0-9]{1,3}$")]
@@ -94,11 +94,11 @@ class Contact(Frozen):
     port: Port
     advertised: Address
     met_at: Address
-    elsewhere: Annotated[tuple[Elsewhere, ...], Field(max_length=16)] = ()
+    other_addresses: Annotated[tuple[OtherAddress, ...], Field(max_length=16)] = ()
 
 
 class Begin(Frozen):
-    """The head's first order: who is who, and what is to be tested. Its options count for all nodes."""
+    """The head's first order: the nodes, and what is tested. Its options count for all nodes."""
 
     run_id: Name
     started_at: Name
@@ -113,34 +113,38 @@ class Begin(Frozen):
     @model_validator(mode="after")
     def _knows_each_node(self) -> "Begin":
         everyone = list(range(self.world.nnodes))
-        if sorted(self.ids) != everyone or sorted(one.node for one in self.contacts) != everyone:
+        if sorted(self.ids) != everyone or sorted(contact.node for contact in self.contacts) != everyone:
             raise ValueError("not one entry for each node")
         return self
 
 
-def ranked(cards: Mapping[int, NodeReport]) -> dict[int, int]:
+def ranked(node_reports: Mapping[int, NodeReport]) -> dict[int, int]:
     """Node rank -> id: the ranks that were claimed, the rest by the launcher's order, then by arrival."""
-    ranks = {card.claimed_rank: one for one, card in cards.items() if card.claimed_rank is not None}
-    late = len(cards) + 1
-    unclaimed = [one for one, card in cards.items() if card.claimed_rank is None]
-    unclaimed.sort(key=lambda one: (_order(cards[one], late), one))
+    ranks = {
+        node_report.claimed_rank: agent
+        for agent, node_report in node_reports.items()
+        if node_report.claimed_rank is not None
+    }
+    late = len(node_reports) + 1
+    unclaimed = [agent for agent, node_report in node_reports.items() if node_report.claimed_rank is None]
+    unclaimed.sort(key=lambda agent: (_order(node_reports[agent], late), agent))
     free = (rank for rank in range(late) if rank not in ranks)
     ranks.update(zip(free, unclaimed, strict=False))
     return dict(sorted(ranks.items()))
 
 
-def _order(card: NodeReport, otherwise: int) -> int:
-    return otherwise if card.order is None else card.order
+def _order(node_report: NodeReport, otherwise: int) -> int:
+    return otherwise if node_report.order is None else node_report.order
 
 
 def world_of(
-    cards: Mapping[int, NodeReport], nnodes: int, expected_hosts: tuple[str, ...], launcher: str
+    node_reports: Mapping[int, NodeReport], nnodes: int, expected_hosts: tuple[str, ...], launcher: str
 ) -> World:
     """The world of these nodes, by node rank: NCCL only where every node would use it.
 
     Nodes that are not here count as ones like the first.
     """
-    worlds = [card.world for card in cards.values()]
+    worlds = [node_report.world for node_report in node_reports.values()]
     backends = {world.backend for world in worlds}
     absent = (nnodes - len(worlds)) * worlds[0].nproc_per_node
     return World(
@@ -152,11 +156,11 @@ def world_of(
         nodes=tuple(
             Node(
                 node_rank=rank,
-                hostname=card.hostname,
-                addresses=card.world.nodes[0].addresses if card.world.nodes else {},
-                nproc=card.world.nproc_per_node,
+                hostname=node_report.hostname,
+                addresses=node_report.world.nodes[0].addresses if node_report.world.nodes else {},
+                nproc=node_report.world.nproc_per_node,
             )
-            for rank, card in cards.items()
+            for rank, node_report in node_reports.items()
         ),
         expected_hosts=expected_hosts,
     )

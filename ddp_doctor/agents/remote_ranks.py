@@ -1,4 +1,4 @@
-"""The rest of a trial's world, as the trial on one node sees it: the ranks of the other nodes."""
+"""The ranks of the other nodes, by way of the control store."""
 
 import time
 from dataclasses import dataclass
@@ -11,74 +11,74 @@ from ddp_doctor.model.trial import TrialRecord
 _OUTCOMES = get_args(TrialRecord.model_fields["outcome"].annotation)
 
 
-class OtherNodes:
-    """The others by way of the company: who is first to end a trial is heard by all."""
+class StoreRemoteRanks:
+    """The ranks of the other nodes, as a trial on one node sees them. The first agent that ends it ends it for all."""
 
-    def __init__(self, company: AgentGroup, trial: str) -> None:
-        self._company = company
-        self._courier = company.courier
+    def __init__(self, group: AgentGroup, trial: str) -> None:
+        self._group = group
+        self._client = group.client
         self._trial = trial
         self._key = f"stop/{trial}"
         self._is_done = False
         self._ending = False
         self._events = _Sum()
-        self._stirs = _Sum()
+        self._activity = _Sum()
         self.lost: tuple[int, ...] = ()
-        self._courier.watch(self._key)
+        self._client.watch(self._key)
 
     def ended(self) -> str | None:
         """How the trial ended. Raises Left where another agent took its leave, StoreLost and Unreadable."""
-        outcome = self._courier.value(self._key)
+        outcome = self._client.value(self._key)
         if outcome in _OUTCOMES:
             return str(outcome)
         if outcome is not None:
             raise Unreadable(f"somebody ended the trial with {JUNK}")
         try:
-            self._company.check()
+            self._group.check()
         except Lost as lost:
             self.lost = lost.nodes
             self.end("stuck")
             return "stuck"
-        if self._company.is_head and self._is_done and not self._ending:
-            late = tuple(rank for rank in self._company.others if not self._is_through(rank))
+        if self._group.is_head and self._is_done and not self._ending:
+            late = tuple(rank for rank in self._group.others if not self._is_through(rank))
             if not late:
                 self.end("finished")
-            elif time.monotonic() > self._company.until:  # they are heard, and have got stuck themselves
+            elif time.monotonic() > self._group.until:  # their beats come, and they are stuck themselves
                 self.lost = late
                 self.end("stuck")
         return None
 
     def _is_through(self, rank: int) -> bool:
-        beat = self._courier.beats.get(self._company.ids[rank])
+        beat = self._client.beats.get(self._group.ids[rank])
         return beat is not None and beat.fields.get("done") == self._trial
 
     def done(self) -> None:
-        """Say so with the next beat."""
+        """Report it with the next beat."""
         if not self._is_done:
             self._is_done = True
-            self._courier.say(urgent=True, done=self._trial)
+            self._client.say(urgent=True, done=self._trial)
 
     def end(self, outcome: str) -> None:
-        """The first to end it decides; the store sees to that."""
+        """The first agent that ends the trial decides; the store ensures that."""
         self._ending = True
-        self._courier.put_first(self._key, outcome)
+        self._client.put_first(self._key, outcome)
 
     def abandon(self) -> None:
-        """The others' ranks would wait for the head's, and their agents for them: it is over for all."""
-        if self._company.is_head:
+        """The other ranks would wait for the head's, and their agents for them: the trial is over for all."""
+        if self._group.is_head:
             self.end("interrupted")
 
-    def note(self, events: int, stirs: int) -> None:
-        """The head adds up what all nodes count; the sum goes round with its beats."""
-        self._courier.say(
+    def note(self, events: int, activity: int) -> None:
+        """The head adds up the counts of all nodes and sends the sum with its beats."""
+        self._client.say(
             events=self._added_up("events", events, self._events),
-            stirs=self._added_up("stirs", stirs, self._stirs),
+            activity=self._added_up("activity", activity, self._activity),
         )
 
     def _added_up(self, name: str, own: int, known: "_Sum") -> int:
-        seen = [beat.fields.get(name, 0) for beat in self._courier.beats.values()]
-        total = own + sum(seen) if self._company.is_head else own
-        known.take(max([total, *seen]))
+        counts = [beat.fields.get(name, 0) for beat in self._client.beats.values()]
+        total = own + sum(counts) if self._group.is_head else own
+        known.take(max([total, *counts]))
         return total
 
     def moved_since(self, moment: float) -> bool:
@@ -86,14 +86,14 @@ class OtherNodes:
         return self._events.changed_at > moment
 
     @property
-    def stirred_at(self) -> float:
+    def active_at(self) -> float:
         """When one of the sums changed last."""
-        return max(self._events.changed_at, self._stirs.changed_at)
+        return max(self._events.changed_at, self._activity.changed_at)
 
 
 @dataclass
 class _Sum:
-    """What all nodes counted together, and when that changed last (monotonic)."""
+    """The sum of all nodes' counts, and when it last changed (monotonic)."""
 
     value: int = 0
     changed_at: float = 0.0

@@ -1,8 +1,8 @@
-"""The agent's line to the control store, which may fall silent without taking the agent with it.
+"""The agent's client of the control store. Where the store stops answering, the agent goes on.
 
-Nothing here blocks longer than it is told to. What the store's process (courier_process) reports is
-kept by a thread; a second thread lets the agent's heart beat, so that an agent that is stopped, and not
-only one whose host is gone, is seen to be silent by the others.
+Nothing here blocks longer than it was asked to. A thread keeps what the client's process
+(store_client_process) reports. A second thread sends the agent's beats, so that the others notice an agent
+that is stopped, and not only one whose host is gone.
 """
 
 import json
@@ -21,15 +21,15 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from ddp_doctor.agents import store_client_process
-from ddp_doctor.agents.messages import BeatSaid, Opening
+from ddp_doctor.agents.messages import BeatMessage, Opening
 from ddp_doctor.knowledge.deadlines import AGENT_PAUSE_S, BEAT_S, SILENT_S, turn_s
 from ddp_doctor.model.base import Json
 from ddp_doctor.ranks.forkserver import ForkServer
 
 HEAD = 0
-#: Stands for a value that is in the store and that nobody of ours wrote; no JSON is equal to it.
+#: A value in the store that no agent of ours wrote; no JSON is equal to it.
 UNREADABLE: Final = object()
-#: For the courier's process to take what it is told, as a struct timeval (socket(7), SO_SNDTIMEO).
+#: For the client's process to read a message, as a struct timeval (socket(7), SO_SNDTIMEO).
 _PATIENCE = struct.pack("@ll", int(SILENT_S), 0)
 
 
@@ -43,19 +43,21 @@ class StoreLost(Exception):
 
 @dataclass
 class Beat:
-    """What another agent said last, and when its count last grew (monotonic, of this node)."""
+    """The last beat of another agent, and when its count last grew (monotonic, of this node)."""
 
     count: int = -1
     grew_at: float = 0.0
     fields: dict[str, Json] = field(default_factory=dict)
-    ahead_s: float | None = None  # how far this clock is ahead of that one, delivery included: the least
+    ahead_s: float | None = (
+        None  # the least that this clock was ahead of the other agent's, delivery included
+    )
 
 
 class StoreClient:
     """One agent's messages, values and beats. ``my_id`` is HEAD, or -1 until ``join`` was answered."""
 
     def __init__(
-        self, server: ForkServer, scratch: Path, host: str, port: int, my_id: int, nnodes: int
+        self, server: ForkServer, run_folder: Path, host: str, port: int, my_id: int, nnodes: int
     ) -> None:
         self.my_id = my_id
         self.beats: dict[int, Beat] = {}
@@ -71,13 +73,13 @@ class StoreClient:
         self._urgent = threading.Event()
         self._sending = threading.Lock()
         self._turn_s = turn_s(nnodes)
-        path = str(scratch / f"courier{os.urandom(3).hex()}.sock")
+        path = str(run_folder / f"client{os.urandom(3).hex()}.sock")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen(1)
             listener.settimeout(5.0)
-            told = {"socket": path, "host": host, "port": port, "id": my_id, "turn_s": self._turn_s}
-            self._process = server.fork(store_client_process.serve, json.dumps(told))
+            arguments = {"socket": path, "host": host, "port": port, "id": my_id, "turn_s": self._turn_s}
+            self._process = server.fork(store_client_process.serve, json.dumps(arguments))
             try:
                 self._line, _ = listener.accept()
             except TimeoutError as error:
@@ -94,9 +96,9 @@ class StoreClient:
             raise StoreLost(self.error or "no answer")
         threading.Thread(target=self._beat, daemon=True).start()
 
-    def join(self, card: Json, timeout_s: float) -> None:
+    def join(self, node_report: Json, timeout_s: float) -> None:
         """Report in at the roll call; sets ``my_id``. Raises StoreLost."""
-        self._send({"join": card})
+        self._send({"join": node_report})
         if not self.wait(lambda: self.my_id >= 0, timeout_s):
             raise StoreLost(self.error or "no answer")
 
@@ -105,15 +107,15 @@ class StoreClient:
         self._send({"set": key, "value": value})
 
     def put_first(self, key: str, value: Json) -> None:
-        """Set a key unless another node has: whoever is first is heard by all."""
+        """Set a key unless another node has: the first value counts for all."""
         self._send({"first": key, "value": value})
 
     def watch(self, key: str) -> None:
-        """Ask for a key's value as soon as there is one."""
+        """Ask for the value of a key as soon as it is set."""
         self._send({"watch": key})
 
     def value(self, key: str) -> Json:
-        """The value of a watched key, None until it came; UNREADABLE where it is nothing of ours."""
+        """The value of a watched key, None until it has come; UNREADABLE where no agent of ours wrote it."""
         return self._values.get(key)
 
     def await_value(self, key: str, timeout_s: float, otherwise: str) -> None:
@@ -123,12 +125,12 @@ class StoreClient:
             raise StoreLost(self.error or otherwise)
 
     def await_opening(self, timeout_s: float) -> Opening:
-        """Wait until the store's head has said who it is. Raises StoreLost where that is none of ours."""
+        """Wait until the store's head has introduced itself. Raises StoreLost where it is none of ours."""
         self.await_value("head", timeout_s, _NO_HEAD)
         return self.opening()
 
     def opening(self) -> Opening:
-        """What the head said first. Raises StoreLost."""
+        """How the head introduced itself. Raises StoreLost."""
         try:
             return Opening.model_validate(self.value("head"))
         except ValidationError as error:
@@ -137,12 +139,12 @@ class StoreClient:
     def follow(self, ids: list[int]) -> None:
         """Whose beats to keep."""
         now = time.monotonic()
-        for one in ids:
-            self.beats.setdefault(one, Beat(grew_at=now))
+        for agent in ids:
+            self.beats.setdefault(agent, Beat(grew_at=now))
         self._send({"follow": ids})
 
     def say(self, *, urgent: bool = False, **fields: Json) -> None:
-        """Change what goes out with every beat, or at once."""
+        """Change what is sent with every beat; ``urgent`` sends a beat at once."""
         self._fields = {**self._fields, **fields}
         if urgent:
             self._urgent.set()
@@ -158,19 +160,19 @@ class StoreClient:
                 self._changed.wait(min(left, 0.2))  # short: a signal is handled between two waits
         return True
 
-    def clock_offset_s(self, one: int) -> float | None:
-        """This node's clock less another agent's; too much by the time that a beat travels, at most 0.2 s."""
-        beat = self.beats.get(one)
+    def clock_offset_s(self, agent: int) -> float | None:
+        """This node's clock minus another agent's; too large by the time that a beat travels, at most 0.2 s."""
+        beat = self.beats.get(agent)
         return None if beat is None else beat.ahead_s
 
     # --- silence --------------------------------------------------------------------------------
 
-    def silent_s(self, one: int) -> float:
-        """How long another agent has not been heard of; 0 while this one was itself stopped or is waking."""
+    def silent_s(self, agent: int) -> float:
+        """How long no beat of another agent has come; 0 after this agent itself was stopped."""
         now = time.monotonic()
-        if now < self._forgiven_until or one not in self.beats:
+        if now < self._forgiven_until or agent not in self.beats:
             return 0.0
-        return now - self.beats[one].grew_at
+        return now - self.beats[agent].grew_at
 
     def store_silent_s(self) -> float:
         """How long the store itself has not answered; infinite where it broke off."""
@@ -181,13 +183,13 @@ class StoreClient:
 
     @property
     def has_died(self) -> bool:
-        """Whether its own process was ended, from outside or for lack of memory: no node's fault."""
+        """Whether the client's process was ended, from outside or for lack of memory: no node's fault."""
         return self.error == _PROCESS_ENDED
 
     # --- the threads and the end ----------------------------------------------------------------
 
     def close(self) -> None:
-        """Hang up and end the process."""
+        """Close the connection and end the process."""
         self._closed = True
         with suppress(OSError):
             self._line.shutdown(socket.SHUT_RDWR)
@@ -195,7 +197,7 @@ class StoreClient:
         self._process.join(0.5)
 
     def flush(self) -> None:
-        """Let what was put go out before hanging up; bounded, and silent about failure."""
+        """Wait until what was put has been sent, before closing; bounded, and silent about failure."""
         turned = self._turned_at
         deadline = time.monotonic() + 0.5
         while time.monotonic() < deadline and self.error is None and self._turned_at - turned < 2 * BEAT_S:
@@ -208,7 +210,7 @@ class StoreClient:
                 return
             try:
                 self._line.sendall(line)
-            except BlockingIOError:  # it stands in a call to a frozen store, and this line is torn
+            except BlockingIOError:  # the process is in a call to a frozen store, and this line is incomplete
                 self.error = "the control store takes nothing more"
             except OSError:  # its end is seen by the listening thread
                 pass
@@ -216,46 +218,46 @@ class StoreClient:
     def _listen(self) -> None:
         with suppress(OSError, ValueError), self._line, self._line.makefile("rb") as lines:
             for line in lines:
-                said = from_json(line)
+                message = from_json(line)
                 with self._changed:
-                    self._take(said)
+                    self._take(message)
                     self._changed.notify_all()
         with self._changed:
             self.error = self.error or _PROCESS_ENDED
             self._changed.notify_all()
 
-    def _take(self, said: dict[str, Json]) -> None:
+    def _take(self, message: dict[str, Json]) -> None:
         now = time.monotonic()
-        if "turn" in said:
+        if "turn" in message:
             self._turned_at = now
-        elif "beats" in said:
-            for one, fields in said["beats"].items():
-                self._hear(int(one), fields, now)
-        elif "key" in said:
-            self._values[said["key"]] = said.get("value", UNREADABLE)
-        elif "joined" in said:
-            self.my_id = said["joined"]
-        elif "connected" in said:
+        elif "beats" in message:
+            for agent, fields in message["beats"].items():
+                self._hear(int(agent), fields, now)
+        elif "key" in message:
+            self._values[message["key"]] = message.get("value", UNREADABLE)
+        elif "joined" in message:
+            self.my_id = message["joined"]
+        elif "connected" in message:
             self._connected = True
-        elif "error" in said:
-            self.error = said["error"]
+        elif "error" in message:
+            self.error = message["error"]
 
-    def _hear(self, one: int, fields: Json, now: float) -> None:
-        """Take a beat; what is none was set by a stranger, for the store has no authentication."""
-        beat = self.beats.setdefault(one, Beat())
+    def _hear(self, agent: int, fields: Json, now: float) -> None:
+        """Take a beat. The store has no authentication: what is no beat was written by somebody else."""
+        beat = self.beats.setdefault(agent, Beat())
         with suppress(ValidationError):
-            said = BeatSaid.model_validate(fields)
-            if said.n != beat.count:
-                ahead = time.time() - said.at
+            message = BeatMessage.model_validate(fields)
+            if message.n != beat.count:
+                ahead = time.time() - message.at
                 least = ahead if beat.ahead_s is None else min(beat.ahead_s, ahead)
-                self.beats[one] = Beat(said.n, now, said.model_dump(exclude_unset=True), least)
+                self.beats[agent] = Beat(message.n, now, message.model_dump(exclude_unset=True), least)
 
     def _beat(self) -> None:
         count, last = 0, time.monotonic()
         pause_s = max(BEAT_S, self._turn_s)
         while not self._closed and self.error is None:
             now = time.monotonic()
-            if now - last > AGENT_PAUSE_S + pause_s:  # this agent was stopped, and heard nothing meanwhile
+            if now - last > AGENT_PAUSE_S + pause_s:  # this agent was stopped, and read nothing meanwhile
                 self._forgiven_until = now + SILENT_S
                 self.stopped_s = max(self.stopped_s, now - last)
             count, last = count + 1, now

@@ -1,15 +1,15 @@
-"""The courier's own process: carries messages between its agent and the control store.
+"""The store client's own process: carries messages between its agent and the control store.
 
-A process, because the store's calls block in C++ past every time-out while the server is frozen, and
-say nothing of it; here that costs the agent nothing, and it sees that the courier's turns stop.
+It is a process because the store's calls block in C++ past every time-out while the server is frozen, without
+an error. Here that costs the agent nothing: it notices that the process no longer reports its rounds.
 
 The agent speaks over a local socket, one JSON object a line::
 
     {"set": "order/1", "value": {…}}   {"first": "stop/t0", "value": "stuck"}   {"watch": "order/2"}
     {"follow": [1, 2, 3]}   {"beat": 17, "fields": {…}}   {"join": {…}}
 
-and hears ``connected``, ``joined``, ``value``, ``unreadable``, ``beats`` and ``turn`` lines. What is no value of
-ours is told as that, or, where it should be a beat, as null: another beat follows.
+and receives ``connected``, ``joined``, ``value``, ``unreadable``, ``beats`` and ``turn`` lines. A value that
+no agent of ours wrote is ``unreadable``, or null where a beat was expected: another beat follows.
 """
 
 import json
@@ -28,8 +28,8 @@ from ddp_doctor.model.base import Json
 from ddp_doctor.ranks import control_store, store
 from ddp_doctor.ranks.process import FORKSERVER_PID, die_with_parent, set_name
 
-#: The agent is told of the rounds this often, or of each: enough to see silence, and it costs nothing.
-_TOLD_S = BEAT_S
+#: The agent gets a ``turn`` this often, or for each round: enough to notice silence, and it costs nothing.
+_REPORT_S = BEAT_S
 
 
 def serve(argument: str) -> NoReturn:
@@ -40,31 +40,31 @@ def serve(argument: str) -> NoReturn:
     given = json.loads(argument)
     agent = socket.socket(socket.AF_UNIX)
     agent.connect(given["socket"])
-    courier = _StoreClient(agent, int(given["id"]), float(given["turn_s"]))
+    carrier = _Carrier(agent, int(given["id"]), float(given["turn_s"]))
     try:
-        courier.connect(given["host"], given["port"])
-        while courier.turn():
+        carrier.connect(given["host"], given["port"])
+        while carrier.turn():
             pass
-    except Exception as error:  # noqa: BLE001 - whatever torch raises is what the agent is told
-        courier.say({"error": f"{type(error).__name__}: {error}"[:2000]})
+    except Exception as error:  # noqa: BLE001 - whatever torch raises is reported to the agent
+        carrier.say({"error": f"{type(error).__name__}: {error}"[:2000]})
     os._exit(0)
 
 
-class _StoreClient:
+class _Carrier:
     def __init__(self, agent: socket.socket, my_id: int, turn_s: float) -> None:
         self._agent = agent
         self._id = my_id
         self._turn_s = turn_s
         self._store: Any = None
-        self._heard = b""
+        self._received = b""
         self._watched: list[str] = []
         self._followed: list[int] = []
-        self._beats: dict[int, bytes] = {}  # of those, whose first beat is there: a key that is there stays
+        self._beats: dict[int, bytes] = {}  # of the agents whose first beat was set: a key stays set
         self._turns = 0
 
     def say(self, message: Json) -> None:
-        """Tell the agent; one that has gone needs no more telling."""
-        self._agent.settimeout(None)  # one that is stopped takes it when it goes on
+        """Send the agent a message; without an agent this process ends."""
+        self._agent.settimeout(None)  # an agent that is stopped reads it when it continues
         try:
             self._agent.sendall(to_json(message, inf_nan_mode="null") + b"\n")
         except OSError:
@@ -76,7 +76,7 @@ class _StoreClient:
         self.say({"connected": True})
 
     def turn(self) -> bool:
-        """One round: what the agent says, what the store has, and that it went round; False at the end."""
+        """One round: read the agent's messages and the store, and report the round; False at the end."""
         self._agent.settimeout(self._turn_s)
         try:
             data = self._agent.recv(1 << 20)
@@ -84,49 +84,51 @@ class _StoreClient:
             data = None
         if data == b"":
             return False
-        self._heard += data or b""
-        *lines, self._heard = self._heard.split(b"\n")
+        self._received += data or b""
+        *lines, self._received = self._received.split(b"\n")
         for line in lines:
             self._carry(json.loads(line))
-        self._look()
+        self._read_store()
         self._turns += 1
-        if self._turns % max(round(_TOLD_S / self._turn_s), 1) == 0:
+        if self._turns % max(round(_REPORT_S / self._turn_s), 1) == 0:
             self.say({"turn": self._turns})
         if data is not None:
-            time.sleep(self._turn_s / 4)  # an agent that talks much must not keep the store's server busy
+            time.sleep(self._turn_s / 4)  # many messages of the agent must not keep the store's server busy
         return True
 
-    def _carry(self, told: dict[str, Json]) -> None:
-        if "set" in told:
-            self._put(told["set"], told["value"])
-        elif "first" in told:
-            self._store.compare_set(told["first"], "", json.dumps(told["value"]))
-        elif "watch" in told:
-            self._watched.append(told["watch"])
-        elif "follow" in told:
-            self._followed = told["follow"]
-        elif "beat" in told:
-            fields = {"n": told["beat"], "at": time.time(), **told["fields"]}
+    def _carry(self, message: dict[str, Json]) -> None:
+        if "set" in message:
+            self._put(message["set"], message["value"])
+        elif "first" in message:
+            self._store.compare_set(message["first"], "", json.dumps(message["value"]))
+        elif "watch" in message:
+            self._watched.append(message["watch"])
+        elif "follow" in message:
+            self._followed = message["follow"]
+        elif "beat" in message:
+            fields = {"n": message["beat"], "at": time.time(), **message["fields"]}
             self._store.set(f"beat/{self._id}", json.dumps(fields))
-        elif "join" in told:
+        elif "join" in message:
             self._id = self._store.add("arrivals", 1)
-            self._put(f"join/{self._id}", told["join"])
+            self._put(f"join/{self._id}", message["join"])
             self.say({"joined": self._id})
 
-    def _look(self) -> None:
+    def _read_store(self) -> None:
         for key in list(self._watched):
             if self._store.check([key]):
                 self._watched.remove(key)
                 self.say({"key": key, **self._get(key)})
-        late = [one for one in self._followed if one not in self._beats]
-        self._beats.update({one: b"" for one in late if self._store.check([f"beat/{one}"])})
-        there = [one for one in self._followed if one in self._beats]
+        late = [agent for agent in self._followed if agent not in self._beats]
+        self._beats.update({agent: b"" for agent in late if self._store.check([f"beat/{agent}"])})
+        there = [agent for agent in self._followed if agent in self._beats]
         if there:
-            values = map(bytes, self._store.multi_get([f"beat/{one}" for one in there]))
-            new = {one: text for one, text in zip(there, values, strict=True) if text != self._beats[one]}
+            values = map(bytes, self._store.multi_get([f"beat/{agent}" for agent in there]))
+            new = {
+                agent: text for agent, text in zip(there, values, strict=True) if text != self._beats[agent]
+            }
             self._beats.update(new)
             if new:
-                self.say({"beats": {one: _beat(text) for one, text in new.items()}})
+                self.say({"beats": {agent: _beat(text) for agent, text in new.items()}})
 
     def _put(self, key: str, value: Json) -> None:
         parts = packed(value)
@@ -144,18 +146,18 @@ class _StoreClient:
             return {"unreadable": str(error)}
 
     def _value(self, key: str) -> Json:
-        """The value of a key that is there; its parts are, too, where one of ours wrote it. Raises Unreadable."""
+        """The value of a key that is set, with its parts where an agent of ours wrote it. Raises Unreadable."""
         text = bytes(self._store.get(key))
         if is_part(text):
             return unpacked([text])
-        said = plain(text)
-        count = number_of_parts(said)
+        content = plain(text)
+        count = number_of_parts(content)
         if count is None:
-            return said
+            return content
         keys = [f"{key}/{number}" for number in range(count)]
         if not self._store.check(keys):
             raise Unreadable("a part of the value is not there")
-        return unpacked([bytes(self._store.get(one)) for one in keys])
+        return unpacked([bytes(self._store.get(part)) for part in keys])
 
 
 def _beat(text: bytes) -> Json:

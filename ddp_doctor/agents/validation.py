@@ -1,8 +1,8 @@
-"""What another agent handed in, looked at once and here, before anything is made of it.
+"""Validation of what another agent handed in, before it is used.
 
 It came through a store without authentication and, where the nodes' installations differ, from another
-release. What does not fit is Unreadable, as a whole or, where only one fact is of another shape, that fact:
-nobody is judged by it.
+release. A value that does not fit is Unreadable. Where only one fact has another shape, only that fact is
+dropped, and no rank is judged by it.
 """
 
 from functools import cache
@@ -29,9 +29,9 @@ class _BeginOrder(Frozen):
     begin: Begin
 
 
-class _LookOrder(Frozen):
-    do: Literal["look"]
-    when: Literal["look", "afterwards"]
+class _ProbeOrder(Frozen):
+    do: Literal["probe"]
+    when: Literal["between", "afterwards"]
     checks: tuple[str, ...]
 
 
@@ -49,8 +49,8 @@ class _EndOrder(Frozen):
     report: Report
 
 
-_Order = Annotated[_BeginOrder | _LookOrder | _TrialOrder | _EndOrder, Field(discriminator="do")]
-_ORDERS: TypeAdapter[_BeginOrder | _LookOrder | _TrialOrder | _EndOrder] = TypeAdapter(_Order)
+_Order = Annotated[_BeginOrder | _ProbeOrder | _TrialOrder | _EndOrder, Field(discriminator="do")]
+_ORDERS: TypeAdapter[_BeginOrder | _ProbeOrder | _TrialOrder | _EndOrder] = TypeAdapter(_Order)
 _READINGS = TypeAdapter(tuple[Reading, ...])
 
 
@@ -63,38 +63,38 @@ def read(kind: type[M], value: Json) -> M:
 
 
 def order(value: Json) -> dict[str, Json]:
-    """An order of the head's by its fields, each of its own kind. Raises Unreadable with a sentence."""
+    """The fields of an order of the head. Raises Unreadable with a sentence."""
     try:
         return dict(_ORDERS.validate_python(value))
     except ValidationError as error:
         raise Unreadable(f"the head sent {JUNK}") from error
 
 
-def card(value: Json) -> NodeReport:
-    """The card of a node that reports in. Raises Unreadable."""
+def node_report(value: Json) -> NodeReport:
+    """The report of a node that joins. Raises Unreadable."""
     came = read(NodeReport, value)
-    if any(one.node or one.rank is not None for one in came.readings):
+    if any(reading.node or reading.rank is not None for reading in came.readings):
         raise Unreadable("readings of other nodes")
     return came.model_copy(update={"readings": tuple(map(_with_a_fact, came.readings))})
 
 
 def sender(value: Json) -> str:
-    """The name that stands in a card which cannot be read; empty where none does."""
-    said = value.get("hostname") if isinstance(value, dict) else None
-    name = said if isinstance(said, str) else ""
+    """The name that stands in a node report that cannot be read; empty where none does."""
+    found = value.get("hostname") if isinstance(value, dict) else None
+    name = found if isinstance(found, str) else ""
     return name if name.isprintable() and len(name) <= 255 else ""
 
 
 def readings(value: Json, node: int, world: World) -> tuple[Reading, ...]:
-    """What one node read of itself and its ranks, and of no other. Raises Unreadable."""
+    """The readings of one node about itself and its ranks, and about no other. Raises Unreadable."""
     try:
-        told = _READINGS.validate_python(value)
+        found = _READINGS.validate_python(value)
     except ValidationError as error:
         raise Unreadable("no readings") from error
     own = world.ranks_of(node)
-    if not all(one.node == node and (one.rank is None or one.rank in own) for one in told):
+    if not all(reading.node == node and (reading.rank is None or reading.rank in own) for reading in found):
         raise Unreadable("readings of other nodes")
-    return tuple(_with_a_fact(one, world) for one in told)
+    return tuple(_with_a_fact(reading, world) for reading in found)
 
 
 def trial_part(value: Json, node: int, world: World, trial: str) -> tuple[TrialRecord, tuple[Reading, ...]]:
@@ -102,14 +102,14 @@ def trial_part(value: Json, node: int, world: World, trial: str) -> tuple[TrialR
     fields = value if isinstance(value, dict) else {}
     record = read(TrialRecord, fields.get("record"))
     own = world.ranks_of(node)
-    of_its_own = all(one.node == node and one.rank in own for one in record.evidence)
+    of_its_own = all(rank.node == node and rank.rank in own for rank in record.evidence)
     if record.trial != trial or not of_its_own or not set(record.lost_nodes) <= set(range(world.nnodes)):
         raise Unreadable("the record of another trial, or of other ranks")
     return record, readings(fields.get("readings"), node, world)
 
 
 def _with_a_fact(reading: Reading, world: World | None = None) -> Reading:
-    """The reading, or that it has none where its fact is of another shape than the rules know."""
+    """The reading; a failed one where its fact has a shape that the rules do not know."""
     if reading.fact is None or _fits(reading.fact, world):
         return reading
     return reading.model_copy(
@@ -118,7 +118,7 @@ def _with_a_fact(reading: Reading, world: World | None = None) -> Reading:
 
 
 def _fits(recorded: dict[str, Json], world: World | None) -> bool:
-    """Whether the rules can read it; a kind that they do not know does no harm."""
+    """Whether the rules can read a fact; a kind that they do not know does no harm."""
     kind = recorded.get("kind")
     if not isinstance(kind, str) or kind not in _kinds():
         return isinstance(kind, str)

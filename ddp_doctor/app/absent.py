@@ -18,7 +18,7 @@ def not_started(
     launcher: Launcher,
     reasons: Mapping[int, str],
 ) -> Outcome:
-    """A run whose head could not be started, seen from where it was typed; ``reasons`` by node rank."""
+    """A run whose head could not be started, on the host where it was typed; ``reasons`` by node rank."""
     fact = RollCallFact(
         role="head",
         outcome="missing",

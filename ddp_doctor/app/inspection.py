@@ -3,13 +3,13 @@
 import time
 from collections.abc import Mapping
 
-from ddp_doctor.app.node_facts import plan_of, with_node_facts
 from ddp_doctor.app.outcome import Outcome, Progress, blank, judge
-from ddp_doctor.app.request import RunRequest
 from ddp_doctor.checks import CHECKS, read_pasted
+from ddp_doctor.engine.node_facts import plan_of, with_node_facts
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.recording import NotRun, Options
+from ddp_doctor.starters.request import RunRequest
 
 #: A dead name server would cost each job its two seconds.
 _NOT_IN_PROLOG = ("interfaces",)
@@ -20,8 +20,8 @@ def prolog(env: Mapping[str, str], options: Options, progress: Progress) -> Outc
     plan = _in_prolog(plan_of(options, [check for check in CHECKS if check.where is Where.NODE]))
     started = time.monotonic()
     # A prolog does not run as the job's user, and a home folder on a network may hang.
-    request = RunRequest(options, {name: value for name, value in env.items() if name != "HOME"})
-    recording = with_node_facts(blank(options, plan), plan, request, progress)
+    mine = {name: value for name, value in env.items() if name != "HOME"}
+    recording = with_node_facts(blank(options, plan), plan, RunRequest(options, mine, progress=progress))
     return judge(recording.model_copy(update={"duration_s": time.monotonic() - started}))
 
 
@@ -43,4 +43,4 @@ def live_topology(env: Mapping[str, str], progress: Progress) -> Outcome:
     """The topology of this machine, with what decides about P2P on it."""
     options = Options(command="topology", only=("topology",))
     plan = plan_of(options, [check for check in CHECKS if check.id == "topology"])
-    return judge(with_node_facts(blank(options, plan), plan, RunRequest(options, env), progress))
+    return judge(with_node_facts(blank(options, plan), plan, RunRequest(options, env, progress=progress)))

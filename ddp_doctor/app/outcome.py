@@ -1,4 +1,4 @@
-"""What every use case returns: a recording and what the doctor says of it."""
+"""What every use case returns: a recording and its report."""
 
 import secrets
 from collections.abc import Callable, Sequence

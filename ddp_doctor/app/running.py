@@ -2,123 +2,65 @@
 
 import errno
 import socket
-import time
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from ddp_doctor.app.node_facts import look_here, plan_of, with_node_facts
-from ddp_doctor.app.outcome import Outcome, Progress, UsageError, blank, judge
-from ddp_doctor.app.request import RunRequest
+from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.diagnose import diagnose
+from ddp_doctor.engine.node_facts import plan_of, with_node_facts
+from ddp_doctor.engine.node_run.node import NodeRun
+from ddp_doctor.engine.node_run.one_node import OneNode
 from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.engine.plan import Plan
-from ddp_doctor.engine.prove import prove
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Where
-from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.recording import NotRun, Recording
 from ddp_doctor.ranks.control_store import listen
 from ddp_doctor.ranks.interruption import Interrupted, interruptible
-
-if TYPE_CHECKING:
-    from ddp_doctor.engine.node_run.many_nodes import ManyNodes
+from ddp_doctor.starters.request import RunRequest
 
 
-def run(request: RunRequest, progress: Progress, checks: Sequence[Check] = CHECKS) -> Outcome:
+def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
     """Test this node, or with others its part of a run over several.
 
-    Raises UsageError; Ctrl-C and SIGTERM give a partial outcome.
+    Where the head is not lost, its outcome is every node's. Raises UsageError; Ctrl-C and SIGTERM give a
+    partial outcome.
     """
     plan = plan_of(request.options, checks, request.nnodes)
-    if request.nnodes > 1:
-        return _run_with_others(request, plan, progress, checks)
-    _require_endpoint(*request.endpoint)
-    rank_checks = plan.at(Where.LAUNCHER, Where.RANK)
-    started = time.monotonic()
-    recording = blank(request.options, plan)
-    with interruptible() as interruption, _session(request, progress) as session:
+    if request.nnodes == 1:
+        _require_endpoint(*request.endpoint)
+    with interruptible() as interruption, Session(request) as session:
+        node_run = _node_run(session, plan, checks)
         try:
-            if rank_checks:
+            if node_run.needs_torch():
                 session.warm_up()
-            recording = with_node_facts(recording, plan, request, progress)
-            if rank_checks and recording.world is not None:
-                options = request.options
-                session.run_ranks(rank_checks, recording.world, options.level, options.budget_s)
-                afterwards = plan.at(Where.AFTERWARDS)
-                session.readings.extend(look_here(afterwards, recording.world, request, progress))
-                _prove(_with_ranks(recording, session, 0.0), session, started + options.budget_s)
+            node_run.recording = with_node_facts(node_run.recording, plan, request)
+            node_run.run()
         except Interrupted:
-            recording = recording.model_copy(update={"interrupted": True})
-        except Exception as error:  # noqa: BLE001 - its own failure must not lose what it has seen
+            node_run.interrupted()
+        except Exception as error:  # noqa: BLE001 - a failure of its own must not lose what was read
             why = f"the doctor failed itself: {type(error).__name__}: {error}"
-            session.fail((*rank_checks, *plan.at(Where.AFTERWARDS)), why, traceback.format_exc())
+            node_run.failed(why, traceback.format_exc())
         finally:
             interruption.disarm()
-    session.readings.extend(_of_ranks(request, plan))
-    recording = _with_ranks(recording, session, time.monotonic() - started)
-    return judge(recording, checks)
-
-
-def _session(request: RunRequest, progress: Progress) -> Session:
-    return Session(request.env, request.endpoint, progress, request.options.model)
-
-
-def _prove(recording: Recording, session: Session, until: float) -> None:
-    """Try what the findings recommend, on this node's ranks."""
-    assert recording.world is not None
-    agent = session.agent_to_prove(recording.world, recording.options.level, until)
-    prove(recording, diagnose(recording).findings, session.env, agent, until, session.experiments)
-
-
-def _run_with_others(request: RunRequest, plan: Plan, progress: Progress, checks: Sequence[Check]) -> Outcome:
-    """This node's part of a run; the head's outcome is every node's, as long as the head is heard."""
-    from ddp_doctor.engine.node_run.many_nodes import ManyNodes
-
-    assert request.place is not None
-    started = time.monotonic()
-    recording = blank(request.options, plan)
-    with interruptible() as interruption, _session(request, progress) as session:
-        session.warm_up()
-        many = ManyNodes(
-            session=session,
-            place=request.place,
-            plan=plan,
-            recording=recording,
-            judge=lambda so_far: judge(so_far, checks).report,
-            join_timeout_s=request.join_timeout_s,
-            asked_ranks=request.nproc_per_node,
-            announce=request.announce,
-            known={check.id: check for check in checks},
-            of_ranks=lambda: _of_ranks(request, plan),
-        )
-        try:
-            many.recording = with_node_facts(recording, plan, request, progress)
-            many.run()
-        except Interrupted:
-            many.interrupted()
-        except Exception as error:  # noqa: BLE001 - its own failure must not lose what it has seen
-            why = f"the doctor failed itself: {type(error).__name__}: {error}"
-            many.failed(why, traceback.format_exc())
-        finally:
-            interruption.disarm()
-        outcome = _of_many(many, checks, time.monotonic() - started)
-        many.close()
+        outcome = _outcome(node_run, checks)
+        node_run.close()
     return outcome
 
 
-def _of_ranks(request: RunRequest, plan: Plan) -> Sequence[Reading]:
-    """Asked as late as can be, so that nobody waits for ranks that start slowly."""
-    return request.of_ranks() if any(check.id == "env_vars" for check in plan.checks) else ()
+def _node_run(session: Session, plan: Plan, checks: Sequence[Check]) -> NodeRun:
+    recording, known = blank(session.request.options, plan), {check.id: check for check in checks}
+    if session.request.nnodes == 1:
+        return OneNode(session, plan, recording, known)
+    from ddp_doctor.engine.node_run.many_nodes import ManyNodes
+
+    return ManyNodes(session, plan, recording, known)
 
 
-def _of_many(many: "ManyNodes", checks: Sequence[Check], duration_s: float) -> Outcome:
-    if many.report is not None:
-        return Outcome(many.recording, many.report, spoken_by=many.spoken_by)
-    recording = many.so_far().model_copy(update={"duration_s": duration_s})
+def _outcome(node_run: NodeRun, checks: Sequence[Check]) -> Outcome:
+    if node_run.report is not None:
+        return Outcome(node_run.recording, node_run.report, spoken_by=node_run.spoken_by)
+    recording = node_run.finish()
     outcome = judge(recording, checks)
-    many.dismiss(recording, outcome.report)
+    node_run.dismiss(recording, outcome.report)
     return outcome
 
 
@@ -135,16 +77,3 @@ def _require_endpoint(host: str, port: int) -> None:
         else:
             why = f"cannot listen on port {port} of {host} ({error.strerror})"
         raise UsageError(f"{why}; choose another with --rdzv-endpoint HOST:PORT") from error
-
-
-def _with_ranks(recording: Recording, session: Session, duration_s: float) -> Recording:
-    not_run = tuple(NotRun(check=check, reason=reason) for check, reason in session.left_out)
-    return recording.model_copy(
-        update={
-            "readings": (*recording.readings, *session.readings),
-            "trials": tuple(session.trials),
-            "experiments": tuple(session.experiments),
-            "not_run": (*recording.not_run, *not_run),
-            "duration_s": duration_s,
-        }
-    )

@@ -4,11 +4,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ddp_doctor.app.node_facts import plan_of, with_node_facts
 from ddp_doctor.app.outcome import Outcome, blank, judge
-from ddp_doctor.app.request import RunRequest
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import collect
+from ddp_doctor.engine.node_facts import plan_of, with_node_facts
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.env_vars import EnvVars, SettingOrigins, SettingText
 from ddp_doctor.knowledge import launchers
@@ -28,6 +27,7 @@ from ddp_doctor.settings.in_force import (
 )
 from ddp_doctor.settings.table import never_read
 from ddp_doctor.settings.text.setting_text import NoSettings, read_setting_text
+from ddp_doctor.starters.request import RunRequest
 
 #: What is looked at: the settings, which NCCL reads them, and which interfaces and devices they may name.
 _LOOKED_AT = ("env_vars", "software", "nccl", "interfaces", "rdma")
@@ -50,7 +50,7 @@ def live_settings(env: Mapping[str, str]) -> Outcome:
     options = Options(command="env", only=_LOOKED_AT)
     checks = plan_of(options, [check for check in CHECKS if check.where is Where.NODE]).checks
     plan = Plan(checks)
-    recording = with_node_facts(blank(options, plan), plan, RunRequest(options, env), lambda _: None)
+    recording = with_node_facts(blank(options, plan), plan, RunRequest(options, env))
     origins = collect((_ORIGINS,), lambda deadline: LiveContext(env, deadline), lambda _: None)
     readings = (*recording.readings, *origins)
     duration_s = time.monotonic() - started

@@ -23,7 +23,7 @@ from ddp_doctor.parse.torchrun_options import endpoint
 from ddp_doctor.render import terminal
 from ddp_doctor.render.progress import progress
 from ddp_doctor.starters import local_ranks, outer_launcher, starter_pipe
-from ddp_doctor.starters.detect import HOSTS_VARIABLE, ForeignWorld, foreign_world, number
+from ddp_doctor.starters.detect import HOSTS_VARIABLE, OuterWorld, number, outer_world
 from ddp_doctor.starters.fanout import Ended, FanOut
 from ddp_doctor.starters.place import Asked, NotNeeded, place
 from ddp_doctor.starters.start_all_nodes import StartedNodes, start_all_nodes
@@ -66,9 +66,9 @@ def run(options: Options, launch: Launch, outputs: Outputs) -> int:
     env = dict(os.environ)
     with _as_usage_error():
         require_factory(options.model, options.only)
-    if starter_pipe.take(env):
-        return _test_for_starter(options, launch, env)
-    world = foreign_world(env, os.getppid())
+    if pipe := starter_pipe.take(env):
+        return _test_for_starter(options, launch, env, pipe)
+    world = outer_world(env, os.getppid())
     asked = launch.read()
     arguments = typed(options, _ranks(launch.nproc_per_node), launch.join_timeout_s)
     with _as_usage_error():
@@ -86,7 +86,7 @@ def run(options: Options, launch: Launch, outputs: Outputs) -> int:
 
 def _test_or_wait(request: app.RunRequest, outputs: Outputs) -> int:
     """Of the ranks that an outer launcher started on this node one tests; the others wait for its exit code."""
-    world = request.foreign
+    world = request.outer
     if world is None or world.local_size == 1:
         return _test_and_report(request, outputs)
     if not world.is_agent:
@@ -110,7 +110,7 @@ def _test_or_wait(request: app.RunRequest, outputs: Outputs) -> int:
 
 
 def _test_and_report(request: app.RunRequest, outputs: Outputs) -> int:
-    if request.foreign is not None and request.foreign.launcher == "mpi":
+    if request.outer is not None and request.outer.launcher == "mpi":
         outputs = replace(outputs, is_piped=True)  # Open MPI gives its ranks pseudo-terminals
     out, here = terminal.console(outputs.words_to, is_piped=outputs.is_piped), request.place
 
@@ -121,20 +121,23 @@ def _test_and_report(request: app.RunRequest, outputs: Outputs) -> int:
 
     speaks = here is None or not here.is_started_by_us or here.is_head is not False
     with progress(out, quiet=outputs.quiet or not speaks) as tell:
-        outcome = app.run(replace(request, announce=announce), tell)
+        outcome = app.run(replace(request, announce=announce, progress=tell))
     return save_and_report(outcome, outputs, request.env, here)
 
 
-def _test_for_starter(options: Options, launch: Launch, env: dict[str, str]) -> int:
+def _test_for_starter(
+    options: Options, launch: Launch, env: dict[str, str], pipe: starter_pipe.StarterPipe
+) -> int:
     """Be an agent that another ddp-doctor started: hand it the recording, and show nothing."""
     rank = launch.asked.node_rank
     starter = StarterChannel(number(env, "SLURM_NODEID", 0) if rank is None else rank)
     code = ExitCode.UNSURE.value
     try:
         request = _request(options, launch, launch.asked, env)
-        starter_pipe.when_met(lambda: starter.tell("met"))
+        pipe.when_met(lambda: starter.tell("met"))
         starter.tell("hello")
-        outcome = app.run(request, lambda text: starter.tell("progress", text))
+        request = replace(request, starter=pipe, progress=lambda text: starter.tell("progress", text))
+        outcome = app.run(request)
         if outcome.spoken_by is None:
             starter.tell_recording(outcome.recording.model_dump_json())
         save(outcome.recording, env, None if rank == 0 else socket.gethostname())
@@ -193,7 +196,7 @@ def _ranks(text: str) -> int | None:
 
 def _request(options: Options, launch: Launch, asked: Asked, env: dict[str, str]) -> app.RunRequest:
     """What this node's agent is to do. Raises UsageError and NotNeeded."""
-    world = foreign_world(env, os.getppid())
+    world = outer_world(env, os.getppid())
     with _as_usage_error():
         here = place(asked, env, world)
         own = asked.typed(env) if world is not None and world.launcher == "torchrun" else asked
@@ -204,7 +207,7 @@ def _request(options: Options, launch: Launch, asked: Asked, env: dict[str, str]
         env=env,
         nproc_per_node=_ranks(launch.nproc_per_node),
         endpoint=("127.0.0.1", alone[1]) if alone[0] == "localhost" else alone,
-        foreign=world,
+        outer=world,
         place=here if here.nnodes > 1 else None,
         join_timeout_s=launch.join_timeout_s,
     )
@@ -219,12 +222,12 @@ def _as_usage_error() -> Iterator[None]:
         raise UsageError(str(error)) from error
 
 
-def _wait_for_agent(world: ForeignWorld, env: Mapping[str, str], budget_s: float) -> int:
+def _wait_for_agent(world: OuterWorld, env: Mapping[str, str], budget_s: float) -> int:
     folder = folders.meeting_folder(env)
     if folder is None:
         say(f"ddp-doctor: local rank {world.local_rank} has no folder of its own to meet the agent in")
         return ExitCode.UNSURE.value
-    with local_ranks.told(world, folder, env):
+    with local_ranks.settings_shared(world, folder, env):
         code = outer_launcher.wait_for_agent(world, folder, budget_s + _WAIT_MARGIN_S)
     if code is None:
         say(f"ddp-doctor: local rank {world.local_rank} waited for the agent of this node, which is gone")

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.context import Context
-from ddp_doctor.model.fact import CouldNotLook, Reading
+from ddp_doctor.model.fact import CouldNotLook, Fact, Failed, Reading
+from ddp_doctor.ranks.reading import read
 
 #: Makes the Context of one probe; the argument is its deadline on the monotonic clock.
 ContextMaker = Callable[[float], Context]
 
 
 @dataclass
-class _Look:
+class _Probing:
     """One probe in its thread. A thread that does not come back is abandoned."""
 
     check: Check
@@ -24,29 +25,21 @@ class _Look:
     reading: Reading | None = None
 
     def run(self) -> None:
-        self.reading = look(self.check, self.context)
+        self.reading = read_check(self.check, self.context)
 
 
-def look(check: Check, context: Context) -> Reading:
+def read_check(check: Check, context: Context) -> Reading:
     """Run one probe; whatever it raises becomes the reading's status and reason."""
-    started_at, started = time.time(), time.monotonic()
-    fact, status, reason = None, Status.COLLECTED, None
-    try:
-        fact = check.probe(context).recorded()
-    except CouldNotLook as error:
-        status, reason = error.status, str(error)
-    except Exception:  # noqa: BLE001 - the border: a probe's own failure is a reading, not a crash
-        status, reason = Status.FAILED, f"the probe itself failed: {traceback.format_exc(limit=-3)}"
-    return Reading(
-        check=check.id,
-        status=status,
-        node=context.node,
-        fact=fact,
-        reason=reason,
-        started_at=started_at,
-        duration_s=time.monotonic() - started,
-        raw=getattr(context, "raw", None),
-    )
+
+    def probe(context: Context) -> Fact:
+        try:
+            return check.probe(context)
+        except CouldNotLook:
+            raise
+        except Exception as error:
+            raise Failed(f"the probe itself failed: {traceback.format_exc(limit=-3)}") from error
+
+    return read(check.id, probe, context, context.node)
 
 
 def collect(
@@ -54,15 +47,16 @@ def collect(
 ) -> list[Reading]:
     """One reading per check, in order; a probe past its deadline is ``timed_out`` and abandoned."""
     started = time.monotonic()
-    looks = [_Look(check, make_context(started + check.deadline_s)) for check in checks]
-    threads = [threading.Thread(target=one.run, daemon=True) for one in looks]
+    probings = [_Probing(check, make_context(started + check.deadline_s)) for check in checks]
+    threads = [threading.Thread(target=probing.run, daemon=True) for probing in probings]
     for thread in threads:
         thread.start()
     readings = []
-    for one, thread in zip(looks, threads, strict=True):
-        progress(one.check.id)
-        thread.join(max(started + one.check.deadline_s - time.monotonic(), 0.0))
-        readings.append(one.reading or _timed_out(one.check, one.context.node))
+    for probing, thread in zip(probings, threads, strict=True):
+        check = probing.check
+        progress(check.id)
+        thread.join(max(started + check.deadline_s - time.monotonic(), 0.0))
+        readings.append(probing.reading or _timed_out(check, probing.context.node))
     return readings
 
 

@@ -28,7 +28,7 @@ EXTENSION = 0.5
 #: After a rank died or raised: time for its peers' errors to arrive.
 ECHO_GRACE_S = 0.7
 #: For the workers' second threads to answer; one second is forever for a process that still runs.
-WITNESS_S = 0.8
+STACK_DUMP_S = 0.8
 #: Between two samples of a flight recorder whose finished entries are retired by a watchdog that looks once a second
 #: (nccl2: torch 2.15 c10d/hooks/FlightRecorderHook.hpp).
 RECORDER_LAG_S = 2.0

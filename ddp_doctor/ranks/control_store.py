@@ -22,13 +22,13 @@ from ddp_doctor.ranks.forkserver import ForkServer
 from ddp_doctor.ranks.process import FORKSERVER_PID, die_with_parent, set_name
 from ddp_doctor.ranks.store import imported_c10d
 
-#: What begins the keys of the agents: equal for all releases whose agents understand one another.
+#: The prefix of the agents' keys: equal in all releases whose agents understand each other.
 PREFIX = "ddp-doctor/1"
-#: Bytes of a segment, both ways, on the lines of the store: a path that swallows large packets carries these,
-#: and so a run over such a path still ends with its finding. Inherited from the listener (tcp(7)).
+#: Bytes of a segment, both ways, on the store's connections: a path that drops large packets carries these,
+#: so a run over such a path still ends with its finding. Inherited from the listener (tcp(7)).
 _SMALL_SEGMENT = 1200
-#: Every address of this host, IPv4 and IPv6: the others may reach it on any of them.
-EVERYWHERE = ""
+#: All addresses of this host, IPv4 and IPv6: the others may reach it on any of them.
+ALL_ADDRESSES = ""
 
 
 @dataclass(frozen=True)
@@ -40,23 +40,23 @@ class Control:
     process: BaseProcess
 
     def stop(self) -> None:
-        """End it at once; nothing in it is worth saving."""
+        """End it at once; nothing in it has to be kept."""
         self.process.kill()
         self.process.join(1.0)
 
 
-def start(server: ForkServer, scratch: Path, host: str, port: int, timeout_s: float = 5.0) -> Control:
+def start(server: ForkServer, run_folder: Path, host: str, port: int, timeout_s: float = 5.0) -> Control:
     """Fork the store's process and wait until it listens. Port 0 takes a free one."""
-    told = scratch / "control.json"
-    process = server.fork(_serve, json.dumps({"host": host, "port": port, "told": str(told)}))
+    answer_path = run_folder / "control.json"
+    process = server.fork(_serve, json.dumps({"host": host, "port": port, "answer": str(answer_path)}))
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        alive = process.is_alive()  # asked first: what it said before it died is still read
+        alive = process.is_alive()  # asked first: what it wrote before it died is still read
         with suppress(FileNotFoundError):
-            said = json.loads(told.read_text())
-            if said.get("error"):
-                raise RuntimeError(f"the control store did not start: {said['error']}")
-            return Control(host or "127.0.0.1", int(said["port"]), process)
+            answer = json.loads(answer_path.read_text())
+            if answer.get("error"):
+                raise RuntimeError(f"the control store did not start: {answer['error']}")
+            return Control(host or "127.0.0.1", int(answer["port"]), process)
         if not alive:
             raise RuntimeError("the process of the control store died before it listened")
         time.sleep(0.005)
@@ -65,14 +65,14 @@ def start(server: ForkServer, scratch: Path, host: str, port: int, timeout_s: fl
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket on one address of this host, or on EVERYWHERE. Raises OSError."""
-    if host == EVERYWHERE:
-        return _listen_everywhere(port)
+    """A listening socket on one address of this host, or on ALL_ADDRESSES. Raises OSError."""
+    if host == ALL_ADDRESSES:
+        return _listen_on_all_addresses(port)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=1024)
 
 
-def _listen_everywhere(port: int) -> socket.socket:
+def _listen_on_all_addresses(port: int) -> socket.socket:
     try:
         server = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
     except OSError as error:
@@ -92,10 +92,10 @@ def _serve(argument: str) -> NoReturn:
         listener = listen(given["host"], given["port"])
         port = listener.getsockname()[1]
         _host_store(given["host"] or "127.0.0.1", port, listener.detach())
-    except Exception as error:  # noqa: BLE001 - whatever it is, the agent must hear of it
-        _tell(given["told"], error=f"{type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001 - the agent must learn of any error
+        _tell(given["answer"], error=f"{type(error).__name__}: {error}")
         os._exit(1)
-    _tell(given["told"], port=port)
+    _tell(given["answer"], port=port)
     while True:
         signal.pause()
 

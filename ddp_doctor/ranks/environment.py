@@ -33,12 +33,12 @@ def without_launcher(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-#: The kernel takes 128 KiB; what is longer than a path is a mistake or an attack.
+#: The kernel allows 128 KiB; a value longer than a path is a mistake or an attack.
 _LONGEST_VALUE = 4096
 
 
 class Refused(ValueError):
-    """A trial that this node does not run, whoever orders it; the message says why."""
+    """This node does not run the trial, whoever orders it; the message says why."""
 
 
 def with_settings(env: Mapping[str, str], settings: Sequence[Setting], node: int) -> dict[str, str]:
@@ -91,7 +91,7 @@ def rank_environment(
 
 
 def _nccl_log_settings(path: str) -> dict[str, str]:
-    """The transports NCCL chose are evidence, so its log goes to a file of the run.
+    """NCCL's choice of transports is evidence, so its log goes to a file of the run.
 
     INIT prints all "via" lines, ENV the settings that are in force, NET the devices, GRAPH what NCCL says of
     GPUDirect (the subsystems in INFO calls of src/transport/*.cc and src/graph/*.cc). The file is named even

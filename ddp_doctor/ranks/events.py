@@ -6,8 +6,8 @@
      "detail": "float32 [262144] sum", "peers": [], "deadline_s": null, "where": "train.py:88"}
 
 ``t`` is CLOCK_MONOTONIC, which all processes of one node share. A line is written by one write()
-on an O_APPEND descriptor, so the agent never reads half of one that a killed worker left behind:
-the last line without a newline is kept back until it is complete.
+on an O_APPEND descriptor, so the agent never reads half a line of a killed worker:
+a last line without a newline is read when it is complete.
 """
 
 import json

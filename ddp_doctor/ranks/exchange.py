@@ -1,8 +1,8 @@
-"""Texts that all ranks of a trial show one another, over the control store.
+"""Texts that all ranks of a trial exchange over the control store.
 
 The store works where a collective would hang, so it is where ranks compare what they are about to do.
-Equal texts, the common case, travel once: each rank leaves a digest and its text, and fetches one text of
-each digest.
+Equal texts, the common case, are sent once: each rank sets a digest and its text, and gets one text of each
+digest.
 """
 
 import hashlib
@@ -12,16 +12,16 @@ from typing import Any
 
 from ddp_doctor.model.fact import Failed
 
-#: Of a compressed text: a value over 8 MiB ends the store's connection (torch 2.13, TCPStore).
+#: Bytes of a compressed text: a value over 8 MiB ends the store's connection (torch 2.13, TCPStore).
 MOST_BYTES = 4 * 2**20
-#: Of a text as it was, when it comes back.
+#: Characters of a text when it is unpacked.
 MOST_CHARACTERS = 256 * 2**20
 #: The agent judges first.
 _WAIT = timedelta(minutes=10)
 
 
 def exchange(store: Any, name: str, text: str, rank: int, ranks: int) -> tuple[str, ...]:
-    """What each of the ``ranks`` said under ``name``; waits for the slowest.
+    """The text of each of the ``ranks`` under ``name``; waits for the slowest rank.
 
     Raises Failed where the text is too long for the store.
     """

@@ -15,10 +15,10 @@ from typing import Any
 
 import ddp_doctor
 from ddp_doctor.knowledge.deadlines import EXTENSION, LOOK_S, STILL_CPU_S_PER_S
-from ddp_doctor.ranks.preload import AGENT_VARIABLE, SCRATCH_VARIABLE
+from ddp_doctor.ranks.preload import AGENT_VARIABLE, RUN_FOLDER_VARIABLE
 from ddp_doctor.ranks.process import cpu_seconds, state
 
-#: For a process that was killed to be gone.
+#: Time for a killed process to end.
 _DEATH_S = 1.0
 
 
@@ -40,15 +40,15 @@ class Preload:
 class ForkServer:
     """One forkserver process that imported torch before any thread or CUDA existed in it."""
 
-    def __init__(self, scratch: Path, env: dict[str, str]) -> None:
-        self._scratch = scratch
+    def __init__(self, run_folder: Path, env: dict[str, str]) -> None:
+        self._run_folder = run_folder
         self._env = env
         self._pid: int | None = None
 
     def start(self) -> None:
         """Start it. Call from the main thread: it asks to die with the thread that started it."""
         extra = {
-            SCRATCH_VARIABLE: str(self._scratch),
+            RUN_FOLDER_VARIABLE: str(self._run_folder),
             AGENT_VARIABLE: str(os.getpid()),
             # The forkserver is `python -c`: it would find this package in the working directory only.
             "PYTHONPATH": self._python_path(),
@@ -64,7 +64,7 @@ class ForkServer:
         # multiprocessing keeps its socket in a folder that only a regular exit removes; ours does not.
         process: Any = multiprocessing.current_process()
         config = process._config  # noqa: SLF001 - nothing public moves the socket
-        config["tempdir"] = str(self._scratch)
+        config["tempdir"] = str(self._run_folder)
         try:
             multiprocessing.forkserver.ensure_running()
             server: Any = multiprocessing.forkserver._forkserver  # noqa: SLF001 - nothing public tells its pid
@@ -78,9 +78,9 @@ class ForkServer:
                     os.environ[name] = value
 
     def wait_ready(self, timeout_s: float) -> Preload:
-        """Wait until torch is imported; past the deadline say where the import stands and kill it.
+        """Wait until torch is imported; past the deadline return where the import stands, and kill it.
 
-        One that computed in the last second is slow, not stuck, and gets a share of its time once more.
+        An import that computed in the last second is slow, not stuck, and gets a share of its time once more.
         """
         began = time.monotonic()
         preload = self._wait(began + timeout_s, timeout_s)
@@ -92,22 +92,22 @@ class ForkServer:
         return replace(preload, import_s=took_s, stuck_at=self._stack_of(preload.stuck_at))
 
     def _wait(self, deadline: float, timeout_s: float) -> Preload:
-        """The same up to a deadline, without a stack and with the process alive."""
-        said: dict[str, object] = {}
-        looked_at, used = 0.0, None
+        """Wait until a deadline; the process stays alive, and no stack is taken."""
+        preload: dict[str, object] = {}
+        read_at, used = 0.0, None
         while (now := time.monotonic()) < deadline:
-            if now > deadline - LOOK_S and not looked_at:
-                looked_at, used = now, self._cpu_s()
+            if now > deadline - LOOK_S and not read_at:
+                read_at, used = now, self._cpu_s()
             with suppress(FileNotFoundError):
-                said = json.loads((self._scratch / "preload.json").read_text())
+                preload = json.loads((self._run_folder / "preload.json").read_text())
             if not self.is_alive():
                 return Preload(timeout_s, error=f"the import of torch killed its process\n{self._log()}")
-            if said.get("done"):
-                error = said.get("error")
-                return Preload(float(str(said["import_s"])), str(error) if error else None)
+            if preload.get("done"):
+                error = preload.get("error")
+                return Preload(float(str(preload["import_s"])), str(error) if error else None)
             time.sleep(0.01)
         return Preload(
-            timeout_s, stuck_at=str(said.get("pid", "")), moving=self._has_computed(used, looked_at)
+            timeout_s, stuck_at=str(preload.get("pid", "")), moving=self._has_computed(used, read_at)
         )
 
     def _has_computed(self, before: float | None, since: float) -> bool:
@@ -126,7 +126,7 @@ class ForkServer:
         return process
 
     def is_alive(self) -> bool:
-        """Whether it still serves; multiprocessing would start another one, without torch, unasked."""
+        """Whether it serves; else multiprocessing would silently start another forkserver, without torch."""
         return self._pid is not None and state(self._pid) not in (None, "Z")
 
     def stop(self) -> None:
@@ -135,7 +135,7 @@ class ForkServer:
             os.kill(self._pid, signal.SIGKILL)
         deadline = time.monotonic() + _DEATH_S
         while self.is_alive() and time.monotonic() < deadline:
-            time.sleep(0.001)  # while it dies, multiprocessing takes it for one that serves the next session
+            time.sleep(0.001)  # while it dies, multiprocessing would use it for the next session
 
     def _python_path(self) -> str:
         package_parent = str(Path(ddp_doctor.__file__).parent.parent)
@@ -153,5 +153,5 @@ class ForkServer:
 
     def _log(self) -> str:
         with suppress(OSError):
-            return (self._scratch / "forkserver.log").read_text(errors="replace")[-4000:]
+            return (self._run_folder / "forkserver.log").read_text(errors="replace")[-4000:]
         return ""

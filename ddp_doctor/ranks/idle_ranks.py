@@ -1,13 +1,13 @@
-"""Since when nothing has stirred in the ranks of one node.
+"""Since when all ranks of one node are idle.
 
-A rank stirs that takes a step, computes, reads or writes (a file, a connection), or has a process of its own that
-does: it builds a large model, compiles, loads or downloads. One that only waits does nothing of all that: two
-ranks in a gloo collective used 0.00 and 0.01 s of processor in 5 s, and no byte (torch 2.13). What is looked at::
+A rank is active when it takes a step, computes, reads or writes (a file, a connection), or when a process that it
+started does: it builds a large model, compiles, loads or downloads. A rank that only waits does none of this: two
+ranks in a gloo collective used 0.00 and 0.01 s of processor in 5 s, and no byte (torch 2.13). The sources are::
 
     /proc/PID/stat   utime 0.30 s, stime 0.01 s
     /proc/PID/io     rchar: 8342, wchar: 120      read(2) and write(2), of sockets too (proc(5))
 
-What cannot be looked at counts as stirring, and so does uninterruptible sleep: it may be a slow disk.
+A rank that cannot be read counts as active, and so does one in uninterruptible sleep: it may wait for a slow disk.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from ddp_doctor.knowledge.deadlines import LOOK_S, STILL_CPU_S_PER_S
 from ddp_doctor.ranks import process
 from ddp_doctor.ranks.rank_state import RankState
 
-#: Of a rank's own processes so many are looked at.
+#: The most processes that are read of one rank.
 _MOST_PROCESSES = 64
 
 
@@ -28,27 +28,27 @@ class _Used:
 
 
 class IdleRanks:
-    """Looks at the ranks once a second; ``stirs`` counts the looks in which something had stirred."""
+    """Reads the ranks once a second; ``activity`` counts the times that one of them was active."""
 
     def __init__(self, ranks: Sequence[RankState], now: float) -> None:
         self._ranks = ranks
-        self._looked_at = now
+        self._read_at = now
         self._used: dict[int, _Used | None] = {}
-        self.stirred_at = now
-        self.stirs = 0
+        self.active_at = now
+        self.activity = 0
 
-    def look(self, now: float) -> None:
-        """Look again where the last time was a second ago."""
-        elapsed_s = now - self._looked_at
+    def update(self, now: float) -> None:
+        """Read the ranks again, at most once a second."""
+        elapsed_s = now - self._read_at
         if elapsed_s < LOOK_S:
             return
-        self._looked_at = now
-        stirring = [self._stirs(rank, elapsed_s) for rank in self._ranks if not rank.over]
-        if any(stirring):
-            self.stirred_at = now
-            self.stirs += 1
+        self._read_at = now
+        active = [self._is_active(rank, elapsed_s) for rank in self._ranks if not rank.over]
+        if any(active):
+            self.active_at = now
+            self.activity += 1
 
-    def _stirs(self, rank: RankState, elapsed_s: float) -> bool:
+    def _is_active(self, rank: RankState, elapsed_s: float) -> bool:
         pid = rank.worker.pid
         if pid is None:
             return True
@@ -61,12 +61,12 @@ class IdleRanks:
 
 
 def _used(pid: int) -> _Used | None:
-    """What a rank and its processes used so far; None where that cannot be seen."""
+    """What a rank and its processes used so far; None where the kernel does not show it."""
     pids = process.with_children(pid, _MOST_PROCESSES)
     if pids is None:
         return None
-    cpu = [process.cpu_seconds(one) for one in pids]
-    io = [process.io_bytes(one) for one in pids]
-    if cpu[0] is None or io[0] is None:
+    cpu_s = [process.cpu_seconds(pid) for pid in pids]
+    io_bytes = [process.io_bytes(pid) for pid in pids]
+    if cpu_s[0] is None or io_bytes[0] is None:
         return None
-    return _Used(sum(one or 0.0 for one in cpu), sum(one or 0 for one in io))
+    return _Used(sum(used or 0.0 for used in cpu_s), sum(used or 0 for used in io_bytes))

@@ -8,13 +8,13 @@ from types import FrameType
 
 #: What ends a run early.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: A library that the signal finds at work may end what it does, and give back a lock that it holds.
+#: Time for a library that the signal interrupts to finish its call, and release a lock that it holds.
 _COURTESY_S = 0.3
 _ASK_AGAIN_S = 0.005
 
 
 class Interrupted(BaseException):
-    """The run is to end now, with a partial report."""
+    """The run has to end now, with a partial report."""
 
 
 class Interruption:
@@ -31,13 +31,13 @@ class Interruption:
     def handle(self, _number: int, frame: FrameType | None) -> None:
         """Raise Interrupted at the first signal, as soon as the doctor's own code runs.
 
-        An exception in the midst of foreign code may leave its lock taken, and who wants it next hangs.
+        An exception in a library's code may leave its lock taken, and the next thread that needs it hangs.
         """
         if not self._armed:
             return
         now = time.monotonic()
         self._since = self._since or now
-        if _is_foreign(frame) and now - self._since < _COURTESY_S:
+        if _is_library(frame) and now - self._since < _COURTESY_S:
             signal.setitimer(signal.ITIMER_REAL, _ASK_AGAIN_S)
             return
         self._armed = False
@@ -48,7 +48,7 @@ class Interruption:
 def interruptible() -> Iterator[Interruption]:
     """Handle the signals while the block runs; main thread only.
 
-    Afterwards they stay ignored: what was seen is still to be saved and shown.
+    Afterwards they stay ignored: the recording has still to be saved and shown.
     """
     interruption = Interruption()
     for number in (*SIGNALS, signal.SIGALRM):
@@ -59,6 +59,6 @@ def interruptible() -> Iterator[Interruption]:
         interruption.disarm()
 
 
-def _is_foreign(frame: FrameType | None) -> bool:
+def _is_library(frame: FrameType | None) -> bool:
     name = str(frame.f_globals.get("__name__", "")) if frame is not None else ""
     return name.partition(".")[0] not in ("ddp_doctor", "__main__")

@@ -1,8 +1,8 @@
-"""Folders that ranks make outside the scratch folder, where the job would write: noted first, removed by the agent.
+"""Folders that ranks make outside the run folder, where the job would write: noted first, removed by the agent.
 
-A rank that is killed removes nothing, so it notes the path in the trial's folder before it makes it; one path in each
-``rank0.elsewhere``. The agent removes what is noted when the ranks have ended, however they ended; what an agent
-left that was killed itself, the run removes that sweeps its scratch folder.
+A rank that is killed removes nothing. So it notes the path in the trial's folder before it makes the folder, one path
+in each ``rank0.job_folder``. The agent removes these folders when the ranks have ended, however they ended. If the
+agent was killed too, a later run removes them together with the run folder.
 """
 
 import os
@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 _PREFIX = "ddp-doctor-job-"
-_SUFFIX = ".elsewhere"
-#: A file system that hangs must not hold the agent: what is not gone by then stays.
+_SUFFIX = ".job_folder"
+#: A file system that hangs must not block the agent: folders that are not gone by then stay.
 _WAIT_S = 2.0
 _MOST = 100
 
@@ -29,11 +29,11 @@ def make(note: Path, parent: Path) -> str:
 
 
 def remove(trial: Path) -> None:
-    """Remove what the ranks of a trial noted, as far as that takes no longer than a moment."""
+    """Remove the folders that the ranks of a trial noted, as far as that takes no longer than a moment."""
     with suppress(OSError):
         notes = sorted(trial.glob(f"*{_SUFFIX}"))[:_MOST]
         if notes:
-            worker = threading.Thread(target=_remove, args=(notes,), daemon=True, name="elsewhere")
+            worker = threading.Thread(target=_remove, args=(notes,), daemon=True, name="job-folders")
             worker.start()
             worker.join(_WAIT_S)
 

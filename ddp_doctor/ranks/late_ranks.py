@@ -1,4 +1,4 @@
-"""Finished trials keep only the steps that a rank entered late, and those before: the others say nothing."""
+"""A finished trial keeps only the steps that some rank entered late, and the step before each of them."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,23 +14,23 @@ Key = tuple[str, int]
 def late_steps(evidence: Sequence[RankEvidence]) -> list[RankEvidence]:
     """Drop all steps but those that some rank entered LATE_ENTRY_S after the median rank, and the one before.
 
-    A rank that its link kept in that one is late through no fault of its own.
+    A slow link in the step before makes a rank late through no fault of its own.
     """
     entered: dict[Key, list[float]] = defaultdict(list)
-    for one in evidence:
-        for step in one.steps:
+    for rank in evidence:
+        for step in rank.steps:
             entered[_key(step)].append(step.entered_at)
     late = {key for key, times in entered.items() if max(times) - median(times) > LATE_ENTRY_S}
-    return [_only(one, late) for one in evidence]
+    return [_only(rank, late) for rank in evidence]
 
 
-def _only(one: RankEvidence, keys: set[Key]) -> RankEvidence:
+def _only(rank: RankEvidence, keys: set[Key]) -> RankEvidence:
     steps = tuple(
         step
-        for step, after in zip_longest(one.steps, one.steps[1:])
+        for step, after in zip_longest(rank.steps, rank.steps[1:])
         if _key(step) in keys or (after is not None and _key(after) in keys)
     )
-    return one.model_copy(update={"steps": steps})
+    return rank.model_copy(update={"steps": steps})
 
 
 def _key(step: Step) -> Key:

@@ -1,4 +1,4 @@
-"""The cgroup's count of OOM kills: the only honest sign that SIGKILL came from the kernel."""
+"""The cgroup's count of OOM kills: the only reliable sign that SIGKILL came from the kernel."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ class OomCounter:
         self._before = _count()
 
     def since_start(self) -> int:
-        """OOM kills since this object was made; 0 where the kernel does not tell."""
+        """OOM kills since this object was made; 0 where the kernel does not count them."""
         return max(_count() - self._before, 0)
 
 

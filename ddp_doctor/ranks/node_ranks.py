@@ -1,17 +1,15 @@
-"""The ranks of one node in one trial: forks them, watches them, and brings back what was seen."""
+"""The ranks of one node in one trial: forks them, watches them, and returns what was read."""
 
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Level
-from ddp_doctor.model.recording import World
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.ranks import job_folders, torchrun
 from ddp_doctor.ranks.environment import Refused, rank_environment, with_settings
@@ -20,6 +18,7 @@ from ddp_doctor.ranks.forkserver import ForkServer
 from ddp_doctor.ranks.rank_state import RankState, Worker
 from ddp_doctor.ranks.remedy_probe import PROBE, TRYING
 from ddp_doctor.ranks.remote_ranks import RemoteRanks
+from ddp_doctor.ranks.run import Run
 from ddp_doctor.ranks.spec import Task, WorkerSpec
 from ddp_doctor.ranks.trial import Trial, TrialResult
 from ddp_doctor.ranks.worker import forked
@@ -32,32 +31,27 @@ Pairs = Sequence[tuple[int, int]]
 
 
 def _untold(_text: str) -> None:
-    """Of the many short trials of a remedy; whoever orders them tells."""
+    """The many short trials of a remedy: whoever orders them shows the progress."""
 
 
 @dataclass
 class NodeRanks:
     """Runs this node's part of a trial. ``store`` is where the control store is reached from here."""
 
-    scratch: Path
+    run: Run
+    run_folder: Path
     server: ForkServer
     store: tuple[str, int] | None  # None: there is none yet, torchrun's ranks may need none
-    world: World
-    node: int
-    env: Mapping[str, str]
-    level: Level
-    progress: Callable[[str], None]
-    model: str = ""
     _partial: TrialResult | None = None
 
-    def run(
+    def run_trial(
         self,
         record: TrialRecord,
         checks: Sequence[Check],
         skip_pairs: Pairs = (),
-        others: RemoteRanks | None = None,
+        remote: RemoteRanks | None = None,
     ) -> TrialResult:
-        """Fork the ranks and watch them to the end. An interruption carries what was seen until then.
+        """Fork the ranks and watch them to the end. An interruption keeps what was read until then.
 
         Raises Refused.
         """
@@ -65,24 +59,24 @@ class NodeRanks:
         folder = self._folder(record)
         specs = self._specs(record, folder, checks, skip_pairs)
         workers = [self.server.fork(forked, spec.to_json()) for spec in specs]
-        return self._watch(record, specs, workers, checks, others)
+        return self._watch(record, specs, workers, checks, remote)
 
     def take_partial(self) -> TrialResult | None:
-        """What an interrupted trial had seen, once."""
+        """What an interrupted trial had read, once."""
         partial, self._partial = self._partial, None
         return partial
 
     @contextmanager
     def running_under_torchrun(
-        self, record: TrialRecord, checks: Sequence[Check], others: RemoteRanks | None = None
+        self, record: TrialRecord, checks: Sequence[Check], remote: RemoteRanks | None = None
     ) -> Iterator[tuple[TrialResult, torchrun.Launch]]:
         """The same with ranks that the real torchrun starts; the block runs while torchrun shuts down."""
         self._require_sense(record)
         folder = self._folder(record)
         specs = self._specs(record, folder, checks, ())
-        meeting = torchrun.Meeting(self.world.nnodes, self.store, record.trial) if others else None
-        with torchrun.Launch(folder, specs, self.env, meeting) as launch:
-            yield self._watch(record, specs, launch.workers, checks, others), launch
+        meeting = torchrun.Meeting(self.run.world.nnodes, self.store, record.trial) if remote else None
+        with torchrun.Launch(folder, specs, self.run.env, meeting) as launch:
+            yield self._watch(record, specs, launch.workers, checks, remote), launch
 
     def _watch(
         self,
@@ -90,7 +84,7 @@ class NodeRanks:
         specs: Sequence[WorkerSpec],
         workers: Sequence[Worker],
         checks: Sequence[Check],
-        others: RemoteRanks | None,
+        remote: RemoteRanks | None,
     ) -> TrialResult:
         now = time.monotonic()
         states = [
@@ -99,19 +93,21 @@ class NodeRanks:
         ]
         start_s = deadlines.IMPORT_S if record.launcher == "torchrun" else deadlines.WORKER_START_S
         allowed = self._deadlines(record, checks)
-        tell = self.progress if record.limit_s is None else _untold
-        stills = {check.id: check.still_s * self.crowd() for check in checks if check.still_s is not None}
-        trial = Trial(record, states, allowed, tell, start_s * self.crowd(), others, stills)
+        progress = self.run.progress if record.limit_s is None else _untold
+        idle_limits = {
+            check.id: check.still_s * self.crowd() for check in checks if check.still_s is not None
+        }
+        trial = Trial(record, states, allowed, progress, start_s * self.crowd(), remote, idle_limits)
         try:
             return trial.run()
         except BaseException:
             self._partial = trial.partial()
             raise
         finally:
-            job_folders.remove(self.scratch / record.trial)
+            job_folders.remove(self.run_folder / record.trial)
 
     def _require_sense(self, record: TrialRecord) -> None:
-        """Raises Refused for a trial of a remedy that could not end, or take all memory: a head may be mistaken."""
+        """Raises Refused for a trial of a remedy that could not end, or take all memory: the head may be wrong."""
         reproducer, ranks = record.reproducer, record.ranks
         if reproducer is None:
             if record.limit_s is not None or record.settings:
@@ -119,18 +115,22 @@ class NodeRanks:
             return
         if not 0.0 < (record.limit_s or 0.0) <= trials.NCCL_TRIAL_S * self.crowd():
             raise Refused(f"no trial of a remedy takes {record.limit_s} seconds")
-        if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(self.world.world_size)):
+        if (
+            not ranks
+            or len(set(ranks)) < len(ranks)
+            or not set(ranks) <= set(range(self.run.world.world_size))
+        ):
             raise Refused(f"a trial of ranks that are not those of this run: {str(ranks)[:80]}")
         if not 0 < reproducer.size_bytes <= trials.LARGEST_BYTES:
             raise Refused(f"no trial of a remedy moves {reproducer.size_bytes} bytes")
         if reproducer.kind == "exchange" and len(ranks) != 2:
             raise Refused(f"an exchange is between two ranks, not {len(ranks)}")
-        with_settings(self.env, record.settings, self.node)
+        with_settings(self.run.env, record.settings, self.run.node)
 
     def _folder(self, record: TrialRecord) -> Path:
-        if not _TRIAL.fullmatch(record.trial):  # it may come over the network, and is a path here
+        if not _TRIAL.fullmatch(record.trial):  # it may come over the network, and becomes a path
             raise ValueError(f"{record.trial[:40]!r} is no name of a trial")
-        folder = self.scratch / record.trial
+        folder = self.run_folder / record.trial
         folder.mkdir()
         return folder
 
@@ -139,41 +139,34 @@ class NodeRanks:
     ) -> list[WorkerSpec]:
         allowed = self._deadlines(record, checks)
         tasks = tuple(
-            Task(c.id, f"{c.probe.__module__}:{c.probe.__qualname__}", allowed[c.id]) for c in checks
+            Task(check.id, f"{check.probe.__module__}:{check.probe.__qualname__}", allowed[check.id])
+            for check in checks
         )
         if record.reproducer is not None:
             tasks = (Task(TRYING, PROBE, allowed[TRYING]),)
-        env = with_settings(self.env, record.settings, self.node)
-        cuda = self.world.backend == "nccl"
-        host, port = self.store if self.store and record.launcher == "forkserver" else ("", 0)
-        mine = self.world.ranks_of(self.node)
+        run, store = self.run, self.store if record.launcher == "forkserver" else None
+        host, port = store or ("127.0.0.1", 0)
+        env = with_settings(run.env, record.settings, run.node)
+        local_ranks = {rank: local_rank for local_rank, rank in enumerate(run.world.ranks_of(run.node))}
         return [
             WorkerSpec(
-                trial=record.trial,
+                trial=record,
+                options=run.options,
                 folder=str(folder),
-                node=self.node,
+                node=run.node,
                 rank=rank,
-                group_rank=index,
-                ranks=record.ranks,
-                local_rank=rank - mine.start,
-                backend=self.world.backend,
-                device=f"cuda:{rank - mine.start}" if cuda else "cpu",
-                level=self.level,
+                local_rank=local_ranks[rank],
+                group_rank=group_rank,
+                device=f"cuda:{local_ranks[rank]}" if run.world.backend == "nccl" else "cpu",
                 tasks=tasks,
                 launched_at=time.monotonic(),
                 init_deadline_s=allowed[FIRST],
-                env=rank_environment(
-                    env, self.world, rank, host or "127.0.0.1", port, f"{folder}/rank{rank}.nccl"
-                ),
-                store_host=host,
-                store_port=port,
+                env=rank_environment(env, run.world, rank, host, port, f"{folder}/rank{rank}.nccl"),
+                store=store,
                 skip_pairs=tuple(sorted(skip_pairs)),
-                model=self.model,
-                reproducer=record.reproducer.model_dump(mode="json") if record.reproducer else None,
-                tried=tuple(dict.fromkeys(setting.name for setting in record.settings)),
             )
-            for index, rank in enumerate(record.ranks)
-            if rank in mine
+            for group_rank, rank in enumerate(record.ranks)
+            if rank in local_ranks
         ]
 
     def _deadlines(self, record: TrialRecord, checks: Sequence[Check]) -> dict[str, float]:
@@ -182,13 +175,13 @@ class NodeRanks:
             return dict.fromkeys((FIRST, TRYING), record.limit_s)
         allowed = {check.id: check.deadline_s * self.crowd() for check in checks}
         allowed.setdefault(FIRST, deadlines.CHECK_S * self.crowd())
-        if self.world.backend == "nccl":
+        if self.run.world.backend == "nccl":
             for check_id in (FIRST, *(check.id for check in checks[:1])):
                 allowed[check_id] = max(allowed[check_id], deadlines.FIRST_NCCL_S * self.crowd())
         return allowed
 
     def crowd(self) -> float:
-        """Ranks that share a core are slow by right."""
+        """How many times longer things may take: ranks that share a core are slow through no fault."""
         cores = len(os.sched_getaffinity(0))
-        most = max((len(self.world.ranks_of(node.node_rank)) for node in self.world.nodes), default=1)
+        most = max((len(self.run.world.ranks_of(node.node_rank)) for node in self.run.world.nodes), default=1)
         return max(1.0, most / (cores * deadlines.RANKS_PER_CORE))

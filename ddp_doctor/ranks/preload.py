@@ -1,7 +1,7 @@
 """Imported by the forkserver before it serves: torch and the checks, once per node.
 
 Running this module *is* its effect, as multiprocessing offers only module names to preload. It
-writes ``preload.json`` to the run's scratch folder when it begins and when it is done, so that the
+writes ``preload.json`` to the run's run folder when it begins and when it is done, so that the
 agent can judge an import that hangs (a dead shared file system) and name the line it stands on.
 """
 
@@ -16,25 +16,25 @@ import warnings
 
 from ddp_doctor.ranks.process import die_with_parent, set_name
 
-#: Tells the forkserver where the scratch folder is and who its agent is.
-SCRATCH_VARIABLE = "DDP_DOCTOR_SCRATCH"
+#: Tells the forkserver where the run folder is and who its agent is.
+RUN_FOLDER_VARIABLE = "DDP_DOCTOR_RUN_FOLDER"
 AGENT_VARIABLE = "DDP_DOCTOR_AGENT_PID"
 
 
-def _prepare(scratch: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's to handle
+def _prepare(run_folder: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent handles Ctrl-C
     die_with_parent(int(os.environ.pop(AGENT_VARIABLE)))
     set_name("ddp-doctor:fork")
-    log = os.open(os.path.join(scratch, "forkserver.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = os.open(os.path.join(run_folder, "forkserver.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    faulthandler.enable()  # an import that crashes says where
+    faulthandler.enable()  # an import that crashes prints where
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
 def _import_all() -> str | None:
-    # Collection is off: objects made by imports live for ever, and looking at them while importing
-    # costs a fifth of the time; freezing keeps the pages shared between the forked ranks.
+    # Garbage collection is off: objects made by imports stay, and searching them while importing costs
+    # a fifth of the time; freezing keeps the pages shared between the forked ranks.
     gc.disable()
     try:
         with warnings.catch_warnings():
@@ -54,17 +54,17 @@ def _import_all() -> str | None:
     return None
 
 
-def _tell(scratch: str, **fields: object) -> None:
-    path = os.path.join(scratch, "preload.json")
+def _tell(run_folder: str, **fields: object) -> None:
+    path = os.path.join(run_folder, "preload.json")
     with open(path + ".tmp", "w", encoding="utf-8") as file:
         json.dump({"pid": os.getpid(), **fields}, file)
     os.replace(path + ".tmp", path)
 
 
-if SCRATCH_VARIABLE in os.environ:  # a plain import, by a test or a type checker, does nothing
-    _scratch = os.environ.pop(SCRATCH_VARIABLE)
-    _prepare(_scratch)
-    _tell(_scratch, done=False)
+if RUN_FOLDER_VARIABLE in os.environ:  # a plain import, by a test or a type checker, does nothing
+    _run_folder = os.environ.pop(RUN_FOLDER_VARIABLE)
+    _prepare(_run_folder)
+    _tell(_run_folder, done=False)
     _started = time.monotonic()
     _error = _import_all()
-    _tell(_scratch, done=True, error=_error, import_s=time.monotonic() - _started)
+    _tell(_run_folder, done=True, error=_error, import_s=time.monotonic() - _started)

@@ -75,10 +75,10 @@ def _children(pid: int) -> list[int] | None:
     except OSError:  # it has just ended
         return []
     texts = [_read(f"/proc/{pid}/task/{thread}/children") for thread in threads]
-    told = [text for text in texts if text is not None]
-    if not told and state(pid) is not None:
+    found = [text for text in texts if text is not None]
+    if not found and state(pid) is not None:
         return None
-    return [int(word) for text in told for word in text.split()]
+    return [int(word) for text in found for word in text.split()]
 
 
 def wait_channel(pid: int) -> str | None:

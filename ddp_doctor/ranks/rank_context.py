@@ -9,7 +9,6 @@ from typing import Any
 
 from ddp_doctor.model.context import GpuWatch
 from ddp_doctor.model.fact import Failed
-from ddp_doctor.model.finding import Reproducer
 from ddp_doctor.ranks import job_folders
 from ddp_doctor.ranks.events import EventWriter
 from ddp_doctor.ranks.exchange import exchange
@@ -23,25 +22,24 @@ class LiveRankContext:
     def __init__(self, spec: WorkerSpec, events: EventWriter) -> None:
         self.rank = spec.rank
         self.group_rank = spec.group_rank
-        self.world_size = len(spec.ranks)
-        self.ranks = spec.ranks
+        self.ranks = spec.trial.ranks
+        self.world_size = len(self.ranks)
         self.local_rank = spec.local_rank
         self.backend = spec.backend
         self.device = spec.device
         self.env: Mapping[str, str] = os.environ
-        self.level = spec.level
+        self.level = spec.options.level
         self.skip_pairs = frozenset(spec.skip_pairs)
         self.started_ago_s = time.monotonic() - spec.launched_at
         self.init_s = 0.0
         self.backend_impl: str | None = None
         self.bound_device: str | None = None
         self.gpu_memory_bytes = 0
-        self.reproducer = Reproducer.model_validate(spec.reproducer) if spec.reproducer else None
-        self.tried = spec.tried
+        self.trial = spec.trial
         self.deadline = float("inf")
         self.group: Any = None
         self.store: Any = None
-        self.model = spec.model
+        self.model = spec.options.model
         self.raw: str | None = None
         self._events = events
         self._note = Path(spec.path("note"))
@@ -63,7 +61,7 @@ class LiveRankContext:
         return self.deadline - time.monotonic()
 
     def exchange(self, name: str, text: str) -> tuple[str, ...]:
-        """What every rank said under this name, by group rank (see the Protocol)."""
+        """The text of every rank under this name, by group rank (see the Protocol)."""
         if self.store is None:
             raise Failed("this rank has no control store: the launcher's own ranks do without")
         return exchange(self.store, f"{self._check}/{name}", text, self.group_rank, self.world_size)
@@ -104,8 +102,8 @@ class LiveRankContext:
 class _Step:
     """Writes ``enter`` with the caller's line, and ``leave`` unless the body raised.
 
-    On a GPU a call returns before its work is done: the step ends when the device is idle, so that
-    a hang stands inside the step that caused it.
+    On a GPU a call returns before its work is done. The step ends when the device is idle, so a hang is
+    inside the step that caused it.
     """
 
     def __init__(self, events: EventWriter, fields: dict[str, Any], *, on_gpu: bool) -> None:

@@ -20,9 +20,9 @@ from ddp_doctor.ranks.spec import WorkerSpec
 #: Steps kept per rank: enough to see where the ranks parted, small enough for thousands of ranks.
 _STEPS_KEPT = 40
 _OUTPUT_KEPT = 4000
-#: NCCL's log is read so far; the log of a rank with thousands of peers is longer.
+#: Bytes of NCCL's log that are read; the log of a rank with thousands of peers is longer.
 _NCCL_LOG_READ = 8 << 20
-#: What torch prints in healthy runs too: of a name that older releases know, and of hosts without reverse DNS.
+#: Lines that torch prints in healthy runs too: about a name that older releases know, and hosts without reverse DNS.
 _CHATTER = ("TORCH_NCCL_TRACE_BUFFER_SIZE is deprecated", "hostname of the client socket cannot be retrieved")
 
 
@@ -42,7 +42,7 @@ class Worker(Protocol):
 
 @dataclass
 class RankState:
-    """Everything the agent learned of one rank so far. Times are monotonic seconds."""
+    """Everything the agent knows about one rank so far. Times are monotonic seconds."""
 
     spec: WorkerSpec
     worker: Worker
@@ -60,7 +60,7 @@ class RankState:
     exited_at: float | None = None
     cpu_s_per_s: float | None = None
     output_size: int = 0
-    events: int = 0  # how many there were
+    events: int = 0  # how many there have been
     state: str | None = None
     wait_channel: str | None = None
     first_answer: dict[str, Json] | None = None  # of two to the agent's request for evidence
@@ -77,7 +77,7 @@ class RankState:
         return last if last is not None and last.left_at is None else None
 
     def absorb(self, now: float) -> bool:
-        """Take in new events and the process's end; True when anything was new."""
+        """Take new events and the process's end; True when anything was new."""
         events = self.reader.new()
         self.events += len(events)
         for event in events:
@@ -128,7 +128,7 @@ class RankState:
                 return
 
     def overdue_step(self, now: float) -> bool:
-        """Whether the open step has outlived its own deadline."""
+        """Whether the open step has passed its own deadline."""
         step = self.open_step
         return step is not None and now > self.step_deadlines.get((step.check, step.seq), now)
 
@@ -157,7 +157,7 @@ class RankState:
 
     def evidence(self, out_of_memory: bool) -> RankEvidence:
         """What goes into the recording."""
-        witness = self._witness() or self.first_answer or {}
+        answer = self._stack_dump() or self.first_answer or {}
         died = self.exited_at is not None
         return RankEvidence(
             rank=self.spec.rank,
@@ -173,27 +173,27 @@ class RankState:
             state=self.state,
             wait_channel=self.wait_channel,
             cpu_s_per_s=self.cpu_s_per_s,
-            stack=tuple(witness.get("stack", ())) or self._faulthandler_stack(),
-            flight=self._flight(witness),
-            recorder=witness.get("recorder"),
+            stack=tuple(answer.get("stack", ())) or self._faulthandler_stack(),
+            flight=self._flight(answer),
+            recorder=answer.get("recorder"),
             output_tail=self._output(),
             out_of_memory=out_of_memory and died and self.worker.exitcode == -signal.SIGKILL,
         )
 
     def has_to_answer_twice(self) -> bool:
-        """Whether it shows open work in a flight recorder that retires finished work late."""
-        answer = self._witness()
+        """Whether its answer has open work in a flight recorder that retires finished work late."""
+        answer = self._stack_dump()
         flight = answer.get("flight", ())
         return bool(answer.get("retires_late")) and any(not entry["retired"] for entry in flight)
 
     def keep_first_answer(self) -> None:
         """Make room for the second one."""
-        self.first_answer = self._witness()
+        self.first_answer = self._stack_dump()
         with suppress(OSError):
-            os.unlink(self.spec.path("witness.json"))
+            os.unlink(self.spec.path("stack_dump.json"))
 
     def _flight(self, answer: Mapping[str, Json]) -> tuple[FlightEntry, ...]:
-        """What the flight recorder showed; of two samples the second, with what both agree on."""
+        """The flight recorder's entries; of two samples the second, with what is open in both."""
         entries = tuple(FlightEntry.model_validate(entry) for entry in answer.get("flight", ()))
         if self.first_answer is None or answer is self.first_answer:
             return entries
@@ -203,15 +203,15 @@ class RankState:
             for entry in entries
         )
 
-    def has_witness(self) -> bool:
+    def has_stack_dump(self) -> bool:
         """Whether the rank's second thread has answered."""
-        return os.path.exists(self.spec.path("witness.json"))
+        return os.path.exists(self.spec.path("stack_dump.json"))
 
     def _output(self) -> str:
-        """What the rank printed last, unless all is well; of NCCL's log its choices, also where it is."""
+        """What the rank printed last, unless it finished; NCCL's choices from its log in any case."""
         lines = _tail(self.spec.path("out")).splitlines(keepends=True)
-        said = [line for line in lines if not any(words in line for words in _CHATTER)]
-        tail = "".join(f"{KEPT_BACK}\n" if is_withheld("", line) else line for line in said)
+        kept = [line for line in lines if not any(words in line for words in _CHATTER)]
+        tail = "".join(f"{KEPT_BACK}\n" if is_withheld("", line) else line for line in kept)
         if self.spec.backend != "nccl":
             return tail if not self.done else ""
         # NCCL up to 2.21 prints its version to stdout alone; under torchrun there is no file.
@@ -219,8 +219,8 @@ class RankState:
         choices = digest(line for text in texts for line in text.splitlines())
         return choices if self.done else f"{choices}\n{_tail(self.spec.path('nccl'))}\n{tail}"
 
-    def _witness(self) -> dict[str, Json]:
-        with suppress(OSError, ValueError), open(self.spec.path("witness.json"), encoding="utf-8") as file:
+    def _stack_dump(self) -> dict[str, Json]:
+        with suppress(OSError, ValueError), open(self.spec.path("stack_dump.json"), encoding="utf-8") as file:
             answer: dict[str, Json] = json.load(file)
             return answer
         return {}

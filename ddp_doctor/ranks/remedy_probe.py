@@ -17,8 +17,8 @@ _LOG_READ = 8 << 20
 
 
 def probe(ctx: LiveRankContext) -> ShownFact:
-    """Do what ``ctx.reproducer`` says."""
-    reproducer = ctx.reproducer
+    """Do what the trial's ``reproducer`` says."""
+    reproducer = ctx.trial.reproducer
     assert reproducer is not None
     met = timed_all_reduces(ctx, 4, 1)
     rate, wrong = None, met.wrong
@@ -34,7 +34,7 @@ def probe(ctx: LiveRankContext) -> ShownFact:
 
 def _unread(ctx: LiveRankContext) -> tuple[str, ...]:
     """NCCL logs each variable that it reads, as "NAME set by environment to VALUE" or "NAME set to VALUE"."""
-    names = [name for name in ctx.tried if name.startswith("NCCL_")]
+    names = {setting.name: None for setting in ctx.trial.settings if setting.name.startswith("NCCL_")}
     path = ctx.env.get("NCCL_DEBUG_FILE")
     if ctx.backend != "nccl" or not names or path is None:
         return ()

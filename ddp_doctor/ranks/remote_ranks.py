@@ -4,35 +4,35 @@ from typing import Protocol
 
 
 class RemoteRanks(Protocol):
-    """How a trial ends everywhere at once."""
+    """How a trial ends on all nodes at once."""
 
     lost: tuple[int, ...]
 
     def ended(self) -> str | None:
-        """How the trial ended for all, None while it goes on."""
+        """How the trial ended on all nodes, None while it goes on."""
         ...
 
     def done(self) -> None:
-        """This node's ranks are through; the trial is finished when all nodes' are."""
+        """This node's ranks have finished; the trial is finished when those of all nodes have."""
         ...
 
     def end(self, outcome: str) -> None:
-        """This node's ranks got no further: the trial is over for all."""
+        """This node's ranks are stuck or broken: the trial is over on all nodes."""
         ...
 
     def abandon(self) -> None:
         """This node leaves the trial before its end."""
         ...
 
-    def note(self, events: int, stirs: int) -> None:
-        """Tell how many events this node's ranks have had, and how often they stirred."""
+    def note(self, events: int, activity: int) -> None:
+        """Report how many events this node's ranks have had, and how often they were active."""
         ...
 
     def moved_since(self, moment: float) -> bool:
-        """Whether any node's ranks have had one since then (monotonic)."""
+        """Whether any node's ranks have had an event since then (monotonic)."""
         ...
 
     @property
-    def stirred_at(self) -> float:
-        """When it was heard last that some node's ranks stirred or had an event (monotonic)."""
+    def active_at(self) -> float:
+        """When the last report came that some node's ranks were active or had an event (monotonic)."""
         ...

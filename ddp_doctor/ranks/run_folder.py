@@ -1,11 +1,11 @@
-"""The scratch folder of a run, and those that runs before it left because they were killed.
+"""The temporary folder of a run, and those that killed runs have left.
 
-A note in each says on which boot of which machine it was made, and its run holds a lock on it while it lives::
+A note in each folder names the boot in which it was made; its run holds a lock on the note while it lives::
 
     {"boot": "4f1c…"}
 
-The kernel lets go of the lock however the run ends, and one kernel has all containers of a host, so a note that can
-be locked is that of a run which is gone.
+The kernel releases the lock however the run ends, and all containers of a host share one kernel, so a note that
+can be locked belongs to a run that is gone.
 """
 
 import fcntl
@@ -19,10 +19,10 @@ from pathlib import Path
 
 from ddp_doctor.ranks import job_folders
 
-#: In each folder; only its own run ever holds the lock on it for long.
+#: The note in each folder; only its own run holds the lock on it for long.
 NOTE = "owner.lock"
 _PREFIX = "ddp-doctor-"
-#: Swept at the start of one run: it is to be fast, and the next sweeps on.
+#: The most folders that one start removes: it has to be fast, and the next run continues.
 _MOST = 100
 
 
@@ -37,10 +37,10 @@ def make() -> Path:
 
 
 def _hold(folder: Path) -> None:
-    """Locked before it has its name, so that nobody finds it free. It is never closed: the run's end does that."""
+    """Lock the note before it has its name, so that nobody finds it unlocked. The end of the process closes it."""
     note = folder / f".{NOTE}"
     fd = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with suppress(OSError):  # a file system without locks; then nobody else gets this one either
+    with suppress(OSError):  # a file system without locks: then no other run gets this lock either
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.write(fd, json.dumps(_here()).encode())
     note.rename(folder / NOTE)
@@ -62,7 +62,7 @@ def _sweep(parent: Path) -> None:
 def _taken(folder: Path) -> int | None:
     """The lock on a folder of this user whose run is known to be gone, else None.
 
-    Of another host that shares the folder, or of an earlier boot, nothing is known.
+    Nothing is known about runs of another host that shares the folder, or of an earlier boot.
     """
     fd = -1
     with suppress(OSError, ValueError):

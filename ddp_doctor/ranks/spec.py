@@ -1,11 +1,11 @@
-"""What the agent tells one worker, as JSON."""
+"""What the agent orders one worker to do, as JSON."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
-from ddp_doctor.model.base import Json
-from ddp_doctor.model.choices import Level
+from ddp_doctor.model.recording import Options
+from ddp_doctor.model.trial import TrialRecord
 
 
 @dataclass(frozen=True)
@@ -21,41 +21,46 @@ class Task:
 class WorkerSpec:
     """One rank of one trial. ``env`` is the whole environment the rank runs with."""
 
-    trial: str
+    trial: TrialRecord
+    options: Options  # of the run
     folder: str  # of the trial: events, output, evidence
     node: int
     rank: int
-    group_rank: int
-    ranks: tuple[int, ...]
     local_rank: int
-    backend: str
+    group_rank: int  # the rank in this trial's process group
     device: str
-    level: Level
     tasks: tuple[Task, ...]
     launched_at: float  # monotonic
     init_deadline_s: float
     env: Mapping[str, str] = field(default_factory=dict)
-    store_host: str = "127.0.0.1"
-    store_port: int = 0  # 0: env://, as the launcher that started the rank says
+    store: tuple[str, int] | None = None  # None: env://, as the launcher that started the rank says
     skip_pairs: tuple[tuple[int, int], ...] = ()
-    model: str = ""  # the user's own, "package.module:factory"
-    reproducer: Json = None  # of a trial that tries a remedy, a Reproducer
-    tried: tuple[str, ...] = ()  # … the names of its settings
 
     def to_json(self) -> str:
-        """As the text that travels to the worker."""
-        return json.dumps(asdict(self))
+        """As the text that travels to the worker. An environment may hold what is no UTF-8, and json takes it."""
+        fields = {
+            **vars(self),
+            "trial": self.trial.model_dump(mode="json"),
+            "options": self.options.model_dump(mode="json"),
+            "tasks": [vars(task) for task in self.tasks],
+        }
+        return json.dumps(fields)
 
     @classmethod
     def from_json(cls, text: str) -> "WorkerSpec":
         """The inverse of ``to_json``."""
         fields = json.loads(text)
-        fields["ranks"] = tuple(fields["ranks"])
-        fields["level"] = Level(fields["level"])
+        fields["trial"] = TrialRecord.model_validate(fields["trial"])
+        fields["options"] = Options.model_validate(fields["options"])
         fields["tasks"] = tuple(Task(**task) for task in fields["tasks"])
+        fields["store"] = tuple(fields["store"]) if fields["store"] else None
         fields["skip_pairs"] = tuple((a, b) for a, b in fields["skip_pairs"])
-        fields["tried"] = tuple(fields["tried"])
         return cls(**fields)
+
+    @property
+    def backend(self) -> str:
+        """The process group's."""
+        return self.trial.backend
 
     def path(self, suffix: str) -> str:
         """A file of this rank in the trial's folder."""

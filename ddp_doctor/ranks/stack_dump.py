@@ -1,8 +1,8 @@
 """The worker's second thread: answers the agent's request for evidence while the main thread hangs.
 
-SIGUSR2 asks this thread, which sees the Python stack and torch's flight recorder. SIGUSR1 asks
-faulthandler, which answers even while the main thread holds the interpreter lock in C. Neither
-prints a word in a stopped process until SIGCONT.
+SIGUSR2 asks this thread, which reads the Python stack and torch's flight recorder. SIGUSR1 asks
+faulthandler, which answers even while the main thread holds the interpreter lock in C. A stopped process
+answers neither until SIGCONT.
 """
 
 import faulthandler
@@ -25,7 +25,7 @@ def start(spec: WorkerSpec) -> None:
     """Register faulthandler and start the answering thread; SIGUSR2 must be blocked already."""
     stacks = os.open(spec.path("stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-    threading.Thread(target=_answer, args=(spec.path("witness.json"), spec.backend), daemon=True).start()
+    threading.Thread(target=_answer, args=(spec.path("stack_dump.json"), spec.backend), daemon=True).start()
 
 
 def _answer(path: str, backend: str) -> None:

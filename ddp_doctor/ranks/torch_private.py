@@ -1,7 +1,7 @@
 """Every call of torch that its documentation does not promise, each with a fallback.
 
-Names and backends changed between releases; where none answers the evidence is poorer, and the judge falls back on
-the worker's own events.
+Names and backends changed between releases. Where no call answers, there is less evidence, and the judge uses the
+worker's own events.
 """
 
 import json
@@ -70,7 +70,7 @@ def _dumps(backend: str) -> Iterator[tuple[str, str | bytes]]:
         calls = [(name, generic, {"backend": name}) for name in ("nccl2", "nccl-lazy")]
         calls.append(("nccl", getattr(c10d, "_dump_nccl_trace_json", None), {}))
     else:
-        calls = [("gloo", generic, {})]  # shown to whoever names no backend
+        calls = [("gloo", generic, {})]  # the default backend of the call
     for name, dump, options in calls:
         try:
             yield name, dump(includeCollectives=True, onlyActive=False, **options)

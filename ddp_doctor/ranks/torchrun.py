@@ -35,7 +35,7 @@ class LaunchedWorker:
 
     @property
     def exitcode(self) -> int | None:
-        """None while it lives. Its true code is torchrun's to know: 0 stands for gone."""
+        """None while it lives. Only torchrun knows the true code: 0 means gone."""
         if self.pid is None:
             began = next((event for event in self.reader.new() if event["event"] == "begin"), None)
             self.pid = began["pid"] if began else None
@@ -113,7 +113,7 @@ class Launch:
                 )
             readers = [EventReader(spec.path("events")) for spec in self._specs]
             self.workers = [LaunchedWorker(reader, self._process) for reader in readers]
-        except BaseException:  # a signal, say, that came before the process was even known here
+        except BaseException:  # for example a signal before the process was known here
             end_all(self._folder)
             raise
         return self
@@ -130,23 +130,23 @@ class Launch:
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            return ("torchrun did not end by itself", self._said())
+            return ("torchrun did not end by itself", self._last_output())
         if code == 0:
             return ("torchrun ended by itself",)
-        return (f"torchrun ended with exit code {code}", self._said())
+        return (f"torchrun ended with exit code {code}", self._last_output())
 
-    def _said(self) -> str:
+    def _last_output(self) -> str:
         return self._output.read_text(errors="replace")[-4000:]
 
 
 def end_all(folder: Path) -> None:
     """End every torchrun that this process started with its log below ``folder``, and what it started.
 
-    By what is running, not by what is remembered: a signal may come before a process is remembered.
+    It asks the system for running processes: a signal may come before a process is remembered here.
     """
     for torchrun in psutil.Process().children():
         # torchrun gives its workers sessions of their own, so they are found as its descendants;
-        # psutil compares start times, and kills no stranger that inherited a pid.
+        # psutil compares start times, so it kills no other process with the same pid.
         with suppress(psutil.Error):
             if not _is_below(folder, torchrun.cmdline()):
                 continue

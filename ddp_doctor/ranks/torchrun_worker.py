@@ -14,10 +14,10 @@ from ddp_doctor.ranks.torchrun_main import TORCHRUN_VARIABLE
 
 
 def _bare(package: str) -> None:
-    """Leave out what a package imports by itself: its modules are then imported one by one, where they are wanted.
+    """Skip what a package imports by itself: its modules are then imported one by one, where they are used.
 
-    A forked rank finds all checks imported. This one is a new process, of which each would spend half a second on
-    them, a dozen times what its own check takes.
+    A forked rank has all checks imported. This rank is a new process, which would spend half a second on them, a
+    dozen times what its own check takes.
     """
     spec = importlib.util.find_spec(package)
     if spec is not None and package not in sys.modules:

@@ -2,8 +2,8 @@
 
 The agent never joins a collective, so it can always judge and kill. A deadline is not yet a hang:
 what moved during the last second before it (events, the size of the rank's output) is slow and is
-extended once. A check of the user's code has a long deadline, and is judged sooner where nothing stirs at
-all; see docs/explanation/hangs.md for the whole order of events.
+extended once. A check of the user's code has a long deadline, and is judged sooner where all ranks are
+idle; see docs/explanation/hangs.md for the whole order of events.
 """
 
 import os
@@ -24,12 +24,12 @@ from ddp_doctor.ranks.memory_events import OomCounter
 from ddp_doctor.ranks.rank_state import RankState
 from ddp_doctor.ranks.remote_ranks import RemoteRanks
 
-#: A note on a trial that tries a remedy: its limit counts the time in which nobody ran.
+#: A note on a trial that tries a remedy: the limit of such a trial also counts time in which nothing ran.
 PAUSED = "the agent was stopped or starved"
-#: … for so much of the limit; a loop that is late by less is no pause.
+#: … for this share of the limit; a shorter delay is no pause.
 _PAUSED_SHARE = 0.25
 _PAUSED_S = 0.25
-#: From the words of a peer until the end of the rank that it lost is seen, too.
+#: From the error of a peer until the end of the rank that it lost is noticed.
 _ENDS_SHOW_S = 0.05
 
 
@@ -41,7 +41,7 @@ class TrialResult:
     readings: tuple[Reading, ...]
 
     def to_json(self) -> Json:
-        """As it travels to the head."""
+        """As it is sent to the head."""
         readings = [reading.model_dump(mode="json") for reading in self.readings]
         return {"record": self.record.model_dump(mode="json"), "readings": readings}
 
@@ -56,12 +56,12 @@ class Trial:
         check_deadlines: Mapping[str, float],
         progress: Callable[[str], None],
         start_s: float,
-        others: RemoteRanks | None = None,
-        check_stills: Mapping[str, float] | None = None,
+        remote: RemoteRanks | None = None,
+        idle_limits: Mapping[str, float] | None = None,
     ) -> None:
-        self._others = others
-        self._check_stills = check_stills or {}
-        self._stillness = IdleRanks(ranks, time.monotonic())
+        self._remote = remote
+        self._idle_limits = idle_limits or {}
+        self._idle_ranks = IdleRanks(ranks, time.monotonic())
         self._record = record
         self._ranks = ranks
         self._check_deadlines = check_deadlines
@@ -82,8 +82,8 @@ class Trial:
         try:
             outcome = self._watch()
         except BaseException:
-            if self._others is not None:
-                self._others.abandon()
+            if self._remote is not None:
+                self._remote.abandon()
             self._kill()
             raise
         if outcome == "finished":
@@ -93,7 +93,7 @@ class Trial:
         if self._record.limit_s is None:
             self._gather_evidence()
         elif outcome == "broken":
-            self._look_once_more()
+            self._read_once_more()
         result = self._result(outcome, check, waited)
         self._kill()
         return result
@@ -119,7 +119,7 @@ class Trial:
             if ended is not None:
                 return ended
             if all(rank.done for rank in self._ranks):
-                time.sleep(0.005)  # other nodes are not through yet, and have deadlines of their own
+                time.sleep(0.005)  # other nodes have not finished yet, and have deadlines of their own
                 continue
             if broken_at is None and any(rank.over and not rank.done for rank in self._ranks):
                 broken_at = now
@@ -133,16 +133,16 @@ class Trial:
     def _ended_for_all(self) -> str | None:
         """How the trial ended on all nodes; on one node alone, whether its ranks are all done."""
         done = all(rank.done for rank in self._ranks)
-        if self._others is None:
+        if self._remote is None:
             return "finished" if done else None
-        self._others.note(sum(rank.events for rank in self._ranks), self._stillness.stirs)
+        self._remote.note(sum(rank.events for rank in self._ranks), self._idle_ranks.activity)
         if done:
-            self._others.done()
-        return self._others.ended()
+            self._remote.done()
+        return self._remote.ended()
 
     def _end(self, outcome: str) -> str:
-        if self._others is not None:
-            self._others.end(outcome)
+        if self._remote is not None:
+            self._remote.end(outcome)
         return outcome
 
     def _echoes_are_in(self, since_s: float) -> bool:
@@ -151,9 +151,9 @@ class Trial:
         return settled or self._record.limit_s is not None or since_s > deadlines.ECHO_GRACE_S
 
     def _forgive(self, pause_s: float) -> None:
-        """The agent itself was stopped or starved (Ctrl-Z, a debugger): so were its deadlines."""
+        """Move all deadlines: the agent itself was stopped or starved (Ctrl-Z, a debugger)."""
         self._started += pause_s
-        self._stillness.stirred_at += pause_s
+        self._idle_ranks.active_at += pause_s
         self._sampled = None
         for rank in self._ranks:
             rank.check_at += pause_s
@@ -167,41 +167,52 @@ class Trial:
             self._progress(order[reached])
 
     def _overdue(self, now: float) -> str | None:
-        """ "stuck" or "slow" when a deadline has passed and nothing is left to wait for."""
-        if self._record.limit_s is not None:  # nobody is judged by a trial that tries a remedy
+        """How the trial ended, "stuck" or "slow", when a deadline has passed; None while it goes on."""
+        if self._record.limit_s is not None:  # no rank is judged by a trial that tries a remedy
             return "stuck" if now > self._started + self._record.limit_s else None
         waiting = [rank for rank in self._ranks if not rank.over]
         check = self._slowest_check(waiting)
-        deadline = self._deadline(check, waiting)
-        if self._watched != check:  # the last second of another check says nothing of this one
+        if self._watched != check:  # a sample taken in another check says nothing of this one
             self._watched, self._sampled = check, None
-        stepping = any(rank.overdue_step(now) for rank in waiting)
-        due = now if stepping else min(deadline, self._still_until(check, now))
-        if now <= due - 1.0:
+        step_is_overdue = any(rank.overdue_step(now) for rank in waiting)
+        deadline = self._deadline(check, waiting)
+        judged_at = now if step_is_overdue else min(deadline, self._idle_deadline(check, now))
+        if not self._has_watched_a_second(now, judged_at):
+            return None
+        has_moved = self._has_moved(waiting, now)
+        if step_is_overdue or not has_moved:
+            return "stuck"
+        return self._slow(check) if now > deadline else None
+
+    def _has_watched_a_second(self, now: float, judged_at: float) -> bool:
+        """Whether it is time to judge, and a sample of the ranks is a second old; takes the sample in time."""
+        if now <= judged_at - 1.0:
             self._sampled = None
-            return None
+            return False
         if self._sampled is None:
-            self._sample(now)
-        since, before = self._sampled or (now, {})
-        if now < due or now - since < 1.0:
-            return None
-        self._note_cpu(before, now - since)
-        moving = any(rank.last_event_at > since or rank.output_grew() for rank in waiting)
-        moving = moving or (self._others is not None and self._others.moved_since(since))
-        self._sampled = None
-        return "stuck" if stepping or not moving else self._slow(check) if now > deadline else None
+            self._sampled = self._sample(now)
+        sampled_at, _ = self._sampled
+        return now >= judged_at and now - sampled_at >= 1.0
+
+    def _has_moved(self, waiting: Sequence[RankState], now: float) -> bool:
+        """Whether a rank that is waited for, on any node, did anything since the sample, which is used up."""
+        assert self._sampled is not None
+        (since, cpu_s), self._sampled = self._sampled, None
+        self._note_cpu(cpu_s, now - since)
+        here = any(rank.last_event_at > since or rank.output_grew() for rank in waiting)
+        return here or (self._remote is not None and self._remote.moved_since(since))
 
     def _slow(self, check: str) -> str | None:
-        """What still moves at its deadline gets half of its time once more."""
+        """A check whose ranks move at its deadline gets half of its time once more."""
         if check in self._extended:
             return "slow"
         self._extended.add(check)
         return None
 
-    def _sample(self, now: float) -> None:
-        self._sampled = (now, self._cpu())
+    def _sample(self, now: float) -> tuple[float, dict[int, float]]:
         for rank in self._ranks:
             rank.note_output_size()
+        return now, self._cpu()
 
     def _slowest_check(self, waiting: Sequence[RankState]) -> str:
         order = {check: index for index, check in enumerate(self._record.checks)}
@@ -216,15 +227,15 @@ class Trial:
             return self._started + self._start_s
         return start + allowed * factor
 
-    def _still_until(self, check: str, now: float) -> float:
-        """When a check is judged in which nothing stirs from now on, on any node."""
-        if not self._check_stills:
+    def _idle_deadline(self, check: str, now: float) -> float:
+        """When a check is judged if all ranks of all nodes stay idle from now on."""
+        if not self._idle_limits:
             return float("inf")
-        self._stillness.look(now)  # in each check: other nodes may be in one that is judged so
-        allowed = self._check_stills.get(check, float("inf"))
+        self._idle_ranks.update(now)  # in each check: other nodes may be in a check that has such a limit
+        allowed = self._idle_limits.get(check, float("inf"))
         events = [at for rank in self._ranks for at in (rank.check_at, rank.last_event_at)]
-        elsewhere = self._others.stirred_at if self._others is not None else 0.0
-        return max(self._stillness.stirred_at, elsewhere, *events) + allowed
+        remote_active_at = self._remote.active_at if self._remote is not None else 0.0
+        return max(self._idle_ranks.active_at, remote_active_at, *events) + allowed
 
     def _judged(self) -> tuple[str | None, float]:
         waiting = [rank for rank in self._ranks if not rank.done]
@@ -245,8 +256,8 @@ class Trial:
 
     # --- evidence and the end -------------------------------------------------------------------
 
-    def _look_once_more(self) -> None:
-        """The peers of a rank that was killed speak first; its own end is seen a moment later."""
+    def _read_once_more(self) -> None:
+        """The peers of a rank that was killed report first; its own end is noticed a moment later."""
         time.sleep(_ENDS_SHOW_S)
         for rank in self._ranks:
             rank.absorb(time.monotonic())
@@ -264,7 +275,9 @@ class Trial:
         self._await_answers(alive)
         again = [rank for rank in alive if rank.has_to_answer_twice()]
         if again:
-            time.sleep(max(0.0, asked_at + deadlines.WITNESS_S + deadlines.RECORDER_LAG_S - time.monotonic()))
+            time.sleep(
+                max(0.0, asked_at + deadlines.STACK_DUMP_S + deadlines.RECORDER_LAG_S - time.monotonic())
+            )
             for rank in again:
                 rank.keep_first_answer()
                 rank.signal(signal.SIGUSR2)
@@ -272,8 +285,8 @@ class Trial:
 
     @staticmethod
     def _await_answers(ranks: Sequence[RankState]) -> None:
-        deadline = time.monotonic() + deadlines.WITNESS_S
-        while time.monotonic() < deadline and not all(rank.has_witness() for rank in ranks):
+        deadline = time.monotonic() + deadlines.STACK_DUMP_S
+        while time.monotonic() < deadline and not all(rank.has_stack_dump() for rank in ranks):
             time.sleep(0.01)
 
     def _dismiss(self) -> None:
@@ -305,7 +318,7 @@ class Trial:
     def _result(self, outcome: str, check: str | None, waited_s: float) -> TrialResult:
         ooms = self._oom.since_start() > 0
         evidence = [rank.evidence(ooms) for rank in self._ranks]
-        if outcome == "finished" and self._others is None:
+        if outcome == "finished" and self._remote is None:
             evidence = late_steps(evidence)
         record = self._record.model_copy(
             update={
@@ -314,7 +327,7 @@ class Trial:
                 "waited_s": round(waited_s, 2),
                 "duration_s": round(time.monotonic() - self._started, 3),
                 "evidence": tuple(evidence),
-                "lost_nodes": self._others.lost if self._others is not None else (),
+                "lost_nodes": self._remote.lost if self._remote is not None else (),
                 "notes": (*self._abandoned(evidence), *([PAUSED] if self._paused else ())),
             }
         )
@@ -323,7 +336,8 @@ class Trial:
 
     @staticmethod
     def _abandoned(evidence: Sequence[RankEvidence]) -> tuple[str, ...]:
-        stuck = [one for one in evidence if one.state == "D"]
+        stuck = [rank for rank in evidence if rank.state == "D"]
         return tuple(
-            f"rank {one.rank} (pid {one.pid}) is in uninterruptible sleep and was abandoned" for one in stuck
+            f"rank {rank.rank} (pid {rank.pid}) is in uninterruptible sleep and was abandoned"
+            for rank in stuck
         )

@@ -1,7 +1,7 @@
 """A worker: one rank of one trial. Runs the rank checks in order and writes what happens.
 
-A worker that raised does not exit: its sockets would close and its peers would report resets that
-say nothing. It waits to be killed, so that the agent sees the cause and not its echo.
+A worker that raised does not exit: its sockets would close, and its peers would report connection resets.
+It waits to be killed, so that the agent sees the cause and not its consequences.
 """
 
 import importlib
@@ -16,23 +16,23 @@ from typing import Any, NoReturn
 
 from ddp_doctor.knowledge.gpu_memory import allowance
 from ddp_doctor.knowledge.victims import blames_peer
-from ddp_doctor.model.choices import Status
 from ddp_doctor.model.context import RankContext
-from ddp_doctor.model.fact import CouldNotLook, Fact, Reading
+from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.trial import Raised
 from ddp_doctor.ranks import stack_dump, torch_private
 from ddp_doctor.ranks.events import EventWriter
 from ddp_doctor.ranks.process import FORKSERVER_PID, die_with_parent, set_name
 from ddp_doctor.ranks.rank_context import LiveRankContext
-from ddp_doctor.ranks.spec import Task, WorkerSpec
+from ddp_doctor.ranks.reading import read
+from ddp_doctor.ranks.spec import WorkerSpec
 from ddp_doctor.ranks.store import connect
 
-#: The agent judges first; this only keeps a library's own time-out from speaking before it.
+#: Longer than the agent waits: no library's own time-out ends a rank before it.
 _LIBRARY_TIMEOUT = timedelta(minutes=10)
 
 
 def forked(spec_json: str) -> NoReturn:
-    """Entry point of a rank forked by the forkserver; leaves when the agent says so (SIGTERM)."""
+    """Entry point of a rank forked by the forkserver; ends when the agent asks for it (SIGTERM)."""
     spec = WorkerSpec.from_json(spec_json)
     die_with_parent(FORKSERVER_PID)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -46,7 +46,7 @@ def forked(spec_json: str) -> NoReturn:
 
 
 def launched(spec: WorkerSpec) -> NoReturn:
-    """Entry point of a rank that torchrun started; leaves by itself, as a job would."""
+    """Entry point of a rank that torchrun started; ends by itself, as a job would."""
     stack_dump.block_signals(signal.SIGUSR2)
     _redirect_output(spec)
     completed = run(spec)
@@ -65,7 +65,8 @@ def run(spec: WorkerSpec) -> bool:
     try:
         _join(spec, context)
         for task in spec.tasks:
-            reading = _look(task, context).model_copy(update={"node": spec.node})
+            context.begin(task.check, task.deadline_s)
+            reading = read(task.check, _probe(task.probe), context, spec.node, spec.rank)
             events.write("reading", reading=reading.model_dump(mode="json"))
     except BaseException as error:  # noqa: BLE001 - even SystemExit of a probe is evidence
         events.write("raised", **_raised(error).model_dump())
@@ -86,9 +87,9 @@ def _join(spec: WorkerSpec, context: LiveRankContext) -> None:
         options["device_id"] = torch.device(spec.device)
     started = time.monotonic()
     with context.step("init_process_group", spec.backend, deadline_s=spec.init_deadline_s):
-        if spec.store_port:
-            context.store = connect(spec.store_host, spec.store_port, spec.trial)
-            options.update(store=context.store, rank=spec.group_rank, world_size=len(spec.ranks))
+        if spec.store is not None:
+            context.store = connect(*spec.store, spec.trial.trial)
+            options.update(store=context.store, rank=spec.group_rank, world_size=context.world_size)
         dist.init_process_group(spec.backend, **options)
     context.init_s = time.monotonic() - started
     context.group = dist.group.WORLD
@@ -105,28 +106,6 @@ def _take_gpu(device: str) -> int:
     allowed = allowance(free)
     torch.cuda.set_per_process_memory_fraction(allowed / total)
     return allowed
-
-
-def _look(task: Task, context: LiveRankContext) -> Reading:
-    context.begin(task.check, task.deadline_s)
-    probe = _probe(task.probe)
-    started_at, started = time.time(), time.monotonic()
-    fact: dict[str, object] | None = None
-    status, reason = Status.COLLECTED, None
-    try:
-        fact = probe(context).recorded()
-    except CouldNotLook as error:
-        status, reason = error.status, str(error)
-    return Reading(
-        check=task.check,
-        status=status,
-        rank=context.rank,
-        fact=fact,
-        reason=reason,
-        started_at=started_at,
-        duration_s=time.monotonic() - started,
-        raw=context.raw,
-    )
 
 
 def _probe(reference: str) -> Callable[[RankContext], Fact]:

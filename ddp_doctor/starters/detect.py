@@ -1,6 +1,6 @@
 """Who started this process: torchrun, a SLURM step, Open MPI, or a person.
 
-A foreign world is recognised by the launcher's own marks, never by RANK alone: a leftover RANK in a
+An outer world is recognised by the launcher's own variables, never by RANK alone: a leftover RANK in a
 login shell is a finding, not a world. Launchers start each other, so the innermost counts: SLURM
 starts Open MPI's daemons (their ranks then carry the daemon's SLURM_PROCID), and both start torchrun.
 """
@@ -21,8 +21,8 @@ _TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?", re.ASCII)
 
 
 @dataclass(frozen=True)
-class ForeignWorld:
-    """A launcher's world that the doctor was started in, as this process sees it."""
+class OuterWorld:
+    """The world of the launcher that started the doctor, as this process sees it."""
 
     launcher: Launcher
     local_rank: int
@@ -32,11 +32,11 @@ class ForeignWorld:
 
     @property
     def is_agent(self) -> bool:
-        """The process with local rank 0 is its node's agent; the others wait for its verdict."""
+        """Whether this process, by its local rank 0, is its node's agent; the others wait for its exit code."""
         return self.local_rank == 0
 
 
-def foreign_world(env: Mapping[str, str], parent_pid: int) -> ForeignWorld | None:
+def outer_world(env: Mapping[str, str], parent_pid: int) -> OuterWorld | None:
     """The world this process is a rank of, or None where a person (or a script) typed the command."""
     if HOSTS_VARIABLE in env:
         return None
@@ -55,8 +55,8 @@ def number(env: Mapping[str, str], name: str, otherwise: int) -> int:
     return int(text) if re.fullmatch(r"\d{1,18}", text, re.ASCII) else otherwise
 
 
-def _torchrun(env: Mapping[str, str], parent_pid: int) -> ForeignWorld:
-    return ForeignWorld(
+def _torchrun(env: Mapping[str, str], parent_pid: int) -> OuterWorld:
+    return OuterWorld(
         launcher="torchrun",
         local_rank=number(env, "LOCAL_RANK", 0),
         local_size=number(env, "LOCAL_WORLD_SIZE", 1),
@@ -79,10 +79,10 @@ def _torchrun_launch(env: Mapping[str, str], parent_pid: int) -> str:
     return f"{env['TORCHELASTIC_RUN_ID']}-{_process(parent_pid)}-{count}"
 
 
-def _slurm(env: Mapping[str, str]) -> ForeignWorld:
+def _slurm(env: Mapping[str, str]) -> OuterWorld:
     nodes = number(env, "SLURM_STEP_NUM_NODES", number(env, "SLURM_NNODES", 1))
     restart = number(env, "SLURM_RESTART_COUNT", 0)  # a requeued job keeps its job and step id
-    return ForeignWorld(
+    return OuterWorld(
         launcher="slurm",
         local_rank=number(env, "SLURM_LOCALID", 0),
         local_size=tasks_on(env.get("SLURM_STEP_TASKS_PER_NODE", ""), number(env, "SLURM_NODEID", 0)),
@@ -103,9 +103,9 @@ def tasks_on(listed: str, node_rank: int) -> int:
     return 1
 
 
-def _open_mpi(env: Mapping[str, str], parent_pid: int) -> ForeignWorld:
+def _open_mpi(env: Mapping[str, str], parent_pid: int) -> OuterWorld:
     local_size = number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", 1)
-    return ForeignWorld(
+    return OuterWorld(
         launcher="mpi",
         local_rank=number(env, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
         local_size=local_size,
@@ -115,10 +115,10 @@ def _open_mpi(env: Mapping[str, str], parent_pid: int) -> ForeignWorld:
 
 
 def _process(pid: int) -> str:
-    """The process and when it started (proc(5), stat, field 22): a pid alone comes round again."""
+    """The process and when it started (proc(5), stat, field 22): a pid alone is used again."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return str(pid)
-    fields = stat.rpartition(")")[2].split()  # the name, field 2, may hold spaces and parentheses
+    fields = stat.rpartition(")")[2].split()  # the name, field 2, may contain spaces and parentheses
     return f"{pid}.{fields[19]}" if len(fields) > 19 else str(pid)

@@ -1,6 +1,6 @@
-"""Finding the way to the endpoint of a run, with plain sockets, so that each failure has its own name.
+"""Connecting to the endpoint of a run with plain sockets, so that each failure has its own name.
 
-torch's own client says "timed out after 60000ms" of a refused, a dropped and a mute port alike.
+torch's own client says "timed out after 60000ms" for a refused, a dropped and a silent port alike.
 """
 
 import errno
@@ -29,7 +29,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Approach:
-    """The way to the endpoint: ``outcome`` is the last attempt's, or unresolved; ``met_at`` is our end."""
+    """The way to the endpoint: ``outcome`` of the last attempt, or unresolved; ``met_at`` is this end's address."""
 
     outcome: str
     addresses: tuple[str, ...] = ()
@@ -63,8 +63,8 @@ def is_mine(addresses: tuple[str, ...]) -> bool:
     """Whether one of these addresses is this host's: one that a socket may be bound to."""
     for address in addresses:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with suppress(OSError), socket.socket(family) as one:
-            one.bind((address, 0))
+        with suppress(OSError), socket.socket(family) as probe:
+            probe.bind((address, 0))
             return True
     return False
 
@@ -72,7 +72,7 @@ def is_mine(addresses: tuple[str, ...]) -> bool:
 def approach(
     host: str, port: int, until: float, tell: Callable[[str], None], timeout_s: float = CONNECT_S
 ) -> Approach:
-    """Connect, again and again while that makes sense: a head that starts late refuses until it is there."""
+    """Connect, again and again while that makes sense: the port of a head that starts late is refused at first."""
     started = time.monotonic()
     alike: list[tuple[float, Approach]] = []  # the last rounds of one kind
     while True:
@@ -85,8 +85,8 @@ def approach(
         alike.append((now, last))
         patience = {"unresolved": UNRESOLVED_S, "no way": UNREACHABLE_S}.get(_kind(last), float("inf"))
         if time.monotonic() > min(until, alike[0][0] + patience):
-            # A firewall's word comes once a second at most (icmp(7), icmp_ratelimit): one is enough.
-            return next((one for _, one in reversed(alike) if one.outcome == "unreachable"), last)
+            # A firewall answers at most once a second (icmp(7), icmp_ratelimit): one answer is enough.
+            return next((earlier for _, earlier in reversed(alike) if earlier.outcome == "unreachable"), last)
         tell(f"{_words(last.outcome)} {host}:{port}")
         time.sleep(_PAUSE_S)
 
@@ -113,10 +113,10 @@ def _one_round(host: str, port: int, timeout_s: float, waited_s: float) -> Appro
         attempts.append(attempt)
         if attempt.outcome == "connected":
             return Approach("connected", addresses, tuple(attempts), "", address, met_at, waited_s)
-    # Of two addresses the one that says most decides: a refusal comes from a host that is up.
+    # Of two addresses the clearest outcome decides: a refusal comes from a host that is up.
     order = ("refused", "timed_out", "unreachable")
-    telling = min(attempts, key=lambda one: order.index(one.outcome))
-    return Approach(telling.outcome, addresses, tuple(attempts), telling.error, waited_s=waited_s)
+    clearest = min(attempts, key=lambda attempt: order.index(attempt.outcome))
+    return Approach(clearest.outcome, addresses, tuple(attempts), clearest.error, waited_s=waited_s)
 
 
 def _connect(address: str, port: int, timeout_s: float) -> tuple[Attempt, str]:
@@ -135,12 +135,12 @@ def _connect(address: str, port: int, timeout_s: float) -> tuple[Attempt, str]:
 
 
 def holder_of(port: int) -> str:
-    """The program that listens on a port of this host, as well as this user may know: "nc (pid 712)"."""
+    """The program that listens on a port of this host, as far as this user may see it: "nc (pid 712)"."""
     import psutil
 
     with suppress(psutil.Error, OSError):
-        for one in psutil.net_connections("tcp"):
-            if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port:
-                name = psutil.Process(one.pid).name() if one.pid else ""
-                return f"{name} (pid {one.pid})" if one.pid else "another user's program"
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port:
+                name = psutil.Process(connection.pid).name() if connection.pid else ""
+                return f"{name} (pid {connection.pid})" if connection.pid else "another user's program"
     return ""

@@ -1,7 +1,7 @@
-"""One command for all nodes: starts an agent on each, hears them, and leaves none behind.
+"""One command for all nodes: starts an agent on each, listens to them, and leaves none behind.
 
-Each agent is told things over its starter pipe (starter_pipe.py) and speaks over the starter channel
-(starter_channel.py); how it is started, by srun or by ssh, is in the Start that it comes with.
+Messages to an agent go through its starter pipe (starter_pipe.py), those from it through the starter channel
+(starter_channel.py). A Start says how it is started, by srun or by ssh.
 """
 
 import math
@@ -18,13 +18,13 @@ from ddp_doctor.model.choices import ExitCode
 from ddp_doctor.ranks.interruption import SIGNALS
 from ddp_doctor.starters import starter_channel
 from ddp_doctor.starters.started_process import Channel, OpenFiles, Start, end_all
-from ddp_doctor.starters.starter_channel import Heard
+from ddp_doctor.starters.starter_channel import AgentState
 
 #: For the others to end, once the head's report is here or the run is interrupted.
 GRACE_S = 20.0
-#: For an agent to answer before it is no longer waited for at the end: ssh gives up after ten seconds.
+#: For an agent to answer; after it, nobody waits for that agent at the end. ssh gives up after ten seconds.
 _ANSWER_S = 15.0
-#: For the last word of an agent that srun says has ended: the two come by different ways.
+#: For the last message of an agent whose end srun reports: the two come on different ways.
 _LAST_WORD_S = 1.0
 
 
@@ -32,7 +32,7 @@ _LAST_WORD_S = 1.0
 class Ended:
     """How a run over all nodes ended, as the command that started it saw it."""
 
-    heard: dict[int, Heard]
+    agents: dict[int, AgentState]
     not_started: dict[int, str] = field(default_factory=dict)  # why, by node rank
     broken_off: dict[int, str] = field(default_factory=dict)  # agents that began and did not end
     interrupted: bool = False
@@ -41,33 +41,33 @@ class Ended:
     @property
     def recording(self) -> str | None:
         """The head's recording, else that of the first agent that has one; of those cut short the last."""
-        told = sorted(
-            (rank != 0, one.code == ExitCode.INTERRUPTED.value, rank)
-            for rank, one in self.heard.items()
-            if one.recording
+        recorded = sorted(
+            (rank != 0, agent.code == ExitCode.INTERRUPTED.value, rank)
+            for rank, agent in self.agents.items()
+            if agent.recording
         )
-        return self.heard[told[0][2]].recording if told else None
+        return self.agents[recorded[0][2]].recording if recorded else None
 
     @property
     def recordings_of_absent(self) -> list[str]:
-        """Of the agents that, as the head's says, did not come to the roll call."""
-        if self.have_met or self.heard[0].recording is None:
+        """The recordings of the agents that, by the head's recording, did not come to the roll call."""
+        if self.have_met or self.agents[0].recording is None:
             return []
-        return [one.recording for rank, one in sorted(self.heard.items()) if rank and one.recording]
+        return [agent.recording for rank, agent in sorted(self.agents.items()) if rank and agent.recording]
 
     @property
     def refused(self) -> str | None:
         """Why the agents would not run."""
-        return next((one.refused for _, one in sorted(self.heard.items()) if one.refused), None)
+        return next((agent.refused for _, agent in sorted(self.agents.items()) if agent.refused), None)
 
     @property
     def is_headless(self) -> bool:
         """Whether the head's agent was lost before the nodes had met, and without a report."""
-        return 0 in self.absent and self.heard[0].recording is None
+        return 0 in self.absent and self.agents[0].recording is None
 
     @property
     def absent(self) -> dict[int, str]:
-        """Why those who did not come to the roll call did not, by node rank."""
+        """Why nodes did not come to the roll call, by node rank."""
         if self.have_met:
             return self.not_started
         return self.not_started | {rank: _too_soon(why) for rank, why in self.broken_off.items()}
@@ -75,11 +75,11 @@ class Ended:
     @property
     def have_met(self) -> bool:
         """Whether the roll call is over, for one of the nodes at least."""
-        return any(one.has_met for one in self.heard.values())
+        return any(agent.has_met for agent in self.agents.values())
 
 
 class FanOut:
-    """The agents of one run. ``run`` starts them and returns when none is left."""
+    """Starts the agents of one run; ``run`` returns when none is left."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class FanOut:
         self._told_the_head: set[int] = set()
         self._headless = False
         self._ending = False
-        self.ended = Ended({rank: Heard() for start in starts for rank in start.node_ranks})
+        self.ended = Ended({rank: AgentState() for start in starts for rank in start.node_ranks})
 
     def run(self) -> Ended:
         """Start all, listen until they have ended, and end what has not. Main thread only."""
@@ -117,7 +117,7 @@ class FanOut:
                 while not self._is_over():
                     self._listen(0.1)
                     self._note_what_ended()
-                    self._heed_signals()
+                    self._handle_signals()
             finally:
                 for channel in self._channels:
                     channel.let_go()
@@ -156,7 +156,7 @@ class FanOut:
         if message is None:
             self._hear_words(channel, line.decode(errors="replace").strip())
         elif message.node_rank in channel.start.node_ranks:
-            self.ended.heard[message.node_rank].hear(message)
+            self.ended.agents[message.node_rank].take(message)
             if message.node_rank == 0:
                 self._join_until = min(self._join_until, time.monotonic() + self._join_timeout_s)
                 if message.kind == "progress":
@@ -172,7 +172,7 @@ class FanOut:
                 self._said_to_end.setdefault(self._hosts.index(host), (time.monotonic(), how))
 
     def _note_what_ended(self) -> None:
-        for channel in [one for one in self._open_channels if one.is_over]:
+        for channel in [channel for channel in self._open_channels if channel.is_over]:
             while self._listen(0.0):  # its last words are in the pipes
                 pass
             for pipe in channel.pipes[1:]:
@@ -183,11 +183,11 @@ class FanOut:
         for rank, (since, how) in self._said_to_end.items():
             if time.monotonic() > since + _LAST_WORD_S:
                 self._note_gone(
-                    rank, how if self.ended.heard[rank].said_hello else self._with_words(rank, how)
+                    rank, how if self.ended.agents[rank].has_answered else self._with_words(rank, how)
                 )
-        for rank, heard in self.ended.heard.items():
-            if heard.code is not None and rank != 0 and not self.ended.have_met:
-                how = heard.refused or _too_soon(f"exit code {heard.code}")
+        for rank, agent in self.ended.agents.items():
+            if agent.code is not None and rank != 0 and not self.ended.have_met:
+                how = agent.refused or _too_soon(f"exit code {agent.code}")
                 self._tell_the_head(rank, how)
 
     def _note_how_it_ended(self, channel: Channel, why: str) -> None:
@@ -195,36 +195,36 @@ class FanOut:
             self._note_gone(rank, why)
 
     def _note_gone(self, rank: int, why: str) -> None:
-        """An agent that has ended; if it was to say more, that is noted and the head is told."""
-        heard = self.ended.heard[rank]
-        if heard.code is not None or rank in self.ended.broken_off:
+        """An agent has ended; where its last message is missing, that is noted and the head learns it."""
+        agent = self.ended.agents[rank]
+        if agent.code is not None or rank in self.ended.broken_off:
             return
-        if not heard.said_hello:
-            if not self.ended.interrupted:  # else by us, before it could answer
+        if not agent.has_answered:
+            if not self.ended.interrupted:  # else this command ended it before it could answer
                 self._note_not_started(rank, why)
-        elif rank == 0 or not self._headless:  # else it was told to end, perhaps before it could say so
+        elif rank == 0 or not self._headless:  # else it was asked to end, perhaps before it could report that
             self.ended.broken_off[rank] = why
             self._tell_the_head(rank, _too_soon(why))
 
     def _with_words(self, rank: int, how: str) -> str:
-        """What cannot start says why; srun does not tell whose words they are."""
-        words = next(one.words for one in self._channels if rank in one.start.node_ranks)
+        """A program that cannot start prints why; srun does not say which task printed it."""
+        words = next(channel.words for channel in self._channels if rank in channel.start.node_ranks)
         return f"{how}; the last on stderr: {words}" if words else how
 
     def _note_not_started(self, rank: int, why: str) -> None:
-        if rank in self.ended.not_started or self.ended.heard[rank].said_hello:
+        if rank in self.ended.not_started or self.ended.agents[rank].has_answered:
             return
         self.ended.not_started[rank] = why
         self._tell(f"{self._hosts[rank]} could not be started: {why}")
         for channel in self._channels:
-            channel.say({"host": self._hosts[rank], "failed": why})
+            channel.send({"host": self._hosts[rank], "failed": why})
 
     def _tell_the_head(self, rank: int, why: str) -> None:
-        """It heeds this at the roll call; later it sees for itself who falls silent."""
+        """The head uses this at the roll call; later it notices itself which node falls silent."""
         if rank not in self._told_the_head:
             self._told_the_head.add(rank)
-            head = next(one for one in self._channels if 0 in one.start.node_ranks)
-            head.say({"host": self._hosts[rank], "failed": why})
+            head = next(channel for channel in self._channels if 0 in channel.start.node_ranks)
+            head.send({"host": self._hosts[rank], "failed": why})
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -240,32 +240,32 @@ class FanOut:
         if not has_head and not self._headless and self._all_have_answered():
             self._headless = True
             for channel in self._channels:
-                channel.say({"headless": True})
-        hopeless = self._headless and 0 in self.ended.not_started  # whom nobody can have met
+                channel.send({"headless": True})
+        hopeless = self._headless and 0 in self.ended.not_started  # no node can have met it
         if hopeless or self.ended.timed_out:
             for channel in self._channels:
                 channel.let_go()
-        if hopeless or self.ended.timed_out or self.ended.heard[0].code is not None:
+        if hopeless or self.ended.timed_out or self.ended.agents[0].code is not None:
             self._end_within(GRACE_S)
         return False
 
     def _is_waited_for(self, channel: Channel) -> bool:
-        """Whether its agents have more to say; of one that has not spoken in time there is nothing to come."""
+        """Whether messages of its agents are still expected; not of an agent that has not answered in time."""
         if time.monotonic() < self._began + _ANSWER_S:
             return not self.ended.not_started.keys() >= set(channel.start.node_ranks)
         begun = [rank for rank in channel.start.node_ranks if rank not in self.ended.not_started]
-        spoke = [self.ended.heard[rank] for rank in begun if self.ended.heard[rank].said_hello]
-        return bool(spoke) and (len(spoke) == len(begun) or any(one.code is None for one in spoke))
+        spoke = [self.ended.agents[rank] for rank in begun if self.ended.agents[rank].has_answered]
+        return bool(spoke) and (len(spoke) == len(begun) or any(agent.code is None for agent in spoke))
 
     def _silent(self) -> list[int]:
-        """The node ranks that have neither spoken nor failed."""
+        """The node ranks that have neither answered nor failed."""
         failed = self.ended.not_started
         return [
-            rank for rank, heard in self.ended.heard.items() if not heard.said_hello and rank not in failed
+            rank for rank, agent in self.ended.agents.items() if not agent.has_answered and rank not in failed
         ]
 
     def _give_up_the_silent(self) -> None:
-        """The head, which would wait for them no longer either, learns what kept them."""
+        """The head would not wait for them any longer either; it learns what kept them."""
         for channel in self._open_channels:
             for rank in set(channel.start.node_ranks).intersection(self._silent()):
                 late = f"no answer within {self._join_timeout_s:.0f} s"
@@ -273,7 +273,7 @@ class FanOut:
                 self._note_not_started(rank, channel.words or late)
 
     def _all_have_answered(self) -> bool:
-        """Whether each agent has spoken or failed; those that do neither in time count as failed."""
+        """Whether each agent has answered or failed; an agent that does neither in time has failed."""
         late = self._silent()
         if time.monotonic() < self._began + _ANSWER_S:
             return not late
@@ -285,13 +285,13 @@ class FanOut:
         self._ending = True
         self._until = time.monotonic() + seconds
 
-    def _heed_signals(self) -> None:
+    def _handle_signals(self) -> None:
         while self._signals:
             number = self._signals.pop(0)
             self._end_within(0.0 if self.ended.interrupted else GRACE_S)  # the user insists
             self.ended.interrupted = True
             for channel in self._channels:
-                channel.say({"signal": number})
+                channel.send({"signal": number})
 
 
 def _too_soon(how: str) -> str:

@@ -1,9 +1,9 @@
-"""What the ranks beside the agent tell it: their settings, each in a file that its rank holds locked.
+"""The settings of the other ranks on the agent's node, each in a file that its rank holds locked.
 
     torchrun-none_x7k2-attempt_0.3.rank    {"variables": {"NCCL_ALGO": "Tree"}, "withheld": []}
 
-The folder is this user's alone. A file counts as long as its rank lives: what was left behind by one
-that was killed is believed by nobody. Whoever comes late, or never, has told nothing.
+The folder is this user's alone. A file counts while its rank lives; a file that a killed rank left is
+ignored. A rank that comes late, or never, has no settings here.
 """
 
 import fcntl
@@ -19,18 +19,18 @@ from ddp_doctor.facts.consistency import RankSettings, Settings
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.probing.rank_settings import settings_of
-from ddp_doctor.starters.detect import ForeignWorld
+from ddp_doctor.starters.detect import OuterWorld
 from ddp_doctor.starters.outer_launcher import file_stem
 
-#: The agent asks when it has read its node: ranks that came with it have told long since.
+#: The agent reads the files after it has read its node: ranks that started with it have written long before.
 _PATIENCE_S = 0.5
 #: Of one rank: no environment is longer (execve(2), MAX_ARG_STRLEN allows 128 KiB for one variable).
 _LONGEST = 1 << 20
 
 
 @contextmanager
-def told(world: ForeignWorld, folder: Path, env: Mapping[str, str]) -> Iterator[None]:
-    """Tell this rank's settings while it waits for its agent; where they cannot be told, wait all the same."""
+def settings_shared(world: OuterWorld, folder: Path, env: Mapping[str, str]) -> Iterator[None]:
+    """Hold this rank's settings in a file while it waits for its agent; without the file it waits as well."""
     path, lock = _path(world, folder, world.local_rank), None
     with suppress(OSError):
         lock = _put(path, settings_of(env).model_dump_json())
@@ -43,12 +43,12 @@ def told(world: ForeignWorld, folder: Path, env: Mapping[str, str]) -> Iterator[
             os.close(lock)
 
 
-def readings(world: ForeignWorld, folder: Path | None, env: Mapping[str, str]) -> tuple[Reading]:
-    """The settings of this node's ranks, the agent's own with those of the others that tell them in time."""
+def readings(world: OuterWorld, folder: Path | None, env: Mapping[str, str]) -> tuple[Reading]:
+    """The settings of this node's ranks: the agent's own, and those that the others wrote in time."""
     ranks = {world.local_rank: settings_of(env)}
     until = time.monotonic() + _PATIENCE_S
     while folder is not None:
-        ranks |= dict(_heard(world, folder))
+        ranks |= dict(_read_others(world, folder))
         if len(ranks) >= world.local_size or time.monotonic() > until:
             break
         time.sleep(0.02)
@@ -56,19 +56,19 @@ def readings(world: ForeignWorld, folder: Path | None, env: Mapping[str, str]) -
     return (Reading(check="env_vars", status=Status.COLLECTED, fact=fact.recorded()),)
 
 
-def forget(world: ForeignWorld, folder: Path) -> None:
-    """Remove what this launch's ranks have told; those that were killed could not."""
+def forget(world: OuterWorld, folder: Path) -> None:
+    """Remove the files of this launch's ranks; ranks that were killed could not."""
     for path in _files(world, folder).values():
         with suppress(OSError):
             path.unlink()
 
 
-def _path(world: ForeignWorld, folder: Path, local_rank: int) -> Path:
+def _path(world: OuterWorld, folder: Path, local_rank: int) -> Path:
     return folder / f"{file_stem(world)}.{local_rank}.rank"
 
 
-def _files(world: ForeignWorld, folder: Path) -> dict[int, Path]:
-    """What was told, by local rank."""
+def _files(world: OuterWorld, folder: Path) -> dict[int, Path]:
+    """The files of this launch, by local rank."""
     name = re.compile(rf"{re.escape(file_stem(world))}\.(\d{{1,9}})\.rank", re.ASCII)
     with suppress(OSError):
         return {int(found[1]): path for path in folder.iterdir() if (found := name.fullmatch(path.name))}
@@ -93,7 +93,7 @@ def _put(path: Path, text: str) -> int:
     return fd
 
 
-def _heard(world: ForeignWorld, folder: Path) -> Iterator[tuple[int, Settings]]:
+def _read_others(world: OuterWorld, folder: Path) -> Iterator[tuple[int, Settings]]:
     for local_rank, path in _files(world, folder).items():
         if local_rank < world.local_size and local_rank != world.local_rank:
             with suppress(OSError, ValueError):
@@ -101,7 +101,7 @@ def _heard(world: ForeignWorld, folder: Path) -> Iterator[tuple[int, Settings]]:
 
 
 def _text(path: Path) -> bytes:
-    """What a rank that lives has told. Raises OSError, and ValueError for what is not to be believed."""
+    """The settings of a rank that lives. Raises OSError, and ValueError for a file that does not count."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
         found = os.fstat(fd)

@@ -1,24 +1,25 @@
-"""Ranks of a foreign world that are not their node's agent: they wait for its exit code, bounded.
+"""Ranks of an outer launcher that are not their node's agent: they wait for its exit code, bounded.
 
-The agent holds a lock on a file while it lives and writes its code there; a waiter that gets the
-lock and finds no code knows that the agent is gone. The file stays for ranks that come late; what an
-earlier launch left is told apart by its age.
+The agent holds a lock on a file while it lives and writes its code there. A waiting rank that gets the
+lock and finds no code knows that the agent is gone. The file stays for ranks that come late; a file of an
+earlier launch is recognised by its age.
 """
 
 import fcntl
+import itertools
 import os
 import re
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from ddp_doctor.starters.detect import ForeignWorld
+from ddp_doctor.starters.detect import OuterWorld
 
 #: For the agent to appear; the ranks of one launch start within seconds of each other.
 _APPEAR_S = 30.0
 #: A file last written longer than this before a waiter started is of an earlier launch.
 _FRESH_S = 60.0
-#: For the lock; waiters hold it for microseconds when they look whether the agent lives.
+#: For the lock; waiting ranks hold it for microseconds to see whether the agent lives.
 _LOCK_S = 5.0
 #: Files of launches that ended long ago.
 _FORGOTTEN_S = 86400.0
@@ -27,12 +28,12 @@ _KINDS = ("*.agent", "*.rank", "*.rank.*.new")
 
 
 class AgentLock:
-    """Held by the agent of a foreign world from start to end; ``folder`` is this user's alone.
+    """Held by the agent of an outer world from start to end; ``folder`` is this user's alone.
 
     An agent that cannot get the lock tests all the same; the others then give up, unsure.
     """
 
-    def __init__(self, world: ForeignWorld, folder: Path) -> None:
+    def __init__(self, world: OuterWorld, folder: Path) -> None:
         _remove_forgotten(folder)
         self._fd: int | None = None
         with suppress(OSError):
@@ -45,31 +46,31 @@ class AgentLock:
                 os.pwrite(self._fd, f"agent\n{code}\n".encode(), 0)
 
 
-def wait_for_agent(world: ForeignWorld, folder: Path, timeout_s: float) -> int | None:
+def wait_for_agent(world: OuterWorld, folder: Path, timeout_s: float) -> int | None:
     """The agent's exit code; None when it never came, died, or did not end within the time."""
     path = _path(world, folder)
     started, oldest = time.monotonic(), time.time() - _FRESH_S
     while time.monotonic() - started < timeout_s:
-        said = _said(path, oldest)
-        held = _is_held(path)  # after the look at the file: an agent has the lock before it writes
-        if len(said) == 1 and not held:
-            said = _said(path, oldest)
-            if len(said) < 2:
+        words = _words_in(path, oldest)
+        held = _is_held(path)  # asked after the file was read: an agent has the lock before it writes
+        if len(words) == 1 and not held:
+            words = _words_in(path, oldest)
+            if len(words) < 2:
                 return None
-        if len(said) > 1:
-            return int(said[1]) if said[1].isdigit() else None
+        if len(words) > 1:
+            return int(words[1]) if words[1].isdigit() else None
         if not held and time.monotonic() - started > _APPEAR_S:
             return None
         time.sleep(0.05)
     return None
 
 
-def file_stem(world: ForeignWorld) -> str:
+def file_stem(world: OuterWorld) -> str:
     """How the names of all files of one launch begin."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", world.key)[-120:]
 
 
-def _path(world: ForeignWorld, folder: Path) -> str:
+def _path(world: OuterWorld, folder: Path) -> str:
     return str(folder / f"{file_stem(world)}.agent")
 
 
@@ -89,13 +90,13 @@ def _locked(path: str) -> int | None:
 
 
 def _remove_forgotten(folder: Path) -> None:
-    for path in (one for kind in _KINDS for one in folder.glob(kind)):
+    for path in itertools.chain.from_iterable(map(folder.glob, _KINDS)):
         with suppress(OSError):
             if path.lstat().st_mtime < time.time() - _FORGOTTEN_S:
                 path.unlink()
 
 
-def _said(path: str, oldest: float) -> list[str]:
+def _words_in(path: str, oldest: float) -> list[str]:
     """The words in the file, none if it was last written before ``oldest`` (seconds since the epoch)."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,6 +1,6 @@
 """Where this process stands among the nodes, from what its launcher exported and the user typed.
 
-Pure: the environment is an argument. What cannot be is a ValueError with one sentence that says what
+Pure: the environment is an argument. Contradictions raise ValueError with one sentence that says what
 to do. The launchers' variables are as SLURM 22.05, Open MPI 4.1 and 5.0, torchrun 2.13 and Kubeflow's
 training operator set them.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ddp_doctor.parse.hostlist import expand
 from ddp_doctor.parse.torchrun_options import MASTER_PORT, endpoint, nnodes
-from ddp_doctor.starters.detect import HOSTS_VARIABLE, ForeignWorld, Launcher, number
+from ddp_doctor.starters.detect import HOSTS_VARIABLE, Launcher, OuterWorld, number
 from ddp_doctor.starters.place_mpi import mpi_head, mpi_nnodes
 
 #: A port computed from a job's number: below the ephemeral ones (32768 on), and not torchrun's own.
@@ -33,7 +33,7 @@ class Place:
     endpoint: tuple[str, int] | None  # None: this host is the head and tells how the others are started
     expected_hosts: tuple[str, ...]  # by node rank, where known
     launcher: Launcher
-    is_started_by_us: bool  # one command started all nodes: only the head writes files and speaks
+    is_started_by_us: bool  # one command started all nodes: only the head writes files and shows a report
 
     @property
     def is_head(self) -> bool | None:
@@ -97,25 +97,25 @@ class Allocation:
     is_inside: bool  # this host is one of them; a login node is not
 
 
-def place(asked: Asked, env: Mapping[str, str], foreign: ForeignWorld | None) -> Place:
-    """The place of this process. Raises ValueError, and NotNeeded where its node is to leave."""
-    if foreign is not None and foreign.launcher == "torchrun":
+def place(asked: Asked, env: Mapping[str, str], outer: OuterWorld | None) -> Place:
+    """The place of this process. Raises ValueError, and NotNeeded where its node takes no part."""
+    if outer is not None and outer.launcher == "torchrun":
         return _under_torchrun(asked.typed(env), env)
-    if foreign is not None and foreign.launcher == "mpi":
+    if outer is not None and outer.launcher == "mpi":
         return _under_mpi(asked, env)
-    if foreign is not None and foreign.launcher == "slurm":
+    if outer is not None and outer.launcher == "slurm":
         return _in_slurm_step(asked, env)
     return _by_options(_as_operator_says(asked, env), env)
 
 
-def allocation(env: Mapping[str, str], foreign: ForeignWorld | None) -> Allocation | None:
+def allocation(env: Mapping[str, str], outer: OuterWorld | None) -> Allocation | None:
     """The SLURM allocation this command is to spread over: a batch script's, or salloc's shell.
 
     None inside a step (there each task is started by srun already) and under another launcher.
     """
     listed = env.get("SLURM_JOB_NODELIST", "")
     if (
-        foreign is not None
+        outer is not None
         or HOSTS_VARIABLE in env
         or not env.get("SLURM_JOB_ID", "").isdecimal()
         or not listed

@@ -28,9 +28,9 @@ _NAME_IT = "say which host is the head: mpirun -x MASTER_ADDR=HOST ..., HOST bei
 
 def mpi_nnodes(env: Mapping[str, str]) -> int:
     """How many nodes have ranks; where Open MPI does not tell, as if all had as many as this one."""
-    told = number(env, "OMPI_MCA_orte_num_nodes", 0)
+    stated = number(env, "OMPI_MCA_orte_num_nodes", 0)
     here = max(number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", 1), 1)
-    return told or max(-(-number(env, "OMPI_COMM_WORLD_SIZE", 1) // here), 1)
+    return stated or max(-(-number(env, "OMPI_COMM_WORLD_SIZE", 1) // here), 1)
 
 
 def mpi_head(env: Mapping[str, str]) -> str:

@@ -66,7 +66,7 @@ def names(hosts: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_here(host: str) -> bool:
-    """Whether this is the host, by its name or one of its addresses; another user is elsewhere."""
+    """Whether this is the host, by its name or one of its addresses; another user's agent is started by ssh."""
     if "@" in host:
         return False
     return host in (socket.gethostname(), socket.getfqdn()) or is_mine(resolve(host)[0])

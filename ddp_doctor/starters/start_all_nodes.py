@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ddp_doctor.parse.torchrun_options import RENDEZVOUS_PORT, nnodes, written
-from ddp_doctor.starters.detect import ForeignWorld, Launcher
+from ddp_doctor.starters.detect import Launcher, OuterWorld
 from ddp_doctor.starters.place import Asked, allocation
 from ddp_doctor.starters.srun import by_srun
 from ddp_doctor.starters.ssh import address_of, is_here, names, over_ssh
@@ -26,21 +26,21 @@ class StartedNodes:
 
 
 def start_all_nodes(
-    asked: Asked, env: Mapping[str, str], foreign: ForeignWorld | None, arguments: Sequence[str]
+    asked: Asked, env: Mapping[str, str], outer: OuterWorld | None, arguments: Sequence[str]
 ) -> StartedNodes | Asked:
     """How to start the agents; where this process is its node's agent itself, what that one was asked.
 
     ``arguments`` are those of ``run`` that are not about nodes. Raises ValueError with one sentence.
     """
     if asked.hosts:
-        if foreign is not None and foreign.nnodes * foreign.local_size > 1:
+        if outer is not None and outer.nnodes * outer.local_size > 1:
             raise ValueError(
-                f"--hosts starts the nodes itself: type it once, not under {_BY[foreign.launcher]}"
+                f"--hosts starts the nodes itself: type it once, not under {_BY[outer.launcher]}"
             )
         return _over_ssh(asked, env, arguments)
     if asked.node_rank is not None:
         return asked  # started by hand on each
-    return _in_allocation(asked, env, foreign, arguments)
+    return _in_allocation(asked, env, outer, arguments)
 
 
 def _over_ssh(asked: Asked, env: Mapping[str, str], arguments: Sequence[str]) -> StartedNodes | Asked:
@@ -75,9 +75,9 @@ def _chosen(asked: Asked) -> tuple[str, ...]:
 
 
 def _in_allocation(
-    asked: Asked, env: Mapping[str, str], foreign: ForeignWorld | None, arguments: Sequence[str]
+    asked: Asked, env: Mapping[str, str], outer: OuterWorld | None, arguments: Sequence[str]
 ) -> StartedNodes | Asked:
-    allocated = allocation(env, foreign)
+    allocated = allocation(env, outer)
     if allocated is None:
         return asked
     least, most = nnodes(asked.nnodes) if asked.nnodes else (1, len(allocated.hosts))

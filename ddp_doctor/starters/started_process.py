@@ -1,4 +1,4 @@
-"""A started process that carries agents: its pipes, its last words, and its end."""
+"""A started process that runs agents: its pipes, its last lines on stderr, and its end."""
 
 import json
 import os
@@ -19,7 +19,7 @@ _KILL_S = 3.0
 _PIPES = 3
 #: For what else this process opens, beyond what is open already.
 _SPARE_FILES = 64
-#: Of srun: how tasks ended that something else had ended, and what it says in any case.
+#: Lines of srun that are no reason: tasks that something else ended, and what it prints in any case.
 _NOT_TELLING = re.compile(
     r"srun: (error: \S+: tasks? [\d,-]+: .*|.*lacks support for cpu binding|Terminating StepId.*)"
 )
@@ -33,7 +33,7 @@ def _nothing(_line: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Start:
-    """A command that starts the agents of these node ranks and carries what they say."""
+    """A command that starts the agents of these node ranks and passes their messages on."""
 
     name: str  # "srun", "ssh node2", "this host"
     argv: tuple[str, ...]
@@ -59,7 +59,7 @@ class Channel:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is handed on by us, once, and not by the terminal
+                start_new_session=True,  # this command passes Ctrl-C on, once, and not the terminal
             )
         except OSError as error:
             self._why_not = f"{start.argv[0]}: {error.strerror}"
@@ -83,7 +83,7 @@ class Channel:
         return self.process is None or self.process.poll() is not None
 
     def lines(self, pipe: IO[bytes]) -> Iterator[bytes]:
-        """The lines that have come in whole. Raises EOFError after the last."""
+        """The complete lines that have come. Raises EOFError after the last."""
         try:
             read = os.read(pipe.fileno(), 1 << 16)
         except BlockingIOError:
@@ -94,34 +94,34 @@ class Channel:
         if not read:
             raise EOFError
 
-    def say(self, words: dict[str, object]) -> None:
-        """Write to the leash of all its agents."""
+    def send(self, message: dict[str, object]) -> None:
+        """Write to the starter pipe of all its agents."""
         if self.process is not None:
             with suppress(OSError, ValueError):
-                os.write(self.pipes[0].fileno(), (json.dumps(words) + "\n").encode())
+                os.write(self.pipes[0].fileno(), (json.dumps(message) + "\n").encode())
 
     def let_go(self) -> None:
-        """End the leash: the agents end themselves."""
+        """Close the starter pipe: the agents end themselves."""
         if self.process is not None:
             with suppress(OSError):
                 self.pipes[0].close()
 
     @property
     def words(self) -> str:
-        """Its last words that can be a reason."""
+        """Its last lines that can be a reason."""
         telling = [line for line in self.last_words if not _NOT_TELLING.fullmatch(line)]
         return "; ".join(telling[-2:])[:400]
 
     @property
     def reason(self) -> str:
-        """Its last words, or how it ended."""
+        """Its last lines, or how it ended."""
         code = self.process.returncode if self.process else None
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         return self._why_not or self.words or f"{self.start.argv[0]} ended with {how} and without a word"
 
 
 def end_all(channels: Sequence[Channel]) -> None:
-    """End the processes, all at the same time: politely, as srun then ends its step, then not."""
+    """End the processes, all at the same time: by SIGTERM, so that srun ends its step, then by SIGKILL."""
     processes = [channel.process for channel in channels if channel.process is not None]
     for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
         living = [process for process in processes if process.poll() is None]
@@ -138,7 +138,7 @@ def end_all(channels: Sequence[Channel]) -> None:
 
 
 class OpenFiles:
-    """Room for the pipes of many processes, where the usual soft limit of 1024 files has too little."""
+    """Room for the pipes of many processes, where the usual soft limit of 1024 files is too low."""
 
     def __init__(self, processes: int) -> None:
         """Raise the soft limit if need be. Raises ValueError where the hard one does not allow it."""
@@ -155,7 +155,7 @@ class OpenFiles:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
     def as_before(self, process: "subprocess.Popen[bytes]") -> None:
-        """Give a started process the limit that it would have had: the job's programs will have it too."""
+        """Give a started process the limit that it would have had, as the job's programs have it."""
         if resource.getrlimit(resource.RLIMIT_NOFILE) != self._before:
             with suppress(OSError):  # it has ended already
                 resource.prlimit(process.pid, resource.RLIMIT_NOFILE, self._before)

@@ -1,4 +1,4 @@
-"""What an agent tells the command that started it, over its stdout: short lines, each whole.
+"""Messages from an agent to the command that started it, over its stdout: short lines, each complete.
 
 srun mixes the agents' outputs line by line and breaks lines longer than 1024 bytes (slurmstepd's
 MAX_MSG_LEN), so each line names its node, and a recording goes in pieces::
@@ -6,7 +6,7 @@ MAX_MSG_LEN), so each line names its node, and a recording goes in pieces::
     ::ddp-doctor 0 progress "import torch"
     ::ddp-doctor 0 recording "3 eJzVW1tz2kgW…"
 
-Whatever else a login shell, a library or a driver prints is no such line and is not taken for one.
+Lines that a login shell, a library or a driver prints have another form and are ignored.
 """
 
 import base64
@@ -38,7 +38,7 @@ class Message:
 
 
 class StarterChannel:
-    """The agent's end. It takes stdout for itself: what others print there goes to stderr from now on."""
+    """The agent's end. It takes stdout for itself: other output to stdout goes to stderr from now on."""
 
     def __init__(self, node_rank: int) -> None:
         self._node_rank = node_rank
@@ -46,7 +46,7 @@ class StarterChannel:
         os.dup2(2, 1)
 
     def tell(self, kind: Kind, text: str = "") -> None:
-        """Say one thing; to a starter that is gone it is said in vain."""
+        """Send one message; without a starter it is lost."""
         with suppress(OSError):
             os.write(self._fd, written(self._node_rank, kind, text))
 
@@ -86,20 +86,20 @@ def read(line: bytes) -> Message | None:
 
 
 @dataclass
-class Heard:
-    """What the starter has heard of one agent."""
+class AgentState:
+    """What the starter has received from one agent."""
 
-    said_hello: bool = False
+    has_answered: bool = False
     has_met: bool = False  # the others, at the roll call
     recording: str | None = None
     refused: str | None = None  # why the agent would not run, in one sentence
-    code: int | None = None  # its exit code, told as the last thing
+    code: int | None = None  # its exit code, the last message
     _pieces: list[str] = field(default_factory=list)
     _left: int = 0  # pieces that are to follow
 
-    def hear(self, message: Message) -> None:
-        """Take a message in."""
-        self.said_hello = True
+    def take(self, message: Message) -> None:
+        """Take a message."""
+        self.has_answered = True
         if message.kind == "recording":
             self._take_piece(message.text)
         elif message.kind == "met":
@@ -112,7 +112,9 @@ class Heard:
     def _take_piece(self, text: str) -> None:
         found = _PIECE.fullmatch(text)
         left = int(found[1]) if found else _MOST_PIECES
-        if not self._pieces or left != self._left - 1:  # the first of a recording, or what was before is torn
+        if (
+            not self._pieces or left != self._left - 1
+        ):  # the first of a recording, or the one before is incomplete
             self._pieces.clear()
         if found is None or left >= _MOST_PIECES:
             return

@@ -17,8 +17,10 @@ import pytest
 
 from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Level, Where
-from ddp_doctor.model.recording import World
+from ddp_doctor.model.choices import Where
+from ddp_doctor.model.recording import Options, World
+from ddp_doctor.ranks.run import Run
+from ddp_doctor.starters.request import RunRequest
 from tests.bench import paired
 from tests.lab import faults, several_nics
 from tests.lab.hosts import Lab, why_no_lab
@@ -91,11 +93,9 @@ def test_64_ranks_cost_a_fraction_of_what_torchrun_costs():
 def test_reported_bandwidth_is_that_of_a_bare_loop():
     with _session() as session:
         check = Check("paired", "Paired", Where.RANK, paired.probe, (), deadline_s=60.0)
-        session.agent_alone(World(nproc_per_node=2, world_size=2), Level.STANDARD, time.monotonic() + 60).run(
-            [check]
-        )
-        assert session.trials[0].outcome == "finished"
-        fact = paired.Paired.model_validate(session.readings[0].fact)
+        session.agent_alone(_run_of_two_ranks()).run_checks([check])
+        assert session.partial.trials[0].outcome == "finished"
+        fact = paired.Paired.model_validate(session.partial.readings[0].fact)
     _tell("all-reduce of 4 MiB, doctor", fact.ours)
     _tell("bare loop", fact.bare)
     off = statistics.median(ours / bare for ours, bare in zip(fact.ours, fact.bare, strict=True)) - 1
@@ -121,15 +121,13 @@ def test_one_more_trial_is_cheap():
     with _session() as session:
         check = Check("trial", "A bare trial", Where.RANK, misbehaving.well_behaved, ())
         for number in range(12):
-            session.trials.clear()
-            agent = session.agent_alone(
-                World(nproc_per_node=2, world_size=2), Level.QUICK, time.monotonic() + 60
-            )
+            session.partial.trials.clear()
+            agent = session.agent_alone(_run_of_two_ranks())
             agent.first_trial = number
             started = time.perf_counter()
-            agent.run([check])
+            agent.run_checks([check])
             times.append(time.perf_counter() - started)
-            assert session.trials[0].outcome == "finished"
+            assert session.partial.trials[0].outcome == "finished"
     assert _tell("one more trial, 2 ranks (bar 0.2 s)", times[2:]) <= 0.2
 
 
@@ -183,12 +181,17 @@ def test_proving_one_finding_of_two_nodes_costs_little(plant, endpoint, kind):
     assert _tell(f"time that proving one finding of two nodes adds, {kind} (bar 3 s)", added) <= 3.0
 
 
+def _run_of_two_ranks() -> Run:
+    world = World(nproc_per_node=2, world_size=2)
+    return Run(Options(), os.environ, lambda _text: None, world, until=time.monotonic() + 60)
+
+
 @contextmanager
 def _session() -> Iterator[Session]:
-    with Session(dict(os.environ), ("127.0.0.1", 0), lambda _text: None) as session:
+    with Session(RunRequest(Options(), dict(os.environ))) as session:
         session.warm_up()
         assert session.server.wait_ready(60).ok
-        session._start_control()
+        session.start_control()
         yield session
 
 

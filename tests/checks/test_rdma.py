@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.node.rdma import CHECK, probe
-from ddp_doctor.engine.collect import look
+from ddp_doctor.engine.collect import read_check
 from ddp_doctor.facts.rdma import RdmaFact
 from ddp_doctor.facts.software import Software
 from ddp_doctor.model.choices import Severity, Status
@@ -41,7 +41,7 @@ def recording(
         FakeContext(env=one, files=tree.files if tree else {}, links=tree.links if tree else {}, node=at)
         for at, (tree, one) in enumerate(zip(machines, envs, strict=True))
     ]
-    readings = [look(CHECK, context) for context in contexts]
+    readings = [read_check(CHECK, context) for context in contexts]
     if nccl:
         software = Software(python="3.11.7", machine="x86_64", nccl_loaded=nccl).recorded()
         readings += [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.node.rdma.afterwards import CHECK, probe
-from ddp_doctor.engine.collect import look
+from ddp_doctor.engine.collect import read_check
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.model.finding import Finding
@@ -25,7 +25,7 @@ RUN_S = 60.0
 def recording(first: list[Tree], then: list[Tree], **more: Any) -> Recording:
     """A run that found the machines in one state before the ranks and in another afterwards."""
     seen = before(*first, nccl=None, **more)
-    later = [look(CHECK, tree_context(tree, at)) for at, tree in enumerate(then)]
+    later = [read_check(CHECK, tree_context(tree, at)) for at, tree in enumerate(then)]
     moved = [reading.model_copy(update={"started_at": reading.started_at + RUN_S}) for reading in later]
     return seen.model_copy(update={"readings": (*seen.readings, *moved)})
 

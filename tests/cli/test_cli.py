@@ -367,12 +367,12 @@ def test_the_newest_twenty_runs_are_kept_and_nothing_else_is_touched(temporary):
 
 def test_a_rank_does_not_meet_its_agent_in_a_folder_of_another(temporary, capsys):
     from ddp_doctor.cli import run
-    from ddp_doctor.starters.detect import ForeignWorld
+    from ddp_doctor.starters.detect import OuterWorld
 
     (temporary / f"ddp-doctor-{os.getuid()}").mkdir()
     (temporary / f"ddp-doctor-{os.getuid()}").chmod(0o777)
     (temporary / f"ddp-doctor-{os.getuid()}" / "k.agent").write_text("agent\n0\n")
-    world = ForeignWorld(launcher="slurm", local_rank=1, local_size=2, nnodes=1, key="k")
+    world = OuterWorld(launcher="slurm", local_rank=1, local_size=2, nnodes=1, key="k")
 
     assert run._wait_for_agent(world, {}, 60.0) == 3
     assert "local rank 1 has no folder" in capsys.readouterr().err

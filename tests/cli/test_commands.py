@@ -7,12 +7,12 @@ from ddp_doctor.cli import commands, run
 from ddp_doctor.model.recording import Options
 from ddp_doctor.starters.fanout import Ended
 from ddp_doctor.starters.start_all_nodes import StartedNodes
-from ddp_doctor.starters.starter_channel import Heard
+from ddp_doctor.starters.starter_channel import AgentState
 
 
 @pytest.mark.parametrize("recording", ["no JSON", "[]", '{"readings": [{}]}'])
 def test_a_recording_that_cannot_be_read_is_one_sentence(recording, capsys):
-    ended = Ended({0: Heard(said_hello=True, recording=recording)})
+    ended = Ended({0: AgentState(has_answered=True, recording=recording)})
     here = StartedNodes((), ("node0", "node1"), ("node0", 29400), "ssh")
 
     assert run._outcome_of_agents(ended, here, Options()) is None

@@ -12,29 +12,25 @@ from ddp_doctor.engine.node_run.many_nodes import ManyNodes
 from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.model.choices import Where
-from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.starters.place import Place
+from ddp_doctor.starters.request import RunRequest
 from tests.recorded import load
 
 OF_RANKS = [check for check in CHECKS if check.where is Where.RANK]
 
 
+def _session() -> Session:
+    place = Place(2, 0, None, ("127.0.0.1", 1), (), "plain", is_started_by_us=False)
+    return Session(RunRequest(Options(), dict(os.environ), place=place))
+
+
 def _many(session: Session) -> ManyNodes:
-    return ManyNodes(
-        session=session,
-        place=Place(2, 0, None, ("127.0.0.1", 1), (), "plain", is_started_by_us=False),
-        plan=Plan(()),
-        recording=Recording(run_id="test"),
-        judge=lambda recording: judge(recording).report,
-        join_timeout_s=5.0,
-        asked_ranks=None,
-        announce=lambda _command: None,
-        known={},
-    )
+    return ManyNodes(session, Plan(()), Recording(run_id="test"), {})
 
 
 def test_a_run_that_is_interrupted_before_the_roll_call_closes_without_a_word():
-    with Session(dict(os.environ), ("127.0.0.1", 0), lambda _text: None) as session:
+    with _session() as session:
         many = _many(session)
         many.interrupted()
         many.close()
@@ -43,7 +39,7 @@ def test_a_run_that_is_interrupted_before_the_roll_call_closes_without_a_word():
 
 
 def test_a_store_that_is_lost_leaves_the_run_unsure_whatever_was_read_before():
-    with Session(dict(os.environ), ("127.0.0.1", 0), lambda _text: None) as session:
+    with _session() as session:
         many = _many(session)
         many._broken_off("the control store broke off")
 
@@ -52,12 +48,12 @@ def test_a_store_that_is_lost_leaves_the_run_unsure_whatever_was_read_before():
 
 def test_a_node_that_is_no_longer_heard_is_called_by_its_name():
     nodes = (Node(node_rank=0, hostname="alpha"), Node(node_rank=1, hostname="beta"))
-    with Session(dict(os.environ), ("127.0.0.1", 0), lambda _text: None) as session:
+    with _session() as session:
         many = _many(session)
         many.recording = Recording(run_id="test", world=World(nnodes=2, nodes=nodes))
         many._note_gone(Lost((1,)))
 
-    assert session.readings[-1].reason == "no word of beta to the end"
+    assert session.partial.readings[-1].reason == "no word of beta to the end"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +66,7 @@ def test_a_node_that_is_no_longer_heard_is_called_by_its_name():
     ],
 )
 def test_behind_a_bad_path_ranks_do_at_most_meet_and_the_rest_is_told_as_not_run(recording, code, left):
-    with Session(dict(os.environ), ("127.0.0.1", 0), lambda _text: None) as session:
+    with _session() as session:
         many = _many(session)
         many.recording = load(recording)
         kept = allowed(many, OF_RANKS)
@@ -78,4 +74,4 @@ def test_behind_a_bad_path_ranks_do_at_most_meet_and_the_rest_is_told_as_not_run
 
     assert [check.id for check in kept] == left
     assert {one.check for one in not_run} >= {check.id for check in OF_RANKS} - set(left)
-    assert all(code in reason for _, reason in session.left_out)
+    assert all(code in left_out.reason for left_out in session.partial.not_run)

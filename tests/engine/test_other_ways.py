@@ -1,7 +1,7 @@
 """The other networks that the head names: shared by all nodes, not taken on all of them, and few."""
 
 from ddp_doctor.agents.messages import Contact, NodeReport
-from ddp_doctor.engine.node_run import other_ways
+from ddp_doctor.engine.node_run import other_networks
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.interface_choice import Choice
 from ddp_doctor.knowledge.network import OTHER_NETWORKS
@@ -10,7 +10,7 @@ from ddp_doctor.model.context import Interface
 from ddp_doctor.model.fact import Reading
 
 
-def card(node: int, *nics: Interface, takes: str = "") -> NodeReport:
+def node_report(node: int, *nics: Interface, takes: str = "") -> NodeReport:
     fact = InterfacesFact(interfaces=nics, gloo=Choice(), nccl=Choice())
     reading = Reading(check="interfaces", status=Status.COLLECTED, fact=fact.recorded())
     return NodeReport(
@@ -22,15 +22,17 @@ def nic(name: str, *addresses: str, speed: int | None = None, running: bool = Tr
     return Interface(name=name, addresses=addresses, speed_mbps=speed, running=running)
 
 
-def networks(*cards: NodeReport) -> list[list[tuple[str, str, str]]]:
-    found = other_ways.contacts(dict(enumerate(cards)))
-    return [[(one.network, one.interface, one.address) for one in contact.elsewhere] for contact in found]
+def networks(*node_reports: NodeReport) -> list[list[tuple[str, str, str]]]:
+    found = other_networks.contacts(dict(enumerate(node_reports)))
+    return [
+        [(one.network, one.interface, one.address) for one in contact.other_addresses] for contact in found
+    ]
 
 
 def test_a_second_network_is_named_by_each_nodes_own_interface():
     told = networks(
-        card(0, nic("eth0", "10.0.0.1/24"), nic("ens5", "10.1.0.1/24"), takes="10.0.0.1"),
-        card(1, nic("eth0", "10.0.0.2/24"), nic("eth1", "10.1.0.2/24"), takes="10.0.0.2"),
+        node_report(0, nic("eth0", "10.0.0.1/24"), nic("ens5", "10.1.0.1/24"), takes="10.0.0.1"),
+        node_report(1, nic("eth0", "10.0.0.2/24"), nic("eth1", "10.1.0.2/24"), takes="10.0.0.2"),
     )
     assert told == [[("10.1.0.0/24", "ens5", "10.1.0.1")], [("10.1.0.0/24", "eth1", "10.1.0.2")]]
 
@@ -38,9 +40,9 @@ def test_a_second_network_is_named_by_each_nodes_own_interface():
 def test_the_network_that_all_take_is_none_and_one_that_some_take_is():
     both = (nic("eth0", "10.0.0.1/24"), nic("eth1", "10.1.0.1/24"))
     more = (nic("eth0", "10.0.0.2/24"), nic("eth1", "10.1.0.2/24"))
-    mixed = networks(card(0, *both, takes="10.0.0.1"), card(1, *more, takes="10.1.0.2"))
+    mixed = networks(node_report(0, *both, takes="10.0.0.1"), node_report(1, *more, takes="10.1.0.2"))
     assert [network for network, _, _ in mixed[0]] == ["10.0.0.0/24", "10.1.0.0/24"]
-    lost = networks(card(0, *both, takes="127.0.1.1"), card(1, *more))
+    lost = networks(node_report(0, *both, takes="127.0.1.1"), node_report(1, *more))
     assert [network for network, _, _ in lost[0]] == ["10.0.0.0/24", "10.1.0.0/24"]
 
 
@@ -53,7 +55,7 @@ def test_one_interface_counts_once_and_by_the_address_that_a_backend_would_take(
             nic("eth0", f"{here}/24", f"fd00:7::{number}/64"),
             nic("eth1", f"10.1.0.{number}/24", f"10.2.0.{number}/24", f"fd00:8::{number}/64"),
         )
-        return card(number, *nics, takes=here)
+        return node_report(number, *nics, takes=here)
 
     assert [network for network, _, _ in networks(node(1), node(2))[0]] == ["10.1.0.0/24"]
 
@@ -62,7 +64,9 @@ def test_bridges_for_containers_links_that_are_down_and_networks_of_some_are_lef
     def node(number: int, *more: Interface) -> NodeReport:
         docker = nic("docker0", "172.17.0.1/16")
         dead = nic("eth1", f"10.1.0.{number}/24", running=number == 1)
-        return card(number, nic("eth0", f"10.0.0.{number}/24"), docker, dead, *more, takes=f"10.0.0.{number}")
+        return node_report(
+            number, nic("eth0", f"10.0.0.{number}/24"), docker, dead, *more, takes=f"10.0.0.{number}"
+        )
 
     assert networks(node(1), node(2, nic("eth2", "10.2.0.2/24"))) == [[], []]
 
@@ -70,32 +74,32 @@ def test_bridges_for_containers_links_that_are_down_and_networks_of_some_are_lef
 def test_of_many_networks_the_fastest_are_looked_at():
     def node(number: int) -> NodeReport:
         rails = [nic(f"rail{i}", f"10.{i}.0.{number}/24", speed=i * 1000) for i in range(1, 9)]
-        return card(number, nic("eth0", f"10.0.0.{number}/24"), *rails, takes=f"10.0.0.{number}")
+        return node_report(number, nic("eth0", f"10.0.0.{number}/24"), *rails, takes=f"10.0.0.{number}")
 
     fastest = [f"rail{i}" for i in range(8, 8 - OTHER_NETWORKS, -1)]
     assert [interface for _, interface, _ in networks(node(1), node(2))[0]] == fastest
 
 
 def test_a_node_that_told_no_interfaces_or_nonsense_leaves_none():
-    whole = card(0, nic("eth0", "10.0.0.1/24"), nic("eth1", "10.1.0.1/24"), takes="10.0.0.1")
+    whole = node_report(0, nic("eth0", "10.0.0.1/24"), nic("eth1", "10.1.0.1/24"), takes="10.0.0.1")
     silent = NodeReport(hostname="node1", nnodes=2)
     junk = Reading(
         check="interfaces", status=Status.COLLECTED, fact={"kind": "interfaces/1", "interfaces": 7}
     )
     broken = NodeReport(hostname="node1", nnodes=2, readings=(junk,))
-    odd = card(1, nic("eth0", "10.0.0.x/24"), nic("eth1", "10.1.0.2/24"))
+    odd = node_report(1, nic("eth0", "10.0.0.x/24"), nic("eth1", "10.1.0.2/24"))
     for other in (silent, broken, odd):
         assert networks(whole, other) == [[], []]
 
 
 def test_the_ways_between_two_nodes_are_those_that_both_have():
-    mine, peer = other_ways.contacts(
+    mine, peer = other_networks.contacts(
         {
-            0: card(0, nic("eth0", "10.0.0.1/24"), nic("ens5", "10.1.0.1/24"), takes="10.0.0.1"),
-            1: card(1, nic("eth0", "10.0.0.2/24"), nic("eth1", "10.1.0.2/24"), takes="10.0.0.2"),
+            0: node_report(0, nic("eth0", "10.0.0.1/24"), nic("ens5", "10.1.0.1/24"), takes="10.0.0.1"),
+            1: node_report(1, nic("eth0", "10.0.0.2/24"), nic("eth1", "10.1.0.2/24"), takes="10.0.0.2"),
         }
     )
-    (way,) = other_ways.between(mine, peer)
+    (way,) = other_networks.between(mine, peer)
     assert (way.network, way.interface, way.peer_interface, way.address) == (
         "10.1.0.0/24",
         "ens5",
@@ -103,4 +107,4 @@ def test_the_ways_between_two_nodes_are_those_that_both_have():
         "10.1.0.2",
     )
     alone = Contact(node=2, hostname="", port=1, advertised="", met_at="")
-    assert other_ways.between(alone, peer) == ()
+    assert other_networks.between(alone, peer) == ()

@@ -23,7 +23,7 @@ def main() -> None:
     Path(sys.argv[1], "cgroup.procs").write_text("0")
     check = Check("scenario", "A scenario", Where.RANK, takes_too_much, (), deadline_s=20.0)
     request = app.RunRequest(Options(), dict(os.environ), nproc_per_node=2)
-    print(app.run(request, lambda _text: None, (check,)).report.model_dump_json())
+    print(app.run(request, (check,)).report.model_dump_json())
 
 
 if __name__ == "__main__":

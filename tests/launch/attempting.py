@@ -23,7 +23,7 @@ TRIALS = (
     (Reproducer(kind="meet"), (), 0.001),
     (Reproducer(kind="meet"), (), 10.0),
 )
-once = Agent.run
+once = Agent.run_checks
 
 
 def then_attempts(agent: Agent, checks: Sequence[Check]) -> None:
@@ -36,5 +36,5 @@ def then_attempts(agent: Agent, checks: Sequence[Check]) -> None:
 
 
 if __name__ == "__main__":
-    with patch.object(Agent, "run", then_attempts):
+    with patch.object(Agent, "run_checks", then_attempts):
         main()

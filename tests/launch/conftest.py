@@ -13,7 +13,9 @@ from ddp_doctor.app import Outcome
 from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.model.check import Check, Probe
 from ddp_doctor.model.choices import Level, Where
-from ddp_doctor.model.recording import Node, NotRun, Recording, World
+from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.ranks.run import Run
+from ddp_doctor.starters.request import RunRequest
 
 
 @dataclass
@@ -43,7 +45,7 @@ Play = Callable[..., Scenario]
 @pytest.fixture(scope="package")
 def session() -> Iterator[Session]:
     """One whose server has imported torch and forks in a moment."""
-    with Session(dict(os.environ), ("127.0.0.1", 0), lambda _text: None) as session:
+    with Session(RunRequest(Options(), dict(os.environ))) as session:
         session.warm_up()
         assert session.server.wait_ready(60.0).ok
         yield session
@@ -52,7 +54,7 @@ def session() -> Iterator[Session]:
 @pytest.fixture(scope="package")
 def play(session: Session) -> Play:
     """``play(probe, ranks=4, deadline_s=4.0)`` runs one probe on real ranks and judges it."""
-    session._start_control()
+    session.start_control()
     assert session._control is not None
     store = session._control.process.pid
     played = 0
@@ -67,10 +69,11 @@ def play(session: Session) -> Play:
         still_s: float | None = None,
         then: Sequence[Check] = (),
         budget_s: float = 60.0,
+        model: str = "",
     ) -> Scenario:
         nonlocal played
         world = World(nproc_per_node=ranks, world_size=ranks, nodes=(Node(hostname="node0"),))
-        for kept in (session.readings, session.trials, session.left_out):
+        for kept in (session.partial.readings, session.partial.trials, session.partial.not_run):
             kept.clear()
         check = Check(
             *(check_id, "A scenario", Where.RANK, probe, ()),
@@ -78,18 +81,13 @@ def play(session: Session) -> Play:
             still_s=still_s,
             needs_model=needs_model,
         )
-        agent = session.agent_alone(world, Level.QUICK, time.monotonic() + budget_s)
+        options = Options(level=Level.QUICK, model=model)
+        run = Run(options, os.environ, lambda _text: None, world, until=time.monotonic() + budget_s)
+        agent = session.agent_alone(run)
         agent.first_trial = played
-        agent.run([check, *then])
-        played += len(session.trials)
-        not_run = tuple(NotRun(check=name, reason=reason) for name, reason in session.left_out)
-        recording = Recording(
-            run_id="test",
-            world=world,
-            readings=tuple(session.readings),
-            trials=tuple(session.trials),
-            not_run=not_run,
-        )
+        agent.run_checks([check, *then])
+        played += len(session.partial.trials)
+        recording = session.partial.added_to(Recording(run_id="test", world=world))
         left = [p for p in _descendants() if p.pid not in before and p.pid != store]
         return Scenario(app.judge(recording), left)
 

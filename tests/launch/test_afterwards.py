@@ -34,7 +34,7 @@ def test_a_probe_of_the_node_looks_when_the_ranks_have_ended():
     options = Options(command="run", level=Level.QUICK, backend=Backend.GLOO)
     request = app.RunRequest(options, dict(os.environ), nproc_per_node=2)
 
-    recording = app.run(request, lambda _text: None, checks()).recording
+    recording = app.run(request, checks()).recording
 
     at = {
         name: [Noted.model_validate(one.fact).at for one in recording.of_check(name) if one.fact]

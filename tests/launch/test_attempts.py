@@ -15,7 +15,9 @@ from ddp_doctor.engine.prove.attempts import Spoiled, attempt_of
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.experiment import Attempt
 from ddp_doctor.model.finding import Reproducer, Setting
-from ddp_doctor.model.recording import Node, World
+from ddp_doctor.model.recording import Node, Options, World
+from ddp_doctor.ranks.run import Run
+from ddp_doctor.starters.request import RunRequest
 from tests.launch.conftest import _descendants
 
 NO_SUCH = "GLOO_SOCKET_IFNAME"
@@ -29,15 +31,15 @@ def agent() -> Iterator[Agent]:
     """An agent of four gloo ranks whose environment names an interface that is not there."""
     env = {**os.environ, NO_SUCH: "eth9"}
     world = World(nproc_per_node=4, world_size=4, nodes=(Node(hostname="node0"),))
-    with Session(env, ("127.0.0.1", 0), lambda _text: None) as session:
+    with Session(RunRequest(Options(), env)) as session:
         session.warm_up()
         assert session.torch_is_imported(())
-        session._start_control()
-        found = session.agent_to_prove(world, Level.QUICK, time.monotonic() + 60.0)
-        assert found is not None
-        yield found
-        assert session.trials == []  # nobody is judged by a trial that tries a remedy
-        assert session.readings[1:] == []
+        session.start_control()
+        assert session.can_fork
+        run = Run(Options(level=Level.QUICK), env, print, world, until=time.monotonic() + 60.0)
+        yield session.agent_alone(run)
+        assert session.partial.trials == []  # nobody is judged by a trial that tries a remedy
+        assert session.partial.readings[1:] == []
 
 
 def attempt(
@@ -103,7 +105,7 @@ def test_a_trial_changes_nothing_in_the_environment_of_the_agent(agent):
     attempt(agent, MEET, LOOPBACK)
 
     assert dict(os.environ) == before
-    assert agent.crew.env[NO_SUCH] == "eth9"
+    assert agent.node_ranks.run.env[NO_SUCH] == "eth9"
 
 
 def test_what_could_load_code_or_write_files_is_set_by_no_trial_whoever_orders_it(agent):

@@ -11,13 +11,13 @@ from ddp_doctor.agents.store_client import HEAD, Beat
 from ddp_doctor.starters.place import Place
 
 
-class _Courier:
+class _Client:
     """All that it is asked for has come already."""
 
     my_id, error = HEAD, None
 
-    def __init__(self, *cards: Any) -> None:
-        self.values = {f"join/{number}": card for number, card in enumerate(cards, 1)}
+    def __init__(self, *node_reports: Any) -> None:
+        self.values = {f"join/{number}": node_report for number, node_report in enumerate(node_reports, 1)}
         self.beats: dict[int, Beat] = {}
         self.silent: set[int] = set()
 
@@ -37,43 +37,43 @@ class _Courier:
         return 100.0 if one in self.silent else 0.0
 
 
-def _card(hostname: str, nnodes: int = 2) -> dict[str, Any]:
+def _node_report(hostname: str, nnodes: int = 2) -> dict[str, Any]:
     return NodeReport(hostname=hostname, nnodes=nnodes).model_dump(mode="json")
 
 
-def _head(courier: _Courier, nnodes: int = 2) -> Arrivals:
+def _head(client: _Client, nnodes: int = 2) -> Arrivals:
     place = Place(nnodes, 0, None, ("node0", 1), (), "plain", is_started_by_us=False)
-    stand_in: Any = courier
-    cards = {HEAD: NodeReport(hostname="node0", nnodes=nnodes, claimed_rank=0)}
-    return Arrivals(stand_in, place, time.monotonic() + 60.0, tuple, cards)
+    stand_in: Any = client
+    node_reports = {HEAD: NodeReport(hostname="node0", nnodes=nnodes, claimed_rank=0)}
+    return Arrivals(stand_in, place, time.monotonic() + 60.0, tuple, node_reports)
 
 
 def test_of_more_nodes_than_were_asked_for_the_first_to_come_take_part():
-    head = _head(_Courier(_card("node1"), _card("node2"), _card("node3")))
+    head = _head(_Client(_node_report("node1"), _node_report("node2"), _node_report("node3")))
 
     head.admit()
 
     assert head.outcome() == "met"
-    assert {rank: head.cards[one].hostname for rank, one in ranked(head.cards).items()} == {
+    assert {rank: head.node_reports[one].hostname for rank, one in ranked(head.node_reports).items()} == {
         0: "node0",
         1: "node1",
     }
 
 
 def test_one_that_is_gone_again_makes_room_for_the_next():
-    courier = _Courier(_card("node1"), _card("node2"), _card("node3"))
-    head = _head(courier, nnodes=3)
+    client = _Client(_node_report("node1"), _node_report("node2"), _node_report("node3"))
+    head = _head(client, nnodes=3)
     head.admit()
-    courier.silent = {1}
+    client.silent = {1}
 
     head.admit()
     head.admit()
 
-    assert [card.hostname for card in head.cards.values()] == ["node0", "node2", "node3"]
+    assert [node_report.hostname for node_report in head.node_reports.values()] == ["node0", "node2", "node3"]
 
 
 def test_what_is_no_card_is_passed_over():
-    head = _head(_Courier([1], {"hostname": 3}, _card("node1")))
+    head = _head(_Client([1], {"hostname": 3}, _node_report("node1")))
 
     head.admit()
 
@@ -81,11 +81,11 @@ def test_what_is_no_card_is_passed_over():
 
 
 def test_nodes_that_expect_more_nodes_are_all_taken_in_to_be_counted():
-    head = _head(_Courier(_card("node1", 3), _card("node2", 3)))
+    head = _head(_Client(_node_report("node1", 3), _node_report("node2", 3)))
 
     head.admit()
 
-    assert len(head.cards) == 3
+    assert len(head.node_reports) == 3
     assert head.outcome() == "disagree"
 
 
@@ -95,7 +95,7 @@ def test_nodes_that_expect_more_nodes_are_all_taken_in_to_be_counted():
     ids=["one is alone in it", "nobody knows yet who is", "nobody else came"],
 )
 def test_who_is_alone_with_a_number_of_nodes_is_waited_for(waited_s, others, outcome):
-    head = _head(_Courier(*(_card(f"node{n}", told) for n, told in enumerate(others, 1))), nnodes=4)
+    head = _head(_Client(*(_node_report(f"node{n}", told) for n, told in enumerate(others, 1))), nnodes=4)
     head.admit()
     head._agreed_at -= waited_s
 

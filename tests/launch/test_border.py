@@ -35,7 +35,7 @@ SHAPES: list[Any] = [
 ]
 
 
-def _card(**fields: Any) -> dict[str, Any]:
+def _node_report(**fields: Any) -> dict[str, Any]:
     return NodeReport(hostname="node1", nnodes=2, claimed_rank=1).model_dump(mode="json") | fields
 
 
@@ -50,7 +50,7 @@ def _result(record: dict[str, Any], *readings: dict[str, Any]) -> dict[str, Any]
 @pytest.mark.parametrize("junk", SHAPES, ids=lambda junk: "unreadable" if junk is UNREADABLE else repr(junk))
 def test_values_of_another_shape_are_unreadable(junk: Any):
     for look in (
-        validation.card,
+        validation.node_report,
         validation.order,
         lambda one: validation.read(Opening, one),
         lambda one: validation.trial_part(one, 1, WORLD, "t0"),
@@ -81,13 +81,13 @@ def test_values_of_another_shape_are_unreadable(junk: Any):
     ids=repr,
 )
 def test_a_card_that_no_node_would_write_is_unreadable(fields: dict[str, Any]):
-    assert validation.card(_card()).hostname == "node1"
+    assert validation.node_report(_node_report()).hostname == "node1"
     with pytest.raises(Unreadable):
-        validation.card(_card(**fields))
+        validation.node_report(_node_report(**fields))
 
 
 def test_the_sender_of_a_card_of_another_release_is_known_by_its_name():
-    assert validation.sender(_card(nnodes="two")) == "node1"
+    assert validation.sender(_node_report(nnodes="two")) == "node1"
     assert validation.sender({"hostname": "node1\x1b[2J"}) == ""
 
 

@@ -1,4 +1,4 @@
-"""Company and courier where something behind them dies or stands still; no store, no ranks."""
+"""The agent group and the store client where a process behind them dies or stops; no store, no ranks."""
 
 import json
 import socket
@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.agents import store_client as courier_module
+from ddp_doctor.agents import store_client
 from ddp_doctor.agents.agent_group import AgentGroup
-from ddp_doctor.agents.remote_ranks import OtherNodes
+from ddp_doctor.agents.remote_ranks import StoreRemoteRanks
 from ddp_doctor.agents.store_client import HEAD, Beat, StoreClient, StoreLost
 
 
 class _Process:
-    """What stands for the courier's process: it takes the call, and from then on nothing."""
+    """What stands for the client's process: it takes the call, and from then on nothing."""
 
     def __init__(self) -> None:
         self.line: socket.socket | None = None
@@ -39,7 +39,7 @@ class _Process:
 
 @pytest.fixture
 def call(tmp_path: Path) -> Iterator[Callable[[int], tuple[StoreClient, _Process]]]:
-    """``call(my_id)``: a courier, and the process that it has to do with."""
+    """``call(my_id)``: a client, and the process that it has to do with."""
     made: list[StoreClient] = []
 
     def one(my_id: int) -> tuple[StoreClient, _Process]:
@@ -49,64 +49,64 @@ def call(tmp_path: Path) -> Iterator[Callable[[int], tuple[StoreClient, _Process
         return made[-1], process
 
     yield one
-    for courier in made:
-        courier.close()
-        courier.wait(lambda: False, 2.0)  # until its thread has closed its end
+    for client in made:
+        client.close()
+        client.wait(lambda: False, 2.0)  # until its thread has closed its end
 
 
-def _break_off(courier: StoreClient, process: _Process) -> None:
+def _break_off(client: StoreClient, process: _Process) -> None:
     process.kill()
-    assert not courier.wait(lambda: False, 2.0)
-    assert courier.error is not None
+    assert not client.wait(lambda: False, 2.0)
+    assert client.error is not None
 
 
-def test_a_head_whose_courier_died_does_not_wait_for_the_others_for_ever(call):
-    courier, process = call(HEAD)
-    others = OtherNodes(AgentGroup(courier, {0: HEAD, 1: 1}), "t0")
+def test_a_head_whose_store_client_died_does_not_wait_for_the_others_for_ever(call):
+    client, process = call(HEAD)
+    others = StoreRemoteRanks(AgentGroup(client, {0: HEAD, 1: 1}), "t0")
     others.done()
     assert others.ended() is None
 
-    _break_off(courier, process)
+    _break_off(client, process)
 
     with pytest.raises(StoreLost):
         others.ended()
 
 
-def test_a_follower_whose_own_courier_died_does_not_say_that_the_head_is_lost(call):
-    courier, process = call(3)
-    company = AgentGroup(courier, {0: HEAD, 1: 3}, my_rank=1)
+def test_a_follower_whose_own_store_client_died_does_not_say_that_the_head_is_lost(call):
+    client, process = call(3)
+    group = AgentGroup(client, {0: HEAD, 1: 3}, my_rank=1)
 
-    _break_off(courier, process)
+    _break_off(client, process)
 
     with pytest.raises(StoreLost):
-        company.check()
+        group.check()
 
 
 @pytest.mark.serial
-def test_what_a_courier_cannot_deliver_does_not_stop_its_agent(call, monkeypatch: Any):
-    monkeypatch.setattr(courier_module, "_PATIENCE", struct.pack("@ll", 0, 200_000))
-    courier, _ = call(3)
+def test_what_a_store_client_cannot_deliver_does_not_stop_its_agent(call, monkeypatch: Any):
+    monkeypatch.setattr(store_client, "_PATIENCE", struct.pack("@ll", 0, 200_000))
+    client, _ = call(3)
     started = time.monotonic()
 
-    courier.put("result/t0/3", "x" * 8_000_000)
-    courier.put("bye/3", value=True)
+    client.put("result/t0/3", "x" * 8_000_000)
+    client.put("bye/3", value=True)
 
     assert time.monotonic() - started < 2.0
-    assert courier.error == "the control store takes nothing more"
+    assert client.error == "the control store takes nothing more"
 
 
 def test_nodes_that_are_heard_and_never_through_end_the_trial_in_the_end(call):
-    courier, _ = call(HEAD)
-    company = AgentGroup(courier, {0: HEAD, 1: 1, 2: 2}, until=time.monotonic() + 100.0)
-    courier.beats = {1: _heard(done="t0"), 2: _heard(done="")}
+    client, _ = call(HEAD)
+    group = AgentGroup(client, {0: HEAD, 1: 1, 2: 2}, until=time.monotonic() + 100.0)
+    client.beats = {1: _heard(done="t0"), 2: _heard(done="")}
     said: list[tuple[str, Any]] = []
-    courier.put_first = lambda key, value: said.append((key, value))
-    others = OtherNodes(company, "t0")
+    client.put_first = lambda key, value: said.append((key, value))
+    others = StoreRemoteRanks(group, "t0")
     others.done()
     assert others.ended() is None
     assert said == []
 
-    company.until = time.monotonic() - 1.0
+    group.until = time.monotonic() - 1.0
     others.ended()
 
     assert said == [("stop/t0", "stuck")]
@@ -114,37 +114,37 @@ def test_nodes_that_are_heard_and_never_through_end_the_trial_in_the_end(call):
 
 
 def test_what_stirs_on_another_node_is_no_event_and_keeps_a_check_from_being_judged(call):
-    courier, _ = call(HEAD)
-    others = OtherNodes(AgentGroup(courier, {0: HEAD, 1: 1}), "t0")
+    client, _ = call(HEAD)
+    others = StoreRemoteRanks(AgentGroup(client, {0: HEAD, 1: 1}), "t0")
     before = time.monotonic()
-    others.note(events=4, stirs=0)
-    known = others.stirred_at
+    others.note(events=4, activity=0)
+    known = others.active_at
 
-    courier.beats = {1: _heard(stirs=1)}
-    others.note(events=4, stirs=0)
+    client.beats = {1: _heard(activity=1)}
+    others.note(events=4, activity=0)
 
-    assert before <= known < others.stirred_at
+    assert before <= known < others.active_at
     assert not others.moved_since(known)
 
 
 @pytest.mark.parametrize(("my_id", "said"), [(HEAD, [("stop/t0", "interrupted")]), (3, [])])
 def test_only_the_heads_going_ends_a_trial_for_all(call, my_id, said):
-    courier, _ = call(my_id)
+    client, _ = call(my_id)
     heard: list[tuple[str, Any]] = []
-    courier.put_first = lambda key, value: heard.append((key, value))
+    client.put_first = lambda key, value: heard.append((key, value))
 
-    OtherNodes(AgentGroup(courier, {0: HEAD, 1: 3}, my_rank=min(my_id, 1)), "t0").abandon()
+    StoreRemoteRanks(AgentGroup(client, {0: HEAD, 1: 3}, my_rank=min(my_id, 1)), "t0").abandon()
 
     assert heard == said
 
 
 @pytest.mark.parametrize("said", [None, [], {}, {"n": 1}, {"n": "1", "at": None}])
 def test_what_is_no_beat_is_not_heard(call, said):
-    courier, _ = call(HEAD)
+    client, _ = call(HEAD)
 
-    courier._take({"beats": {"1": said}})
+    client._take({"beats": {"1": said}})
 
-    assert courier.beats[1].count == -1
+    assert client.beats[1].count == -1
 
 
 def _heard(**fields: Any) -> Beat:

@@ -1,4 +1,4 @@
-"""What strangers write into the store that the agents meet on: a real store, real couriers, real clients."""
+"""What strangers write into the store that the agents meet on: a real store, real store clients, real clients."""
 
 import json
 import time
@@ -64,8 +64,8 @@ def stranger(store: Control) -> Any:
 
 
 @pytest.fixture
-def courier(server: ForkServer, store: Control, tmp_path: Path) -> Iterator[Callable[[int], StoreClient]]:
-    """``courier(my_id)``: one that is connected."""
+def client(server: ForkServer, store: Control, tmp_path: Path) -> Iterator[Callable[[int], StoreClient]]:
+    """``client(my_id)``: one that is connected."""
     made: list[StoreClient] = []
 
     def one(my_id: int) -> StoreClient:
@@ -78,16 +78,16 @@ def courier(server: ForkServer, store: Control, tmp_path: Path) -> Iterator[Call
         each.close()
 
 
-def _still_carries(courier: StoreClient, stranger: Any) -> None:
+def _still_carries(client: StoreClient, stranger: Any) -> None:
     """It is as well as before: what is read after the junk arrives."""
     stranger.set("after", b'"well"')
-    courier.await_value("after", 5.0, "nothing more was heard")
-    assert courier.value("after") == "well"
+    client.await_value("after", 5.0, "nothing more was heard")
+    assert client.value("after") == "well"
 
 
 @pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK.keys())
-def test_a_value_that_nobody_of_ours_wrote_is_unreadable_and_ends_nothing(courier, stranger, junk: bytes):
-    mine = courier(HEAD)
+def test_a_value_that_nobody_of_ours_wrote_is_unreadable_and_ends_nothing(client, stranger, junk: bytes):
+    mine = client(HEAD)
     stranger.set("join/1", junk)
 
     mine.await_value("join/1", 5.0, "it was not heard at all")
@@ -96,8 +96,8 @@ def test_a_value_that_nobody_of_ours_wrote_is_unreadable_and_ends_nothing(courie
     _still_carries(mine, stranger)
 
 
-def test_parts_that_unpack_to_no_value_are_unreadable(courier, stranger):
-    mine = courier(HEAD)
+def test_parts_that_unpack_to_no_value_are_unreadable(client, stranger):
+    mine = client(HEAD)
     for key, part in (
         ("a", b"not packed"),
         ("b", zlib.compress(b"{")),
@@ -112,8 +112,8 @@ def test_parts_that_unpack_to_no_value_are_unreadable(courier, stranger):
 
 
 @pytest.mark.parametrize("junk", BEATS.values(), ids=BEATS.keys())
-def test_a_beat_that_is_none_is_not_heard_and_the_next_one_is(courier, stranger, junk: bytes):
-    mine = courier(HEAD)
+def test_a_beat_that_is_none_is_not_heard_and_the_next_one_is(client, stranger, junk: bytes):
+    mine = client(HEAD)
     mine.follow([1])
     stranger.set("beat/1", junk)
     time.sleep(0.3)
@@ -126,8 +126,8 @@ def test_a_beat_that_is_none_is_not_heard_and_the_next_one_is(courier, stranger,
     _still_carries(mine, stranger)
 
 
-def test_what_an_agent_says_with_its_beats_is_words_and_no_more(courier, stranger):
-    mine = courier(HEAD)
+def test_what_an_agent_says_with_its_beats_is_words_and_no_more(client, stranger):
+    mine = client(HEAD)
     mine.follow([1])
     words = "\x1b]52;c;b3Vycw==\x07\x1b[2J" + "x" * 100_000
     stranger.set("beat/1", json.dumps({"n": 1, "at": time.time(), "leaving": words, "roll": words}).encode())
@@ -139,17 +139,17 @@ def test_what_an_agent_says_with_its_beats_is_words_and_no_more(courier, strange
         assert said.isprintable()
 
 
-def test_numbers_that_are_none_travel_as_nothing_and_not_as_junk(courier):
-    one, other = courier(HEAD), courier(1)
-    one.put("look/1", {"ratio": float("nan"), "most": float("inf"), "name": "caf\udce9"})
+def test_numbers_that_are_none_travel_as_nothing_and_not_as_junk(client):
+    one, other = client(HEAD), client(1)
+    one.put("between/1", {"ratio": float("nan"), "most": float("inf"), "name": "caf\udce9"})
 
-    other.await_value("look/1", 5.0, "it was not heard at all")
+    other.await_value("between/1", 5.0, "it was not heard at all")
 
-    assert other.value("look/1") == {"ratio": None, "most": None, "name": "caf?"}
+    assert other.value("between/1") == {"ratio": None, "most": None, "name": "caf?"}
 
 
-def test_a_value_of_many_parts_arrives(courier):
-    one, other = courier(HEAD), courier(1)
+def test_a_value_of_many_parts_arrives(client):
+    one, other = client(HEAD), client(1)
     value = [f"{number:x}" for number in range(2_000_000)]
     one.put("order/1", value)
 

@@ -1,4 +1,4 @@
-"""What ranks make outside the scratch folder is removed, however they end, and nothing else is."""
+"""What ranks make outside the run folder is removed, however they end, and nothing else is."""
 
 import os
 import shutil
@@ -58,7 +58,7 @@ def test_a_note_that_names_something_else_removes_nothing(trial, working, name):
         named.mkdir()
     else:
         named.symlink_to(kept)
-    (trial / "rank0.elsewhere").write_text(str(named))
+    (trial / "rank0.job_folder").write_text(str(named))
 
     job_folders.remove(trial)
 
@@ -74,7 +74,7 @@ def test_a_file_system_that_hangs_holds_nobody(trial, working, monkeypatch):
 
     job_folders.remove(trial)
 
-    (remover,) = (thread for thread in threading.enumerate() if thread.name == "elsewhere")
+    (remover,) = (thread for thread in threading.enumerate() if thread.name == "job-folders")
     answers.set()
     remover.join()
 

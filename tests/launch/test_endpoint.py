@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ddp_doctor.ranks.control_store import EVERYWHERE, listen
+from ddp_doctor.ranks.control_store import ALL_ADDRESSES, listen
 from ddp_doctor.starters.endpoint import approach, holder_of, is_mine, resolve
 from tests.launch.agents import free_port
 
@@ -37,7 +37,7 @@ def test_a_port_that_nobody_listens_on_is_refused_until_the_time_is_up():
 def test_a_head_that_starts_late_is_found():
     port = free_port()
     servers: list[socket.socket] = []
-    starting = threading.Timer(0.5, lambda: servers.append(listen(EVERYWHERE, port)))
+    starting = threading.Timer(0.5, lambda: servers.append(listen(ALL_ADDRESSES, port)))
     starting.start()
 
     way = approach("127.0.0.1", port, _in(10), lambda _text: None)
@@ -55,7 +55,7 @@ def test_a_name_that_does_not_resolve_is_given_up_long_before_the_join_timeout()
 
 
 def test_a_listener_everywhere_answers_on_both_families():
-    with listen(EVERYWHERE, 0) as server:
+    with listen(ALL_ADDRESSES, 0) as server:
         port = server.getsockname()[1]
         for host in ("127.0.0.1", *(["::1"] if server.family == socket.AF_INET6 else [])):
             assert approach(host, port, _in(2), lambda _text: None).outcome == "connected"

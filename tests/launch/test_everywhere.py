@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.starters.detect import foreign_world
+from ddp_doctor.starters.detect import outer_world
 from ddp_doctor.starters.place import Asked
 from ddp_doctor.starters.srun import by_srun
 from ddp_doctor.starters.ssh import address_of, is_here, over_ssh
@@ -30,7 +30,7 @@ def tools(tmp_path: Path) -> dict[str, str]:
 
 
 def started(asked: Asked, env: dict[str, str], *arguments: str) -> StartedNodes:
-    found = start_all_nodes(asked, env, foreign_world(env, 1), arguments)
+    found = start_all_nodes(asked, env, outer_world(env, 1), arguments)
     assert isinstance(found, StartedNodes)
     return found
 
@@ -53,7 +53,7 @@ def test_a_command_typed_in_an_allocation_is_started_on_all_of_it(env, tools):
     assert "--overlap" in argv
     assert argv[-6:] == (sys.executable, "-m", "ddp_doctor", "run", "--level", "quick")
     assert found.starts[0].node_ranks == tuple(range(len(found.hosts)))
-    assert found.starts[0].env["DDP_DOCTOR_LEASH"] == "1"
+    assert found.starts[0].env["DDP_DOCTOR_STARTER_PIPE"] == "1"
 
 
 def test_a_subset_is_the_first_hosts(tools):
@@ -82,7 +82,7 @@ def test_an_endpoint_that_was_typed_is_handed_on(tools):
 def test_what_is_started_already_or_alone_is_its_own_agent(env):
     asked = Asked(nnodes="2")
 
-    assert start_all_nodes(asked, env, foreign_world(env, 1), ()) is asked
+    assert start_all_nodes(asked, env, outer_world(env, 1), ()) is asked
 
 
 def test_a_node_rank_that_was_typed_means_that_each_is_started_by_hand(tools):
@@ -127,7 +127,7 @@ def test_srun_does_not_see_what_would_change_the_step(tools):
     }
     start = by_srun(["a"], ["x"], {**tools, **hidden, **shown})
 
-    assert dict(start.env) == {**tools, **shown, "DDP_DOCTOR_LEASH": "1"}
+    assert dict(start.env) == {**tools, **shown, "DDP_DOCTOR_STARTER_PIPE": "1"}
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_hosts_are_started_over_ssh_and_this_one_without(tools, monkeypatch):
     at = ["--rdzv-endpoint", "node7:29400", "--nnodes", "2", "--node-rank"]
     assert found.hosts == ("node7", HERE)
     assert here.argv == (sys.executable, "-m", "ddp_doctor", "run", "--level", "quick", *at, "1")
-    assert here.env == {**env, "DDP_DOCTOR_LEASH": "1", "DDP_DOCTOR_HOSTS": f"node7,{HERE}"}
+    assert here.env == {**env, "DDP_DOCTOR_STARTER_PIPE": "1", "DDP_DOCTOR_HOSTS": f"node7,{HERE}"}
     assert other.argv[0].endswith("/ssh")
     assert "BatchMode=yes" in other.argv
     assert "ConnectTimeout=10" in other.argv
@@ -277,7 +277,7 @@ def test_a_list_that_cannot_be_is_one_sentence(asked, sentence, tools):
 @pytest.mark.parametrize(("env", "launcher"), [(STEP, "srun"), (MPI_FIRST, "mpirun")])
 def test_hosts_under_a_launcher_would_be_started_by_each_of_its_processes(env, launcher, tools):
     with pytest.raises(ValueError, match=f"type it once, not under {launcher}"):
-        start_all_nodes(Asked(hosts=("a", "b")), {**env, **tools}, foreign_world(env, 1), ())
+        start_all_nodes(Asked(hosts=("a", "b")), {**env, **tools}, outer_world(env, 1), ())
 
 
 def test_without_ssh_the_user_is_told_what_to_do():

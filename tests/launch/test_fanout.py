@@ -25,7 +25,7 @@ from ddp_doctor.starters.starter_channel import StarterChannel
 
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
 (folder / f"pid{rank}").write_text(str(os.getpid()))
-starter_pipe.take(dict(os.environ))
+starter = starter_pipe.take(dict(os.environ))
 wire = StarterChannel(rank)
 
 def work():
@@ -56,7 +56,7 @@ def start(tmp_path: Path) -> Callable[..., list[Start]]:
             Start(
                 name=f"agent {rank}",
                 argv=(sys.executable, "-c", AGENT.replace("{work}", work), str(rank), str(tmp_path)),
-                env={**os.environ, "DDP_DOCTOR_LEASH": "1"},
+                env={**os.environ, "DDP_DOCTOR_STARTER_PIPE": "1"},
                 node_ranks=(rank,),
             )
             for rank, work in enumerate(works)
@@ -94,15 +94,15 @@ def test_the_heads_recording_and_progress_are_heard(start, tmp_path):
 
     assert seen.recording == "verdict"
     assert told == ["p2p"]
-    assert [one.code for one in seen.heard.values()] == [1, 1]
+    assert [one.code for one in seen.agents.values()] == [1, 1]
     assert not seen.not_started
     assert not seen.broken_off
     assert not alive(tmp_path)
 
 
 def test_a_host_that_cannot_be_started_is_told_to_the_head(start):
-    head = "[time.sleep(0.05) for _ in range(1200) if not starter_pipe.not_started()];"
-    head += " wire.tell_recording(repr(starter_pipe.not_started())); (folder / 'told').touch()"
+    head = "[time.sleep(0.05) for _ in range(1200) if not starter.not_started()];"
+    head += " wire.tell_recording(repr(starter.not_started())); (folder / 'told').touch()"
     # c stays until then: an agent that ends sooner is told to the head as well.
     other = "[time.sleep(0.05) for _ in range(1200) if not (folder / 'told').exists()]"
     starts = start(head, WAIT, other)
@@ -163,7 +163,7 @@ def test_an_agent_that_dies_while_srun_lives_is_told_to_the_head_within_seconds(
     )
 
     assert seen.broken_off == {1: "srun says: Killed"}
-    assert seen.heard[0].refused == "its agent ended before the roll call was over: srun says: Killed"
+    assert seen.agents[0].refused == "its agent ended before the roll call was over: srun says: Killed"
 
 
 def test_an_agent_whose_last_word_comes_after_sruns_has_not_broken_off():
@@ -176,7 +176,7 @@ def test_an_agent_whose_last_word_comes_after_sruns_has_not_broken_off():
     seen, _ = ended([Start("srun", (sys.executable, "-c", code), os.environ, (0,), tells_end=srun.tells_end)])
 
     assert not seen.broken_off
-    assert seen.heard[0].code == 1
+    assert seen.agents[0].code == 1
 
 
 @pytest.mark.parametrize(
@@ -213,8 +213,8 @@ def test_an_agent_that_never_speaks_does_not_hold_up_the_end(start, monkeypatch)
 
 
 def test_a_host_that_gives_no_answer_for_the_join_timeout_is_told_to_the_head(start):
-    head = "[time.sleep(0.05) for _ in range(1200) if not starter_pipe.not_started()];"
-    head += " wire.tell_recording(starter_pipe.not_started()[0].reason)"
+    head = "[time.sleep(0.05) for _ in range(1200) if not starter.not_started()];"
+    head += " wire.tell_recording(starter.not_started()[0].reason)"
     mute = Start("ssh b", (sys.executable, "-c", "import time; time.sleep(600)"), os.environ, (1,))
     seen = FanOut([*start(head), mute], ["a", "b"], lambda _text: None, PATIENCE_S, join_timeout_s=1.0).run()
 
@@ -277,7 +277,7 @@ def test_ctrl_c_reaches_the_agents_once_and_their_partial_reports_come_back(star
 
     assert seen.interrupted
     assert seen.recording == "partial 0"
-    assert [one.code for one in seen.heard.values()] == [130, 130]
+    assert [one.code for one in seen.agents.values()] == [130, 130]
     assert signal.getsignal(signal.SIGINT) is before
     assert not alive(tmp_path)
 
@@ -330,7 +330,7 @@ def test_one_process_carries_the_agents_of_many_nodes_and_explains(start):
     seen, _ = ended([Start("srun", argv, os.environ, (0, 1, 2), explain)])
 
     assert seen.not_started == {1: "no answer"}
-    assert {rank: one.code for rank, one in seen.heard.items()} == {0: 0, 1: None, 2: 0}
+    assert {rank: one.code for rank, one in seen.agents.items()} == {0: 0, 1: None, 2: 0}
 
 
 def test_the_reason_is_what_srun_says_first_and_not_how_its_tasks_ended(start):

@@ -4,12 +4,13 @@ from typing import Any, cast
 
 import pytest
 
-from ddp_doctor.agents.follower_agent import Follower
 from ddp_doctor.checks import CHECKS
+from ddp_doctor.engine.node_run.follower_agent import FollowerAgent
+from ddp_doctor.engine.node_run.partial_recording import PartialRecording
 
 
 class _OneOrder:
-    """A company whose head has one order."""
+    """A group whose head has one order."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._order = order
@@ -19,9 +20,11 @@ class _OneOrder:
 
 
 def test_an_order_with_a_check_of_another_release_is_refused_by_its_name():
-    company = _OneOrder({"do": "look", "when": "look", "checks": ["connectivity", "weather"]})
+    group = _OneOrder({"do": "probe", "when": "between", "checks": ["connectivity", "weather"]})
     known = {check.id: check for check in CHECKS}
-    follower = Follower(cast("Any", company), cast("Any", None), known, lambda _checks: [], [])
+    follower = FollowerAgent(
+        cast("Any", group), cast("Any", None), known, lambda _checks: [], PartialRecording()
+    )
 
     with pytest.raises(ValueError, match="no check weather"):
         follower.run()

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.starters import outer_launcher
-from ddp_doctor.starters.detect import ForeignWorld, foreign_world
+from ddp_doctor.starters.detect import OuterWorld, outer_world
 
-WORLD = ForeignWorld(launcher="slurm", local_rank=1, local_size=2, nnodes=1, key="slurm-7-0-0")
+WORLD = OuterWorld(launcher="slurm", local_rank=1, local_size=2, nnodes=1, key="slurm-7-0-0")
 SLURM = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_JOB_ID": "7"}
 
 
@@ -113,7 +113,7 @@ def test_the_agent_starts_afresh_and_removes_files_of_days_ago(tmp_path: Path) -
 
 
 def test_a_requeued_slurm_job_is_another_launch() -> None:
-    first, again = foreign_world(SLURM, 1), foreign_world({**SLURM, "SLURM_RESTART_COUNT": "1"}, 1)
+    first, again = outer_world(SLURM, 1), outer_world({**SLURM, "SLURM_RESTART_COUNT": "1"}, 1)
 
     assert first is not None
     assert again is not None
@@ -125,7 +125,7 @@ def test_a_requeued_slurm_job_is_another_launch() -> None:
 )
 def test_a_parent_is_known_by_its_pid_and_its_start(env: dict[str, str]) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        world, same = foreign_world(env, child.pid), foreign_world(env, child.pid)
+        world, same = outer_world(env, child.pid), outer_world(env, child.pid)
         stat = Path(f"/proc/{child.pid}/stat").read_text().split()
         child.communicate(b"\n")
 
@@ -135,7 +135,7 @@ def test_a_parent_is_known_by_its_pid_and_its_start(env: dict[str, str]) -> None
 
 
 def test_a_parent_that_is_gone_is_known_by_its_pid() -> None:
-    world = foreign_world({"OMPI_COMM_WORLD_RANK": "0"}, 2**22 + 1)
+    world = outer_world({"OMPI_COMM_WORLD_RANK": "0"}, 2**22 + 1)
 
     assert world is not None
     assert world.key == f"mpi-{2**22 + 1}"
@@ -145,7 +145,7 @@ def test_ranks_of_one_launch_know_each_other_also_where_a_script_started_each() 
     def key(launch: str, local_rank: int, parent: int) -> str:
         file = f"/tmp/torchelastic_a1/{launch}/{local_rank}/error.json"
         env = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "1", "TORCHELASTIC_ERROR_FILE": file}
-        world = foreign_world(env, parent)
+        world = outer_world(env, parent)
         assert world is not None
         return world.key
 
@@ -157,8 +157,8 @@ def test_ranks_of_one_launch_know_each_other_also_where_a_script_started_each() 
 
 def test_mpi_ranks_of_one_launch_know_each_other_also_where_a_script_started_each() -> None:
     env = {"OMPI_COMM_WORLD_RANK": "1", "PMIX_NAMESPACE": "prterun-fan1-11492@1"}
-    here, there = foreign_world(env, 1), foreign_world(env, os.getpid())
-    other = foreign_world({**env, "PMIX_NAMESPACE": "prterun-fan1-11493@1"}, 1)
+    here, there = outer_world(env, 1), outer_world(env, os.getpid())
+    other = outer_world({**env, "PMIX_NAMESPACE": "prterun-fan1-11493@1"}, 1)
 
     assert here == there
     assert here != other
@@ -167,4 +167,4 @@ def test_mpi_ranks_of_one_launch_know_each_other_also_where_a_script_started_eac
 def test_another_torchrun_is_known_by_the_parent_of_its_ranks() -> None:
     env = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "1", "TORCHELASTIC_ERROR_FILE": "/tmp/error.json"}
 
-    assert foreign_world(env, 1) != foreign_world(env, os.getpid())
+    assert outer_world(env, 1) != outer_world(env, os.getpid())

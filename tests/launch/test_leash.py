@@ -1,4 +1,4 @@
-"""An agent on a leash: it hears of hosts that failed and of Ctrl-C, and ends when its starter is gone."""
+"""The starter pipe: the agent hears of hosts that failed and of Ctrl-C, and ends when its starter is gone."""
 
 import json
 import os
@@ -10,12 +10,12 @@ AGENT = """
 import os, signal, sys, time
 from ddp_doctor.starters import starter_pipe
 signal.signal(signal.SIGINT, lambda *_: print("SIGINT", flush=True))
-signal.signal(signal.SIGTERM, lambda *_: (print("SIGTERM", starter_pipe.not_started(), flush=True), {end}))
+signal.signal(signal.SIGTERM, lambda *_: (print("SIGTERM", pipe.not_started(), flush=True), {end}))
 starter_pipe._LAST_S = float(os.environ.get("LAST_S", "30"))
 env = dict(os.environ)
-is_taken = starter_pipe.take(env)
+pipe = starter_pipe.take(env)
 is_handed_on = starter_pipe.VARIABLE in env or starter_pipe.VARIABLE in os.environ
-print(is_taken, is_handed_on, sys.stdin.read() == "", flush=True)
+print(pipe is not None, is_handed_on, sys.stdin.read() == "", flush=True)
 time.sleep(60)
 """
 
@@ -23,7 +23,7 @@ time.sleep(60)
 def agent(end: str = "os._exit(7)", **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         (sys.executable, "-c", AGENT.replace("{end}", end)),
-        env={**os.environ, "DDP_DOCTOR_LEASH": "1", **env},
+        env={**os.environ, "DDP_DOCTOR_STARTER_PIPE": "1", **env},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -69,13 +69,13 @@ def test_an_agent_that_does_not_end_itself_is_ended():
         assert process.wait(60) == -signal.SIGKILL
 
 
-def test_without_a_leash_stdin_is_left_alone():
+def test_without_a_starter_stdin_is_left_alone():
     code = (
         "import os; from ddp_doctor.starters.starter_pipe import take; print(take(dict(os.environ)), input())"
     )
-    env = {name: value for name, value in os.environ.items() if name != "DDP_DOCTOR_LEASH"}
+    env = {name: value for name, value in os.environ.items() if name != "DDP_DOCTOR_STARTER_PIPE"}
     done = subprocess.run(
         (sys.executable, "-c", code), input="data", capture_output=True, text=True, check=True, env=env
     )
 
-    assert done.stdout == "False data\n"
+    assert done.stdout == "None data\n"

@@ -15,10 +15,10 @@ import pytest
 from ddp_doctor import app
 from ddp_doctor.facts.consistency import RankSettings
 from ddp_doctor.starters import local_ranks, outer_launcher
-from ddp_doctor.starters.detect import ForeignWorld
+from ddp_doctor.starters.detect import OuterWorld
 from tests.launch.agents import ROOT, free_port
 
-AGENT = ForeignWorld(launcher="slurm", local_rank=0, local_size=3, nnodes=1, key="slurm-7-0-0")
+AGENT = OuterWorld(launcher="slurm", local_rank=0, local_size=3, nnodes=1, key="slurm-7-0-0")
 TREE = {"NCCL_ALGO": "Tree"}
 
 #: A rank that tells what it has and waits, as the ranks beside the agent do.
@@ -26,9 +26,9 @@ RANK = """
 import sys
 from pathlib import Path
 from ddp_doctor.starters import local_ranks
-from ddp_doctor.starters.detect import ForeignWorld
-world = ForeignWorld("slurm", int(sys.argv[1]), 3, 1, "slurm-7-0-0")
-with local_ranks.told(world, Path(sys.argv[2]), {"NCCL_ALGO": "Tree"}):
+from ddp_doctor.starters.detect import OuterWorld
+world = OuterWorld("slurm", int(sys.argv[1]), 3, 1, "slurm-7-0-0")
+with local_ranks.settings_shared(world, Path(sys.argv[2]), {"NCCL_ALGO": "Tree"}):
     print("told", flush=True)
     sys.stdin.read()
 """
@@ -156,7 +156,7 @@ def test_without_a_folder_the_agent_speaks_for_itself_at_once(patient: float) ->
 
 
 def test_a_rank_that_can_tell_nothing_waits_all_the_same(tmp_path: Path) -> None:
-    with local_ranks.told(AGENT, tmp_path / "missing", TREE):
+    with local_ranks.settings_shared(AGENT, tmp_path / "missing", TREE):
         pass
 
 

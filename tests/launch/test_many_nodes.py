@@ -135,7 +135,7 @@ def test_a_head_that_is_interrupted_at_the_roll_call_lets_those_who_came_go(star
 
 
 @pytest.mark.lab  # long
-def test_a_head_whose_courier_is_killed_is_unsure_and_blames_no_node(start: Start):
+def test_a_head_whose_store_client_is_killed_is_unsure_and_blames_no_node(start: Start):
     agents = [start(2, rank, "--level", "thorough", "--skip", "torchrun") for rank in range(2)]
     agents[0].wait_for("allreduce")
     posts = [int(one.split()[0]) for one in agents[0].family(0.0) if one.endswith("ddp-doctor:post")]

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.model.choices import Level
-from ddp_doctor.model.recording import World
+from ddp_doctor.model.recording import Options, World
+from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.parse.nccl_digest import MOST_CHARACTERS
 from ddp_doctor.parse.nccl_log import parse_nccl_log
 from ddp_doctor.ranks.environment import rank_environment
@@ -25,16 +25,14 @@ class Process:
 
 def rank(folder: Path, backend: str = "nccl", *, done: bool = True) -> RankState:
     spec = WorkerSpec(
-        trial="t0",
+        trial=TrialRecord(trial="t0", ranks=(0, 1), backend=backend),
+        options=Options(),
         folder=str(folder),
         node=0,
         rank=0,
         group_rank=0,
-        ranks=(0, 1),
         local_rank=0,
-        backend=backend,
         device="cuda:0",
-        level=Level.QUICK,
         tasks=(),
         launched_at=0.0,
         init_deadline_s=1.0,

@@ -1,13 +1,12 @@
 """user_model on the doctor's own workers: code of the user's that does not come back is named by its line."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddp_doctor.checks.ddp import step_time, user_model
-from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.facts.step_time import StepTimeFact
 from ddp_doctor.facts.user_model import UserModel
 from tests.launch.conftest import Play, Scenario
@@ -19,15 +18,14 @@ Named = Callable[..., Scenario]
 
 
 @pytest.fixture
-def with_model(session: Session, play: Play) -> Iterator[Named]:
+def with_model(play: Play) -> Named:
     """``with_model("planted:endless", ranks=2)`` plays the probe with a model of tests/models."""
 
     def play_with(name: str, ranks: int = 2, deadline_s: float = 4.0, **more: Any) -> Scenario:
-        session.model = f"tests.models.{name}"
-        return play(*(user_model.probe, ranks, deadline_s, "user_model"), needs_model=True, **more)
+        more = {"needs_model": True, "model": f"tests.models.{name}", **more}
+        return play(*(user_model.probe, ranks, deadline_s, "user_model"), **more)
 
-    yield play_with
-    session.model = ""
+    return play_with
 
 
 def line_of(words: str) -> str:

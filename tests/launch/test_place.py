@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.starters.detect import foreign_world
+from ddp_doctor.starters.detect import outer_world
 from ddp_doctor.starters.place import Allocation, Asked, NotNeeded, Place, allocation, place
 
 #: srun -N2 --ntasks-per-node=2, second task of the second node.
@@ -127,7 +127,7 @@ POD = {
 
 
 def place_in(env: dict[str, str], **asked: Any) -> Place:
-    return place(Asked(**asked), env, foreign_world(env, 1))
+    return place(Asked(**asked), env, outer_world(env, 1))
 
 
 def port(one: Place) -> int:
@@ -259,7 +259,7 @@ def test_the_ranks_of_a_node_are_its_own_tasks():
     uneven = {**STEP, "SLURM_STEP_TASKS_PER_NODE": "4(x2),2,1", "SLURM_LOCALID": "0"}
 
     def local_size(node: int) -> int:
-        world = foreign_world({**uneven, "SLURM_NODEID": str(node)}, 1)
+        world = outer_world({**uneven, "SLURM_NODEID": str(node)}, 1)
         assert world is not None
         return world.local_size
 
@@ -267,23 +267,23 @@ def test_the_ranks_of_a_node_are_its_own_tasks():
 
 
 def test_a_batch_script_is_an_allocation_and_no_world():
-    assert foreign_world(BATCH, 1) is None
+    assert outer_world(BATCH, 1) is None
     assert allocation(BATCH, None) == Allocation("2", ("fan1", "fan2", "fan3"), is_inside=True)
 
 
 def test_the_shell_of_salloc_on_a_login_node_is_outside_of_its_allocation():
-    assert foreign_world(SALLOC, 1) is None
+    assert outer_world(SALLOC, 1) is None
     assert allocation(SALLOC, None) == Allocation("4", ("fan1", "fan2"), is_inside=False)
 
 
 def test_an_interactive_step_is_an_allocation_and_no_world():
-    assert foreign_world(INTERACTIVE, 1) is None
+    assert outer_world(INTERACTIVE, 1) is None
     assert allocation(INTERACTIVE, None) == Allocation("5", ("fan1", "fan2"), is_inside=True)
 
 
 @pytest.mark.parametrize("env", [STEP, {**BATCH, **TORCHRUN}, {**BATCH, **MPI_FIRST}])
 def test_what_a_launcher_started_is_not_started_again(env):
-    assert allocation(env, foreign_world(env, 1)) is None
+    assert allocation(env, outer_world(env, 1)) is None
 
 
 # --- Open MPI ---------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ def answers(folder: Path, *entries: tuple[int, bool], recorder: str = "nccl2") -
     flight = [{"seq": seq, "op": "all_reduce", "retired": retired} for seq, retired in entries]
     late = recorder == "nccl2"
     told = {"stack": TRAIN, "recorder": recorder, "retires_late": late, "flight": flight}
-    (folder / "rank0.witness.json").write_text(json.dumps(told))
+    (folder / "rank0.stack_dump.json").write_text(json.dumps(told))
 
 
 def sampled(folder: Path, *samples: tuple[tuple[int, bool], ...]) -> RankState:
@@ -22,7 +22,7 @@ def sampled(folder: Path, *samples: tuple[tuple[int, bool], ...]) -> RankState:
     answers(folder, *samples[0])
     assert state.has_to_answer_twice()
     state.keep_first_answer()
-    assert not state.has_witness()
+    assert not state.has_stack_dump()
     if len(samples) > 1:
         answers(folder, *samples[1])
     return state

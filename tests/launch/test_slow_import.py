@@ -30,10 +30,10 @@ print(said.moving, said.import_s, "torch/__init__.py" in said.stuck_at)
 def test_an_import_that_does_not_end(torch: str, waits_s: float, moving: str, tmp_path: Path):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text(torch)
-    (tmp_path / "scratch").mkdir()
+    (tmp_path / "run_folder").mkdir()
 
     done = subprocess.run(
-        (sys.executable, "-c", SCRIPT, tmp_path / "scratch", tmp_path, str(waits_s)),
+        (sys.executable, "-c", SCRIPT, tmp_path / "run_folder", tmp_path, str(waits_s)),
         check=True,
         capture_output=True,
         text=True,

@@ -92,7 +92,7 @@ def test_results_that_cannot_be_read_leave_the_run_unsure_and_nobody_to_blame(st
     head = start(0)
     head.wait_for("1 of 2 nodes here")
     store = _stranger(port)
-    for key in ("look/1", "result/t0/1"):
+    for key in ("between/1", "result/t0/1"):
         _put(
             store,
             key,

@@ -11,6 +11,8 @@ import psutil
 from ddp_doctor.ranks import torchrun
 from ddp_doctor.ranks.interruption import Interrupted, interruptible
 from ddp_doctor.engine.node_run.session import Session
+from ddp_doctor.model.recording import Options
+from ddp_doctor.starters.request import RunRequest
 
 class Spec:
     local_rank = 0
@@ -26,12 +28,13 @@ torchrun.replace = lambda spec, **_: type("Json", (), {"to_json": lambda self: "
 interrupted = 0
 for number in range({rounds}):
     try:
-        with interruptible() as interruption, Session(dict(os.environ), ("127.0.0.1", 0), print) as session:
+        request = RunRequest(Options(), dict(os.environ), progress=print)
+        with interruptible() as interruption, Session(request) as session:
             if {storm}:
                 after = random.Random(number).uniform(0.0, 0.03)
                 threading.Timer(after, os.kill, (os.getpid(), signal.SIGTERM)).start()
             try:
-                with torchrun.Launch(session.scratch, [Spec()], dict(os.environ)):
+                with torchrun.Launch(session.run_folder, [Spec()], dict(os.environ)):
                     time.sleep(0.03)
             except Interrupted:
                 interrupted += 1

@@ -7,24 +7,24 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.model.choices import Level
 from ddp_doctor.model.finding import Reproducer, Setting
-from ddp_doctor.model.recording import Node, World
+from ddp_doctor.model.recording import Node, Options, World
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.ranks.environment import Refused
 from ddp_doctor.ranks.forkserver import ForkServer
 from ddp_doctor.ranks.node_ranks import NodeRanks
+from ddp_doctor.ranks.run import Run
 
 MEET = Reproducer(kind="meet")
 MIB = 1 << 20
 
 
 @pytest.fixture
-def crew(tmp_path: Path) -> Iterator[NodeRanks]:
+def node_ranks(tmp_path: Path) -> Iterator[NodeRanks]:
     """Of a node that has started nothing: what gets as far as a fork fails the test."""
     world = World(nnodes=2, nproc_per_node=2, world_size=4, nodes=(Node(hostname="a"), Node(hostname="b")))
     server = ForkServer(tmp_path, {})
-    yield NodeRanks(tmp_path, server, ("127.0.0.1", 1), world, 1, {}, Level.QUICK, lambda _text: None)
+    yield NodeRanks(Run(Options(), {}, print, world, node=1), tmp_path, server, ("127.0.0.1", 1))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -51,28 +51,30 @@ def moves(size_bytes: int) -> dict[str, Any]:
         *((exchange(*ranks), "two ranks") for ranks in ((2,), (0, 1, 2))),
     ],
 )
-def test_a_trial_that_makes_no_sense_is_refused_with_a_sentence_before_anything_starts(crew, order, why):
+def test_a_trial_that_makes_no_sense_is_refused_with_a_sentence_before_anything_starts(
+    node_ranks, order, why
+):
     with pytest.raises(Refused, match=why):
-        crew.run(ordered(**order), ())
+        node_ranks.run_trial(ordered(**order), ())
 
 
 @pytest.mark.parametrize(
     "order", [{"limit_s": 5.0}, {"settings": (Setting(name="NCCL_NET", value="IB"),), "limit_s": None}]
 )
-def test_a_limit_or_settings_of_a_trial_that_tries_nothing_are_refused(crew, order):
+def test_a_limit_or_settings_of_a_trial_that_tries_nothing_are_refused(node_ranks, order):
     with pytest.raises(Refused, match="tries nothing"):
-        crew.run(ordered(reproducer=None, **order), ())
+        node_ranks.run_trial(ordered(reproducer=None, **order), ())
 
 
 @pytest.mark.parametrize("value", ["a\0b", "eth0\nLD_PRELOAD=/tmp/x.so", "\x1b[2J", "a" * 5000])
-def test_a_value_that_no_setting_needs_is_refused(crew, value):
+def test_a_value_that_no_setting_needs_is_refused(node_ranks, value):
     with pytest.raises(Refused, match="GLOO_SOCKET_IFNAME"):
-        crew.run(ordered(settings=(Setting(name="GLOO_SOCKET_IFNAME", value=value),)), ())
+        node_ranks.run_trial(ordered(settings=(Setting(name="GLOO_SOCKET_IFNAME", value=value),)), ())
 
 
 @pytest.mark.parametrize("name", ["LD_PRELOAD", "NCCL_NET_PLUGIN", "PATH", "PET_LOCAL_ADDR\n", "\x1b[2J"])
-def test_a_variable_that_no_trial_sets_is_refused_in_plain_words(crew, name):
+def test_a_variable_that_no_trial_sets_is_refused_in_plain_words(node_ranks, name):
     with pytest.raises(Refused, match="no trial sets") as refused:
-        crew.run(ordered(settings=(Setting(name=name, value="/tmp/x"),)), ())
+        node_ranks.run_trial(ordered(settings=(Setting(name=name, value="/tmp/x"),)), ())
 
     assert str(refused.value).isprintable()

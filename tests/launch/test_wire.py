@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.starters import starter_channel
-from ddp_doctor.starters.starter_channel import Heard, Message, in_pieces, read, written
+from ddp_doctor.starters.starter_channel import AgentState, Message, in_pieces, read, written
 
 AGENT = """
 import os, sys
@@ -31,15 +31,15 @@ def spoken(progress: str, recording: str = "{}") -> subprocess.CompletedProcess[
 
 def test_an_agent_is_heard_and_what_others_print_goes_to_stderr():
     done = spoken("import torch")
-    heard = Heard()
+    agent = AgentState()
     messages = [read(line) for line in done.stdout.splitlines()]
     for message in messages:
         assert message is not None
-        heard.hear(message)
+        agent.take(message)
 
     assert messages[0] == Message(3, "hello", "")
     assert messages[1] == Message(3, "progress", "import torch")
-    assert (heard.said_hello, heard.recording, heard.code) == (True, "{}" * 100, 1)
+    assert (agent.has_answered, agent.recording, agent.code) == (True, "{}" * 100, 1)
     assert sorted(done.stderr.splitlines()) == [b"a driver, too", b"a library greets"]
 
 
@@ -57,66 +57,66 @@ def test_any_text_is_one_line_that_srun_does_not_break(text):
 
 def test_a_long_recording_goes_in_pieces_and_arrives():
     text = os.urandom(40_000).hex()
-    heard = Heard()
+    agent = AgentState()
     for piece in in_pieces(text):
         message = read(written(0, "recording", piece))
         assert message is not None
-        heard.hear(message)
+        agent.take(message)
 
     assert len(in_pieces(text)) > 50
-    assert heard.recording == text
+    assert agent.recording == text
 
 
 def test_a_broken_recording_is_none():
-    heard = Heard()
-    heard.hear(Message(0, "recording", "0 bm90IHBhY2tlZA=="))
-    heard.hear(Message(0, "recording", "0 \N{SNOWMAN}"))
-    heard.hear(Message(0, "done", "soon"))
+    agent = AgentState()
+    agent.take(Message(0, "recording", "0 bm90IHBhY2tlZA=="))
+    agent.take(Message(0, "recording", "0 \N{SNOWMAN}"))
+    agent.take(Message(0, "done", "soon"))
 
-    assert (heard.recording, heard.code) == (None, None)
+    assert (agent.recording, agent.code) == (None, None)
 
 
-def _heard(*pieces: str) -> Heard:
-    heard = Heard()
+def _state(*pieces: str) -> AgentState:
+    agent = AgentState()
     for piece in pieces:
-        heard.hear(Message(0, "recording", piece))
-    return heard
+        agent.take(Message(0, "recording", piece))
+    return agent
 
 
 def test_pieces_that_do_not_follow_one_another_are_no_recording():
     first, second, third = in_pieces(os.urandom(1000).hex())
 
-    assert _heard(second, third).recording is None
-    assert _heard(first, third).recording is None
-    assert _heard(first, second, second, third).recording is None
-    assert _heard(first, "x " + second, third).recording is None
-    assert _heard("5 broken off", first, second, third).recording is not None
+    assert _state(second, third).recording is None
+    assert _state(first, third).recording is None
+    assert _state(first, second, second, third).recording is None
+    assert _state(first, "x " + second, third).recording is None
+    assert _state("5 broken off", first, second, third).recording is not None
 
 
 def test_pieces_without_an_end_are_not_kept(monkeypatch: Any):
     monkeypatch.setattr(starter_channel, "_MOST_PIECES", 10)
-    heard = Heard()
+    agent = AgentState()
     for left in range(10_000, 9_000, -1):
-        heard.hear(Message(0, "recording", f"{left} {'x' * 600}"))
+        agent.take(Message(0, "recording", f"{left} {'x' * 600}"))
 
-    assert sum(map(len, heard._pieces)) == 0
+    assert sum(map(len, agent._pieces)) == 0
 
 
 def test_a_recording_that_unpacks_to_more_than_one_may_have_is_none(monkeypatch: Any):
     monkeypatch.setattr(starter_channel, "_MOST_BYTES", 10_000)
-    heard = Heard()
+    agent = AgentState()
     for piece in in_pieces(" " * 20_000):
-        heard.hear(Message(0, "recording", piece))
+        agent.take(Message(0, "recording", piece))
 
-    assert heard.recording is None
+    assert agent.recording is None
 
 
 @pytest.mark.parametrize("text", ["-1", "256", "1" * 800, "", "1.0", "\N{SUPERSCRIPT TWO}"])
 def test_what_is_no_exit_code_is_none(text: str):
-    heard = Heard()
-    heard.hear(Message(0, "done", text))
+    agent = AgentState()
+    agent.take(Message(0, "done", text))
 
-    assert heard.code is None
+    assert agent.code is None
 
 
 @given(st.binary(max_size=200))

@@ -208,7 +208,7 @@ def _world(machine: Whole, readings: Sequence[Reading]) -> World:
         cuda_torch=software is not None and software.torch_cuda is not None,
         asked_ranks=None,
         backend=Backend.AUTO,
-        foreign=None,
+        outer=None,
         addresses=addresses,
     )
     node = world.nodes[0].model_copy(update={"hostname": machine.host})

@@ -1,8 +1,8 @@
-"""How far apart the nodes count the seconds of a trial: pure, from what their ranks did together.
+"""How far apart the nodes' counts of a trial's seconds are, from the steps that their ranks took together.
 
-Each agent counts from the moment when it began the trial itself, so equal numbers from two nodes are not
-one moment. Nobody leaves a collective before the last rank entered it, so all leave it at about one
-moment, and what the nodes say of that moment tells their distance. The hosts' own clocks play no part.
+Each agent counts from the moment when it began the trial, so equal numbers from two nodes are not the same
+moment. No rank leaves a collective before the last rank has entered it, so all leave it at about the same
+moment, and the nodes' numbers of that moment give their distance. The hosts' clocks are not used.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,8 +11,8 @@ from statistics import median_low
 
 from ddp_doctor.model.trial import Step, TrialRecord
 
-#: Steps in which every rank waits for every other one. Not DDP's construction: who sends its broadcast is
-#: through first.
+#: Steps in which every rank waits for every other rank. DDP's construction is not one of them: the rank that
+#: sends its broadcast leaves first.
 _LEFT_TOGETHER = frozenset({"init_process_group", "all_reduce", "all_gather", "backward"})
 
 #: Rank, node and step of all that met: equal numbers of one check.
@@ -21,10 +21,10 @@ Met = Mapping[tuple[str, int], list[tuple[int, int, Step]]]
 
 @dataclass(frozen=True)
 class Clock:
-    """How far a node's count is ahead of the typical node's, in seconds; give or take what its steps say."""
+    """How far a node's count is ahead of the typical node's, in seconds, and how uncertain that is."""
 
     ahead_s: float
-    give_or_take_s: float
+    uncertainty_s: float
 
 
 def by_step(trial: TrialRecord) -> Met:
@@ -37,7 +37,7 @@ def by_step(trial: TrialRecord) -> Met:
 
 
 def clocks(met: Met, nodes: Collection[int]) -> dict[int, Clock]:
-    """The clocks of these nodes; of none, where no step is known that all of them left together."""
+    """The clocks of these nodes; empty where no step is known that all of them left together."""
     ahead: dict[int, list[float]] = {node: [] for node in nodes}
     for entered in met.values():
         left = _left(entered)

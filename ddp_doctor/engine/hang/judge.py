@@ -1,8 +1,8 @@
 """Who is to blame when a trial got stuck or broke: a pure function of the ranks' evidence.
 
-The order is the order of certainty. A process that is gone, stopped or raised an exception of its
-own explains what its peers report; only among ranks that are all alive and waiting do the steps
-and torch's flight recorder decide. A rank is named only on evidence that points at it; where the
+The causes are tried in the order of certainty. A process that is gone, stopped or raised an exception of its
+own explains what its peers report. Steps and torch's flight recorder decide only among ranks that are all
+alive and waiting. A rank is named only on evidence that points at it; where the
 evidence points at a link, the pair is named, and where it points nowhere, nobody is.
 
 Ranks are compared by their place (judgement.py).
@@ -37,8 +37,8 @@ from ddp_doctor.parse.nccl_complaints import with_last_warning
 #: Deaths this close together have one cause: the forkserver, the agent or the machine.
 _SAME_MOMENT_S = 0.25
 _SIGABRT = -6
-#: How a rank ends because another one did, so an echo beside another kind of death: gloo and NCCL's watchdog
-#: abort a rank whose peer vanished, torchrun sends SIGTERM.
+#: How a rank ends because another rank died: gloo and NCCL's watchdog abort a rank whose peer vanished,
+#: torchrun sends SIGTERM.
 _ANSWERS = (_SIGABRT, -15)
 #: The one complaint of gloo that tells of a wrong size (gloo transport/tcp/pair.cc).
 _GLOO_SIZE = re.compile(r"op\.preamble\.length|op\.nbytes")
@@ -49,22 +49,21 @@ def judge(trial: TrialRecord) -> Judgement:
     ranks = [rank for rank in trial.evidence if not rank.done]
     if trial.outcome == "slow":
         return Judgement("slow", waiting=tuple(rank.rank for rank in ranks))
-    looks = (_mismatch, _died, _raised, _stopped, _never_began, _behind, _uninterruptible, _deadlock)
-    for look in looks:
-        found = look(ranks, trial)
+    for cause in (_mismatch, _died, _raised, _stopped, _never_began, _behind, _uninterruptible, _deadlock):
+        found = cause(ranks, trial)
         if found is not None:
             return found
     return Judgement("unsure", waiting=numbers(ranks))
 
 
-# --- the looks, most certain first ---------------------------------------------------------------
+# --- the causes, most certain first --------------------------------------------------------------
 
 
 def _died(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
     dead = [rank for rank in ranks if rank.exited_at is not None]
-    own = [one for one in dead if not _aborted_over_a_peer(one)]
+    own = [rank for rank in dead if not _aborted_over_a_peer(rank)]
     if not own:
-        wrong_size = any(_GLOO_SIZE.search(one.output_tail) for one in dead)
+        wrong_size = any(_GLOO_SIZE.search(rank.output_tail) for rank in dead)
         return _aborted_over_a_mismatch(ranks) if wrong_size else None
     causes = _first_to_go(own, trial)
     if not causes or (len(ranks) > 1 and len(causes) == len(ranks)):
@@ -74,19 +73,19 @@ def _died(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None
 
 
 def _first_to_go(dead: Sequence[RankEvidence], trial: TrialRecord) -> list[RankEvidence]:
-    """Those whose death was no answer to another's, as far as their moments can be compared."""
-    nodes = {one.node for one in dead}
+    """The ranks that did not die because of another death, as far as the moments can be compared."""
+    nodes = {rank.node for rank in dead}
     known = clocks(by_step(trial), nodes) if len(nodes) > 1 else dict.fromkeys(nodes, Clock(0.0, 0.0))
     if not known:  # no order between the nodes: a death that may be an answer names nobody
-        return [one for one in dead if one.exit_code not in _ANSWERS]
-    gone = {one.rank: (one.exited_at or 0.0) - known[one.node].ahead_s for one in dead}
-    margin = _SAME_MOMENT_S + 2 * max(clock.give_or_take_s for clock in known.values())
-    at_once = [one for one in dead if gone[one.rank] - min(gone.values()) <= margin]
-    return [one for one in at_once if one.exit_code not in _ANSWERS] or at_once
+        return [rank for rank in dead if rank.exit_code not in _ANSWERS]
+    gone = {rank.rank: (rank.exited_at or 0.0) - known[rank.node].ahead_s for rank in dead}
+    margin = _SAME_MOMENT_S + 2 * max(clock.uncertainty_s for clock in known.values())
+    at_once = [rank for rank in dead if gone[rank.rank] - min(gone.values()) <= margin]
+    return [rank for rank in at_once if rank.exit_code not in _ANSWERS] or at_once
 
 
-def _aborted_over_a_peer(one: RankEvidence) -> bool:
-    return one.exit_code == _SIGABRT and aborted_over_a_peer(one.output_tail)
+def _aborted_over_a_peer(rank: RankEvidence) -> bool:
+    return rank.exit_code == _SIGABRT and aborted_over_a_peer(rank.output_tail)
 
 
 def _aborted_over_a_mismatch(ranks: Sequence[RankEvidence]) -> Judgement:
@@ -107,9 +106,9 @@ def _raised(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | No
     if not own:
         return None
     alike: dict[object, list[RankEvidence]] = defaultdict(list)
-    for one in own:
-        assert one.raised is not None
-        alike[one.raised.type, one.raised.where].append(one)
+    for rank in own:
+        assert rank.raised is not None
+        alike[rank.raised.type, rank.raised.where].append(rank)
     if len(everyone) > 1 and len(own) == len(everyone):
         kind: Kind = "raised-everywhere" if len(alike) == 1 else "unsure"
         return Judgement(kind, waiting=numbers(ranks), step=shared_step(ranks))
@@ -129,9 +128,9 @@ def _blames_peer(rank: RankEvidence) -> bool:
 
 
 def _what_most_met(ranks: Sequence[RankEvidence], trial: TrialRecord, most: set[int]) -> Judgement:
-    """Most ranks failed alike: they met something, and a rank that never came may be it."""
-    for look in (_stopped, _never_began, _behind):
-        found = look(ranks, trial)
+    """Most ranks failed alike: a rank that never came may be the cause."""
+    for cause in (_stopped, _never_began, _behind):
+        found = cause(ranks, trial)
         if found is not None and found.suspects and not most & set(found.suspects):
             return found
     return Judgement("unsure", waiting=numbers(ranks), step=shared_step(ranks))
@@ -158,8 +157,8 @@ def _never_began(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement
     missing = [rank for rank in ranks if not rank.began]
     if not missing or len(missing) == len(trial.evidence):
         return None
-    # One that still computes (imports torch, on a busy machine) may yet come.
-    missing = [one for one in missing if (one.cpu_s_per_s or 0.0) < STILL_CPU_S_PER_S]
+    # A rank that computes (imports torch, on a busy machine) may still come.
+    missing = [rank for rank in missing if (rank.cpu_s_per_s or 0.0) < STILL_CPU_S_PER_S]
     if not missing:
         return Judgement("unsure", waiting=numbers(ranks), step=shared_step(ranks))
     return Judgement("never-began", numbers(missing), waiting_besides(ranks, missing), shared_step(ranks))
@@ -168,9 +167,9 @@ def _never_began(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement
 def _mismatch(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
     """Different calls at one place: the flight recorder knows what each rank really enqueued."""
     by_number: dict[tuple[str, int], dict[int, FlightEntry]] = defaultdict(dict)
-    for one in ranks:
-        for entry in one.flight:
-            by_number[entry.group, entry.seq][one.rank] = entry
+    for evidence in ranks:
+        for entry in evidence.flight:
+            by_number[entry.group, entry.seq][evidence.rank] = entry
     for number in sorted(by_number):
         calls = by_number[number]
         groups: dict[object, list[int]] = defaultdict(list)
@@ -187,10 +186,10 @@ def _mismatch(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement |
 def _announced_mismatch(ranks: Sequence[RankEvidence]) -> Judgement | None:
     """Without a recorder: what the ranks said they were about to call at one step."""
     by_key: dict[tuple[str, int], dict[int, Step]] = defaultdict(dict)
-    for one in ranks:
-        step = open_step(one)
+    for evidence in ranks:
+        step = open_step(evidence)
         if step is not None and not step.peers:
-            by_key[key_of(step)][one.rank] = step
+            by_key[key_of(step)][evidence.rank] = step
     for steps in by_key.values():
         groups: dict[object, list[int]] = defaultdict(list)
         for rank, step in steps.items():
@@ -216,7 +215,7 @@ def _off_the_plan(
 ) -> tuple[int, ...]:
     """Between two equal halves: the ranks whose real call is not the one they had announced.
 
-    Nobody, where that is said of more than half of them: then the announcement is what is wrong.
+    Empty where that is true of more than half of them: then the announcements are wrong.
     """
     off = []
     for rank in ranks:
@@ -241,7 +240,7 @@ def _behind(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | No
     waiting = {rank.rank: step for rank in ranks if (step := open_step(rank)) is not None}
     if not waiting:
         return None
-    # At one place a transfer comes before a collective: those who stand in it have passed nothing.
+    # At one place a transfer comes before a collective: the ranks in it have passed nothing.
     step = min(waiting.values(), key=lambda open_: (place_of(open_, trial), not open_.peers))
     if step.peers:
         return _absent_peer([rank for rank in ranks if rank.rank in waiting], ranks)
@@ -257,14 +256,14 @@ def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place)
     waiting = {rank.rank: step for rank in ranks if (step := open_step(rank)) is not None}
     further = [step for step in waiting.values() if place_of(step, trial) > here]
     last = [rank for rank in ranks if rank.rank in waiting and place_of(waiting[rank.rank], trial) == here]
-    if any(_ended(one) for one in last):
+    if any(_ended(rank) for rank in last):
         return None
     if not _few(len(last), len(trial.evidence)):
         return _left_in_init(last, trial)
     if not further or any(step.peers for step in waiting.values()):
         return None
-    doing = {one.rank: where_it_waits(one) for one in last}
-    if "unknown" in doing.values():  # it did not answer in time: it may as well wait for what was lost
+    doing = {rank.rank: where_it_waits(rank) for rank in last}
+    if "unknown" in doing.values():  # it did not answer in time: it may wait for something that was lost
         return Judgement("unsure", waiting=numbers(last), step=open_step(last[0]))
     if "outside" not in doing.values():
         return _unreached(last, trial, "store" in doing.values())
@@ -279,7 +278,7 @@ def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place)
 
 
 def _left_in_init(last: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
-    """Many ranks in init_process_group that others left: who is through was not the one they lack there."""
+    """Many ranks in init_process_group that others left: the ranks that left it are not the missing ones."""
     step = open_step(last[0])
     if step is None or step.name != INIT or len(last) == len(trial.evidence):
         return None
@@ -289,7 +288,7 @@ def _left_in_init(last: Sequence[RankEvidence], trial: TrialRecord) -> Judgement
 
 
 def _unreached(last: Sequence[RankEvidence], trial: TrialRecord, by_the_store: bool) -> Judgement:
-    """Ranks that entered a step which the others left: who only sends is through first.
+    """Ranks that entered a step which the others left: a rank that only sends leaves first.
 
     Of two ranks in a collective the link is to blame. Of more the pairwise check says which link, if it is one;
     the control store is asked over another link.
@@ -304,14 +303,14 @@ def _few(count: int, of: int) -> bool:
     return count == 1 or 2 * count < of
 
 
-def _ended(one: RankEvidence) -> bool:
-    """Whether a rank failed or is gone: then it is judged by its words, not by its place."""
-    return one.raised is not None or one.exited_at is not None
+def _ended(rank: RankEvidence) -> bool:
+    """Whether a rank failed or is gone: then it is judged by its exception, not by its place."""
+    return rank.raised is not None or rank.exited_at is not None
 
 
 def _absent_peer(waiting: Sequence[RankEvidence], ranks: Sequence[RankEvidence]) -> Judgement | None:
     """Point-to-point: a rank whose partner waits, and that itself waits for nobody."""
-    waits_for = {one.rank: set(step.peers) for one in waiting if (step := open_step(one)) is not None}
+    waits_for = {rank.rank: set(step.peers) for rank in waiting if (step := open_step(rank)) is not None}
     idle = {rank.rank for rank in ranks} - waits_for.keys()
     by_rank = {rank.rank: rank for rank in ranks}
     missing = {
@@ -324,13 +323,13 @@ def _absent_peer(waiting: Sequence[RankEvidence], ranks: Sequence[RankEvidence])
         return None
     suspects = sorted({peer for _, peer in missing})
     callers = tuple(sorted({rank for rank, _ in missing}))
-    entered = open_step(next(one for one in waiting if one.rank in callers))
+    entered = open_step(next(rank for rank in waiting if rank.rank in callers))
     return Judgement("never-entered", tuple(suspects), callers, entered)
 
 
-def _transfers(one: RankEvidence, peer: int) -> int:
-    """How often a rank entered a transfer with this peer: who did so as often is not missing from it."""
-    return sum(peer in step.peers for step in one.steps)
+def _transfers(rank: RankEvidence, peer: int) -> int:
+    """How often a rank entered a transfer with this peer: a peer that did so as often is not missing."""
+    return sum(peer in step.peers for step in rank.steps)
 
 
 def _deadlock(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:

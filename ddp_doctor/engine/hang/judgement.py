@@ -1,4 +1,4 @@
-"""What the judge of trials says, and how it compares the places at which ranks stand.
+"""What the judge of trials returns, and how it compares the places at which ranks stand.
 
 A *place* is the check, in the trial's order, and the number of the step in it.
 """
@@ -71,26 +71,26 @@ def waiting_besides(ranks: Sequence[RankEvidence], besides: Sequence[RankEvidenc
     return tuple(rank.rank for rank in ranks if rank not in besides)
 
 
-def open_step(one: RankEvidence) -> Step | None:
+def open_step(rank: RankEvidence) -> Step | None:
     """The step a rank entered and has not left."""
-    last = one.steps[-1] if one.steps else None
+    last = rank.steps[-1] if rank.steps else None
     return last if last is not None and last.left_at is None else None
 
 
-def where_it_waits(one: RankEvidence) -> Literal["collective", "store", "outside", "unknown"]:
-    """What keeps a rank in its step. Who waits in a collective or for the store may wait for what was lost."""
-    stands_in = one.stack[-1] if one.stack else ""
+def where_it_waits(rank: RankEvidence) -> Literal["collective", "store", "outside", "unknown"]:
+    """What a rank waits for in its step. In a collective, or at the store, it may wait for something that was lost."""
+    stands_in = rank.stack[-1] if rank.stack else ""
     if _STORE_WAITS.search(stands_in):
         return "store"
-    if not one.flight and stands_in:
-        step = open_step(one)
+    if not rank.flight and stands_in:
+        step = open_step(rank)
         waits = (
             step is not None and step.name in COLLECTIVES
         )  # for work that it queued: torch is not in its stack
         return "collective" if waits or _TORCH_WAITS.search(stands_in) else "outside"
-    if not one.flight:
+    if not rank.flight:
         return "unknown"
-    waits = one.flight[-1].is_open or _TORCH_MEETS.search(stands_in) is not None
+    waits = rank.flight[-1].is_open or _TORCH_MEETS.search(stands_in) is not None
     return "collective" if waits else "outside"
 
 
@@ -115,6 +115,6 @@ def place_of(step: Step, trial: TrialRecord) -> Place:
     return (trial.checks.index(check) if check in trial.checks else len(trial.checks)), seq
 
 
-def reached(one: RankEvidence, trial: TrialRecord) -> Place:
-    """The furthest step a rank ever entered: only the last steps are kept, so further is entered too."""
-    return max((place_of(step, trial) for step in one.steps), default=(-1, 0))
+def reached(rank: RankEvidence, trial: TrialRecord) -> Place:
+    """The furthest step a rank has entered; only the last steps are kept."""
+    return max((place_of(step, trial) for step in rank.steps), default=(-1, 0))

@@ -1,22 +1,22 @@
 """The agent that decides: plans one trial after another until all rank checks were run.
 
-After a trial got stuck, what is left of the plan goes on in the next trial: without the rank that
-is to blame, without the pair that did not answer, or, where nobody could be named, without the
-check. Ranks keep their first numbers in all reports. On several nodes it is the head's; the others
-follow its orders (follower.py).
+After a trial got stuck, the rest of the plan runs in the next trial: without the rank that is to blame,
+without the pair that did not answer, or, where nobody could be named, without the check.
+Ranks keep their first numbers in all reports. On several nodes it is the head's agent; the others follow its
+orders (follower_agent.py).
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 
 from ddp_doctor.agents import validation
 from ddp_doctor.agents.agent_group import AgentGroup
 from ddp_doctor.agents.merge import merged
-from ddp_doctor.agents.remote_ranks import OtherNodes
+from ddp_doctor.agents.remote_ranks import StoreRemoteRanks
 from ddp_doctor.engine.hang import judge
+from ddp_doctor.engine.node_run.partial_recording import PartialRecording
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.check import Check
@@ -33,49 +33,46 @@ from ddp_doctor.ranks.trial import TrialResult
 #: The check that tests links one by one.
 _PAIRWISE = "p2p"
 _HELPER_DIED = "a helper process of the doctor died: killed from outside, or for lack of memory"
-#: A node that needs more trials than this is sick enough; the rest of its plan is not run.
+#: After this many trials the rest of the plan is not run.
 MOST_TRIALS = 8
 
 
 @dataclass
 class Agent:
-    """Runs the rank checks of a world, of one node or, with a ``company``, of several."""
+    """Runs the rank checks of a world, of one node or, with a ``group``, of several."""
 
-    crew: NodeRanks
+    node_ranks: NodeRanks
     control: Control | None  # None: ranks meet where the launcher says
-    until: float  # monotonic; no new trial starts later
-    trials: list[TrialRecord]  # these three are the session's and filled in place
-    readings: list[Reading]
-    left_out: list[tuple[str, str]]
-    company: AgentGroup | None = None
+    partial: PartialRecording  # the session's, filled in place
+    group: AgentGroup | None = None
     first_trial: int = 0  # trials of one store are told apart by their numbers
-    attempts: int = 0  # trials that tried a remedy; they are no part of ``trials``
+    attempts: int = 0  # trials that tried a remedy; they are not recorded as trials
     _ranks: tuple[int, ...] = ()
     _skip_pairs: set[tuple[int, int]] = field(default_factory=set)
 
     @property
     def world(self) -> World:
         """The ranks there are."""
-        return self.crew.world
+        return self.node_ranks.run.world
 
     def run_under_torchrun(
         self, checks: Sequence[Check], meanwhile: Callable[[], None] = lambda: None
     ) -> None:
         """One trial whose ranks the real torchrun starts; ``meanwhile`` runs while torchrun shuts down."""
         record = self._record(checks, tuple(range(self.world.world_size)), "torchrun")
-        others = self._order("torchrun", record, checks)
-        running = self.crew.running_under_torchrun(record, checks, others)
-        with self._keeping_what_was_seen(), running as (mine, launch):
-            result = self._with_the_others(mine)
+        remote = self._order("torchrun", record, checks)
+        running = self.node_ranks.running_under_torchrun(record, checks, remote)
+        with self._keeping_partial_result(), running as (mine, launch):
+            result = self._with_other_nodes(mine)
             self._keep(result)
             self._note_unread(result.record, checks, result.record.ranks)
             meanwhile()
             finished = result.record.outcome == "finished"
             notes = launch.notes(deadlines.CHECK_S if finished else 0.0)
-        position = self.trials.index(result.record)
-        self.trials[position] = result.record.model_copy(update={"notes": notes})
+        position = self.partial.trials.index(result.record)
+        self.partial.trials[position] = result.record.model_copy(update={"notes": notes})
 
-    def run(self, checks: Sequence[Check]) -> None:
+    def run_checks(self, checks: Sequence[Check]) -> None:
         """All rank checks, in as many trials as it takes."""
         self._ranks = tuple(range(self.world.world_size))
         left = list(checks)
@@ -87,9 +84,11 @@ class Agent:
                 self._give_up(left)
                 return
             record = self._record(left, self._ranks, "forkserver")
-            others = self._order("trial", record, left)
-            with self._keeping_what_was_seen():
-                result = self._with_the_others(self.crew.run(record, left, tuple(self._skip_pairs), others))
+            remote = self._order("trial", record, left)
+            with self._keeping_partial_result():
+                result = self._with_other_nodes(
+                    self.node_ranks.run_trial(record, left, tuple(self._skip_pairs), remote)
+                )
             if result.record.outcome != "finished" and not self.helpers_live():
                 unjudged = result.record.model_copy(
                     update={"outcome": "interrupted", "notes": (_HELPER_DIED,)}
@@ -108,18 +107,18 @@ class Agent:
                 "checks": (FIRST, TRYING),
                 "reproducer": reproducer,
                 "settings": tuple(settings),
-                "limit_s": limit_s * self.crew.crowd(),
+                "limit_s": limit_s * self.node_ranks.crowd(),
             }
         )
         self.attempts += 1
-        others = self._order("trial", record, ())
-        return self._with_the_others(self.crew.run(record, (), (), others))
+        remote = self._order("trial", record, ())
+        return self._with_other_nodes(self.node_ranks.run_trial(record, (), (), remote))
 
     # --- the other nodes ------------------------------------------------------------------------
 
-    def _order(self, what: str, record: TrialRecord, checks: Sequence[Check]) -> OtherNodes | None:
+    def _order(self, what: str, record: TrialRecord, checks: Sequence[Check]) -> StoreRemoteRanks | None:
         """Have the other nodes start their part of a trial."""
-        if self.company is None:
+        if self.group is None:
             return None
         order: dict[str, Json] = {
             "do": what,
@@ -127,25 +126,29 @@ class Agent:
             "checks": [check.id for check in checks],
             "skip_pairs": sorted(self._skip_pairs),
         }
-        self.company.order(order)
-        return OtherNodes(self.company, record.trial)
+        self.group.order(order)
+        return StoreRemoteRanks(self.group, record.trial)
 
-    def _with_the_others(self, mine: TrialResult) -> TrialResult:
-        if self.company is None:
+    def _with_other_nodes(self, mine: TrialResult) -> TrialResult:
+        if self.group is None:
             return mine
-        read = partial(validation.trial_part, trial=mine.record.trial)
-        parts = self.company.gather(f"result/{mine.record.trial}", deadlines.HAND_IN_S, read)
-        self.company.require_store()
-        absent = tuple(rank for rank in self.company.others if rank not in parts)
-        return merged([mine, *(TrialResult(*part) for part in parts.values())], absent)
+        trial = mine.record.trial
+
+        def read(value: Json, node: int, world: World) -> TrialResult:
+            return TrialResult(*validation.trial_part(value, node, world, trial))
+
+        parts = self.group.gather(f"result/{trial}", deadlines.HAND_IN_S, read)
+        self.group.require_store()
+        absent = tuple(rank for rank in self.group.others if rank not in parts)
+        return merged([mine, *parts.values()], absent)
 
     @contextmanager
-    def _keeping_what_was_seen(self) -> Iterator[None]:
-        """An interrupted run still reports it."""
+    def _keeping_partial_result(self) -> Iterator[None]:
+        """Keep what an interrupted trial has read: the run still reports it."""
         try:
             yield
         except BaseException:
-            partial = self.crew.take_partial()
+            partial = self.node_ranks.take_partial()
             if partial is not None:
                 self._keep(partial)
             raise
@@ -153,13 +156,13 @@ class Agent:
     # --- one node or many ---------------------------------------------------------------------
 
     def helpers_live(self) -> bool:
-        """Without the forkserver or the store every rank fails, and none of them is to blame."""
-        return self.crew.server.is_alive() and (self.control is None or self.control.process.is_alive())
+        """Whether the forkserver and the store live: without them every rank fails, and no rank is to blame."""
+        return self.node_ranks.server.is_alive() and (self.control is None or self.control.process.is_alive())
 
     def _give_up(self, checks: Sequence[Check]) -> None:
-        """What was not read yet has failed, through no fault of the machine's."""
-        read = {reading.check for reading in self.readings if reading.rank is not None}
-        self.readings.extend(
+        """The checks without a reading have failed, and the machine is not to blame."""
+        read = {reading.check for reading in self.partial.readings if reading.rank is not None}
+        self.partial.readings.extend(
             Reading(check=check.id, status=Status.FAILED, reason=_HELPER_DIED)
             for check in checks
             if check.id not in read
@@ -169,14 +172,14 @@ class Agent:
         """Drop what the ranks, the time or the number of trials no longer allow."""
         fitting = []
         for check in checks:
-            if len(self.trials) >= MOST_TRIALS:
-                self.left_out.append((check.id, f"not run after {MOST_TRIALS} trials"))
-            elif time.monotonic() > self.until and self._has_tried:
-                self.left_out.append((check.id, "the time budget was used up"))
+            if len(self.partial.trials) >= MOST_TRIALS:
+                self.partial.leave_out((check,), f"not run after {MOST_TRIALS} trials")
+            elif time.monotonic() > self.node_ranks.run.until and self._has_tried:
+                self.partial.leave_out((check,), "the time budget was used up")
             elif len(self._ranks) < self._needed(check):
                 have = "is left" if len(self._ranks) < self.world.world_size else "is all this run has"
-                self.left_out.append(
-                    (check.id, f"needs {self._needed(check)} ranks, {len(self._ranks)} {have}")
+                self.partial.leave_out(
+                    (check,), f"needs {self._needed(check)} ranks, {len(self._ranks)} {have}"
                 )
             else:
                 fitting.append(check)
@@ -184,16 +187,15 @@ class Agent:
 
     @property
     def _has_tried(self) -> bool:
-        """Whether ranks met here at all: a slow import of torch must not make a node healthy, untested."""
-        return any(trial.launcher == "forkserver" for trial in self.trials)
+        """Whether ranks met here at all: a slow import of torch must not leave a node healthy and untested."""
+        return any(trial.launcher == "forkserver" for trial in self.partial.trials)
 
     def _needed(self, check: Check) -> int:
-        """A world that lost ranks must still be one: one rank alone proves nothing of the others.
+        """How many ranks a check needs. One rank alone proves nothing about the others.
 
-        The user's own code may ask for its rank, which is another number in a smaller world: that would blame
-        the next one.
+        The user's own code may depend on its rank, which changes in a smaller world: another rank would be blamed.
         """
-        if check.runs_model(self.crew.model):
+        if check.runs_model(self.node_ranks.run.options.model):
             return self.world.world_size
         return max(check.min_ranks, min(self.world.world_size, 2))
 
@@ -223,8 +225,8 @@ class Agent:
         return sorted(rest, key=lambda check: check.id != _PAIRWISE)
 
     def _without_model(self, judged: Sequence[Check], checks: Sequence[Check]) -> list[Check]:
-        """The user's model would hang or raise again, where one check of it ended that way."""
-        model = self.crew.model
+        """Leave out the checks of the user's model after one of them hung or raised: it would do so again."""
+        model = self.node_ranks.run.options.model
         if not any(check.runs_model(model) for check in judged):
             return list(checks)
         again = [check for check in checks if check.runs_model(model)]
@@ -232,28 +234,28 @@ class Agent:
         return [check for check in checks if check not in again]
 
     def _without_collectives(self, checks: list[Check]) -> list[Check]:
-        """A collective over a pair that does not answer hangs again; the other pairs are still tested."""
-        pairs = ", ".join(f"{one} and {other}" for one, other in sorted(self._skip_pairs))
+        """A collective over a pair that does not answer would hang again; the other pairs are still tested."""
+        pairs = ", ".join(f"{rank} and {peer}" for rank, peer in sorted(self._skip_pairs))
         others = [check for check in checks if check.id != _PAIRWISE]
         self._leave_out(others, f"the link between ranks {pairs} hangs")
         return [check for check in checks if check.id == _PAIRWISE]
 
     def _leave_out(self, checks: Sequence[Check], reason: str) -> list[Check]:
-        read = {reading.check for reading in self.readings}
-        self.left_out.extend((check.id, reason) for check in checks if check.id not in read)
+        read = {reading.check for reading in self.partial.readings}
+        self.partial.leave_out((check for check in checks if check.id not in read), reason)
         return []
 
     def _note_unread(self, record: TrialRecord, checks: Sequence[Check], ranks: Sequence[int]) -> None:
-        """Ranks that no later trial gives another chance: the check failed or timed out on them."""
+        """The check failed or timed out on ranks that take part in no later trial."""
         if record.outcome == "finished":
             return
-        read = {(reading.check, reading.rank) for reading in self.readings}
+        read = {(reading.check, reading.rank) for reading in self.partial.readings}
         status = "failed" if record.outcome == "broken" else "timed_out"
         for check in checks:
             for rank in ranks:
                 if (check.id, rank) not in read:
                     reason, node = _why_unread(record, rank), self.world.node_of(rank)
-                    self.readings.append(
+                    self.partial.readings.append(
                         Reading.model_validate(
                             {
                                 "check": check.id,
@@ -266,39 +268,41 @@ class Agent:
                     )
 
     def _note_late(self, record: TrialRecord, checks: Sequence[Check]) -> None:
-        """A node that is heard and handed nothing in: its ranks are not through because the others' are."""
-        assert self.company is not None
-        silent = {*self.company.lost, *self.company.silent()}
+        """The ranks of nodes whose beats came and that handed nothing in have no reading."""
+        assert self.group is not None
+        silent = {*self.group.lost, *self.group.silent()}
         late = [node for node in record.lost_nodes if node not in silent]
         self._note_unread(record, checks, [rank for node in late for rank in self.world.ranks_of(node)])
 
     def _keep(self, result: TrialResult) -> None:
         """Later trials repeat a check with fewer ranks: their reading replaces the earlier one."""
         new = {(reading.check, reading.rank) for reading in result.readings}
-        self.readings[:] = [one for one in self.readings if (one.check, one.rank) not in new]
-        self.readings.extend(result.readings)
-        self.trials.append(result.record)
+        self.partial.readings[:] = [
+            reading for reading in self.partial.readings if (reading.check, reading.rank) not in new
+        ]
+        self.partial.readings.extend(result.readings)
+        self.partial.trials.append(result.record)
 
     def _record(self, checks: Sequence[Check], ranks: tuple[int, ...], launcher: str) -> TrialRecord:
         return TrialRecord.model_validate(
             {
-                "trial": f"t{self.first_trial + len(self.trials) + self.attempts}",
+                "trial": f"t{self.first_trial + len(self.partial.trials) + self.attempts}",
                 "launcher": launcher,
                 "backend": self.world.backend,
                 "ranks": ranks,
-                "checks": (FIRST, *(c.id for c in checks if c.id != FIRST)),
+                "checks": (FIRST, *(check.id for check in checks if check.id != FIRST)),
             }
         )
 
 
 def _have_met(record: TrialRecord) -> bool:
     """Whether some rank came out of init_process_group."""
-    steps = [step for one in record.evidence for step in one.steps]
+    steps = [step for evidence in record.evidence for step in evidence.steps]
     return any(step.name == "init_process_group" and step.left_at is not None for step in steps)
 
 
 def _why_unread(record: TrialRecord, rank: int) -> str:
-    raised = next((one.raised for one in record.evidence if one.rank == rank), None)
+    raised = next((evidence.raised for evidence in record.evidence if evidence.rank == rank), None)
     if raised is not None:
         return f"{raised.type} at {raised.where}: {raised.message[:300]}"
     return f"the ranks were ended before rank {rank} was through"

@@ -1,24 +1,28 @@
-"""The head's part of a run over several nodes, once all have met: begin, look between them, run the ranks."""
+"""The head's part of a run over several nodes, once all have met: begin, probe between them, run the ranks."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.agents import roll_call, validation
 from ddp_doctor.agents.agent_group import AgentGroup
 from ddp_doctor.agents.framing import JUNK
-from ddp_doctor.agents.messages import Begin, NodeReport, at_node, world_of
+from ddp_doctor.agents.messages import Begin, at_node, world_of
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.node_run import other_ways
-from ddp_doctor.engine.node_run.node import ROLL_CALL, NodeRun
+from ddp_doctor.engine.diagnose import diagnose
+from ddp_doctor.engine.node_run import other_networks
+from ddp_doctor.engine.node_run.group_member import ROLL_CALL, GroupMember
+from ddp_doctor.engine.node_run.node import NodeRun
 from ddp_doctor.engine.prove import prove
 from ddp_doctor.knowledge.deadlines import HAND_IN_S
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Severity, Status, Where
 from ddp_doctor.model.fact import Reading
+from ddp_doctor.ranks.run import Run
 from ddp_doctor.wording.nodes import in_words
 
-#: What is still run where the nodes are slow to one another: whether the ranks meet. How slow, reach has said.
+#: The checks that still run where the nodes are slow to one another: whether the ranks meet. ``connectivity`` has
+#: measured how slow they are.
 _MEETING = ("process_group",)
 #: What ranks would do beside an error of the rules that look before they start, by code.
 _RANKS_DO = {rule.code: rule.ranks for check in CHECKS if check.stops_ranks for rule in check.rules}
@@ -26,130 +30,121 @@ _RANKS_DO = {rule.code: rule.ranks for check in CHECKS if check.stops_ranks for 
 
 @dataclass
 class HeadAgent:
-    """Decides what all nodes do. The readings of all are the session's."""
+    """Decides what all nodes do. The readings of all go into its own node's recording."""
 
-    part: NodeRun
-    company: AgentGroup
+    node: GroupMember
+    group: AgentGroup
 
-    def run(self, card: NodeReport) -> None:
+    def run(self) -> None:
         """All that the plan and the findings so far allow. Raises Lost, Left, StoreLost and Unreadable."""
-        part, company = self.part, self.company
+        node, group = self.node, self.group
         begin = self._begin()
-        company.begin = begin
-        part.know(company, begin)
-        company.order({"do": "begin", "begin": begin.model_dump(mode="json")})
-        part.read(part.calling.met_fact(card, company), 0)
-        until = time.monotonic() + begin.options.budget_s
-        self._look("look", [check for check in part.between() if check.id != ROLL_CALL])
-        self._run_ranks(until)
-        self._look("afterwards", self._worth_a_last_look())
-        self._prove(until)
-        if company.unreadable:
-            who = in_words([begin.world.hostname(one) for one in sorted(company.unreadable)])
-            part.unfinished(f"{who} sent {JUNK}")
-        company.check()
+        group.begin = begin
+        node.begin(group, begin)
+        group.order({"do": "begin", "begin": begin.model_dump(mode="json")})
+        node.note_roll_call(node.roll_call.met_fact(group), 0)
+        run = node.session.run_of(node.recording, time.monotonic() + begin.options.budget_s)
+        self._probe("between", [check for check in node.between() if check.id != ROLL_CALL])
+        self._run_ranks(run)
+        self._probe("afterwards", self._afterwards())
+        self._prove(run)
+        if group.unreadable:
+            who = in_words([begin.world.hostname(rank) for rank in sorted(group.unreadable)])
+            node.unfinished(f"{who} sent {JUNK}")
+        group.check()
 
     def _begin(self) -> Begin:
-        part, company = self.part, self.company
-        cards = {rank: part.calling.cards[one] for rank, one in company.ids.items()}
-        world = world_of(cards, part.place.nnodes, part.place.expected_hosts, part.place.launcher)
-        part.recording = part.recording.model_copy(update={"world": world, "readings": ()})
-        part.session.readings[:] = [
-            reading for rank, card in cards.items() for reading in at_node(card.readings, rank)
+        node, group = self.node, self.group
+        node_reports = {rank: node.roll_call.node_reports[agent] for rank, agent in group.ids.items()}
+        place = node.place
+        world = world_of(node_reports, place.nnodes, place.expected_hosts, place.launcher)
+        node.recording = node.recording.model_copy(update={"world": world, "readings": ()})
+        node.partial.readings[:] = [
+            reading for rank, report in node_reports.items() for reading in at_node(report.readings, rank)
         ]
         return Begin(
-            run_id=part.recording.run_id,
-            started_at=part.recording.started_at,
+            run_id=node.recording.run_id,
+            started_at=node.recording.started_at,
             secret=roll_call.secret(),
             world=world,
-            ids=company.ids,
-            contacts=other_ways.contacts(cards),
-            options=part.recording.options,
-            checks=tuple(check.id for check in part.plan.checks),
-            not_run=part.plan.not_run,
+            ids=group.ids,
+            contacts=other_networks.contacts(node_reports),
+            options=node.recording.options,
+            checks=tuple(check.id for check in node.plan.checks),
+            not_run=node.plan.not_run,
         )
 
-    def _worth_a_last_look(self) -> list[Check]:
-        """What is looked at when the ranks have ended; nothing where none ran, or a node is gone."""
-        part, checks = self.part, list(self.part.afterwards())
-        if not part.session.trials:
-            return _leave_out(part, checks, [], "no ranks ran, after which it looks")
-        if self.company.silent():
-            return _leave_out(part, checks, [], "a node fell silent")
+    def _afterwards(self) -> list[Check]:
+        """The checks for when the ranks have ended; none where no ranks ran, or a node is gone."""
+        node, checks = self.node, list(self.node.afterwards())
+        if not node.partial.trials:
+            return _leave_out(node, checks, "no ranks ran, after which it looks")
+        if self.group.silent():
+            return _leave_out(node, checks, "a node fell silent")
         return checks
 
-    def _look(self, when: str, checks: Sequence[Check]) -> None:
-        """Run checks of the agents everywhere; ``when`` is what the others hand their readings in as."""
-        part, company = self.part, self.company
+    def _probe(self, when: str, checks: Sequence[Check]) -> None:
+        """Run checks of the agents on all nodes; ``when`` is the key under which the others hand in readings."""
+        node, group = self.node, self.group
         if not checks:
             return
         started = time.monotonic()
-        company.order({"do": "look", "when": when, "checks": [check.id for check in checks]})
-        mine = part.look_around(checks)
+        group.order({"do": "probe", "when": when, "checks": [check.id for check in checks]})
+        own = node.probe_between(checks)
         left_s = started + max(check.deadline_s for check in checks) - time.monotonic()
-        told = company.gather(when, max(left_s, 0.0) + HAND_IN_S, validation.readings)
-        company.require_presence()
-        part.session.readings.extend(mine)
-        for rank in company.others:
-            if rank in told:
-                part.session.readings.extend(told[rank])
-            elif rank not in company.silent():  # silence is a finding of its own
+        handed_in = group.gather(when, max(left_s, 0.0) + HAND_IN_S, validation.readings)
+        group.require_presence()
+        node.partial.readings.extend(own)
+        for rank in group.others:
+            if rank in handed_in:
+                node.partial.readings.extend(handed_in[rank])
+            elif rank not in group.silent():  # silence is a finding of its own
                 self._note_absent(checks, rank)
 
     def _note_absent(self, checks: Sequence[Check], rank: int) -> None:
-        self.part.session.readings.extend(
+        self.node.partial.readings.extend(
             Reading(check=check.id, status=Status.TIMED_OUT, node=rank, reason="the node handed nothing in")
             for check in checks
         )
 
-    def _run_ranks(self, until: float) -> None:
-        part, company = self.part, self.company
-        assert part.recording.world is not None
-        checks = allowed(part, part.rank_checks())
-        if company.silent():
-            checks = _leave_out(part, checks, [], "a node fell silent")
+    def _run_ranks(self, run: Run) -> None:
+        node, group = self.node, self.group
+        checks = allowed(node, node.rank_checks())
+        if group.silent():
+            checks = _leave_out(node, checks, "a node fell silent")
         if not checks:
             return
-        control = part.calling.control
-        assert control is not None
-        crew = part.session.crew(part.recording.world, 0, part.recording.options.level, control)
-        agent = part.session.agent(crew, control, until, company)
+        agent = node.session.agent(run, node.roll_call.control, group)
         launcher = [check for check in checks if check.where is Where.LAUNCHER]
         if launcher:
             agent.run_under_torchrun(launcher)
         ranks = [check for check in checks if check.where is Where.RANK]
-        if any(trial.lost_nodes for trial in part.session.trials) or company.silent():
-            ranks = _leave_out(part, ranks, [], "no word of a node")
-        agent.run(ranks)
+        if any(trial.lost_nodes for trial in node.partial.trials) or group.silent():
+            ranks = _leave_out(node, ranks, "no word of a node")
+        agent.run_checks(ranks)
 
-    def _prove(self, until: float) -> None:
+    def _prove(self, run: Run) -> None:
         """Try what the findings recommend, on the ranks of all nodes."""
-        part, company = self.part, self.company
-        recording, control = part.so_far(), part.calling.control
-        assert recording.world is not None
+        node, group = self.node, self.group
+        recording, control = node.so_far(), node.roll_call.control
         agent = None
-        if control is not None and not company.silent() and not any(t.lost_nodes for t in recording.trials):
-            crew = part.session.crew(recording.world, 0, recording.options.level, control)
-            agent = part.session.agent(crew, control, until, company)
-        findings = part.judge(recording).findings
-        prove(recording, findings, part.session.env, agent, until, part.session.experiments)
+        if control is not None and not group.silent() and not any(t.lost_nodes for t in recording.trials):
+            agent = node.session.agent(run, control, group)
+        prove(recording, diagnose(recording).findings, run, agent, node.partial.experiments)
 
 
-def allowed(part: NodeRun, checks: list[Check]) -> list[Check]:
+def allowed(node: NodeRun, checks: list[Check]) -> list[Check]:
     """Those of the ranks' checks that are worth their time after what was found between the nodes."""
-    findings = part.judge(part.so_far()).findings
-    effects = {
-        finding.code: _RANKS_DO.get(finding.code)
-        for finding in findings
-        if finding.severity is Severity.ERROR
-    }
+    errors = [finding for finding in diagnose(node.so_far()).findings if finding.severity is Severity.ERROR]
+    effects = {finding.code: _RANKS_DO.get(finding.code) for finding in errors}
     for code in (code for code, effect in effects.items() if effect == "stop"):
-        return _leave_out(part, checks, [], f"{code} stands between the nodes: the ranks would hang")
+        return _leave_out(node, checks, f"{code} stands between the nodes: the ranks would hang")
     for code in (code for code, effect in effects.items() if effect == "slow"):
-        return _leave_out(part, checks, _MEETING, f"{code} makes every step several times longer")
+        return _leave_out(node, checks, f"{code} makes every step several times longer", but=_MEETING)
     return checks
 
 
-def _leave_out(part: NodeRun, checks: list[Check], kept: Sequence[str], reason: str) -> list[Check]:
-    part.session.left_out.extend((check.id, reason) for check in checks if check.id not in kept)
-    return [check for check in checks if check.id in kept]
+def _leave_out(node: NodeRun, checks: Sequence[Check], reason: str, but: Container[str] = ()) -> list[Check]:
+    """Note that the checks are not run, ``but`` for some; those that are left."""
+    node.partial.leave_out((check for check in checks if check.id not in but), reason)
+    return [check for check in checks if check.id in but]

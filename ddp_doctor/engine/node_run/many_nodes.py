@@ -1,43 +1,42 @@
 """A run over several nodes, on one of them: roll call, what is between the nodes, trials, one report.
 
-The head decides and judges; the others do as it says and end with its report. A node that loses the
-head, or never found it, ends with what it saw itself.
+The head decides and judges; the others follow its orders and end with its report. A node that loses the
+head, or never found it, ends with what it read itself.
 """
 
+import socket
 import time
 from dataclasses import dataclass
+from ipaddress import ip_address
 
-from ddp_doctor.agents import lost_nodes
+from ddp_doctor.agents import lost_nodes, roll_call
 from ddp_doctor.agents.agent_group import AgentGroup, Left, Lost
-from ddp_doctor.agents.follower_agent import Follower
 from ddp_doctor.agents.framing import Unreadable
 from ddp_doctor.agents.messages import NodeReport, at_node, ranked, world_of
 from ddp_doctor.agents.roll_call import NotMet
 from ddp_doctor.agents.store_client import StoreLost
-from ddp_doctor.engine.node_run.between_nodes import command_elsewhere
+from ddp_doctor.engine.node_run.follower_agent import FollowerAgent
+from ddp_doctor.engine.node_run.group_member import ROLL_CALL, GroupMember
 from ddp_doctor.engine.node_run.head_agent import HeadAgent
-from ddp_doctor.engine.node_run.node import ROLL_CALL, NodeRun
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.report import Report
 from ddp_doctor.sources.sockets import Listener
-from ddp_doctor.starters import starter_pipe
+from ddp_doctor.starters.endpoint import resolve
+from ddp_doctor.starters.place import Place
 from ddp_doctor.views.interfaces import advertised
 from ddp_doctor.wording.nodes import host, in_words
 
 
 @dataclass
-class ManyNodes(NodeRun):
+class ManyNodes(GroupMember):
     """One node's part of a run, from the roll call to the report that all nodes print."""
 
-    report: Report | None = None  # the head's, on the others
-    spoken_by: str | None = None  # the head's name, on the others
-
     def run(self) -> None:
-        """To the end, whatever comes; the session's readings and trials are filled, too."""
+        """Run to the end, whatever happens to the other nodes."""
         self.listener = Listener(self._answer)
-        self.calling.command = self._command()
+        self.roll_call.command = self._command()
         try:
             self._meet_and_work()
         except NotMet as failed:
@@ -51,38 +50,37 @@ class ManyNodes(NodeRun):
             self._note_gone(gone)
 
     def _command(self) -> str:
-        """What starts the other agents; where no endpoint was given, this host is it and says so."""
-        command = command_elsewhere(self.place, self.recording.first(InterfacesFact))
+        """The command that starts the other agents; where no endpoint was given, this host shows it."""
+        command = _join_command(self.place, self.recording.first(InterfacesFact))
         if self.place.endpoint is None:
-            self.announce(command)
+            self.request.announce(command)
         return command
 
     def close(self) -> None:
         """End what this node still holds open, whenever it was interrupted."""
         if self.listener is not None:
             self.listener.stop()
-        self.calling.close()
+        self.roll_call.close()
 
     # --- meeting --------------------------------------------------------------------------------
 
     def _meet_and_work(self) -> None:
         if not self.session.torch_is_imported(self.rank_checks()):
             return
-        self.session.readings.extend(self.of_ranks())
-        self.calling.until = time.monotonic() + self.join_timeout_s
-        card = self._card()
-        with starter_pipe.roll_call():
-            self.company = company = self.calling.hold(card)
-        if company.ended is not None:
-            company.hand_in("bye", value=True)
-            company.courier.flush()
-            self._take_report(company.ended)
-        elif company.is_head:
-            HeadAgent(self, company).run(card)
+        self.of_ranks()
+        self.roll_call.until = time.monotonic() + self.request.join_timeout_s
+        with self.request.starter.roll_call():
+            self.group = group = self.roll_call.hold(self._node_report())
+        if group.ended is not None:
+            group.hand_in("bye", value=True)
+            group.client.flush()
+            self._take_report(group.ended)
+        elif group.is_head:
+            HeadAgent(self, group).run()
         else:
-            self._follow(company, card)
+            self._follow(group)
 
-    def _card(self) -> NodeReport:
+    def _node_report(self) -> NodeReport:
         world = self.recording.world or World()
         fact = self.recording.first(InterfacesFact)
         return NodeReport(
@@ -92,7 +90,7 @@ class ManyNodes(NodeRun):
             order=self.place.order,
             version=self.recording.tool_version,
             world=world,
-            readings=(*self.recording.readings, *self.session.readings),
+            readings=(*self.recording.readings, *self.partial.readings),
             advertised=(advertised(fact, world.backend) or "") if fact else "",
             port=self.listener.port if self.listener else 0,
         )
@@ -101,21 +99,22 @@ class ManyNodes(NodeRun):
         return self.watch.answer(question) if self.watch else {}
 
     def _not_met(self, failed: NotMet) -> None:
-        self.company = failed.company
-        cards = self.calling.cards
-        here = {rank: cards[one] for rank, one in ranked(cards).items()}
+        self.group = failed.group
+        node_reports = self.roll_call.node_reports
+        here = {rank: node_reports[agent] for rank, agent in ranked(node_reports).items()}
         own = 0 if here else self._likely_rank()
-        here = here or {own: self._card()}
+        here = here or {own: self._node_report()}
         world = world_of(here, self.place.nnodes, self.place.expected_hosts, self.place.launcher)
         readings = at_node(self.recording.readings, own)
         self.recording = self.recording.model_copy(update={"world": world, "readings": readings})
-        untested = [check.id for check in (*self.between(), *self.rank_checks()) if check.id != ROLL_CALL]
-        self.session.left_out.extend((name, "the nodes did not meet") for name in untested)
+        untested = [check for check in (*self.between(), *self.rank_checks()) if check.id != ROLL_CALL]
+        self.partial.leave_out(untested, "the nodes did not meet")
+        names = {check.id for check in untested}
         kept = [
-            one for one in self.session.readings if one.check not in untested
-        ]  # torch's import is no meeting
-        self.session.readings[:] = at_node(kept, own)
-        self.read(failed.fact, own)
+            reading for reading in self.partial.readings if reading.check not in names
+        ]  # not torch's import
+        self.partial.readings[:] = at_node(kept, own)
+        self.note_roll_call(failed.fact, own)
 
     def _likely_rank(self) -> int:
         """Of a node that met nobody and was given no rank: it is not the head, so it is not node rank 0."""
@@ -124,9 +123,9 @@ class ManyNodes(NodeRun):
     # --- the head -------------------------------------------------------------------------------
 
     def dismiss(self, recording: Recording, report: Report) -> None:
-        """Head: hand the report to all others, and let them go."""
-        if self.company is not None and self.company.is_head:
-            self.company.farewell(
+        """Head: hand the report to all other nodes, which end with it."""
+        if self.group is not None and self.group.is_head:
+            self.group.farewell(
                 {
                     "do": "end",
                     "head": recording.world.hostname(0) if recording.world else "",
@@ -137,8 +136,8 @@ class ManyNodes(NodeRun):
 
     # --- the others -----------------------------------------------------------------------------
 
-    def _follow(self, company: AgentGroup, card: NodeReport) -> None:
-        begin = company.begin
+    def _follow(self, group: AgentGroup) -> None:
+        begin = group.begin
         assert begin is not None
         self.recording = self.recording.model_copy(
             update={
@@ -147,19 +146,17 @@ class ManyNodes(NodeRun):
                 "world": begin.world,
                 "options": begin.options,
                 "not_run": begin.not_run,
-                "readings": at_node(self.recording.readings, company.my_rank),
+                "readings": at_node(self.recording.readings, group.my_rank),
             }
         )
-        self.session.readings[:] = at_node(self.session.readings, company.my_rank)
-        self.know(company, begin)
-        self.read(self.calling.met_fact(card, company), company.my_rank)
+        self.partial.readings[:] = at_node(self.partial.readings, group.my_rank)
+        self.begin(group, begin)
+        self.note_roll_call(self.roll_call.met_fact(group), group.my_rank)
         assert self.watch is not None
         self.watch.start()
-        way = self.calling.way
-        crew = self.session.crew(begin.world, company.my_rank, begin.options.level, way)
-        follower = Follower(
-            company, crew, self.known, self.look_around, self.session.readings, self.session.trials
-        )
+        run = self.session.run_of(self.recording, group.until, group.my_rank)
+        node_ranks = self.session.node_ranks(run, self.roll_call.way)
+        follower = FollowerAgent(group, node_ranks, self.known, self.probe_between, self.partial)
         self._take_report(follower.run())
 
     def _take_report(self, order: dict[str, Json]) -> None:
@@ -170,19 +167,19 @@ class ManyNodes(NodeRun):
 
     def _broken_off(self, why: str) -> None:
         """A run that this node did not see to the end is never healthy, whatever was read before."""
-        self.session.leave_unread(self.rank_checks(), why)
+        self.partial.fail_unread(self.rank_checks(), why)
         self.unfinished(why)
 
     def _note_gone(self, gone: Lost | Left) -> None:
         if isinstance(gone, Left):
-            self.session.readings.append(lost_nodes.goodbye(gone.node, gone.why))
+            self.partial.readings.append(lost_nodes.goodbye(gone.node, gone.why))
             self.recording = self.recording.model_copy(update={"interrupted": gone.why == "interrupted"})
             if gone.why != "interrupted":
                 self._broken_off(f"{host(self.recording, gone.node)} left before the end")
             return
         if self.watch is not None:
-            self.session.readings.extend(self.watch.about(gone.nodes))
-        if self.company is None or self.company.is_head:
+            self.partial.readings.extend(self.watch.about(gone.nodes))
+        if self.group is None or self.group.is_head:
             silent = [host(self.recording, node) for node in gone.nodes]
             self.unfinished(f"no word of {in_words(silent)} to the end")
         else:
@@ -190,24 +187,42 @@ class ManyNodes(NodeRun):
             self._broken_off("the head was lost before it had reported")
 
     def _set_own_part_aside(self, lost: tuple[int, ...]) -> None:
-        """Of a trial that this node saw only its own ranks of, nobody can be judged."""
+        """Nobody can be judged by a trial of which this node saw only its own ranks."""
         aside = {"outcome": "interrupted", "lost_nodes": lost}
-        self.session.trials[:] = [
-            one if one.outcome == "finished" else one.model_copy(update=aside) for one in self.session.trials
+        self.partial.trials[:] = [
+            trial if trial.outcome == "finished" else trial.model_copy(update=aside)
+            for trial in self.partial.trials
         ]
 
     def interrupted(self) -> None:
         """This node's user, or its scheduler, ended it."""
-        self.recording = self.recording.model_copy(update={"interrupted": True})
+        super().interrupted()
         self.leave("interrupted")
 
     def failed(self, why: str, trace: str) -> None:
-        """The doctor failed itself here: what was not read yet has failed, and the head is told."""
-        self.session.fail((*self.between(), *self.rank_checks()), why, trace)
+        """The doctor failed itself here: the checks without a reading have failed, and the head learns why."""
+        super().failed(why, trace)
         self.leave(why)
 
     def leave(self, why: str) -> None:
         """Tell the head that this node goes before the end; the head tells the others with its report."""
-        self.company = self.company or self.calling.present()
-        if self.company is not None and not self.company.is_head:
-            self.company.leave(why)
+        self.group = self.group or self.roll_call.present()
+        if self.group is not None and not self.group.is_head:
+            self.group.leave(why)
+
+
+def _join_command(place: Place, fact: InterfacesFact | None) -> str:
+    """What to type on the other hosts: the endpoint given, else this host by the name or address that leads here.
+
+    A name that means the loopback address here may mean nothing on other hosts: then the address is given.
+    """
+    host, port = place.endpoint or (_leads_here(fact), roll_call.DEFAULT_PORT)
+    at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"ddp-doctor run --nnodes {place.nnodes} --rdzv-endpoint {at}"
+
+
+def _leads_here(fact: InterfacesFact | None) -> str:
+    name = socket.gethostname()
+    addresses, _ = resolve(name, 2.0)
+    outside = [address for address in addresses if not ip_address(address.partition("%")[0]).is_loopback]
+    return name if outside else (advertised(fact, "nccl") if fact else None) or name

@@ -4,7 +4,7 @@ candidates.py picks what can be tried, experiments.py tries it, attempts.py read
 proofs.py, pure, puts the outcome on the findings, live and on replay alike.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ddp_doctor.agents.agent_group import RUN_IS_OVER
 from ddp_doctor.engine.node_run.agent import Agent
@@ -14,6 +14,7 @@ from ddp_doctor.engine.prove.experiments import Trials
 from ddp_doctor.model.experiment import Arm, Attempt, Experiment
 from ddp_doctor.model.finding import Finding, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.ranks.run import Run
 
 __all__ = ["prove"]
 
@@ -25,12 +26,11 @@ _HELPER_DIED = "a helper process of the doctor died while it was tried"
 def prove(
     recording: Recording,
     findings: Sequence[Finding],
-    env: Mapping[str, str],
+    run: Run,
     agent: Agent | None,
-    until: float,
     kept: list[Experiment],
 ) -> None:
-    """Try the remedies of the findings on the agent's ranks until then (monotonic); fills ``kept``."""
+    """Try the remedies of the findings on the agent's ranks, as long as the run has time; fills ``kept``."""
 
     def attempt(arm: Arm, reproducer: Reproducer, settings: Sequence[Setting], limit_s: float) -> Attempt:
         assert agent is not None
@@ -46,9 +46,8 @@ def prove(
 
     why_none = _OPTED_OUT if not recording.options.prove else _NO_RANKS if agent is None else None
     backend = recording.world.backend if recording.world else ""
-    tell = agent.crew.progress if agent is not None else lambda _text: None
-    trying = Trials(attempt, until, kept, backend, tell)
-    for alternatives in candidates(recording, findings, env):
+    trying = Trials(attempt, run.until, kept, backend, run.progress)
+    for alternatives in candidates(recording, findings, run.env):
         if agent is not None and not agent.helpers_live():
             why_none = _NO_RANKS
         trying.compare(alternatives, why_none)

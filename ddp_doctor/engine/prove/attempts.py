@@ -1,4 +1,4 @@
-"""What one trial of a remedy comes to: passed and how fast, hung, or failed and with which words."""
+"""The outcome of one trial of a remedy: passed and how fast, hung, or failed with which message."""
 
 import signal
 from collections.abc import Iterator
@@ -13,16 +13,16 @@ from ddp_doctor.ranks.trial import PAUSED, TrialResult
 from ddp_doctor.wording.ranks import cause
 
 _LONGEST_REASON = 200
-#: What no setting sends to a rank: somebody did, or the kernel that was short of memory.
+#: No setting sends these signals to a rank: somebody did, or the kernel for lack of memory.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-#: Of its limit a trial must have been watched for so much, to have hung.
+#: A trial counts as hung only if it was watched for this share of its limit.
 _WATCHED_SHARE = 0.8
-#: Of the runs' own files, which hold what a rank says.
+#: Messages of a rank that could not write the run's own files.
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 
 
 class Spoiled(Exception):
-    """A trial that says nothing of its settings; the message says why."""
+    """A trial from which nothing follows about its settings; the message says why."""
 
 
 def attempt_of(arm: Arm, result: TrialResult) -> Attempt:
@@ -52,7 +52,7 @@ def attempt_of(arm: Arm, result: TrialResult) -> Attempt:
 
 
 def _spoiled(record: TrialRecord, facts: int) -> str:
-    """Why it says nothing of its settings; empty where it does."""
+    """Why nothing follows about its settings; empty where something does."""
     if record.lost_nodes or record.outcome == "interrupted":
         return "a node left while it was tried"
     if record.outcome == "finished":
@@ -65,18 +65,18 @@ def _spoiled(record: TrialRecord, facts: int) -> str:
     return ""
 
 
-def _ended_otherwise(one: RankEvidence) -> str:
-    """How a rank ended that no setting ended; empty where it did not."""
-    if one.raised is not None:
-        full = any(words in one.raised.message for words in _NO_ROOM)
-        return f"rank {one.rank} had no room for its files: {_words(one)}" if full else ""
-    if one.exit_code is None or one.done:
+def _ended_otherwise(rank: RankEvidence) -> str:
+    """How a rank ended for a reason that is no setting; empty where it did not."""
+    if rank.raised is not None:
+        full = any(words in rank.raised.message for words in _NO_ROOM)
+        return f"rank {rank.rank} had no room for its files: {_words(rank)}" if full else ""
+    if rank.exit_code is None or rank.done:
         return ""
-    if -one.exit_code in _FROM_OUTSIDE:
-        name = signal.Signals(-one.exit_code).name
-        return f"rank {one.rank} was ended from outside ({name}) while it was tried"
-    if one.exit_code >= 0:  # what a test or a library raises is told; a crash is a signal
-        return f"rank {one.rank} ended without a word while it was tried (is there room in TMPDIR?)"
+    if -rank.exit_code in _FROM_OUTSIDE:
+        name = signal.Signals(-rank.exit_code).name
+        return f"rank {rank.rank} was ended from outside ({name}) while it was tried"
+    if rank.exit_code >= 0:  # an exception of a test or a library is recorded as raised; a crash is a signal
+        return f"rank {rank.rank} ended without a word while it was tried (is there room in TMPDIR?)"
     return ""
 
 
@@ -90,19 +90,19 @@ def _facts(result: TrialResult) -> Iterator[ShownFact]:
 
 
 def _why(record: TrialRecord) -> str:
-    """The first words of a rank that failed for its own reasons; a victim's only where there are no others."""
-    raised = [one for one in record.evidence if one.raised is not None]
+    """The first message of a rank that failed by itself; a victim's only where there are no others."""
+    raised = [rank for rank in record.evidence if rank.raised is not None]
     if not raised:
-        died = next((one for one in record.evidence if one.exit_code is not None), None)
+        died = next((rank for rank in record.evidence if rank.exit_code is not None), None)
         return f"rank {died.rank} ended with exit code {died.exit_code}" if died else "the trial broke off"
     return _words(min(raised, key=_order))
 
 
-def _order(one: RankEvidence) -> tuple[bool, float]:
-    assert one.raised is not None
-    return one.raised.blames_peer, one.raised.at
+def _order(rank: RankEvidence) -> tuple[bool, float]:
+    assert rank.raised is not None
+    return rank.raised.blames_peer, rank.raised.at
 
 
-def _words(one: RankEvidence) -> str:
-    assert one.raised is not None
-    return f"{one.raised.type}: {cause(one.raised.message)}"[:_LONGEST_REASON]
+def _words(rank: RankEvidence) -> str:
+    assert rank.raised is not None
+    return f"{rank.raised.type}: {cause(rank.raised.message)}"[:_LONGEST_REASON]

@@ -82,7 +82,7 @@ class _Turns:
         self._done: list[Attempt] = []
 
     def run(self) -> Experiment:
-        """The treatment first: how long it takes tells when a control has hung."""
+        """The treatment first: its duration decides when a control has hung."""
         ends_at = time.monotonic() + trials.ROUNDS_S
         rounds = trials.LEAST_ROUNDS if self._candidate.reproducer.kind == "meet" else trials.ROUNDS
         for turn in range(rounds):
@@ -91,7 +91,7 @@ class _Turns:
             if self._take("treatment").outcome != "passed":
                 break  # once is enough: nobody should set what may fail
             if turn and self._controls_failed():
-                break  # the run had seen the same before: more turns add nothing
+                break  # the run had failed the same way before: more turns add nothing
             self._take("control")
         return _experiment(self._candidate, self._done)
 
@@ -100,7 +100,7 @@ class _Turns:
         return _experiment(self._candidate, self._done, reason)
 
     def _controls_failed(self) -> bool:
-        return all(one.outcome != "passed" for one in self._done if one.arm == "control")
+        return all(attempt.outcome != "passed" for attempt in self._done if attempt.arm == "control")
 
     def _take(self, arm: Arm) -> Attempt:
         try:
@@ -120,8 +120,8 @@ class _Turns:
 
     def _limit_s(self, arm: Arm) -> float:
         """A treatment gets what a trial may take; a control a multiple of what the treatment took."""
-        passed = [one.duration_s for one in self._done if one.arm == "treatment"]
+        passed = [attempt.duration_s for attempt in self._done if attempt.arm == "treatment"]
         if arm == "treatment" or not passed:
             return max(min(self._longest_s, self._until - time.monotonic()), self._hung_s)
-        slow_by_right = 1.0 if self._candidate.reproducer.kind == "meet" else trials.SLOW_SHARE
-        return min(max(trials.HUNG_RATIO * max(passed), slow_by_right * self._hung_s), self._longest_s)
+        slow_share = 1.0 if self._candidate.reproducer.kind == "meet" else trials.SLOW_SHARE
+        return min(max(trials.HUNG_RATIO * max(passed), slow_share * self._hung_s), self._longest_s)

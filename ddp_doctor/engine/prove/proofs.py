@@ -14,7 +14,10 @@ def with_proofs(findings: Sequence[Finding], experiments: Sequence[Experiment]) 
     """The findings with what became of the remedies that were tried, the one to take in front."""
     if not experiments:
         return tuple(findings)
-    tried = {_key(one.code, one.settings, one.reproducer): one for one in experiments}
+    tried = {
+        _key(experiment.code, experiment.settings, experiment.reproducer): experiment
+        for experiment in experiments
+    }
     return tuple(_with_proofs(finding, tried) for finding in findings)
 
 
@@ -22,10 +25,10 @@ def _with_proofs(finding: Finding, tried: dict[object, Experiment]) -> Finding:
     reproducer = finding.reproduced_by
     if reproducer is None:
         return finding
-    experiments = [tried.get(_key(finding.code, one.settings, reproducer)) for one in finding.remedies]
+    experiments = [tried.get(_key(finding.code, remedy.settings, reproducer)) for remedy in finding.remedies]
     remedies = [
-        remedy if one is None else remedy.model_copy(update={"proof": proof_of(one)})
-        for remedy, one in zip(finding.remedies, experiments, strict=True)
+        remedy if experiment is None else remedy.model_copy(update={"proof": proof_of(experiment)})
+        for remedy, experiment in zip(finding.remedies, experiments, strict=True)
     ]
     proved = any(remedy.proof.status == "proved" for remedy in remedies)
     return finding.model_copy(
@@ -37,7 +40,7 @@ def _with_proofs(finding: Finding, tried: dict[object, Experiment]) -> Finding:
 
 
 def _key(code: str, settings: Sequence[Setting], reproducer: Reproducer) -> object:
-    values = tuple((one.name, one.value, one.action, one.node_rank) for one in settings)
+    values = tuple((setting.name, setting.value, setting.action, setting.node_rank) for setting in settings)
     return code, values, reproducer.kind, reproducer.ranks
 
 
@@ -56,8 +59,8 @@ def _best_first(remedies: Sequence[Remedy], experiments: Sequence[Experiment | N
 _RANK = {"proved": 0, "not_tried": 1, "disproved": 2}
 
 
-def _is_faster(one: Experiment, other: Experiment) -> bool:
-    ones, others = _rates(one.attempts, "treatment"), _rates(other.attempts, "treatment")
+def _is_faster(experiment: Experiment, other: Experiment) -> bool:
+    ones, others = _rates(experiment.attempts, "treatment"), _rates(other.attempts, "treatment")
     return bool(ones and others) and _gains(ones, others)
 
 
@@ -68,12 +71,12 @@ def proof_of(experiment: Experiment) -> Proof:
     Disproved: a trial with them did not pass, or what is slow is no faster. Else nothing is claimed.
     """
     attempts = experiment.attempts
-    treated = [one for one in attempts if one.arm == "treatment"]
-    controls = [one for one in attempts if one.arm == "control"]
+    treated = [attempt for attempt in attempts if attempt.arm == "treatment"]
+    controls = [attempt for attempt in attempts if attempt.arm == "control"]
     if experiment.reason is not None or not treated:
         return Proof(reason=experiment.reason or proofs.NOTHING_DONE)
     before, after = proofs.outcome(controls), proofs.outcome(treated)
-    if any(one.outcome != "passed" for one in treated):
+    if any(attempt.outcome != "passed" for attempt in treated):
         return Proof(status="disproved", before=before or proofs.AS_FOUND, after=after)
     unread = _read_by_nobody(experiment, treated)
     if unread:
@@ -86,7 +89,7 @@ def proof_of(experiment: Experiment) -> Proof:
 def _compared(
     reproducer: Reproducer, controls: Sequence[Attempt], treated: Sequence[Attempt], before: str, after: str
 ) -> Proof:
-    passed = [one for one in controls if one.outcome == "passed"]
+    passed = [attempt for attempt in controls if attempt.outcome == "passed"]
     price = (
         proofs.price(reproducer, median(_rates(treated, "treatment")))
         if _rates(treated, "treatment")
@@ -117,7 +120,9 @@ def _why_unclear(slow: Sequence[float], fast: Sequence[float]) -> str:
 
 
 def _rates(attempts: Sequence[Attempt], arm: Arm) -> list[float]:
-    return [one.bytes_per_s for one in attempts if one.arm == arm and one.bytes_per_s is not None]
+    return [
+        attempt.bytes_per_s for attempt in attempts if attempt.arm == arm and attempt.bytes_per_s is not None
+    ]
 
 
 def _gains(fast: Sequence[float], slow: Sequence[float]) -> bool:
@@ -127,5 +132,5 @@ def _gains(fast: Sequence[float], slow: Sequence[float]) -> bool:
 def _read_by_nobody(experiment: Experiment, treated: Sequence[Attempt]) -> set[str]:
     """The settings where not one of those that were set was read: what changed then was something else."""
     names = {setting.name for setting in experiment.settings if setting.action == "set"}
-    unread = {name for one in treated for name in one.unread}
+    unread = {name for attempt in treated for name in attempt.unread}
     return unread if names and names <= unread else set()

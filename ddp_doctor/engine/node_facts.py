@@ -1,11 +1,9 @@
-"""What is planned and collected on one node, before any rank is started and when all have ended."""
+"""What is planned and read on one node, before any rank is started and when all have ended."""
 
+import socket
 from collections.abc import Sequence
 
-from ddp_doctor.app.outcome import Progress, UsageError
-from ddp_doctor.app.request import RunRequest
 from ddp_doctor.engine.collect import collect
-from ddp_doctor.engine.node_run.session import addresses
 from ddp_doctor.engine.plan import Plan, make_plan
 from ddp_doctor.engine.world import choose_world
 from ddp_doctor.facts.gpus import GpusFact
@@ -14,7 +12,9 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options, Recording, World
+from ddp_doctor.model.usage import UsageError
 from ddp_doctor.parse.visible_devices import visible_gpus
+from ddp_doctor.starters.request import RunRequest
 
 
 def plan_of(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Plan:
@@ -27,23 +27,21 @@ def plan_of(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Plan:
         raise UsageError(str(error)) from error
 
 
-def with_node_facts(recording: Recording, plan: Plan, request: RunRequest, progress: Progress) -> Recording:
+def with_node_facts(recording: Recording, plan: Plan, request: RunRequest) -> Recording:
     """Add the facts of this node to the recording, and the world of ranks that follows from them."""
-    readings = look_here(plan.at(Where.NODE), World(), request, progress)
+    readings = read_node(plan.at(Where.NODE), World(), request)
     recording = recording.model_copy(update={"readings": tuple(readings)})
     return recording.model_copy(update={"world": _world(recording, request)})
 
 
-def look_here(
-    checks: Sequence[Check], world: World, request: RunRequest, progress: Progress
-) -> list[Reading]:
+def read_node(checks: Sequence[Check], world: World, request: RunRequest) -> list[Reading]:
     """Run probes that need no other node, all at once."""
     from ddp_doctor.sources.machine import LiveContext
 
     def context(deadline: float) -> LiveContext:
         return LiveContext(request.env, deadline, world=world, level=request.options.level)
 
-    return collect(checks, context, progress)
+    return collect(checks, context, request.progress)
 
 
 def _world(recording: Recording, request: RunRequest) -> World:
@@ -53,7 +51,20 @@ def _world(recording: Recording, request: RunRequest) -> World:
         cuda_torch=software is not None and software.torch_cuda is not None,
         asked_ranks=request.nproc_per_node,
         backend=request.options.backend,
-        foreign=request.foreign,
-        addresses=addresses(),
+        outer=request.outer,
+        addresses=_addresses(),
         nnodes=request.nnodes,
     )
+
+
+def _addresses() -> dict[str, tuple[str, ...]]:
+    """This host's interfaces that are up, with their IP addresses."""
+    import psutil
+
+    families = (socket.AF_INET, socket.AF_INET6)
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    return {
+        name: tuple(address.address for address in known if address.family in families)
+        for name, known in psutil.net_if_addrs().items()
+        if name in up
+    }

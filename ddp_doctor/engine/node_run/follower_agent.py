@@ -1,11 +1,12 @@
 """An agent that is not the head: does what the head orders, hands in what it read, until the end."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ddp_doctor.agents.agent_group import AgentGroup
 from ddp_doctor.agents.framing import Unreadable
-from ddp_doctor.agents.remote_ranks import OtherNodes
+from ddp_doctor.agents.remote_ranks import StoreRemoteRanks
+from ddp_doctor.engine.node_run.partial_recording import PartialRecording
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.check import Check
@@ -15,20 +16,19 @@ from ddp_doctor.ranks.environment import Refused
 from ddp_doctor.ranks.node_ranks import NodeRanks
 from ddp_doctor.ranks.trial import TrialResult
 
-#: Runs the checks between nodes on this one.
-LookAround = Callable[[Sequence[Check]], list[Reading]]
+#: Runs checks between nodes on this one.
+ProbeBetween = Callable[[Sequence[Check]], list[Reading]]
 
 
 @dataclass
-class Follower:
-    """Keeps what it saw itself, for the case that the head is lost."""
+class FollowerAgent:
+    """Keeps what it read itself, for the case that the head is lost."""
 
-    company: AgentGroup
-    crew: NodeRanks
+    group: AgentGroup
+    node_ranks: NodeRanks
     known: Mapping[str, Check]
-    look_around: LookAround
-    readings: list[Reading]
-    trials: list[TrialRecord] = field(default_factory=list)
+    probe_between: ProbeBetween
+    partial: PartialRecording
 
     def run(self) -> dict[str, Json]:
         """Follow orders; returns the last one, the head's report.
@@ -36,14 +36,14 @@ class Follower:
         Raises Lost where the head is silent, and Unreadable where it orders what this node does not do.
         """
         while True:
-            order = self.company.next_order()
+            order = self.group.next_order()
             if order["do"] == "end":
-                self.company.hand_in("bye", value=True)
-                self.company.courier.flush()
+                self.group.hand_in("bye", value=True)
+                self.group.client.flush()
                 return order
             checks = self._known(order["checks"])
-            if order["do"] == "look":
-                self._look(order["when"], checks)
+            if order["do"] == "probe":
+                self._probe(order["when"], checks)
             else:
                 self._trial(order, checks)
 
@@ -54,35 +54,35 @@ class Follower:
             raise ValueError(f"the head runs another release: this one has no check {', '.join(unknown)}")
         return [self.known[name] for name in names]
 
-    def _look(self, when: str, checks: Sequence[Check]) -> None:
-        readings = self.look_around(checks)
-        self.readings.extend(readings)
-        self.company.hand_in(when, [reading.model_dump(mode="json") for reading in readings])
+    def _probe(self, when: str, checks: Sequence[Check]) -> None:
+        readings = self.probe_between(checks)
+        self.partial.readings.extend(readings)
+        self.group.hand_in(when, [reading.model_dump(mode="json") for reading in readings])
 
     def _trial(self, order: dict[str, Json], checks: Sequence[Check]) -> None:
         record: TrialRecord = order["record"]
-        others = OtherNodes(self.company, record.trial)
+        remote = StoreRemoteRanks(self.group, record.trial)
         try:
             if order["do"] == "torchrun":
-                with self.crew.running_under_torchrun(record, checks, others) as (result, launch):
+                with self.node_ranks.running_under_torchrun(record, checks, remote) as (result, launch):
                     self._hand_in(result)
                     launch.notes(deadlines.CHECK_S if result.record.outcome == "finished" else 0.0)
             else:
-                self._hand_in(self.crew.run(record, checks, order["skip_pairs"], others))
+                self._hand_in(self.node_ranks.run_trial(record, checks, order["skip_pairs"], remote))
         except Refused as refused:
             raise Unreadable(f"the head ordered what this node refuses: {refused}") from refused
         except BaseException:
-            partial = self.crew.take_partial()
+            partial = self.node_ranks.take_partial()
             if partial is not None:
                 self._keep(partial)
             raise
 
     def _hand_in(self, result: TrialResult) -> None:
         self._keep(result)
-        self.company.hand_in(f"result/{result.record.trial}", result.to_json())
+        self.group.hand_in(f"result/{result.record.trial}", result.to_json())
 
     def _keep(self, result: TrialResult) -> None:
         if result.record.reproducer is not None:
             return  # a trial that tried a remedy: nobody is judged by it
-        self.trials.append(result.record)
-        self.readings.extend(result.readings)
+        self.partial.trials.append(result.record)
+        self.partial.readings.extend(result.readings)

@@ -1,0 +1,93 @@
+"""The other networks in which all nodes of a run could meet: the head names them, so that all test the same ones."""
+
+from collections.abc import Mapping, Sequence
+
+from ddp_doctor.agents.messages import Contact, NodeReport, OtherAddress
+from ddp_doctor.facts.interfaces import InterfacesFact
+from ddp_doctor.knowledge.addresses import Held, Network, address_of, shared_networks
+from ddp_doctor.knowledge.network import OTHER_NETWORKS
+from ddp_doctor.model.context import Interface, OtherWay
+
+
+def contacts(node_reports: Mapping[int, NodeReport]) -> tuple[Contact, ...]:
+    """Where each node can be dialled, by node rank."""
+    try:
+        others = _other_addresses(node_reports)
+    except ValueError:  # a node reported an address that cannot exist
+        others = {}
+    return tuple(
+        Contact(
+            node=node,
+            hostname=node_report.hostname,
+            port=node_report.port,
+            advertised=node_report.advertised,
+            met_at=node_report.met_at,
+            other_addresses=others.get(node, ()),
+        )
+        for node, node_report in node_reports.items()
+    )
+
+
+def between(mine: Contact, peer: Contact) -> tuple[OtherWay, ...]:
+    """The other ways from one node to another."""
+    own = {here.network: here.interface for here in mine.other_addresses}
+    return tuple(
+        OtherWay(
+            network=there.network,
+            interface=own[there.network],
+            peer_interface=there.interface,
+            address=there.address,
+        )
+        for there in peer.other_addresses
+        if there.network in own
+    )
+
+
+def _other_addresses(node_reports: Mapping[int, NodeReport]) -> dict[int, tuple[OtherAddress, ...]]:
+    networks = _other_networks(node_reports)
+    return {
+        node: tuple(
+            OtherAddress(
+                network=str(network), interface=held[node].interface.name, address=held[node].address
+            )
+            for network, held in networks.items()
+        )
+        for node in node_reports
+    }
+
+
+def _other_networks(node_reports: Mapping[int, NodeReport]) -> dict[Network, dict[int, Held]]:
+    """Those that all nodes share and that the backend does not take on all of them; the fastest ones."""
+    interfaces = {node: _interfaces(node_report) for node, node_report in node_reports.items()}
+    found: dict[Network, dict[int, Held]] = {}
+    taken = [_taken(interfaces[node], node_report.advertised) for node, node_report in node_reports.items()]
+    for network, held in shared_networks(interfaces).items():
+        names = [held_there.interface.name for held_there in held.values()]
+        if names != taken and all(map(_comes_first, held.values())):
+            taken_too = any(
+                [held_there.interface.name for held_there in other.values()] == names
+                for other in found.values()
+            )
+            found |= {} if taken_too else {network: held}
+    fastest = sorted(
+        found, key=lambda network: -min(held.interface.speed_mbps or 0 for held in found[network].values())
+    )
+    return {network: found[network] for network in fastest[:OTHER_NETWORKS]}
+
+
+def _comes_first(held: Held) -> bool:
+    """Whether a backend that is given the interface would take this address of it."""
+    return address_of(held.interface.addresses[0]) == held.address
+
+
+def _taken(interfaces: Sequence[Interface], address: str) -> str | None:
+    mine = (interface.name for interface in interfaces if address in map(address_of, interface.addresses))
+    return next(mine, None)
+
+
+def _interfaces(node_report: NodeReport) -> Sequence[Interface]:
+    """The interfaces that the node reported, which may be anything. Raises ValueError."""
+    for reading in node_report.readings:
+        if reading.fact is not None and reading.fact.get("kind") == InterfacesFact.KIND:
+            return InterfacesFact.model_validate(reading.fact).interfaces
+    return ()
