@@ -238,6 +238,3 @@ def _has_effect(one: InForce, name: str, value: str) -> bool:
         and name not in idle_names
         and newer_names().get(name) not in one.values
     )
-
-
-RULES = (debugging, old_cure, unsafe)

@@ -122,12 +122,3 @@ def group_takes_another_gpu(recording: Recording) -> Iterable[Draft]:
             yield from environment.another_gpu(node.seen.fact, node.hardware.gpus)
 
     return say(recording, tell)
-
-
-RULES = (
-    leftover_launch_variables,
-    launch_variables_inconsistent,
-    local_rank_beyond_visible_gpus,
-    torchrun_options_left_behind,
-    group_takes_another_gpu,
-)

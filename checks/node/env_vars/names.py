@@ -90,11 +90,3 @@ def variable_not_yet_read(recording: Recording) -> Iterable[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     return say(recording, lambda one: environment.not_yet_read(one.seen.fact, one.installed))
-
-
-RULES = (
-    variable_misspelled,
-    variable_read_by_nothing,
-    variable_obsolete,
-    variable_not_yet_read,
-)

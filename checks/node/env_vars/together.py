@@ -189,6 +189,3 @@ def _range_draft(one: InForce, name: str, value: str, known: OutOfRange) -> Draf
         detail=known.row.beyond,
         severity=Severity.INFO if known.row.mild else None,
     )
-
-
-RULES = (without_effect, contradicting, two_names, outside_range)

@@ -50,9 +50,3 @@ def value_refused(recording: Recording) -> Iterable[Draft]:
         torch/csrc/distributed/c10d/Utils.hpp, getCvarBool and getCvarInt
     """
     return say(recording, lambda one: environment.refused_values(one.backend, one.seen.fact, one.installed))
-
-
-RULES = (
-    value_read_otherwise,
-    value_refused,
-)
