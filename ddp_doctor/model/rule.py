@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Literal
 
 from ddp_doctor.model.choices import Severity
@@ -93,3 +94,9 @@ def rule(
         )
 
     return decorate
+
+
+def rules_in(*modules: ModuleType) -> tuple[Rule, ...]:
+    """The rules that stand in these modules, by code."""
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, Rule)]
+    return tuple(sorted(found, key=lambda rule: rule.code))

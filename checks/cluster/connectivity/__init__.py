@@ -26,6 +26,7 @@ from ddp_doctor.model.context import NodesContext, Peer
 from ddp_doctor.model.fact import Failed, Skip
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
+from ddp_doctor.model.rule import rules_in
 
 __all__ = ["CHECK", "probe"]
 
@@ -118,22 +119,13 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
                 yield Measurement(name="reach_throughput", value=rate, unit="B/s", labels=labels)
 
 
-_RULES = (
-    *blocked.RULES,
-    *answers.RULES,
-    misled.advertised_address_leads_elsewhere,
-    swallowed.swallows_large_packets,
-    slow.slow_node,
-    outrun.slower_network_is_used,
-)
-
 CHECK = Check(
     id="connectivity",
     title="Every node reaches every other",
     where=Where.NODES,
     probe=probe,
     facts=(ConnectivityFact,),
-    rules=tuple(sorted(_RULES, key=lambda rule: rule.code)),
+    rules=rules_in(answers, blocked, misled, outrun, slow, swallowed),
     cost_s=0.6,
     deadline_s=12.0,
     measurements=measurements,

@@ -163,6 +163,3 @@ def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path
         severity=Severity.ERROR if heavy and not goes_over_rdma(recording) else Severity.WARNING,
         reproduced_by=MOVE if around else None,
     )
-
-
-RULES = (slow_answers, loses_packets)

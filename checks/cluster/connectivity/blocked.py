@@ -186,6 +186,3 @@ def _ports(matrix: Matrix, nodes: Iterable[int]) -> words.PortRange | None:
     """The ephemeral ports of these nodes, where they are the same."""
     known = {row.port_range for node in nodes if (row := matrix.rows.get(node)) and row.port_range}
     return known.pop() if len(known) == 1 else None
-
-
-RULES = (inbound_blocked, path_blocked, outbound_blocked)

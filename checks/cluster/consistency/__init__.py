@@ -18,6 +18,7 @@ from ddp_doctor.facts.consistency import ConsistencyFact, RankSettings
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import NodesContext
+from ddp_doctor.model.rule import rules_in
 
 __all__ = ["CHECK", "probe"]
 
@@ -33,14 +34,7 @@ CHECK = Check(
     where=Where.NODES,
     probe=probe,
     facts=(ConsistencyFact, RankSettings),
-    rules=(
-        versions.different_versions,
-        settings.different_settings,
-        shape.different_ranks,
-        clocks.clocks_apart,
-        shape.different_gpus,
-        settings.ranks_differ,
-    ),
+    rules=rules_in(clocks, settings, shape, versions),
     cost_s=0.01,
     stops_ranks=True,
 )

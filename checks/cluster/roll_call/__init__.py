@@ -18,6 +18,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import NodesContext
 from ddp_doctor.model.fact import Fact, Skip
+from ddp_doctor.model.rule import rules_in
 
 __all__ = ["CHECK", "probe"]
 
@@ -27,21 +28,13 @@ def probe(ctx: NodesContext) -> Fact:
     raise Skip(f"no roll call was held on node {ctx.node}")
 
 
-_RULES = (
-    *endpoint_name.RULES,
-    *endpoint_answer.RULES,
-    *attendance.RULES,
-    absence.missing,
-    company.fell_silent,
-)
-
 CHECK = Check(
     id="roll_call",
     title="All nodes report in and stay",
     where=Where.NODES,
     probe=probe,
     facts=(RollCallFact, SilenceFact),
-    rules=tuple(sorted(_RULES, key=lambda rule: rule.code)),
+    rules=rules_in(absence, attendance, company, endpoint_answer, endpoint_name),
     cost_s=0.1,
     stops_ranks=True,
 )

@@ -147,6 +147,3 @@ def _different_numbers(recording: Recording, fact: RollCallFact) -> Draft:
 
 def _rank_of(fact: RollCallFact, hostname: str) -> int | None:
     return next((one.claimed_rank for one in fact.present if one.hostname == hostname), None)
-
-
-RULES = (one_rank_twice, disagree)

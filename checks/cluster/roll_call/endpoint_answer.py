@@ -238,6 +238,3 @@ def _held_by(fact: RollCallFact, observers: str) -> str:
     if fact.held_by or not fact.error or "in use" in fact.error:
         return f"{fact.hostname}: port {port} is held by {fact.held_by or 'another program'}, so nobody can meet there"
     return f"{fact.hostname} cannot listen on port {port}: {fact.error}"
-
-
-RULES = (refused, timed_out, unreachable, held)

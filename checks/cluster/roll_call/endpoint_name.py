@@ -134,6 +134,3 @@ def loopback(recording: Recording) -> Iterator[Draft]:
             ),
             expected="the endpoint's name means the head on every node",
         )
-
-
-RULES = (unresolved, no_common_family, loopback)

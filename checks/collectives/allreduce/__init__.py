@@ -21,6 +21,7 @@ from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
+from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing.all_reduces import bandwidth
 
 __all__ = ["CHECK", "probe"]
@@ -81,7 +82,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(AllReduceFact,),
-    rules=rules.RULES,
+    rules=rules_in(rules),
     min_ranks=1,
     cost_s=2.0,
     measurements=measurements,

@@ -138,6 +138,3 @@ _ONE_ALGORITHM = nccl_settings.remedy(
 ).model_copy(
     update={"proof": Proof(reason="a trial compares sums with the true one, not two with each other")}
 )
-
-
-RULES = (wrong_result, not_repeatable)

@@ -22,6 +22,7 @@ from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
+from ddp_doctor.model.rule import rules_in
 from ddp_doctor.views.gpus_of_ranks import gpus_by_rank
 
 __all__ = ["CHECK", "probe"]
@@ -57,22 +58,13 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
                 yield Measurement(name=name, value=measured.median * factor, unit=unit, labels=labels)
 
 
-_RULES = (
-    *peers.RULES,
-    *links.RULES,
-    *host_copies.RULES,
-    *throttling.RULES,
-    *company.RULES,
-    *published.RULES,
-)
-
 CHECK = Check(
     id="gpu_speed",
     title="Each GPU at work is as fast as its peers",
     where=Where.RANK,
     probe=probe,
     facts=(GpuSpeedFact,),
-    rules=tuple(sorted(_RULES, key=lambda rule: rule.code)),
+    rules=rules_in(company, host_copies, links, peers, published, throttling),
     level=Level.STANDARD,
     cost_s=1.5,
     deadline_s=20.0,

@@ -91,6 +91,3 @@ def not_measured(recording: Recording) -> Iterator[Draft]:
             ),
             detail="They are not compared with other GPUs.",
         )
-
-
-RULES = (beside_another_program, not_measured)

@@ -143,6 +143,3 @@ def _evidence(recording: Recording, one: Slow) -> Evidence:
         expected=round(one.expected, 2),
         expected_from=one.expected_from,
     )
-
-
-RULES = (host_copies_slow,)

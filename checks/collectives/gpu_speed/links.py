@@ -133,6 +133,3 @@ def _evidence(recording: Recording, seen: Measured) -> Evidence:
         text=f"{rank_at(recording, rank_of(seen))}: PCIe {_now(seen.fact.load)} at most, copies {', '.join(rates)}",
         expected_from=f"the GPU's own highest, {_most(seen.fact.load)}",
     )
-
-
-RULES = (link_reduced,)

@@ -180,6 +180,3 @@ def _rates(recording: Recording, slow: Slow) -> Iterator[Evidence]:
             if one.others > 1
             else "the other one of this run",
         )
-
-
-RULES = (slower_than_peers, unequally_fast)

@@ -72,6 +72,3 @@ def _draft(recording: Recording, gpus: list[Measured], typical: float, expected:
         *state.remedies(recording, gpus)[:1],
         detail="Another machine's rate is no promise for this one.",
     )
-
-
-RULES = (below_published,)

@@ -117,6 +117,3 @@ def _lines(recording: Recording, gpus: Sequence[Measured]) -> Iterator[Evidence]
             text=f"{rank_at(recording, rank_of(seen))}: {told} of {seen.fact.load.looks} looks{rate}",
             expected_from="none of them in a well cooled and well fed GPU",
         )
-
-
-RULES = (slowed_under_load,)

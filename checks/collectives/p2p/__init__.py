@@ -11,7 +11,7 @@ GPUs whose peer-to-peer path is blocked by ACS or the IOMMU: every tool calls it
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.collectives.p2p.rules import corrupts, slow_pair
+from ddp_doctor.checks.collectives.p2p import rules
 from ddp_doctor.facts.p2p import P2pFact
 from ddp_doctor.knowledge.pairs import rounds
 from ddp_doctor.model.check import Check
@@ -19,6 +19,7 @@ from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
+from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing.exchanges import exchange, size_of_message
 
 __all__ = ["CHECK", "probe"]
@@ -59,7 +60,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(P2pFact,),
-    rules=(corrupts, slow_pair),
+    rules=rules_in(rules),
     min_ranks=2,
     cost_s=1.0,
     deadline_s=20.0,  # on GPUs every pair is connected first

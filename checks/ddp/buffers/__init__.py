@@ -29,6 +29,7 @@ from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
+from ddp_doctor.model.rule import rules_in
 
 __all__ = ["CHECK", "probe"]
 
@@ -63,7 +64,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(Buffers,),
-    rules=(*broadcast.RULES, *batch_norm.RULES),
+    rules=rules_in(batch_norm, broadcast),
     level=Level.QUICK,
     min_ranks=2,
     measurements=measurements,

@@ -78,10 +78,3 @@ def batch_normalised_with_other_statistics(recording: Recording) -> Iterator[Dra
     if not any(fact.sync_batch_norm_off for fact in seen):
         what, wanted = "SyncBatchNorm gives wrong outputs", "closed form with the batches of all ranks"
         yield from drafts(recording, "sync_normalised_off", what, wanted)
-
-
-RULES = (
-    batch_norm_statistics_wrong,
-    sync_batch_norm_not_synchronised,
-    batch_normalised_with_other_statistics,
-)

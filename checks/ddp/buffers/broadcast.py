@@ -95,11 +95,3 @@ def reassigned_buffer_not_broadcast(recording: Recording) -> Iterator[Draft]:
         return
     what = "A buffer that got a new tensor after wrapping is not rank {source}'s"
     yield from drafts(recording, "reassigned_off", what, "rank {source}'s, broadcast by DDP")
-
-
-RULES = (
-    buffers_not_from_rank_0,
-    parameters_differ_after_wrapping,
-    buffers_broadcast_though_off,
-    reassigned_buffer_not_broadcast,
-)

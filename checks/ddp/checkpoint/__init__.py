@@ -26,6 +26,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
+from ddp_doctor.model.rule import rules_in
 
 __all__ = ["CHECK", "probe"]
 
@@ -102,7 +103,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(Checkpoint,),
-    rules=(*states.RULES, *shards.RULES),
+    rules=rules_in(shards, states),
     level=Level.THOROUGH,
     cost_s=3.0,
     deadline_s=30.0,

@@ -107,6 +107,3 @@ def _detail(one: FactAt[Checkpoint], seen: Sharded) -> str:
 def _evidence(one: FactAt[Checkpoint], seen: Sharded) -> Evidence:
     text = f"files of shards that rank {one.rank} sees"
     return Evidence(text=text, value=seen.shards, expected=one.fact.world_size)
-
-
-RULES = (sharded_checkpoint_does_not_load,)

@@ -184,11 +184,3 @@ def _who(recording: Recording, bad: _Bad) -> str:
 
 def _culprits(recording: Recording, bad: _Bad) -> tuple[Culprit, ...]:
     return rank_culprits(recording, Checkpoint, [one.rank or 0 for one, _ in bad])
-
-
-RULES = (
-    checkpoint_torn_or_changed,
-    checkpoint_is_old,
-    checkpoint_of_another_rank,
-    working_directory_not_shared,
-)

@@ -22,6 +22,7 @@ from ddp_doctor.facts.data_sharding import DataSharding
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.rule import rules_in
 
 __all__ = ["CHECK", "probe"]
 
@@ -50,7 +51,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(DataSharding,),
-    rules=(*samplers.RULES, *coverage.RULES, *joins.RULES, *random_streams.RULES),
+    rules=rules_in(coverage, joins, random_streams, samplers),
     level=Level.STANDARD,
     cost_s=0.1,
 )

@@ -169,6 +169,3 @@ def _wrong(recording: Recording, seen: Coverage, where: str, drop_last: bool) ->
         Evidence(text=f"of {where}: {in_words(said)}"),
         WHICH_SAMPLER,
     )
-
-
-RULES = (shards_overlap_or_leave_out, order_stays_after_set_epoch, ranks_take_different_numbers_of_steps)

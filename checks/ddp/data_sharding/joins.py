@@ -69,6 +69,3 @@ def _meaning(one: Joined, others: list[Joined]) -> str:
         by = "those that still took part" if one.by_initial_world_size else "all ranks"
         return f": the last step was divided by {by}"
     return ""
-
-
-RULES = (join_gives_a_wrong_mean,)

@@ -128,6 +128,3 @@ def _sources(facts: Facts) -> dict[str, dict[int, Stream]]:
 
 def _parts(values: dict[int, tuple[int, ...]]) -> Split[int] | None:
     return split({rank: (value, str(value)) for rank, value in values.items()})
-
-
-RULES = (one_seed_gives_different_numbers, own_seeds_give_one_stream, environment_seeds_all_ranks_alike)

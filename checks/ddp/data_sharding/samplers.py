@@ -133,6 +133,3 @@ def _local(recording: Recording, wrong: Mapping[int, Share]) -> str:
     if world is None or any(world.local_rank(rank) != share.rank for rank, share in wrong.items()):
         return ""
     return " It is the rank's number on its own node (LOCAL_RANK)."
-
-
-RULES = (sampler_of_another_rank, data_set_lengths_differ, sampler_seeds_differ)

@@ -23,6 +23,7 @@ from ddp_doctor.facts.gradient_modes import GradientModes
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.rule import rules_in
 
 __all__ = ["CHECK", "probe"]
 
@@ -38,7 +39,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(GradientModes,),
-    rules=(*wrong.RULES, *failed.RULES, *branches.RULES),
+    rules=rules_in(branches, failed, wrong),
     level=Level.STANDARD,
     min_ranks=2,
     cost_s=0.1,

@@ -133,10 +133,3 @@ def gradients_of_a_mode_differ_between_ranks(recording: Recording) -> Iterator[D
                 without(name),
                 detail=f"They are those of {in_words(names)} of the probe's model; each is the mean within rounding.",
             )
-
-
-RULES = (
-    branches_differ_without_find_unused_parameters,
-    gradients_are_no_views_of_their_bucket,
-    gradients_of_a_mode_differ_between_ranks,
-)

@@ -69,6 +69,3 @@ def modes_not_tested(recording: Recording) -> Iterator[Draft]:
             reasons[reason].append(words.switch)
     for reason, switches in reasons.items():
         yield likely(NOBODY, f"Not tested: {', '.join(switches)}", Evidence(text=reason))
-
-
-RULES = (ddp_fails_in_a_mode, modes_not_tested)

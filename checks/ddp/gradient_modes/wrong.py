@@ -208,16 +208,3 @@ def _alone(recording: Recording, name: str) -> Iterator[Draft]:
     off: list[Off] = off_in(recording, name, wrong=True)
     if off:
         yield draft(recording, off)
-
-
-RULES = (
-    gradient_wrong_in_several_buckets,
-    bucket_view_gradient_wrong,
-    static_graph_gradient_wrong,
-    unused_parameter_gradient_wrong,
-    accumulated_gradient_wrong,
-    gradient_of_twice_used_parameter_wrong,
-    checkpointed_gradient_wrong,
-    compressed_gradient_wrong,
-    powersgd_gradient_wrong,
-)

@@ -15,7 +15,7 @@ Why it matters: no training job notices a wrong mean, and the loss still falls.
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.gradient_sync.rules import RULES
+from ddp_doctor.checks.ddp.gradient_sync import rules
 from ddp_doctor.checks.ddp.gradient_sync.steps import coded_model, measure, wrap
 from ddp_doctor.facts.gradient_sync import GradientSync
 from ddp_doctor.model.check import Check
@@ -23,6 +23,7 @@ from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
+from ddp_doctor.model.rule import rules_in
 
 __all__ = ["CHECK", "probe"]
 
@@ -49,7 +50,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(GradientSync,),
-    rules=RULES,
+    rules=rules_in(rules),
     level=Level.QUICK,
     measurements=measurements,
 )

@@ -125,11 +125,3 @@ def step_after_no_sync_not_synchronised(recording: Recording) -> Iterator[Draft]
     for off in by_cause(wrong):
         what = f"The step after no_sync() is not synchronised on {who(recording, off)}"
         yield draft(recording, what, off, minority(off, wrong))
-
-
-RULES = (
-    gradient_is_not_the_mean,
-    gradients_differ_between_ranks,
-    no_sync_still_synchronises,
-    step_after_no_sync_not_synchronised,
-)

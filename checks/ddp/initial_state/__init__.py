@@ -27,6 +27,7 @@ from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
+from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing import module_manifest
 
 __all__ = ["CHECK", "look", "probe"]
@@ -86,7 +87,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(InitialState,),
-    rules=(*differences.RULES, *wrapping.RULES),
+    rules=rules_in(differences, wrapping),
     level=Level.STANDARD,
     min_ranks=2,
     cost_s=0.05,

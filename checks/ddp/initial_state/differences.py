@@ -88,6 +88,3 @@ def _drafts(recording: Recording, found: list[Difference]) -> Iterator[Draft]:
         draft = model_draft(recording, one, "the probe's model", *mends)
         mild = one.kind in ("name", "persistent")
         yield draft.model_copy(update={"severity": Severity.WARNING}) if mild else draft
-
-
-RULES = (model_differs_between_ranks, parameter_order_differs_between_ranks, buffers_differ_between_ranks)

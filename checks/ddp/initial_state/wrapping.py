@@ -99,6 +99,3 @@ def _draft(recording: Recording, off: list[_Off], source: int, blameless: bool) 
         detail=f"Off are {', '.join(names)} of the probe's model, on {ranks_at(recording, ranks)}; none of"
         " your code took part. What is not broadcast starts from the rank's own seed.",
     )
-
-
-RULES = (initial_state_not_from_rank_0,)

@@ -21,6 +21,7 @@ from ddp_doctor.facts.mixed_precision import MixedPrecision
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.rule import rules_in
 
 __all__ = ["CHECK", "probe"]
 
@@ -42,7 +43,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(MixedPrecision,),
-    rules=(*scaler_rules.RULES, *half_rules.RULES),
+    rules=rules_in(half_rules, scaler_rules),
     level=Level.STANDARD,
     min_ranks=2,
     cost_s=0.05,

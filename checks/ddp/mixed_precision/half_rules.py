@@ -165,11 +165,3 @@ def _halves(recording: Recording) -> dict[str, dict[int, Half]]:
             if half.not_looked is None:
                 found.setdefault(half.dtype, {})[seen.rank or 0] = half
     return found
-
-
-RULES = (
-    half_precision_mean_overflows,
-    half_precision_mean_wrong,
-    half_precision_mean_loses_shares,
-    precision_not_tested,
-)

@@ -208,12 +208,3 @@ def weights_differ_after_scaled_steps(recording: Recording) -> Iterator[Draft]:
         ),
         *software(recording),
     )
-
-
-RULES = (
-    ranks_skip_scaled_steps_apart,
-    scales_differ_between_ranks,
-    infinite_gradient_does_not_skip_the_step,
-    autocast_gradient_wrong,
-    weights_differ_after_scaled_steps,
-)

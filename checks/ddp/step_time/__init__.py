@@ -26,6 +26,7 @@ from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
+from ddp_doctor.model.rule import rules_in
 
 __all__ = ["CHECK", "probe"]
 
@@ -86,7 +87,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(StepTimeFact,),
-    rules=(*communication.RULES, *slow_ranks.RULES, *bucket_advice.RULES),
+    rules=rules_in(bucket_advice, communication, slow_ranks),
     level=Level.THOROUGH,
     level_with_model=Level.STANDARD,
     cost_s=5.0,

@@ -118,6 +118,3 @@ def _remedy(default: Measured, best: Measured, fact: StepTimeFact) -> Remedy:
             reason=None if fact.model else "it was measured with the doctor's model, not with yours",
         ),
     )
-
-
-RULES = (hide_too_little,)

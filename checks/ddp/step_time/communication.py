@@ -133,6 +133,3 @@ def slower_than_one(recording: Recording) -> Iterator[Draft]:
         detail=f"{_whose(seen)}: {wording.spread(alone)} against {wording.spread(seen.step)} for the same samples.",
         severity=_severity(seen),
     )
-
-
-RULES = (waits_for_communication, slower_than_one)

@@ -144,6 +144,3 @@ def _evidence(recording: Recording, slow: Sequence[int], looks: dict[int, list[f
             expected=median(others),
             expected_from="the median of the other ranks, which did the same work at the same time",
         )
-
-
-RULES = (computes_slower,)

@@ -30,6 +30,7 @@ from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
+from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing.user_model.look import Look
 
 __all__ = ["CHECK", "probe"]
@@ -83,14 +84,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(UserModel,),
-    rules=(
-        *building.RULES,
-        *graphs.RULES,
-        *numbers.RULES,
-        *otherwise.RULES,
-        *batch_norm.RULES,
-        *together.RULES,
-    ),
+    rules=rules_in(batch_norm, building, graphs, numbers, otherwise, together),
     level=Level.QUICK,
     cost_s=1.0,
     deadline_s=deadlines.USER_MODEL_S,

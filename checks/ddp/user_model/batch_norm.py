@@ -64,6 +64,3 @@ def few_samples(recording: Recording) -> Iterator[Draft]:
         " be as large as the job's.",
         severity=None if least.samples <= FEW_SAMPLES else Severity.INFO,
     )
-
-
-RULES = (few_samples,)

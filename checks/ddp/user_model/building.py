@@ -282,6 +282,3 @@ def nothing_to_train(recording: Recording) -> Iterator[Draft]:
         Evidence(text="parameters that require a gradient", value=0.0),
         in_model_code("Do not wrap it in DDP, or unfreeze what is to be trained before it is wrapped"),
     )
-
-
-RULES = (named_differently, raises, takes_another_gpu, differs, on_another_device, nothing_to_train)

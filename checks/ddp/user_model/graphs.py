@@ -200,6 +200,3 @@ def searches_in_vain(recording: Recording) -> Iterator[Draft]:
         Evidence(text="parameters without a gradient", value=0.0),
         in_model_code("Leave find_unused_parameters out, unless another batch takes another path"),
     )
-
-
-RULES = (unused_everywhere, unequal_graphs, searches_in_vain)

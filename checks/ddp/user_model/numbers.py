@@ -224,6 +224,3 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
         if (worst.fact.repeat_error or 0.0) > gradient_tolerance.REPEATED
         else "The gradients after synchronisation are compared with that much more tolerance.",
     )
-
-
-RULES = (not_the_mean, drift, not_finite, not_repeatable)

@@ -160,6 +160,3 @@ def _hooks_of_one(seen: FactAt[UserModel], peer: FactAt[UserModel]) -> list[tupl
     here, there = (one.fact.hooks for one in (seen, peer))
     pairs = ((seen, set(here) - set(there)), (peer, set(there) - set(here)))
     return sorted((f"rank {rank(one)}", hook.parameter, hook.where) for one, hooks in pairs for hook in hooks)
-
-
-RULES = (computes_otherwise,)

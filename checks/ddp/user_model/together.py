@@ -133,6 +133,3 @@ def takes_too_long(recording: Recording) -> Iterator[Draft]:
         Evidence(text="only each rank's own forward and backward were looked at"),
         in_model_code("Let make_batch return a smaller batch"),
     )
-
-
-RULES = (does_not_come_back, fails_in_a_step, takes_too_long)

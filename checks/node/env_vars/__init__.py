@@ -13,6 +13,7 @@ from ddp_doctor.knowledge import launchers
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
+from ddp_doctor.model.rule import rules_in
 from ddp_doctor.parse.redact import open_and_withheld
 from ddp_doctor.settings.names import is_recorded
 
@@ -35,14 +36,6 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(EnvVars, SettingText, SettingOrigins),
-    rules=(
-        *launch.RULES,
-        *names.RULES,
-        *values.RULES,
-        *together.RULES,
-        *costs.RULES,
-        *devices.RULES,
-        *backends.RULES,
-    ),
+    rules=rules_in(backends, costs, devices, launch, names, together, values),
     cost_s=0.01,
 )

@@ -86,6 +86,3 @@ def _other_class(is_newer: bool, before: str | None) -> Remedy:
         undo=f"unset {SWITCH}" if before is None else f"export {shown(SWITCH, before)}",
         proof=FOLLOWS,
     )
-
-
-RULES = (of_the_other_backend,)

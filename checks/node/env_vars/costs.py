@@ -246,6 +246,3 @@ def _has_effect(node: InForce, name: str, value: str) -> bool:
         and name not in idle_names
         and newer_names().get(name) not in node.values
     )
-
-
-RULES = (debugging, old_cure, unsafe)

@@ -193,6 +193,3 @@ def _two_interfaces(node: InForce) -> Iterator[Draft]:
             detail="Both networks must reach all nodes.",
             confidence=Confidence.LIKELY,
         )
-
-
-RULES = (absent_interface, absent_device, different_networks)

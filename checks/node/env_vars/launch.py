@@ -275,12 +275,3 @@ def _another_gpu(seen: EnvVars, gpus: int | None) -> Iterator[Draft]:
         " sets LOCAL_RANK itself is not concerned.",
         confidence=Confidence.POSSIBLE,
     )
-
-
-RULES = (
-    leftover_launch_variables,
-    launch_variables_inconsistent,
-    local_rank_beyond_visible_gpus,
-    torchrun_options_left_behind,
-    group_takes_another_gpu,
-)

@@ -242,11 +242,3 @@ def _renamed(env: Mapping[str, str], old: Variable, value: str, installed: Insta
         summary = f"Set {new.name} in the place of {old.name}"
         return set_to(new.name, value, f"replaces {old.name}", (old.name, value), summary)
     return unset({old.name: value}, "obsolete", _see(old.name, old.replaced_by))
-
-
-RULES = (
-    variable_misspelled,
-    variable_read_by_nothing,
-    variable_obsolete,
-    variable_not_yet_read,
-)

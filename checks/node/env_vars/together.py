@@ -191,6 +191,3 @@ def _range_draft(node: InForce, name: str, value: str, known: OutOfRange) -> Dra
         detail=known.row.beyond,
         severity=Severity.INFO if known.row.mild else None,
     )
-
-
-RULES = (without_effect, contradicting, two_names, outside_range)

@@ -100,9 +100,3 @@ def _value(wrong: MisreadValue, severity: Severity | None) -> Draft:
         detail=found.why + when,
         severity=severity,
     )
-
-
-RULES = (
-    value_read_otherwise,
-    value_refused,
-)

@@ -34,6 +34,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent, Failed, TookTooLong
+from ddp_doctor.model.rule import rules_in
 from ddp_doctor.parse import visible_devices
 from ddp_doctor.probing import host_gpus
 from ddp_doctor.probing.kernel_files import first_line
@@ -111,15 +112,13 @@ def _absence(fact: GpusFact) -> str:
     return f"no NVIDIA GPU on this machine: {bus}, {driver}"
 
 
-_GROUPS = (driver, numbers, condition, sharing, models, memory, peers, fabric, modes)
-
 CHECK = Check(
     id="gpus",
     title="GPUs and their driver",
     where=Where.NODE,
     probe=probe,
     facts=(GpusFact,),
-    rules=tuple(sorted((rule for group in _GROUPS for rule in group.RULES), key=lambda rule: rule.code)),
+    rules=rules_in(condition, driver, fabric, memory, models, modes, numbers, peers, sharing),
     cost_s=0.3,
     deadline_s=60.0,
 )

@@ -194,6 +194,3 @@ def _slowdown_sight(gpu: Gpu) -> Sight:
         gpu.sm_clock_max_mhz,
         "the GPU's highest SM clock",
     )
-
-
-RULES = (needs_recovery, memory_errors, slowed)

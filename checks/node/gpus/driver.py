@@ -165,6 +165,3 @@ def _two_versions(fact: GpusFact) -> tuple[str, str] | None:
     module = software.driver_version(fact.kernel_module or "")
     library = (fact.nvml_version or "").partition(".")[2]  # without CUDA's major version before it
     return (library, module) if module and library and library != module else None
-
-
-RULES = (driver_not_working, driver_hangs, library_differs)

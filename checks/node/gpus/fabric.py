@@ -174,6 +174,3 @@ def fabric_unhealthy(recording: Recording) -> Iterator[Draft]:
 
 def _fault_words(gpu: Gpu) -> str:
     return ", ".join(nvml.FABRIC_FAULTS.get(name, name) for name in gpu.fabric_faults)
-
-
-RULES = (fabric_not_ready, fabric_unhealthy)

@@ -227,6 +227,3 @@ def inforom_corrupted(recording: Recording) -> Iterator[Draft]:
             detail="It keeps the list of bad memory rows and the error counts.",
             severity=Severity.WARNING,
         )
-
-
-RULES = (repair_failed, repair_waits, wears_out, inforom_corrupted)

@@ -103,6 +103,3 @@ def _taking_part(recording: Recording, seen: FactAt[GpusFact]) -> list[Gpu]:
     usual, count = Counter(gpu.name for gpu in shown).most_common(1)[0]
     ranks = len(recording.world.ranks_of(seen.node)) if recording.world else len(shown)
     return shown if count < min(ranks, len(shown)) else [gpu for gpu in shown if gpu.name == usual]
-
-
-RULES = (mig_mode, models_differ)

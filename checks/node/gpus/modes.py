@@ -94,6 +94,3 @@ def _draft(recording: Recording, hits: Hits, words: str, seen: str) -> Draft:
         detail="NCCL then moves data through the host's memory, at a fraction of the rate.",
         severity=Severity.INFO,
     )
-
-
-RULES = (persistence_off, no_peer_access)

@@ -253,6 +253,3 @@ def _firmware_sight(gpu: Gpu) -> Sight:
     return Sight(
         f"VBIOS {gpu.vbios_version}, {size:.1f} GiB{gsp}", expected_from="one version on all is usual"
     )
-
-
-RULES = (ecc_differs, power_lowered, clocks_lowered, firmware_differs)

@@ -190,6 +190,3 @@ def _mode(gpu: Gpu) -> Severity | None:
 def _mode_words(gpu: Gpu) -> str:
     mode = f"compute mode {(gpu.compute_mode or '').replace('_', ' ')}"
     return f"{mode}, held {_process_words(gpu)}" if gpu.computing() else mode
-
-
-RULES = (memory_in_use, compute_mode_refuses)

@@ -16,6 +16,7 @@ from ddp_doctor.facts.host import Host
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
+from ddp_doctor.model.rule import rules_in
 from ddp_doctor.parse import cgroup
 from ddp_doctor.probing import host_gpus, host_limits
 
@@ -58,14 +59,12 @@ def probe(ctx: Context) -> Host:
     )
 
 
-_RULES = (*memory.RULES, *cpus.RULES)
-
 CHECK = Check(
     id="host",
     title="Shared memory, limits, CPUs, memory and clock of the host",
     where=Where.NODE,
     probe=probe,
     facts=(Host,),
-    rules=tuple(sorted(_RULES, key=lambda rule: rule.code)),
+    rules=rules_in(cpus, memory),
     cost_s=0.05,
 )

@@ -143,6 +143,3 @@ def _fewer_threads(ranks: int, cpu_count: int) -> Remedy:
         undo="export the former value",
         proof=Proof(reason="it is read when a library loads, and no trial was made with it"),
     )
-
-
-RULES = (too_few_cpus_for_ranks, omp_threads_oversubscribe_cpus, slow_clock_or_busy_host)

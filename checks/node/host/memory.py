@@ -205,11 +205,3 @@ def _more_files(wanted: int) -> Remedy:
         undo="start a new shell",
         untried=UNCHANGED,
     )
-
-
-RULES = (
-    shared_memory_too_small,
-    locked_memory_too_low_for_rdma,
-    too_little_memory_for_ranks,
-    too_few_open_files,
-)

@@ -13,20 +13,14 @@ there is a libnccl it is asked. Raw input::
 
 from collections.abc import Mapping, Sequence
 
-from ddp_doctor.checks.node.interfaces.rules import (
-    address_families_differ,
-    address_hidden_from_other_nodes,
-    choices_in_different_networks,
-    does_not_resolve,
-    no_usable_interface,
-    resolves_to_loopback,
-)
+from ddp_doctor.checks.node.interfaces import rules
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge.interface_choice import NCCL_COMM_ID, SETTINGS, Choice, gloo_choice, nccl_choice
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context, Interface
 from ddp_doctor.model.fact import Failed
+from ddp_doctor.model.rule import rules_in
 from ddp_doctor.parse.redact import open_and_withheld, shielded
 from ddp_doctor.probing import nccl_interface
 
@@ -103,14 +97,7 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(InterfacesFact,),
-    rules=(
-        resolves_to_loopback,
-        no_usable_interface,
-        address_hidden_from_other_nodes,
-        choices_in_different_networks,
-        address_families_differ,
-        does_not_resolve,
-    ),
+    rules=rules_in(rules),
     cost_s=0.1,
     deadline_s=6.0,
     stops_ranks=True,

@@ -23,6 +23,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
+from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing import host_gpus, kernel_modules, pci_devices
 from ddp_doctor.probing.kernel_files import first_line
 from ddp_doctor.probing.kernel_log import read_log
@@ -66,15 +67,13 @@ def probe(ctx: Context) -> KernelFact:
     )
 
 
-_RULES = (*xids.RULES, *faults.RULES, *stuck.RULES, *modules.RULES)
-
 CHECK = Check(
     id="kernel",
     title="What the kernel says of GPUs and NICs",
     where=Where.NODE,
     probe=probe,
     facts=(KernelFact,),
-    rules=tuple(sorted(_RULES, key=lambda rule: rule.code)),
+    rules=rules_in(faults, modules, stuck, xids),
     cost_s=0.2,
     deadline_s=30.0,  # a process that seems stuck is watched for some seconds
 )

@@ -190,6 +190,3 @@ def nic_fault(recording: Recording) -> Iterator[Draft]:
             ),
             detail="Connections over it were lost, and nothing in the log says that it recovered.",
         )
-
-
-RULES = (nvswitch_fatal, failed_to_start, pcie_errors, nic_fault)

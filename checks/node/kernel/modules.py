@@ -167,6 +167,3 @@ def nouveau_holds_gpus(recording: Recording) -> Iterator[Draft]:
 
 def _nouveau(fact: KernelFact) -> tuple[str, ...] | None:
     return tuple(gpu.bus_id for gpu in fact.gpus if gpu.driver == "nouveau") or None
-
-
-RULES = (versions_differ, gpudirect_rdma_off, nouveau_holds_gpus)

@@ -99,6 +99,3 @@ def log_not_readable(recording: Recording) -> Iterator[Draft]:
 def _unread(fact: KernelFact) -> str | None:
     served = any(gpu.driver == "nvidia" for gpu in fact.gpus)
     return fact.log_problem if served else None
-
-
-RULES = (stuck, log_not_readable)

@@ -260,6 +260,3 @@ def programs_crashed(recording: Recording) -> Iterator[Draft]:
             line_evidence(recording, hits, CATALOG),
             detail="The programs did it, not the GPU.",
         )
-
-
-RULES = (out_of_order, fault_logged, programs_crashed)

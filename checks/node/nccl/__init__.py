@@ -19,6 +19,7 @@ from ddp_doctor.knowledge import nccl_plugins
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
+from ddp_doctor.model.rule import rules_in
 from ddp_doctor.parse import libraries, software
 from ddp_doctor.parse.redact import open_and_withheld
 from ddp_doctor.probing import nccl_conf, rdma
@@ -128,6 +129,6 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(NcclFact,),
-    rules=(*conf.RULES, *plugins.RULES, *network.RULES, *between.RULES, *complaints.RULES),
+    rules=rules_in(between, complaints, conf, network, plugins),
     cost_s=0.1,
 )

@@ -100,5 +100,3 @@ _SAME_FILE = remedy(
     undo="put the former file back",
     untried="the doctor changes no file",
 )
-
-RULES = (nccl_conf_differs,)

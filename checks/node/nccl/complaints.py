@@ -133,6 +133,3 @@ def no_numa_calls(recording: Recording) -> Iterator[Draft]:
             ALLOW_NUMA,
             detail="It works so. Docker leaves NUMA calls out unless it is told otherwise.",
         )
-
-
-RULES = (no_shared_memory, no_locked_memory, no_numa_calls)

@@ -218,6 +218,3 @@ def _edit(summary: str) -> Remedy:
         undo="put the former line back",
         untried="nothing to measure: it follows from how NCCL reads the file",
     )
-
-
-RULES = (nccl_conf_in_force, nccl_conf_overruled, nccl_conf_line_without_effect)

@@ -111,5 +111,3 @@ _SAME_IMAGE = remedy(
     undo="put the former lines back",
     untried="the doctor changes no installation",
 )
-
-RULES = (efa_without_plugin, network_plugin_on_some_nodes)

@@ -177,6 +177,3 @@ def _library(lost: str) -> Remedy:
         undo="remove it again",
         untried="the doctor changes no installation",
     )
-
-
-RULES = (nccl_plugin_missing, nccl_plugin_lacks_library, nccl_network_that_none_has)

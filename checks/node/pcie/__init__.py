@@ -21,6 +21,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
+from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing import host_gpus, kernel_modules
 from ddp_doctor.probing.pci_devices import bridges_above
 
@@ -57,6 +58,6 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(PcieFact,),
-    rules=tuple(sorted((*access_control.RULES, *links.RULES), key=lambda rule: rule.code)),
+    rules=rules_in(access_control, links),
     cost_s=0.1,
 )

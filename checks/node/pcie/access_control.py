@@ -176,6 +176,3 @@ def acs_not_readable(recording: Recording) -> Iterator[Draft]:
                 undo=NOTHING_TO_UNDO,
             ),
         )
-
-
-RULES = (acs_redirects, iommu_translates, acs_not_readable)

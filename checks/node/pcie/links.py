@@ -135,6 +135,3 @@ def _link(device: PcieDevice, port: PcieDevice, node: int) -> Iterator[_Link]:
     speeds = [value for value in (device.speed_max_gt_per_s, port.speed_max_gt_per_s) if value]
     if width and speed and len(widths) == len(speeds) == 2:
         yield _Link(device, node, width, min(widths), speed, min(speeds))
-
-
-RULES = (links_short,)

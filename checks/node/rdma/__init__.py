@@ -32,6 +32,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
+from ddp_doctor.model.rule import rules_in
 from ddp_doctor.parse.redact import open_and_withheld
 from ddp_doctor.probing import host_gpus, host_limits, rdma
 from ddp_doctor.probing.nccl_interface import nccl_environment
@@ -62,24 +63,13 @@ def probe(ctx: Context) -> RdmaFact:
     )
 
 
-_RULES = (
-    *ports.RULES,
-    *wear.RULES,
-    *choice.RULES,
-    *prefixes.RULES,
-    *addresses.RULES,
-    *access.RULES,
-    *shape.RULES,
-    *bonds.RULES,
-)
-
 CHECK = Check(
     id="rdma",
     title="RDMA ports: state, rate, addresses, and which of them NCCL takes",
     where=Where.NODE,
     probe=probe,
     facts=(RdmaFact,),
-    rules=tuple(sorted(_RULES, key=lambda rule: rule.code)),
+    rules=rules_in(access, addresses, bonds, choice, ports, prefixes, shape, wear),
     cost_s=0.1,
     stops_ranks=True,
 )

@@ -183,6 +183,3 @@ def _without_provider(fact: RdmaFact) -> Sequence[str]:
         return ()
     missing = sorted(name for name in wanted if name is not None and name not in fact.verbs_providers)
     return missing if len(missing) == len(wanted) else ()
-
-
-RULES = (on_some_nodes_only, devices_hidden, library_missing)

@@ -248,6 +248,3 @@ def _common(recording: Recording) -> Remedy | None:
         for node, ports in tables.items()
     }
     return use_index(recording, indices, "it holds an IPv4 entry of RoCE v2 on every port")
-
-
-RULES = (without_address, index_elsewhere, index_needed)

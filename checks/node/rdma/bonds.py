@@ -97,6 +97,3 @@ def _names(netdevs: Sequence[NetDevice]) -> str:
 def _state(bond: _Bond) -> str:
     each = ", ".join(f"{slave.name} {slave.mii_status or 'not told'}" for slave in bond.slaves)
     return f"{bond.netdev.name} ({bond.netdev.bond_mode or 'mode not told'}): {each}"
-
-
-RULES = (lost_a_link,)

@@ -151,6 +151,3 @@ def _devices_seen(recording: Recording, seen: FactAt[RdmaFact]) -> Evidence:
     more = f" and {len(ports) - 12} more" if ports[12:] else ""
     text = f"active on {host(recording, seen.node)}: {', '.join(ports[:12])}{more}"
     return Evidence(text=text, expected_from=_DOCS)
-
-
-RULES = (different_kinds, matches_nothing)

@@ -182,6 +182,3 @@ def _is_at_slowest_speed(hca: Hca, port: Port) -> bool:
 def _seen_slow(hit: Hit, odd: Odd | None) -> str:
     than = f"{odd.peers} like it have {odd.usual:g} Gb/s" if odd else "the device can do 100 Gb/s or more"
     return f"{hit[2].rate}; {than}"
-
-
-RULES = (port_down, no_subnet_manager, port_slower)

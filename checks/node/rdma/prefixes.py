@@ -143,6 +143,3 @@ def _cut_off(fact: RdmaFact, topology: TopologyFact) -> tuple[tuple[str, ...], t
             gpus.append(gpu)
             names |= near
     return tuple(gpus), tuple(sorted(names, key=nccl_hca.natural))
-
-
-RULES = (takes_more, leaves_out_nearest)

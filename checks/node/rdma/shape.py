@@ -141,6 +141,3 @@ def _rails(fact: RdmaFact) -> tuple[tuple[str, float], ...]:
 def _in_words(rails: tuple[tuple[str, float], ...]) -> str:
     kinds = dict.fromkeys(rails)
     return " + ".join(f"{rails.count(kind)} x {kind[0]} at {kind[1]:g} Gb/s" for kind in kinds)
-
-
-RULES = (mtu_smaller, rails_differ)

@@ -139,6 +139,3 @@ def _downs(fact: RdmaFact, port: Port) -> float | None:
 def _told(downs: float, seen: FactAt[RdmaFact]) -> str:
     days = (seen.fact.uptime_s or 0.0) / DAY_S
     return f"went down {downs:g} times; the node has been up for {days:.1f} days"
-
-
-RULES = (firmware_differs, link_flaps)

@@ -23,6 +23,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Failed
+from ddp_doctor.model.rule import rules_in
 from ddp_doctor.parse import libraries, software
 
 __all__ = ["CHECK", "probe"]
@@ -128,6 +129,6 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(Software,),
-    rules=(*installation.RULES, *cuda.RULES, *nccl.RULES, *copies.RULES),
+    rules=rules_in(copies, cuda, installation, nccl),
     cost_s=0.1,
 )

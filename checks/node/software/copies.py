@@ -131,6 +131,3 @@ def _unused_copy(fact: Software) -> tuple[str, str, str | None] | None:
         if loaded is None or posixpath.normpath(file) != posixpath.normpath(loaded):
             return file, by, loaded
     return None
-
-
-RULES = (packages_overwrite, copy_without_effect)

@@ -83,6 +83,3 @@ def _driver_gap(fact: Software) -> tuple[str, str, str | None] | None:
     if driver is None or cuda is None or release(driver) >= versions.least_driver(cuda):
         return None
     return driver, cuda, fact.forward_compatibility
-
-
-RULES = (cpu_torch_beside_gpus, driver_too_old_for_cuda)

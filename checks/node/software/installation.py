@@ -110,6 +110,3 @@ def torch_finds_no_backend(recording: Recording) -> Iterator[Draft]:
         )
         detail = 'Ranks fail in init_process_group with "Unknown c10d backend type".'
         yield proved(of_nodes(recording, group), title, saw, remedy, detail=detail)
-
-
-RULES = (torch_installation_broken, torch_or_python_too_old, torch_finds_no_backend)

@@ -105,6 +105,3 @@ def nccl_library_unusable(recording: Recording) -> Iterator[Draft]:
         )
         detail = "libtorch_cuda.so is linked with libnccl.so.2, so importing torch fails on every rank."
         yield proved(of_nodes(recording, group), title, saw, remedy, detail=detail)
-
-
-RULES = (nccl_differs_from_torch, nccl_with_known_fault, nccl_library_unusable)

@@ -50,6 +50,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
+from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing import host_gpus
 
 __all__ = ["CHECK", "probe", "read_pasted"]
@@ -87,25 +88,24 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(TopologyFact, TopologyHangFact, P2pStatusFact, NvlinksFact, RocmTopologyFact),
-    rules=(
-        *p2p.RULES,
-        nvlinks.nvlinks_missing,
-        *unclear.RULES,
-        *links.RULES,
-        *places.RULES,
-        *p2p_status.RULES,
-        *candidates.RULES,
-        unclear.amd_not_supported,
-        *answers.RULES,
-        *differences.RULES,
-        *given_up.RULES,
-        *sockets.RULES,
-        *gpudirect.RULES,
-        *reach_of_gpudirect.RULES,
-        *containers.RULES,
-        *slowness.RULES,
-        *complaints.RULES,
-        *few_sockets.RULES,
+    rules=rules_in(
+        answers,
+        candidates,
+        complaints,
+        containers,
+        differences,
+        few_sockets,
+        given_up,
+        gpudirect,
+        links,
+        nvlinks,
+        p2p,
+        p2p_status,
+        places,
+        reach_of_gpudirect,
+        slowness,
+        sockets,
+        unclear,
     ),
     cost_s=0.5,
     deadline_s=60.0,  # without persistence mode NVML first wakes every GPU

@@ -126,6 +126,3 @@ def _call(fact: TopologyHangFact) -> str:
 
 def _hangs(fact: GpusFact) -> bool:
     return fact.nvml_error is not None and fact.nvml_error.code == "timed_out"
-
-
-RULES = (driver_and_sysfs_disagree, topology_never_answered)

@@ -166,6 +166,3 @@ def _hidden_behind(fact: TopologyFact) -> str | None:
         return None
     shared = set(fact.numa_affinity.values())
     return next(iter(shared)) or "" if len(shared) == 1 else ""
-
-
-RULES = (p2p_over_pcie_unproved, pcietree_hidden)

@@ -148,6 +148,3 @@ def sharing_fails(recording: Recording) -> Iterator[Draft]:
             nccl.WITHOUT_CUMEM,
             DISABLE_P2P,
         )
-
-
-RULES = (nvls_fails, mnnvl_fails, sharing_fails)

@@ -81,6 +81,3 @@ def _by_memory(recording: Recording, group: Sequence[FactAt[InterfacesFact]]) ->
     here = {seen.node for seen in group}
     devices = {one.fact.shm_device for one in recording.facts(Host) if one.node in here} - {None}
     return "each has a /dev/shm of its own" if len(devices) > 1 else None
-
-
-RULES = (one_machine,)

@@ -231,6 +231,3 @@ def _evidence(one: Difference) -> Evidence:
     path = f"{'-'.join(one.used.gpus)} is {one.expected.code}{words.rate(one.expected.rate_gb_per_s)}"
     ranks = f"ranks {one.used.ranks[0]} and {one.used.ranks[1]}"
     return Evidence(text=f"{path}; NCCL's log: {ranks} via {said}{words.rate(one.instead())}")
-
-
-RULES = (p2p_not_used, nvlink_not_used, network_within_host, p2p_beyond_limit)

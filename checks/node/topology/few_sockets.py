@@ -92,6 +92,3 @@ def _interface(recording: Recording, node: int) -> float | None:
     speeds = {one.name: one.speed_mbps for one in fact.interfaces}
     speed = speeds.get(chosen(fact, "nccl").interface or "")
     return network(speed) if speed is not None and speed >= FAST_ETHERNET_MBPS else None
-
-
-RULES = (one_socket,)

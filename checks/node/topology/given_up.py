@@ -68,6 +68,3 @@ def _nodes(recording: Recording, found: Forbidden) -> tuple[Culprit, ...]:
     """The nodes that have it, where others have not."""
     everywhere = len(found.seen) == len(recording.facts(TopologyFact))
     return () if everywhere else node_culprits(recording, found.seen)
-
-
-RULES = (forbidden,)

@@ -85,6 +85,3 @@ def _culprit(recording: Recording, one: Crossing, nic: str) -> Culprit:
         gpu=one.gpu,
         name=nic,
     )
-
-
-RULES = (not_used,)

@@ -185,6 +185,3 @@ def _counters(fact: TopologyFact, links: Sequence[_Link]) -> Iterator[Evidence]:
                     rate = link.errors_per_s.get(name, 0.0)
                     text = f"{gpu.gpu}, link {link.index}: {MEANINGS.get(name, name)}, {rate:g} more a second"
                     yield Evidence(text=text, value=count, expected_from="DCGM's limits")
-
-
-RULES = (nvlinks_down, nvlink_errors)

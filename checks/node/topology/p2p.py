@@ -178,6 +178,3 @@ def hosts_crossing_sockets(recording: Recording) -> set[int]:
 
 def _path_evidence(gpus: tuple[str, str], code: str) -> Evidence:
     return Evidence(text=f"{'-'.join(gpus)} is {code}: {codes.meaning_of(code)}")
-
-
-RULES = (p2p_stalls, p2p_may_cross_sockets)

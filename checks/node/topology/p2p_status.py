@@ -223,6 +223,3 @@ def _evidence(refused: Sequence[_Refused]) -> tuple[Evidence, ...]:
         )
         for one in refused[:_MOST_TOLD]
     )
-
-
-RULES = (nvlink_without_p2p, p2p_not_available)

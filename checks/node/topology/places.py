@@ -120,6 +120,3 @@ def _near_cpus(fact: TopologyFact, gpus: Sequence[str]) -> Remedy:
         untried="it takes another allocation, or another start of the job",
         references=(_ENFORCE_BINDING,),
     )
-
-
-RULES = (far_from_every_nic, pinned_away)

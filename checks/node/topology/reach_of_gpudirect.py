@@ -92,6 +92,3 @@ def _gained(recording: Recording, place: Place, level: str) -> Iterator[ToNetwor
         then = after[way.gpu]
         if way.gpu in job and way.gpudirect is False and then.gpudirect and then.code == way.code:
             yield replace(way, why=then.why)
-
-
-RULES = (ends_before_nic,)

@@ -111,6 +111,3 @@ def best_of_large(recording: Recording) -> SizeResult | None:
                 by_size.setdefault(result.size_bytes, []).append(result)
     slowest = [min(results, key=lambda one: one.busbw_gb_per_s) for results in by_size.values()]
     return max(slowest, key=lambda one: one.busbw_gb_per_s, default=None)
-
-
-RULES = (far_below,)

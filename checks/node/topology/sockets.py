@@ -161,6 +161,3 @@ def _rate(ports: Sequence[tuple[Hca, Port]]) -> str:
     """The rates of the ports as the kernel prints them."""
     rates = dict.fromkeys(port.rate for _, port in ports if port.rate)
     return f" ({', '.join(rates)})" if rates else ""
-
-
-RULES = (sockets_used, rdma_forbidden)

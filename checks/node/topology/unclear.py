@@ -74,9 +74,6 @@ def topology_not_understood(recording: Recording) -> Iterator[Draft]:
             )
 
 
-RULES = (topology_partly_unclear, topology_not_understood)
-
-
 @rule("DD414", "amd-gpus-not-supported", Severity.INFO)
 def amd_not_supported(recording: Recording) -> Iterator[Draft]:
     """The topology of AMD GPUs, from which nothing is concluded yet.

@@ -17,6 +17,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
+from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing import rdma
 
 __all__ = ["CHECK", "probe"]
@@ -36,6 +37,6 @@ CHECK = Check(
     where=Where.AFTERWARDS,
     probe=probe,
     facts=(RdmaAfterFact,),
-    rules=(*growth.RULES, *timeouts.RULES),
+    rules=rules_in(growth, timeouts),
     cost_s=0.05,
 )

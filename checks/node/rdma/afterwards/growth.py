@@ -216,6 +216,3 @@ def _has_errors(change: Change) -> bool:
     wrong = max(LEAST_ERRORS, BIT_ERROR_RATE * bits)
     bad = sum(change.grown.get(name, 0) for name in LINK_ERRORS)
     return symbols > wrong or bad >= LEAST_ERRORS or bool(change.grown.get(RECOVERIES))
-
-
-RULES = (link_down, packets_lost, link_errors)

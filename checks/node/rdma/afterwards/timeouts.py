@@ -152,6 +152,3 @@ def _remedies(recording: Recording, group: Sequence[Said], lossy: Sequence[Chang
     yield SOCKETS_ON_ALL.model_copy(
         update={"summary": "Rule RDMA out: let the nodes talk over TCP until the path is repaired"}
     )
-
-
-RULES = (never_acknowledged,)

@@ -5,18 +5,6 @@ They apply to every rank check alike, so they live here and not with one check. 
 """
 
 from ddp_doctor.engine.hang.rules import deaths, devices, hangs, links, slowness
+from ddp_doctor.model.rule import rules_in
 
-TRIAL_RULES = (
-    hangs.never_entered,
-    hangs.not_running,
-    deaths.died,
-    devices.another_gpu,
-    deaths.raised,
-    links.mismatch,
-    links.pair,
-    hangs.nobody_left,
-    deaths.everywhere,
-    hangs.never_began,
-    slowness.late,
-    slowness.slow,
-)
+TRIAL_RULES = rules_in(deaths, devices, hangs, links, slowness)
