@@ -9,6 +9,7 @@ The job starts this way. A rank that never arrives keeps the rendezvous waiting 
 MASTER_PORT is a port of the launcher's choice, which a firewall may not know.
 """
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -22,9 +23,15 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
-from ddp_doctor.remedies.torch_calls import JOIN_TIMEOUT_S, join_later
+from ddp_doctor.remedies.torch_calls import DOCS
 from ddp_doctor.wording.findings import NOBODY, likely
 from ddp_doctor.wording.ranks import rank_at
+
+#: The rendezvous gives a node so long to come, unless it is told otherwise.
+JOIN_TIMEOUT_S = 600
+#: A slow start is given so many times what it took.
+_ROOM = 3
+
 
 #: What torchrun sets; torch/distributed/elastic/agent/server/local_elastic_agent.py.
 EXPORTED = (
@@ -195,3 +202,17 @@ CHECK = Check(
     deadline_s=10.0,
     measurements=measurements,
 )
+
+
+def join_later(took_s: float) -> Remedy:
+    """Room for nodes that start slowly, so that the rendezvous does not give them up."""
+    seconds = max(JOIN_TIMEOUT_S, math.ceil(_ROOM * took_s / 60) * 60)
+    return remedy(
+        f"Give the rendezvous {seconds} s meanwhile: on a busy day it takes longer than its {JOIN_TIMEOUT_S} s",
+        f"torchrun --rdzv-conf join_timeout={seconds} …",
+        scope="job",
+        cost="a node that never comes is noticed so much later",
+        undo="leave the option out",
+        untried="the time is lost in the file system, and no time-out gives it back",
+        references=(DOCS + "elastic/run.html",),
+    )

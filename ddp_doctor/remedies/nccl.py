@@ -6,16 +6,9 @@ src/transport/shm.cc, src/misc/cudawrap.cc (ncclCuMemHostEnable), src/transport/
 IMEX service guide.
 """
 
-from ddp_doctor.model.finding import Setting
+from ddp_doctor.model.finding import Remedy, Setting
 from ddp_doctor.remedies import nccl_settings
-from ddp_doctor.remedies.kinds import by_administrator, remedy
-
-WITHOUT_SHM = nccl_settings.remedy(
-    "Let NCCL do without shared memory until there is room",
-    Setting(name="NCCL_SHM_DISABLE", value="1", why="NCCL then needs no room in /dev/shm"),
-    cost="a stop-gap: GPUs of one node without P2P then talk through the network, several times slower",
-)
-
+from ddp_doctor.remedies.kinds import remedy
 
 ALLOW_NUMA = remedy(
     "Start the container with --cap-add SYS_NICE, which lets NCCL place host memory near each GPU",
@@ -29,15 +22,6 @@ ALLOW_NUMA = remedy(
 )
 
 
-WITHOUT_CUMEM_HOST = nccl_settings.remedy(
-    "Let NCCL share host memory through /dev/shm, as it did before 2.24",
-    Setting(
-        name="NCCL_CUMEM_HOST_ENABLE", value="0", why="NCCL then needs no NUMA calls for its host memory"
-    ),
-    cost="little: it takes room in /dev/shm, 10 MiB for each pair of ranks",
-)
-
-
 WITHOUT_NVLS = nccl_settings.remedy(
     "Let NCCL do without NVLink SHARP",
     Setting(name="NCCL_NVLS_ENABLE", value="0", why="NCCL then needs no multicast of the NVSwitches"),
@@ -45,27 +29,32 @@ WITHOUT_NVLS = nccl_settings.remedy(
 )
 
 
-REPAIR_IMEX = by_administrator(
-    "See that the IMEX daemon is up on all nodes of the domain, and that the job has its channel",
-    "nvidia-imex-ctl -N",
-    "ls -l /dev/nvidia-caps-imex-channels",
-    "systemctl status nvidia-imex",
-    scope="cluster",
-    cost="an administrator's work; starting the daemon anew ends jobs that use it",
-    references=("https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/",),
+REPAIR_PATH = remedy(
+    "Repair the path: turn off ACS on the PCIe bridges, or the IOMMU, and measure again",
+    "sudo lspci -vvv | grep ACSCtl   # SrcValid+ means that ACS is on",
+    "cat /proc/cmdline",
+    cost="an administrator's work in the BIOS or on the kernel's command line, and a reboot",
+    undo="turn ACS or the IOMMU on again; virtual machines need both",
+    untried="it takes an administrator and a reboot",
+    references=(nccl_settings.TROUBLE,),
 )
 
 
-WITHOUT_MNNVL = nccl_settings.remedy(
-    "Leave NVLink to the GPUs within each node until IMEX works",
-    Setting(name="NCCL_MNNVL_ENABLE", value="0", why="NCCL then takes the network between nodes"),
-    cost="a stop-gap: between the nodes the network carries what NVLink would, many times slower",
+DISABLE_P2P = nccl_settings.remedy(
+    "Send the traffic through host memory until the path is repaired",
+    Setting(name="NCCL_P2P_DISABLE", value="1", why="NCCL then copies through shared memory"),
+    cost=(
+        "a proof and a stop-gap, not a cure: all GPUs of the node give up P2P, NVLink too, and what went"
+        " directly now crosses host memory twice"
+    ),
+    conflicts=("NCCL_P2P_LEVEL",),
 )
 
 
-WITHOUT_CUMEM = nccl_settings.remedy(
-    "Let NCCL share GPU memory the older way (CUDA IPC)",
-    Setting(name="NCCL_CUMEM_ENABLE", value="0", why="NCCL then imports no memory handles of CUDA's VMM"),
-    cost="no NVLink SHARP, and no registered user buffers; P2P stays in use",
-    conflicts=("NCCL_NVLS_ENABLE",),
-)
+def keep_near_p2p(limit: str) -> Remedy:
+    """Take P2P from far GPUs alone."""
+    return nccl_settings.remedy(
+        f"Leave P2P to near GPUs, up to {limit}, as NCCL does by itself since 2.23",
+        Setting(name="NCCL_P2P_LEVEL", value=limit, why="none of the pairs that stall is so near"),
+        cost="the GPUs beyond talk through host memory; the near ones keep P2P, NVLink too",
+    )

@@ -12,10 +12,10 @@ Hits = Sequence[tuple[int, Gpu]]  # node ranks, and GPUs on them
 
 def hits_of(recording: Recording, is_hit: Callable[[Gpu], object]) -> Hits:
     """The job's GPUs with a fault."""
-    return [(node, gpu) for node, gpu in _gpus_of_the_job(recording) if is_hit(gpu)]
+    return [(node, gpu) for node, gpu in gpus_of_the_job(recording) if is_hit(gpu)]
 
 
-def _gpus_of_the_job(recording: Recording) -> Hits:
+def gpus_of_the_job(recording: Recording) -> Hits:
     """Told once: some twenty rules ask, of thousands of nodes."""
     return recording.once(
         "GPUs of the job",

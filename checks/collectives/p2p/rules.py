@@ -11,7 +11,7 @@ from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_administrator, remedy
-from ddp_doctor.remedies.p2p import DISABLE_P2P, REPAIR_PATH, keep_near_p2p
+from ddp_doctor.remedies.nccl import DISABLE_P2P, REPAIR_PATH, keep_near_p2p
 from ddp_doctor.views.reproducers import between
 from ddp_doctor.views.transports import log_of, places, used_within
 from ddp_doctor.wording.findings import likely, proved

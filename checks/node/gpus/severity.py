@@ -5,7 +5,7 @@ from collections.abc import Callable
 from ddp_doctor.facts.gpus import Gpu, GpusFact
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.recording import FactAt, Recording
-from ddp_doctor.views.gpus import Hits, _gpus_of_the_job
+from ddp_doctor.views.gpus import Hits, gpus_of_the_job
 from ddp_doctor.wording.gpus import asked_for
 
 
@@ -16,6 +16,6 @@ def severity_of_use(recording: Recording, group: list[FactAt[GpusFact]]) -> Seve
 
 def by_severity(recording: Recording, judge: Callable[[Gpu], Severity | None]) -> dict[Severity, Hits]:
     """The job's GPUs that ``judge`` finds fault with, the worst first."""
-    judged = [(judge(gpu), (node, gpu)) for node, gpu in _gpus_of_the_job(recording)]
+    judged = [(judge(gpu), (node, gpu)) for node, gpu in gpus_of_the_job(recording)]
     found = {severity: [hit for verdict, hit in judged if verdict is severity] for severity in Severity}
     return {severity: hits for severity, hits in found.items() if hits}

@@ -2,6 +2,13 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+from ddp_doctor.checks.node.interfaces.remedies import (
+    connect,
+    given_out,
+    hosts_entry,
+    unset_interface,
+    use_interface,
+)
 from ddp_doctor.facts.interfaces import InterfacesFact
 from ddp_doctor.knowledge import interface_faults
 from ddp_doctor.knowledge.interface_faults import Fault, Kind, Offer
@@ -32,7 +39,7 @@ class Group:
     @property
     def given_out(self) -> str:
         """ "127.0.1.1": what these nodes give to the others."""
-        return interfaces.given_out(self.sick)
+        return given_out(self.sick)
 
     def nodes(self, recording: Recording) -> str:
         """The nodes' names for a sentence."""
@@ -147,16 +154,16 @@ def remedies(recording: Recording, group: Group) -> tuple[Remedy, ...]:
     better, first = interface_faults.better_interfaces(group.offers), group.sick[0]
     stranded = [offer for offer in group.sick if offer.node not in better.interfaces]
     if stranded:  # no setting helps before they are connected
-        return (interfaces.connect(recording, stranded),)
-    use = interfaces.use_interface(recording, group.offers, better, group.sick)
+        return (connect(recording, stranded),)
+    use = use_interface(recording, group.offers, better, group.sick)
     if group.fault.kind == "unusable":  # so is the host's name where it leads there
         hosts = {offer.node: (offer.interfaces, offer.own_addresses) for offer in group.offers}
         use = interfaces.with_rendezvous(recording, use, hosts, better.interfaces)
     made = [use]
     if all(offer.choice.setting and offer.default_does for offer in group.sick):
-        made.append(interfaces.unset_interface(group.sick))
+        made.append(unset_interface(group.sick))
     if first.backend == "gloo" and first.choice.setting is None:
-        made.append(interfaces.hosts_entry(recording, group.sick, better.interfaces))
+        made.append(hosts_entry(recording, group.sick, better.interfaces))
     return tuple(made)
 
 

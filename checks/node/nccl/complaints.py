@@ -4,17 +4,23 @@ from collections.abc import Iterator
 
 from ddp_doctor.facts.host import Host
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies import host_limits
+from ddp_doctor.remedies import host_limits, nccl_settings
 from ddp_doctor.remedies.kinds import by_administrator
-from ddp_doctor.remedies.nccl import ALLOW_NUMA, WITHOUT_SHM
+from ddp_doctor.remedies.nccl import ALLOW_NUMA
 from ddp_doctor.views import nccl_complaints
 from ddp_doctor.views.transports import log_of
 from ddp_doctor.wording.findings import likely, proved
 from ddp_doctor.wording.nccl_complaints import complaint_lines
 from ddp_doctor.wording.nodes import host, in_words, node_culprit, of_nodes
+
+WITHOUT_SHM = nccl_settings.remedy(
+    "Let NCCL do without shared memory until there is room",
+    Setting(name="NCCL_SHM_DISABLE", value="1", why="NCCL then needs no room in /dev/shm"),
+    cost="a stop-gap: GPUs of one node without P2P then talk through the network, several times slower",
+)
 
 
 @rule("DD237", "nccl-cannot-make-shared-memory", Severity.ERROR)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import combinations
 
+from ddp_doctor.checks.node.pcie.wording import device_name, gpu_numbers, jobs_gpus
 from ddp_doctor.facts.pcie import PcieDevice, PcieFact
 from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge.link_codes import nvlinks
@@ -15,14 +16,7 @@ from ddp_doctor.remedies.pcie import PASS_THROUGH, redirect_off
 from ddp_doctor.wording.findings import likely, possible, proved
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.nodes import by_cause, in_words, of_nodes
-from ddp_doctor.wording.pcie import (
-    acs_evidence,
-    device_name,
-    gpu_numbers,
-    iommu_evidence,
-    jobs_gpus,
-    translated,
-)
+from ddp_doctor.wording.pcie import acs_evidence, iommu_evidence, translated
 
 Pair = tuple[PcieDevice, PcieDevice, tuple[str, ...]]
 

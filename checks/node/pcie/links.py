@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ddp_doctor.checks.node.pcie.wording import device_name, gpu_numbers, jobs_gpus
 from ddp_doctor.facts.pcie import PcieDevice, PcieFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
@@ -12,7 +13,6 @@ from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.nodes import host
-from ddp_doctor.wording.pcie import device_name, gpu_numbers, jobs_gpus
 
 #: From this speed on (Gen6) links may drop lanes while idle, by design (L0p).
 _LANES_MAY_SLEEP_GT_PER_S = 64.0

@@ -15,7 +15,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.p2p import DISABLE_P2P, REPAIR_PATH
+from ddp_doctor.remedies.nccl import DISABLE_P2P, REPAIR_PATH
 from ddp_doctor.views.p2p_stalls import nodes_nccl_ran_on
 from ddp_doctor.wording.findings import NOBODY, finding, possible
 from ddp_doctor.wording.nodes import by_cause

@@ -5,16 +5,44 @@ from collections.abc import Iterator
 from ddp_doctor.checks.node.topology.p2p_wording import REPAIR_FABRIC
 from ddp_doctor.facts.host import Host
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Remedy
+from ddp_doctor.model.finding import Draft, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies import nccl
-from ddp_doctor.remedies.nccl import ALLOW_NUMA, WITHOUT_CUMEM_HOST
-from ddp_doctor.remedies.p2p import DISABLE_P2P
+from ddp_doctor.remedies import nccl_settings
+from ddp_doctor.remedies.kinds import by_administrator
+from ddp_doctor.remedies.nccl import ALLOW_NUMA, DISABLE_P2P, WITHOUT_NVLS
 from ddp_doctor.views import nccl_complaints
 from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.nccl_complaints import complaint_lines
 from ddp_doctor.wording.nodes import host, in_words, node_culprit
+
+WITHOUT_CUMEM_HOST = nccl_settings.remedy(
+    "Let NCCL share host memory through /dev/shm, as it did before 2.24",
+    Setting(
+        name="NCCL_CUMEM_HOST_ENABLE", value="0", why="NCCL then needs no NUMA calls for its host memory"
+    ),
+    cost="little: it takes room in /dev/shm, 10 MiB for each pair of ranks",
+)
+REPAIR_IMEX = by_administrator(
+    "See that the IMEX daemon is up on all nodes of the domain, and that the job has its channel",
+    "nvidia-imex-ctl -N",
+    "ls -l /dev/nvidia-caps-imex-channels",
+    "systemctl status nvidia-imex",
+    scope="cluster",
+    cost="an administrator's work; starting the daemon anew ends jobs that use it",
+    references=("https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/",),
+)
+WITHOUT_MNNVL = nccl_settings.remedy(
+    "Leave NVLink to the GPUs within each node until IMEX works",
+    Setting(name="NCCL_MNNVL_ENABLE", value="0", why="NCCL then takes the network between nodes"),
+    cost="a stop-gap: between the nodes the network carries what NVLink would, many times slower",
+)
+WITHOUT_CUMEM = nccl_settings.remedy(
+    "Let NCCL share GPU memory the older way (CUDA IPC)",
+    Setting(name="NCCL_CUMEM_ENABLE", value="0", why="NCCL then imports no memory handles of CUDA's VMM"),
+    cost="no NVLink SHARP, and no registered user buffers; P2P stays in use",
+    conflicts=("NCCL_NVLS_ENABLE",),
+)
 
 
 def _draft(
@@ -69,7 +97,7 @@ def nvls_fails(recording: Recording) -> Iterator[Draft]:
             "NCCL cannot set up NVLink SHARP (NVLS)",
             "NVLS adds up inside the NVSwitches. NVLink alone does the same work, somewhat slower.",
             Confidence.PROVED,
-            nccl.WITHOUT_NVLS,
+            WITHOUT_NVLS,
             REPAIR_FABRIC.model_copy(update={"summary": _LOOK_AT_SWITCHES}),
         )
 
@@ -100,8 +128,8 @@ def mnnvl_fails(recording: Recording) -> Iterator[Draft]:
             "NVLink between nodes (MNNVL) does not work",
             "The GPUs belong to one NVLink domain, and sharing memory across its nodes fails.",
             Confidence.PROVED,
-            nccl.REPAIR_IMEX,
-            nccl.WITHOUT_MNNVL,
+            REPAIR_IMEX,
+            WITHOUT_MNNVL,
         )
 
 
@@ -145,6 +173,6 @@ def sharing_fails(recording: Recording) -> Iterator[Draft]:
             "NCCL cannot share GPU memory between the ranks",
             "NCCL takes P2P for possible between these GPUs, and CUDA refuses it.",
             Confidence.LIKELY,
-            nccl.WITHOUT_CUMEM,
+            WITHOUT_CUMEM,
             DISABLE_P2P,
         )

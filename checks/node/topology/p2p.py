@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
 from ddp_doctor.checks.node.topology.gid_index import gid_index_in_words
+from ddp_doctor.checks.node.topology.p2p_wording import UNSET_LEVEL, name_hca, use_hca
 from ddp_doctor.facts.nccl_log import NcclTransportFact
 from ddp_doctor.facts.topology import TopologyFact
 from ddp_doctor.knowledge import link_codes as codes
@@ -11,7 +12,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.p2p import DISABLE_P2P, REPAIR_PATH, UNSET_LEVEL, keep_near_p2p, name_hca, use_hca
+from ddp_doctor.remedies.nccl import DISABLE_P2P, REPAIR_PATH, keep_near_p2p
 from ddp_doctor.remedies.pcie import exact_repairs
 from ddp_doctor.views.p2p_stalls import Stall, logs_by_node, nodes_nccl_ran_on, stalls
 from ddp_doctor.views.reproducers import between

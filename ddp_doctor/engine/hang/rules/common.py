@@ -13,7 +13,7 @@ from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
 from ddp_doctor.parse.bound_device import used_elsewhere
 from ddp_doctor.parse.nccl_complaints import with_last_warning
 from ddp_doctor.remedies.kinds import remedy
-from ddp_doctor.remedies.p2p import DISABLE_P2P
+from ddp_doctor.remedies.nccl import DISABLE_P2P
 from ddp_doctor.views.lost_nodes import silent_nodes
 from ddp_doctor.views.p2p_stalls import stalls
 from ddp_doctor.views.settings_read import has_a_refused_value
