@@ -12,7 +12,7 @@ MASTER_PORT is a port of the launcher's choice, which a firewall may not know.
 import re
 from collections.abc import Iterator
 
-from ddp_doctor.facts.torchrun import TorchrunFact
+from ddp_doctor.facts.cluster.torchrun import TorchrunFact
 from ddp_doctor.knowledge.deadlines import CHECK_S
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Severity, Where

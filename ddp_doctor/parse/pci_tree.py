@@ -18,7 +18,7 @@ import re
 from collections.abc import Sequence
 from itertools import takewhile
 
-from ddp_doctor.facts.topology import PciDevice
+from ddp_doctor.facts.node.topology import PciDevice
 
 #: Up to eight digits of domain: a machine's own bridges (VMD, Hyper-V) count from 10000.
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")

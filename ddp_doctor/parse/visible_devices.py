@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from ddp_doctor.facts.gpus import Gpu, GpusFact
+from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 
 #: Entries that hide the rest on purpose; SLURM writes NoDevFiles for a step without GPUs.
 DELIBERATE_ENDS = ("", "-1", "none", "void", "nodevfiles")

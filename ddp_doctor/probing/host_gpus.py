@@ -13,7 +13,7 @@ Read through the probe's context; nothing is raised, what cannot be read does no
 
 import re
 
-from ddp_doctor.facts.gpus import PciGpu
+from ddp_doctor.facts.node.gpus import PciGpu
 from ddp_doctor.model.context import Context
 from ddp_doctor.probing.kernel_files import first_line, names_in, target_of, text_of
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_doctor.knowledge.manifests import Manifest, Tensor, digest
+from ddp_doctor.knowledge.ddp.manifests import Manifest, Tensor, digest
 from ddp_doctor.model.context import RankContext
 
 

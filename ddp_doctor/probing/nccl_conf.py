@@ -2,7 +2,7 @@
 
 import re
 
-from ddp_doctor.facts.nccl import ConfFile, Reason
+from ddp_doctor.facts.node.nccl import ConfFile, Reason
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 from ddp_doctor.settings.nccl_conf import MOST_LINES, SYSTEM_FILE, conf_lines

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from ipaddress import ip_address
 
-from ddp_doctor.knowledge.interface_choice import Choice, holder
+from ddp_doctor.knowledge.network.interface_choice import Choice, holder
 from ddp_doctor.model.context import CommandResult, Context, Interface
 from ddp_doctor.probing.nccl_conf import conf_files
 from ddp_doctor.settings.nccl_conf import set_by_files

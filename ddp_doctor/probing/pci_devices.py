@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-from ddp_doctor.facts.topology import PciDevice
+from ddp_doctor.facts.node.topology import PciDevice
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.pci_tree import is_bus_id, read_path
 from ddp_doctor.probing.host_gpus import PCI

@@ -20,9 +20,9 @@ Source of the formats: the kernel's drivers/infiniband/core/sysfs.c.
 import errno
 import re
 
-from ddp_doctor.facts.rdma import Hca, NetDevice, Port, PortAfter
-from ddp_doctor.knowledge import nccl_hca, rdma
-from ddp_doctor.knowledge.roce_gids import Gid, compressed
+from ddp_doctor.facts.node.rdma import Hca, NetDevice, Port, PortAfter
+from ddp_doctor.knowledge.network import nccl_hca, rdma
+from ddp_doctor.knowledge.network.roce_gids import Gid, compressed
 from ddp_doctor.model.context import Context
 from ddp_doctor.probing.kernel_files import end_of, first_line, names_in
 

@@ -13,7 +13,7 @@ of other users only the name can be read. Only which names have the same value i
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from ddp_doctor.facts.env_vars import Origin, SettingOrigins
+from ddp_doctor.facts.node.env_vars import Origin, SettingOrigins
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.context import Context
 from ddp_doctor.settings.names import is_recorded

@@ -6,9 +6,15 @@ guide, NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY; hosts(5).
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from ddp_doctor.knowledge.addresses import address_of, is_ipv6, is_loopback
-from ddp_doctor.knowledge.interface_choice import GLOO_IFNAME, NCCL_COMM_ID, NCCL_FAMILY, NCCL_IFNAME, holder
-from ddp_doctor.knowledge.interface_faults import Better, Offer, better_interfaces, can_speak
+from ddp_doctor.knowledge.network.addresses import address_of, is_ipv6, is_loopback
+from ddp_doctor.knowledge.network.interface_choice import (
+    GLOO_IFNAME,
+    NCCL_COMM_ID,
+    NCCL_FAMILY,
+    NCCL_IFNAME,
+    holder,
+)
+from ddp_doctor.knowledge.network.interface_faults import Better, Offer, better_interfaces, can_speak
 from ddp_doctor.model.context import Interface
 from ddp_doctor.model.finding import Remedy, Setting
 from ddp_doctor.model.recording import Recording

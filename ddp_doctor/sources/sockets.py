@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from ddp_doctor.knowledge.network import BURST_BYTES
+from ddp_doctor.knowledge.network.path_quality import BURST_BYTES
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.context import TcpInfo
 

@@ -6,8 +6,8 @@ DD434, DD436 and DD437 tell of them; the rules on settings leave them alone.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ddp_doctor.facts.rdma import RdmaFact
-from ddp_doctor.facts.topology import TopologyFact
+from ddp_doctor.facts.node.rdma import RdmaFact
+from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.views.transports import Expected, GpuPair, Place, places
 

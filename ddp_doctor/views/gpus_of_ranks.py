@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from ddp_doctor.facts.gpus import GpusFact
-from ddp_doctor.facts.process_group import ProcessGroupFact
+from ddp_doctor.facts.collectives.process_group import ProcessGroupFact
+from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.model.recording import Recording
 
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ddp_doctor.facts.nccl_log import NcclTransportFact, Transport
-from ddp_doctor.facts.rdma import RdmaFact
+from ddp_doctor.facts.node.nccl_log import NcclTransportFact, Transport
+from ddp_doctor.facts.node.rdma import RdmaFact
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.transports import first_trial, log_of, numbers_of_gpus, texts
 

@@ -7,9 +7,9 @@ write to different flight recorders and use different words. By default 2.14 bui
 
 from collections.abc import Mapping
 
-from ddp_doctor.facts.env_vars import EnvVars
-from ddp_doctor.facts.process_group import ProcessGroupFact
-from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.collectives.process_group import ProcessGroupFact
+from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.software import of_the_job
 

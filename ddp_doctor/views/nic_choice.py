@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ddp_doctor.facts.kernel import KernelFact
-from ddp_doctor.knowledge import link_rates, nccl_paths
-from ddp_doctor.knowledge.link_codes import DEFAULT_P2P_LIMIT, allowed, link_code, nvlinks
+from ddp_doctor.facts.node.kernel import KernelFact
+from ddp_doctor.knowledge.topology import link_rates, nccl_paths
+from ddp_doctor.knowledge.topology.link_codes import DEFAULT_P2P_LIMIT, allowed, link_code, nvlinks
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.links_between_nodes import rdma_of
 from ddp_doctor.views.transports import Place

@@ -7,9 +7,9 @@ it, both processes run as they should, and the log in their output says ``0[0] -
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_doctor.facts.nccl_log import NcclTransportFact, Transport
-from ddp_doctor.facts.topology import TopologyFact, TopologyMatrix
-from ddp_doctor.knowledge.link_codes import nvlinks
+from ddp_doctor.facts.node.nccl_log import NcclTransportFact, Transport
+from ddp_doctor.facts.node.topology import TopologyFact, TopologyMatrix
+from ddp_doctor.knowledge.topology.link_codes import nvlinks
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
 from ddp_doctor.parse.nccl_log import parse_nccl_log

@@ -1,7 +1,8 @@
 """Of which nodes' software the rules speak, and on which it does not fit together."""
 
-from ddp_doctor.facts.consistency import ConsistencyFact
-from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.cluster.consistency import ConsistencyFact
+from ddp_doctor.facts.node.nccl import NcclFact
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge import versions
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.choices import Backend, Severity
@@ -67,3 +68,9 @@ def nodes_load_different_nccls(recording: Recording) -> bool:
         return False
     loaded = {fact.nccl_loaded for fact in with_the_right_nccl(recording).values()} - {None}
     return len(loaded) > 1
+
+
+def nccl_of_gpu_nodes(recording: Recording) -> list[FactAt[NcclFact]]:
+    """The nodes whose job uses NCCL. A prolog does not know the job's LD_LIBRARY_PATH."""
+    nodes = {seen.node for seen in with_gpus(recording)}
+    return [seen for seen in recording.facts(NcclFact) if seen.node in nodes]

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddp_doctor.facts.kernel import KernelFact
-from ddp_doctor.knowledge import link_codes
-from ddp_doctor.knowledge.nccl_paths import GDR_LEVEL, WITHOUT_GPUDIRECT
+from ddp_doctor.facts.node.kernel import KernelFact
+from ddp_doctor.knowledge.topology import link_codes
+from ddp_doctor.knowledge.topology.nccl_paths import GDR_LEVEL, WITHOUT_GPUDIRECT
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.links_between_nodes import Crossing, crossings, hca_of, nodes_that_say
 from ddp_doctor.views.transports import Place, log_of, places

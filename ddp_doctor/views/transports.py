@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_doctor.facts.env_vars import EnvVars
-from ddp_doctor.facts.gpus import Gpu, GpusFact
-from ddp_doctor.facts.nccl_log import NcclTransportFact, Transport
-from ddp_doctor.facts.software import Software
-from ddp_doctor.facts.topology import TopologyFact
-from ddp_doctor.knowledge import link_codes, link_rates, nccl_paths
+from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.facts.node.gpus import Gpu, GpusFact
+from ddp_doctor.facts.node.nccl_log import NcclTransportFact, Transport
+from ddp_doctor.facts.node.software import Software
+from ddp_doctor.facts.node.topology import TopologyFact
+from ddp_doctor.knowledge.topology import link_codes, link_rates, nccl_paths
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.trial import TrialRecord

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from ddp_doctor.facts.gpus import GpusFact
-from ddp_doctor.facts.pcie import PcieDevice, PcieFact
+from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.facts.node.pcie import PcieDevice, PcieFact
 from ddp_doctor.model.finding import Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.pci_config import acs_words

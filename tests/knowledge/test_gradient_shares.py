@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.checks.ddp.gradient_modes import ddp_inside
-from ddp_doctor.knowledge import gradient_code as code
-from ddp_doctor.knowledge import gradient_shares as closed
+from ddp_doctor.knowledge.ddp import gradient_code as code
+from ddp_doctor.knowledge.ddp import gradient_shares as closed
 
 SHARES = st.lists(st.integers(0, 7), min_size=1, max_size=9).map(tuple)
 

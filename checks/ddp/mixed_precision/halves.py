@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ddp_doctor.checks.ddp.mixed_precision import scaled
-from ddp_doctor.facts.mixed_precision import Half
-from ddp_doctor.knowledge import gradient_code, gradient_shares
+from ddp_doctor.facts.ddp.mixed_precision import Half
+from ddp_doctor.knowledge.ddp import gradient_code, gradient_shares
 from ddp_doctor.model.context import RankContext
 
 _ELEMENTS = 64

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from ddp_doctor.facts.mixed_precision import Scaled, ScaledStep
-from ddp_doctor.knowledge import gradient_code, gradient_shares
+from ddp_doctor.facts.ddp.mixed_precision import Scaled, ScaledStep
+from ddp_doctor.knowledge.ddp import gradient_code, gradient_shares
 from ddp_doctor.model.context import RankContext
 
 ELEMENTS = 64

@@ -9,7 +9,7 @@ from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
 from ddp_doctor.probing.user_model import batches
 from ddp_doctor.probing.user_model.batches import Batch, loss_of
-from ddp_doctor.probing.user_model.look import Look, Ready, Stopped
+from ddp_doctor.probing.user_model.probe import Look, Ready, Stopped
 
 #: Fragments and the workspaces of libraries, beyond what tensors take.
 _SLACK = 1.1

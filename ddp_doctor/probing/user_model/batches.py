@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from ddp_doctor.facts.user_model import Misplaced
+from ddp_doctor.facts.ddp.user_model import Misplaced
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.probing.user_model.load import SEED, Loaded, seed
 from ddp_doctor.probing.user_model.user_code import Misuse

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddp_doctor.facts.user_model import BatchNorms, Call, Parting, Trouble
+from ddp_doctor.facts.ddp.user_model import BatchNorms, Call, Parting, Trouble
 from ddp_doctor.probing.user_model.batches import Batch, loss_of
 from ddp_doctor.probing.user_model.load import SEED, seed
 from ddp_doctor.probing.user_model.user_code import attempt, calling_line

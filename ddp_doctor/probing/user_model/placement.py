@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from ddp_doctor.facts.user_model import Misplaced
+from ddp_doctor.facts.ddp.user_model import Misplaced
 from ddp_doctor.probing.user_model.batches import on
 
 

@@ -5,8 +5,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddp_doctor.facts.user_model import MOST_NAMES, Bucket, Buckets, Names, OffGradient
-from ddp_doctor.knowledge import gradient_tolerance
+from ddp_doctor.facts.ddp.user_model import MOST_NAMES, Bucket, Buckets, Names, OffGradient
+from ddp_doctor.knowledge.ddp import gradient_tolerance
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.probing.user_model.batches import Batch, loss_of
 from ddp_doctor.probing.user_model.load import SEED, seed

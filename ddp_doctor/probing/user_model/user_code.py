@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ddp_doctor.facts.user_model import Phase, Trouble
+from ddp_doctor.facts.ddp.user_model import Phase, Trouble
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 
 T = TypeVar("T")
