@@ -157,7 +157,7 @@ class Recording(Frozen):
 
     def of_check(self, check_id: str) -> list[Reading]:
         """All readings of one check."""
-        by_check = self.once("by check", lambda: _grouped(self.readings, lambda one: one.check))
+        by_check = self.once("by check", lambda: _grouped(self.readings, lambda reading: reading.check))
         return list(by_check.get(check_id, ()))
 
     def of_kind(self, kind: str) -> Sequence[Reading]:

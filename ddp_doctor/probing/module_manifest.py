@@ -36,10 +36,10 @@ def of_all_ranks(ctx: RankContext, own: Manifest, name: str = "manifest") -> dic
     with ctx.step("compare_models", name):
         texts = ctx.exchange(name, own.text() if speaks else "")
     known = {mine: own}
-    for place, one in enumerate(digests):
-        if one not in known:
-            known[one] = Manifest.model_validate_json(texts[place])
-    return {rank: known[one] for rank, one in zip(ctx.ranks, digests, strict=True)}
+    for place, digest_of_rank in enumerate(digests):
+        if digest_of_rank not in known:
+            known[digest_of_rank] = Manifest.model_validate_json(texts[place])
+    return {rank: known[digest_of_rank] for rank, digest_of_rank in zip(ctx.ranks, digests, strict=True)}
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def read_netdevs(ctx: Context, hcas: tuple[Hca, ...]) -> tuple[NetDevice, ...]:
     """The interfaces over the ports of these devices, and below their bonds."""
     names = {name for hca in hcas for port in hca.ports for name in port.netdevs}
     found = {name: _netdev(ctx, name) for name in sorted(names)}
-    below = {slave for one in found.values() for slave in one.slaves} - found.keys()
+    below = {slave for netdev in found.values() for slave in netdev.slaves} - found.keys()
     return (*found.values(), *(_netdev(ctx, name) for name in sorted(below)))
 
 

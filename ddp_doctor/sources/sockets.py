@@ -77,9 +77,9 @@ class Listener:
         with self._lock:
             self._stopped = True
             sockets = [self._server, *self._open]
-        for one in sockets:
+        for opened in sockets:
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits on it, close() alone does not
+                opened.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits on it, close() alone does not
 
     def _accept(self) -> None:
         with self._server:

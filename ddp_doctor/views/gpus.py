@@ -19,7 +19,7 @@ def _gpus_of_the_job(recording: Recording) -> Hits:
     """Told once: some twenty rules ask, of thousands of nodes."""
     return recording.once(
         "GPUs of the job",
-        lambda: [(node.node, gpu) for node in recording.facts(GpusFact) for gpu in node.fact.of_the_job()],
+        lambda: [(gpus.node, gpu) for gpus in recording.facts(GpusFact) for gpu in gpus.fact.of_the_job()],
     )
 
 

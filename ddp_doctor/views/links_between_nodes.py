@@ -28,13 +28,13 @@ def crossings(recording: Recording, node: int) -> Iterator[Crossing]:
     if trial is None or world is None or not set(log.comm_sizes) <= {len(trial.ranks)}:
         return
     gpus = numbers_of_gpus(recording, trial, log, node)
-    for one in log.transports:
-        if one.kind != "NET" or max(one.from_rank, one.to_rank) >= len(trial.ranks):
+    for transport in log.transports:
+        if transport.kind != "NET" or max(transport.from_rank, transport.to_rank) >= len(trial.ranks):
             continue
-        sender, receiver = trial.ranks[one.from_rank], trial.ranks[one.to_rank]
-        mine, other = (receiver, sender) if one.end == "receive" else (sender, receiver)
-        if world.node_of(mine) == node != world.node_of(other):
-            yield Crossing(node, world.node_of(other), (mine, other), one, gpus.get(mine))
+        sender, receiver = trial.ranks[transport.from_rank], trial.ranks[transport.to_rank]
+        own_rank, peer = (receiver, sender) if transport.end == "receive" else (sender, receiver)
+        if world.node_of(own_rank) == node != world.node_of(peer):
+            yield Crossing(node, world.node_of(peer), (own_rank, peer), transport, gpus.get(own_rank))
 
 
 def nodes_that_say(recording: Recording, pattern: re.Pattern[str]) -> list[int]:
@@ -45,7 +45,7 @@ def nodes_that_say(recording: Recording, pattern: re.Pattern[str]) -> list[int]:
 def rdma_of(recording: Recording) -> Mapping[int, RdmaFact]:
     """What is recorded of the RDMA devices of each node."""
     return recording.once(
-        "RDMA by node", lambda: {seen.node: seen.fact for seen in recording.facts(RdmaFact)}
+        "RDMA by node", lambda: {rdma.node: rdma.fact for rdma in recording.facts(RdmaFact)}
     )
 
 

@@ -49,19 +49,21 @@ class Cause:
     @property
     def observers(self) -> tuple[int, ...]:
         """Who does not hear the silent nodes."""
-        return _observers(one for one in self.seen if one.fact.answer != "answers" or one.fact.heartbeat)
+        return _observers(
+            silence for silence in self.seen if silence.fact.answer != "answers" or silence.fact.heartbeat
+        )
 
 
 def silent_nodes(recording: Recording) -> frozenset[int]:
     """Node ranks that fell silent, left before the end, or are cut off: the ranks of others wait for theirs."""
-    left = {one.fact.node for one in farewells(recording)}
+    left = {farewell.fact.node for farewell in farewells(recording)}
     lost = {node for cause in causes(recording) for node in (*cause.silent, *cause.blamed)}
     return frozenset(left | lost)
 
 
 def farewells(recording: Recording) -> list[FactAt[SilenceFact]]:
     """The nodes that left before the end, and said why."""
-    return [node for node in recording.facts(SilenceFact) if node.fact.said_goodbye]
+    return [silence for silence in recording.facts(SilenceFact) if silence.fact.said_goodbye]
 
 
 def causes(recording: Recording) -> list[Cause]:
@@ -82,30 +84,34 @@ def links_lost(recording: Recording, seen: FactAt[SilenceFact]) -> tuple[str, ..
 def leads_out(address: str) -> bool:
     """Whether other hosts can be met at this address: it is neither loopback nor link-local."""
     try:
-        one = ip_address(address.partition("/")[0].partition("%")[0])
+        ip = ip_address(address.partition("/")[0].partition("%")[0])
     except ValueError:
         return False
-    return not (one.is_loopback or one.is_link_local)
+    return not (ip.is_loopback or ip.is_link_local)
 
 
 # --- from observations to causes ------------------------------------------------------------------
 
 
 def _causes(recording: Recording) -> list[Cause]:
-    left = {one.fact.node for one in farewells(recording)}
+    left = {farewell.fact.node for farewell in farewells(recording)}
     blocked = _blocked_before(recording)
     all_seen = [
-        _as_news(node, blocked) for node in recording.facts(SilenceFact) if node.fact.node not in left
+        _as_news(silence, blocked)
+        for silence in recording.facts(SilenceFact)
+        if silence.fact.node not in left
     ]
-    seen = [one for one in all_seen if _counts(one.fact)]
-    if seen and all(one.fact.stopped_s >= SILENT_S for one in seen):  # so long that the others gave it up
+    seen = [silence for silence in all_seen if _counts(silence.fact)]
+    if seen and all(
+        silence.fact.stopped_s >= SILENT_S for silence in seen
+    ):  # so long that the others gave it up
         return [Cause("stopped", _silent(seen), _observers(seen), seen=tuple(seen))]
     alone = _lone_observer(recording, seen)
     if alone is not None:
         return [alone]
     of_node: dict[int, list[FactAt[SilenceFact]]] = {}
-    for one in seen:
-        of_node.setdefault(one.fact.node, []).append(one)
+    for silence in seen:
+        of_node.setdefault(silence.fact.node, []).append(silence)
     each = [_cause_of(recording, node, of) for node, of in of_node.items()]
     return _merged(_outvoted([cause for cause in each if cause is not None]))
 
@@ -134,10 +140,10 @@ def _counts(fact: SilenceFact) -> bool:
 def _lone_observer(recording: Recording, seen: Sequence[FactAt[SilenceFact]]) -> Cause | None:
     """The only observer, where nothing reaches it any more: by its own link, or from all of several others."""
     observers = _observers(seen)
-    if len(observers) != 1 or any(one.fact.answer not in (*_NO_ANSWER, "not_asked") for one in seen):
+    if len(observers) != 1 or any(silence.fact.answer not in (*_NO_ANSWER, "not_asked") for silence in seen):
         return None
     silent = _silent(seen)
-    if any(links_lost(recording, one) for one in seen):
+    if any(links_lost(recording, silence) for silence in seen):
         return Cause("link-down", silent, observers, seen=tuple(seen))
     others = recording.world.nnodes - 1 if recording.world else len(silent)
     if len(silent) >= max(others, 2):
@@ -158,17 +164,17 @@ class _Views:
 
 
 def _views(recording: Recording, seen: Sequence[FactAt[SilenceFact]]) -> _Views:
-    dark = [one for one in seen if one.fact.answer in _NO_ANSWER]
+    dark = [silence for silence in seen if silence.fact.answer in _NO_ANSWER]
 
     def by(answer: str) -> tuple[int, ...]:
-        return _observers(one for one in seen if one.fact.answer == answer)
+        return _observers(silence for silence in seen if silence.fact.answer == answer)
 
     return _Views(
         hearing=by("answers"),
         frozen=by("silent"),
         gone=by("refused"),
-        deaf=_observers(one for one in dark if not links_lost(recording, one)),
-        excused=_observers(one for one in dark if links_lost(recording, one)),
+        deaf=_observers(silence for silence in dark if not links_lost(recording, silence)),
+        excused=_observers(silence for silence in dark if links_lost(recording, silence)),
         beatless=by("not_asked"),
     )
 
@@ -176,7 +182,7 @@ def _views(recording: Recording, seen: Sequence[FactAt[SilenceFact]]) -> _Views:
 def _cause_of(recording: Recording, node: int, seen: Sequence[FactAt[SilenceFact]]) -> Cause | None:
     """Why one node is silent to these observers; None where that is no news of it."""
     views = _views(recording, seen)
-    missed = _observers(one for one in seen if one.fact.heartbeat)
+    missed = _observers(silence for silence in seen if silence.fact.heartbeat)
     if not missed and not views.deaf:
         return None  # asked on the way only: it ended with what it saw, once the head was lost
     whole = Cause("dark", (node,), (node,), seen=tuple(seen))
@@ -202,7 +208,7 @@ def _of_unheard(whole: Cause, views: _Views) -> Cause:
 
 
 def _pairs(whole: Cause, how: How, observers: Sequence[int]) -> Cause:
-    pairs = tuple((one, node) for one in dict.fromkeys(observers) for node in whole.silent)
+    pairs = tuple((observer, node) for observer in dict.fromkeys(observers) for node in whole.silent)
     return replace(whole, how=how, blamed=(), pairs=pairs)
 
 
@@ -210,7 +216,7 @@ def _outvoted(each: Sequence[Cause]) -> list[Cause]:
     """Dark nodes that are not fewer than those who miss them may be the other half of a split network."""
     unheard = [cause for cause in each if cause.how in ("dark", "one-sided")]
     silent = {node for cause in unheard for node in cause.silent}
-    observers = {one for cause in unheard for one in cause.observers}
+    observers = {observer for cause in unheard for observer in cause.observers}
     if len(silent) < len(observers):
         return list(each)
     return [_pairs(one, "one-sided", one.observers) if one.how == "dark" else one for one in each]
@@ -237,8 +243,8 @@ def _both(one: Cause, other: Cause) -> Cause:
 
 
 def _observers(seen: Iterable[FactAt[SilenceFact]]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(one.node for one in seen))
+    return tuple(dict.fromkeys(silence.node for silence in seen))
 
 
 def _silent(seen: Iterable[FactAt[SilenceFact]]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(one.fact.node for one in seen))
+    return tuple(dict.fromkeys(silence.fact.node for silence in seen))

@@ -33,7 +33,7 @@ def backend_of_ranks(recording: Recording) -> str | None:
 
 
 def _nccl_backends(recording: Recording) -> dict[int, str]:
-    environments = {seen.node: seen.fact.variables for seen in recording.facts(EnvVars)}
+    environments = {env.node: env.fact.variables for env in recording.facts(EnvVars)}
     found = {}
     for software in of_the_job(recording):
         backend = _expected(software.fact, environments.get(software.node, {}))

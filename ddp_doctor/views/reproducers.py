@@ -17,9 +17,9 @@ def between(
     recording: Recording, ends: tuple[int, int], sick: Collection[tuple[int, int]] = ()
 ) -> Reproducer:
     """An exchange between two ranks; ``sick`` are the pairs with a fault, lower rank first."""
-    one, other = min(ends), max(ends)
-    bad = {(one, other), *sick}
-    across = _is_across(recording, (one, other))
+    low, high = min(ends), max(ends)
+    bad = {(low, high), *sick}
+    across = _is_across(recording, (low, high))
     alike = [
         rate
         for pair, rate in _rates(recording).items()
@@ -27,7 +27,7 @@ def between(
     ]
     return Reproducer(
         kind="exchange",
-        ranks=(one, other),
+        ranks=(low, high),
         size_bytes=EXCHANGED_BYTES,
         healthy_bytes_per_s=median_high(alike) if alike else None,
         healthy=f"the other pairs {'between nodes' if across else 'within a node'}" if alike else "",

@@ -38,7 +38,7 @@ class Used:
 
     def kinds(self) -> frozenset[str]:
         """The kinds of transport that were set up between the two."""
-        return frozenset(one.kind for one in self.transports)
+        return frozenset(transport.kind for transport in self.transports)
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,8 @@ def first_trial(recording: Recording) -> TrialRecord | None:
 
 
 def _find_first(trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    mine = (one for one in trials if one.backend == "nccl" and one.launcher == "forkserver")
-    return next((one for one in mine if any(" via " in it.output_tail for it in one.evidence)), None)
+    mine = (item for item in trials if item.backend == "nccl" and item.launcher == "forkserver")
+    return next((item for item in mine if any(" via " in it.output_tail for it in item.evidence)), None)
 
 
 def first_trial_ended(recording: Recording) -> bool:
@@ -162,8 +162,8 @@ def texts(recording: Recording) -> Mapping[int, str]:
 
 def _joined(trial: TrialRecord | None) -> dict[int, str]:
     tails: dict[int, list[str]] = {}
-    for one in trial.evidence if trial else ():
-        tails.setdefault(one.node, []).append(one.output_tail)
+    for item in trial.evidence if trial else ():
+        tails.setdefault(item.node, []).append(item.output_tail)
     return {node: "\n".join(of) for node, of in tails.items()}
 
 
@@ -205,12 +205,12 @@ def numbers_of_gpus(
 ) -> dict[int, int]:
     """NVML's index of the GPU of each rank of a node: by its UUID, else as the log's brackets have it."""
     printed: dict[int, set[int]] = {}
-    for one in log.transports:
-        for end, gpu in ((one.from_rank, one.from_gpu), (one.to_rank, one.to_gpu)):
+    for item in log.transports:
+        for end, gpu in ((item.from_rank, item.from_gpu), (item.to_rank, item.to_gpu)):
             if gpu is not None and end < len(trial.ranks):
                 printed.setdefault(trial.ranks[end], set()).add(gpu)
     found = {}
-    for rank in (rank.rank for rank in trial.evidence if rank.node == node):
+    for rank in (item.rank for item in trial.evidence if item.node == node):
         known, brackets = gpu_of(recording, rank), printed.get(rank, set())
         if known is not None or len(brackets) == 1:
             found[rank] = known if known is not None else next(iter(brackets))

@@ -207,7 +207,7 @@ def index_elsewhere(recording: Recording) -> Iterator[Draft]:
 
 def _is_steered(entry: Entry) -> bool:
     """Whether a setting made the choice: without any, NCCL would take another entry, or is too old to."""
-    if roce_gids.told_index(entry.fact.settings) is not None:
+    if roce_gids.configured_index(entry.fact.settings) is not None:
         return True
     free = roce_gids.nccl_choice(entry.port.gids, entry.nccl or PASSES_HIDDEN_SINCE, {})
     return free.index != entry.choice.index

@@ -52,15 +52,17 @@ class SettingText(Fact):
 
     def in_force(self) -> dict[str, Written]:
         """By name, the one that counts."""
-        return {one.name: one for one in self.written if one.void is None}
+        return {written.name: written for written in self.written if written.void is None}
 
     def possible(self) -> dict[str, tuple[Written, ...]]:
         """By name, all that may count, the last first: which, depends on the branches that a script takes."""
         found: dict[str, tuple[Written, ...]] = {}
-        for one in reversed(self.written):
-            later = found.get(one.name, ())
-            if one.void is None and not any(one.path[: len(each.path)] == each.path for each in later):
-                found[one.name] = (*later, one)
+        for written in reversed(self.written):
+            later = found.get(written.name, ())
+            if written.void is None and not any(
+                written.path[: len(each.path)] == each.path for each in later
+            ):
+                found[written.name] = (*later, written)
         return found
 
 

@@ -172,10 +172,10 @@ class GpusFact(Fact):
 
     def bus_id_of(self, gpu: Gpu) -> str | None:
         """A GPU's bus id; of the only one that NVML does not tell, as of a lost GPU, the one that is left."""
-        if gpu.bus_id is not None or sum(one.bus_id is None for one in self.gpus) > 1:
+        if gpu.bus_id is not None or sum(gpu.bus_id is None for gpu in self.gpus) > 1:
             return gpu.bus_id
-        told = {one.bus_id for one in self.gpus} | set(self.excluded_bus_ids)
-        left = [it.bus_id for it in self.pci_gpus or () if it.driver == "nvidia" and it.bus_id not in told]
+        known = {gpu.bus_id for gpu in self.gpus} | set(self.excluded_bus_ids)
+        left = [it.bus_id for it in self.pci_gpus or () if it.driver == "nvidia" and it.bus_id not in known]
         return left[0] if len(left) == 1 else None
 
     def due(self) -> tuple[PciGpu, ...]:

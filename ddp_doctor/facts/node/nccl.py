@@ -63,4 +63,4 @@ class NcclFact(Fact):
 
     def networks(self) -> tuple[Plugin, ...]:
         """The network plug-ins that would be tried."""
-        return tuple(one for one in self.plugins if one.kind == "net")
+        return tuple(plugin for plugin in self.plugins if plugin.kind == "net")

@@ -65,11 +65,15 @@ class PcieFact(Fact):
 
     def device(self, bus_id: str) -> PcieDevice | None:
         """The device with this bus id."""
-        return next((one for one in self.devices if one.bus_id == bus_id), None)
+        return next((device for device in self.devices if device.bus_id == bus_id), None)
 
     def endpoints(self) -> list[PcieDevice]:
         """The GPUs and RDMA devices, without those of virtual machines."""
-        return [one for one in self.devices if one.kind != "bridge" and one.bus_id not in self.passed_through]
+        return [
+            device
+            for device in self.devices
+            if device.kind != "bridge" and device.bus_id not in self.passed_through
+        ]
 
     def neighbours(self) -> list[tuple[PcieDevice, PcieDevice, tuple[str, ...]]]:
         """Two GPUs, or a GPU and an RDMA device, below one switch, and the ports between them.
@@ -77,15 +81,17 @@ class PcieFact(Fact):
         What goes between two root ports passes the CPU in any case, and is not meant.
         """
         found = []
-        for one, two in combinations(self.endpoints(), 2):
-            shared = _shared(one.above, two.above)
-            if shared and "gpu" in (one.kind, two.kind) and one.above != two.above:
-                found.append((one, two, (*one.above[shared:], *two.above[shared:])))
+        for first, second in combinations(self.endpoints(), 2):
+            shared = _shared(first.above, second.above)
+            if shared and "gpu" in (first.kind, second.kind) and first.above != second.above:
+                found.append((first, second, (*first.above[shared:], *second.above[shared:])))
         return found
 
     def redirecting(self, bridges: tuple[str, ...]) -> tuple[str, ...]:
         """Those of the bridges that send traffic between peers up to the root."""
-        return tuple(one.bus_id for one in self.devices if one.bus_id in bridges and one.redirects)
+        return tuple(
+            device.bus_id for device in self.devices if device.bus_id in bridges and device.redirects
+        )
 
 
 def _shared(one: tuple[str, ...], two: tuple[str, ...]) -> int:

@@ -97,8 +97,8 @@ class RdmaFact(Fact):
 
     def netdev(self, port: Port) -> NetDevice | None:
         """The interface over a port, the first where VLANs make several."""
-        named = (one for name in port.netdevs for one in self.netdevs if one.name == name)
-        return next(named, None)
+        netdevs = (netdev for name in port.netdevs for netdev in self.netdevs if netdev.name == name)
+        return next(netdevs, None)
 
     def ports(self) -> list[tuple[Hca, Port]]:
         """All ports, in the order of their devices."""
@@ -116,7 +116,7 @@ class RdmaFact(Fact):
         """The ports that NCCL takes, in its order, which is that of the PCI addresses."""
         allowed = nccl_hca.matcher(self.settings.get(nccl_hca.HCA))
         taken = [(hca, port) for hca, port in self.candidates() if allowed(hca.name, port.number)]
-        taken.sort(key=lambda one: (one[0].bus_id is None, one[0].bus_id or "", one[1].number))
+        taken.sort(key=lambda pair: (pair[0].bus_id is None, pair[0].bus_id or "", pair[1].number))
         return taken[: nccl_hca.MOST_DEVICES]
 
 

@@ -89,7 +89,7 @@ def layout(sizes: Iterable[int], cap_mib: float) -> list[list[int]]:
 def step_seconds(seen: Backward, curve: Curve, cap_mib: float) -> float:
     """The predicted time of a step: buckets are averaged in turn, each when its last gradient is ready."""
     ends, done = 0.0, 0
-    for bucket in layout((one.size_bytes for one in seen.gradients), cap_mib):
+    for bucket in layout((gradient.size_bytes for gradient in seen.gradients), cap_mib):
         done += len(bucket)
         ends = max(ends, seen.gradients[done - 1].ready_s) + curve.seconds(sum(bucket))
     return seen.forward_s + max(seen.backward_s, ends)
@@ -97,7 +97,7 @@ def step_seconds(seen: Backward, curve: Curve, cap_mib: float) -> float:
 
 def predictions(seen: Backward, curve: Curve) -> dict[float, float]:
     """The predicted step for each bucket cap that makes buckets of its own; the default is always there."""
-    sizes = [one.size_bytes for one in seen.gradients]
+    sizes = [gradient.size_bytes for gradient in seen.gradients]
     caps = {_key(sizes, DEFAULT_CAP_MIB): DEFAULT_CAP_MIB}
     for cap in CANDIDATES_MIB:
         buckets = _key(sizes, cap)

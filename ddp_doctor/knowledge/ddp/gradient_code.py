@@ -171,8 +171,8 @@ def read(entered: Sequence[float], rank: int, relative: float = 0.0) -> Reading:
     """
     ranks = len(entered)
     close = 4 * max(relative, tolerance(ranks)) * max(1.0, *(abs(weight) for weight in entered))
-    off = {other: _rounded(weight) for other, weight in enumerate(entered) if abs(weight - 1) > close}
-    present = [other for other, weight in enumerate(entered) if abs(weight) > close]
+    off = {rank: _rounded(weight) for rank, weight in enumerate(entered) if abs(weight - 1) > close}
+    present = [rank for rank, weight in enumerate(entered) if abs(weight) > close]
     if not off:
         return Reading(holds="mean")
     if len(present) == 1 and abs(entered[present[0]] - ranks) <= ranks * close:

@@ -89,7 +89,7 @@ def _held(owed: Owed, grad: Any, values: Any, *, finite: bool) -> gradient_code.
         return gradient_code.Reading(holds="other")
     pairs = zip(entered, owed.shares, strict=True)
     # Of a rank that owes nothing, nothing is right: it reads as if it had entered once.
-    ratios = [one / share if share else 1 + one for one, share in pairs]
+    ratios = [measured / share if share else 1 + measured for measured, share in pairs]
     reading = gradient_code.read(ratios, owed.place.group_rank, owed.relative)
     shares = {owed.place.ranks[member]: share for member, share in reading.shares.items()}
     return reading.model_copy(update={"shares": shares})

@@ -112,15 +112,17 @@ def digest(manifest: Manifest) -> str:
 def kept(rank: int, by_rank: Mapping[int, Manifest]) -> Manifested:
     """What the fact of ``rank`` keeps of the manifests of all."""
     own = by_rank[rank]
-    first = min(other for other, manifest in by_rank.items() if manifest == own)
+    first = min(rank for rank, manifest in by_rank.items() if manifest == own)
     differ = any(manifest != own for manifest in by_rank.values())
     return Manifested(digest=digest(own), manifest=own if differ and first == rank else None)
 
 
 def restored(by_rank: Mapping[int, Manifested]) -> dict[int, Manifest]:
     """The ranks' manifests from what their facts keep; none for a rank whose manifest nobody kept."""
-    known = {one.digest: one.manifest for one in by_rank.values() if one.manifest is not None}
-    return {rank: known[one.digest] for rank, one in by_rank.items() if one.digest in known}
+    known = {
+        reported.digest: reported.manifest for reported in by_rank.values() if reported.manifest is not None
+    }
+    return {rank: known[reported.digest] for rank, reported in by_rank.items() if reported.digest in known}
 
 
 @dataclass(frozen=True)
@@ -232,8 +234,10 @@ def _differ_in_names_alone(groups: Sequence[_Group]) -> bool:
 def _order(what: What, groups: Sequence[_Group]) -> Iterator[tuple[str, _Vote]]:
     """The names that all have, where they stand in another order; the first that is elsewhere."""
     common = set.intersection(*(set(group.by_name) for group in groups))
-    orders = [tuple(one.name for one in group.tensors if one.name in common) for group in groups]
-    for vote in _vote(what, "order", list(zip((one.ranks for one in groups), orders, strict=True)), _listed):
+    orders = [tuple(tensor.name for tensor in group.tensors if tensor.name in common) for group in groups]
+    for vote in _vote(
+        what, "order", list(zip((group.ranks for group in groups), orders, strict=True)), _listed
+    ):
         theirs, wanted = (
             next(order for group, order in zip(groups, orders, strict=True) if rank in group.ranks)
             for rank in (vote.ranks[0], vote.peer)

@@ -57,8 +57,8 @@ def packed(address: str) -> bytes:
 
 def network_of(interfaces: Sequence[Interface], address: str) -> Network | None:
     """The network in which a host has the address; None where it does not, or alone (/32, /128)."""
-    for one in interfaces:
-        for held in one.addresses:
+    for interface in interfaces:
+        for held in interface.addresses:
             if address_of(held) == address:
                 network = ipaddress.ip_interface(held).network
                 return network if network.num_addresses > 1 else None
@@ -88,10 +88,12 @@ def shared_interface(
 
     def worth(network: Network) -> tuple[int, int]:
         held = shared[network].values()
-        used = sum(one.address in in_use for one in held)
-        return used, min(one.interface.speed_mbps or 0 for one in held)
+        used = sum(held_address.address in in_use for held_address in held)
+        return used, min(held_address.interface.speed_mbps or 0 for held_address in held)
 
-    return {host: one.interface.name for host, one in shared[max(shared, key=worth)].items()}
+    return {
+        host: held_address.interface.name for host, held_address in shared[max(shared, key=worth)].items()
+    }
 
 
 def shared_networks(
@@ -101,7 +103,7 @@ def shared_networks(
     offers = [_networks(interfaces, ipv6) for interfaces in hosts.values()]
     if not offers:
         return {}
-    shared = reduce(lambda left, right: left & right, (set(one) for one in offers))
+    shared = reduce(lambda left, right: left & right, (set(offer) for offer in offers))
     usable = [network for network in offers[0] if network in shared and _is_network(network, offers)]
     return {
         network: {host: offer[network] for host, offer in zip(hosts, offers, strict=True)}
@@ -112,21 +114,21 @@ def shared_networks(
 def _networks(interfaces: Sequence[Interface], ipv6: bool | None) -> dict[Network, Held]:
     """The first address and interface in each network (of the family) that may lead to other hosts."""
     found: dict[Network, Held] = {}
-    for one in interfaces:
-        for held in one.addresses if one.running and not is_own_bridge(one.name) else ():
+    for interface in interfaces:
+        for held in interface.addresses if interface.running and not is_own_bridge(interface.name) else ():
             own = ipaddress.ip_interface(held)
             wanted = ipv6 is None or ipv6 == (own.version == 6)
             if wanted and not own.is_loopback and not own.is_link_local:
-                found.setdefault(own.network, Held(address_of(held), one))
+                found.setdefault(own.network, Held(address_of(held), interface))
     return found
 
 
 def _is_network(network: Network, offers: Sequence[Mapping[Network, Held]]) -> bool:
     """Whether there is room for several hosts, and each of these has an address of its own."""
-    distinct = max(Counter(one[network].address for one in offers).values()) == 1
+    distinct = max(Counter(offer[network].address for offer in offers).values()) == 1
     return network.num_addresses > 1 and distinct
 
 
 def likely_interface(interfaces: Sequence[Interface], *, ipv6: bool | None = None) -> str | None:
     """The first running interface with an address (of the family) that may lead to other hosts, if any."""
-    return next((one.name for _, one in _networks(interfaces, ipv6).values()), None)
+    return next((interface.name for _, interface in _networks(interfaces, ipv6).values()), None)

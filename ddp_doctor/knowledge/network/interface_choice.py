@@ -41,10 +41,10 @@ class Choice(Frozen):
 
 def holder(interfaces: Sequence[Interface], address: str) -> str | None:
     """The interface that has the address; all of 127.0.0.0/8 is on the one with 127.0.0.1."""
-    for one in interfaces:
-        for held in map(address_of, one.addresses):
+    for interface in interfaces:
+        for held in map(address_of, interface.addresses):
             if held == address or (":" not in address and is_loopback(address) and is_loopback(held)):
-                return one.name
+                return interface.name
     return None
 
 
@@ -72,14 +72,14 @@ def gloo_choice(
 
 def _gloo_told(interfaces: Sequence[Interface], value: str) -> Choice:
     """Exact names; a list makes a device of each, so one that is wrong fails all."""
-    told = [_first_address(interfaces, name) for name in value.removesuffix(",").split(",")]
-    error = next((one.error for one in told if one.error), None)
+    choices = [_first_address(interfaces, name) for name in value.removesuffix(",").split(",")]
+    error = next((choice.error for choice in choices if choice.error), None)
     why = f"{GLOO_IFNAME}={value}"
-    return told[0].model_copy(update={"why": why, "error": error, "setting": GLOO_IFNAME})
+    return choices[0].model_copy(update={"why": why, "error": error, "setting": GLOO_IFNAME})
 
 
 def _first_address(interfaces: Sequence[Interface], name: str) -> Choice:
-    interface = next((one for one in interfaces if one.name == name), None)
+    interface = next((interface for interface in interfaces if interface.name == name), None)
     if interface is None:
         return Choice(error=f"no interface is called {name!r}")
     if not interface.addresses:
@@ -95,13 +95,13 @@ def nccl_choice(interfaces: Sequence[Interface], env: Mapping[str, str]) -> Choi
     """
     if len(env.get(NCCL_COMM_ID, "")) > 1:
         return Choice(why=f"{NCCL_COMM_ID} is set, and NCCL looks for the network of that address")
-    running = [one for one in interfaces if one.running]
+    running = [interface for interface in interfaces if interface.running]
     family = env.get(NCCL_FAMILY, "")
-    told = env.get(NCCL_IFNAME, "")
-    if len(told) > 1:
-        found = _first_match(running, told, family)
-        why = f"{NCCL_IFNAME}={told}"
-        error = None if found else f"no running interface with an address matches {told!r}"
+    setting = env.get(NCCL_IFNAME, "")
+    if len(setting) > 1:
+        found = _first_match(running, setting, family)
+        why = f"{NCCL_IFNAME}={setting}"
+        error = None if found else f"no running interface with an address matches {setting!r}"
         return (found or Choice()).model_copy(update={"why": why, "error": error, "setting": NCCL_IFNAME})
     for prefixes, why in NCCL_ORDER:
         found = _first_match(running, prefixes, family)
@@ -130,7 +130,7 @@ def _first_match(running: Iterable[Interface], names: str, family: str) -> Choic
     ]
     if not usable:
         return None
-    _, _, name, address = min(usable, key=lambda one: one[:2])
+    _, _, name, address = min(usable, key=lambda candidate: candidate[:2])
     return Choice(interface=name, address=address)
 
 

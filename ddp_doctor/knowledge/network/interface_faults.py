@@ -84,7 +84,9 @@ def _fault_of_loopback(offer: Offer) -> Fault:
 
 
 def _is_down(offer: Offer) -> bool:
-    return any(one.name == offer.choice.interface and not one.running for one in offer.interfaces)
+    return any(
+        interface.name == offer.choice.interface and not interface.running for interface in offer.interfaces
+    )
 
 
 def victims(sick: Sequence[Offer], offers: Iterable[Offer]) -> list[Offer]:
@@ -94,20 +96,20 @@ def victims(sick: Sequence[Offer], offers: Iterable[Offer]) -> list[Offer]:
     Two sick ones of one family decide for all: the lowest address, and the lowest on another host.
     """
     if sick[0].backend != "gloo" or not sick[0].address:
-        return [other for other in offers if any(one.host != other.host for one in sick)]
+        return [other for other in offers if any(offer.host != other.host for offer in sick)]
     dialled = [*_lowest(sick, ipv6=False), *_lowest(sick, ipv6=True)]
     dead = _dead_networks(sick)
     return [
         other
         for other in offers
-        if any(_dials(other, one) for one in dialled) or any(_is_in(other, network) for network in dead)
+        if any(_dials(other, offer) for offer in dialled) or any(_is_in(other, network) for network in dead)
     ]
 
 
 def _dead_networks(sick: Iterable[Offer]) -> set[addresses.Network]:
     """Networks that some host reaches over a link that is down, so that it cannot dial there either."""
-    down = (one for one in sick if one.address and _is_down(one))
-    found = (addresses.network_of(one.interfaces, one.address) for one in down)
+    down = (offer for offer in sick if offer.address and _is_down(offer))
+    found = (addresses.network_of(offer.interfaces, offer.address) for offer in down)
     return {network for network in found if network is not None}
 
 
@@ -116,9 +118,9 @@ def _is_in(offer: Offer, network: addresses.Network) -> bool:
 
 
 def _lowest(sick: Sequence[Offer], *, ipv6: bool) -> list[Offer]:
-    family = [one for one in sick if one.address and addresses.is_ipv6(one.address) == ipv6]
-    ordered = sorted(family, key=lambda one: addresses.packed(one.address))
-    return [*ordered[:1], *[one for one in ordered if one.host != ordered[0].host][:1]]
+    family = [offer for offer in sick if offer.address and addresses.is_ipv6(offer.address) == ipv6]
+    ordered = sorted(family, key=lambda offer: addresses.packed(offer.address))
+    return [*ordered[:1], *[offer for offer in ordered if offer.host != ordered[0].host][:1]]
 
 
 def _dials(offer: Offer, other: Offer) -> bool:

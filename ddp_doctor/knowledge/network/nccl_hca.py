@@ -46,8 +46,8 @@ def is_exact(value: str) -> bool:
 
 def matcher(value: str | None) -> Callable[[str, int], bool]:
     """Whether a value lets NCCL use a device's port; an empty one lets it use all."""
-    told = value or ""
-    listed, exact, excluded = entries(told), is_exact(told), is_exclusion(told)
+    text = value or ""
+    listed, exact, excluded = entries(text), is_exact(text), is_exclusion(text)
 
     def matches(name: str, port: int) -> bool:
         named = any(

@@ -76,4 +76,4 @@ HEADERS_BYTES = 96
 
 def verbs_mtu(mtu_bytes: int) -> int:
     """The RDMA packet size over an Ethernet interface of this MTU: 1024 of 1500, 4096 of 4200 and 9000."""
-    return next((one for one in VERBS_MTUS if one <= mtu_bytes - HEADERS_BYTES), VERBS_MTUS[-1])
+    return next((mtu for mtu in VERBS_MTUS if mtu <= mtu_bytes - HEADERS_BYTES), VERBS_MTUS[-1])

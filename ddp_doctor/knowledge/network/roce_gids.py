@@ -80,9 +80,9 @@ def compressed(address: str) -> str | None:
 def nccl_choice(gids: Sequence[Gid], nccl: Version, env: Mapping[str, str]) -> Choice:
     """The entry of a RoCE port that this release takes."""
     table = {gid.index: gid for gid in gids}
-    told = told_index(env)
-    if told is not None:
-        return Choice(told, table.get(told), f"{INDEX}={env[INDEX]}")
+    configured = configured_index(env)
+    if configured is not None:
+        return Choice(configured, table.get(configured), f"{INDEX}={env[INDEX]}")
     if nccl < SEARCHES_SINCE:
         return Choice(0, table.get(0), f"NCCL before 2.21 takes 0 unless {INDEX} says otherwise")
     index = 0
@@ -97,7 +97,7 @@ def nccl_choice(gids: Sequence[Gid], nccl: Version, env: Mapping[str, str]) -> C
     return Choice(index, table.get(index), "NCCL searches the table")
 
 
-def told_index(env: Mapping[str, str]) -> int | None:
+def configured_index(env: Mapping[str, str]) -> int | None:
     """The index that the environment sets; a negative one, or no number, means that none is set."""
     try:
         index = int(env.get(INDEX, "").strip(), 0)

@@ -79,21 +79,21 @@ class Cluster:
 
 def cluster_of(maker: Maker, layers: Collection[str], *, has_efa: bool) -> Cluster:
     """The kind by maker, drivers and ``layers``: "InfiniBand" and "Ethernet", of the fabric's active RDMA ports."""
-    cloud, told = _cloud(maker)
+    cloud, evidence = _cloud(maker)
     fabric: _Fabric | None = (
         "InfiniBand" if "InfiniBand" in layers else "RoCE" if "Ethernet" in layers else None
     )
     if has_efa:
-        return Cluster("AWS with EFA", (*told, "RDMA devices of the driver efa"))
+        return Cluster("AWS with EFA", (*evidence, "RDMA devices of the driver efa"))
     if cloud is not None:
         with_fabric, without, needed = _CLOUDS[cloud]
         ports = _PORTS[fabric] if fabric else "no active RDMA port"
-        return Cluster(with_fabric if with_fabric and fabric == needed else without, (*told, ports))
+        return Cluster(with_fabric if with_fabric and fabric == needed else without, (*evidence, ports))
     if fabric is not None:
         return Cluster(fabric, (_PORTS[fabric],))
     wired = sorted(_ETHERNET & set(maker.network_drivers))
-    told = (f"network drivers {', '.join(wired)}", "no active RDMA port")
-    return Cluster("Ethernet", told) if wired else Cluster("unknown")
+    evidence = (f"network drivers {', '.join(wired)}", "no active RDMA port")
+    return Cluster("Ethernet", evidence) if wired else Cluster("unknown")
 
 
 def _cloud(maker: Maker) -> tuple[str | None, tuple[str, ...]]:

@@ -18,11 +18,11 @@ def compare(ctx: RankContext, model: Any, done: Pass) -> tuple[int, list[str], t
     """
     peer, names = 0, _apart(ctx, model, done, 0)
     off = _said(ctx, "apart from the first rank", names)
-    if 2 * sum(1 for one in off if one) > ctx.world_size:
-        peer = next(place for place, one in enumerate(off) if one)
+    if 2 * sum(1 for names_of_rank in off if names_of_rank) > ctx.world_size:
+        peer = next(place for place, names_of_rank in enumerate(off) if names_of_rank)
         names = _apart(ctx, model, done, peer)
         off = _said(ctx, "apart from another rank", names)
-    concerned = {name for one in off for name in one}
+    concerned = {name for names_of_rank in off for name in names_of_rank}
     return ctx.ranks[peer], names, tuple(_hooks(model, concerned))
 
 
@@ -40,19 +40,19 @@ def _apart(ctx: RankContext, model: Any, done: Pass, peer: int) -> list[str]:
     with ctx.step("broadcast", f"gradients of rank {ctx.ranks[peer]}, {len(mine)} elements"):
         shared = mine.to(ctx.device)
         dist.broadcast(shared, dist.get_global_rank(ctx.group, peer), group=ctx.group)
-    theirs = torch.split(shared.cpu(), [len(one) for one in done.gradients])
+    theirs = torch.split(shared.cpu(), [len(gradient) for gradient in done.gradients])
     pairs = list(zip(done.gradients, theirs, strict=True))
     least = _least(pairs)
     return [
         name
-        for (name, _), (own, other) in zip(trainable(model), pairs, strict=True)
-        if len(own) and _differ(own, other, least)
+        for (name, _), (own, peer_gradient) in zip(trainable(model), pairs, strict=True)
+        if len(own) and _differ(own, peer_gradient, least)
     ]
 
 
 def _least(pairs: list[tuple[Any, Any]]) -> float:
     """The difference that other hardware explains; none where half of the gradients are equal bit for bit."""
-    if 2 * sum(1 for own, other in pairs if bool((own == other).all())) >= len(pairs):
+    if 2 * sum(1 for own, peer_gradient in pairs if bool((own == peer_gradient).all())) >= len(pairs):
         return 0.0
     return gradient_tolerance.ROUNDING_ALONE * max(_largest(*pair) for pair in pairs)
 
@@ -63,7 +63,7 @@ def _differ(own: Any, other: Any, least: float) -> bool:
 
 
 def _largest(own: Any, other: Any) -> float:
-    return max((float(one.abs().max()) for one in (own, other) if len(one)), default=0.0)
+    return max((float(gradient.abs().max()) for gradient in (own, other) if len(gradient)), default=0.0)
 
 
 def _hooks(model: Any, names: set[str]) -> Iterator[Hook]:

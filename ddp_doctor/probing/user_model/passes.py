@@ -43,7 +43,7 @@ class Pass:
 
 def trainable(model: Any) -> list[tuple[str, Any]]:
     """The parameters that DDP synchronises, in its order."""
-    return [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 def run(model: Any, batch: Batch, value: int = SEED) -> Pass:
@@ -55,7 +55,7 @@ def run(model: Any, batch: Batch, value: int = SEED) -> Pass:
     with as_wrapped(model) as named:
         with noting(model, done.noted):
             loss, done.trouble = attempt("forward", lambda: loss_of(model(*batch.args, **batch.kwargs)))
-        done.frozen = [name for name, one in named if not one.requires_grad]
+        done.frozen = [name for name, parameter in named if not parameter.requires_grad]
         if loss is not None:
             _, done.trouble = attempt("backward", loss.backward)
             done.loss = finite(loss)
@@ -68,8 +68,12 @@ def run(model: Any, batch: Batch, value: int = SEED) -> Pass:
 
 def _unknown(model: Any, named: Sequence[tuple[str, Any]]) -> list[str]:
     """Parameters with a gradient that DDP would not have found when it wrapped the model."""
-    known = {id(one) for _, one in named}
-    return [name for name, one in model.named_parameters() if one.grad is not None and id(one) not in known]
+    known = {id(parameter) for _, parameter in named}
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None and id(parameter) not in known
+    ]
 
 
 @contextmanager
@@ -78,7 +82,7 @@ def as_wrapped(model: Any) -> Iterator[list[tuple[str, Any]]]:
 
     DDP asks for ``requires_grad`` once. It is given back, so that every forward finds what the first one found.
     """
-    found = [(one, one.requires_grad) for one in model.parameters()]
+    found = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
         yield trainable(model)
     finally:
@@ -91,9 +95,9 @@ def take_gradients(named: Sequence[tuple[str, Any]], done: Pass) -> None:
     """Note which parameters got a gradient, and samples of it."""
     kept = max(_ELEMENTS_KEPT // max(len(named), 1), _LEAST_KEPT)
     done.names = [name for name, _ in named]
-    done.used = [one.grad is not None for _, one in named]
-    done.not_finite = [name for name, one in named if not _is_finite(one.grad)]
-    done.gradients = [sample(one.grad, one, kept) for _, one in named]
+    done.used = [parameter.grad is not None for _, parameter in named]
+    done.not_finite = [name for name, parameter in named if not _is_finite(parameter.grad)]
+    done.gradients = [sample(parameter.grad, parameter, kept) for _, parameter in named]
 
 
 def clear(model: Any) -> None:

@@ -110,15 +110,15 @@ class Look:
         is_misuse = trouble is not None and (trouble.misuse or trouble.out_of_memory)
         own = (_MISUSED if is_misuse else _RAISED) if trouble is not None else ""
         with self.ctx.step("compare_outcomes", name):
-            said = self.ctx.exchange(f"outcome of {name}", own)
-        if not any(said):
+            answers = self.ctx.exchange(f"outcome of {name}", own)
+        if not any(answers):
             return
         if trouble is not None and trouble.out_of_memory:
             raise Failed(f"the part of the GPU's memory that the doctor takes is too small for the {phase}")
         if trouble is not None and trouble.misuse:
             raise Failed(trouble.message)
-        if _RAISED not in said:
-            where = next(self.ctx.ranks[place] for place, word in enumerate(said) if word)
+        if _RAISED not in answers:
+            where = next(self.ctx.ranks[place] for place, word in enumerate(answers) if word)
             raise Skip(f"rank {where} could not use what --model names")
         self.seen["trouble"] = trouble
         self._stop(phase)
@@ -126,8 +126,8 @@ class Look:
     def _compare_names(self) -> None:
         """Each node names its own model; a head cannot name it for the others."""
         with self.ctx.step("compare_names"):
-            said = self.ctx.exchange("name", self.ctx.model)
-        if len(set(said)) > 1:
+            answers = self.ctx.exchange("name", self.ctx.model)
+        if len(set(answers)) > 1:
             self._stop("names")
 
     def _require_time(self) -> None:
@@ -136,9 +136,9 @@ class Look:
             self._took_s
         )  # a first one may compile, and once more in DDP
         with self.ctx.step("compare_times"):
-            said = self.ctx.exchange("times", json.dumps([needs, self.ctx.remaining()]))
-        needed = max(json.loads(text)[0] for text in said)
-        left = min(json.loads(text)[1] for text in said)
+            answers = self.ctx.exchange("times", json.dumps([needs, self.ctx.remaining()]))
+        needed = max(json.loads(text)[0] for text in answers)
+        left = min(json.loads(text)[1] for text in answers)
         if needed > left:
             self._stop("time")
 
@@ -162,12 +162,12 @@ class Look:
         from torch.nn.parameter import is_lazy
 
         named = passes.trainable(model)
-        sized = [one for _, one in named if not is_lazy(one)]
+        sized = [parameter for _, parameter in named if not is_lazy(parameter)]
         self.seen.update(
             parameters=sum(1 for _ in model.parameters()),
             trainable=len(named),
-            elements=sum(one.numel() for one in sized),
-            gradient_bytes=sum(one.numel() * one.element_size() for one in sized),
+            elements=sum(parameter.numel() for parameter in sized),
+            gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in sized),
             has_batch=loaded.make_batch is not None,
             options=tuple(f"{name}={value!r}"[:80] for name, value in loaded.options.items()),
             finds_unused=bool(loaded.options.get("find_unused_parameters")),
@@ -177,25 +177,25 @@ class Look:
         self.seen["moved"] = self._attempt("move", lambda: move(model, self.ctx.device))
         off = off_device(model, self.ctx.device)
         self.seen["misplaced"] = off[:MOST_NAMES]
-        self._stop_if("placement", any(one.kind != "attribute" for one in off))
+        self._stop_if("placement", any(misplaced.kind != "attribute" for misplaced in off))
 
     def _stop_if(self, phase: str, met: bool, name: str = "") -> None:
         with self.ctx.step("compare_outcomes", name or phase):
-            said = self.ctx.exchange(f"outcome of {name or phase}", "off" if met else "")
-        if any(said):
+            answers = self.ctx.exchange(f"outcome of {name or phase}", "off" if met else "")
+        if any(answers):
             self._stop(phase)
 
     def _compare_manifests(self, model: Any) -> None:
         by_rank = module_manifest.of_all_ranks(self.ctx, module_manifest.read(model))
         self.seen["manifest"] = manifests.kept(self.ctx.rank, by_rank)
-        if len({one.digest for one in map(_kept, by_rank.values())}) > 1:
+        if len({outcome.digest for outcome in map(_kept, by_rank.values())}) > 1:
             self._stop("manifest")
 
     def _refuse_lazy(self, model: Any, loaded: Loaded) -> None:
         """Parameters without a size yet: DDP refuses them, and the pass of a rank alone would give them one."""
         from torch.nn.parameter import is_lazy
 
-        if any(is_lazy(one) for one in model.parameters()):  # on all ranks: their manifests agree
+        if any(is_lazy(parameter) for parameter in model.parameters()):  # on all ranks: their manifests agree
             self._attempt("wrap", lambda: steps.wrap(self.ctx, model, loaded.options), "wrap of lazy modules")
 
     def _require_gpu(self, model: Any) -> None:
@@ -204,7 +204,9 @@ class Look:
 
         if self.ctx.device != "cpu":
             return
-        first = next((name for name, one in model.named_modules() if isinstance(one, SyncBatchNorm)), None)
+        first = next(
+            (name for name, module in model.named_modules() if isinstance(module, SyncBatchNorm)), None
+        )
         why = f"{self.ctx.model} has SyncBatchNorm ({first}), which works on GPUs only, and these ranks are on the CPU"
         trouble = Trouble(phase="forward", misuse=True, message=why) if first is not None else None
         self._settle("forward", trouble, "sync_batch_norm")
@@ -291,7 +293,7 @@ class Look:
             found.elements = compared.elements
         self.seen.update(
             off=tuple(found.off[:MOST_NAMES]),
-            off_count=len({one.parameter for one in found.off}),
+            off_count=len({difference.parameter for difference in found.off}),
             compared_elements=found.elements,
         )
         steps.descend(model)
@@ -320,9 +322,9 @@ class Look:
         steps.restore_buffers(model, saved)
         done = passes.run(model, common)
         with ctx.step("compare_losses"):
-            said = ctx.exchange("loss", "" if done.loss is None else done.loss.hex())
+            answers = ctx.exchange("loss", "" if done.loss is None else done.loss.hex())
             failed = any(ctx.exchange("failed", "" if done.trouble is None else "failed"))
-        first = float.fromhex(said[0]) if said[0] else None
+        first = float.fromhex(answers[0]) if answers[0] else None
         self.seen.update(same_batch_loss=done.loss, same_batch_loss_of_first=first)
         if not failed and spread <= gradient_tolerance.REPEATED:
             peer, apart, hooks = compare_gradients.compare(ctx, model, done)
