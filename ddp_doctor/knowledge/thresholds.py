@@ -105,7 +105,7 @@ CLOCK_ERROR_S = 0.2
 #: Clocks kept by NTP agree within milliseconds; a second is worth knowing where logs are compared.
 CLOCKS_APART_S = 1.0
 
-#: Nobody's NTP is so far off: no client runs. Kerberos allows 300 s, make and NFS notice far less (judgement).
+#: NTP is never so far off: no client runs. Kerberos allows 300 s, make and NFS notice far less (judgement).
 CLOCKS_FAR_APART_S = 5.0
 
 #: Samples on each rank below which BatchNorm loses accuracy. The error of ResNet-50 on ImageNet with BatchNorm, in

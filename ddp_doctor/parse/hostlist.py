@@ -45,7 +45,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def expand_open_mpi(text: str) -> tuple[str, ...]:
-    """The hosts of Open MPI's daemons, that of mpirun first. Raises ValueError."""
+    """The hosts of Open MPI's daemons, mpirun's host first. Raises ValueError."""
 
     def padded(found: re.Match[str]) -> str:
         digits, colon, ranges = found[1].partition(":")

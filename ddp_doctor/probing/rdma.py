@@ -12,7 +12,7 @@ r"""Reads RDMA devices from /sys/class/infiniband; no library and no privilege i
     /sys/class/net/bond0/bonding/slaves                       ens1f0np0 ens1f1np1
     /sys/class/net/ens1f1np1/bonding_slave/mii_status         down
 
-Nothing is raised: what cannot be read is not told. Only active ports are read in full, and of a table of
+Nothing is raised: what cannot be read stays unknown. Only active ports are read in full, and of a table of
 addresses only what comes before a row of empty entries, so that 64 virtual functions cost little.
 Source of the formats: the kernel's drivers/infiniband/core/sysfs.c.
 """
@@ -154,13 +154,13 @@ def _gids(ctx: Context, at: str, *, roce: bool) -> tuple[Gid, ...]:
 
 
 def _gid(ctx: Context, at: str, index: int, address: str) -> Gid:
-    hidden, told = False, ""
+    hidden, gid_type = False, ""
     try:
-        told = ctx.read(f"{at}/gid_attrs/types/{index}").strip()
+        gid_type = ctx.read(f"{at}/gid_attrs/types/{index}").strip()
     except OSError as error:
         hidden = error.errno == errno.EINVAL
     netdev = first_line(ctx, f"{at}/gid_attrs/ndevs/{index}")
-    return Gid(index=index, address=address, roce=_ROCE.get(told), netdev=netdev or None, hidden=hidden)
+    return Gid(index=index, address=address, roce=_ROCE.get(gid_type), netdev=netdev or None, hidden=hidden)
 
 
 def _counters(ctx: Context, at: str) -> dict[str, int]:

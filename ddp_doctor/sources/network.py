@@ -71,4 +71,4 @@ def _resolve(name: str, answers: "SimpleQueue[tuple[str, ...] | OSError]") -> No
     except OSError as error:
         answers.put(error)
     else:
-        answers.put(tuple(dict.fromkeys(str(one[4][0]) for one in found)))
+        answers.put(tuple(dict.fromkeys(str(info[4][0]) for info in found)))

@@ -279,7 +279,7 @@ class _Stream:
         return left_s
 
     def header(self) -> tuple[bytes, int]:
-        """Kind and length of the next message. Raises OSError (EPROTO) for what nobody of ours sends."""
+        """Kind and length of the next message. Raises OSError (EPROTO) for what no agent of ours sends."""
         kind, length = _HEADER.unpack(self.content(_HEADER.size))
         if length > _LONGEST.get(kind, -1):
             raise _foreign(f"a message of kind {kind!r} and {length} bytes")

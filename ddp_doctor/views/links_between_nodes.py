@@ -12,7 +12,7 @@ from ddp_doctor.views.transports import first_trial, log_of, numbers_of_gpus, te
 
 @dataclass(frozen=True)
 class Crossing:
-    """One connection that a rank of ``node`` has with one of another node, as it says itself."""
+    """One connection that a rank of ``node`` has with one of another node, as its own log says."""
 
     node: int
     other: int
@@ -38,7 +38,7 @@ def crossings(recording: Recording, node: int) -> Iterator[Crossing]:
 
 
 def nodes_that_say(recording: Recording, pattern: re.Pattern[str]) -> list[int]:
-    """The nodes whose log holds the pattern; told without reading the logs, for thousands of nodes."""
+    """The nodes whose log holds the pattern; found without parsing the logs, for thousands of nodes."""
     return [node for node, text in texts(recording).items() if pattern.search(text)]
 
 

@@ -1,8 +1,8 @@
-"""Who is to blame when nodes fall silent: a pure function of what each observer still heard.
+"""Which nodes are to blame when nodes fall silent: a pure function of what each observer still heard.
 
-The beats over the control store say only that two ends do not hear each other. A node is named alone on
-evidence from that node (its kernel answers, its own link is down), on that of two independent observers, or
-where it is cut off from all others; where one end is silent to the other and no more is known, the pair is.
+Missing heartbeats over the control store show only that two ends do not hear each other. A node alone is named on
+evidence from that node (its kernel answers, its own link is down), on evidence from two independent observers, or
+where it is cut off from all other nodes. Where one end is silent to the other and no more is known, the pair is named.
 A report of another node that reached the recording shows that the two still hear each other.
 """
 
@@ -48,7 +48,7 @@ class Cause:
 
     @property
     def observers(self) -> tuple[int, ...]:
-        """Who does not hear the silent nodes."""
+        """The nodes that do not hear the silent nodes."""
         return _observers(
             silence for silence in self.seen if silence.fact.answer != "answers" or silence.fact.heartbeat
         )
@@ -112,12 +112,12 @@ def _causes(recording: Recording) -> list[Cause]:
     of_node: dict[int, list[FactAt[SilenceFact]]] = {}
     for silence in seen:
         of_node.setdefault(silence.fact.node, []).append(silence)
-    each = [_cause_of(recording, node, of) for node, of in of_node.items()]
+    each = [_cause_of(recording, node, silences) for node, silences in of_node.items()]
     return _merged(_outvoted([cause for cause in each if cause is not None]))
 
 
 def _blocked_before(recording: Recording) -> set[tuple[int, int]]:
-    """(node, peer) whose direct line did not work when all had just met: its silence now is no news."""
+    """(node, peer) whose direct line did not work at the start either: its silence now says nothing new."""
     return {
         (node.node, peer.node)
         for node in recording.facts(ConnectivityFact)
@@ -133,12 +133,12 @@ def _as_news(seen: FactAt[SilenceFact], blocked: set[tuple[int, int]]) -> FactAt
 
 
 def _counts(fact: SilenceFact) -> bool:
-    """Who only told how long it has not heard the head may have heard it just before."""
+    """An observer that only reports how long it has not heard the head may have heard it just before."""
     return fact.answer != "not_asked" or fact.silent_s >= _HEARD_TOO_LONG_AGO_S
 
 
 def _lone_observer(recording: Recording, seen: Sequence[FactAt[SilenceFact]]) -> Cause | None:
-    """The only observer, where nothing reaches it any more: by its own link, or from all of several others."""
+    """The cause where the only observer has lost its own link, or no longer reaches several other nodes."""
     observers = _observers(seen)
     if len(observers) != 1 or any(silence.fact.answer not in (*_NO_ANSWER, "not_asked") for silence in seen):
         return None
@@ -153,14 +153,14 @@ def _lone_observer(recording: Recording, seen: Sequence[FactAt[SilenceFact]]) ->
 
 @dataclass(frozen=True)
 class _Views:
-    """Who sees what of one silent node, by what its host answered."""
+    """The observers of one silent node, by what its host answered them."""
 
     hearing: tuple[int, ...]
     frozen: tuple[int, ...]
     gone: tuple[int, ...]
-    deaf: tuple[int, ...]  # without those whose own link is down
-    excused: tuple[int, ...]  # … and those
-    beatless: tuple[int, ...]  # who did not dial it, or could not before
+    deaf: tuple[int, ...]  # without observers whose own link is down
+    excused: tuple[int, ...]  # observers whose own link is down
+    beatless: tuple[int, ...]  # observers that did not dial it, or could not even before
 
 
 def _views(recording: Recording, seen: Sequence[FactAt[SilenceFact]]) -> _Views:
@@ -180,11 +180,11 @@ def _views(recording: Recording, seen: Sequence[FactAt[SilenceFact]]) -> _Views:
 
 
 def _cause_of(recording: Recording, node: int, seen: Sequence[FactAt[SilenceFact]]) -> Cause | None:
-    """Why one node is silent to these observers; None where that is no news of it."""
+    """Why one node is silent to these observers; None where the node is not the cause."""
     views = _views(recording, seen)
     missed = _observers(silence for silence in seen if silence.fact.heartbeat)
     if not missed and not views.deaf:
-        return None  # asked on the way only: it ended with what it saw, once the head was lost
+        return None  # it was only asked along the way: it ended because the head was lost
     whole = Cause("dark", (node,), (node,), seen=tuple(seen))
     if not views.hearing:
         return _of_unheard(whole, views)
@@ -213,32 +213,32 @@ def _pairs(whole: Cause, how: How, observers: Sequence[int]) -> Cause:
 
 
 def _outvoted(each: Sequence[Cause]) -> list[Cause]:
-    """Dark nodes that are not fewer than those who miss them may be the other half of a split network."""
+    """Dark nodes may be the other half of a split network, unless they are fewer than the nodes that miss them."""
     unheard = [cause for cause in each if cause.how in ("dark", "one-sided")]
     silent = {node for cause in unheard for node in cause.silent}
     observers = {observer for cause in unheard for observer in cause.observers}
     if len(silent) < len(observers):
         return list(each)
-    return [_pairs(one, "one-sided", one.observers) if one.how == "dark" else one for one in each]
+    return [_pairs(cause, "one-sided", cause.observers) if cause.how == "dark" else cause for cause in each]
 
 
 def _merged(each: Sequence[Cause]) -> list[Cause]:
     """One cause for all nodes that fell silent in the same way; a lost link belongs to its own node."""
     merged: dict[object, Cause] = {}
-    for one in each:
-        key = (one.how, one.blamed if one.how == "link-down" else ())
-        before = merged.get(key)
-        merged[key] = one if before is None else _both(before, one)
+    for cause in each:
+        key = (cause.how, cause.blamed if cause.how == "link-down" else ())
+        earlier = merged.get(key)
+        merged[key] = cause if earlier is None else _both(earlier, cause)
     return list(merged.values())
 
 
-def _both(one: Cause, other: Cause) -> Cause:
+def _both(first: Cause, second: Cause) -> Cause:
     return Cause(
-        one.how,
-        silent=(*one.silent, *other.silent),
-        blamed=tuple(dict.fromkeys((*one.blamed, *other.blamed))),
-        pairs=(*one.pairs, *other.pairs),
-        seen=(*one.seen, *other.seen),
+        first.how,
+        silent=(*first.silent, *second.silent),
+        blamed=tuple(dict.fromkeys((*first.blamed, *second.blamed))),
+        pairs=(*first.pairs, *second.pairs),
+        seen=(*first.seen, *second.seen),
     )
 
 

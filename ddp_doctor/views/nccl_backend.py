@@ -20,14 +20,14 @@ SWITCH = "TORCH_DIST_USE_NCCL2"
 def nccl_backends(recording: Recording) -> Mapping[int, str]:
     """By node: "nccl2", "nccl-legacy" or "nccl", or another name that a rank recorded.
 
-    The ranks' own word counts first. Where none came so far, torch's list of backends and its switch tell. A node is
-    left out of which neither is known.
+    What the ranks recorded counts first. Without ranks, torch's list of backends and its switch decide. A node is
+    left out where neither is known.
     """
     return recording.once("NCCL backend of each node", lambda: _nccl_backends(recording))
 
 
 def backend_of_ranks(recording: Recording) -> str | None:
-    """The class behind the backend as the ranks recorded it, all of them where they differ; None without a word."""
+    """The class behind the backend that the ranks recorded, all where they differ; None where no rank recorded one."""
     ranks = recording.facts(ProcessGroupFact)
     return ", ".join(sorted({rank.fact.backend_impl for rank in ranks if rank.fact.backend_impl})) or None
 

@@ -18,7 +18,7 @@ class ToNetwork:
     """One GPU and the NICs nearest to it, by the names of their devices.
 
     Where they are far and another GPU, joined by NVLink, has one near, NCCL goes by way of that GPU (PXN,
-    src/graph/paths.cc, since 2.12): then ``code`` is "PXN", and NICs and rate are the other GPU's.
+    src/graph/nccl_paths.cc, since 2.12): then ``code`` is "PXN", and NICs and rate are the other GPU's.
     """
 
     gpu: str
@@ -41,7 +41,7 @@ def to_network(recording: Recording, place: Place) -> Iterator[ToNetwork]:
         near = {name: code for name, code in known.items() if rdma is None or name in ports}
         if near:
             code = min(near.values(), key=lambda code: link_code(code).distance)
-            nics = tuple(name for name, its in near.items() if its == code)
+            nics = tuple(name for name, code_of_nic in near.items() if code_of_nic == code)
             model = place.gpus[gpu].name if gpu in place.gpus else None
             speed = ports[nics[0]].rate_gbit_per_s if nics[0] in ports else None
             rate = link_rates.slowest((place.slot(gpu), speed / 8 if speed else None))

@@ -55,7 +55,9 @@ def meeting(recording: Recording, nodes: Sequence[int]) -> Reproducer | None:
     world = recording.world
     if world is None or world.backend != "nccl":
         return None
-    ranks = next((tuple(of) for of in map(world.ranks_of, nodes) if len(of) > 1), None)
+    ranks = next(
+        (tuple(ranks_of_node) for ranks_of_node in map(world.ranks_of, nodes) if len(ranks_of_node) > 1), None
+    )
     return Reproducer(kind="meet", ranks=ranks) if ranks else None
 
 

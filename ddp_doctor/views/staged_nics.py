@@ -39,7 +39,7 @@ def staged(recording: Recording) -> list[Staged]:
 
 def _staged(recording: Recording) -> Iterator[Staged]:
     known = {place.seen.node: place for place in places(recording)}
-    kernels = {seen.node: seen.fact for seen in recording.facts(KernelFact)}
+    kernels = {node.node: node.fact for node in recording.facts(KernelFact)}
     for node in nodes_that_say(recording, _STAGED):
         place, kernel = known.get(node), kernels.get(node)
         if place is None or (kernel is not None and kernel.gpudirect_rdma()[0] is False):

@@ -164,7 +164,7 @@ class _Look:
         layout: dict[str, int] | None = None
         for index, (name, parameter) in enumerate(model.module.named_parameters()):
             place = gradient_code.Place(name, index, parameter.numel(), ctx.group_rank, ctx.ranks)
-            owed = gradient_shares.Owed(place, shares(step, index, ctx.world_size), self._relative)
+            owed = gradient_shares.Expectation(place, shares(step, index, ctx.world_size), self._relative)
             grad = None if parameter.grad is None else parameter.grad.detach().reshape(-1)
             one = gradient_shares.compare(owed, grad, identical=None)
             self._sums.append(None if grad is None else int(gradient_code.checksum(grad)))

@@ -31,14 +31,14 @@ from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
-from ddp_doctor.probing.user_model.probe import Look
+from ddp_doctor.probing.user_model.probe import ModelProbe
 
 __all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: RankContext) -> UserModel:
     """Build the user's model on this rank and take it through DDP with the others."""
-    return Look(ctx).run()
+    return ModelProbe(ctx).run()
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:

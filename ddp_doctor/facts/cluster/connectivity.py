@@ -6,7 +6,7 @@ from ddp_doctor.knowledge.network.path_quality import BURST_BYTES
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
 
-#: ``denied``: by the dialling host itself. ``mute``: connected, and nobody ever answered. ``foreign``: another
+#: ``denied``: by the dialling host itself. ``mute``: connected, and no answer ever came. ``foreign``: another
 #: program answered. ``broken``: answered, and then no more. ``burst_lost``: small messages arrive, larger ones
 #: never do. ``failed``: anything else, mostly of the dialling host, see ``error``.
 Outcome = Literal[
@@ -47,7 +47,7 @@ class OtherConnectivity(Frozen):
 
 
 class PeerConnectivity(Frozen):
-    """One peer as it was dialled from here; None is "did not come so far", or not told by the kernel."""
+    """One peer as it was dialled from here; None is "did not get that far", or not known to the kernel."""
 
     node: int
     hostname: str = ""

@@ -25,7 +25,7 @@ class Settings(Frozen):
 class RankSettings(Fact):
     """What the ranks of one node were started with, where a launcher started the doctor once per rank.
 
-    The agent's own rank is one of them; of the others those that told in time. Rank N's are ``ranks[N]``,
+    The agent's own rank is one of them; of the other ranks those that reported in time. Rank N's are ``ranks[N]``,
     by the launcher's local rank.
     """
 

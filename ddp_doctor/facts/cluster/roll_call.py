@@ -8,7 +8,7 @@ from ddp_doctor.model.fact import Fact
 Outcome = Literal[
     "met",
     "unresolved",  # the endpoint's name has no address here
-    "refused",  # the host answered that nobody listens
+    "refused",  # the host answered that no process listens
     "timed_out",  # packets got no answer at all
     "unreachable",  # this host has no way there: no route, no neighbour, no such address family
     "held",  # on the endpoint's own host: another program listens on the port
@@ -17,7 +17,7 @@ Outcome = Literal[
     "other_job",  # the head that answered is of another launch
     "misplaced",  # node rank 0 was given to a host that is not the endpoint
     "duplicate",  # two nodes claim one node rank
-    "disagree",  # the nodes were told different numbers of nodes
+    "disagree",  # the nodes were started with different numbers of nodes
     "missing",  # the time was up before all nodes had reported in
     "too_many",  # all nodes were here already
 ]
@@ -38,8 +38,8 @@ class Present(Frozen):
 
     hostname: str
     claimed_rank: int | None = None  # None: given no node rank
-    nnodes: int = 0  # how many nodes it was told to expect
-    job: str = ""  # "SLURM job 4711", "torchrun's run train", where its launcher told
+    nnodes: int = 0  # how many nodes it expects
+    job: str = ""  # "SLURM job 4711", "torchrun's run train", where its launcher names it
 
 
 class NotStarted(Frozen):
@@ -69,7 +69,7 @@ class RollCallFact(Fact):
     hostname: str = ""
     job: str = ""  # of this node, as in Present
     present: tuple[Present, ...] = ()  # on the head: all who reported in, itself first
-    missing: tuple[int, ...] = ()  # on the head: node ranks that nobody had claimed when the time was up
+    missing: tuple[int, ...] = ()  # on the head: node ranks that no agent had claimed at the deadline
     not_started: tuple[NotStarted, ...] = ()
     unreadable: tuple[
         str, ...

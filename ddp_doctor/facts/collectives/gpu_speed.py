@@ -18,7 +18,7 @@ class Rate(Frozen):
 
 
 class GpuLoad(Frozen):
-    """The GPU at work, by the driver; None where it says nothing. ``reason``: why there are no looks."""
+    """The GPU at work, by the driver; None where it says nothing. ``reason``: why there are no samples."""
 
     looks: int = 0  # during the matrix products
     reason: str | None = None
@@ -26,7 +26,7 @@ class GpuLoad(Frozen):
     confidential: bool | None = None
     sm_clock_mhz: int | None = None  # median during the matrix products
     sm_clock_max_mhz: int | None = None
-    clock_events: dict[str, float] = Field(default_factory=dict)  # share of those looks with each in force
+    clock_events: dict[str, float] = Field(default_factory=dict)  # share of those samples with each in force
     temperature_c: int | None = None  # highest
     power_w: float | None = None  # highest
     power_limit_w: float | None = None

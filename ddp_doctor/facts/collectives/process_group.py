@@ -30,7 +30,7 @@ class ProcessGroupFact(Fact):
 class TorchImport(Fact):
     """The import of torch, once per node. ``error`` is a traceback, ``stuck_at`` a Python stack.
 
-    ``moving``: it still computed at its deadline, so it is slow, and nobody knows whether it would have ended.
+    ``moving``: it still computed at its deadline, so it is slow, and whether it would have ended is not known.
     """
 
     KIND: ClassVar[str] = "torch-import/1"

@@ -9,7 +9,7 @@ from ddp_doctor.model.fact import Fact
 class OffState(Frozen):
     """The worst element of a parameter or buffer that is not what it must be.
 
-    ``from_rank`` is the original rank whose value it holds, None where it is nobody's; ``got`` is None
+    ``from_rank`` is the original rank whose value it holds, None where it is no rank's; ``got`` is None
     where it is not a finite number.
     """
 

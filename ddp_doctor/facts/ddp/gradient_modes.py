@@ -20,7 +20,7 @@ class Mode(Frozen):
 
     ``error`` is what DDP raised here and ``not_looked`` why the mode could not be tested, ``refused`` that torch
     itself has ruled it out for these ranks, so that no job can use it. ``unused`` are the
-    parameters that the rank's branch leaves out, where ranks leave out different ones and DDP was not told
+    parameters that the rank's branch leaves out, where ranks leave out different ones and DDP did not know
     to expect it: the backward, which would hang, was then not dared. ``not_views`` are the gradients that
     are no part of their bucket where they must be.
     """

@@ -60,7 +60,7 @@ class SettingText(Fact):
         for written in reversed(self.written):
             later = found.get(written.name, ())
             if written.void is None and not any(
-                written.path[: len(each.path)] == each.path for each in later
+                written.path[: len(earlier.path)] == earlier.path for earlier in later
             ):
                 found[written.name] = (*later, written)
         return found

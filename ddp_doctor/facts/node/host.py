@@ -8,7 +8,7 @@ from ddp_doctor.model.fact import Fact
 
 
 class Host(Fact):
-    """The limits of one node for a process of the job; None is "not told", for limits "none"."""
+    """The limits of one node for a process of the job; None is "not known", for limits "no limit"."""
 
     KIND: ClassVar[str] = "host/1"
 

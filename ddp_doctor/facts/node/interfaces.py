@@ -17,10 +17,12 @@ class InterfacesFact(Fact):
     interfaces: tuple[Interface, ...] = ()
     hostname: str = ""
     hostname_addresses: tuple[str, ...] = ()  # of its own name, in the resolver's order
-    hostname_error: str | None = None  # why there are none
+    hostname_error: str | None = None  # why none is known
     gloo: Choice
-    nccl: Choice  # foretold
+    nccl: Choice  # predicted from NCCL's rules
     libnccl: Choice | None = None  # what the library itself chose
-    settings: dict[str, str] = Field(default_factory=dict)  # what chooses, where it is set
+    settings: dict[str, str] = Field(
+        default_factory=dict
+    )  # the variables that choose an interface, where set
     port_range: tuple[int, int] | None = None  # ip_local_port_range: the ports the backends listen on
     host_id: str | None = None  # of the booted kernel and the network namespace: of one set of interfaces

@@ -39,7 +39,7 @@ class KernelEvent(Frozen):
 
 
 class KernelFact(Fact):
-    """What the kernel of one node says; None is "not told"."""
+    """What the kernel of one node says; None is "not known"."""
 
     KIND: ClassVar[str] = "kernel/1"
 
@@ -68,11 +68,11 @@ class KernelFact(Fact):
         return max(self.uptime_s - event.last_at_s, 0.0)
 
     def dma_buf(self) -> tuple[bool | None, str]:
-        """Whether GPU memory can be handed to a NIC as a dma-buf, and why; None where it cannot be told."""
+        """Whether GPU memory can be handed to a NIC as a dma-buf, and why; None where it is not known."""
         return gpudirect.dma_buf(self.release, self.driver_version, open_modules=self.driver_is_open)
 
     def gpudirect_rdma(self) -> tuple[bool | None, str]:
-        """Whether a NIC can reach GPU memory here, and why; None where it cannot be told."""
+        """Whether a NIC can reach GPU memory here, and why; None where it is not known."""
         if self.peermem is not None:
             return True, f"{self.peermem} is loaded"
         possible, why = self.dma_buf()

@@ -8,7 +8,7 @@ from ddp_doctor.knowledge.network.nccl_plugins import PluginKind
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
 
-#: Why NCCL reads a file: told to, in the user's folder, in $HOME where that is another than the passwd entry's,
+#: Why NCCL reads a file: configured, in the user's folder, in $HOME where that is another than the passwd entry's,
 #: in that entry's, or in /etc.
 Reason = Literal["named", "user", "home", "passwd", "system"]
 
@@ -31,15 +31,15 @@ class ConfFile(Frozen):
 
 
 class Plugin(Frozen):
-    """One plug-in that is named, or that lies where NCCL looks."""
+    """One plug-in that is named, or that lies where NCCL searches."""
 
     kind: PluginKind
     asked: str  # as it is named, or the default's file name
     setting: str | None = None  # the variable that names it; None: NCCL's own default
     path: str | None = None  # the file that would be loaded
     brought_by: str | None = None  # LD_LIBRARY_PATH=FOLDER, LD_PRELOAD=FILE; None: the linker's own places
-    missing: tuple[str, ...] = ()  # libraries that it needs and that nobody has
-    elsewhere: tuple[str, ...] = ()  # folders that hold it, where the linker does not look
+    missing: tuple[str, ...] = ()  # libraries that it needs and that are nowhere
+    elsewhere: tuple[str, ...] = ()  # folders that hold it, that the linker does not search
     unclear: bool = False  # named by a path relative to the folder that the job starts in
 
     @property

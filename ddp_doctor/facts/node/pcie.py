@@ -94,9 +94,9 @@ class PcieFact(Fact):
         )
 
 
-def _shared(one: tuple[str, ...], two: tuple[str, ...]) -> int:
+def _shared(first: tuple[str, ...], second: tuple[str, ...]) -> int:
     """How many bridges two paths have in common, from the root port on."""
     return next(
-        (at for at, (left, right) in enumerate(zip(one, two, strict=False)) if left != right),
-        min(len(one), len(two)),
+        (at for at, (left, right) in enumerate(zip(first, second, strict=False)) if left != right),
+        min(len(first), len(second)),
     )

@@ -11,7 +11,7 @@ from ddp_doctor.model.fact import Fact
 
 
 class NetDevice(Frozen):
-    """The network interface over a port; None is "not told"."""
+    """The network interface over a port; None is "not known"."""
 
     name: str
     mtu_bytes: int | None = None
@@ -25,7 +25,7 @@ class NetDevice(Frozen):
 
 
 class Port(Frozen):
-    """One port; None is "not told". Counters are since the driver was loaded, or somebody cleared them."""
+    """One port; None is "not known". Counters count since the driver was loaded, or since they were cleared."""
 
     number: int
     state: str | None = None  # "ACTIVE", "DOWN", "INIT", "ARMED"
@@ -51,7 +51,7 @@ class Port(Frozen):
 
 
 class Hca(Frozen):
-    """One RDMA device; None is "not told", or "not there"."""
+    """One RDMA device; None is "not known", or "not there"."""
 
     name: str
     bus_id: str | None = None  # None for one made by software, as rxe and siw are
@@ -113,7 +113,7 @@ class RdmaFact(Fact):
         ]
 
     def chosen(self) -> list[tuple[Hca, Port]]:
-        """The ports that NCCL takes, in its order, which is that of the PCI addresses."""
+        """The ports that NCCL takes, in its order, that of the PCI addresses."""
         allowed = nccl_hca.matcher(self.settings.get(nccl_hca.HCA))
         taken = [(hca, port) for hca, port in self.candidates() if allowed(hca.name, port.number)]
         taken.sort(key=lambda pair: (pair[0].bus_id is None, pair[0].bus_id or "", pair[1].number))

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
-from ddp_doctor.knowledge.topology import link_codes as codes
+from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.knowledge.topology.link_codes import NUMBERED, link_code
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
@@ -16,7 +16,7 @@ TopologySource = Literal["nvidia-smi", "nvml", "nccl-xml"]
 
 
 class Nvlink(Frozen):
-    """One link of a GPU; None where it was not told."""
+    """One link of a GPU; None where it is not known."""
 
     index: int
     active: bool | None = None
@@ -65,7 +65,7 @@ class PciDevice(Frozen):
     """One device and the bridges above it, from the root port down; ``root`` is its host bridge.
 
     ``name`` is its name in the matrix ("GPU0", "NIC1"), or the interface's ("eno1"). ``numa_node`` is -1
-    where the firmware does not say, and None where it was not told.
+    where the firmware does not say, and None where it is not known.
     """
 
     bus_id: str
@@ -100,10 +100,10 @@ class TopologyMatrix(Frozen):
 
     def gpu_pairs(self) -> Iterator[tuple[str, str, str]]:
         """Each pair of GPUs and its code; a pair whose two rows disagree is left out."""
-        for index, one in enumerate(self.gpus):
-            for two in self.gpus[index + 1 :]:
-                if self.links[one][two] == self.links[two][one]:
-                    yield one, two, self.links[one][two]
+        for index, first in enumerate(self.gpus):
+            for second in self.gpus[index + 1 :]:
+                if self.links[first][second] == self.links[second][first]:
+                    yield first, second, self.links[first][second]
 
     def hcas(self) -> dict[str, str]:
         """The NIC columns whose device name is known, and that name."""
@@ -134,7 +134,7 @@ class TopologyFact(TopologyMatrix, Fact):
 
     ``cpu_vendor`` is as /proc/cpuinfo says ("AuthenticAMD", "GenuineIntel", "ARM"), None where unknown;
     ``nccl_settings`` are the variables about P2P and HCAs that the job will inherit. What follows them is
-    told by NVML and /sys alone, and empty where the matrix is nvidia-smi's. ``p2p`` holds the words of
+    known from NVML and /sys alone, and empty where the matrix is nvidia-smi's. ``p2p`` holds the words of
     ``nvidia-smi topo -p2p`` by capability ("read", "write", "nvlink", "atomics"), and ``pci_links`` the
     driver's codes of ``topo -mp``, without NVLink.
     """
@@ -153,7 +153,7 @@ class TopologyFact(TopologyMatrix, Fact):
     mig_gpus: tuple[str, ...] = ()  # in MIG mode, which takes NVLink out of use
     near_cpus: dict[str, str] = Field(default_factory=dict)  # all CPUs of a GPU's NUMA node: "0-31,64-95"
     allowed_cpus: str | None = None  # those that the doctor, and so the job, may run on
-    job_gpus: tuple[str, ...] | None = None  # those of the job, where its environment tells
+    job_gpus: tuple[str, ...] | None = None  # those of the job, where its environment names them
 
     def gpu_pairs(self) -> Iterator[tuple[str, str, str]]:
         """Each pair of GPUs and its code; none where NVLink may join any of them."""
@@ -162,20 +162,20 @@ class TopologyFact(TopologyMatrix, Fact):
     def p2p_limit(self, log: NcclTransportFact) -> tuple[str, str]:
         """How far NCCL lets GPUs talk directly here, and what says so."""
         level = log.p2p_level or self.nccl_settings.get("NCCL_P2P_LEVEL")
-        return codes.p2p_limit(len(self.gpus), self.cpu_vendor, level)
+        return link_codes.p2p_limit(len(self.gpus), self.cpu_vendor, level)
 
-    def refuses_p2p(self, one: str, two: str) -> bool:
+    def refuses_p2p(self, first: str, second: str) -> bool:
         """Whether the driver says that one of two GPUs may not read or write the other; NCCL asks it too."""
-        ways = ((one, two), (two, one))
+        ways = ((first, second), (second, first))
         words = {
             self.p2p.get(name, {}).get(a, {}).get(b, "OK") for name in ("read", "write") for a, b in ways
         }
         return words != {"OK"}
 
-    def p2p_status(self, one: str, two: str) -> str | None:
+    def p2p_status(self, first: str, second: str) -> str | None:
         """What NVML says of reading and writing between two GPUs: "OK", else what is against it; None: not asked."""
         tables = [self.p2p.get(capability, {}) for capability in ("read", "write")]
-        words = [table.get(a, {}).get(b) for table in tables for a, b in ((one, two), (two, one))]
+        words = [table.get(a, {}).get(b) for table in tables for a, b in ((first, second), (second, first))]
         if None in words:
             return None
         return next((word for word in words if word != "OK"), "OK")
@@ -207,10 +207,10 @@ class P2pStatusFact(Fact):
 
     def pairs(self) -> Iterator[tuple[str, str, tuple[str, ...]]]:
         """Each pair of GPUs and the words of both directions, one where they agree."""
-        for index, one in enumerate(self.gpus):
-            for two in self.gpus[index + 1 :]:
-                words = (self.statuses[one][two], self.statuses[two][one])
-                yield one, two, tuple(dict.fromkeys(words))
+        for index, first in enumerate(self.gpus):
+            for second in self.gpus[index + 1 :]:
+                words = (self.statuses[first][second], self.statuses[second][first])
+                yield first, second, tuple(dict.fromkeys(words))
 
 
 class RocmTopologyFact(Fact):

@@ -2,7 +2,7 @@
 
 DDP joins gradients to buckets in the order in which backward makes them, and averages a bucket as soon as it
 is full, one after another, while backward goes on. Small buckets begin early and pay the latency often;
-large ones begin late, and what is left when backward ends nobody hides::
+large ones begin late, and nothing hides what is left when backward ends::
 
     backward      |-----g4-----g3-----g2-----g1|
     two buckets                |==g4 g3==|     |==g2 g1==|      exposed: the second
@@ -23,7 +23,7 @@ from ddp_doctor.model.base import Frozen
 MIB = 1 << 20
 DEFAULT_CAP_MIB = 25.0
 FIRST_BUCKET_BYTES = MIB
-#: What is worth trying: halves and doubles of 1 MiB up to a size beyond which nobody gains (judgement).
+#: What is worth trying: halves and doubles of 1 MiB up to a size beyond which nothing is gained (judgement).
 CANDIDATES_MIB = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, DEFAULT_CAP_MIB, 50.0, 100.0, 200.0)
 
 

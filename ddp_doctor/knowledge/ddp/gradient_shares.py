@@ -1,8 +1,8 @@
 """Closed forms of gradients to which ranks contribute differently often, in any floating-point format.
 
 The code is that of knowledge/ddp/gradient_code.py. Where rank ``r`` contributes its code ``s_r`` times (0: its
-branch does not use the parameter; 2: it uses it twice; 7: micro-steps of 1 + 2 + 4 times), DDP owes to
-every rank the sum of all contributions over ``n``, whoever contributed ::
+branch does not use the parameter; 2: it uses it twice; 7: micro-steps of 1 + 2 + 4 times), DDP gives
+every rank the sum of all contributions over ``n``, whichever ranks contributed ::
 
     factor(p, j) * (s_(j mod n) + sum(s) / n)
 """
@@ -15,7 +15,7 @@ from ddp_doctor.knowledge.ddp import gradient_code
 
 #: Half the distance from 1 to the next number of a format: the relative error of one rounding.
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-#: A mean that may be off by more than this through rounding alone tells nothing of a missing rank, whose
+#: A mean that may be off by more than this through rounding alone shows nothing about a missing rank, whose
 #: own elements lose a half.
 MOST_TOLERANCE = 0.25
 #: A mean that rounding alone puts off by more than this is worth knowing of: four roundings of bfloat16.
@@ -23,8 +23,8 @@ NOTABLE_LOSS = 4 * 2.0**-8
 
 
 @dataclass(frozen=True)
-class Owed:
-    """What DDP owes for a parameter on this rank: ``shares`` by group rank, and how exactly."""
+class Expectation:
+    """What DDP should give for a parameter on this rank: ``shares`` by group rank, and the relative tolerance."""
 
     place: gradient_code.Place
     shares: tuple[float, ...]
@@ -45,53 +45,59 @@ def tolerance(ranks: int, kind: str) -> float:
     return (ranks + 2) * ROUNDING[kind] + (ranks + 2) * gradient_code.FLOAT32_ROUNDING
 
 
-def expected(owed: Owed) -> Any:
+def expected(expectation: Expectation) -> Any:
     """The closed form as a flat float64 tensor."""
     import torch
 
-    ranks, index = len(owed.shares), torch.arange(owed.place.elements)
-    own = torch.tensor(owed.shares, dtype=torch.float64)[index % ranks]
-    return gradient_code.factor(owed.place.number, index, ranks) * (own + sum(owed.shares) / ranks)
+    ranks, index = len(expectation.shares), torch.arange(expectation.place.elements)
+    own = torch.tensor(expectation.shares, dtype=torch.float64)[index % ranks]
+    return gradient_code.factor(expectation.place.number, index, ranks) * (
+        own + sum(expectation.shares) / ranks
+    )
 
 
-def compare(owed: Owed, grad: Any, identical: bool | None) -> gradient_code.OffGradient:
+def compare(expectation: Expectation, grad: Any, identical: bool | None) -> gradient_code.OffGradient:
     """A flat gradient (or None) against its closed form, in float64 on the CPU."""
     import torch
 
-    wanted = expected(owed)
+    wanted = expected(expectation)
     finite = grad is not None and bool(grad.isfinite().all())
     values = grad.detach().double().cpu() if finite else torch.zeros_like(wanted)
     error = (values - wanted).abs()
     worst = int(error.argmax())
-    equal = (finite or (grad is None and owed.absent)) and bool((error <= owed.relative * wanted.abs()).all())
+    equal = (finite or (grad is None and expectation.absent)) and bool(
+        (error <= expectation.relative * wanted.abs()).all()
+    )
     return gradient_code.OffGradient(
-        parameter=owed.place.name,
-        elements=owed.place.elements,
+        parameter=expectation.place.name,
+        elements=expectation.place.elements,
         expected=float(wanted[worst]),
         got=float(values[worst]) if finite else None,
         max_abs_error=float(error[worst]) if finite else None,
         equal=equal,
         identical=identical,
-        held=gradient_code.Reading(holds="mean") if equal else _held(owed, grad, values, finite=finite),
+        held=gradient_code.Reading(holds="mean")
+        if equal
+        else _held(expectation, grad, values, finite=finite),
     )
 
 
-def _held(owed: Owed, grad: Any, values: Any, *, finite: bool) -> gradient_code.Reading:
+def _held(expectation: Expectation, grad: Any, values: Any, *, finite: bool) -> gradient_code.Reading:
     if not finite:
         return gradient_code.Reading(holds="absent" if grad is None else "not_finite")
-    ranks = len(owed.shares)
-    if ranks > owed.place.elements:
+    ranks = len(expectation.shares)
+    if ranks > expectation.place.elements:
         return gradient_code.Reading(holds="other")
-    entered = _entered(owed.place, values)
-    close = 4 * owed.relative * (1 + values.abs())
-    explained = expected(Owed(owed.place, tuple(entered), owed.relative))
+    entered = _entered(expectation.place, values)
+    close = 4 * expectation.relative * (1 + values.abs())
+    explained = expected(Expectation(expectation.place, tuple(entered), expectation.relative))
     if bool(((values - explained).abs() > close).any()):
         return gradient_code.Reading(holds="other")
-    pairs = zip(entered, owed.shares, strict=True)
-    # Of a rank that owes nothing, nothing is right: it reads as if it had entered once.
+    pairs = zip(entered, expectation.shares, strict=True)
+    # From a rank that contributes nothing, nothing is right: it is read as if it had contributed once.
     ratios = [measured / share if share else 1 + measured for measured, share in pairs]
-    reading = gradient_code.read(ratios, owed.place.group_rank, owed.relative)
-    shares = {owed.place.ranks[member]: share for member, share in reading.shares.items()}
+    reading = gradient_code.read(ratios, expectation.place.group_rank, expectation.relative)
+    shares = {expectation.place.ranks[member]: share for member, share in reading.shares.items()}
     return reading.model_copy(update={"shares": shares})
 
 

@@ -19,11 +19,11 @@ _OF_OTHERS = 0.5
 #: Below this a gradient is nothing.
 SMALLEST = 1e-30
 #: Work that is done twice and differs by more than this, relative to the parameter's largest gradient, is not the
-#: same work: it draws from a generator that nobody seeds, or keeps state. Atomic additions in float16 stay below.
+#: same work: it draws from a generator without a seed, or keeps state. Atomic additions in float16 stay below.
 REPEATED = 5e-2
 #: Two ranks with the same work may have other hardware and libraries: beyond this it is another gradient.
 ON_ANOTHER_RANK = 1e-1
-#: Of the model's largest gradient: what is less may be nothing but rounding, as that of a bias before a BatchNorm.
+#: Of the model's largest gradient: a smaller one may be rounding alone, as for a bias before a BatchNorm.
 ROUNDING_ALONE = 1e-2
 
 

@@ -53,7 +53,7 @@ class Tensor(Frozen):
     name: str
     shape: tuple[int, ...] | None
     dtype: str = "float32"
-    device: str = "cpu"  # its type: the number differs between ranks by right
+    device: str = "cpu"  # its type: the number may differ between ranks
     requires_grad: bool = False
     layout: str = "strided"
     strides: tuple[int, ...] | None = None
@@ -61,7 +61,7 @@ class Tensor(Frozen):
     memory_of: str | None = None
     persistent: bool = True  # of a buffer: part of the state_dict
     sparse_grad: bool = False  # of an embedding with sparse=True
-    ignored: bool = False  # DDP was told to leave it alone
+    ignored: bool = False  # DDP is configured to leave it alone
 
 
 class Manifest(Frozen):
@@ -76,7 +76,7 @@ class Manifest(Frozen):
 
 
 class Manifested(Frozen):
-    """A rank's manifest as its fact keeps it: by its digest alone, where another rank or nobody needs it.
+    """A rank's manifest as its fact keeps it: by its digest alone, where another rank holds it or no rank needs it.
 
     ``manifest`` stands on the first rank that has it, and only where the ranks differ.
     """
@@ -86,10 +86,10 @@ class Manifested(Frozen):
 
 
 class Difference(Frozen):
-    """Parameters or buffers that are otherwise on some ranks than on others, all in one way.
+    """Parameters or buffers that differ between ranks, all in the same way.
 
     ``ranks`` have ``here`` and ``peer``, with whom to compare, has ``there``. Where ``sure``, more than half
-    of the ranks are like the peer; else nobody can say who is wrong, and ``ranks`` are those unlike the
+    of the ranks are like the peer; else it is open which ranks are wrong, and ``ranks`` are those unlike the
     lowest. ``names`` are the first in the order of the model, out of ``count``.
     """
 
@@ -118,7 +118,7 @@ def kept(rank: int, by_rank: Mapping[int, Manifest]) -> Manifested:
 
 
 def restored(by_rank: Mapping[int, Manifested]) -> dict[int, Manifest]:
-    """The ranks' manifests from what their facts keep; none for a rank whose manifest nobody kept."""
+    """The ranks' manifests from what their facts keep; none for a rank whose manifest no fact keeps."""
     known = {
         reported.digest: reported.manifest for reported in by_rank.values() if reported.manifest is not None
     }
@@ -164,8 +164,8 @@ def compare(by_rank: Mapping[int, Manifest]) -> tuple[Difference, ...]:
         ("parameter", lambda manifest: manifest.parameters),
         ("buffer", lambda manifest: manifest.buffers),
     )
-    for what, of in lists:
-        groups = _grouped({rank: of(by_rank[rank]) for rank in sorted(by_rank)})
+    for what, tensors_of in lists:
+        groups = _grouped({rank: tensors_of(by_rank[rank]) for rank in sorted(by_rank)})
         if len(groups) > 1:
             found += _merged(what, groups)
     return tuple(found)
@@ -215,8 +215,8 @@ def _votes(what: What, groups: Sequence[_Group]) -> Iterator[tuple[str, _Vote]]:
             kind: Kind = "missing" if vote.here == "none" else "extra"
             yield name, _Vote(what, kind, vote.ranks, vote.peer, vote.sure, vote.here, vote.there)
         having = [(group.ranks, group.by_name[name]) for group in groups if name in group.by_name]
-        for attribute, told in _ATTRIBUTES.items():
-            answers = [(ranks, told(tensor)) for ranks, tensor in having]
+        for attribute, describe in _ATTRIBUTES.items():
+            answers = [(ranks, describe(tensor)) for ranks, tensor in having]
             yield from ((name, vote) for vote in _vote(what, attribute, answers))
     yield from _order(what, groups)
 
@@ -224,7 +224,7 @@ def _votes(what: What, groups: Sequence[_Group]) -> Iterator[tuple[str, _Vote]]:
 def _differ_in_names_alone(groups: Sequence[_Group]) -> bool:
     """Whether all lists are alike but for the names: DDP, which goes by the place, takes them for equal."""
     bare = {
-        tuple(tuple(told(tensor) for told in _ATTRIBUTES.values()) for tensor in group.seen_by_ddp)
+        tuple(tuple(describe(tensor) for describe in _ATTRIBUTES.values()) for tensor in group.seen_by_ddp)
         for group in groups
     }
     sets = {frozenset(group.by_name) for group in groups}
@@ -257,12 +257,12 @@ def _vote(
     what: What,
     kind: Kind,
     answers: Sequence[tuple[tuple[int, ...], Hashable]],
-    told: Callable[[Hashable], str] = str,
+    describe: Callable[[Hashable], str] = str,
 ) -> Iterator[_Vote]:
     """One vote for each answer that is not the majority's or, without one, not the lowest rank's."""
     ranks: dict[Hashable, list[int]] = defaultdict(list)
-    for who, answer in answers:
-        ranks[answer] += who
+    for members, answer in answers:
+        ranks[answer] += members
     if len(ranks) < 2:
         return
     voters = sum(map(len, ranks.values()))
@@ -271,8 +271,8 @@ def _vote(
     right = major if sure else min(ranks, key=lambda answer: min(ranks[answer]))
     for answer, members in ranks.items():
         if answer != right:
-            there = told(right)
-            yield _Vote(what, kind, tuple(sorted(members)), min(ranks[right]), sure, told(answer), there)
+            there = describe(right)
+            yield _Vote(what, kind, tuple(sorted(members)), min(ranks[right]), sure, describe(answer), there)
 
 
 def _shape(tensor: Tensor) -> str:

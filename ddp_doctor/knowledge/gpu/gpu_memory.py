@@ -12,7 +12,7 @@ LEAST_BYTES = 384 * MIB
 def allowance(free_bytes: int) -> int:
     """Bytes of tensors that a rank may hold on a GPU with so much free memory, never more than half of it.
 
-    What CUDA itself and NCCL take is not counted: some 0.5 GiB a process, which nobody can choose.
+    What CUDA itself and NCCL take is not counted: some 0.5 GiB a process, which no setting changes.
     """
     wanted = min(max(int(SHARE_OF_FREE * free_bytes), LEAST_BYTES), MOST_BYTES)
     return min(wanted, free_bytes // 2)

@@ -19,14 +19,14 @@ HOST_COPY_SLOWER_SHARE = 0.5
 #: for 23 of 31 GB/s on A100). autopilot of IBM fails at a quarter and expects four fifths.
 HOST_COPY_LEAST_SHARE_OF_LINK = 1 / 3
 
-#: A clocks event reason in force in so many of the looks under load held the clocks down for good; NVML
+#: A clocks event reason in force in so many of the samples under load held the clocks down for good; NVML
 #: raises hw_slowdown for a moment also while clocks change (nvml.h, nvmlClocksThrottleReasonHwSlowdown).
 IN_FORCE_SHARE = 0.5
-#: … and fewer looks than these tell nothing.
+#: … and fewer samples than these show nothing.
 FEWEST_LOOKS = 4
 
 #: Reasons that hold the clocks of a GPU at work down beyond what was set (nvml.h). sw_power_cap is left out:
-#: a large GPU multiplies matrices at its power limit by right, and so are clocks that somebody set.
+#: a large GPU multiplies matrices at its power limit without a fault, and so are clocks that somebody set.
 SLOWDOWNS_UNDER_LOAD = {
     "hw_thermal_slowdown": "too hot, the hardware halves the clocks or worse",
     "hw_power_brake_slowdown": "the power supply pulls the brake, the clocks are halved or worse",
@@ -39,7 +39,7 @@ HARDWARE_SLOWDOWNS = ("hw_thermal_slowdown", "hw_power_brake_slowdown", "hw_slow
 #: A power limit this much below the peers' explains a slow GPU.
 POWER_LIMIT_LOWER_SHARE = 0.05
 
-#: Memory in use on a rank's GPU, where nobody asked NVML: CUDA and NCCL take up to 2 GiB of their own.
+#: Memory in use on a rank's GPU, where NVML was not asked: CUDA and NCCL take up to 2 GiB of their own.
 OWN_USE_BYTES = 4 * 1024**3
 OWN_USE_SHARE = 0.25
 

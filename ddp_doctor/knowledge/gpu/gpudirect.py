@@ -3,7 +3,7 @@
 There are two ways, and one is enough. A *peer memory* module (nvidia_peermem, before driver 470
 nv_peer_mem) that NCCL finds by the files below; or the kernel's own dma-buf, which takes a kernel from
 5.12, a driver from 515 (CUDA 11.7) and NVIDIA's open kernel modules: dma_buf_export is for GPL-compatible
-modules only. Whether a single GPU or NIC plays along, only NCCL's own log tells.
+modules only. Whether a single GPU or NIC does it, only NCCL's own log shows.
 
 Sources: NVIDIA/nccl src/transport/net_ib (ibGdrSupportInitOnce, ncclIbDmaBufSupport) and src/init.cc
 (dmaBufSupported: CUDA driver 11.7); NVIDIA GPU Operator, GPUDirect RDMA, prerequisites of DMA-BUF.
@@ -33,7 +33,7 @@ GUIDE = "https://docs.nvidia.com/cuda/gpudirect-rdma/"
 
 
 def dma_buf(kernel: str | None, driver: str | None, *, open_modules: bool | None) -> tuple[bool | None, str]:
-    """Whether GPU memory can be handed to a NIC as a dma-buf, and why; None where it cannot be told."""
+    """Whether GPU memory can be handed to a NIC as a dma-buf, and why; None where it is not known."""
     if driver is None or open_modules is None:
         return None, "the NVIDIA kernel driver is not known"
     if not open_modules:

@@ -1,4 +1,4 @@
-"""What NVML's words mean for a training job, and what mends them."""
+"""What NVML's values mean for a training job."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

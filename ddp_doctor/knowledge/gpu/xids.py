@@ -83,7 +83,7 @@ NVLINK5 = range(144, 151)
 
 #: How long ago a fault may lie to be called recent: jobs of the same day may still suffer from its cause.
 RECENT_S = 24 * 3600.0
-#: Crashes of applications are worth a line while somebody may still look for the cause of theirs.
+#: Crashes of applications are worth a line while their cause may still be sought.
 JUST_NOW_S = 3600.0
 
 

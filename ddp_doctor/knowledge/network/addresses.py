@@ -1,4 +1,4 @@
-"""Addresses: who can be reached at which, who dials whom, and which networks several hosts share.
+"""Addresses: which host is reached at which, which host dials which, and which networks several hosts share.
 
 gloo makes one connection for each pair of ranks: the side whose address is larger, byte by byte, dials the
 smaller one (gloo/transport/tcp/device.cc, Device::isInitiator). So a host that gives out 127.0.1.1 still dials all

@@ -30,7 +30,7 @@ NCCL_ORDER = (
 
 
 class Choice(Frozen):
-    """What a backend takes here. Neither ``address`` nor ``error``: it cannot be foretold, and why."""
+    """What a backend takes here. Neither ``address`` nor ``error``: it cannot be predicted, and why."""
 
     interface: str | None = None
     address: str | None = None  # without a prefix length
@@ -51,7 +51,7 @@ def holder(interfaces: Sequence[Interface], address: str) -> str | None:
 def gloo_choice(
     interfaces: Sequence[Interface], env: Mapping[str, str], own_addresses: Sequence[str] | None
 ) -> Choice:
-    """gloo's choice: the interface it is told, else the address of the host's own name, else loopback.
+    """gloo's choice: the interface that is set, else the address of the host's own name, else loopback.
 
     ``own_addresses`` are those that the name resolves to, in the resolver's order; None where the resolver
     did not answer in time. A name that leads to no address of this host is not an error for torch: it

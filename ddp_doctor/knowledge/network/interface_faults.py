@@ -1,7 +1,7 @@
 """What is wrong with the addresses that the nodes of a run give to each other, before anybody dials.
 
 An address of 127.0.0.0/8, one that two hosts have, and that of a bridge for local containers are useless to other
-nodes. Whether the job then fails depends on gloo's rule of who dials whom (knowledge/network/addresses.py).
+nodes. Whether the job then fails depends on gloo's rule of which node dials which (knowledge/network/addresses.py).
 """
 
 from collections import Counter
@@ -90,19 +90,20 @@ def _is_down(offer: Offer) -> bool:
 
 
 def victims(sick: Sequence[Offer], offers: Iterable[Offer]) -> list[Offer]:
-    """Who cannot connect with one of the sick: with NCCL everybody, with gloo those that must dial it.
+    """The nodes that cannot connect to a sick one: with NCCL all nodes, with gloo the nodes that must dial it.
 
-    Over a link that is down the sick one cannot dial its neighbours either.
-    Two sick ones of one family decide for all: the lowest address, and the lowest on another host.
+    A sick node whose link is down cannot dial its neighbours either.
+    Two sick nodes of one address family decide for all: the lowest address, and the lowest on another host.
     """
     if sick[0].backend != "gloo" or not sick[0].address:
-        return [other for other in offers if any(offer.host != other.host for offer in sick)]
+        return [offer for offer in offers if any(sick_offer.host != offer.host for sick_offer in sick)]
     dialled = [*_lowest(sick, ipv6=False), *_lowest(sick, ipv6=True)]
     dead = _dead_networks(sick)
     return [
-        other
-        for other in offers
-        if any(_dials(other, offer) for offer in dialled) or any(_is_in(other, network) for network in dead)
+        offer
+        for offer in offers
+        if any(_dials(offer, sick_offer) for sick_offer in dialled)
+        or any(_is_in(offer, network) for network in dead)
     ]
 
 
@@ -123,11 +124,11 @@ def _lowest(sick: Sequence[Offer], *, ipv6: bool) -> list[Offer]:
     return [*ordered[:1], *[offer for offer in ordered if offer.host != ordered[0].host][:1]]
 
 
-def _dials(offer: Offer, other: Offer) -> bool:
-    """Whether gloo at ``offer`` may dial the other, on another host; of one address ports decide."""
-    if offer.host == other.host or not offer.address:
+def _dials(offer: Offer, peer: Offer) -> bool:
+    """Whether gloo at ``offer`` may dial the peer, on another host; between equal addresses ports decide."""
+    if offer.host == peer.host or not offer.address:
         return False
-    mine, theirs = addresses.packed(offer.address), addresses.packed(other.address)
+    mine, theirs = addresses.packed(offer.address), addresses.packed(peer.address)
     return len(mine) == len(theirs) and mine >= theirs
 
 

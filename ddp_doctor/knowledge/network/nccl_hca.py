@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 HCA = "NCCL_IB_HCA"
-#: MAX_IB_DEVS in src/transport/net_ib/common.h; more are left out without a word.
+#: MAX_IB_DEVS in src/transport/net_ib/common.h; NCCL leaves out more of them silently.
 MOST_DEVICES = 32
 #: What the internal transport can use; EFA and others say "Unspecified".
 LINK_LAYERS = ("InfiniBand", "Ethernet")

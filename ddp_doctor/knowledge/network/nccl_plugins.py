@@ -1,4 +1,4 @@
-"""NCCL's plug-ins: what it looks for, where sites put them, and what becomes of one that is not there.
+"""NCCL's plug-ins: which NCCL searches for, where sites install them, and what happens when one is missing.
 
     NCCL_NET_PLUGIN=ofi                 libraries "ofi", then "libnccl-net-ofi.so"
     NCCL_NET_PLUGIN unset               library "libnccl-net.so"; none is no fault

@@ -1,4 +1,4 @@
-"""How paths between nodes are measured, and from where on a path is called bad.
+"""How paths between nodes are measured, and which figures make a path bad.
 
 What was measured, on which machine, stands in docs/explanation/reach.md.
 """
@@ -33,7 +33,7 @@ TRANSFER_S = 2.5
 DOUBTFUL_RATIO = 2.0
 AGAIN_ROUND_TRIPS, AGAIN_S = 200, 1.0
 
-#: The same peer in other networks that all nodes share: so many of them, and no more than a glance at each, all at
+#: The same peer in other networks that all nodes share: so many of them, each measured briefly, all at
 #: once. A dead one costs two short dials; the samples, one after the other, end with their common time.
 OTHER_NETWORKS = 3
 OTHER_DIAL_S, OTHER_DIALS = 0.5, 2

@@ -1,4 +1,4 @@
-"""RDMA ports: which counters tell of what, and from where on a number is called bad.
+"""RDMA ports: what each counter means, and above which value it is bad.
 
 Counters: the kernel's Documentation/ABI/stable/sysfs-class-infiniband, and for hw_counters the drivers' own
 lists (drivers/infiniband/hw/mlx5/counters.c, bnxt_re/hw_counters.c, irdma/verbs.c, efa/efa_verbs.c).
@@ -15,7 +15,7 @@ LINK_COUNTERS = (
     "port_xmit_discards",
     "port_xmit_wait",
 )
-#: Below ports/N/hw_counters: packets that were lost, refused or sent again, and congestion that was told of.
+#: Below ports/N/hw_counters: packets that were lost, refused or sent again, and reported congestion.
 TRANSPORT_COUNTERS = (
     "out_of_sequence",
     "out_of_buffer",
@@ -38,7 +38,7 @@ TRANSPORT_COUNTERS = (
 LINK_ERRORS = ("port_rcv_errors", "local_link_integrity_errors", "excessive_buffer_overrun_errors")
 LEAST_ERRORS = 10
 BIT_ERROR_RATE = 1e-12
-#: The link trained anew; once is too often.
+#: The link trained anew; one time is too many.
 RECOVERIES = "link_error_recovery"
 #: Packets that had to be sent again, or were refused until the sender gave up.
 LOSSES = (

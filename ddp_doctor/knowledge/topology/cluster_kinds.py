@@ -5,7 +5,7 @@
     chassis_asset_tag  7783-7084-3265-9085-8269-3286-77, which Azure gives every machine, and no other Hyper-V
     network drivers    ena · gve · mana, hv_netvsc · mlx5_core, bnxt_en, ice
 
-Nothing is assumed: without a maker's name that a cloud uses, the links decide; where they tell nothing, it is unknown.
+Nothing is assumed: without a maker's name that a cloud uses, the links decide; where they show nothing, it is unknown.
 Sources: systemd src/basic/virt.c (vendors of virtual machines), cloud-init DataSourceAzure.py (the tag) and
 DataSourceGCE.py (the product); the kernel's drivers/net/ethernet/{amazon/ena,google/gve,microsoft/mana}; the pages of
 AWS on EFA, of Google Cloud on GPU networking and of Azure on the ND series: A3 High and Mega have no RDMA, A3 Ultra and
@@ -66,7 +66,7 @@ class Maker:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The kind, and what it was told by."""
+    """The kind, and what shows it."""
 
     kind: Kind
     why: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ def cluster_of(maker: Maker, layers: Collection[str], *, has_efa: bool) -> Clust
 
 
 def _cloud(maker: Maker) -> tuple[str | None, tuple[str, ...]]:
-    """The cloud that made the machine, and the words that say so."""
+    """The cloud that made the machine, and the evidence for it."""
     if maker.vendor == _AWS:
         return "AWS", (_AWS,)
     if maker.vendor == _GOOGLE and (maker.product or "Google Compute Engine").startswith("Google Compute"):

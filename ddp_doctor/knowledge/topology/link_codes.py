@@ -39,7 +39,7 @@ NCCL_PATHS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SY
 #: What the digits of the old style mean; above 4 is 4 (src/graph/paths.cc, ncclGetLevel).
 _OLD_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
 
-#: How far NCCL lets GPUs talk directly when nobody says otherwise (ncclTopoCheckP2p).
+#: How far NCCL lets GPUs talk directly by default (ncclTopoCheckP2p).
 DEFAULT_P2P_LIMIT = "PXB"
 #: … except on x86 with this CPU vendor and at most this many GPUs, where the limit is SYS.
 SYS_BY_DEFAULT_VENDOR = "AuthenticAMD"

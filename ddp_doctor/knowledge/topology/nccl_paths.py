@@ -113,7 +113,7 @@ def _path(pair: Pair) -> str:
 def gpudirect(
     node: Node, code: str, model: str | None, *, kernel: tuple[bool | None, str]
 ) -> tuple[bool | None, str]:
-    """Whether NCCL lets a NIC read and write a GPU's memory itself, and why; None where it cannot be told.
+    """Whether NCCL lets a NIC read and write a GPU's memory itself, and why; None where it is not known.
 
     By default up to PXB (src/graph/paths.cc, ncclTopoCheckGdr); ``kernel`` says whether module or dma-buf are there.
     """
@@ -127,14 +127,14 @@ def gpudirect(
     return kernel if model is not None or kernel[0] is False else (None, kernel[1])
 
 
-def bridged(gpus: Sequence[str], links: Mapping[str, Mapping[str, str]], one: str, two: str) -> bool:
+def bridged(gpus: Sequence[str], links: Mapping[str, Mapping[str, str]], first: str, second: str) -> bool:
     """Whether a third GPU is joined to both by NVLink, and they are not joined themselves."""
-    if link_codes.nvlinks(links[one][two]):
+    if link_codes.nvlinks(links[first][second]):
         return False
-    others = (gpu for gpu in gpus if gpu not in (one, two))
-    return any(all(link_codes.nvlinks(links[gpu][end]) for end in (one, two)) for gpu in others)
+    others = (gpu for gpu in gpus if gpu not in (first, second))
+    return any(all(link_codes.nvlinks(links[gpu][end]) for end in (first, second)) for gpu in others)
 
 
 def near(codes_to_nics: Sequence[Sequence[str]]) -> bool:
     """Whether each GPU, given its codes to all NICs, has one within PXB."""
-    return all(any(link_codes.allowed(code, "PXB") for code in each) for each in codes_to_nics)
+    return all(any(link_codes.allowed(code, "PXB") for code in codes) for codes in codes_to_nics)

@@ -107,10 +107,10 @@ def on(tensor: Any, device: str) -> bool:
 
 
 def _moved(value: Any, device: str) -> Any:
-    def moved(one: Any) -> Any:
-        if _moves_itself(one):
-            return _moved_by_itself(one, device)
-        return one.to(device) if one.device.type == "cpu" else one
+    def moved(leaf: Any) -> Any:
+        if _moves_itself(leaf):
+            return _moved_by_itself(leaf, device)
+        return leaf.to(device) if leaf.device.type == "cpu" else leaf
 
     return _mapped(value, moved)
 

@@ -17,57 +17,57 @@ def compare(ctx: RankContext, model: Any, done: Pass) -> tuple[int, list[str], t
     parameters, buffers, batch and seeds on all ranks, of which none failed.
     """
     peer, names = 0, _apart(ctx, model, done, 0)
-    off = _said(ctx, "apart from the first rank", names)
+    off = _exchanged(ctx, "apart from the first rank", names)
     if 2 * sum(1 for names_of_rank in off if names_of_rank) > ctx.world_size:
         peer = next(place for place, names_of_rank in enumerate(off) if names_of_rank)
         names = _apart(ctx, model, done, peer)
-        off = _said(ctx, "apart from another rank", names)
+        off = _exchanged(ctx, "apart from another rank", names)
     concerned = {name for names_of_rank in off for name in names_of_rank}
     return ctx.ranks[peer], names, tuple(_hooks(model, concerned))
 
 
-def _said(ctx: RankContext, name: str, names: list[str]) -> list[list[str]]:
+def _exchanged(ctx: RankContext, name: str, names: list[str]) -> list[list[str]]:
     with ctx.step("compare_gradients", name):
         return [json.loads(text) for text in ctx.exchange(name, json.dumps(names[:MOST_NAMES]))]
 
 
 def _apart(ctx: RankContext, model: Any, done: Pass, peer: int) -> list[str]:
-    """Parameters whose gradient is another one than that of the peer, by its place in the group."""
+    """Parameters whose gradient differs from the peer's, by the peer's place in the group."""
     import torch
     import torch.distributed as dist
 
-    mine = torch.cat(done.gradients)
-    with ctx.step("broadcast", f"gradients of rank {ctx.ranks[peer]}, {len(mine)} elements"):
-        shared = mine.to(ctx.device)
+    own = torch.cat(done.gradients)
+    with ctx.step("broadcast", f"gradients of rank {ctx.ranks[peer]}, {len(own)} elements"):
+        shared = own.to(ctx.device)
         dist.broadcast(shared, dist.get_global_rank(ctx.group, peer), group=ctx.group)
     theirs = torch.split(shared.cpu(), [len(gradient) for gradient in done.gradients])
     pairs = list(zip(done.gradients, theirs, strict=True))
     least = _least(pairs)
     return [
         name
-        for (name, _), (own, peer_gradient) in zip(trainable(model), pairs, strict=True)
-        if len(own) and _differ(own, peer_gradient, least)
+        for (name, _), (own, shared) in zip(trainable(model), pairs, strict=True)
+        if len(own) and _differ(own, shared, least)
     ]
 
 
 def _least(pairs: list[tuple[Any, Any]]) -> float:
     """The difference that other hardware explains; none where half of the gradients are equal bit for bit."""
-    if 2 * sum(1 for own, peer_gradient in pairs if bool((own == peer_gradient).all())) >= len(pairs):
+    if 2 * sum(1 for own, shared in pairs if bool((own == shared).all())) >= len(pairs):
         return 0.0
     return gradient_tolerance.ROUNDING_ALONE * max(_largest(*pair) for pair in pairs)
 
 
-def _differ(own: Any, other: Any, least: float) -> bool:
-    error = float((own - other).abs().max())
-    return error > max(gradient_tolerance.ON_ANOTHER_RANK * _largest(own, other), least)
+def _differ(own: Any, peer: Any, least: float) -> bool:
+    error = float((own - peer).abs().max())
+    return error > max(gradient_tolerance.ON_ANOTHER_RANK * _largest(own, peer), least)
 
 
-def _largest(own: Any, other: Any) -> float:
-    return max((float(gradient.abs().max()) for gradient in (own, other) if len(gradient)), default=0.0)
+def _largest(own: Any, peer: Any) -> float:
+    return max((float(gradient.abs().max()) for gradient in (own, peer) if len(gradient)), default=0.0)
 
 
 def _hooks(model: Any, names: set[str]) -> Iterator[Hook]:
-    """Those of ``register_hook`` and ``register_post_accumulate_grad_hook``."""
+    """The hooks of ``register_hook`` and ``register_post_accumulate_grad_hook``."""
     for name, parameter in trainable(model):
         for kind in ("_backward_hooks", "_post_accumulate_grad_hooks") if name in names else ():
             hooks = getattr(parameter, kind, None) or {}

@@ -1,4 +1,4 @@
-"""One forward and backward of a rank by itself: which parameters got a gradient, what was called, what came out."""
+"""One forward and backward of a rank by itself: its loss, the parameters with a gradient, the calls of submodules."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ class Noted:
 
 @dataclass
 class Pass:
-    """What came of a forward and backward. ``gradients`` are samples, one tensor for each trainable parameter."""
+    """The result of a forward and backward. ``gradients`` are samples, one tensor for each trainable parameter."""
 
     trouble: Trouble | None = None
     noted: Noted = field(default_factory=Noted)
@@ -47,7 +47,7 @@ def trainable(model: Any) -> list[tuple[str, Any]]:
 
 
 def run(model: Any, batch: Batch, value: int = SEED) -> Pass:
-    """Forward and backward in training mode, from no gradients; the gradients are taken away afterwards."""
+    """Run forward and backward in training mode, without gradients before, and remove the gradients afterwards."""
     done = Pass()
     model.train()
     clear(model)
@@ -78,9 +78,9 @@ def _unknown(model: Any, named: Sequence[tuple[str, Any]]) -> list[str]:
 
 @contextmanager
 def as_wrapped(model: Any) -> Iterator[list[tuple[str, Any]]]:
-    """The trainable parameters as the model has them when DDP wraps it, whatever a forward in the block makes of them.
+    """Keep ``requires_grad`` of all parameters as it is when DDP wraps the model, whatever a forward in the block does.
 
-    DDP asks for ``requires_grad`` once. It is given back, so that every forward finds what the first one found.
+    DDP reads ``requires_grad`` once. It is restored, so that every forward finds the same as the first one.
     """
     found = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
@@ -107,13 +107,13 @@ def clear(model: Any) -> None:
 
 
 def finite(value: Any) -> float | None:
-    """A number, None where it is infinite or none."""
+    """The loss as a number; None where it is infinite or no number."""
     number = float(value.detach())
     return number if number - number == 0.0 else None
 
 
 def sample(tensor: Any, like: Any, kept: int) -> Any:
-    """At most so many elements, evenly spread, as float64 on the CPU; zeros where there is no tensor."""
+    """Up to ``kept`` elements, evenly spread, as float64 on the CPU; zeros where there is no tensor."""
     import torch
 
     if tensor is None:
@@ -163,7 +163,7 @@ def noting(model: Any, noted: Noted) -> Iterator[None]:
 
 
 def _is_batch_norm(module: Any) -> bool:
-    """Whether it normalises with the statistics of this rank's batch alone."""
+    """Whether a layer normalises with the statistics of this rank's batch alone."""
     import torch
 
     kinds = torch.nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - what all of them have in common
@@ -171,7 +171,7 @@ def _is_batch_norm(module: Any) -> bool:
 
 
 def batch_norms(noted: Noted) -> BatchNorms | None:
-    """Those of the smallest batch."""
+    """The layers with the smallest batch."""
     if not noted.norms:
         return None
     first = min(noted.norms, key=lambda name: noted.norms[name])
@@ -184,14 +184,18 @@ def calls_text(noted: Noted) -> str:
 
 
 def parting(own: int, texts: Sequence[str], ranks: Sequence[int]) -> Parting | None:
-    """The first call of this rank that is not that of most others or, without a majority, of the first rank."""
-    mine = texts[own]
+    """The first call of this rank that differs from most ranks' or, without a majority, from the first rank's."""
+    own_text = texts[own]
     majority = next((text for text in texts if 2 * texts.count(text) > len(texts)), texts[0])
-    if mine == majority:
+    if own_text == majority:
         return None
-    here, there = ([tuple(call) for call in json.loads(text)] for text in (mine, majority))
+    here, there = ([tuple(call) for call in json.loads(text)] for text in (own_text, majority))
     index = next(
-        (at for at, (one, other) in enumerate(zip(here, there, strict=False)) if one != other),
+        (
+            at
+            for at, (own_call, peer_call) in enumerate(zip(here, there, strict=False))
+            if own_call != peer_call
+        ),
         min(len(here), len(there)),
     )
     peer = ranks[texts.index(majority)]

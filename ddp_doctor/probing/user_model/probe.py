@@ -1,7 +1,7 @@
-"""The course of the look: each phase of the user's code on all ranks, and a word among them after each.
+"""The user's own model, phase by phase on all ranks; after each phase the ranks compare their outcomes.
 
-A rank that fails says so over the control store, and all stop together; a rank that does not come back is
-waited for in a step that names it, with the line of the user's code that it stands on.
+A rank that fails reports it over the control store, and all ranks stop together. The ranks wait for a rank that does
+not return in a step that names it, with the line of the user's code at which it stands.
 """
 
 import gc
@@ -26,14 +26,14 @@ from ddp_doctor.probing.user_model.user_code import attempt
 
 T = TypeVar("T")
 _RAISED, _MISUSED = "raised", "misused"
-#: Batches that are looked at: one may take a branch that the other does not.
+#: The batches of the probe: one may take a branch that the other does not.
 _BATCHES = (0, 1)
 #: Passes that are still to come when each rank has made the first two.
 _PASSES_LEFT = 9
 
 
 class Stopped(Exception):
-    """All ranks stop here, for what one of them met."""
+    """All ranks stop here, because of an error on one of them."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class Ready:
     unused: bool = False  # some parameter got no gradient on some rank
 
 
-class Look:
-    """What is learned of the model, phase by phase."""
+class ModelProbe:
+    """What the ranks learn about the model, phase by phase."""
 
     def __init__(self, ctx: RankContext) -> None:
         self.ctx = ctx
         self._took_s: list[float] = []
-        self._unused_somewhere = False  # on any rank: all must wrap alike
+        self._unused_somewhere = False  # on any rank: all ranks must wrap in the same way
         self.seen: dict[str, Any] = {
             "model": ctx.model,
             "device": ctx.device,
@@ -60,12 +60,12 @@ class Look:
         }
 
     def run(self) -> UserModel:
-        """Everything, or as much as the ranks can do together. Raises Failed and Skip."""
+        """Run all phases, or those that the ranks can do together. Raises Failed and Skip."""
         with suppress(Stopped), generators_kept(self.ctx.device):
-            self._look()
+            self._run_phases()
         return UserModel(**self.seen)
 
-    def _look(self) -> None:
+    def _run_phases(self) -> None:
         ready = self.ready()
         options = {**ready.options, **({"find_unused_parameters": True} if ready.unused else {})}
         if ready.batches:
@@ -92,7 +92,7 @@ class Look:
         self._require_time()
         return Ready(model, loaded.options, given, unused)
 
-    # --- words among the ranks --------------------------------------------------------------------
+    # --- outcomes compared among the ranks --------------------------------------------------------------------
 
     def _stop(self, phase: str) -> None:
         self.seen["stopped"] = phase
@@ -106,7 +106,7 @@ class Look:
         return value
 
     def _settle(self, phase: str, trouble: Trouble | None, name: str) -> None:
-        """Go on where no rank is in trouble. Raises Stopped, Failed where --model is misused, and Skip beside one."""
+        """Go on if no rank has trouble. Raises Stopped; Failed where --model is misused, Skip on the other ranks."""
         is_misuse = trouble is not None and (trouble.misuse or trouble.out_of_memory)
         own = (_MISUSED if is_misuse else _RAISED) if trouble is not None else ""
         with self.ctx.step("compare_outcomes", name):
@@ -131,10 +131,9 @@ class Look:
             self._stop("names")
 
     def _require_time(self) -> None:
-        """Large models on slow devices: what would not end in time is not begun."""
-        needs = max(self._took_s) + (_PASSES_LEFT - 1) * min(
-            self._took_s
-        )  # a first one may compile, and once more in DDP
+        """Stop where the remaining passes would not end in time: large models on slow devices."""
+        # The first pass may compile, and the model may compile once more in DDP.
+        needs = max(self._took_s) + (_PASSES_LEFT - 1) * min(self._took_s)
         with self.ctx.step("compare_times"):
             answers = self.ctx.exchange("times", json.dumps([needs, self.ctx.remaining()]))
         needed = max(json.loads(text)[0] for text in answers)
@@ -192,14 +191,14 @@ class Look:
             self._stop("manifest")
 
     def _refuse_lazy(self, model: Any, loaded: Loaded) -> None:
-        """Parameters without a size yet: DDP refuses them, and the pass of a rank alone would give them one."""
+        """Parameters without a size yet: DDP refuses them, and the local pass of a rank would give them one."""
         from torch.nn.parameter import is_lazy
 
         if any(is_lazy(parameter) for parameter in model.parameters()):  # on all ranks: their manifests agree
             self._attempt("wrap", lambda: steps.wrap(self.ctx, model, loaded.options), "wrap of lazy modules")
 
     def _require_gpu(self, model: Any) -> None:
-        """SyncBatchNorm works on GPUs only (ValueError of torch 2.13): on a CPU that is no fault of the model."""
+        """SyncBatchNorm works on GPUs only (ValueError of torch 2.13): on a CPU this is no fault of the model."""
         from torch.nn import SyncBatchNorm
 
         if self.ctx.device != "cpu":
@@ -223,7 +222,7 @@ class Look:
         return found
 
     def _local_passes(self, model: Any, given: Mapping[int, Batch]) -> bool:
-        """Each rank alone, before DDP could hang on what differs; whether some parameter is unused somewhere."""
+        """Run each rank alone, before DDP could hang on a difference. Whether any parameter is unused."""
         self.seen["local"] = ()
         for step, batch in given.items():
             started = self.ctx.clock()
@@ -237,7 +236,7 @@ class Look:
         return self._unused_somewhere
 
     def _local(self, step: int, done: Pass) -> LocalPass:
-        """What this rank's pass was, and where it parts from the others'."""
+        """What this rank's pass did, and where it differs from the other ranks'."""
         ctx = self.ctx
         unused = [place for place, used in enumerate(done.used) if not used]
         with ctx.step("compare_graphs", f"pass {step}"):
@@ -274,20 +273,18 @@ class Look:
         self.seen.update(repeats=repeats, repeat_error=spread)
         spread = self._greatest(spread)
         self._same_batch(model, saved, given[_BATCHES[0]], spread)
-        del ddp  # its hooks have taken the passes above for those of its first step
+        del ddp  # its hooks counted the passes above as its first step
         gc.collect()
         ddp = self._wrap(model, options, "wrap again")
         found = steps.Compared()
-        for step in (
-            *_BATCHES,
-            _BATCHES[0],
-        ):  # DDP packs its buckets anew after the first, and tells so in the third
+        # DDP packs its buckets again after the first step, and its logging data show so in the third.
+        for step in (*_BATCHES, _BATCHES[0]):
             steps.restore_buffers(model, saved)
             got, self.seen["forward_s"], self.seen["backward_s"] = steps.synchronised(
                 ctx, ddp, given[step], step
             )
             if spread > gradient_tolerance.REPEATED:
-                continue  # the model draws from what nobody seeds: each pass has gradients of its own
+                continue  # the model uses a generator without a seed: each pass has other gradients
             compared = steps.compare(ctx, step, model, own[step], got, spread)
             found.off += compared.off
             found.elements = compared.elements
@@ -301,14 +298,14 @@ class Look:
         self.seen["buckets"], self.seen["no_buckets"] = steps.buckets(ddp)
 
     def _greatest(self, spread: float) -> float:
-        """Of all ranks: what one of them cannot repeat is in the mean of all."""
+        """The greatest spread of all ranks: what one rank cannot repeat is in the mean of all."""
         with self.ctx.step("compare_spreads"):
             return max(map(float, self.ctx.exchange("spread", repr(spread))))
 
     def _again(self, model: Any, saved: Sequence[Any], batch: Batch, step: int) -> Pass:
         steps.restore_buffers(model, saved)
         done = passes.run(model, batch, SEED + step)
-        if done.trouble is not None:  # it went well a moment ago, with other parameters
+        if done.trouble is not None:  # the same pass worked before
             raise steps.StepFailed(f"{done.trouble.type}: {done.trouble.message}")
         return done
 
@@ -340,7 +337,7 @@ def _names(names: Sequence[str]) -> Names:
 
 
 def _wait_for(device: str) -> None:
-    """A GPU's work may go on when the call has returned; a collective of the user's that hangs then hangs here."""
+    """Wait for a GPU, which may still work when a call returns: a collective of the user's that hangs, hangs here."""
     if device.startswith("cuda"):
         import torch
 
@@ -348,7 +345,7 @@ def _wait_for(device: str) -> None:
 
 
 def _other_device(device: str) -> str | None:
-    """The current CUDA device, where the user's code has made another one current."""
+    """The current CUDA device, where the user's code changed it."""
     if not device.startswith("cuda"):
         return None
     import torch

@@ -10,7 +10,7 @@ from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 
 T = TypeVar("T")
 _LONGEST_MESSAGE = 300
-#: Frames of these are nobody's line: torch, the standard library, this check.
+#: Frames of these are not the user's code: torch, the standard library, this check.
 _NOT_THE_USERS = (
     "/torch/",
     "<frozen",
@@ -48,10 +48,10 @@ def trouble(phase: Phase, error: BaseException) -> Trouble:
 
 def _message(error: BaseException) -> str:
     try:
-        said = " ".join(str(error).split())
+        message = " ".join(str(error).split())
     except Exception:  # noqa: BLE001 - an exception of the user's may fail to say what it is
         return "(it cannot be put into words)"
-    return KEPT_BACK if is_withheld("", said) else said[:_LONGEST_MESSAGE]
+    return KEPT_BACK if is_withheld("", message) else message[:_LONGEST_MESSAGE]
 
 
 def _where(error: BaseException) -> str:
