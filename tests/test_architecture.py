@@ -211,7 +211,7 @@ def _parts(page: Path) -> set[str]:
 
 
 PLANTED = {
-    "ddp_doctor/facts/host.py": "import ddp_doctor.parse.redact",
+    "ddp_doctor/facts/node/host.py": "import ddp_doctor.parse.redact",
     "ddp_doctor/views/software.py": "import ddp_doctor.wording.nodes",
     "ddp_doctor/probing/exchanges.py": "import ddp_doctor.sources.commands",
     "checks/cluster/torchrun.py": "import ddp_doctor.checks.node.host",

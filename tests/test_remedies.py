@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.versions import Version, release
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding, Remedy, Setting

@@ -9,7 +9,7 @@ from ddp_doctor.agents import validation
 from ddp_doctor.agents.framing import Unreadable
 from ddp_doctor.agents.messages import NodeReport
 from ddp_doctor.agents.store_client import HEAD, StoreClient, StoreLost
-from ddp_doctor.facts.roll_call import NotStarted, Outcome
+from ddp_doctor.facts.cluster.roll_call import NotStarted, Outcome
 from ddp_doctor.knowledge.deadlines import SILENT_S
 from ddp_doctor.starters.place import Place
 

@@ -11,7 +11,7 @@ from ddp_doctor.agents.arrivals import Arrivals
 from ddp_doctor.agents.job import Job, job
 from ddp_doctor.agents.messages import Begin, NodeReport, Opening, ranked
 from ddp_doctor.agents.store_client import HEAD, StoreClient, StoreLost
-from ddp_doctor.facts.roll_call import AttemptSeen, Outcome, Present, RollCallFact
+from ddp_doctor.facts.cluster.roll_call import AttemptSeen, Outcome, Present, RollCallFact
 from ddp_doctor.knowledge.deadlines import MUTE_S
 from ddp_doctor.model.base import Json
 from ddp_doctor.ranks import control_store

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from ddp_doctor.app.outcome import Outcome, blank, judge
 from ddp_doctor.engine.plan import Plan
-from ddp_doctor.facts.roll_call import NotStarted, Present, RollCallFact
+from ddp_doctor.facts.cluster.roll_call import NotStarted, Present, RollCallFact
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options, Recording, World

@@ -9,7 +9,7 @@ from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.node_facts import plan_of, with_node_facts
 from ddp_doctor.engine.plan import Plan
-from ddp_doctor.facts.env_vars import EnvVars, SettingOrigins, SettingText
+from ddp_doctor.facts.node.env_vars import EnvVars, SettingOrigins, SettingText
 from ddp_doctor.knowledge import launchers
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Status, Where

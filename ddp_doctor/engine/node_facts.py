@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.plan import Plan, make_plan
 from ddp_doctor.engine.world import choose_world
-from ddp_doctor.facts.gpus import GpusFact
-from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.fact import Reading

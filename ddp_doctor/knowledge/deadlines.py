@@ -1,4 +1,4 @@
-"""How long the doctor waits for what, in seconds.
+"""How long the doctor waits, in seconds.
 
 CHECK_S and FIRST_NCCL_S are the contract's default deadlines (docs/explanation/hangs.md); the
 others keep a hang's report within the check's deadline plus 3 s, as the test-suite measures.
@@ -9,15 +9,15 @@ CHECK_S = 10.0
 #: From init_process_group to the end of the first NCCL collective. The ranks are given their device, so they connect
 #: inside init_process_group; the first collective loads kernels and may connect the GPUs one by one.
 FIRST_NCCL_S = 60.0
-#: The user's own model: its import, its construction and nine forwards. What would not end in time is not begun.
+#: The user's own model: its import, its construction and nine forwards. A pass that would not end in time is not begun.
 USER_MODEL_S = 60.0
-#: … and where nothing stirs on any rank for this long, it is judged at once (ranks/idle_ranks.py): nobody computes,
-#: compiles, reads or writes, so nothing is to come. A hang is to be named within 20 s.
+#: … and where no rank does anything for this long, it is judged at once (ranks/idle_ranks.py): no rank computes,
+#: compiles, reads or writes, so nothing more will come. A hang is to be named within 20 s.
 STILL_S = 15.0
-#: Between two looks for that.
+#: Between two tests for that.
 LOOK_S = 1.0
-#: Processor time below which a rank is still: waiting ones used 0.00 to 0.01 s in 5 s, a library's threads that
-#: look about use a hundredth of a core (judgement).
+#: Processor time below which a rank is still: waiting ranks used 0.00 to 0.01 s in 5 s, a library's polling
+#: threads use a hundredth of a core (judgement).
 STILL_CPU_S_PER_S = 0.03
 #: From the fork of the workers until each has reported in.
 WORKER_START_S = 15.0
@@ -27,9 +27,9 @@ IMPORT_S = 60.0
 EXTENSION = 0.5
 #: After a rank died or raised: time for its peers' errors to arrive.
 ECHO_GRACE_S = 0.7
-#: For the workers' second threads to answer; one second is forever for a process that still runs.
+#: For the workers' second threads to answer; one second is long for a process that still runs.
 STACK_DUMP_S = 0.8
-#: Between two samples of a flight recorder whose finished entries are retired by a watchdog that looks once a second
+#: Between two samples of a flight recorder whose finished entries are retired by a watchdog that wakes once a second
 #: (nccl2: torch 2.15 c10d/hooks/FlightRecorderHook.hpp).
 RECORDER_LAG_S = 2.0
 #: From SIGTERM to SIGKILL of workers that are done; NCCL frees its memory meanwhile.
@@ -40,7 +40,7 @@ KILL_S = 1.0
 AGENT_PAUSE_S = 1.0
 #: The least that one pair of ranks gets in the p2p check.
 PAIR_S = 5.0
-#: Ranks that share a core are slower by right: deadlines grow with ranks per core beyond this.
+#: Ranks that share a core are slower without a fault: deadlines grow with ranks per core beyond this.
 RANKS_PER_CORE = 4.0
 #: A step that one rank enters this long after the median rank is worth recording.
 LATE_ENTRY_S = 1.0
@@ -50,9 +50,9 @@ LATE_RANK_S = 2.0
 
 # --- many nodes -----------------------------------------------------------------------------------
 
-#: Between two beats of an agent, by which the others see that it lives.
+#: Between two beats of an agent, which shows the other agents that it lives.
 BEAT_S = 0.1
-#: Between two rounds of the process that speaks with the control store, on a few nodes …
+#: Between two rounds of the process that talks to the control store, on a few nodes …
 TURN_S = 0.02
 #: … and on many: so much more for each node, up to this. One thread serves the store and needs 15 us for each
 #: of some four requests a round (measured, torch 2.13), which makes a fourth of a core for 80 to 2,000 nodes.
@@ -65,8 +65,8 @@ SILENT_S = 6.0
 CONFIRM_S = 2.5
 #: A name that does not resolve for this long will not.
 UNRESOLVED_S = 6.0
-#: Connection attempts that only time out, or find no route, for this long: nobody starts late behind a
-#: firewall. A refused one means a host that is up, and is worth waiting for.
+#: Connection attempts that only time out, or find no route, for this long: a late start does not look like this, a
+#: firewall does. A refused one means a host that is up, and is worth waiting for.
 UNREACHABLE_S = 12.0
 #: One connection attempt.
 CONNECT_S = 4.0

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_doctor.parse.utf8 import as_utf8
+from ddp_doctor.parse.text import as_utf8
 from ddp_doctor.sources.given import CannotRead, read_given
 
 #: Folders that hold no code of the user's.

@@ -17,7 +17,7 @@ from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.suppression import Suppressions
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Evidence, Remedy
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
-from ddp_doctor.parse.utf8 import as_utf8
+from ddp_doctor.parse.text import as_utf8
 
 #: People do not write longer scripts, and Python's parser needs a hundred times the size of the text.
 MOST_BYTES = 1024 * 1024

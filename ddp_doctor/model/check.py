@@ -1,4 +1,4 @@
-"""A check: one thing to look at, the probe that looks, and the rules that judge what it saw."""
+"""A check: one subject, the probe that reads it, and the rules that judge what it read."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Check:
     facts: tuple[type[Fact], ...]
     rules: tuple[Rule, ...] = ()
     level: Level = Level.QUICK
-    still_s: float | None = None  # … and when it judges one in which no rank stirs at all; None: not before
+    still_s: float | None = None  # … and when it judges one in which no rank does anything; None: not before
     min_ranks: int = 1
     cost_s: float = 0.2
     deadline_s: float = 10.0

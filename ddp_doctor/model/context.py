@@ -1,4 +1,4 @@
-"""What a probe is handed instead of the machine: Protocols that sources and launch implement."""
+"""What a probe gets instead of the machine: Protocols that sources and ranks implement."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -37,14 +37,14 @@ class Disk:
 
 
 class Interface(Frozen):
-    """A network interface as getifaddrs(3) and the kernel's flags tell it."""
+    """A network interface as getifaddrs(3) and the kernel's flags describe it."""
 
     name: str
     up: bool = True
     running: bool = True  # IFF_RUNNING: up, and attached to something that carries
     loopback: bool = False
     mtu: int = 1500
-    speed_mbps: int | None = None  # None where the driver does not tell, as in most virtual machines
+    speed_mbps: int | None = None  # None where the driver does not say, as in most virtual machines
     addresses: tuple[str, ...] = ()  # "10.0.0.1/24", "fe80::1%eth0/64": IPv4 first, in the kernel's order
 
 
@@ -105,7 +105,7 @@ class Context(Protocol):
         ...
 
     def hostname(self) -> str:
-        """This host's name, as gethostname(2) tells it."""
+        """This host's name, from gethostname(2)."""
         ...
 
     def resolve(self, name: str, timeout_s: float) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ class Context(Protocol):
 
 
 class OtherWay(Frozen):
-    """A peer in a network that is not the one its backend takes, and in which all nodes have an address."""
+    """A peer in another network than the one its backend uses, in which all nodes have an address."""
 
     network: str  # "10.78.0.0/24"
     interface: str  # this node's own there
@@ -165,7 +165,7 @@ class Line(Protocol):
         ...
 
     def tcp(self) -> TcpInfo | None:
-        """What the kernel counted on this connection; None where it does not tell."""
+        """What the kernel counted on this connection; None where it does not say."""
         ...
 
     def close(self) -> None:
@@ -185,19 +185,19 @@ class NodesContext(Context, Protocol):
 
 
 class GpuWatch(Protocol):
-    """Looks at one GPU through the driver, in a second thread, while the rank keeps it at work."""
+    """Samples one GPU through the driver, in a second thread, while the rank keeps it busy."""
 
     def during(self, phase: str) -> AbstractContextManager[None]:
-        """The GPU is at work on ``phase``: only then is it looked at."""
+        """The GPU works on ``phase`` in this block: it is sampled only here."""
         ...
 
     def stop(self) -> GpuWatched:
-        """What was seen; bounded in time."""
+        """The samples; the wait is bounded."""
         ...
 
 
 class RankContext(Protocol):
-    """What a probe sees on one rank: its place in the world and the way to report progress."""
+    """What a probe sees on one rank: its place in the world, and how to report progress."""
 
     rank: int  # original rank, for reports
     group_rank: int  # rank in this trial's process group
@@ -241,7 +241,7 @@ class RankContext(Protocol):
         ...
 
     def exchange(self, name: str, text: str) -> tuple[str, ...]:
-        """What every rank said under this name, by group rank; the same call on all ranks.
+        """The texts of all ranks under this name, by group rank; the same call on all ranks.
 
         It goes through the control store, so it works where collectives would hang; it stands in a step of
         the caller's, for it waits for the slowest rank. A name is used once in a check.
@@ -260,5 +260,5 @@ class RankContext(Protocol):
         ...
 
     def watch_gpu(self, uuid: str | None) -> GpuWatch:
-        """Begin to look at the GPU with this UUID."""
+        """Begin to sample the GPU with this UUID."""
         ...

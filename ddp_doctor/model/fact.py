@@ -1,4 +1,4 @@
-"""Facts and readings: what a probe saw, or why it could not look."""
+"""Facts and readings: what a probe read, or why it could not."""
 
 from typing import ClassVar
 
@@ -7,7 +7,7 @@ from ddp_doctor.model.choices import Status
 
 
 class Fact(Frozen):
-    """What was seen, in units, without opinion.
+    """What a probe read, in units, without opinion.
 
     Subclasses name their kind and its version (``KIND = "topology/1"``); units stand in the
     field names (``busbw_gb_per_s``).
@@ -31,7 +31,7 @@ class Reading(Frozen):
     reason: str | None = None
     started_at: float = 0.0  # seconds since the epoch
     duration_s: float = 0.0
-    raw: str | None = None  # the text the fact was parsed from, so that a mended parser can re-read it
+    raw: str | None = None  # the text the fact was parsed from, so that a corrected parser can read it again
 
 
 class CouldNotLook(Exception):
@@ -41,7 +41,7 @@ class CouldNotLook(Exception):
 
 
 class Absent(CouldNotLook):
-    """The thing to look at does not exist here (no GPU, no such file)."""
+    """What the probe reads does not exist here (no GPU, no such file)."""
 
     status = Status.ABSENT
 
@@ -53,12 +53,12 @@ class Skip(CouldNotLook):
 
 
 class Failed(CouldNotLook):
-    """The thing exists, and looking at it went wrong."""
+    """It exists, and reading it went wrong."""
 
     status = Status.FAILED
 
 
 class TookTooLong(CouldNotLook):
-    """Looking took longer than the deadline."""
+    """The probe took longer than its deadline."""
 
     status = Status.TIMED_OUT

@@ -1,10 +1,10 @@
-"""What the driver said of one GPU while a rank kept it at work, as it was sampled."""
+"""What the driver reported about one GPU while a rank kept it busy."""
 
 from ddp_doctor.model.base import Frozen
 
 
 class GpuSample(Frozen):
-    """One look. ``phase`` is what the GPU was doing; None where the driver says nothing."""
+    """One sample. ``phase`` is what the GPU was doing; None where the driver says nothing."""
 
     phase: str
     sm_clock_mhz: int | None = None
@@ -16,7 +16,7 @@ class GpuSample(Frozen):
 
 
 class GpuWatched(Frozen):
-    """All looks at one GPU, and what of it stays the same; ``reason`` says why there are none."""
+    """All samples of one GPU, and what stays the same; ``reason`` says why there are none."""
 
     samples: tuple[GpuSample, ...] = ()
     reason: str | None = None

@@ -1,4 +1,4 @@
-"""The recording: all that a run saw. It is always saved and is the only input of the rules."""
+"""The recording: everything a run saw. It is always saved and is the only input of the rules."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -84,7 +84,7 @@ class World(Frozen):
         return nodes, list(accumulate((more[node] for node in nodes), initial=0))
 
     def _by_rank(self) -> Mapping[int, Node]:
-        """The nodes by their rank; of two that claim one rank the first."""
+        """The nodes by their rank; the first of two that claim the same rank."""
         return self._once("nodes", lambda: {node.node_rank: node for node in reversed(self.nodes)})
 
     def _once(self, name: str, make: Callable[[], T]) -> T:
@@ -151,17 +151,17 @@ class Recording(Frozen):
         return self.once(("first", kind), lambda: _seen(kind, readings[0]).fact) if readings else None
 
     def at(self, kind: type[F], node: int) -> list[F]:
-        """The facts of one class that were read on one node; for thousands of nodes a search is too slow."""
+        """The facts of one class from one node; indexed, because a search is too slow for thousands of nodes."""
         by_node = self.once(("by node", kind), lambda: _by_node(self.facts(kind)))
         return list(by_node.get(node, ()))
 
     def of_check(self, check_id: str) -> list[Reading]:
         """All readings of one check."""
-        by_check = self.once("by check", lambda: _grouped(self.readings, lambda one: one.check))
+        by_check = self.once("by check", lambda: _grouped(self.readings, lambda reading: reading.check))
         return list(by_check.get(check_id, ()))
 
     def of_kind(self, kind: str) -> Sequence[Reading]:
-        """The readings whose fact is of this kind, as they are: nothing is validated."""
+        """The readings whose fact is of this kind, without validation."""
         by_kind = self.once("by kind", lambda: _grouped(self.readings, _kind))
         return by_kind.get(kind, ())
 
@@ -170,7 +170,7 @@ class Recording(Frozen):
         return [reading for reading in self.readings if reading.status is Status.COLLECTED]
 
     def once(self, name: object, make: Callable[[], T]) -> T:
-        """What several rules need of this recording, worked out once; ``make`` is a pure function of it."""
+        """What several rules derive from this recording, computed once; ``make`` is a pure function of it."""
         return self._memo.once((self.readings, self.trials, self.world, self.options), name, make)
 
 

@@ -18,7 +18,7 @@ RanksDo = Literal["stop", "slow", "run"]
 
 @dataclass(frozen=True)
 class Described:
-    """What every opinion has. ``doc`` has the sections What it finds, Why it matters, Remedy, References."""
+    """What every rule has. ``doc`` has the sections What it finds, Why it matters, Remedy, References."""
 
     code: str
     name: str  # kebab-case, states the fault: "p2p-stalls-between-gpus"

@@ -15,7 +15,7 @@ class Step(Frozen):
 
     check: str
     name: str  # the field's word: all_reduce, send, init_process_group, backward …
-    seq: int  # counts the steps of one check on one rank; equal numbers are meant to meet
+    seq: int  # counts the steps of one check on one rank; steps with equal numbers meet
     detail: str = ""  # shape, dtype, peer: what must agree between the ranks that meet
     peers: tuple[int, ...] = ()  # original ranks this step needs; empty means all of the trial
     entered_at: float = 0.0  # seconds since the trial began
@@ -37,7 +37,7 @@ class FlightEntry(Frozen):
 
     @property
     def is_open(self) -> bool:
-        """Whether the rank still waits for it, as far as the recorder tells."""
+        """Whether the rank still waits for it, as far as the recorder shows."""
         return not self.retired if self.open_twice is None else self.open_twice
 
 
@@ -47,12 +47,12 @@ class Raised(Frozen):
     type: str
     message: str
     where: str = ""  # innermost file:line outside torch
-    blames_peer: bool = False  # a broken connection or a time-out: a victim's words, not a cause
+    blames_peer: bool = False  # a broken connection or a time-out: a victim's message, not a cause
     at: float = 0.0
 
 
 class RankEvidence(Frozen):
-    """All that is known of one rank when its trial ended or was judged."""
+    """What is known about one rank when its trial ended or was judged."""
 
     rank: int  # the rank in the first trial; later trials keep it
     node: int = 0
@@ -75,7 +75,7 @@ class RankEvidence(Frozen):
 
 
 class TrialRecord(Frozen):
-    """One trial: who took part, what was planned, how it ended."""
+    """One trial: which ranks took part, what was planned, how it ended."""
 
     trial: str
     launcher: Literal["forkserver", "torchrun"] = "forkserver"

@@ -140,7 +140,7 @@ def _memory(read: Reader, folder: str, version: int) -> tuple[int, int | None] |
 
 
 def _reclaimable(stat: str, version: int) -> int:
-    """Bytes of files in the page cache that nobody used lately."""
+    """Bytes of files in the page cache that no process used lately."""
     name = "inactive_file" if version == 2 else "total_inactive_file"
     match = re.search(rf"^{name} (\d+)$", stat, re.MULTILINE | re.ASCII)
     return _number(match[1]) or 0 if match else 0

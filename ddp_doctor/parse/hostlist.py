@@ -45,7 +45,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def expand_open_mpi(text: str) -> tuple[str, ...]:
-    """The hosts of Open MPI's daemons, that of mpirun first. Raises ValueError."""
+    """The hosts of Open MPI's daemons, mpirun's host first. Raises ValueError."""
 
     def padded(found: re.Match[str]) -> str:
         digits, colon, ranges = found[1].partition(":")
@@ -101,13 +101,13 @@ def _expand_item(item: str, room: int) -> list[str]:
     parts = _PIECE.split(item)  # text, ranges, text, ranges, text
     spans = [list(_spans(ranges)) for ranges in parts[1::2]]
     count = 1
-    for one in spans:
-        count *= sum(last - first + 1 for first, last, _width in one)
+    for span in spans:
+        count *= sum(last - first + 1 for first, last, _width in span)
     if count > room:
         raise ValueError(f"{_short(item)!r} names more than {MOST_HOSTS} hosts")
     numbers = [
-        [f"{number:0{width}d}" for first, last, width in one for number in range(first, last + 1)]
-        for one in spans
+        [f"{number:0{width}d}" for first, last, width in span for number in range(first, last + 1)]
+        for span in spans
     ]
     return [_woven(parts[::2], chosen) for chosen in product(*numbers)]
 

@@ -25,7 +25,7 @@ def cached(ldconfig_output: str) -> Mapping[str, str]:
 
 
 def missing_libraries(ldd_output: str) -> tuple[str, ...]:
-    """The libraries that ldd looked for in vain."""
+    """The libraries that ldd did not find."""
     return tuple(dict.fromkeys(match[1] for match in _MISSING.finditer(ldd_output)))
 
 

@@ -1,4 +1,4 @@
-"""What NCCL says before it fails: the lines that name a cause which a setting or a limit mends.
+"""What NCCL says before it fails: the lines that name a cause which a setting or a limit cures.
 
     node0:52:81 [0] misc/shmutils.cc:87 NCCL WARN Error: failed to extend /dev/shm/nccl-A1b2C3 to 9637892 bytes,
         error: No space left on device (28)
@@ -62,7 +62,7 @@ _PATTERNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
         ),
     ),
 )
-#: A text without any of these has no line that is read here; told quickly, for the logs of thousands of ranks.
+#: A text without any of these has no line that is read here: a quick test, for the logs of thousands of ranks.
 _SIGNS = (
     "NCCL WARN",
     "Error: failed to",

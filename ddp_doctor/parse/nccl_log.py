@@ -25,7 +25,7 @@ import re
 from collections.abc import Iterable
 from typing import TypeVar
 
-from ddp_doctor.facts.nccl_log import CommInit, Hca, NcclTransportFact, Pattern, RankDevice, Transport
+from ddp_doctor.facts.node.nccl_log import CommInit, Hca, NcclTransportFact, Pattern, RankDevice, Transport
 
 T = TypeVar("T")
 
@@ -172,3 +172,42 @@ def _device(found: re.Match[str]) -> RankDevice:
 def _nvml_index(bracket: str | None) -> int | None:
     """The GPU's number; None for a bus id, which has three digits at least."""
     return int(bracket) if bracket is not None and len(bracket) <= 2 and bracket.isdecimal() else None
+
+
+#: Kept of one rank: 200 pairs. A world of thousands shows each rank's first connections, those of its rings.
+MOST_CHARACTERS = 12_000
+#: Only the list of HCAs is longer; NCCL itself cuts a line at 1024.
+_LONGEST_LINE = 1100
+_PREFIX = re.compile(r"^.{0,200}?NCCL INFO ")
+_CHANNEL_NUMBER = re.compile(r"(?:Channel|Ring|CollNet) (\d{1,5}(?:/\d{1,5})?) : ")
+
+
+def digest(lines: Iterable[str]) -> str:
+    """The lines that parse_nccl_log reads, without prefix, each pair and transport once.
+
+    A rank of an ordinary job writes 50 KB to 1 MB, nearly all of it the same pairs on further channels. The digest
+    is small enough to keep for every rank::
+
+        wk:8811:8840 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
+        wk:8811:8840 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM      (the same pair again)
+        wk:8811:8840 [0] NCCL INFO + PCI[24.0] - GPU/0-1b000 (0)                  (the topology that NCCL saw)
+
+    becomes ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``.
+    """
+    kept: list[str] = []
+    pairs: set[str] = set()
+    room = MOST_CHARACTERS
+    for whole_line in lines:
+        line = whole_line[:_LONGEST_LINE]
+        if not says_something(line):
+            continue
+        text = _PREFIX.sub("", line.rstrip(), count=1)
+        pair = _CHANNEL_NUMBER.sub("", text, count=1)
+        if pair in pairs:
+            continue
+        room -= len(text) + 1
+        if room < 0:
+            break
+        pairs.add(pair)
+        kept.append(text)
+    return "\n".join(kept)

@@ -18,7 +18,7 @@ import re
 from collections.abc import Sequence
 from itertools import takewhile
 
-from ddp_doctor.facts.topology import PciDevice
+from ddp_doctor.facts.node.topology import PciDevice
 
 #: Up to eight digits of domain: a machine's own bridges (VMD, Hyper-V) count from 10000.
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
@@ -43,32 +43,32 @@ def is_bus_id(text: str) -> bool:
     return _BUS_ID.fullmatch(text) is not None
 
 
-def link_code(one: PciDevice, two: PciDevice) -> str:
+def link_code(first: PciDevice, second: PciDevice) -> str:
     """What ``nvidia-smi topo -m`` calls the way over PCI: PIX, PXB, PHB, NODE or SYS."""
-    if one.root != two.root:
-        return "NODE" if _same_numa_node(one, two) else "SYS"
-    shared = _in_common(one.bridges, two.bridges)
+    if first.root != second.root:
+        return "NODE" if _same_numa_node(first, second) else "SYS"
+    shared = _in_common(first.bridges, second.bridges)
     if shared == 0:
         return "PHB"
-    return "PIX" if max(len(one.bridges), len(two.bridges)) - shared <= 1 else "PXB"
+    return "PIX" if max(len(first.bridges), len(second.bridges)) - shared <= 1 else "PXB"
 
 
-def nccl_path(one: PciDevice, two: PciDevice) -> str:
+def nccl_path(first: PciDevice, second: PciDevice) -> str:
     """What NCCL calls the way over PCI: PIX, PXB, PHB or SYS."""
-    nearest = (one.switches()[:1], two.switches()[:1])
+    nearest = (first.switches()[:1], second.switches()[:1])
     if nearest[0] and nearest[0] == nearest[1]:
         return "PIX"
-    if set(one.switches()) & set(two.switches()):
+    if set(first.switches()) & set(second.switches()):
         return "PXB"
-    return "PHB" if _same_numa_node(one, two) else "SYS"
+    return "PHB" if _same_numa_node(first, second) else "SYS"
 
 
-def _same_numa_node(one: PciDevice, two: PciDevice) -> bool:
+def _same_numa_node(first: PciDevice, second: PciDevice) -> bool:
     """Whether both are told to stand at one node; -1 is NCCL's node for what has none."""
-    return one.numa_node is not None and one.numa_node == two.numa_node
+    return first.numa_node is not None and first.numa_node == second.numa_node
 
 
-def _in_common(one: Sequence[str], two: Sequence[str]) -> int:
+def _in_common(first: Sequence[str], second: Sequence[str]) -> int:
     """How many bridges two devices share, counted from the root port."""
-    differ = (at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a != b)
-    return next(differ, min(len(one), len(two)))
+    differ = (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+    return next(differ, min(len(first), len(second)))

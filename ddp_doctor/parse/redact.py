@@ -8,7 +8,7 @@ NCCL_NOTE=ghp_16C7e42F292c6912E7710c838347Ae178B4a   the form of a known kind of
 import re
 from collections.abc import Iterable, Mapping
 
-from ddp_doctor.parse.utf8 import as_utf8
+from ddp_doctor.parse.text import as_utf8
 
 _NAMES = re.compile(
     r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE

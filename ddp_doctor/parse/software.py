@@ -61,10 +61,10 @@ def nccl_answer(answer: CommandResult) -> dict[str, str | None]:
     A library that fails to load or crashes is at fault; a helper without an answer proves nothing.
     """
     try:
-        said = json.loads(last_line(answer.stdout))
-        if "error" in said:
-            return {"nccl_fault": str(said["error"])}
-        return {"nccl_loaded": nccl_release(said["version_code"])}
+        output = json.loads(last_line(answer.stdout))
+        if "error" in output:
+            return {"nccl_fault": str(output["error"])}
+        return {"nccl_loaded": nccl_release(output["version_code"])}
     except (ValueError, KeyError, TypeError, RecursionError):
         if answer.returncode is not None and answer.returncode < 0:
             return {"nccl_fault": f"asking it for its version ended with signal {-answer.returncode}"}

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from ddp_doctor.facts.gpus import Gpu, GpusFact
+from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 
 #: Entries that hide the rest on purpose; SLURM writes NoDevFiles for a step without GPUs.
 DELIBERATE_ENDS = ("", "-1", "none", "void", "nodevfiles")
@@ -207,5 +207,5 @@ def job_gpus(gpus: tuple[G, ...], env: Mapping[str, str]) -> tuple[G, ...]:
         return shown
     numbers = set(_ids(granted))
     named = tuple(gpu for gpu in shown if str(gpu.minor_number) in numbers)
-    # Inside a device cgroup NVML lists nothing but the granted ones, under numbers that may differ.
+    # Inside a device cgroup NVML lists only the granted ones, under numbers that may differ.
     return named if len(named) == len(numbers) else shown

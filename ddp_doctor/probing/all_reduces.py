@@ -2,11 +2,11 @@
 
 from statistics import median
 
-from ddp_doctor.facts.allreduce import SizeResult
-from ddp_doctor.knowledge import payload
-from ddp_doctor.knowledge.bandwidth import busbw
+from ddp_doctor.facts.collectives.allreduce import SizeResult
+from ddp_doctor.knowledge.ddp import payload
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.context import RankContext
+from ddp_doctor.probing.bandwidth import busbw
 
 
 def bandwidth(ctx: RankContext) -> tuple[list[SizeResult], int | None]:

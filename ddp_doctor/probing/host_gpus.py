@@ -13,7 +13,7 @@ Read through the probe's context; nothing is raised, what cannot be read does no
 
 import re
 
-from ddp_doctor.facts.gpus import PciGpu
+from ddp_doctor.facts.node.gpus import PciGpu
 from ddp_doctor.model.context import Context
 from ddp_doctor.probing.kernel_files import first_line, names_in, target_of, text_of
 
@@ -32,7 +32,11 @@ def pci_gpus(ctx: Context) -> tuple[PciGpu, ...] | None:
         bus_ids = ctx.listdir(PCI)
     except OSError:
         return None
-    return tuple(PciGpu(bus_id=it, driver=_driver(ctx, it)) for it in bus_ids if _is_nvidia_gpu(ctx, it))
+    return tuple(
+        PciGpu(bus_id=bus_id, driver=_driver(ctx, bus_id))
+        for bus_id in bus_ids
+        if _is_nvidia_gpu(ctx, bus_id)
+    )
 
 
 def _is_nvidia_gpu(ctx: Context, bus_id: str) -> bool:
@@ -56,7 +60,7 @@ def device_nodes(ctx: Context) -> tuple[str, ...]:
 def fabric_manager_runs(ctx: Context, nodes: tuple[str, ...]) -> bool | None:
     """Whether the process of NVIDIA's fabric manager is there; None where that cannot be seen, or matters not.
 
-    A container shows its own processes only, and a /proc mounted with hidepid those of the user.
+    A container shows its own processes only, and a /proc mounted with hidepid only the user's processes.
     """
     if NVSWITCHES not in nodes or in_container(ctx) or first_line(ctx, "/proc/1/comm") is None:
         return None

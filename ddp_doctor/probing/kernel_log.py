@@ -49,5 +49,5 @@ def _is_log(text: str, *, is_file: bool) -> bool:
 def _reason(result: CommandResult) -> str:
     if result.status != "ended":
         return "not installed" if result.status == "missing" else f"no answer within {LIMIT_S:g} s"
-    said = result.stderr.strip().splitlines()
-    return said[0].removeprefix("dmesg: ")[:120] if said else "nothing to read"
+    errors = result.stderr.strip().splitlines()
+    return errors[0].removeprefix("dmesg: ")[:120] if errors else "nothing to read"

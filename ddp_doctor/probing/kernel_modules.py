@@ -12,7 +12,7 @@ Read through the probe's context; nothing is raised, what cannot be read does no
 
 import re
 
-from ddp_doctor.knowledge.gpudirect import PEERMEM_FILES, PEERMEM_MODULES
+from ddp_doctor.knowledge.gpu.gpudirect import PEERMEM_FILES, PEERMEM_MODULES
 from ddp_doctor.model.context import Context
 from ddp_doctor.probing.host_limits import rdma_devices
 from ddp_doctor.probing.kernel_files import end_of, first_line

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_doctor.knowledge.manifests import Manifest, Tensor, digest
+from ddp_doctor.knowledge.ddp.manifests import Manifest, Tensor, digest
 from ddp_doctor.model.context import RankContext
 
 
@@ -27,19 +27,19 @@ def of_all_ranks(ctx: RankContext, own: Manifest, name: str = "manifest") -> dic
 
     The same call on all ranks. Where all are alike only digests travel; else each manifest once.
     """
-    mine = digest(own)
+    own_digest = digest(own)
     with ctx.step("compare_models", f"digests of {name}"):
-        digests = ctx.exchange(f"{name}-digest", mine)
-    if set(digests) == {mine}:
+        digests = ctx.exchange(f"{name}-digest", own_digest)
+    if set(digests) == {own_digest}:
         return dict.fromkeys(ctx.ranks, own)
-    speaks = digests.index(mine) == ctx.group_rank
+    speaks = digests.index(own_digest) == ctx.group_rank
     with ctx.step("compare_models", name):
         texts = ctx.exchange(name, own.text() if speaks else "")
-    known = {mine: own}
-    for place, one in enumerate(digests):
-        if one not in known:
-            known[one] = Manifest.model_validate_json(texts[place])
-    return {rank: known[one] for rank, one in zip(ctx.ranks, digests, strict=True)}
+    known = {own_digest: own}
+    for place, digest_of_rank in enumerate(digests):
+        if digest_of_rank not in known:
+            known[digest_of_rank] = Manifest.model_validate_json(texts[place])
+    return {rank: known[digest_of_rank] for rank, digest_of_rank in zip(ctx.ranks, digests, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -63,29 +63,29 @@ def _has_sparse_gradient(part: Any) -> bool:
 
 
 def _tensors(named: Iterable[tuple[str, Any]], marks: _Marks) -> tuple[Tensor, ...]:
-    """The tensors of a module; one that comes again is told by its first name."""
+    """The tensors of a module; one that comes again has its first name."""
     first: dict[int, str] = {}
     memory: dict[int, str] = {}
     found = []
     for name, tensor in named:
         tied_to, address = first.get(id(tensor)), _address(tensor)
-        one = Tensor(
+        described = Tensor(
             name=name,
             tied_to=tied_to,
             memory_of=memory.get(address) if address and tied_to is None else None,
             persistent=name not in marks.transient,
             sparse_grad=name in marks.sparse,
             ignored=name in marks.ignored,
-            **_looks(tensor),
+            **_attributes(tensor),
         )
         first.setdefault(id(tensor), name)
         memory.setdefault(address, name)
-        found.append(one)
+        found.append(described)
     return tuple(found)
 
 
-def _looks(tensor: Any) -> dict[str, Any]:
-    """What the tensor itself tells."""
+def _attributes(tensor: Any) -> dict[str, Any]:
+    """What the tensor itself says."""
     import torch
 
     lazy = _is_lazy(tensor)

@@ -2,7 +2,7 @@
 
 import re
 
-from ddp_doctor.facts.nccl import ConfFile, Reason
+from ddp_doctor.facts.node.nccl import ConfFile, Reason
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 from ddp_doctor.settings.nccl_conf import MOST_LINES, SYSTEM_FILE, conf_lines
@@ -20,9 +20,9 @@ def conf_files(ctx: Context) -> tuple[ConfFile, ...]:
     if home and named:
         users[named] = "named"
     elif home:
-        other = _passwd_home(ctx) or home
-        users[f"{other}/.nccl.conf"] = "passwd"
-        users[f"{home}/.nccl.conf"] = "user" if other == home else "home"
+        passwd_home = _passwd_home(ctx) or home
+        users[f"{passwd_home}/.nccl.conf"] = "passwd"
+        users[f"{home}/.nccl.conf"] = "user" if passwd_home == home else "home"
     files = [_file(ctx, path, reason) for path, reason in {**users, SYSTEM_FILE: "system"}.items()]
     return tuple(file for file in files if file is not None)
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from ipaddress import ip_address
 
-from ddp_doctor.knowledge.interface_choice import Choice, holder
+from ddp_doctor.knowledge.network.interface_choice import Choice, holder
 from ddp_doctor.model.context import CommandResult, Context, Interface
 from ddp_doctor.probing.nccl_conf import conf_files
 from ddp_doctor.settings.nccl_conf import set_by_files
@@ -25,8 +25,8 @@ def nccl_environment(ctx: Context) -> dict[str, str]:
 
 def library_choice(answer: CommandResult, interfaces: Sequence[Interface]) -> Choice | None:
     """What libnccl chose; None where there is none, or where it could not be asked, as without a driver."""
-    told = _last_object(answer.stdout)
-    address, error = told.get("address"), told.get("error")
+    output = _last_object(answer.stdout)
+    address, error = output.get("address"), output.get("error")
     if isinstance(address, str) and _is_address(address):
         why = "libnccl itself put it into its unique id"
         return Choice(interface=holder(interfaces, address), address=address, why=why)
@@ -47,7 +47,7 @@ def _last_object(stdout: str) -> dict[str, object]:
     """The JSON object in the last line: NCCL_DEBUG prints before it."""
     lines = stdout.strip().splitlines()
     try:
-        told = json.loads(lines[-1]) if lines else None
+        output = json.loads(lines[-1]) if lines else None
     except (ValueError, RecursionError):
-        told = None
-    return told if isinstance(told, dict) else {}
+        output = None
+    return output if isinstance(output, dict) else {}

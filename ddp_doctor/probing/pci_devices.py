@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-from ddp_doctor.facts.topology import PciDevice
+from ddp_doctor.facts.node.topology import PciDevice
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.pci_tree import is_bus_id, read_path
 from ddp_doctor.probing.host_gpus import PCI
@@ -73,7 +73,9 @@ def _device(ctx: Context, link: str, name: str, kind: Literal["gpu", "nic", "net
     if place is None:
         return None
     bus_id, root, bridges = place
-    node, width = (_number(first_line(ctx, f"{PCI}/{bus_id}/{it}")) for it in ("numa_node", "max_link_width"))
+    node, width = (
+        _number(first_line(ctx, f"{PCI}/{bus_id}/{file}")) for file in ("numa_node", "max_link_width")
+    )
     return PciDevice(
         bus_id=bus_id,
         name=name,

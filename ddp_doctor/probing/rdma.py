@@ -12,7 +12,7 @@ r"""Reads RDMA devices from /sys/class/infiniband; no library and no privilege i
     /sys/class/net/bond0/bonding/slaves                       ens1f0np0 ens1f1np1
     /sys/class/net/ens1f1np1/bonding_slave/mii_status         down
 
-Nothing is raised: what cannot be read is not told. Only active ports are read in full, and of a table of
+Nothing is raised: what cannot be read stays unknown. Only active ports are read in full, and of a table of
 addresses only what comes before a row of empty entries, so that 64 virtual functions cost little.
 Source of the formats: the kernel's drivers/infiniband/core/sysfs.c.
 """
@@ -20,9 +20,9 @@ Source of the formats: the kernel's drivers/infiniband/core/sysfs.c.
 import errno
 import re
 
-from ddp_doctor.facts.rdma import Hca, NetDevice, Port, PortAfter
-from ddp_doctor.knowledge import nccl_hca, rdma
-from ddp_doctor.knowledge.roce_gids import Gid, compressed
+from ddp_doctor.facts.node.rdma import Hca, NetDevice, Port, PortAfter
+from ddp_doctor.knowledge.network import nccl_hca, rdma
+from ddp_doctor.knowledge.network.roce_gids import Gid, compressed
 from ddp_doctor.model.context import Context
 from ddp_doctor.probing.kernel_files import end_of, first_line, names_in
 
@@ -82,7 +82,7 @@ def read_netdevs(ctx: Context, hcas: tuple[Hca, ...]) -> tuple[NetDevice, ...]:
     """The interfaces over the ports of these devices, and below their bonds."""
     names = {name for hca in hcas for port in hca.ports for name in port.netdevs}
     found = {name: _netdev(ctx, name) for name in sorted(names)}
-    below = {slave for one in found.values() for slave in one.slaves} - found.keys()
+    below = {slave for netdev in found.values() for slave in netdev.slaves} - found.keys()
     return (*found.values(), *(_netdev(ctx, name) for name in sorted(below)))
 
 
@@ -154,13 +154,13 @@ def _gids(ctx: Context, at: str, *, roce: bool) -> tuple[Gid, ...]:
 
 
 def _gid(ctx: Context, at: str, index: int, address: str) -> Gid:
-    hidden, told = False, ""
+    hidden, gid_type = False, ""
     try:
-        told = ctx.read(f"{at}/gid_attrs/types/{index}").strip()
+        gid_type = ctx.read(f"{at}/gid_attrs/types/{index}").strip()
     except OSError as error:
         hidden = error.errno == errno.EINVAL
     netdev = first_line(ctx, f"{at}/gid_attrs/ndevs/{index}")
-    return Gid(index=index, address=address, roce=_ROCE.get(told), netdev=netdev or None, hidden=hidden)
+    return Gid(index=index, address=address, roce=_ROCE.get(gid_type), netdev=netdev or None, hidden=hidden)
 
 
 def _counters(ctx: Context, at: str) -> dict[str, int]:

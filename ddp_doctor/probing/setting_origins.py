@@ -1,6 +1,6 @@
 """Where the variables of this process come from, as far as /proc and the files of a login tell.
 
-    /proc/4711/stat        4711 (bash) S 4700 …            who started whom
+    /proc/4711/stat        4711 (bash) S 4700 …            which process started which
     /proc/4711/environ     PATH=/bin\\0NCCL_DEBUG=INFO\\0    what a process was started with (proc(5)), and not what
                                                            it set itself: that stands in its children's
     /etc/environment       NCCL_DEBUG=INFO
@@ -13,13 +13,13 @@ of other users only the name can be read. Only which names have the same value i
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from ddp_doctor.facts.env_vars import Origin, SettingOrigins
+from ddp_doctor.facts.node.env_vars import Origin, SettingOrigins
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.context import Context
 from ddp_doctor.settings.names import is_recorded
 from ddp_doctor.settings.text.setting_text import NoSettings, read_setting_text
 
-#: Nobody nests deeper, and a ring of processes must not hold us.
+#: Processes are not nested deeper; a cycle must end here.
 _MOST_ANCESTORS = 32
 #: Read where there is a HOME; those of a login shell and of any bash.
 _IN_HOME = (".bashrc", ".bash_profile", ".bash_login", ".profile", ".zshrc", ".zshenv", ".pam_environment")
@@ -53,7 +53,7 @@ def setting_origins(ctx: Context) -> SettingOrigins:
 
 
 def _ancestors(ctx: Context) -> Iterator[_Process]:
-    """The parent, its parent and so on, up to the first that nobody here started."""
+    """The parent, its parent and so on, up to the first process without a parent here."""
     own = stat_of(_text(ctx, "/proc/self/stat"))
     for _ in range(_MOST_ANCESTORS):
         if own is None or own[2] == 0:
@@ -107,9 +107,9 @@ def file_settings(text: str) -> Iterator[tuple[str, str, int]]:
         written = read_setting_text(text).written
     except NoSettings:
         return
-    for one in written:
-        if one.value is not None and one.depends_on is None and one.void is None:
-            yield one.name, one.value, one.line
+    for setting in written:
+        if setting.value is not None and setting.depends_on is None and setting.void is None:
+            yield setting.name, setting.value, setting.line
 
 
 def _paths(ctx: Context) -> Iterator[str]:

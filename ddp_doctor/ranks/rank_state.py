@@ -11,7 +11,7 @@ from typing import Protocol
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step
-from ddp_doctor.parse.nccl_digest import digest
+from ddp_doctor.parse.nccl_log import digest
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 from ddp_doctor.ranks import process
 from ddp_doctor.ranks.events import EventReader

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from ddp_doctor.knowledge.gpu_memory import allowance
+from ddp_doctor.knowledge.gpu.gpu_memory import allowance
 from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Fact

@@ -1,10 +1,6 @@
 """What an operator does about GPUs that are in trouble."""
 
-from ddp_doctor.knowledge.nvml import (
-    CLOCK_EVENTS_API,
-    PERSISTENCE_GUIDE,
-    XID_CATALOG,
-)
+from ddp_doctor.knowledge.gpu.nvml import CLOCK_EVENTS_API, PERSISTENCE_GUIDE, XID_CATALOG
 from ddp_doctor.model.finding import NOTHING_TO_UNDO
 from ddp_doctor.remedies.kinds import by_operator
 

@@ -6,8 +6,8 @@ guide, NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY; hosts(5).
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from ddp_doctor.knowledge.addresses import address_of, is_loopback
-from ddp_doctor.knowledge.interface_choice import GLOO_IFNAME, NCCL_COMM_ID, NCCL_IFNAME, holder
+from ddp_doctor.knowledge.network.addresses import address_of, is_loopback
+from ddp_doctor.knowledge.network.interface_choice import GLOO_IFNAME, NCCL_COMM_ID, NCCL_IFNAME, holder
 from ddp_doctor.model.context import Interface
 from ddp_doctor.model.finding import Remedy, Setting
 from ddp_doctor.model.recording import Recording

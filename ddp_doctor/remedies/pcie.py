@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ddp_doctor.facts.pcie import PcieFact
+from ddp_doctor.facts.node.pcie import PcieFact
 from ddp_doctor.model.finding import Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.remedies.kinds import by_administrator

@@ -12,7 +12,7 @@ Rows that differ come first. The rate is that of the way that was used.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ddp_doctor.facts.nccl_log import NcclTransportFact
+from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.plain import one_line
 from ddp_doctor.views.links_between_nodes import crossings, hca_of

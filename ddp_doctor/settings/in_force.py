@@ -6,9 +6,9 @@ equal names; torchrun sets for its workers what is unset.
 
 from collections.abc import Iterator
 
-from ddp_doctor.facts.env_vars import EnvVars, Origin, SettingOrigins, SettingText, Written
-from ddp_doctor.facts.nccl import NcclFact
-from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.node.env_vars import EnvVars, Origin, SettingOrigins, SettingText, Written
+from ddp_doctor.facts.node.nccl import NcclFact
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Overruled, SettingInForce

@@ -12,13 +12,13 @@ comes before the system's, the first of two equal names counts, and no file chan
 
 from collections.abc import Mapping
 
-from ddp_doctor.facts.nccl import ConfFile, ConfLine, NcclFact
-from ddp_doctor.facts.software import Software
-from ddp_doctor.knowledge.nccl_plugins import CONF_FILE_SINCE, HOME_SINCE
+from ddp_doctor.facts.node.nccl import ConfFile, ConfLine, NcclFact
+from ddp_doctor.facts.node.software import Software
+from ddp_doctor.knowledge.network.nccl_plugins import CONF_FILE_SINCE, HOME_SINCE
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.parse.redact import is_withheld
-from ddp_doctor.parse.utf8 import as_utf8
+from ddp_doctor.parse.text import as_utf8
 from ddp_doctor.settings.names import is_recorded
 
 SYSTEM_FILE = "/etc/nccl.conf"

@@ -182,8 +182,13 @@ def _processes(nvml: Nvml, gpu: dict[str, Any], handle: Any, kind: str, name: st
     if reason:
         gpu["unavailable"][f"{kind}_processes"] = reason
     return [
-        {"pid": it.pid, "kind": kind, "name": _name(it.pid), "memory_used_bytes": it.usedGpuMemory}
-        for it in found or ()
+        {
+            "pid": process.pid,
+            "kind": kind,
+            "name": _name(process.pid),
+            "memory_used_bytes": process.usedGpuMemory,
+        }
+        for process in found or ()
     ]
 
 

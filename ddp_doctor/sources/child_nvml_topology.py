@@ -76,7 +76,7 @@ def _ask(answer: dict[str, Any]) -> None:
 def _fields(nvml: Nvml, handle: Any, ids: dict[int, Any], link: int) -> dict[int, int]:
     """The numbers that NVML has for these fields of one link."""
     values, reason = nvml.call("nvmlDeviceGetFieldValues", handle, [(field, link) for field in ids])
-    found = {} if reason else {one.fieldId: one for one in values if one.nvmlReturn == 0}
+    found = {} if reason else {value.fieldId: value for value in values if value.nvmlReturn == 0}
     return {field: _number(one) for field, one in found.items()}
 
 
@@ -172,18 +172,18 @@ def _errors(nvml: Nvml, handle: Any, link: int) -> dict[str, int]:
 
 
 def _pairs(nvml: Nvml, handles: dict[int, Any], answer: dict[str, Any]) -> None:
-    for one, two in combinations(handles, 2):
-        level, _ = nvml.call("nvmlDeviceGetTopologyCommonAncestor", handles[one], handles[two])
+    for first, second in combinations(handles, 2):
+        level, _ = nvml.call("nvmlDeviceGetTopologyCommonAncestor", handles[first], handles[second])
         if level is not None:
-            answer["ancestors"].append([one, two, level])
+            answer["ancestors"].append([first, second, level])
     for name, number in CAPABILITIES.items():
         statuses = []
-        for one, two in permutations(handles, 2):
-            status, reason = nvml.call("nvmlDeviceGetP2PStatus", handles[one], handles[two], number)
+        for first, second in permutations(handles, 2):
+            status, reason = nvml.call("nvmlDeviceGetP2PStatus", handles[first], handles[second], number)
             if reason in ("function_not_found", "binding_too_old"):
                 break
             if status is not None:
-                statuses.append([one, two, status])
+                statuses.append([first, second, status])
         answer["p2p"][name] = statuses
 
 

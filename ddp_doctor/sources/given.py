@@ -1,4 +1,4 @@
-"""Texts that a user names: a file, a pipe, or stdin; bounded in size and in silence."""
+"""Texts that a user names: a file, a pipe, or stdin; limited in size and in waiting time."""
 
 import os
 import select
@@ -6,7 +6,7 @@ import sys
 
 #: The topologies of thousands of hosts are some megabytes.
 MOST_BYTES = 64 * 1024 * 1024
-#: A slow host has answered by then; one that hangs answers never.
+#: A slow host has answered by then; a host that hangs never answers.
 SILENCE_S = 60.0
 
 
@@ -34,7 +34,7 @@ def read_given(path: str, *, most_bytes: int = MOST_BYTES, silence_s: float = SI
 def _read(descriptor: int, name: str, most_bytes: int, silence_s: float) -> bytes:
     data = bytearray()
     while len(data) <= most_bytes:
-        # Whoever pastes into a terminal may take their time.
+        # A person who pastes into a terminal may take their time.
         if not os.isatty(descriptor) and not select.select([descriptor], [], [], silence_s)[0]:
             raise CannotRead(f"nothing came from {name} for {silence_s:g} s, so it was given up")
         chunk = os.read(descriptor, 65536)

@@ -1,4 +1,4 @@
-"""Look at one GPU through NVML, again and again, while the process that owns it puts load on it.
+"""Sample one GPU through NVML while the process that owns it puts load on it.
 
 It runs in a thread of a rank, which the agent may kill at any time: an NVML that hangs costs its samples
 and nothing else. Clocks, slowdowns and the PCIe link mean little on an idle GPU: it saves power.
@@ -12,9 +12,9 @@ from typing import Any
 from ddp_doctor.model.gpu_watch import GpuSample, GpuWatched
 from ddp_doctor.sources.child_nvml import CLOCK_EVENTS
 
-#: Between two looks. NVML averages power over 25 to 100 ms, so nothing is gained by more of them.
+#: Between two samples. NVML averages power over 25 to 100 ms, so more samples gain nothing.
 _INTERVAL_S = 0.02
-#: For the last look to end.
+#: For the last sample to end.
 _PATIENCE_S = 1.0
 _SM_CLOCK, _GPU_TEMPERATURE = 1, 0  # NVML_CLOCK_SM, NVML_TEMPERATURE_GPU
 
@@ -34,7 +34,7 @@ class NvmlWatch:
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """The GPU is at work on ``phase``."""
+        """The GPU works on ``phase`` in this block."""
         self._phase = phase
         try:
             yield
@@ -42,7 +42,7 @@ class NvmlWatch:
             self._phase = ""
 
     def stop(self) -> GpuWatched:
-        """What was seen. Bounded: a look that does not come back is left alone."""
+        """The samples. The wait is bounded: a sample that does not return is given up."""
         self._leaving.set()
         self._thread.join(_PATIENCE_S)
         return GpuWatched(samples=tuple(self._samples), reason=self._reason, **self._lasting)

@@ -1,4 +1,4 @@
-"""The real machine behind the ``Context`` that node probes are handed."""
+"""The real machine behind the ``Context`` that node probes get."""
 
 import os
 import resource

@@ -20,7 +20,11 @@ def interfaces() -> tuple[Interface, ...]:
     found = []
     for name, stat in ((name, stats[name]) for _, name in socket.if_nameindex() if name in stats):
         flags = getattr(stat, "flags", "").split(",")  # psutil 5.9.3 and newer
-        ours = [one for one in addresses.get(name, ()) if one.family in (socket.AF_INET, socket.AF_INET6)]
+        ours = [
+            address
+            for address in addresses.get(name, ())
+            if address.family in (socket.AF_INET, socket.AF_INET6)
+        ]
         found.append(
             Interface(
                 name=name,
@@ -29,7 +33,9 @@ def interfaces() -> tuple[Interface, ...]:
                 loopback="loopback" in flags or name == "lo",
                 mtu=stat.mtu,
                 speed_mbps=stat.speed or None,
-                addresses=tuple(f"{one.address}/{_prefix_length(one.netmask, one.family)}" for one in ours),
+                addresses=tuple(
+                    f"{address.address}/{_prefix_length(address.netmask, address.family)}" for address in ours
+                ),
             )
         )
     return tuple(found)
@@ -65,4 +71,4 @@ def _resolve(name: str, answers: "SimpleQueue[tuple[str, ...] | OSError]") -> No
     except OSError as error:
         answers.put(error)
     else:
-        answers.put(tuple(dict.fromkeys(str(one[4][0]) for one in found)))
+        answers.put(tuple(dict.fromkeys(str(info[4][0]) for info in found)))

@@ -1,4 +1,4 @@
-"""The other nodes of a run, behind the ``NodesContext`` that probes between nodes are handed."""
+"""The other nodes of a run, behind the ``NodesContext`` that probes between nodes get."""
 
 from collections.abc import Mapping
 

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from ddp_doctor.knowledge.network import BURST_BYTES
+from ddp_doctor.knowledge.network.path_quality import BURST_BYTES
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.context import TcpInfo
 
@@ -77,9 +77,9 @@ class Listener:
         with self._lock:
             self._stopped = True
             sockets = [self._server, *self._open]
-        for one in sockets:
+        for opened in sockets:
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits on it, close() alone does not
+                opened.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits on it, close() alone does not
 
     def _accept(self) -> None:
         with self._server:
@@ -279,7 +279,7 @@ class _Stream:
         return left_s
 
     def header(self) -> tuple[bytes, int]:
-        """Kind and length of the next message. Raises OSError (EPROTO) for what nobody of ours sends."""
+        """Kind and length of the next message. Raises OSError (EPROTO) for what no agent of ours sends."""
         kind, length = _HEADER.unpack(self.content(_HEADER.size))
         if length > _LONGEST.get(kind, -1):
             raise _foreign(f"a message of kind {kind!r} and {length} bytes")

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ddp_doctor.facts.consistency import RankSettings, Settings
+from ddp_doctor.facts.cluster.consistency import RankSettings, Settings
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.probing.rank_settings import settings_of

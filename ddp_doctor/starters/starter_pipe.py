@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 
-from ddp_doctor.facts.roll_call import NotStarted
+from ddp_doctor.facts.cluster.roll_call import NotStarted
 from ddp_doctor.ranks.interruption import SIGNALS
 
 #: Set to 1 for an agent that was started by another ddp-doctor.

@@ -1,7 +1,7 @@
 """Which of a node's GPUs others use."""
 
-from ddp_doctor.facts.gpus import Gpu, GpuProcess, GpusFact
-from ddp_doctor.knowledge.nvml import MPS_SERVER
+from ddp_doctor.facts.node.gpus import Gpu, GpuProcess, GpusFact
+from ddp_doctor.knowledge.gpu.nvml import MPS_SERVER
 from ddp_doctor.model.base import Frozen
 
 

@@ -6,8 +6,8 @@ DD434, DD436 and DD437 tell of them; the rules on settings leave them alone.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ddp_doctor.facts.rdma import RdmaFact
-from ddp_doctor.facts.topology import TopologyFact
+from ddp_doctor.facts.node.rdma import RdmaFact
+from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.views.transports import Expected, GpuPair, Place, places
 
@@ -16,7 +16,7 @@ _BETWEEN_GPUS = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_P2P_LEVEL")
 
 @dataclass(frozen=True)
 class Loss:
-    """What one setting takes from one pair of GPUs."""
+    """What one setting costs one pair of GPUs."""
 
     having: Expected
     without: Expected
@@ -30,7 +30,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Forbidden:
-    """One setting that takes the same from the GPUs of some nodes."""
+    """One setting that costs the GPUs of some nodes the same."""
 
     name: str
     value: str
@@ -49,7 +49,7 @@ class Forbidden:
 
 
 def between_gpus(recording: Recording) -> list[Forbidden]:
-    """The settings that keep pairs of GPUs from a faster way, each with the nodes on which it takes the same."""
+    """The settings that keep pairs of GPUs from a faster way, each with the nodes on which it costs the same."""
     return recording.once("ways forbidden between GPUs", lambda: _between_gpus(recording))
 
 
@@ -70,10 +70,10 @@ def _between_gpus(recording: Recording) -> list[Forbidden]:
 
 
 def _losses(place: Place, name: str) -> list[Loss]:
-    """The pairs that go another way for this setting alone, where it is certain what they would use."""
+    """The pairs that use another path because of this setting alone, where the path without it is certain."""
     if name not in place.node.settings:
         return []
-    others = {other: value for other, value in place.node.settings.items() if other != name}
+    others = {setting: value for setting, value in place.node.settings.items() if setting != name}
     after = {pair.gpus: pair for pair in place.expected(replace(place.node, settings=others))}
     losses = [Loss(pair, after[pair.gpus]) for pair in place.expected()]
     order = ("P2P", "SHM", "NET")
@@ -111,10 +111,10 @@ def settings_told(recording: Recording) -> frozenset[str]:
 
 
 def _settings_told(recording: Recording) -> frozenset[str]:
-    told = {forbidden.name for forbidden in between_gpus(recording) if forbidden.is_slower}
+    names = {forbidden.name for forbidden in between_gpus(recording) if forbidden.is_slower}
     if may_use_rdma(recording):
         facts = recording.facts(RdmaFact)
         mixed = rdma_in_use(facts)
         causes = {cause for seen in facts if (cause := forbidding_rdma(seen.fact)) is not None}
-        told |= {setting.partition("=")[0] for setting, roce in causes if mixed or not roce}
-    return frozenset(told)
+        names |= {setting.partition("=")[0] for setting, roce in causes if mixed or not roce}
+    return frozenset(names)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from ddp_doctor.facts.gpus import Gpu, GpusFact
+from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge.thresholds import GPU_LIMIT_SHARE
 from ddp_doctor.model.recording import Recording
 
@@ -16,10 +16,10 @@ def hits_of(recording: Recording, is_hit: Callable[[Gpu], object]) -> Hits:
 
 
 def gpus_of_the_job(recording: Recording) -> Hits:
-    """Told once: some twenty rules ask, of thousands of nodes."""
+    """Computed once: some twenty rules ask, for thousands of nodes."""
     return recording.once(
         "GPUs of the job",
-        lambda: [(node.node, gpu) for node in recording.facts(GpusFact) for gpu in node.fact.of_the_job()],
+        lambda: [(gpus.node, gpu) for gpus in recording.facts(GpusFact) for gpu in gpus.fact.of_the_job()],
     )
 
 
@@ -36,11 +36,11 @@ def _by_model(recording: Recording) -> dict[str, Hits]:
 
 
 def far_below(peers: Hits, tell: Callable[[Gpu], float | None]) -> tuple[Hits, Hits, float]:
-    """Those far below the value of most, all that tell theirs, and that value; of equally many the higher one."""
-    hits = [hit for hit in peers if tell(hit[1])]
+    """The GPUs far below the usual value, all GPUs with a value, and the usual value: the most frequent one."""
+    hits = [peer for peer in peers if tell(peer[1])]
     counts = Counter(tell(gpu) or 0.0 for _, gpu in hits)
     usual = max(counts, key=lambda value: (counts[value], value), default=0.0)
-    low = [hit for hit in hits if (tell(hit[1]) or 0.0) < GPU_LIMIT_SHARE * usual]
+    low = [peer for peer in hits if (tell(peer[1]) or 0.0) < GPU_LIMIT_SHARE * usual]
     return low, hits, usual
 
 

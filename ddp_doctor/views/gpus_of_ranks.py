@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from ddp_doctor.facts.gpus import GpusFact
-from ddp_doctor.facts.process_group import ProcessGroupFact
+from ddp_doctor.facts.collectives.process_group import ProcessGroupFact
+from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.model.recording import Recording
 
 
@@ -27,7 +27,7 @@ def _gpus_of_ranks(recording: Recording) -> Mapping[int, int | None]:
         gpus = reversed(node.fact.gpus)
         known.setdefault(node.node, {gpu.uuid: gpu.index for gpu in gpus if gpu.uuid})
     found: dict[int, int | None] = {}
-    for seen in recording.facts(ProcessGroupFact):
-        if seen.rank is not None:
-            found.setdefault(seen.rank, known.get(seen.node, {}).get(seen.fact.gpu_uuid or ""))
+    for rank in recording.facts(ProcessGroupFact):
+        if rank.rank is not None:
+            found.setdefault(rank.rank, known.get(rank.node, {}).get(rank.fact.gpu_uuid or ""))
     return found

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from ddp_doctor.facts.interfaces import InterfacesFact
-from ddp_doctor.knowledge.addresses import shared_interface
-from ddp_doctor.knowledge.interface_choice import Choice, gloo_choice, nccl_choice
-from ddp_doctor.knowledge.interface_faults import Offer, is_fine
+from ddp_doctor.facts.node.interfaces import InterfacesFact
+from ddp_doctor.knowledge.network.addresses import shared_interface
+from ddp_doctor.knowledge.network.interface_choice import Choice, gloo_choice, nccl_choice
+from ddp_doctor.knowledge.network.interface_faults import Offer, is_fine
 from ddp_doctor.model.recording import FactAt
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddp_doctor.facts.gpus import Gpu, GpusFact
-from ddp_doctor.facts.kernel import KernelEvent, KernelFact, StuckProcess
-from ddp_doctor.knowledge.xids import RECENT_S
+from ddp_doctor.facts.node.gpus import Gpu, GpusFact
+from ddp_doctor.facts.node.kernel import KernelEvent, KernelFact, StuckProcess
+from ddp_doctor.knowledge.gpu.xids import RECENT_S
 from ddp_doctor.model.recording import Recording
 
 

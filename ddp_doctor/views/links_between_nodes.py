@@ -4,15 +4,15 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ddp_doctor.facts.nccl_log import NcclTransportFact, Transport
-from ddp_doctor.facts.rdma import RdmaFact
+from ddp_doctor.facts.node.nccl_log import NcclTransportFact, Transport
+from ddp_doctor.facts.node.rdma import RdmaFact
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.transports import first_trial, log_of, numbers_of_gpus, texts
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """One connection that a rank of ``node`` has with one of another node, as it says itself."""
+    """One connection that a rank of ``node`` has with one of another node, as its own log says."""
 
     node: int
     other: int
@@ -28,24 +28,24 @@ def crossings(recording: Recording, node: int) -> Iterator[Crossing]:
     if trial is None or world is None or not set(log.comm_sizes) <= {len(trial.ranks)}:
         return
     gpus = numbers_of_gpus(recording, trial, log, node)
-    for one in log.transports:
-        if one.kind != "NET" or max(one.from_rank, one.to_rank) >= len(trial.ranks):
+    for transport in log.transports:
+        if transport.kind != "NET" or max(transport.from_rank, transport.to_rank) >= len(trial.ranks):
             continue
-        sender, receiver = trial.ranks[one.from_rank], trial.ranks[one.to_rank]
-        mine, other = (receiver, sender) if one.end == "receive" else (sender, receiver)
-        if world.node_of(mine) == node != world.node_of(other):
-            yield Crossing(node, world.node_of(other), (mine, other), one, gpus.get(mine))
+        sender, receiver = trial.ranks[transport.from_rank], trial.ranks[transport.to_rank]
+        own_rank, peer = (receiver, sender) if transport.end == "receive" else (sender, receiver)
+        if world.node_of(own_rank) == node != world.node_of(peer):
+            yield Crossing(node, world.node_of(peer), (own_rank, peer), transport, gpus.get(own_rank))
 
 
 def nodes_that_say(recording: Recording, pattern: re.Pattern[str]) -> list[int]:
-    """The nodes whose log holds the pattern; told without reading the logs, for thousands of nodes."""
+    """The nodes whose log holds the pattern; found without parsing the logs, for thousands of nodes."""
     return [node for node, text in texts(recording).items() if pattern.search(text)]
 
 
 def rdma_of(recording: Recording) -> Mapping[int, RdmaFact]:
     """What is recorded of the RDMA devices of each node."""
     return recording.once(
-        "RDMA by node", lambda: {seen.node: seen.fact for seen in recording.facts(RdmaFact)}
+        "RDMA by node", lambda: {rdma.node: rdma.fact for rdma in recording.facts(RdmaFact)}
     )
 
 

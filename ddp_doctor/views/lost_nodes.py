@@ -1,8 +1,8 @@
-"""Who is to blame when nodes fall silent: a pure function of what each observer still heard.
+"""Which nodes are to blame when nodes fall silent: a pure function of what each observer still heard.
 
-The beats over the control store say only that two ends do not hear each other. A node is named alone on
-evidence from that node (its kernel answers, its own link is down), on that of two independent observers, or
-where it is cut off from all others; where one end is silent to the other and no more is known, the pair is.
+Missing heartbeats over the control store show only that two ends do not hear each other. A node alone is named on
+evidence from that node (its kernel answers, its own link is down), on evidence from two independent observers, or
+where it is cut off from all other nodes. Where one end is silent to the other and no more is known, the pair is named.
 A report of another node that reached the recording shows that the two still hear each other.
 """
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Literal
 
-from ddp_doctor.facts.connectivity import ConnectivityFact
-from ddp_doctor.facts.roll_call import SilenceFact
-from ddp_doctor.knowledge.addresses import is_own_bridge
+from ddp_doctor.facts.cluster.connectivity import ConnectivityFact
+from ddp_doctor.facts.cluster.roll_call import SilenceFact
 from ddp_doctor.knowledge.deadlines import SILENT_S
+from ddp_doctor.knowledge.network.addresses import is_own_bridge
 from ddp_doctor.model.recording import FactAt, Recording
 
 How = Literal[
@@ -48,20 +48,22 @@ class Cause:
 
     @property
     def observers(self) -> tuple[int, ...]:
-        """Who does not hear the silent nodes."""
-        return _observers(one for one in self.seen if one.fact.answer != "answers" or one.fact.heartbeat)
+        """The nodes that do not hear the silent nodes."""
+        return _observers(
+            silence for silence in self.seen if silence.fact.answer != "answers" or silence.fact.heartbeat
+        )
 
 
 def silent_nodes(recording: Recording) -> frozenset[int]:
     """Node ranks that fell silent, left before the end, or are cut off: the ranks of others wait for theirs."""
-    left = {one.fact.node for one in farewells(recording)}
+    left = {farewell.fact.node for farewell in farewells(recording)}
     lost = {node for cause in causes(recording) for node in (*cause.silent, *cause.blamed)}
     return frozenset(left | lost)
 
 
 def farewells(recording: Recording) -> list[FactAt[SilenceFact]]:
     """The nodes that left before the end, and said why."""
-    return [node for node in recording.facts(SilenceFact) if node.fact.said_goodbye]
+    return [silence for silence in recording.facts(SilenceFact) if silence.fact.said_goodbye]
 
 
 def causes(recording: Recording) -> list[Cause]:
@@ -82,36 +84,40 @@ def links_lost(recording: Recording, seen: FactAt[SilenceFact]) -> tuple[str, ..
 def leads_out(address: str) -> bool:
     """Whether other hosts can be met at this address: it is neither loopback nor link-local."""
     try:
-        one = ip_address(address.partition("/")[0].partition("%")[0])
+        ip = ip_address(address.partition("/")[0].partition("%")[0])
     except ValueError:
         return False
-    return not (one.is_loopback or one.is_link_local)
+    return not (ip.is_loopback or ip.is_link_local)
 
 
 # --- from observations to causes ------------------------------------------------------------------
 
 
 def _causes(recording: Recording) -> list[Cause]:
-    left = {one.fact.node for one in farewells(recording)}
+    left = {farewell.fact.node for farewell in farewells(recording)}
     blocked = _blocked_before(recording)
     all_seen = [
-        _as_news(node, blocked) for node in recording.facts(SilenceFact) if node.fact.node not in left
+        _as_news(silence, blocked)
+        for silence in recording.facts(SilenceFact)
+        if silence.fact.node not in left
     ]
-    seen = [one for one in all_seen if _counts(one.fact)]
-    if seen and all(one.fact.stopped_s >= SILENT_S for one in seen):  # so long that the others gave it up
+    seen = [silence for silence in all_seen if _counts(silence.fact)]
+    if seen and all(
+        silence.fact.stopped_s >= SILENT_S for silence in seen
+    ):  # so long that the others gave it up
         return [Cause("stopped", _silent(seen), _observers(seen), seen=tuple(seen))]
     alone = _lone_observer(recording, seen)
     if alone is not None:
         return [alone]
     of_node: dict[int, list[FactAt[SilenceFact]]] = {}
-    for one in seen:
-        of_node.setdefault(one.fact.node, []).append(one)
-    each = [_cause_of(recording, node, of) for node, of in of_node.items()]
+    for silence in seen:
+        of_node.setdefault(silence.fact.node, []).append(silence)
+    each = [_cause_of(recording, node, silences) for node, silences in of_node.items()]
     return _merged(_outvoted([cause for cause in each if cause is not None]))
 
 
 def _blocked_before(recording: Recording) -> set[tuple[int, int]]:
-    """(node, peer) whose direct line did not work when all had just met: its silence now is no news."""
+    """(node, peer) whose direct line did not work at the start either: its silence now says nothing new."""
     return {
         (node.node, peer.node)
         for node in recording.facts(ConnectivityFact)
@@ -127,17 +133,17 @@ def _as_news(seen: FactAt[SilenceFact], blocked: set[tuple[int, int]]) -> FactAt
 
 
 def _counts(fact: SilenceFact) -> bool:
-    """Who only told how long it has not heard the head may have heard it just before."""
+    """An observer that only reports how long it has not heard the head may have heard it just before."""
     return fact.answer != "not_asked" or fact.silent_s >= _HEARD_TOO_LONG_AGO_S
 
 
 def _lone_observer(recording: Recording, seen: Sequence[FactAt[SilenceFact]]) -> Cause | None:
-    """The only observer, where nothing reaches it any more: by its own link, or from all of several others."""
+    """The cause where the only observer has lost its own link, or no longer reaches several other nodes."""
     observers = _observers(seen)
-    if len(observers) != 1 or any(one.fact.answer not in (*_NO_ANSWER, "not_asked") for one in seen):
+    if len(observers) != 1 or any(silence.fact.answer not in (*_NO_ANSWER, "not_asked") for silence in seen):
         return None
     silent = _silent(seen)
-    if any(links_lost(recording, one) for one in seen):
+    if any(links_lost(recording, silence) for silence in seen):
         return Cause("link-down", silent, observers, seen=tuple(seen))
     others = recording.world.nnodes - 1 if recording.world else len(silent)
     if len(silent) >= max(others, 2):
@@ -147,38 +153,38 @@ def _lone_observer(recording: Recording, seen: Sequence[FactAt[SilenceFact]]) ->
 
 @dataclass(frozen=True)
 class _Views:
-    """Who sees what of one silent node, by what its host answered."""
+    """The observers of one silent node, by what its host answered them."""
 
     hearing: tuple[int, ...]
     frozen: tuple[int, ...]
     gone: tuple[int, ...]
-    deaf: tuple[int, ...]  # without those whose own link is down
-    excused: tuple[int, ...]  # … and those
-    beatless: tuple[int, ...]  # who did not dial it, or could not before
+    deaf: tuple[int, ...]  # without observers whose own link is down
+    excused: tuple[int, ...]  # observers whose own link is down
+    beatless: tuple[int, ...]  # observers that did not dial it, or could not even before
 
 
 def _views(recording: Recording, seen: Sequence[FactAt[SilenceFact]]) -> _Views:
-    dark = [one for one in seen if one.fact.answer in _NO_ANSWER]
+    dark = [silence for silence in seen if silence.fact.answer in _NO_ANSWER]
 
     def by(answer: str) -> tuple[int, ...]:
-        return _observers(one for one in seen if one.fact.answer == answer)
+        return _observers(silence for silence in seen if silence.fact.answer == answer)
 
     return _Views(
         hearing=by("answers"),
         frozen=by("silent"),
         gone=by("refused"),
-        deaf=_observers(one for one in dark if not links_lost(recording, one)),
-        excused=_observers(one for one in dark if links_lost(recording, one)),
+        deaf=_observers(silence for silence in dark if not links_lost(recording, silence)),
+        excused=_observers(silence for silence in dark if links_lost(recording, silence)),
         beatless=by("not_asked"),
     )
 
 
 def _cause_of(recording: Recording, node: int, seen: Sequence[FactAt[SilenceFact]]) -> Cause | None:
-    """Why one node is silent to these observers; None where that is no news of it."""
+    """Why one node is silent to these observers; None where the node is not the cause."""
     views = _views(recording, seen)
-    missed = _observers(one for one in seen if one.fact.heartbeat)
+    missed = _observers(silence for silence in seen if silence.fact.heartbeat)
     if not missed and not views.deaf:
-        return None  # asked on the way only: it ended with what it saw, once the head was lost
+        return None  # it was only asked along the way: it ended because the head was lost
     whole = Cause("dark", (node,), (node,), seen=tuple(seen))
     if not views.hearing:
         return _of_unheard(whole, views)
@@ -202,43 +208,43 @@ def _of_unheard(whole: Cause, views: _Views) -> Cause:
 
 
 def _pairs(whole: Cause, how: How, observers: Sequence[int]) -> Cause:
-    pairs = tuple((one, node) for one in dict.fromkeys(observers) for node in whole.silent)
+    pairs = tuple((observer, node) for observer in dict.fromkeys(observers) for node in whole.silent)
     return replace(whole, how=how, blamed=(), pairs=pairs)
 
 
 def _outvoted(each: Sequence[Cause]) -> list[Cause]:
-    """Dark nodes that are not fewer than those who miss them may be the other half of a split network."""
+    """Dark nodes may be the other half of a split network, unless they are fewer than the nodes that miss them."""
     unheard = [cause for cause in each if cause.how in ("dark", "one-sided")]
     silent = {node for cause in unheard for node in cause.silent}
-    observers = {one for cause in unheard for one in cause.observers}
+    observers = {observer for cause in unheard for observer in cause.observers}
     if len(silent) < len(observers):
         return list(each)
-    return [_pairs(one, "one-sided", one.observers) if one.how == "dark" else one for one in each]
+    return [_pairs(cause, "one-sided", cause.observers) if cause.how == "dark" else cause for cause in each]
 
 
 def _merged(each: Sequence[Cause]) -> list[Cause]:
     """One cause for all nodes that fell silent in the same way; a lost link belongs to its own node."""
     merged: dict[object, Cause] = {}
-    for one in each:
-        key = (one.how, one.blamed if one.how == "link-down" else ())
-        before = merged.get(key)
-        merged[key] = one if before is None else _both(before, one)
+    for cause in each:
+        key = (cause.how, cause.blamed if cause.how == "link-down" else ())
+        earlier = merged.get(key)
+        merged[key] = cause if earlier is None else _both(earlier, cause)
     return list(merged.values())
 
 
-def _both(one: Cause, other: Cause) -> Cause:
+def _both(first: Cause, second: Cause) -> Cause:
     return Cause(
-        one.how,
-        silent=(*one.silent, *other.silent),
-        blamed=tuple(dict.fromkeys((*one.blamed, *other.blamed))),
-        pairs=(*one.pairs, *other.pairs),
-        seen=(*one.seen, *other.seen),
+        first.how,
+        silent=(*first.silent, *second.silent),
+        blamed=tuple(dict.fromkeys((*first.blamed, *second.blamed))),
+        pairs=(*first.pairs, *second.pairs),
+        seen=(*first.seen, *second.seen),
     )
 
 
 def _observers(seen: Iterable[FactAt[SilenceFact]]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(one.node for one in seen))
+    return tuple(dict.fromkeys(silence.node for silence in seen))
 
 
 def _silent(seen: Iterable[FactAt[SilenceFact]]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(one.fact.node for one in seen))
+    return tuple(dict.fromkeys(silence.fact.node for silence in seen))

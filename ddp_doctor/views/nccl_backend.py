@@ -7,9 +7,9 @@ write to different flight recorders and use different words. By default 2.14 bui
 
 from collections.abc import Mapping
 
-from ddp_doctor.facts.env_vars import EnvVars
-from ddp_doctor.facts.process_group import ProcessGroupFact
-from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.collectives.process_group import ProcessGroupFact
+from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.software import of_the_job
 
@@ -20,20 +20,20 @@ SWITCH = "TORCH_DIST_USE_NCCL2"
 def nccl_backends(recording: Recording) -> Mapping[int, str]:
     """By node: "nccl2", "nccl-legacy" or "nccl", or another name that a rank recorded.
 
-    The ranks' own word counts first. Where none came so far, torch's list of backends and its switch tell. A node is
-    left out of which neither is known.
+    What the ranks recorded counts first. Without ranks, torch's list of backends and its switch decide. A node is
+    left out where neither is known.
     """
     return recording.once("NCCL backend of each node", lambda: _nccl_backends(recording))
 
 
 def backend_of_ranks(recording: Recording) -> str | None:
-    """The class behind the backend as the ranks recorded it, all of them where they differ; None without a word."""
+    """The class behind the backend that the ranks recorded, all where they differ; None where no rank recorded one."""
     ranks = recording.facts(ProcessGroupFact)
     return ", ".join(sorted({rank.fact.backend_impl for rank in ranks if rank.fact.backend_impl})) or None
 
 
 def _nccl_backends(recording: Recording) -> dict[int, str]:
-    environments = {seen.node: seen.fact.variables for seen in recording.facts(EnvVars)}
+    environments = {env.node: env.fact.variables for env in recording.facts(EnvVars)}
     found = {}
     for software in of_the_job(recording):
         backend = _expected(software.fact, environments.get(software.node, {}))

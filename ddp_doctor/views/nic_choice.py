@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ddp_doctor.facts.kernel import KernelFact
-from ddp_doctor.knowledge import link_rates, nccl_paths
-from ddp_doctor.knowledge.link_codes import DEFAULT_P2P_LIMIT, allowed, link_code, nvlinks
+from ddp_doctor.facts.node.kernel import KernelFact
+from ddp_doctor.knowledge.topology import link_rates, nccl_paths
+from ddp_doctor.knowledge.topology.link_codes import DEFAULT_P2P_LIMIT, allowed, link_code, nvlinks
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.links_between_nodes import rdma_of
 from ddp_doctor.views.transports import Place
@@ -18,7 +18,7 @@ class ToNetwork:
     """One GPU and the NICs nearest to it, by the names of their devices.
 
     Where they are far and another GPU, joined by NVLink, has one near, NCCL goes by way of that GPU (PXN,
-    src/graph/paths.cc, since 2.12): then ``code`` is "PXN", and NICs and rate are the other GPU's.
+    src/graph/nccl_paths.cc, since 2.12): then ``code`` is "PXN", and NICs and rate are the other GPU's.
     """
 
     gpu: str
@@ -40,15 +40,15 @@ def to_network(recording: Recording, place: Place) -> Iterator[ToNetwork]:
         known = {name: fact.links[gpu][nic] for nic, name in fact.hcas().items()}
         near = {name: code for name, code in known.items() if rdma is None or name in ports}
         if near:
-            code = min(near.values(), key=lambda one: link_code(one).distance)
-            nics = tuple(name for name, its in near.items() if its == code)
+            code = min(near.values(), key=lambda code: link_code(code).distance)
+            nics = tuple(name for name, code_of_nic in near.items() if code_of_nic == code)
             model = place.gpus[gpu].name if gpu in place.gpus else None
             speed = ports[nics[0]].rate_gbit_per_s if nics[0] in ports else None
             rate = link_rates.slowest((place.slot(gpu), speed / 8 if speed else None))
             able, why = nccl_paths.gpudirect(place.node, code, model, kernel=kernel)
             nearest[gpu] = ToNetwork(gpu, nics, code, able, why, rate)
     for gpu, own in nearest.items():
-        yield _by_another(place, own, [one for one in nearest.values() if one.gpu != gpu]) or own
+        yield _by_another(place, own, [nic for nic in nearest.values() if nic.gpu != gpu]) or own
 
 
 def _by_another(place: Place, own: ToNetwork, others: Sequence[ToNetwork]) -> ToNetwork | None:
@@ -56,7 +56,7 @@ def _by_another(place: Place, own: ToNetwork, others: Sequence[ToNetwork]) -> To
     if allowed(own.code, DEFAULT_P2P_LIMIT) or place.node.is_on("NCCL_PXN_DISABLE"):
         return None
     links = place.fact.links[own.gpu]
-    near = (one for one in others if allowed(one.code, DEFAULT_P2P_LIMIT) and nvlinks(links[one.gpu]))
+    near = (nic for nic in others if allowed(nic.code, DEFAULT_P2P_LIMIT) and nvlinks(links[nic.gpu]))
     way = next(near, None)
     return (
         replace(way, gpu=own.gpu, code="PXN", why=f"over NVLink to a GPU with a NIC; {way.why}")

@@ -7,9 +7,9 @@ it, both processes run as they should, and the log in their output says ``0[0] -
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_doctor.facts.nccl_log import NcclTransportFact, Transport
-from ddp_doctor.facts.topology import TopologyFact, TopologyMatrix
-from ddp_doctor.knowledge.link_codes import nvlinks
+from ddp_doctor.facts.node.nccl_log import NcclTransportFact, Transport
+from ddp_doctor.facts.node.topology import TopologyFact, TopologyMatrix
+from ddp_doctor.knowledge.topology.link_codes import nvlinks
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
 from ddp_doctor.parse.nccl_log import parse_nccl_log
@@ -33,29 +33,29 @@ class Stall:
 
     @property
     def isolated(self) -> bool:
-        """Whether the pair was alone with itself, as in the p2p check, and not part of a ring."""
+        """Whether the pair was tested alone, as in the p2p check, and not as part of a ring."""
         return self.trial.judged_check == "p2p"
 
 
 def stalls(recording: Recording) -> list[Stall]:
     """The pairs that stand still over P2P, as DD401 names them."""
-    matrices = {seen.node: seen.fact for seen in recording.facts(TopologyFact)}
+    matrices = {node.node: node.fact for node in recording.facts(TopologyFact)}
     return recording.once("stalls over P2P", lambda: find_stalls(matrices, recording.trials))
 
 
 def find_stalls(matrices: Mapping[int, TopologyMatrix], trials: Sequence[TrialRecord]) -> list[Stall]:
-    """The pairs that stand still over P2P, on the nodes with a matrix: those isolated, where any is."""
+    """The pairs that stand still over P2P, on the nodes with a matrix: only isolated ones, where there are any."""
     found = [
-        one
+        stall
         for trial in trials
         if trial.backend == "nccl" and trial.outcome == "stuck"
         for node, ranks in _by_node(trial).items()
         if node in matrices
-        for one in _stalls_on(matrices[node], node, trial, ranks)
+        for stall in _stalls_on(matrices[node], node, trial, ranks)
     ]
     passed = [set(trial.ranks) for trial in _ended(trials) if "p2p" in trial.checks]
-    isolated = [one for one in found if one.isolated]
-    return isolated or [one for one in found if not any(set(one.ranks) <= ranks for ranks in passed)]
+    isolated = [stall for stall in found if stall.isolated]
+    return isolated or [stall for stall in found if not any(set(stall.ranks) <= ranks for ranks in passed)]
 
 
 def nodes_nccl_ran_on(trials: Sequence[TrialRecord]) -> set[int]:
@@ -90,10 +90,10 @@ def _stalls_on(
     check = trial.judged_check
     if check is None or check not in _STEPS:
         return
-    steps = {one.rank: step for one in here if (step := _open_step(one, check))}
+    steps = {rank.rank: step for rank in here if (step := _open_step(rank, check))}
     if check != "p2p" and not (_all_wait(trial, steps) and _same_calls(trial)):
         return
-    log = parse_nccl_log("\n".join(one.output_tail for one in here))
+    log = parse_nccl_log("\n".join(rank.output_tail for rank in here))
     for ranks, transport in _by_pair(log, trial.ranks).items():
         gpus = _gpus_of(transport, matrix)
         if gpus is not None and _meet(ranks, steps):
@@ -105,14 +105,14 @@ def _stalls_on(
 def _all_wait(trial: TrialRecord, steps: Mapping[int, Step]) -> bool:
     """Whether every rank stands in the step.
 
-    One that died, stopped or never entered would explain the others, and so would the network, where
-    some of them are on other nodes.
+    A rank that died, stopped or never entered would explain the others, and so would the network where some ranks
+    are on other nodes.
     """
     return all(rank.done or rank.rank in steps for rank in trial.evidence)
 
 
 def _same_calls(trial: TrialRecord) -> bool:
-    """Whether torch's flight recorder saw all ranks call the same; a mismatch hangs just as silently."""
+    """Whether torch's flight recorder shows equal calls on all ranks; a mismatch hangs just as silently."""
     calls: dict[int, tuple[object, ...]] = {}
     entries = (entry for rank in trial.evidence for entry in rank.flight)
     return all(
@@ -122,10 +122,10 @@ def _same_calls(trial: TrialRecord) -> bool:
     )
 
 
-def _open_step(one: RankEvidence, check: str) -> Step | None:
+def _open_step(rank: RankEvidence, check: str) -> Step | None:
     """The step of this check that a running process entered and has not left."""
-    last = one.steps[-1] if one.steps else None
-    runs = one.began and one.exit_code is None and one.raised is None and (one.state or "R") in "RS"
+    last = rank.steps[-1] if rank.steps else None
+    runs = rank.began and rank.exit_code is None and rank.raised is None and (rank.state or "R") in "RS"
     stands = last is not None and last.left_at is None and (last.check, last.name) == (check, _STEPS[check])
     return last if runs and stands else None
 
@@ -139,8 +139,8 @@ def _by_pair(log: NcclTransportFact, ranks: Sequence[int]) -> dict[tuple[int, in
     for transport in log.transports:
         ends = (transport.from_rank, transport.to_rank)
         if transport.via.startswith("P2P/") and max(ends) < len(ranks):
-            one, two = sorted(ranks[end] for end in ends)
-            pairs.setdefault((one, two), transport)
+            low, high = sorted(ranks[end] for end in ends)
+            pairs.setdefault((low, high), transport)
     return pairs
 
 
@@ -148,11 +148,11 @@ def _meet(ranks: tuple[int, int], steps: Mapping[int, Step]) -> bool:
     """Whether both stand in one and the same step, each waiting for the other."""
     if not set(ranks) <= set(steps):
         return False
-    one, two = (steps[rank] for rank in ranks)
-    # A step with peers is a pair's own; its ends may have come through different numbers of rounds.
-    facing = ranks[1] in one.peers and ranks[0] in two.peers
-    together = not one.peers and not two.peers and one.seq == two.seq
-    return (facing or together) and (one.name, one.detail) == (two.name, two.detail)
+    first, second = (steps[rank] for rank in ranks)
+    # A step with peers belongs to one pair; its ends may have done different numbers of rounds.
+    facing = ranks[1] in first.peers and ranks[0] in second.peers
+    together = not first.peers and not second.peers and first.seq == second.seq
+    return (facing or together) and (first.name, first.detail) == (second.name, second.detail)
 
 
 def _gpus_of(transport: Transport, matrix: TopologyMatrix) -> tuple[str, str] | None:
@@ -160,5 +160,5 @@ def _gpus_of(transport: Transport, matrix: TopologyMatrix) -> tuple[str, str] | 
     ends = (transport.from_gpu, transport.to_gpu)
     if None in ends:
         return (matrix.gpus[0], matrix.gpus[1]) if len(matrix.gpus) == 2 else None
-    one, two = (f"GPU{number}" for number in sorted(end for end in ends if end is not None))
-    return (one, two) if one != two and {one, two} <= set(matrix.gpus) else None
+    first, second = (f"GPU{number}" for number in sorted(end for end in ends if end is not None))
+    return (first, second) if first != second and {first, second} <= set(matrix.gpus) else None

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from statistics import median_high
 
-from ddp_doctor.facts.p2p import P2pFact
+from ddp_doctor.facts.collectives.p2p import P2pFact
 from ddp_doctor.model.finding import Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.gpus_of_ranks import gpu_of
@@ -17,9 +17,9 @@ def between(
     recording: Recording, ends: tuple[int, int], sick: Collection[tuple[int, int]] = ()
 ) -> Reproducer:
     """An exchange between two ranks; ``sick`` are the pairs with a fault, lower rank first."""
-    one, other = min(ends), max(ends)
-    bad = {(one, other), *sick}
-    across = _is_across(recording, (one, other))
+    low, high = min(ends), max(ends)
+    bad = {(low, high), *sick}
+    across = _is_across(recording, (low, high))
     alike = [
         rate
         for pair, rate in _rates(recording).items()
@@ -27,7 +27,7 @@ def between(
     ]
     return Reproducer(
         kind="exchange",
-        ranks=(one, other),
+        ranks=(low, high),
         size_bytes=EXCHANGED_BYTES,
         healthy_bytes_per_s=median_high(alike) if alike else None,
         healthy=f"the other pairs {'between nodes' if across else 'within a node'}" if alike else "",
@@ -55,7 +55,9 @@ def meeting(recording: Recording, nodes: Sequence[int]) -> Reproducer | None:
     world = recording.world
     if world is None or world.backend != "nccl":
         return None
-    ranks = next((tuple(of) for of in map(world.ranks_of, nodes) if len(of) > 1), None)
+    ranks = next(
+        (tuple(ranks_of_node) for ranks_of_node in map(world.ranks_of, nodes) if len(ranks_of_node) > 1), None
+    )
     return Reproducer(kind="meet", ranks=ranks) if ranks else None
 
 

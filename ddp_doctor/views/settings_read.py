@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ddp_doctor.facts.env_vars import EnvVars
-from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.settings.names import is_of_rccl

@@ -1,7 +1,8 @@
-"""Of which nodes' software the rules speak, and on which it does not fit together."""
+"""The software of the nodes that the rules judge, and where it does not fit together."""
 
-from ddp_doctor.facts.consistency import ConsistencyFact
-from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.cluster.consistency import ConsistencyFact
+from ddp_doctor.facts.node.nccl import NcclFact
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge import versions
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.choices import Backend, Severity
@@ -16,11 +17,11 @@ def of_the_job(recording: Recording) -> list[FactAt[Software]]:
 def with_gpus(recording: Recording) -> list[FactAt[Software]]:
     """The nodes whose NVIDIA GPUs the job is meant to use."""
     return [
-        seen
-        for seen in of_the_job(recording)
-        if seen.fact.gpu_devices > 0
-        and seen.fact.driver is not None
-        and seen.fact.gpus_hidden_by is None
+        software
+        for software in of_the_job(recording)
+        if software.fact.gpu_devices > 0
+        and software.fact.driver is not None
+        and software.fact.gpus_hidden_by is None
         and recording.options.backend is not Backend.GLOO
     ]
 
@@ -35,7 +36,9 @@ def folder_without_backends(fact: Software) -> str | None:
 def nodes_without_backends(recording: Recording) -> frozenset[int]:
     """The nodes whose torch finds no backend."""
     return frozenset(
-        seen.node for seen in of_the_job(recording) if folder_without_backends(seen.fact) is not None
+        software.node
+        for software in of_the_job(recording)
+        if folder_without_backends(software.fact) is not None
     )
 
 
@@ -49,8 +52,10 @@ def other_nccl(fact: Software) -> tuple[str, str, str, str | None] | None:
 
 def with_the_right_nccl(recording: Recording) -> dict[int, Software]:
     """The software of the nodes on which it is no error which NCCL torch would load (DD205)."""
-    wrong = {seen.node for seen in of_the_job(recording) if _is_too_old(seen.fact)}
-    return {seen.node: seen.fact for seen in recording.facts(Software) if seen.node not in wrong}
+    wrong = {software.node for software in of_the_job(recording) if _is_too_old(software.fact)}
+    return {
+        software.node: software.fact for software in recording.facts(Software) if software.node not in wrong
+    }
 
 
 def _is_too_old(fact: Software) -> bool:
@@ -67,3 +72,9 @@ def nodes_load_different_nccls(recording: Recording) -> bool:
         return False
     loaded = {fact.nccl_loaded for fact in with_the_right_nccl(recording).values()} - {None}
     return len(loaded) > 1
+
+
+def nccl_of_gpu_nodes(recording: Recording) -> list[FactAt[NcclFact]]:
+    """The nodes whose job uses NCCL. A prolog does not know the job's LD_LIBRARY_PATH."""
+    nodes = {software.node for software in with_gpus(recording)}
+    return [nccl for nccl in recording.facts(NcclFact) if nccl.node in nodes]

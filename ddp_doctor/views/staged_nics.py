@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddp_doctor.facts.kernel import KernelFact
-from ddp_doctor.knowledge import link_codes
-from ddp_doctor.knowledge.nccl_paths import GDR_LEVEL, WITHOUT_GPUDIRECT
+from ddp_doctor.facts.node.kernel import KernelFact
+from ddp_doctor.knowledge.topology import link_codes
+from ddp_doctor.knowledge.topology.nccl_paths import GDR_LEVEL, WITHOUT_GPUDIRECT
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.links_between_nodes import Crossing, crossings, hca_of, nodes_that_say
 from ddp_doctor.views.transports import Place, log_of, places
@@ -39,7 +39,7 @@ def staged(recording: Recording) -> list[Staged]:
 
 def _staged(recording: Recording) -> Iterator[Staged]:
     known = {place.seen.node: place for place in places(recording)}
-    kernels = {seen.node: seen.fact for seen in recording.facts(KernelFact)}
+    kernels = {node.node: node.fact for node in recording.facts(KernelFact)}
     for node in nodes_that_say(recording, _STAGED):
         place, kernel = known.get(node), kernels.get(node)
         if place is None or (kernel is not None and kernel.gpudirect_rdma()[0] is False):

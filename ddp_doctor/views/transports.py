@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_doctor.facts.env_vars import EnvVars
-from ddp_doctor.facts.gpus import Gpu, GpusFact
-from ddp_doctor.facts.nccl_log import NcclTransportFact, Transport
-from ddp_doctor.facts.software import Software
-from ddp_doctor.facts.topology import TopologyFact
-from ddp_doctor.knowledge import link_codes, link_rates, nccl_paths
+from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.facts.node.gpus import Gpu, GpusFact
+from ddp_doctor.facts.node.nccl_log import NcclTransportFact, Transport
+from ddp_doctor.facts.node.software import Software
+from ddp_doctor.facts.node.topology import TopologyFact
+from ddp_doctor.knowledge.topology import link_codes, link_rates, nccl_paths
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.trial import TrialRecord
@@ -38,12 +38,12 @@ class Used:
 
     def kinds(self) -> frozenset[str]:
         """The kinds of transport that were set up between the two."""
-        return frozenset(one.kind for one in self.transports)
+        return frozenset(transport.kind for transport in self.transports)
 
 
 @dataclass(frozen=True)
 class Place:
-    """All that is known of one node: its matrix, its GPUs, the settings and the version in force."""
+    """What is known about one node: its matrix, its GPUs, its settings and its version of NCCL."""
 
     seen: FactAt[TopologyFact]
     gpus: Mapping[str, Gpu]
@@ -57,19 +57,19 @@ class Place:
     def expected(self, node: nccl_paths.Node | None = None) -> Iterator[Expected]:
         """Each pair, with these settings or, given a ``node``, with others."""
         node = node or self.node
-        for one, two, code in self.fact.gpu_pairs():
-            if {one, two} & set(self.fact.mig_gpus):
+        for first, second, code in self.fact.gpu_pairs():
+            if {first, second} & set(self.fact.mig_gpus):
                 continue  # a slice has no NVLink, and may be another's
-            choice = nccl_paths.choose(node, self._pair(one, two, code))
-            yield Expected((one, two), code, choice, self.rate((one, two), code, choice.kind))
+            choice = nccl_paths.choose(node, self._pair(first, second, code))
+            yield Expected((first, second), code, choice, self.rate((first, second), code, choice.kind))
 
-    def _pair(self, one: str, two: str, code: str) -> nccl_paths.Pair:
-        nics = [[self.fact.links[gpu][nic] for nic in self.fact.nics] for gpu in (one, two)]
-        through = nccl_paths.bridged(self.fact.gpus, self.fact.links, one, two)
-        return nccl_paths.Pair(code, self.fact.p2p_status(one, two), through, nccl_paths.near(nics))
+    def _pair(self, first: str, second: str, code: str) -> nccl_paths.Pair:
+        nics = [[self.fact.links[gpu][nic] for nic in self.fact.nics] for gpu in (first, second)]
+        through = nccl_paths.bridged(self.fact.gpus, self.fact.links, first, second)
+        return nccl_paths.Pair(code, self.fact.p2p_status(first, second), through, nccl_paths.near(nics))
 
     def rate(self, pair: GpuPair, code: str, kind: nccl_paths.Kind) -> float | None:
-        """The slowest part of the way, one way; None where a part is not known, and for the network."""
+        """The slowest part of the path, in one direction; None where a part is not known, and for the network."""
         links, vendor = link_codes.nvlinks(code), self.fact.cpu_vendor
         if kind == "NET":
             return None
@@ -83,39 +83,41 @@ class Place:
         return link_rates.through_cpu(slowest, vendor) if through_cpu else slowest
 
     def _nvlinks(self, name: str, links: int) -> float | None:
-        """What so many NVLinks of a GPU carry: by its generation, else by the speed that the driver tells."""
+        """What so many NVLinks of a GPU carry: by its generation, else by the speed that the driver reports."""
         gpu = self.gpus.get(name)
         known = link_rates.nvlink(gpu.compute_capability, links) if gpu else None
-        told = (link for gpu in self.fact.nvlinks if gpu.gpu == name for link in gpu.links if link.active)
-        speed = min((one.gb_per_s for one in told if one.gb_per_s is not None), default=None)
+        active = (link for gpu in self.fact.nvlinks if gpu.gpu == name for link in gpu.links if link.active)
+        speed = min((link.gb_per_s for link in active if link.gb_per_s is not None), default=None)
         return known if known is not None else link_rates.nvlink_of_speed(speed, links)
 
     def slot(self, name: str) -> float | None:
         """What a GPU's PCIe slot carries: as NVML says it, else as /sys does."""
         gpu = self.gpus.get(name)
         known = link_rates.pcie(gpu.pcie_generation_max, gpu.pcie_width_max) if gpu else None
-        device = next((one for one in self.fact.pci if one.kind == "gpu" and one.name == name), None)
+        device = next(
+            (device for device in self.fact.pci if device.kind == "gpu" and device.name == name), None
+        )
         if known is not None or device is None:
             return known
         return link_rates.pcie(link_rates.pcie_generation(device.link_speed), device.link_width)
 
     def _leaves_its_numa_node(self, pair: GpuPair, code: str) -> bool:
-        """Whether the way through host memory crosses sockets; NVLink's code does not tell, the affinity does."""
+        """Whether the way through host memory crosses sockets; not known from NVLink's code, but from the affinity."""
         if not link_codes.nvlinks(code):
             return link_codes.crosses_sockets(code)
-        one, two = (self.fact.numa_affinity.get(gpu) for gpu in pair)
-        return one is None or one != two
+        first, second = (self.fact.numa_affinity.get(gpu) for gpu in pair)
+        return first is None or first != second
 
 
 def places(recording: Recording) -> list[Place]:
-    """The nodes with a matrix, each with what decides there."""
+    """The nodes with a matrix, each with what decides its transports."""
     return recording.once("places of transports", lambda: list(_places(recording)))
 
 
 def _places(recording: Recording) -> Iterator[Place]:
-    gpus = {seen.node: seen.fact for seen in recording.facts(GpusFact)}
-    software = {seen.node: seen.fact for seen in recording.facts(Software)}
-    variables = {seen.node: seen.fact.variables for seen in recording.facts(EnvVars)}
+    gpus = {node.node: node.fact for node in recording.facts(GpusFact)}
+    software = {node.node: node.fact for node in recording.facts(Software)}
+    variables = {node.node: node.fact.variables for node in recording.facts(EnvVars)}
     logs = texts(recording)
     for seen in recording.facts(TopologyFact):
         known, text = gpus.get(seen.node), logs.get(seen.node, "")
@@ -145,8 +147,10 @@ def first_trial(recording: Recording) -> TrialRecord | None:
 
 
 def _find_first(trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    mine = (one for one in trials if one.backend == "nccl" and one.launcher == "forkserver")
-    return next((one for one in mine if any(" via " in it.output_tail for it in one.evidence)), None)
+    over_nccl = (trial for trial in trials if trial.backend == "nccl" and trial.launcher == "forkserver")
+    return next(
+        (trial for trial in over_nccl if any(" via " in rank.output_tail for rank in trial.evidence)), None
+    )
 
 
 def first_trial_ended(recording: Recording) -> bool:
@@ -162,9 +166,9 @@ def texts(recording: Recording) -> Mapping[int, str]:
 
 def _joined(trial: TrialRecord | None) -> dict[int, str]:
     tails: dict[int, list[str]] = {}
-    for one in trial.evidence if trial else ():
-        tails.setdefault(one.node, []).append(one.output_tail)
-    return {node: "\n".join(of) for node, of in tails.items()}
+    for rank in trial.evidence if trial else ():
+        tails.setdefault(rank.node, []).append(rank.output_tail)
+    return {node: "\n".join(logs) for node, logs in tails.items()}
 
 
 def log_of(recording: Recording, node: int) -> NcclTransportFact:
@@ -174,7 +178,7 @@ def log_of(recording: Recording, node: int) -> NcclTransportFact:
 
 
 def only_p2p(recording: Recording, node: int) -> bool:
-    """Whether the log of a node has no other transport; told without reading it all, for thousands of nodes."""
+    """Whether the log of a node has no other transport; found without parsing it all, for thousands of nodes."""
     text = texts(recording).get(node, "")
     return not any(words in text for words in (" via SHM", " via direct shared", " via NET"))
 
@@ -188,11 +192,11 @@ def used_within(recording: Recording, place: Place) -> list[Used]:
     found: dict[tuple[GpuPair, tuple[int, int]], list[Transport]] = {}
     for transport in log.transports:
         ends = (transport.from_rank, transport.to_rank)
-        one, two = sorted(trial.ranks[end] for end in ends) if max(ends) < len(trial.ranks) else (-1, -1)
-        gpus = _pair(place.fact, numbers.get(one), numbers.get(two))
+        low, high = sorted(trial.ranks[end] for end in ends) if max(ends) < len(trial.ranks) else (-1, -1)
+        gpus = _pair(place.fact, numbers.get(low), numbers.get(high))
         if gpus is not None:
-            found.setdefault((gpus, (one, two)), []).append(transport)
-    return [Used(gpus, ranks, tuple(them)) for (gpus, ranks), them in found.items()]
+            found.setdefault((gpus, (low, high)), []).append(transport)
+    return [Used(gpus, ranks, tuple(transports)) for (gpus, ranks), transports in found.items()]
 
 
 def _is_of_the_world(log: NcclTransportFact, ranks: Sequence[int]) -> bool:
@@ -205,8 +209,9 @@ def numbers_of_gpus(
 ) -> dict[int, int]:
     """NVML's index of the GPU of each rank of a node: by its UUID, else as the log's brackets have it."""
     printed: dict[int, set[int]] = {}
-    for one in log.transports:
-        for end, gpu in ((one.from_rank, one.from_gpu), (one.to_rank, one.to_gpu)):
+    for transport in log.transports:
+        ends = ((transport.from_rank, transport.from_gpu), (transport.to_rank, transport.to_gpu))
+        for end, gpu in ends:
             if gpu is not None and end < len(trial.ranks):
                 printed.setdefault(trial.ranks[end], set()).add(gpu)
     found = {}
@@ -217,9 +222,9 @@ def numbers_of_gpus(
     return found
 
 
-def _pair(fact: TopologyFact, one: int | None, two: int | None) -> GpuPair | None:
+def _pair(fact: TopologyFact, first: int | None, second: int | None) -> GpuPair | None:
     """The columns of two GPUs, the lower number first."""
-    if one is None or two is None or one == two:
+    if first is None or second is None or first == second:
         return None
-    names = (f"GPU{min(one, two)}", f"GPU{max(one, two)}")
+    names = (f"GPU{min(first, second)}", f"GPU{max(first, second)}")
     return names if set(names) <= set(fact.gpus) else None

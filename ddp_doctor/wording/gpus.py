@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ddp_doctor.facts.gpus import Gpu
+from ddp_doctor.facts.node.gpus import Gpu
 from ddp_doctor.model.choices import Backend, Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording

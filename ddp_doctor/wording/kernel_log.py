@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Container, Sequence
 
-from ddp_doctor.facts.gpus import Gpu
-from ddp_doctor.facts.kernel import KernelEvent, StuckProcess
-from ddp_doctor.knowledge.xids import CATALOG, xid
+from ddp_doctor.facts.node.gpus import Gpu
+from ddp_doctor.facts.node.kernel import KernelEvent, StuckProcess
+from ddp_doctor.knowledge.gpu.xids import CATALOG, xid
 from ddp_doctor.model.finding import Culprit, CulpritKind, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.kernel_log import Hit, NodeView, blocked_s, views

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from ddp_doctor.checks.cluster import connectivity
 from ddp_doctor.checks.cluster.connectivity import probe
-from ddp_doctor.facts.connectivity import ConnectivityFact, PeerConnectivity
-from ddp_doctor.facts.host import Host
-from ddp_doctor.facts.interfaces import InterfacesFact
-from ddp_doctor.knowledge import network
-from ddp_doctor.knowledge.interface_choice import Choice
+from ddp_doctor.facts.cluster.connectivity import ConnectivityFact, PeerConnectivity
+from ddp_doctor.facts.node.host import Host
+from ddp_doctor.facts.node.interfaces import InterfacesFact
+from ddp_doctor.knowledge.network import path_quality
+from ddp_doctor.knowledge.network.interface_choice import Choice
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.context import Interface, Line, Peer, TcpInfo
 from ddp_doctor.model.fact import Failed, Reading, Skip
@@ -78,7 +78,7 @@ def test_a_row_of_healthy_peers_is_whole_and_quick(listeners):
     assert [peer.node for peer in fact.peers] == [1, 2, 3]
     for peer in fact.peers:
         assert (peer.outcome, peer.error, peer.met_at_outcome) == ("ok", None, None)
-        assert peer.round_trips >= network.LEAST_ROUND_TRIPS
+        assert peer.round_trips >= path_quality.LEAST_ROUND_TRIPS
         assert peer.connect_s is not None
         assert peer.burst_s is not None
         assert None not in (peer.round_trip_min_s, peer.round_trip_median_s, peer.round_trip_max_s)
@@ -177,13 +177,13 @@ class FakeLine:
             raise TimeoutError(errno.ETIMEDOUT, "timed out")
         if self.wire.loses_every and self.trips % self.wire.loses_every == 0:
             self.lost += 1
-            return self.wire.round_trip_s + network.RETRANSMIT_S
+            return self.wire.round_trip_s + path_quality.RETRANSMIT_S
         return self.wire.round_trip_s
 
     def send(self, size: int, timeout_s: float) -> float:
-        if self.wire.busy and size > network.BURST_BYTES:
+        if self.wire.busy and size > path_quality.BURST_BYTES:
             raise OSError(errno.EBUSY, "busy")
-        if size == network.BURST_BYTES and self.wire.hiccups:
+        if size == path_quality.BURST_BYTES and self.wire.hiccups:
             self.wire.hiccups -= 1
             raise TimeoutError(errno.ETIMEDOUT, "timed out")
         if self.wire.largest is not None and size > self.wire.largest:
@@ -260,7 +260,7 @@ def test_what_the_failure_to_connect_tells(error, outcome):
 def test_a_dropped_dial_is_tried_again_and_a_refused_one_is_not():
     context, _ = context_of(oserror(errno.ETIMEDOUT), oserror(errno.ECONNREFUSED), Wire())
 
-    assert context.dials.count("10.0.0.0") == network.DIALS
+    assert context.dials.count("10.0.0.0") == path_quality.DIALS
     assert context.dials.count("10.0.0.1") == 1
 
 
@@ -276,7 +276,7 @@ def test_a_black_hole_is_measured_by_what_still_passes(largest, passed, lost):
     (peer, well) = seen_of(Wire(largest=largest), Wire())
 
     assert (peer.outcome, peer.passed_bytes, peer.lost_bytes) == ("burst_lost", passed, lost)
-    assert peer.round_trips >= network.LEAST_ROUND_TRIPS
+    assert peer.round_trips >= path_quality.LEAST_ROUND_TRIPS
     assert (peer.burst_s, peer.throughput_bytes_per_s) == (None, ())
     assert well.outcome == "ok"
 
@@ -297,9 +297,9 @@ def test_a_path_that_carries_nothing_any_more_is_broken_and_no_black_hole():
 def test_a_path_that_loses_packets_gets_more_round_trips():
     lossy, well = seen_of(Wire(loses_every=20), Wire())
 
-    assert lossy.round_trips == network.ROUND_TRIPS + network.AGAIN_ROUND_TRIPS
+    assert lossy.round_trips == path_quality.ROUND_TRIPS + path_quality.AGAIN_ROUND_TRIPS
     assert lossy.retransmits == lossy.round_trips // 20
-    assert (well.round_trips, well.retransmits) == (network.ROUND_TRIPS, 0)
+    assert (well.round_trips, well.retransmits) == (path_quality.ROUND_TRIPS, 0)
 
 
 def test_a_kernel_that_does_not_count_leaves_the_losses_unknown():
@@ -311,8 +311,8 @@ def test_a_kernel_that_does_not_count_leaves_the_losses_unknown():
 def test_a_slow_peer_is_measured_again():
     slow, well = seen_of(Wire(bytes_per_s=10e6), Wire())
 
-    assert len(slow.throughput_bytes_per_s) == 2 * network.SAMPLES
-    assert len(well.throughput_bytes_per_s) == network.SAMPLES
+    assert len(slow.throughput_bytes_per_s) == 2 * path_quality.SAMPLES
+    assert len(well.throughput_bytes_per_s) == path_quality.SAMPLES
     assert max(slow.throughput_bytes_per_s) == pytest.approx(10e6)
 
 
@@ -320,7 +320,7 @@ def test_a_transfer_that_does_not_end_counts_as_what_it_moved_at_most():
     (peer,) = seen_of(Wire(bytes_per_s=90e3))
 
     assert peer.outcome == "ok"
-    assert peer.throughput_bytes_per_s == (network.SAMPLE_BYTES / network.TRANSFER_S,)
+    assert peer.throughput_bytes_per_s == (path_quality.SAMPLE_BYTES / path_quality.TRANSFER_S,)
 
 
 def test_a_peer_that_is_busy_with_others_gives_no_sample():
@@ -372,7 +372,7 @@ def peer_seen(node: int, changes: Mapping[str, Any] | None = None) -> PeerConnec
         "round_trip_max_s": 0.003,
         "retransmits": 0,
         "mss_bytes": 1448,
-        "burst_bytes": network.BURST_BYTES,
+        "burst_bytes": path_quality.BURST_BYTES,
         "burst_s": 0.001,
         "throughput_bytes_per_s": (1.1e9, 1.2e9, 1.0e9),
     }

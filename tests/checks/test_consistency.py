@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 import ddp_doctor
 from ddp_doctor.checks.cluster import consistency
 from ddp_doctor.engine.diagnose import diagnose
-from ddp_doctor.facts.consistency import ConsistencyFact
-from ddp_doctor.facts.env_vars import EnvVars
-from ddp_doctor.facts.gpus import Gpu, GpusFact, PciGpu
-from ddp_doctor.facts.host import Host
-from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.cluster.consistency import ConsistencyFact
+from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.facts.node.gpus import Gpu, GpusFact, PciGpu
+from ddp_doctor.facts.node.host import Host
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Backend, Severity, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.finding import Finding

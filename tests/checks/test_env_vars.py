@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_doctor.checks.node.env_vars import CHECK, probe
-from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.model.choices import Level, Severity, Status, Where
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding

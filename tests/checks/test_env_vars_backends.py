@@ -6,9 +6,9 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.checks.node.env_vars import CHECK
-from ddp_doctor.facts.env_vars import EnvVars
-from ddp_doctor.facts.process_group import ProcessGroupFact
-from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.collectives.process_group import ProcessGroupFact
+from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.finding import Finding

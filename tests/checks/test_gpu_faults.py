@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.node.gpus import CHECK
-from ddp_doctor.facts.gpus import Gpu, GpusFact
+from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.model.choices import Backend, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding

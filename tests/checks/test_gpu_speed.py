@@ -13,8 +13,8 @@ from ddp_doctor.checks.collectives.gpu_speed.comparable import median_without
 from ddp_doctor.checks.collectives.gpu_speed.load import HOST_COPY, MATMUL, summed_up
 from ddp_doctor.checks.collectives.gpu_speed.measure import Workload, measure
 from ddp_doctor.checks.collectives.gpu_speed.timing import Plan
-from ddp_doctor.facts.gpu_speed import GpuSpeedFact
-from ddp_doctor.knowledge import gpu_speed as known
+from ddp_doctor.facts.collectives.gpu_speed import GpuSpeedFact
+from ddp_doctor.knowledge.gpu import gpu_speed as known
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.model.finding import Finding

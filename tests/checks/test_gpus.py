@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.node.gpus import CHECK, probe
-from ddp_doctor.facts.gpus import Gpu, GpuProcess, GpusFact, NvmlError, PciGpu
+from ddp_doctor.facts.node.gpus import Gpu, GpuProcess, GpusFact, NvmlError, PciGpu
 from ddp_doctor.model.choices import Backend, Confidence, Severity, Status
 from ddp_doctor.model.context import CommandResult
 from ddp_doctor.model.fact import Absent, Failed, Reading, TookTooLong

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.node.host import CHECK, probe
-from ddp_doctor.facts.host import Host
+from ddp_doctor.facts.node.host import Host
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.context import Disk
 from ddp_doctor.model.fact import Reading

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.node.interfaces import CHECK, probe
-from ddp_doctor.facts.interfaces import InterfacesFact
-from ddp_doctor.knowledge.interface_choice import gloo_choice, nccl_choice
+from ddp_doctor.facts.node.interfaces import InterfacesFact
+from ddp_doctor.knowledge.network.interface_choice import gloo_choice, nccl_choice
 from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.context import Interface
 from ddp_doctor.model.fact import Failed, Reading

@@ -9,8 +9,8 @@ import pytest
 from ddp_doctor.checks.node.gpus import CHECK as GPUS
 from ddp_doctor.checks.node.kernel import CHECK, probe
 from ddp_doctor.checks.node.kernel.kernel_log import parse_kernel_log
-from ddp_doctor.facts.gpus import Gpu, GpusFact, NvmlError, PciGpu
-from ddp_doctor.facts.kernel import KernelFact, StuckProcess
+from ddp_doctor.facts.node.gpus import Gpu, GpusFact, NvmlError, PciGpu
+from ddp_doctor.facts.node.kernel import KernelFact, StuckProcess
 from ddp_doctor.model.choices import Backend, Status
 from ddp_doctor.model.context import CommandResult
 from ddp_doctor.model.fact import Absent, Reading

@@ -4,8 +4,8 @@ import pytest
 
 from ddp_doctor.checks.node.kernel.afterwards import CHECK, probe
 from ddp_doctor.checks.node.kernel.kernel_log import parse_kernel_log
-from ddp_doctor.facts.gpus import GpusFact
-from ddp_doctor.facts.kernel import KernelAfterFact, KernelFact
+from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.facts.node.kernel import KernelAfterFact, KernelFact
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Absent, Reading, Skip
 from ddp_doctor.model.finding import Finding

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.node.nccl import CHECK, probe
-from ddp_doctor.facts.nccl import ConfFile, NcclFact, Plugin
-from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.node.nccl import ConfFile, NcclFact, Plugin
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding

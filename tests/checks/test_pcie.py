@@ -9,9 +9,9 @@ import pytest
 
 from ddp_doctor.checks.node.pcie import CHECK, pcie_tree, probe
 from ddp_doctor.checks.node.topology.formats.topo_matrix import parse_matrix
-from ddp_doctor.facts.gpus import Gpu, GpusFact
-from ddp_doctor.facts.pcie import PcieDevice, PcieFact
-from ddp_doctor.facts.topology import TopologyFact
+from ddp_doctor.facts.node.gpus import Gpu, GpusFact
+from ddp_doctor.facts.node.pcie import PcieDevice, PcieFact
+from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Absent, Fact, Reading
 from ddp_doctor.model.finding import Finding

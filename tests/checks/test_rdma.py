@@ -12,8 +12,8 @@ import pytest
 
 from ddp_doctor.checks.node.rdma import CHECK, probe
 from ddp_doctor.engine.collect import read_check
-from ddp_doctor.facts.rdma import RdmaFact
-from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.node.rdma import RdmaFact
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Absent, Reading
 from ddp_doctor.model.finding import Finding

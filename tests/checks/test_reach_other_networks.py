@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.cluster.connectivity import probe
-from ddp_doctor.facts.connectivity import ConnectivityFact
-from ddp_doctor.knowledge import network
+from ddp_doctor.facts.cluster.connectivity import ConnectivityFact
+from ddp_doctor.knowledge.network import path_quality
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.context import OtherWay, Peer
 from ddp_doctor.model.experiment import Attempt, Experiment
@@ -39,7 +39,7 @@ def test_a_peer_is_looked_at_over_its_other_address_with_both_interfaces_names()
     assert (other.network, other.interface, other.peer_interface) == ("10.1.0.0/24", "eth1", "ens5")
     assert (other.outcome, other.round_trips, other.round_trip_min_s) == (
         "ok",
-        network.OTHER_ROUND_TRIPS,
+        path_quality.OTHER_ROUND_TRIPS,
         0.002,
     )
     assert other.rate == pytest.approx(2e8)
@@ -55,7 +55,7 @@ def test_a_dead_other_address_changes_nothing_about_the_one_in_use(number, outco
     assert fact.peers[0].outcome == "ok"
     assert fact.peers[0].throughput_bytes_per_s
     assert (fact.peers[0].others[0].outcome, fact.peers[0].others[0].rate) == (outcome, 0.0)
-    assert context.dials.count("10.1.0.1") == (network.OTHER_DIALS if number == errno.ETIMEDOUT else 1)
+    assert context.dials.count("10.1.0.1") == (path_quality.OTHER_DIALS if number == errno.ETIMEDOUT else 1)
 
 
 def test_what_swallows_large_packets_or_breaks_is_no_way():
@@ -67,9 +67,9 @@ def test_what_swallows_large_packets_or_breaks_is_no_way():
 
 def test_a_peer_that_is_slower_than_its_other_address_is_measured_again():
     _, fact = look({"10.0.0.1": Wire(bytes_per_s=1e7), "10.1.0.1": Wire()}, ETH1)
-    assert len(fact.peers[0].throughput_bytes_per_s) == 2 * network.SAMPLES
+    assert len(fact.peers[0].throughput_bytes_per_s) == 2 * path_quality.SAMPLES
     _, fact = look({"10.0.0.1": Wire(), "10.1.0.1": Wire(bytes_per_s=1e12)}, ETH1)
-    assert len(fact.peers[0].throughput_bytes_per_s) == network.SAMPLES
+    assert len(fact.peers[0].throughput_bytes_per_s) == path_quality.SAMPLES
 
 
 def test_every_line_is_closed():

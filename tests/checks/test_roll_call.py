@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 from ddp_doctor.checks.cluster.roll_call import CHECK, probe
 from ddp_doctor.checks.cluster.roll_call.company import fell_silent
 from ddp_doctor.checks.cluster.roll_call.words import same_host
-from ddp_doctor.facts.connectivity import ConnectivityFact, PeerConnectivity
-from ddp_doctor.facts.roll_call import Answer, AttemptSeen, NotStarted, Present, RollCallFact, SilenceFact
+from ddp_doctor.facts.cluster.connectivity import ConnectivityFact, PeerConnectivity
+from ddp_doctor.facts.cluster.roll_call import (
+    Answer,
+    AttemptSeen,
+    NotStarted,
+    Present,
+    RollCallFact,
+    SilenceFact,
+)
 from ddp_doctor.model.choices import Confidence, Level, Severity, Status
 from ddp_doctor.model.fact import Reading, Skip
 from ddp_doctor.model.finding import Finding

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.node.software import CHECK, probe
-from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Backend, Severity, Status
 from ddp_doctor.model.context import CommandResult
 from ddp_doctor.model.fact import Failed, Reading

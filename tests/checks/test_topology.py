@@ -9,8 +9,8 @@ import pytest
 
 from ddp_doctor.checks.node.rdma import probe as rdma_probe
 from ddp_doctor.checks.node.topology import CHECK, probe, read_pasted
-from ddp_doctor.facts.software import Software
-from ddp_doctor.facts.topology import TopologyFact
+from ddp_doctor.facts.node.software import Software
+from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.context import CommandResult
 from ddp_doctor.model.fact import Absent, CouldNotLook, Failed, Reading

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.checks.node.topology import CHECK, probe
-from ddp_doctor.facts.topology import TopologyFact, TopologyHangFact
+from ddp_doctor.facts.node.topology import TopologyFact, TopologyHangFact
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.context import CommandResult
 from ddp_doctor.model.fact import Absent, Fact, Failed, Reading, TookTooLong

@@ -6,7 +6,7 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.app.inspection import read_topology
-from ddp_doctor.facts.topology import RocmTopologyFact, TopologyFact
+from ddp_doctor.facts.node.topology import RocmTopologyFact, TopologyFact
 from ddp_doctor.model.choices import Verdict
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"

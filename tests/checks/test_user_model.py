@@ -8,7 +8,7 @@ import pytest
 
 from ddp_doctor.checks.ddp import user_model
 from ddp_doctor.checks.ddp.user_model import CHECK
-from ddp_doctor.facts.user_model import UserModel
+from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
 from tests.checks.judged_ranks import blamed, judge_by, only, record

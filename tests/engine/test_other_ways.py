@@ -2,9 +2,9 @@
 
 from ddp_doctor.agents.messages import Contact, NodeReport
 from ddp_doctor.engine.node_run import other_networks
-from ddp_doctor.facts.interfaces import InterfacesFact
-from ddp_doctor.knowledge.interface_choice import Choice
-from ddp_doctor.knowledge.network import OTHER_NETWORKS
+from ddp_doctor.facts.node.interfaces import InterfacesFact
+from ddp_doctor.knowledge.network.interface_choice import Choice
+from ddp_doctor.knowledge.network.path_quality import OTHER_NETWORKS
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.context import Interface
 from ddp_doctor.model.fact import Reading

@@ -8,8 +8,8 @@ from typing import Literal
 import pytest
 
 from ddp_doctor import app
-from ddp_doctor.facts.p2p import P2pFact, PairResult
-from ddp_doctor.facts.topology import TopologyFact
+from ddp_doctor.facts.collectives.p2p import P2pFact, PairResult
+from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.experiment import Arm, Attempt, Experiment
 from ddp_doctor.model.fact import Reading

@@ -5,8 +5,8 @@ from typing import Any
 
 from ddp_doctor.checks.cluster.consistency.versions import different_versions
 from ddp_doctor.engine.hang.rules import deaths, hangs, links, slowness
-from ddp_doctor.facts.consistency import ConsistencyFact
-from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.cluster.consistency import ConsistencyFact
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Culprit, Finding

@@ -7,9 +7,9 @@ import pytest
 
 from ddp_doctor.checks.ddp.user_model.building import raises, takes_another_gpu
 from ddp_doctor.engine.hang.rules import TRIAL_RULES, deaths, devices, hangs, links
-from ddp_doctor.facts.env_vars import EnvVars
-from ddp_doctor.facts.software import Software
-from ddp_doctor.facts.user_model import Trouble, UserModel
+from ddp_doctor.facts.ddp.user_model import Trouble, UserModel
+from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.finding import Finding

@@ -31,7 +31,7 @@ from ddp_doctor.checks.node.topology.formats import (
     xml_tree,
 )
 from ddp_doctor.checks.node.topology.pasted import read_pasted
-from ddp_doctor.facts.gpus import Gpu, GpusFact, sysfs_bus_id
+from ddp_doctor.facts.node.gpus import Gpu, GpusFact, sysfs_bus_id
 from ddp_doctor.lint.linting import lint_bytes
 from ddp_doctor.model.context import CommandResult, Interface
 from ddp_doctor.parse import (
@@ -41,17 +41,16 @@ from ddp_doctor.parse import (
     hostlist,
     libraries,
     nccl_complaints,
-    nccl_digest,
     nccl_log,
     pci_config,
     pci_tree,
     redact,
     software,
-    terminal_text,
     torchrun_options,
-    utf8,
     visible_devices,
 )
+from ddp_doctor.parse.nccl_log import digest
+from ddp_doctor.parse.text import as_utf8, plain_lines
 from ddp_doctor.probing import host_limits, kernel_modules, nccl_interface, setting_origins
 from ddp_doctor.settings.nccl_conf import conf_lines
 from ddp_doctor.settings.text import setting_text, shell_settings, shell_words
@@ -71,7 +70,7 @@ def _samples(folder: str, end: str = "") -> tuple[str, ...]:
 def _of_lines(parses: Callable[[Sequence[str]], Iterable[object]], *seeds: str) -> Target:
     """A parser of plain lines, as a paste comes to it."""
     refuses = (topo_rows.TopologyError,)
-    return Target(parses, lambda text: list(parses(terminal_text.plain_lines(text))), seeds, refuses)
+    return Target(parses, lambda text: list(parses(plain_lines(text))), seeds, refuses)
 
 
 def _answer(text: str) -> CommandResult:
@@ -222,7 +221,7 @@ TARGETS: tuple[Target, ...] = (
     ),
     direct(kernel_log.parse_kernel_log, *_KERNEL_LOGS),
     direct(kernel_modules.driver, *_DRIVER),
-    Target(nccl_digest.digest, lambda text: nccl_digest.digest(text.splitlines()), (_NCCL_LOG,)),
+    Target(digest, lambda text: digest(text.splitlines()), (_NCCL_LOG,)),
     direct(nccl_complaints.complaints, _NCCL_COMPLAINTS),
     Target(
         nccl_complaints.with_last_warning,
@@ -278,7 +277,7 @@ TARGETS: tuple[Target, ...] = (
     Target(topo_affinity.read_tails, _tails, _TAILS, (topo_affinity.UnclearError,)),
     Target(topo_legend.read_legend, lambda text: topo_legend.read_legend(text.splitlines()), (_LEGEND,)),
     Target(topo_legend.nic_names, _legend, (_LEGEND,)),
-    direct(terminal_text.plain_lines, "\x1b[4m\tGPU0\x1b[0m\r\n> a\b\bb", "\x1b]8;;x\x1b\\\r\n"),
+    direct(plain_lines, "\x1b[4m\tGPU0\x1b[0m\r\n> a\b\bb", "\x1b]8;;x\x1b\\\r\n"),
     direct(nccl_log.parse_nccl_log, _NCCL_LOG),
     direct(nvml.parse_nvml, _NVML, refuses=ValueError),
     direct(sysfs_bus_id, "00000000:1B:00.0", "0000:61:00.0"),
@@ -375,7 +374,7 @@ TARGETS: tuple[Target, ...] = (
         ),
         ("A=etcd://user:secret@host\nTOKEN=abc\nB=\udcff",),
     ),
-    direct(utf8.as_utf8, "eth\udcff", "tr\xe4ning.py"),
+    direct(as_utf8, "eth\udcff", "tr\xe4ning.py"),
     Target(
         visible_devices.select_devices,
         partial(_visible, lambda env: visible_devices.select_devices(_EIGHT, env)),

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from ddp_doctor.checks.node.gpus import probe
-from ddp_doctor.facts.gpus import GpusFact, sysfs_bus_id
+from ddp_doctor.facts.node.gpus import GpusFact, sysfs_bus_id
 from ddp_doctor.sources.machine import LiveContext
 from tests.gpu import smi
 

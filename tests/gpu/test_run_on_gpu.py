@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.facts.nccl_log import NcclTransportFact
+from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.nccl_log import parse_nccl_log
 from tests.gpu import runs, smi

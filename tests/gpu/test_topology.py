@@ -7,7 +7,7 @@ import pytest
 
 from ddp_doctor.checks.node.topology import probe
 from ddp_doctor.checks.node.topology.formats.topo_matrix import parse_matrix
-from ddp_doctor.facts.topology import TopologyFact, TopologyMatrix
+from ddp_doctor.facts.node.topology import TopologyFact, TopologyMatrix
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.sources.machine import LiveContext
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.knowledge.addresses import (
+from ddp_doctor.knowledge.network.addresses import (
     is_loopback,
     is_own_bridge,
     likely_interface,

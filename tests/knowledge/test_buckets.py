@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_doctor.knowledge.buckets import (
+from ddp_doctor.knowledge.ddp.buckets import (
     CANDIDATES_MIB,
     DEFAULT_CAP_MIB,
     MIB,

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.knowledge.cluster_kinds import AZURE_ASSET_TAG, Kind, Maker, cluster_of
+from ddp_doctor.knowledge.topology.cluster_kinds import AZURE_ASSET_TAG, Kind, Maker, cluster_of
 
 AWS = Maker("Amazon EC2", "g5.12xlarge", "Amazon EC2", ("ena",))
 GOOGLE = Maker("Google", "Google Compute Engine", None, ("gve",))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_doctor.knowledge.gpu_speed import link_gb_per_s, published_bf16
+from ddp_doctor.knowledge.gpu.gpu_speed import link_gb_per_s, published_bf16
 
 
 @pytest.mark.parametrize(

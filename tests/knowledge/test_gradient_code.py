@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.knowledge import gradient_code as code
+from ddp_doctor.knowledge.ddp import gradient_code as code
 
 RANKS = st.integers(min_value=1, max_value=64)
 

@@ -7,19 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.checks.ddp.gradient_modes import ddp_inside
-from ddp_doctor.knowledge import gradient_code as code
-from ddp_doctor.knowledge import gradient_shares as closed
+from ddp_doctor.knowledge.ddp import gradient_code as code
+from ddp_doctor.knowledge.ddp import gradient_shares as closed
 
 SHARES = st.lists(st.integers(0, 7), min_size=1, max_size=9).map(tuple)
 
 
-def owed(shares: tuple[int, ...], elements: int = 70, kind: str = "float32", rank: int = 0) -> closed.Owed:
+def owed(
+    shares: tuple[int, ...], elements: int = 70, kind: str = "float32", rank: int = 0
+) -> closed.Expectation:
     ranks = len(shares)
     place = code.Place("weight", 1, elements, rank, tuple(range(10, 10 + ranks)))
-    return closed.Owed(place, tuple(map(float, shares)), closed.tolerance(ranks, kind))
+    return closed.Expectation(place, tuple(map(float, shares)), closed.tolerance(ranks, kind))
 
 
-def reduced(one: closed.Owed, entered: tuple[int, ...], kind: str) -> Any:
+def reduced(one: closed.Expectation, entered: tuple[int, ...], kind: str) -> Any:
     """The mean as a backend computes it: divided and added in the format, rank after rank."""
     import torch
 

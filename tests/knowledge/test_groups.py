@@ -1,4 +1,4 @@
-from ddp_doctor.knowledge.groups import connected
+from ddp_doctor.knowledge.topology.link_codes import connected
 
 
 def test_names_are_grouped_by_their_first():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.knowledge.interface_choice import Choice, gloo_choice, nccl_choice, nccl_matcher
+from ddp_doctor.knowledge.network.interface_choice import Choice, gloo_choice, nccl_choice, nccl_matcher
 from ddp_doctor.model.context import Interface
 
 LO = Interface(name="lo", loopback=True, addresses=("127.0.0.1/8", "::1/128"))

@@ -1,6 +1,6 @@
 import pytest
 
-from ddp_doctor.knowledge import link_codes as codes
+from ddp_doctor.knowledge.topology import link_codes as codes
 
 
 @pytest.mark.parametrize(

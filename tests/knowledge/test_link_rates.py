@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_doctor.knowledge import link_rates as rates
+from ddp_doctor.knowledge.topology import link_rates as rates
 
 
 @pytest.mark.parametrize(

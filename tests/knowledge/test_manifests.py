@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.knowledge.manifests import (
-    Difference,
-    Manifest,
-    Tensor,
-    compare,
-    kept,
-    restored,
-)
+from ddp_doctor.knowledge.ddp.manifests import Difference, Manifest, Tensor, compare, kept, restored
 from ddp_doctor.probing import module_manifest
 
 FIRST = Tensor(name="first.weight", shape=(4, 3), requires_grad=True)
@@ -284,7 +277,7 @@ class Told:
 @pytest.fixture
 def told() -> Callable[[list[Manifest], int], tuple[dict[int, Manifest], list[str]]]:
     def ask(manifests: list[Manifest], place: int) -> tuple[dict[int, Manifest], list[str]]:
-        from ddp_doctor.knowledge.manifests import digest
+        from ddp_doctor.knowledge.ddp.manifests import digest
 
         digests = [digest(one) for one in manifests]
         first = [digests.index(one) == index for index, one in enumerate(digests)]

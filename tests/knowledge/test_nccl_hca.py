@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.knowledge import nccl_hca
+from ddp_doctor.knowledge.network import nccl_hca
 
 PORTS = [("mlx5_0", 1), ("mlx5_1", 1), ("mlx5_1", 2), ("mlx5_10", 1), ("mlx5_bond_0", 1)]
 

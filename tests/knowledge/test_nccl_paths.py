@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.knowledge.nccl_paths import Node, Pair, bridged, choose, near
+from ddp_doctor.knowledge.topology.nccl_paths import Node, Pair, bridged, choose, near
 
 INTEL = {"gpus": 8, "cpu_vendor": "GenuineIntel"}
 AMD_PAIR = {"gpus": 2, "cpu_vendor": "AuthenticAMD"}

@@ -7,7 +7,7 @@ import pytest
 
 from ddp_doctor.checks.node.topology.formats.topo_matrix import parse_matrix
 from ddp_doctor.checks.node.topology.nvlink_peers import Shortfall, shortfalls
-from ddp_doctor.knowledge.link_codes import nvlinks
+from ddp_doctor.knowledge.topology.link_codes import nvlinks
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
 GPUS = [f"GPU{number}" for number in range(8)]

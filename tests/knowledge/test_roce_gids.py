@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.knowledge.roce_gids import Gid, common_index, compressed, nccl_choice
+from ddp_doctor.knowledge.network.roce_gids import Gid, common_index, compressed, nccl_choice
 
 OLD, FIRST, NEW = (2, 20, 5), (2, 21, 5), (2, 27, 5)
 LOCAL = "fe80::ac0:ebff:feda:1cfb"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.checks.ddp import checkpoint
-from ddp_doctor.facts.checkpoint import Checkpoint
+from ddp_doctor.facts.ddp.checkpoint import Checkpoint
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.ranks import job_folders, run_folder

@@ -60,7 +60,7 @@ TORCH = "/lib/python3.11/site-packages/torch"
 ASKS_THE_STORE = {
     "flight": (FlightEntry(seq=0, op="all_reduce", sizes=((),), dtypes=("Float",), retired=True),),
     "stack": (
-        "ddp_doctor/probing/user_model/look.py:120 in compare",
+        "ddp_doctor/probing/user_model/probe.py:120 in compare",
         "/x/ddp_doctor/ranks/exchange.py:37 in exchange",
     ),
 }

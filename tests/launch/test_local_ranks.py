@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor import app
-from ddp_doctor.facts.consistency import RankSettings
+from ddp_doctor.facts.cluster.consistency import RankSettings
 from ddp_doctor.starters import local_ranks, outer_launcher
 from ddp_doctor.starters.detect import OuterWorld
 from tests.launch.agents import ROOT, free_port

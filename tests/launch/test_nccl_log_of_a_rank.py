@@ -7,8 +7,7 @@ import pytest
 
 from ddp_doctor.model.recording import Options, World
 from ddp_doctor.model.trial import TrialRecord
-from ddp_doctor.parse.nccl_digest import MOST_CHARACTERS
-from ddp_doctor.parse.nccl_log import parse_nccl_log
+from ddp_doctor.parse.nccl_log import MOST_CHARACTERS, parse_nccl_log
 from ddp_doctor.ranks.environment import rank_environment
 from ddp_doctor.ranks.events import EventReader
 from ddp_doctor.ranks.rank_state import RankState

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.ddp import step_time, user_model
-from ddp_doctor.facts.step_time import StepTimeFact
-from ddp_doctor.facts.user_model import UserModel
+from ddp_doctor.facts.ddp.step_time import StepTimeFact
+from ddp_doctor.facts.ddp.user_model import UserModel
 from tests.launch.conftest import Play, Scenario
 from tests.models import __file__ as models
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_doctor.knowledge.cluster_kinds import AZURE_ASSET_TAG
+from ddp_doctor.knowledge.topology.cluster_kinds import AZURE_ASSET_TAG
 from ddp_doctor.model.context import Disk, Interface
 from tests import rdma_trees
 from tests.machines import parts

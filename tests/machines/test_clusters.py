@@ -3,7 +3,7 @@
 import pytest
 
 from ddp_doctor.checks.node.topology.clusters import cluster
-from ddp_doctor.knowledge.cluster_kinds import Kind
+from ddp_doctor.knowledge.topology.cluster_kinds import Kind
 from ddp_doctor.model.recording import Recording
 from tests.machines.healthy import MACHINES, Healthy
 from tests.machines.whole import record

@@ -13,9 +13,9 @@ from ddp_doctor.agents.messages import NodeReport, at_node, world_of
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.world import choose_world
-from ddp_doctor.facts.consistency import ConsistencyFact
-from ddp_doctor.facts.gpus import GpusFact
-from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.cluster.consistency import ConsistencyFact
+from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Backend, Status, Where
 from ddp_doctor.model.context import CommandResult, Disk, Interface
 from ddp_doctor.model.fact import Reading

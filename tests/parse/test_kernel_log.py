@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.checks.node.kernel.kernel_log import MOST_GROUPS, MOST_LINES, MOST_PIDS, parse_kernel_log
-from ddp_doctor.facts.kernel import KernelEvent
+from ddp_doctor.facts.node.kernel import KernelEvent
 
 LOST = "NVRM: Xid (PCI:0000:2b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 BOOT = 1714560000.0

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ddp_doctor.facts.kernel import KernelFact
-from ddp_doctor.knowledge import gpudirect
+from ddp_doctor.facts.node.kernel import KernelFact
+from ddp_doctor.knowledge.gpu import gpudirect
 from ddp_doctor.probing import kernel_modules
 from tests.fakes import FakeContext
 

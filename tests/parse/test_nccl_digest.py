@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.parse.nccl_digest import MOST_CHARACTERS, digest
-from ddp_doctor.parse.nccl_log import parse_nccl_log
+from ddp_doctor.parse.nccl_log import MOST_CHARACTERS, digest, parse_nccl_log
 
 PREFIX = "wk:8811:8840 [0] NCCL INFO "
 WORDS = st.sampled_from(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.facts.nccl_log import Hca, Transport
+from ddp_doctor.facts.node.nccl_log import Hca, Transport
 from ddp_doctor.parse.nccl_log import parse_nccl_log
 
 PREFIX = "wk:8811:8840 [0] NCCL INFO "

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ddp_doctor.checks.node.topology.formats.nvlink_table import find_nvlinks
 from ddp_doctor.checks.node.topology.formats.topo_rows import TopologyError
-from ddp_doctor.facts.topology import NvlinksFact
-from ddp_doctor.parse.terminal_text import plain_lines
+from ddp_doctor.facts.node.topology import NvlinksFact
+from ddp_doctor.parse.text import plain_lines
 
 STATES = (Path(__file__).parents[1] / "samples" / "topology" / "nvlink-states.txt").read_text()
 

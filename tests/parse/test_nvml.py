@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.checks.node.gpus.nvml import parse_nvml
-from ddp_doctor.facts.gpus import sysfs_bus_id
+from ddp_doctor.facts.node.gpus import sysfs_bus_id
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ddp_doctor.checks.node.topology.formats.p2p_table import find_p2p_tables
 from ddp_doctor.checks.node.topology.formats.topo_rows import TopologyError
-from ddp_doctor.facts.topology import P2pStatusFact
-from ddp_doctor.parse.terminal_text import plain_lines
+from ddp_doctor.facts.node.topology import P2pStatusFact
+from ddp_doctor.parse.text import plain_lines
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
 LEGEND = "\nLegend:\n\n  X    = Self\n  OK   = Status Ok\n  CNS  = Chipset not supported\n"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.facts.pcie import REDIRECT
+from ddp_doctor.facts.node.pcie import REDIRECT
 from ddp_doctor.parse.pci_config import acs_control, acs_words, is_cut_off
 
 ACS = 0x000D

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.facts.topology import PciDevice
-from ddp_doctor.knowledge import link_codes as codes
+from ddp_doctor.facts.node.topology import PciDevice
+from ddp_doctor.knowledge.topology import link_codes as codes
 from ddp_doctor.parse.pci_tree import link_code, nccl_path, read_path
 
 #: A switch with two devices, and a second switch below it, as they stand in /sys.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.checks.node.rdma.verbs_library import provider_of, verbs_library, verbs_providers
-from ddp_doctor.knowledge.rdma import verbs_mtu
+from ddp_doctor.knowledge.network.rdma import verbs_mtu
 from ddp_doctor.probing import rdma
 from tests import rdma_trees as trees
 from tests.fakes import FakeContext

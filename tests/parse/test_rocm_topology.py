@@ -7,8 +7,8 @@ import pytest
 
 from ddp_doctor.checks.node.topology.formats.rocm_topology import find_rocm_topologies
 from ddp_doctor.checks.node.topology.formats.topo_rows import TopologyError
-from ddp_doctor.facts.topology import RocmTopologyFact
-from ddp_doctor.parse.terminal_text import plain_lines
+from ddp_doctor.facts.node.topology import RocmTopologyFact
+from ddp_doctor.parse.text import plain_lines
 
 WHOLE = (Path(__file__).parents[1] / "samples" / "topology" / "rocm-smi-showtopo.txt").read_text()
 ACCESS = (

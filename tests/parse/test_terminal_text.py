@@ -1,6 +1,6 @@
 import pytest
 
-from ddp_doctor.parse.terminal_text import plain_lines
+from ddp_doctor.parse.text import plain_lines
 
 
 @pytest.mark.parametrize(

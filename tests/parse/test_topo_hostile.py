@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from ddp_doctor.checks.node.topology.formats.topo_matrix import TopologyError, parse_matrices
-from ddp_doctor.facts.topology import TopologyMatrix
+from ddp_doctor.facts.node.topology import TopologyMatrix
 
 HEAD = "\tGPU0\tGPU1\tGPU2\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID"
 ROWS = (

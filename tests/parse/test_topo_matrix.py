@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddp_doctor.checks.node.topology.formats.topo_matrix import TopologyError, parse_matrices, parse_matrix
-from ddp_doctor.facts.topology import TopologyMatrix
+from ddp_doctor.facts.node.topology import TopologyMatrix
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
 CODES = ("NV1", "NV4", "NV12", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.checks.node.topology.formats.topo_matrix import TopologyError, parse_matrices
-from ddp_doctor.facts.topology import TopologyMatrix
+from ddp_doctor.facts.node.topology import TopologyMatrix
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
 NAMES = (

@@ -16,8 +16,8 @@ from ddp_doctor.checks.node.topology.formats.nvlink_table import find_nvlinks
 from ddp_doctor.checks.node.topology.formats.p2p_table import find_p2p_tables
 from ddp_doctor.checks.node.topology.formats.rocm_topology import find_rocm_topologies
 from ddp_doctor.checks.node.topology.formats.topo_matrix import TopologyError, parse_matrices, parse_matrix
-from ddp_doctor.facts.topology import TopologyMatrix
-from ddp_doctor.parse.terminal_text import plain_lines
+from ddp_doctor.facts.node.topology import TopologyMatrix
+from ddp_doctor.parse.text import plain_lines
 
 CORPUS = Path(__file__).parents[3] / "shared" / "corpus"
 REAL, NASTY = CORPUS / "topology", CORPUS / "topology-nasty"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.parse.utf8 import as_utf8
+from ddp_doctor.parse.text import as_utf8
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_doctor.facts.gpus import Gpu, GpusFact
+from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.parse.visible_devices import (
     granted_gpus,
     hides_all,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ddp_doctor.checks.node.topology import CHECK, read_pasted
 from ddp_doctor.checks.node.topology.formats.topo_matrix import parse_matrices, parse_matrix
-from ddp_doctor.facts.topology import TopologyMatrix
+from ddp_doctor.facts.node.topology import TopologyMatrix
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.topology.layout import Rect, lay_out

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ddp_doctor import app
 from ddp_doctor.checks.node.env_vars import probe
-from ddp_doctor.facts.nccl import ConfFile, NcclFact
-from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.node.nccl import ConfFile, NcclFact
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.finding import Finding

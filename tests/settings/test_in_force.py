@@ -6,9 +6,9 @@ import json
 import pytest
 
 from ddp_doctor import app
-from ddp_doctor.facts.env_vars import EnvVars, Origin, SettingOrigins
-from ddp_doctor.facts.nccl import ConfFile, NcclFact
-from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.node.env_vars import EnvVars, Origin, SettingOrigins
+from ddp_doctor.facts.node.nccl import ConfFile, NcclFact
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Options, Recording

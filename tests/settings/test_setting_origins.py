@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from ddp_doctor.facts.env_vars import Origin
+from ddp_doctor.facts.node.env_vars import Origin
 from ddp_doctor.probing.setting_origins import setting_origins, stat_of
 from tests.fakes import FakeContext
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_doctor.facts.env_vars import SettingText
+from ddp_doctor.facts.node.env_vars import SettingText
 from ddp_doctor.settings.text.setting_text import NoSettings, read_setting_text
 from ddp_doctor.settings.text.shell_words import commands
 

@@ -18,8 +18,8 @@ from ddp_doctor.checks.cluster.connectivity import answers, blocked, misled, out
 from ddp_doctor.checks.cluster.connectivity import wording as words
 from ddp_doctor.checks.cluster.connectivity.glance import Glance
 from ddp_doctor.checks.cluster.connectivity.measure import Dialled
-from ddp_doctor.facts.connectivity import ConnectivityFact
-from ddp_doctor.knowledge import network
+from ddp_doctor.facts.cluster.connectivity import ConnectivityFact
+from ddp_doctor.knowledge.network import path_quality
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import NodesContext, Peer
@@ -43,13 +43,13 @@ def probe(ctx: NodesContext) -> ConnectivityFact:
     _at_once([*(one.meet for one in dialled), *(one.try_met_at for one in elsewhere)])
     glances = [[Glance(ctx, peer, way) for way in peer.others] for peer in ctx.peers]
     _at_once([one.meet for row in glances for one in row])
-    sample_s = min(network.SAMPLE_S, network.TRANSFERS_S / network.SAMPLES / len(dialled))
+    sample_s = min(path_quality.SAMPLE_S, path_quality.TRANSFERS_S / path_quality.SAMPLES / len(dialled))
     for one in dialled:
-        one.measure(network.SAMPLES, sample_s)
+        one.measure(path_quality.SAMPLES, sample_s)
     _sample(ctx, [one for row in glances for one in row])
     _at_once([one.again for one in dialled if one.lost_packets])
     for one in _doubtful(dialled, glances):
-        one.measure(network.SAMPLES, 2 * sample_s)
+        one.measure(path_quality.SAMPLES, 2 * sample_s)
     peers = tuple(
         one.result(tuple(glance.result() for glance in row))
         for one, row in zip(dialled, glances, strict=True)
@@ -61,9 +61,9 @@ def probe(ctx: NodesContext) -> ConnectivityFact:
 
 def _sample(ctx: NodesContext, glances: Sequence[Glance]) -> None:
     """Throughput in the other networks, within their common time."""
-    until = min(ctx.clock() + network.OTHER_SAMPLES_S, ctx.deadline - 1.0)
+    until = min(ctx.clock() + path_quality.OTHER_SAMPLES_S, ctx.deadline - 1.0)
     for one in glances:
-        one.sample(min(network.SAMPLE_S, network.OTHER_SAMPLES_S / len(glances)), until)
+        one.sample(min(path_quality.SAMPLE_S, path_quality.OTHER_SAMPLES_S / len(glances)), until)
 
 
 def _came_from_elsewhere(peer: Peer) -> bool:
@@ -91,9 +91,9 @@ def _at_once(calls: Iterable[Callable[[], None]]) -> None:
 
 def _doubtful(dialled: list[Dialled], glances: list[list[Glance]]) -> list[Dialled]:
     """The peers that looked slow against the others of this row, or other networks: by chance, perhaps."""
-    elsewhere = [min(one.rate, network.JUDGED_BYTES_PER_S) for row in glances for one in row]
+    elsewhere = [min(one.rate, path_quality.JUDGED_BYTES_PER_S) for row in glances for one in row]
     best = max([*(one.rate or 0.0 for one in dialled), *elsewhere], default=0.0)
-    slow = [one for one in dialled if (one.rate or best) * network.DOUBTFUL_RATIO < best]
+    slow = [one for one in dialled if (one.rate or best) * path_quality.DOUBTFUL_RATIO < best]
     return [one for one in slow if not one.lost_packets]  # that explains it
 
 

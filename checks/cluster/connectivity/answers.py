@@ -22,8 +22,8 @@ from ddp_doctor.checks.cluster.connectivity.matrix import (
     usual_answer,
 )
 from ddp_doctor.checks.cluster.connectivity.ways import ANSWER, MOVE, Way, detour, take, ways
-from ddp_doctor.facts.connectivity import ConnectivityFact
-from ddp_doctor.knowledge import network
+from ddp_doctor.facts.cluster.connectivity import ConnectivityFact
+from ddp_doctor.knowledge.network import path_quality
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -54,7 +54,7 @@ def slow_answers(recording: Recording) -> Iterator[Draft]:
     matrix = Matrix.of(recording)
     answers, found = matrix.answers, matrix.slow_to_answer
     if len(matrix.nodes) == 2:
-        found = Blame(paths=tuple(pair for pair, one in answers.items() if one >= network.SLOW_ANSWER_S))
+        found = Blame(paths=tuple(pair for pair, one in answers.items() if one >= path_quality.SLOW_ANSWER_S))
     for nodes, paths in ((found.nodes, ()), ((), found.paths)):
         pairs = sorted({pair for pair in answers if set(pair) & set(nodes) or pair in paths})
         if pairs:
@@ -70,7 +70,7 @@ def _slow_answers(
     quick = next((way for way in ways(recording) if _answers_quickly(way, pairs, slow)), None)
     around = () if quick is None else (take(recording, quick),)
     usual = usual_answer(answers) if not two else quick.answer_s(quick.seen) if quick else None
-    severity = Severity.ERROR if slow >= network.VERY_SLOW_ANSWER_S else Severity.WARNING
+    severity = Severity.ERROR if slow >= path_quality.VERY_SLOW_ANSWER_S else Severity.WARNING
     who = f"in {quick.network}" if two and quick else "between the others"
     against = "" if usual is None else f" against {usual * 1e3:.2f} ms {who}"
     return finding(
@@ -140,8 +140,8 @@ def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path
         sum(getattr(one, name) for one in losses.values()) for name in ("retransmits", "round_trips")
     )
     around = detour(recording, lambda way: not way.loses_packets)
-    delay_s = lost / trips * network.RETRANSMIT_S
-    heavy = delay_s >= (network.SLOW_NODE_RATIO - 1) * median(one.median_s for one in losses.values())
+    delay_s = lost / trips * path_quality.RETRANSMIT_S
+    heavy = delay_s >= (path_quality.SLOW_NODE_RATIO - 1) * median(one.median_s for one in losses.values())
     return proved(
         blamed(recording, found, matrix.nodes),
         f"{on_paths(recording, found)} packets get lost: {lost} of {trips} round trips had to be sent again",
@@ -159,7 +159,7 @@ def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path
         *around,
         look(recording, matrix, found.nodes or [node for pair in losses for node in pair]),
         detail=f"Each of them was one small packet on a path without other traffic of ours. A loss stops a"
-        f" connection for {network.RETRANSMIT_S:g} s or more, and all ranks wait for it.",
+        f" connection for {path_quality.RETRANSMIT_S:g} s or more, and all ranks wait for it.",
         severity=Severity.ERROR if heavy and not goes_over_rdma(recording) else Severity.WARNING,
         reproduced_by=MOVE if around else None,
     )

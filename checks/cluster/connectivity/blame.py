@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from ddp_doctor.knowledge.network import BLAMED_SHARE
+from ddp_doctor.knowledge.network.path_quality import BLAMED_SHARE
 
 #: From the node that dialled to the one that was dialled.
 Path = tuple[int, int]

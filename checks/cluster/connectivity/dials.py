@@ -3,7 +3,7 @@
 from ddp_doctor.checks.cluster.connectivity import wording as words
 from ddp_doctor.checks.cluster.connectivity.blame import Path
 from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Matrix
-from ddp_doctor.facts.connectivity import PeerConnectivity
+from ddp_doctor.facts.cluster.connectivity import PeerConnectivity
 from ddp_doctor.model.finding import Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.wording.nodes import host

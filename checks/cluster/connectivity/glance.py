@@ -4,8 +4,8 @@ import contextlib
 from typing import Any
 
 from ddp_doctor.checks.cluster.connectivity.measure import outcome
-from ddp_doctor.facts.connectivity import OtherConnectivity
-from ddp_doctor.knowledge import network
+from ddp_doctor.facts.cluster.connectivity import OtherConnectivity
+from ddp_doctor.knowledge.network import path_quality
 from ddp_doctor.model.context import Line, NodesContext, OtherWay, Peer
 
 
@@ -30,7 +30,7 @@ class Glance:
         self._found = {"outcome": "ok", "connect_s": self._ctx.clock() - started}
         try:
             self._round_trips(self._line)
-            self._found["burst_s"] = self._line.send(network.BURST_BYTES, network.OTHER_BURST_S)
+            self._found["burst_s"] = self._line.send(path_quality.BURST_BYTES, path_quality.OTHER_BURST_S)
         except OSError as error:
             self._found |= {"outcome": "broken", "error": str(error)}
             self._hang_up()
@@ -40,8 +40,8 @@ class Glance:
         left_s = until - self._ctx.clock()
         if self._line is None or left_s <= 0:
             return
-        wanted = int(network.BURST_BYTES / max(self._found["burst_s"], 1e-6) * sample_s)
-        size = min(max(wanted, network.SAMPLE_BYTES), network.LARGEST_OTHER_SAMPLE_BYTES)
+        wanted = int(path_quality.BURST_BYTES / max(self._found["burst_s"], 1e-6) * sample_s)
+        size = min(max(wanted, path_quality.SAMPLE_BYTES), path_quality.LARGEST_OTHER_SAMPLE_BYTES)
         with contextlib.suppress(OSError):  # busy, or too slow: the burst tells enough
             self._found["throughput_bytes_per_s"] = size / self._line.send(size, left_s)
             return
@@ -62,15 +62,15 @@ class Glance:
 
     def _dial(self) -> Line:
         """Raises OSError: of the last dial where none was answered."""
-        for _ in range(network.OTHER_DIALS - 1):
+        for _ in range(path_quality.OTHER_DIALS - 1):
             with contextlib.suppress(TimeoutError):
-                return self._ctx.dial(self._way.address, self._peer.port, network.OTHER_DIAL_S)
-        return self._ctx.dial(self._way.address, self._peer.port, network.OTHER_DIAL_S)
+                return self._ctx.dial(self._way.address, self._peer.port, path_quality.OTHER_DIAL_S)
+        return self._ctx.dial(self._way.address, self._peer.port, path_quality.OTHER_DIAL_S)
 
     def _round_trips(self, line: Line) -> None:
-        ends_at, times, before = self._ctx.clock() + network.OTHER_ROUND_TRIPS_S, [], line.tcp()
-        for _ in range(network.OTHER_ROUND_TRIPS):
-            times.append(line.round_trip(network.OTHER_BURST_S))
+        ends_at, times, before = self._ctx.clock() + path_quality.OTHER_ROUND_TRIPS_S, [], line.tcp()
+        for _ in range(path_quality.OTHER_ROUND_TRIPS):
+            times.append(line.round_trip(path_quality.OTHER_BURST_S))
             if self._ctx.clock() > ends_at:
                 break
         after = line.tcp()

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 from ddp_doctor.checks.cluster.connectivity import wording as words
 from ddp_doctor.checks.cluster.connectivity.blame import Blame, Path
 from ddp_doctor.checks.cluster.connectivity.matrix import Matrix
-from ddp_doctor.facts.host import Host
+from ddp_doctor.facts.node.host import Host
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Evidence, Remedy
 from ddp_doctor.model.recording import Recording

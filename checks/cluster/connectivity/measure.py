@@ -5,8 +5,8 @@ import errno
 from statistics import median
 from typing import Any
 
-from ddp_doctor.facts.connectivity import OtherConnectivity, Outcome, PeerConnectivity
-from ddp_doctor.knowledge import network
+from ddp_doctor.facts.cluster.connectivity import OtherConnectivity, Outcome, PeerConnectivity
+from ddp_doctor.knowledge.network import path_quality
 from ddp_doctor.model.context import Line, NodesContext, Peer, TcpInfo
 
 _OUTCOMES: dict[int | None, Outcome] = {
@@ -43,12 +43,12 @@ class Dialled:
             started = self._ctx.clock()
             self._line = self._dial(self._peer.address)
             self._found = {"outcome": "ok", "connect_s": self._ctx.clock() - started}
-            self._until = self._by(network.MEETING_S)
+            self._until = self._by(path_quality.MEETING_S)
         except OSError as error:
             self._found = {"outcome": outcome(error), "errno": error.errno, "error": str(error)}
             return
         try:
-            self.round_trips(network.ROUND_TRIPS, network.ROUND_TRIPS_S)
+            self.round_trips(path_quality.ROUND_TRIPS, path_quality.ROUND_TRIPS_S)
             self._burst()
         except OSError as error:
             self._broke(error)
@@ -66,24 +66,24 @@ class Dialled:
 
         Fewer samples where they last much longer than they should: on busy hosts rates jump.
         """
-        patience = self._ctx.clock() + network.PATIENCE * samples * sample_s
-        patience = min(patience, self._ctx.deadline - 2 * network.TRANSFER_S)
+        patience = self._ctx.clock() + path_quality.PATIENCE * samples * sample_s
+        patience = min(patience, self._ctx.deadline - 2 * path_quality.TRANSFER_S)
         for _ in range(samples):
             size = _size(self._rates[-1] if self._rates else self.rate or 0.0, sample_s)
             if self._line is None or self._ctx.clock() > patience:
                 return
             try:
-                self._rates.append(size / self._line.send(size, network.TRANSFER_S))
+                self._rates.append(size / self._line.send(size, path_quality.TRANSFER_S))
             except OSError as error:
                 if isinstance(error, TimeoutError):
-                    self._rates.append(size / network.TRANSFER_S)
+                    self._rates.append(size / path_quality.TRANSFER_S)
                 self._hang_up()
 
     def again(self) -> None:
         """More round trips for a path that lost a packet."""
-        self._until = self._by(2 * network.AGAIN_S)
+        self._until = self._by(2 * path_quality.AGAIN_S)
         try:
-            self.round_trips(network.AGAIN_ROUND_TRIPS, network.AGAIN_S)
+            self.round_trips(path_quality.AGAIN_ROUND_TRIPS, path_quality.AGAIN_S)
         except OSError:
             self._hang_up()
 
@@ -92,13 +92,13 @@ class Dialled:
         if self._line is None:
             return
         line, ends_at = self._line, self._ctx.clock() + time_s
-        least = min(most, network.LEAST_ROUND_TRIPS)
+        least = min(most, path_quality.LEAST_ROUND_TRIPS)
         before = line.tcp()
         try:
             for done in range(most):
                 if done >= least and self._ctx.clock() > ends_at:
                     break
-                self._times.append(line.round_trip(self._left(network.ROUND_TRIP_S)))
+                self._times.append(line.round_trip(self._left(path_quality.ROUND_TRIP_S)))
         finally:
             self._count(before, line.tcp())
 
@@ -111,13 +111,13 @@ class Dialled:
     def rate(self) -> float | None:
         """The best throughput so far, of the burst where there is no sample, in bytes per second."""
         burst_s = self._found.get("burst_s")
-        return max(self._rates, default=network.BURST_BYTES / burst_s if burst_s else None)
+        return max(self._rates, default=path_quality.BURST_BYTES / burst_s if burst_s else None)
 
     @property
     def lost_packets(self) -> bool:
         """Whether a small message had to be sent again, here or, as its time tells, over there."""
         stall_s = max(self._times) - min(self._times) if self._times else 0.0
-        return bool(self._found.get("retransmits")) or stall_s > network.RETRANSMIT_S
+        return bool(self._found.get("retransmits")) or stall_s > path_quality.RETRANSMIT_S
 
     def result(self, others: tuple[OtherConnectivity, ...] = ()) -> PeerConnectivity:
         """All that was found, there and in ``others``; the line is closed."""
@@ -141,9 +141,11 @@ class Dialled:
 
     def _burst(self) -> None:
         assert self._line is not None
-        self._found |= {"burst_bytes": network.BURST_BYTES}
+        self._found |= {"burst_bytes": path_quality.BURST_BYTES}
         try:
-            self._found["burst_s"] = self._line.send(network.BURST_BYTES, self._left(network.BURST_S))
+            self._found["burst_s"] = self._line.send(
+                path_quality.BURST_BYTES, self._left(path_quality.BURST_S)
+            )
         except TimeoutError:
             self._hang_up()
             self._climb()
@@ -151,8 +153,8 @@ class Dialled:
     def _climb(self) -> None:
         """On a new connection: which sizes pass? The burst again at the end, for it may have been chance."""
         self._line = self._dial(self._peer.address)
-        for size in (*network.SIZES_BYTES, network.BURST_BYTES):
-            limit_s = network.BURST_S if size == network.BURST_BYTES else network.SIZE_S
+        for size in (*path_quality.SIZES_BYTES, path_quality.BURST_BYTES):
+            limit_s = path_quality.BURST_S if size == path_quality.BURST_BYTES else path_quality.SIZE_S
             try:
                 self._found["burst_s"] = self._line.send(size, self._left(limit_s))
             except TimeoutError:
@@ -170,13 +172,13 @@ class Dialled:
 
     def _dial(self, address: str) -> Line:
         """Raises OSError: of the last dial where none was answered."""
-        for _ in range(network.DIALS - 1):
+        for _ in range(path_quality.DIALS - 1):
             try:
-                return self._ctx.dial(address, self._peer.port, self._left(network.DIAL_S))
+                return self._ctx.dial(address, self._peer.port, self._left(path_quality.DIAL_S))
             except OSError as error:
                 if outcome(error) not in {"timed_out", "mute"}:
                     raise
-        return self._ctx.dial(address, self._peer.port, self._left(network.DIAL_S))
+        return self._ctx.dial(address, self._peer.port, self._left(path_quality.DIAL_S))
 
     def _by(self, limit_s: float) -> float:
         return min(self._ctx.clock() + limit_s, self._ctx.deadline - 1.0)
@@ -200,4 +202,4 @@ def outcome(error: OSError) -> Outcome:
 
 def _size(rate_bytes_per_s: float, sample_s: float) -> int:
     wanted = int(rate_bytes_per_s * sample_s)
-    return min(max(wanted, network.SAMPLE_BYTES), network.LARGEST_SAMPLE_BYTES)
+    return min(max(wanted, path_quality.SAMPLE_BYTES), path_quality.LARGEST_SAMPLE_BYTES)

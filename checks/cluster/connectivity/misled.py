@@ -7,9 +7,9 @@ from ddp_doctor.checks.cluster.connectivity.blame import Path
 from ddp_doctor.checks.cluster.connectivity.dials import dials_seen
 from ddp_doctor.checks.cluster.connectivity.matrix import Matrix
 from ddp_doctor.checks.cluster.connectivity.ways import MEET, way_out
-from ddp_doctor.facts.connectivity import ConnectivityFact
-from ddp_doctor.facts.interfaces import InterfacesFact
-from ddp_doctor.knowledge.interface_faults import faults
+from ddp_doctor.facts.cluster.connectivity import ConnectivityFact
+from ddp_doctor.facts.node.interfaces import InterfacesFact
+from ddp_doctor.knowledge.network.interface_faults import faults
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording

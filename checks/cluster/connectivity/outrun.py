@@ -8,9 +8,9 @@ from ddp_doctor.checks.cluster.connectivity.blame import Blame
 from ddp_doctor.checks.cluster.connectivity.impaired import unless_over_rdma
 from ddp_doctor.checks.cluster.connectivity.matrix import Matrix
 from ddp_doctor.checks.cluster.connectivity.ways import MOVE, Way, take, ways
-from ddp_doctor.facts.connectivity import ConnectivityFact
-from ddp_doctor.facts.interfaces import InterfacesFact
-from ddp_doctor.knowledge import network
+from ddp_doctor.facts.cluster.connectivity import ConnectivityFact
+from ddp_doctor.facts.node.interfaces import InterfacesFact
+from ddp_doctor.knowledge.network import path_quality
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -54,8 +54,8 @@ def slower_network_is_used(recording: Recording) -> Iterator[Draft]:
     rate, other = used_rate(matrix), _rate_of(way, matrix)
     backend = backend_name(recording.world.backend if recording.world else "gloo")
     mine, theirs = _interfaces_in_use(recording, matrix), _listed(way.interfaces.values())
-    ratio = min(other, network.JUDGED_BYTES_PER_S) / rate
-    severity = Severity.ERROR if ratio >= network.SLOW_NODE_RATIO else Severity.WARNING
+    ratio = min(other, path_quality.JUDGED_BYTES_PER_S) / rate
+    severity = Severity.ERROR if ratio >= path_quality.SLOW_NODE_RATIO else Severity.WARNING
     refuted = _is_refuted(recording)
     yield finding(
         tuple(_culprits(recording, matrix, mine)),
@@ -86,8 +86,8 @@ def faster_way(recording: Recording) -> Way | None:
     found = next(iter(ways(recording)), None)
     if found is None or not matrix.best_rates or any(one.outcome != "ok" for one in matrix.seen.values()):
         return None
-    expected = min(_rate_of(found, matrix), network.JUDGED_BYTES_PER_S)
-    return found if expected >= network.FASTER_ELSEWHERE_RATIO * used_rate(matrix) else None
+    expected = min(_rate_of(found, matrix), path_quality.JUDGED_BYTES_PER_S)
+    return found if expected >= path_quality.FASTER_ELSEWHERE_RATIO * used_rate(matrix) else None
 
 
 def used_rate(matrix: Matrix) -> float:
@@ -106,7 +106,7 @@ def _are_two(matrix: Matrix) -> bool:
 
 def _is_told(matrix: Matrix) -> bool:
     """Whether losses, late answers or slow nodes are found, which recommend the other network themselves."""
-    if matrix.lossy != Blame() or max(matrix.answers.values(), default=0.0) >= network.SLOW_ANSWER_S:
+    if matrix.lossy != Blame() or max(matrix.answers.values(), default=0.0) >= path_quality.SLOW_ANSWER_S:
         return True
     return not _are_two(matrix) and matrix.slow != Blame()
 

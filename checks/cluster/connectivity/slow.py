@@ -9,8 +9,8 @@ from ddp_doctor.checks.cluster.connectivity.impaired import look, measured, on_p
 from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Matrix
 from ddp_doctor.checks.cluster.connectivity.outrun import faster_way
 from ddp_doctor.checks.cluster.connectivity.ways import MOVE, Way, detour
-from ddp_doctor.facts.connectivity import ConnectivityFact
-from ddp_doctor.knowledge import network
+from ddp_doctor.facts.cluster.connectivity import ConnectivityFact
+from ddp_doctor.knowledge.network import path_quality
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
@@ -43,7 +43,7 @@ def slow_node(recording: Recording) -> Iterator[Draft]:
     nodes = [] if explained.everyone else [node for node in found.nodes if node not in explained.nodes]
     if nodes:
         yield _slow_nodes(recording, matrix, nodes, found)
-    paths = [path for path in found.paths if matrix.is_slow(path, network.SLOW_PATH_RATIO)]
+    paths = [path for path in found.paths if matrix.is_slow(path, path_quality.SLOW_PATH_RATIO)]
     paths = [path for path in paths if not _is_told(path, explained)]
     if paths and not (len(matrix.nodes) == 2 and faster_way(recording)):  # DD538 has somebody to compare with
         yield _slow_paths(recording, matrix, paths)
@@ -58,7 +58,7 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
     )
     rate, names = median(mine.values()), words.hosts(recording, nodes)
     ratio, verb, its = usual / rate, *(("is", "its") if len(nodes) == 1 else ("are", "their"))
-    of_three = len(matrix.nodes) == 3 and ratio < network.SLOW_OF_THREE_RATIO
+    of_three = len(matrix.nodes) == 3 and ratio < path_quality.SLOW_OF_THREE_RATIO
     part = Blame(
         inbound=tuple(node for node in found.inbound if node in nodes),
         outbound=tuple(node for node in found.outbound if node in nodes),
@@ -88,7 +88,7 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
 def _slow_paths(recording: Recording, matrix: Matrix, paths: list[Path]) -> Draft:
     rates, usual = matrix.best_rates, matrix.usual_rate
     rate = median(rates[path] for path in paths)
-    few = len(paths) <= max(2, len(rates) * network.FEW_PATHS_SHARE)
+    few = len(paths) <= max(2, len(rates) * path_quality.FEW_PATHS_SHARE)
     known = few and len(matrix.nodes) > 2
     around = detour(recording, lambda way: known and _is_faster(way, paths, rate))
     detail = "The other paths of these nodes are faster." if known else "Perhaps the network is built so."
@@ -111,7 +111,7 @@ def _slow_paths(recording: Recording, matrix: Matrix, paths: list[Path]) -> Draf
 
 def _is_faster(way: Way, paths: list[Path], rate: float) -> bool:
     """Whether much more gets through on the same paths in another network."""
-    return way.rate(paths) >= network.FASTER_ELSEWHERE_RATIO * rate
+    return way.rate(paths) >= path_quality.FASTER_ELSEWHERE_RATIO * rate
 
 
 def _slow_side(found: Blame, node: int, rates: dict[Path, float]) -> list[Path]:

@@ -7,7 +7,7 @@ from ddp_doctor.checks.cluster.connectivity.blame import Blame, Path
 from ddp_doctor.checks.cluster.connectivity.impaired import blamed, goes_over_rdma, on_paths, touching
 from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Matrix
 from ddp_doctor.checks.cluster.connectivity.ways import MOVE, way_out
-from ddp_doctor.facts.connectivity import ConnectivityFact
+from ddp_doctor.facts.cluster.connectivity import ConnectivityFact
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.context import Interface
 from ddp_doctor.model.finding import Draft, Evidence, Remedy

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ddp_doctor.checks.cluster.connectivity.blame import Path
-from ddp_doctor.facts.interfaces import InterfacesFact
-from ddp_doctor.knowledge.addresses import address_of, is_ipv6
+from ddp_doctor.facts.node.interfaces import InterfacesFact
+from ddp_doctor.knowledge.network.addresses import address_of, is_ipv6
 from ddp_doctor.model.context import Interface
 from ddp_doctor.model.finding import Culprit, Remedy
 from ddp_doctor.model.recording import Recording

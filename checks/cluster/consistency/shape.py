@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
-from ddp_doctor.facts.consistency import ConsistencyFact
-from ddp_doctor.facts.gpus import GpusFact
-from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.cluster.consistency import ConsistencyFact
+from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Backend, Severity, Status
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.checks.cluster.consistency.differences import Difference, difference_draft, together
-from ddp_doctor.facts.consistency import ConsistencyFact
-from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.cluster.consistency import ConsistencyFact
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ddp_doctor.facts.roll_call import Present, RollCallFact
+from ddp_doctor.facts.cluster.roll_call import Present, RollCallFact
 from ddp_doctor.model.finding import Culprit, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.wording import run_options

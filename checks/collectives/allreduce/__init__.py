@@ -7,7 +7,7 @@ Raw input: none; measured on every rank and shown as nccl-tests does:
          1048576       1423.1    0.74    0.74       0
 
 Every backward pass of DistributedDataParallel is a row of all-reduces. The payload of each rank is
-coded by its number (knowledge/payload.py), so that wrong sums that agree name the rank whose share is
+coded by its number (knowledge/ddp/payload.py), so that wrong sums that agree name the rank whose share is
 wrong. A few wrong elements, or wrong ones that differ, name nobody: that is a flipped bit on the way.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.collectives.allreduce import rules
 from ddp_doctor.checks.collectives.allreduce.sums import correctness, is_repeatable
-from ddp_doctor.facts.allreduce import AllReduceFact, SizeResult
+from ddp_doctor.facts.collectives.allreduce import AllReduceFact, SizeResult
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import RankContext

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import median_low
 from typing import TypeVar
 
-from ddp_doctor.facts.gpu_speed import GpuLoad
+from ddp_doctor.facts.collectives.gpu_speed import GpuLoad
 from ddp_doctor.model.gpu_watch import GpuWatched
 
 N = TypeVar("N", int, float)

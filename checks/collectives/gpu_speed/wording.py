@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from ddp_doctor.knowledge import gpu_speed
-from ddp_doctor.knowledge.nvml import CLOCK_EVENTS_API
+from ddp_doctor.knowledge.gpu import gpu_speed
+from ddp_doctor.knowledge.gpu.nvml import CLOCK_EVENTS_API
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.remedies.kinds import by_operator

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median_high
 
-from ddp_doctor.facts.p2p import P2pFact, PairResult
-from ddp_doctor.knowledge import link_codes
+from ddp_doctor.facts.collectives.p2p import P2pFact, PairResult
 from ddp_doctor.knowledge.thresholds import SLOW_PAIR_RATIO
+from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording

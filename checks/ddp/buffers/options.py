@@ -5,8 +5,8 @@ from statistics import median
 from typing import Any
 
 from ddp_doctor.checks.ddp.buffers.stamps import forward, stamp_off, stamped_model
-from ddp_doctor.facts.buffers import BroadcastCost, Buffers
-from ddp_doctor.knowledge.payload import CROWD
+from ddp_doctor.facts.ddp.buffers import BroadcastCost, Buffers
+from ddp_doctor.knowledge.ddp.payload import CROWD
 from ddp_doctor.model.context import RankContext
 
 #: The BatchNorm layers of a ResNet-50, and the mean number of their channels (26 560 in all).

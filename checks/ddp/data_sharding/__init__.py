@@ -18,7 +18,7 @@ from ddp_doctor.checks.ddp.data_sharding import coverage, joins, random_streams,
 from ddp_doctor.checks.ddp.data_sharding.joining import agreed_steps, joined
 from ddp_doctor.checks.ddp.data_sharding.shares import shares
 from ddp_doctor.checks.ddp.data_sharding.streams import start_up_files, streams
-from ddp_doctor.facts.data_sharding import DataSharding
+from ddp_doctor.facts.ddp.data_sharding import DataSharding
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext

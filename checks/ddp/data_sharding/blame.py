@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ddp_doctor.facts.data_sharding import DataSharding, Share
+from ddp_doctor.facts.ddp.data_sharding import DataSharding, Share
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording

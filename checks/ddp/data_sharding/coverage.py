@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from ddp_doctor.checks.ddp.data_sharding.blame import Facts, by_rank, cases, draft, some
 from ddp_doctor.checks.ddp.data_sharding.expected_shares import Coverage, behind, judge_indices
 from ddp_doctor.checks.ddp.data_sharding.wording import EQUAL_STEPS, SET_EPOCH, WHICH_SAMPLER
-from ddp_doctor.facts.data_sharding import DataSharding, Share
+from ddp_doctor.facts.ddp.data_sharding import DataSharding, Share
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording

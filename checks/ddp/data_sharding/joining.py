@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from ddp_doctor.checks.ddp.data_sharding.expected_shares import joined_mean
-from ddp_doctor.facts.data_sharding import Joined
+from ddp_doctor.facts.ddp.data_sharding import Joined
 from ddp_doctor.model.context import RankContext
 
 

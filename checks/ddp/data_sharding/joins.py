@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.data_sharding.blame import by_rank, draft
 from ddp_doctor.checks.ddp.data_sharding.wording import WHICH_JOIN
-from ddp_doctor.facts.data_sharding import DataSharding, Joined
+from ddp_doctor.facts.ddp.data_sharding import DataSharding, Joined
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording

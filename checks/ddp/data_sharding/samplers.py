@@ -9,7 +9,7 @@ from ddp_doctor.checks.ddp.data_sharding.wording import (
     RANK_OF_THE_GROUP,
     WHICH_SAMPLER,
 )
-from ddp_doctor.facts.data_sharding import DataSharding, Share
+from ddp_doctor.facts.ddp.data_sharding import DataSharding, Share
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording

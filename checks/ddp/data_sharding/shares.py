@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ddp_doctor.facts.data_sharding import Share
+from ddp_doctor.facts.ddp.data_sharding import Share
 from ddp_doctor.model.context import RankContext
 
 #: Of each rank: so many that no two epochs have one order by chance.

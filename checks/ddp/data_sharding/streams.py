@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ddp_doctor.facts.data_sharding import Stream
+from ddp_doctor.facts.ddp.data_sharding import Stream
 from ddp_doctor.model.context import RankContext
 
 COMMON_SEED = 20_201

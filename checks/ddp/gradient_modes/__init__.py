@@ -11,7 +11,7 @@ time, on a small model of parameters of mixed sizes, shapes, strides and dtypes 
     static-graph         static_graph=True, also with reentrant checkpoints     3 times the mean
     fp16-compress, …     communication hooks                                    mean, to the format's rounding
 
-Every local gradient is known in closed form (knowledge/gradient_shares.py), so that what is owed to each
+Every local gradient is known in closed form (knowledge/ddp/gradient_shares.py), so that what is owed to each
 element is compared in float64, and a share that is missing or counted twice is named.
 
 Why it matters: each switch is another path through DDP, and a wrong mean raises nothing.
@@ -19,7 +19,7 @@ Why it matters: each switch is another path through DDP, and a wrong mean raises
 
 from ddp_doctor.checks.ddp.gradient_modes import branches, failed, wrong
 from ddp_doctor.checks.ddp.gradient_modes.steps import measure
-from ddp_doctor.facts.gradient_modes import GradientModes
+from ddp_doctor.facts.ddp.gradient_modes import GradientModes
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext

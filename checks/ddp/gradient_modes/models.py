@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_doctor.knowledge import gradient_code
+from ddp_doctor.knowledge.ddp import gradient_code
 from ddp_doctor.model.context import RankContext
 
 #: Where there are to be many: one of the parameters is larger than a bucket.

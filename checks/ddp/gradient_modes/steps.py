@@ -8,8 +8,8 @@ from typing import Any
 from ddp_doctor.checks.ddp.gradient_modes import ddp_inside
 from ddp_doctor.checks.ddp.gradient_modes.models import BUCKET_CAP_BYTES, FLOAT64, coded_model
 from ddp_doctor.checks.ddp.gradient_modes.modes import WAYS, MicroStep, Way, shares
-from ddp_doctor.facts.gradient_modes import GradientModes, Mode, OffInMode
-from ddp_doctor.knowledge import gradient_code, gradient_shares
+from ddp_doctor.facts.ddp.gradient_modes import GradientModes, Mode, OffInMode
+from ddp_doctor.knowledge.ddp import gradient_code, gradient_shares
 from ddp_doctor.model.context import RankContext
 
 _LINE = 300  # characters of an error: what it is stands at its beginning
@@ -164,7 +164,7 @@ class _Look:
         layout: dict[str, int] | None = None
         for index, (name, parameter) in enumerate(model.module.named_parameters()):
             place = gradient_code.Place(name, index, parameter.numel(), ctx.group_rank, ctx.ranks)
-            owed = gradient_shares.Owed(place, shares(step, index, ctx.world_size), self._relative)
+            owed = gradient_shares.Expectation(place, shares(step, index, ctx.world_size), self._relative)
             grad = None if parameter.grad is None else parameter.grad.detach().reshape(-1)
             one = gradient_shares.compare(owed, grad, identical=None)
             self._sums.append(None if grad is None else int(gradient_code.checksum(grad)))

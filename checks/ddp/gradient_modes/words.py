@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ddp_doctor.checks.ddp.gradient_modes.modes import ACCUMULATED, USED
-from ddp_doctor.knowledge import gradient_code
+from ddp_doctor.knowledge.ddp import gradient_code
 from ddp_doctor.model.finding import Remedy
 from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code
 from ddp_doctor.wording.nodes import in_words

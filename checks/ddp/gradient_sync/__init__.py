@@ -3,7 +3,7 @@
 What the probe reads on each rank is the ``.grad`` of a small DDP-wrapped model after ``backward()``::
 
     parameter weight3, 8195 elements, bucket cap 32 KiB, 2 ranks
-      local gradient, rank 0    12. 4. 12. 4. …    (known in closed form: knowledge/gradient_code.py)
+      local gradient, rank 0    12. 4. 12. 4. …    (known in closed form: knowledge/ddp/gradient_code.py)
       local gradient, rank 1    4. 12. 4. 12. …
       .grad after backward()     8. 8. 8. 8. …      = the mean, on both ranks, bit for bit
 
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.gradient_sync import rules
 from ddp_doctor.checks.ddp.gradient_sync.steps import coded_model, measure, wrap
-from ddp_doctor.facts.gradient_sync import GradientSync
+from ddp_doctor.facts.ddp.gradient_sync import GradientSync
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext

@@ -7,7 +7,7 @@ What the probe reads on each rank is a small model whose values come from the ra
     low         bfloat16, rank 1      b7a875fc1ea228b9    9f14025af0065b30   = rank 0's before
     step        int64, no dimension   e4da3b7fbbce2345    c4ca4238a0b92382   = rank 0's before
 
-and, before that, the list of its parameters and buffers (knowledge/manifests.py), which the ranks compare
+and, before that, the list of its parameters and buffers (knowledge/ddp/manifests.py), which the ranks compare
 over the control store: DDP would hang on some differences, abort on others and take no notice of the rest.
 
 Why it matters: the ranks train one model only if they begin with one. DDP broadcasts rank 0's values when
@@ -20,8 +20,8 @@ from typing import Any
 
 from ddp_doctor.checks.ddp.initial_state import differences, wrapping
 from ddp_doctor.checks.ddp.initial_state.seeded import fingerprints, seeded_model, whole, wrapped
-from ddp_doctor.facts.initial_state import InitialState
-from ddp_doctor.knowledge.manifests import kept
+from ddp_doctor.facts.ddp.initial_state import InitialState
+from ddp_doctor.knowledge.ddp.manifests import kept
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext

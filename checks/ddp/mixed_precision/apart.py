@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
-from ddp_doctor.facts.gradient_sync import GradientSync
-from ddp_doctor.facts.mixed_precision import MixedPrecision, Scaled, ScaledStep
-from ddp_doctor.knowledge import gradient_code
+from ddp_doctor.facts.ddp.gradient_sync import GradientSync
+from ddp_doctor.facts.ddp.mixed_precision import MixedPrecision, Scaled, ScaledStep
+from ddp_doctor.knowledge.ddp import gradient_code
 from ddp_doctor.model.finding import Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.remedies.stock_ddp import remedies

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.mixed_precision.apart import known_before, software
-from ddp_doctor.facts.mixed_precision import Half, MixedPrecision
-from ddp_doctor.knowledge import gradient_code
-from ddp_doctor.knowledge.gradient_shares import NOTABLE_LOSS
+from ddp_doctor.facts.ddp.mixed_precision import Half, MixedPrecision
+from ddp_doctor.knowledge.ddp import gradient_code
+from ddp_doctor.knowledge.ddp.gradient_shares import NOTABLE_LOSS
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ddp_doctor.checks.ddp.mixed_precision import scaled
-from ddp_doctor.facts.mixed_precision import Half
-from ddp_doctor.knowledge import gradient_code, gradient_shares
+from ddp_doctor.facts.ddp.mixed_precision import Half
+from ddp_doctor.knowledge.ddp import gradient_code, gradient_shares
 from ddp_doctor.model.context import RankContext
 
 _ELEMENTS = 64
@@ -24,7 +24,7 @@ def measure(ctx: RankContext, dtype: str, wrapped: Callable[[RankContext, Any], 
     with ctx.step("ddp_construct", dtype):
         model = wrapped(ctx, module)
     place = gradient_code.Place("weight", 0, elements, ctx.group_rank, ctx.ranks)
-    owed = gradient_shares.Owed(place, (1.0,) * ctx.world_size, seen.tolerance)
+    owed = gradient_shares.Expectation(place, (1.0,) * ctx.world_size, seen.tolerance)
     one = gradient_shares.compare(owed, _gradient(ctx, model, _coded(ctx, elements)), identical=None)
     large = _gradient(ctx, model, [LARGE[dtype]] * elements).double().max()
     wrong = not one.equal and seen.tolerance <= gradient_shares.MOST_TOLERANCE

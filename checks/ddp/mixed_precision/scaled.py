@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from ddp_doctor.facts.mixed_precision import Scaled, ScaledStep
-from ddp_doctor.knowledge import gradient_code, gradient_shares
+from ddp_doctor.facts.ddp.mixed_precision import Scaled, ScaledStep
+from ddp_doctor.knowledge.ddp import gradient_code, gradient_shares
 from ddp_doctor.model.context import RankContext
 
 ELEMENTS = 64
@@ -137,6 +137,6 @@ def _backward(ctx: RankContext, model: Any, scale: Any, dtype: str, *, infinite:
 
 def _off(ctx: RankContext, grad: Any, relative: float) -> gradient_code.OffGradient | None:
     place = gradient_code.Place("weight", 0, ELEMENTS * ctx.world_size, ctx.group_rank, ctx.ranks)
-    owed = gradient_shares.Owed(place, (1.0,) * ctx.world_size, relative)
+    owed = gradient_shares.Expectation(place, (1.0,) * ctx.world_size, relative)
     one = gradient_shares.compare(owed, None if grad is None else grad.detach().reshape(-1), identical=None)
     return None if one.equal else one

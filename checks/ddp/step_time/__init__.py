@@ -19,7 +19,7 @@ from ddp_doctor.checks.ddp.step_time.measure import YOURS, measure
 from ddp_doctor.checks.ddp.step_time.summary import Summary, crowded, summary
 from ddp_doctor.checks.ddp.step_time.work import own
 from ddp_doctor.checks.ddp.step_time.yours import is_given, yours
-from ddp_doctor.facts.step_time import StepTimeFact
+from ddp_doctor.facts.ddp.step_time import StepTimeFact
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where

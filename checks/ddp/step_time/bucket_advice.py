@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from ddp_doctor.checks.ddp.step_time import wording
+from ddp_doctor.checks.ddp.step_time import thresholds, wording
 from ddp_doctor.checks.ddp.step_time.summary import too_few_processors
-from ddp_doctor.facts.step_time import StepTimeFact
-from ddp_doctor.knowledge import step_time
-from ddp_doctor.knowledge.buckets import MIB
+from ddp_doctor.facts.ddp.step_time import StepTimeFact
+from ddp_doctor.knowledge.ddp.buckets import MIB
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording
@@ -27,7 +26,7 @@ class Measured:
     def as_predicted(self) -> bool:
         """Whether the prediction is near enough to be believed."""
         off = median(self.step_s) / self.predicted_s
-        return 1 / step_time.PREDICTED_WITHIN <= off <= step_time.PREDICTED_WITHIN
+        return 1 / thresholds.PREDICTED_WITHIN <= off <= thresholds.PREDICTED_WITHIN
 
     def words(self) -> str:
         """``predicted 41 ms, measured 43 ms (40 to 47)``."""
@@ -76,7 +75,7 @@ def hide_too_little(recording: Recording) -> Iterator[Draft]:
         return
     default, best = both
     gain = 1 - median(best.step_s) / median(default.step_s)
-    if gain < step_time.BUCKET_GAIN or max(best.step_s) >= min(default.step_s):
+    if gain < thresholds.BUCKET_GAIN or max(best.step_s) >= min(default.step_s):
         return
     fact = recording.facts(StepTimeFact)[0].fact
     whose = f"your model {fact.model}" if fact.model else "a model of the doctor's"

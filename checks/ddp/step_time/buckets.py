@@ -6,11 +6,11 @@ from statistics import median
 from typing import Any
 
 from ddp_doctor.checks.ddp.step_time.layout import built, wrap
+from ddp_doctor.checks.ddp.step_time.thresholds import BUCKET_GAIN
 from ddp_doctor.checks.ddp.step_time.timing import agreed, finish, meet, timed
 from ddp_doctor.checks.ddp.step_time.work import Plan, Work, one_pass, samples_for
-from ddp_doctor.facts.step_time import Buckets, BucketTrial
-from ddp_doctor.knowledge import buckets
-from ddp_doctor.knowledge.step_time import BUCKET_GAIN
+from ddp_doctor.facts.ddp.step_time import Buckets, BucketTrial
+from ddp_doctor.knowledge.ddp import buckets
 from ddp_doctor.model.context import RankContext
 
 _PASSES = 3

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from math import ceil
 from statistics import median
 
-from ddp_doctor.checks.ddp.step_time import wording
+from ddp_doctor.checks.ddp.step_time import thresholds, wording
 from ddp_doctor.checks.ddp.step_time.summary import (
     Summary,
     crowded,
@@ -12,9 +12,8 @@ from ddp_doctor.checks.ddp.step_time.summary import (
     summary,
     too_few_processors,
 )
-from ddp_doctor.facts.step_time import StepTimeFact
-from ddp_doctor.knowledge import step_time
-from ddp_doctor.knowledge.buckets import MIB
+from ddp_doctor.facts.ddp.step_time import StepTimeFact
+from ddp_doctor.knowledge.ddp.buckets import MIB
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
@@ -46,10 +45,10 @@ def waits_for_communication(recording: Recording) -> Iterator[Draft]:
     if seen is None or too_few_processors(recording):
         return
     disturbed = mostly_disturbed(recording.facts(StepTimeFact))
-    if seen.ratio < (step_time.RATIO_BOUND_DISTURBED if disturbed else step_time.RATIO_BOUND):
+    if seen.ratio < (thresholds.RATIO_BOUND_DISTURBED if disturbed else thresholds.RATIO_BOUND):
         return
     exposed, computing = median(seen.exposed), median(seen.computing)
-    if min(seen.exposed) <= seen.noise_s or exposed < step_time.EXPOSED_SHARE * median(seen.step):
+    if min(seen.exposed) <= seen.noise_s or exposed < thresholds.EXPOSED_SHARE * median(seen.step):
         return
     yield proved(
         NOBODY,
@@ -65,15 +64,15 @@ def waits_for_communication(recording: Recording) -> Iterator[Draft]:
 
 def _severity(seen: Summary) -> Severity | None:
     """The rule's own for a model that a job would train."""
-    is_a_jobs = seen.fact.model and median(seen.computing) >= step_time.SMALLEST_STEP_S
+    is_a_jobs = seen.fact.model and median(seen.computing) >= thresholds.SMALLEST_STEP_S
     return None if is_a_jobs else Severity.INFO
 
 
 def _remedies(seen: Summary, exposed_s: float, computing_s: float) -> tuple[Remedy, ...]:
     """How much more must be computed between two synchronisations; of the doctor's model, for each MiB of gradients."""
-    wanted_s = (1 / step_time.AIM_SHARE - 1) * exposed_s
+    wanted_s = (1 / thresholds.AIM_SHARE - 1) * exposed_s
     if not seen.fact.model:
-        return (wording.compute_more(wanted_s / (seen.fact.gradient_bytes / MIB), step_time.AIM_SHARE),)
+        return (wording.compute_more(wanted_s / (seen.fact.gradient_bytes / MIB), thresholds.AIM_SHARE),)
     times = max(ceil(wanted_s / computing_s), 2)
     share = exposed_s / (exposed_s + times * computing_s)
     return wording.accumulate(times, share), wording.larger_batch(times)

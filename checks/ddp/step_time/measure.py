@@ -9,11 +9,11 @@ from typing import Any
 from ddp_doctor.checks.ddp.step_time.buckets import bucket_sizes
 from ddp_doctor.checks.ddp.step_time.layout import built, wrap
 from ddp_doctor.checks.ddp.step_time.profiler import profiled
+from ddp_doctor.checks.ddp.step_time.thresholds import LARGEST_ALONE
 from ddp_doctor.checks.ddp.step_time.timing import ProcessorTime, agreed, finish, timed
 from ddp_doctor.checks.ddp.step_time.work import Plan, Work, one_pass, samples_for
-from ddp_doctor.facts.step_time import Round, StepTimeFact
-from ddp_doctor.knowledge.buckets import MIB, Curve, bucket_bytes
-from ddp_doctor.knowledge.step_time import LARGEST_ALONE
+from ddp_doctor.facts.ddp.step_time import Round, StepTimeFact
+from ddp_doctor.knowledge.ddp.buckets import MIB, Curve, bucket_bytes
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ddp_doctor.checks.ddp.step_time.timing import finish, meet
 from ddp_doctor.checks.ddp.step_time.work import Work, one_pass
-from ddp_doctor.facts.step_time import Profile
+from ddp_doctor.facts.ddp.step_time import Profile
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.context import RankContext
 

@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from ddp_doctor.checks.ddp.step_time import wording
+from ddp_doctor.checks.ddp.step_time import thresholds, wording
 from ddp_doctor.checks.ddp.step_time.summary import mostly_disturbed, too_few_processors
-from ddp_doctor.facts.gpu_speed import GpuSpeedFact
-from ddp_doctor.facts.step_time import StepTimeFact
-from ddp_doctor.knowledge import step_time
-from ddp_doctor.knowledge.gpu_speed import SLOWER_SHARE
+from ddp_doctor.facts.collectives.gpu_speed import GpuSpeedFact
+from ddp_doctor.facts.ddp.step_time import StepTimeFact
+from ddp_doctor.knowledge.gpu.gpu_speed import SLOWER_SHARE
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
@@ -55,7 +54,7 @@ def computes_slower(recording: Recording) -> Iterator[Draft]:
         return
     looks = {one.rank or 0: _looks(one.fact) for one in seen}
     factors = {rank: _factor(rank, looks) for rank in looks}
-    slow = sorted(rank for rank, factor in factors.items() if factor >= step_time.SLOW_RANK)
+    slow = sorted(rank for rank, factor in factors.items() if factor >= thresholds.SLOW_RANK)
     if 2 * len(slow) >= len(seen):  # of halves nobody can say which is as it should be
         return
     slow = [rank for rank in slow if rank not in _with_slow_gpu(recording)]
@@ -107,7 +106,7 @@ def _with_slow_gpu(recording: Recording) -> set[int]:
 
 
 def _is_disturbed(seen: FactAt[StepTimeFact]) -> bool:
-    return seen.fact.on_cpu_share is not None and seen.fact.on_cpu_share < step_time.ON_CPU_SHARE
+    return seen.fact.on_cpu_share is not None and seen.fact.on_cpu_share < thresholds.ON_CPU_SHARE
 
 
 def _detail(slow: Sequence[FactAt[StepTimeFact]], *, disturbed: bool) -> str:
@@ -130,7 +129,7 @@ def _severity(fact: StepTimeFact, factor: float, *, disturbed: bool) -> Severity
     if disturbed:
         return Severity.INFO
     sure = fact.device != "cpu" and not fact.model
-    return Severity.ERROR if sure and factor >= step_time.MUCH_SLOWER else Severity.WARNING
+    return Severity.ERROR if sure and factor >= thresholds.MUCH_SLOWER else Severity.WARNING
 
 
 def _evidence(recording: Recording, slow: Sequence[int], looks: dict[int, list[float]]) -> Iterator[Evidence]:

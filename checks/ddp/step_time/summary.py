@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ddp_doctor.facts.step_time import Round, StepTimeFact
-from ddp_doctor.knowledge.step_time import ON_CPU_SHARE
+from ddp_doctor.checks.ddp.step_time.thresholds import ON_CPU_SHARE
+from ddp_doctor.facts.ddp.step_time import Round, StepTimeFact
 from ddp_doctor.model.recording import FactAt, Recording
 
 Seconds = tuple[float, ...]

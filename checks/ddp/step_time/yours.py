@@ -9,7 +9,7 @@ from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
 from ddp_doctor.probing.user_model import batches
 from ddp_doctor.probing.user_model.batches import Batch, loss_of
-from ddp_doctor.probing.user_model.look import Look, Ready, Stopped
+from ddp_doctor.probing.user_model.probe import ModelProbe, Ready, Stopped
 
 #: Fragments and the workspaces of libraries, beyond what tensors take.
 _SLACK = 1.1
@@ -19,21 +19,21 @@ _MOST_COPIES = 2
 def is_given(ctx: RankContext) -> bool:
     """Whether the user named a model. Raises Skip where the nodes were given different ones."""
     with ctx.step("compare_names"):
-        said = set(ctx.exchange("whose model", ctx.model))
-    if len(said) > 1:
+        models = set(ctx.exchange("whose model", ctx.model))
+    if len(models) > 1:
         raise Skip("not tested: the nodes were given different models, or none (DD770)")
-    return said != {""}
+    return models != {""}
 
 
 def yours(ctx: RankContext) -> Work:
     """A fresh model of the user's and the first rank's batch. Raises Skip and Failed."""
     _forget_peak(ctx)
-    look = Look(ctx)
+    probe = ModelProbe(ctx)
     try:
-        ready = look.ready()
+        ready = probe.ready()
     except Stopped:
         raise Skip(
-            f"not tested: {ctx.model} does not go with DDP ({look.seen['stopped']}), see user_model"
+            f"not tested: {ctx.model} does not go with DDP ({probe.seen['stopped']}), see user_model"
         ) from None
     _require_steps(ctx, ready)
     batch = ready.batches[0]

@@ -23,7 +23,7 @@ ranks alone, never in the agent, and only because the user named it.
 from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.user_model import batch_norm, building, graphs, numbers, otherwise, together
-from ddp_doctor.facts.user_model import Buckets, UserModel
+from ddp_doctor.facts.ddp.user_model import Buckets, UserModel
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
@@ -31,14 +31,14 @@ from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
-from ddp_doctor.probing.user_model.look import Look
+from ddp_doctor.probing.user_model.probe import ModelProbe
 
 __all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: RankContext) -> UserModel:
     """Build the user's model on this rank and take it through DDP with the others."""
-    return Look(ctx).run()
+    return ModelProbe(ctx).run()
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.user_model.words import code, facts, in_model_code
-from ddp_doctor.facts.user_model import UserModel
-from ddp_doctor.knowledge.batch_norm import FEW_SAMPLES, SMALL_BATCH
+from ddp_doctor.facts.ddp.user_model import UserModel
+from ddp_doctor.knowledge.thresholds import FEW_SAMPLES, SMALL_BATCH
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording

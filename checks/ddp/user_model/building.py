@@ -12,8 +12,8 @@ from ddp_doctor.checks.ddp.user_model.words import (
     on_ranks,
     rank,
 )
-from ddp_doctor.facts.user_model import Trouble, UserModel
-from ddp_doctor.knowledge import manifests
+from ddp_doctor.facts.ddp.user_model import Trouble, UserModel
+from ddp_doctor.knowledge.ddp import manifests
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording

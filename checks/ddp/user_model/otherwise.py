@@ -13,7 +13,7 @@ from ddp_doctor.checks.ddp.user_model.words import (
     on_ranks,
     rank,
 )
-from ddp_doctor.facts.user_model import UserModel
+from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording

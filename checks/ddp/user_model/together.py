@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.user_model.words import at, code, facts, in_model_code
-from ddp_doctor.facts.user_model import UserModel
+from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
-from ddp_doctor.facts.user_model import Names, UserModel
+from ddp_doctor.facts.ddp.user_model import Names, UserModel
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.remedies.kinds import in_code

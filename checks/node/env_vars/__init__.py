@@ -8,7 +8,7 @@ Raw input; only such names are recorded, and no value that looks like a credenti
 """
 
 from ddp_doctor.checks.node.env_vars import backends, costs, devices, launch, names, together, values
-from ddp_doctor.facts.env_vars import EnvVars, SettingOrigins, SettingText
+from ddp_doctor.facts.node.env_vars import EnvVars, SettingOrigins, SettingText
 from ddp_doctor.knowledge import launchers
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where

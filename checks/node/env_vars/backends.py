@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from ddp_doctor.checks.node.env_vars.drafts import setting_draft
 from ddp_doctor.checks.node.env_vars.in_force import InForce, say
-from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy, Setting
 from ddp_doctor.model.recording import Recording

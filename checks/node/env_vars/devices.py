@@ -5,12 +5,12 @@ from functools import partial
 
 from ddp_doctor.checks.node.env_vars.drafts import setting_draft
 from ddp_doctor.checks.node.env_vars.in_force import InForce, say
-from ddp_doctor.facts.env_vars import EnvVars
-from ddp_doctor.facts.interfaces import InterfacesFact
-from ddp_doctor.facts.rdma import RdmaFact
-from ddp_doctor.knowledge import nccl_hca
-from ddp_doctor.knowledge.interface_choice import GLOO_IFNAME, NCCL_IFNAME, Choice, nccl_matcher
-from ddp_doctor.knowledge.nccl_hca import HCA
+from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.facts.node.interfaces import InterfacesFact
+from ddp_doctor.facts.node.rdma import RdmaFact
+from ddp_doctor.knowledge.network import nccl_hca
+from ddp_doctor.knowledge.network.interface_choice import GLOO_IFNAME, NCCL_IFNAME, Choice, nccl_matcher
+from ddp_doctor.knowledge.network.nccl_hca import HCA
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from ddp_doctor.facts.gpus import Gpu, GpusFact
-from ddp_doctor.facts.rdma import RdmaFact
-from ddp_doctor.facts.topology import TopologyFact
-from ddp_doctor.knowledge.link_codes import DEFAULT_P2P_LIMIT, allowed, nvlinks
-from ddp_doctor.knowledge.nccl_paths import bridged
+from ddp_doctor.facts.node.gpus import Gpu, GpusFact
+from ddp_doctor.facts.node.rdma import RdmaFact
+from ddp_doctor.facts.node.topology import TopologyFact
+from ddp_doctor.knowledge.topology.link_codes import DEFAULT_P2P_LIMIT, allowed, nvlinks
+from ddp_doctor.knowledge.topology.nccl_paths import bridged
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.recording import Recording

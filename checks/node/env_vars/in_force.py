@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from ddp_doctor.checks.node.env_vars.drafts import per_cause
 from ddp_doctor.checks.node.env_vars.hardware import Hardware, hardware_of
-from ddp_doctor.facts.env_vars import EnvVars
-from ddp_doctor.facts.nccl import NcclFact
+from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.facts.node.nccl import NcclFact
 from ddp_doctor.knowledge.versions import Version
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Proof, Remedy, Setting

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ddp_doctor.checks.node.env_vars.drafts import setting_draft
 from ddp_doctor.checks.node.env_vars.in_force import say
-from ddp_doctor.facts.env_vars import EnvVars
-from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.versions import dotted
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy

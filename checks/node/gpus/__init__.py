@@ -28,7 +28,7 @@ from ddp_doctor.checks.node.gpus import (
 )
 from ddp_doctor.checks.node.gpus.numbers import gpus_missing
 from ddp_doctor.checks.node.gpus.nvml import NvmlAnswer, parse_nvml
-from ddp_doctor.facts.gpus import GpusFact
+from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddp_doctor.facts.gpus import Gpu, GpusFact
-from ddp_doctor.knowledge import nvml
+from ddp_doctor.facts.node.gpus import Gpu, GpusFact
+from ddp_doctor.knowledge.gpu import nvml
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.node.gpus.condition import recovery, repair_pending
 from ddp_doctor.checks.node.gpus.severity import by_severity
-from ddp_doctor.facts.gpus import Gpu, GpusFact
-from ddp_doctor.knowledge import nvml, thresholds
+from ddp_doctor.facts.node.gpus import Gpu, GpusFact
+from ddp_doctor.knowledge import thresholds
+from ddp_doctor.knowledge.gpu import nvml
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft
 from ddp_doctor.model.recording import Recording

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from ddp_doctor.facts.gpus import Gpu, GpusFact
-from ddp_doctor.knowledge import nvml
+from ddp_doctor.facts.node.gpus import Gpu, GpusFact
+from ddp_doctor.knowledge.gpu import nvml
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import FactAt, Recording

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from ddp_doctor.checks.node.gpus.severity import severity_of_use
-from ddp_doctor.facts.gpus import GpusFact
-from ddp_doctor.knowledge import nvml
+from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.knowledge.gpu import nvml
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording

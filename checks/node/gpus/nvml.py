@@ -7,7 +7,7 @@ One JSON object; see that module for a whole sample:
     {"error": "driver_not_loaded", "call": "nvmlInit", "text": "Driver Not Loaded", "gpus": [], …}
 """
 
-from ddp_doctor.facts.gpus import BusId, Gpu, NvmlError
+from ddp_doctor.facts.node.gpus import BusId, Gpu, NvmlError
 from ddp_doctor.model.base import Frozen
 
 

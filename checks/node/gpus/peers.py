@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ddp_doctor.facts.gpus import Gpu, GpusFact
+from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Remedy

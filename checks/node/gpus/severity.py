@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ddp_doctor.facts.gpus import Gpu, GpusFact
+from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.views.gpus import Hits, gpus_of_the_job

@@ -12,7 +12,7 @@ slows all ranks. A limit is a finding only where something uses it. Raw input (c
 
 from ddp_doctor.checks.node.host import cpus, memory
 from ddp_doctor.checks.node.host.host_maker import read_maker
-from ddp_doctor.facts.host import Host
+from ddp_doctor.facts.node.host import Host
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context

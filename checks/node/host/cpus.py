@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.node.host.shortages import shortage_draft, shortages
-from ddp_doctor.facts.host import Host
+from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Setting

@@ -8,7 +8,7 @@
 Serial numbers and UUIDs stand beside them, which only root may read; they are not asked for.
 """
 
-from ddp_doctor.knowledge.cluster_kinds import Maker
+from ddp_doctor.knowledge.topology.cluster_kinds import Maker
 from ddp_doctor.model.context import Context
 from ddp_doctor.probing.kernel_files import end_of, first_line, names_in
 from ddp_doctor.probing.pci_devices import NET

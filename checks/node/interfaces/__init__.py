@@ -2,7 +2,7 @@
 
 Each backend chooses by rules of its own, gives that address to the other nodes, and waits there. A host name that
 resolves to 127.0.1.1, an interface that is not there, a docker0 with the same address everywhere: the job hangs or
-blames the healthy nodes, or works by luck. The choice is foretold (knowledge/interface_choice.py); where
+blames the healthy nodes, or works by luck. The choice is foretold (knowledge/network/interface_choice.py); where
 there is a libnccl it is asked. Raw input::
 
     lo 127.0.0.1/8, eth0 10.0.0.1/24 fe80::1%eth0/64 (up, running), docker0 172.17.0.1/16   getifaddrs(3)
@@ -14,8 +14,14 @@ there is a libnccl it is asked. Raw input::
 from collections.abc import Mapping, Sequence
 
 from ddp_doctor.checks.node.interfaces import rules
-from ddp_doctor.facts.interfaces import InterfacesFact
-from ddp_doctor.knowledge.interface_choice import NCCL_COMM_ID, SETTINGS, Choice, gloo_choice, nccl_choice
+from ddp_doctor.facts.node.interfaces import InterfacesFact
+from ddp_doctor.knowledge.network.interface_choice import (
+    NCCL_COMM_ID,
+    SETTINGS,
+    Choice,
+    gloo_choice,
+    nccl_choice,
+)
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context, Interface

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from ddp_doctor.knowledge.addresses import address_of, is_ipv6
-from ddp_doctor.knowledge.interface_choice import NCCL_FAMILY
-from ddp_doctor.knowledge.interface_faults import Better, Offer, better_interfaces, can_speak
+from ddp_doctor.knowledge.network.addresses import address_of, is_ipv6
+from ddp_doctor.knowledge.network.interface_choice import NCCL_FAMILY
+from ddp_doctor.knowledge.network.interface_faults import Better, Offer, better_interfaces, can_speak
 from ddp_doctor.model.finding import Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.remedies import nccl_settings

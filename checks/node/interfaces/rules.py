@@ -12,9 +12,15 @@ from ddp_doctor.checks.node.interfaces.wording import (
     reproduced_by,
     severity_unless_used,
 )
-from ddp_doctor.facts.interfaces import InterfacesFact
-from ddp_doctor.knowledge.interface_choice import GLOO_IFNAME
-from ddp_doctor.knowledge.interface_faults import apart, better_interfaces, can_speak, family_sides, faults
+from ddp_doctor.facts.node.interfaces import InterfacesFact
+from ddp_doctor.knowledge.network.interface_choice import GLOO_IFNAME
+from ddp_doctor.knowledge.network.interface_faults import (
+    apart,
+    better_interfaces,
+    can_speak,
+    family_sides,
+    faults,
+)
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording

@@ -9,9 +9,9 @@ from ddp_doctor.checks.node.interfaces.remedies import (
     unset_interface,
     use_interface,
 )
-from ddp_doctor.facts.interfaces import InterfacesFact
-from ddp_doctor.knowledge import interface_faults
-from ddp_doctor.knowledge.interface_faults import Fault, Kind, Offer
+from ddp_doctor.facts.node.interfaces import InterfacesFact
+from ddp_doctor.knowledge.network import interface_faults
+from ddp_doctor.knowledge.network.interface_faults import Fault, Kind, Offer
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording

@@ -18,7 +18,7 @@ from ddp_doctor.checks.node.kernel import faults, modules, stuck, xids
 from ddp_doctor.checks.node.kernel.kernel_log import parse_kernel_log
 from ddp_doctor.checks.node.kernel.kernel_times import booted_at, uptime_s
 from ddp_doctor.checks.node.kernel.processes_in_driver import stuck_processes
-from ddp_doctor.facts.kernel import KernelFact
+from ddp_doctor.facts.node.kernel import KernelFact
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context

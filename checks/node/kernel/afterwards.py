@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from ddp_doctor.checks.node.kernel.kernel_log import parse_kernel_log
 from ddp_doctor.checks.node.kernel.kernel_times import booted_at, uptime_s
 from ddp_doctor.checks.node.kernel.remedies import REBOOT_NODE, reset_gpus
-from ddp_doctor.facts.kernel import KernelAfterFact, KernelEvent, KernelFact
-from ddp_doctor.knowledge.xids import CATALOG, JUST_NOW_S, xid
+from ddp_doctor.facts.node.kernel import KernelAfterFact, KernelEvent, KernelFact
+from ddp_doctor.knowledge.gpu.xids import CATALOG, JUST_NOW_S, xid
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Severity, Where
 from ddp_doctor.model.context import Context

@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Iterator
 
-from ddp_doctor.facts.kernel import KernelEvent, KernelFact
+from ddp_doctor.facts.node.kernel import KernelEvent, KernelFact
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence

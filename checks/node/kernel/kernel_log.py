@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
-from ddp_doctor.facts.gpus import sysfs_bus_id
-from ddp_doctor.facts.kernel import KernelEvent, Kind
-from ddp_doctor.knowledge.xids import NO_RECOVERY, RECOVERY_ACTION
+from ddp_doctor.facts.node.gpus import sysfs_bus_id
+from ddp_doctor.facts.node.kernel import KernelEvent, Kind
+from ddp_doctor.knowledge.gpu.xids import NO_RECOVERY, RECOVERY_ACTION
 
 #: What is kept of one line, and of all: a log may be junk, or repeat itself a million times.
 LONGEST_LINE = 400

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.facts.gpus import GpusFact
-from ddp_doctor.facts.kernel import KernelFact
-from ddp_doctor.knowledge import gpudirect
+from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.facts.node.kernel import KernelFact
+from ddp_doctor.knowledge.gpu import gpudirect
 from ddp_doctor.model.choices import Backend, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ddp_doctor.facts.kernel import StuckProcess
+from ddp_doctor.facts.node.kernel import StuckProcess
 from ddp_doctor.model.context import Context
 from ddp_doctor.probing.kernel_files import first_line, text_of
 

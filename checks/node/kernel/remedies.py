@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ddp_doctor.knowledge.xids import CATALOG
+from ddp_doctor.knowledge.gpu.xids import CATALOG
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Remedy
 from ddp_doctor.remedies.kinds import by_operator
 

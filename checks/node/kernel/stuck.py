@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.facts.kernel import KernelFact, StuckProcess
+from ddp_doctor.facts.node.kernel import KernelFact, StuckProcess
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording

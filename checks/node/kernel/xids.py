@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from ddp_doctor.checks.node.kernel.remedies import REBOOT_NODE, WATCH, reset_gpus
-from ddp_doctor.facts.kernel import KernelEvent, KernelFact
-from ddp_doctor.knowledge.xids import (
+from ddp_doctor.facts.node.kernel import KernelEvent, KernelFact
+from ddp_doctor.knowledge.gpu.xids import (
     CATALOG,
     JUST_NOW_S,
     REBOOT_WORDS,

@@ -14,8 +14,8 @@ import posixpath
 from collections.abc import Iterator, Mapping
 
 from ddp_doctor.checks.node.nccl import between, complaints, conf, network, plugins
-from ddp_doctor.facts.nccl import NcclFact, Plugin
-from ddp_doctor.knowledge import nccl_plugins
+from ddp_doctor.facts.node.nccl import NcclFact, Plugin
+from ddp_doctor.knowledge.network import nccl_plugins
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.facts.env_vars import EnvVars
-from ddp_doctor.facts.nccl import NcclFact
-from ddp_doctor.facts.rdma import RdmaFact
+from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.facts.node.nccl import NcclFact
+from ddp_doctor.facts.node.rdma import RdmaFact
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording

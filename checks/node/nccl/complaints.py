@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.facts.host import Host
+from ddp_doctor.facts.node.host import Host
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import Recording

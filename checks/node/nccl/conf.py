@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from ddp_doctor.facts.nccl import ConfFile, ConfLine, NcclFact
-from ddp_doctor.knowledge.nccl_plugins import CONF_FILE_SINCE
+from ddp_doctor.facts.node.nccl import ConfFile, ConfLine, NcclFact
+from ddp_doctor.knowledge.network.nccl_plugins import CONF_FILE_SINCE
 from ddp_doctor.knowledge.versions import dotted
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy

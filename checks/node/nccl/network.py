@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.node.nccl.plugins import in_folder
-from ddp_doctor.facts.nccl import NcclFact
-from ddp_doctor.knowledge.nccl_plugins import OWN_NETWORKS
+from ddp_doctor.facts.node.nccl import NcclFact
+from ddp_doctor.knowledge.network.nccl_plugins import OWN_NETWORKS
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
-from ddp_doctor.views.nccl_files import of_gpu_nodes
+from ddp_doctor.views.software import nccl_of_gpu_nodes
 from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.nodes import by_cause, node_names, of_nodes
 
@@ -34,7 +34,7 @@ def efa_without_plugin(recording: Recording) -> Iterator[Draft]:
         https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html
     """
     alone = recording.world is None or recording.world.nnodes < 2
-    for (devices, folder), group in by_cause(of_gpu_nodes(recording), _idle_efa).items():
+    for (devices, folder), group in by_cause(nccl_of_gpu_nodes(recording), _idle_efa).items():
         title = f"{{who}} {'has' if len(group) == 1 else 'have'} {devices} EFA devices that NCCL cannot use"
         saw = Evidence(text="no network plug-in that loads is found", expected_from="aws/aws-ofi-nccl README")
         yield likely(
@@ -83,7 +83,7 @@ def network_plugin_on_some_nodes(recording: Recording) -> Iterator[Draft]:
         NCCL src/plugin/net.cc, ncclNetInit
     """
     asked = [
-        seen for seen in of_gpu_nodes(recording) if (seen.fact.network or "").lower() not in OWN_NETWORKS
+        seen for seen in nccl_of_gpu_nodes(recording) if (seen.fact.network or "").lower() not in OWN_NETWORKS
     ]
     having = [seen for seen in asked if any(one.works for one in seen.fact.networks())]
     without = [seen for seen in asked if seen not in having]

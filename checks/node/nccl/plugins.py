@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
-from ddp_doctor.facts.nccl import NcclFact, Plugin
-from ddp_doctor.knowledge.nccl_plugins import OWN_NETWORKS
+from ddp_doctor.facts.node.nccl import NcclFact, Plugin
+from ddp_doctor.knowledge.network.nccl_plugins import OWN_NETWORKS
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
@@ -11,8 +11,8 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies import nccl_settings
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.settings.wording import printable
-from ddp_doctor.views.nccl_files import of_gpu_nodes
 from ddp_doctor.views.reproducers import meeting
+from ddp_doctor.views.software import nccl_of_gpu_nodes
 from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.nodes import by_cause, of_nodes
 
@@ -112,7 +112,7 @@ def nccl_network_that_none_has(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    for (name, elsewhere), group in by_cause(of_gpu_nodes(recording), _nobodys_network).items():
+    for (name, elsewhere), group in by_cause(nccl_of_gpu_nodes(recording), _nobodys_network).items():
         title = f"NCCL_NET={printable(name)} on {{who}} names a network that no plug-in brings"
         saw = Evidence(
             text="no network plug-in that loads is found", expected_from="NCCL src/plugin/net.cc, ncclNetInit"
@@ -142,7 +142,7 @@ def _nobodys_network(fact: NcclFact) -> tuple[str, str | None] | None:
 
 def _plugins(recording: Recording, chosen: Callable[[Plugin], bool]) -> dict[Plugin, list[FactAt[NcclFact]]]:
     groups: dict[Plugin, list[FactAt[NcclFact]]] = {}
-    for seen in of_gpu_nodes(recording):
+    for seen in nccl_of_gpu_nodes(recording):
         for one in filter(chosen, seen.fact.plugins):
             groups.setdefault(one, []).append(seen)
     return groups

@@ -16,7 +16,7 @@ their link on purpose, never its width.
 """
 
 from ddp_doctor.checks.node.pcie import access_control, links, pcie_tree
-from ddp_doctor.facts.pcie import PcieFact
+from ddp_doctor.facts.node.pcie import PcieFact
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context

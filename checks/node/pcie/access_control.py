@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from ddp_doctor.checks.node.pcie.wording import device_name, gpu_numbers, jobs_gpus
-from ddp_doctor.facts.pcie import PcieDevice, PcieFact
-from ddp_doctor.facts.topology import TopologyFact
-from ddp_doctor.knowledge.link_codes import nvlinks
+from ddp_doctor.facts.node.pcie import PcieDevice, PcieFact
+from ddp_doctor.facts.node.topology import TopologyFact
+from ddp_doctor.knowledge.topology.link_codes import nvlinks
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording

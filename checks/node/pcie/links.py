@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddp_doctor.checks.node.pcie.wording import device_name, gpu_numbers, jobs_gpus
-from ddp_doctor.facts.pcie import PcieDevice, PcieFact
+from ddp_doctor.facts.node.pcie import PcieDevice, PcieFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording

@@ -1,4 +1,4 @@
-"""Reading the PCIe tree above GPUs and RDMA devices from /sys (facts/pcie.py shows the files).
+"""Reading the PCIe tree above GPUs and RDMA devices from /sys (facts/node/pcie.py shows the files).
 
 Read through the probe's context; nothing is raised, what cannot be read is None.
 """
@@ -6,7 +6,7 @@ Read through the probe's context; nothing is raised, what cannot be read is None
 import re
 from collections.abc import Iterable
 
-from ddp_doctor.facts.pcie import DeviceKind, PcieDevice
+from ddp_doctor.facts.node.pcie import DeviceKind, PcieDevice
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.pci_config import acs_control, is_cut_off
 from ddp_doctor.probing.host_gpus import PCI

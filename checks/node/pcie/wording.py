@@ -1,7 +1,7 @@
 """How findings of this check name devices."""
 
-from ddp_doctor.facts.gpus import GpusFact
-from ddp_doctor.facts.pcie import PcieDevice
+from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.facts.node.pcie import PcieDevice
 from ddp_doctor.model.recording import Recording
 
 

@@ -24,10 +24,10 @@ from ddp_doctor.checks.node.rdma import (
     verbs_library,
     wear,
 )
-from ddp_doctor.facts.rdma import RdmaFact
-from ddp_doctor.knowledge.nccl_hca import HCA
-from ddp_doctor.knowledge.rdma import MOST_HCAS
-from ddp_doctor.knowledge.roce_gids import INDEX, SEARCH_SETTINGS
+from ddp_doctor.facts.node.rdma import RdmaFact
+from ddp_doctor.knowledge.network.nccl_hca import HCA
+from ddp_doctor.knowledge.network.rdma import MOST_HCAS
+from ddp_doctor.knowledge.network.roce_gids import INDEX, SEARCH_SETTINGS
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context

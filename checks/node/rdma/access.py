@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from ddp_doctor.checks.node.rdma.nodes import is_between_nodes, users
 from ddp_doctor.checks.node.rdma.verbs_library import LIBRARY, PROVIDERS, provider_of
 from ddp_doctor.checks.node.rdma.wording import GIVE_DEVICES, INSTALL_VERBS, SOCKETS_ON_ALL, port_name
-from ddp_doctor.facts.rdma import RdmaFact
+from ddp_doctor.facts.node.rdma import RdmaFact
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording

@@ -13,9 +13,15 @@ from ddp_doctor.checks.node.rdma.wording import (
     unset_index,
     use_index,
 )
-from ddp_doctor.facts.rdma import Port, RdmaFact
-from ddp_doctor.knowledge import roce_gids
-from ddp_doctor.knowledge.roce_gids import INDEX, PASSES_HIDDEN_SINCE, SEARCH_SETTINGS, SEARCHES_SINCE, Choice
+from ddp_doctor.facts.node.rdma import Port, RdmaFact
+from ddp_doctor.knowledge.network import roce_gids
+from ddp_doctor.knowledge.network.roce_gids import (
+    INDEX,
+    PASSES_HIDDEN_SINCE,
+    SEARCH_SETTINGS,
+    SEARCHES_SINCE,
+    Choice,
+)
 from ddp_doctor.knowledge.versions import Version, dotted
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy
@@ -201,7 +207,7 @@ def index_elsewhere(recording: Recording) -> Iterator[Draft]:
 
 def _is_steered(entry: Entry) -> bool:
     """Whether a setting made the choice: without any, NCCL would take another entry, or is too old to."""
-    if roce_gids.told_index(entry.fact.settings) is not None:
+    if roce_gids.configured_index(entry.fact.settings) is not None:
         return True
     free = roce_gids.nccl_choice(entry.port.gids, entry.nccl or PASSES_HIDDEN_SINCE, {})
     return free.index != entry.choice.index

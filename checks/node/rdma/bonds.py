@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ddp_doctor.checks.node.rdma.nodes import for_later_jobs, is_of_a_card
 from ddp_doctor.checks.node.rdma.wording import Hit, look_at_bond, port_draft
-from ddp_doctor.facts.rdma import NetDevice, RdmaFact
+from ddp_doctor.facts.node.rdma import NetDevice, RdmaFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording

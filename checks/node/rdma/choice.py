@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.node.rdma.nodes import distance, fast_and_others, users
 from ddp_doctor.checks.node.rdma.wording import Hit, port_draft, port_name, use_ports
-from ddp_doctor.facts.rdma import Hca, Port, RdmaFact
-from ddp_doctor.facts.topology import TopologyFact
-from ddp_doctor.knowledge import nccl_hca
-from ddp_doctor.knowledge.nccl_hca import HCA
+from ddp_doctor.facts.node.rdma import Hca, Port, RdmaFact
+from ddp_doctor.facts.node.topology import TopologyFact
+from ddp_doctor.knowledge.network import nccl_hca
+from ddp_doctor.knowledge.network.nccl_hca import HCA
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from statistics import median
 
 from ddp_doctor.checks.node.rdma.wording import Hit
-from ddp_doctor.facts.rdma import Hca, Port, RdmaFact
-from ddp_doctor.facts.software import Software
-from ddp_doctor.facts.topology import TopologyFact
-from ddp_doctor.knowledge import nccl_hca
-from ddp_doctor.knowledge.link_codes import link_code
-from ddp_doctor.knowledge.rdma import FEW_SHARE, LEAST_ALIKE, LEAST_DARK
+from ddp_doctor.facts.node.rdma import Hca, Port, RdmaFact
+from ddp_doctor.facts.node.software import Software
+from ddp_doctor.facts.node.topology import TopologyFact
+from ddp_doctor.knowledge.network import nccl_hca
+from ddp_doctor.knowledge.network.rdma import FEW_SHARE, LEAST_ALIKE, LEAST_DARK
+from ddp_doctor.knowledge.topology.link_codes import link_code
 from ddp_doctor.knowledge.versions import Version, release
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.recording import FactAt, Recording

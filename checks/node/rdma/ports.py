@@ -18,7 +18,7 @@ from ddp_doctor.checks.node.rdma.nodes import (
     users,
 )
 from ddp_doctor.checks.node.rdma.wording import START_SUBNET_MANAGER, Hit, look_at_link, port_draft
-from ddp_doctor.facts.rdma import Hca, Port, RdmaFact
+from ddp_doctor.facts.node.rdma import Hca, Port, RdmaFact
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording

@@ -12,8 +12,8 @@ from ddp_doctor.checks.node.rdma.nodes import (
     users,
 )
 from ddp_doctor.checks.node.rdma.wording import Hit, port_draft, same_mtu
-from ddp_doctor.facts.rdma import NetDevice, RdmaFact
-from ddp_doctor.knowledge.rdma import verbs_mtu
+from ddp_doctor.facts.node.rdma import NetDevice, RdmaFact
+from ddp_doctor.knowledge.network.rdma import verbs_mtu
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.node.rdma.nodes import for_later_jobs, hits_of, identity, is_of_a_card, usual
 from ddp_doctor.checks.node.rdma.wording import Hit, look_at_link, port_draft
-from ddp_doctor.facts.rdma import Port, RdmaFact
-from ddp_doctor.knowledge.rdma import DAY_S, FLAPS, FLAPS_PER_DAY
+from ddp_doctor.facts.node.rdma import Port, RdmaFact
+from ddp_doctor.knowledge.network.rdma import DAY_S, FLAPS, FLAPS_PER_DAY
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording

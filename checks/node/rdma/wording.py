@@ -7,9 +7,9 @@ RDMA over Converged Ethernet, Docker) and the manual pages of ibstat, ibdiagnet 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ddp_doctor.checks.node.rdma import rdma_timeouts
-from ddp_doctor.facts.rdma import Hca, Port
-from ddp_doctor.knowledge import nccl_hca
-from ddp_doctor.knowledge.roce_gids import FAMILY, INDEX, SEARCH_SETTINGS
+from ddp_doctor.facts.node.rdma import Hca, Port
+from ddp_doctor.knowledge.network import nccl_hca
+from ddp_doctor.knowledge.network.roce_gids import FAMILY, INDEX, SEARCH_SETTINGS
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import Recording

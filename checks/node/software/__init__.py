@@ -18,7 +18,7 @@ import re
 from pydantic import ValidationError
 
 from ddp_doctor.checks.node.software import copies, cuda, installation, nccl
-from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.node.software import wording
-from ddp_doctor.facts.software import Software
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge import versions
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.choices import Severity

@@ -38,7 +38,7 @@ from ddp_doctor.checks.node.topology import (
 from ddp_doctor.checks.node.topology.formats.cpuinfo import cpu_model, cpu_vendor
 from ddp_doctor.checks.node.topology.live import CannotAsk, ask_nvidia_smi, ask_nvml
 from ddp_doctor.checks.node.topology.pasted import read_pasted
-from ddp_doctor.facts.topology import (
+from ddp_doctor.facts.node.topology import (
     NvlinksFact,
     P2pStatusFact,
     RocmTopologyFact,

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
-from ddp_doctor.facts.gpus import GpusFact
-from ddp_doctor.facts.topology import TopologyFact, TopologyHangFact
+from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.facts.node.topology import TopologyFact, TopologyHangFact
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording

@@ -8,9 +8,9 @@ from ddp_doctor.checks.node.topology.clusters import evidence as cluster_evidenc
 from ddp_doctor.checks.node.topology.culprits import hosts_of
 from ddp_doctor.checks.node.topology.p2p import hosts_crossing_sockets
 from ddp_doctor.checks.node.topology.p2p_words import pairs_without_p2p
-from ddp_doctor.facts.topology import TopologyFact
-from ddp_doctor.knowledge import link_codes as codes
-from ddp_doctor.knowledge.groups import connected
+from ddp_doctor.facts.node.topology import TopologyFact
+from ddp_doctor.knowledge.topology import link_codes as codes
+from ddp_doctor.knowledge.topology.link_codes import connected
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording

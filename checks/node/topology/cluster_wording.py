@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ddp_doctor.knowledge.cluster_kinds import Cluster, Kind
+from ddp_doctor.knowledge.topology.cluster_kinds import Cluster, Kind
 from ddp_doctor.model.finding import Remedy
 from ddp_doctor.remedies.kinds import remedy
 

@@ -1,8 +1,8 @@
 """What kind of cluster each node belongs to, from what host and RDMA checks recorded."""
 
-from ddp_doctor.facts.host import Host
-from ddp_doctor.facts.rdma import RdmaFact
-from ddp_doctor.knowledge.cluster_kinds import Cluster, Maker, cluster_of
+from ddp_doctor.facts.node.host import Host
+from ddp_doctor.facts.node.rdma import RdmaFact
+from ddp_doctor.knowledge.topology.cluster_kinds import Cluster, Maker, cluster_of
 from ddp_doctor.model.finding import Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.links_between_nodes import rdma_of

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.node.topology import transport_wording as words
-from ddp_doctor.facts.host import Host
-from ddp_doctor.facts.interfaces import InterfacesFact
+from ddp_doctor.facts.node.host import Host
+from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from ddp_doctor.checks.node.topology import transport_wording as words
 from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
 from ddp_doctor.checks.node.topology.p2p_wording import UNSET_LEVEL
-from ddp_doctor.facts.topology import TopologyFact
-from ddp_doctor.knowledge import link_codes as codes
+from ddp_doctor.facts.node.topology import TopologyFact
+from ddp_doctor.knowledge.topology import link_codes as codes
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording

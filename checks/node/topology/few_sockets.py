@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from ddp_doctor.checks.node.topology.clusters import evidence as cluster_evidence
 from ddp_doctor.checks.node.topology.slowness import best_of_large
 from ddp_doctor.checks.node.topology.transport_wording import more_sockets
-from ddp_doctor.facts.allreduce import AllReduceFact
-from ddp_doctor.facts.interfaces import InterfacesFact
-from ddp_doctor.knowledge.expected_speed import LEAST_BYTES
-from ddp_doctor.knowledge.link_rates import network
-from ddp_doctor.knowledge.network import FAST_ETHERNET_MBPS, SOCKETS, SOCKETS_SHARE
+from ddp_doctor.facts.collectives.allreduce import AllReduceFact
+from ddp_doctor.facts.node.interfaces import InterfacesFact
+from ddp_doctor.knowledge.network.path_quality import FAST_ETHERNET_MBPS, SOCKETS, SOCKETS_SHARE
+from ddp_doctor.knowledge.topology.link_rates import LEAST_BYTES, network
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Reproducer
 from ddp_doctor.model.recording import Recording

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from ddp_doctor.knowledge import roce_gids
+from ddp_doctor.knowledge.network import roce_gids
 from ddp_doctor.knowledge.versions import dotted
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.links_between_nodes import rdma_of

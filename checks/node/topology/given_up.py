@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.node.topology import transport_wording as words
 from ddp_doctor.checks.node.topology.culprits import hosts_of
-from ddp_doctor.facts.topology import TopologyFact
+from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording

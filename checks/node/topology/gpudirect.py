@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.node.topology import transport_wording as words
-from ddp_doctor.facts.topology import TopologyFact
-from ddp_doctor.knowledge.nccl_paths import GDR_LEVEL
+from ddp_doctor.facts.node.topology import TopologyFact
+from ddp_doctor.knowledge.topology.nccl_paths import GDR_LEVEL
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording

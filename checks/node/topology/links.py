@@ -7,7 +7,7 @@ from functools import partial
 from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
 from ddp_doctor.checks.node.topology.nvlink_errors import MEANINGS, grows_gravely, is_stained
 from ddp_doctor.checks.node.topology.p2p_wording import look_at_nvlinks
-from ddp_doctor.facts.topology import GpuNvlinks, Nvlink, TopologyFact
+from ddp_doctor.facts.node.topology import GpuNvlinks, Nvlink, TopologyFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording

@@ -3,7 +3,7 @@
 from ddp_doctor.checks.node.topology.formats.nvml_topology import NvmlTopology, WiredGpu, parse_nvml_topology
 from ddp_doctor.checks.node.topology.formats.topo_matrix import TopologyError, parse_matrix
 from ddp_doctor.checks.node.topology.live_topology import Bus, live_matrix
-from ddp_doctor.facts.topology import TopologyFact, TopologyHangFact
+from ddp_doctor.facts.node.topology import TopologyFact, TopologyHangFact
 from ddp_doctor.model.context import CommandResult, Context
 from ddp_doctor.model.fact import Absent, Failed, TookTooLong
 from ddp_doctor.parse.visible_devices import job_gpus

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ddp_doctor.checks.node.topology.formats.nvml_topology import NvmlTopology, bonded
-from ddp_doctor.facts.topology import Pairs, PciDevice, TopologyMatrix
+from ddp_doctor.facts.node.topology import Pairs, PciDevice, TopologyMatrix
 from ddp_doctor.parse.pci_tree import link_code
 
 _NONE = "N/A"

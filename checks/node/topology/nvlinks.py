@@ -6,8 +6,8 @@ from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
 from ddp_doctor.checks.node.topology.links import links_down
 from ddp_doctor.checks.node.topology.nvlink_peers import Shortfall, shortfalls
 from ddp_doctor.checks.node.topology.p2p_wording import look_at_nvlinks
-from ddp_doctor.facts.topology import TopologyFact
-from ddp_doctor.knowledge import link_codes as codes
+from ddp_doctor.facts.node.topology import TopologyFact
+from ddp_doctor.knowledge.topology import link_codes as codes
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording

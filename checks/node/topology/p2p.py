@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
 from ddp_doctor.checks.node.topology.gid_index import gid_index_in_words
 from ddp_doctor.checks.node.topology.p2p_wording import UNSET_LEVEL, name_hca, use_hca
-from ddp_doctor.facts.nccl_log import NcclTransportFact
-from ddp_doctor.facts.topology import TopologyFact
-from ddp_doctor.knowledge import link_codes as codes
+from ddp_doctor.facts.node.nccl_log import NcclTransportFact
+from ddp_doctor.facts.node.topology import TopologyFact
+from ddp_doctor.knowledge.topology import link_codes as codes
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording

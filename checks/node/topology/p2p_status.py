@@ -11,9 +11,9 @@ from ddp_doctor.checks.node.topology.p2p_wording import (
     REPAIR_FABRIC,
 )
 from ddp_doctor.checks.node.topology.p2p_words import Host, Pair, hosts
-from ddp_doctor.facts.gpus import GpusFact
-from ddp_doctor.knowledge import link_codes as codes
-from ddp_doctor.knowledge.p2p_statuses import p2p_status
+from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.knowledge.gpu.p2p_statuses import p2p_status
+from ddp_doctor.knowledge.topology import link_codes as codes
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from ddp_doctor.facts.topology import P2pStatusFact, TopologyFact
-from ddp_doctor.knowledge.p2p_statuses import ASKED_BY_NCCL
+from ddp_doctor.facts.node.topology import P2pStatusFact, TopologyFact
+from ddp_doctor.knowledge.gpu.p2p_statuses import ASKED_BY_NCCL
 from ddp_doctor.model.recording import FactAt, Recording
 
 Pair = tuple[str, str]

@@ -18,11 +18,11 @@ from ddp_doctor.checks.node.topology.formats.topo_matrix import (
     refuse_binary,
     why_none,
 )
-from ddp_doctor.facts.topology import NvlinksFact, P2pStatusFact, RocmTopologyFact, TopologyFact
-from ddp_doctor.knowledge.p2p_statuses import CAPABILITY_NAMES
+from ddp_doctor.facts.node.topology import NvlinksFact, P2pStatusFact, RocmTopologyFact, TopologyFact
+from ddp_doctor.knowledge.gpu.p2p_statuses import CAPABILITY_NAMES
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
-from ddp_doctor.parse.terminal_text import plain_lines
+from ddp_doctor.parse.text import plain_lines
 
 #: A paste may be a whole log; only its beginning goes into the recording.
 _KEPT_CHARACTERS = 200_000

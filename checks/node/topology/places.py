@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
 from ddp_doctor.checks.node.topology.formats.cpu_list import share_a_cpu
-from ddp_doctor.facts.topology import TopologyFact
-from ddp_doctor.knowledge import link_codes as codes
+from ddp_doctor.facts.node.topology import TopologyFact
+from ddp_doctor.knowledge.topology import link_codes as codes
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording

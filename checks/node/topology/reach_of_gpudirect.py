@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from ddp_doctor.checks.node.topology.candidates import tree_hidden
 from ddp_doctor.checks.node.topology.transport_wording import MOST_PAIRS, widen_gpudirect
-from ddp_doctor.facts.topology import TopologyFact
-from ddp_doctor.knowledge.nccl_paths import GDR_C2C_SINCE, GDR_LEVEL
-from ddp_doctor.knowledge.nvml import OS_MANAGED_MEMORY
+from ddp_doctor.facts.node.topology import TopologyFact
+from ddp_doctor.knowledge.gpu.nvml import OS_MANAGED_MEMORY
+from ddp_doctor.knowledge.topology.nccl_paths import GDR_C2C_SINCE, GDR_LEVEL
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording

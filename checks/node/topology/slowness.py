@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.node.topology import transport_wording as words
-from ddp_doctor.facts.allreduce import AllReduceFact, SizeResult
-from ddp_doctor.facts.gpus import GpusFact
-from ddp_doctor.facts.topology import TopologyFact
-from ddp_doctor.knowledge.expected_speed import BOUNDING, FAR_BELOW, LEAST_BYTES
-from ddp_doctor.knowledge.nvml import OS_MANAGED_MEMORY
+from ddp_doctor.facts.collectives.allreduce import AllReduceFact, SizeResult
+from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.facts.node.topology import TopologyFact
+from ddp_doctor.knowledge.gpu.nvml import OS_MANAGED_MEMORY
+from ddp_doctor.knowledge.topology.link_rates import BOUNDING, FAR_BELOW, LEAST_BYTES
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording

@@ -4,11 +4,11 @@ import re
 from collections.abc import Container, Iterator, Sequence
 
 from ddp_doctor.checks.node.topology import transport_wording as words
-from ddp_doctor.facts.interfaces import InterfacesFact
-from ddp_doctor.facts.nccl import NcclFact
-from ddp_doctor.facts.nccl_log import NcclTransportFact
-from ddp_doctor.facts.rdma import Hca, Port, RdmaFact
-from ddp_doctor.knowledge.link_rates import network
+from ddp_doctor.facts.node.interfaces import InterfacesFact
+from ddp_doctor.facts.node.nccl import NcclFact
+from ddp_doctor.facts.node.nccl_log import NcclTransportFact
+from ddp_doctor.facts.node.rdma import Hca, Port, RdmaFact
+from ddp_doctor.knowledge.topology.link_rates import network
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording

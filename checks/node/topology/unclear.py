@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ddp_doctor.checks.node.topology.culprits import hosts_of
-from ddp_doctor.facts.topology import RocmTopologyFact, TopologyFact
+from ddp_doctor.facts.node.topology import RocmTopologyFact, TopologyFact
 from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording

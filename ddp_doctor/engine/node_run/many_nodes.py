@@ -18,7 +18,7 @@ from ddp_doctor.agents.store_client import StoreLost
 from ddp_doctor.engine.node_run.follower_agent import FollowerAgent
 from ddp_doctor.engine.node_run.group_member import ROLL_CALL, GroupMember
 from ddp_doctor.engine.node_run.head_agent import HeadAgent
-from ddp_doctor.facts.interfaces import InterfacesFact
+from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.report import Report

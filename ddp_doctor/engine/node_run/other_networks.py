@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from ddp_doctor.agents.messages import Contact, NodeReport, OtherAddress
-from ddp_doctor.facts.interfaces import InterfacesFact
-from ddp_doctor.knowledge.addresses import Held, Network, address_of, shared_networks
-from ddp_doctor.knowledge.network import OTHER_NETWORKS
+from ddp_doctor.facts.node.interfaces import InterfacesFact
+from ddp_doctor.knowledge.network.addresses import Held, Network, address_of, shared_networks
+from ddp_doctor.knowledge.network.path_quality import OTHER_NETWORKS
 from ddp_doctor.model.context import Interface, OtherWay
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from ddp_doctor.agents.agent_group import AgentGroup
 from ddp_doctor.engine.node_run.agent import Agent
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording
-from ddp_doctor.facts.process_group import TorchImport
+from ddp_doctor.facts.collectives.process_group import TorchImport
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Status

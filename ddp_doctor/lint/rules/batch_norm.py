@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddp_doctor.knowledge.batch_norm import SMALL_BATCH
+from ddp_doctor.knowledge.thresholds import SMALL_BATCH
 from ddp_doctor.lint import training
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script

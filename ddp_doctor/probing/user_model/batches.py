@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from ddp_doctor.facts.user_model import Misplaced
+from ddp_doctor.facts.ddp.user_model import Misplaced
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.probing.user_model.load import SEED, Loaded, seed
 from ddp_doctor.probing.user_model.user_code import Misuse
@@ -27,7 +27,7 @@ class Batch:
         """Every tensor with its place: ``[0]``, ``['ids']``. Those in objects with a ``.to()`` are the objects' own."""
         import torch
 
-        return ((place, one) for place, one in self.parts() if isinstance(one, torch.Tensor))
+        return ((place, leaf) for place, leaf in self.parts() if isinstance(leaf, torch.Tensor))
 
     def parts(self) -> Iterator[tuple[str, Any]]:
         """Every tensor and all else that is no tuple, list, mapping or data class, with its place."""
@@ -47,7 +47,7 @@ def leaves(value: Any) -> Iterator[tuple[str, Any]]:
     """The tensors in nested tuples, lists, mappings and data classes."""
     import torch
 
-    return ((place, one) for place, one in _parts(value) if isinstance(one, torch.Tensor))
+    return ((place, leaf) for place, leaf in _parts(value) if isinstance(leaf, torch.Tensor))
 
 
 def _parts(
@@ -61,7 +61,7 @@ def _parts(
         elif isinstance(value, tuple | list):
             items = [(f"[{index}]", item) for index, item in enumerate(value)]
         elif is_dataclass(value) and not isinstance(value, type):
-            items = [(f".{one.name}", getattr(value, one.name, None)) for one in fields(value)]
+            items = [(f".{field.name}", getattr(value, field.name, None)) for field in fields(value)]
     if items is None:
         yield place or "the tensor", value
         return
@@ -80,7 +80,7 @@ def make(ctx: RankContext, loaded: Loaded, step: int) -> tuple[Batch, tuple[Misp
     seed(SEED + 1000 * step + ctx.group_rank + 1)
     given = loaded.make_batch(step)
     batch = _arguments(given)
-    if not any(isinstance(one, torch.Tensor) or _moves_itself(one) for _, one in batch.parts()):
+    if not any(isinstance(leaf, torch.Tensor) or _moves_itself(leaf) for _, leaf in batch.parts()):
         raise Misuse(
             f"make_batch({step}) returns a {type(given).__name__} without a tensor or an object with a .to()"
         )
@@ -107,10 +107,10 @@ def on(tensor: Any, device: str) -> bool:
 
 
 def _moved(value: Any, device: str) -> Any:
-    def moved(one: Any) -> Any:
-        if _moves_itself(one):
-            return _moved_by_itself(one, device)
-        return one.to(device) if one.device.type == "cpu" else one
+    def moved(leaf: Any) -> Any:
+        if _moves_itself(leaf):
+            return _moved_by_itself(leaf, device)
+        return leaf.to(device) if leaf.device.type == "cpu" else leaf
 
     return _mapped(value, moved)
 
@@ -138,8 +138,8 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
         return type(value)(_mapped(item, change) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
         changed = copy.copy(value)
-        for one in fields(value):
-            object.__setattr__(changed, one.name, _mapped(getattr(value, one.name, None), change))
+        for field in fields(value):
+            object.__setattr__(changed, field.name, _mapped(getattr(value, field.name, None), change))
         return changed
     return value
 
@@ -162,11 +162,11 @@ def _form(batch: Batch) -> str:
     import torch
 
     form: list[list[str]] = []
-    for place, one in batch.parts():
-        if isinstance(one, torch.Tensor):
-            form.append([place, str(list(one.shape)), str(one.dtype)])
-        elif isinstance(one, _PLAIN):
-            form.append([place, type(one).__name__, repr(one)])
+    for place, leaf in batch.parts():
+        if isinstance(leaf, torch.Tensor):
+            form.append([place, str(list(leaf.shape)), str(leaf.dtype)])
+        elif isinstance(leaf, _PLAIN):
+            form.append([place, type(leaf).__name__, repr(leaf)])
         else:
             return ""
     return hashlib.sha256(json.dumps(form).encode()).hexdigest()

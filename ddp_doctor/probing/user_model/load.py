@@ -12,13 +12,13 @@ from typing import Any
 
 from ddp_doctor.probing.user_model.user_code import Misuse
 
-#: Equal on all ranks: with DDP the ranks need not start alike, but what is compared must.
+#: Equal on all ranks: DDP does not need equal seeds, but the comparisons do.
 SEED = 20240229
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What the factory gave: the model, what makes its batches, and DDP's options."""
+    """What the factory returned: the model, the function that makes its batches, and DDP's options."""
 
     model: Any
     make_batch: Callable[[int], Any] | None = None
@@ -26,7 +26,7 @@ class Loaded:
 
 
 def seed(value: int = SEED) -> None:
-    """All generators that a model draws from: numpy's too, where something has imported it already."""
+    """All generators that a model draws from: numpy's too, where numpy is imported already."""
     import torch
 
     random.seed(value)
@@ -37,7 +37,7 @@ def seed(value: int = SEED) -> None:
 
 @contextmanager
 def generators_kept(device: str) -> Iterator[None]:
-    """Give the generators back as they were, for what comes after on this rank."""
+    """Restore the generators for the checks that follow on this rank."""
     import torch
 
     numpy = sys.modules.get("numpy")
@@ -53,7 +53,7 @@ def generators_kept(device: str) -> Iterator[None]:
 
 
 def find(name: str) -> Callable[[], Any]:
-    """Import the module and look the factory up. Raises Misuse, and whatever the import raises."""
+    """Import the module and find the factory. Raises Misuse, and whatever the import raises."""
     module_name, _, path = name.partition(":")
     here = str(Path.cwd())
     if sys.path[:1] != [here]:
@@ -101,7 +101,7 @@ def made(name: str, factory: Callable[[], Any]) -> Loaded:
 
 
 def _require(name: str, parts: tuple[Any, ...]) -> None:
-    """Raises Misuse with what is not as it has to be."""
+    """Raises Misuse with what is wrong in what the factory returned."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 

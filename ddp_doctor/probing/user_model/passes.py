@@ -1,4 +1,4 @@
-"""One forward and backward of a rank by itself: which parameters got a gradient, what was called, what came out."""
+"""One forward and backward of a rank by itself: its loss, the parameters with a gradient, the calls of submodules."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddp_doctor.facts.user_model import BatchNorms, Call, Parting, Trouble
+from ddp_doctor.facts.ddp.user_model import BatchNorms, Call, Parting, Trouble
 from ddp_doctor.probing.user_model.batches import Batch, loss_of
 from ddp_doctor.probing.user_model.load import SEED, seed
 from ddp_doctor.probing.user_model.user_code import attempt, calling_line
@@ -28,7 +28,7 @@ class Noted:
 
 @dataclass
 class Pass:
-    """What came of a forward and backward. ``gradients`` are samples, one tensor for each trainable parameter."""
+    """The result of a forward and backward. ``gradients`` are samples, one tensor for each trainable parameter."""
 
     trouble: Trouble | None = None
     noted: Noted = field(default_factory=Noted)
@@ -43,11 +43,11 @@ class Pass:
 
 def trainable(model: Any) -> list[tuple[str, Any]]:
     """The parameters that DDP synchronises, in its order."""
-    return [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 def run(model: Any, batch: Batch, value: int = SEED) -> Pass:
-    """Forward and backward in training mode, from no gradients; the gradients are taken away afterwards."""
+    """Run forward and backward in training mode, without gradients before, and remove the gradients afterwards."""
     done = Pass()
     model.train()
     clear(model)
@@ -55,7 +55,7 @@ def run(model: Any, batch: Batch, value: int = SEED) -> Pass:
     with as_wrapped(model) as named:
         with noting(model, done.noted):
             loss, done.trouble = attempt("forward", lambda: loss_of(model(*batch.args, **batch.kwargs)))
-        done.frozen = [name for name, one in named if not one.requires_grad]
+        done.frozen = [name for name, parameter in named if not parameter.requires_grad]
         if loss is not None:
             _, done.trouble = attempt("backward", loss.backward)
             done.loss = finite(loss)
@@ -68,17 +68,21 @@ def run(model: Any, batch: Batch, value: int = SEED) -> Pass:
 
 def _unknown(model: Any, named: Sequence[tuple[str, Any]]) -> list[str]:
     """Parameters with a gradient that DDP would not have found when it wrapped the model."""
-    known = {id(one) for _, one in named}
-    return [name for name, one in model.named_parameters() if one.grad is not None and id(one) not in known]
+    known = {id(parameter) for _, parameter in named}
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None and id(parameter) not in known
+    ]
 
 
 @contextmanager
 def as_wrapped(model: Any) -> Iterator[list[tuple[str, Any]]]:
-    """The trainable parameters as the model has them when DDP wraps it, whatever a forward in the block makes of them.
+    """Keep ``requires_grad`` of all parameters as it is when DDP wraps the model, whatever a forward in the block does.
 
-    DDP asks for ``requires_grad`` once. It is given back, so that every forward finds what the first one found.
+    DDP reads ``requires_grad`` once. It is restored, so that every forward finds the same as the first one.
     """
-    found = [(one, one.requires_grad) for one in model.parameters()]
+    found = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
         yield trainable(model)
     finally:
@@ -91,9 +95,9 @@ def take_gradients(named: Sequence[tuple[str, Any]], done: Pass) -> None:
     """Note which parameters got a gradient, and samples of it."""
     kept = max(_ELEMENTS_KEPT // max(len(named), 1), _LEAST_KEPT)
     done.names = [name for name, _ in named]
-    done.used = [one.grad is not None for _, one in named]
-    done.not_finite = [name for name, one in named if not _is_finite(one.grad)]
-    done.gradients = [sample(one.grad, one, kept) for _, one in named]
+    done.used = [parameter.grad is not None for _, parameter in named]
+    done.not_finite = [name for name, parameter in named if not _is_finite(parameter.grad)]
+    done.gradients = [sample(parameter.grad, parameter, kept) for _, parameter in named]
 
 
 def clear(model: Any) -> None:
@@ -103,13 +107,13 @@ def clear(model: Any) -> None:
 
 
 def finite(value: Any) -> float | None:
-    """A number, None where it is infinite or none."""
+    """The loss as a number; None where it is infinite or no number."""
     number = float(value.detach())
     return number if number - number == 0.0 else None
 
 
 def sample(tensor: Any, like: Any, kept: int) -> Any:
-    """At most so many elements, evenly spread, as float64 on the CPU; zeros where there is no tensor."""
+    """Up to ``kept`` elements, evenly spread, as float64 on the CPU; zeros where there is no tensor."""
     import torch
 
     if tensor is None:
@@ -159,7 +163,7 @@ def noting(model: Any, noted: Noted) -> Iterator[None]:
 
 
 def _is_batch_norm(module: Any) -> bool:
-    """Whether it normalises with the statistics of this rank's batch alone."""
+    """Whether a layer normalises with the statistics of this rank's batch alone."""
     import torch
 
     kinds = torch.nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - what all of them have in common
@@ -167,7 +171,7 @@ def _is_batch_norm(module: Any) -> bool:
 
 
 def batch_norms(noted: Noted) -> BatchNorms | None:
-    """Those of the smallest batch."""
+    """The layers with the smallest batch."""
     if not noted.norms:
         return None
     first = min(noted.norms, key=lambda name: noted.norms[name])
@@ -180,14 +184,18 @@ def calls_text(noted: Noted) -> str:
 
 
 def parting(own: int, texts: Sequence[str], ranks: Sequence[int]) -> Parting | None:
-    """The first call of this rank that is not that of most others or, without a majority, of the first rank."""
-    mine = texts[own]
+    """The first call of this rank that differs from most ranks' or, without a majority, from the first rank's."""
+    own_text = texts[own]
     majority = next((text for text in texts if 2 * texts.count(text) > len(texts)), texts[0])
-    if mine == majority:
+    if own_text == majority:
         return None
-    here, there = ([tuple(call) for call in json.loads(text)] for text in (mine, majority))
+    here, there = ([tuple(call) for call in json.loads(text)] for text in (own_text, majority))
     index = next(
-        (at for at, (one, other) in enumerate(zip(here, there, strict=False)) if one != other),
+        (
+            at
+            for at, (own_call, peer_call) in enumerate(zip(here, there, strict=False))
+            if own_call != peer_call
+        ),
         min(len(here), len(there)),
     )
     peer = ranks[texts.index(majority)]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from ddp_doctor.facts.user_model import Misplaced
+from ddp_doctor.facts.ddp.user_model import Misplaced
 from ddp_doctor.probing.user_model.batches import on
 
 
@@ -29,12 +29,12 @@ def off_device(model: Any, device: str) -> tuple[Misplaced, ...]:
 
 
 def _kinds(model: Any) -> Iterator[tuple[Any, tuple[str, Any]]]:
-    yield from (("parameter", one) for one in model.named_parameters())
-    yield from (("buffer", one) for one in model.named_buffers())
+    yield from (("parameter", parameter) for parameter in model.named_parameters())
+    yield from (("buffer", buffer) for buffer in model.named_buffers())
 
 
 def _state(model: Any) -> Iterator[tuple[str, Any]]:
-    return (one for _, one in _kinds(model))
+    return (named_tensor for _, named_tensor in _kinds(model))
 
 
 def _attributes(model: Any, device: str) -> Iterator[Misplaced]:

@@ -5,26 +5,26 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddp_doctor.facts.user_model import MOST_NAMES, Bucket, Buckets, Names, OffGradient
-from ddp_doctor.knowledge import gradient_tolerance
+from ddp_doctor.facts.ddp.user_model import MOST_NAMES, Bucket, Buckets, Names, OffGradient
+from ddp_doctor.knowledge.ddp import gradient_tolerance
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.probing.user_model.batches import Batch, loss_of
 from ddp_doctor.probing.user_model.load import SEED, seed
 from ddp_doctor.probing.user_model.passes import Pass, as_wrapped, clear, take_gradients, trainable
 from ddp_doctor.probing.user_model.user_code import trouble
 
-#: Of the step that a plain optimiser would make.
+#: Share of the step that a plain optimiser would make.
 _LEARNING_RATE = 1e-3
 _MOST_BUCKETS = 32
 
 
 class StepFailed(RuntimeError):
-    """A synchronised step raised on this rank. Its peers wait inside of theirs, so the rank must not go on."""
+    """A synchronised step raised on this rank. Its peers wait inside their steps, so the rank must not go on."""
 
 
 @dataclass
 class Compared:
-    """What came of comparing gradients."""
+    """The result of comparing gradients."""
 
     off: list[OffGradient] = field(default_factory=list)
     elements: int = 0
@@ -47,7 +47,7 @@ def saved_buffers(model: Any) -> list[Any]:
 
 
 def restore_buffers(model: Any, saved: Sequence[Any]) -> None:
-    """The buffers as they were; those that the model has replaced by others meanwhile too."""
+    """Restore the buffers, including those that the model has replaced since."""
     import torch
 
     with torch.no_grad(), suppress(RuntimeError):  # of another shape by now: the model's own business
@@ -56,7 +56,7 @@ def restore_buffers(model: Any, saved: Sequence[Any]) -> None:
 
 
 def synchronised(ctx: RankContext, ddp: Any, batch: Batch, step: int) -> tuple[Pass, float, float]:
-    """One step as a job makes it, and the seconds of forward and backward. Raises StepFailed."""
+    """Run one step as a job does; returns the gradients and the seconds of forward and backward. Raises StepFailed."""
     done, started = Pass(), ctx.clock()
     ddp.train()
     clear(ddp)
@@ -111,10 +111,10 @@ def _allowed(parameter: Any, size: Any, spread: float) -> Any:
     return largest * (relative + 2 * spread) + gradient_tolerance.SMALLEST
 
 
-def spread_of(one: Pass, other: Pass) -> tuple[bool, float]:
+def spread_of(former: Pass, latter: Pass) -> tuple[bool, float]:
     """Whether two passes gave the same gradients bit for bit, and how far they differ at most."""
     worst, same = 0.0, True
-    for first, second in zip(one.gradients, other.gradients, strict=True):
+    for first, second in zip(former.gradients, latter.gradients, strict=True):
         if bool(((first == second) | (first.isnan() & second.isnan())).all()):
             continue
         same = False
@@ -135,7 +135,7 @@ def descend(model: Any) -> None:
 
 
 def drifted(ctx: RankContext, model: Any) -> Names:
-    """The parameters that are not those of the first rank, bit for bit in what is looked at."""
+    """The parameters that differ from the first rank's, bit for bit in the sampled elements."""
     import hashlib
 
     from ddp_doctor.probing.user_model.passes import sample
@@ -160,14 +160,14 @@ def _bytes() -> Any:
 
 
 def buckets(ddp: Any) -> tuple[Buckets | None, str | None]:
-    """How DDP packed the gradients, by its own logging data; None and why where this torch does not tell."""
+    """How DDP packed the gradients, by its own logging data; None and the reason where this torch does not say."""
     names = [name for name, _ in trainable(ddp.module)]
     try:
-        said = ddp._get_ddp_logging_data()  # noqa: SLF001 - DDP logs its layout and has no public reader
-        rebuilt = _numbers(said.get("rebuilt_bucket_sizes", ""))
-        sizes = rebuilt or _numbers(said.get("bucket_sizes", ""))
-        indices = str(said.get("rebuilt_per_bucket_param_indices", "")) if rebuilt else ""
-        cap = int(said.get("bucket_cap_bytes", 0))
+        logged = ddp._get_ddp_logging_data()  # noqa: SLF001 - DDP logs its layout and has no public reader
+        rebuilt = _numbers(logged.get("rebuilt_bucket_sizes", ""))
+        sizes = rebuilt or _numbers(logged.get("bucket_sizes", ""))
+        indices = str(logged.get("rebuilt_per_bucket_param_indices", "")) if rebuilt else ""
+        cap = int(logged.get("bucket_cap_bytes", 0))
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         return None, f"this torch does not tell DDP's buckets ({type(error).__name__})"
     if not sizes:
@@ -175,7 +175,7 @@ def buckets(ddp: Any) -> tuple[Buckets | None, str | None]:
     members = [_numbers(part) for part in indices.split(",")] if indices else [[] for _ in sizes]
     if len(members) != len(sizes):
         members = [[] for _ in sizes]
-    told = tuple(
+    buckets = tuple(
         _bucket(size, [names[place] for place in places if place < len(names)])
         for size, places in zip(sizes, members, strict=True)
     )
@@ -185,7 +185,7 @@ def buckets(ddp: Any) -> tuple[Buckets | None, str | None]:
             rebuilt=bool(rebuilt),
             count=len(sizes),
             largest_bytes=max(sizes),
-            buckets=told[:_MOST_BUCKETS],
+            buckets=buckets[:_MOST_BUCKETS],
         ),
         None,
     )

@@ -5,12 +5,12 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ddp_doctor.facts.user_model import Phase, Trouble
+from ddp_doctor.facts.ddp.user_model import Phase, Trouble
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 
 T = TypeVar("T")
 _LONGEST_MESSAGE = 300
-#: Frames of these are nobody's line: torch, the standard library, this check.
+#: Frames of these are not the user's code: torch, the standard library, this check.
 _NOT_THE_USERS = (
     "/torch/",
     "<frozen",
@@ -48,10 +48,10 @@ def trouble(phase: Phase, error: BaseException) -> Trouble:
 
 def _message(error: BaseException) -> str:
     try:
-        said = " ".join(str(error).split())
+        message = " ".join(str(error).split())
     except Exception:  # noqa: BLE001 - an exception of the user's may fail to say what it is
         return "(it cannot be put into words)"
-    return KEPT_BACK if is_withheld("", said) else said[:_LONGEST_MESSAGE]
+    return KEPT_BACK if is_withheld("", message) else message[:_LONGEST_MESSAGE]
 
 
 def _where(error: BaseException) -> str:

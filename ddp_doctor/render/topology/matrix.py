@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ddp_doctor.facts.topology import TopologyMatrix
-from ddp_doctor.knowledge.link_codes import link_code, meaning_of
+from ddp_doctor.facts.node.topology import TopologyMatrix
+from ddp_doctor.knowledge.topology.link_codes import link_code, meaning_of
 from ddp_doctor.model.base import Json
 from ddp_doctor.render.plain import plain
 

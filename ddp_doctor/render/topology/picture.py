@@ -6,8 +6,8 @@ A function returns the <svg> element as a string, to be a file of its own or par
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ddp_doctor.facts.topology import TopologyMatrix
-from ddp_doctor.knowledge import link_codes
+from ddp_doctor.facts.node.topology import TopologyMatrix
+from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.render.topology.layout import MARGIN, Layout, Rect, lay_out

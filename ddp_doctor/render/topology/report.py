@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ddp_doctor.facts.topology import NvlinksFact, P2pStatusFact, RocmTopologyFact, TopologyFact
+from ddp_doctor.facts.node.topology import NvlinksFact, P2pStatusFact, RocmTopologyFact, TopologyFact
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import FactAt, Recording

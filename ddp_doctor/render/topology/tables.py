@@ -8,8 +8,8 @@ GPU0  NVIDIA RTX A6000: 4 of 4 NVLinks active, 14.1 GB/s each
 from collections import Counter
 from collections.abc import Iterator
 
-from ddp_doctor.facts.topology import GpuNvlinks, NvlinksFact, P2pStatusFact, RocmTopologyFact
-from ddp_doctor.knowledge.p2p_statuses import CAPABILITIES, p2p_status
+from ddp_doctor.facts.node.topology import GpuNvlinks, NvlinksFact, P2pStatusFact, RocmTopologyFact
+from ddp_doctor.knowledge.gpu.p2p_statuses import CAPABILITIES, p2p_status
 
 _MOST_PAIRS = 12
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-from ddp_doctor.facts.topology import TopologyMatrix
-from ddp_doctor.knowledge import link_codes
-from ddp_doctor.knowledge.groups import connected
+from ddp_doctor.facts.node.topology import TopologyMatrix
+from ddp_doctor.knowledge.topology import link_codes
+from ddp_doctor.knowledge.topology.link_codes import connected
 
 #: No GPU has more NVLinks; what needs more than these for direct links to all others goes over a switch.
 _MOST_NVLINKS = 18

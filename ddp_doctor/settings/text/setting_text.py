@@ -20,9 +20,9 @@ until it is exported.
 import re
 from collections.abc import Collection, Sequence
 
-from ddp_doctor.facts.env_vars import Form, SettingText, Written
+from ddp_doctor.facts.node.env_vars import Form, SettingText, Written
 from ddp_doctor.parse.redact import is_withheld
-from ddp_doctor.parse.terminal_text import plain_lines
+from ddp_doctor.parse.text import plain_lines
 from ddp_doctor.settings.names import is_recorded
 from ddp_doctor.settings.text.manifest_lines import Manifest
 from ddp_doctor.settings.text.shell_settings import Given, Shell, is_kept

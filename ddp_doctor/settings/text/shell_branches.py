@@ -13,7 +13,7 @@ then less is said of it.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ddp_doctor.facts.env_vars import Path
+from ddp_doctor.facts.node.env_vars import Path
 
 _OPENS = {
     "if": "fi",

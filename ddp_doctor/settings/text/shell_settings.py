@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ddp_doctor.facts.env_vars import Path
+from ddp_doctor.facts.node.env_vars import Path
 from ddp_doctor.settings.text.shell_branches import Branches
 from ddp_doctor.settings.text.shell_words import Word, commands
 

@@ -11,8 +11,8 @@ check rdma read before the ranks started::
 """
 
 from ddp_doctor.checks.node.rdma.afterwards import growth, timeouts
-from ddp_doctor.facts.rdma import RdmaAfterFact
-from ddp_doctor.knowledge.rdma import MOST_HCAS
+from ddp_doctor.facts.node.rdma import RdmaAfterFact
+from ddp_doctor.knowledge.network.rdma import MOST_HCAS
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context

@@ -6,8 +6,8 @@ from functools import partial
 
 from ddp_doctor.checks.node.rdma.nodes import for_later_jobs, identity, is_of_a_card, users
 from ddp_doctor.checks.node.rdma.wording import LOSSLESS, Hit, look_at_link, port_draft
-from ddp_doctor.facts.rdma import PortAfter, RdmaAfterFact, RdmaFact
-from ddp_doctor.knowledge.rdma import (
+from ddp_doctor.facts.node.rdma import PortAfter, RdmaAfterFact, RdmaFact
+from ddp_doctor.knowledge.network.rdma import (
     BIT_ERROR_RATE,
     LEAST_ERRORS,
     LINK_ERRORS,

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from ddp_doctor.checks.node.rdma.afterwards.growth import Change, changes
 from ddp_doctor.checks.node.rdma.rdma_timeouts import lowered
 from ddp_doctor.checks.node.rdma.wording import LOSSLESS, SOCKETS_ON_ALL, port_name, try_path, wait_longer
-from ddp_doctor.facts.env_vars import EnvVars
-from ddp_doctor.knowledge.rdma import GAPS, LEAST_ERRORS, LOSSES, ROCE_GAPS, ROCE_LOSSES
+from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.knowledge.network.rdma import GAPS, LEAST_ERRORS, LOSSES, ROCE_GAPS, ROCE_LOSSES
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ddp_doctor.checks.node.topology.formats.topo_rows import TopologyError
-from ddp_doctor.facts.topology import GpuNvlinks, Nvlink, NvlinksFact
+from ddp_doctor.facts.node.topology import GpuNvlinks, Nvlink, NvlinksFact
 
 _GPU = re.compile(r"(?<!\S)GPU ([0-9]{1,4}): (?!Link )([!-'*-~][ -'*-~]{0,79}?) *(\(UUID: ?[^)\n]{1,60}\)|$)")
 _LINK = re.compile(r"(?<!\S)Link ([0-9]{1,3}): (?:([0-9]{1,5}(?:\.[0-9]{1,6})?) GB/s|(<inactive>))\s*")

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic import Field, field_validator
 
-from ddp_doctor.facts.gpus import BusId, sysfs_bus_id
-from ddp_doctor.facts.topology import GpuNvlinks, Nvlink, Pairs
+from ddp_doctor.facts.node.gpus import BusId, sysfs_bus_id
+from ddp_doctor.facts.node.topology import GpuNvlinks, Nvlink, Pairs
 from ddp_doctor.model.base import Frozen
 
 #: INTERNAL is two GPUs on one board, as on a Tesla K80, which nvidia-smi prints as PIX.

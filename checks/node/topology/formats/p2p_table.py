@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.node.topology.formats.gpu_tables import Table, gpu_header, read_table
 from ddp_doctor.checks.node.topology.formats.topo_rows import Header, TopologyError, bare, label_of
-from ddp_doctor.facts.topology import P2pStatusFact
+from ddp_doctor.facts.node.topology import P2pStatusFact
 
 _WORD = re.compile(r"OK|CNS|GNS|TNS|NS|DR|U|X")
 _COMMAND = re.compile(r"topo\s+(?:-p2p|--p2p_capabilities)\s+([rwnap]{1,5})(?![\w-])")

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from ddp_doctor.checks.node.topology.formats.gpu_tables import Table, gpu_header, read_table
 from ddp_doctor.checks.node.topology.formats.topo_rows import TopologyError
-from ddp_doctor.facts.topology import RocmTopologyFact
+from ddp_doctor.facts.node.topology import RocmTopologyFact
 
 _PARTS = {"Weight": "weight", "Hops": "hops", "Link Type": "link_type", "Link accessibility": "access"}
 _TITLE = re.compile(rf"=\s({'|'.join(_PARTS)}) between two GPUs\s=")

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ddp_doctor.checks.node.topology.formats.topo_rows import DEVICE
-from ddp_doctor.knowledge.link_codes import NUMBERED
+from ddp_doctor.knowledge.topology.link_codes import NUMBERED
 
 _ENTRY = re.compile(r"(?<!\S)(NIC[0-9]{1,4}):\s*(.*?)\s*$")
 _LONGEST_ENTRY = 500

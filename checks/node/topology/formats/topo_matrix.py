@@ -32,8 +32,8 @@ from ddp_doctor.checks.node.topology.formats.topo_affinity import (
 )
 from ddp_doctor.checks.node.topology.formats.topo_legend import nic_names, read_legend
 from ddp_doctor.checks.node.topology.formats.topo_rows import GPU, Block, TopologyError, read_blocks
-from ddp_doctor.facts.topology import TopologyMatrix
-from ddp_doctor.parse.terminal_text import plain_lines
+from ddp_doctor.facts.node.topology import TopologyMatrix
+from ddp_doctor.parse.text import plain_lines
 
 __all__ = ["TopologyError", "find_matrices", "parse_matrices", "parse_matrix"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ddp_doctor.checks.node.topology.formats.topo_affinity import CPU, GPU_NUMA, NUMA, Tail
-from ddp_doctor.knowledge.link_codes import NUMBERED
+from ddp_doctor.knowledge.topology.link_codes import NUMBERED
 
 #: No real line is longer (72 GPUs and 62 NICs need 1,200 characters); no real matrix is wider.
 _LONGEST_LINE = 20_000

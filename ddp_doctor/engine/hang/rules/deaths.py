@@ -19,7 +19,7 @@ from ddp_doctor.engine.hang.rules.common import (
     who_waits,
     words_of,
 )
-from ddp_doctor.facts.env_vars import EnvVars
+from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddp_doctor.engine.hang.rules.common import MOST_LINES, culprits, step_words
-from ddp_doctor.facts.user_model import UserModel
+from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording

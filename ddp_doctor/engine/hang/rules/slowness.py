@@ -7,7 +7,7 @@ from statistics import median_low
 
 from ddp_doctor.engine.hang.clocks import by_step, clocks
 from ddp_doctor.engine.hang.rules.common import judged, names, step_words, waiting_evidence
-from ddp_doctor.facts.host import Host
+from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge.deadlines import LATE_RANK_S, RANKS_PER_CORE
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence

@@ -1,0 +1,1 @@
+"""What checks of collectives record."""

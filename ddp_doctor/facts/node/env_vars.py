@@ -1,0 +1,88 @@
+"""What a process's environment says of its launch and of the libraries' settings."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from ddp_doctor.knowledge.launchers import Launcher
+from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.fact import Fact
+
+
+class EnvVars(Fact):
+    """The variables that matter to a DDP job, as the doctor's own process inherited them."""
+
+    KIND: ClassVar[str] = "env_vars/1"
+
+    variables: dict[str, str]
+    withheld: tuple[str, ...] = ()  # set, but like a credential, or too long for a setting
+    launcher: Launcher | None = None  # whose worker this process is
+    in_kubernetes: bool = False
+    is_written: bool = False  # by somebody for a job, in a script or manifest: nothing of it is left over
+
+
+#: Block and branch, from the outermost inwards.
+Path = tuple[tuple[int, int], ...]
+
+
+#: ``environment``: what a process had; ``listing``: names and values alone; ``script``: somebody's work.
+Form = Literal["environment", "listing", "script"]
+
+
+class Written(Frozen):
+    """One place where a variable is given a value."""
+
+    name: str
+    line: int
+    value: str | None = None  # None: kept back, like a credential
+    depends_on: str | None = None  # what only the shell that runs it knows
+    unless_set: str | None = None  # the name that, set before, gives it another value
+    void: str | None = None  # why it does not count
+    path: Path = ()  # block and branch of a script, from the outermost inwards
+
+
+class SettingText(Fact):
+    """What a text sets, in its order."""
+
+    KIND: ClassVar[str] = "setting_text/1"
+
+    form: Form
+    written: tuple[Written, ...] = ()
+    calls_torchrun: bool = False
+
+    def in_force(self) -> dict[str, Written]:
+        """By name, the one that counts."""
+        return {written.name: written for written in self.written if written.void is None}
+
+    def possible(self) -> dict[str, tuple[Written, ...]]:
+        """By name, all that may count, the last first: which, depends on the branches that a script takes."""
+        found: dict[str, tuple[Written, ...]] = {}
+        for written in reversed(self.written):
+            later = found.get(written.name, ())
+            if written.void is None and not any(
+                written.path[: len(earlier.path)] == earlier.path for earlier in later
+            ):
+                found[written.name] = (*later, written)
+        return found
+
+
+#: ``set``: in that process, which was started without it; ``given``: that process, of another user, may have set it
+#: or had it itself; ``first``: that process, the first of its tree, was started with it.
+How = Literal["set", "given", "first"]
+
+
+class Origin(Frozen):
+    """Since when a variable has its value."""
+
+    how: How
+    process: str  # its name, of at most 15 letters
+    pid: int
+
+
+class SettingOrigins(Fact):
+    """Since when the environment's variables have their values, and which file of a login says so."""
+
+    KIND: ClassVar[str] = "setting_origins/1"
+
+    origins: dict[str, Origin] = Field(default_factory=dict)
+    files: dict[str, str] = Field(default_factory=dict)  # PATH:LINE that sets the same value

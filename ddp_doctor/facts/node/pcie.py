@@ -1,0 +1,102 @@
+"""The PCIe tree above GPUs and RDMA devices: links, access control, IOMMU.
+
+/sys/bus/pci/devices/0000:1b:00.0/current_link_width   16
+/sys/bus/pci/devices/0000:1b:00.0/max_link_speed       32.0 GT/s PCIe
+/sys/bus/pci/devices/0000:1b:00.0/iommu_group          -> ../../../../kernel/iommu_groups/13
+/sys/kernel/iommu_groups/13/type                       DMA-FQ    translated; identity is passed through
+/sys/bus/pci/slots/5/address                           0000:1b:00
+"""
+
+from itertools import combinations
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.fact import Fact
+
+DeviceKind = Literal["gpu", "nic", "bridge"]
+
+
+#: Bits of the control register that send traffic between peers up to the root, as the kernel's own
+#: peer-to-peer code judges them (drivers/pci/p2pdma.c, pci_bridge_has_acs_redir).
+_REQUEST_REDIRECT = 0x0004
+
+_COMPLETION_REDIRECT = 0x0008
+
+_EGRESS_CONTROL = 0x0020
+
+REDIRECT = _REQUEST_REDIRECT | _COMPLETION_REDIRECT | _EGRESS_CONTROL
+
+
+class PcieDevice(Frozen):
+    """One device and the link that leads up from it; None where the kernel does not tell."""
+
+    bus_id: str
+    kind: DeviceKind
+    name: str = ""  # of an RDMA device: mlx5_0
+    model: str = ""  # vendor and device: "10de:2330"
+    above: tuple[str, ...] = ()  # the bridges up to the root port, which comes first
+    width: int | None = None
+    width_max: int | None = None
+    speed_gt_per_s: float | None = None
+    speed_max_gt_per_s: float | None = None
+    acs_control: int | None = None  # of bridges
+    iommu: str | None = None  # type of its IOMMU group: "DMA-FQ", "identity"
+    slot: str | None = None
+
+    @property
+    def redirects(self) -> bool:
+        """Whether this bridge sends traffic between peers up to the root."""
+        return bool((self.acs_control or 0) & REDIRECT)
+
+
+class PcieFact(Fact):
+    """The tree of one node, as far as GPUs and RDMA devices hang on it."""
+
+    KIND: ClassVar[str] = "pcie/1"
+
+    devices: tuple[PcieDevice, ...] = ()
+    virtual: str | None = None  # what says that this is a virtual machine
+    iommu_options: tuple[str, ...] = ()  # of the kernel's command line
+    acs_problem: str | None = None  # why access control could not be read
+    in_container: bool = False
+    passed_through: tuple[str, ...] = Field(default=())  # GPUs set aside for virtual machines
+
+    def device(self, bus_id: str) -> PcieDevice | None:
+        """The device with this bus id."""
+        return next((device for device in self.devices if device.bus_id == bus_id), None)
+
+    def endpoints(self) -> list[PcieDevice]:
+        """The GPUs and RDMA devices, without those of virtual machines."""
+        return [
+            device
+            for device in self.devices
+            if device.kind != "bridge" and device.bus_id not in self.passed_through
+        ]
+
+    def neighbours(self) -> list[tuple[PcieDevice, PcieDevice, tuple[str, ...]]]:
+        """Two GPUs, or a GPU and an RDMA device, below one switch, and the ports between them.
+
+        What goes between two root ports passes the CPU in any case, and is not meant.
+        """
+        found = []
+        for first, second in combinations(self.endpoints(), 2):
+            shared = _shared(first.above, second.above)
+            if shared and "gpu" in (first.kind, second.kind) and first.above != second.above:
+                found.append((first, second, (*first.above[shared:], *second.above[shared:])))
+        return found
+
+    def redirecting(self, bridges: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of the bridges that send traffic between peers up to the root."""
+        return tuple(
+            device.bus_id for device in self.devices if device.bus_id in bridges and device.redirects
+        )
+
+
+def _shared(first: tuple[str, ...], second: tuple[str, ...]) -> int:
+    """How many bridges two paths have in common, from the root port on."""
+    return next(
+        (at for at, (left, right) in enumerate(zip(first, second, strict=False)) if left != right),
+        min(len(first), len(second)),
+    )

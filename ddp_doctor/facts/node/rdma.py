@@ -1,0 +1,138 @@
+"""The RDMA devices of one node as the kernel shows them: device, port, table of addresses, net device."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from ddp_doctor.knowledge.network import nccl_hca
+from ddp_doctor.knowledge.network.roce_gids import Gid
+from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.fact import Fact
+
+
+class NetDevice(Frozen):
+    """The network interface over a port; None is "not known"."""
+
+    name: str
+    mtu_bytes: int | None = None
+    operstate: str | None = None
+    carrier_changes: int | None = None  # since the interface exists
+    master: str | None = None  # the bond or bridge that it is part of
+    bond_mode: str | None = None
+    slaves: tuple[str, ...] = ()  # of a bond
+    mii_status: str | None = None  # of a slave, as its bond has it: "up", "going down", "down", "going back"
+    carrier_up_count: int | None = None  # how often its link came up since the interface exists
+
+
+class Port(Frozen):
+    """One port; None is "not known". Counters count since the driver was loaded, or since they were cleared."""
+
+    number: int
+    state: str | None = None  # "ACTIVE", "DOWN", "INIT", "ARMED"
+    phys_state: str | None = None  # "LinkUp", "Polling", "Disabled"
+    link_layer: str | None = None
+    rate: str | None = None  # "400 Gb/sec (4X NDR)"
+    rate_gbit_per_s: float | None = None
+    lid: int | None = None
+    sm_lid: int | None = None
+    gids: tuple[Gid, ...] = ()  # of active ports
+    netdevs: tuple[str, ...] = ()
+    counters: dict[str, int] = Field(default_factory=dict)  # of active ports
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it carries traffic."""
+        return self.state == "ACTIVE"
+
+    @property
+    def is_roce(self) -> bool:
+        """Whether its packets go over Ethernet."""
+        return self.link_layer == "Ethernet"
+
+
+class Hca(Frozen):
+    """One RDMA device; None is "not known", or "not there"."""
+
+    name: str
+    bus_id: str | None = None  # None for one made by software, as rxe and siw are
+    driver: str | None = None
+    numa_node: int | None = None
+    node_type: str | None = None  # "CA", "RNIC" (iWARP), "<unknown>" (EFA)
+    node_guid: str | None = None
+    firmware: str | None = None
+    hca_type: str | None = None
+    board_id: str | None = None
+    is_virtual_function: bool = False  # as its own host sees it; a guest sees an ordinary device
+    virtual_functions: int = 0  # that it has been parted into
+    device_node: str | None = None  # "uverbs0"
+    device_problem: str | None = None  # why /dev/infiniband/uverbs0 cannot be opened
+    ports: tuple[Port, ...] = ()
+
+    @property
+    def is_efa(self) -> bool:
+        """Whether it is Amazon's adapter, which NCCL reaches through a plug-in only."""
+        return self.driver == "efa"
+
+    @property
+    def model(self) -> tuple[str | None, ...]:
+        """Equal for devices that were bought alike and sit in their cards alike (function 0, function 1)."""
+        function = self.bus_id.rpartition(".")[2] if self.bus_id else None
+        return self.hca_type, self.board_id, self.driver, function
+
+
+class RdmaFact(Fact):
+    """The RDMA devices of one node, and what decides which of them NCCL can use."""
+
+    KIND: ClassVar[str] = "rdma/1"
+
+    hcas: tuple[Hca, ...]
+    left_out: int = 0  # devices that were too many to read
+    netdevs: tuple[NetDevice, ...] = ()
+    verbs_library: str | None = None  # libibverbs.so.1, where the loader would find it
+    verbs_providers: tuple[str, ...] | None = None  # "mlx5", "efa"; None where they are not in /etc
+    settings: dict[str, str] = Field(default_factory=dict)  # NCCL_IB_* as NCCL sees them
+    unused_by: str | None = None  # the setting that keeps NCCL from RDMA
+    in_container: bool = False
+    uptime_s: float | None = None
+
+    def netdev(self, port: Port) -> NetDevice | None:
+        """The interface over a port, the first where VLANs make several."""
+        netdevs = (netdev for name in port.netdevs for netdev in self.netdevs if netdev.name == name)
+        return next(netdevs, None)
+
+    def ports(self) -> list[tuple[Hca, Port]]:
+        """All ports, in the order of their devices."""
+        return [(hca, port) for hca in self.hcas for port in hca.ports]
+
+    def candidates(self) -> list[tuple[Hca, Port]]:
+        """The active ports that NCCL's own transport could drive, NCCL_IB_HCA aside."""
+        return [
+            (hca, port)
+            for hca, port in self.ports()
+            if port.is_active and port.link_layer in nccl_hca.LINK_LAYERS and hca.device_problem is None
+        ]
+
+    def chosen(self) -> list[tuple[Hca, Port]]:
+        """The ports that NCCL takes, in its order, that of the PCI addresses."""
+        allowed = nccl_hca.matcher(self.settings.get(nccl_hca.HCA))
+        taken = [(hca, port) for hca, port in self.candidates() if allowed(hca.name, port.number)]
+        taken.sort(key=lambda pair: (pair[0].bus_id is None, pair[0].bus_id or "", pair[1].number))
+        return taken[: nccl_hca.MOST_DEVICES]
+
+
+class PortAfter(Frozen):
+    """What changes of a port: its state, its counters and how often its interface's carrier changed."""
+
+    hca: str
+    number: int
+    state: str | None = None
+    carrier_changes: int | None = None
+    counters: dict[str, int] = Field(default_factory=dict)
+
+
+class RdmaAfterFact(Fact):
+    """The ports of one node once the ranks have ended."""
+
+    KIND: ClassVar[str] = "rdma_after/1"
+
+    ports: tuple[PortAfter, ...]

@@ -1,0 +1,228 @@
+"""One host's matrix of paths, as the probe writes it and the rules read it."""
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from ddp_doctor.facts.node.nccl_log import NcclTransportFact
+from ddp_doctor.knowledge.topology import link_codes
+from ddp_doctor.knowledge.topology.link_codes import NUMBERED, link_code
+from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.fact import Fact
+
+#: Where a matrix comes from.
+TopologySource = Literal["nvidia-smi", "nvml", "nccl-xml"]
+
+
+class Nvlink(Frozen):
+    """One link of a GPU; None where it is not known."""
+
+    index: int
+    active: bool | None = None
+    gb_per_s: float | None = None  # one way, as the driver gives it
+    remote: Literal["gpu", "switch", "cpu"] | None = None
+    remote_bus_id: str | None = None  # as /sys writes it: "0000:1b:00.0"
+    errors: dict[str, int] = Field(default_factory=dict)  # "replay", "recovery", "crc": counted since reset
+    errors_per_s: dict[str, float] = Field(
+        default_factory=dict
+    )  # how fast they grew; empty: not looked twice
+
+
+class GpuNvlinks(Frozen):
+    """All links of one GPU; ``gpu`` is its name in a matrix, "GPU0"."""
+
+    gpu: str
+    name: str | None = None
+    links: tuple[Nvlink, ...] = ()
+
+    def active(self) -> int:
+        """How many links carry data."""
+        return sum(link.active is True for link in self.links)
+
+    def inactive(self) -> tuple[int, ...]:
+        """The numbers of those that do not."""
+        return tuple(link.index for link in self.links if link.active is False)
+
+    def remotes(self) -> set[str | None]:
+        """What the links that carry data lead to."""
+        return {link.remote for link in self.links if link.active}
+
+
+class NvlinksFact(Fact):
+    """The links of a host's GPUs as one output tells them; of a pasted text maybe not of all GPUs."""
+
+    KIND: ClassVar[str] = "nvlinks/1"
+
+    gpus: tuple[GpuNvlinks, ...]
+    warnings: tuple[str, ...] = ()
+
+
+Pairs = dict[str, dict[str, str]]
+
+
+class PciDevice(Frozen):
+    """One device and the bridges above it, from the root port down; ``root`` is its host bridge.
+
+    ``name`` is its name in the matrix ("GPU0", "NIC1"), or the interface's ("eno1"). ``numa_node`` is -1
+    where the firmware does not say, and None where it is not known.
+    """
+
+    bus_id: str
+    name: str
+    kind: Literal["gpu", "nic", "net"]
+    root: str
+    bridges: tuple[str, ...] = ()
+    numa_node: int | None = None
+    link_speed: str | None = None  # the fastest it can, as /sys or the file has it: "32.0 GT/s PCIe"
+    link_width: int | None = None
+
+    def switches(self) -> tuple[str, ...]:
+        """The PCIe switches above it as NCCL counts them, nearest first."""
+        return self.bridges[-2::-2]
+
+
+class TopologyMatrix(Frozen):
+    """One matrix. Names as the header prints them, codes as printed, X left out.
+
+    ``nics`` maps a column to its device ("NIC0" to "mlx5_0"), or to itself where no usable name is
+    known. Affinities are the printed strings, "N/A" included, and None where the cell is blank or
+    the column does not exist; nvidia-smi cuts long CPU lists, so they may be incomplete.
+    """
+
+    gpus: tuple[str, ...]
+    nics: dict[str, str]
+    links: dict[str, dict[str, str]]
+    cpu_affinity: dict[str, str | None]
+    numa_affinity: dict[str, str | None]
+    gpu_numa_id: dict[str, str | None]
+    warnings: tuple[str, ...] = ()
+
+    def gpu_pairs(self) -> Iterator[tuple[str, str, str]]:
+        """Each pair of GPUs and its code; a pair whose two rows disagree is left out."""
+        for index, first in enumerate(self.gpus):
+            for second in self.gpus[index + 1 :]:
+                if self.links[first][second] == self.links[second][first]:
+                    yield first, second, self.links[first][second]
+
+    def hcas(self) -> dict[str, str]:
+        """The NIC columns whose device name is known, and that name."""
+        return {nic: name for nic, name in self.nics.items() if not NUMBERED.fullmatch(name)}
+
+    def nearest_hcas(self, gpu: str) -> tuple[str, tuple[str, ...]]:
+        """The nearest code from this GPU to a NIC of known name, and those NICs; ("", ()) if none."""
+        codes = {name: self.links[gpu][nic] for nic, name in self.hcas().items()}
+        if not codes:
+            return "", ()
+        best = min(codes.values(), key=lambda code: link_code(code).distance)
+        return best, tuple(name for name, code in codes.items() if code == best)
+
+    def nearest_in_words(self) -> list[str]:
+        """One phrase for each GPU that has a NIC of known name."""
+        near = [(gpu, *self.nearest_hcas(gpu)) for gpu in self.gpus]
+        return [f"nearest NIC to {gpu}: {', '.join(names)} ({code})" for gpu, code, names in near if names]
+
+    def candidate_hcas(self) -> tuple[str, ...]:
+        """The bonded NICs, else the nearest to each GPU, in the order of the columns."""
+        names = tuple(self.hcas().values())
+        nearest = {name for gpu in self.gpus for name in self.nearest_hcas(gpu)[1]}
+        return tuple(name for name in names if "bond" in name) or tuple(n for n in names if n in nearest)
+
+
+class TopologyFact(TopologyMatrix, Fact):
+    """One host's matrix, and what decides with it how far NCCL's P2P reaches.
+
+    ``cpu_vendor`` is as /proc/cpuinfo says ("AuthenticAMD", "GenuineIntel", "ARM"), None where unknown;
+    ``nccl_settings`` are the variables about P2P and HCAs that the job will inherit. What follows them is
+    known from NVML and /sys alone, and empty where the matrix is nvidia-smi's. ``p2p`` holds the words of
+    ``nvidia-smi topo -p2p`` by capability ("read", "write", "nvlink", "atomics"), and ``pci_links`` the
+    driver's codes of ``topo -mp``, without NVLink.
+    """
+
+    KIND: ClassVar[str] = "topology/1"
+
+    cpu_vendor: str | None = None
+    cpu_model: int | None = None  # the number that /proc/cpuinfo prints, of family 6 alone
+    nccl_settings: dict[str, str] = Field(default_factory=dict)
+    source: TopologySource | None = None
+    nvlink_told: bool = True  # else the codes between GPUs are those over PCI alone
+    pci: tuple[PciDevice, ...] = ()
+    pci_links: Pairs = Field(default_factory=dict)
+    p2p: dict[str, Pairs] = Field(default_factory=dict)
+    nvlinks: tuple[GpuNvlinks, ...] = ()
+    mig_gpus: tuple[str, ...] = ()  # in MIG mode, which takes NVLink out of use
+    near_cpus: dict[str, str] = Field(default_factory=dict)  # all CPUs of a GPU's NUMA node: "0-31,64-95"
+    allowed_cpus: str | None = None  # those that the doctor, and so the job, may run on
+    job_gpus: tuple[str, ...] | None = None  # those of the job, where its environment names them
+
+    def gpu_pairs(self) -> Iterator[tuple[str, str, str]]:
+        """Each pair of GPUs and its code; none where NVLink may join any of them."""
+        return super().gpu_pairs() if self.nvlink_told else iter(())
+
+    def p2p_limit(self, log: NcclTransportFact) -> tuple[str, str]:
+        """How far NCCL lets GPUs talk directly here, and what says so."""
+        level = log.p2p_level or self.nccl_settings.get("NCCL_P2P_LEVEL")
+        return link_codes.p2p_limit(len(self.gpus), self.cpu_vendor, level)
+
+    def refuses_p2p(self, first: str, second: str) -> bool:
+        """Whether the driver says that one of two GPUs may not read or write the other; NCCL asks it too."""
+        ways = ((first, second), (second, first))
+        words = {
+            self.p2p.get(name, {}).get(a, {}).get(b, "OK") for name in ("read", "write") for a, b in ways
+        }
+        return words != {"OK"}
+
+    def p2p_status(self, first: str, second: str) -> str | None:
+        """What NVML says of reading and writing between two GPUs: "OK", else what is against it; None: not asked."""
+        tables = [self.p2p.get(capability, {}) for capability in ("read", "write")]
+        words = [table.get(a, {}).get(b) for table in tables for a, b in ((first, second), (second, first))]
+        if None in words:
+            return None
+        return next((word for word in words if word != "OK"), "OK")
+
+
+class TopologyHangFact(Fact):
+    """Who was asked for the topology and did not answer."""
+
+    KIND: ClassVar[str] = "topology-hang/1"
+
+    asked: Literal["NVML", "nvidia-smi"]
+    call: str  # the function of NVML, or the command
+    gpu: int | None = None
+    waited_s: float
+
+
+class P2pStatusFact(Fact):
+    """One table. ``capability`` holds the letters asked for ("r", "w", "rw"), None where they are not known.
+
+    ``statuses["GPU0"]["GPU1"]`` is the word as printed (OK, CNS, GNS, TNS, DR, NS, U); a GPU's own is left out.
+    """
+
+    KIND: ClassVar[str] = "p2p-status/1"
+
+    capability: str | None = None
+    gpus: tuple[str, ...]
+    statuses: dict[str, dict[str, str]]
+    warnings: tuple[str, ...] = ()
+
+    def pairs(self) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+        """Each pair of GPUs and the words of both directions, one where they agree."""
+        for index, first in enumerate(self.gpus):
+            for second in self.gpus[index + 1 :]:
+                words = (self.statuses[first][second], self.statuses[second][first])
+                yield first, second, tuple(dict.fromkeys(words))
+
+
+class RocmTopologyFact(Fact):
+    """One host's tables, cells as printed, a GPU's own left out; a table that was not shown is empty."""
+
+    KIND: ClassVar[str] = "rocm-topology/1"
+
+    gpus: tuple[str, ...]
+    link_type: dict[str, dict[str, str]] = Field(default_factory=dict)  # PCIE, XGMI
+    weight: dict[str, dict[str, str]] = Field(default_factory=dict)
+    hops: dict[str, dict[str, str]] = Field(default_factory=dict)
+    access: dict[str, dict[str, str]] = Field(default_factory=dict)  # True, False
+    numa_node: dict[str, int] = Field(default_factory=dict)
+    numa_affinity: dict[str, int] = Field(default_factory=dict)
+    warnings: tuple[str, ...] = ()

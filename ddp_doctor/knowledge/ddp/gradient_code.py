@@ -1,0 +1,215 @@
+"""The gradients that the ranks contribute in the check gradient_sync, and what a sum of them tells.
+
+With ``n`` ranks, element ``j`` of parameter ``p`` has on rank ``r`` the local gradient ::
+
+    factor(p, j) * (1 + n * [j mod n == r])          factor(p, j) = 1 + p + (j // n) mod 8
+
+Every rank contributes everywhere, and ``n`` times more to the elements that are its own. All values are
+small integers, exact in float32 up to 400 000 ranks, whatever unit computes them (TF32 included, for a
+product with 1). The mean over the ranks is ``2 * factor(p, j)``. The factor differs between parameters and
+between neighbouring stretches, so that a gradient in the wrong place is not the mean either.
+
+If rank ``r`` entered the sum ``w_r`` times (1 is right, 0 is missing, 2 is doubled), an element divided by
+its factor is ``w_(j mod n) + sum(w) / n``; the first ``n`` elements therefore tell every ``w_r``.
+
+Element indices may be ints or integer tensors of torch; the results are then of the same kind.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Literal
+
+from pydantic import Field
+
+from ddp_doctor.model.base import Frozen
+
+#: Half the distance from 1 to the next float32: the relative error of one rounding (IEEE 754).
+FLOAT32_ROUNDING = 2.0**-24
+#: Ranks listed one by one; more of them are no longer "a rank that is off".
+MAX_OFF_RANKS = 8
+
+#: mean: right. own: the rank's own gradient alone. one_rank: that of another rank alone. scaled: the mean
+#: times ``scale``. shares: the mean but for some ranks' shares. other: none of these. absent: no gradient.
+#: not_finite: NaN or infinity.
+Holds = Literal["mean", "own", "one_rank", "scaled", "shares", "other", "absent", "not_finite"]
+
+
+class Reading(Frozen):
+    """What a gradient holds. ``shares``: rank -> how many times it entered, where that is the news."""
+
+    holds: Holds
+    scale: float = 1.0
+    shares: Mapping[int, float] = Field(default_factory=dict)
+
+
+class OffGradient(Frozen):
+    """A parameter whose gradient is not what it must be on this rank, or not what its peers have.
+
+    ``expected`` and ``got`` are those of the worst element; ``got`` is None without a finite gradient.
+    ``equal`` is equality within float32 rounding, ``identical`` is equality with all ranks bit for bit
+    (None where ranks must differ). Keys of ``held.shares`` are original ranks.
+    """
+
+    parameter: str
+    elements: int
+    expected: float
+    got: float | None
+    max_abs_error: float | None
+    equal: bool
+    identical: bool | None
+    held: Reading
+
+
+@dataclass(frozen=True)
+class Place:
+    """A parameter on a rank: its name, number and size; ``ranks`` gives each group rank's original rank."""
+
+    name: str
+    number: int
+    elements: int
+    group_rank: int
+    ranks: tuple[int, ...]
+
+
+def factor(parameter: int, element: Any, ranks: int) -> Any:
+    """The multiple of the code at this place."""
+    return 1 + parameter + element // ranks % 8
+
+
+def local(parameter: int, element: Any, rank: int, ranks: int) -> Any:
+    """The gradient that group rank ``rank`` of ``ranks`` contributes to this element."""
+    return factor(parameter, element, ranks) * (1 + ranks * (element % ranks == rank))
+
+
+def mean(parameter: int, element: Any, ranks: int) -> Any:
+    """The true mean of the local gradients of all ranks."""
+    return 2 * factor(parameter, element, ranks)
+
+
+def tolerance(ranks: int) -> float:
+    """The greatest relative error of a correct float32 mean of ``ranks`` positive numbers.
+
+    DDP rounds 1/n, rounds its product with each local gradient, and adds n of them in some order: to
+    first order at most (n + 1) roundings (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
+    """
+    return (ranks + 2) * FLOAT32_ROUNDING
+
+
+def checksum(grad: Any) -> Any:
+    """64 bits of a flat tensor (an int64 scalar tensor on its device): equal for equal bits."""
+    import torch
+
+    kind = torch.int16 if grad.element_size() == 2 else torch.int32  # a float64 gives two of these
+    bits = grad.contiguous().view(kind).to(torch.int64)
+    return ((bits + 1) * torch.arange(1, bits.numel() + 1, device=bits.device)).sum()
+
+
+def compare(place: Place, grad: Any, scale: int, identical: bool | None) -> OffGradient:
+    """A gradient of ``scale`` times the code (a flat float32 tensor, or None) against its closed form.
+
+    Where ``identical`` is None the expectation is the rank's own gradient, exactly, for nothing was
+    computed with it; else it is the mean, within rounding. Compared in float64 on the CPU.
+    """
+    import torch
+
+    number, ranks, index = place.number, len(place.ranks), torch.arange(place.elements)
+    if identical is None:
+        expected, relative = local(number, index, place.group_rank, ranks).double(), 0.0
+    else:
+        expected, relative = mean(number, index, ranks).double(), tolerance(ranks)
+    expected *= scale
+    finite = grad is not None and bool(grad.isfinite().all())
+    values = grad.double().cpu() if finite else torch.zeros(place.elements, dtype=torch.float64)
+    error = (values - expected).abs()
+    worst = int(error.argmax())
+    equal = finite and bool((error <= relative * expected).all())
+    if not finite:
+        reading = Reading(holds="absent" if grad is None else "not_finite")
+    elif equal:
+        reading = Reading(holds="own" if identical is None else "mean")
+    else:
+        reading = held(place, values / scale)
+    return OffGradient(
+        parameter=place.name,
+        elements=place.elements,
+        expected=float(expected[worst]),
+        got=float(values[worst]) if finite else None,
+        max_abs_error=float(error[worst]) if finite else None,
+        equal=equal,
+        identical=identical,
+        held=reading,
+    )
+
+
+def held(place: Place, values: Any) -> Reading:
+    """What a flat float64 gradient tells: "other" where no weights of the ranks explain all elements."""
+    import torch
+
+    ranks, index = len(place.ranks), torch.arange(place.elements)
+    factors = factor(place.number, index, ranks)
+    entered = weights((values[:ranks] / factors[:ranks]).tolist())
+    own = torch.tensor(entered, dtype=torch.float64)[index % ranks]
+    explained = factors * (own + sum(entered) / ranks)
+    if bool(((values - explained).abs() > 4 * tolerance(ranks) * (1 + values.abs())).any()):
+        return Reading(holds="other")
+    reading = read(entered, place.group_rank)
+    shares = {place.ranks[member]: share for member, share in reading.shares.items()}
+    return reading.model_copy(update={"shares": shares})
+
+
+def weights(values: Sequence[float]) -> list[float]:
+    """How often each of ``len(values)`` ranks entered, from the first elements over their factor."""
+    each = sum(values) / 2 / len(values)
+    return [value - each for value in values]
+
+
+def read(entered: Sequence[float], rank: int, relative: float = 0.0) -> Reading:
+    """What the weights of all ranks mean for group rank ``rank``, which received the gradient.
+
+    ``relative`` is the error of a coarser format than float32.
+    """
+    ranks = len(entered)
+    close = 4 * max(relative, tolerance(ranks)) * max(1.0, *(abs(weight) for weight in entered))
+    off = {rank: _rounded(weight) for rank, weight in enumerate(entered) if abs(weight - 1) > close}
+    present = [rank for rank, weight in enumerate(entered) if abs(weight) > close]
+    if not off:
+        return Reading(holds="mean")
+    if len(present) == 1 and abs(entered[present[0]] - ranks) <= ranks * close:
+        return (
+            Reading(holds="own")
+            if present == [rank]
+            else Reading(holds="one_rank", shares={present[0]: ranks})
+        )
+    if max(entered) - min(entered) <= 2 * close:
+        return Reading(holds="scaled", scale=_rounded(fmean(entered)))
+    if len(off) <= min(MAX_OFF_RANKS, ranks - 1):
+        return Reading(holds="shares", shares=off)
+    return Reading(holds="other")
+
+
+def _rounded(weight: float) -> float:
+    return round(weight, 4) + 0.0  # equal causes must read equal: no -0.0
+
+
+def words(reading: Reading, ranks: int) -> str:
+    """The reading as half a sentence that ends "... gradient: ..."."""
+    if reading.holds == "shares":
+        return ", ".join(
+            f"rank {rank}'s share {'is missing' if share == 0 else f'counts {share:g} times'}"
+            for rank, share in reading.shares.items()
+        )
+    if reading.holds == "one_rank":
+        return f"it is the gradient of rank {min(reading.shares)} alone"
+    if reading.holds == "scaled" and reading.scale == 0:
+        return "it is zero"
+    if reading.holds == "scaled" and round(reading.scale, 3) == ranks:
+        return "it is the sum of the ranks' gradients, not their mean"
+    return {
+        "mean": "it is the mean of all ranks",
+        "own": "it is the rank's own gradient alone",
+        "scaled": f"it is {reading.scale:g} times the mean",
+        "other": "no rank's share explains it",
+        "absent": "there is none",
+        "not_finite": "it is not a finite number",
+    }[reading.holds]

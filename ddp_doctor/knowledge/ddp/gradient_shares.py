@@ -1,0 +1,110 @@
+"""Closed forms of gradients to which ranks contribute differently often, in any floating-point format.
+
+The code is that of knowledge/ddp/gradient_code.py. Where rank ``r`` contributes its code ``s_r`` times (0: its
+branch does not use the parameter; 2: it uses it twice; 7: micro-steps of 1 + 2 + 4 times), DDP gives
+every rank the sum of all contributions over ``n``, whichever ranks contributed ::
+
+    factor(p, j) * (s_(j mod n) + sum(s) / n)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_doctor.knowledge.ddp import gradient_code
+
+#: Half the distance from 1 to the next number of a format: the relative error of one rounding.
+ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+#: A mean that may be off by more than this through rounding alone shows nothing about a missing rank, whose
+#: own elements lose a half.
+MOST_TOLERANCE = 0.25
+#: A mean that rounding alone puts off by more than this is worth knowing of: four roundings of bfloat16.
+NOTABLE_LOSS = 4 * 2.0**-8
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What DDP should give for a parameter on this rank: ``shares`` by group rank, and the relative tolerance."""
+
+    place: gradient_code.Place
+    shares: tuple[float, ...]
+    relative: float
+
+    @property
+    def absent(self) -> bool:
+        """Whether no rank used the parameter: its gradient stays None."""
+        return not any(self.shares)
+
+
+def tolerance(ranks: int, kind: str) -> float:
+    """The greatest relative error of a correct mean of positive numbers of ``ranks`` in this format.
+
+    One rounding into the format, one of the division, one for each addition (Higham, Accuracy and
+    Stability of Numerical Algorithms, 3.1), with 1/n and the way back in float32.
+    """
+    return (ranks + 2) * ROUNDING[kind] + (ranks + 2) * gradient_code.FLOAT32_ROUNDING
+
+
+def expected(expectation: Expectation) -> Any:
+    """The closed form as a flat float64 tensor."""
+    import torch
+
+    ranks, index = len(expectation.shares), torch.arange(expectation.place.elements)
+    own = torch.tensor(expectation.shares, dtype=torch.float64)[index % ranks]
+    return gradient_code.factor(expectation.place.number, index, ranks) * (
+        own + sum(expectation.shares) / ranks
+    )
+
+
+def compare(expectation: Expectation, grad: Any, identical: bool | None) -> gradient_code.OffGradient:
+    """A flat gradient (or None) against its closed form, in float64 on the CPU."""
+    import torch
+
+    wanted = expected(expectation)
+    finite = grad is not None and bool(grad.isfinite().all())
+    values = grad.detach().double().cpu() if finite else torch.zeros_like(wanted)
+    error = (values - wanted).abs()
+    worst = int(error.argmax())
+    equal = (finite or (grad is None and expectation.absent)) and bool(
+        (error <= expectation.relative * wanted.abs()).all()
+    )
+    return gradient_code.OffGradient(
+        parameter=expectation.place.name,
+        elements=expectation.place.elements,
+        expected=float(wanted[worst]),
+        got=float(values[worst]) if finite else None,
+        max_abs_error=float(error[worst]) if finite else None,
+        equal=equal,
+        identical=identical,
+        held=gradient_code.Reading(holds="mean")
+        if equal
+        else _held(expectation, grad, values, finite=finite),
+    )
+
+
+def _held(expectation: Expectation, grad: Any, values: Any, *, finite: bool) -> gradient_code.Reading:
+    if not finite:
+        return gradient_code.Reading(holds="absent" if grad is None else "not_finite")
+    ranks = len(expectation.shares)
+    if ranks > expectation.place.elements:
+        return gradient_code.Reading(holds="other")
+    entered = _entered(expectation.place, values)
+    close = 4 * expectation.relative * (1 + values.abs())
+    explained = expected(Expectation(expectation.place, tuple(entered), expectation.relative))
+    if bool(((values - explained).abs() > close).any()):
+        return gradient_code.Reading(holds="other")
+    pairs = zip(entered, expectation.shares, strict=True)
+    # From a rank that contributes nothing, nothing is right: it is read as if it had contributed once.
+    ratios = [measured / share if share else 1 + measured for measured, share in pairs]
+    reading = gradient_code.read(ratios, expectation.place.group_rank, expectation.relative)
+    shares = {expectation.place.ranks[member]: share for member, share in reading.shares.items()}
+    return reading.model_copy(update={"shares": shares})
+
+
+def _entered(place: gradient_code.Place, values: Any) -> list[float]:
+    """How often each rank entered, from the first elements over their factor."""
+    import torch
+
+    ranks = len(place.ranks)
+    factors: Sequence[float] = gradient_code.factor(place.number, torch.arange(ranks), ranks)
+    return gradient_code.weights((values[:ranks] / factors).tolist())

@@ -1,0 +1,297 @@
+"""What a model is made of on each rank, and where the ranks' models differ.
+
+DistributedDataParallel pairs the ranks' parameters by their place in the list, so every rank must build
+the same list. A manifest is that list, without the values::
+
+    {"parameters": [{"name": "conv.weight", "shape": [8, 3, 3, 3], "dtype": "float32", "requires_grad": true}, …],
+     "buffers": [{"name": "bn.running_mean", "shape": [8], "dtype": "float32"}, …]}
+
+It goes over the control store before the model is wrapped: ``probing/module_manifest.py`` reads it from a
+module and exchanges it. Nothing here needs torch.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from ddp_doctor.model.base import Frozen
+
+What = Literal["parameter", "buffer"]
+#: missing and extra: the name itself. order: the same names in another order. name: the same list under
+#: other names, which DDP does not notice. The rest: an attribute of one name.
+Kind = Literal[
+    "missing",
+    "extra",
+    "name",
+    "order",
+    "shape",
+    "dtype",
+    "device",
+    "requires_grad",
+    "layout",
+    "strides",
+    "tied",
+    "sparse_grad",
+    "ignored",
+    "persistent",
+]
+#: Names of one difference that are listed.
+MOST_NAMES = 8
+
+
+class Tensor(Frozen):
+    """One parameter or buffer, without its values.
+
+    ``shape`` is None where the module is lazy and has none yet; ``strides`` are None where the tensor is
+    contiguous; ``tied_to`` is the first name of the same tensor, which DDP sees once, under that name;
+    ``memory_of`` the first name of another tensor in the same memory.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    dtype: str = "float32"
+    device: str = "cpu"  # its type: the number may differ between ranks
+    requires_grad: bool = False
+    layout: str = "strided"
+    strides: tuple[int, ...] | None = None
+    tied_to: str | None = None
+    memory_of: str | None = None
+    persistent: bool = True  # of a buffer: part of the state_dict
+    sparse_grad: bool = False  # of an embedding with sparse=True
+    ignored: bool = False  # DDP is configured to leave it alone
+
+
+class Manifest(Frozen):
+    """What a module is made of on one rank, in the order of ``named_parameters()`` and ``named_buffers()``."""
+
+    parameters: tuple[Tensor, ...] = ()
+    buffers: tuple[Tensor, ...] = ()
+
+    def text(self) -> str:
+        """As it is exchanged and hashed: what has its default is left out."""
+        return self.model_dump_json(exclude_defaults=True)
+
+
+class Manifested(Frozen):
+    """A rank's manifest as its fact keeps it: by its digest alone, where another rank holds it or no rank needs it.
+
+    ``manifest`` stands on the first rank that has it, and only where the ranks differ.
+    """
+
+    digest: str
+    manifest: Manifest | None = None
+
+
+class Difference(Frozen):
+    """Parameters or buffers that differ between ranks, all in the same way.
+
+    ``ranks`` have ``here`` and ``peer``, with whom to compare, has ``there``. Where ``sure``, more than half
+    of the ranks are like the peer; else it is open which ranks are wrong, and ``ranks`` are those unlike the
+    lowest. ``names`` are the first in the order of the model, out of ``count``.
+    """
+
+    what: What
+    kind: Kind
+    names: tuple[str, ...]
+    count: int
+    ranks: tuple[int, ...]
+    peer: int
+    sure: bool
+    here: str
+    there: str
+
+
+def digest(manifest: Manifest) -> str:
+    """Equal for equal manifests."""
+    return hashlib.sha256(manifest.text().encode()).hexdigest()
+
+
+def kept(rank: int, by_rank: Mapping[int, Manifest]) -> Manifested:
+    """What the fact of ``rank`` keeps of the manifests of all."""
+    own = by_rank[rank]
+    first = min(rank for rank, manifest in by_rank.items() if manifest == own)
+    differ = any(manifest != own for manifest in by_rank.values())
+    return Manifested(digest=digest(own), manifest=own if differ and first == rank else None)
+
+
+def restored(by_rank: Mapping[int, Manifested]) -> dict[int, Manifest]:
+    """The ranks' manifests from what their facts keep; none for a rank whose manifest no fact keeps."""
+    known = {
+        reported.digest: reported.manifest for reported in by_rank.values() if reported.manifest is not None
+    }
+    return {rank: known[reported.digest] for rank, reported in by_rank.items() if reported.digest in known}
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Ranks with equal manifests, and one of its two lists by name."""
+
+    ranks: tuple[int, ...]
+    tensors: tuple[Tensor, ...]
+
+    @cached_property
+    def by_name(self) -> dict[str, Tensor]:
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    @cached_property
+    def seen_by_ddp(self) -> list[Tensor]:
+        return [tensor for tensor in self.tensors if tensor.tied_to is None]
+
+
+@dataclass(frozen=True)
+class _Vote:
+    """How a question about one name divides the ranks: ``here`` of ``ranks`` against ``there`` of ``peer``."""
+
+    what: What
+    kind: Kind
+    ranks: tuple[int, ...]
+    peer: int
+    sure: bool
+    here: str
+    there: str
+
+
+def compare(by_rank: Mapping[int, Manifest]) -> tuple[Difference, ...]:
+    """Where the models of the ranks differ; empty where they are alike.
+
+    The ranks vote on each name and attribute, so two ranks that are wrong in two ways do not hide one another.
+    """
+    found: list[Difference] = []
+    lists: tuple[tuple[What, Callable[[Manifest], tuple[Tensor, ...]]], ...] = (
+        ("parameter", lambda manifest: manifest.parameters),
+        ("buffer", lambda manifest: manifest.buffers),
+    )
+    for what, tensors_of in lists:
+        groups = _grouped({rank: tensors_of(by_rank[rank]) for rank in sorted(by_rank)})
+        if len(groups) > 1:
+            found += _merged(what, groups)
+    return tuple(found)
+
+
+def _grouped(by_rank: Mapping[int, tuple[Tensor, ...]]) -> list[_Group]:
+    """Ranks with equal lists together; the group of the lowest rank is the first."""
+    groups: dict[tuple[Tensor, ...], list[int]] = defaultdict(list)
+    for rank, tensors in by_rank.items():
+        groups[tensors].append(rank)
+    return [_Group(tuple(ranks), tensors) for tensors, ranks in groups.items()]
+
+
+def _merged(what: What, groups: Sequence[_Group]) -> Iterator[Difference]:
+    """Differences of one kind on the same ranks as one, the first name in front."""
+    names: dict[tuple[Kind, tuple[int, ...]], list[str]] = defaultdict(list)
+    first: dict[tuple[Kind, tuple[int, ...]], _Vote] = {}
+    for name, vote in _votes(what, groups):
+        key = (vote.kind, vote.ranks)
+        names[key].append(name)
+        first.setdefault(key, vote)
+    for key, vote in first.items():
+        yield Difference(
+            what=what,
+            kind=vote.kind,
+            names=tuple(names[key][:MOST_NAMES]),
+            count=len(names[key]),
+            ranks=vote.ranks,
+            peer=vote.peer,
+            sure=vote.sure,
+            here=vote.here,
+            there=vote.there,
+        )
+
+
+def _votes(what: What, groups: Sequence[_Group]) -> Iterator[tuple[str, _Vote]]:
+    """Every name that is not alike everywhere, and how."""
+    if _differ_in_names_alone(groups):
+        for tensors in zip(*(group.seen_by_ddp for group in groups), strict=True):
+            called = [(group.ranks, tensor.name) for group, tensor in zip(groups, tensors, strict=True)]
+            yield from ((vote.there, vote) for vote in _vote(what, "name", called))
+        return
+    names = dict.fromkeys(tensor.name for group in groups for tensor in group.tensors)
+    for name in names:
+        presence = [(group.ranks, "there" if name in group.by_name else "none") for group in groups]
+        for vote in _vote(what, "missing", presence):
+            kind: Kind = "missing" if vote.here == "none" else "extra"
+            yield name, _Vote(what, kind, vote.ranks, vote.peer, vote.sure, vote.here, vote.there)
+        having = [(group.ranks, group.by_name[name]) for group in groups if name in group.by_name]
+        for attribute, describe in _ATTRIBUTES.items():
+            answers = [(ranks, describe(tensor)) for ranks, tensor in having]
+            yield from ((name, vote) for vote in _vote(what, attribute, answers))
+    yield from _order(what, groups)
+
+
+def _differ_in_names_alone(groups: Sequence[_Group]) -> bool:
+    """Whether all lists are alike but for the names: DDP, which goes by the place, takes them for equal."""
+    bare = {
+        tuple(tuple(describe(tensor) for describe in _ATTRIBUTES.values()) for tensor in group.seen_by_ddp)
+        for group in groups
+    }
+    sets = {frozenset(group.by_name) for group in groups}
+    return len(bare) == 1 and len(sets) == len(groups)
+
+
+def _order(what: What, groups: Sequence[_Group]) -> Iterator[tuple[str, _Vote]]:
+    """The names that all have, where they stand in another order; the first that is elsewhere."""
+    common = set.intersection(*(set(group.by_name) for group in groups))
+    orders = [tuple(tensor.name for tensor in group.tensors if tensor.name in common) for group in groups]
+    for vote in _vote(
+        what, "order", list(zip((group.ranks for group in groups), orders, strict=True)), _listed
+    ):
+        theirs, wanted = (
+            next(order for group, order in zip(groups, orders, strict=True) if rank in group.ranks)
+            for rank in (vote.ranks[0], vote.peer)
+        )
+        place = next(
+            index for index, pair in enumerate(zip(theirs, wanted, strict=True)) if len(set(pair)) > 1
+        )
+        here, there = (f"number {place} is {order[place]}" for order in (theirs, wanted))
+        yield wanted[place], _Vote(what, "order", vote.ranks, vote.peer, vote.sure, here, there)
+
+
+def _listed(value: Hashable) -> str:
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _vote(
+    what: What,
+    kind: Kind,
+    answers: Sequence[tuple[tuple[int, ...], Hashable]],
+    describe: Callable[[Hashable], str] = str,
+) -> Iterator[_Vote]:
+    """One vote for each answer that is not the majority's or, without one, not the lowest rank's."""
+    ranks: dict[Hashable, list[int]] = defaultdict(list)
+    for voting, answer in answers:
+        ranks[answer] += voting
+    if len(ranks) < 2:
+        return
+    voters = sum(map(len, ranks.values()))
+    major = next((answer for answer, members in ranks.items() if 2 * len(members) > voters), None)
+    sure = major is not None
+    right = major if sure else min(ranks, key=lambda answer: min(ranks[answer]))
+    for answer, members in ranks.items():
+        if answer != right:
+            there = describe(right)
+            yield _Vote(what, kind, tuple(sorted(members)), min(ranks[right]), sure, describe(answer), there)
+
+
+def _shape(tensor: Tensor) -> str:
+    return "none yet" if tensor.shape is None else f"({', '.join(map(str, tensor.shape))})"
+
+
+def _strides(tensor: Tensor) -> str:
+    return "contiguous" if tensor.strides is None else f"strides ({', '.join(map(str, tensor.strides))})"
+
+
+_ATTRIBUTES: Mapping[Kind, Callable[[Tensor], str]] = {
+    "shape": _shape,
+    "dtype": lambda tensor: tensor.dtype,
+    "device": lambda tensor: tensor.device,
+    "requires_grad": lambda tensor: str(tensor.requires_grad),
+    "layout": lambda tensor: tensor.layout,
+    "strides": _strides,
+    "tied": lambda tensor: tensor.tied_to or tensor.memory_of or "a tensor of its own",
+    "sparse_grad": lambda tensor: str(tensor.sparse_grad),
+    "ignored": lambda tensor: str(tensor.ignored),
+    "persistent": lambda tensor: str(tensor.persistent),
+}

@@ -1,0 +1,1 @@
+"""What the driver says of GPUs, and what they may be asked for."""

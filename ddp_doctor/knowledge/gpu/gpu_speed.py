@@ -1,0 +1,82 @@
+"""What a GPU at work is held against: its peers first, published rates only for information."""
+
+import re
+from collections.abc import Sequence
+
+#: A GPU so much below the median of its peers is called slow. gpu-fryer tolerates 10 % under the best GPU
+#: (huggingface/gpu-fryer, --tflops-tolerance); seven healthy A100s of one node differed by 1 %
+#: (NVIDIA/DCGM issue 122), and power-capped H100s by some 3 % (that tool's own sample).
+SLOWER_SHARE = 0.10
+#: … and from here on a job is several times slower: the A100 of that issue was at 2.9. dlrover calls a node
+#: a straggler at 2 x the median time; an error of the doctor is 3 x.
+MUCH_SLOWER = 3.0
+#: Fewer GPUs of one model cannot tell which of them is at fault.
+FEWEST_TO_JUDGE = 3
+
+#: Copies to and from the host depend on more than the GPU: memory of the other socket costs up to a third.
+HOST_COPY_SLOWER_SHARE = 0.5
+#: Pinned copies reach 80 to 90 % of their link (H200 on PCIe 5 x16: 55 of 63 GB/s; Azure's health checks ask
+#: for 23 of 31 GB/s on A100). autopilot of IBM fails at a quarter and expects four fifths.
+HOST_COPY_LEAST_SHARE_OF_LINK = 1 / 3
+
+#: A clocks event reason in force in so many of the samples under load held the clocks down for good; NVML
+#: raises hw_slowdown for a moment also while clocks change (nvml.h, nvmlClocksThrottleReasonHwSlowdown).
+IN_FORCE_SHARE = 0.5
+#: … and fewer samples than these show nothing.
+FEWEST_LOOKS = 4
+
+#: Reasons that hold the clocks of a GPU at work down beyond what was set (nvml.h). sw_power_cap is left out:
+#: a large GPU multiplies matrices at its power limit without a fault, and so are clocks that somebody set.
+SLOWDOWNS_UNDER_LOAD = {
+    "hw_thermal_slowdown": "too hot, the hardware halves the clocks or worse",
+    "hw_power_brake_slowdown": "the power supply pulls the brake, the clocks are halved or worse",
+    "hw_slowdown": "the hardware halves the clocks or worse",
+    "sw_thermal_slowdown": "warm, the driver lowers the clocks",
+}
+#: These halve the clocks; the other one is what a laptop does on every warm day.
+HARDWARE_SLOWDOWNS = ("hw_thermal_slowdown", "hw_power_brake_slowdown", "hw_slowdown")
+
+#: A power limit this much below the peers' explains a slow GPU.
+POWER_LIMIT_LOWER_SHARE = 0.05
+
+#: Memory in use on a rank's GPU, where NVML was not asked: CUDA and NCCL take up to 2 GiB of their own.
+OWN_USE_BYTES = 4 * 1024**3
+OWN_USE_SHARE = 0.25
+
+#: GB/s one way on one lane, by PCIe generation: 2.5, 5, 8, 16 and 32 GT/s with 8b/10b, from the third on
+#: 128b/130b, and 64 GT/s with FLITs of 242 bytes in 256 (PCI-SIG).
+_LANE_GB_PER_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+
+
+def link_gb_per_s(generation: int | None, width: int | None) -> float | None:
+    """What a PCIe link carries one way; None where a part of it is not known."""
+    lane = _LANE_GB_PER_S.get(generation or 0)
+    return lane * width if lane and width else None
+
+
+#: Matrix products in bf16 that others measured, in TFLOP/s (huggingface/gpu-fryer, README; its issue and pull
+#: request threads), by the beginning of NVML's name. They differ with clocks, power and matrix size.
+PUBLISHED_BF16_TFLOP_PER_S: Sequence[tuple[str, float]] = (
+    ("NVIDIA A100-SXM", 270.0),
+    ("NVIDIA H100 80GB HBM3", 730.0),
+    ("NVIDIA GH200", 705.0),
+    ("NVIDIA GB200", 1550.0),
+)
+PUBLISHED_BY = "gpu-fryer's table of measured bf16 rates, https://github.com/huggingface/gpu-fryer"
+#: Published rates lie by a few per cent, and a smaller matrix takes some more; below this share of one it
+#: is worth a look.
+PUBLISHED_LEAST_SHARE = 0.6
+
+
+def published_bf16(name: str | None) -> float | None:
+    """What others measured on this model."""
+    return next((rate for start, rate in PUBLISHED_BF16_TFLOP_PER_S if (name or "").startswith(start)), None)
+
+
+#: What may stand in a command: a recording may be anybody's.
+_UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+
+
+def as_argument(uuid: str | None) -> str:
+    """The UUID for ``nvidia-smi -i``, or a word to replace where it is none."""
+    return uuid if uuid is not None and _UUID.fullmatch(uuid) else "INDEX"

@@ -1,0 +1,153 @@
+"""What NVML's values mean for a training job."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ddp_doctor.model.finding import Scope
+
+NVML_API = "NVML API reference, nvmlReturn_t, https://docs.nvidia.com/deploy/nvml-api/"
+MEMORY_ERRORS = (
+    "NVIDIA GPU Memory Error Management, Error Recovery and Response Flags, "
+    "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/"
+)
+XID_CATALOG = "NVIDIA Xid catalog, https://docs.nvidia.com/deploy/xid-errors/"
+CLOCK_EVENTS_API = "NVML API reference, nvmlClocksEventReasons, https://docs.nvidia.com/deploy/nvml-api/"
+PAGE_RETIREMENT = "NVIDIA Dynamic Page Retirement, https://docs.nvidia.com/deploy/dynamic-page-retirement/"
+FABRIC_GUIDE = (
+    "NVIDIA Fabric Manager User Guide, https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/"
+)
+FABRIC_API = "NVML API reference, nvmlGpuFabricInfo_v2_t, https://docs.nvidia.com/deploy/nvml-api/"
+PERSISTENCE_GUIDE = "NVIDIA Driver Persistence, https://docs.nvidia.com/deploy/driver-persistence/"
+MIG_GUIDE = "NVIDIA MIG User Guide, https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"
+CUDA_VARIABLES = (
+    "CUDA Programming Guide, CUDA Environment Variables, "
+    "https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html"
+)
+
+#: GPUs whose memory the operating system manages as a NUMA node: it keeps pages there after a process
+#: ended, and its own under memory pressure, so "used" without a process means nothing
+#: (NVML API reference, nvmlDeviceGetMemoryInfo).
+OS_MANAGED_MEMORY = ("GH200", "GB200", "GB300")
+
+#: How the process of CUDA's Multi-Process Service begins that holds a GPU in its clients' name ("comm" is cut at 15).
+MPS_SERVER = "nvidia-cuda-mps"
+
+#: Clocks event reasons that slow a job down beyond what was set. The first two are the hardware's own and
+#: cut the core clock to half or less (nvml.h). hw_slowdown alone is left out: NVML also raises it while
+#: clocks change. sw_thermal_slowdown is the driver staying below the maximum operating temperature.
+SLOWDOWNS = {
+    "hw_thermal_slowdown": "too hot, the hardware halves the clocks or worse",
+    "hw_power_brake_slowdown": "the power supply pulls the brake, the clocks are halved or worse",
+    "sw_thermal_slowdown": "warm, the driver lowers the clocks",
+}
+
+#: NVML's return values where one GPU as a whole does not answer.
+GPU_ERRORS = {
+    "gpu_is_lost": "lost, it has fallen off the bus or does not answer",
+    "reset_required": "the driver needs it to be reset before it can be used",
+}
+
+#: What the fabric's registration of a GPU is waiting for (nvml.h, nvmlGpuFabricState_t).
+FABRIC_STATES = {
+    "not_started": "its registration with the fabric manager has not started",
+    "in_progress": "its registration with the fabric manager is in progress",
+}
+
+#: What a fabric health mask can complain of (nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*).
+FABRIC_FAULTS = {
+    "degraded_bandwidth": "its bandwidth is degraded",
+    "route_recovery": "a route is being recovered",
+    "route_unhealthy": "a route is unhealthy",
+    "access_timeout_recovery": "it recovers from accesses that timed out",
+    "incorrect_sysguid": "its system GUID is wrong",
+    "incorrect_chassis_serial_number": "its chassis serial number is wrong",
+    "no_partition": "it is in no partition",
+    "insufficient_nvlinks": "too few of its NVLinks are up",
+    "incompatible_gpu_firmware": "its firmware does not fit",
+    "invalid_location": "its location is not valid",
+    "gpu_state_invalid": "its state is not valid",
+}
+
+#: Answers to NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, after "the driver asks for".
+RECOVERY_ACTIONS: Mapping[str, str] = {
+    "gpu_reset": "a reset of the GPU",
+    "node_reboot": "a reboot of the node",
+    "drain_p2p": "an end of its P2P traffic",
+    "drain_and_reset": "no new work and then a reset",
+    "recover_imex_domain": "a recovery of the IMEX domain",
+    "bus_reset": "a reset of the bus",
+    "system_reboot": "a reboot of the system",
+}
+#: Those that leave the GPU usable within its node.
+MILD_RECOVERY_ACTIONS = ("recover_imex_domain",)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One way in which NVML as a whole fails: what it means, and what mends it."""
+
+    meaning: str  # ends the sentence "On node0 …"
+    mend: str
+    commands: tuple[str, ...] = ()
+    scope: Scope = "node"
+
+
+_RELOAD = "A reboot, or unloading and loading the kernel modules, which ends all GPU jobs of the node."
+
+#: By NVML's return value (nvml.h, nvmlReturn_t), plus what the helper process itself can meet.
+NVML_FAULTS = {
+    "library_not_found": Fault(
+        "the NVIDIA driver's library libnvidia-ml.so.1 is not found",
+        "Install the NVIDIA driver, or mend its installation.",
+        ("ldconfig -p | grep libnvidia-ml", "cat /proc/driver/nvidia/version"),
+    ),
+    "library_not_found_in_container": Fault(
+        "the GPUs were granted, but the driver's library libnvidia-ml.so.1 is not in this container",
+        "Start the container with the driver: docker run --gpus all, apptainer --nv, or the GPU resource of "
+        "the pod.",
+        ("ldconfig -p | grep libnvidia-ml",),
+        "job",
+    ),
+    "driver_not_loaded": Fault(
+        "the NVIDIA kernel driver is not loaded",
+        "Load the kernel driver; where that fails, its build for the running kernel is missing.",
+        ("sudo modprobe nvidia", "sudo dmesg | grep -i nvrm", "dkms status"),
+    ),
+    "lib_rm_version_mismatch": Fault(
+        "the driver's library and the loaded kernel module are of different versions",
+        f"The driver was updated while the old module stays loaded. {_RELOAD}",
+        ("cat /proc/driver/nvidia/version", "sudo reboot"),
+    ),
+    "no_permission": Fault(
+        "this user may not open the NVIDIA devices",
+        "Give the user access to /dev/nvidia*, or run inside the job's allocation.",
+        ("ls -l /dev/nvidia*", "id"),
+    ),
+    "gpu_is_lost": Fault(
+        "a GPU has fallen off the bus, and the driver answers for none",
+        "Reboot the node; look for Xid 79, and have power, cooling and the slot inspected if it returns.",
+        ("sudo dmesg | grep -i xid", "sudo reboot"),
+    ),
+    "irq_issue": Fault(
+        "the kernel finds interrupt trouble with a GPU",
+        "Reboot the node; if it returns, hand the kernel log to the vendor.",
+        ("sudo dmesg | grep -i -e nvrm -e irq",),
+    ),
+    "crashed": Fault(
+        "the driver's library crashes whoever asks it",
+        "Look for mixed driver versions: library and kernel module must come from one installation.",
+        ("ldconfig -p | grep libnvidia-ml", "cat /proc/driver/nvidia/version", "sudo dmesg | tail"),
+    ),
+}
+UNKNOWN_FAULT = Fault(
+    "the NVIDIA driver does not work",
+    "Look at what the kernel driver says; a reboot often mends it, a fault that returns is hardware.",
+    ("nvidia-smi", "sudo dmesg | grep -i nvrm"),
+)
+
+
+def fault_of(code: str, *, in_container: bool) -> Fault:
+    """The row for NVML's return value ``code``."""
+    if in_container and code == "library_not_found":
+        code = "library_not_found_in_container"
+    return NVML_FAULTS.get(code, UNKNOWN_FAULT)

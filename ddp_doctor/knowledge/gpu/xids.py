@@ -1,0 +1,95 @@
+"""Xids: the numbers under which the NVIDIA driver reports faults in the kernel log, and what they ask for.
+
+Meaning and action follow NVIDIA's Xid catalog (its "immediate action"), in our words. ``stays`` is a
+judgement on top of it: the GPU is of no use until it is reset, the driver loaded anew, or the machine
+rebooted. Xids that an application causes are everyday life on a shared node and say nothing against a GPU.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+CATALOG = "NVIDIA Xid catalog, https://docs.nvidia.com/deploy/xid-errors/"
+
+#: application: a program did it, or was ended. watch: nothing to do now, worth knowing. reset and reboot:
+#: what brings the GPU back.
+Class = Literal["application", "watch", "reset", "reboot"]
+
+
+@dataclass(frozen=True)
+class Xid:
+    """One number: what it means and what it asks for."""
+
+    meaning: str
+    kind: Class
+    stays: bool = False
+
+
+#: Companion of other Xids, whose text says what the driver asks for: "GPU recovery action changed from
+#: 0x0 (None) to 0x1 (GPU Reset Required)".
+RECOVERY_ACTION = 154
+#: The words of that text which ask for nothing.
+NO_RECOVERY = ("None",)
+#: The words which ask for a reboot; all others are content with a reset.
+REBOOT_WORDS = ("Reboot",)
+
+XIDS: dict[int, Xid] = {
+    13: Xid("illegal instruction or address in a kernel", "application"),
+    31: Xid("illegal memory access (MMU fault)", "application"),
+    32: Xid("invalid commands from the driver's library", "application"),
+    43: Xid("stopped after a fault of an application", "application"),
+    44: Xid("fault during a context switch", "application"),
+    45: Xid("cleaned up after a process that ended or was killed", "application"),
+    46: Xid("stopped processing (time-out)", "reset"),
+    48: Xid("double-bit memory error", "reset", stays=True),
+    61: Xid("fault of an internal micro-controller", "watch"),
+    62: Xid("halt of an internal micro-controller", "reset", stays=True),
+    63: Xid("a bad memory row is to be remapped at the next reset", "watch"),
+    64: Xid("a bad memory row could not be remapped", "reset", stays=True),
+    68: Xid("video decoder exception", "application"),
+    69: Xid("graphics class error", "application"),
+    74: Xid("NVLink error", "reset"),
+    79: Xid("fallen off the bus", "reboot", stays=True),
+    92: Xid("many corrected memory errors", "watch"),
+    93: Xid("wear of the InfoROM", "watch"),
+    94: Xid("memory error, contained: only the program that used the page is lost", "watch"),
+    95: Xid("memory error, not contained", "reset", stays=True),
+    109: Xid("a context switch took too long", "reset"),
+    110: Xid("security fault", "reset", stays=True),
+    119: Xid("the GPU's system processor (GSP) does not answer", "reset", stays=True),
+    120: Xid("the GPU's system processor (GSP) failed", "reset", stays=True),
+    121: Xid("error on the link to the CPU (C2C)", "watch"),
+    136: Xid("an NVLink could not be trained", "reset"),
+    137: Xid("NVLink access to an illegal address of a peer", "application"),
+    140: Xid("memory error that was not recovered", "reset", stays=True),
+    143: Xid("the GPU could not be initialised", "reset", stays=True),
+    144: Xid("NVLink error (SAW)", "watch"),
+    145: Xid("NVLink error (RLW)", "watch"),
+    146: Xid("NVLink error (TLW)", "watch"),
+    147: Xid("NVLink error (TREX)", "watch"),
+    148: Xid("NVLink error (NVLPW)", "watch"),
+    149: Xid("NVLink error (NETIR)", "watch"),
+    150: Xid("NVLink error (MSE)", "watch"),
+    155: Xid("NVLink error reported by software", "reset"),
+    156: Xid("a faulty part of the GPU is to be retired", "reset"),
+    157: Xid("a faulty part of the GPU could not be retired", "watch"),
+    158: Xid("fatal time-out", "reset", stays=True),
+    171: Xid("detail of a double-bit memory error (DRAM)", "watch"),
+    172: Xid("detail of a double-bit memory error (SRAM)", "watch"),
+}
+UNKNOWN = Xid("not in the doctor's table", "watch")
+
+#: NVLink 5: the text says whether such an error is fatal, and a fatal one takes a reset.
+NVLINK5 = range(144, 151)
+
+#: How long ago a fault may lie to be called recent: jobs of the same day may still suffer from its cause.
+RECENT_S = 24 * 3600.0
+#: Crashes of applications are worth a line while their cause may still be sought.
+JUST_NOW_S = 3600.0
+
+
+def xid(code: int, detail: str = "") -> Xid:
+    """What an Xid means; ``detail`` is "Fatal" where its text says so."""
+    known = XIDS.get(code, UNKNOWN)
+    if code in NVLINK5 and detail == "Fatal":
+        return Xid(f"fatal {known.meaning}", "reset", stays=True)
+    return known

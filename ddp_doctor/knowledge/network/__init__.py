@@ -1,0 +1,1 @@
+"""Addresses, interfaces, RDMA ports and the paths between nodes."""

@@ -1,0 +1,134 @@
+"""Addresses: which host is reached at which, which host dials which, and which networks several hosts share.
+
+gloo makes one connection for each pair of ranks: the side whose address is larger, byte by byte, dials the
+smaller one (gloo/transport/tcp/device.cc, Device::isInitiator). So a host that gives out 127.0.1.1 still dials all
+of 10.0.0.0/8, and is dialled by all of 172.16.0.0/12 and 192.168.0.0/16, which then reach themselves.
+"""
+
+import ipaddress
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import NamedTuple
+
+from ddp_doctor.model.context import Interface
+
+#: Bridges that a container engine, libvirt or LXC makes for this host alone: docker0, docker's networks
+#: (br- and 12 hexadecimal digits), podman, CNI's default, containerd's nerdctl, LXC, VirtualBox, VMware.
+_OWN_BRIDGES = re.compile(
+    r"(docker|virbr|podman|cni-podman|nerdctl|lxcbr|lxdbr|vboxnet|vmnet)\d+(-nic)?|br-[0-9a-f]{12}"
+)
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class Held(NamedTuple):
+    """An address without its prefix length, and the interface that has it."""
+
+    address: str
+    interface: Interface
+
+
+def address_of(with_prefix: str) -> str:
+    """ "10.0.0.1" of "10.0.0.1/24"."""
+    return with_prefix.partition("/")[0]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether the address means the host itself, on every host."""
+    return ipaddress.ip_address(address).is_loopback
+
+
+def is_own_bridge(interface: str) -> bool:
+    """Whether such an interface usually leads to containers or virtual machines of this host only."""
+    return _OWN_BRIDGES.fullmatch(interface) is not None
+
+
+def is_ipv6(address: str) -> bool:
+    """Whether the address is of IPv6."""
+    return ":" in address
+
+
+def packed(address: str) -> bytes:
+    """The address as gloo compares it: in network order, without a scope."""
+    return ipaddress.ip_address(address).packed
+
+
+def network_of(interfaces: Sequence[Interface], address: str) -> Network | None:
+    """The network in which a host has the address; None where it does not, or alone (/32, /128)."""
+    for interface in interfaces:
+        for held in interface.addresses:
+            if address_of(held) == address:
+                network = ipaddress.ip_interface(held).network
+                return network if network.num_addresses > 1 else None
+    return None
+
+
+def is_in(address: str, network: Network) -> bool:
+    """Whether the address belongs to the network."""
+    return ipaddress.ip_address(address) in network
+
+
+def shared_interface(
+    hosts: Mapping[int, Sequence[Interface]],
+    *,
+    ipv6: bool | None = None,
+    in_use: frozenset[str] = frozenset(),
+) -> dict[int, str]:
+    """For each host its interface on a network (of the family) that all have; empty where there is none.
+
+    Loopback, link-local and single addresses are no network, nor is one in which two hosts have the same
+    address (every docker0). Of several that one is taken in which most addresses ``in_use`` are, then the
+    fastest, then the first.
+    """
+    shared = shared_networks(hosts, ipv6=ipv6)
+    if not shared:
+        return {}
+
+    def worth(network: Network) -> tuple[int, int]:
+        held = shared[network].values()
+        used = sum(held_address.address in in_use for held_address in held)
+        return used, min(held_address.interface.speed_mbps or 0 for held_address in held)
+
+    return {
+        host: held_address.interface.name for host, held_address in shared[max(shared, key=worth)].items()
+    }
+
+
+def shared_networks(
+    hosts: Mapping[int, Sequence[Interface]], *, ipv6: bool | None = None
+) -> dict[Network, dict[int, Held]]:
+    """All networks (of the family) in which each host has an address of its own, in the first host's order."""
+    offers = [_networks(interfaces, ipv6) for interfaces in hosts.values()]
+    if not offers:
+        return {}
+    shared = reduce(lambda left, right: left & right, (set(offer) for offer in offers))
+    usable = [network for network in offers[0] if network in shared and _is_network(network, offers)]
+    return {
+        network: {host: offer[network] for host, offer in zip(hosts, offers, strict=True)}
+        for network in usable
+    }
+
+
+def _networks(interfaces: Sequence[Interface], ipv6: bool | None) -> dict[Network, Held]:
+    """The first address and interface in each network (of the family) that may lead to other hosts."""
+    found: dict[Network, Held] = {}
+    for interface in interfaces:
+        for held in interface.addresses if interface.running and not is_own_bridge(interface.name) else ():
+            own = ipaddress.ip_interface(held)
+            wanted = ipv6 is None or ipv6 == (own.version == 6)
+            if wanted and not own.is_loopback and not own.is_link_local:
+                found.setdefault(own.network, Held(address_of(held), interface))
+    return found
+
+
+def _is_network(network: Network, offers: Sequence[Mapping[Network, Held]]) -> bool:
+    """Whether there is room for several hosts, and each of these has an address of its own."""
+    distinct = max(Counter(offer[network].address for offer in offers).values()) == 1
+    return network.num_addresses > 1 and distinct
+
+
+def likely_interface(interfaces: Sequence[Interface], *, ipv6: bool | None = None) -> str | None:
+    """The first running interface with an address (of the family) that may lead to other hosts, if any."""
+    return next((interface.name for _, interface in _networks(interfaces, ipv6).values()), None)

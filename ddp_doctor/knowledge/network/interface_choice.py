@@ -1,0 +1,153 @@
+"""Which network interface gloo and NCCL take on a host, and the address they give to the other nodes.
+
+Sources: torch 2.13 torch/csrc/distributed/c10d/ProcessGroupGloo.cpp (createDefaultDevice) and init.cpp, gloo
+gloo/transport/tcp/device.cc (lookupAddrForIface, lookupAddrForHostname); NCCL 2.30.7 src/misc/socket.cc
+(ncclFindInterfaces), src/os/linux.cc (ncclOsFindInterfaces), src/misc/utils.cc (parseStringList,
+matchIfList) and src/bootstrap.cc. Both walk getifaddrs(3): all of IPv4, then all of IPv6, by interface index.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ddp_doctor.knowledge.network.addresses import address_of, is_loopback
+from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.context import Interface
+
+GLOO_IFNAME = "GLOO_SOCKET_IFNAME"
+NCCL_IFNAME = "NCCL_SOCKET_IFNAME"
+NCCL_FAMILY = "NCCL_SOCKET_FAMILY"
+NCCL_COMM_ID = "NCCL_COMM_ID"
+#: What decides; the values that were set stand in the fact.
+SETTINGS = (GLOO_IFNAME, NCCL_IFNAME, NCCL_FAMILY, NCCL_COMM_ID)
+
+#: NCCL's own order where nothing is set: the first that finds one.
+NCCL_ORDER = (
+    ("ib", "its name begins with ib"),
+    ("^docker,lo,virbr", "it is the first that is not docker*, lo* or virbr*"),
+    ("docker", "there is none but docker*, lo* and virbr*"),
+    ("lo", "there is none but lo* and virbr*"),
+    ("virbr", "there is none but virbr*"),
+)
+
+
+class Choice(Frozen):
+    """What a backend takes here. Neither ``address`` nor ``error``: it cannot be predicted, and why."""
+
+    interface: str | None = None
+    address: str | None = None  # without a prefix length
+    why: str = ""  # completes "it takes this one, because …"; NAME=VALUE where a setting says so
+    error: str | None = None  # the backend finds none, and fails
+    setting: str | None = None  # the variable that decided
+
+
+def holder(interfaces: Sequence[Interface], address: str) -> str | None:
+    """The interface that has the address; all of 127.0.0.0/8 is on the one with 127.0.0.1."""
+    for interface in interfaces:
+        for held in map(address_of, interface.addresses):
+            if held == address or (":" not in address and is_loopback(address) and is_loopback(held)):
+                return interface.name
+    return None
+
+
+def gloo_choice(
+    interfaces: Sequence[Interface], env: Mapping[str, str], own_addresses: Sequence[str] | None
+) -> Choice:
+    """gloo's choice: the interface that is set, else the address of the host's own name, else loopback.
+
+    ``own_addresses`` are those that the name resolves to, in the resolver's order; None where the resolver
+    did not answer in time. A name that leads to no address of this host is not an error for torch: it
+    warns and takes 127.0.0.1.
+    """
+    if env.get(GLOO_IFNAME):
+        return _gloo_told(interfaces, env[GLOO_IFNAME])
+    if own_addresses is None:
+        return Choice(why="its own name did not resolve in time")
+    for address in own_addresses:
+        interface = holder(interfaces, address)
+        if interface is not None:
+            return Choice(interface=interface, address=address, why=f"its own name resolves to {address}")
+    where = f"resolves to {' and '.join(own_addresses)}, not its own" if own_addresses else "does not resolve"
+    lo = holder(interfaces, "127.0.0.1")
+    return Choice(interface=lo, address="127.0.0.1", why=f"its own name {where}")
+
+
+def _gloo_told(interfaces: Sequence[Interface], value: str) -> Choice:
+    """Exact names; a list makes a device of each, so one that is wrong fails all."""
+    choices = [_first_address(interfaces, name) for name in value.removesuffix(",").split(",")]
+    error = next((choice.error for choice in choices if choice.error), None)
+    why = f"{GLOO_IFNAME}={value}"
+    return choices[0].model_copy(update={"why": why, "error": error, "setting": GLOO_IFNAME})
+
+
+def _first_address(interfaces: Sequence[Interface], name: str) -> Choice:
+    interface = next((interface for interface in interfaces if interface.name == name), None)
+    if interface is None:
+        return Choice(error=f"no interface is called {name!r}")
+    if not interface.addresses:
+        return Choice(interface=name, error=f"{name} has no address")
+    return Choice(interface=name, address=address_of(interface.addresses[0]))
+
+
+def nccl_choice(interfaces: Sequence[Interface], env: Mapping[str, str]) -> Choice:
+    """NCCL's choice for its bootstrap: the first running interface that the setting, or its own order, allows.
+
+    NCCL before 2.28 also takes an interface that is down, if it has an address (seen with 2.27.5), which is
+    why libnccl itself is asked wherever it can be.
+    """
+    if len(env.get(NCCL_COMM_ID, "")) > 1:
+        return Choice(why=f"{NCCL_COMM_ID} is set, and NCCL looks for the network of that address")
+    running = [interface for interface in interfaces if interface.running]
+    family = env.get(NCCL_FAMILY, "")
+    setting = env.get(NCCL_IFNAME, "")
+    if len(setting) > 1:
+        found = _first_match(running, setting, family)
+        why = f"{NCCL_IFNAME}={setting}"
+        error = None if found else f"no running interface with an address matches {setting!r}"
+        return (found or Choice()).model_copy(update={"why": why, "error": error, "setting": NCCL_IFNAME})
+    for prefixes, why in NCCL_ORDER:
+        found = _first_match(running, prefixes, family)
+        if found:
+            return found.model_copy(update={"why": why})
+    return Choice(error=f"no running interface has an address{_of_family(family)}", setting=_deciding(family))
+
+
+def _of_family(family: str) -> str:
+    return f" of {NCCL_FAMILY}={family}" if family else ""
+
+
+def _deciding(family: str) -> str | None:
+    return NCCL_FAMILY if family else None
+
+
+def _first_match(running: Iterable[Interface], names: str, family: str) -> Choice | None:
+    """The first address, IPv4 first over all interfaces, on an interface that the list names."""
+    matches = nccl_matcher(names)
+    usable = [
+        (":" in address, position, one.name, address)
+        for position, one in enumerate(running)
+        if matches(one.name)
+        for address in map(address_of, one.addresses)
+        if _is_of(family, address) and address != "::1"
+    ]
+    if not usable:
+        return None
+    _, _, name, address = min(usable, key=lambda candidate: candidate[:2])
+    return Choice(interface=name, address=address)
+
+
+def _is_of(family: str, address: str) -> bool:
+    wanted = {"AF_INET": False, "AF_INET6": True}.get(family)  # any other value is ignored
+    return wanted is None or wanted == (":" in address)
+
+
+def nccl_matcher(names: str) -> Callable[[str], bool]:
+    """NCCL's lists: prefixes, or names after ``=``; ``^`` at the front turns the list round; ``:port`` is cut."""
+    excluded = names.startswith("^")
+    exactly = names.removeprefix("^").startswith("=")
+    words = names.removeprefix("^").removeprefix("=").split(",")
+    listed = [word for word in (word.partition(":")[0] for word in words) if word]
+
+    def matches(name: str) -> bool:
+        named = any(name == word if exactly else name.startswith(word) for word in listed)
+        return (named or not listed) != excluded  # an empty list names all
+
+    return matches

@@ -1,0 +1,182 @@
+"""What is wrong with the addresses that the nodes of a run give to each other, before anybody dials.
+
+An address of 127.0.0.0/8, one that two hosts have, and that of a bridge for local containers are useless to other
+nodes. Whether the job then fails depends on gloo's rule of which node dials which (knowledge/network/addresses.py).
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from ddp_doctor.knowledge.network import addresses
+from ddp_doctor.knowledge.network.interface_choice import Choice
+from ddp_doctor.model.context import Interface
+
+#: unusable: none found, or down; own-name, unresolved: what the host's name leads to; hidden: useless to others.
+Kind = Literal["unusable", "own-name", "unresolved", "hidden"]
+
+
+class Offer(NamedTuple):
+    """One node, as one backend would present it to the others."""
+
+    node: int
+    choice: Choice
+    interfaces: tuple[Interface, ...]
+    own_addresses: tuple[str, ...]  # what the host's own name resolves to there
+    backend: str
+    setting: str | None = None  # the value of the variable that decided
+    default_does: bool = False  # without that variable the others could reach it
+    host: str = ""  # equal for two agents in one network namespace of one host
+
+    @property
+    def address(self) -> str:
+        """What it gives out; empty where nothing is known."""
+        return "" if self.choice.error else self.choice.address or ""
+
+
+class Fault(NamedTuple):
+    """Why an offer's address is useless to others. ``why`` completes "…, for"; a sure one is no guess by name."""
+
+    kind: Kind
+    why: str
+    sure: bool = True
+
+
+def faults(offers: Sequence[Offer]) -> dict[int, Fault]:
+    """The offers whose choice is useless to the others, by node."""
+    if len({offer.host for offer in offers}) < 2:
+        return {}  # all on one host: loopback serves them
+    holders = Counter(address for address, _ in {(offer.address, offer.host) for offer in offers})
+    found = ((offer.node, _fault(offer, shared=holders[offer.address] > 1)) for offer in offers)
+    return {node: fault for node, fault in found if fault is not None}
+
+
+def _fault(offer: Offer, *, shared: bool) -> Fault | None:
+    choice = offer.choice
+    if choice.error:
+        return Fault("unusable", choice.error)
+    if offer.address:
+        return _fault_of_address(offer, shared=shared)
+    return Fault("unresolved", choice.why, sure=False) if offer.backend == "gloo" else None
+
+
+def _fault_of_address(offer: Offer, *, shared: bool) -> Fault | None:
+    interface = offer.choice.interface or ""
+    if addresses.is_loopback(offer.address):
+        return _fault_of_loopback(offer)
+    if _is_down(offer):
+        return Fault("unusable", f"{interface} is down or not connected")
+    if shared:
+        return Fault("hidden", f"{offer.address} is the address of several nodes")
+    if addresses.is_own_bridge(interface):
+        return Fault("hidden", f"{interface} looks like a bridge for containers of one host", sure=False)
+    return None
+
+
+def _fault_of_loopback(offer: Offer) -> Fault:
+    means_itself = f"{offer.address} means every host itself"
+    if offer.backend == "gloo" and offer.choice.setting is None:
+        known = offer.address in offer.own_addresses
+        return Fault("own-name", means_itself) if known else Fault("unresolved", offer.choice.why)
+    if (offer.setting or "").startswith("^") and addresses.likely_interface(offer.interfaces):
+        return Fault("unusable", f"only {offer.choice.interface} is left")
+    return Fault("hidden", means_itself)
+
+
+def _is_down(offer: Offer) -> bool:
+    return any(
+        interface.name == offer.choice.interface and not interface.running for interface in offer.interfaces
+    )
+
+
+def victims(sick: Sequence[Offer], offers: Iterable[Offer]) -> list[Offer]:
+    """The nodes that cannot connect to a sick one: with NCCL all nodes, with gloo the nodes that must dial it.
+
+    A sick node whose link is down cannot dial its neighbours either.
+    Two sick nodes of one address family decide for all: the lowest address, and the lowest on another host.
+    """
+    if sick[0].backend != "gloo" or not sick[0].address:
+        return [offer for offer in offers if any(sick_offer.host != offer.host for sick_offer in sick)]
+    dialled = [*_lowest(sick, ipv6=False), *_lowest(sick, ipv6=True)]
+    dead = _dead_networks(sick)
+    return [
+        offer
+        for offer in offers
+        if any(_dials(offer, sick_offer) for sick_offer in dialled)
+        or any(_is_in(offer, network) for network in dead)
+    ]
+
+
+def _dead_networks(sick: Iterable[Offer]) -> set[addresses.Network]:
+    """Networks that some host reaches over a link that is down, so that it cannot dial there either."""
+    down = (offer for offer in sick if offer.address and _is_down(offer))
+    found = (addresses.network_of(offer.interfaces, offer.address) for offer in down)
+    return {network for network in found if network is not None}
+
+
+def _is_in(offer: Offer, network: addresses.Network) -> bool:
+    return bool(offer.address) and not _is_down(offer) and addresses.is_in(offer.address, network)
+
+
+def _lowest(sick: Sequence[Offer], *, ipv6: bool) -> list[Offer]:
+    family = [offer for offer in sick if offer.address and addresses.is_ipv6(offer.address) == ipv6]
+    ordered = sorted(family, key=lambda offer: addresses.packed(offer.address))
+    return [*ordered[:1], *[offer for offer in ordered if offer.host != ordered[0].host][:1]]
+
+
+def _dials(offer: Offer, peer: Offer) -> bool:
+    """Whether gloo at ``offer`` may dial the peer, on another host; between equal addresses ports decide."""
+    if offer.host == peer.host or not offer.address:
+        return False
+    mine, theirs = addresses.packed(offer.address), addresses.packed(peer.address)
+    return len(mine) == len(theirs) and mine >= theirs
+
+
+def is_fine(choice: Choice, interfaces: Iterable[Interface]) -> bool:
+    """Whether a choice is, as far as this host alone can tell, one that others can reach."""
+    offer = Offer(0, choice, tuple(interfaces), (), "")
+    return bool(offer.address) and _fault(offer, shared=False) is None
+
+
+def family_sides(offers: Sequence[Offer]) -> tuple[list[Offer], list[Offer]]:
+    """Those that give out IPv4, and those that give out IPv6."""
+    old = [offer for offer in offers if offer.address and not addresses.is_ipv6(offer.address)]
+    new = [offer for offer in offers if offer.address and addresses.is_ipv6(offer.address)]
+    return old, new
+
+
+def can_speak(offer: Offer, *, ipv6: bool) -> bool:
+    """Whether a running interface of the host has an address of the family that may lead to other hosts."""
+    return addresses.likely_interface(offer.interfaces, ipv6=ipv6) is not None
+
+
+def apart(offers: Sequence[Offer]) -> bool:
+    """Whether the chosen addresses lie in different networks; False where one lies in no network."""
+    networks = [addresses.network_of(offer.interfaces, offer.address) for offer in offers]
+    return None not in networks and len(set(networks)) > 1
+
+
+class Better(NamedTuple):
+    """An interface for each node; ``shared``: all in one network, else only the likely ones."""
+
+    interfaces: dict[int, str]
+    shared: bool
+
+
+def better_interfaces(offers: Sequence[Offer], *, ipv6: bool | None = None) -> Better:
+    """What the nodes share; else what each takes now where that is no fault, or may lead to other hosts."""
+    wrong = faults(offers)
+    shared = addresses.shared_interface(
+        {offer.node: offer.interfaces for offer in offers},
+        ipv6=ipv6,
+        in_use=frozenset(offer.address for offer in offers if offer.node not in wrong),
+    )
+    if shared:
+        return Better(shared, shared=True)
+    kept = {
+        offer.node: offer.choice.interface
+        if offer.node not in wrong and ipv6 is None
+        else addresses.likely_interface(offer.interfaces, ipv6=ipv6)
+        for offer in offers
+    }
+    return Better({node: name for node, name in kept.items() if name}, shared=False)

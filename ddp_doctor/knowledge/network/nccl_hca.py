@@ -1,0 +1,87 @@
+"""Which RDMA ports NCCL takes: NCCL_IB_HCA as it is parsed, and how one is written that means what it says.
+
+    NCCL_IB_HCA=mlx5_0,mlx5_1        names are prefixes: mlx5_1 means mlx5_10 and mlx5_11 too
+    NCCL_IB_HCA==mlx5_0:1,mlx5_1:1   exact names, and of each device one port
+    NCCL_IB_HCA=^=mlx5_2             all but this one; ^ comes before =
+
+Sources: NCCL 2.30.7 src/transport/net_ib/init.cc (ncclIbInitDevices: active ports of InfiniBand and Ethernet, in the
+order of their PCI addresses) and src/misc/utils.cc (parseStringList, matchIfList); 2.30.7 reads a rail and a
+plane after the port.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+HCA = "NCCL_IB_HCA"
+#: MAX_IB_DEVS in src/transport/net_ib/common.h; NCCL leaves out more of them silently.
+MOST_DEVICES = 32
+#: What the internal transport can use; EFA and others say "Unspecified".
+LINK_LAYERS = ("InfiniBand", "Ethernet")
+
+#: A device name that may stand in a suggested setting.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+def entries(value: str) -> tuple[tuple[str, int | None], ...]:
+    """The names and ports of a value, without the signs before them."""
+    found = []
+    for word in value.removeprefix("^").removeprefix("=").split(","):
+        name, _, rest = word.partition(":")
+        digits = re.match(r"\s*([+-]?\d{1,9})", rest)
+        port = (int(digits[1]) if digits else 0) if rest.partition(":")[0] else None
+        if name:
+            found.append((name, None if port == -1 else port))
+    return tuple(found[:MOST_DEVICES])
+
+
+def is_exclusion(value: str) -> bool:
+    """Whether the list names what is not to be used."""
+    return value.startswith("^")
+
+
+def is_exact(value: str) -> bool:
+    """Whether names stand for themselves and not for all that begins with them."""
+    return value.removeprefix("^").startswith("=")
+
+
+def matcher(value: str | None) -> Callable[[str, int], bool]:
+    """Whether a value lets NCCL use a device's port; an empty one lets it use all."""
+    text = value or ""
+    listed, exact, excluded = entries(text), is_exact(text), is_exclusion(text)
+
+    def matches(name: str, port: int) -> bool:
+        named = any(
+            (name == word if exact else name.startswith(word)) and number in (None, port)
+            for word, number in listed
+        )
+        return (named or not listed) != excluded
+
+    return matches
+
+
+def names_port(value: str, name: str, port: int) -> bool:
+    """Whether a list of what is to be used names this port."""
+    return bool(entries(value)) and not is_exclusion(value) and matcher(value)(name, port)
+
+
+def names_in_full(value: str, name: str) -> bool:
+    """Whether a list of what is to be used has this name itself; ``mlx5`` means all and asks for none."""
+    return not is_exclusion(value) and any(word == name for word, _ in entries(value))
+
+
+def is_name(text: str) -> bool:
+    """Whether a device's name may stand in a suggested setting."""
+    return _NAME.fullmatch(text) is not None
+
+
+def exactly(ports: Iterable[tuple[str, int]]) -> str | None:
+    """The value that means these ports and no others; None where a name cannot be written in it."""
+    wanted = list(ports)
+    if not wanted or not all(is_name(name) for name, _ in wanted):
+        return None
+    return "=" + ",".join(f"{name}:{port}" for name, port in wanted)
+
+
+def natural(name: str) -> tuple[Sequence[object], str]:
+    """mlx5_2 before mlx5_10, as people count."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)], name

@@ -1,0 +1,103 @@
+"""NCCL's plug-ins: which NCCL searches for, where sites install them, and what happens when one is missing.
+
+    NCCL_NET_PLUGIN=ofi                 libraries "ofi", then "libnccl-net-ofi.so"
+    NCCL_NET_PLUGIN unset               library "libnccl-net.so"; none is no fault
+    NCCL_NET="AWS Libfabric"            "Failed to initialize any NET plugin", where no plug-in has that name
+
+Sources: NCCL 2.21 src/net.cc and src/misc/tuner.cc, 2.30 src/plugin/plugin_open.cc, net.cc, tuner.cc and profiler.cc.
+In every release a plug-in that is missing, does not load or finds no device is passed over with a line of level
+INFO, and NCCL's own InfiniBand or sockets take its place; a network named by NCCL_NET that none has ends the job.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+PluginKind = Literal["net", "tuner", "profiler"]
+
+#: The variable that names it, and the library's name without its ending.
+SETTINGS: dict[PluginKind, tuple[str, str]] = {
+    "net": ("NCCL_NET_PLUGIN", "libnccl-net"),
+    "tuner": ("NCCL_TUNER_PLUGIN", "libnccl-tuner"),
+    "profiler": ("NCCL_PROFILER_PLUGIN", "libnccl-profiler"),
+}
+
+#: The names that NCCL_NET may have without a plug-in, compared without case (src/include/net.h).
+OWN_NETWORKS = ("ib", "socket")
+
+#: NCCL reads NCCL_CONF_FILE from here on (src/misc/param.cc).
+CONF_FILE_SINCE = (2, 23, 4)
+#: ~ is $HOME from here on, and the passwd entry's folder before (tried: 2.20.5 to 2.29.7, 2.30.4 to 2.32.3).
+HOME_SINCE = (2, 30)
+
+#: Where images and installers put network plug-ins, which LD_LIBRARY_PATH must then name: the EFA installer's
+#: releases, HPC-X in NVIDIA's images, Google's TCPX, TCPXO and gIB installers.
+USUAL_FOLDERS = (
+    "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
+    "/opt/amazon/ofi-nccl/lib/aarch64-linux-gnu",
+    "/opt/amazon/ofi-nccl/lib64",
+    "/opt/amazon/ofi-nccl/lib",
+    "/opt/aws-ofi-nccl/lib",
+    "/opt/hpcx/nccl_rdma_sharp_plugin/lib",
+    "/usr/local/tcpx/lib64",
+    "/usr/local/nvidia/lib64",
+    "/usr/local/gib/lib64",
+)
+
+#: What ld.so looks through after its cache (ld.so(8)); which of them exist depends on the distribution.
+DEFAULT_FOLDERS = (
+    "/lib64",
+    "/usr/lib64",
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu",
+    "/lib/aarch64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/lib",
+    "/usr/lib",
+)
+
+#: Libraries that a CUDA build of torch has loaded before NCCL looks for plug-ins: a plug-in that needs one
+#: loads, though ldd alone does not find it (dlopen takes a library that is loaded under the same name).
+LOADED_BY_TORCH = (
+    "libcuda",
+    "libcudart",
+    "libnccl",
+    "libnvidia-ml",
+    "libnvToolsExt",
+    "libcupti",
+    "libstdc++",
+)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One plug-in that NCCL tries: the names it hands to dlopen, in order."""
+
+    asked: str
+    names: tuple[str, ...]
+
+
+def wanted(kind: PluginKind, value: str | None) -> tuple[Wanted, ...]:
+    """What NCCL tries for a value of the kind's variable; nothing where plug-ins are turned off.
+
+    A comma parts several (since 2.27, networks only). An empty value is the default before 2.27 and none after:
+    it is taken for the default, whose absence is no fault.
+    """
+    prefix = SETTINGS[kind][1]
+    if not value:
+        return (Wanted(f"{prefix}.so", (f"{prefix}.so",)),)
+    if value.lower() == "none":
+        return ()
+    asked = [name for name in value.split(",") if name] if kind == "net" else [value]
+    return tuple(
+        Wanted(name, _names(prefix, name)) for name in asked if not "STATIC_PLUGIN".startswith(name.upper())
+    )
+
+
+def _names(prefix: str, asked: str) -> tuple[str, ...]:
+    whole = "/" in asked or (asked.startswith("lib") and asked.endswith(".so"))
+    return (asked,) if whole else (asked, f"{prefix}-{asked}.so")
+
+
+def is_loaded_by_torch(library: str) -> bool:
+    """Whether torch brings this library into the process, wherever ldd looks for it."""
+    return library.partition(".so")[0] in LOADED_BY_TORCH

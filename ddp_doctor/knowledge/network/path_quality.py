@@ -1,0 +1,85 @@
+"""How paths between nodes are measured, and which figures make a path bad.
+
+What was measured, on which machine, stands in docs/explanation/reach.md.
+"""
+
+# --- Measuring ------------------------------------------------------------------------------------------
+
+#: The kernel asks for a connection at once and after 1 s (RFC 6298). Three dials ask six times in 3.3 s: on a
+#: path that loses 10 % of all round trips a single dial of that length fails once in a hundred, these never.
+DIAL_S, DIALS = 1.1, 3
+#: From the connection to the end of the burst, a second connection included.
+MEETING_S = 4.0
+#: Round trips, for a median and for counting losses: as many as fit, but never fewer than the least.
+ROUND_TRIPS, LEAST_ROUND_TRIPS, ROUND_TRIPS_S = 100, 10, 0.4
+#: One round trip. A lost packet is sent again after 0.2, 0.6 and 1.4 s (TCP_RTO_MIN, doubled).
+ROUND_TRIP_S = 1.5
+#: More than two packets of the largest MTU in use (65520 of IPoIB in connected mode, RFC 4755), so that
+#: a path that swallows large packets shows, and little enough for 64 nodes that send at once.
+BURST_BYTES = 128 * 1024
+BURST_S = 1.5
+#: Messages of one packet, to find the largest that passes: under any tunnel, under tunnels over an MTU
+#: of 1500 (VXLAN 1450, RFC 7348), just under 1500 itself, and under jumbo frames of 9000.
+SIZES_BYTES = (500, 1300, 1440, 4000, 8000)
+SIZE_S = 0.7
+#: A throughput sample lasts about this long, within these sizes; all peers together about TRANSFERS_S.
+SAMPLES, SAMPLE_S, TRANSFERS_S = 3, 0.05, 2.0
+#: A peer's samples may last so many times longer than meant before the rest of them is left out.
+PATIENCE = 3
+SAMPLE_BYTES, LARGEST_SAMPLE_BYTES = 256 * 1024, 16 * 1024 * 1024
+#: One transfer. What is slower than the least sample in this time is recorded as the bound that this is.
+TRANSFER_S = 2.5
+#: A peer slower than this share of the row's fastest is measured again; one with a loss as well.
+DOUBTFUL_RATIO = 2.0
+AGAIN_ROUND_TRIPS, AGAIN_S = 200, 1.0
+
+#: The same peer in other networks that all nodes share: so many of them, each measured briefly, all at
+#: once. A dead one costs two short dials; the samples, one after the other, end with their common time.
+OTHER_NETWORKS = 3
+OTHER_DIAL_S, OTHER_DIALS = 0.5, 2
+OTHER_ROUND_TRIPS, OTHER_ROUND_TRIPS_S = 20, 0.1
+OTHER_BURST_S, OTHER_SAMPLES_S = 0.5, 1.0
+#: Little enough for a glance, and 30 ms of 1 Gbit/s.
+LARGEST_OTHER_SAMPLE_BYTES = 4 * 1024 * 1024
+
+# --- Judging --------------------------------------------------------------------------------------------
+
+#: A node is to blame when this share of its tested paths is bad, and at least two: one of 63 may be lucky.
+BLAMED_SHARE = 0.8
+
+#: Losses among the round trips of a pair, both directions together. Healthy hosts had none at all in
+#: some 250 runs, busy ones included; of 1 % loss each way 1.6 to 2.2 % was seen.
+LOST_SHARE, LOST_PACKETS = 0.01, 3
+#: So many round trips without a loss make a path good; fewer say nothing.
+LOSSLESS_ROUND_TRIPS = 80
+#: What a lost small packet costs: Linux sends it again after TCP_RTO_MIN.
+RETRANSMIT_S = 0.2
+
+#: A round trip this many times that of the other paths, and so much longer, is slow. Hosts of one network
+#: answer within 0.4 ms, busy ones too (least of 10 or more); a region of a cloud spans 1 to 2 ms.
+SLOW_ANSWER_RATIO, SLOW_ANSWER_S = 5.0, 0.005
+#: From here on training is at least three times slower: 50 ms made an all-reduce of 4 MiB 8 times slower.
+VERY_SLOW_ANSWER_S = 0.020
+
+#: An error is "at least three times slower than its peers" (docs/explanation/verdicts.md); a single path needs
+#: more, for it may be chance.
+SLOW_NODE_RATIO, SLOW_PATH_RATIO = 3.0, 4.0
+#: Three nodes are one pair for comparison, which may share a host: only this is an error there.
+SLOW_OF_THREE_RATIO = 10.0
+#: More than a quarter of all paths slow is how the network is built, not a fault.
+FEW_PATHS_SHARE = 0.25
+#: Above 5 Gbit/s one stream measures the hosts and not the network: healthy paths between busy hosts were
+#: measured with 195 to 3700 MB/s in the same minute. Expectations are not higher than this.
+JUDGED_BYTES_PER_S = 625e6
+#: A job could be so many times faster over another network of its nodes. The median of the best samples here
+#: against the median of single ones there: chance speaks for the network in use. An error is the "at least
+#: three times" of all others; 1 against 2.5 Gbit/s is worth a warning.
+FASTER_ELSEWHERE_RATIO = 2.0
+
+#: From here on one TCP connection, which one core feeds, may not fill an interface (judgement; NCCL's guide speaks of
+#: 100 Gbit/s).
+FAST_ETHERNET_MBPS = 25_000
+#: Less of the interface than this makes more sockets worth a measurement (judgement).
+SOCKETS_SHARE = 0.5
+#: Threads, and sockets of each, that NCCL's user guide names for generic networks of 100 Gbit/s.
+SOCKETS = (4, 4)

@@ -1,0 +1,105 @@
+"""How fast a path between two GPUs, or a GPU and a network, can be: NCCL's own constants.
+
+GB/s, one way. NCCL weighs paths by these numbers before anything was measured; they lie somewhat below
+what a transfer alone reaches on such a link (src/graph/topo.h and topo.cc, ncclTopoNVLinkBw,
+ncclTopoAddPci, ncclTopoGetInterCpuBw, and netdevices' speed in Mbit/s over 8000). What is not known stays
+unknown: NCCL itself takes an unknown PCIe speed for Gen3 and an unknown network for 10 Gbit/s.
+"""
+
+from collections.abc import Iterable
+
+#: Below this an all-reduce is bound by latency: eight A100 reach 73 % of their best busbw at 64 MiB, eight
+#: H200 72 %, eight B200 47 % (stas00/ml-engineering, network benchmarks).
+LEAST_BYTES = 64 << 20
+#: A third of what NCCL's own constants give for the slowest link: DESIGN calls that an error among peers.
+#: The constants are no measurement, so it is a warning here.
+FAR_BELOW = 3.0
+#: Settings that keep NCCL from moving more at once, or from another way to move it (NCCL user guide, environment
+#: variables); without them it chooses by the size of the message and the links.
+BOUNDING = (
+    *("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_NTHREADS", "NCCL_BUFFSIZE"),
+    *("NCCL_ALGO", "NCCL_PROTO"),
+)
+
+#: One NVLink by compute capability, newest first: 18 links of an H100 are 371.
+_NVLINK = (((10, 0), 40.1), ((9, 0), 20.6), ((8, 7), 20.0), ((8, 6), 12.0), ((7, 0), 20.0), ((6, 0), 18.0))
+#: The same by the speed that the driver prints of a link, fastest first: 53.125 (Blackwell), 26.562 (Hopper),
+#: 25.781 (Ampere, Volta), 19.531 (Pascal), 14.062 (the bridge of an RTX A6000).
+_NVLINK_SPEEDS = ((50.0, 40.1), (26.0, 20.6), (25.0, 20.0), (19.0, 18.0), (14.0, 12.0))
+#: PCIe, 16 lanes, by generation.
+_PCIE = {1: 3.0, 2: 6.0, 3: 12.0, 4: 24.0, 5: 48.0, 6: 96.0}
+_LANES = 16
+_GENERATIONS = {
+    "2.5": 1,
+    "5.0": 2,
+    "5": 2,
+    "8.0": 3,
+    "8": 3,
+    "16.0": 4,
+    "16": 4,
+    "32.0": 5,
+    "32": 5,
+    "64.0": 6,
+}
+_AMD, _ARM = 16.0, 6.0
+#: Intel, family 6, by the model that /proc/cpuinfo prints, newest first: Emerald Rapids, Sapphire Rapids,
+#: Skylake, older.
+_INTEL = ((0xCF, 40.0), (0x8F, 22.0), (0x55, 10.0), (0, 6.0))
+#: Intel's CPUs break peer traffic into small packets, so P2P through them is charged more.
+_INTEL_P2P = 5 / 6
+
+
+def nvlink(capability: str | None, links: int) -> float | None:
+    """``links`` NVLinks of a GPU of this compute capability ("9.0")."""
+    version = _numbers(capability)
+    if version is None:
+        return None
+    # NCCL compares 86 alone for the slower kind, and takes 87 and 89 for 80.
+    return next((rate * links for since, rate in _NVLINK if version >= since), None)
+
+
+def nvlink_of_speed(gb_per_s: float | None, links: int) -> float | None:
+    """``links`` NVLinks of which the driver says that each has this speed."""
+    if gb_per_s is None:
+        return None
+    return next((rate * links for since, rate in _NVLINK_SPEEDS if gb_per_s >= since), None)
+
+
+def pcie_generation(speed: str | None) -> int | None:
+    """The generation of a speed as /sys prints it: "32.0 GT/s PCIe" is 5."""
+    return _GENERATIONS.get((speed or "").partition(" GT/s")[0])
+
+
+def pcie(generation: int | None, width: int | None) -> float | None:
+    """A slot of this generation and width."""
+    if generation not in _PCIE or not width:
+        return None
+    return _PCIE[generation] * width / _LANES
+
+
+def between_sockets(vendor: str | None, model: int | None) -> float | None:
+    """The link between NUMA nodes; ``model`` is Intel's number in family 6."""
+    if vendor == "GenuineIntel" and model is not None:
+        return next(rate for since, rate in _INTEL if model >= since)
+    return {"AuthenticAMD": _AMD, "ARM": _ARM}.get(vendor or "")
+
+
+def through_cpu(rate: float | None, vendor: str | None) -> float | None:
+    """What is left of a rate where P2P goes through the CPU."""
+    return rate * _INTEL_P2P if rate is not None and vendor == "GenuineIntel" else rate
+
+
+def network(speed_mbps: int | None) -> float | None:
+    """A port of this speed."""
+    return speed_mbps / 8000 if speed_mbps and speed_mbps > 0 else None
+
+
+def slowest(rates: Iterable[float | None]) -> float | None:
+    """The rate of a path: its slowest part; None where one part is not known."""
+    known = list(rates)
+    return min(rate for rate in known if rate is not None) if known and None not in known else None
+
+
+def _numbers(capability: str | None) -> tuple[int, int] | None:
+    major, _, minor = (capability or "").partition(".")
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None

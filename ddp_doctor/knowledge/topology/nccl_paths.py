@@ -1,0 +1,140 @@
+"""What NCCL should use between two GPUs of one node: P2P, shared memory or the network, and why.
+
+The order of its transports is P2P, SHM, NET; the first that says it can connect is taken
+(src/transport/transport.cc). P2P says so within the limit of link_codes.p2p_limit and where NVML reports
+reading and writing as OK; it and SHM need one host and one /dev/shm (src/graph/paths.cc,
+ncclTopoCheckP2p; src/transport/shm.cc, shmCanConnect). Both step back where the network is faster, which
+between GPUs beyond a host bridge it may be (ncclTopoCheckNet).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from ddp_doctor.knowledge.topology import link_codes
+
+Kind = Literal["P2P", "SHM", "NET"]
+
+#: NCCL up to here goes through the host bridge of newer Intel CPUs by P2P; when that ended is not recorded.
+_OLD = (2, 12)
+#: Words in the names of GPUs that have no GPUDirect RDMA, which NVIDIA offers on data centre and
+#: workstation boards alone (https://docs.nvidia.com/cuda/gpudirect-rdma/).
+WITHOUT_GPUDIRECT = ("GeForce", "TITAN")
+
+#: How far GPUDirect RDMA goes.
+GDR_LEVEL = "NCCL_NET_GDR_LEVEL"
+#: NCCL_NET_GDR_C2C is on by default: NICs of a Grace CPU reach the memory of its GPU.
+GDR_C2C_SINCE = (2, 27)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What NCCL should use and the reason; not ``sure`` where something that decides is not known."""
+
+    kind: Kind
+    why: str
+    sure: bool = True
+
+
+@dataclass(frozen=True)
+class Node:
+    """What decides on one node. ``version`` is NCCL's, () where it is not known."""
+
+    gpus: int  # that the job uses here
+    cpu_vendor: str | None = None
+    version: tuple[int, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def is_on(self, name: str) -> bool:
+        """Whether a variable is set to 1."""
+        return self.settings.get(name, "").strip() == "1"
+
+    def limit(self) -> tuple[str, str]:
+        """How far P2P goes, and what says so."""
+        level = self.settings.get("NCCL_P2P_LEVEL")
+        return link_codes.p2p_limit(self.gpus, self.cpu_vendor, level, self.version)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What decides between two GPUs.
+
+    ``p2p_status`` is NVML's word for reading and writing ("OK", "CNS"), the worse of both, None where it
+    was not asked; ``bridged``: each is joined by NVLink to a third; ``near_network``: a NIC stands within
+    PXB of each, so that the network may be faster than the way through the CPU.
+    """
+
+    code: str
+    p2p_status: str | None = None
+    bridged: bool = False
+    near_network: bool = False
+
+
+def choose(node: Node, pair: Pair) -> Choice:
+    """What NCCL should use between two GPUs of this node."""
+    choice = _p2p(node, pair)
+    if choice.kind == "SHM" and node.is_on("NCCL_SHM_DISABLE"):
+        why = f"{choice.why}; NCCL_SHM_DISABLE=1 forbids shared memory"
+        return replace(choice, kind="NET", why=why)
+    stays = node.is_on("NCCL_NET_DISABLE_INTRA") or pair.bridged
+    if stays or not (pair.near_network and link_codes.crosses_sockets(pair.code)):
+        return choice
+    more = "; the network instead, where it is faster than the link between the sockets"
+    return replace(choice, why=choice.why + more, sure=False)
+
+
+def _p2p(node: Node, pair: Pair) -> Choice:
+    """P2P, or SHM with the reason against P2P."""
+    if node.is_on("NCCL_P2P_DISABLE"):
+        return Choice("SHM", "NCCL_P2P_DISABLE=1 forbids P2P")
+    path = _path(pair)
+    limit, says = node.limit()
+    if link_codes.NCCL_PATHS.index(path) > link_codes.NCCL_PATHS.index(limit):
+        sure = not (path == "PHB" and node.version and node.version < _OLD)
+        return Choice("SHM", f"P2P goes up to {limit} ({says})", sure)
+    ignored = node.settings.get("NCCL_IGNORE_DISABLED_P2P", "").strip() == "2"
+    if pair.p2p_status not in {None, "OK"} and not ignored:
+        return Choice("SHM", f"the driver offers no P2P here ({pair.p2p_status})")
+    if path in {"NVL", "NVB"}:
+        return Choice("P2P", "NVLink" if path == "NVL" else "NVLink through another GPU", path == "NVL")
+    # Through a CPU, P2P needs its vendor to be known: with two GPUs an unknown one may be AMD's.
+    vendor = path in {"PIX", "PXB"} or node.cpu_vendor is not None or says.startswith("NCCL_P2P_LEVEL")
+    sure = vendor and (ignored or pair.p2p_status == "OK")
+    unasked = "" if pair.p2p_status or ignored else ", where the driver offers it"
+    return Choice("P2P", f"P2P goes up to {limit} ({says}){unasked}", sure)
+
+
+def _path(pair: Pair) -> str:
+    """The path as NCCL calls it; two NVLinks by way of a third GPU are nearer than PCIe (PATH_NVB)."""
+    path = link_codes.link_code(pair.code).nccl_path
+    return "NVB" if pair.bridged and path != "NVL" else path
+
+
+def gpudirect(
+    node: Node, code: str, model: str | None, *, kernel: tuple[bool | None, str]
+) -> tuple[bool | None, str]:
+    """Whether NCCL lets a NIC read and write a GPU's memory itself, and why; None where it is not known.
+
+    By default up to PXB (src/graph/paths.cc, ncclTopoCheckGdr); ``kernel`` says whether module or dma-buf are there.
+    """
+    level = node.settings.get(GDR_LEVEL)
+    limit = link_codes.p2p_level(level) if level else None
+    says = f"{GDR_LEVEL}={level} is set" if limit else "NCCL's own limit"
+    if not link_codes.allowed(code, limit or link_codes.DEFAULT_P2P_LIMIT):
+        return False, f"GPUDirect RDMA goes up to {limit or link_codes.DEFAULT_P2P_LIMIT} ({says})"
+    if model is not None and any(word in model for word in WITHOUT_GPUDIRECT):
+        return False, f"{model} has no GPUDirect RDMA"
+    return kernel if model is not None or kernel[0] is False else (None, kernel[1])
+
+
+def bridged(gpus: Sequence[str], links: Mapping[str, Mapping[str, str]], first: str, second: str) -> bool:
+    """Whether a third GPU is joined to both by NVLink, and they are not joined themselves."""
+    if link_codes.nvlinks(links[first][second]):
+        return False
+    others = (gpu for gpu in gpus if gpu not in (first, second))
+    return any(all(link_codes.nvlinks(links[gpu][end]) for end in (first, second)) for gpu in others)
+
+
+def near(codes_to_nics: Sequence[Sequence[str]]) -> bool:
+    """Whether each GPU, given its codes to all NICs, has one within PXB."""
+    return all(any(link_codes.allowed(code, "PXB") for code in codes) for codes in codes_to_nics)

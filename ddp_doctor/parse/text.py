@@ -1,0 +1,37 @@
+r"""Pasted text without the terminal's decoration, and text that JSON and every stream can encode.
+
+``"\x1b[4mGPU0\tGPU1\x1b[0m\r\n"`` becomes ``"GPU0\tGPU1"``. Pasted text also holds escape bytes that are lost or
+replaced (``"\ufffd[4m"``), window titles, backspaces, a byte-order mark, lone carriage returns, non-breaking
+spaces, and HTML entities.
+"""
+
+import html
+import re
+
+_ESCAPES = re.compile(
+    r"\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)?"  # window title and the like
+    r"|[\x1b\ufffd]\[[0-?]*[ -/]*[@-~]"  # colour, underline, erase; also with the escape byte lost
+    r"|\x1b[@-_]"
+)
+_BACKSPACE = re.compile(r"[^\x08\n]\x08")
+_TAGS = re.compile(r"</?(?:br|pre|code|div|span|p|tt)\b[^<>\n]{0,200}>", re.IGNORECASE)
+_LINE_END = re.compile(r"\r{0,3}\n|\r")
+
+
+def plain_lines(text: str) -> list[str]:
+    """The lines of ``text`` without decoration; as many as before, so that line numbers hold."""
+    text = _ESCAPES.sub("", text.removeprefix("\ufeff"))
+    if "\x08" in text:
+        text = _BACKSPACE.sub("", text)
+    if "&nbsp;" in text or "<br" in text:
+        text = html.unescape(_TAGS.sub("", text))
+    return _LINE_END.split(text.replace("\xa0", " "))
+
+
+def as_utf8(text: str) -> str:
+    r"""``text`` with surrogates written out: ``eth\udcff`` as nine characters.
+
+    Python reads bytes that are not UTF-8, in variables and file names, as surrogates: ``b"eth\xff"`` is
+    ``"eth\udcff"``, and a script may write ``"\ud800"``. No encoder takes them.
+    """
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

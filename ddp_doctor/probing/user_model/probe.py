@@ -1,0 +1,354 @@
+"""The user's own model, phase by phase on all ranks; after each phase the ranks compare their outcomes.
+
+A rank that fails reports it over the control store, and all ranks stop together. The ranks wait for a rank that does
+not return in a step that names it, with the line of the user's code at which it stands.
+"""
+
+import gc
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from ddp_doctor.facts.ddp.user_model import MOST_NAMES, LocalPass, Misplaced, Names, Phase, Trouble, UserModel
+from ddp_doctor.knowledge.ddp import gradient_tolerance, manifests
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.fact import Failed, Skip
+from ddp_doctor.probing import module_manifest
+from ddp_doctor.probing.user_model import batches, compare_gradients, passes, steps
+from ddp_doctor.probing.user_model.batches import Batch
+from ddp_doctor.probing.user_model.load import SEED, Loaded, find, generators_kept, made
+from ddp_doctor.probing.user_model.passes import Pass
+from ddp_doctor.probing.user_model.placement import move, off_device
+from ddp_doctor.probing.user_model.user_code import attempt
+
+T = TypeVar("T")
+_RAISED, _MISUSED = "raised", "misused"
+#: The batches of the probe: one may take a branch that the other does not.
+_BATCHES = (0, 1)
+#: Passes that are still to come when each rank has made the first two.
+_PASSES_LEFT = 9
+
+
+class Stopped(Exception):
+    """All ranks stop here, because of an error on one of them."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A model that the ranks found alike, and that each took through forward and backward by itself."""
+
+    model: Any
+    options: Mapping[str, Any]  # DDP's, of the factory
+    batches: Mapping[int, Batch] = field(default_factory=dict)  # none where the factory makes none
+    unused: bool = False  # some parameter got no gradient on some rank
+
+
+class ModelProbe:
+    """What the ranks learn about the model, phase by phase."""
+
+    def __init__(self, ctx: RankContext) -> None:
+        self.ctx = ctx
+        self._took_s: list[float] = []
+        self._unused_somewhere = False  # on any rank: all ranks must wrap in the same way
+        self.seen: dict[str, Any] = {
+            "model": ctx.model,
+            "device": ctx.device,
+            "world_size": ctx.world_size,
+        }
+
+    def run(self) -> UserModel:
+        """Run all phases, or those that the ranks can do together. Raises Failed and Skip."""
+        with suppress(Stopped), generators_kept(self.ctx.device):
+            self._run_phases()
+        return UserModel(**self.seen)
+
+    def _run_phases(self) -> None:
+        ready = self.ready()
+        options = {**ready.options, **({"find_unused_parameters": True} if ready.unused else {})}
+        if ready.batches:
+            self._steps(ready.model, options, ready.batches)
+        else:
+            self._wrap(ready.model, options)
+
+    def ready(self) -> Ready:
+        """All that comes before DDP. Raises Stopped, Failed and Skip."""
+        self._compare_names()
+        loaded = self._load()
+        model = loaded.model
+        self._count(model, loaded)
+        self._place(model)
+        self._compare_manifests(model)
+        if not self.seen["trainable"]:
+            self._stop("trainable")
+        self._refuse_lazy(model, loaded)
+        if loaded.make_batch is None:
+            return Ready(model, loaded.options)
+        self._require_gpu(model)
+        given = self._batches(loaded)
+        unused = self._local_passes(model, given)
+        self._require_time()
+        return Ready(model, loaded.options, given, unused)
+
+    # --- outcomes compared among the ranks --------------------------------------------------------------------
+
+    def _stop(self, phase: str) -> None:
+        self.seen["stopped"] = phase
+        raise Stopped
+
+    def _attempt(self, phase: Phase, call: Callable[[], T], name: str = "") -> T:
+        """Run the user's code; all ranks stop where one of them failed in it."""
+        value, trouble = attempt(phase, call)
+        self._settle(phase, trouble, name or phase)
+        assert value is not None
+        return value
+
+    def _settle(self, phase: str, trouble: Trouble | None, name: str) -> None:
+        """Go on if no rank has trouble. Raises Stopped; Failed where --model is misused, Skip on the other ranks."""
+        is_misuse = trouble is not None and (trouble.misuse or trouble.out_of_memory)
+        own = (_MISUSED if is_misuse else _RAISED) if trouble is not None else ""
+        with self.ctx.step("compare_outcomes", name):
+            answers = self.ctx.exchange(f"outcome of {name}", own)
+        if not any(answers):
+            return
+        if trouble is not None and trouble.out_of_memory:
+            raise Failed(f"the part of the GPU's memory that the doctor takes is too small for the {phase}")
+        if trouble is not None and trouble.misuse:
+            raise Failed(trouble.message)
+        if _RAISED not in answers:
+            where = next(self.ctx.ranks[place] for place, word in enumerate(answers) if word)
+            raise Skip(f"rank {where} could not use what --model names")
+        self.seen["trouble"] = trouble
+        self._stop(phase)
+
+    def _compare_names(self) -> None:
+        """Each node names its own model; a head cannot name it for the others."""
+        with self.ctx.step("compare_names"):
+            answers = self.ctx.exchange("name", self.ctx.model)
+        if len(set(answers)) > 1:
+            self._stop("names")
+
+    def _require_time(self) -> None:
+        """Stop where the remaining passes would not end in time: large models on slow devices."""
+        # The first pass may compile, and the model may compile once more in DDP.
+        needs = max(self._took_s) + (_PASSES_LEFT - 1) * min(self._took_s)
+        with self.ctx.step("compare_times"):
+            answers = self.ctx.exchange("times", json.dumps([needs, self.ctx.remaining()]))
+        needed = max(json.loads(text)[0] for text in answers)
+        left = min(json.loads(text)[1] for text in answers)
+        if needed > left:
+            self._stop("time")
+
+    # --- phases -----------------------------------------------------------------------------------
+
+    def _load(self) -> Loaded:
+        name = self.ctx.model
+        factory = self._attempt("import", lambda: find(name))
+        loaded = self._attempt("factory", lambda: made(name, factory))
+        self._require_group()
+        self.seen["found_device"] = _other_device(self.ctx.device)
+        return loaded
+
+    def _require_group(self) -> None:
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            raise Failed(f"{self.ctx.model} has ended the process group, which the doctor needs")
+
+    def _count(self, model: Any, loaded: Loaded) -> None:
+        from torch.nn.parameter import is_lazy
+
+        named = passes.trainable(model)
+        sized = [parameter for _, parameter in named if not is_lazy(parameter)]
+        self.seen.update(
+            parameters=sum(1 for _ in model.parameters()),
+            trainable=len(named),
+            elements=sum(parameter.numel() for parameter in sized),
+            gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in sized),
+            has_batch=loaded.make_batch is not None,
+            options=tuple(f"{name}={value!r}"[:80] for name, value in loaded.options.items()),
+            finds_unused=bool(loaded.options.get("find_unused_parameters")),
+        )
+
+    def _place(self, model: Any) -> None:
+        self.seen["moved"] = self._attempt("move", lambda: move(model, self.ctx.device))
+        off = off_device(model, self.ctx.device)
+        self.seen["misplaced"] = off[:MOST_NAMES]
+        self._stop_if("placement", any(misplaced.kind != "attribute" for misplaced in off))
+
+    def _stop_if(self, phase: str, met: bool, name: str = "") -> None:
+        with self.ctx.step("compare_outcomes", name or phase):
+            answers = self.ctx.exchange(f"outcome of {name or phase}", "off" if met else "")
+        if any(answers):
+            self._stop(phase)
+
+    def _compare_manifests(self, model: Any) -> None:
+        by_rank = module_manifest.of_all_ranks(self.ctx, module_manifest.read(model))
+        self.seen["manifest"] = manifests.kept(self.ctx.rank, by_rank)
+        if len({outcome.digest for outcome in map(_kept, by_rank.values())}) > 1:
+            self._stop("manifest")
+
+    def _refuse_lazy(self, model: Any, loaded: Loaded) -> None:
+        """Parameters without a size yet: DDP refuses them, and the local pass of a rank would give them one."""
+        from torch.nn.parameter import is_lazy
+
+        if any(is_lazy(parameter) for parameter in model.parameters()):  # on all ranks: their manifests agree
+            self._attempt("wrap", lambda: steps.wrap(self.ctx, model, loaded.options), "wrap of lazy modules")
+
+    def _require_gpu(self, model: Any) -> None:
+        """SyncBatchNorm works on GPUs only (ValueError of torch 2.13): on a CPU this is no fault of the model."""
+        from torch.nn import SyncBatchNorm
+
+        if self.ctx.device != "cpu":
+            return
+        first = next(
+            (name for name, module in model.named_modules() if isinstance(module, SyncBatchNorm)), None
+        )
+        why = f"{self.ctx.model} has SyncBatchNorm ({first}), which works on GPUs only, and these ranks are on the CPU"
+        trouble = Trouble(phase="forward", misuse=True, message=why) if first is not None else None
+        self._settle("forward", trouble, "sync_batch_norm")
+
+    def _batches(self, loaded: Loaded) -> dict[int, Batch]:
+        found: dict[int, Batch] = {}
+        misplaced: list[Misplaced] = []
+        for step in _BATCHES:
+            make = partial(batches.make, self.ctx, loaded, step)
+            found[step], off = self._attempt("make_batch", make, f"make_batch({step})")
+            misplaced += off
+        self.seen["misplaced"] = (*self.seen["misplaced"], *misplaced)[:MOST_NAMES]
+        self._stop_if("inputs", bool(misplaced))
+        return found
+
+    def _local_passes(self, model: Any, given: Mapping[int, Batch]) -> bool:
+        """Run each rank alone, before DDP could hang on a difference. Whether any parameter is unused."""
+        self.seen["local"] = ()
+        for step, batch in given.items():
+            started = self.ctx.clock()
+            done = passes.run(model, batch)
+            _wait_for(self.ctx.device)
+            self._took_s.append(self.ctx.clock() - started)
+            self._settle(done.trouble.phase if done.trouble else "forward", done.trouble, f"pass {step}")
+            self.seen["local"] += (self._local(step, done),)
+            self._stop_if("unsynchronised", bool(done.unknown), f"parameters of pass {step}")
+            self.seen["batch_norms"] = self.seen.get("batch_norms") or passes.batch_norms(done.noted)
+        return self._unused_somewhere
+
+    def _local(self, step: int, done: Pass) -> LocalPass:
+        """What this rank's pass did, and where it differs from the other ranks'."""
+        ctx = self.ctx
+        unused = [place for place, used in enumerate(done.used) if not used]
+        with ctx.step("compare_graphs", f"pass {step}"):
+            all_unused = [
+                set(json.loads(text)) for text in ctx.exchange(f"unused {step}", json.dumps(unused))
+            ]
+            texts = ctx.exchange(f"calls {step}", passes.calls_text(done.noted))
+        names = done.names
+        everywhere = set.intersection(*all_unused)
+        self._unused_somewhere |= any(all_unused)
+        return LocalPass(
+            step=step,
+            loss=done.loss,
+            not_finite=_names(done.not_finite),
+            unused=_names([names[place] for place in unused if place not in everywhere]),
+            unused_everywhere=_names([names[place] for place in sorted(everywhere)]),
+            frozen=_names(done.frozen),
+            unknown=_names(done.unknown),
+            parting=passes.parting(ctx.group_rank, texts, ctx.ranks),
+        )
+
+    def _wrap(self, model: Any, options: Mapping[str, Any], name: str = "wrap") -> Any:
+        ddp = self._attempt("wrap", lambda: steps.wrap(self.ctx, model, options), name)
+        self.seen["buckets"], self.seen["no_buckets"] = steps.buckets(ddp)
+        return ddp
+
+    def _steps(self, model: Any, options: Mapping[str, Any], given: Mapping[int, Batch]) -> None:
+        """The ranks' own gradients with equal parameters, then synchronised steps."""
+        ctx, ddp = self.ctx, self._wrap(model, options)
+        saved = steps.saved_buffers(model)
+        own = {step: self._again(model, saved, given[step], step) for step in _BATCHES}
+        again = self._again(model, saved, given[_BATCHES[0]], _BATCHES[0])
+        repeats, spread = steps.spread_of(own[_BATCHES[0]], again)
+        self.seen.update(repeats=repeats, repeat_error=spread)
+        spread = self._greatest(spread)
+        self._same_batch(model, saved, given[_BATCHES[0]], spread)
+        del ddp  # its hooks counted the passes above as its first step
+        gc.collect()
+        ddp = self._wrap(model, options, "wrap again")
+        found = steps.Compared()
+        # DDP packs its buckets again after the first step, and its logging data show so in the third.
+        for step in (*_BATCHES, _BATCHES[0]):
+            steps.restore_buffers(model, saved)
+            got, self.seen["forward_s"], self.seen["backward_s"] = steps.synchronised(
+                ctx, ddp, given[step], step
+            )
+            if spread > gradient_tolerance.REPEATED:
+                continue  # the model uses a generator without a seed: each pass has other gradients
+            compared = steps.compare(ctx, step, model, own[step], got, spread)
+            found.off += compared.off
+            found.elements = compared.elements
+        self.seen.update(
+            off=tuple(found.off[:MOST_NAMES]),
+            off_count=len({difference.parameter for difference in found.off}),
+            compared_elements=found.elements,
+        )
+        steps.descend(model)
+        self.seen["drifted"] = steps.drifted(ctx, model)
+        self.seen["buckets"], self.seen["no_buckets"] = steps.buckets(ddp)
+
+    def _greatest(self, spread: float) -> float:
+        """The greatest spread of all ranks: what one rank cannot repeat is in the mean of all."""
+        with self.ctx.step("compare_spreads"):
+            return max(map(float, self.ctx.exchange("spread", repr(spread))))
+
+    def _again(self, model: Any, saved: Sequence[Any], batch: Batch, step: int) -> Pass:
+        steps.restore_buffers(model, saved)
+        done = passes.run(model, batch, SEED + step)
+        if done.trouble is not None:  # the same pass worked before
+            raise steps.StepFailed(f"{done.trouble.type}: {done.trouble.message}")
+        return done
+
+    def _same_batch(self, model: Any, saved: Sequence[Any], batch: Batch, spread: float) -> None:
+        """Whether equal parameters, seeds and inputs give the same loss and gradients on every rank."""
+        ctx = self.ctx
+        common = batches.common(ctx, batch)
+        if common is None:
+            self.seen["no_same_batch"] = "the ranks' batches differ in more than the values of their tensors"
+            return
+        steps.restore_buffers(model, saved)
+        done = passes.run(model, common)
+        with ctx.step("compare_losses"):
+            answers = ctx.exchange("loss", "" if done.loss is None else done.loss.hex())
+            failed = any(ctx.exchange("failed", "" if done.trouble is None else "failed"))
+        first = float.fromhex(answers[0]) if answers[0] else None
+        self.seen.update(same_batch_loss=done.loss, same_batch_loss_of_first=first)
+        if not failed and spread <= gradient_tolerance.REPEATED:
+            peer, apart, hooks = compare_gradients.compare(ctx, model, done)
+            self.seen.update(same_batch_peer=peer, apart=_names(apart), hooks=hooks[:MOST_NAMES])
+
+
+def _kept(manifest: manifests.Manifest) -> manifests.Manifested:
+    return manifests.Manifested(digest=manifests.digest(manifest))
+
+
+def _names(names: Sequence[str]) -> Names:
+    return Names(names=tuple(names[:MOST_NAMES]), count=len(names))
+
+
+def _wait_for(device: str) -> None:
+    """Wait for a GPU, which may still work when a call returns: a collective of the user's that hangs, hangs here."""
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def _other_device(device: str) -> str | None:
+    """The current CUDA device, where the user's code changed it."""
+    if not device.startswith("cuda"):
+        return None
+    import torch
+
+    current = f"cuda:{torch.cuda.current_device()}"
+    return current if current != device else None
