@@ -1,7 +1,9 @@
-"""What is made once in a whole test run, by whichever of its processes comes first, and then used by all."""
+"""What the processes of one test run share: what one of them makes and all use, and ports that only one gets."""
 
+import contextlib
 import fcntl
 import os
+import socket
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -28,3 +30,23 @@ def once(name: str, make: Callable[[Path], object]) -> Path:
 def _of_this_process() -> tempfile.TemporaryDirectory[str]:
     """For a program that uses the tests' machines without being a test; it goes when the process ends."""
     return tempfile.TemporaryDirectory(prefix="ddp-doctor-tests-")
+
+
+#: Above those that Linux hands out by itself, one of which may be another's by the time it is used.
+_FIRST_PORT, _PORTS = 61_000, 4_500
+
+
+def free_port() -> int:
+    """A port that nobody listens on, and that no other test of this run gets."""
+    with (Path(os.environ[VARIABLE]) / "ports").open("a+") as last:
+        fcntl.flock(last, fcntl.LOCK_EX)
+        last.seek(0)
+        number = int(last.read() or os.getpid())
+        while True:
+            number += 1
+            port = _FIRST_PORT + number % _PORTS
+            with contextlib.suppress(OSError), socket.create_server(("", port)):
+                break
+        last.truncate(0)
+        last.write(str(number))
+        return port

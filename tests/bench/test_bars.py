@@ -25,8 +25,9 @@ from tests.bench import paired
 from tests.lab import faults, several_nics
 from tests.lab.hosts import Lab, why_no_lab
 from tests.launch import misbehaving
-from tests.launch.agents import Agent, end, free_port
+from tests.launch.agents import Agent, end
 from tests.lint.hundred import write_hundred
+from tests.once import free_port
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
 

@@ -26,6 +26,7 @@ from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.sources.sockets import Listener, dial
 from tests.fakes import FakeContext
+from tests.once import free_port
 
 TOKEN = "secret"
 PORTS = "32768\t60999\n"
@@ -105,13 +106,6 @@ def test_the_roll_calls_address_is_tried_beside_the_advertised_one(listeners):
 
     assert (first.outcome, first.met_at_outcome) == ("ok", "ok")
     assert (second.outcome, second.met_at_outcome) == ("refused", "refused")
-
-
-def free_port() -> int:
-    listener = Listener()
-    listener.stop()
-    time.sleep(0.05)
-    return listener.port
 
 
 def test_several_nodes_that_measure_each_other_at_once_find_nothing(listeners):

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.model.recording import Recording
+from tests.once import free_port
 from tests.recorded import path_of
 
 DOCTOR = (sys.executable, "-m", "ddp_doctor")
@@ -427,11 +428,6 @@ def tools(tmp_path):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     return {"PATH": f"{folder}:{os.environ['PATH']}"}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def quick(*args: str) -> tuple[str, ...]:

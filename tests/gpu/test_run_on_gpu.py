@@ -9,7 +9,8 @@ from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.nccl_log import parse_nccl_log
 from tests.gpu import runs, smi
-from tests.launch.agents import Agent, end, free_port
+from tests.launch.agents import Agent, end
+from tests.once import free_port
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

@@ -111,7 +111,7 @@ def _strike(scene: Scene, outcome: Outcome) -> None:
         if time.monotonic() > deadline or scene.started[name].poll() is not None:
             outcome.problems.append(f"the fault could not be planted: no process {process} in {name}")
             break
-        time.sleep(0.02)
+        time.sleep(0.05)
     else:
         scene.strike = faults.plant(scene.lab, scene.row.strike)
     scene.evidence = time.monotonic()

@@ -201,7 +201,7 @@ class Host:
         while time.monotonic() < deadline:
             if (pid := self.find_process(name)) is not None:
                 return pid
-            time.sleep(0.02)
+            time.sleep(0.05)
         raise TimeoutError(f"no process {name} in {self.name} within {timeout_s:g} s")
 
     def left_behind(self, without: Collection[int] = ()) -> list[str]:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,13 +14,6 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 #: How long a test waits for what comes in a moment: only one that fails waits so long, however busy the machine is.
 PATIENCE_S = 90.0
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 class Agent:

@@ -114,6 +114,7 @@ def test_what_could_load_code_or_write_files_is_set_by_no_trial_whoever_orders_i
             attempt(agent, MEET, (Setting(name=name, value="/tmp/x"),))
 
 
+@pytest.mark.lab  # takes what the start of the ranks takes
 @pytest.mark.serial
 def test_one_more_trial_of_two_ranks_takes_a_fraction_of_a_second(agent):
     took = [attempt(agent, Reproducer(kind="meet", ranks=(0, 1)), WITHOUT).duration_s for _ in range(5)]

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from tests.launch import attempting
-from tests.launch.agents import Agent, end, free_port
+from tests.launch.agents import Agent, end
+from tests.once import free_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.lab]  # long
 

@@ -8,7 +8,7 @@ import pytest
 
 from ddp_doctor.ranks.control_store import ALL_ADDRESSES, listen
 from ddp_doctor.starters.endpoint import approach, holder_of, is_mine, resolve
-from tests.launch.agents import free_port
+from tests.once import free_port
 
 
 def _in(seconds: float) -> float:
@@ -40,7 +40,7 @@ def test_a_head_that_starts_late_is_found():
     starting = threading.Timer(0.5, lambda: servers.append(listen(ALL_ADDRESSES, port)))
     starting.start()
 
-    way = approach("127.0.0.1", port, _in(10), lambda _text: None)
+    way = approach("127.0.0.1", port, _in(60), lambda _text: None)
 
     starting.join()
     servers[0].close()

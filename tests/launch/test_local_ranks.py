@@ -16,7 +16,8 @@ from ddp_doctor import app
 from ddp_doctor.facts.cluster.consistency import RankSettings
 from ddp_doctor.starters import local_ranks, outer_launcher
 from ddp_doctor.starters.detect import OuterWorld
-from tests.launch.agents import ROOT, free_port
+from tests.launch.agents import ROOT
+from tests.once import free_port
 
 AGENT = OuterWorld(launcher="slurm", local_rank=0, local_size=3, nnodes=1, key="slurm-7-0-0")
 TREE = {"NCCL_ALGO": "Tree"}

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.once import free_port
+
 pytestmark = pytest.mark.ranks
 
 #: An ssh and an srun that run the agents here, and kill that of VICTIM as soon as it has said hello. For the
@@ -62,11 +64,6 @@ def tools(tmp_path: Path) -> dict[str, str]:
         (folder / name).write_text(STARTER.replace("{python}", sys.executable))
         (folder / name).chmod(0o755)
     return {"PATH": f"{folder}:{os.environ['PATH']}", "XDG_STATE_HOME": str(tmp_path / "state")}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @pytest.mark.lab  # long

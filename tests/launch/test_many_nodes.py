@@ -9,7 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.launch.agents import PATIENCE_S, Agent, end, free_port
+from tests.launch.agents import PATIENCE_S, Agent, end
+from tests.once import free_port
 
 pytestmark = pytest.mark.ranks
 

@@ -56,6 +56,7 @@ def test_a_misbehaving_rank_is_named_and_nobody_else(play: Play, probe, code, wo
     assert not scenario.left
 
 
+@pytest.mark.lab  # long
 @pytest.mark.serial
 def test_a_rank_that_hangs_is_named_within_the_deadline_and_three_seconds(play: Play):
     scenario = play(misbehaving.never_enters, deadline_s=DEADLINE_S)

@@ -10,7 +10,8 @@ import pytest
 
 from ddp_doctor.model.recording import Options
 from ddp_doctor.wording.run_options import typed
-from tests.launch.agents import PATIENCE_S, Agent, end, free_port
+from tests.launch.agents import PATIENCE_S, Agent, end
+from tests.once import free_port
 
 pytestmark = pytest.mark.ranks
 

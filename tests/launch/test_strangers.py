@@ -12,7 +12,8 @@ import pytest
 from ddp_doctor.agents.framing import JUNK
 from ddp_doctor.ranks import control_store
 from ddp_doctor.ranks.store import connect
-from tests.launch.agents import PATIENCE_S, Agent, end, free_port
+from tests.launch.agents import PATIENCE_S, Agent, end
+from tests.once import free_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.lab]  # lab: long
 

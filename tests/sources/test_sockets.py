@@ -15,6 +15,7 @@ import pytest
 from ddp_doctor.model.base import Json
 from ddp_doctor.sources import sockets
 from ddp_doctor.sources.sockets import Listener, dial
+from tests.once import free_port
 
 TOKEN = "the run's secret"
 BIG = 3 * sockets.FREE_TRANSFER
@@ -142,12 +143,6 @@ def test_without_ipv6_the_listener_takes_ipv4(monkeypatch):
 
 
 # --- failures keep their errno --------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port: int = one.getsockname()[1]
-        return port
 
 
 def test_a_closed_port_refuses():
