@@ -23,7 +23,7 @@ def completed(finding: Finding, *, had_ranks: bool) -> Finding:
 
 
 def _completed(remedy: Remedy, why_not: str | None) -> Remedy:
-    wanted = {one.name: one.value or "" for one in remedy.settings if one.action == "set"}
+    wanted = {setting.name: setting.value or "" for setting in remedy.settings if setting.action == "set"}
     conflicts = dict.fromkeys((*remedy.conflicts, *does_not_go_with(wanted)))
     return remedy.model_copy(
         update={
@@ -36,7 +36,7 @@ def _completed(remedy: Remedy, why_not: str | None) -> Remedy:
 
 def _sources(remedy: Remedy) -> Iterator[str]:
     """Where the table of variables read what it says of the settings of a remedy."""
-    for one in remedy.settings:
-        row = variables().get(one.name) or never_read().get(one.name)
+    for setting in remedy.settings:
+        row = variables().get(setting.name) or never_read().get(setting.name)
         if row is not None:
             yield row.source

@@ -20,7 +20,7 @@ def remedy(
 
     ``conflicts`` are those that the tables of pairs do not know.
     """
-    names = list(dict.fromkeys(one.name for one in settings))
+    names = list(dict.fromkeys(setting.name for setting in settings))
     return Remedy(
         summary=summary,
         settings=settings,

@@ -92,14 +92,14 @@ def settings_to_apply(report: Report) -> SettingsToApply:
     ]
     settled = _Settled()
     chosen = [wish for wish in wishes if wish.is_chosen]
-    for wish in sorted(chosen, key=lambda one: one.remedy.proof.status != "proved"):
+    for wish in sorted(chosen, key=lambda wish: wish.remedy.proof.status != "proved"):
         settled.add(wish)
-    variables = (settled.shown(wish, one) for wish in wishes for one in wish.variables)
-    options = (settled.option(wish, one) for wish in wishes for one in wish.options)
+    variables = (settled.shown(wish, variable) for wish in wishes for variable in wish.variables)
+    options = (settled.option(wish, option) for wish in wishes for option in wish.options)
     return SettingsToApply(
         f"ddp-doctor {report.tool.version}, run {report.run_id}",
-        tuple(dict.fromkeys(one for one in variables if one)),
-        tuple(dict.fromkeys(one for one in options if one)),
+        tuple(dict.fromkeys(variable for variable in variables if variable)),
+        tuple(dict.fromkeys(option for option in options if option)),
     )
 
 
@@ -139,9 +139,9 @@ class _Settled:
         """Apply the remedy, all of it or nothing: half of it was neither tried nor thought of."""
         objection = self._objections[wish] = self._objection(wish)
         if not objection:
-            self._variables = {one.name: one for one in wish.live} | self._variables
-            self._finding_of = {one.name: wish.number for one in wish.live} | self._finding_of
-            self._options = {_matter(one): (one, wish) for one in wish.options} | self._options
+            self._variables = {variable.name: variable for variable in wish.live} | self._variables
+            self._finding_of = {variable.name: wish.number for variable in wish.live} | self._finding_of
+            self._options = {_matter(option): (option, wish) for option in wish.options} | self._options
             self._refused |= dict.fromkeys(wish.remedy.conflicts, wish.code)
 
     def _objection(self, wish: _Wish) -> str:
@@ -158,7 +158,7 @@ class _Settled:
             if taken != option:
                 return f"{_CONFLICT}: {by.code} wants {taken}"
         beside = (self._variables.get(name) for name in wish.remedy.conflicts)
-        other = next((one for one in beside if one and one.sets), None)
+        other = next((variable for variable in beside if variable and variable.sets), None)
         return f"{_CONFLICT}: it does not go with {other.name} of {other.code}" if other else ""
 
     def shown(self, wish: _Wish, variable: Variable) -> Variable | None:
@@ -190,15 +190,17 @@ def _matter(option: str) -> str:
 def _wishes(number: int, finding: Finding, world: World | None) -> list[_Wish]:
     """The remedies of a finding that can be handed over, at most one of them chosen."""
     usable = [
-        one for one in finding.remedies if one.proof.status != "disproved" and (one.settings or one.container)
+        remedy
+        for remedy in finding.remedies
+        if remedy.proof.status != "disproved" and (remedy.settings or remedy.container)
     ]
     chosen = _chosen(finding, usable)
     found = []
-    for one in usable:
-        note = "a candidate" if chosen in (one, None) else "an alternative"
-        note = note if one.proof.status == "proved" else f"{note}, {_tried(one.proof)}"
-        variables = _variables(finding, one, world, note, is_chosen=one is chosen)
-        found.append(_Wish(number, finding.code, one, one is chosen, note, variables))
+    for remedy in usable:
+        note = "a candidate" if chosen in (remedy, None) else "an alternative"
+        note = note if remedy.proof.status == "proved" else f"{note}, {_tried(remedy.proof)}"
+        variables = _variables(finding, remedy, world, note, is_chosen=remedy is chosen)
+        found.append(_Wish(number, finding.code, remedy, remedy is chosen, note, variables))
     return found
 
 
@@ -209,7 +211,9 @@ def _chosen(finding: Finding, usable: Sequence[Remedy]) -> Remedy | None:
 
 def _is_sure(finding: Finding, remedy: Remedy) -> bool:
     """Needed by an error, or with a leftover that goes away."""
-    return finding.severity is Severity.ERROR or any(_is_leftover(finding, one) for one in remedy.settings)
+    return finding.severity is Severity.ERROR or any(
+        _is_leftover(finding, setting) for setting in remedy.settings
+    )
 
 
 def _is_leftover(finding: Finding, setting: Setting) -> bool:
@@ -226,7 +230,7 @@ def _variables(
     found = []
     for name, settings in by_name.items():
         sure = finding.severity is Severity.ERROR or remedy.proof.status == "proved"
-        is_live = is_chosen and (sure or all(_is_leftover(finding, one) for one in settings))
+        is_live = is_chosen and (sure or all(_is_leftover(finding, setting) for setting in settings))
         variable = Variable(
             finding.code,
             _because(finding.code, remedy, settings[0].why, name),

@@ -27,7 +27,7 @@ class Unclear(Exception):
 
 def branches(settings: Sequence[Setting], world: World | None) -> tuple[Branch, ...]:
     """The values of one variable. Raises Unclear."""
-    general = {_value(one) for one in settings if one.node is None and one.node_rank is None}
+    general = {_value(setting) for setting in settings if setting.node is None and setting.node_rank is None}
     if len(general) > 1:
         raise Unclear("it has two values")
     own = _by_host(settings, world)
@@ -59,16 +59,16 @@ def _value(setting: Setting) -> str | None:
 
 def _by_host(settings: Sequence[Setting], world: World | None) -> dict[str, str | None]:
     own: dict[str, str | None] = {}
-    told: Counter[str] = Counter()
+    by_rank: Counter[str] = Counter()
     for setting in settings:
         host = _host(setting, world)
         if host is None:
             continue
         if own.setdefault(host, _value(setting)) != _value(setting):
             raise Unclear(f"{host} has two values of it")
-        told[host] += setting.node_rank is not None
+        by_rank[host] += setting.node_rank is not None
     of_name = Counter(node.hostname for node in world.nodes) if world else Counter()
-    for host, count in told.items():
+    for host, count in by_rank.items():
         if 0 < count < of_name[host]:
             raise Unclear(f"several nodes call themselves {host}")
     return own

@@ -219,7 +219,7 @@ def foreign() -> tuple[Foreign, ...]:
 
 
 def _sections(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each title with its keys. configparser, which reads this as well, takes ten times as long at every start."""
+    """Each title with its keys. configparser, which reads this as well, takes several times as long."""
     title, key = "", ""
     keys: dict[str, str] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -232,7 +232,7 @@ def _sections(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         elif line and not line.startswith("#"):
             key, _, value = line.partition("=")
             key = key.rstrip()
-            keys[key] = value.lstrip()
+            keys[key] = value.strip()
     yield title, keys
 
 
@@ -285,7 +285,9 @@ def _texts(keys: dict[str, str]) -> dict[str, str]:
 
 def _text(value: str) -> str:
     quoted = len(value) > 1 and value[0] == value[-1] == '"'
-    return value[1:-1] if quoted else " ".join(value.split())
+    if quoted:
+        return value[1:-1]
+    return " ".join(value.split()) if "\n" in value else value
 
 
 def _by_release(value: str) -> Iterator[tuple[str, str]]:

@@ -45,16 +45,16 @@ def one_per_cause(
 
     A job script's line is on all of them, and where the values differ (RANK=0, RANK=1) it is still one line.
     """
-    told = ((seen, draft) for seen in recording.facts(kind) for draft in drafts(seen.fact))
-    yield from per_cause(recording, told)
+    found = ((seen, draft) for seen in recording.facts(kind) for draft in drafts(seen.fact))
+    yield from per_cause(recording, found)
 
 
-def per_cause(recording: Recording, told: Iterable[tuple[FactAt[F], Draft]]) -> Iterator[Draft]:
+def per_cause(recording: Recording, found: Iterable[tuple[FactAt[F], Draft]]) -> Iterator[Draft]:
     """The same of drafts that are made already, each with the node it is about, in the order of the nodes."""
     groups: dict[Hashable, dict[Draft, list[FactAt[F]]]] = {}
     met: Counter[Hashable] = Counter()
-    for seen, draft in told:
-        names = tuple(one.name for one in draft.culprits)
+    for seen, draft in found:
+        names = tuple(culprit.name for culprit in draft.culprits)
         about = (names, draft.severity, draft.evidence[0].expected_from)
         groups.setdefault((about, met[seen.node, about]), {}).setdefault(draft, []).append(seen)
         met[seen.node, about] += 1
@@ -68,9 +68,9 @@ def _on_nodes(recording: Recording, alike: Mapping[Draft, list[FactAt[F]]], *, s
     draft, group = first
     others = [seen for _, more in rest for seen in more]
     culprits = tuple(
-        node.model_copy(update={"kind": one.kind, "name": one.name})
+        node.model_copy(update={"kind": culprit.kind, "name": culprit.name})
         for node in node_culprits(recording, [*group, *others])
-        for one in draft.culprits
+        for culprit in draft.culprits
     )
     title, evidence = draft.title, draft.evidence
     if several:
@@ -78,8 +78,8 @@ def _on_nodes(recording: Recording, alike: Mapping[Draft, list[FactAt[F]]], *, s
         title = f"{title} (on {node_names(recording, group)}{also})"
     if others:
         evidence = tuple(
-            one.model_copy(update={"text": f"{node_names(recording, seen)}: {one.text}"})
-            for of, seen in list(alike.items())[:VALUES_SHOWN]
-            for one in of.evidence
+            evidence_here.model_copy(update={"text": f"{node_names(recording, seen)}: {evidence_here.text}"})
+            for draft_here, seen in list(alike.items())[:VALUES_SHOWN]
+            for evidence_here in draft_here.evidence
         )
     return draft.model_copy(update={"title": title, "culprits": culprits, "evidence": evidence})

@@ -1,0 +1,133 @@
+"""What settings do beside each other, and which numbers they take."""
+
+import pytest
+
+from ddp_doctor.settings.interactions import conflicts, disagreeing, silenced
+from ddp_doctor.settings.ranges import out_of_range
+from ddp_doctor.settings.releases import Installed
+
+
+@pytest.mark.parametrize(
+    ("env", "decides", "idle"),
+    [
+        ({"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "NVL"}, "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"),
+        ({"NCCL_NET": "socket", "NCCL_IB_TC": "106"}, "NCCL_NET", "NCCL_IB_TC"),
+        ({"NCCL_DEBUG_SUBSYS": "ALL"}, "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS"),
+        ({"NCCL_DEBUG": "warn", "NCCL_DEBUG_SUBSYS": "ALL"}, "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS"),
+        ({"NCCL_GDRCOPY_FIFO_ENABLE": "1"}, "NCCL_GDRCOPY_ENABLE", "NCCL_GDRCOPY_FIFO_ENABLE"),
+        (
+            {"TORCH_FR_BUFFER_SIZE": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"},
+            "TORCH_FR_BUFFER_SIZE",
+            "TORCH_NCCL_DUMP_ON_TIMEOUT",
+        ),
+        (
+            {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"},
+            "TORCH_NCCL_TRACE_BUFFER_SIZE",  # and not the newer name, which nobody set
+            "TORCH_NCCL_DUMP_ON_TIMEOUT",
+        ),
+    ],
+    ids=str,
+)
+def test_a_setting_that_does_nothing_is_told_with_the_one_that_decides(env, decides, idle):
+    assert [(row.name, names) for row, names in silenced(env)] == [(decides, (idle,))]
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"NCCL_P2P_DISABLE": "2", "NCCL_P2P_LEVEL": "NVL"},  # of all numbers only 1 disables
+        {"NCCL_IB_DISABLE": "1", "NCCL_NET_PLUGIN": "aws", "NCCL_IB_TC": "106"},
+        {"NCCL_IB_GID_INDEX": "0", "NCCL_IB_ROCE_VERSION_NUM": "2"},
+        {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "ALL"},
+        {"NCCL_IB_QPS_PER_CONNECTION": "2", "NCCL_IB_SPLIT_DATA_ON_QPS": "1"},
+        {
+            "TORCH_FR_BUFFER_SIZE": "2000",
+            "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        },
+    ],
+    ids=str,
+)
+def test_settings_that_go_together_are_left_alone(env):
+    assert list(silenced(env)) == []
+
+
+@pytest.mark.parametrize(
+    ("env", "says", "nccl", "fails"),
+    [
+        ({"NCCL_NET": "IB", "NCCL_IB_DISABLE": "1"}, "leave NCCL no network", (), True),
+        (
+            {"NCCL_ALGO": "Tree"},
+            "leaves AllGather and Broadcast without an algorithm",
+            (),
+            None,
+        ),
+        ({"NCCL_ALGO": "Tree"}, "leaves AllGather and Broadcast without an algorithm", (2, 24, 3), True),
+        (
+            {"NCCL_ALGO": "NVLS", "NCCL_NVLS_ENABLE": "0"},
+            "leave AllReduce, AllGather and Broadcast without an algorithm",
+            (),
+            True,
+        ),
+        ({"NCCL_PROTO": "^LL,LL128,Simple"}, "leaves NCCL no protocol", (), True),
+        ({"NCCL_MIN_CTAS": "8", "NCCL_MAX_CTAS": "4"}, "contradict each other", (), False),
+        ({"NCCL_SOCKET_NTHREADS": "16", "NCCL_NSOCKS_PERTHREAD": "8"}, "ask for 128 sockets", (), False),
+        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "1"}, "cannot both be had", (2, 29), None),
+        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "1"}, "cannot both be had", (2, 30), True),
+    ],
+    ids=str,
+)
+def test_a_contradiction_is_told_and_fails_where_the_release_is_known_to(env, says, nccl, fails):
+    (found,) = conflicts(env, nccl)
+    assert found.says == says
+    assert set(found.names) == set(env)
+    assert found.fails(nccl) is fails
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"NCCL_MIN_CTAS": "4", "NCCL_MAX_CTAS": "8"},
+        {"NCCL_MIN_NCHANNELS": "8", "NCCL_MAX_NCHANNELS": "-2"},  # NCCL's own choice
+        {"NCCL_ALGO": "allreduce:Tree"},
+        {"NCCL_SOCKET_NTHREADS": "8", "NCCL_NSOCKS_PERTHREAD": "8"},
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_contradict_each_other_are_left_alone(env):
+    assert list(conflicts(env, ())) == []
+
+
+def test_an_older_algorithm_list_counts_for_all_reduce_alone():
+    assert list(conflicts({"NCCL_ALGO": "Tree"}, (2, 23, 4))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "nccl", "says"),
+    [
+        ("NCCL_IB_TIMEOUT", "0", (), "is out of range: it takes 1 to 31"),
+        ("NCCL_IB_TIMEOUT", "40", (), "is out of range: it takes 1 to 31"),
+        ("NCCL_IB_TIMEOUT", "5", (), "waits 0.13 ms for an answer"),
+        ("NCCL_MAX_NCHANNELS", "48", (2, 24, 3), "is out of range: it takes 1 to 32"),
+        ("NCCL_MAX_NCHANNELS", "80", (2, 25, 1), "is out of range: it takes 1 to 64"),
+        ("NCCL_MAX_NCHANNELS", "80", (), "is out of range: it takes 1 to 64"),
+    ],
+)
+def test_a_number_out_of_range_is_told_as_the_release_has_it(name, value, nccl, says):
+    found = out_of_range(name, {name: value}, nccl)
+    assert found is not None
+    assert found.says == says
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("NCCL_IB_TIMEOUT", "22"), ("NCCL_MAX_NCHANNELS", "48"), ("NCCL_MAX_NCHANNELS", "-2"), ("NCCL_X", "9")],
+)
+def test_a_number_in_range_or_without_one_is_left_alone(name, value):
+    assert out_of_range(name, {name: value}, (2, 30, 7)) is None
+
+
+def test_the_older_of_two_names_that_disagree_does_nothing():
+    both = {"NCCL_MAX_NCHANNELS": "8", "NCCL_MAX_NRINGS": "16"}
+    assert disagreeing(both, Installed()) == {"NCCL_MAX_NRINGS": "NCCL_MAX_NCHANNELS"}
+    assert disagreeing({**both, "NCCL_MAX_NRINGS": "8"}, Installed()) == {}
