@@ -218,7 +218,7 @@ PLANTED = {
     "ddp_doctor/ranks/events.py": "import ddp_doctor.checks.collectives.allreduce",
     "ddp_doctor/agents/job.py": "import ddp_doctor.checks.cluster.roll_call",
     "ddp_doctor/starters/srun.py": "import ddp_doctor.checks.node.gpus",
-    "ddp_doctor/render/table.py": "import ddp_doctor.checks.node.topology.links",
+    "ddp_doctor/render/table.py": "import ddp_doctor.checks.node.topology.nvlinks",
     "ddp_doctor/engine/hang/judge.py": "import ddp_doctor.checks.ddp.user_model",
 }
 

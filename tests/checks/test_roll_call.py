@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_doctor.checks.cluster.roll_call import CHECK, probe
-from ddp_doctor.checks.cluster.roll_call.company import fell_silent
-from ddp_doctor.checks.cluster.roll_call.words import same_host
+from ddp_doctor.checks.cluster.roll_call.lost_nodes import fell_silent
+from ddp_doctor.checks.cluster.roll_call.wording import same_host
 from ddp_doctor.facts.cluster.connectivity import ConnectivityFact, PeerConnectivity
 from ddp_doctor.facts.cluster.roll_call import (
     Answer,

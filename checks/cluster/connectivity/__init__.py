@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from ipaddress import ip_address
 
-from ddp_doctor.checks.cluster.connectivity import answers, blocked, misled, outrun, slow, swallowed
+from ddp_doctor.checks.cluster.connectivity import blocked, packets, slow
 from ddp_doctor.checks.cluster.connectivity import wording as words
 from ddp_doctor.checks.cluster.connectivity.glance import Glance
 from ddp_doctor.checks.cluster.connectivity.measure import Dialled
@@ -125,7 +125,7 @@ CHECK = Check(
     where=Where.NODES,
     probe=probe,
     facts=(ConnectivityFact,),
-    rules=rules_in(answers, blocked, misled, outrun, slow, swallowed),
+    rules=rules_in(blocked, packets, slow),
     cost_s=0.6,
     deadline_s=12.0,
     measurements=measurements,

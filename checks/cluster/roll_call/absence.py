@@ -3,20 +3,18 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddp_doctor.checks.cluster.roll_call.advice import (
+from ddp_doctor.checks.cluster.roll_call.obstacles import facts_with, obstacle_of
+from ddp_doctor.checks.cluster.roll_call.wording import (
     ANOTHER_START,
     LAUNCHERS,
     advice,
-    launch_again,
-    looks,
-    start_again,
-)
-from ddp_doctor.checks.cluster.roll_call.obstacles import facts_with, obstacle_of
-from ddp_doctor.checks.cluster.roll_call.words import (
     command_for,
     endpoint,
+    launch_again,
+    looks,
     reader,
     same_host,
+    start_again,
     time_given,
     who_came,
 )

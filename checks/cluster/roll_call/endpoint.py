@@ -1,7 +1,7 @@
 """What the findings about the endpoint share: the nodes before one obstacle, the culprit, the evidence."""
 
 from ddp_doctor.checks.cluster.roll_call.obstacles import Obstacle, obstacle_of
-from ddp_doctor.checks.cluster.roll_call.words import Group, endpoint, reader
+from ddp_doctor.checks.cluster.roll_call.wording import Group, endpoint, reader
 from ddp_doctor.facts.cluster.roll_call import RollCallFact
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.cluster.roll_call.advice import LAUNCHERS, launch_again, mend
 from ddp_doctor.checks.cluster.roll_call.endpoint import draft, facing, head
 from ddp_doctor.checks.cluster.roll_call.obstacles import jobs_that_clash
-from ddp_doctor.checks.cluster.roll_call.words import (
+from ddp_doctor.checks.cluster.roll_call.wording import (
+    LAUNCHERS,
     Group,
     command_for,
     endpoint,
+    launch_again,
+    mend,
     names,
     paths,
     readers,

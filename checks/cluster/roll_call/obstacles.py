@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 from typing import Literal
 
-from ddp_doctor.checks.cluster.roll_call.words import same_host
+from ddp_doctor.checks.cluster.roll_call.wording import same_host
 from ddp_doctor.facts.cluster.roll_call import Outcome, RollCallFact
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.lost_nodes import leads_out

@@ -198,6 +198,3 @@ def _selection(fact: GpusFact, ranks: int) -> _Selection | None:
 def _slices(fact: GpusFact) -> str:
     sliced = any(gpu.mig_enabled for gpu in fact.gpus)
     return "With MIG a process is shown one slice, whatever their number." if sliced else ""
-
-
-RULES = (gpus_missing, too_few_visible)

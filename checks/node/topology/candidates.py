@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from ddp_doctor.checks.node.topology.cluster_wording import topology_file
-from ddp_doctor.checks.node.topology.clusters import cluster
+from ddp_doctor.checks.node.topology.clusters import cluster, topology_file
 from ddp_doctor.checks.node.topology.clusters import evidence as cluster_evidence
 from ddp_doctor.checks.node.topology.culprits import hosts_of
 from ddp_doctor.checks.node.topology.p2p import hosts_crossing_sockets
-from ddp_doctor.checks.node.topology.p2p_words import pairs_without_p2p
+from ddp_doctor.checks.node.topology.p2p_answers import pairs_without_p2p
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.topology import link_codes as codes
 from ddp_doctor.knowledge.topology.link_codes import connected

@@ -1,19 +1,192 @@
-"""DD403: a GPU with fewer NVLinks than its peers."""
+"""DD403, DD406, DD407: NVLinks that are missing, down, or lose data."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
-from ddp_doctor.checks.node.topology.links import links_down
+from ddp_doctor.checks.node.topology.nvlink_errors import MEANINGS, grows_gravely, is_stained
 from ddp_doctor.checks.node.topology.nvlink_peers import Shortfall, shortfalls
-from ddp_doctor.checks.node.topology.p2p_wording import look_at_nvlinks
-from ddp_doctor.facts.node.topology import TopologyFact
+from ddp_doctor.checks.node.topology.p2p_status import look_at_nvlinks
+from ddp_doctor.facts.node.topology import GpuNvlinks, Nvlink, TopologyFact
 from ddp_doctor.knowledge.topology import link_codes as codes
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.wording.findings import finding
+from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.nodes import by_cause
+
+#: So many GPUs with all links up make sure that it is the other which is short.
+_SURE_WITNESSES = 3
+
+
+@dataclass(frozen=True)
+class Down:
+    """A GPU some of whose links are down, and how many of its peers have all of ``expected``."""
+
+    gpu: str
+    active: int
+    inactive: tuple[int, ...]
+    expected: int
+    witnesses: int
+
+    @property
+    def sure(self) -> bool:
+        """Whether there are peers enough to say who is the odd one out."""
+        return self.witnesses >= _SURE_WITNESSES
+
+
+def links_down(fact: TopologyFact) -> tuple[Down, ...]:
+    """The GPUs short of links to NVSwitch, judged by peers of the same model.
+
+    Only there do all links of all GPUs lead to one place. Bridges take 4, 8 or 12 of a board's 18 links by
+    design, and none where there is no bridge; a mesh has its own pattern. The matrix judges those (DD403).
+    """
+    down: list[Down] = []
+    for model in dict.fromkeys(gpu.name for gpu in fact.nvlinks):
+        peers = [gpu for gpu in fact.nvlinks if gpu.name == model]
+        if set().union(*(gpu.remotes() for gpu in peers)) == {"switch"}:
+            down += _short_of(peers)
+    return tuple(down)
+
+
+def _short_of(peers: Sequence[GpuNvlinks]) -> Iterator[Down]:
+    expected = max(gpu.active() for gpu in peers)
+    witnesses = sum(gpu.active() == expected for gpu in peers)
+    if witnesses > len(peers) - witnesses or witnesses >= _SURE_WITNESSES or len(peers) == 2:
+        for gpu in peers:
+            if gpu.active() < expected and gpu.inactive():
+                yield Down(gpu.gpu, gpu.active(), gpu.inactive(), expected, witnesses)
+
+
+@rule("DD406", "nvlinks-down", Severity.WARNING, TopologyFact)
+def nvlinks_down(recording: Recording) -> Iterator[Draft]:
+    """NVLinks of a GPU behind NVSwitch are down.
+
+    What it finds
+        A GPU whose links lead to NVSwitch and are inactive in part, or all of them, where other GPUs of the
+        same model have them up. With fewer than three such peers it is an info. The driver's state of
+        each link says so (NVML), not the matrix. GPUs with bridges, which leave links unused by design, and
+        GPUs in MIG mode are not judged.
+
+    Why it matters
+        NVSwitch spreads all traffic over all links, and an all-reduce goes at the pace of the slowest GPU: with
+        16 of 18 links every GPU of the node loses a ninth. Without any link NCCL goes over PCIe, or fails.
+
+    Remedy
+        Look at the links' errors and at Xid 74 in the kernel log, and at the fabric manager's log; reset all GPUs of
+        the board together; a link that stays down is a case for service.
+
+    References
+        NVML API reference, nvmlDeviceGetNvLinkState
+        NVIDIA Fabric Manager User Guide, NVLink failures
+    """
+    for (down, sure), group in _by_sureness(recording).items():
+        expected, names = down[0].expected, [one.gpu for one in down]
+        yield finding(
+            (culprit(recording, seen.node, [name]) for seen in group for name in names),
+            f"NVLinks are down on {hosts_of(recording, group)}: {', '.join(map(_in_words, down))}"
+            f" where the others have {expected}",
+            (_state(one) for one in down),
+            look_at_nvlinks(tuple(names)),
+            confidence=Confidence.LIKELY if sure else Confidence.POSSIBLE,
+            detail="NVSwitch spreads traffic over all links, so every GPU of the node waits for the slowest.",
+            severity=asked_for(recording, Severity.WARNING if sure else Severity.INFO),
+        )
+
+
+def _by_sureness(recording: Recording) -> dict[tuple[tuple[Down, ...], bool], list[FactAt[TopologyFact]]]:
+    groups: dict[tuple[tuple[Down, ...], bool], list[FactAt[TopologyFact]]] = {}
+    for down, seen in by_cause(recording.facts(TopologyFact), lambda fact: links_down(fact) or None).items():
+        for sure in (True, False):
+            alike = tuple(one for one in down if one.sure is sure)
+            if alike:
+                groups[alike, sure] = seen
+    return groups
+
+
+def _in_words(down: Down) -> str:
+    return f"{down.gpu} has {down.active or 'none'}"
+
+
+def _state(down: Down) -> Evidence:
+    return Evidence(
+        text=f"{down.gpu}: inactive links {', '.join(map(str, down.inactive))}",
+        value=down.active,
+        expected=down.expected,
+        expected_from=f"{down.witnesses} GPUs of the same model on this host",
+    )
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+@rule("DD407", "nvlink-errors", Severity.WARNING, TopologyFact)
+def nvlink_errors(recording: Recording) -> Iterator[Draft]:
+    """An NVLink loses data.
+
+    What it finds
+        A link whose replay or recovery counter grew, or which counted 100 CRC errors a second, while the doctor
+        looked twice, half a second apart. A link that counted replays or recoveries at any time since the driver
+        was loaded is an info. CRC errors that do not grow so fast are in order.
+
+    Why it matters
+        Each replay delays every GPU that waits for the data, and a link that is trained again carries
+        nothing meanwhile. Such links go down later.
+
+    Remedy
+        Look at the kernel log for Xid 74, reset the GPU, and reseat or replace the bridge or board.
+
+    References
+        NVIDIA DCGM, dcgm_gpu_hardware_limits.h and DcgmHealthWatch.cpp: limits of NVLink errors
+        nvidia-smi nvlink -e
+    """
+    for growing in (True, False):
+        seen = by_cause(recording.facts(TopologyFact), partial(_lossy, growing=growing))
+        for links, group in seen.items():
+            names = ", ".join(f"link {number} of {gpu}" for gpu, number in links)
+            gpus = tuple(dict.fromkeys(gpu for gpu, _ in links))
+            what = "errors grow" if growing else "errors were counted"
+            yield finding(
+                (culprit(recording, one.node, [gpu]) for one in group for gpu in gpus),
+                f"NVLink {what} on {hosts_of(recording, group)}: {names}",
+                _counters(group[0].fact, links),
+                *((look_at_nvlinks(gpus),) if growing else ()),
+                confidence=Confidence.LIKELY if growing else Confidence.POSSIBLE,
+                detail=_WHY[growing],
+                severity=asked_for(recording, Severity.WARNING if growing else Severity.INFO),
+            )
+
+
+_WHY = {
+    True: "The link loses data at this moment, and all GPUs that wait for the data wait longer.",
+    False: "Counted since the driver was loaded; none came while the doctor looked.",
+}
+_Link = tuple[str, int]
+
+
+def _lossy(fact: TopologyFact, *, growing: bool) -> tuple[_Link, ...] | None:
+    links = ((gpu.gpu, link) for gpu in fact.nvlinks for link in gpu.links)
+    return tuple((gpu, link.index) for gpu, link in links if _is_lossy(link, growing=growing)) or None
+
+
+def _is_lossy(link: Nvlink, *, growing: bool) -> bool:
+    grows = grows_gravely(link.errors_per_s)
+    return grows if growing else not grows and is_stained(link.errors)
+
+
+def _counters(fact: TopologyFact, links: Sequence[_Link]) -> Iterator[Evidence]:
+    for gpu in fact.nvlinks:
+        for link in gpu.links:
+            if (gpu.gpu, link.index) not in links:
+                continue
+            for name, count in link.errors.items():
+                if count:
+                    rate = link.errors_per_s.get(name, 0.0)
+                    text = f"{gpu.gpu}, link {link.index}: {MEANINGS.get(name, name)}, {rate:g} more a second"
+                    yield Evidence(text=text, value=count, expected_from="DCGM's limits")
 
 
 @rule("DD403", "nvlinks-missing", Severity.WARNING, TopologyFact)

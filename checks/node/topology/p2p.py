@@ -1,21 +1,24 @@
 """DD401, DD402: direct copies between two GPUs that stall, or may."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
-from ddp_doctor.checks.node.topology.gid_index import gid_index_in_words
-from ddp_doctor.checks.node.topology.p2p_wording import UNSET_LEVEL, name_hca, use_hca
+from ddp_doctor.checks.node.topology.p2p_status import UNSET_LEVEL, name_hca, use_hca
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.facts.node.topology import TopologyFact
+from ddp_doctor.knowledge.network import roce_gids
 from ddp_doctor.knowledge.topology import link_codes as codes
+from ddp_doctor.knowledge.versions import dotted
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.nccl import DISABLE_P2P, REPAIR_PATH, keep_near_p2p
 from ddp_doctor.remedies.pcie import exact_repairs
+from ddp_doctor.views.links_between_nodes import rdma_of
 from ddp_doctor.views.p2p_stalls import Stall, logs_by_node, nodes_nccl_ran_on, stalls
 from ddp_doctor.views.reproducers import between
+from ddp_doctor.views.transports import places
 from ddp_doctor.wording.findings import finding, possible
 from ddp_doctor.wording.pcie import what_bends_the_path
 from ddp_doctor.wording.ranks import rank_list
@@ -179,3 +182,26 @@ def hosts_crossing_sockets(recording: Recording) -> set[int]:
 
 def _path_evidence(gpus: tuple[str, str], code: str) -> Evidence:
     return Evidence(text=f"{'-'.join(gpus)} is {code}: {codes.meaning_of(code)}")
+
+
+def gid_index_in_words(recording: Recording, node: int, devices: Collection[str]) -> str | None:
+    """Whether the index has to be set for these devices; None where that cannot be told.
+
+    NCCL's own choice is told only where its release is known, since that decides, and where it is an
+    entry that other nodes reach; else the rules about RDMA (DD567 to DD569) have more to say.
+    """
+    rdma = rdma_of(recording).get(node)
+    nccl = next((place.node.version for place in places(recording) if place.seen.node == node), ())
+    ports = [port for hca, port in rdma.candidates() if hca.name in devices] if rdma else []
+    if rdma is None or not ports:
+        return None
+    if not any(port.is_roce for port in ports):
+        return "It is InfiniBand, which needs no NCCL_IB_GID_INDEX"
+    if not nccl:
+        return None
+    unset = {name: value for name, value in rdma.settings.items() if name != roce_gids.INDEX}
+    gids = [roce_gids.nccl_choice(port.gids, nccl, unset).gid for port in ports if port.is_roce]
+    if not all(gid is not None and gid.is_routable for gid in gids):
+        return None
+    entries = ", ".join(dict.fromkeys(f"{gid.index} ({gid.address}, RoCE v2)" for gid in gids if gid))
+    return f"Leave NCCL_IB_GID_INDEX unset: NCCL {dotted(nccl)} takes entry {entries} by itself"

@@ -1,9 +1,9 @@
-"""DD540: what to say of nodes that fell silent after the roll call (who is to blame: silence.py)."""
+"""DD540: nodes that fell silent after the roll call (who is to blame: views/lost_nodes.py)."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from ddp_doctor.checks.cluster.roll_call.advice import advice, look_at
+from ddp_doctor.checks.cluster.roll_call.wording import advice, look_at
 from ddp_doctor.facts.cluster.roll_call import RollCallFact, SilenceFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy
