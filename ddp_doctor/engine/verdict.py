@@ -13,7 +13,7 @@ from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool
 from ddp_doctor.views.nccl_backend import backend_of_ranks
-from ddp_doctor.wording.nodes import host, in_words
+from ddp_doctor.wording.nodes import host, name_list
 from ddp_doctor.wording.ranks import ranks_at
 
 #: Commands that say nothing of the rest of the machine.
@@ -134,7 +134,7 @@ def _where(recording: Recording, readings: Sequence[Reading]) -> str:
         return ""
     ranks = [reading.rank for reading in readings if reading.rank is not None]
     nodes = dict.fromkeys(reading.node for reading in readings)
-    return ranks_at(recording, ranks) if ranks else in_words([host(recording, node) for node in nodes])
+    return ranks_at(recording, ranks) if ranks else name_list([host(recording, node) for node in nodes])
 
 
 def _nodes(recording: Recording) -> int:

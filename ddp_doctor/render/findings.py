@@ -9,8 +9,8 @@ from ddp_doctor.remedies.names import why_not
 from ddp_doctor.remedies.settings import FOLLOWS
 from ddp_doctor.render import shell
 from ddp_doctor.render.plain import one_line
-from ddp_doctor.render.quantity import in_words
-from ddp_doctor.wording.nodes import in_words as names
+from ddp_doctor.render.quantity import amount
+from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.proofs import beside_tried, in_force
 
 #: A screen has room for no more; rules group what is alike, and the JSON report holds all.
@@ -55,12 +55,12 @@ def _evidence(evidence: Sequence[Evidence]) -> Iterator[str]:
 
 
 def _measured(item: Evidence) -> str:
-    return item.text if item.value is None else f"{item.text}: {in_words(item.value, item.unit)}"
+    return item.text if item.value is None else f"{item.text}: {amount(item.value, item.unit)}"
 
 
 def _expected(item: Evidence) -> str:
     """What was expected, and from where, in brackets."""
-    value = [f"expected {in_words(item.expected, item.unit)}"] if item.expected is not None else []
+    value = [f"expected {amount(item.expected, item.unit)}"] if item.expected is not None else []
     source = [item.expected_from] if item.expected_from else []
     return f" ({', '.join([*value, *source])})" if value or source else ""
 
@@ -105,7 +105,7 @@ def _to_paste(settings: Sequence[Setting]) -> Iterator[Line]:
         if setting.node is not None or setting.node_rank is not None:
             of_value.append(setting.node or f"node rank {setting.node_rank}")
     for (name, value), nodes in list(hosts.items())[:_MOST_VALUES]:
-        where = f"   # on {one_line(names(nodes))}" if nodes else ""
+        where = f"   # on {one_line(name_list(nodes))}" if nodes else ""
         if why := why_not(name, value):
             yield Line(f"({one_line(name)} cannot be pasted: {why})", indent=6)
         else:

@@ -10,7 +10,7 @@ _SCALES: dict[str, Sequence[tuple[float, float, str]]] = {
 }
 
 
-def in_words(value: float, unit: str | None) -> str:
+def amount(value: float, unit: str | None) -> str:
     """``50.29 ms`` for 0.050292 s, ``11.84 MB/s``, ``64 MiB``, ``131072 B``, ``3 ranks``, ``0.5``."""
     for least, divisor, name in _SCALES.get(unit or "", ()):
         if abs(value) >= least:

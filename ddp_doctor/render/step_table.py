@@ -9,7 +9,7 @@ buckets of 0.25 MiB: predicted 494 ms, measured 489 ms
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddp_doctor.model.report import Measurement
-from ddp_doctor.render.quantity import in_words
+from ddp_doctor.render.quantity import amount
 
 _TIMES = (("computing", "step_compute", 10), ("step", "step_time", 10), ("waiting", "step_exposed", 10))
 _COMMUNICATION = (("communication", "step_communicate", 14),)
@@ -34,7 +34,7 @@ def lines(measurements: Sequence[Measurement]) -> tuple[str, ...]:
 
 def _time(by_name: Mapping[str, Measurement], name: str, width: int) -> str:
     measurement = by_name.get(name)
-    return f"{'-' if measurement is None else in_words(_digits(max(measurement.value, 0.0)), 's'):>{width}} "
+    return f"{'-' if measurement is None else amount(_digits(max(measurement.value, 0.0)), 's'):>{width}} "
 
 
 def _digits(value: float) -> float:
@@ -66,6 +66,6 @@ def _buckets(measurements: Sequence[Measurement]) -> Iterator[str]:
     for measurement in measurements:
         if measurement.name == "step_measured":
             cap = measurement.labels["bucket_cap_mib"]
-            predicted_s = in_words(_digits(predicted[cap]), "s")
-            measured = in_words(_digits(measurement.value), "s")
+            predicted_s = amount(_digits(predicted[cap]), "s")
+            measured = amount(_digits(measurement.value), "s")
             yield f"  buckets of {cap:g} MiB: predicted {predicted_s}, measured {measured}"

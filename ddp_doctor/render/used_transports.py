@@ -18,7 +18,7 @@ from ddp_doctor.render.plain import one_line
 from ddp_doctor.views.links_between_nodes import crossings, hca_of
 from ddp_doctor.views.nic_choice import to_network
 from ddp_doctor.views.transports import Expected, Place, Used, log_of, places, used_within
-from ddp_doctor.wording.nodes import host, in_words
+from ddp_doctor.wording.nodes import host, name_list
 
 #: Rows of the table, and nodes whose logs are read for it.
 _MOST_ROWS = 8
@@ -114,7 +114,7 @@ def _whom(recording: Recording, kind: _Kind, those: list[tuple[int, str]]) -> st
     several = recording.world is not None and recording.world.nnodes > 1
     if kind.way == "between nodes":
         devices = [name for name in names if name != "-"]
-        return f"{kind.way}, {in_words(devices)}" if devices and len(devices) <= 2 else kind.way
+        return f"{kind.way}, {name_list(devices)}" if devices and len(devices) <= 2 else kind.way
     where = one_line(host(recording, nodes[0])) if len(nodes) == 1 else f"{len(nodes)} nodes"
     pairs = ", ".join(names) if len(those) <= 2 else f"{len(those)} pairs"
     return f"{kind.way}  {pairs}" + (f" on {where}" if several else "")
@@ -130,6 +130,6 @@ def _notes(logs: list[NcclTransportFact]) -> Iterator[str]:
         notes.append(f"{proxied} connections through the NIC of another GPU (PXN)")
     collnet = sorted({name.split("/")[1] for log in logs for name in log.collnet})
     if collnet:
-        notes.append(f"CollNet by {in_words(collnet)}")
+        notes.append(f"CollNet by {name_list(collnet)}")
     if notes:
         yield "; ".join(notes)

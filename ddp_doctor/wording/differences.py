@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, in_words, node_culprit
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, name_list, node_culprit
 from ddp_doctor.wording.ranks import rank_culprit
 
 #: A rank by its node rank and its local rank.
@@ -59,7 +59,7 @@ def split(values: Mapping[Who, tuple[Hashable, str]], there_are: int = 0) -> Spl
 
 def hosts(recording: Recording, nodes: Sequence[int]) -> str:
     """ "node0", "node0 and node1", "node0, node1, node2, node3 and 12 more"."""
-    return in_words([host(recording, node) for node in nodes])
+    return name_list([host(recording, node) for node in nodes])
 
 
 def local_ranks(recording: Recording, places: Sequence[Place]) -> str:
@@ -72,11 +72,11 @@ def local_ranks(recording: Recording, places: Sequence[Place]) -> str:
         with_ranks.setdefault(tuple(locals_), []).append(node)
     several = recording.world is not None and recording.world.nnodes > 1
     each = [
-        f"local rank{'s' if len(numbers) > 1 else ''} {in_words(numbers)}"
+        f"local rank{'s' if len(numbers) > 1 else ''} {name_list(numbers)}"
         + (f" of {hosts(recording, nodes)}" if several else "")
         for numbers, nodes in with_ranks.items()
     ]
-    return in_words(each)
+    return name_list(each)
 
 
 def others(split: Split[int]) -> str:

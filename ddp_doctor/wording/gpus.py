@@ -9,7 +9,7 @@ from ddp_doctor.model.choices import Backend, Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.gpus import Hits
-from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, in_words
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, name_list
 
 #: What may stand in a command: a recording may be anybody's.
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
@@ -99,8 +99,10 @@ def gpu_names(recording: Recording, hits: Hits) -> str:
         hosts.setdefault(host(recording, node), []).append(gpu)
     if len(hits) > NAMES_IN_A_SENTENCE:
         named = list(hosts) if len(hosts) <= NAMES_IN_A_SENTENCE else [f"{len(hosts)} nodes"]
-        return f"{len(hits)} GPUs on {in_words(named)}"
-    return in_words([f"{in_words([_short(gpu) for gpu in gpus])} on {name}" for name, gpus in hosts.items()])
+        return f"{len(hits)} GPUs on {name_list(named)}"
+    return name_list(
+        [f"{name_list([_short(gpu) for gpu in gpus])} on {name}" for name, gpus in hosts.items()]
+    )
 
 
 def gpu_culprits(recording: Recording, hits: Hits) -> tuple[Culprit, ...]:

@@ -8,7 +8,7 @@ from ddp_doctor.knowledge.gpu.xids import CATALOG, xid
 from ddp_doctor.model.finding import Culprit, CulpritKind, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.kernel_log import Hit, NodeView, blocked_s, views
-from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, in_words
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, name_list
 
 LINES_OF_EVIDENCE = 16
 
@@ -20,8 +20,8 @@ def device_names(recording: Recording, hits: Sequence[Hit]) -> str:
         hosts.setdefault(host(recording, hit.view.node), []).append(_name(hit.view, hit.device))
     if len(hits) > NAMES_IN_A_SENTENCE:
         named = list(hosts) if len(hosts) <= NAMES_IN_A_SENTENCE else [f"{len(hosts)} nodes"]
-        return f"{len(hits)} devices on {in_words(named)}"
-    return in_words([f"{in_words(names)} on {name}" for name, names in hosts.items()])
+        return f"{len(hits)} devices on {name_list(named)}"
+    return name_list([f"{name_list(names)} on {name}" for name, names in hosts.items()])
 
 
 def device_culprits(recording: Recording, hits: Sequence[Hit]) -> tuple[Culprit, ...]:

@@ -44,7 +44,7 @@ def node_pair(recording: Recording, node_rank: int, peer: int) -> Culprit:
 
 def node_names(recording: Recording, seen: Sequence[FactAt[F]]) -> str:
     """The nodes' names for a sentence: "node0", "node0 and node1", "node0, node1 and 12 more"."""
-    return in_words([host(recording, rank) for rank in dict.fromkeys(one.node for one in seen)])
+    return name_list([host(recording, rank) for rank in dict.fromkeys(one.node for one in seen)])
 
 
 def of_nodes(recording: Recording, seen: Sequence[FactAt[F]]) -> Who:
@@ -52,7 +52,7 @@ def of_nodes(recording: Recording, seen: Sequence[FactAt[F]]) -> Who:
     return Who(node_culprits(recording, seen), node_names(recording, seen))
 
 
-def in_words(names: Sequence[str]) -> str:
+def name_list(names: Sequence[str]) -> str:
     """Names for a sentence: "node0", "node0 and node1", "node0, node1, node2, node3 and 12 more"."""
     if len(names) > NAMES_IN_A_SENTENCE:
         names = [*names[:NAMES_IN_A_SENTENCE], f"{len(names) - NAMES_IN_A_SENTENCE} more"]

@@ -8,7 +8,7 @@ from ddp_doctor.model.experiment import Attempt
 from ddp_doctor.model.finding import Reproducer, Setting
 from ddp_doctor.settings.trials import OF_LAUNCHER
 from ddp_doctor.settings.wording import shown
-from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, in_words
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, name_list
 
 NOTHING_DONE = "there was no time for a trial"
 NO_GAIN = "it makes no difference"
@@ -44,7 +44,7 @@ def beside_tried(reason: str) -> str:
 def _on(names: list[str]) -> str:
     if not names:
         return ""
-    return f" on {in_words(names)}" if len(names) <= NAMES_IN_A_SENTENCE else f" on {len(names)} nodes"
+    return f" on {name_list(names)}" if len(names) <= NAMES_IN_A_SENTENCE else f" on {len(names)} nodes"
 
 
 def rate(bytes_per_s: float) -> str:

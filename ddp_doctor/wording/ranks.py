@@ -7,7 +7,7 @@ from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.gpus_of_ranks import gpu_of
-from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, in_words
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, name_list
 
 #: A sentence names no more runs of consecutive ranks than these.
 RUNS_IN_A_SENTENCE = 8
@@ -82,14 +82,14 @@ def ranks_at(recording: Recording, ranks: Iterable[int]) -> str:
         return "every rank"
     if world is None or world.nnodes == 1:
         each = [rank_at(recording, rank) for rank in numbers]
-        return in_words(each) if len(numbers) <= NAMES_IN_A_SENTENCE else rank_list(numbers)
+        return name_list(each) if len(numbers) <= NAMES_IN_A_SENTENCE else rank_list(numbers)
     nodes = list(dict.fromkeys(world.node_of(rank) for rank in numbers))
-    hosts = in_words([host(recording, node) for node in nodes])
+    hosts = name_list([host(recording, node) for node in nodes])
     whole = numbers == [rank for node in nodes for rank in world.ranks_of(node)]
     if whole and len(numbers) > len(nodes):
         return f"all {len(numbers)} ranks of {hosts}"
     if len(numbers) <= NAMES_IN_A_SENTENCE:
-        return in_words([rank_at(recording, rank) for rank in numbers])
+        return name_list([rank_at(recording, rank) for rank in numbers])
     return f"{rank_list(numbers)} ({hosts})"
 
 

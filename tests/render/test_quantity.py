@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_doctor.render.quantity import in_words
+from ddp_doctor.render.quantity import amount
 
 
 @pytest.mark.parametrize(
@@ -28,4 +28,4 @@ from ddp_doctor.render.quantity import in_words
     ],
 )
 def test_a_value_stands_in_the_unit_of_its_size(value, unit, words):
-    assert in_words(value, unit) == words
+    assert amount(value, unit) == words

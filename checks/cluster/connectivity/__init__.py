@@ -14,8 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from ipaddress import ip_address
 
-from ddp_doctor.checks.cluster.connectivity import blocked, packets, slow
-from ddp_doctor.checks.cluster.connectivity import wording as words
+from ddp_doctor.checks.cluster.connectivity import blocked, packets, slow, wording
 from ddp_doctor.checks.cluster.connectivity.glance import Glance
 from ddp_doctor.checks.cluster.connectivity.measure import Dialled
 from ddp_doctor.facts.cluster.connectivity import ConnectivityFact
@@ -55,7 +54,7 @@ def probe(ctx: NodesContext) -> ConnectivityFact:
         for one, row in zip(dialled, glances, strict=True)
     )
     if all(peer.outcome == "failed" for peer in peers):
-        raise Failed(f"no other node could be dialled: {words.system_words(peers[0].error)}")
+        raise Failed(f"no other node could be dialled: {wording.system_words(peers[0].error)}")
     return ConnectivityFact(peers=peers, port_range=_port_range(ctx))
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator
 
-from ddp_doctor.checks.cluster.connectivity import wording as words
+from ddp_doctor.checks.cluster.connectivity import wording
 from ddp_doctor.checks.cluster.connectivity.blame import Path
 from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Matrix
 from ddp_doctor.checks.cluster.connectivity.ways import MEET, way_out
@@ -55,15 +55,15 @@ def inbound_blocked(recording: Recording) -> Iterator[Draft]:
     if found.everyone:
         nodes = matrix.nodes
         ports = _ports(matrix, nodes)
-        title = f"{capital(words.port_words(ports))} are blocked between all {len(nodes)} nodes"
+        title = f"{capital(wording.port_words(ports))} are blocked between all {len(nodes)} nodes"
         yield _blocked(recording, matrix, list(matrix.seen), title, nodes, "every node")
         return
     for fate, nodes in _by_fate(matrix, found.inbound).items():
         paths = [path for path in matrix.failed if path[1] in nodes]
-        names = words.hosts(recording, nodes)
-        title = f"Inbound to {names} is blocked for {words.port_words(_ports(matrix, nodes))}: {fate}"
+        names = wording.hosts(recording, nodes)
+        title = f"Inbound to {names} is blocked for {wording.port_words(_ports(matrix, nodes))}: {fate}"
         both = [node for node in nodes if node in found.outbound]
-        more = f" {words.hosts(recording, both)} cannot dial the others either." if both else ""
+        more = f" {wording.hosts(recording, both)} cannot dial the others either." if both else ""
         yield _blocked(recording, matrix, paths, title, nodes, names, more)
 
 
@@ -90,21 +90,21 @@ def path_blocked(recording: Recording) -> Iterator[Draft]:
         ports = _ports(matrix, ends)
         many = "s" if len({frozenset(path) for path in paths}) > 1 else ""
         title = (
-            f"The path{many} {words.path_words(recording, paths)} {'are' if many else 'is'} blocked for"
-            f" {words.port_words(ports)}: {fate}"
+            f"The path{many} {wording.path_words(recording, paths)} {'are' if many else 'is'} blocked for"
+            f" {wording.port_words(ports)}: {fate}"
         )
         targets = sorted({target for _, target in paths})
         yield proved(
-            words.path_culprits(recording, paths),
+            wording.path_culprits(recording, paths),
             title,
             dials_seen(recording, matrix, paths),
             *around,
-            words.let_in(
-                words.hosts(recording, targets), ports, matrix.addresses(source for source, _ in paths)
+            wording.let_in(
+                wording.hosts(recording, targets), ports, matrix.addresses(source for source, _ in paths)
             ),
-            words.trace_path(recording, paths, matrix.address_of),
-            words.narrow_ports(ports),
-            detail=f"The nodes met at the roll call. {words.NEEDED_BY}.",
+            wording.trace_path(recording, paths, matrix.address_of),
+            wording.narrow_ports(ports),
+            detail=f"The nodes met at the roll call. {wording.NEEDED_BY}.",
             reproduced_by=MEET if around else None,
         )
 
@@ -131,17 +131,17 @@ def outbound_blocked(recording: Recording) -> Iterator[Draft]:
     if not nodes:
         return
     paths = [path for path in matrix.failed if path[0] in nodes]
-    names = words.hosts(recording, nodes)
+    names = wording.hosts(recording, nodes)
     ports, around = _ports(matrix, [target for _, target in paths]), way_out(recording)
     fates = " or ".join(dict.fromkeys(_FATE[matrix.seen[path].outcome] for path in paths))
     yield proved(
         (node_culprit(recording, node) for node in nodes),
-        f"Outbound from {names} is blocked for {words.port_words(ports)}: {fates}",
+        f"Outbound from {names} is blocked for {wording.port_words(ports)}: {fates}",
         dials_seen(recording, matrix, paths),
         *around,
-        words.let_out(names, ports),
-        words.narrow_ports(ports),
-        detail=f"The nodes that it dials are reached by others. {words.NEEDED_BY}.",
+        wording.let_out(names, ports),
+        wording.narrow_ports(ports),
+        detail=f"The nodes that it dials are reached by others. {wording.NEEDED_BY}.",
         reproduced_by=MEET if around else None,
     )
 
@@ -161,10 +161,10 @@ def _blocked(
         title,
         dials_seen(recording, matrix, paths),
         *around,
-        words.let_in(where, ports, matrix.addresses(source for source, _ in paths)),
-        words.narrow_ports(ports),
+        wording.let_in(where, ports, matrix.addresses(source for source, _ in paths)),
+        wording.narrow_ports(ports),
         confidence=Confidence.PROVED if len(matrix.nodes) > 2 else Confidence.LIKELY,
-        detail=f"The nodes met at the roll call, so the network is there.{more} {words.NEEDED_BY}.",
+        detail=f"The nodes met at the roll call, so the network is there.{more} {wording.NEEDED_BY}.",
         reproduced_by=MEET if around else None,
     )
 
@@ -184,7 +184,7 @@ def _paths_by_fate(matrix: Matrix, paths: Iterable[Path]) -> dict[str, list[Path
     return groups
 
 
-def _ports(matrix: Matrix, nodes: Iterable[int]) -> words.PortRange | None:
+def _ports(matrix: Matrix, nodes: Iterable[int]) -> wording.PortRange | None:
     """The ephemeral ports of these nodes, where they are the same."""
     known = {row.port_range for node in nodes if (row := matrix.rows.get(node)) and row.port_range}
     return known.pop() if len(known) == 1 else None
@@ -224,10 +224,10 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
     given_out = ", ".join(_given_out(recording, matrix, wrong, who))
     met = {path[1]: matrix.seen[path].met_at for path in wrong}
     rest = {path[1]: peer.address for path, peer in matrix.seen.items() if path[1] not in met}
-    mended = way_out(recording) or (words.use_met_interface(recording, met, rest),)
+    mended = way_out(recording) or (wording.use_met_interface(recording, met, rest),)
     yield proved(
-        tuple(node_culprit(recording, node) for node in nodes) or words.path_culprits(recording, paths),
-        f"The address that {words.hosts(recording, who)} {'gives' if len(who) == 1 else 'give'} out"
+        tuple(node_culprit(recording, node) for node in nodes) or wording.path_culprits(recording, paths),
+        f"The address that {wording.hosts(recording, who)} {'gives' if len(who) == 1 else 'give'} out"
         f" ({given_out})"
         " does not lead there from the other nodes; the roll call's address does",
         dials_seen(recording, matrix, wrong),
@@ -243,7 +243,7 @@ def _given_out(
     """ "10.77.0.2 on eth0": the addresses of these nodes."""
     for node, address in dict.fromkeys((path[1], matrix.seen[path].address) for path in paths):
         if node in nodes:
-            interface = words.interface_name(recording, node, address)
+            interface = wording.interface_name(recording, node, address)
             yield f"{address} on {interface}" if interface else address
 
 
@@ -267,7 +267,7 @@ def dials_seen(recording: Recording, matrix: Matrix, paths: list[Path]) -> tuple
 
 def _dial(recording: Recording, path: Path, peer: PeerConnectivity) -> str:
     address = f"[{peer.address}]" if ":" in peer.address else peer.address
-    result = words.system_words(peer.error)
+    result = wording.system_words(peer.error)
     if peer.connect_s is not None:
         result = f"connected after {peer.connect_s * 1e3:.1f} ms"
     other = f"; at {peer.met_at} it answers" if peer.met_at_outcome == "ok" else ""

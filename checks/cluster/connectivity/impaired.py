@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 
-from ddp_doctor.checks.cluster.connectivity import wording as words
+from ddp_doctor.checks.cluster.connectivity import wording
 from ddp_doctor.checks.cluster.connectivity.blame import Blame, Path
 from ddp_doctor.checks.cluster.connectivity.matrix import Matrix
 from ddp_doctor.facts.node.host import Host
@@ -17,15 +17,15 @@ def on_paths(recording: Recording, found: Blame) -> str:
     if found.everyone:
         return "Between all nodes"
     if not found.nodes:
-        return f"On the path {words.path_words(recording, found.paths)}"
+        return f"On the path {wording.path_words(recording, found.paths)}"
     sides = [side for side, nodes in (("to", found.inbound), ("from", found.outbound)) if nodes]
-    return f"On the paths {' and '.join(sides)} {words.hosts(recording, found.nodes)}"
+    return f"On the paths {' and '.join(sides)} {wording.hosts(recording, found.nodes)}"
 
 
 def blamed(recording: Recording, found: Blame, nodes: Iterable[int]) -> tuple[Culprit, ...]:
     """The nodes that are named, of all ``nodes`` of the run, else the paths."""
     named = nodes if found.everyone else found.nodes
-    alone = () if found.nodes else words.path_culprits(recording, found.paths)
+    alone = () if found.nodes else wording.path_culprits(recording, found.paths)
     return (*(node_culprit(recording, node) for node in named), *alone)
 
 
@@ -44,8 +44,10 @@ def measured(text: str, value: float, unit: str, usual: float | None) -> Evidenc
 def look(recording: Recording, matrix: Matrix, nodes: Iterable[int]) -> Remedy:
     """Look at the interface of each node, by its name where that is known."""
     addresses = matrix.address_of
-    known = {node: words.interface_name(recording, node, addresses.get(node, "")) for node in nodes}
-    return words.look_at_link([(host(recording, node), name or "INTERFACE") for node, name in known.items()])
+    known = {node: wording.interface_name(recording, node, addresses.get(node, "")) for node in nodes}
+    return wording.look_at_link(
+        [(host(recording, node), name or "INTERFACE") for node, name in known.items()]
+    )
 
 
 def touching(paths: Iterable[Path], nodes: Collection[int]) -> set[Path]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from statistics import median
 
-from ddp_doctor.checks.cluster.connectivity import wording as words
+from ddp_doctor.checks.cluster.connectivity import wording
 from ddp_doctor.checks.cluster.connectivity.blame import Blame, Path
 from ddp_doctor.checks.cluster.connectivity.impaired import (
     blamed,
@@ -80,7 +80,7 @@ def _slow_answers(
         f"{on_paths(recording, found)} a round trip takes {slow * 1e3:.1f} ms{against}",
         (
             measured(
-                f"shortest round trip {words.path_words(recording, [pair, pair[::-1]])}",
+                f"shortest round trip {wording.path_words(recording, [pair, pair[::-1]])}",
                 answers[pair],
                 "s",
                 None if two else usual,
@@ -90,7 +90,7 @@ def _slow_answers(
         *around,
         by_administrator(
             "Place the nodes of a job in one site and network; find what the path leads through",
-            *words.trace_path(recording, pairs, matrix.address_of).commands,
+            *wording.trace_path(recording, pairs, matrix.address_of).commands,
             scope="cluster",
             cost="none: a diagnosis, not a cure",
             undo="",
@@ -150,7 +150,7 @@ def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path
         (
             Evidence(
                 text=f"{one.retransmits} of {one.round_trips} round trips"
-                f" {words.path_words(recording, [pair, pair[::-1]])} sent again",
+                f" {wording.path_words(recording, [pair, pair[::-1]])} sent again",
                 value=round(100 * one.share, 2),
                 unit="%",
                 expected=0,
@@ -214,7 +214,7 @@ def _swallowed(recording: Recording, matrix: Matrix, path: Path) -> Evidence:
     peer = matrix.seen[path]
     segments = f", in segments of up to {peer.mss_bytes} bytes" if peer.mss_bytes else ""
     return Evidence(
-        text=f"{words.path_words(recording, [path])} {peer.lost_bytes} bytes do not arrive{segments}; the longest"
+        text=f"{wording.path_words(recording, [path])} {peer.lost_bytes} bytes do not arrive{segments}; the longest"
         " message that does",
         value=peer.passed_bytes,
         unit="B",
@@ -227,15 +227,15 @@ def _mend_mtu(
     recording: Recording, matrix: Matrix, path: Path, passed: int, found: Blame
 ) -> Iterator[Remedy]:
     peer, addresses = matrix.seen[path], matrix.address_of
-    yield words.one_mtu(recording, path[0], peer.address, passed, peer.mss_bytes)
+    yield wording.one_mtu(recording, path[0], peer.address, passed, peer.mss_bytes)
     nodes = matrix.nodes if found.everyone else found.nodes or sorted({*found.paths[0]})
     known = [
         (host(recording, node), one)
         for node in nodes
         if (one := _interface(recording, addresses, node)) is not None
     ]
-    yield words.smaller_mtu(known, passed, ipv6=":" in peer.address)
+    yield wording.smaller_mtu(known, passed, ipv6=":" in peer.address)
 
 
 def _interface(recording: Recording, addresses: dict[int, str], node: int) -> Interface | None:
-    return words.interface_with(recording, node, addresses[node]) if node in addresses else None
+    return wording.interface_with(recording, node, addresses[node]) if node in addresses else None

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from statistics import median, median_high
 
-from ddp_doctor.checks.cluster.connectivity import wording as words
+from ddp_doctor.checks.cluster.connectivity import wording
 from ddp_doctor.checks.cluster.connectivity.blame import Blame, Path
 from ddp_doctor.checks.cluster.connectivity.impaired import look, measured, on_paths, unless_over_rdma
 from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Matrix
@@ -20,7 +20,7 @@ from ddp_doctor.remedies.interfaces import backend_name
 from ddp_doctor.settings.trials import GAIN
 from ddp_doctor.views.interfaces import chosen
 from ddp_doctor.wording.findings import finding, likely
-from ddp_doctor.wording.nodes import host, in_words, node_culprit, node_pair
+from ddp_doctor.wording.nodes import host, name_list, node_culprit, node_pair
 
 
 @rule("DD533", "node-is-slow-to-its-peers", Severity.ERROR, ConnectivityFact, ranks="slow")
@@ -60,7 +60,7 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
     around = detour(
         recording, lambda way: all(_is_faster(way, side, mine[node]) for node, side in sides.items())
     )
-    rate, names = median(mine.values()), words.hosts(recording, nodes)
+    rate, names = median(mine.values()), wording.hosts(recording, nodes)
     ratio, verb, its = usual / rate, *(("is", "its") if len(nodes) == 1 else ("are", "their"))
     of_three = len(matrix.nodes) == 3 and ratio < path_quality.SLOW_OF_THREE_RATIO
     part = Blame(
@@ -69,8 +69,8 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
     )
     return likely(
         (node_culprit(recording, node) for node in nodes),
-        f"{names} {verb} {ratio:.0f} times slower than {its} peers: {words.rate(rate)} against"
-        f" {words.rate(usual)}",
+        f"{names} {verb} {ratio:.0f} times slower than {its} peers: {wording.rate(rate)} against"
+        f" {wording.rate(usual)}",
         (
             measured(
                 f"throughput of {host(recording, node)}, the median of the best of each slow path",
@@ -97,15 +97,15 @@ def _slow_paths(recording: Recording, matrix: Matrix, paths: list[Path]) -> Draf
     around = detour(recording, lambda way: known and _is_faster(way, paths, rate))
     detail = "The other paths of these nodes are faster." if known else "Perhaps the network is built so."
     return finding(
-        words.path_culprits(recording, paths),
-        f"Throughput {words.path_words(recording, paths)} is {usual / rate:.0f} times lower than on the"
-        f" fastest paths: {words.rate(rate)} against {words.rate(usual)}",
+        wording.path_culprits(recording, paths),
+        f"Throughput {wording.path_words(recording, paths)} is {usual / rate:.0f} times lower than on the"
+        f" fastest paths: {wording.rate(rate)} against {wording.rate(usual)}",
         (
-            measured(f"throughput {words.path_words(recording, [path])}", rates[path], "B/s", usual)
+            measured(f"throughput {wording.path_words(recording, [path])}", rates[path], "B/s", usual)
             for path in paths[:PATHS_SHOWN]
         ),
         *around,
-        words.trace_path(recording, paths, matrix.address_of),
+        wording.trace_path(recording, paths, matrix.address_of),
         confidence=Confidence.LIKELY if known else Confidence.POSSIBLE,
         detail=detail,
         severity=unless_over_rdma(recording, Severity.WARNING if known else Severity.INFO),
@@ -176,8 +176,8 @@ def slower_network_is_used(recording: Recording) -> Iterator[Draft]:
     refuted = _is_refuted(recording)
     yield finding(
         tuple(_culprits(recording, matrix, mine)),
-        f"{backend} takes {mine}, where {words.rate(rate)} get through between the nodes; over {theirs} it"
-        f" is {words.rate(other)}",
+        f"{backend} takes {mine}, where {wording.rate(rate)} get through between the nodes; over {theirs} it"
+        f" is {wording.rate(other)}",
         Evidence(
             text=f"throughput over {mine}, {'the slower direction' if _are_two(matrix) else 'the median'}"
             " of the best samples",
@@ -243,11 +243,11 @@ def _is_refuted(recording: Recording) -> bool:
 def _interfaces_in_use(recording: Recording, matrix: Matrix) -> str:
     """ "eth0", "eth0 and ens5"; an address where no name is known."""
     taken = {path[1]: peer.address for path, peer in matrix.seen.items()}
-    return _listed(words.interface_name(recording, node, one) or one for node, one in taken.items())
+    return _listed(wording.interface_name(recording, node, one) or one for node, one in taken.items())
 
 
 def _listed(names: Iterable[str]) -> str:
-    return in_words(sorted(set(names)))
+    return name_list(sorted(set(names)))
 
 
 def _culprits(recording: Recording, matrix: Matrix, name: str) -> Iterator[Culprit]:
@@ -264,5 +264,5 @@ def _culprits(recording: Recording, matrix: Matrix, name: str) -> Iterator[Culpr
             kind="setting" if setting else "nic",
             node=host(recording, node),
             node_rank=node,
-            name=setting or words.interface_name(recording, node, taken.get(node, "")),
+            name=setting or wording.interface_name(recording, node, taken.get(node, "")),
         )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from statistics import median_low
 
-from ddp_doctor.checks.cluster.connectivity import wording as words
+from ddp_doctor.checks.cluster.connectivity import wording
 from ddp_doctor.checks.cluster.connectivity.blame import Path
 from ddp_doctor.checks.cluster.connectivity.matrix import Matrix
 from ddp_doctor.facts.cluster.connectivity import OtherConnectivity
@@ -60,7 +60,7 @@ def way_out(recording: Recording) -> tuple[Remedy, ...]:
 def take(recording: Recording, way: Way, *, rendezvous: bool = False) -> Remedy:
     """Let the backend use this way on all nodes."""
     why = f"there, in {way.network}, all nodes reach each other"
-    return words.use_interfaces(recording, dict(sorted(way.interfaces.items())), why, rendezvous=rendezvous)
+    return wording.use_interfaces(recording, dict(sorted(way.interfaces.items())), why, rendezvous=rendezvous)
 
 
 def _ways(matrix: Matrix) -> list[Way]:

@@ -16,7 +16,7 @@ from ddp_doctor.model.finding import Culprit, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.remedies.interfaces import name_interfaces, variable, with_rendezvous
 from ddp_doctor.remedies.kinds import by_administrator
-from ddp_doctor.wording.nodes import host, in_words, node_pair
+from ddp_doctor.wording.nodes import host, name_list, node_pair
 
 PortRange = tuple[int, int]
 
@@ -54,7 +54,7 @@ def rate(bytes_per_s: float) -> str:
 
 def hosts(recording: Recording, nodes: Iterable[int]) -> str:
     """The nodes' names for a sentence."""
-    return in_words([host(recording, node) for node in nodes])
+    return name_list([host(recording, node) for node in nodes])
 
 
 def path_words(recording: Recording, paths: Iterable[Path]) -> str:
@@ -66,7 +66,7 @@ def path_words(recording: Recording, paths: Iterable[Path]) -> str:
             words.append("from {} to {}".format(*names))
         elif source < target:
             words.append("between {} and {}".format(*names))
-    return in_words(words)
+    return name_list(words)
 
 
 def path_culprits(recording: Recording, paths: Iterable[Path]) -> tuple[Culprit, ...]:

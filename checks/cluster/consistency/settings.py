@@ -21,7 +21,7 @@ from ddp_doctor.views.forbidden_ways import settings_told
 from ddp_doctor.views.nccl_backend import nccl_backends
 from ddp_doctor.wording import differences
 from ddp_doctor.wording.differences import Place, Who, split
-from ddp_doctor.wording.nodes import in_words
+from ddp_doctor.wording.nodes import name_list
 
 
 @rule("DD551", "nodes-have-different-settings", Severity.WARNING, ConsistencyFact, EnvVars)
@@ -98,7 +98,7 @@ def ranks_differ(recording: Recording) -> Iterator[Draft]:
 
 
 def _title(group: Sequence[Difference[Who]], few: str, many: str, told: str) -> str:
-    parts, names = group[0].split, in_words([one.name for one in group])
+    parts, names = group[0].split, name_list([one.name for one in group])
     if parts.usual is None:
         return f"{names} {'is' if len(group) == 1 else 'are'} not set alike: {told}"
     alone = len(parts.few) == 1

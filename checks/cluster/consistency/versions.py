@@ -14,7 +14,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.software import with_the_right_nccl
 from ddp_doctor.wording.differences import hosts, odd_values, others, split, told
-from ddp_doctor.wording.nodes import in_words
+from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import capital
 
 
@@ -41,11 +41,11 @@ def different_versions(recording: Recording) -> Iterator[Draft]:
     for group in together(_versions(recording)):
         parts = group[0].split
         if parts.usual is None:
-            names = in_words([one.name for one in group])
+            names = name_list([one.name for one in group])
             title = f"The nodes run different versions of {names}: {told(recording, parts)}"
         else:
-            here = in_words([f"{one.name} {odd_values(one.split)}" for one in group])
-            there = in_words([f"{one.name} {one.split.usual}" for one in group])
+            here = name_list([f"{one.name} {odd_values(one.split)}" for one in group])
+            there = name_list([f"{one.name} {one.split.usual}" for one in group])
             title = f"{_run(hosts(recording, parts.few), parts.few)} {here} where"
             title += f" {others(parts)} {'runs' if parts.many == 1 else 'run'} {there}"
         detail = f"{capital(group[0].effect)}."

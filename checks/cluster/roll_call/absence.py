@@ -24,7 +24,7 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.wording.findings import finding, likely, proved
-from ddp_doctor.wording.nodes import in_words
+from ddp_doctor.wording.nodes import name_list
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,9 @@ def _never_closed(fact: RollCallFact) -> Draft:
 
 def _never_came(recording: Recording, fact: RollCallFact) -> Draft:
     gone = _who_is_missing(recording, fact)
-    here = in_words([one.hostname for one in fact.present]) or fact.hostname
+    here = name_list([one.hostname for one in fact.present]) or fact.hostname
     came = f"{len(fact.present)} of {fact.nnodes} nodes reported in to {endpoint(fact)} within {time_given(fact)}"
-    names = in_words([one.node or "" for one in gone.culprits])
+    names = name_list([one.node or "" for one in gone.culprits])
     title = f"{names} never reported in: {came}" if gone.named else f"{came}: only {here} came"
     return finding(
         gone.culprits,
@@ -112,7 +112,7 @@ def _never_came(recording: Recording, fact: RollCallFact) -> Draft:
 def _start_there(recording: Recording, fact: RollCallFact, gone: _Missing) -> Remedy:
     """Where one command starts all nodes, nobody types anything on the others."""
     launcher = recording.world.launcher if recording.world else ""
-    names = in_words([one.node or "" for one in gone.culprits]) if gone.named else "the other hosts"
+    names = name_list([one.node or "" for one in gone.culprits]) if gone.named else "the other hosts"
     if launcher in LAUNCHERS:
         return launch_again(launcher, [one.node for one in gone.culprits if gone.named and one.node])
     return start_again(
@@ -127,7 +127,7 @@ def _not_understood(fact: RollCallFact) -> Draft:
     hosts = [one for one in dict.fromkeys(fact.unreadable) if one]
     return likely(
         (Culprit(kind="node", node=host) for host in hosts),
-        f"{in_words(hosts)} sent what cannot be read (another release of ddp-doctor?): {len(fact.present)} of"
+        f"{name_list(hosts)} sent what cannot be read (another release of ddp-doctor?): {len(fact.present)} of"
         f" {fact.nnodes} nodes could be taken in",
         (who_came(fact.present), *_unreadable_evidence(fact)),
         start_again(
@@ -158,7 +158,7 @@ def _not_startable(recording: Recording, fact: RollCallFact) -> Draft:
     reasons = dict.fromkeys(one.reason for one in fact.not_started)
     return proved(
         gone.culprits,
-        f"{in_words(hosts)} could not be started: {'; '.join(list(reasons)[:2])}",
+        f"{name_list(hosts)} could not be started: {'; '.join(list(reasons)[:2])}",
         _not_started_evidence(fact),
         advice(
             "Mend what the reason names: until then no command reaches all of these hosts",

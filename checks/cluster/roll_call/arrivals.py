@@ -11,7 +11,7 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.wording.findings import proved
-from ddp_doctor.wording.nodes import in_words
+from ddp_doctor.wording.nodes import name_list
 
 
 @rule("DD515", "two-nodes-claim-one-node-rank", Severity.ERROR, RollCallFact)
@@ -64,7 +64,7 @@ def _duplicates(recording: Recording, fact: RollCallFact) -> Iterator[Draft]:
         if len(hosts) < 2:
             continue
         distinct = list(dict.fromkeys(hosts))
-        who = in_words(distinct) if len(distinct) > 1 else f"{len(hosts)} starts on {distinct[0]}"
+        who = name_list(distinct) if len(distinct) > 1 else f"{len(hosts)} starts on {distinct[0]}"
         yield proved(
             (_claim(host, rank) for host in distinct),
             f"{who} claim node rank {rank}: each needs its own",
@@ -131,7 +131,7 @@ def _different_numbers(recording: Recording, fact: RollCallFact) -> Draft:
     most = max(map(len, told.values()), default=0)
     usual = [number for number, hosts in told.items() if len(hosts) == most]
     odd = [host for number, hosts in told.items() if len(usual) == 1 and number != usual[0] for host in hosts]
-    each = "; ".join(f"{in_words(hosts)}: {number}" for number, hosts in sorted(told.items()))
+    each = "; ".join(f"{name_list(hosts)}: {number}" for number, hosts in sorted(told.items()))
     return proved(
         tuple(
             Culprit(kind="node", node=host, node_rank=_rank_of(fact, host), name="--nnodes") for host in odd

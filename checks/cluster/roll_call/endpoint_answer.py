@@ -23,7 +23,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.wording.nodes import in_words
+from ddp_doctor.wording.nodes import name_list
 
 #: What the kernel says where this host itself knows no way, whatever the other one does (errno(3)).
 _NO_NETWORK = "Network is unreachable"
@@ -202,7 +202,7 @@ def _two_jobs(group: Group) -> Draft:
     setting = Culprit(kind="setting", node=fact.endpoint_host or fact.hostname, name="--rdzv-endpoint")
     found = draft(
         group,
-        f"Two jobs meet on {endpoint(fact)}: {in_words([*_jobs(fact)])}",
+        f"Two jobs meet on {endpoint(fact)}: {name_list([*_jobs(fact)])}",
         "The nodes are those of two jobs, so neither a node nor its rank is to blame. This run was not begun.",
         (setting,),
         mend(

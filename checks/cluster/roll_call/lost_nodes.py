@@ -11,7 +11,7 @@ from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.views.lost_nodes import Cause, causes, farewells, links_lost
 from ddp_doctor.wording.findings import NOBODY, finding, proved
-from ddp_doctor.wording.nodes import host, in_words, node_culprit, node_pair
+from ddp_doctor.wording.nodes import host, name_list, node_culprit, node_pair
 
 _ANSWERED = {
     "answers": "answers on the direct line",
@@ -104,7 +104,7 @@ def _of_observer(recording: Recording, cause: Cause) -> str:
         stopped = max(one.fact.stopped_s for one in cause.seen)
         return f"{names} was itself stopped for {stopped:.1f} s, and {silent} gave it up meanwhile"
     if cause.how == "link-down":
-        lost = in_words(sorted({name for one in cause.seen for name in links_lost(recording, one)}))
+        lost = name_list(sorted({name for one in cause.seen for name in links_lost(recording, one)}))
         return f"{names} lost the link of {lost} and {_hears_no_more(recording, cause, cause.blamed)}"
     is_off = f"has been cut off since{since}" if since else "is cut off"
     return f"{names} {is_off}: it hears none of the others ({silent})"
@@ -118,7 +118,7 @@ def _hears_no_more(recording: Recording, cause: Cause, observers: Sequence[int])
 
 
 def _hosts(recording: Recording, nodes: Sequence[int]) -> str:
-    return in_words([host(recording, node) for node in dict.fromkeys(nodes)])
+    return name_list([host(recording, node) for node in dict.fromkeys(nodes)])
 
 
 def _is_head(cause: Cause) -> bool:
@@ -207,10 +207,10 @@ def _evidence(recording: Recording, one: FactAt[SilenceFact]) -> Evidence:
 
 
 def _remedy(recording: Recording, cause: Cause) -> Remedy:
-    where = in_words([host(recording, node) for node in cause.blamed or cause.silent])
+    where = name_list([host(recording, node) for node in cause.blamed or cause.silent])
     links = sorted({name for one in cause.seen for name in links_lost(recording, one)})
     if cause.how == "link-down":
-        summary = f"On {where}, look at the cable, the switch port and the driver of {in_words(links)}"
+        summary = f"On {where}, look at the cable, the switch port and the driver of {name_list(links)}"
         return _on_node(summary, *(f"ip -s link show {name}" for name in links), "sudo dmesg -T | tail -n 50")
     if cause.how == "cut-off":
         return _on_node(

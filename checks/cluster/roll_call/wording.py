@@ -7,7 +7,7 @@ from ddp_doctor.facts.cluster.roll_call import Present, RollCallFact
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Evidence, Proof, Remedy, Scope
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.wording import run_options
-from ddp_doctor.wording.nodes import in_words
+from ddp_doctor.wording.nodes import name_list
 
 #: Nodes in the same situation.
 Group = Sequence[FactAt[RollCallFact]]
@@ -49,7 +49,7 @@ def time_given(fact: RollCallFact) -> str:
 
 def names(group: Group) -> str:
     """The nodes of the group for a sentence."""
-    return in_words(list(dict.fromkeys(reader(one.fact).node or "" for one in group)))
+    return name_list(list(dict.fromkeys(reader(one.fact).node or "" for one in group)))
 
 
 def readers(group: Group) -> tuple[Culprit, ...]:

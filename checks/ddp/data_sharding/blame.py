@@ -8,7 +8,7 @@ from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.wording.differences import Split, split
 from ddp_doctor.wording.findings import finding
-from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, in_words
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, name_list
 from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
 Facts = Mapping[int, DataSharding]
@@ -34,7 +34,7 @@ def differing(facts: Facts, what: Callable[[Share], int | None]) -> Split[int] |
     values = {
         rank: tuple(dict.fromkeys(what(share) for share in fact.shares)) for rank, fact in facts.items()
     }
-    return split({rank: (value, in_words([str(one) for one in value])) for rank, value in values.items()})
+    return split({rank: (value, name_list([str(one) for one in value])) for rank, value in values.items()})
 
 
 def parted(recording: Recording, parts: Split[int]) -> str:

@@ -10,7 +10,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.wording.nodes import in_words
+from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import rank_list, ranks_at
 
 #: What a share records, and how a sentence calls it.
@@ -163,9 +163,9 @@ def _wrong(recording: Recording, seen: Coverage, where: str, drop_last: bool) ->
         said.append(f"{some(seen.missing)} on no rank")
     return draft(
         recording,
-        f"The ranks' shards do not cover {where}: {in_words(said)}",
+        f"The ranks' shards do not cover {where}: {name_list(said)}",
         f"With drop_last={drop_last} every index must be there once, but for fewer than there are ranks.",
         blamed,
-        Evidence(text=f"of {where}: {in_words(said)}"),
+        Evidence(text=f"of {where}: {name_list(said)}"),
         WHICH_SAMPLER,
     )

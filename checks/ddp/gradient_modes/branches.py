@@ -11,7 +11,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code
 from ddp_doctor.wording.findings import NOBODY, likely, possible
-from ddp_doctor.wording.nodes import in_words
+from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import ranks_at
 
 _EXPECT = in_code(
@@ -53,7 +53,7 @@ def branches_differ_without_find_unused_parameters(recording: Recording) -> Iter
         NOBODY,
         f"DDP does not look for unused parameters, and ranks differ: {', '.join(words)}",
         (
-            Evidence(text=f"rank {rank} does not use {in_words(sorted(unused))}")
+            Evidence(text=f"rank {rank} does not use {name_list(sorted(unused))}")
             for rank, unused in sorted(seen.items())
             if unused - everywhere
         ),
@@ -98,7 +98,7 @@ def gradients_are_no_views_of_their_bucket(recording: Recording) -> Iterator[Dra
             cost="None",
             untried="the doctor cannot tell which code assigns it",
         ),
-        detail=f"They are those of {in_words(names)} of the probe's model; the values are right.",
+        detail=f"They are those of {name_list(names)} of the probe's model; the values are right.",
     )
 
 
@@ -131,5 +131,5 @@ def gradients_of_a_mode_differ_between_ranks(recording: Recording) -> Iterator[D
                     expected_from="DDP hands one reduced bucket to all ranks",
                 ),
                 without(name),
-                detail=f"They are those of {in_words(names)} of the probe's model; each is the mean within rounding.",
+                detail=f"They are those of {name_list(names)} of the probe's model; each is the mean within rounding.",
             )

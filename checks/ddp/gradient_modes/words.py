@@ -6,7 +6,7 @@ from ddp_doctor.checks.ddp.gradient_modes.modes import ACCUMULATED, USED
 from ddp_doctor.knowledge.ddp import gradient_code
 from ddp_doctor.model.finding import Remedy
 from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code
-from ddp_doctor.wording.nodes import in_words
+from ddp_doctor.wording.nodes import name_list
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def lacks(mode: str, held: gradient_code.Reading, ranks: int) -> str:
     ratios = {held.scale} if held.holds == "scaled" else set(held.shares.values())
     part = _part(mode, min(ratios)) if len(ratios) == 1 else ""
     if part:
-        whose = "" if held.holds == "scaled" else f" of {in_words([f'rank {one}' for one in held.shares])}"
+        whose = "" if held.holds == "scaled" else f" of {name_list([f'rank {one}' for one in held.shares])}"
         return f"it lacks {part}{whose}"
     if mode == "unused" and over_users(held, ranks):
         return "it is the mean over the ranks that use the parameter, not over all"
@@ -99,4 +99,4 @@ def _part(mode: str, ratio: float) -> str:
     if abs(entered - round(entered)) > 0.01 or not 0 < round(entered) < sum(multiples):
         return ""
     lost = [number for number, one in enumerate(multiples, 1) if not round(entered) & one]
-    return f"{what}{'s' if len(lost) > 1 else ''} {in_words([str(one) for one in lost])} of {len(multiples)}"
+    return f"{what}{'s' if len(lost) > 1 else ''} {name_list([str(one) for one in lost])} of {len(multiples)}"

@@ -19,7 +19,7 @@ from ddp_doctor.remedies.settings import unset
 from ddp_doctor.settings.values import misread
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.interfaces import chosen
-from ddp_doctor.wording.nodes import by_cause, in_words, node_culprits, node_names
+from ddp_doctor.wording.nodes import by_cause, name_list, node_culprits, node_names
 
 _INTERFACES_SHOWN = 8
 _READERS = ((GLOO_IFNAME, "gloo"), (NCCL_IFNAME, "nccl"))
@@ -128,10 +128,10 @@ def absent_device(recording: Recording) -> Iterator[Draft]:
             return
         missing = _missing(node.values.get(HCA, ""), [hca.name for hca in fact.hcas] if fact else [])
         if missing:
-            here = in_words([hca.name for hca in fact.hcas]) if fact and fact.hcas else "none"
+            here = name_list([hca.name for hca in fact.hcas]) if fact and fact.hcas else "none"
             yield setting_draft(
                 (HCA,),
-                f"{shown(HCA, node.values[HCA])} names {in_words(missing)}, which this machine does not have",
+                f"{shown(HCA, node.values[HCA])} names {name_list(missing)}, which this machine does not have",
                 f"RDMA devices here: {here}",
                 "NCCL src/transport/net_ib/init.cc and src/misc/utils.cc, matchIfList",
                 node.without([HCA], "NCCL finds active ports itself"),

@@ -20,7 +20,7 @@ from ddp_doctor.settings.releases import RELEASES, Installed, is_gone, status_at
 from ddp_doctor.settings.table import Variable, never_read, variables
 from ddp_doctor.settings.values import effective, misread
 from ddp_doctor.settings.wording import listed, shown
-from ddp_doctor.wording.nodes import in_words as in_a_sentence
+from ddp_doctor.wording.nodes import name_list
 
 #: Of names that nobody knows, the evidence shows no more.
 _STRANGE_SHOWN = 8
@@ -107,7 +107,7 @@ def _unread(seen: EnvVars) -> Iterator[Draft]:
         are = "is not a known variable" if len(strange) == 1 else "are not known variables"
         yield setting_draft(
             strange,
-            f"{in_a_sentence(list(strange))} {are}",
+            f"{name_list(list(strange))} {are}",
             listed(dict(list(strange.items())[:_STRANGE_SHOWN])),
             f"not among the variables of {RELEASES}",
             detail=f"A plug-in may read {'it' if len(strange) == 1 else 'them'}.",

@@ -17,7 +17,7 @@ from ddp_doctor.settings.table import Conflict, Silencer
 from ddp_doctor.settings.values import effective, misread
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.forbidden_ways import settings_told
-from ddp_doctor.wording.nodes import in_words
+from ddp_doctor.wording.nodes import name_list
 
 
 @rule("DD115", "setting-without-effect-beside-another", Severity.WARNING, EnvVars)
@@ -56,7 +56,7 @@ def _idle(node: InForce, told: frozenset[str]) -> Iterator[Draft]:
         )
         yield setting_draft(
             names,
-            f"{in_words(names)} {verb} nothing {beside}",
+            f"{name_list(names)} {verb} nothing {beside}",
             pairs,
             row.source,
             node.without(names, "without effect"),

@@ -13,7 +13,7 @@ from ddp_doctor.views.kernel_log import NodeView, blocked_s, views
 from ddp_doctor.wording.findings import finding, proved
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.kernel_log import LINES_OF_EVIDENCE, stuck_evidence
-from ddp_doctor.wording.nodes import by_cause, host, in_words, of_nodes
+from ddp_doctor.wording.nodes import by_cause, host, name_list, of_nodes
 
 
 @rule("DD337", "process-stuck-in-gpu-driver", Severity.WARNING, KernelFact)
@@ -42,7 +42,7 @@ def stuck(recording: Recording) -> Iterator[Draft]:
             groups.setdefault(_severity(view, one), []).append(one)
         for severity, processes in groups.items():
             where = host(recording, view.node)
-            names = in_words([f"{process.name} (pid {process.pid})" for process in processes])
+            names = name_list([f"{process.name} (pid {process.pid})" for process in processes])
             are = "is" if len(processes) == 1 else "are"
             yield finding(
                 (Culprit(kind="node", node=where, node_rank=view.node),),

@@ -14,7 +14,7 @@ from ddp_doctor.views import nccl_complaints
 from ddp_doctor.views.transports import log_of
 from ddp_doctor.wording.findings import likely, proved
 from ddp_doctor.wording.nccl_complaints import complaint_lines
-from ddp_doctor.wording.nodes import host, in_words, node_culprit, of_nodes
+from ddp_doctor.wording.nodes import host, name_list, node_culprit, of_nodes
 
 WITHOUT_SHM = nccl_settings.remedy(
     "Let NCCL do without shared memory until there is room",
@@ -52,7 +52,7 @@ def no_shared_memory(recording: Recording) -> Iterator[Draft]:
         repair = _ALLOW_SHM if denied else _larger(recording, nodes[0])
         yield proved(
             (node_culprit(recording, node) for node in nodes),
-            f"NCCL could not make its shared memory on {in_words([host(recording, node) for node in nodes])}:"
+            f"NCCL could not make its shared memory on {name_list([host(recording, node) for node in nodes])}:"
             f" {'it ' if denied else ''}{why} (/dev/shm)",
             complaint_lines(recording, some),
             repair,
@@ -103,7 +103,7 @@ def no_locked_memory(recording: Recording) -> Iterator[Draft]:
     launcher = recording.world.launcher if recording.world else "plain"
     yield likely(
         (node_culprit(recording, node) for node in nodes),
-        f"NCCL could not lock memory for RDMA on {in_words([host(recording, node) for node in nodes])}",
+        f"NCCL could not lock memory for RDMA on {name_list([host(recording, node) for node in nodes])}",
         complaint_lines(recording, group),
         host_limits.locked_memory(launcher, in_container=fact is not None and fact.in_container),
         detail="The limit of locked memory (ulimit -l) that the ranks have is the usual cause.",

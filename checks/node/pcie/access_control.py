@@ -15,7 +15,7 @@ from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.remedies.pcie import PASS_THROUGH, redirect_off
 from ddp_doctor.wording.findings import likely, possible, proved
 from ddp_doctor.wording.gpus import asked_for
-from ddp_doctor.wording.nodes import by_cause, in_words, of_nodes
+from ddp_doctor.wording.nodes import by_cause, name_list, of_nodes
 from ddp_doctor.wording.pcie import acs_evidence, iommu_evidence, translated
 
 Pair = tuple[PcieDevice, PcieDevice, tuple[str, ...]]
@@ -55,7 +55,7 @@ def acs_redirects(recording: Recording) -> Iterator[Draft]:
         yield likely(
             of_nodes(recording, group),
             f"PCIe switches of {{who}} send traffic between their own devices"
-            f" through the CPU (ACS): {in_words(ends_of)}",
+            f" through the CPU (ACS): {name_list(ends_of)}",
             (acs_evidence(fact, bridges_of), *([iommu] if iommu else [])),
             redirect_off(fact, bridges_of),
             detail="Direct copies between these devices are slower than they could be, and on some machines hang.",

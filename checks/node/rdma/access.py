@@ -13,7 +13,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.views.reproducers import everybody
 from ddp_doctor.wording.findings import likely, proved
-from ddp_doctor.wording.nodes import by_cause, host, in_words, node_culprit, of_nodes
+from ddp_doctor.wording.nodes import by_cause, host, name_list, node_culprit, of_nodes
 
 _LOOK = by_administrator(
     "Find out why these nodes have no RDMA port that is up, or take them out of the job",
@@ -67,8 +67,8 @@ def on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
         nodes = sorted(lacking)
         yield likely(
             (node_culprit(recording, node) for node in nodes),
-            f"No RDMA port is up on {in_words([host(recording, node) for node in nodes])}, while"
-            f" {in_words([host(recording, node) for node in with_rdma])} will use RDMA",
+            f"No RDMA port is up on {name_list([host(recording, node) for node in nodes])}, while"
+            f" {name_list([host(recording, node) for node in with_rdma])} will use RDMA",
             (Evidence(text=f"{host(recording, node)}: {lacking[node]}") for node in nodes[:8]),
             _LOOK,
             SOCKETS_ON_ALL,
@@ -109,7 +109,7 @@ def devices_hidden(recording: Recording) -> Iterator[Draft]:
             text="; ".join(problems[:4]) + (f"; {len(problems) - 4} more" if problems[4:] else ""),
             expected_from="libibverbs opens one such device for each RDMA device",
         )
-        title = f"RDMA ports are up on {{who}} ({in_words(names)}), and {where} cannot open their devices"
+        title = f"RDMA ports are up on {{who}} ({name_list(names)}), and {where} cannot open their devices"
         yield proved(
             of_nodes(recording, group),
             title,
@@ -173,7 +173,7 @@ def _lacks(fact: RdmaFact) -> str | None:
     if fact.verbs_library is None:
         return f"{LIBRARY} is in none of the loader's folders"
     missing = _without_provider(fact)
-    return f"{PROVIDERS} has no driver for {in_words(missing)}" if missing else None
+    return f"{PROVIDERS} has no driver for {name_list(missing)}" if missing else None
 
 
 def _without_provider(fact: RdmaFact) -> Sequence[str]:

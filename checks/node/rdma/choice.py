@@ -16,7 +16,7 @@ from ddp_doctor.remedies.settings import NO_TRIAL, unset
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.reproducers import everybody
 from ddp_doctor.wording.findings import proved
-from ddp_doctor.wording.nodes import by_cause, host, in_words, node_culprits, node_names
+from ddp_doctor.wording.nodes import by_cause, host, name_list, node_culprits, node_names
 
 _DOCS = "NCCL src/transport/net_ib/init.cc and src/misc/utils.cc, matchIfList"
 
@@ -106,7 +106,7 @@ def matches_nothing(recording: Recording) -> Iterator[Draft]:
         title = (
             f"{told} allows none of the RDMA ports that are up on {node_names(recording, group)}"
             if fatal
-            else f"{told} names {in_words(missing)}, not to be found on {node_names(recording, group)}"
+            else f"{told} names {name_list(missing)}, not to be found on {node_names(recording, group)}"
         )
         detail = (
             "NCCL then takes TCP without a word, and cannot connect to nodes that use RDMA."

@@ -17,7 +17,7 @@ from ddp_doctor.remedies.settings import NO_TRIAL, unset
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.reproducers import everybody
 from ddp_doctor.wording.findings import likely
-from ddp_doctor.wording.nodes import in_words, node_culprits, node_names
+from ddp_doctor.wording.nodes import name_list, node_culprits, node_names
 
 
 @rule("DD578", "nccl-ib-hca-takes-more-than-named", Severity.INFO, RdmaFact)
@@ -121,8 +121,8 @@ def leaves_out_nearest(recording: Recording) -> Iterator[Draft]:
                 one.model_copy(update={"kind": "setting", "name": HCA})
                 for one in node_culprits(recording, group)
             ),
-            f"{shown(HCA, value)} on {node_names(recording, group)} leaves out {in_words(names)},"
-            f" the nearest to {in_words(gpus)}",
+            f"{shown(HCA, value)} on {node_names(recording, group)} leaves out {name_list(names)},"
+            f" the nearest to {name_list(gpus)}",
             (Evidence(check="topology", text=text) for text in topologies[group[0].node].nearest_in_words()),
             unset({HCA: value}, "NCCL takes the ports nearest to each GPU", proof=NO_TRIAL),
             detail="Their traffic takes ports behind a CPU, through host memory and without GPUDirect RDMA.",

@@ -12,7 +12,7 @@ from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.wording.findings import possible
-from ddp_doctor.wording.nodes import host, in_words
+from ddp_doctor.wording.nodes import host, name_list
 
 _UPDATE = remedy(
     "Bring all devices of the model to one firmware when the nodes are serviced next",
@@ -60,7 +60,7 @@ def _different(recording: Recording, board: str, versions: dict[str, list[Hit]])
             Culprit(kind="nic", node=host(recording, node), node_rank=node, name=hca.name)
             for node, hca, _ in (few if usual_one else ())
         ),
-        f"RDMA devices of model {board} have different firmware: {in_words([version for version, _ in counts])}",
+        f"RDMA devices of model {board} have different firmware: {name_list([version for version, _ in counts])}",
         Evidence(text="; ".join(told[:6])),
         _UPDATE,
         detail="Most versions work together. It is the first difference to look at where a rail misbehaves.",
@@ -70,8 +70,8 @@ def _different(recording: Recording, board: str, versions: dict[str, list[Hit]])
 def _whose(recording: Recording, hits: list[Hit]) -> str:
     nodes = list(dict.fromkeys(node for node, _, _ in hits))
     if len(nodes) > 1:
-        return in_words([host(recording, node) for node in nodes])
-    return f"{in_words([hca.name for _, hca, _ in hits])} of {host(recording, nodes[0])}"
+        return name_list([host(recording, node) for node in nodes])
+    return f"{name_list([hca.name for _, hca, _ in hits])} of {host(recording, nodes[0])}"
 
 
 @rule("DD565", "rdma-link-flaps", Severity.WARNING, RdmaFact)

@@ -17,7 +17,7 @@ from ddp_doctor.remedies import nccl_settings
 from ddp_doctor.remedies.kinds import by_administrator, remedy
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.wording.findings import finding
-from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, in_words
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, name_list
 
 #: One port of one node.
 Hit = tuple[int, Hca, Port]
@@ -92,12 +92,12 @@ def port_names(recording: Recording, hits: Sequence[Hit]) -> str:
         of_nodes.setdefault(tuple(some), []).append(name)
     if len(of_nodes) == 1 and len(nodes) <= NAMES_IN_A_SENTENCE:
         hosts = [host(recording, node) for node in next(iter(of_nodes))]
-        return f"{in_words(list(nodes))} on {in_words(hosts)}"
+        return f"{name_list(list(nodes))} on {name_list(hosts)}"
     if len(hits) > NAMES_IN_A_SENTENCE:
         hosts = list(dict.fromkeys(host(recording, node) for node, _, _ in hits))
         named = hosts if len(hosts) <= NAMES_IN_A_SENTENCE else [f"{len(hosts)} nodes"]
-        return f"{len(hits)} RDMA ports on {in_words(named)}"
-    return in_words([f"{port_name(hca, port)} on {host(recording, node)}" for node, hca, port in hits])
+        return f"{len(hits)} RDMA ports on {name_list(named)}"
+    return name_list([f"{port_name(hca, port)} on {host(recording, node)}" for node, hca, port in hits])
 
 
 def look_at_link(hits: Sequence[Hit], why: str) -> Remedy:
@@ -179,7 +179,7 @@ def unset_index(settings: Mapping[str, str]) -> Remedy:
     """Let NCCL search the tables itself."""
     names = [name for name in (INDEX, *SEARCH_SETTINGS) if name in settings]
     return nccl_settings.remedy(
-        f"Unset {in_words(names)}: NCCL 2.21 and newer find the right entry of each table themselves",
+        f"Unset {name_list(names)}: NCCL 2.21 and newer find the right entry of each table themselves",
         *(
             Setting(name=name, action="unset", why="it points at another entry than NCCL would take")
             for name in names

@@ -40,7 +40,7 @@ from ddp_doctor.facts.node.topology import (
     TopologyFact,
     TopologyHangFact,
 )
-from ddp_doctor.knowledge import thresholds as limits
+from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
@@ -65,7 +65,7 @@ def probe(ctx: Context) -> TopologyFact | TopologyHangFact:
     if not host_gpus.may_have_gpus(ctx):
         bus = "GPUs for virtual machines only (vfio-pci)" if gpus else "no PCI device of vendor 10de"
         raise Absent(f"no NVIDIA GPU on this machine: {bus}, no device node of a driver")
-    limit_s = limits.NVML_BASE_LIMIT_S + limits.NVML_LIMIT_PER_GPU_S * len(gpus or ())
+    limit_s = thresholds.NVML_BASE_LIMIT_S + thresholds.NVML_LIMIT_PER_GPU_S * len(gpus or ())
     try:
         fact = ask_nvml(ctx, limit_s)
     except CannotAsk as why:

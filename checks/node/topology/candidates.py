@@ -8,7 +8,7 @@ from ddp_doctor.checks.node.topology.culprits import hosts_of
 from ddp_doctor.checks.node.topology.p2p import hosts_crossing_sockets
 from ddp_doctor.checks.node.topology.p2p_answers import pairs_without_p2p
 from ddp_doctor.facts.node.topology import TopologyFact
-from ddp_doctor.knowledge.topology import link_codes as codes
+from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.knowledge.topology.link_codes import connected
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
@@ -70,17 +70,19 @@ def _open_paths(recording: Recording, seen: FactAt[TopologyFact]) -> _Paths:
     if fact.nccl_settings.get("NCCL_P2P_DISABLE") == "1":
         return ()
     refused = pairs_without_p2p(recording, seen.node)
-    on_amd = fact.cpu_vendor in {None, codes.SYS_BY_DEFAULT_VENDOR}
-    bridged = connected(fact.gpus, [(one, two) for one, two, code in fact.gpu_pairs() if codes.nvlinks(code)])
+    on_amd = fact.cpu_vendor in {None, link_codes.SYS_BY_DEFAULT_VENDOR}
+    bridged = connected(
+        fact.gpus, [(one, two) for one, two, code in fact.gpu_pairs() if link_codes.nvlinks(code)]
+    )
     by_code: dict[str, list[tuple[str, str]]] = {}
     for one, two, code in fact.gpu_pairs():
-        near = codes.allowed(code, codes.DEFAULT_P2P_LIMIT)
-        few = len(fact.gpus) <= codes.SYS_BY_DEFAULT_GPUS and not codes.crosses_sockets(code)
+        near = link_codes.allowed(code, link_codes.DEFAULT_P2P_LIMIT)
+        few = len(fact.gpus) <= link_codes.SYS_BY_DEFAULT_GPUS and not link_codes.crosses_sockets(code)
         if bridged[one] != bridged[two] and (near or on_amd or few) and (one, two) not in refused:
             by_code.setdefault(code, []).append((one, two))
     return tuple(
         (code, tuple(by_code[code]))
-        for code in sorted(by_code, key=lambda code: codes.link_code(code).distance)
+        for code in sorted(by_code, key=lambda code: link_codes.link_code(code).distance)
     )
 
 
@@ -99,13 +101,13 @@ def _unproved(recording: Recording, paths: _Paths, group: Sequence[FactAt[Topolo
 
 
 def _path_evidence(fact: TopologyFact, code: str, pairs: Sequence[tuple[str, str]]) -> Evidence:
-    if codes.allowed(code, codes.DEFAULT_P2P_LIMIT):
+    if link_codes.allowed(code, link_codes.DEFAULT_P2P_LIMIT):
         why = "NCCL uses P2P here by itself"
-    elif len(fact.gpus) <= codes.SYS_BY_DEFAULT_GPUS:
+    elif len(fact.gpus) <= link_codes.SYS_BY_DEFAULT_GPUS:
         why = "NCCL uses P2P here on AMD CPUs, and such hangs were reported on Intel ones too"
     else:
         why = "NCCL before 2.23 uses P2P here on AMD CPUs"
-    return Evidence(text=f"{_pairs(pairs)} over {code}, {codes.meaning_of(code)}: {why}")
+    return Evidence(text=f"{_pairs(pairs)} over {code}, {link_codes.meaning_of(code)}: {why}")
 
 
 def _pairs(pairs: Sequence[tuple[str, str]]) -> str:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from ddp_doctor.checks.node.topology import transport_wording as words
+from ddp_doctor.checks.node.topology import transport_wording
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.model.choices import Severity
@@ -12,7 +12,7 @@ from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.views.links_between_nodes import Crossing, crossings, nodes_that_say
 from ddp_doctor.wording.findings import likely
-from ddp_doctor.wording.nodes import in_words, of_nodes
+from ddp_doctor.wording.nodes import name_list, of_nodes
 from ddp_doctor.wording.ranks import ranks_at
 
 _NETWORK = re.compile(r" via NET/")
@@ -55,7 +55,7 @@ def one_machine(recording: Recording) -> Iterator[Draft]:
 
 def _draft(recording: Recording, group: Sequence[FactAt[InterfacesFact]], found: Sequence[Crossing]) -> Draft:
     apart = [reason for reason in (_by_name(group), _by_memory(recording, group)) if reason]
-    why = in_words(apart) if apart else "host name and /dev/shm, as far as they were read, are the same"
+    why = name_list(apart) if apart else "host name and /dev/shm, as far as they were read, are the same"
     return likely(
         of_nodes(recording, group),
         "{who} are containers of one machine, and NCCL joins their GPUs over the network",
@@ -63,17 +63,17 @@ def _draft(recording: Recording, group: Sequence[FactAt[InterfacesFact]], found:
             Evidence(check="interfaces", text="they have one boot id"),
             *(
                 Evidence(text=f"NCCL's log: {ranks_at(recording, one.ranks)} via {one.transport.via}")
-                for one in found[: words.MOST_PAIRS]
+                for one in found[: transport_wording.MOST_PAIRS]
             ),
         ),
-        words.ONE_HOST_ID,
+        transport_wording.ONE_HOST_ID,
         detail=f"NCCL takes them for different hosts: {why}.",
     )
 
 
 def _by_name(group: Sequence[FactAt[InterfacesFact]]) -> str | None:
     names = list(dict.fromkeys(seen.fact.hostname for seen in group))
-    return f"their host names differ ({in_words(names)})" if len(names) > 1 else None
+    return f"their host names differ ({name_list(names)})" if len(names) > 1 else None
 
 
 def _by_memory(recording: Recording, group: Sequence[FactAt[InterfacesFact]]) -> str | None:

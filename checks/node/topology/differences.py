@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ddp_doctor.checks.node.topology import transport_wording as words
+from ddp_doctor.checks.node.topology import transport_wording
 from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
 from ddp_doctor.checks.node.topology.p2p_status import UNSET_LEVEL
 from ddp_doctor.facts.node.topology import TopologyFact
-from ddp_doctor.knowledge.topology import link_codes as codes
+from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
@@ -154,13 +154,13 @@ def p2p_beyond_limit(recording: Recording) -> Iterator[Draft]:
                 found.setdefault(level, []).append((place, used, expected.code))
     for level, group in found.items():
         hosts = hosts_of(recording, [place.seen for place, _, _ in group])
-        pairs = words.pair_names([used.gpus for _, used, _ in group])
+        pairs = transport_wording.pair_names([used.gpus for _, used, _ in group])
         yield likely(
             (culprit(recording, place.seen.node, used.gpus, used.ranks) for place, used, _ in group),
             f"NCCL_P2P_LEVEL={level} lets NCCL copy directly farther than by default on {hosts}: {pairs}",
             (
                 Evidence(text=f"{'-'.join(used.gpus)} is {code}; the log says {used.transports[0].via}")
-                for _, used, code in group[: words.MOST_PAIRS]
+                for _, used, code in group[: transport_wording.MOST_PAIRS]
             ),
             UNSET_LEVEL,
             detail="It works here. Not every machine of a kind carries such traffic well.",
@@ -169,7 +169,7 @@ def p2p_beyond_limit(recording: Recording) -> Iterator[Draft]:
 
 
 def _nvlink(one: Difference) -> bool:
-    return codes.nvlinks(one.expected.code) > 0
+    return link_codes.nvlinks(one.expected.code) > 0
 
 
 def _differences(recording: Recording) -> list[Difference]:
@@ -201,12 +201,15 @@ def _explained(recording: Recording, place: Place, used: Used) -> tuple[str, Rem
     nodes = recording.world.nnodes if recording.world else 1
     numbers = tuple(int(gpu.removeprefix("GPU")) for gpu in used.gpus)
     if max(log.hosts, default=1) > nodes:
-        return f"NCCL takes the ranks for {max(log.hosts)} hosts; the run has {nodes}", words.ONE_HOST_ID
+        return (
+            f"NCCL takes the ranks for {max(log.hosts)} hosts; the run has {nodes}",
+            transport_wording.ONE_HOST_ID,
+        )
     if numbers in log.refused or numbers[::-1] in log.refused:
-        return "NCCL was told by NVML that P2P is off between them", words.SHOW_CHOICE
+        return "NCCL was told by NVML that P2P is off between them", transport_wording.SHOW_CHOICE
     if "NCCL_HOSTID" in place.node.settings:
-        return "NCCL_HOSTID is set, which decides what is one host", words.ONE_HOST_ID
-    return "nothing that was recorded explains it", words.SHOW_CHOICE
+        return "NCCL_HOSTID is set, which decides what is one host", transport_wording.ONE_HOST_ID
+    return "nothing that was recorded explains it", transport_wording.SHOW_CHOICE
 
 
 def _drafts(recording: Recording, found: Sequence[Difference], what: str) -> Iterator[Draft]:
@@ -216,25 +219,26 @@ def _drafts(recording: Recording, found: Sequence[Difference], what: str) -> Ite
     for group in groups.values():
         first = group[0]
         hosts = hosts_of(recording, [one.place.seen for one in group])
-        pairs = words.pair_names([one.used.gpus for one in group])
+        pairs = transport_wording.pair_names([one.used.gpus for one in group])
         should = first.expected.choice
-        unexplained = first.remedy is words.SHOW_CHOICE
+        unexplained = first.remedy is transport_wording.SHOW_CHOICE
         yield finding(
             (culprit(recording, one.place.seen.node, one.used.gpus, one.used.ranks) for one in group),
-            f"GPUs that {what} talk over {words.NAMES[first.kind]} on {hosts}: {pairs}",
-            (_evidence(one) for one in group[: words.MOST_PAIRS]),
+            f"GPUs that {what} talk over {transport_wording.NAMES[first.kind]} on {hosts}: {pairs}",
+            (_evidence(one) for one in group[: transport_wording.MOST_PAIRS]),
             first.remedy,
             confidence=Confidence.POSSIBLE if unexplained else Confidence.LIKELY,
-            detail=f"Expected: {words.NAMES[should.kind]}, for {should.why}. Why NCCL goes another way: {first.reason}."
-            + words.price(first.expected.rate_gb_per_s, first.instead()),
+            detail=f"Expected: {transport_wording.NAMES[should.kind]}, for {should.why}."
+            f" Why NCCL goes another way: {first.reason}."
+            + transport_wording.price(first.expected.rate_gb_per_s, first.instead()),
         )
 
 
 def _evidence(one: Difference) -> Evidence:
     said = next(it.via for it in one.used.transports if it.kind == one.kind)
-    path = f"{'-'.join(one.used.gpus)} is {one.expected.code}{words.rate(one.expected.rate_gb_per_s)}"
+    path = f"{'-'.join(one.used.gpus)} is {one.expected.code}{transport_wording.rate(one.expected.rate_gb_per_s)}"
     ranks = f"ranks {one.used.ranks[0]} and {one.used.ranks[1]}"
-    return Evidence(text=f"{path}; NCCL's log: {ranks} via {said}{words.rate(one.instead())}")
+    return Evidence(text=f"{path}; NCCL's log: {ranks} via {said}{transport_wording.rate(one.instead())}")
 
 
 @rule("DD434", "setting-forbids-a-faster-way", Severity.WARNING, TopologyFact)
@@ -263,22 +267,24 @@ def forbidden(recording: Recording) -> Iterator[Draft]:
 
 def _draft(recording: Recording, found: Forbidden) -> Draft:
     worst = found.worst
-    price = words.price(worst.without.rate_gb_per_s, worst.having.rate_gb_per_s)
-    pairs = words.pair_names([loss.having.gpus for loss in found.losses])
-    kept = words.NAMES[worst.without.choice.kind]
+    price = transport_wording.price(worst.without.rate_gb_per_s, worst.having.rate_gb_per_s)
+    pairs = transport_wording.pair_names([loss.having.gpus for loss in found.losses])
+    kept = transport_wording.NAMES[worst.without.choice.kind]
     hosts = hosts_of(recording, found.seen)
     return likely(
         (Culprit(kind="setting", name=found.name), *_nodes(recording, found)),
         f"{shown(found.name, found.value)} keeps NCCL from {kept} between GPUs of {hosts}: {pairs}",
         (
             Evidence(
-                text=f"{'-'.join(loss.having.gpus)} is {loss.having.code}{words.rate(loss.without.rate_gb_per_s)},"
-                f" {loss.without.choice.why}; now {loss.having.choice.kind}{words.rate(loss.having.rate_gb_per_s)}",
+                text=f"{'-'.join(loss.having.gpus)} is {loss.having.code}"
+                f"{transport_wording.rate(loss.without.rate_gb_per_s)},"
+                f" {loss.without.choice.why}; now {loss.having.choice.kind}"
+                f"{transport_wording.rate(loss.having.rate_gb_per_s)}",
             )
-            for loss in found.losses[: words.MOST_PAIRS]
+            for loss in found.losses[: transport_wording.MOST_PAIRS]
         ),
-        words.unset_setting(found.name, found.value, f"NCCL then uses {kept}"),
-        detail=f"They talk over {words.NAMES[worst.having.choice.kind]} instead.{price}",
+        transport_wording.unset_setting(found.name, found.value, f"NCCL then uses {kept}"),
+        detail=f"They talk over {transport_wording.NAMES[worst.having.choice.kind]} instead.{price}",
         severity=None if found.is_slower else Severity.INFO,
         reproduced_by=between_gpus(recording, found.seen[0].node, worst.having.gpus),
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ddp_doctor.checks.node.topology import transport_wording as words
+from ddp_doctor.checks.node.topology import transport_wording
 from ddp_doctor.checks.node.topology.candidates import tree_hidden
 from ddp_doctor.checks.node.topology.transport_wording import MOST_PAIRS, widen_gpudirect
 from ddp_doctor.facts.node.topology import TopologyFact
@@ -19,7 +19,7 @@ from ddp_doctor.views.reproducers import between, everybody
 from ddp_doctor.views.staged_nics import Staged, staged
 from ddp_doctor.views.transports import Place, log_of, places
 from ddp_doctor.wording.findings import NOBODY, finding, possible
-from ddp_doctor.wording.nodes import host, in_words
+from ddp_doctor.wording.nodes import host, name_list
 from ddp_doctor.wording.pcie import what_bends_the_path
 
 
@@ -48,17 +48,17 @@ def not_used(recording: Recording) -> Iterator[Draft]:
         groups.setdefault(_reason(recording, found), []).append(found)
     for (reason, remedy), group in groups.items():
         nodes = list(dict.fromkeys(found.crossing.node for found in group))
-        pairs = in_words(list(dict.fromkeys(f"{found.nic} for {found.gpu}" for found in group)))
+        pairs = name_list(list(dict.fromkeys(f"{found.nic} for {found.gpu}" for found in group)))
         yield finding(
             (_culprit(recording, found.crossing, found.nic) for found in group),
             f"NICs near GPUs do not reach their memory (no GPUDirect RDMA) on"
-            f" {in_words([host(recording, node) for node in nodes])}: {pairs}",
-            map(_evidence, group[: words.MOST_PAIRS]),
+            f" {name_list([host(recording, node) for node in nodes])}: {pairs}",
+            map(_evidence, group[: transport_wording.MOST_PAIRS]),
             remedy,
-            confidence=Confidence.POSSIBLE if remedy is words.SHOW_NETWORK else Confidence.LIKELY,
+            confidence=Confidence.POSSIBLE if remedy is transport_wording.SHOW_NETWORK else Confidence.LIKELY,
             detail=f"NCCL goes through host memory there. {reason}.",
             reproduced_by=between(recording, group[0].crossing.ranks)
-            if remedy is not words.SHOW_NETWORK
+            if remedy is not transport_wording.SHOW_NETWORK
             else None,
         )
 
@@ -74,12 +74,12 @@ def _evidence(found: Staged) -> Evidence:
 def _reason(recording: Recording, found: Staged) -> tuple[str, Remedy]:
     level = found.forbidding_level
     if level is not None:
-        return f"{GDR_LEVEL}={level} forbids it", words.unset_setting(
+        return f"{GDR_LEVEL}={level} forbids it", transport_wording.unset_setting(
             GDR_LEVEL, level, "NCCL then uses GPUDirect RDMA"
         )
     if found.nic in log_of(recording, found.crossing.node).no_gpu_direct:
-        return "NCCL's log says that it found no module for GPUDirect RDMA", words.LOAD_PEERMEM
-    return "Nothing that is recorded explains it", words.SHOW_NETWORK
+        return "NCCL's log says that it found no module for GPUDirect RDMA", transport_wording.LOAD_PEERMEM
+    return "Nothing that is recorded explains it", transport_wording.SHOW_NETWORK
 
 
 def _culprit(recording: Recording, one: Crossing, nic: str) -> Culprit:
@@ -125,11 +125,11 @@ def ends_before_nic(recording: Recording) -> Iterator[Draft]:
         if level and ways:
             groups.setdefault((level, ways), []).append(place.seen.node)
     for (level, ways), nodes in groups.items():
-        gpus = in_words([way.gpu for way in ways])
+        gpus = name_list([way.gpu for way in ways])
         yield possible(
             NOBODY,
             f"NCCL's own limit keeps GPUDirect RDMA from {gpus} of"
-            f" {in_words([host(recording, node) for node in nodes])}; {GDR_LEVEL}={level} is a candidate",
+            f" {name_list([host(recording, node) for node in nodes])}; {GDR_LEVEL}={level} is a candidate",
             (
                 Evidence(text=f"{way.gpu} to {', '.join(way.nics)} is {way.code}; {way.why}")
                 for way in ways[:MOST_PAIRS]

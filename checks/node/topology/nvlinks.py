@@ -9,7 +9,7 @@ from ddp_doctor.checks.node.topology.nvlink_errors import MEANINGS, grows_gravel
 from ddp_doctor.checks.node.topology.nvlink_peers import Shortfall, shortfalls
 from ddp_doctor.checks.node.topology.p2p_status import look_at_nvlinks
 from ddp_doctor.facts.node.topology import GpuNvlinks, Nvlink, TopologyFact
-from ddp_doctor.knowledge.topology import link_codes as codes
+from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
@@ -216,7 +216,7 @@ def nvlinks_missing(recording: Recording) -> Iterator[Draft]:
 
 
 def _shortfalls(fact: TopologyFact) -> tuple[Shortfall, ...] | None:
-    pairs = {(one, two): codes.nvlinks(code) for one, two, code in fact.gpu_pairs()}
+    pairs = {(one, two): link_codes.nvlinks(code) for one, two, code in fact.gpu_pairs()}
     told = {down.gpu for down in links_down(fact)}  # DD406 says it, and which links
     left_out = told.union(fact.mig_gpus)
     return tuple(short for short in shortfalls(fact.gpus, pairs) if not left_out & set(short.gpus)) or None

@@ -7,7 +7,7 @@ from ddp_doctor.checks.node.topology.p2p_status import UNSET_LEVEL, name_hca, us
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.network import roce_gids
-from ddp_doctor.knowledge.topology import link_codes as codes
+from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.knowledge.versions import dotted
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
@@ -71,18 +71,18 @@ def p2p_stalls(recording: Recording) -> Iterator[Draft]:
 def _nearer_level(fact: TopologyFact, stalls: Sequence[Stall]) -> list[Remedy]:
     """NCCL's own limit of today, where P2P goes farther: by a setting, or as on AMD CPUs before NCCL 2.23."""
     limit = _own_limit(fact)
-    if all(codes.allowed(one.code, limit) for one in stalls):
+    if all(link_codes.allowed(one.code, limit) for one in stalls):
         return []
     if stalls[0].log.p2p_level or "NCCL_P2P_LEVEL" in fact.nccl_settings:
         return [UNSET_LEVEL]
-    near = any(codes.allowed(code, limit) for _, _, code in fact.gpu_pairs())
-    far = not any(codes.allowed(one.code, limit) for one in stalls)
+    near = any(link_codes.allowed(code, limit) for _, _, code in fact.gpu_pairs())
+    far = not any(link_codes.allowed(one.code, limit) for one in stalls)
     return [keep_near_p2p(limit)] if near and far else []
 
 
 def _own_limit(fact: TopologyFact) -> str:
     """How far NCCL goes here where NCCL_P2P_LEVEL is not set."""
-    return codes.p2p_limit(len(fact.gpus), fact.cpu_vendor, None)[0]
+    return link_codes.p2p_limit(len(fact.gpus), fact.cpu_vendor, None)[0]
 
 
 def _stall_evidence(stalls: Sequence[Stall], fact: TopologyFact) -> Iterator[Evidence]:
@@ -94,7 +94,7 @@ def _stall_evidence(stalls: Sequence[Stall], fact: TopologyFact) -> Iterator[Evi
         yield Evidence(check=check, text=f"NCCL's log: ranks {one.ranks[0]} and {one.ranks[1]} via {one.via}")
         yield _path_evidence(one.gpus, one.code)
     limit, why = fact.p2p_limit(stalls[0].log)
-    if all(codes.allowed(one.code, limit) for one in stalls):
+    if all(link_codes.allowed(one.code, limit) for one in stalls):
         yield Evidence(text=f"P2P is allowed up to {limit}: {why}")
 
 
@@ -166,7 +166,7 @@ def _crossing(recording: Recording) -> dict[_Cause, list[FactAt[TopologyFact]]]:
         pairs = tuple(
             (one, two)
             for one, two, code in fact.gpu_pairs()
-            if codes.crosses_sockets(code) and not fact.refuses_p2p(one, two)
+            if link_codes.crosses_sockets(code) and not fact.refuses_p2p(one, two)
         )
         limit, why = fact.p2p_limit(log)
         off = "1" in {log.p2p_disable, fact.nccl_settings.get("NCCL_P2P_DISABLE")}
@@ -181,7 +181,7 @@ def hosts_crossing_sockets(recording: Recording) -> set[int]:
 
 
 def _path_evidence(gpus: tuple[str, str], code: str) -> Evidence:
-    return Evidence(text=f"{'-'.join(gpus)} is {code}: {codes.meaning_of(code)}")
+    return Evidence(text=f"{'-'.join(gpus)} is {code}: {link_codes.meaning_of(code)}")
 
 
 def gid_index_in_words(recording: Recording, node: int, devices: Collection[str]) -> str | None:

@@ -11,7 +11,7 @@ from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
 from ddp_doctor.checks.node.topology.p2p_answers import Host, Pair, hosts
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.knowledge.gpu.p2p_statuses import p2p_status
-from ddp_doctor.knowledge.topology import link_codes as codes
+from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording
@@ -22,7 +22,7 @@ from ddp_doctor.views.p2p_stalls import nodes_nccl_ran_on
 from ddp_doctor.views.reproducers import meeting
 from ddp_doctor.wording.findings import finding, likely
 from ddp_doctor.wording.gpus import asked_for
-from ddp_doctor.wording.nodes import in_words
+from ddp_doctor.wording.nodes import name_list
 
 #: More pairs than this are counted in the title, and left out of the evidence.
 _MOST_TOLD = 6
@@ -42,7 +42,7 @@ def _refused(host: Host) -> tuple[_Refused, ...]:
 
 
 def _by_nvlink(one: _Refused) -> bool:
-    return codes.nvlinks(one.code or "") > 0
+    return link_codes.nvlinks(one.code or "") > 0
 
 
 # --- DD410 ----------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def p2p_not_available(recording: Recording) -> Iterator[Draft]:
             groups.setdefault(lack, []).append(host)
     for lack, group in groups.items():
         words = dict.fromkeys(one.word for one in lack.shown)
-        meanings = in_words([f"{word}: {p2p_status(word).meaning}" for word in words])
+        meanings = name_list([f"{word}: {p2p_status(word).meaning}" for word in words])
         yield finding(
             _culprits(recording, group, lack.shown) if lack.matters else (),
             f"The driver allows no P2P between GPUs of {_names(recording, group)} ({meanings}):"
@@ -166,7 +166,7 @@ def _lack(recording: Recording, host: Host) -> _Lack | None:
 
 def _within_reach(code: str) -> bool:
     """Whether NCCL would use P2P here by itself: PCIe bridges and no more."""
-    return not codes.nvlinks(code) and codes.allowed(code, codes.DEFAULT_P2P_LIMIT)
+    return not link_codes.nvlinks(code) and link_codes.allowed(code, link_codes.DEFAULT_P2P_LIMIT)
 
 
 def _models_differ(recording: Recording, host: Host) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
 from ddp_doctor.checks.node.topology.formats.cpu_list import share_a_cpu
 from ddp_doctor.facts.node.topology import TopologyFact
-from ddp_doctor.knowledge.topology import link_codes as codes
+from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
@@ -13,7 +13,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.wording.findings import proved
 from ddp_doctor.wording.gpus import asked_for
-from ddp_doctor.wording.nodes import by_cause, in_words
+from ddp_doctor.wording.nodes import by_cause, name_list
 
 _ENFORCE_BINDING = "https://slurm.schedmd.com/sbatch.html#OPT_gres-flags"
 
@@ -42,7 +42,7 @@ def far_from_every_nic(recording: Recording) -> Iterator[Draft]:
         fact = group[0].fact
         yield proved(
             (culprit(recording, seen.node, [gpu]) for seen in group for gpu in gpus),
-            f"{in_words(gpus)} of {hosts_of(recording, group)} reach every RDMA NIC across the sockets",
+            f"{name_list(gpus)} of {hosts_of(recording, group)} reach every RDMA NIC across the sockets",
             (Evidence(text=text) for text in fact.nearest_in_words()),
             detail=_nic_detail(fact, gpus),
         )
@@ -50,13 +50,13 @@ def far_from_every_nic(recording: Recording) -> Iterator[Draft]:
 
 def _far_from_nics(fact: TopologyFact) -> tuple[str, ...] | None:
     nearest = {gpu: fact.nearest_hcas(gpu)[0] for gpu in fact.gpus}
-    far = tuple(gpu for gpu, code in nearest.items() if code and codes.crosses_sockets(code))
+    far = tuple(gpu for gpu, code in nearest.items() if code and link_codes.crosses_sockets(code))
     return far if far and len(far) < len(fact.gpus) else None
 
 
 def _nic_detail(fact: TopologyFact, gpus: Sequence[str]) -> str:
     near = [gpu for gpu in fact.gpus if gpu not in gpus]
-    if all(any(codes.nvlinks(fact.links[gpu][other]) for other in near) for gpu in gpus):
+    if all(any(link_codes.nvlinks(fact.links[gpu][other]) for other in near) for gpu in gpus):
         return "They have NVLink to GPUs that are nearer to one, so NCCL may send through those (PXN)."
     return "What they send to other nodes crosses the link between the sockets, without GPUDirect RDMA."
 
@@ -87,7 +87,7 @@ def pinned_away(recording: Recording) -> Iterator[Draft]:
     for (gpus, some), group in by_cause(recording.facts(TopologyFact), _far_from_cpus).items():
         yield proved(
             (culprit(recording, seen.node, [gpu]) for seen in group for gpu in gpus),
-            f"The job on {hosts_of(recording, group)} may run on no CPU near {in_words(gpus)}",
+            f"The job on {hosts_of(recording, group)} may run on no CPU near {name_list(gpus)}",
             _cpu_evidence(group[0], gpus),
             _near_cpus(group[0].fact, gpus),
             detail="Whatever goes between host and GPU crosses the link between CPU sockets or NUMA nodes.",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.node.topology import transport_wording as words
+from ddp_doctor.checks.node.topology import transport_wording
 from ddp_doctor.facts.collectives.allreduce import AllReduceFact, SizeResult
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.topology import TopologyFact
@@ -60,8 +60,8 @@ def far_below(recording: Recording) -> Iterator[Draft]:
                 expected_from=f"NCCL's own constants for {pair}, {slowest.code}",
             ),
             *_unlimited(place),
-            words.COMPARE_LINKS,
-            detail=f"NCCL goes by {words.NAMES[slowest.choice.kind]} there, and the GPUs were free.",
+            transport_wording.COMPARE_LINKS,
+            detail=f"NCCL goes by {transport_wording.NAMES[slowest.choice.kind]} there, and the GPUs were free.",
             reproduced_by=Reproducer(kind="all_reduce", size_bytes=LEAST_BYTES),
         )
 

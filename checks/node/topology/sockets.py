@@ -3,7 +3,7 @@
 import re
 from collections.abc import Container, Iterator, Sequence
 
-from ddp_doctor.checks.node.topology import transport_wording as words
+from ddp_doctor.checks.node.topology import transport_wording
 from ddp_doctor.checks.node.topology.clusters import evidence as cluster_evidence
 from ddp_doctor.checks.node.topology.slowness import best_of_large
 from ddp_doctor.checks.node.topology.transport_wording import more_sockets
@@ -25,7 +25,7 @@ from ddp_doctor.views.links_between_nodes import Crossing, crossings, nodes_that
 from ddp_doctor.views.reproducers import between_nodes
 from ddp_doctor.views.transports import log_of, places
 from ddp_doctor.wording.findings import NOBODY, likely, possible
-from ddp_doctor.wording.nodes import by_cause, host, in_words, node_culprit, node_culprits, node_names
+from ddp_doctor.wording.nodes import by_cause, host, name_list, node_culprit, node_culprits, node_names
 from ddp_doctor.wording.ranks import ranks_at
 
 _SOCKET = re.compile(r" via NET/Socket/")
@@ -67,7 +67,7 @@ def sockets_used(recording: Recording) -> Iterator[Draft]:
         ports = rdma[nodes[0]].chosen()
         yield likely(
             (node_culprit(recording, node) for node in nodes),
-            f"NCCL goes over TCP (NET/Socket) from {in_words([host(recording, node) for node in nodes])},"
+            f"NCCL goes over TCP (NET/Socket) from {name_list([host(recording, node) for node in nodes])},"
             f" though RDMA ports are active there: {_names(ports)}",
             (
                 Evidence(
@@ -75,10 +75,10 @@ def sockets_used(recording: Recording) -> Iterator[Draft]:
                 ),
                 *(
                     Evidence(text=f"NCCL's log: {ranks_at(recording, one.ranks)} via {one.transport.via}")
-                    for one in group[: words.MOST_PAIRS]
+                    for one in group[: transport_wording.MOST_PAIRS]
                 ),
             ),
-            words.SHOW_NETWORK,
+            transport_wording.SHOW_NETWORK,
             detail=f"Nothing that is recorded forbids RDMA. {reason}.",
         )
 
@@ -131,7 +131,7 @@ def rdma_forbidden(recording: Recording) -> Iterator[Draft]:
                 Evidence(check="rdma", text=f"active: {_names(ports)}{_rate(ports)}"),
                 *_in_files(recording, name, {seen.node for seen in group}),
             ),
-            words.unset_setting(name, value, "NCCL then uses RDMA between nodes"),
+            transport_wording.unset_setting(name, value, "NCCL then uses RDMA between nodes"),
             detail="Ranks on TCP cannot connect to the ranks of the other nodes, which use RDMA."
             if mixed
             else "What goes between the nodes takes TCP." + _price(recording, group[0]),
@@ -155,11 +155,11 @@ def _price(recording: Recording, seen: FactAt[RdmaFact]) -> str:
     interfaces = next(iter(recording.at(InterfacesFact, seen.node)), None)
     name = chosen(interfaces, "nccl").interface if interfaces else None
     speeds = {one.name: one.speed_mbps for one in interfaces.interfaces} if interfaces else {}
-    return words.price(fast / 8 or None, network(speeds.get(name or "")))
+    return transport_wording.price(fast / 8 or None, network(speeds.get(name or "")))
 
 
 def _names(ports: Sequence[tuple[Hca, Port]]) -> str:
-    return in_words([f"{hca.name} port {port.number}" for hca, port in ports])
+    return name_list([f"{hca.name} port {port.number}" for hca, port in ports])
 
 
 def _rate(ports: Sequence[tuple[Hca, Port]]) -> str:
@@ -200,7 +200,7 @@ def one_socket(recording: Recording) -> Iterator[Draft]:
     least = min(slow.values())
     yield possible(
         NOBODY,
-        f"NCCL sends over one TCP connection from {in_words([host(recording, node) for node in nodes])}:"
+        f"NCCL sends over one TCP connection from {name_list([host(recording, node) for node in nodes])}:"
         f" all-reduce reaches {best.busbw_gb_per_s:.3g} GB/s, the interface carries {least:.3g} GB/s",
         (
             Evidence(

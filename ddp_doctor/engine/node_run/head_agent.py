@@ -19,7 +19,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Severity, Status, Where
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.ranks.run import Run
-from ddp_doctor.wording.nodes import in_words
+from ddp_doctor.wording.nodes import name_list
 
 #: The checks that still run where the nodes are slow to one another: whether the ranks meet. ``connectivity`` has
 #: measured how slow they are.
@@ -49,7 +49,7 @@ class HeadAgent:
         self._probe("afterwards", self._afterwards())
         self._prove(run)
         if group.unreadable:
-            who = in_words([begin.world.hostname(rank) for rank in sorted(group.unreadable)])
+            who = name_list([begin.world.hostname(rank) for rank in sorted(group.unreadable)])
             node.unfinished(f"{who} sent {JUNK}")
         group.check()
 

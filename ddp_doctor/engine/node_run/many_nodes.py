@@ -26,7 +26,7 @@ from ddp_doctor.sources.sockets import Listener
 from ddp_doctor.starters.endpoint import resolve
 from ddp_doctor.starters.place import Place
 from ddp_doctor.views.interfaces import advertised
-from ddp_doctor.wording.nodes import host, in_words
+from ddp_doctor.wording.nodes import host, name_list
 
 
 @dataclass
@@ -181,7 +181,7 @@ class ManyNodes(GroupMember):
             self.partial.readings.extend(self.watch.about(gone.nodes))
         if self.group is None or self.group.is_head:
             silent = [host(self.recording, node) for node in gone.nodes]
-            self.unfinished(f"no word of {in_words(silent)} to the end")
+            self.unfinished(f"no word of {name_list(silent)} to the end")
         else:
             self._set_own_part_aside(gone.nodes)
             self._broken_off("the head was lost before it had reported")

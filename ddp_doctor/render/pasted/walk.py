@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ddp_doctor.remedies.settings_to_apply import SettingsToApply, Variable
 from ddp_doctor.render import shell
-from ddp_doctor.wording.nodes import in_words
+from ddp_doctor.wording.nodes import name_list
 
 _MOST_VALUES = 8
 
@@ -52,7 +52,7 @@ def _notes(variable: Variable, form: Form) -> Iterator[str]:
         yield shell.remark(f"{variable.name}: not applied")
     for branch in variable.per_host[:_MOST_VALUES]:
         value = form(variable.name, branch.value)
-        yield shell.comment(f"on {in_words(branch.hosts)} only: {value}", variable.not_applied)
+        yield shell.comment(f"on {name_list(branch.hosts)} only: {value}", variable.not_applied)
     if more := len(variable.per_host[_MOST_VALUES:]):
         yield shell.comment(f"and {more} more values on other hosts; --env-file has them all")
     if variable.everywhere and variable.not_applied:

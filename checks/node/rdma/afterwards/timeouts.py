@@ -19,7 +19,7 @@ from ddp_doctor.views.reproducers import between, everybody
 from ddp_doctor.views.transports import texts
 from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.nccl_complaints import complaint_lines
-from ddp_doctor.wording.nodes import host, in_words, node_culprit, node_pair
+from ddp_doctor.wording.nodes import host, name_list, node_culprit, node_pair
 
 _PEER = re.compile(r"from peer ([0-9a-fA-F.:]{2,45})<")
 _MOST_PORTS = 6
@@ -142,7 +142,7 @@ def _remedies(recording: Recording, group: Sequence[Said], lossy: Sequence[Chang
     settings = {**(env[0] if env else {}), **settings_in(texts(recording).get(node, ""))}
     sooner = lowered(settings)
     if sooner:
-        summary = f"Take {in_words(list(sooner))} away, which make NCCL give up sooner"
+        summary = f"Take {name_list(list(sooner))} away, which make NCCL give up sooner"
         yield unset(sooner, "NCCL then waits as long as it does by itself", summary, NO_TRIAL)
     elif lossy:
         yield wait_longer()
