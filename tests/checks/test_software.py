@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
+import hashlib
 import importlib.metadata
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from ddp_doctor.sources import machine
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
 from tests.measured import MEASURED
+from tests.once import once
 
 CC = shutil.which("cc")
 needs_cc = pytest.mark.skipif(CC is None, reason="needs a C compiler (cc) to build stand-in libraries")
@@ -117,21 +117,23 @@ class Installation:
         if nccl is None:
             compile_library(library, "int nothing;\n", *flags)
         else:
-            compile_library(library, code, str(nccl), "-Wl,--no-as-needed", *flags)
+            compile_library(library, code, "-Wl,--no-as-needed", *flags, needs=nccl.read_bytes())
 
 
-def compile_library(library: Path, code: str, *flags: str) -> None:
-    library.write_bytes(_compiled(code, flags))
+def compile_library(library: Path, code: str, *flags: str, needs: bytes = b"") -> None:
+    """``needs`` is another library, of any name; the linker takes down its soname."""
+    inputs = hashlib.sha256(repr((code, flags, needs)).encode()).hexdigest()[:16]
+    made = once(f"library-{inputs}", lambda folder: _compile(folder, code, flags, needs))
+    library.write_bytes((made / "library.so").read_bytes())
 
 
-@functools.cache
-def _compiled(code: str, flags: tuple[str, ...]) -> bytes:
+def _compile(folder: Path, code: str, flags: tuple[str, ...], needs: bytes) -> None:
     assert CC is not None
-    with tempfile.TemporaryDirectory() as folder:
-        library, source = Path(folder, "library.so"), Path(folder, "source.c")
-        source.write_text(code)
-        subprocess.run([CC, "-shared", "-fPIC", "-o", str(library), str(source), *flags], check=True)
-        return library.read_bytes()
+    source, needed = folder / "source.c", folder / "needed.so"
+    source.write_text(code)
+    needed.write_bytes(needs)
+    inputs = (source, needed) if needs else (source,)
+    subprocess.run([CC, "-shared", "-fPIC", "-o", folder / "library.so", *inputs, *flags], check=True)
 
 
 RPATH = ("-Wl,--disable-new-dtags", "-Wl,-rpath,$ORIGIN/../../nvidia/nccl/lib")
