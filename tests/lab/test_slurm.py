@@ -66,7 +66,6 @@ def as_new(cluster: Slurm) -> Iterator[Slurm]:
     """With healthy GPUs, nothing installed and nothing drained."""
     for node in cluster.nodes:
         cluster.plant_gpus(node)
-        comes_to(cluster, node.name, "idle")
     yield cluster
     cluster.script(f"etc/{PROLOG}", NOTHING)
     cluster.script(f"etc/{HEALTHCHECK}", NOTHING)
