@@ -15,7 +15,7 @@ T = TypeVar("T")
 class Frozen(BaseModel):
     """An immutable value; unknown fields of a newer minor schema are dropped, not fatal."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="ignore")
 
 
 class Memo:
