@@ -36,7 +36,7 @@ from ddp_doctor.checks.node import (
     topology,
 )
 from ddp_doctor.checks.node.kernel import afterwards as kernel_after
-from ddp_doctor.checks.node.rdma import afterwards as rdma_after
+from ddp_doctor.checks.node.rdma import afterwards
 from ddp_doctor.checks.node.topology import read_pasted
 from ddp_doctor.model.check import Check
 
@@ -70,6 +70,6 @@ CHECKS: tuple[Check, ...] = (
     p2p.CHECK,
     user_model.CHECK,
     step_time.CHECK,
-    rdma_after.CHECK,
+    afterwards.CHECK,
     kernel_after.CHECK,
 )

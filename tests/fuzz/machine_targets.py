@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ddp_doctor.checks.node.gpus import other_accelerators
+from ddp_doctor.checks.node.gpus import accelerators
 from ddp_doctor.checks.node.host import host_maker
-from ddp_doctor.checks.node.kernel import kernel_times, processes_in_driver
+from ddp_doctor.checks.node.kernel import kernel_log, processes_in_driver
 from ddp_doctor.checks.node.pcie import pcie_tree
 from ddp_doctor.checks.node.rdma import verbs_library
-from ddp_doctor.checks.node.topology.formats import cpuinfo
+from ddp_doctor.checks.node.topology.formats import cpus
 from ddp_doctor.model.context import Context
 from ddp_doctor.probing import (
     host_gpus,
@@ -49,7 +49,7 @@ _STUCK = (
 _DRIVERS = "550.90.07\f../../../../bus/pci/drivers/mlx5_core\f/usr/lib/libcuda.so.550.90.07"
 
 MACHINE_TARGETS: tuple[Target, ...] = (
-    _of(cpuinfo.cpu_model, "cpu family\t: 6\nmodel\t\t: 143\n"),
+    _of(cpus.cpu_model, "cpu family\t: 6\nmodel\t\t: 143\n"),
     Target(
         pcie_tree.acs_problem, lambda text: pcie_tree.acs_problem(machine(text), ("0000:61:00.0",)), ("\0",)
     ),
@@ -68,7 +68,7 @@ MACHINE_TARGETS: tuple[Target, ...] = (
     ),
     _of(rdma.efa_names, "../../../bus/pci/drivers/efa"),
     Target(rdma.read_after, lambda text: rdma.read_after(machine(text), ["mlx5_0"]), (_PORT,)),
-    _of(cpuinfo.cpu_vendor, "vendor_id\t: AuthenticAMD\n"),
+    _of(cpus.cpu_vendor, "vendor_id\t: AuthenticAMD\n"),
     _of(host_maker.read_maker, "../../../../bus/pci/drivers/ena\fAmazon EC2\fp5.48xlarge\fAmazon EC2"),
     _of(host_gpus.pci_gpus, "0x10de\f0x030200\f../x"),
     _of(host_gpus.in_container, "0::/kubepods/besteffort/pod3c\n"),
@@ -91,11 +91,11 @@ MACHINE_TARGETS: tuple[Target, ...] = (
     ),
     _of(kernel_modules.rdma_drivers, f"4: ACTIVE\f{_DRIVERS}"),
     _of(kernel_modules.rdma_pci_devices, _PATH),
-    _of(kernel_times.booted_at, "btime 1714567890\n", "350735.47 234388.90"),
-    _of(kernel_times.uptime_s, "350735.47 234388.90"),
+    _of(kernel_log.booted_at, "btime 1714567890\n", "350735.47 234388.90"),
+    _of(kernel_log.uptime_s, "350735.47 234388.90"),
     _of(nccl_conf.conf_files, _CONF, f"Uid:\t1000\n\f{_CONF}"),
     _of(nccl_interface.nccl_environment, f"Uid:\t1000\n\f{_CONF}"),
-    _of(other_accelerators.unsupported, _KFD, f"{_KFD}\fAMD Instinct MI300X OAM"),
+    _of(accelerators.unsupported, _KFD, f"{_KFD}\fAMD Instinct MI300X OAM"),
     Target(
         pci_devices.gpu_device,
         lambda text: pci_devices.gpu_device(machine(text), "GPU0", "0000:61:00.0"),

@@ -13,19 +13,16 @@ from tempfile import NamedTemporaryFile
 
 from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.app.recordings import load_recording
-from ddp_doctor.checks.node.gpus import nvml
+from ddp_doctor.checks.node.gpus import accelerators
 from ddp_doctor.checks.node.kernel import kernel_log
 from ddp_doctor.checks.node.rdma import verbs_library
-from ddp_doctor.checks.node.topology import live_topology
+from ddp_doctor.checks.node.topology import live
 from ddp_doctor.checks.node.topology.formats import (
-    cpu_list,
+    cpus,
+    gpu_tables,
     nccl_xml,
     nvlink_table,
-    nvml_topology,
-    p2p_table,
-    rocm_topology,
     topo_affinity,
-    topo_legend,
     topo_matrix,
     topo_rows,
     xml_tree,
@@ -103,7 +100,7 @@ def _tails(text: str) -> object:
 
 
 def _legend(text: str) -> object:
-    return topo_legend.nic_names(["NIC0", "mlx5_0"], topo_legend.read_legend(text.splitlines()))
+    return topo_matrix.nic_names(["NIC0", "mlx5_0"], topo_matrix.read_legend(text.splitlines()))
 
 
 def _load(text: str) -> object:
@@ -197,8 +194,8 @@ TARGETS: tuple[Target, ...] = (
     Target(lint_bytes, lambda text: lint_bytes("a.py", text.encode("utf-8", "surrogatepass")), (_SCRIPT,)),
     direct(read_pasted, *_TOPOLOGIES),
     _of_lines(nvlink_table.find_nvlinks, *_samples("topology", "nvlink-states.txt")),
-    _of_lines(p2p_table.find_p2p_tables, *_samples("topology", "p2p-capabilities.txt")),
-    _of_lines(rocm_topology.find_rocm_topologies, *_samples("topology", "rocm-smi-showtopo.txt")),
+    _of_lines(gpu_tables.find_p2p_tables, *_samples("topology", "p2p-capabilities.txt")),
+    _of_lines(gpu_tables.find_rocm_topologies, *_samples("topology", "rocm-smi-showtopo.txt")),
     _of_lines(topo_matrix.find_matrices, *_TOPOLOGIES),
     direct(topo_matrix.refuse_binary, "\x00G\x00P\x00U", "GPU0", refuses=topo_rows.TopologyError),
     direct(topo_matrix.why_none, *_TOPOLOGIES),
@@ -215,10 +212,8 @@ TARGETS: tuple[Target, ...] = (
         lambda text: pci_config.is_cut_off(text.encode("utf-8", "surrogatepass")),
         ("\0",),
     ),
-    direct(cpu_list.cpu_ranges, "0-31,64-95", "0"),
-    Target(
-        cpu_list.share_a_cpu, lambda text: cpu_list.share_a_cpu(*text.partition("\f")[::2]), ("0-3,8\f5,7-9",)
-    ),
+    direct(cpus.cpu_ranges, "0-31,64-95", "0"),
+    Target(cpus.share_a_cpu, lambda text: cpus.share_a_cpu(*text.partition("\f")[::2]), ("0-3,8\f5,7-9",)),
     direct(kernel_log.parse_kernel_log, *_KERNEL_LOGS),
     direct(kernel_modules.driver, *_DRIVER),
     Target(digest, lambda text: digest(text.splitlines()), (_NCCL_LOG,)),
@@ -235,12 +230,10 @@ TARGETS: tuple[Target, ...] = (
     direct(nccl_log.says_something, _NCCL_LOG.splitlines()[3]),
     direct(nccl_log.settings_in, _NCCL_LOG),
     direct(nccl_log.version_in, _NCCL_LOG),
-    direct(nvml_topology.parse_nvml_topology, _NVML_TOPOLOGY, refuses=ValueError),
+    direct(live.parse_nvml_topology, _NVML_TOPOLOGY, refuses=ValueError),
     Target(
-        live_topology.live_matrix,
-        lambda text: live_topology.live_matrix(
-            nvml_topology.parse_nvml_topology(text), live_topology.Bus({}, {})
-        ),
+        live.live_matrix,
+        lambda text: live.live_matrix(live.parse_nvml_topology(text), live.Bus({}, {})),
         (_NVML_TOPOLOGY,),
         (ValueError, LookupError),
     ),
@@ -275,11 +268,11 @@ TARGETS: tuple[Target, ...] = (
     ),
     direct(topo_rows.split_codes, "NV18", "XNODESYSPIX", "NV4NV4PHB0-15"),
     Target(topo_affinity.read_tails, _tails, _TAILS, (topo_affinity.UnclearError,)),
-    Target(topo_legend.read_legend, lambda text: topo_legend.read_legend(text.splitlines()), (_LEGEND,)),
-    Target(topo_legend.nic_names, _legend, (_LEGEND,)),
+    Target(topo_matrix.read_legend, lambda text: topo_matrix.read_legend(text.splitlines()), (_LEGEND,)),
+    Target(topo_matrix.nic_names, _legend, (_LEGEND,)),
     direct(plain_lines, "\x1b[4m\tGPU0\x1b[0m\r\n> a\b\bb", "\x1b]8;;x\x1b\\\r\n"),
     direct(nccl_log.parse_nccl_log, _NCCL_LOG),
-    direct(nvml.parse_nvml, _NVML, refuses=ValueError),
+    direct(accelerators.parse_nvml, _NVML, refuses=ValueError),
     direct(sysfs_bus_id, "00000000:1B:00.0", "0000:61:00.0"),
     direct(hostlist.expand, "node[1-4,7],gpu-[01-03]-ib", "a[1-2]b[3-4]", refuses=ValueError),
     direct(hostlist.expand_open_mpi, "node[2:3,1-2],login@0(4)", refuses=ValueError),
@@ -407,15 +400,17 @@ _OWN = "takes facts or settings that the doctor itself made, no text"
 _SHOWN = "makes text for people"
 #: Public functions of ddp_doctor.parse that no foreign text reaches, and why.
 NOT_FOREIGN: Mapping[str, str] = {
-    "nvml_topology.bonded": _OWN,
+    "live.ask_nvidia_smi": "hands text to topo_matrix.parse_matrix",
+    "live.ask_nvml": "hands text to live.parse_nvml_topology",
+    "live.bonded": _OWN,
     "pci_tree.link_code": _OWN,
     "topo_matrix.asymmetries": _OWN,
     "pci_tree.nccl_path": _OWN,
     "topo_affinity.cpu_ranges": "takes lists that topo_affinity.read_tails let pass",
     "host_gpus.device_nodes": "filters names of files; opens none",
     "rdma.hca_names": "sorts names of files; opens none",
-    "gpu_tables.gpu_header": "the readers of tables call it: p2p_status, rocm_topology",
-    "gpu_tables.read_table": "the readers of tables call it: p2p_status, rocm_topology",
+    "gpu_tables.gpu_header": "the readers of tables in the same module call it",
+    "gpu_tables.read_table": "the readers of tables in the same module call it",
     "pci_config.acs_words": "takes a number",
     "topo_rows.label_of": "topo_rows.read_blocks calls it",
     "topo_rows.line_behind": "topo_rows.read_blocks calls it",

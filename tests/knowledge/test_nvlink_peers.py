@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.checks.node.topology.formats.topo_matrix import parse_matrix
-from ddp_doctor.checks.node.topology.nvlink_peers import Shortfall, shortfalls
+from ddp_doctor.checks.node.topology.nvlinks import Shortfall, shortfalls
 from ddp_doctor.knowledge.topology.link_codes import nvlinks
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"

@@ -1,6 +1,6 @@
 import pytest
 
-from ddp_doctor.checks.node.rdma.rdma_timeouts import DEFAULT_RETRIES, DEFAULT_TIMEOUT, lowered, wait_s
+from ddp_doctor.checks.node.rdma.wording import DEFAULT_RETRIES, DEFAULT_TIMEOUT, lowered, wait_s
 
 
 def test_nccls_own_wait_is_half_a_minute():

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.checks.node.nccl import probe
-from ddp_doctor.checks.node.software.copies import packages_overwrite
+from ddp_doctor.checks.node.software.nccl import packages_overwrite
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Reading

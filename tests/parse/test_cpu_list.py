@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.checks.node.topology.formats.cpu_list import cpu_ranges, share_a_cpu
+from ddp_doctor.checks.node.topology.formats.cpus import cpu_ranges, share_a_cpu
 
 
 def test_ranges_and_single_cpus_are_read() -> None:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.checks.node.topology.formats.cpuinfo import cpu_model, cpu_vendor
+from ddp_doctor.checks.node.topology.formats.cpus import cpu_model, cpu_vendor
 from tests.fakes import FakeContext
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.checks.node.gpus.nvml import parse_nvml
+from ddp_doctor.checks.node.gpus.accelerators import parse_nvml
 from ddp_doctor.facts.node.gpus import sysfs_bus_id
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.checks.node.topology.formats.nvml_topology import bonded, parse_nvml_topology
+from ddp_doctor.checks.node.topology.live import bonded, parse_nvml_topology
 
 
 def answer(**more: object) -> str:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.checks.node.gpus.other_accelerators import unsupported
+from ddp_doctor.checks.node.gpus.accelerators import unsupported
 from tests.fakes import FakeContext
 
 NODES = "/sys/class/kfd/kfd/topology/nodes"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_doctor.checks.node.topology.formats.p2p_table import find_p2p_tables
+from ddp_doctor.checks.node.topology.formats.gpu_tables import find_p2p_tables
 from ddp_doctor.checks.node.topology.formats.topo_rows import TopologyError
 from ddp_doctor.facts.node.topology import P2pStatusFact
 from ddp_doctor.parse.text import plain_lines

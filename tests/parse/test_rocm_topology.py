@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.checks.node.topology.formats.rocm_topology import find_rocm_topologies
+from ddp_doctor.checks.node.topology.formats.gpu_tables import find_rocm_topologies
 from ddp_doctor.checks.node.topology.formats.topo_rows import TopologyError
 from ddp_doctor.facts.node.topology import RocmTopologyFact
 from ddp_doctor.parse.text import plain_lines

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor.checks.node.topology.formats.gpu_tables import find_p2p_tables, find_rocm_topologies
 from ddp_doctor.checks.node.topology.formats.nccl_xml import find_nccl_topologies
 from ddp_doctor.checks.node.topology.formats.nvlink_table import find_nvlinks
-from ddp_doctor.checks.node.topology.formats.p2p_table import find_p2p_tables
-from ddp_doctor.checks.node.topology.formats.rocm_topology import find_rocm_topologies
 from ddp_doctor.checks.node.topology.formats.topo_matrix import TopologyError, parse_matrices, parse_matrix
 from ddp_doctor.facts.node.topology import TopologyMatrix
 from ddp_doctor.parse.text import plain_lines

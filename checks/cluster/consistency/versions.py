@@ -1,21 +1,160 @@
-"""Versions: nodes that start their ranks from different software."""
+"""Versions and clocks that differ between nodes, and how one difference becomes one finding."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
+from typing import Generic
 
-from ddp_doctor.checks.cluster.consistency.differences import Difference, difference_draft, together
 from ddp_doctor.facts.cluster.consistency import ConsistencyFact
 from ddp_doctor.facts.node.software import Software
+from ddp_doctor.knowledge.thresholds import CLOCK_ERROR_S, CLOCKS_APART_S, CLOCKS_FAR_APART_S
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.software import with_the_right_nccl
-from ddp_doctor.wording.differences import hosts, odd_values, others, split, told
-from ddp_doctor.wording.nodes import name_list
+from ddp_doctor.wording import differences
+from ddp_doctor.wording.differences import Split, Who, hosts, odd_culprits, odd_values, others, split, told
+from ddp_doctor.wording.findings import likely, proved
+from ddp_doctor.wording.nodes import host, name_list, node_culprit, node_pair
 from ddp_doctor.wording.ranks import capital
+
+
+@dataclass(frozen=True)
+class Difference(Generic[Who]):
+    """One thing in which nodes or ranks differ, how much that matters, and what says so."""
+
+    name: str
+    split: Split[Who]
+    severity: Severity
+    effect: str
+    source: str
+
+
+def together(differences: Iterable[Difference[Who]]) -> list[list[Difference[Who]]]:
+    """Groups that part them in the same way, each with the worst first: one image, or one shell, is one cause."""
+    groups: dict[object, list[Difference[Who]]] = {}
+    for one in differences:
+        groups.setdefault(one.split.parts, []).append(one)
+    order = list(Severity)
+    return [sorted(group, key=lambda one: order.index(one.severity)) for group in groups.values()]
+
+
+def difference_draft(
+    recording: Recording, group: Sequence[Difference[int]], title: str, detail: str, remedy: Remedy
+) -> Draft:
+    """One finding about nodes; it blames none of them where no value is usual."""
+    odd = odd_culprits(recording, group[0].split)
+    return draft_of(group, title, detail, remedy, odd, lambda split: told(recording, split))
+
+
+def draft_of(
+    group: Sequence[Difference[Who]],
+    title: str,
+    detail: str,
+    remedy: Remedy,
+    odd: tuple[Culprit, ...],
+    told_of: Callable[[Split[Who]], str],
+    check: str = "",
+) -> Draft:
+    """One finding about a group, as grave as its worst."""
+    worst = group[0]
+    return likely(
+        odd,
+        title,
+        (
+            Evidence(
+                check=check,
+                text=_named(one.name, told_of(one.split)),
+                expected_from=f"{one.effect}; {one.source}",
+            )
+            for one in group
+        ),
+        remedy,
+        detail=detail,
+        severity=worst.severity,
+    )
+
+
+def _named(name: str, told: str) -> str:
+    """What was told of a setting names it already (``NCCL_ALGO=Tree on node3``)."""
+    return told if told.startswith(name) else f"{name}: {told}"
+
+
+@rule("DD553", "clocks-apart", Severity.WARNING, ConsistencyFact)
+def clocks_apart(recording: Recording) -> Iterator[Draft]:
+    """Nodes whose clocks show another time.
+
+    What it finds
+        A clock more than 5 s from the middle one; information from 1 s on. It is measured against the head
+        over the network, which errs by up to 0.2 s. Of two nodes nobody knows which one is wrong.
+
+    Why it matters
+        Logs of several nodes cannot be put in order; certificates and Kerberos tickets are refused; shared
+        file systems and make take new files for old ones. Collectives do not mind.
+
+    Remedy
+        Let chrony or another NTP client set the clock, from the same source on all nodes.
+
+    References
+        https://chrony-project.org/documentation.html
+    """
+    facts = recording.facts(ConsistencyFact)
+    clocks = {seen.node: seen.fact.clock_offset_s for seen in facts if seen.fact.clock_offset_s is not None}
+    middle = median_low(clocks.values()) if clocks else 0.0
+    off = {node: clock - middle for node, clock in clocks.items() if abs(clock - middle) > CLOCKS_APART_S}
+    if not off:
+        return
+    worst = max(off, key=lambda node: abs(off[node]))
+    apart = abs(off[worst])
+    yield proved(
+        _clock_culprits(recording, clocks, off),
+        _clock_title(recording, clocks, off, worst),
+        Evidence(
+            text=f"clock of {host(recording, worst)} against the middle one",
+            value=round(off[worst], 1),
+            unit="s",
+            expected=0,
+            expected_from="clocks kept by NTP agree within milliseconds",
+        ),
+        remedy(
+            "Let an NTP client keep the clocks, from the same source on all nodes",
+            "chronyc tracking",
+            "timedatectl status",
+            cost="a clock that is set back makes files seem to come from the future",
+        ),
+        detail=f"Measured against the head's clock over the network, give or take {CLOCK_ERROR_S:g} s.",
+        severity=Severity.WARNING if apart > CLOCKS_FAR_APART_S else Severity.INFO,
+    )
+
+
+def _clock_title(
+    recording: Recording, clocks: Mapping[int, float], off: Mapping[int, float], worst: int
+) -> str:
+    if 2 * len(off) >= len(clocks):
+        first, last = min(clocks, key=lambda node: clocks[node]), max(clocks, key=lambda node: clocks[node])
+        apart = clocks[last] - clocks[first]
+        return (
+            f"The clock of {host(recording, last)} is {apart:.1f} s ahead of that of {host(recording, first)}"
+        )
+    way = "ahead of" if off[worst] > 0 else "behind"
+    few = differences.hosts(recording, sorted(off))
+    if len(off) == 1:
+        return (
+            f"The clock of {few} is {abs(off[worst]):.1f} s {way} those of the other {len(clocks) - 1} nodes"
+        )
+    return f"The clocks of {few} are up to {abs(off[worst]):.1f} s from those of the other nodes"
+
+
+def _clock_culprits(
+    recording: Recording, clocks: Mapping[int, float], off: Mapping[int, float]
+) -> tuple[Culprit, ...]:
+    """The few that are off; of two nodes the pair, for one of them is; else nobody."""
+    if 2 * len(off) < len(clocks):
+        return tuple(node_culprit(recording, node) for node in sorted(off))
+    return (node_pair(recording, *sorted(clocks)),) if len(clocks) == 2 else ()
 
 
 @rule("DD550", "nodes-run-different-versions", Severity.WARNING, ConsistencyFact)

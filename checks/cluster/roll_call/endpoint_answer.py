@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.cluster.roll_call.endpoint import draft, facing, head
-from ddp_doctor.checks.cluster.roll_call.obstacles import jobs_that_clash
+from ddp_doctor.checks.cluster.roll_call.endpoint import draft, facing, head, jobs_that_clash
 from ddp_doctor.checks.cluster.roll_call.wording import (
     LAUNCHERS,
     Group,

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from ddp_doctor.checks.node.env_vars.drafts import setting_draft
-from ddp_doctor.checks.node.env_vars.in_force import InForce, differing, say
+from ddp_doctor.checks.node.env_vars.in_force import InForce, differing, say, setting_draft
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.knowledge.topology.nccl_paths import GDR_LEVEL
 from ddp_doctor.model.choices import Confidence, Severity

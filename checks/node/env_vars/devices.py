@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from ddp_doctor.checks.node.env_vars.drafts import setting_draft
-from ddp_doctor.checks.node.env_vars.in_force import InForce, say
+from ddp_doctor.checks.node.env_vars.in_force import InForce, say, setting_draft
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.facts.node.rdma import RdmaFact

@@ -1,15 +1,22 @@
-"""The settings in force on each node: the environment's, else those of NCCL's own files."""
+"""The settings in force on each node, what its hardware makes of them, and how they become findings."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import combinations
+from typing import TypeVar
 
-from ddp_doctor.checks.node.env_vars.drafts import per_cause
-from ddp_doctor.checks.node.env_vars.hardware import Hardware, hardware_of
 from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.facts.node.nccl import NcclFact
-from ddp_doctor.knowledge.versions import Version
-from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft, Proof, Remedy, Setting
+from ddp_doctor.facts.node.rdma import RdmaFact
+from ddp_doctor.facts.node.topology import TopologyFact
+from ddp_doctor.knowledge.topology.link_codes import DEFAULT_P2P_LIMIT, allowed, nvlinks
+from ddp_doctor.knowledge.topology.nccl_paths import bridged
+from ddp_doctor.knowledge.versions import Version, release
+from ddp_doctor.model.choices import Confidence, Severity, Status
+from ddp_doctor.model.fact import Fact
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.remedies.settings import FOLLOWS, NO_TRIAL, unset
 from ddp_doctor.settings.nccl_conf import files_read, set_by_files
@@ -18,6 +25,173 @@ from ddp_doctor.settings.table import variables
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.nccl_backend import nccl_backends
 from ddp_doctor.views.settings_read import installed, judged, read_by_another_backend, with_rccl
+from ddp_doctor.wording.nodes import node_culprits, node_names
+
+F = TypeVar("F", bound=Fact)
+
+#: Where the nodes' values differ, the evidence shows no more of them.
+VALUES_SHOWN = 8
+
+
+def setting_draft(
+    names: Iterable[str],
+    title: str,
+    text: str,
+    expected_from: str,
+    *remedies: Remedy,
+    detail: str = "",
+    severity: Severity | None = None,
+    confidence: Confidence = Confidence.PROVED,
+) -> Draft:
+    """A finding about variables, on whichever nodes they are; ``text`` is the evidence."""
+    return Draft(
+        title=title,
+        detail=detail,
+        confidence=confidence,
+        culprits=tuple(Culprit(kind="setting", name=name) for name in names),
+        evidence=(Evidence(check="env_vars", text=text, expected_from=expected_from),),
+        remedies=remedies,
+        severity=severity,
+    )
+
+
+def one_per_cause(
+    recording: Recording, kind: type[F], drafts: Callable[[F], Iterable[Draft]]
+) -> Iterator[Draft]:
+    """Drafts of several nodes about the same variables as one that names the nodes.
+
+    A job script's line is on all of them, and where the values differ (RANK=0, RANK=1) it is still one line.
+    """
+    found = ((seen, draft) for seen in recording.facts(kind) for draft in drafts(seen.fact))
+    yield from per_cause(recording, found)
+
+
+def per_cause(recording: Recording, found: Iterable[tuple[FactAt[F], Draft]]) -> Iterator[Draft]:
+    """The same of drafts that are made already, each with the node it is about, in the order of the nodes."""
+    groups: dict[Hashable, dict[Draft, list[FactAt[F]]]] = {}
+    met: Counter[Hashable] = Counter()
+    for seen, draft in found:
+        names = tuple(culprit.name for culprit in draft.culprits)
+        about = (names, draft.severity, draft.evidence[0].expected_from)
+        groups.setdefault((about, met[seen.node, about]), {}).setdefault(draft, []).append(seen)
+        met[seen.node, about] += 1
+    several = recording.world is not None and recording.world.nnodes > 1
+    for alike in groups.values():
+        yield _on_nodes(recording, alike, several=several)
+
+
+def _on_nodes(recording: Recording, alike: Mapping[Draft, list[FactAt[F]]], *, several: bool) -> Draft:
+    first, *rest = alike.items()
+    draft, group = first
+    others = [seen for _, more in rest for seen in more]
+    culprits = tuple(
+        node.model_copy(update={"kind": culprit.kind, "name": culprit.name})
+        for node in node_culprits(recording, [*group, *others])
+        for culprit in draft.culprits
+    )
+    title, evidence = draft.title, draft.evidence
+    if several:
+        also = f"; alike on {node_names(recording, others)}" if others else ""
+        title = f"{title} (on {node_names(recording, group)}{also})"
+    if others:
+        evidence = tuple(
+            evidence_here.model_copy(update={"text": f"{node_names(recording, seen)}: {evidence_here.text}"})
+            for draft_here, seen in list(alike.items())[:VALUES_SHOWN]
+            for evidence_here in draft_here.evidence
+        )
+    return draft.model_copy(update={"title": title, "culprits": culprits, "evidence": evidence})
+
+
+#: NVLink SHARP and LL128 over a NIC behind another GPU begin with Hopper (NCCL user guide, NCCL_NVLS_ENABLE).
+_HOPPER = (9, 0)
+#: LL128 begins with Volta (NCCL src/graph/tuning.cc).
+_VOLTA = (7, 0)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One node; None is "nobody looked, or could not"."""
+
+    gpus: int | None = None  # of the job
+    nvlink: bool | None = None  # joins some of them
+    nvls: bool | None = None  # NVSwitches that can reduce
+    rdma: bool | None = None  # active ports that NCCL's own transport drives
+    matrix: bool = False  # the paths are known, so that the rules about them judge
+    ll128: bool | None = None  # NCCL would use LL128 by itself
+
+
+def hardware_of(recording: Recording, node: int) -> Hardware:
+    """What the node's readings tell."""
+    topology = next(iter(recording.at(TopologyFact, node)), None)
+    gpus = next(iter(recording.at(GpusFact, node)), None)
+    rdma = next(iter(recording.at(RdmaFact, node)), None)
+    cards = gpus.of_the_job() if gpus else ()
+    job = _job(topology)
+    count = len(cards) if gpus and not gpus.nvml_error else len(job) if topology else None
+    absent = _absent(recording).get(node, frozenset())
+    if count is None and "topology" in absent:
+        count = 0
+    joined = [nvlinks(topology.links[a][b]) > 0 for a, b in combinations(job, 2)] if topology else []
+    known = topology is not None and topology.nvlink_told
+    return Hardware(
+        gpus=count,
+        nvlink=any(joined) if known else None,
+        nvls=_has_nvls(cards) if cards else None,
+        rdma=bool(rdma.candidates()) if rdma else False if "rdma" in absent else None,
+        matrix=topology is not None,
+        ll128=_is_ll128_safe(recording, topology, cards) if topology and known and cards else None,
+    )
+
+
+def _absent(recording: Recording) -> Mapping[int, frozenset[str]]:
+    """The checks that found nothing to look at, by node."""
+
+    def find() -> dict[int, frozenset[str]]:
+        found: dict[int, set[str]] = {}
+        for reading in recording.readings:
+            if reading.status is Status.ABSENT:
+                found.setdefault(reading.node, set()).add(reading.check)
+        return {at: frozenset(checks) for at, checks in found.items()}
+
+    return recording.once("absent by node", find)
+
+
+def _job(topology: TopologyFact | None) -> tuple[str, ...]:
+    """The matrix's GPUs that are the job's."""
+    if topology is None:
+        return ()
+    mine = topology.job_gpus if topology.job_gpus is not None else topology.gpus
+    return tuple(gpu for gpu in mine if gpu in topology.links and gpu not in topology.mig_gpus)
+
+
+def _capability(gpu: Gpu) -> tuple[int, ...]:
+    return release(gpu.compute_capability or "")
+
+
+def _has_nvls(cards: tuple[Gpu, ...]) -> bool:
+    able = [gpu for gpu in cards if gpu.fabric_state == "completed" and _capability(gpu) >= _HOPPER]
+    return len(able) > 1
+
+
+def _is_ll128_safe(recording: Recording, topology: TopologyFact, cards: tuple[Gpu, ...]) -> bool | None:
+    """Whether NCCL would take LL128 by itself (src/graph/tuning.cc); None where that cannot be told."""
+    kinds = {_capability(gpu) for gpu in cards}
+    if () in kinds:
+        return None
+    if min(kinds) < _VOLTA or (len(kinds) > 1 and min(kinds) < _HOPPER):
+        return False
+    job, links = _job(topology), topology.links
+    far = [
+        (a, b) for a, b in combinations(job, 2) if not nvlinks(links[a][b]) and not bridged(job, links, a, b)
+    ]
+    if far:
+        return False
+    if recording.world is None or recording.world.nnodes < 2:
+        return True
+    near = [any(allowed(links[gpu][nic], DEFAULT_P2P_LIMIT) for nic in topology.nics) for gpu in job]
+    if not topology.nics:  # a plug-in may have devices of its own
+        return None
+    return any(near) if min(kinds) >= _HOPPER else all(near)
 
 
 @dataclass(frozen=True)

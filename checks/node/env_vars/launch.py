@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from ddp_doctor.checks.node.env_vars import launch_variables
-from ddp_doctor.checks.node.env_vars.drafts import one_per_cause, setting_draft
-from ddp_doctor.checks.node.env_vars.in_force import InForce, say
+from ddp_doctor.checks.node.env_vars.in_force import InForce, one_per_cause, say, setting_draft
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.knowledge.launchers import Launcher
 from ddp_doctor.model.choices import Confidence, Severity

@@ -1,21 +1,26 @@
-"""DD121, DD122: values that do something else than they say, or that stop the job."""
+"""DD115-DD118, DD121, DD122: values that do nothing beside others, contradict, are misread, refused or out of range."""
 
 from collections.abc import Iterable, Iterator
 
-from ddp_doctor.checks.node.env_vars.drafts import setting_draft
-from ddp_doctor.checks.node.env_vars.in_force import say
+from ddp_doctor.checks.node.env_vars.in_force import InForce, at_most, differing, say, setting_draft
 from ddp_doctor.facts.node.env_vars import EnvVars
-from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft, Reproducer
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.settings import NO_TRIAL, set_to, unset
-from ddp_doctor.settings.interactions import conflicts
+from ddp_doctor.settings.interactions import conflicts, disagreeing, silenced
+from ddp_doctor.settings.ranges import OutOfRange, out_of_range
 from ddp_doctor.settings.releases import Installed
+from ddp_doctor.settings.scope import scope
+from ddp_doctor.settings.table import Conflict, Silencer
 from ddp_doctor.settings.trials import read_by
+from ddp_doctor.settings.values import effective, misread
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views import settings_read
+from ddp_doctor.views.forbidden_ways import settings_told
 from ddp_doctor.views.settings_read import MisreadValue
+from ddp_doctor.wording.nodes import name_list
 
 
 @rule("DD121", "value-read-otherwise", Severity.WARNING, EnvVars)
@@ -99,4 +104,177 @@ def _value(wrong: MisreadValue, severity: Severity | None) -> Draft:
         remedy,
         detail=found.why + when,
         severity=severity,
+    )
+
+
+@rule("DD115", "setting-without-effect-beside-another", Severity.WARNING, EnvVars)
+def without_effect(recording: Recording) -> Iterable[Draft]:
+    """Settings that do nothing because of another one, or because another one is missing.
+
+    What it finds
+        NCCL_P2P_LEVEL beside NCCL_P2P_DISABLE=1, NCCL_IB_* beside NCCL_IB_DISABLE=1 or NCCL_NET=Socket,
+        NCCL_DEBUG_SUBSYS without NCCL_DEBUG=INFO. Information only where nobody is likely to wait for
+        the effect, and of RDMA settings in a job of one node or without an RDMA port. Silent where
+        another rule says that the stronger setting is to go.
+
+    Why it matters
+        Somebody relies on one of the two, and NCCL says nothing.
+
+    Remedy
+        Decide which is meant, and unset the other.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    told = settings_told(recording)
+    return say(recording, lambda node: _idle(node, told))
+
+
+def _idle(node: InForce, told: frozenset[str]) -> Iterator[Draft]:
+    for row, idle_names in silenced(node.values):
+        names = tuple(name for name in idle_names if misread(name, node.values[name]) is None)
+        if row.name in told or not names:
+            continue
+        pairs = node.listed((*([row.name] if row.name in node.values else []), *names))
+        verb = "does" if len(names) == 1 else "do"
+        lacking = row.needed and not node.values.get(row.name)
+        beside = (
+            f"without {row.name}" if lacking else f"beside {shown(row.name, node.values.get(row.name, ''))}"
+        )
+        yield setting_draft(
+            names,
+            f"{name_list(names)} {verb} nothing {beside}",
+            pairs,
+            row.source,
+            node.without(names, "without effect"),
+            *([] if row.needed else [node.without([row.name], "it keeps the others from their effect")]),
+            detail=row.why,
+            severity=Severity.INFO if row.mild or _is_moot(row, names, node) else None,
+        )
+
+
+def _is_moot(row: Silencer, names: Iterable[str], node: InForce) -> bool:
+    """Whether the node has no use for either setting, or what is idle asks for the defaults."""
+    asks = any(effective(name, node.values[name]) is not None for name in names)
+    return not asks or (row.about == "rdma" and (node.hardware.rdma is False or node.nnodes == 1))
+
+
+@rule("DD116", "settings-contradict-each-other", Severity.WARNING, EnvVars)
+def contradicting(recording: Recording) -> Iterable[Draft]:
+    """Settings that cannot both be meant, or that leave NCCL nothing to work with.
+
+    What it finds
+        Minima above maxima, more sockets than there may be, P2P and shared memory both off. An error where NCCL
+        must fail: NCCL_NET=IB with NCCL_IB_DISABLE=1, an NCCL_ALGO or NCCL_PROTO that leaves a collective
+        of DDP without an algorithm (from 2.24 on NCCL_ALGO=Tree does). Silent where the topology's rules
+        tell what P2P and shared memory cost here.
+
+    Why it matters
+        NCCL ends with an error in init or in the first collective, or takes one of the two without a word.
+
+    Remedy
+        Unset one of them.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    differ = differing(recording)
+    return say(recording, lambda node: _contradictions(node, differ))
+
+
+def _contradictions(node: InForce, differ: frozenset[str]) -> Iterator[Draft]:
+    for found in conflicts(node.values, node.nccl):
+        if differ.intersection(found.names):
+            continue
+        if scope(found.names[0]) == "paths" and (node.hardware.matrix or (node.hardware.gpus or 2) < 2):
+            continue
+        fails = found.fails(node.nccl)
+        yield setting_draft(
+            found.names,
+            f"{node.listed(found.names)} {found.says}",
+            node.listed(found.names),
+            found.source,
+            *_ways_out(node, found),
+            detail=found.why,
+            severity=at_most(Severity.ERROR, node) if fails else None,
+            confidence=Confidence.PROVED if fails is not None else Confidence.POSSIBLE,
+        )
+
+
+def _ways_out(node: InForce, found: Conflict) -> list[Remedy]:
+    return [node.without([name], found.says) for name in found.without]
+
+
+@rule("DD117", "old-and-new-name-disagree", Severity.WARNING, EnvVars)
+def two_names(recording: Recording) -> Iterable[Draft]:
+    """One setting under two names, with two values.
+
+    What it finds
+        TORCH_NCCL_* beside its old name NCCL_*, NCCL_MAX_NCHANNELS beside NCCL_MAX_NRINGS and the like, with
+        different effects.
+
+    Why it matters
+        The new name counts, whichever was set last. Whoever edits the old one waits for an effect in vain.
+
+    Remedy
+        Unset the old name.
+
+    References
+        torch/csrc/distributed/c10d/Utils.hpp, getCvarString
+    """
+    return say(recording, _names)
+
+
+def _names(node: InForce) -> Iterator[Draft]:
+    for old, new in disagreeing(node.values, node.installed).items():
+        yield setting_draft(
+            (old,),
+            f"{node.listed((new, old))}: the new name counts, and {old} does nothing",
+            node.listed((new, old)),
+            "torch/csrc/distributed/c10d/Utils.hpp and NCCL src/graph/connect.cc",
+            node.without([old], f"{new} is set"),
+            detail="They are two names of one setting.",
+        )
+
+
+@rule("DD118", "value-out-of-range", Severity.WARNING, EnvVars)
+def outside_range(recording: Recording) -> Iterable[Draft]:
+    """A number that a setting has no room for.
+
+    What it finds
+        NCCL_IB_TIMEOUT above 31 (no time-out at all), NCCL_IB_RETRY_CNT above 7, NCCL_IB_TC above 255,
+        NCCL_SOCKET_NTHREADS above 16, channels that NCCL does not have, modes that do not exist.
+
+    Why it matters
+        NCCL or the network card takes another number, and says little or nothing.
+
+    Remedy
+        A number within the range, or none.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    return say(recording, _outside)
+
+
+def _outside(node: InForce) -> Iterator[Draft]:
+    for name, value in node.values.items():
+        known = out_of_range(name, node.values, node.nccl)
+        wrong = misread(name, value)
+        if known is not None and (wrong is None or wrong.harmless):
+            yield _range_draft(node, name, value, known)
+
+
+def _range_draft(node: InForce, name: str, value: str, known: OutOfRange) -> Draft:
+    most = str(known.most)
+    nearest = set_to(name, most, "the largest that there is", (name, value))
+    return setting_draft(
+        (name,),
+        f"{shown(name, value)} {known.says}",
+        node.listed([name]),
+        known.row.source,
+        node.without([name], "out of range"),
+        *([nearest] if value.strip().isdecimal() and int(value) > known.most else []),
+        detail=known.row.beyond,
+        severity=Severity.INFO if known.row.mild else None,
     )

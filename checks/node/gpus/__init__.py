@@ -11,23 +11,12 @@ own, since a sick driver hangs whoever asks it), and what it is held against (pr
 
 A container sees the host's PCI bus without owning its GPUs, so there only granted GPUs count. One
 finding names all GPUs with the same fault. Of AMD GPUs and other accelerators nothing can be said yet: where
-the job would use them the reading fails, and the verdict is unsure (checks/node/gpus/other_accelerators.py).
+the job would use them the reading fails, and the verdict is unsure (checks/node/gpus/accelerators.py).
 """
 
-from ddp_doctor.checks.node.gpus import (
-    condition,
-    driver,
-    fabric,
-    memory,
-    models,
-    modes,
-    numbers,
-    other_accelerators,
-    peers,
-    sharing,
-)
-from ddp_doctor.checks.node.gpus.numbers import gpus_missing
-from ddp_doctor.checks.node.gpus.nvml import NvmlAnswer, parse_nvml
+from ddp_doctor.checks.node.gpus import accelerators, condition, driver, inventory, memory, peers, use
+from ddp_doctor.checks.node.gpus.accelerators import NvmlAnswer, parse_nvml
+from ddp_doctor.checks.node.gpus.inventory import gpus_missing
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.check import Check
@@ -69,7 +58,7 @@ def probe(ctx: Context) -> GpusFact:
         update=visible_devices.job_view(seen.gpus, ctx.env, in_container=seen.in_container)
     )
     if not (fact.gpus or answer.error == "timed_out" or fact.due() or fact.is_owed()):
-        others = None if _is_without_grant(fact) else other_accelerators.unsupported(ctx)
+        others = None if _is_without_grant(fact) else accelerators.unsupported(ctx)
         if others is not None:
             raise Failed(f"{others}: not supported yet, so nothing was tested on them")
         raise Absent(_absence(fact))
@@ -118,7 +107,7 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(GpusFact,),
-    rules=rules_in(condition, driver, fabric, memory, models, modes, numbers, peers, sharing),
+    rules=rules_in(condition, driver, memory, inventory, use, peers),
     cost_s=0.3,
     deadline_s=60.0,
 )

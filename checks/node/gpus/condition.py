@@ -1,18 +1,31 @@
 """DD304, DD307, DD308: a GPU that is lost, has lost data, or is slowed by its own hardware."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from ddp_doctor.checks.node.gpus.severity import by_severity
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge.gpu import nvml
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.gpus import COOL_DOWN
 from ddp_doctor.remedies.kinds import by_operator
-from ddp_doctor.wording.gpus import Sight, gpu_draft
+from ddp_doctor.views.gpus import Hits, gpus_of_the_job
+from ddp_doctor.wording.gpus import Sight, asked_for, gpu_draft
 from ddp_doctor.wording.kernel_log import xids_of
+
+
+def severity_of_use(recording: Recording, group: list[FactAt[GpusFact]]) -> Severity:
+    """An error where the job wants GPUs; where CUDA_VISIBLE_DEVICES hides them on purpose, information."""
+    return Severity.INFO if all(one.fact.hidden for one in group) else asked_for(recording, Severity.ERROR)
+
+
+def by_severity(recording: Recording, judge: Callable[[Gpu], Severity | None]) -> dict[Severity, Hits]:
+    """The job's GPUs that ``judge`` finds fault with, the worst first."""
+    judged = [(judge(gpu), (node, gpu)) for node, gpu in gpus_of_the_job(recording)]
+    found = {severity: [hit for verdict, hit in judged if verdict is severity] for severity in Severity}
+    return {severity: hits for severity, hits in found.items() if hits}
+
 
 RESET_GPU = by_operator(
     "Drain the node, then reset the GPU; where it does not come back, reboot, and if the fault returns, "

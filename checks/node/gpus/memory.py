@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.node.gpus.condition import recovery, repair_pending
-from ddp_doctor.checks.node.gpus.severity import by_severity
+from ddp_doctor.checks.node.gpus.condition import by_severity, recovery, repair_pending
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.knowledge.gpu import nvml

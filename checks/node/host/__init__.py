@@ -10,7 +10,7 @@ slows all ranks. A limit is a finding only where something uses it. Raw input (c
     /sys/class/dmi/id/sys_vendor             Amazon EC2 (checks/node/host/host_maker.py)
 """
 
-from ddp_doctor.checks.node.host import cpus, memory
+from ddp_doctor.checks.node.host import rules
 from ddp_doctor.checks.node.host.host_maker import read_maker
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.model.check import Check
@@ -65,6 +65,6 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(Host,),
-    rules=rules_in(cpus, memory),
+    rules=rules_in(rules),
     cost_s=0.05,
 )

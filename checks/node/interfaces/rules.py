@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.node.interfaces import remedies
+from ddp_doctor.checks.node.interfaces import wording
 from ddp_doctor.checks.node.interfaces.wording import (
     culprits,
     draft,
@@ -65,7 +65,7 @@ def choices_in_different_networks(recording: Recording) -> Iterator[Draft]:
             culprits(recording, offers),
             f"{backend} takes addresses of different networks, though the nodes share one",
             evidence(recording, offers),
-            remedies.use_interface(recording, offers, better, offers),
+            wording.use_interface(recording, offers, better, offers),
             detail="Routers may well connect them. Where paths fail, the shared network is the one to take.",
         )
 
@@ -99,7 +99,7 @@ def address_families_differ(recording: Recording) -> Iterator[Draft]:
     fewer = min(old, new, key=len)
     sides = [interfaces.names(recording, (offer.node for offer in side)) for side in (new, old)]
     severity = Severity.WARNING if both and backend != "gloo" else Severity.ERROR
-    mended = (remedies.one_family(recording, [*old, *new]),)
+    mended = (wording.one_family(recording, [*old, *new]),)
     yield finding(
         culprits(recording, [*old, *new] if len(old) == len(new) else fewer),
         f"{backend} gives out IPv6 addresses on {sides[0]} and IPv4 addresses on {sides[1]}",

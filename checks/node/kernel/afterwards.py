@@ -11,9 +11,8 @@ programs cause are left out (13, 31, 43, 45 and so on): the doctor itself kills 
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.node.kernel.kernel_log import parse_kernel_log
-from ddp_doctor.checks.node.kernel.kernel_times import booted_at, uptime_s
-from ddp_doctor.checks.node.kernel.remedies import REBOOT_NODE, reset_gpus
+from ddp_doctor.checks.node.kernel.kernel_log import booted_at, parse_kernel_log, uptime_s
+from ddp_doctor.checks.node.kernel.xids import REBOOT_NODE, reset_gpus
 from ddp_doctor.facts.node.kernel import KernelAfterFact, KernelEvent, KernelFact
 from ddp_doctor.knowledge.gpu.xids import CATALOG, JUST_NOW_S, xid
 from ddp_doctor.model.check import Check

@@ -1,4 +1,4 @@
-"""The kernel log: what it says of GPUs, NVSwitches, NICs and the PCIe links to them.
+"""The kernel log: what it says of GPUs, NVSwitches, NICs and the PCIe links to them; and when the machine was booted.
 
 As dmesg prints it (plain, ``-T``, ``-r``), as ``journalctl -o short-unix`` and as syslog files do::
 
@@ -14,6 +14,11 @@ As dmesg prints it (plain, ``-T``, ``-r``), as ``journalctl -o short-unix`` and 
 
 Sources: NVIDIA/open-gpu-kernel-modules (issues 456, 789, 1150; nvtrust issue 124), NVIDIA/gpu-operator issue
 1146, leptonai/gpud pull 117; Linux drivers/pci/pcie/aer.c, net/ethernet/mellanox/mlx5/core/health.c.
+
+The stamps of the log are held against the time of boot::
+
+    /proc/uptime   81234.56 1234567.89
+    /proc/stat     btime 1714560000
 """
 
 import re
@@ -25,6 +30,8 @@ from typing import NamedTuple
 from ddp_doctor.facts.node.gpus import sysfs_bus_id
 from ddp_doctor.facts.node.kernel import KernelEvent, Kind
 from ddp_doctor.knowledge.gpu.xids import NO_RECOVERY, RECOVERY_ACTION
+from ddp_doctor.model.context import Context
+from ddp_doctor.probing.kernel_files import first_line
 
 #: What is kept of one line, and of all: a log may be junk, or repeat itself a million times.
 LONGEST_LINE = 400
@@ -253,3 +260,21 @@ def _message(line: str) -> str:
     """The line without time, host and level."""
     found = _PREFIX.match(line)
     return line[found.end() if found else 0 :].strip()[:LONGEST_TEXT]
+
+
+_BTIME = re.compile(r"^btime (\d{1,12})$", re.MULTILINE | re.ASCII)
+
+
+def uptime_s(ctx: Context) -> float | None:
+    """Seconds since the boot. A container may be shown its own, which is less than the machine's."""
+    found = re.match(r"\d{1,12}\.\d+", first_line(ctx, "/proc/uptime") or "", re.ASCII)
+    return max(float(found[0]), ctx.clock()) if found else None
+
+
+def booted_at(ctx: Context) -> float | None:
+    """The time of the boot, in seconds since the epoch."""
+    try:
+        found = _BTIME.search(ctx.read("/proc/stat"))
+    except OSError:
+        return None
+    return float(found[1]) if found else None

@@ -1,9 +1,8 @@
 """DD330, DD331, DD332: Xids in the kernel log, by what they ask for."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from ddp_doctor.checks.node.kernel.remedies import REBOOT_NODE, WATCH, reset_gpus
 from ddp_doctor.facts.node.kernel import KernelEvent, KernelFact
 from ddp_doctor.knowledge.gpu.xids import (
     CATALOG,
@@ -15,13 +14,43 @@ from ddp_doctor.knowledge.gpu.xids import (
     xid,
 )
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.kernel_log import Hit, NodeView, views
 from ddp_doctor.wording.findings import NOBODY, finding, likely, possible
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.kernel_log import device_culprits, device_names, line_evidence
+
+
+def reset_gpus(bus_ids: Sequence[str]) -> Remedy:
+    """Reset exactly these GPUs."""
+    return by_operator(
+        "Drain the node and reset the GPU; where it does not come back, reboot; what returns is hardware.",
+        *(f"sudo nvidia-smi --gpu-reset -i {bus_id}" for bus_id in bus_ids[:8]),
+        cost="ends every process on the GPU; GPUs joined by NVSwitch may have to be reset together",
+        undo=NOTHING_TO_UNDO,
+        references=(CATALOG,),
+    )
+
+
+REBOOT_NODE = by_operator(
+    "Drain the node and reboot it; have power, cooling and the slot inspected if it returns.",
+    "sudo reboot",
+    cost="ends all jobs of the node",
+    undo=NOTHING_TO_UNDO,
+    references=(CATALOG,),
+)
+
+
+WATCH = by_operator(
+    "Nothing now. If it comes again on the same device, have it inspected.",
+    "sudo dmesg -T | grep -i -e xid",
+    undo=NOTHING_TO_UNDO,
+    references=(CATALOG,),
+)
+
 
 #: What is known of a GPU since its Xid: it is out of order still, back in order, or nobody can tell.
 Standing = Literal["out", "back", "unknown"]

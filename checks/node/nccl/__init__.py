@@ -13,7 +13,7 @@ Nothing is loaded here: the linker's cache, LD_LIBRARY_PATH and ldd tell. Raw in
 import posixpath
 from collections.abc import Iterator, Mapping
 
-from ddp_doctor.checks.node.nccl import between, complaints, conf, network, plugins
+from ddp_doctor.checks.node.nccl import complaints, conf, plugins
 from ddp_doctor.facts.node.nccl import NcclFact, Plugin
 from ddp_doctor.knowledge.network import nccl_plugins
 from ddp_doctor.model.check import Check
@@ -129,6 +129,6 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(NcclFact,),
-    rules=rules_in(between, complaints, conf, network, plugins),
+    rules=rules_in(conf, complaints, plugins),
     cost_s=0.1,
 )

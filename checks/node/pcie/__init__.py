@@ -15,7 +15,7 @@ In virtual machines the tree is the hypervisor's invention and is not judged. Id
 their link on purpose, never its width.
 """
 
-from ddp_doctor.checks.node.pcie import access_control, links, pcie_tree
+from ddp_doctor.checks.node.pcie import pcie_tree, rules
 from ddp_doctor.facts.node.pcie import PcieFact
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
@@ -58,6 +58,6 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(PcieFact,),
-    rules=rules_in(access_control, links),
+    rules=rules_in(rules),
     cost_s=0.1,
 )

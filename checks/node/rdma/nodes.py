@@ -1,11 +1,11 @@
-"""The nodes as the rules of this check see them: who uses RDMA, with which NCCL, and which ports are alike."""
+"""The nodes as the rules see them: who uses RDMA, with which NCCL, which ports are alike, and what counters grew by."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from ddp_doctor.checks.node.rdma.wording import Hit
-from ddp_doctor.facts.node.rdma import Hca, Port, RdmaFact
+from ddp_doctor.facts.node.rdma import Hca, Port, PortAfter, RdmaAfterFact, RdmaFact
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.network import nccl_hca
@@ -218,3 +218,65 @@ def distance(fact: TopologyFact, gpu: str, names: set[str]) -> int:
     """How far the nearest of these devices is from a GPU; far beyond all codes where the matrix has none."""
     codes = (fact.links[gpu][nic] for nic, name in fact.hcas().items() if name in names)
     return min((link_code(code).distance for code in codes), default=99)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One port that was up before the ranks, and what became of it."""
+
+    hit: Hit
+    seconds: float  # between the two looks
+    state: str | None
+    grown: Mapping[str, int]
+    carrier_changes: int
+    is_used: bool  # by NCCL, between nodes
+
+    def growth(self, names: Sequence[str]) -> int:
+        """What these counters grew by together."""
+        return sum(self.grown.get(name, 0) for name in names)
+
+    def told(self, names: Sequence[str]) -> str:
+        """Some counters and what they grew by."""
+        grown = [f"{name} +{self.grown[name]}" for name in names if self.grown.get(name)]
+        return f"{', '.join(grown)} in {self.seconds:.0f} s"
+
+
+def changes(recording: Recording) -> list[Change]:
+    """The ports that were up before the ranks; a counter that is smaller afterwards was cleared, and left out."""
+    return recording.once("rdma: changes", lambda: _changes(recording))
+
+
+def _changes(recording: Recording) -> list[Change]:
+    used = {identity((seen.node, hca, port)) for seen in users(recording) for hca, port in seen.fact.chosen()}
+    before = {seen.node: seen for seen in recording.facts(RdmaFact)}
+    return [
+        change
+        for after in recording.facts(RdmaAfterFact)
+        if after.node in before
+        for change in _of_node(before[after.node], after, used)
+    ]
+
+
+def _of_node(
+    before: FactAt[RdmaFact], after: FactAt[RdmaAfterFact], used: set[tuple[int, str, int]]
+) -> Iterator[Change]:
+    known: dict[tuple[str, int], PortAfter] = {(port.hca, port.number): port for port in after.fact.ports}
+    for hca, port in before.fact.ports():
+        now = known.get((hca.name, port.number))
+        if now is None or not port.is_active or not is_of_a_card(hca):
+            continue
+        hit = (before.node, hca, port)
+        netdev = before.fact.netdev(port) if port.is_roce else None
+        changed = (now.carrier_changes or 0) - (netdev.carrier_changes or 0) if netdev else 0
+        yield Change(
+            hit=hit,
+            seconds=max(after.reading.started_at - before.reading.started_at, 1.0),
+            state=now.state,
+            grown={
+                name: count - port.counters[name]
+                for name, count in now.counters.items()
+                if name in port.counters and count > port.counters[name]
+            },
+            carrier_changes=max(changed, 0) if now.carrier_changes is not None else 0,
+            is_used=identity(hit) in used,
+        )

@@ -2,11 +2,14 @@
 
 Sources: NCCL user guide (environment variables NCCL_IB_HCA, NCCL_IB_GID_INDEX; troubleshooting: networking issues,
 RDMA over Converged Ethernet, Docker) and the manual pages of ibstat, ibdiagnet and ip-link.
+
+NCCL's RDMA waits for an acknowledgement, before it gives up with status 12, for
+4.096 µs x 2^NCCL_IB_TIMEOUT for each try, and NCCL_IB_RETRY_CNT tries (libibverbs, ibv_modify_qp(3): timeout and
+retry_cnt, of 5 and 3 bits; NCCL src/transport/net_ib: 18 and 7, since 2.23 20 and 7).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ddp_doctor.checks.node.rdma import rdma_timeouts
 from ddp_doctor.facts.node.rdma import Hca, Port
 from ddp_doctor.knowledge.network import nccl_hca
 from ddp_doctor.knowledge.network.roce_gids import FAMILY, INDEX, SEARCH_SETTINGS
@@ -18,6 +21,29 @@ from ddp_doctor.remedies.kinds import by_administrator, remedy
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, name_list
+
+TIMEOUT, RETRIES = "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT"
+DEFAULT_TIMEOUT, DEFAULT_RETRIES = 20, 7
+#: Four times the default; two minutes in all, which outlasts a fabric that learns new routes.
+LONGER_TIMEOUT = 22
+_TICK_S = 4.096e-6
+
+
+def wait_s(timeout: int, retries: int) -> float:
+    """Seconds until a send that nobody acknowledges fails."""
+    return _TICK_S * float(2**timeout) * retries
+
+
+def lowered(settings: Mapping[str, str]) -> dict[str, str]:
+    """The settings that give up sooner than NCCL would by itself."""
+    limits = {TIMEOUT: DEFAULT_TIMEOUT, RETRIES: DEFAULT_RETRIES}
+    found = {}
+    for name, default in limits.items():
+        value = settings.get(name, "")
+        if value.isdecimal() and len(value) < 4 and int(value) < default:
+            found[name] = value
+    return found
+
 
 #: One port of one node.
 Hit = tuple[int, Hca, Port]
@@ -257,13 +283,13 @@ LOSSLESS = by_administrator(
 
 def wait_longer() -> Remedy:
     """Longer waiting for acknowledgements, where packets do get through in the end."""
-    value = rdma_timeouts.LONGER_TIMEOUT
-    before = rdma_timeouts.wait_s(rdma_timeouts.DEFAULT_TIMEOUT, rdma_timeouts.DEFAULT_RETRIES)
-    after = rdma_timeouts.wait_s(value, rdma_timeouts.DEFAULT_RETRIES)
+    value = LONGER_TIMEOUT
+    before = wait_s(DEFAULT_TIMEOUT, DEFAULT_RETRIES)
+    after = wait_s(value, DEFAULT_RETRIES)
     return nccl_settings.remedy(
         "Wait longer for what the fabric delays, until it loses nothing any more",
         Setting(
-            name=rdma_timeouts.TIMEOUT,
+            name=TIMEOUT,
             value=str(value),
             why=f"NCCL then gives a send up after {after:.0f} s instead of {before:.0f} s",
         ),

@@ -17,7 +17,7 @@ import re
 
 from pydantic import ValidationError
 
-from ddp_doctor.checks.node.software import copies, cuda, installation, nccl
+from ddp_doctor.checks.node.software import installation, nccl
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
@@ -129,6 +129,6 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(Software,),
-    rules=rules_in(copies, cuda, installation, nccl),
+    rules=rules_in(nccl, installation),
     cost_s=0.1,
 )

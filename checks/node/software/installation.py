@@ -1,18 +1,144 @@
-"""DD201, DD202, DD210: a torch that is not whole, finds no backend, or it or Python too old."""
+"""DD201-DD204, DD210: a torch that is not whole or does not go with GPUs and driver, and what to install instead."""
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.node.software import wording
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge import versions
-from ddp_doctor.knowledge.versions import release
+from ddp_doctor.knowledge.versions import NcclIssue, dotted, first_torch_with, release, wheel_index
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.views.software import folder_without_backends, of_the_job
+from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.views.software import folder_without_backends, of_the_job, with_gpus
 from ddp_doctor.wording.findings import proved
 from ddp_doctor.wording.nodes import by_cause, of_nodes
+
+
+def reinstall(summary: str, *packages: str) -> Remedy:
+    """Install these packages into the job's environment; without packages the words alone."""
+    command = " ".join(("python -m pip install --force-reinstall", *packages))
+    return remedy(
+        summary,
+        *((command,) if packages else ()),
+        scope="job",
+        cost="changes the environment of every job that uses it",
+        undo="install the former version again",
+        untried="the doctor changes no installation",
+    )
+
+
+def cuda_build(driver: str) -> Remedy:
+    """A torch built with the newest CUDA that the driver runs."""
+    index = wheel_index(release(driver))
+    if index is None:
+        return driver_upgrade(f"Upgrade the driver: {driver} is too old for every CUDA build of torch")
+    source = f"torch --index-url https://download.pytorch.org/whl/{index}"
+    return reinstall(f"Install a torch built with a CUDA that driver {driver} runs ({index})", source)
+
+
+def driver_upgrade(summary: str) -> Remedy:
+    """A newer driver, which is the administrator's business."""
+    return remedy(
+        summary,
+        cost="the node must be drained",
+        undo="install the former driver again",
+        untried="the doctor changes no installation",
+    )
+
+
+def nccl_package(torch_cuda: str | None, version: str | None) -> Remedy:
+    """The NCCL package for torch's CUDA, in the version that torch pins where it pins one."""
+    major = (release(torch_cuda or "") or (12,))[0]
+    package = f"nvidia-nccl-cu{major}" + (f"=={version}" if version else "")
+    return reinstall(f"Reinstall {package}; keep other copies out of LD_LIBRARY_PATH and LD_PRELOAD", package)
+
+
+def ways_around(issue: NcclIssue) -> Iterator[Remedy]:
+    """How to avoid a fault of NCCL: the setting where there is one, and the upgrade."""
+    if issue.setting:
+        name, value = issue.setting
+        yield Remedy(
+            summary=f"Set {name}={value}",
+            settings=(Setting(name=name, value=value, why=f"otherwise NCCL {issue.effect}"),),
+            cost="may be slower",
+            undo=f"unset {name}",
+            proof=Proof(reason="a short trial cannot show that a fault which comes at random is gone"),
+            references=(issue.source,),
+        )
+    torch = issue.torch_before or first_torch_with(issue.before)
+    if torch:
+        yield reinstall(f"Upgrade torch to {dotted(torch)} or newer", f"'torch>={dotted(torch)}'")
+
+
+@rule("DD203", "cpu-torch-beside-gpus", Severity.ERROR, Software)
+def cpu_torch_beside_gpus(recording: Recording) -> Iterator[Draft]:
+    """A CPU build of torch on a machine with NVIDIA GPUs.
+
+    What it finds
+        torch was built without CUDA (and without ROCm) while the NVIDIA driver is loaded and GPU devices are
+        there, not hidden from the job, and gloo was not asked for.
+
+    Why it matters
+        The job runs on the CPU, tens of times slower, or dies at its first call to CUDA.
+
+    Remedy
+        Install a CUDA build that the driver supports. Where training on the CPU is meant, say so with
+        --backend gloo or CUDA_VISIBLE_DEVICES="".
+
+    References
+        https://pytorch.org/get-started/locally
+    """
+    for (version, driver, gpus), group in by_cause(with_gpus(recording), _cpu_build).items():
+        title = f"torch {version} on {{who}} is a CPU build, so the GPUs stay idle"
+        saw = Evidence(
+            text=f"torch/version.py names no CUDA, beside {gpus} GPU devices",
+            expected_from=f"driver {driver}",
+        )
+        detail = 'Where the CPU is meant, use --backend gloo or CUDA_VISIBLE_DEVICES="".'
+        yield proved(of_nodes(recording, group), title, saw, cuda_build(driver), detail=detail)
+
+
+def _cpu_build(fact: Software) -> tuple[str, str, int] | None:
+    if fact.torch_version is None or fact.driver is None or fact.torch_cuda or fact.torch_hip:
+        return None
+    return fact.torch_version, fact.driver, fact.gpu_devices
+
+
+@rule("DD204", "driver-too-old-for-cuda", Severity.ERROR, Software)
+def driver_too_old_for_cuda(recording: Recording) -> Iterator[Draft]:
+    """An NVIDIA driver older than torch's CUDA needs.
+
+    What it finds
+        A loaded driver below the minimum of the CUDA major version that torch was built with. Information
+        only where a forward-compatibility libcuda is installed, with which data-centre GPUs work.
+
+    Why it matters
+        torch.cuda.is_available() is False, or CUDA says that the driver version is insufficient.
+
+    Remedy
+        Upgrade the driver on the node, or install a torch built with an older CUDA.
+
+    References
+        https://docs.nvidia.com/deploy/cuda-compatibility
+    """
+    for (driver, cuda, bridge), group in by_cause(with_gpus(recording), _driver_gap).items():
+        least = dotted(versions.least_driver(cuda))
+        title = f"Driver {driver} on {{who}} is too old for torch's CUDA {cuda}, which needs {least}"
+        detail = f"{bridge} bridges this on data-centre GPUs." if bridge else "No rank gets its GPU."
+        remedies = driver_upgrade(f"Upgrade it to {least} or newer"), cuda_build(driver)
+        saw, severity = (
+            Evidence(text=f"driver {driver}", expected_from=versions.DRIVER_SOURCE),
+            Severity.INFO if bridge else None,
+        )
+        yield proved(of_nodes(recording, group), title, saw, *remedies, detail=detail, severity=severity)
+
+
+def _driver_gap(fact: Software) -> tuple[str, str, str | None] | None:
+    driver, cuda = fact.driver, fact.torch_cuda
+    if driver is None or cuda is None or release(driver) >= versions.least_driver(cuda):
+        return None
+    return driver, cuda, fact.forward_compatibility
 
 
 @rule("DD201", "torch-installation-broken", Severity.ERROR, Software)
@@ -33,7 +159,7 @@ def torch_installation_broken(recording: Recording) -> Iterator[Draft]:
         https://pytorch.org/get-started/locally
     """
     for (problem, severity), group in by_cause(of_the_job(recording), _broken_torch).items():
-        remedy = wording.anew("Install torch anew here, or run the doctor with the job's Python", "torch")
+        remedy = reinstall("Install torch anew here, or run the doctor with the job's Python", "torch")
         title, saw = (
             f"torch is broken on {{who}}: {problem}",
             Evidence(text=problem, expected_from="importing torch"),
@@ -70,7 +196,7 @@ def torch_or_python_too_old(recording: Recording) -> Iterator[Draft]:
         https://devguide.python.org/versions
     """
     for old, group in by_cause(of_the_job(recording), lambda fact: _too_old(fact, recording)).items():
-        title, newer = f"{old.what} on {{who}} is too old: {old.why}", wording.anew("Move to a newer one")
+        title, newer = f"{old.what} on {{who}} is too old: {old.why}", reinstall("Move to a newer one")
         detail, saw = (
             "New releases pass it by, and nobody tests them with it.",
             Evidence(text=old.what, expected_from=old.source),
@@ -100,9 +226,7 @@ def torch_finds_no_backend(recording: Recording) -> Iterator[Draft]:
         torch 2.15 torch/distributed/distributed_c10d.py, Backend._ensure_backend_registered
     """
     for folder, group in by_cause(of_the_job(recording), folder_without_backends).items():
-        remedy = wording.anew(
-            "Install torch with pip, or copy its torch-*.dist-info folder beside it", "torch"
-        )
+        remedy = reinstall("Install torch with pip, or copy its torch-*.dist-info folder beside it", "torch")
         title = "torch on {who} finds no backend, neither gloo nor NCCL: its package metadata is missing"
         saw = Evidence(
             text=f"{folder} looks for entry points torch.distributed.backends, and no package has one called gloo",

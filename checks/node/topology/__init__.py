@@ -19,18 +19,15 @@ utilisation and nothing is logged; where an NVLink is down, every step waits for
 from ddp_doctor.checks.node.topology import (
     candidates,
     complaints,
-    containers,
     differences,
-    gpudirect,
+    nics,
     nvlinks,
     p2p,
     p2p_status,
-    places,
-    slowness,
     sockets,
     unclear,
 )
-from ddp_doctor.checks.node.topology.formats.cpuinfo import cpu_model, cpu_vendor
+from ddp_doctor.checks.node.topology.formats.cpus import cpu_model, cpu_vendor
 from ddp_doctor.checks.node.topology.live import CannotAsk, ask_nvidia_smi, ask_nvml
 from ddp_doctor.checks.node.topology.pasted import read_pasted
 from ddp_doctor.facts.node.topology import (
@@ -83,20 +80,7 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(TopologyFact, TopologyHangFact, P2pStatusFact, NvlinksFact, RocmTopologyFact),
-    rules=rules_in(
-        candidates,
-        complaints,
-        containers,
-        differences,
-        gpudirect,
-        nvlinks,
-        p2p,
-        p2p_status,
-        places,
-        slowness,
-        sockets,
-        unclear,
-    ),
+    rules=rules_in(candidates, complaints, differences, nics, nvlinks, p2p, p2p_status, sockets, unclear),
     cost_s=0.5,
     deadline_s=60.0,  # without persistence mode NVML first wakes every GPU
 )

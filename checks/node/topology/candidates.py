@@ -2,22 +2,91 @@
 
 from collections.abc import Iterator, Sequence
 
-from ddp_doctor.checks.node.topology.clusters import cluster, topology_file
-from ddp_doctor.checks.node.topology.clusters import evidence as cluster_evidence
-from ddp_doctor.checks.node.topology.culprits import hosts_of
 from ddp_doctor.checks.node.topology.p2p import hosts_crossing_sockets
-from ddp_doctor.checks.node.topology.p2p_answers import pairs_without_p2p
+from ddp_doctor.checks.node.topology.p2p_status import pairs_without_p2p
+from ddp_doctor.checks.node.topology.wording import hosts_of
+from ddp_doctor.facts.node.host import Host
+from ddp_doctor.facts.node.rdma import RdmaFact
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.topology import link_codes
+from ddp_doctor.knowledge.topology.cluster_kinds import Cluster, Kind, Maker, cluster_of
 from ddp_doctor.knowledge.topology.link_codes import connected
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.nccl import DISABLE_P2P, REPAIR_PATH
+from ddp_doctor.views.links_between_nodes import rdma_of
 from ddp_doctor.views.p2p_stalls import nodes_nccl_ran_on
 from ddp_doctor.wording.findings import NOBODY, finding, possible
 from ddp_doctor.wording.nodes import by_cause
+
+
+def cluster(recording: Recording, node: int) -> Cluster:
+    """The kind of one node, unknown where nothing was recorded that tells."""
+    return recording.once(("cluster", node), lambda: _cluster(recording, node))
+
+
+def _cluster(recording: Recording, node: int) -> Cluster:
+    host = next(iter(recording.at(Host, node)), None)
+    rdma = rdma_of(recording).get(node)
+    maker = (
+        Maker(host.vendor, host.product, host.asset_tag, host.network_drivers)
+        if host is not None
+        else Maker()
+    )
+    has_efa = rdma is not None and any(hca.is_efa for hca in rdma.hcas)
+    return cluster_of(maker, _layers(rdma), has_efa=has_efa)
+
+
+def _layers(rdma: RdmaFact | None) -> set[str]:
+    """The link layers of the active ports; software devices and Azure's accelerated Ethernet are no fabric."""
+    ports = rdma.ports() if rdma is not None else ()
+    return {
+        port.link_layer
+        for hca, port in ports
+        if port.is_active and port.link_layer and hca.bus_id is not None
+    }
+
+
+def evidence(recording: Recording, node: int) -> tuple[Evidence, ...]:
+    """One line that says so, where it is known."""
+    found = cluster(recording, node)
+    return () if found.kind == "unknown" else (Evidence(check="host", text=f"this is {found.in_words}"),)
+
+
+#: Who ships a topology file of NCCL for its machines, and where.
+_TOPOLOGY_FILES: dict[Kind, tuple[str, str]] = {
+    "AWS with EFA": (
+        "AWS ships one for p4d and later kinds with aws-ofi-nccl, which points NCCL at it by itself",
+        "find /opt/amazon/ofi-nccl /opt/aws-ofi-nccl -name '*topo*.xml'",
+    ),
+    "Azure with InfiniBand": (
+        "Azure ships one for each ND kind with its HPC images",
+        "ls /opt/microsoft/*topo*.xml",
+    ),
+}
+_ANY = (
+    "ask the provider; AWS ships such files with aws-ofi-nccl, Azure with its HPC images",
+    "find /opt /etc /usr/share -name '*topo*.xml'",
+)
+
+
+def topology_file(clusters: Sequence[Cluster]) -> Remedy:
+    """NCCL's topology file for this kind of machine, from whoever ships it."""
+    kinds = {one.kind for one in clusters}
+    who, command = _TOPOLOGY_FILES.get(kinds.pop(), _ANY) if len(kinds) == 1 else _ANY
+    return remedy(
+        f"Point NCCL_TOPO_FILE at NCCL's topology file of this kind of machine: {who}",
+        command,
+        scope="job",
+        cost="a file of another kind of machine misleads NCCL",
+        undo="unset NCCL_TOPO_FILE",
+        untried="the file is the provider's",
+        references=("https://github.com/NVIDIA/nccl/issues/1298",),
+    )
+
 
 #: So many GPUs below one host bridge, with no switch and no NVLink, are rather a virtual machine's.
 _LEAST_HIDDEN = 4
@@ -143,7 +212,7 @@ def pcietree_hidden(recording: Recording) -> Iterator[Draft]:
             (
                 Evidence(text="every two GPUs are joined by PHB, and all have the same CPUs"),
                 *([Evidence(text=f"all belong to NUMA nodes {ranges}")] if ranges else []),
-                *cluster_evidence(recording, group[0].node),
+                *evidence(recording, group[0].node),
             ),
             topology_file([cluster(recording, seen.node) for seen in group]),
             confidence=Confidence.LIKELY if "-" in ranges else Confidence.POSSIBLE,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.node.topology.p2p_status import REPAIR_FABRIC
+from ddp_doctor.checks.node.topology.wording import REPAIR_FABRIC
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy, Setting

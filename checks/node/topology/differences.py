@@ -1,20 +1,23 @@
-"""DD430-DD434: NCCL goes another way between two GPUs than the hardware offers, by itself or for a setting."""
+"""DD430-DD434, DD438: NCCL goes another way between GPUs than the hardware offers, or takes one machine for several."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ddp_doctor.checks.node.topology import transport_wording
-from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
-from ddp_doctor.checks.node.topology.p2p_status import UNSET_LEVEL
+from ddp_doctor.checks.node.topology import wording
+from ddp_doctor.checks.node.topology.wording import UNSET_LEVEL, culprit, hosts_of
+from ddp_doctor.facts.node.host import Host
+from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views import forbidden_ways
 from ddp_doctor.views.forbidden_ways import Forbidden
+from ddp_doctor.views.links_between_nodes import Crossing, crossings, nodes_that_say
 from ddp_doctor.views.reproducers import between, between_gpus
 from ddp_doctor.views.transports import (
     Expected,
@@ -27,7 +30,8 @@ from ddp_doctor.views.transports import (
     used_within,
 )
 from ddp_doctor.wording.findings import finding, likely
-from ddp_doctor.wording.nodes import node_culprits
+from ddp_doctor.wording.nodes import name_list, node_culprits, of_nodes
+from ddp_doctor.wording.ranks import ranks_at
 
 
 @dataclass(frozen=True)
@@ -154,13 +158,13 @@ def p2p_beyond_limit(recording: Recording) -> Iterator[Draft]:
                 found.setdefault(level, []).append((place, used, expected.code))
     for level, group in found.items():
         hosts = hosts_of(recording, [place.seen for place, _, _ in group])
-        pairs = transport_wording.pair_names([used.gpus for _, used, _ in group])
+        pairs = wording.pair_names([used.gpus for _, used, _ in group])
         yield likely(
             (culprit(recording, place.seen.node, used.gpus, used.ranks) for place, used, _ in group),
             f"NCCL_P2P_LEVEL={level} lets NCCL copy directly farther than by default on {hosts}: {pairs}",
             (
                 Evidence(text=f"{'-'.join(used.gpus)} is {code}; the log says {used.transports[0].via}")
-                for _, used, code in group[: transport_wording.MOST_PAIRS]
+                for _, used, code in group[: wording.MOST_PAIRS]
             ),
             UNSET_LEVEL,
             detail="It works here. Not every machine of a kind carries such traffic well.",
@@ -203,13 +207,13 @@ def _explained(recording: Recording, place: Place, used: Used) -> tuple[str, Rem
     if max(log.hosts, default=1) > nodes:
         return (
             f"NCCL takes the ranks for {max(log.hosts)} hosts; the run has {nodes}",
-            transport_wording.ONE_HOST_ID,
+            wording.ONE_HOST_ID,
         )
     if numbers in log.refused or numbers[::-1] in log.refused:
-        return "NCCL was told by NVML that P2P is off between them", transport_wording.SHOW_CHOICE
+        return "NCCL was told by NVML that P2P is off between them", wording.SHOW_CHOICE
     if "NCCL_HOSTID" in place.node.settings:
-        return "NCCL_HOSTID is set, which decides what is one host", transport_wording.ONE_HOST_ID
-    return "nothing that was recorded explains it", transport_wording.SHOW_CHOICE
+        return "NCCL_HOSTID is set, which decides what is one host", wording.ONE_HOST_ID
+    return "nothing that was recorded explains it", wording.SHOW_CHOICE
 
 
 def _drafts(recording: Recording, found: Sequence[Difference], what: str) -> Iterator[Draft]:
@@ -219,26 +223,26 @@ def _drafts(recording: Recording, found: Sequence[Difference], what: str) -> Ite
     for group in groups.values():
         first = group[0]
         hosts = hosts_of(recording, [one.place.seen for one in group])
-        pairs = transport_wording.pair_names([one.used.gpus for one in group])
+        pairs = wording.pair_names([one.used.gpus for one in group])
         should = first.expected.choice
-        unexplained = first.remedy is transport_wording.SHOW_CHOICE
+        unexplained = first.remedy is wording.SHOW_CHOICE
         yield finding(
             (culprit(recording, one.place.seen.node, one.used.gpus, one.used.ranks) for one in group),
-            f"GPUs that {what} talk over {transport_wording.NAMES[first.kind]} on {hosts}: {pairs}",
-            (_evidence(one) for one in group[: transport_wording.MOST_PAIRS]),
+            f"GPUs that {what} talk over {wording.NAMES[first.kind]} on {hosts}: {pairs}",
+            (_evidence(one) for one in group[: wording.MOST_PAIRS]),
             first.remedy,
             confidence=Confidence.POSSIBLE if unexplained else Confidence.LIKELY,
-            detail=f"Expected: {transport_wording.NAMES[should.kind]}, for {should.why}."
+            detail=f"Expected: {wording.NAMES[should.kind]}, for {should.why}."
             f" Why NCCL goes another way: {first.reason}."
-            + transport_wording.price(first.expected.rate_gb_per_s, first.instead()),
+            + wording.price(first.expected.rate_gb_per_s, first.instead()),
         )
 
 
 def _evidence(one: Difference) -> Evidence:
     said = next(it.via for it in one.used.transports if it.kind == one.kind)
-    path = f"{'-'.join(one.used.gpus)} is {one.expected.code}{transport_wording.rate(one.expected.rate_gb_per_s)}"
+    path = f"{'-'.join(one.used.gpus)} is {one.expected.code}{wording.rate(one.expected.rate_gb_per_s)}"
     ranks = f"ranks {one.used.ranks[0]} and {one.used.ranks[1]}"
-    return Evidence(text=f"{path}; NCCL's log: {ranks} via {said}{transport_wording.rate(one.instead())}")
+    return Evidence(text=f"{path}; NCCL's log: {ranks} via {said}{wording.rate(one.instead())}")
 
 
 @rule("DD434", "setting-forbids-a-faster-way", Severity.WARNING, TopologyFact)
@@ -267,9 +271,9 @@ def forbidden(recording: Recording) -> Iterator[Draft]:
 
 def _draft(recording: Recording, found: Forbidden) -> Draft:
     worst = found.worst
-    price = transport_wording.price(worst.without.rate_gb_per_s, worst.having.rate_gb_per_s)
-    pairs = transport_wording.pair_names([loss.having.gpus for loss in found.losses])
-    kept = transport_wording.NAMES[worst.without.choice.kind]
+    price = wording.price(worst.without.rate_gb_per_s, worst.having.rate_gb_per_s)
+    pairs = wording.pair_names([loss.having.gpus for loss in found.losses])
+    kept = wording.NAMES[worst.without.choice.kind]
     hosts = hosts_of(recording, found.seen)
     return likely(
         (Culprit(kind="setting", name=found.name), *_nodes(recording, found)),
@@ -277,14 +281,14 @@ def _draft(recording: Recording, found: Forbidden) -> Draft:
         (
             Evidence(
                 text=f"{'-'.join(loss.having.gpus)} is {loss.having.code}"
-                f"{transport_wording.rate(loss.without.rate_gb_per_s)},"
+                f"{wording.rate(loss.without.rate_gb_per_s)},"
                 f" {loss.without.choice.why}; now {loss.having.choice.kind}"
-                f"{transport_wording.rate(loss.having.rate_gb_per_s)}",
+                f"{wording.rate(loss.having.rate_gb_per_s)}",
             )
-            for loss in found.losses[: transport_wording.MOST_PAIRS]
+            for loss in found.losses[: wording.MOST_PAIRS]
         ),
-        transport_wording.unset_setting(found.name, found.value, f"NCCL then uses {kept}"),
-        detail=f"They talk over {transport_wording.NAMES[worst.having.choice.kind]} instead.{price}",
+        wording.unset_setting(found.name, found.value, f"NCCL then uses {kept}"),
+        detail=f"They talk over {wording.NAMES[worst.having.choice.kind]} instead.{price}",
         severity=None if found.is_slower else Severity.INFO,
         reproduced_by=between_gpus(recording, found.seen[0].node, worst.having.gpus),
     )
@@ -294,3 +298,73 @@ def _nodes(recording: Recording, found: Forbidden) -> tuple[Culprit, ...]:
     """The nodes that have it, where others have not."""
     everywhere = len(found.seen) == len(recording.facts(TopologyFact))
     return () if everywhere else node_culprits(recording, found.seen)
+
+
+_NETWORK = re.compile(r" via NET/")
+
+
+@rule("DD438", "containers-of-one-machine-use-the-network", Severity.WARNING, InterfacesFact)
+def one_machine(recording: Recording) -> Iterator[Draft]:
+    """Two nodes of the run are containers of one machine, and NCCL joins their GPUs over the network.
+
+    What it finds
+        Nodes that run on one booted kernel and have different host names or /dev/shm of their own, and whose
+        ranks NCCL's log joins by NET.
+
+    Why it matters
+        NCCL copies directly, over NVLink too, or through shared memory within what it takes for one host
+        alone. Here GPUs of one machine talk as if they were in different buildings.
+
+    Remedy
+        One container for all ranks of the machine; or one host name and one /dev/shm for all its containers.
+
+    References
+        NCCL src/misc/utils.cc, getHostHash: host name and boot id, or NCCL_HOSTID
+        NCCL src/init.cc, fillInfo: the device of /dev/shm; src/transport/shm.cc, shmCanConnect
+        NCCL user guide, Troubleshooting, Sharing Data: /dev/shm and containers
+    """
+    machines: dict[str, list[FactAt[InterfacesFact]]] = {}
+    for seen in recording.facts(InterfacesFact):
+        if seen.fact.host_id:
+            machines.setdefault(seen.fact.host_id.partition(" ")[0], []).append(seen)
+    shared = [group for group in machines.values() if len(group) > 1]
+    speaking = set(nodes_that_say(recording, _NETWORK)) if shared else set()
+    for group in shared:
+        here = {seen.node for seen in group}
+        found = [
+            one for node in sorted(here & speaking) for one in crossings(recording, node) if one.other in here
+        ]
+        if found:
+            yield _one_machine_draft(recording, group, found)
+
+
+def _one_machine_draft(
+    recording: Recording, group: Sequence[FactAt[InterfacesFact]], found: Sequence[Crossing]
+) -> Draft:
+    apart = [reason for reason in (_by_name(group), _by_memory(recording, group)) if reason]
+    why = name_list(apart) if apart else "host name and /dev/shm, as far as they were read, are the same"
+    return likely(
+        of_nodes(recording, group),
+        "{who} are containers of one machine, and NCCL joins their GPUs over the network",
+        (
+            Evidence(check="interfaces", text="they have one boot id"),
+            *(
+                Evidence(text=f"NCCL's log: {ranks_at(recording, one.ranks)} via {one.transport.via}")
+                for one in found[: wording.MOST_PAIRS]
+            ),
+        ),
+        wording.ONE_HOST_ID,
+        detail=f"NCCL takes them for different hosts: {why}.",
+    )
+
+
+def _by_name(group: Sequence[FactAt[InterfacesFact]]) -> str | None:
+    names = list(dict.fromkeys(seen.fact.hostname for seen in group))
+    return f"their host names differ ({name_list(names)})" if len(names) > 1 else None
+
+
+def _by_memory(recording: Recording, group: Sequence[FactAt[InterfacesFact]]) -> str | None:
+    """Ranks of one node are the agent's children and see one /dev/shm; only nodes can differ in it."""
+    here = {seen.node for seen in group}
+    devices = {one.fact.shm_device for one in recording.facts(Host) if one.node in here} - {None}
+    return "each has a /dev/shm of its own" if len(devices) > 1 else None

@@ -1,13 +1,27 @@
-"""DD403, DD406, DD407: NVLinks that are missing, down, or lose data."""
+"""DD403, DD406, DD407: NVLinks that are missing, down, or lose data.
 
-from collections.abc import Iterator, Sequence
+A GPU has fewer NVLinks than it should by the measure of its peers in the same matrix. A table of link
+counts would be wrong as often as right: 12 on an H100 NVL, 6 on each of four H100
+on one board, and 8 on an A800 are all in order. So GPUs are compared only where wiring makes them alike:
+
+* behind NVSwitch, where every GPU reaches every other over as many links as the poorer of both has;
+* bridged in pairs, where each pair has one bridge of the same kind.
+
+A mesh without switches (eight V100 or P100) mixes NV1 and NV2 by design and is left alone, and so are
+small groups, in which nobody can say who is the odd one out.
+
+When errors of an NVLink matter: NVIDIA's own monitor, DCGM (modules/health/DcgmHealthWatch.cpp,
+dcgmlib/src/dcgm_gpu_hardware_limits.h), looks at how counters grow within a minute: one replay or recovery is a failure
+(DCGM_LIMIT_MAX_NVLINK_ERROR), CRC errors are one from 100 a second (DCGM_LIMIT_MAX_NVLINK_CRC_ERROR) and
+a warning below. What was counted before nobody saw it says little: the counters run since the driver was
+loaded, maybe months ago.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
-from ddp_doctor.checks.node.topology.nvlink_errors import MEANINGS, grows_gravely, is_stained
-from ddp_doctor.checks.node.topology.nvlink_peers import Shortfall, shortfalls
-from ddp_doctor.checks.node.topology.p2p_status import look_at_nvlinks
+from ddp_doctor.checks.node.topology.wording import culprit, hosts_of, look_at_nvlinks
 from ddp_doctor.facts.node.topology import GpuNvlinks, Nvlink, TopologyFact
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.model.choices import Confidence, Severity
@@ -17,6 +31,91 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.nodes import by_cause
+
+#: So many GPUs, or pairs, must agree before another counts as short.
+_LEAST_WITNESSES = 3
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """GPUs (one, or both ends of a bridge) with ``links`` where their peers have ``expected``."""
+
+    gpus: tuple[str, ...]
+    links: int
+    expected: int
+
+
+def shortfalls(gpus: Sequence[str], pairs: Mapping[Pair, int]) -> list[Shortfall]:
+    """Who is short; ``pairs`` holds the number of NVLinks of every pair of ``gpus``, 0 for none.
+
+    Nobody where a pair is left out because its rows disagree: with MIG on one GPU, nvidia-smi does not
+    show its NVLinks.
+    """
+    if len(pairs) < len(gpus) * (len(gpus) - 1) // 2:
+        return []
+    linked = {pair: links for pair, links in pairs.items() if links}
+    partners = {gpu: sum(gpu in pair for pair in linked) for gpu in gpus}
+    with_links = [gpu for gpu in gpus if partners[gpu]]
+    if all(partners[gpu] == 1 for gpu in with_links):
+        return _short_bridges(linked)
+    if all(partners[gpu] == len(with_links) - 1 for gpu in with_links):
+        without = [gpu for gpu in gpus if not partners[gpu]]
+        return _short_behind_switch(with_links, linked, without)
+    return []
+
+
+def _short_bridges(linked: Mapping[Pair, int]) -> list[Shortfall]:
+    most = max(linked.values(), default=0)
+    return [
+        Shortfall(pair, links, most)
+        for pair, links in linked.items()
+        if links < most and _enough(list(linked.values()))
+    ]
+
+
+def _short_behind_switch(
+    gpus: Sequence[str], linked: Mapping[Pair, int], without: Sequence[str]
+) -> list[Shortfall]:
+    own = {gpu: max(links for pair, links in linked.items() if gpu in pair) for gpu in gpus}
+    switched = all(links == min(own[one], own[two]) for (one, two), links in linked.items())
+    if not switched or not _enough(list(own.values())):
+        return []
+    most = max(own.values())
+    short = [Shortfall((gpu,), links, most) for gpu, links in own.items() if links < most]
+    return short + [Shortfall((gpu,), 0, most) for gpu in without]
+
+
+def _enough(counts: Sequence[int]) -> bool:
+    """Whether those with the most links are enough, and more than the others."""
+    top = counts.count(max(counts))
+    return top >= _LEAST_WITNESSES and top > len(counts) - top
+
+
+#: One more of these while the doctor looks is a fault: the link lost data and had to send it again, or
+#: went down and had to be trained again.
+GRAVE = ("replay", "recovery", "recovery_failed")
+CRC_ERRORS_PER_S = 100.0
+
+MEANINGS = {
+    "replay": "transmissions repeated",
+    "recovery": "times the link was trained again",
+    "recovery_failed": "times training it again failed",
+    "crc": "CRC errors",
+}
+
+
+def grows_gravely(errors_per_s: dict[str, float]) -> bool:
+    """Whether a link's errors grow as fast as DCGM calls a failure."""
+    grave = any(errors_per_s.get(name, 0) > 0 for name in GRAVE)
+    return grave or errors_per_s.get("crc", 0) >= CRC_ERRORS_PER_S
+
+
+def is_stained(errors: dict[str, int]) -> bool:
+    """Whether a link lost data since the driver was loaded; CRC errors alone are in order."""
+    return any(errors.get(name, 0) > 0 for name in GRAVE)
+
 
 #: So many GPUs with all links up make sure that it is the other which is short.
 _SURE_WITNESSES = 3

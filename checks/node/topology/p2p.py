@@ -2,8 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
-from ddp_doctor.checks.node.topology.p2p_status import UNSET_LEVEL, name_hca, use_hca
+from ddp_doctor.checks.node.topology.wording import UNSET_LEVEL, culprit, hosts_of, name_hca, use_hca
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.network import roce_gids

@@ -4,25 +4,118 @@ Sources: NVIDIA/nccl src/graph/paths.cc (ncclTopoCheckP2p, NCCL_IGNORE_DISABLED_
 NVIDIA fabric manager user guide (a GPU whose NVLinks the fabric manager has not set up reports no P2P).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
-from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
-from ddp_doctor.checks.node.topology.p2p_answers import Host, Pair, hosts
+from ddp_doctor.checks.node.topology.wording import (
+    GO_WITHOUT_P2P,
+    LOOK_AT_BOARD,
+    LOOK_AT_MODULE_SETTINGS,
+    REPAIR_FABRIC,
+    culprit,
+    hosts_of,
+)
 from ddp_doctor.facts.node.gpus import GpusFact
-from ddp_doctor.knowledge.gpu.p2p_statuses import p2p_status
+from ddp_doctor.facts.node.topology import P2pStatusFact, TopologyFact
+from ddp_doctor.knowledge.gpu.p2p_statuses import ASKED_BY_NCCL, p2p_status
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy, Setting
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies import nccl_settings
-from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.views.p2p_stalls import nodes_nccl_ran_on
 from ddp_doctor.views.reproducers import meeting
 from ddp_doctor.wording.findings import finding, likely
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.nodes import name_list
+
+Pair = tuple[str, str]
+
+#: What NVML's answers are called that NCCL asks for.
+_NAMES_ASKED_BY_NCCL = ("read", "write")
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the driver says of each pair of one host's GPUs, and how they are joined, as far as known.
+
+    ``asked`` is False where the text does not say which capability its table is about.
+    """
+
+    seen: FactAt[TopologyFact] | FactAt[P2pStatusFact]
+    words: Mapping[Pair, tuple[str, ...]]
+    asked: bool
+    codes: Mapping[Pair, str]
+    settings: Mapping[str, str]
+
+    def refused(self) -> dict[Pair, str]:
+        """The pairs without P2P, and the driver's word for it."""
+        bad = {pair: [word for word in words if word != "OK"] for pair, words in self.words.items()}
+        return {pair: words[0] for pair, words in bad.items() if words}
+
+
+@dataclass(frozen=True)
+class _Table:
+    """One answer of the driver, from NVML or pasted; ``asked`` as in ``Host``."""
+
+    seen: FactAt[TopologyFact] | FactAt[P2pStatusFact]
+    asked: bool
+    pairs: tuple[tuple[str, str, tuple[str, ...]], ...]
+
+
+def _tables(recording: Recording) -> Iterator[_Table]:
+    """The answers about reads and writes, and those of which nobody knows what they are about."""
+    for live in recording.facts(TopologyFact):
+        for name in _NAMES_ASKED_BY_NCCL:
+            answers = live.fact.p2p.get(name)
+            if answers:
+                gpus = [gpu for gpu in live.fact.gpus if gpu not in live.fact.mig_gpus]
+                job = live.fact.job_gpus
+                gpus = gpus if job is None else [gpu for gpu in gpus if gpu in job]
+                yield _Table(live, asked=True, pairs=tuple(_pairs_told(gpus, answers)))
+    for pasted in recording.facts(P2pStatusFact):
+        asked = pasted.fact.capability
+        if asked is None or set(asked) & set(ASKED_BY_NCCL):
+            yield _Table(pasted, asked=asked is not None, pairs=tuple(pasted.fact.pairs()))
+
+
+def _pairs_told(
+    gpus: Sequence[str], answers: Mapping[str, Mapping[str, str]]
+) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    for one, two in combinations(gpus, 2):
+        told = [answers.get(a, {}).get(b) for a, b in ((one, two), (two, one))]
+        words = tuple(dict.fromkeys(word for word in told if word is not None))
+        if words:
+            yield one, two, words
+
+
+def hosts(recording: Recording) -> list[Host]:
+    """The hosts of which anything is told that NCCL would ask."""
+    return recording.once("P2P by host", lambda: list(_make_hosts(recording)))
+
+
+def _make_hosts(recording: Recording) -> Iterator[Host]:
+    matrices = {seen.node: seen.fact for seen in recording.facts(TopologyFact)}
+    by_node: dict[int, list[_Table]] = {}
+    for table in _tables(recording):
+        by_node.setdefault(table.seen.node, []).append(table)
+    for node, tables in by_node.items():
+        asked = [table for table in tables if table.asked]
+        words: dict[Pair, tuple[str, ...]] = {}
+        for table in asked or tables:
+            for one, two, told in table.pairs:
+                words[one, two] = tuple(dict.fromkeys((*words.get((one, two), ()), *told)))
+        matrix = matrices.get(node)
+        joined = {(one, two): code for one, two, code in matrix.gpu_pairs()} if matrix else {}
+        settings = matrix.nccl_settings if matrix else {}
+        yield Host(tables[0].seen, words, bool(asked), joined, settings)
+
+
+def pairs_without_p2p(recording: Recording, node: int) -> set[Pair]:
+    """The pairs of this node's GPUs that the driver refuses P2P, as far as it was asked."""
+    return {pair for host in hosts(recording) if host.seen.node == node for pair in host.refused()}
+
 
 #: More pairs than this are counted in the title, and left out of the evidence.
 _MOST_TOLD = 6
@@ -83,7 +176,7 @@ def nvlink_without_p2p(recording: Recording) -> Iterator[Draft]:
             f" that NVLink joins: {_listed(broken)}",
             _evidence(broken),
             REPAIR_FABRIC,
-            _GO_WITHOUT_P2P,
+            GO_WITHOUT_P2P,
             detail="NCCL takes this for broken hardware and ends the job in its first call. Often the fabric"
             " manager has not set these GPUs up.",
             severity=asked_for(recording, Severity.ERROR),
@@ -192,9 +285,9 @@ def _detail(lack: _Lack) -> str:
 
 def _remedies(lack: _Lack) -> Iterator[Remedy]:
     if lack.by_setting:
-        yield _LOOK_AT_MODULE_SETTINGS
+        yield LOOK_AT_MODULE_SETTINGS
     if lack.uneven:
-        yield _LOOK_AT_BOARD
+        yield LOOK_AT_BOARD
 
 
 # --- words of both --------------------------------------------------------------------------------
@@ -222,105 +315,4 @@ def _evidence(refused: Sequence[_Refused]) -> tuple[Evidence, ...]:
             + (f", joined by {one.code}" if one.code else "")
         )
         for one in refused[:_MOST_TOLD]
-    )
-
-
-UNSET_LEVEL = nccl_settings.remedy(
-    "Give NCCL its own limit back, if nobody needs the wider one",
-    Setting(name="NCCL_P2P_LEVEL", action="unset", why="it lets P2P reach farther than by default"),
-    cost="GPUs beyond the limit talk through host memory, as NCCL intends",
-    undo="set NCCL_P2P_LEVEL to its old value",
-    conflicts=("NCCL_P2P_DISABLE",),
-)
-_ASK_FOR_INDEX = (
-    "Whether NCCL_IB_GID_INDEX must be set as well needs show_gids or sysfs; NCCL 2.21 and newer find the"
-    " RoCE v2 entry themselves"
-)
-
-
-REPAIR_FABRIC = by_administrator(
-    "Find out why NVLink carries no P2P: fabric manager, a link that is down, MIG, or a GPU to reset",
-    "systemctl status nvidia-fabricmanager",
-    "nvidia-smi nvlink -s",
-    "nvidia-smi -q -d MIG",
-    "sudo dmesg | grep -i xid   # 74 and 144-150 are NVLink errors",
-    cost="restarting the fabric manager or resetting GPUs needs the node drained",
-    references=("https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",),
-)
-
-_GO_WITHOUT_P2P = nccl_settings.remedy(
-    "Let NCCL start without P2P between these GPUs until that is repaired",
-    Setting(
-        name="NCCL_IGNORE_DISABLED_P2P",
-        value="1",
-        why="NCCL then takes another path for these GPUs instead of failing",
-    ),
-    cost="these GPUs talk through host memory, several times slower than NVLink, and all wait for them",
-)
-
-_LOOK_AT_MODULE_SETTINGS = by_administrator(
-    "If nobody meant to turn P2P off, take the setting of the kernel module away",
-    "cat /proc/driver/nvidia/params",
-    "grep -r nvidia /etc/modprobe.d/",
-    cost="an administrator's work, and loading the module again",
-    undo="put the setting back",
-    references=(nccl_settings.TROUBLE,),
-)
-
-_LOOK_AT_BOARD = by_administrator(
-    "Compare the slots, the BIOS and the IOMMU of these GPUs with those between which P2P works",
-    "lspci -tv",
-    "cat /proc/cmdline",
-    "nvidia-smi topo -p2p r",
-    "nvidia-smi topo -p2p w",
-    cost="an administrator's work in the BIOS or at the slots",
-    references=(nccl_settings.TROUBLE,),
-)
-
-
-def use_hca(
-    devices: tuple[str, ...], others: tuple[str, ...], why: str, gid_index: str | None = None
-) -> Remedy:
-    """Point NCCL at these RDMA devices; the GID index is only named, never guessed.
-
-    ``gid_index`` says in words what is known of it; where nothing is, the commands that tell are given.
-    Names in NCCL_IB_HCA are prefixes unless = stands before them, so it does where ``others`` would match.
-    """
-    exact = any(other.startswith(name) for name in devices for other in others)
-    value = ("=" if exact else "") + ",".join(devices)
-    return Remedy(
-        summary=(
-            f"Only for jobs of several nodes: {', '.join(devices)} is the candidate for NCCL_IB_HCA."
-            f" {gid_index or _ASK_FOR_INDEX}"
-        ),
-        settings=(Setting(name="NCCL_IB_HCA", value=value, why=why),),
-        commands=()
-        if gid_index
-        else (
-            "show_gids",
-            *(f"grep . /sys/class/infiniband/{name}/ports/1/gid_attrs/types/*" for name in devices),
-        ),
-        cost="other NICs stay idle; nothing changes within one node",
-        undo="unset NCCL_IB_HCA",
-        proof=Proof(reason="it takes several nodes to try"),
-        references=(nccl_settings.entry("NCCL_IB_HCA"), nccl_settings.entry("NCCL_IB_GID_INDEX")),
-    )
-
-
-def name_hca(candidate: Remedy) -> Remedy:
-    """The same as a line to paste, where it mends another thing than the finding's own fault: not to be tried."""
-    lines = [f"export {setting.name}={setting.value}" for setting in candidate.settings]
-    return candidate.model_copy(update={"settings": (), "commands": (*lines, *candidate.commands)})
-
-
-def look_at_nvlinks(gpus: tuple[str, ...]) -> Remedy:
-    """Find out which link is down, and why."""
-    numbers = [gpu.removeprefix("GPU") for gpu in gpus]
-    return by_administrator(
-        f"Look at the links of {' and '.join(gpus)}; reset or reseat what is down",
-        *(f"nvidia-smi nvlink -s -i {number}" for number in numbers),
-        *(f"nvidia-smi nvlink -e -i {number}" for number in numbers),
-        "sudo dmesg | grep -i xid   # 74 and 144-150 are NVLink errors",
-        cost="a reset needs the node drained; a bridge or board needs hands",
-        references=("https://docs.nvidia.com/deploy/xid-errors/",),
     )

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from ddp_doctor.checks.node.topology.formats.gpu_tables import find_p2p_tables, find_rocm_topologies
 from ddp_doctor.checks.node.topology.formats.nccl_xml import find_nccl_topologies
 from ddp_doctor.checks.node.topology.formats.nvlink_table import find_nvlinks
-from ddp_doctor.checks.node.topology.formats.p2p_table import find_p2p_tables
-from ddp_doctor.checks.node.topology.formats.rocm_topology import find_rocm_topologies
 from ddp_doctor.checks.node.topology.formats.topo_matrix import (
     TopologyError,
     find_matrices,

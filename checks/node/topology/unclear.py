@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
+from ddp_doctor.checks.node.topology.wording import culprit, hosts_of
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.topology import RocmTopologyFact, TopologyFact, TopologyHangFact
 from ddp_doctor.model.choices import Confidence, Severity, Status

@@ -1,4 +1,4 @@
-"""Tables with a row and a column for each GPU and nothing else, as several tools print them.
+"""Tables with a row and a column for each GPU: ``nvidia-smi topo -p2p`` and ``rocm-smi --showtopo``.
 
             GPU0    GPU1
      GPU0   X       OK
@@ -7,10 +7,45 @@
 The grammar is that of a matrix of ``nvidia-smi topo -m``: rows go by their label, cells by their count,
 each column has one row, and what stands before a label looks alike on all lines. Whatever else stands
 there is refused.
+
+``nvidia-smi topo -p2p r|w|n|a|p`` says which GPUs may reach each other's memory, by word of the driver.
+
+    $ nvidia-smi topo -p2p r
+            GPU0    GPU1    GPU2
+     GPU0   X       OK      CNS
+     GPU1   OK      X       CNS
+     GPU2   CNS     CNS     X
+
+    Legend:
+
+      X    = Self
+      OK   = Status Ok
+      CNS  = Chipset not supported
+
+The table does not say what was asked, so that is known only where the command stands above it.
+
+``rocm-smi --showtopo`` and its parts (--showtopoweight, -hops, -type, -access, -numa) speak of AMD GPUs.
+
+    ============================ ROCm System Management Interface ============================
+    ================================ Weight between two GPUs =================================
+           GPU0         GPU1
+    GPU0   0            72
+    GPU1   72           0
+    …
+    =============================== Link Type between two GPUs ===============================
+           GPU0         GPU1
+    GPU0   0            PCIE
+    GPU1   PCIE         0
+    ======================================= Numa Nodes =======================================
+    GPU[0]          : (Topology) Numa Node: 0
+    GPU[0]          : (Topology) Numa Affinity: 0
+    ================================== End of ROCm SMI Log ===================================
+
+Nothing is concluded from it yet: RCCL chooses its paths by rules of its own.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ddp_doctor.checks.node.topology.formats.topo_rows import (
@@ -26,6 +61,7 @@ from ddp_doctor.checks.node.topology.formats.topo_rows import (
     refuse_odd_columns,
     shape_of,
 )
+from ddp_doctor.facts.node.topology import P2pStatusFact, RocmTopologyFact
 
 #: Takes a cell apart where separators were lost; empty where it holds something else.
 Split = Callable[[str], list[str]]
@@ -99,3 +135,153 @@ def _add_row(table: Table, label: str, cells: Sequence[str], line: int) -> None:
             raise TopologyError(f"row {label} appears twice with different cells", line)
         table.warnings.append(f"row {label} appears twice")
     table.cells[label] = row
+
+
+_WORD = re.compile(r"OK|CNS|GNS|TNS|NS|DR|U|X")
+_COMMAND = re.compile(r"topo\s+(?:-p2p|--p2p_capabilities)\s+([rwnap]{1,5})(?![\w-])")
+#: The command stands right above its table, or above it and the line of an error or a prompt.
+_LINES_ABOVE = 3
+_LINES_OF_LEGEND = 8
+
+
+def find_p2p_tables(lines: Sequence[str]) -> Iterator[tuple[range, P2pStatusFact]]:
+    """The tables in plain lines, each with the indices of the lines it takes. Raises TopologyError."""
+    index = 0
+    while index < len(lines):
+        header = gpu_header(lines, index)
+        if header is None or not _is_p2p(lines, header):
+            index += 1
+            continue
+        table = read_table(lines, header, _split, "status of nvidia-smi topo -p2p")
+        yield range(index, table.end), _fact(table, _capability(lines, index))
+        index = max(table.end, index + 1)
+
+
+def _is_p2p(lines: Sequence[str], header: Header) -> bool:
+    """Whether the row below holds such words; where there is one GPU, whether such a legend follows."""
+    for line in lines[header.line : header.line + 2]:
+        label, start = label_of(bare(line), header)
+        if label is None:
+            continue
+        words = [word for token in bare(line)[start:].split()[1:] for word in _split(token)]
+        if any(word != "X" for word in words):
+            return True
+        legend = lines[header.line + 1 : header.line + 1 + _LINES_OF_LEGEND]
+        return words == ["X"] and len(header.columns) == 1 and any("= Status Ok" in one for one in legend)
+    return False
+
+
+def _split(token: str) -> list[str]:
+    words = _WORD.findall(token)
+    return words if "".join(words) == token else []
+
+
+def _capability(lines: Sequence[str], header: int) -> str | None:
+    """The letters in the nearest command above the table, unless other output stands between."""
+    for line in reversed(lines[max(header - _LINES_ABOVE, 0) : header]):
+        found = _COMMAND.search(line[:2000])
+        if found:
+            return found[1]
+        if gpu_header([line], 0) or " = " in line:
+            return None
+    return None
+
+
+def _fact(table: Table, capability: str | None) -> P2pStatusFact:
+    for one, row in table.cells.items():
+        if row[one] != "X" or list(row.values()).count("X") != 1:
+            raise TopologyError(f"row {one} does not have its X under {one}", table.line)
+    return P2pStatusFact(
+        capability=capability,
+        gpus=table.gpus,
+        statuses={
+            one: {two: word for two, word in table.cells[one].items() if two != one} for one in table.gpus
+        },
+        warnings=tuple(table.warnings),
+    )
+
+
+_PARTS = {"Weight": "weight", "Hops": "hops", "Link Type": "link_type", "Link accessibility": "access"}
+_TITLE = re.compile(rf"=\s({'|'.join(_PARTS)}) between two GPUs\s=")
+_NUMA = re.compile(r"GPU(?:\[| )([0-9]{1,4})\]?\s*: \(Topology\) Numa (Node|Affinity): (-?[0-9]{1,4})\s*$")
+_BANNER = re.compile(r"=\s(?:ROCm System Management Interface|End of ROCm SMI Log|Numa Nodes)\s=")
+_CELLS = {
+    "weight": re.compile(r"[0-9]{1,6}|N/A"),
+    "hops": re.compile(r"[0-9]{1,4}|N/A"),
+    "link_type": re.compile(r"0|PCIE|XGMI|XXXX|N/A"),
+    "access": re.compile(r"True|False|N/A"),
+}
+
+
+@dataclass
+class _Host:
+    start: int
+    end: int = 0
+    gpus: tuple[str, ...] = ()
+    tables: dict[str, dict[str, dict[str, str]]] = field(default_factory=dict)
+    numa: dict[str, dict[str, int]] = field(default_factory=lambda: {"Node": {}, "Affinity": {}})
+    warnings: list[str] = field(default_factory=list)
+
+    def has(self, part: str, gpus: tuple[str, ...]) -> bool:
+        """Whether this part was there already, or is of other GPUs: it is another host's then."""
+        return part in self.tables or (bool(self.gpus) and gpus != self.gpus)
+
+
+def find_rocm_topologies(lines: Sequence[str]) -> Iterator[tuple[range, RocmTopologyFact]]:
+    """The outputs in plain lines, each with the indices of the lines it takes. Raises TopologyError."""
+    host: _Host | None = None
+    index = 0
+    while index < len(lines):
+        text = lines[index][:500]
+        title, numa = _TITLE.search(text), _NUMA.search(text)
+        if title:
+            part = _PARTS[title[1]]
+            table = _table(lines, index, part)
+            if host is not None and host.has(part, table.gpus):
+                yield _told(host)
+                host = None
+            host = host or _Host(index)
+            host.gpus, host.tables[part] = table.gpus, _others(table)
+            host.warnings += table.warnings
+            host.end = index = max(table.end, index + 1)
+            continue
+        if numa:
+            host = host or _Host(index)
+            gpu, kind = f"GPU{numa[1]}", numa[2]
+            if gpu in host.numa[kind]:
+                yield _told(host)
+                host = _Host(index)
+            host.numa[kind][gpu] = int(numa[3])
+            host.end = index + 1
+        index += 1
+    if host is not None:
+        yield _told(host)
+
+
+def _table(lines: Sequence[str], title: int, part: str) -> Table:
+    cell = _CELLS[part]
+    for index in range(title + 1, min(title + 4, len(lines))):
+        header = gpu_header(lines, index)
+        if header is not None:
+            return read_table(
+                lines, header, lambda token: [token] if cell.fullmatch(token) else [], f"{part} of rocm-smi"
+            )
+        if lines[index].strip():
+            break
+    raise TopologyError("no table follows this title", title + 1, lines[title])
+
+
+def _others(table: Table) -> dict[str, dict[str, str]]:
+    return {one: {two: cell for two, cell in table.cells[one].items() if two != one} for one in table.gpus}
+
+
+def _told(host: _Host) -> tuple[range, RocmTopologyFact]:
+    numbered = [gpu for kind in host.numa.values() for gpu in kind]
+    fact = RocmTopologyFact(
+        gpus=host.gpus or tuple(dict.fromkeys(numbered)),
+        **host.tables,
+        numa_node=host.numa["Node"],
+        numa_affinity=host.numa["Affinity"],
+        warnings=tuple(host.warnings),
+    )
+    return range(host.start, host.end), fact

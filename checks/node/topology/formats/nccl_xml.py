@@ -26,8 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ddp_doctor.checks.node.topology.formats.topo_legend import nic_names
-from ddp_doctor.checks.node.topology.formats.topo_matrix import asymmetries
+from ddp_doctor.checks.node.topology.formats.topo_matrix import asymmetries, nic_names
 from ddp_doctor.checks.node.topology.formats.topo_rows import TopologyError
 from ddp_doctor.checks.node.topology.formats.xml_tree import Tag, XmlError, parse_xml
 from ddp_doctor.facts.node.topology import PciDevice, TopologyMatrix

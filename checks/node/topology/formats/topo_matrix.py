@@ -1,4 +1,4 @@
-r"""Reads the output of ``nvidia-smi topo -m``, of every driver generation, or refuses it with a reason.
+"""Reads the output of ``nvidia-smi topo -m``, of every driver generation, or refuses it with a reason.
 
             GPU0    GPU1    NIC0    CPU Affinity    NUMA Affinity   GPU NUMA ID
     GPU0     X      SYS     PIX     0-31,64-95      0               N/A
@@ -17,11 +17,18 @@ log prefixes, quoted and numbered lines, Markdown tables, prompts before and oth
 several hosts in one text, and a separator lost in copying. Rows go by their label and cells by their
 count, never by their position; the diagonal must be X. Whatever else stands there is refused, never
 guessed.
+
+What nvidia-smi prints instead of a topology is told by its own error messages and by the headings of neighbouring
+commands, which people paste by mistake. nvidia-smi itself garbles the NIC legend where there are 40
+NICs and more (``NIC1: MA ID``), and a pasted text may hold anything. A name ends up in a suggested NCCL_IB_HCA,
+so only what looks like a device name is taken; the rest is told and not used.
 """
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from ddp_doctor.checks.node.topology.formats.nvidia_smi_words import explain
 from ddp_doctor.checks.node.topology.formats.topo_affinity import (
     CPU,
     GPU_NUMA,
@@ -30,10 +37,110 @@ from ddp_doctor.checks.node.topology.formats.topo_affinity import (
     cpu_ranges,
     read_tails,
 )
-from ddp_doctor.checks.node.topology.formats.topo_legend import nic_names, read_legend
-from ddp_doctor.checks.node.topology.formats.topo_rows import GPU, Block, TopologyError, read_blocks
+from ddp_doctor.checks.node.topology.formats.topo_rows import DEVICE, GPU, Block, TopologyError, read_blocks
 from ddp_doctor.facts.node.topology import TopologyMatrix
+from ddp_doctor.knowledge.topology.link_codes import NUMBERED
 from ddp_doctor.parse.text import plain_lines
+
+
+@dataclass(frozen=True)
+class Words:
+    """A piece of text that is no topology matrix, and what it means."""
+
+    text: str
+    meaning: str
+
+
+#: In the order they are looked for: the first that occurs explains the input.
+INSTEAD_OF_A_MATRIX: tuple[Words, ...] = (
+    Words(
+        "couldn't communicate with the NVIDIA driver",
+        "nvidia-smi could not reach the NVIDIA driver on that host: its kernel module is not loaded",
+    ),
+    Words(
+        "Driver/library version mismatch",
+        "the driver's library and the loaded kernel module are of different versions there:"
+        " reload the module or reboot",
+    ),
+    Words(
+        "Failed to initialize NVML",
+        "NVML could not be initialised there; in a container the GPU may have been taken away: restart it",
+    ),
+    Words("GPU is lost", "a GPU of that host is lost: look for Xid 79 in its kernel log, then reboot"),
+    Words("has fallen off the bus", "a GPU of that host is lost: look for Xid 79 in its kernel log"),
+    Words("No devices were found", "nvidia-smi found no GPU on that host"),
+    Words("Insufficient Permissions", "the user was not allowed to ask nvidia-smi there"),
+    Words("nvidia-smi: command not found", "nvidia-smi is not installed on that host"),
+    Words("nvidia-smi: not found", "nvidia-smi is not installed on that host"),
+    Words("ROCm System Management Interface", "this is the output of rocm-smi; AMD GPUs are not understood"),
+    Words("<system version=", "this is a topology file of NCCL, not the output of nvidia-smi topo -m"),
+    Words("= Status Ok", "this is the output of nvidia-smi topo -p2p; run nvidia-smi topo -m for the links"),
+    Words("Link 0:", "this looks like nvidia-smi nvlink; run nvidia-smi topo -m for the links"),
+    Words("| NVIDIA-SMI ", "this is plain nvidia-smi; run nvidia-smi topo -m for the links"),
+    Words(
+        "\\tGPU0\\t", "the tabs and lines of the output are escaped here, as in JSON or a notebook: undo that"
+    ),
+)
+_LEGENDS = ("NIC Legend:", "= Self")
+#: "GPU0,GPU1", "<td>GPU0</td><td>GPU1</td>".
+_NAMES_IN_A_ROW = re.compile(r"GPU0[^\n]{1,20}GPU1\b")
+
+
+_ENTRY = re.compile(r"(?<!\S)(NIC[0-9]{1,4}):\s*(.*?)\s*$")
+_LONGEST_ENTRY = 500
+
+
+def read_legend(lines: Sequence[str]) -> list[tuple[str, str]]:
+    """The entries as printed, column and name; a line of another kind ends the legend."""
+    entries: list[tuple[str, str]] = []
+    inside = False
+    for line in lines:
+        if "NIC Legend" in line:
+            inside = True
+        elif inside and (found := _ENTRY.search(line[:_LONGEST_ENTRY])):
+            entries.append((found[1], found[2]))
+        elif inside and entries and line.strip():
+            inside = False
+    return entries
+
+
+def nic_names(columns: Sequence[str], legend: Sequence[tuple[str, str]]) -> tuple[dict[str, str], list[str]]:
+    """The device of each NIC column, or the column itself where none is known; what was wrong."""
+    names = {column: column for column in columns}
+    said: dict[str, set[str]] = {}
+    for column, name in legend:
+        said.setdefault(column, set()).add(name)
+    warnings = []
+    for column, texts in said.items():
+        fault = _fault(column, texts, columns)
+        if fault:
+            warnings.append(fault)
+        else:
+            names[column] = min(texts)
+    for name in [name for name, times in Counter(names.values()).items() if times > 1]:
+        columns_of_it = [column for column in names if names[column] == name]
+        warnings.append(f"the legend names {' and '.join(columns_of_it[:4])} alike: {name}")
+        names.update({column: column for column in columns_of_it})
+    unnamed = [column for column in columns if NUMBERED.fullmatch(column) and column not in said]
+    if unnamed:
+        warnings.append(f"no legend names {unnamed[0]}" + (" and others" if len(unnamed) > 1 else ""))
+    return names, warnings
+
+
+def _fault(column: str, texts: set[str], columns: Sequence[str]) -> str | None:
+    if column not in columns:
+        return f"the legend names {column}, which has no column"
+    if len(texts) > 1:
+        return f"the legend names {column} twice, as {' and '.join(map(_quoted, sorted(texts)))}"
+    text = min(texts)
+    if DEVICE.fullmatch(text):
+        return None
+    return f"the legend's name of {column} is no device name and is not used: {_quoted(text)}"
+
+
+def _quoted(text: str) -> str:
+    return ascii(text[:40])
+
 
 __all__ = ["TopologyError", "find_matrices", "parse_matrices", "parse_matrix"]
 
@@ -74,7 +181,14 @@ def why_none(text: str) -> str:
     """Why there is nothing to read in a text."""
     if not text.strip("\ufeff \t\r\n"):
         return "the input is empty"
-    return explain(text) or "no matrix of nvidia-smi topo -m was found in the text"
+    for words in INSTEAD_OF_A_MATRIX:
+        if words.text in text:
+            return words.meaning
+    if _NAMES_IN_A_ROW.search(text):
+        return "the names of GPUs stand in a row here, but not as nvidia-smi topo -m prints them"
+    if any(legend in text for legend in _LEGENDS):
+        return "only the legend is here; the matrix above it is missing"
+    return "no matrix of nvidia-smi topo -m was found in the text"
 
 
 def _matrix(block: Block, legend: Sequence[tuple[str, str]]) -> TopologyMatrix:

@@ -1,25 +1,29 @@
-"""DD437, DD441: NICs near a GPU that do not reach its memory by themselves, and NICs that would if NCCL were let."""
+"""DD408, DD409, DD437, DD441: GPUs far from NICs or CPUs, and NICs that do not reach the memory of a GPU near them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ddp_doctor.checks.node.topology import transport_wording
+from ddp_doctor.checks.node.topology import wording
 from ddp_doctor.checks.node.topology.candidates import tree_hidden
-from ddp_doctor.checks.node.topology.transport_wording import MOST_PAIRS, widen_gpudirect
+from ddp_doctor.checks.node.topology.formats.cpus import share_a_cpu
+from ddp_doctor.checks.node.topology.wording import MOST_PAIRS, culprit, hosts_of, widen_gpudirect
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.gpu.nvml import OS_MANAGED_MEMORY
+from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.knowledge.topology.nccl_paths import GDR_C2C_SINCE, GDR_LEVEL
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.links_between_nodes import Crossing, rdma_of
 from ddp_doctor.views.nic_choice import ToNetwork, to_network
 from ddp_doctor.views.reproducers import between, everybody
 from ddp_doctor.views.staged_nics import Staged, staged
 from ddp_doctor.views.transports import Place, log_of, places
-from ddp_doctor.wording.findings import NOBODY, finding, possible
-from ddp_doctor.wording.nodes import host, name_list
+from ddp_doctor.wording.findings import NOBODY, finding, possible, proved
+from ddp_doctor.wording.gpus import asked_for
+from ddp_doctor.wording.nodes import by_cause, host, name_list
 from ddp_doctor.wording.pcie import what_bends_the_path
 
 
@@ -41,24 +45,24 @@ def not_used(recording: Recording) -> Iterator[Draft]:
 
     References
         NCCL src/graph/paths.cc, ncclTopoCheckGdr; src/transport/net_ib/gdr.cc
-        NCCL user guide, environment variable NCCL_NET_GDRGDR_LEVEL
+        NCCL user guide, environment variable NCCL_NET_GDR_LEVEL
     """
     groups: dict[tuple[str, Remedy], list[Staged]] = {}
     for found in staged(recording):
         groups.setdefault(_reason(recording, found), []).append(found)
-    for (reason, remedy), group in groups.items():
+    for (reason, advice), group in groups.items():
         nodes = list(dict.fromkeys(found.crossing.node for found in group))
         pairs = name_list(list(dict.fromkeys(f"{found.nic} for {found.gpu}" for found in group)))
         yield finding(
             (_culprit(recording, found.crossing, found.nic) for found in group),
             f"NICs near GPUs do not reach their memory (no GPUDirect RDMA) on"
             f" {name_list([host(recording, node) for node in nodes])}: {pairs}",
-            map(_evidence, group[: transport_wording.MOST_PAIRS]),
-            remedy,
-            confidence=Confidence.POSSIBLE if remedy is transport_wording.SHOW_NETWORK else Confidence.LIKELY,
+            map(_evidence, group[: wording.MOST_PAIRS]),
+            advice,
+            confidence=Confidence.POSSIBLE if advice is wording.SHOW_NETWORK else Confidence.LIKELY,
             detail=f"NCCL goes through host memory there. {reason}.",
             reproduced_by=between(recording, group[0].crossing.ranks)
-            if remedy is not transport_wording.SHOW_NETWORK
+            if advice is not wording.SHOW_NETWORK
             else None,
         )
 
@@ -74,12 +78,12 @@ def _evidence(found: Staged) -> Evidence:
 def _reason(recording: Recording, found: Staged) -> tuple[str, Remedy]:
     level = found.forbidding_level
     if level is not None:
-        return f"{GDR_LEVEL}={level} forbids it", transport_wording.unset_setting(
+        return f"{GDR_LEVEL}={level} forbids it", wording.unset_setting(
             GDR_LEVEL, level, "NCCL then uses GPUDirect RDMA"
         )
     if found.nic in log_of(recording, found.crossing.node).no_gpu_direct:
-        return "NCCL's log says that it found no module for GPUDirect RDMA", transport_wording.LOAD_PEERMEM
-    return "Nothing that is recorded explains it", transport_wording.SHOW_NETWORK
+        return "NCCL's log says that it found no module for GPUDirect RDMA", wording.LOAD_PEERMEM
+    return "Nothing that is recorded explains it", wording.SHOW_NETWORK
 
 
 def _culprit(recording: Recording, one: Crossing, nic: str) -> Culprit:
@@ -164,3 +168,110 @@ def _gained(recording: Recording, place: Place, level: str) -> Iterator[ToNetwor
         then = after[way.gpu]
         if way.gpu in job and way.gpudirect is False and then.gpudirect and then.code == way.code:
             yield replace(way, why=then.why)
+
+
+_ENFORCE_BINDING = "https://slurm.schedmd.com/sbatch.html#OPT_gres-flags"
+
+
+@rule("DD408", "gpus-far-from-every-nic", Severity.INFO, TopologyFact)
+def far_from_every_nic(recording: Recording) -> Iterator[Draft]:
+    """GPUs that no RDMA NIC of their host is near to.
+
+    What it finds
+        GPUs that reach every RDMA NIC across the sockets alone (SYS), while other GPUs of the host have one
+        nearer. Silent in a run on one node, which sends nothing over a NIC.
+
+    Why it matters
+        Between nodes their data crosses the link between the sockets, and GPUDirect RDMA, which NCCL uses up
+        to PXB, is not for them. Behind NVLink NCCL may go through the NIC of another GPU instead (PXN).
+
+    Remedy
+        None by a setting. Where a job takes fewer GPUs than the host has, take those near a NIC.
+
+    References
+        NCCL src/graph/paths.cc, ncclTopoCheckGdr; NCCL_NET_GDR_LEVEL and NCCL_PXN_DISABLE in the user guide
+    """
+    if recording.world is not None and recording.world.nnodes == 1:
+        return
+    for gpus, group in by_cause(recording.facts(TopologyFact), _far_from_nics).items():
+        fact = group[0].fact
+        yield proved(
+            (culprit(recording, seen.node, [gpu]) for seen in group for gpu in gpus),
+            f"{name_list(gpus)} of {hosts_of(recording, group)} reach every RDMA NIC across the sockets",
+            (Evidence(text=text) for text in fact.nearest_in_words()),
+            detail=_nic_detail(fact, gpus),
+        )
+
+
+def _far_from_nics(fact: TopologyFact) -> tuple[str, ...] | None:
+    nearest = {gpu: fact.nearest_hcas(gpu)[0] for gpu in fact.gpus}
+    far = tuple(gpu for gpu, code in nearest.items() if code and link_codes.crosses_sockets(code))
+    return far if far and len(far) < len(fact.gpus) else None
+
+
+def _nic_detail(fact: TopologyFact, gpus: Sequence[str]) -> str:
+    near = [gpu for gpu in fact.gpus if gpu not in gpus]
+    if all(any(link_codes.nvlinks(fact.links[gpu][other]) for other in near) for gpu in gpus):
+        return "They have NVLink to GPUs that are nearer to one, so NCCL may send through those (PXN)."
+    return "What they send to other nodes crosses the link between the sockets, without GPUDirect RDMA."
+
+
+@rule("DD409", "job-pinned-away-from-its-gpus", Severity.WARNING, TopologyFact)
+def pinned_away(recording: Recording) -> Iterator[Draft]:
+    """The job may run on no CPU near its GPUs.
+
+    What it finds
+        The CPUs that the scheduler, a container or taskset left to the doctor, and so to the job, all stand at
+        other NUMA nodes than a GPU of the job. A warning where that is so for all its GPUs, an info for some.
+        Not looked for in a prolog, whose CPUs are the daemon's.
+
+    Why it matters
+        Every kernel launch, every copy between host and GPU and all of NCCL's own threads then work across
+        the link between the sockets, and the host buffers lie in the memory of the other socket.
+
+    Remedy
+        Let the scheduler choose CPUs that fit the GPUs, as SLURM does with --gres-flags=enforce-binding; a
+        job that pins itself (numactl, taskset) is to be pinned to the GPU's own CPUs.
+
+    References
+        sysfs, local_cpulist of the GPU's PCI device; Cpus_allowed_list in proc(5)
+        NCCL src/graph/topo.cc, ncclTopoGetCpuAffinity
+    """
+    if recording.options.command == "prolog":
+        return
+    for (gpus, some), group in by_cause(recording.facts(TopologyFact), _far_from_cpus).items():
+        yield proved(
+            (culprit(recording, seen.node, [gpu]) for seen in group for gpu in gpus),
+            f"The job on {hosts_of(recording, group)} may run on no CPU near {name_list(gpus)}",
+            _cpu_evidence(group[0], gpus),
+            _near_cpus(group[0].fact, gpus),
+            detail="Whatever goes between host and GPU crosses the link between CPU sockets or NUMA nodes.",
+            severity=asked_for(recording, Severity.INFO if some else Severity.WARNING),
+        )
+
+
+def _far_from_cpus(fact: TopologyFact) -> tuple[tuple[str, ...], bool] | None:
+    """The GPUs without a CPU of ours, and whether the job has others."""
+    job = fact.job_gpus if fact.job_gpus is not None else fact.gpus
+    allowed = fact.allowed_cpus or ""
+    far = tuple(gpu for gpu in job if share_a_cpu(fact.near_cpus.get(gpu, ""), allowed) is False)
+    return (far, len(far) < len(job)) if far else None
+
+
+def _cpu_evidence(seen: FactAt[TopologyFact], gpus: Sequence[str]) -> Iterator[Evidence]:
+    yield Evidence(text=f"CPUs that the job may use: {seen.fact.allowed_cpus}")
+    for gpu in gpus:
+        yield Evidence(text=f"CPUs near {gpu}: {seen.fact.near_cpus[gpu]}")
+
+
+def _near_cpus(fact: TopologyFact, gpus: Sequence[str]) -> Remedy:
+    return remedy(
+        "Give the job CPUs of the NUMA node that its GPUs stand at",
+        "sbatch --gres-flags=enforce-binding …   # SLURM chooses CPUs that fit the GPUs",
+        f"taskset -c {fact.near_cpus[gpus[0]]} …   # where the job pins itself: those near {gpus[0]}",
+        scope="job",
+        cost="none, but the job may wait longer for such CPUs",
+        undo="leave the option out",
+        untried="it takes another allocation, or another start of the job",
+        references=(_ENFORCE_BINDING,),
+    )

@@ -1,6 +1,13 @@
-"""Accelerators of other makers, which the doctor cannot judge yet but must not overlook.
+"""The accelerators of a node: the answer of sources/child_nvml.py as typed values, and GPUs of other makers.
 
-AMD GPUs as the kernel's compute driver lists them, where its door /dev/kfd is open to us:
+NVML's answer is one JSON object; see that module for a whole sample:
+
+    {"error": null, "call": "", "gpu": null, "text": "", "elapsed_s": 0.06, "driver_version": "550.90.07",
+     "gpus": [{"index": 0, "uuid": "GPU-8932f937-…", "bus_id": "00000000:1B:00.0", …}]}
+    {"error": "driver_not_loaded", "call": "nvmlInit", "text": "Driver Not Loaded", "gpus": [], …}
+
+The doctor cannot judge accelerators of other makers yet, but must not overlook them. AMD GPUs as the kernel's
+compute driver lists them, where /dev/kfd is open to us:
 
     /sys/class/kfd/kfd/topology/nodes/2/properties
         cpu_cores_count 0
@@ -20,10 +27,40 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ddp_doctor.facts.node.gpus import BusId, Gpu, NvmlError
+from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.visible_devices import DELIBERATE_ENDS
 from ddp_doctor.probing.host_gpus import PCI
 from ddp_doctor.probing.kernel_files import end_of, first_line, names_in
+
+
+class NvmlAnswer(Frozen):
+    """All that the child found out."""
+
+    gpus: tuple[Gpu, ...] = ()
+    driver_version: str | None = None
+    cuda_driver_version: str | None = None  # the newest CUDA that this driver can serve
+    nvml_version: str | None = None
+    confidential_compute: bool | None = None
+    excluded_bus_ids: tuple[BusId, ...] = ()  # GPUs that the operator took out (NVreg_ExcludedGpus)
+    elapsed_s: float = 0.0
+    error: str | None = None
+    call: str = ""
+    gpu: int | None = None
+    text: str = ""
+
+    def failure(self) -> NvmlError | None:
+        """The error, or None where NVML answered."""
+        if self.error is None:
+            return None
+        return NvmlError(code=self.error, call=self.call, gpu=self.gpu, text=self.text)
+
+
+def parse_nvml(text: str) -> NvmlAnswer:
+    """The child's answer. Raises ValueError where ``text`` is not one."""
+    return NvmlAnswer.model_validate_json(text)
+
 
 KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
 #: gfx_target_version of AMD's accelerators for data centres: MI50 and MI60, MI100, MI200, MI300, MI350

@@ -1,0 +1,346 @@
+r"""RDMA ports once the ranks have ended: did a link go down, were packets lost, did bits flip?
+
+Counters say little by themselves: they count since the driver was loaded, and every reboot of a switch leaves its mark.
+What they grew by while ranks talked over the ports is another matter. Raw input, held against what the
+check rdma read before the ranks started::
+
+    /sys/class/infiniband/mlx5_0/ports/1/state                             4: ACTIVE
+    /sys/class/infiniband/mlx5_0/ports/1/counters/link_downed              1
+    /sys/class/infiniband/mlx5_0/ports/1/counters/symbol_error             0
+    /sys/class/infiniband/mlx5_0/ports/1/hw_counters/local_ack_timeout_err 0
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+from ddp_doctor.checks.node.rdma.nodes import Change, changes, for_later_jobs, identity
+from ddp_doctor.checks.node.rdma.wording import (
+    LOSSLESS,
+    SOCKETS_ON_ALL,
+    Hit,
+    look_at_link,
+    lowered,
+    port_draft,
+    port_name,
+    try_path,
+    wait_longer,
+)
+from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.facts.node.rdma import RdmaAfterFact, RdmaFact
+from ddp_doctor.knowledge.network.rdma import (
+    BIT_ERROR_RATE,
+    GAPS,
+    LEAST_ERRORS,
+    LINK_ERRORS,
+    LOSSES,
+    MOST_HCAS,
+    RECOVERIES,
+    ROCE_GAPS,
+    ROCE_LOSSES,
+)
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Confidence, Severity, Where
+from ddp_doctor.model.context import Context
+from ddp_doctor.model.fact import Absent
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.nccl_log import settings_in
+from ddp_doctor.probing import rdma
+from ddp_doctor.remedies.settings import NO_TRIAL, unset
+from ddp_doctor.views.nccl_complaints import Said, nodes_of, said
+from ddp_doctor.views.reproducers import between, everybody
+from ddp_doctor.views.transports import texts
+from ddp_doctor.wording.findings import likely
+from ddp_doctor.wording.nccl_complaints import complaint_lines
+from ddp_doctor.wording.nodes import host, name_list, node_culprit, node_pair
+
+__all__ = ["CHECK", "probe"]
+
+
+@rule("DD566", "rdma-link-down-during-run", Severity.ERROR, RdmaFact, RdmaAfterFact)
+def link_down(recording: Recording) -> Iterator[Draft]:
+    """An RDMA link that went down while the ranks ran.
+
+    What it finds
+        A port that was up before the ranks and is not afterwards, or whose link_downed, or whose interface's
+        carrier_changes, grew meanwhile. An error for ports that NCCL takes between nodes; else information.
+
+    Why it matters
+        A link that goes down within a minute will do so within hours of training, and the job fails with "Got
+        completion … status 12".
+
+    Remedy
+        The cable, the transceiver or the switch port.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-timeout
+    """
+    went_down = [change for change in changes(recording) if _went_down(change)]
+    for used in (True, False):
+        some = {identity(change.hit): change for change in went_down if change.is_used == used}
+        if some:
+            hits = [change.hit for change in some.values()]
+            yield port_draft(
+                recording,
+                hits,
+                "the RDMA link went down while the ranks ran",
+                partial(_told_down, some),
+                look_at_link(hits, "A link that is unsteady"),
+                detail="NCCL's connections over it stall, and fail where it lasts longer than their retries.",
+                severity=Severity.ERROR if used else Severity.INFO,
+                confidence=Confidence.PROVED,
+            )
+
+
+def _went_down(change: Change) -> bool:
+    gone = change.state is not None and change.state != "ACTIVE"
+    return gone or bool(change.grown.get("link_downed")) or change.carrier_changes > 0
+
+
+def _told_down(some: Mapping[tuple[int, str, int], Change], hit: Hit) -> str:
+    change = some[identity(hit)]
+    parts = [f"ACTIVE before, {change.state or 'unknown'} after"]
+    if change.grown.get("link_downed"):
+        parts.append(f"link_downed +{change.grown['link_downed']}")
+    if change.carrier_changes:
+        parts.append(f"carrier_changes +{change.carrier_changes}")
+    return f"{', '.join(parts)} in {change.seconds:.0f} s"
+
+
+@rule("DD579", "rdma-packets-lost-during-run", Severity.WARNING, RdmaFact, RdmaAfterFact)
+def packets_lost(recording: Recording) -> Iterator[Draft]:
+    """RDMA packets that were lost, or refused, while the ranks ran.
+
+    What it finds
+        For NCCL on several nodes, where every trial came to its end: counters of packets sent again (packet_seq_err,
+        local_ack_timeout_err, rnr_nak_retry_err and their like) that grew by ten or more on a port that NCCL
+        takes; on Ethernet out_of_sequence too.
+
+    Why it matters
+        RDMA sends from the lost packet on again, so that a loss of 0.1 % costs most of the rate. RoCE needs a network
+        that loses nothing: priority flow control or ECN, set alike on hosts and switches.
+
+    Remedy
+        Flow control and traffic class as the fabric's plan says; on InfiniBand the links on the way.
+
+    References
+        https://docs.nvidia.com/networking/display/mlnxofedv461000/rdma+over+converged+ethernet+(roce)
+        NVIDIA/nccl issue 426
+    """
+    if any(trial.outcome != "finished" for trial in recording.trials):
+        return  # ranks that were ended in the midst leave their peers without an answer
+    some = {
+        identity(change.hit): change
+        for change in changes(recording)
+        if change.is_used and change.growth(_losses(change)) >= LEAST_ERRORS
+    }
+    if some:
+        yield port_draft(
+            recording,
+            [change.hit for change in some.values()],
+            "RDMA packets were lost while the ranks ran",
+            lambda hit: some[identity(hit)].told(_losses(some[identity(hit)])),
+            LOSSLESS,
+            detail="Other jobs on the port count as well. Each loss is paid with everything that followed it.",
+            severity=Severity.WARNING,
+        )
+
+
+def _losses(change: Change) -> tuple[str, ...]:
+    return ROCE_LOSSES if change.hit[2].is_roce else LOSSES
+
+
+@rule("DD580", "rdma-link-errors-during-run", Severity.WARNING, RdmaFact, RdmaAfterFact)
+def link_errors(recording: Recording) -> Iterator[Draft]:
+    """Errors on the RDMA link itself while the ranks ran.
+
+    What it finds
+        A port whose symbol_error grew faster than one wrong bit in 10^12 allows, whose receive errors grew by ten or
+        more, or whose link trained anew (link_error_recovery). Information in a run of one node.
+
+    Why it matters
+        A cable or transceiver that begins to fail shows here first: packets are sent again, then the link
+        slows down or goes down.
+
+    Remedy
+        The cable, the transceiver or the switch port.
+
+    References
+        https://docs.kernel.org/admin-guide/abi-stable.html
+    """
+    some = {
+        identity(change.hit): change
+        for change in changes(recording)
+        if _has_errors(change) and not _went_down(change)
+    }
+    if some:
+        hits = [change.hit for change in some.values()]
+        names = ("symbol_error", RECOVERIES, *LINK_ERRORS)
+        yield port_draft(
+            recording,
+            hits,
+            "errors on the RDMA link while the ranks ran",
+            lambda hit: some[identity(hit)].told(names),
+            look_at_link(hits, "A link with errors"),
+            detail="A cable or transceiver that begins to fail shows here first.",
+            severity=for_later_jobs(recording, Severity.WARNING),
+            expected=f"at most one wrong bit in {1 / BIT_ERROR_RATE:.0e}",
+        )
+
+
+def _has_errors(change: Change) -> bool:
+    bits = (change.hit[2].rate_gbit_per_s or 0.0) * 1e9 * change.seconds
+    symbols = change.grown.get("symbol_error", 0)
+    wrong = max(LEAST_ERRORS, BIT_ERROR_RATE * bits)
+    return symbols > wrong or change.growth(LINK_ERRORS) >= LEAST_ERRORS or bool(change.grown.get(RECOVERIES))
+
+
+_PEER = re.compile(r"from peer ([0-9a-fA-F.:]{2,45})<")
+_MOST_PORTS = 6
+_RESENT = "Packets were sent again meanwhile and the links stayed up, so that packets get lost on the way."
+_NOTHING_RESENT = (
+    "Nothing that was counted tells why: addresses, MTU, routes and the switch are what to look at."
+)
+
+
+@rule(
+    "DD584", "rdma-send-never-acknowledged", Severity.ERROR, explained_by=("DD566", "DD567", "DD568", "DD569")
+)
+def never_acknowledged(recording: Recording) -> Iterator[Draft]:
+    """A send over RDMA failed because its acknowledgement never came (status 12).
+
+    What it finds
+        A trial that failed although all its ranks were alive, in which NCCL says "Got completion … status=12". Silent
+        where a GID entry that other nodes do not reach, or a link that went down, is an error of its own.
+
+    Why it matters
+        What was sent was lost, seven times over, within half a minute: the path carries no RDMA, or loses packets.
+        The job ends, at once or after hours.
+
+    Remedy
+        Settings that make NCCL give up sooner are unset. Where packets were sent again meanwhile and no link went down,
+        NCCL_IB_TIMEOUT=22 waits longer, and flow control is to be set right. Else test the path without NCCL:
+        addresses, MTU and routes. NCCL_IB_DISABLE=1 tells in one trial whether RDMA is to blame.
+
+    References
+        NCCL user guide, NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT; NVIDIA/nccl issue 426
+        libibverbs, enum ibv_wc_status: IBV_WC_RETRY_EXC_ERR
+    """
+    group = said(recording, "rdma-timeout")
+    if not group:
+        return
+    pair = _pair(recording, group)
+    where = " and ".join(host(recording, node) for node in pair) if pair else "the nodes"
+    lossy = _lossy(recording)
+    yield likely(
+        _culprits(recording, group, pair),
+        f"RDMA between {where}: what NCCL sent was never acknowledged (status 12)",
+        (*complaint_lines(recording, group), *_counted(recording, lossy)),
+        *_remedies(recording, group, lossy),
+        detail="All ranks were alive. " + (_RESENT if lossy else _NOTHING_RESENT),
+        reproduced_by=between(recording, _ends(group, pair)) if pair else everybody(recording),
+    )
+
+
+def _pair(recording: Recording, group: Sequence[Said]) -> tuple[int, int] | None:
+    """The two nodes, where all that is said is about one pair; the addresses are those of the roll call."""
+    world = recording.world
+    if world is None or world.nnodes < 2:
+        return None
+    if world.nnodes == 2:
+        return (0, 1)
+    node_of = {
+        address: node.node_rank
+        for node in world.nodes
+        for addresses in node.addresses.values()
+        for address in addresses
+    }
+    pairs = set()
+    for complaint in group:
+        address = _PEER.search(complaint.complaint.text)
+        peer = node_of.get(address[1]) if address else None
+        if peer is None or peer == complaint.node:
+            return None
+        pairs.add((min(complaint.node, peer), max(complaint.node, peer)))
+    return pairs.pop() if len(pairs) == 1 else None
+
+
+def _ends(group: Sequence[Said], pair: tuple[int, int]) -> tuple[int, int]:
+    """A rank of each node that took part in the trial, those that spoke before the others."""
+    spoke = [complaint.rank for complaint in group]
+
+    def end(node: int) -> int:
+        ranks = (evidence.rank for evidence in group[0].trial.evidence if evidence.node == node)
+        return min(ranks, key=lambda rank: (rank not in spoke, rank))
+
+    return end(pair[0]), end(pair[1])
+
+
+def _culprits(
+    recording: Recording, group: Sequence[Said], pair: tuple[int, int] | None
+) -> tuple[Culprit, ...]:
+    """The pair: one end's silence names neither of the two."""
+    if pair is not None:
+        return (node_pair(recording, *pair),)
+    nodes = nodes_of(group)
+    return (node_culprit(recording, nodes[0]),) if len(nodes) == 1 else ()
+
+
+def _lossy(recording: Recording) -> list[Change]:
+    """The ports that NCCL takes and on which packets came late or twice, so that the path is not quite gone.
+
+    Acknowledgements that never came are no such sign: ranks that were ended leave those behind too.
+    """
+    return [
+        change
+        for change in changes(recording)
+        if change.is_used
+        and change.growth((*GAPS, *ROCE_GAPS) if change.hit[2].is_roce else GAPS) >= LEAST_ERRORS
+    ]
+
+
+def _counted(recording: Recording, lossy: Sequence[Change]) -> Iterator[Evidence]:
+    for change in lossy[:_MOST_PORTS]:
+        node, hca, port = change.hit
+        text = f"{port_name(hca, port)} on {host(recording, node)}: {change.told(_losses(change))}"
+        yield Evidence(check="rdma_after", text=text)
+
+
+def _remedies(recording: Recording, group: Sequence[Said], lossy: Sequence[Change]) -> Iterator[Remedy]:
+    node = group[0].node
+    env: Mapping[str, str] = next(
+        (at.fact.variables for at in recording.facts(EnvVars) if at.node == node), {}
+    )
+    settings = {**env, **settings_in(texts(recording).get(node, ""))}
+    if sooner := lowered(settings):
+        summary = f"Take {name_list(list(sooner))} away, which make NCCL give up sooner"
+        yield unset(sooner, "NCCL then waits as long as it does by itself", summary, NO_TRIAL)
+    elif lossy:
+        yield wait_longer()
+    if any(change.hit[2].is_roce for change in lossy):
+        yield LOSSLESS
+    yield try_path(next((change.hit[1].name for change in changes(recording) if change.is_used), None))
+    yield SOCKETS_ON_ALL.model_copy(
+        update={"summary": "Rule RDMA out: let the nodes talk over TCP until the path is repaired"}
+    )
+
+
+def probe(ctx: Context) -> RdmaAfterFact:
+    """Read states and counters again. Raises Absent where there are no devices."""
+    names = rdma.hca_names(ctx)
+    if not names:
+        raise Absent("the kernel shows no RDMA device here")
+    return RdmaAfterFact(ports=rdma.read_after(ctx, names[:MOST_HCAS]))
+
+
+CHECK = Check(
+    id="rdma_after",
+    title="RDMA ports after the ranks: links that went down, packets lost, errors on the link",
+    where=Where.AFTERWARDS,
+    probe=probe,
+    facts=(RdmaAfterFact,),
+    rules=(link_down, packets_lost, link_errors, never_acknowledged),
+    cost_s=0.05,
+)

@@ -1,0 +1,274 @@
+"""DD564, DD565, DD570, DD575: firmware, packet sizes and rails that differ, and links that go up and down."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.node.rdma.nodes import (
+    UNCONFIGURED,
+    for_later_jobs,
+    hits_of,
+    identity,
+    is_of_a_card,
+    odd_by_rate,
+    odd_by_state,
+    odd_ones,
+    users,
+    usual,
+)
+from ddp_doctor.checks.node.rdma.wording import Hit, look_at_link, port_draft, same_mtu
+from ddp_doctor.facts.node.rdma import NetDevice, Port, RdmaFact
+from ddp_doctor.knowledge.network.rdma import DAY_S, FLAPS, FLAPS_PER_DAY, verbs_mtu
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
+from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.wording.differences import odd_culprits, split, told
+from ddp_doctor.wording.findings import likely, possible
+from ddp_doctor.wording.nodes import host, name_list
+
+_COMPARE = remedy(
+    "Compare the nodes' devices, and give the job nodes of one kind, or one NCCL_IB_HCA for all",
+    "ls -l /sys/class/infiniband",
+    "ibdev2netdev",
+    scope="cluster",
+    cost="another choice of nodes",
+    undo=NOTHING_TO_UNDO,
+    untried="it takes other nodes",
+)
+
+
+@rule("DD570", "roce-mtu-smaller-than-peers", Severity.WARNING, RdmaFact)
+def mtu_smaller(recording: Recording) -> Iterator[Draft]:
+    """A RoCE port that sends smaller packets than its peers.
+
+    What it finds
+        For NCCL on several nodes: the interface over an active RoCE port has an MTU that leaves RDMA smaller
+        packets (1024 bytes of 1500, 4096 of 4200 and more) than three quarters of its peers have.
+
+    Why it matters
+        Both ends of a connection take the smaller size: four times as many packets, and all links that meet
+        this port are as slow as it is. Where the switch has the small MTU, large packets vanish.
+
+    Remedy
+        The peers' MTU on the interface, its bond and the switch port.
+
+    References
+        include/rdma/ib_addr.h of the kernel, iboe_get_mtu
+        NCCL src/transport/net_ib/connect.cc
+    """
+    mtus: dict[tuple[int, str, int], NetDevice] = {}
+    hits: list[Hit] = []
+    for seen in users(recording):
+        for hca, port in seen.fact.chosen():
+            netdev = seen.fact.netdev(port) if port.is_roce and is_of_a_card(hca) else None
+            if netdev is not None and netdev.mtu_bytes is not None:
+                hits.append((seen.node, hca, port))
+                mtus[identity(hits[-1])] = netdev
+    odd = odd_ones(hits, lambda hit: verbs_mtu(mtus[identity(hit)].mtu_bytes or 0))
+    if not odd:
+        return
+    usual = {identity(one.hit): one for one in odd}
+    good = [mtus[identity(hit)].mtu_bytes or 0 for hit in hits if identity(hit) not in usual]
+
+    def sight(hit: Hit) -> str:
+        netdev, one = mtus[identity(hit)], usual[identity(hit)]
+        size = verbs_mtu(netdev.mtu_bytes or 0)
+        return (
+            f"{netdev.name} has MTU {netdev.mtu_bytes}, so RDMA packets of {size} bytes;"
+            f" {one.peers} like it have {one.usual:g}"
+        )
+
+    yield port_draft(
+        recording,
+        [one.hit for one in odd],
+        "smaller packets than its peers" if len(odd) == 1 else "smaller packets than their peers",
+        sight,
+        same_mtu(max(good, default=9000), [mtus[identity(one.hit)].name for one in odd]),
+        detail="Both ends of a connection take the smaller size, so every peer of this port is slowed down.",
+        severity=Severity.WARNING,
+    )
+
+
+@rule("DD575", "rdma-rails-differ-between-nodes", Severity.WARNING, RdmaFact)
+def rails_differ(recording: Recording) -> Iterator[Draft]:
+    """Nodes whose RDMA ports differ in number, kind or rate.
+
+    What it finds
+        For NCCL on several nodes that all have RDMA: other numbers of ports that NCCL takes, other link layers or
+        other rates. Ports that are down, slow or closed to the job are findings of their own, and nodes
+        with such ports are not compared.
+
+    Why it matters
+        NCCL builds its rings from what each node has, and all go at the pace of the poorest. An InfiniBand
+        port cannot connect to an Ethernet one at all.
+
+    Remedy
+        Nodes of one kind; or NCCL_IB_HCA with what all have.
+
+    References
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
+    """
+    told_already = {one.hit[0] for one in (*odd_by_state(recording), *odd_by_rate(recording))}
+    compared = {
+        seen.node: _rails(seen.fact)
+        for seen in users(recording)
+        if seen.node not in told_already and _uses_all_it_has(seen.fact)
+    }
+    apart = split({node: (rails, _in_words(rails)) for node, rails in compared.items()})
+    if apart is None:
+        return
+    layers = {frozenset(layer for layer, _ in rails) for rails in compared.values()}
+    strangers = any(not one & other for one in layers for other in layers)
+    yield likely(
+        odd_culprits(recording, apart),
+        f"The nodes have different RDMA ports: {told(recording, apart)}",
+        Evidence(text=told(recording, apart)),
+        _COMPARE,
+        detail="InfiniBand ports cannot connect to Ethernet ones."
+        if strangers
+        else "NCCL's rings go at the pace of the node with the least.",
+        severity=Severity.ERROR if strangers else Severity.WARNING,
+    )
+
+
+def _uses_all_it_has(fact: RdmaFact) -> bool:
+    """Whether nothing keeps a port from NCCL that is told elsewhere."""
+    mine = [(hca, port) for hca, port in fact.ports() if is_of_a_card(hca)]
+    waiting = any(port.state in UNCONFIGURED for _, port in mine)
+    return bool(fact.chosen()) and not waiting and not any(hca.device_problem for hca, _ in mine)
+
+
+def _rails(fact: RdmaFact) -> tuple[tuple[str, float], ...]:
+    return tuple(sorted((port.link_layer or "", port.rate_gbit_per_s or 0.0) for _, port in fact.chosen()))
+
+
+def _in_words(rails: tuple[tuple[str, float], ...]) -> str:
+    kinds = dict.fromkeys(rails)
+    return " + ".join(f"{rails.count(kind)} x {kind[0]} at {kind[1]:g} Gb/s" for kind in kinds)
+
+
+_UPDATE = remedy(
+    "Bring all devices of the model to one firmware when the nodes are serviced next",
+    "sudo mlxfwmanager --query",
+    scope="cluster",
+    cost="an administrator's work and a reset of the devices",
+    undo=NOTHING_TO_UNDO,
+    untried="the doctor changes no firmware",
+)
+
+
+@rule("DD564", "rdma-firmware-differs", Severity.INFO, RdmaFact)
+def firmware_differs(recording: Recording) -> Iterator[Draft]:
+    """Devices of one model with different firmware, on one node or between nodes.
+
+    What it finds
+        Equal board ids (PSID) with different firmware versions. Information: most pairs work together.
+
+    Why it matters
+        Where one rail is slower or drops out, this is a difference to look at first.
+
+    Remedy
+        One firmware for all devices of a model.
+
+    References
+        https://docs.nvidia.com/networking/display/mftv4270/mlxfwmanager
+    """
+    boards: dict[str, dict[str, list[Hit]]] = {}
+    for hit in hits_of(recording, lambda hca, port: is_of_a_card(hca) and port.number == 1):
+        _, hca, _ = hit
+        if hca.board_id and hca.firmware:
+            boards.setdefault(hca.board_id, {}).setdefault(hca.firmware, []).append(hit)
+    for board, versions in boards.items():
+        if len(versions) > 1:
+            yield _different(recording, board, versions)
+
+
+def _different(recording: Recording, board: str, versions: dict[str, list[Hit]]) -> Draft:
+    counts = sorted(versions.items(), key=lambda one: (-len(one[1]), one[0]))
+    few = [hit for _, hits in counts[1:] for hit in hits]
+    usual_one = 2 * len(counts[0][1]) > len(counts[0][1]) + len(few)
+    told = [f"{version} on {len(hits)} ({_whose(recording, hits)})" for version, hits in counts]
+    return possible(
+        (
+            Culprit(kind="nic", node=host(recording, node), node_rank=node, name=hca.name)
+            for node, hca, _ in (few if usual_one else ())
+        ),
+        f"RDMA devices of model {board} have different firmware: {name_list([version for version, _ in counts])}",
+        Evidence(text="; ".join(told[:6])),
+        _UPDATE,
+        detail="Most versions work together. It is the first difference to look at where a rail misbehaves.",
+    )
+
+
+def _whose(recording: Recording, hits: list[Hit]) -> str:
+    nodes = list(dict.fromkeys(node for node, _, _ in hits))
+    if len(nodes) > 1:
+        return name_list([host(recording, node) for node in nodes])
+    return f"{name_list([hca.name for _, hca, _ in hits])} of {host(recording, nodes[0])}"
+
+
+@rule("DD565", "rdma-link-flaps", Severity.WARNING, RdmaFact)
+def link_flaps(recording: Recording) -> Iterator[Draft]:
+    """An RDMA link that has gone down far more often than its peers.
+
+    What it finds
+        An active port whose link went down ten times more than its peers' on the node usually did, and at
+        least once a day since the node started. Information in a run of one node.
+
+    Why it matters
+        A link that goes down for a second ends NCCL's connection after its retries: the job fails with
+        "Got completion … status 12", often hours into the training.
+
+    Remedy
+        The cable, the transceiver or the switch port.
+
+    References
+        https://docs.kernel.org/admin-guide/abi-stable.html
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-timeout
+    """
+    flapping = {
+        identity(hit): (hit, downs, seen)
+        for seen in recording.facts(RdmaFact)
+        for hit, downs in _flapping(seen)
+    }
+    hits = [hit for hit, _, _ in flapping.values()]
+    if hits:
+        yield port_draft(
+            recording,
+            hits,
+            "the link goes up and down",
+            lambda hit: _told(*flapping[identity(hit)][1:]),
+            look_at_link(hits, "A link that is unsteady"),
+            detail="Each time NCCL's connections over it stall, and fail where it lasts longer than their retries.",
+            severity=for_later_jobs(recording, Severity.WARNING),
+            expected="a reboot of the node or the switch takes all links down together",
+        )
+
+
+def _flapping(seen: FactAt[RdmaFact]) -> list[tuple[Hit, float]]:
+    fact = seen.fact
+    active = [(hca, port) for hca, port in fact.ports() if port.is_active and is_of_a_card(hca)]
+    counted = [((seen.node, hca, port), _downs(fact, port)) for hca, port in active]
+    known = [(hit, downs) for hit, downs in counted if downs is not None]
+    if fact.uptime_s is None:
+        return []
+    least = max(FLAPS, FLAPS_PER_DAY * fact.uptime_s / DAY_S)
+    return [
+        (hit, downs)
+        for at, (hit, downs) in enumerate(known)
+        if downs - usual(other for index, (_, other) in enumerate(known) if index != at) >= least
+    ]
+
+
+def _downs(fact: RdmaFact, port: Port) -> float | None:
+    """How often the link went down, by its own counter or that of its interface, which counts both ways."""
+    counted = port.counters.get("link_downed")
+    netdev = fact.netdev(port) if port.is_roce else None
+    if netdev is None or netdev.carrier_changes is None or netdev.slaves:
+        return counted
+    return max(counted or 0, netdev.carrier_changes // 2)
+
+
+def _told(downs: float, seen: FactAt[RdmaFact]) -> str:
+    days = (seen.fact.uptime_s or 0.0) / DAY_S
+    return f"went down {downs:g} times; the node has been up for {days:.1f} days"

@@ -1,0 +1,63 @@
+"""The CPUs of a host: lists as the kernel writes them ("0-31,64-95"), and vendor and model from /proc/cpuinfo.
+
+NCCL's limits and rates depend on vendor and model::
+
+    vendor_id       : GenuineIntel
+    cpu family      : 6
+    model           : 143
+"""
+
+import re
+from collections import deque
+
+from ddp_doctor.model.context import Context
+
+_LIST = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*")
+
+#: Every other one of 8192 CPUs.
+_LONGEST = 20_000
+
+
+def cpu_ranges(text: str) -> tuple[tuple[int, int], ...] | None:
+    """The first and last CPU of each part; None where the text is no such list."""
+    if len(text) > _LONGEST or not _LIST.fullmatch(text):
+        return None
+    parts = [part.partition("-") for part in text.split(",")]
+    return tuple((int(first), int(last or first)) for first, _, last in parts)
+
+
+def share_a_cpu(one: str, two: str) -> bool | None:
+    """Whether a CPU stands in both lists; None where one of them is no list."""
+    here, there = cpu_ranges(one), cpu_ranges(two)
+    if here is None or there is None:
+        return None
+    ours, theirs = deque(sorted(here)), deque(sorted(there))
+    while ours and theirs:
+        (first, last), (others_first, others_last) = ours[0], theirs[0]
+        if first <= others_last and others_first <= last:
+            return True
+        (ours if last < others_last else theirs).popleft()  # the one that ends first meets nothing more
+    return False
+
+
+def cpu_vendor(ctx: Context) -> str | None:
+    """The vendor as printed, "ARM" for 64-bit Arm, None where it cannot be told."""
+    fields = _fields(ctx)
+    # Arm prints its implementer in place of a vendor.
+    return fields.get("vendor_id") or ("ARM" if "CPU implementer" in fields else None)
+
+
+def cpu_model(ctx: Context) -> int | None:
+    """The number of the model within family 6, which is that of Intel's; None for other families."""
+    fields = _fields(ctx)
+    model = fields.get("model", "")
+    return int(model) if fields.get("cpu family") == "6" and model.isdecimal() and len(model) < 4 else None
+
+
+def _fields(ctx: Context) -> dict[str, str]:
+    """All processors in one: they are of one kind."""
+    try:
+        lines = ctx.read("/proc/cpuinfo").splitlines()
+    except OSError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}

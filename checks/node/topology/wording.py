@@ -1,0 +1,250 @@
+"""How the rules about paths name hosts, GPUs and rates, and what mends a path that is not taken."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Proof, Remedy, Setting
+from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.remedies import nccl_settings
+from ddp_doctor.remedies.kinds import by_administrator, remedy
+from ddp_doctor.wording.nodes import node_names
+
+
+def hosts_of(recording: Recording, seen: Sequence[FactAt[Any]]) -> str:
+    """The hosts for a sentence; of a pasted text only their order is known."""
+    if recording.world:
+        return node_names(recording, seen)
+    several = len({reading.node for reading in recording.readings}) > 1
+    return f"host {seen[0].node + 1} of the text" if several else "this host"
+
+
+def culprit(recording: Recording, node: int, gpus: Sequence[str], ranks: Sequence[int] = ()) -> Culprit:
+    """One GPU, or a pair of GPUs of one node and, where known, their ranks."""
+    host = recording.world.hostname(node) if recording.world else None
+    number = int(gpus[0].removeprefix("GPU"))
+    if len(gpus) == 1:
+        return Culprit(kind="gpu", node=host, node_rank=node, gpu=number, name=gpus[0])
+    one, two = ranks or (None, None)
+    name = "-".join(gpus)
+    return Culprit(
+        kind="pair", node=host, node_rank=node, rank=one, gpu=number, peer_node=host, peer_rank=two, name=name
+    )
+
+
+#: NCCL's own words for its transports, for a sentence.
+NAMES = {"P2P": "direct copies (P2P)", "SHM": "shared memory (SHM)", "NET": "the network (NET)"}
+#: A finding shows no more pairs of GPUs.
+MOST_PAIRS = 6
+
+
+def pair_names(pairs: Sequence[tuple[str, str]]) -> str:
+    """ "GPU0-GPU1, GPU2-GPU3 and 10 more"."""
+    names = ["-".join(pair) for pair in dict.fromkeys(pairs)]
+    more = f" and {len(names) - MOST_PAIRS} more" if len(names) > MOST_PAIRS else ""
+    return ", ".join(names[:MOST_PAIRS]) + more
+
+
+def rate(gb_per_s: float | None) -> str:
+    """ " (371 GB/s)", or nothing."""
+    return "" if gb_per_s is None else f" ({gb_per_s:.3g} GB/s)"
+
+
+def price(fast: float | None, slow: float | None) -> str:
+    """What a detour costs, in a sentence, as far as both rates are known and differ."""
+    if fast is None or slow is None or slow >= fast:
+        return ""
+    return f" By NCCL's own constants {slow:.3g} GB/s remain of {fast:.3g} GB/s, one way."
+
+
+def unset_setting(name: str, value: str, gains: str) -> Remedy:
+    """Take a variable that forbids a transport out of the job's environment."""
+    return nccl_settings.remedy(
+        f"Unset {name} unless it keeps the job from a fault; then repair that first",
+        Setting(name=name, action="unset", why=gains),
+        cost="none, unless it was set against a hang or wrong data: then that returns",
+        undo=f"export {name}={value}",
+    )
+
+
+def widen_gpudirect(name: str, level: str) -> Remedy:
+    """Let GPUDirect RDMA go farther than NCCL does by itself, as a trial."""
+    return nccl_settings.remedy(
+        "Measure the job with it and without, on the same nodes, and keep what is faster",
+        Setting(name=name, value=level, why="NICs behind the CPU then read and write GPU memory"),
+        cost=(
+            "where the CPU forwards between PCIe devices slowly, the network gets slower; every node of the job"
+            " must bear it"
+        ),
+    )
+
+
+def more_sockets(threads: int, each: int) -> Remedy:
+    """Several TCP connections between two nodes, as a trial."""
+    why = "one connection is bound by one core"
+    return nccl_settings.remedy(
+        "Measure the job with more connections and without, on the same nodes, and keep what is faster",
+        Setting(name="NCCL_SOCKET_NTHREADS", value=str(threads), why=why),
+        Setting(name="NCCL_NSOCKS_PERTHREAD", value=str(each), why=why),
+        cost=f"{threads} threads for each connection, which take CPU time from the ranks and their data loaders",
+    )
+
+
+def _explain(summary: str, subsystems: str, *commands: str) -> Remedy:
+    """Have NCCL say more, in the job itself."""
+    why = "the job's own output then says which way NCCL takes, and why"
+    return Remedy(
+        summary=summary,
+        settings=(
+            Setting(name="NCCL_DEBUG", value="INFO", why=why),
+            Setting(name="NCCL_DEBUG_SUBSYS", value=subsystems, why=why),
+        ),
+        commands=commands,
+        cost="some hundred lines of each rank",
+        undo="unset NCCL_DEBUG NCCL_DEBUG_SUBSYS",
+        proof=Proof(reason="nothing is known that could be tried"),
+        references=(nccl_settings.TROUBLE,),
+    )
+
+
+SHOW_CHOICE = _explain(
+    "Start the job with NCCL's log, and look at what the driver says of each pair of GPUs",
+    "INIT,GRAPH,P2P,SHM",
+    "nvidia-smi topo -p2p r",
+    "nvidia-smi topo -p2p w",
+)
+SHOW_NETWORK = _explain(
+    "Start the job with NCCL's log, and look at what it says of each network device",
+    "INIT,NET,GRAPH",
+    "ibv_devinfo",
+)
+
+LOAD_PEERMEM = by_administrator(
+    "Load nvidia_peermem, or install the open NVIDIA kernel modules, and see them inside the container",
+    "sudo modprobe nvidia_peermem",
+    "cat /sys/module/nvidia_peermem/version",
+    cost="an administrator's work",
+    undo="sudo modprobe -r nvidia_peermem",
+    references=(nccl_settings.TROUBLE,),
+)
+
+ONE_HOST_ID = remedy(
+    "Let all ranks of a machine have one host name and one /dev/shm (one container, or --ipc=host and"
+    " --uts=host for all); NCCL_HOSTID must be the same for them, or unset",
+    scope="job",
+    cost="the containers see each other's shared memory",
+    undo="start them as before",
+    untried="it takes other containers",
+    references=(nccl_settings.entry("NCCL_HOSTID"), nccl_settings.TROUBLE + "#sharing-data"),
+    container=("--ipc=host", "--uts=host"),
+)
+
+COMPARE_LINKS = remedy(
+    "Look at width and generation of PCIe under load, at the NVLinks' errors and at ACS on the bridges",
+    "nvidia-smi -q -d PCIE,CLOCK,PERFORMANCE   # while the job runs",
+    "nvidia-smi nvlink -e",
+    "sudo lspci -vvv | grep ACSCtl   # SrcValid+ means that ACS is on",
+    undo=NOTHING_TO_UNDO,
+    untried="nothing is known that could be tried",
+    references=(nccl_settings.TROUBLE,),
+)
+
+
+UNSET_LEVEL = nccl_settings.remedy(
+    "Give NCCL its own limit back, if nobody needs the wider one",
+    Setting(name="NCCL_P2P_LEVEL", action="unset", why="it lets P2P reach farther than by default"),
+    cost="GPUs beyond the limit talk through host memory, as NCCL intends",
+    undo="set NCCL_P2P_LEVEL to its old value",
+    conflicts=("NCCL_P2P_DISABLE",),
+)
+_ASK_FOR_INDEX = (
+    "Whether NCCL_IB_GID_INDEX must be set as well needs show_gids or sysfs; NCCL 2.21 and newer find the"
+    " RoCE v2 entry themselves"
+)
+
+
+REPAIR_FABRIC = by_administrator(
+    "Find out why NVLink carries no P2P: fabric manager, a link that is down, MIG, or a GPU to reset",
+    "systemctl status nvidia-fabricmanager",
+    "nvidia-smi nvlink -s",
+    "nvidia-smi -q -d MIG",
+    "sudo dmesg | grep -i xid   # 74 and 144-150 are NVLink errors",
+    cost="restarting the fabric manager or resetting GPUs needs the node drained",
+    references=("https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",),
+)
+
+GO_WITHOUT_P2P = nccl_settings.remedy(
+    "Let NCCL start without P2P between these GPUs until that is repaired",
+    Setting(
+        name="NCCL_IGNORE_DISABLED_P2P",
+        value="1",
+        why="NCCL then takes another path for these GPUs instead of failing",
+    ),
+    cost="these GPUs talk through host memory, several times slower than NVLink, and all wait for them",
+)
+
+LOOK_AT_MODULE_SETTINGS = by_administrator(
+    "If nobody meant to turn P2P off, take the setting of the kernel module away",
+    "cat /proc/driver/nvidia/params",
+    "grep -r nvidia /etc/modprobe.d/",
+    cost="an administrator's work, and loading the module again",
+    undo="put the setting back",
+    references=(nccl_settings.TROUBLE,),
+)
+
+LOOK_AT_BOARD = by_administrator(
+    "Compare the slots, the BIOS and the IOMMU of these GPUs with those between which P2P works",
+    "lspci -tv",
+    "cat /proc/cmdline",
+    "nvidia-smi topo -p2p r",
+    "nvidia-smi topo -p2p w",
+    cost="an administrator's work in the BIOS or at the slots",
+    references=(nccl_settings.TROUBLE,),
+)
+
+
+def use_hca(
+    devices: tuple[str, ...], others: tuple[str, ...], why: str, gid_index: str | None = None
+) -> Remedy:
+    """Point NCCL at these RDMA devices; the GID index is only named, never guessed.
+
+    ``gid_index`` says in words what is known of it; where nothing is, the commands that tell are given.
+    Names in NCCL_IB_HCA are prefixes unless = stands before them, so it does where ``others`` would match.
+    """
+    exact = any(other.startswith(name) for name in devices for other in others)
+    value = ("=" if exact else "") + ",".join(devices)
+    return Remedy(
+        summary=(
+            f"Only for jobs of several nodes: {', '.join(devices)} is the candidate for NCCL_IB_HCA."
+            f" {gid_index or _ASK_FOR_INDEX}"
+        ),
+        settings=(Setting(name="NCCL_IB_HCA", value=value, why=why),),
+        commands=()
+        if gid_index
+        else (
+            "show_gids",
+            *(f"grep . /sys/class/infiniband/{name}/ports/1/gid_attrs/types/*" for name in devices),
+        ),
+        cost="other NICs stay idle; nothing changes within one node",
+        undo="unset NCCL_IB_HCA",
+        proof=Proof(reason="it takes several nodes to try"),
+        references=(nccl_settings.entry("NCCL_IB_HCA"), nccl_settings.entry("NCCL_IB_GID_INDEX")),
+    )
+
+
+def name_hca(candidate: Remedy) -> Remedy:
+    """The same as a line to paste, where it mends another thing than the finding's own fault: not to be tried."""
+    lines = [f"export {setting.name}={setting.value}" for setting in candidate.settings]
+    return candidate.model_copy(update={"settings": (), "commands": (*lines, *candidate.commands)})
+
+
+def look_at_nvlinks(gpus: tuple[str, ...]) -> Remedy:
+    """Find out which link is down, and why."""
+    numbers = [gpu.removeprefix("GPU") for gpu in gpus]
+    return by_administrator(
+        f"Look at the links of {' and '.join(gpus)}; reset or reseat what is down",
+        *(f"nvidia-smi nvlink -s -i {number}" for number in numbers),
+        *(f"nvidia-smi nvlink -e -i {number}" for number in numbers),
+        "sudo dmesg | grep -i xid   # 74 and 144-150 are NVLink errors",
+        cost="a reset needs the node drained; a bridge or board needs hands",
+        references=("https://docs.nvidia.com/deploy/xid-errors/",),
+    )
