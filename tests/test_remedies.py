@@ -12,7 +12,7 @@ from ddp_doctor.knowledge.versions import Version, release
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding, Remedy, Setting
 from ddp_doctor.model.report import Report
-from ddp_doctor.remedies.settings import FOLLOWS, NO_TRIAL
+from ddp_doctor.remedies.kinds import FOLLOWS, NO_TRIAL
 from ddp_doctor.remedies.settings_to_apply import settings_to_apply
 from ddp_doctor.render.pasted import docker_args, k8s_env
 from ddp_doctor.settings import trials

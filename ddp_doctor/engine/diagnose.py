@@ -13,7 +13,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import Rule
-from ddp_doctor.remedies.completed import completed
+from ddp_doctor.remedies.kinds import completed
 
 #: The checks that a command judges. ``env`` looks at more, to know which names and versions are here.
 JUDGED: Mapping[str, tuple[str, ...]] = {"env": ("env_vars", "nccl")}

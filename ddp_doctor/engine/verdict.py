@@ -12,7 +12,7 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool
-from ddp_doctor.views.nccl_backend import backend_of_ranks
+from ddp_doctor.views.software import backend_of_ranks
 from ddp_doctor.wording.nodes import host, name_list
 from ddp_doctor.wording.ranks import ranks_at
 

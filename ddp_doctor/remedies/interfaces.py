@@ -11,7 +11,7 @@ from ddp_doctor.knowledge.network.interface_choice import GLOO_IFNAME, NCCL_COMM
 from ddp_doctor.model.context import Interface
 from ddp_doctor.model.finding import Remedy, Setting
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.remedies.settings import NO_TRIAL
+from ddp_doctor.remedies.kinds import NO_TRIAL
 from ddp_doctor.settings.trials import LOCAL_ADDR
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE

@@ -1,8 +1,12 @@
-"""Remedies that somebody carries out by hand: who that is, and why the doctor tried nothing."""
+"""The kinds of remedies: settings of environment variables, and what somebody does by hand; why nothing was tried."""
 
+from collections.abc import Iterator, Mapping
 from functools import partial
 
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Scope
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Finding, Proof, Remedy, Scope, Setting
+from ddp_doctor.settings.interactions import does_not_go_with
+from ddp_doctor.settings.table import never_read, variables
+from ddp_doctor.settings.wording import shown
 
 
 def remedy(
@@ -42,3 +46,77 @@ in_code = partial(
 )
 #: Why no trial proves a change of the script that would change what is trained.
 CHANGES_TRAINING = "it changes training code, and the doctor runs none of it"
+
+
+#: Of a leftover, a misspelled name, or a value that is read otherwise.
+FOLLOWS = Proof(reason="nothing to measure: it follows from which names and values are read")
+#: Of a remedy that a trial can prove.
+NO_TRIAL = Proof(reason="no trial of it was recorded")
+
+
+def unset(pairs: Mapping[str, str], why: str, summary: str = "", proof: Proof = FOLLOWS) -> Remedy:
+    """Take these variables, given with their values, out of the job's environment."""
+    return Remedy(
+        summary=summary or f"Take {' and '.join(pairs)} out of the job's environment",
+        settings=tuple(Setting(name=name, action="unset", why=why) for name in pairs),
+        cost="none, unless something else relies on it",
+        undo="; ".join(f"export {shown(name, value)}" for name, value in pairs.items()),
+        proof=proof,
+    )
+
+
+def set_to(name: str, value: str, why: str, instead_of: tuple[str, str], summary: str = "") -> Remedy:
+    """Set a variable in the place of another name, or of its own old value."""
+    old_name, old_value = instead_of
+    settings = [Setting(name=name, value=value, why=why)]
+    undo = f"export {shown(old_name, old_value)}"
+    if old_name != name:
+        settings.append(Setting(name=old_name, action="unset", why=why))
+        undo = f"unset {name}; {undo}"
+    return Remedy(
+        summary=summary or f"Set {shown(name, value)} if that is meant, else unset it",
+        settings=tuple(settings),
+        cost="the setting takes effect, with what it costs",
+        undo=undo,
+        proof=FOLLOWS,
+    )
+
+
+def in_job_script(summary: str) -> Remedy:
+    """A remedy that only the owner of the job script can spell out."""
+    return Remedy(summary=summary, undo="put the former lines back", proof=FOLLOWS)
+
+
+_NO_REPRODUCER = "no trial is known that would show this fault"
+_NO_RANKS = "this command starts no ranks; `ddp-doctor run` tries it"
+
+
+def completed(finding: Finding, *, had_ranks: bool) -> Finding:
+    """The finding with remedies that say all there is to say of their settings."""
+    if not any(remedy.settings for remedy in finding.remedies):
+        return finding
+    why_not = None if finding.reproduced_by else _NO_REPRODUCER if had_ranks else _NO_RANKS
+    remedies = tuple(
+        _completed(remedy, why_not) if remedy.settings else remedy for remedy in finding.remedies
+    )
+    return finding.model_copy(update={"remedies": remedies})
+
+
+def _completed(remedy: Remedy, why_not: str | None) -> Remedy:
+    wanted = {setting.name: setting.value or "" for setting in remedy.settings if setting.action == "set"}
+    conflicts = dict.fromkeys((*remedy.conflicts, *does_not_go_with(wanted)))
+    return remedy.model_copy(
+        update={
+            "conflicts": tuple(conflicts),
+            "proof": Proof(reason=why_not) if why_not and remedy.proof == NO_TRIAL else remedy.proof,
+            "references": remedy.references or tuple(dict.fromkeys(_sources(remedy))),
+        }
+    )
+
+
+def _sources(remedy: Remedy) -> Iterator[str]:
+    """Where the table of variables read what it says of the settings of a remedy."""
+    for setting in remedy.settings:
+        row = variables().get(setting.name) or never_read().get(setting.name)
+        if row is not None:
+            yield row.source

@@ -1,4 +1,5 @@
-"""What NCCL can do without, with the price of each, and what a container or an IMEX domain needs for it.
+"""Remedies that are settings of NCCL: what NCCL can do without, with the price of each,
+and what a container or an IMEX domain needs for it.
 
 Sources: NCCL user guide, Troubleshooting (Sharing Data, Docker, cuMem host allocations) and environment variables
 NCCL_SHM_DISABLE, NCCL_CUMEM_HOST_ENABLE, NCCL_NVLS_ENABLE, NCCL_MNNVL_ENABLE and NCCL_CUMEM_ENABLE; NCCL
@@ -7,8 +8,36 @@ IMEX service guide.
 """
 
 from ddp_doctor.model.finding import Remedy, Setting
-from ddp_doctor.remedies import nccl_settings
-from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.remedies.kinds import NO_TRIAL, remedy
+
+GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/"
+ENV = GUIDE + "env.html"
+TROUBLE = GUIDE + "troubleshooting.html"
+
+
+def entry(name: str) -> str:
+    """Where NCCL's user guide describes a variable."""
+    return f"{ENV}#{name.lower().replace('_', '-')}"
+
+
+def by_setting(
+    summary: str, *settings: Setting, cost: str, undo: str = "", conflicts: tuple[str, ...] = ()
+) -> Remedy:
+    """What these settings mend; a trial can prove it, and to unset what is set undoes it.
+
+    ``conflicts`` are those that the tables of pairs do not know.
+    """
+    names = list(dict.fromkeys(setting.name for setting in settings))
+    return Remedy(
+        summary=summary,
+        settings=settings,
+        cost=cost,
+        undo=undo or f"unset {' '.join(names)}",
+        proof=NO_TRIAL,
+        references=tuple(entry(name) for name in names),
+        conflicts=conflicts,
+    )
+
 
 ALLOW_NUMA = remedy(
     "Start the container with --cap-add SYS_NICE, which lets NCCL place host memory near each GPU",
@@ -17,12 +46,12 @@ ALLOW_NUMA = remedy(
     cost="the container's processes may also raise their own priority",
     undo="start it without the option",
     untried="the doctor starts no container",
-    references=(nccl_settings.TROUBLE,),
+    references=(TROUBLE,),
     container=("--cap-add=SYS_NICE",),
 )
 
 
-WITHOUT_NVLS = nccl_settings.remedy(
+WITHOUT_NVLS = by_setting(
     "Let NCCL do without NVLink SHARP",
     Setting(name="NCCL_NVLS_ENABLE", value="0", why="NCCL then needs no multicast of the NVSwitches"),
     cost="large all-reduces within the node get slower; NVLink stays in use",
@@ -36,11 +65,11 @@ REPAIR_PATH = remedy(
     cost="an administrator's work in the BIOS or on the kernel's command line, and a reboot",
     undo="turn ACS or the IOMMU on again; virtual machines need both",
     untried="it takes an administrator and a reboot",
-    references=(nccl_settings.TROUBLE,),
+    references=(TROUBLE,),
 )
 
 
-DISABLE_P2P = nccl_settings.remedy(
+DISABLE_P2P = by_setting(
     "Send the traffic through host memory until the path is repaired",
     Setting(name="NCCL_P2P_DISABLE", value="1", why="NCCL then copies through shared memory"),
     cost=(
@@ -53,7 +82,7 @@ DISABLE_P2P = nccl_settings.remedy(
 
 def keep_near_p2p(limit: str) -> Remedy:
     """Take P2P from far GPUs alone."""
-    return nccl_settings.remedy(
+    return by_setting(
         f"Leave P2P to near GPUs, up to {limit}, as NCCL does by itself since 2.23",
         Setting(name="NCCL_P2P_LEVEL", value=limit, why="none of the pairs that stall is so near"),
         cost="the GPUs beyond talk through host memory; the near ones keep P2P, NVLink too",

@@ -14,8 +14,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Finding, Proof, Remedy, Setting
 from ddp_doctor.model.recording import World
 from ddp_doctor.model.report import Report
-from ddp_doctor.remedies.names import why_not
-from ddp_doctor.remedies.values_by_host import Branch, Unclear, branches, namesakes
+from ddp_doctor.remedies.values_by_host import Branch, Unclear, branches, namesakes, why_not
 from ddp_doctor.settings.trials import OF_LAUNCHER
 from ddp_doctor.wording.proofs import NOT_ITSELF
 

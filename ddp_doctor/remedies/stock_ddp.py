@@ -1,7 +1,7 @@
 """What to try where stock DDP, with a model of the doctor's own, averages or broadcasts wrongly."""
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
-from ddp_doctor.remedies import nccl_settings
+from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.kinds import remedy
 
 _NOT_TRIED = "the doctor cannot tell beforehand which of these is the cause"
@@ -22,7 +22,7 @@ _SOFTWARE = remedy(
 )
 
 #: NCCL user guide, NCCL_PROTO: LL128 corrupts data where it is enabled on platforms unfit for it.
-SIMPLE_PROTOCOL = nccl_settings.remedy(
+SIMPLE_PROTOCOL = nccl.by_setting(
     "Repeat the check with NCCL's Simple protocol alone",
     Setting(name="NCCL_PROTO", value="Simple", why="rules out LL and LL128"),
     cost="Small messages get slower: a diagnosis, not a cure",

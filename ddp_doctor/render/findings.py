@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Evidence, Finding, Remedy, Setting
-from ddp_doctor.remedies.names import why_not
-from ddp_doctor.remedies.settings import FOLLOWS
+from ddp_doctor.remedies.kinds import FOLLOWS
+from ddp_doctor.remedies.values_by_host import why_not
 from ddp_doctor.render import shell
 from ddp_doctor.render.plain import one_line
 from ddp_doctor.render.quantity import amount

@@ -6,7 +6,7 @@ r"""Words for bash, dash and zsh in which text from outside is only a value.
       node1|node1.*) export NCCL_SOCKET_IFNAME=eth1 ;;
     esac
 
-Which names and values come here at all, remedies/names.py decides.
+Which names and values come here at all, remedies/values_by_host.py decides.
 """
 
 import re

@@ -12,7 +12,7 @@ NEWEST_TORCH = "torch 2.15"
 RELEASES = f"NCCL 2.32.3 and {NEWEST_TORCH}"
 
 StatusAt = Literal["read", "not yet", "no longer", "renamed"]
-#: The names that the ranks and torch have for torch's classes behind "nccl" (views/nccl_backend.py).
+#: The names that the ranks and torch have for torch's classes behind "nccl" (views/software.py).
 _CLASSES: Mapping[str | None, Backend] = {
     "nccl2": "nccl2",
     "nccl-legacy": "nccl-legacy",
@@ -26,7 +26,7 @@ class Installed:
 
     nccl: Version = ()
     torch: Version = ()
-    backend: str | None = None  # as views/nccl_backend.py says
+    backend: str | None = None  # as views/software.py says
 
     def of(self, variable: Variable) -> Version:
         """The release that decides whether the variable is read."""

@@ -1,10 +1,13 @@
-"""The job's GPUs on all nodes, by model."""
+"""The job's GPUs on all nodes: by model, by rank, and those that others use."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from ddp_doctor.facts.node.gpus import Gpu, GpusFact
+from ddp_doctor.facts.collectives.process_group import ProcessGroupFact
+from ddp_doctor.facts.node.gpus import Gpu, GpuProcess, GpusFact
+from ddp_doctor.knowledge.gpu.nvml import MPS_SERVER
 from ddp_doctor.knowledge.thresholds import GPU_LIMIT_SHARE
+from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.recording import Recording
 
 Hits = Sequence[tuple[int, Gpu]]  # node ranks, and GPUs on them
@@ -48,3 +51,68 @@ def power_limited(recording: Recording) -> frozenset[tuple[int, str]]:
     """Node and UUID of the GPUs whose power limit is below that of most of their model (DD318)."""
     found = (far_below(peers, lambda gpu: gpu.power_limit_w)[0] for peers in by_model(recording).values())
     return frozenset((node, gpu.uuid) for low in found for node, gpu in low if gpu.uuid)
+
+
+class BusyGpu(Frozen):
+    """A GPU of the job that somebody else uses, as it was before the doctor started anything on it."""
+
+    index: int  # NVML's
+    uuid: str | None
+    used_bytes: int | None  # by others; None where NVML does not tell
+    free_bytes: int | None
+    holders: tuple[GpuProcess, ...]  # empty where none can be seen from here, as in a container
+
+
+def busy_gpus(fact: GpusFact) -> tuple[BusyGpu, ...]:
+    """Which of the job's GPUs are busy: foreign data in their memory, or a process that computes.
+
+    An MPS server is there for the job itself, and a desktop that only draws counts by its memory. GPUs in
+    MIG mode are left out: what is free in the job's slice is not known.
+    """
+    return tuple(_as_busy(gpu) for gpu in fact.of_the_job() if not gpu.mig_enabled and _is_busy(gpu))
+
+
+def _is_busy(gpu: Gpu) -> bool:
+    return gpu.holds_foreign_data() or any(not _is_mps(process) for process in gpu.computing())
+
+
+def _is_mps(process: GpuProcess) -> bool:
+    return (process.name or "").startswith(MPS_SERVER)
+
+
+def _as_busy(gpu: Gpu) -> BusyGpu:
+    known = gpu.memory_total_bytes is not None and gpu.memory_used_bytes is not None
+    free = max((gpu.memory_total_bytes or 0) - (gpu.memory_used_bytes or 0), 0)
+    return BusyGpu(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        used_bytes=gpu.memory_of_others_bytes if known else None,
+        free_bytes=free if known else None,
+        holders=tuple(process for process in gpu.processes if not _is_mps(process)),
+    )
+
+
+def gpu_of(recording: Recording, rank: int) -> int | None:
+    """NVML's index of the rank's GPU, by its UUID; None where no such GPU was read.
+
+    A rank's CUDA device is no such index: CUDA_VISIBLE_DEVICES=4,5 makes GPU 4 device 0.
+    """
+    return gpus_by_rank(recording).get(rank)
+
+
+def gpus_by_rank(recording: Recording) -> Mapping[int, int | None]:
+    """NVML's index of each rank's GPU, as ``gpu_of`` tells it."""
+    return recording.once("GPU of each rank", lambda: _gpus_of_ranks(recording))
+
+
+def _gpus_of_ranks(recording: Recording) -> Mapping[int, int | None]:
+    """The first answer counts, of a rank as of a node."""
+    known: dict[int, Mapping[str, int]] = {}
+    for node in recording.facts(GpusFact):
+        gpus = reversed(node.fact.gpus)
+        known.setdefault(node.node, {gpu.uuid: gpu.index for gpu in gpus if gpu.uuid})
+    found: dict[int, int | None] = {}
+    for rank in recording.facts(ProcessGroupFact):
+        if rank.rank is not None:
+            found.setdefault(rank.rank, known.get(rank.node, {}).get(rank.fact.gpu_uuid or ""))
+    return found

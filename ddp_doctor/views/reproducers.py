@@ -6,7 +6,7 @@ from statistics import median_high
 from ddp_doctor.facts.collectives.p2p import P2pFact
 from ddp_doctor.model.finding import Reproducer
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.views.gpus_of_ranks import gpu_of
+from ddp_doctor.views.gpus import gpu_of
 from ddp_doctor.views.transports import first_trial, log_of, numbers_of_gpus
 
 #: Bytes each way: large enough that a link's rate decides, and not what it takes to start.

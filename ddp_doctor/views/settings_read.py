@@ -11,8 +11,7 @@ from ddp_doctor.settings.names import is_of_rccl
 from ddp_doctor.settings.releases import Installed, is_of_another_backend, status_at
 from ddp_doctor.settings.table import Variable, variables
 from ddp_doctor.settings.values import Misread, misread
-from ddp_doctor.views.nccl_backend import nccl_backends
-from ddp_doctor.views.software import of_the_job
+from ddp_doctor.views.software import nccl_backends, of_the_job
 
 
 def judged(recording: Recording) -> Iterator[FactAt[EnvVars]]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ddp_doctor.model.finding import Evidence
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.views.nccl_complaints import Said
+from ddp_doctor.views.failed_trials import Said
 from ddp_doctor.wording.nodes import host
 from ddp_doctor.wording.ranks import rank_list
 

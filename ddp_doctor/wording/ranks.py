@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.views.gpus_of_ranks import gpu_of
+from ddp_doctor.views.gpus import gpu_of
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, name_list
 
 #: A sentence names no more runs of consecutive ranks than these.

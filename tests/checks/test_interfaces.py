@@ -21,7 +21,7 @@ from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.remedies.interfaces import name_interfaces
 from ddp_doctor.sources.machine import LiveContext
-from ddp_doctor.views.interfaces import advertised, common_interface
+from ddp_doctor.views.network import advertised, common_interface
 from tests.fakes import FakeContext
 
 LO = Interface(name="lo", loopback=True, mtu=65536, addresses=("127.0.0.1/8", "::1/128"))

@@ -119,7 +119,6 @@ READERS = (
     "ddp_doctor/probing/kernel_files.py",
     "ddp_doctor/probing/kernel_modules.py",
     "ddp_doctor/probing/nccl_conf.py",
-    "ddp_doctor/views/p2p_stalls.py",
     "ddp_doctor/probing/nccl_interface.py",
     "ddp_doctor/probing/pci_devices.py",
     "ddp_doctor/probing/rdma.py",

@@ -1,7 +1,7 @@
 """The lines below a finding's title that people paste."""
 
 from ddp_doctor.model.finding import Proof, Remedy, Setting
-from ddp_doctor.remedies.settings import FOLLOWS, NO_TRIAL
+from ddp_doctor.remedies.kinds import FOLLOWS, NO_TRIAL
 from ddp_doctor.render import findings
 from ddp_doctor.wording.proofs import NOT_SHOWN
 from tests.render.reports import error, warning

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.facts.node.gpus import Gpu, GpuProcess, GpusFact
-from ddp_doctor.views.busy_gpus import busy_gpus
+from ddp_doctor.views.gpus import busy_gpus
 
 GIB = 2**30
 

@@ -9,7 +9,7 @@ from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Node, Options, Recording, World
-from ddp_doctor.views.nccl_backend import backend_of_ranks, nccl_backends
+from ddp_doctor.views.software import backend_of_ranks, nccl_backends
 
 OFFERED = ("gloo", "nccl", "nccl-legacy", "nccl2")
 

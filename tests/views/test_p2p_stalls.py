@@ -7,7 +7,7 @@ import pytest
 
 from ddp_doctor.checks.node.topology.formats.topo_matrix import parse_matrix
 from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step, TrialRecord
-from ddp_doctor.views.p2p_stalls import find_stalls, logs_by_node, nodes_nccl_ran_on
+from ddp_doctor.views.failed_trials import find_stalls, logs_by_node, nodes_nccl_ran_on
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
 PAIR = parse_matrix((SAMPLES / "classic-two-socket.txt").read_text())

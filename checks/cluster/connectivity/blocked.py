@@ -12,7 +12,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.views.interfaces import offer_of
+from ddp_doctor.views.network import offer_of
 from ddp_doctor.wording.findings import finding, proved
 from ddp_doctor.wording.nodes import host, node_culprit
 from ddp_doctor.wording.ranks import capital

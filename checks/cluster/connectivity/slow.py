@@ -17,7 +17,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.interfaces import backend_name
 from ddp_doctor.settings.trials import GAIN
-from ddp_doctor.views.interfaces import chosen
+from ddp_doctor.views.network import chosen
 from ddp_doctor.wording.findings import finding, likely
 from ddp_doctor.wording.nodes import host, name_list, node_culprit, node_pair
 

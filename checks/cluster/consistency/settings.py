@@ -17,8 +17,8 @@ from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.settings import agreement
 from ddp_doctor.settings.values import effective
 from ddp_doctor.settings.wording import shown
-from ddp_doctor.views.forbidden_ways import settings_told
-from ddp_doctor.views.nccl_backend import nccl_backends
+from ddp_doctor.views.software import nccl_backends
+from ddp_doctor.views.transports import settings_told
 from ddp_doctor.wording import differences
 from ddp_doctor.wording.differences import Place, Who, split
 from ddp_doctor.wording.nodes import name_list

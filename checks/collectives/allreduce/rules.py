@@ -8,7 +8,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies import nccl_settings
+from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.remedies.nccl import DISABLE_P2P
 from ddp_doctor.remedies.stock_ddp import SIMPLE_PROTOCOL
@@ -131,7 +131,7 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
 
 
 #: Ring adds in an order that the ranks' places fix.
-_ONE_ALGORITHM = nccl_settings.remedy(
+_ONE_ALGORITHM = nccl.by_setting(
     "Fix the algorithm where bit-for-bit repeatability matters",
     Setting(name="NCCL_ALGO", value="Ring", why="a ring adds in one fixed order"),
     cost="speed: NCCL no longer takes trees or NVLink SHARP where these are faster",

@@ -23,7 +23,7 @@ from ddp_doctor.model.fact import Absent
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
-from ddp_doctor.views.gpus_of_ranks import gpus_by_rank
+from ddp_doctor.views.gpus import gpus_by_rank
 
 __all__ = ["CHECK", "probe"]
 

@@ -9,7 +9,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.views.busy_gpus import BusyGpu
+from ddp_doctor.views.gpus import BusyGpu
 from ddp_doctor.wording.findings import NOBODY, likely, proved
 from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.wording.ranks import capital, rank_at, ranks_at

@@ -8,7 +8,7 @@ from ddp_doctor.facts.collectives.gpu_speed import GpuSpeedFact, Rate
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.knowledge.gpu import gpu_speed
 from ddp_doctor.model.recording import FactAt, Recording
-from ddp_doctor.views.busy_gpus import BusyGpu, busy_gpus
+from ddp_doctor.views.gpus import BusyGpu, busy_gpus
 
 Measured = FactAt[GpuSpeedFact]
 _GIB = 1024**3

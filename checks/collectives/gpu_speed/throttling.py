@@ -11,7 +11,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.gpus import COOL_DOWN
+from ddp_doctor.remedies.hardware import COOL_DOWN
 from ddp_doctor.wording.findings import proved
 from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.wording.ranks import capital, rank_at, ranks_at

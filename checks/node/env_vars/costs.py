@@ -9,7 +9,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Proof, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.settings import NO_TRIAL
+from ddp_doctor.remedies.kinds import NO_TRIAL
 from ddp_doctor.settings.collectives import PROTOCOLS, left
 from ddp_doctor.settings.effects import effects
 from ddp_doctor.settings.interactions import conflicts, ib_is_off, newer_names, silenced
@@ -24,7 +24,7 @@ from ddp_doctor.settings.scope import (
 )
 from ddp_doctor.settings.table import Effect, Scope, variables
 from ddp_doctor.settings.values import misread
-from ddp_doctor.views.staged_nics import staged
+from ddp_doctor.views.network import staged
 
 #: Large enough for bandwidth to decide, and done in a blink on any link worth a GPU.
 _REPRODUCER = Reproducer(kind="all_reduce", size_bytes=64 * 2**20)

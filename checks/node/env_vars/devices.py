@@ -14,10 +14,10 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.settings import unset
+from ddp_doctor.remedies.kinds import unset
 from ddp_doctor.settings.values import misread
 from ddp_doctor.settings.wording import shown
-from ddp_doctor.views.interfaces import chosen
+from ddp_doctor.views.network import chosen
 from ddp_doctor.wording.nodes import by_cause, name_list, node_culprits, node_names
 
 _INTERFACES_SHOWN = 8

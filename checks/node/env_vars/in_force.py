@@ -18,13 +18,13 @@ from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
-from ddp_doctor.remedies.settings import FOLLOWS, NO_TRIAL, unset
+from ddp_doctor.remedies.kinds import FOLLOWS, NO_TRIAL, unset
 from ddp_doctor.settings.nccl_conf import files_read, set_by_files
 from ddp_doctor.settings.releases import Installed
 from ddp_doctor.settings.table import variables
 from ddp_doctor.settings.wording import shown
-from ddp_doctor.views.nccl_backend import nccl_backends
 from ddp_doctor.views.settings_read import installed, judged, read_by_another_backend, with_rccl
+from ddp_doctor.views.software import nccl_backends
 from ddp_doctor.wording.nodes import node_culprits, node_names
 
 F = TypeVar("F", bound=Fact)

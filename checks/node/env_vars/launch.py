@@ -10,11 +10,10 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.settings import in_job_script, unset
+from ddp_doctor.remedies.kinds import in_job_script, unset
 from ddp_doctor.settings.table import variables
 from ddp_doctor.settings.wording import listed, shown
-from ddp_doctor.views.nccl_backend import nccl_backends
-from ddp_doctor.views.software import of_the_job
+from ddp_doctor.views.software import nccl_backends, of_the_job
 
 _LAUNCHERS = "neither torchrun nor srun nor mpirun"
 _NO_LAUNCHER = "neither TORCHELASTIC_RUN_ID nor a SLURM step nor an Open MPI rank in the environment"

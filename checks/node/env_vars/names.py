@@ -10,7 +10,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.settings import FOLLOWS, set_to, unset
+from ddp_doctor.remedies.kinds import FOLLOWS, set_to, unset
 from ddp_doctor.settings.effects import effects
 from ddp_doctor.settings.interactions import disagreeing
 from ddp_doctor.settings.names import is_unknown, nearest
@@ -19,7 +19,7 @@ from ddp_doctor.settings.releases import RELEASES, Installed, is_gone, status_at
 from ddp_doctor.settings.table import Variable, never_read, variables
 from ddp_doctor.settings.values import effective, misread
 from ddp_doctor.settings.wording import listed, shown
-from ddp_doctor.views.nccl_backend import SWITCH
+from ddp_doctor.views.software import SWITCH
 from ddp_doctor.wording.nodes import name_list
 
 #: Of names that nobody knows, the evidence shows no more.

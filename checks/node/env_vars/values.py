@@ -8,7 +8,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.settings import NO_TRIAL, set_to, unset
+from ddp_doctor.remedies.kinds import NO_TRIAL, set_to, unset
 from ddp_doctor.settings.interactions import conflicts, disagreeing, silenced
 from ddp_doctor.settings.ranges import OutOfRange, out_of_range
 from ddp_doctor.settings.releases import Installed
@@ -18,8 +18,8 @@ from ddp_doctor.settings.trials import read_by
 from ddp_doctor.settings.values import effective, misread
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views import settings_read
-from ddp_doctor.views.forbidden_ways import settings_told
 from ddp_doctor.views.settings_read import MisreadValue
+from ddp_doctor.views.transports import settings_told
 from ddp_doctor.wording.nodes import name_list
 
 

@@ -8,7 +8,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.gpus import COOL_DOWN
+from ddp_doctor.remedies.hardware import COOL_DOWN
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import Hits, gpus_of_the_job
 from ddp_doctor.wording.gpus import Sight, asked_for, gpu_draft

@@ -11,7 +11,7 @@ from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse import software
-from ddp_doctor.remedies.gpus import REBOOT
+from ddp_doctor.remedies.hardware import REBOOT
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import Hits, hits_of
 from ddp_doctor.views.kernel_log import switch_faults

@@ -13,7 +13,7 @@ from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.gpus import FIND_GPU
+from ddp_doctor.remedies.hardware import FIND_GPU
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import hits_of
 from ddp_doctor.views.kernel_log import NodeView

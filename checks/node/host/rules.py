@@ -10,10 +10,10 @@ from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording, World
 from ddp_doctor.model.rule import rule
 from ddp_doctor.probing.host_limits import in_units
-from ddp_doctor.remedies import host_limits
-from ddp_doctor.remedies.host_limits import UNCHANGED
+from ddp_doctor.remedies import hardware
+from ddp_doctor.remedies.hardware import UNCHANGED
 from ddp_doctor.remedies.kinds import remedy
-from ddp_doctor.views.nccl_complaints import all_said
+from ddp_doctor.views.failed_trials import all_said
 from ddp_doctor.wording.findings import likely, proved
 from ddp_doctor.wording.nodes import by_cause, host, of_nodes
 
@@ -235,7 +235,7 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
             expected_from=f"segments of {ranks} NCCL ranks; Docker's default",
         )
         title = f"Shared memory on {{who}} is too small for {users}: {text} in /dev/shm"
-        remedy = host_limits.shared_memory(total, ranks, in_container=fact.in_container)
+        remedy = hardware.shared_memory(total, ranks, in_container=fact.in_container)
         detail = f"{in_units(wanted)} or more are wanted. NCCL fails at its start, worker processes by a bus error."
         yield shortage_draft(recording, short, title, saw, remedy, detail=detail)
 
@@ -286,7 +286,7 @@ def locked_memory_too_low_for_rdma(recording: Recording) -> Iterator[Draft]:
             expected_from="NCCL's user guide asks for unlimited",
         )
         title = f"Only {in_units(allowed)} of memory may be locked on {{who}}, too little for RDMA"
-        remedy = host_limits.locked_memory(short.world.launcher, in_container=fact.in_container)
+        remedy = hardware.locked_memory(short.world.launcher, in_container=fact.in_container)
         detail = f"NCCL pins the buffers of every connection over {devices}, and fails where it may not."
         yield shortage_draft(recording, short, title, saw, remedy, detail=detail)
 

@@ -17,11 +17,10 @@ from ddp_doctor.knowledge.network.interface_faults import (
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.remedies import interfaces, nccl_settings
+from ddp_doctor.remedies import interfaces, nccl
 from ddp_doctor.remedies.interfaces import back_to, hostname, name_interfaces, names
-from ddp_doctor.remedies.kinds import by_administrator, remedy
-from ddp_doctor.remedies.settings import NO_TRIAL
-from ddp_doctor.views.interfaces import offer_of
+from ddp_doctor.remedies.kinds import NO_TRIAL, by_administrator, remedy
+from ddp_doctor.views.network import offer_of
 from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE
 
@@ -125,7 +124,7 @@ def one_family(recording: Recording, offers: Sequence[Offer]) -> Remedy:
 
 
 def _use_family(family: str) -> Remedy:
-    return nccl_settings.remedy(
+    return nccl.by_setting(
         f"Set {NCCL_FAMILY}={family}: all nodes have such an address",
         Setting(name=NCCL_FAMILY, value=family, why="all nodes then give out one family"),
         cost="none between these nodes",

@@ -9,7 +9,7 @@ from ddp_doctor.model.choices import Backend, Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.gpus import REBOOT
+from ddp_doctor.remedies.hardware import REBOOT
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.kernel_log import NodeView, blocked_s, views
 from ddp_doctor.wording.findings import finding, likely, proved

@@ -8,7 +8,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.gpus import FIND_GPU
+from ddp_doctor.remedies.hardware import FIND_GPU
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.kernel_log import Hit, failed_nics, hits_in_log, recent, switch_faults, views
 from ddp_doctor.wording.findings import likely, possible

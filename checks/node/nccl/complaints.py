@@ -7,16 +7,16 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies import host_limits, nccl_settings
+from ddp_doctor.remedies import hardware, nccl
 from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.remedies.nccl import ALLOW_NUMA
-from ddp_doctor.views import nccl_complaints
+from ddp_doctor.views import failed_trials
 from ddp_doctor.views.transports import log_of
 from ddp_doctor.wording.findings import likely, proved
 from ddp_doctor.wording.nccl_complaints import complaint_lines
 from ddp_doctor.wording.nodes import host, name_list, node_culprit, of_nodes
 
-WITHOUT_SHM = nccl_settings.remedy(
+WITHOUT_SHM = nccl.by_setting(
     "Let NCCL do without shared memory until there is room",
     Setting(name="NCCL_SHM_DISABLE", value="1", why="NCCL then needs no room in /dev/shm"),
     cost="a stop-gap: GPUs of one node without P2P then talk through the network, several times slower",
@@ -42,10 +42,10 @@ def no_shared_memory(recording: Recording) -> Iterator[Draft]:
         NCCL user guide, Troubleshooting, Shared memory; NCCL src/misc/shmutils.cc
         NVIDIA/nccl issues 290 and 342
     """
-    group = nccl_complaints.said(recording, "shm")
+    group = failed_trials.said(recording, "shm")
     for denied in (False, True):
         some = [one for one in group if one.complaint.denied is denied]
-        nodes = nccl_complaints.nodes_of(some)
+        nodes = failed_trials.nodes_of(some)
         if not some:
             continue
         why = "may not write there" if denied else "there was no room left"
@@ -58,7 +58,7 @@ def no_shared_memory(recording: Recording) -> Iterator[Draft]:
             repair,
             WITHOUT_SHM,
             detail="The ranks of one node that copy through host memory need it, and fail where they connect.",
-            reproduced_by=nccl_complaints.again(some, nodes[0]),
+            reproduced_by=failed_trials.again(some, nodes[0]),
         )
 
 
@@ -66,7 +66,7 @@ def _larger(recording: Recording, node: int) -> Remedy:
     fact = next(iter(recording.at(Host, node)), None)
     ranks = len(recording.world.ranks_of(node)) if recording.world else 1
     found = fact.shm_total_bytes or 0 if fact else 0
-    return host_limits.shared_memory(found, ranks, in_container=fact is not None and fact.in_container)
+    return hardware.shared_memory(found, ranks, in_container=fact is not None and fact.in_container)
 
 
 _ALLOW_SHM = by_administrator(
@@ -74,7 +74,7 @@ _ALLOW_SHM = by_administrator(
     "ls -ld /dev/shm",
     "sudo chmod 1777 /dev/shm",
     cost="none: 1777 is its usual mode",
-    references=(host_limits.NCCL_GUIDE,),
+    references=(hardware.NCCL_GUIDE,),
 )
 
 
@@ -95,17 +95,17 @@ def no_locked_memory(recording: Recording) -> Iterator[Draft]:
     References
         NCCL user guide, Troubleshooting, InfiniBand; NCCL src/misc/ibvwrap.cc
     """
-    group = nccl_complaints.said(recording, "memlock")
+    group = failed_trials.said(recording, "memlock")
     if not group:
         return
-    nodes = nccl_complaints.nodes_of(group)
+    nodes = failed_trials.nodes_of(group)
     fact = next(iter(recording.at(Host, nodes[0])), None)
     launcher = recording.world.launcher if recording.world else "plain"
     yield likely(
         (node_culprit(recording, node) for node in nodes),
         f"NCCL could not lock memory for RDMA on {name_list([host(recording, node) for node in nodes])}",
         complaint_lines(recording, group),
-        host_limits.locked_memory(launcher, in_container=fact is not None and fact.in_container),
+        hardware.locked_memory(launcher, in_container=fact is not None and fact.in_container),
         detail="The limit of locked memory (ulimit -l) that the ranks have is the usual cause.",
     )
 

@@ -8,7 +8,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies import nccl_settings
+from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.settings.wording import printable
 from ddp_doctor.views.reproducers import meeting
@@ -122,7 +122,7 @@ def nccl_network_that_none_has(recording: Recording) -> Iterator[Draft]:
             title,
             saw,
             *([in_folder(elsewhere)] if elsewhere else []),
-            nccl_settings.remedy(
+            nccl.by_setting(
                 "Take NCCL_NET out of the job's environment",
                 Setting(name="NCCL_NET", action="unset", why="what it names is not there"),
                 cost="NCCL takes what it finds",

@@ -12,8 +12,8 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.hardware import PASS_THROUGH, redirect_off
 from ddp_doctor.remedies.kinds import by_operator
-from ddp_doctor.remedies.pcie import PASS_THROUGH, redirect_off
 from ddp_doctor.wording.findings import finding, likely, possible, proved
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.nodes import by_cause, host, name_list, of_nodes

@@ -48,8 +48,8 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.nccl_log import settings_in
 from ddp_doctor.probing import rdma
-from ddp_doctor.remedies.settings import NO_TRIAL, unset
-from ddp_doctor.views.nccl_complaints import Said, nodes_of, said
+from ddp_doctor.remedies.kinds import NO_TRIAL, unset
+from ddp_doctor.views.failed_trials import Said, nodes_of, said
 from ddp_doctor.views.reproducers import between, everybody
 from ddp_doctor.views.transports import texts
 from ddp_doctor.wording.findings import likely

@@ -13,7 +13,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.settings import NO_TRIAL, unset
+from ddp_doctor.remedies.kinds import NO_TRIAL, unset
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.reproducers import everybody
 from ddp_doctor.wording.findings import likely, proved

@@ -16,7 +16,7 @@ from ddp_doctor.knowledge.network.roce_gids import FAMILY, INDEX, SEARCH_SETTING
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.remedies import nccl_settings
+from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.kinds import by_administrator, remedy
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.wording.findings import finding
@@ -194,7 +194,7 @@ def _per_node(
         Setting(name=name, value=value, why=why, node=host(recording, node), node_rank=node)
         for node, value in values.items()
     )
-    return nccl_settings.remedy(
+    return nccl.by_setting(
         f"Set {shown(name, known[0])}" if alike else f"Set {name} on each node to its own value",
         *((Setting(name=name, value=known[0], why=why),) if alike else each),
         cost=cost,
@@ -204,7 +204,7 @@ def _per_node(
 def unset_index(settings: Mapping[str, str]) -> Remedy:
     """Let NCCL search the tables itself."""
     names = [name for name in (INDEX, *SEARCH_SETTINGS) if name in settings]
-    return nccl_settings.remedy(
+    return nccl.by_setting(
         f"Unset {name_list(names)}: NCCL 2.21 and newer find the right entry of each table themselves",
         *(
             Setting(name=name, action="unset", why="it points at another entry than NCCL would take")
@@ -216,13 +216,13 @@ def unset_index(settings: Mapping[str, str]) -> Remedy:
     )
 
 
-USE_IPV6 = nccl_settings.remedy(
+USE_IPV6 = nccl.by_setting(
     "Or let NCCL look for IPv6 entries, which every port has",
     Setting(name=FAMILY, value="AF_INET6", why="every port has a routable IPv6 entry of RoCE v2"),
     cost="none in a fabric that routes IPv6",
 )
 
-SOCKETS_ON_ALL = nccl_settings.remedy(
+SOCKETS_ON_ALL = nccl.by_setting(
     "Let all nodes talk over TCP until then, so that they meet",
     Setting(name="NCCL_IB_DISABLE", value="1", why="ranks on TCP and ranks on RDMA cannot connect"),
     cost="a stop-gap and a proof: between nodes a fraction of the rate of RDMA, and the CPU's time",
@@ -243,7 +243,7 @@ GIVE_ADDRESS = by_administrator(
     "sudo ip address add ADDRESS/PREFIX dev INTERFACE",
     cost="an administrator's work; addresses as the fabric's plan says",
     undo="ip address del",
-    references=(f"{nccl_settings.TROUBLE}#rdma-over-converged-ethernet-roce",),
+    references=(f"{nccl.TROUBLE}#rdma-over-converged-ethernet-roce",),
 )
 
 #: The RDMA devices of a host for a container.
@@ -253,7 +253,7 @@ GIVE_DEVICES = remedy(
     cost="the container reaches the fabric; its processes may pin memory",
     undo="start it without the option",
     untried="the doctor starts no container",
-    references=(nccl_settings.TROUBLE,),
+    references=(nccl.TROUBLE,),
     container=("--device=/dev/infiniband", "--ulimit=memlock=-1", "--cap-add=IPC_LOCK"),
 )
 
@@ -275,8 +275,8 @@ LOSSLESS = by_administrator(
     scope="cluster",
     cost="an administrator's work on hosts and switches; NCCL_IB_TC is the class that the plan names",
     references=(
-        nccl_settings.entry("NCCL_IB_TC"),
-        f"{nccl_settings.TROUBLE}#rdma-over-converged-ethernet-roce",
+        nccl.entry("NCCL_IB_TC"),
+        f"{nccl.TROUBLE}#rdma-over-converged-ethernet-roce",
     ),
 )
 
@@ -286,7 +286,7 @@ def wait_longer() -> Remedy:
     value = LONGER_TIMEOUT
     before = wait_s(DEFAULT_TIMEOUT, DEFAULT_RETRIES)
     after = wait_s(value, DEFAULT_RETRIES)
-    return nccl_settings.remedy(
+    return nccl.by_setting(
         "Wait longer for what the fabric delays, until it loses nothing any more",
         Setting(
             name=TIMEOUT,

@@ -17,8 +17,8 @@ from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.nccl import DISABLE_P2P, REPAIR_PATH
-from ddp_doctor.views.links_between_nodes import rdma_of
-from ddp_doctor.views.p2p_stalls import nodes_nccl_ran_on
+from ddp_doctor.views.failed_trials import nodes_nccl_ran_on
+from ddp_doctor.views.network import rdma_of
 from ddp_doctor.wording.findings import NOBODY, finding, possible
 from ddp_doctor.wording.nodes import by_cause
 

@@ -8,15 +8,15 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies import nccl_settings
+from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.remedies.nccl import ALLOW_NUMA, DISABLE_P2P, WITHOUT_NVLS
-from ddp_doctor.views import nccl_complaints
+from ddp_doctor.views import failed_trials
 from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.nccl_complaints import complaint_lines
 from ddp_doctor.wording.nodes import host, name_list, node_culprit
 
-WITHOUT_CUMEM_HOST = nccl_settings.remedy(
+WITHOUT_CUMEM_HOST = nccl.by_setting(
     "Let NCCL share host memory through /dev/shm, as it did before 2.24",
     Setting(
         name="NCCL_CUMEM_HOST_ENABLE", value="0", why="NCCL then needs no NUMA calls for its host memory"
@@ -32,12 +32,12 @@ REPAIR_IMEX = by_administrator(
     cost="an administrator's work; starting the daemon anew ends jobs that use it",
     references=("https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/",),
 )
-WITHOUT_MNNVL = nccl_settings.remedy(
+WITHOUT_MNNVL = nccl.by_setting(
     "Leave NVLink to the GPUs within each node until IMEX works",
     Setting(name="NCCL_MNNVL_ENABLE", value="0", why="NCCL then takes the network between nodes"),
     cost="a stop-gap: between the nodes the network carries what NVLink would, many times slower",
 )
-WITHOUT_CUMEM = nccl_settings.remedy(
+WITHOUT_CUMEM = nccl.by_setting(
     "Let NCCL share GPU memory the older way (CUDA IPC)",
     Setting(name="NCCL_CUMEM_ENABLE", value="0", why="NCCL then imports no memory handles of CUDA's VMM"),
     cost="no NVLink SHARP, and no registered user buffers; P2P stays in use",
@@ -47,13 +47,13 @@ WITHOUT_CUMEM = nccl_settings.remedy(
 
 def _draft(
     recording: Recording,
-    group: list[nccl_complaints.Said],
+    group: list[failed_trials.Said],
     what: str,
     detail: str,
     confidence: Confidence,
     *remedies: Remedy,
 ) -> Draft:
-    nodes = nccl_complaints.nodes_of(group)
+    nodes = failed_trials.nodes_of(group)
     return finding(
         (node_culprit(recording, node) for node in nodes),
         f"{what} on {name_list([host(recording, node) for node in nodes])}",
@@ -61,7 +61,7 @@ def _draft(
         *remedies,
         confidence=confidence,
         detail=detail,
-        reproduced_by=nccl_complaints.again(group, nodes[0] if len(nodes) == 1 else None),
+        reproduced_by=failed_trials.again(group, nodes[0] if len(nodes) == 1 else None),
     )
 
 
@@ -89,7 +89,7 @@ def nvls_fails(recording: Recording) -> Iterator[Draft]:
         NCCL src/transport/nvls.cc; NCCL user guide, environment variable NCCL_NVLS_ENABLE
         NVIDIA/nccl issue 1672; pytorch/pytorch pull request 177472
     """
-    group = nccl_complaints.said(recording, "nvls")
+    group = failed_trials.said(recording, "nvls")
     if group:
         yield _draft(
             recording,
@@ -120,7 +120,7 @@ def mnnvl_fails(recording: Recording) -> Iterator[Draft]:
     References
         NCCL src/mnnvl.cc; NVIDIA IMEX service guide; NCCL user guide, environment variable NCCL_MNNVL_ENABLE
     """
-    group = nccl_complaints.said(recording, "mnnvl")
+    group = failed_trials.said(recording, "mnnvl")
     if group:
         yield _draft(
             recording,
@@ -152,7 +152,7 @@ def sharing_fails(recording: Recording) -> Iterator[Draft]:
         NCCL src/transport/p2p.cc and shm.cc; NCCL user guide, NCCL_CUMEM_ENABLE and NCCL_CUMEM_HOST_ENABLE
         NVIDIA/nccl issue 1838; ray-project/ray pull request 64109
     """
-    host_memory = nccl_complaints.said(recording, "cumem-host")
+    host_memory = failed_trials.said(recording, "cumem-host")
     if host_memory:
         node = host_memory[0].node
         contained = any(fact.in_container for fact in recording.at(Host, node))
@@ -165,7 +165,7 @@ def sharing_fails(recording: Recording) -> Iterator[Draft]:
             WITHOUT_CUMEM_HOST,
             *([ALLOW_NUMA] if contained else []),
         )
-    peers = nccl_complaints.said(recording, "p2p")
+    peers = failed_trials.said(recording, "p2p")
     if peers:
         yield _draft(
             recording,

@@ -16,10 +16,8 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
-from ddp_doctor.views.links_between_nodes import Crossing, rdma_of
-from ddp_doctor.views.nic_choice import ToNetwork, to_network
+from ddp_doctor.views.network import Crossing, Staged, ToNetwork, rdma_of, staged, to_network
 from ddp_doctor.views.reproducers import between, everybody
-from ddp_doctor.views.staged_nics import Staged, staged
 from ddp_doctor.views.transports import Place, log_of, places
 from ddp_doctor.wording.findings import NOBODY, finding, possible, proved
 from ddp_doctor.wording.gpus import asked_for

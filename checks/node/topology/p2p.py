@@ -12,10 +12,10 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.hardware import exact_repairs
 from ddp_doctor.remedies.nccl import DISABLE_P2P, REPAIR_PATH, keep_near_p2p
-from ddp_doctor.remedies.pcie import exact_repairs
-from ddp_doctor.views.links_between_nodes import rdma_of
-from ddp_doctor.views.p2p_stalls import Stall, logs_by_node, nodes_nccl_ran_on, stalls
+from ddp_doctor.views.failed_trials import Stall, logs_by_node, nodes_nccl_ran_on, stalls
+from ddp_doctor.views.network import rdma_of
 from ddp_doctor.views.reproducers import between
 from ddp_doctor.views.transports import places
 from ddp_doctor.wording.findings import finding, possible

@@ -24,7 +24,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.views.p2p_stalls import nodes_nccl_ran_on
+from ddp_doctor.views.failed_trials import nodes_nccl_ran_on
 from ddp_doctor.views.reproducers import meeting
 from ddp_doctor.wording.findings import finding, likely
 from ddp_doctor.wording.gpus import asked_for

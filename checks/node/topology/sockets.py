@@ -20,12 +20,11 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.settings import NO_TRIAL, unset
+from ddp_doctor.remedies.kinds import NO_TRIAL, unset
 from ddp_doctor.settings.nccl_conf import files_read, set_by_files
-from ddp_doctor.views import forbidden_ways
-from ddp_doctor.views.gpus_of_ranks import gpu_of
-from ddp_doctor.views.interfaces import chosen
-from ddp_doctor.views.links_between_nodes import Crossing, crossings, nodes_that_say, rdma_of
+from ddp_doctor.views import transports
+from ddp_doctor.views.gpus import gpu_of
+from ddp_doctor.views.network import Crossing, chosen, crossings, nodes_that_say, rdma_of
 from ddp_doctor.views.reproducers import between_nodes
 from ddp_doctor.views.transports import Expected, Place, log_of, places, used_within
 from ddp_doctor.wording.findings import NOBODY, likely, possible
@@ -217,11 +216,11 @@ def rdma_forbidden(recording: Recording) -> Iterator[Draft]:
     References
         NCCL user guide, environment variables NCCL_IB_DISABLE and NCCL_NET
     """
-    if not forbidden_ways.may_use_rdma(recording):
+    if not transports.may_use_rdma(recording):
         return
     facts = recording.facts(RdmaFact)
-    mixed = forbidden_ways.rdma_in_use(facts)
-    for (setting, roce), group in by_cause(facts, forbidden_ways.forbidding_rdma).items():
+    mixed = transports.rdma_in_use(facts)
+    for (setting, roce), group in by_cause(facts, transports.forbidding_rdma).items():
         ports, (name, _, value) = group[0].fact.candidates(), setting.partition("=")
         yield likely(
             (Culprit(kind="setting", name=name), *node_culprits(recording, group)),

@@ -5,7 +5,7 @@ from typing import Any
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Proof, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
-from ddp_doctor.remedies import nccl_settings
+from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.kinds import by_administrator, remedy
 from ddp_doctor.wording.nodes import node_names
 
@@ -58,7 +58,7 @@ def price(fast: float | None, slow: float | None) -> str:
 
 def unset_setting(name: str, value: str, gains: str) -> Remedy:
     """Take a variable that forbids a transport out of the job's environment."""
-    return nccl_settings.remedy(
+    return nccl.by_setting(
         f"Unset {name} unless it keeps the job from a fault; then repair that first",
         Setting(name=name, action="unset", why=gains),
         cost="none, unless it was set against a hang or wrong data: then that returns",
@@ -68,7 +68,7 @@ def unset_setting(name: str, value: str, gains: str) -> Remedy:
 
 def widen_gpudirect(name: str, level: str) -> Remedy:
     """Let GPUDirect RDMA go farther than NCCL does by itself, as a trial."""
-    return nccl_settings.remedy(
+    return nccl.by_setting(
         "Measure the job with it and without, on the same nodes, and keep what is faster",
         Setting(name=name, value=level, why="NICs behind the CPU then read and write GPU memory"),
         cost=(
@@ -81,7 +81,7 @@ def widen_gpudirect(name: str, level: str) -> Remedy:
 def more_sockets(threads: int, each: int) -> Remedy:
     """Several TCP connections between two nodes, as a trial."""
     why = "one connection is bound by one core"
-    return nccl_settings.remedy(
+    return nccl.by_setting(
         "Measure the job with more connections and without, on the same nodes, and keep what is faster",
         Setting(name="NCCL_SOCKET_NTHREADS", value=str(threads), why=why),
         Setting(name="NCCL_NSOCKS_PERTHREAD", value=str(each), why=why),
@@ -102,7 +102,7 @@ def _explain(summary: str, subsystems: str, *commands: str) -> Remedy:
         cost="some hundred lines of each rank",
         undo="unset NCCL_DEBUG NCCL_DEBUG_SUBSYS",
         proof=Proof(reason="nothing is known that could be tried"),
-        references=(nccl_settings.TROUBLE,),
+        references=(nccl.TROUBLE,),
     )
 
 
@@ -124,7 +124,7 @@ LOAD_PEERMEM = by_administrator(
     "cat /sys/module/nvidia_peermem/version",
     cost="an administrator's work",
     undo="sudo modprobe -r nvidia_peermem",
-    references=(nccl_settings.TROUBLE,),
+    references=(nccl.TROUBLE,),
 )
 
 ONE_HOST_ID = remedy(
@@ -134,7 +134,7 @@ ONE_HOST_ID = remedy(
     cost="the containers see each other's shared memory",
     undo="start them as before",
     untried="it takes other containers",
-    references=(nccl_settings.entry("NCCL_HOSTID"), nccl_settings.TROUBLE + "#sharing-data"),
+    references=(nccl.entry("NCCL_HOSTID"), nccl.TROUBLE + "#sharing-data"),
     container=("--ipc=host", "--uts=host"),
 )
 
@@ -145,11 +145,11 @@ COMPARE_LINKS = remedy(
     "sudo lspci -vvv | grep ACSCtl   # SrcValid+ means that ACS is on",
     undo=NOTHING_TO_UNDO,
     untried="nothing is known that could be tried",
-    references=(nccl_settings.TROUBLE,),
+    references=(nccl.TROUBLE,),
 )
 
 
-UNSET_LEVEL = nccl_settings.remedy(
+UNSET_LEVEL = nccl.by_setting(
     "Give NCCL its own limit back, if nobody needs the wider one",
     Setting(name="NCCL_P2P_LEVEL", action="unset", why="it lets P2P reach farther than by default"),
     cost="GPUs beyond the limit talk through host memory, as NCCL intends",
@@ -172,7 +172,7 @@ REPAIR_FABRIC = by_administrator(
     references=("https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",),
 )
 
-GO_WITHOUT_P2P = nccl_settings.remedy(
+GO_WITHOUT_P2P = nccl.by_setting(
     "Let NCCL start without P2P between these GPUs until that is repaired",
     Setting(
         name="NCCL_IGNORE_DISABLED_P2P",
@@ -188,7 +188,7 @@ LOOK_AT_MODULE_SETTINGS = by_administrator(
     "grep -r nvidia /etc/modprobe.d/",
     cost="an administrator's work, and loading the module again",
     undo="put the setting back",
-    references=(nccl_settings.TROUBLE,),
+    references=(nccl.TROUBLE,),
 )
 
 LOOK_AT_BOARD = by_administrator(
@@ -198,7 +198,7 @@ LOOK_AT_BOARD = by_administrator(
     "nvidia-smi topo -p2p r",
     "nvidia-smi topo -p2p w",
     cost="an administrator's work in the BIOS or at the slots",
-    references=(nccl_settings.TROUBLE,),
+    references=(nccl.TROUBLE,),
 )
 
 
@@ -227,7 +227,7 @@ def use_hca(
         cost="other NICs stay idle; nothing changes within one node",
         undo="unset NCCL_IB_HCA",
         proof=Proof(reason="it takes several nodes to try"),
-        references=(nccl_settings.entry("NCCL_IB_HCA"), nccl_settings.entry("NCCL_IB_GID_INDEX")),
+        references=(nccl.entry("NCCL_IB_HCA"), nccl.entry("NCCL_IB_GID_INDEX")),
     )
 
 

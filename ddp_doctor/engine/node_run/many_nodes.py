@@ -25,7 +25,7 @@ from ddp_doctor.model.report import Report
 from ddp_doctor.sources.sockets import Listener
 from ddp_doctor.starters.endpoint import resolve
 from ddp_doctor.starters.place import Place
-from ddp_doctor.views.interfaces import advertised
+from ddp_doctor.views.network import advertised
 from ddp_doctor.wording.nodes import host, name_list
 
 

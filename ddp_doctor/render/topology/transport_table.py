@@ -11,7 +11,7 @@ each GPU reaches its memory by itself.
 
 from collections.abc import Iterable
 
-from ddp_doctor.views.nic_choice import ToNetwork
+from ddp_doctor.views.network import ToNetwork
 from ddp_doctor.views.transports import Expected, Place
 
 #: More pairs of one kind than this are counted, not listed.

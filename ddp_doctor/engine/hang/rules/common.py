@@ -14,8 +14,8 @@ from ddp_doctor.parse.bound_device import used_elsewhere
 from ddp_doctor.parse.nccl_complaints import with_last_warning
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.nccl import DISABLE_P2P
+from ddp_doctor.views.failed_trials import stalls
 from ddp_doctor.views.lost_nodes import silent_nodes
-from ddp_doctor.views.p2p_stalls import stalls
 from ddp_doctor.views.settings_read import has_a_refused_value
 from ddp_doctor.views.software import nodes_without_backends
 from ddp_doctor.wording.nodes import host

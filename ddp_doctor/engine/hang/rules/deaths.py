@@ -25,10 +25,9 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproduce
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
-from ddp_doctor.remedies.kinds import remedy
-from ddp_doctor.remedies.settings import NO_TRIAL, unset
+from ddp_doctor.remedies.kinds import NO_TRIAL, remedy, unset
 from ddp_doctor.remedies.torch_calls import ONE_GPU_EACH
-from ddp_doctor.views.nccl_complaints import explains
+from ddp_doctor.views.failed_trials import explains
 from ddp_doctor.views.software import nodes_load_different_nccls
 from ddp_doctor.wording.findings import finding, proved
 from ddp_doctor.wording.nodes import host

@@ -30,7 +30,7 @@ from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.parse.nccl_log import parse_nccl_log
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.nccl import WITHOUT_NVLS
-from ddp_doctor.views import nccl_complaints
+from ddp_doctor.views import failed_trials
 from ddp_doctor.wording.findings import NOBODY, finding, likely, possible
 from ddp_doctor.wording.ranks import capital
 
@@ -170,7 +170,7 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
     hanging = {pair for _, judgement in judged(recording, "pair") for pair in judgement.pairs}
     explained = pairs_of_topology(recording) | hanging
     for trial, judgement in judged(recording, "all-entered", "left-behind"):
-        if holds_one_of(trial, explained) or nccl_complaints.explains(recording, trial):
+        if holds_one_of(trial, explained) or failed_trials.explains(recording, trial):
             continue
         nodes = recording.world.nnodes if recording.world else 1
         where = f" on {nodes} nodes" if nodes > 1 else ""

@@ -26,7 +26,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.remedies.kinds import remedy
-from ddp_doctor.views import nccl_complaints
+from ddp_doctor.views import failed_trials
 from ddp_doctor.views.reproducers import between
 from ddp_doctor.wording.findings import NOBODY, finding, likely, possible
 from ddp_doctor.wording.nodes import host, node_culprit, node_pair
@@ -126,7 +126,7 @@ def pair(recording: Recording) -> Iterator[Draft]:
     explained = pairs_of_topology(recording)
     seen: _Stuck = {}
     for trial, judgement in judged(recording, "pair"):
-        if nccl_complaints.explains(recording, trial):
+        if failed_trials.explains(recording, trial):
             continue  # NCCL itself says why
         seen.update((pair, (trial, judgement)) for pair in judgement.pairs if pair not in explained)
     common = _common_rank(recording, set(seen))

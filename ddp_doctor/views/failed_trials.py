@@ -1,18 +1,85 @@
-"""Which pairs of ranks stand still over NCCL's P2P: read from a stuck trial and the NCCL log in it.
+"""What NCCL complained of before a trial failed, and which pairs of ranks stand still over its P2P.
 
 A stall of P2P leaves no message. What is left is that both ranks entered the same step, neither left
 it, both processes run as they should, and the log in their output says ``0[0] -> 1[1] via P2P/CUMEM``.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact, Transport
 from ddp_doctor.facts.node.topology import TopologyFact, TopologyMatrix
 from ddp_doctor.knowledge.topology.link_codes import nvlinks
+from ddp_doctor.model.finding import Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
+from ddp_doctor.parse.nccl_complaints import Complaint, Kind, complaints
 from ddp_doctor.parse.nccl_log import parse_nccl_log
+
+#: torch's watchdog aborts a rank whose communicator failed.
+_ABORTED = -6
+
+
+@dataclass(frozen=True)
+class Said:
+    """One rank's words."""
+
+    trial: TrialRecord
+    rank: int
+    node: int
+    complaint: Complaint
+
+
+def said(recording: Recording, *kinds: Kind) -> list[Said]:
+    """What the ranks of trials that failed said of these causes."""
+    return [
+        one
+        for one in recording.once("NCCL's complaints", lambda: list(_said(recording)))
+        if one.complaint.kind in kinds
+    ]
+
+
+def _said(recording: Recording) -> Iterator[Said]:
+    for trial in recording.trials:
+        if trial.backend == "nccl" and trial.outcome in ("broken", "stuck"):
+            alone = not trial.lost_nodes and all(map(_runs, trial.evidence))
+            for rank in trial.evidence:
+                for complaint in complaints(_words(rank)):
+                    if alone or complaint.kind != "rdma-timeout":  # a peer that is gone answers nobody
+                        yield Said(trial, rank.rank, rank.node, complaint)
+
+
+def _words(one: RankEvidence) -> str:
+    return f"{one.output_tail}\n{one.raised.message}" if one.raised else one.output_tail
+
+
+def _runs(one: RankEvidence) -> bool:
+    return one.began and one.exit_code in (None, 0, _ABORTED) and (one.state or "R") in "RS"
+
+
+def explains(recording: Recording, trial: TrialRecord) -> bool:
+    """Whether a rule of its own tells why this trial failed."""
+    return any(
+        one.trial is trial for one in recording.once("NCCL's complaints", lambda: list(_said(recording)))
+    )
+
+
+def all_said(recording: Recording, nodes: Iterable[int], kind: Kind) -> bool:
+    """Whether each of these nodes had it from NCCL itself, so that a limit needs no finding of its own."""
+    return set(nodes) <= {one.node for one in said(recording, kind)}
+
+
+def nodes_of(group: Sequence[Said]) -> list[int]:
+    """The nodes whose ranks said it."""
+    return sorted({one.node for one in group})
+
+
+def again(group: Sequence[Said], node: int | None = None) -> Reproducer:
+    """The test that failed: the ranks of the trial, or those of one node, meet."""
+    trial = group[0].trial
+    here = tuple(rank.rank for rank in trial.evidence if node is None or rank.node == node)
+    return Reproducer(kind="meet", ranks=here if len(here) > 1 else trial.ranks)
+
 
 #: The step of each check in which data first moves between GPUs. The first all-reduce of a run is that
 #: of process_group; a rank that still stands in its init_process_group has moved none.

@@ -1,0 +1,148 @@
+"""What mends hardware and hosts: GPUs in trouble, memory for NCCL, PCIe paths that are redirected or translated."""
+
+import math
+from collections.abc import Sequence
+
+from ddp_doctor.facts.node.pcie import PcieFact
+from ddp_doctor.knowledge.gpu.nvml import CLOCK_EVENTS_API, PERSISTENCE_GUIDE, XID_CATALOG
+from ddp_doctor.knowledge.thresholds import (
+    GIB,
+    LARGE_SHM_BYTES,
+    NCCL_SHM_PER_RANK_BYTES,
+    RECOMMENDED_SHM_BYTES,
+)
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.remedies.kinds import by_administrator, by_operator, remedy
+from ddp_doctor.wording.pcie import CUDA_IOMMU, NCCL_ACS, bare_metal, iommu_evidence, redirecting_above_gpus
+
+COOL_DOWN = by_operator(
+    "Have cooling and power inspected: air flow, fans, heat sinks, power supplies and their cables.",
+    "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
+    cost="the node is out of work meanwhile",
+    references=(CLOCK_EVENTS_API,),
+)
+FIND_GPU = by_operator(
+    "Look at the kernel log for the missing GPU (RmInitAdapter failed, Xid 79, PCIe errors); then reboot "
+    "or take the node out.",
+    "sudo dmesg | grep -i -e nvrm -e xid -e pcieport",
+    "lspci -nn -d 10de:",
+    cost="the node is out of work meanwhile",
+    undo=NOTHING_TO_UNDO,
+    references=(XID_CATALOG,),
+)
+REBOOT = by_operator(
+    "Reboot the node; before that, look for the Xid that began it and for processes in state D.",
+    "sudo dmesg | grep -i -e xid -e nvrm",
+    "ps -eo pid,stat,wchan:32,cmd | awk '$2 ~ /^D/'",
+    cost="ends all jobs of the node",
+    undo=NOTHING_TO_UNDO,
+    references=(XID_CATALOG, PERSISTENCE_GUIDE),
+)
+
+
+NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
+
+
+UNCHANGED = "the doctor changes no limit of the host"
+
+
+def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy:
+    """A bigger /dev/shm: twice what was found, and at least what NCCL's guide and these ranks ask for.
+
+    A large one that is full is not too small: something filled it.
+    """
+    if found_bytes >= LARGE_SHM_BYTES:
+        return remedy(
+            "Delete the segments in /dev/shm that no process uses any more",
+            "ls -l /dev/shm",
+            "fuser -v /dev/shm/*",
+            cost="a segment still in use must stay",
+            untried=UNCHANGED,
+            references=(NCCL_GUIDE,),
+        )
+    wanted = max(RECOMMENDED_SHM_BYTES, 2 * found_bytes, ranks * NCCL_SHM_PER_RANK_BYTES)
+    gib = math.ceil(wanted / GIB)
+    if in_container:
+        return remedy(
+            f"Start the container with --shm-size={gib}g or --ipc=host; in Kubernetes mount an "
+            f"emptyDir with medium: Memory and sizeLimit: {gib}Gi at /dev/shm",
+            f"docker run --shm-size={gib}g …",
+            "docker run --ipc=host …",
+            cost="takes memory only as far as it is used; --ipc=host shares the host's segments",
+            undo="start it without the option",
+            untried=UNCHANGED,
+            references=(NCCL_GUIDE,),
+            container=(f"--shm-size={gib}g",),
+        )
+    return remedy(
+        f"Delete segments that no process uses any more, or give /dev/shm {gib} GiB",
+        "ls -l /dev/shm",
+        f"mount -o remount,size={gib}g /dev/shm",
+        cost="takes memory only as far as it is used",
+        undo=f"mount -o remount,size={found_bytes} /dev/shm",
+        untried=UNCHANGED,
+        references=(NCCL_GUIDE,),
+    )
+
+
+def locked_memory(launcher: str, *, in_container: bool) -> Remedy:
+    """Unlimited locked memory, set where this process got its limit from."""
+    if in_container:
+        summary, command = "Start the container with --ulimit memlock=-1", "docker run --ulimit memlock=-1 …"
+    elif launcher == "slurm":
+        summary = (
+            "Let slurmd give jobs its own limit: PropagateResourceLimitsExcept=MEMLOCK in slurm.conf and "
+            "LimitMEMLOCK=infinity in slurmd.service"
+        )
+        command = "systemctl edit slurmd"
+    else:
+        summary = 'Allow it in /etc/security/limits.d ("* - memlock unlimited") and log in again'
+        command = "ulimit -l unlimited"
+    return remedy(
+        summary,
+        command,
+        cost="a process may then pin all memory",
+        undo="set the former limit again",
+        untried=UNCHANGED,
+        references=(NCCL_GUIDE,),
+        container=("--ulimit=memlock=-1",) if in_container else (),
+    )
+
+
+#: Of more bridges than this the commands show the first.
+MOST_COMMANDS = 16
+
+
+def redirect_off(fact: PcieFact, bridges: Sequence[str]) -> Remedy:
+    """Turn redirection off on exactly these bridges; undone by writing back what is there now."""
+    shown = bridges[:MOST_COMMANDS]
+    controls = {device.bus_id: device.acs_control or 0 for device in fact.devices}
+    return by_administrator(
+        "Turn off ACS on these PCIe bridges; in the BIOS for good, or at each boot with setpci",
+        *(f"sudo setpci -s {bus} ECAP_ACS+0x6.w=0000" for bus in shown),
+        cost="devices below one switch are no longer kept apart: not where GPUs are given to virtual machines",
+        undo="; ".join(f"sudo setpci -s {bus} ECAP_ACS+0x6.w={controls[bus]:04x}" for bus in shown[:4])
+        + (" and so on, or reboot" if len(shown) > 4 else ", or reboot"),
+        references=(NCCL_ACS,),
+    )
+
+
+PASS_THROUGH = by_administrator(
+    "Put the IOMMU into pass-through mode, or turn it off in the BIOS: iommu=pt on the kernel's command line",
+    "cat /proc/cmdline",
+    "sudo grubby --update-kernel=ALL --args=iommu=pt   # or edit /etc/default/grub",
+    cost="a reboot; devices of the host can then reach all of its memory",
+    undo="sudo grubby --update-kernel=ALL --remove-args=iommu=pt, and reboot",
+    references=(CUDA_IOMMU,),
+)
+
+
+def exact_repairs(recording: Recording, node: int) -> tuple[Remedy, ...]:
+    """What undoes it on this very node."""
+    found = []
+    for fact in bare_metal(recording, node):
+        bridges = redirecting_above_gpus(fact)
+        found += [redirect_off(fact, bridges)] if bridges else []
+        found += [PASS_THROUGH] if iommu_evidence(fact) else []
+    return tuple(found)

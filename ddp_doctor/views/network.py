@@ -1,0 +1,217 @@
+"""The network of the nodes: interfaces, the NICs that NCCL should use and does use, and its links between nodes."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ddp_doctor.facts.node.interfaces import InterfacesFact
+from ddp_doctor.facts.node.kernel import KernelFact
+from ddp_doctor.facts.node.nccl_log import NcclTransportFact, Transport
+from ddp_doctor.facts.node.rdma import RdmaFact
+from ddp_doctor.knowledge.network.addresses import shared_interface
+from ddp_doctor.knowledge.network.interface_choice import Choice, gloo_choice, nccl_choice
+from ddp_doctor.knowledge.network.interface_faults import Offer, is_fine
+from ddp_doctor.knowledge.topology import link_codes, link_rates, nccl_paths
+from ddp_doctor.knowledge.topology.link_codes import DEFAULT_P2P_LIMIT, allowed, link_code, nvlinks
+from ddp_doctor.knowledge.topology.nccl_paths import GDR_LEVEL, WITHOUT_GPUDIRECT
+from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.views.transports import Place, first_trial, log_of, numbers_of_gpus, places, texts
+
+
+def chosen(fact: InterfacesFact, backend: str) -> Choice:
+    """What the backend takes on this node: the library's own word where it was asked."""
+    return fact.gloo if backend == "gloo" else fact.libnccl or fact.nccl
+
+
+def advertised(fact: InterfacesFact, backend: str) -> str | None:
+    """The address that the backend gives to the other nodes; None where it finds none or it is not known."""
+    choice = chosen(fact, backend)
+    return None if choice.error else choice.address
+
+
+def common_interface(facts: Mapping[int, InterfacesFact]) -> dict[int, str]:
+    """For each node (by its rank) its interface in a network that all share; empty where there is none."""
+    return shared_interface({node: fact.interfaces for node, fact in facts.items()})
+
+
+def offer_of(seen: FactAt[InterfacesFact], backend: str) -> Offer:
+    """The node as this backend presents it to the others."""
+    fact, choice = seen.fact, chosen(seen.fact, backend)
+    without = {name: value for name, value in fact.settings.items() if name != choice.setting}
+    default = (
+        gloo_choice(fact.interfaces, without, fact.hostname_addresses)
+        if backend == "gloo"
+        else nccl_choice(fact.interfaces, without)
+    )
+    held = " ".join(address for interface in fact.interfaces for address in interface.addresses)
+    return Offer(
+        node=seen.node,
+        choice=choice,
+        interfaces=fact.interfaces,
+        own_addresses=fact.hostname_addresses,
+        backend=backend,
+        setting=fact.settings.get(choice.setting or ""),
+        default_does=is_fine(default, fact.interfaces),
+        host=f"{fact.host_id or fact.hostname} {held}",
+    )
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """One connection that a rank of ``node`` has with one of another node, as its own log says."""
+
+    node: int
+    other: int
+    ranks: tuple[int, int]  # original, of ``node`` first
+    transport: Transport
+    gpu: int | None  # NVML's index of the GPU of the rank of ``node``
+
+
+def crossings(recording: Recording, node: int) -> Iterator[Crossing]:
+    """The connections of one node with others, in the order of the log."""
+    trial, log = first_trial(recording), log_of(recording, node)
+    world = recording.world
+    if trial is None or world is None or not set(log.comm_sizes) <= {len(trial.ranks)}:
+        return
+    gpus = numbers_of_gpus(recording, trial, log, node)
+    for transport in log.transports:
+        if transport.kind != "NET" or max(transport.from_rank, transport.to_rank) >= len(trial.ranks):
+            continue
+        sender, receiver = trial.ranks[transport.from_rank], trial.ranks[transport.to_rank]
+        own_rank, peer = (receiver, sender) if transport.end == "receive" else (sender, receiver)
+        if world.node_of(own_rank) == node != world.node_of(peer):
+            yield Crossing(node, world.node_of(peer), (own_rank, peer), transport, gpus.get(own_rank))
+
+
+def nodes_that_say(recording: Recording, pattern: re.Pattern[str]) -> list[int]:
+    """The nodes whose log holds the pattern; found without parsing the logs, for thousands of nodes."""
+    return [node for node, text in texts(recording).items() if pattern.search(text)]
+
+
+def rdma_of(recording: Recording) -> Mapping[int, RdmaFact]:
+    """What is recorded of the RDMA devices of each node."""
+    return recording.once(
+        "RDMA by node", lambda: {rdma.node: rdma.fact for rdma in recording.facts(RdmaFact)}
+    )
+
+
+def hca_of(log: NcclTransportFact, transport: Transport) -> str | None:
+    """The RDMA device that carries a connection, where the log tells which one its number means."""
+    network = transport.network
+    names = {hca.name for hca in log.hcas if network and network[0] == "IB" and hca.index == network[1]}
+    return names.pop() if len(names) == 1 else None
+
+
+_NOT_ASKED = (None, "whether module or dma-buf are there is not known")
+
+
+@dataclass(frozen=True)
+class ToNetwork:
+    """One GPU and the NICs nearest to it, by the names of their devices.
+
+    Where they are far and another GPU, joined by NVLink, has one near, NCCL goes by way of that GPU (PXN,
+    src/graph/nccl_paths.cc, since 2.12): then ``code`` is "PXN", and NICs and rate are the other GPU's.
+    """
+
+    gpu: str
+    nics: tuple[str, ...]
+    code: str
+    gpudirect: bool | None
+    why: str
+    rate_gb_per_s: float | None  # of one of these NICs
+
+
+def to_network(recording: Recording, place: Place) -> Iterator[ToNetwork]:
+    """Each GPU with a NIC of known name that NCCL may use; a port that is down is passed over where it is known."""
+    fact, rdma = place.fact, rdma_of(recording).get(place.seen.node)
+    ports = {hca.name: port for hca, port in rdma.chosen()} if rdma and rdma.unused_by is None else {}
+    kernels = recording.at(KernelFact, place.seen.node)
+    kernel = kernels[0].gpudirect_rdma() if kernels else _NOT_ASKED
+    nearest = {}
+    for gpu in fact.gpus:
+        known = {name: fact.links[gpu][nic] for nic, name in fact.hcas().items()}
+        near = {name: code for name, code in known.items() if rdma is None or name in ports}
+        if near:
+            code = min(near.values(), key=lambda code: link_code(code).distance)
+            nics = tuple(name for name, code_of_nic in near.items() if code_of_nic == code)
+            model = place.gpus[gpu].name if gpu in place.gpus else None
+            speed = ports[nics[0]].rate_gbit_per_s if nics[0] in ports else None
+            rate = link_rates.slowest((place.slot(gpu), speed / 8 if speed else None))
+            able, why = nccl_paths.gpudirect(place.node, code, model, kernel=kernel)
+            nearest[gpu] = ToNetwork(gpu, nics, code, able, why, rate)
+    for gpu, own in nearest.items():
+        yield _by_another(place, own, [nic for nic in nearest.values() if nic.gpu != gpu]) or own
+
+
+def _by_another(place: Place, own: ToNetwork, others: Sequence[ToNetwork]) -> ToNetwork | None:
+    """The way over NVLink and another GPU's NIC, where the own NICs are beyond a host bridge."""
+    if allowed(own.code, DEFAULT_P2P_LIMIT) or place.node.is_on("NCCL_PXN_DISABLE"):
+        return None
+    links = place.fact.links[own.gpu]
+    near = (nic for nic in others if allowed(nic.code, DEFAULT_P2P_LIMIT) and nvlinks(links[nic.gpu]))
+    way = next(near, None)
+    return (
+        replace(way, gpu=own.gpu, code="PXN", why=f"over NVLink to a GPU with a NIC; {way.why}")
+        if way
+        else None
+    )
+
+
+_STAGED = re.compile(r"\[receive\] via NET/IB/\d{1,3}(?:\(\d{1,7}\))?(?:/Shared)?\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Staged:
+    """One connection that NCCL should receive by GPUDirect RDMA and does not."""
+
+    place: Place
+    crossing: Crossing
+    gpu: str
+    nic: str
+    code: str
+
+    @property
+    def forbidding_level(self) -> str | None:
+        """NCCL_NET_GDR_LEVEL, where that is what forbids it."""
+        level = self.place.node.settings.get(GDR_LEVEL)
+        limit = link_codes.p2p_level(level) if level else None
+        return level if limit and not link_codes.allowed(self.code, limit) else None
+
+
+def staged(recording: Recording) -> list[Staged]:
+    """The connections of all nodes whose kernel can do GPUDirect RDMA."""
+    return recording.once("connections without GPUDirect RDMA", lambda: list(_staged(recording)))
+
+
+def _staged(recording: Recording) -> Iterator[Staged]:
+    known = {place.seen.node: place for place in places(recording)}
+    kernels = {node.node: node.fact for node in recording.facts(KernelFact)}
+    for node in nodes_that_say(recording, _STAGED):
+        place, kernel = known.get(node), kernels.get(node)
+        if place is None or (kernel is not None and kernel.gpudirect_rdma()[0] is False):
+            continue
+        for crossing in crossings(recording, node):
+            found = _near(recording, place, crossing)
+            if found is not None:
+                yield found
+
+
+def _near(recording: Recording, place: Place, crossing: Crossing) -> Staged | None:
+    """The connection with its GPU and NIC, where NCCL should receive it by GPUDirect RDMA."""
+    network = crossing.transport.network
+    name = hca_of(log_of(recording, place.seen.node), crossing.transport)
+    if crossing.transport.end != "receive" or network is None or network[2]:
+        return None
+    if name is None or crossing.gpu is None:
+        return None
+    gpu, nics = f"GPU{crossing.gpu}", [nic for nic, device in place.fact.nics.items() if device == name]
+    model = place.gpus[gpu].name if gpu in place.gpus else None
+    if len(nics) != 1 or gpu not in place.fact.gpus or model is None:
+        return None
+    code = place.fact.links[gpu][nics[0]]
+    able = not any(word in model for word in WITHOUT_GPUDIRECT) and gpu not in place.fact.mig_gpus
+    return (
+        Staged(place, crossing, gpu, name, code)
+        if able and link_codes.allowed(code, link_codes.DEFAULT_P2P_LIMIT)
+        else None
+    )
