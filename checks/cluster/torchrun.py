@@ -88,7 +88,7 @@ def ranks_missing(recording: Recording) -> Iterator[Draft]:
         https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     for trial in recording.trials:
-        silent = trial.launcher == "torchrun" and not any(one.began for one in trial.evidence)
+        silent = trial.launcher == "torchrun" and not any(rank.began for rank in trial.evidence)
         if silent and trial.outcome in ("stuck", "broken"):
             last = [line for line in (trial.notes[1] if trial.notes[1:] else "").splitlines() if line.strip()]
             yield likely(
@@ -184,7 +184,7 @@ def does_not_end(recording: Recording) -> Iterator[Draft]:
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
     """How long torchrun took until the last rank had its process group."""
-    facts = [seen.fact for seen in recording.facts(TorchrunFact)]
+    facts = [node.fact for node in recording.facts(TorchrunFact)]
     if facts:
         slowest = max(fact.arrived_after_s + fact.init_s for fact in facts)
         yield Measurement(name="torchrun_start", value=slowest, unit="s", labels={"ranks": len(facts)})

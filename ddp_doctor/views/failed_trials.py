@@ -49,12 +49,12 @@ def _said(recording: Recording) -> Iterator[Said]:
                         yield Said(trial, rank.rank, rank.node, complaint)
 
 
-def _words(one: RankEvidence) -> str:
-    return f"{one.output_tail}\n{one.raised.message}" if one.raised else one.output_tail
+def _words(rank: RankEvidence) -> str:
+    return f"{rank.output_tail}\n{rank.raised.message}" if rank.raised else rank.output_tail
 
 
-def _runs(one: RankEvidence) -> bool:
-    return one.began and one.exit_code in (None, 0, _ABORTED) and (one.state or "R") in "RS"
+def _runs(rank: RankEvidence) -> bool:
+    return rank.began and rank.exit_code in (None, 0, _ABORTED) and (rank.state or "R") in "RS"
 
 
 def explains(recording: Recording, trial: TrialRecord) -> bool:
@@ -66,12 +66,12 @@ def explains(recording: Recording, trial: TrialRecord) -> bool:
 
 def all_said(recording: Recording, nodes: Iterable[int], kind: Kind) -> bool:
     """Whether each of these nodes had it from NCCL itself, so that a limit needs no finding of its own."""
-    return set(nodes) <= {one.node for one in said(recording, kind)}
+    return set(nodes) <= {complaint.node for complaint in said(recording, kind)}
 
 
 def nodes_of(group: Sequence[Said]) -> list[int]:
     """The nodes whose ranks said it."""
-    return sorted({one.node for one in group})
+    return sorted({complaint.node for complaint in group})
 
 
 def again(group: Sequence[Said], node: int | None = None) -> Reproducer:

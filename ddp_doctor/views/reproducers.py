@@ -37,10 +37,10 @@ def between(
 def _rates(recording: Recording) -> dict[tuple[int, int], float]:
     """Bytes per second of each pair whose data arrived right."""
     return {
-        (min(seen.rank, pair.peer), max(seen.rank, pair.peer)): pair.bandwidth_gb_per_s * 1e9
-        for seen in recording.facts(P2pFact)
-        if seen.rank is not None
-        for pair in seen.fact.pairs
+        (min(rank.rank, pair.peer), max(rank.rank, pair.peer)): pair.bandwidth_gb_per_s * 1e9
+        for rank in recording.facts(P2pFact)
+        if rank.rank is not None
+        for pair in rank.fact.pairs
         if not pair.wrong_bytes
     }
 

@@ -21,14 +21,14 @@ def judged(recording: Recording) -> Iterator[FactAt[EnvVars]]:
     its own (ROCm's documentation, "RCCL environment variables"); the table is of NVIDIA's NCCL.
     """
     rccl, backends = with_rccl(recording), nccl_backends(recording)
-    for seen in recording.facts(EnvVars):
+    for node in recording.facts(EnvVars):
         own = {
             name: value
-            for name, value in seen.fact.variables.items()
-            if not (seen.node in rccl and is_of_rccl(name))
-            and not read_by_another_backend(name, backends.get(seen.node))
+            for name, value in node.fact.variables.items()
+            if not (node.node in rccl and is_of_rccl(name))
+            and not read_by_another_backend(name, backends.get(node.node))
         }
-        yield replace(seen, fact=seen.fact.model_copy(update={"variables": own}))
+        yield replace(node, fact=node.fact.model_copy(update={"variables": own}))
 
 
 def read_by_another_backend(name: str, backend: str | None) -> bool:
@@ -39,16 +39,16 @@ def read_by_another_backend(name: str, backend: str | None) -> bool:
 
 def with_rccl(recording: Recording) -> frozenset[int]:
     """The nodes whose torch is built for ROCm."""
-    return frozenset(seen.node for seen in of_the_job(recording) if seen.fact.torch_hip)
+    return frozenset(node.node for node in of_the_job(recording) if node.fact.torch_hip)
 
 
 def installed(recording: Recording) -> Mapping[int, Installed]:
     """The releases of each node with an environment, which decide which variables are read there."""
-    software = {seen.node: seen.fact for seen in of_the_job(recording)}
+    software = {node.node: node.fact for node in of_the_job(recording)}
     backends = nccl_backends(recording)
     return {
-        seen.node: _installed(software.get(seen.node), backends.get(seen.node))
-        for seen in recording.facts(EnvVars)
+        node.node: _installed(software.get(node.node), backends.get(node.node))
+        for node in recording.facts(EnvVars)
     }
 
 
@@ -89,7 +89,7 @@ def has_a_refused_value(recording: Recording) -> bool:
     backend = recording.world.backend if recording.world else ""
     of_node = installed(recording)
     # Of thousands of nodes most are alike.
-    alike = {(frozenset(seen.fact.variables.items()), of_node[seen.node]) for seen in judged(recording)}
+    alike = {(frozenset(node.fact.variables.items()), of_node[node.node]) for node in judged(recording)}
     return any(
         value.stops(backend) for env, releases in alike for value in misread_values(dict(env), releases)
     )

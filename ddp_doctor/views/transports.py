@@ -138,11 +138,11 @@ def _places(recording: Recording) -> Iterator[Place]:
         yield Place(seen, by_name, node)
 
 
-def _gpus_of_job(recording: Recording, seen: FactAt[TopologyFact]) -> int:
+def _gpus_of_job(recording: Recording, node: FactAt[TopologyFact]) -> int:
     """How many GPUs NCCL sees on a node: those of the job's ranks alone."""
     if recording.world is not None and recording.world.backend == "nccl" and recording.trials:
-        return len(recording.world.ranks_of(seen.node))
-    return len(seen.fact.job_gpus or seen.fact.gpus)
+        return len(recording.world.ranks_of(node.node))
+    return len(node.fact.job_gpus or node.fact.gpus)
 
 
 def first_trial(recording: Recording) -> TrialRecord | None:
@@ -317,7 +317,7 @@ def may_use_rdma(recording: Recording) -> bool:
 
 def rdma_in_use(facts: Sequence[FactAt[RdmaFact]]) -> bool:
     """Whether some node uses its RDMA ports."""
-    return any(seen.fact.unused_by is None and seen.fact.chosen() for seen in facts)
+    return any(node.fact.unused_by is None and node.fact.chosen() for node in facts)
 
 
 def forbidding_rdma(fact: RdmaFact) -> tuple[str, bool] | None:
@@ -338,6 +338,6 @@ def _settings_told(recording: Recording) -> frozenset[str]:
     if may_use_rdma(recording):
         facts = recording.facts(RdmaFact)
         mixed = rdma_in_use(facts)
-        causes = {cause for seen in facts if (cause := forbidding_rdma(seen.fact)) is not None}
+        causes = {cause for node in facts if (cause := forbidding_rdma(node.fact)) is not None}
         names |= {setting.partition("=")[0] for setting, roce in causes if mixed or not roce}
     return frozenset(names)

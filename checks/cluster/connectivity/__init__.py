@@ -60,8 +60,8 @@ def probe(ctx: NodesContext) -> ConnectivityFact:
 def _sample(ctx: NodesContext, glances: Sequence[Glance]) -> None:
     """Throughput in the other networks, within their common time."""
     until = min(ctx.clock() + path_quality.OTHER_SAMPLES_S, ctx.deadline - 1.0)
-    for one in glances:
-        one.sample(min(path_quality.SAMPLE_S, path_quality.OTHER_SAMPLES_S / len(glances)), until)
+    for glance in glances:
+        glance.sample(min(path_quality.SAMPLE_S, path_quality.OTHER_SAMPLES_S / len(glances)), until)
 
 
 def _came_from_elsewhere(peer: Peer) -> bool:
@@ -105,9 +105,9 @@ def _port_range(ctx: NodesContext) -> tuple[int, int] | None:
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
     """Round trip and throughput of each path, as the node that dialled saw it."""
-    for seen in recording.facts(ConnectivityFact):
-        for peer in seen.fact.peers:
-            labels: dict[str, str | int | float] = {"node": seen.node, "peer": peer.node}
+    for node in recording.facts(ConnectivityFact):
+        for peer in node.fact.peers:
+            labels: dict[str, str | int | float] = {"node": node.node, "peer": peer.node}
             if peer.round_trip_min_s is not None:
                 yield Measurement(
                     name="reach_round_trip", value=peer.round_trip_min_s, unit="s", labels=labels

@@ -249,7 +249,7 @@ def _given_out(
 def _told_by_interfaces(recording: Recording) -> set[int]:
     """The nodes whose address is known to be useless before anybody dials it."""
     backend = recording.world.backend if recording.world else "gloo"
-    return set(faults([offer_of(seen, backend) for seen in recording.facts(InterfacesFact)]))
+    return set(faults([offer_of(node, backend) for node in recording.facts(InterfacesFact)]))
 
 
 def dials_seen(recording: Recording, matrix: Matrix, paths: list[Path]) -> tuple[Evidence, ...]:

@@ -310,8 +310,8 @@ def _upper_quartile(rates: list[float]) -> float:
     return sorted(rates, reverse=True)[(len(rates) - 1) // 4] if rates else 0.0
 
 
-def _loses(one: Loss) -> bool:
-    return one.retransmits >= LOST_PACKETS and one.share >= LOST_SHARE
+def _loses(loss: Loss) -> bool:
+    return loss.retransmits >= LOST_PACKETS and loss.share >= LOST_SHARE
 
 
 def _loopback_fails(peer: PeerConnectivity) -> bool:

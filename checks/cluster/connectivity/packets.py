@@ -79,7 +79,7 @@ def goes_over_rdma(recording: Recording) -> bool:
     """Whether NCCL has RDMA devices on every node."""
     if recording.world is None or recording.world.backend != "nccl":
         return False
-    hosts = [one.fact for one in recording.facts(Host)]
+    hosts = [node.fact for node in recording.facts(Host)]
     return bool(hosts) and all(host.rdma_devices and not host.rdma_unused_by for host in hosts)
 
 
@@ -188,11 +188,11 @@ def loses_packets(recording: Recording) -> Iterator[Draft]:
 
 def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path, Loss]) -> Draft:
     lost, trips = (
-        sum(getattr(one, name) for one in losses.values()) for name in ("retransmits", "round_trips")
+        sum(getattr(loss, name) for loss in losses.values()) for name in ("retransmits", "round_trips")
     )
     around = detour(recording, lambda way: not way.loses_packets)
     delay_s = lost / trips * path_quality.RETRANSMIT_S
-    heavy = delay_s >= (path_quality.SLOW_NODE_RATIO - 1) * median(one.median_s for one in losses.values())
+    heavy = delay_s >= (path_quality.SLOW_NODE_RATIO - 1) * median(loss.median_s for loss in losses.values())
     return proved(
         blamed(recording, found, matrix.nodes),
         f"{on_paths(recording, found)} packets get lost: {lost} of {trips} round trips had to be sent again",

@@ -229,10 +229,14 @@ def _paths_are_told(matrix: Matrix) -> bool:
 
 def _is_refuted(recording: Recording) -> bool:
     """Whether a trial in the other network was no faster, or did not even end."""
-    tried = [one for one in recording.experiments if one.code == "DD538"]
+    tried = [experiment for experiment in recording.experiments if experiment.code == "DD538"]
     attempts = [attempt for one in tried for attempt in one.attempts]
-    there = [one for one in attempts if one.arm == "treatment"]
-    here = [one.bytes_per_s for one in attempts if one.arm == "control" and one.bytes_per_s is not None]
+    there = [attempt for attempt in attempts if attempt.arm == "treatment"]
+    here = [
+        attempt.bytes_per_s
+        for attempt in attempts
+        if attempt.arm == "control" and attempt.bytes_per_s is not None
+    ]
     if not there or any(one.outcome != "passed" for one in there):
         return bool(there)
     rates = [one.bytes_per_s for one in there if one.bytes_per_s is not None]
@@ -252,7 +256,7 @@ def _listed(names: Iterable[str]) -> str:
 def _culprits(recording: Recording, matrix: Matrix, name: str) -> Iterator[Culprit]:
     """The setting that decided, else the interface of each node; of two nodes nobody can tell whose it is."""
     backend = recording.world.backend if recording.world else "gloo"
-    settings = {seen.node: chosen(seen.fact, backend).setting for seen in recording.facts(InterfacesFact)}
+    settings = {node.node: chosen(node.fact, backend).setting for node in recording.facts(InterfacesFact)}
     if _are_two(matrix) and not any(settings.values()):
         yield node_pair(recording, *matrix.nodes).model_copy(update={"name": name})
         return

@@ -101,7 +101,7 @@ def let_in(where: str, ports: PortRange | None, sources: Sequence[str]) -> Remed
     first, last = map(str, ports) if ports else ("FIRST", "LAST")
     commands = ["sudo nft list ruleset   # which table and chain filters the input"]
     for ipv6 in (False, True):
-        family = [one.partition("%")[0] for one in sources if is_ipv6(one) == ipv6]
+        family = [source.partition("%")[0] for source in sources if is_ipv6(source) == ipv6]
         if family:
             commands += _rules(family[: _ADDRESSES + 1], first, last, where, ipv6=ipv6)
     return by_administrator(
@@ -229,11 +229,11 @@ def use_interfaces(
     With ``rendezvous``, torchrun as well where host names lead to others: those do not work.
     """
     backend = recording.world.backend if recording.world else "gloo"
-    facts = {seen.node: seen.fact for seen in recording.facts(InterfacesFact)}
-    held = {one.node_rank: set(one.addresses) for one in recording.world.nodes} if recording.world else {}
-    known = {node: {one.name for one in fact.interfaces} for node, fact in facts.items()}
+    facts = {node.node: node.fact for node in recording.facts(InterfacesFact)}
+    held = {node.node_rank: set(node.addresses) for node in recording.world.nodes} if recording.world else {}
+    known = {node: {interface.name for interface in fact.interfaces} for node, fact in facts.items()}
     settings = (fact.settings.get(variable(backend)) for fact in facts.values())
-    old = [one for one in settings if one]
+    old = [setting for setting in settings if setting]
     remedy = name_interfaces(recording, backend, {**held, **known}, interfaces, why, old)
     hosts = {node: (fact.interfaces, fact.hostname_addresses) for node, fact in facts.items()}
     return with_rendezvous(recording, remedy, hosts, interfaces) if rendezvous else remedy

@@ -76,7 +76,7 @@ def ranks_differ(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    silent = sum(seen.fact.local_size - len(seen.fact.ranks) for seen in recording.facts(RankSettings))
+    silent = sum(node.fact.local_size - len(node.fact.ranks) for node in recording.facts(RankSettings))
     for group in together(_between_ranks(recording, silent)):
         parts = group[0].split
         few = differences.local_ranks(recording, parts.few)
@@ -98,7 +98,7 @@ def ranks_differ(recording: Recording) -> Iterator[Draft]:
 
 
 def _title(group: Sequence[Difference[Who]], few: str, many: str, told: str) -> str:
-    parts, names = group[0].split, name_list([one.name for one in group])
+    parts, names = group[0].split, name_list([difference.name for difference in group])
     if parts.usual is None:
         return f"{names} {'is' if len(group) == 1 else 'are'} not set alike: {told}"
     alone = len(parts.few) == 1
@@ -122,7 +122,7 @@ _SAME_FOR_RANKS = remedy(
 
 
 def _between_nodes(recording: Recording) -> Iterator[Difference[int]]:
-    environments = {seen.node: seen.fact for seen in recording.facts(EnvVars)}
+    environments = {node.node: node.fact for node in recording.facts(EnvVars)}
     names = {name for fact in environments.values() for name in fact.variables}
     job = _job(recording)
     for name in sorted(names.difference(_within_nodes(recording), settings_told(recording))):
@@ -155,13 +155,13 @@ def _within_nodes(recording: Recording) -> Mapping[str, Mapping[Place, str | Non
 
 def _told_by_ranks(recording: Recording) -> Mapping[str, Mapping[Place, str | None]]:
     facts = recording.facts(RankSettings)
-    names = {name for seen in facts for one in seen.fact.ranks.values() for name in one.variables}
+    names = {name for node in facts for one in node.fact.ranks.values() for name in one.variables}
     found: dict[str, Mapping[Place, str | None]] = {}
     for name in sorted(names):
         told = {
-            (seen.node, local): one.variables.get(name)
-            for seen in facts
-            for local, one in seen.fact.ranks.items()
+            (node.node, local): one.variables.get(name)
+            for node in facts
+            for local, one in node.fact.ranks.items()
             if name not in one.withheld
         }
         does = defaultdict(set)
@@ -205,6 +205,6 @@ def _job(recording: Recording) -> agreement.Job:
     return agreement.Job(
         backend=world.backend if world else "",
         nccl_backend=backends.pop() if len(backends) == 1 else None,
-        nccl_versions=frozenset(seen.fact.nccl_loaded or "" for seen in recording.facts(Software)) - {""},
-        has_rdma=on_several and any(seen.fact.rdma_devices for seen in recording.facts(Host)),
+        nccl_versions=frozenset(node.fact.nccl_loaded or "" for node in recording.facts(Software)) - {""},
+        has_rdma=on_several and any(node.fact.rdma_devices for node in recording.facts(Host)),
     )

@@ -21,7 +21,7 @@ _LACKING_GPUS = ("DD301", "DD302", "DD303", "DD330")
 def _ranks(recording: Recording) -> dict[int, int]:
     """How many ranks each node that reported brings."""
     world = recording.world
-    met = (seen.node for seen in recording.facts(ConsistencyFact))
+    met = (node.node for node in recording.facts(ConsistencyFact))
     return {} if world is None else {node: len(world.ranks_of(node)) for node in met}
 
 
@@ -29,9 +29,9 @@ def _gpus(recording: Recording) -> dict[int, int]:
     """How many GPUs each node shows the job; a node that has none says that none is there."""
     absent = (one for one in recording.of_check("gpus") if one.status is Status.ABSENT)
     return {one.node: 0 for one in absent} | {
-        seen.node: len(seen.fact.visible)
-        for seen in recording.facts(GpusFact)
-        if seen.fact.nvml_error is None
+        node.node: len(node.fact.visible)
+        for node in recording.facts(GpusFact)
+        if node.fact.nvml_error is None
     }
 
 
@@ -147,7 +147,7 @@ def different_gpus(recording: Recording) -> Iterator[Draft]:
 
 def _are_wanted(recording: Recording) -> bool:
     """Whether the job may use GPUs: gloo was not asked for, and some torch here was built for them."""
-    builds = [seen.fact.torch_cuda or seen.fact.torch_hip for seen in recording.facts(Software)]
+    builds = [node.fact.torch_cuda or node.fact.torch_hip for node in recording.facts(Software)]
     return recording.options.backend is not Backend.GLOO and (not builds or any(builds))
 
 

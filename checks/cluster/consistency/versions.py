@@ -67,10 +67,10 @@ def draft_of(
         (
             Evidence(
                 check=check,
-                text=_named(one.name, told_of(one.split)),
-                expected_from=f"{one.effect}; {one.source}",
+                text=_named(difference.name, told_of(difference.split)),
+                expected_from=f"{difference.effect}; {difference.source}",
             )
-            for one in group
+            for difference in group
         ),
         remedy,
         detail=detail,
@@ -102,7 +102,7 @@ def clocks_apart(recording: Recording) -> Iterator[Draft]:
         https://chrony-project.org/documentation.html
     """
     facts = recording.facts(ConsistencyFact)
-    clocks = {seen.node: seen.fact.clock_offset_s for seen in facts if seen.fact.clock_offset_s is not None}
+    clocks = {node.node: node.fact.clock_offset_s for node in facts if node.fact.clock_offset_s is not None}
     middle = median_low(clocks.values()) if clocks else 0.0
     off = {node: clock - middle for node, clock in clocks.items() if abs(clock - middle) > CLOCKS_APART_S}
     if not off:
@@ -180,11 +180,11 @@ def different_versions(recording: Recording) -> Iterator[Draft]:
     for group in together(_versions(recording)):
         parts = group[0].split
         if parts.usual is None:
-            names = name_list([one.name for one in group])
+            names = name_list([difference.name for difference in group])
             title = f"The nodes run different versions of {names}: {told(recording, parts)}"
         else:
-            here = name_list([f"{one.name} {odd_values(one.split)}" for one in group])
-            there = name_list([f"{one.name} {one.split.usual}" for one in group])
+            here = name_list([f"{difference.name} {odd_values(difference.split)}" for difference in group])
+            there = name_list([f"{difference.name} {difference.split.usual}" for difference in group])
             title = f"{_run(hosts(recording, parts.few), parts.few)} {here} where"
             title += f" {others(parts)} {'runs' if parts.many == 1 else 'run'} {there}"
         detail = f"{capital(group[0].effect)}."
@@ -252,14 +252,14 @@ def _components(*, on_nccl: bool) -> tuple[_Component, ...]:
 
 
 def _versions(recording: Recording) -> Iterator[Difference[int]]:
-    software = {seen.node: seen.fact for seen in recording.facts(Software)}
+    software = {node.node: node.fact for node in recording.facts(Software)}
     on_nccl = recording.world is not None and recording.world.backend == "nccl"
     for component in _components(on_nccl=on_nccl):
         compared = with_the_right_nccl(recording) if component.name == "NCCL" else software
         difference = component.difference(compared)
         if difference is not None:
             yield difference
-    doctors = {seen.node: seen.fact.tool_version for seen in recording.facts(ConsistencyFact)}
+    doctors = {node.node: node.fact.tool_version for node in recording.facts(ConsistencyFact)}
     found = split({node: (version, version) for node, version in doctors.items()})
     if found is not None:
         effect = "doctors of different versions may measure differently"

@@ -71,9 +71,9 @@ def _claim(hostname: str, rank: int) -> Culprit:
 
 def _duplicates(recording: Recording, fact: RollCallFact) -> Iterator[Draft]:
     claims: dict[int, list[str]] = defaultdict(list)
-    for one in fact.present:
-        if one.claimed_rank is not None:
-            claims[one.claimed_rank].append(one.hostname)
+    for node in fact.present:
+        if node.claimed_rank is not None:
+            claims[node.claimed_rank].append(node.hostname)
     for rank, hosts in claims.items():
         if len(hosts) < 2:
             continue
@@ -99,7 +99,7 @@ def _duplicates(recording: Recording, fact: RollCallFact) -> Iterator[Draft]:
 
 def _free_ranks(fact: RollCallFact, hosts: Sequence[str]) -> Iterator[tuple[int, str]]:
     """Ranks for all claimants but the first, which keeps its own."""
-    taken = {one.claimed_rank for one in fact.present}
+    taken = {node.claimed_rank for node in fact.present}
     free = (number for number in range(fact.nnodes) if number not in taken)
     yield from zip(free, hosts[1:], strict=False)
 
@@ -140,8 +140,8 @@ def disagree(recording: Recording) -> Iterator[Draft]:
 
 def _different_numbers(recording: Recording, fact: RollCallFact) -> Draft:
     told: dict[int, list[str]] = defaultdict(list)
-    for one in fact.present:
-        told[one.nnodes].append(one.hostname)
+    for node in fact.present:
+        told[node.nnodes].append(node.hostname)
     most = max(map(len, told.values()), default=0)
     usual = [number for number, hosts in told.items() if len(hosts) == most]
     odd = [host for number, hosts in told.items() if len(usual) == 1 and number != usual[0] for host in hosts]
@@ -159,7 +159,7 @@ def _different_numbers(recording: Recording, fact: RollCallFact) -> Draft:
 
 
 def _rank_of(fact: RollCallFact, hostname: str) -> int | None:
-    return next((one.claimed_rank for one in fact.present if one.hostname == hostname), None)
+    return next((node.claimed_rank for node in fact.present if node.hostname == hostname), None)
 
 
 @dataclass(frozen=True)
@@ -228,9 +228,9 @@ def _never_closed(fact: RollCallFact) -> Draft:
 
 def _never_came(recording: Recording, fact: RollCallFact) -> Draft:
     gone = _who_is_missing(recording, fact)
-    here = name_list([one.hostname for one in fact.present]) or fact.hostname
+    here = name_list([node.hostname for node in fact.present]) or fact.hostname
     came = f"{len(fact.present)} of {fact.nnodes} nodes reported in to {endpoint(fact)} within {time_given(fact)}"
-    names = name_list([one.node or "" for one in gone.culprits])
+    names = name_list([culprit.node or "" for culprit in gone.culprits])
     title = f"{names} never reported in: {came}" if gone.named else f"{came}: only {here} came"
     return finding(
         gone.culprits,
@@ -247,9 +247,11 @@ def _never_came(recording: Recording, fact: RollCallFact) -> Draft:
 def _start_there(recording: Recording, fact: RollCallFact, gone: _Missing) -> Remedy:
     """Where one command starts all nodes, nobody types anything on the others."""
     launcher = recording.world.launcher if recording.world else ""
-    names = name_list([one.node or "" for one in gone.culprits]) if gone.named else "the other hosts"
+    names = name_list([culprit.node or "" for culprit in gone.culprits]) if gone.named else "the other hosts"
     if launcher in LAUNCHERS:
-        return launch_again(launcher, [one.node for one in gone.culprits if gone.named and one.node])
+        return launch_again(
+            launcher, [culprit.node for culprit in gone.culprits if gone.named and culprit.node]
+        )
     return start_again(
         f"Start the command on {names}, within --join-timeout of the first; if it runs there already, read what"
         " it says",
@@ -288,9 +290,9 @@ def _unreadable_evidence(fact: RollCallFact) -> tuple[Evidence, ...]:
 def _not_startable(recording: Recording, fact: RollCallFact) -> Draft:
     """All who are missing could not be started by the command that starts all of them."""
     gone = _who_is_missing(recording, fact)
-    hosts = [one.hostname for one in fact.not_started]
+    hosts = [node.hostname for node in fact.not_started]
     launcher = recording.world.launcher if recording.world else ""
-    reasons = dict.fromkeys(one.reason for one in fact.not_started)
+    reasons = dict.fromkeys(node.reason for node in fact.not_started)
     return proved(
         gone.culprits,
         f"{name_list(hosts)} could not be started: {'; '.join(list(reasons)[:2])}",
@@ -312,15 +314,18 @@ def _reason(fact: RollCallFact) -> str:
 
 
 def _commands(recording: Recording, fact: RollCallFact, gone: _Missing) -> tuple[str, ...]:
-    if not _by_hand(fact) or not all(one.node_rank is not None for one in gone.culprits):
+    if not _by_hand(fact) or not all(culprit.node_rank is not None for culprit in gone.culprits):
         return (command_for(recording, fact),)
     return tuple(
-        f"{command_for(recording, fact, one.node_rank)}   # on {one.node}" for one in gone.culprits[:4]
+        f"{command_for(recording, fact, culprit.node_rank)}   # on {culprit.node}"
+        for culprit in gone.culprits[:4]
     )
 
 
 def _not_started_evidence(fact: RollCallFact) -> tuple[Evidence, ...]:
-    return tuple(Evidence(text=f"{one.hostname} was not started: {one.reason}") for one in fact.not_started)
+    return tuple(
+        Evidence(text=f"{node.hostname} was not started: {node.reason}") for node in fact.not_started
+    )
 
 
 def _who_is_missing(recording: Recording, fact: RollCallFact) -> _Missing:
@@ -330,9 +335,9 @@ def _who_is_missing(recording: Recording, fact: RollCallFact) -> _Missing:
     absent = [
         Culprit(kind="node", node=name, node_rank=rank)
         for rank, name in enumerate(expected)
-        if not any(same_host(name, one.hostname) for one in fact.present)
+        if not any(same_host(name, node.hostname) for node in fact.present)
     ]
-    unstarted = [Culprit(kind="node", node=one.hostname) for one in fact.not_started]
+    unstarted = [Culprit(kind="node", node=node.hostname) for node in fact.not_started]
     for known in (absent, unstarted):  # hosts given as addresses match no name of those who came
         if len(known) == count:
             return _Missing(tuple(known), named=True)
@@ -345,12 +350,12 @@ def _who_is_missing(recording: Recording, fact: RollCallFact) -> _Missing:
 def _who_say_why(recording: Recording) -> set[int]:
     """The node ranks of those whose own reading says what kept them away: a run that one command started."""
     return {
-        seen.node
-        for seen in recording.facts(RollCallFact)
-        if seen.fact.role == "follower" and obstacle_of(recording, seen.fact) is not None
+        node.node
+        for node in recording.facts(RollCallFact)
+        if node.fact.role == "follower" and obstacle_of(recording, node.fact) is not None
     }
 
 
 def _by_hand(fact: RollCallFact) -> bool:
     """Whether all who came were given a node rank; the head has 0 in any case, so its own claim counts."""
-    return fact.claimed_rank is not None and all(one.claimed_rank is not None for one in fact.present)
+    return fact.claimed_rank is not None and all(node.claimed_rank is not None for node in fact.present)

@@ -45,15 +45,15 @@ def obstacle_of(recording: Recording, fact: RollCallFact) -> Obstacle | None:
 
 def facts_with(recording: Recording, *outcomes: Outcome) -> Iterator[RollCallFact]:
     """The facts with one of these outcomes; one that is led astray, or two jobs, have rules of their own."""
-    for seen in recording.facts(RollCallFact):
-        led_astray = is_led_astray(seen.fact) or jobs_that_clash(seen.fact)
-        if seen.fact.outcome in outcomes and not led_astray:
-            yield seen.fact
+    for node in recording.facts(RollCallFact):
+        led_astray = is_led_astray(node.fact) or jobs_that_clash(node.fact)
+        if node.fact.outcome in outcomes and not led_astray:
+            yield node.fact
 
 
 def jobs_that_clash(fact: RollCallFact) -> tuple[str, ...]:
     """The jobs of those who came, where they are several and do not go together; a run may span two that do."""
-    jobs = dict.fromkeys(one.job for one in fact.present if one.job)
+    jobs = dict.fromkeys(node.job for node in fact.present if node.job)
     return tuple(jobs) if len(jobs) > 1 and fact.outcome in ("duplicate", "disagree") else ()
 
 
@@ -84,8 +84,8 @@ def own_addresses(recording: Recording, fact: RollCallFact) -> list[str]:
 
 def _no_family(recording: Recording, fact: RollCallFact) -> bool:
     """Whether the endpoint has addresses only of a family of which this node has none."""
-    theirs = {":" in one for one in fact.endpoint_addresses}
-    mine = {":" in one for one in own_addresses(recording, fact)}
+    theirs = {":" in address for address in fact.endpoint_addresses}
+    mine = {":" in address for address in own_addresses(recording, fact)}
     return bool(theirs) and bool(mine) and not theirs & mine
 
 
@@ -124,7 +124,7 @@ def _evidence(group: Group, expected: str) -> tuple[Evidence, ...]:
 
 
 def _of_one(fact: RollCallFact, expected: str) -> Evidence:
-    attempts = [f"{one.address}: {one.error or one.outcome}" for one in fact.attempts]
+    attempts = [f"{attempt.address}: {attempt.error or attempt.outcome}" for attempt in fact.attempts]
     if not attempts:
         attempts = [fact.error or f"{fact.endpoint_host} is {', '.join(fact.endpoint_addresses)}"]
     return Evidence(
@@ -216,7 +216,7 @@ def no_common_family(recording: Recording) -> Iterator[Draft]:
 
 
 def _family(addresses: Sequence[str]) -> str:
-    return "IPv6" if any(":" in one for one in addresses) else "IPv4"
+    return "IPv6" if any(":" in address for address in addresses) else "IPv4"
 
 
 @rule("DD519", "endpoint-name-resolves-to-loopback-for-others", Severity.ERROR, RollCallFact)

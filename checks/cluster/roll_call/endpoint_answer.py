@@ -225,7 +225,7 @@ def _jobs(fact: RollCallFact) -> Iterator[str]:
         yield f"{fact.held_by} has it"
         yield f"{fact.job} came to it from {fact.hostname}"
     for job in jobs_that_clash(fact):
-        yield f"{job} ({', '.join(dict.fromkeys(one.hostname for one in fact.present if one.job == job))})"
+        yield f"{job} ({', '.join(dict.fromkeys(node.hostname for node in fact.present if node.job == job))})"
 
 
 def _held_by(fact: RollCallFact, observers: str) -> str:

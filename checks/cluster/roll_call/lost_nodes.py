@@ -182,9 +182,9 @@ def _culprits(recording: Recording, cause: Cause) -> tuple[Culprit, ...]:
     return tuple(node_pair(recording, one, other) for one, other in cause.pairs)
 
 
-def _evidence(recording: Recording, one: FactAt[SilenceFact]) -> Evidence:
-    fact = one.fact
-    observer, silent = host(recording, one.node), host(recording, fact.node)
+def _evidence(recording: Recording, silence: FactAt[SilenceFact]) -> Evidence:
+    fact = silence.fact
+    observer, silent = host(recording, silence.node), host(recording, fact.node)
     parts = [f"to {observer}, {silent} {_ANSWERED[fact.answer]}"] if fact.answer in _ANSWERED else []
     timed = fact.heartbeat and fact.silent_s < _FOR_EVER_S
     if fact.heartbeat and not timed:
@@ -257,9 +257,9 @@ def _between(recording: Recording, cause: Cause) -> Remedy:
     )
 
 
-def _farewell(recording: Recording, one: FactAt[SilenceFact]) -> Draft:
+def _farewell(recording: Recording, silence: FactAt[SilenceFact]) -> Draft:
     """No fault of the machine's: nobody is to blame, and the run only could not be completed."""
-    why, name = one.fact.said_goodbye, host(recording, one.fact.node)
+    why, name = silence.fact.said_goodbye, host(recording, silence.fact.node)
     again, how = "Run again, on all nodes", "it was interrupted"
     if why != "interrupted":
         again = "Run again; if that happens again, report it with the recording: the doctor is at fault"

@@ -75,8 +75,8 @@ def system_words(group: Group) -> str:
 def who_came(present: Sequence[Present]) -> Evidence:
     """The nodes that reported in, with the node ranks that they claimed."""
     said = [
-        one.hostname if one.claimed_rank is None else f"{one.hostname} as node rank {one.claimed_rank}"
-        for one in present
+        node.hostname if node.claimed_rank is None else f"{node.hostname} as node rank {node.claimed_rank}"
+        for node in present
     ]
     return Evidence(
         text=f"reported in: {', '.join(said)}",

@@ -117,7 +117,7 @@ def absent_device(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
     """
-    facts = {seen.node: seen.fact for seen in recording.facts(RdmaFact)}
+    facts = {node.node: node.fact for node in recording.facts(RdmaFact)}
     world = recording.world
     several = world is not None and world.backend == "nccl" and max(world.nnodes, world.foreign_nodes) > 1
 

@@ -62,7 +62,7 @@ def one_per_cause(
 
     A job script's line is on all of them, and where the values differ (RANK=0, RANK=1) it is still one line.
     """
-    found = ((seen, draft) for seen in recording.facts(kind) for draft in drafts(seen.fact))
+    found = ((node, draft) for node in recording.facts(kind) for draft in drafts(node.fact))
     yield from per_cause(recording, found)
 
 
@@ -265,8 +265,8 @@ def settings_in_force(recording: Recording) -> list[InForce]:
 def _in_force(recording: Recording) -> Iterator[InForce]:
     releases, rccl = installed(recording), with_rccl(recording)
     backends = nccl_backends(recording)
-    environments = {seen.node: seen.fact.variables for seen in recording.facts(EnvVars)}
-    files = {seen.node: seen for seen in recording.facts(NcclFact)}
+    environments = {node.node: node.fact.variables for node in recording.facts(EnvVars)}
+    files = {node.node: node for node in recording.facts(NcclFact)}
     world = recording.world
     for seen in judged(recording):
         own = seen.fact.variables

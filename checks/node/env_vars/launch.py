@@ -47,14 +47,14 @@ def leftover_launch_variables(recording: Recording) -> Iterable[Draft]:
     return one_per_cause(recording, EnvVars, _leftovers)
 
 
-def _leftovers(seen: EnvVars) -> Iterator[Draft]:
+def _leftovers(fact: EnvVars) -> Iterator[Draft]:
     """Variables that make a process without a launcher take itself for one rank of a world."""
-    env, complete = seen.variables, all(seen.variables.get(name) for name in launch_variables.RENDEZVOUS)
-    if seen.is_written or seen.launcher is not None:
+    env, complete = fact.variables, all(fact.variables.get(name) for name in launch_variables.RENDEZVOUS)
+    if fact.is_written or fact.launcher is not None:
         return
-    if seen.in_kubernetes and complete:  # a training operator sets all of them
+    if fact.in_kubernetes and complete:  # a training operator sets all of them
         return
-    names = launch_variables.leftovers(env, in_job=seen.in_kubernetes or "SLURM_JOB_ID" in env)
+    names = launch_variables.leftovers(env, in_job=fact.in_kubernetes or "SLURM_JOB_ID" in env)
     pairs = {name: env[name] for name in names}
     if pairs:
         yield setting_draft(
@@ -90,10 +90,10 @@ def launch_variables_inconsistent(recording: Recording) -> Iterable[Draft]:
     return one_per_cause(recording, EnvVars, _inconsistencies)
 
 
-def _inconsistencies(seen: EnvVars) -> Iterator[Draft]:
+def _inconsistencies(fact: EnvVars) -> Iterator[Draft]:
     """Launch variables that are set in part, or that cannot be true together."""
-    env, launcher = seen.variables, seen.launcher
-    in_world = launcher is not None or seen.in_kubernetes
+    env, launcher = fact.variables, fact.launcher
+    in_world = launcher is not None or fact.in_kubernetes
     lacking = launch_variables.missing(env, launcher) if in_world else ()
     if lacking:
         known = "TORCHELASTIC_RUN_ID" if launcher == "torchrun" else "RANK"
@@ -150,16 +150,16 @@ def local_rank_beyond_visible_gpus(recording: Recording) -> Iterable[Draft]:
     return one_per_cause(recording, EnvVars, _too_few_gpus)
 
 
-def _too_few_gpus(seen: EnvVars) -> Iterator[Draft]:
+def _too_few_gpus(fact: EnvVars) -> Iterator[Draft]:
     """A local rank past the end of CUDA_VISIBLE_DEVICES, or more local ranks than it lists."""
-    env = seen.variables
+    env = fact.variables
     count = launch_variables.visible(env.get("CUDA_VISIBLE_DEVICES", ""))
     needed = {"LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 0}  # what to add for a number of GPUs
     if count == 1:  # maybe each task has a GPU of its own
         del needed["LOCAL_WORLD_SIZE"]
     for name, more in needed.items():
         value = env.get(name, "")
-        if seen.launcher and count and value.isdecimal() and int(value) + more > count:
+        if fact.launcher and count and value.isdecimal() and int(value) + more > count:
             title = f"{shown(name, value)} needs {int(value) + more} GPUs, CUDA_VISIBLE_DEVICES shows {count}"
             pairs = {name: value, "CUDA_VISIBLE_DEVICES": env["CUDA_VISIBLE_DEVICES"]}
             remedy = in_job_script(
@@ -191,14 +191,14 @@ def torchrun_options_left_behind(recording: Recording) -> Iterable[Draft]:
     return one_per_cause(recording, EnvVars, _torchrun_options)
 
 
-def _torchrun_options(seen: EnvVars) -> Iterator[Draft]:
+def _torchrun_options(fact: EnvVars) -> Iterator[Draft]:
     """Options of torchrun in a plain shell's environment."""
-    env = seen.variables
+    env = fact.variables
     defaults = {name: {variables()[name].default, ""} for name in launch_variables.REDIRECTING}
     pairs = {name: env[name] for name in defaults if env.get(name, "") not in defaults[name]}
-    if seen.is_written:
+    if fact.is_written:
         return
-    if pairs and seen.launcher is None and not seen.in_kubernetes and "SLURM_JOB_ID" not in env:
+    if pairs and fact.launcher is None and not fact.in_kubernetes and "SLURM_JOB_ID" not in env:
         title = f"torchrun takes {listed(pairs)} from the environment for options"
         detail = "Left over from another job, they make torchrun wait for other nodes or meet elsewhere."
         remedy = unset(pairs, "an option of torchrun")
@@ -227,7 +227,7 @@ def group_takes_another_gpu(recording: Recording) -> Iterable[Draft]:
         torch 2.15 torch/distributed/distributed_c10d.py, _nccl2_device
     """
     backends = nccl_backends(recording)
-    by_local_rank = {seen.node for seen in of_the_job(recording) if seen.fact.torch_nccl2_takes_local_rank}
+    by_local_rank = {node.node for node in of_the_job(recording) if node.fact.torch_nccl2_takes_local_rank}
 
     def tell(node: InForce) -> Iterator[Draft]:
         at = node.seen.node
@@ -244,12 +244,12 @@ _PLACES: dict[Launcher | None, tuple[str, str]] = {
 }
 
 
-def _another_gpu(seen: EnvVars, gpus: int | None) -> Iterator[Draft]:
+def _another_gpu(fact: EnvVars, gpus: int | None) -> Iterator[Draft]:
     """A rank whose NCCL group takes another GPU than its number on the node; ``gpus`` is how many the node has."""
-    env = seen.variables
-    if seen.launcher not in _PLACES:
+    env = fact.variables
+    if fact.launcher not in _PLACES:
         return
-    in_job, on_node = _PLACES[seen.launcher]
+    in_job, on_node = _PLACES[fact.launcher]
     visible = launch_variables.visible(env["CUDA_VISIBLE_DEVICES"]) if "CUDA_VISIBLE_DEVICES" in env else gpus
     rank, local_rank = env.get("RANK") or env.get(in_job, ""), env.get(on_node, "")
     taken = env.get("LOCAL_RANK", rank)

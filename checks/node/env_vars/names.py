@@ -45,9 +45,9 @@ def variable_misspelled(recording: Recording) -> Iterable[Draft]:
     return say(recording, lambda node: _misspelled(node.seen.fact, node.installed))
 
 
-def _misspelled(seen: EnvVars, installed: Installed) -> Iterator[Draft]:
+def _misspelled(fact: EnvVars, installed: Installed) -> Iterator[Draft]:
     """Names one slip away from a variable that some release reads."""
-    for name, value in (env := seen.variables).items():
+    for name, value in (env := fact.variables).items():
         meant = nearest(name) if is_unknown(name) else None
         if meant is None:
             continue
@@ -89,9 +89,9 @@ def variable_read_by_nothing(recording: Recording) -> Iterable[Draft]:
     return say(recording, lambda node: _unread(node.seen.fact))
 
 
-def _unread(seen: EnvVars) -> Iterator[Draft]:
+def _unread(fact: EnvVars) -> Iterator[Draft]:
     """Names that nothing reads, and names that nobody knows."""
-    for name, value in seen.variables.items():
+    for name, value in fact.variables.items():
         never = never_read().get(name)
         if never:
             yield setting_draft(
@@ -102,7 +102,7 @@ def _unread(seen: EnvVars) -> Iterator[Draft]:
                 unset({name: value}, "read by nothing", _see(name, never.instead)),
                 detail=f"Meant is {never.meant}.",
             )
-    strange = {name: value for name, value in seen.variables.items() if _is_strange(name)}
+    strange = {name: value for name, value in fact.variables.items() if _is_strange(name)}
     if strange:
         are = "is not a known variable" if len(strange) == 1 else "are not known variables"
         yield setting_draft(
@@ -155,11 +155,11 @@ _TODAYS_WAY = {
 _EARLIER_WAY = {("TORCH_DIST_USE_NCCL2", "0")}
 
 
-def _obsolete(seen: EnvVars, installed: Installed) -> Iterator[Draft]:
+def _obsolete(fact: EnvVars, installed: Installed) -> Iterator[Draft]:
     """Names of older releases; information where the installed one, or some release of interest, still reads them."""
-    for name, value in seen.variables.items():
+    for name, value in fact.variables.items():
         old = variables().get(name)
-        if old is None or old.status == "active" or name in disagreeing(seen.variables, installed):
+        if old is None or old.status == "active" or name in disagreeing(fact.variables, installed):
             continue
         at, library = installed.of(old), _library(old)
         until = f"not read after {library} {old.last}" if old.last else "deprecated, though still read"
@@ -169,7 +169,7 @@ def _obsolete(seen: EnvVars, installed: Installed) -> Iterator[Draft]:
             else f"{name} is {until}"
         )
         gone = status_at(old, at) != "read" if at else is_gone(old)
-        if not gone and (effects(name, value) or out_of_range(name, seen.variables, installed.nccl)):
+        if not gone and (effects(name, value) or out_of_range(name, fact.variables, installed.nccl)):
             continue  # told to go for what it does
         if not gone and old.replaced_by and not installed.reads(old.replaced_by):
             continue  # the old name is the one to use here
@@ -178,7 +178,7 @@ def _obsolete(seen: EnvVars, installed: Installed) -> Iterator[Draft]:
             f"{title}, and {library} {dotted(at)} is {_THERE[library]}" if at and gone else title,
             shown(name, value),
             old.source,
-            _renamed(seen.variables, old, value, installed),
+            _renamed(fact.variables, old, value, installed),
             severity=None if gone and (name, value) not in _TODAYS_WAY else Severity.INFO,
         )
 
@@ -212,9 +212,9 @@ def variable_not_yet_read(recording: Recording) -> Iterable[Draft]:
     return say(recording, lambda node: _not_yet_read(node.seen.fact, node.installed))
 
 
-def _not_yet_read(seen: EnvVars, installed: Installed) -> Iterator[Draft]:
+def _not_yet_read(fact: EnvVars, installed: Installed) -> Iterator[Draft]:
     """Names of newer releases than the installed one."""
-    for name, value in seen.variables.items():
+    for name, value in fact.variables.items():
         new = variables().get(name)
         at = installed.of(new) if new else ()
         if not at or new is None or status_at(new, at) != "not yet":

@@ -44,10 +44,10 @@ def value_read_otherwise(recording: Recording) -> Iterable[Draft]:
     return say(recording, lambda node: _misread_values(node.seen.fact, node.installed))
 
 
-def _misread_values(seen: EnvVars, installed: Installed) -> Iterator[Draft]:
+def _misread_values(fact: EnvVars, installed: Installed) -> Iterator[Draft]:
     """Values that do not do what they say."""
-    told = {name for found in conflicts(seen.variables, ()) if found.fails(()) for name in found.names}
-    for value in settings_read.misread_values(seen.variables, installed):
+    told = {name for found in conflicts(fact.variables, ()) if found.fails(()) for name in found.names}
+    for value in settings_read.misread_values(fact.variables, installed):
         if value.found.fate == "misread" and value.variable.name not in told:
             yield _value(value, Severity.INFO if value.found.harmless else None)
 
@@ -72,9 +72,9 @@ def value_refused(recording: Recording) -> Iterable[Draft]:
     return say(recording, lambda node: _refused_values(node.backend, node.seen.fact, node.installed))
 
 
-def _refused_values(backend: str, seen: EnvVars, installed: Installed) -> Iterator[Draft]:
+def _refused_values(backend: str, fact: EnvVars, installed: Installed) -> Iterator[Draft]:
     """Values on which torch stops or hangs; a warning where only another backend, or torchrun, reads them."""
-    for value in settings_read.misread_values(seen.variables, installed):
+    for value in settings_read.misread_values(fact.variables, installed):
         if value.found.fate != "misread":
             sure = value.stops(backend)
             draft = _value(value, None if sure else Severity.WARNING)

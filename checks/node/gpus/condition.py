@@ -17,7 +17,7 @@ from ddp_doctor.wording.kernel_log import xids_of
 
 def severity_of_use(recording: Recording, group: list[FactAt[GpusFact]]) -> Severity:
     """An error where the job wants GPUs; where CUDA_VISIBLE_DEVICES hides them on purpose, information."""
-    return Severity.INFO if all(one.fact.hidden for one in group) else asked_for(recording, Severity.ERROR)
+    return Severity.INFO if all(node.fact.hidden for node in group) else asked_for(recording, Severity.ERROR)
 
 
 def by_severity(recording: Recording, judge: Callable[[Gpu], Severity | None]) -> dict[Severity, Hits]:

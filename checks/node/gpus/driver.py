@@ -56,7 +56,7 @@ def driver_not_working(recording: Recording) -> Iterator[Draft]:
             of_nodes(recording, group),
             f"The GPUs of {{who}} cannot be used: {fault.meaning}",
             (
-                *tuple(dict.fromkeys(_nvml_evidence(one.fact) for one in group))[:LINES_OF_EVIDENCE],
+                *tuple(dict.fromkeys(_nvml_evidence(node.fact) for node in group))[:LINES_OF_EVIDENCE],
                 *_log(recording, group),
             ),
             mend,
@@ -67,7 +67,7 @@ def driver_not_working(recording: Recording) -> Iterator[Draft]:
 
 def _log(recording: Recording, group: list[FactAt[GpusFact]]) -> tuple[Evidence, ...]:
     """What the kernel log has of GPUs on these nodes."""
-    nodes = {one.node for one in group}
+    nodes = {node.node for node in group}
     return xid_lines(recording, lambda view, device: view.node in nodes and view.concerns(device))
 
 
@@ -124,7 +124,7 @@ def driver_hangs(recording: Recording) -> Iterator[Draft]:
                     expected_from="NVML answers in a second, without persistence mode in some seconds per GPU",
                 ),
                 *_log(recording, group),
-                *stuck_processes(recording, {one.node for one in group}),
+                *stuck_processes(recording, {node.node for node in group}),
             ),
             REBOOT,
             detail="A call of NVML never came back; the program that made it was killed.",
@@ -232,14 +232,14 @@ def fabric_not_ready(recording: Recording) -> Iterator[Draft]:
 
 def _waiting(recording: Recording) -> dict[_State, Hits]:
     groups: dict[_State, list[tuple[int, Gpu]]] = {}
-    for seen in recording.facts(GpusFact):
-        for gpu in seen.fact.of_the_job():
+    for node in recording.facts(GpusFact):
+        for gpu in node.fact.of_the_job():
             words = _state_words(gpu)
             if words:
-                mild = gpu.fabric_state == "not_started" and not _has_switches(seen.fact)
+                mild = gpu.fabric_state == "not_started" and not _has_switches(node.fact)
                 severity = Severity.WARNING if mild else Severity.ERROR
-                state = _State(words, severity, seen.fact.fabric_manager, seen.fact.driver_version)
-                groups.setdefault(state, []).append((seen.node, gpu))
+                state = _State(words, severity, node.fact.fabric_manager, node.fact.driver_version)
+                groups.setdefault(state, []).append((node.node, gpu))
     return dict(groups)
 
 

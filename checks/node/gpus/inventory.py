@@ -79,7 +79,7 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
     for short, group in by_cause(seen, lambda fact: shortfall_of(fact, required)).items():
         have = f"only {short.have}" if short.have else "none"
         missing = f"; missing: {', '.join(short.named)}" if short.named else ""
-        nodes = {one.node for one in group}
+        nodes = {node.node for node in group}
         yield proved(
             of_nodes(recording, group),
             f"{{who}}: {have} of {short.expected} GPUs{missing}",
@@ -179,11 +179,11 @@ def _selections(recording: Recording) -> dict[_Selection, list[FactAt[GpusFact]]
     """The nodes on which the job is shown too few GPUs, or one of its entries names none."""
     groups: dict[_Selection, list[FactAt[GpusFact]]] = {}
     world = recording.world
-    for seen in recording.facts(GpusFact):
-        ranks = len(world.ranks_of(seen.node)) if world is not None and world.backend == "nccl" else 0
-        selection = _selection(seen.fact, ranks)
+    for node in recording.facts(GpusFact):
+        ranks = len(world.ranks_of(node.node)) if world is not None and world.backend == "nccl" else 0
+        selection = _selection(node.fact, ranks)
         if selection is not None:
-            groups.setdefault(selection, []).append(seen)
+            groups.setdefault(selection, []).append(node)
     return groups
 
 
@@ -284,11 +284,11 @@ def models_differ(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _taking_part(recording: Recording, seen: FactAt[GpusFact]) -> list[Gpu]:
+def _taking_part(recording: Recording, node: FactAt[GpusFact]) -> list[Gpu]:
     """The GPUs of a node that its ranks use: those of one model where there are enough of them."""
-    shown = [gpu for gpu in seen.fact.gpus if gpu.index in seen.fact.visible and gpu.name]
-    if seen.fact.hidden or not shown:
+    shown = [gpu for gpu in node.fact.gpus if gpu.index in node.fact.visible and gpu.name]
+    if node.fact.hidden or not shown:
         return []
     usual, count = Counter(gpu.name for gpu in shown).most_common(1)[0]
-    ranks = len(recording.world.ranks_of(seen.node)) if recording.world else len(shown)
+    ranks = len(recording.world.ranks_of(node.node)) if recording.world else len(shown)
     return shown if count < min(ranks, len(shown)) else [gpu for gpu in shown if gpu.name == usual]

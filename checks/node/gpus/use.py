@@ -65,7 +65,7 @@ def memory_in_use(recording: Recording) -> Iterator[Draft]:
     References
         NVML API reference, nvmlDeviceGetMemoryInfo and nvmlDeviceGetComputeRunningProcesses
     """
-    facts = {seen.node: seen.fact for seen in recording.facts(GpusFact)}
+    facts = {node.node: node.fact for node in recording.facts(GpusFact)}
     for severity, hits in by_severity(recording, _memory).items():
         full = "nearly all " if severity is Severity.ERROR else ""
         for holder, those in _by_holder(hits, facts).items():
@@ -262,7 +262,7 @@ def no_peer_access(recording: Recording) -> Iterator[Draft]:
 
 
 def _protected(recording: Recording) -> list[tuple[int, Gpu]]:
-    on = [seen for seen in recording.facts(GpusFact) if seen.fact.confidential_compute]
+    on = [node for node in recording.facts(GpusFact) if node.fact.confidential_compute]
     return [(seen.node, gpu) for seen in on for gpu in seen.fact.of_the_job()]
 
 

@@ -95,7 +95,9 @@ def address_families_differ(recording: Recording) -> Iterator[Draft]:
     if not old or not new:
         return
     backend = interfaces.backend_name(old[0].backend)
-    both = all(can_speak(one, ipv6=True) for one in old) and all(can_speak(one, ipv6=False) for one in new)
+    both = all(can_speak(offer, ipv6=True) for offer in old) and all(
+        can_speak(offer, ipv6=False) for offer in new
+    )
     fewer = min(old, new, key=len)
     sides = [interfaces.names(recording, (offer.node for offer in side)) for side in (new, old)]
     severity = Severity.WARNING if both and backend != "gloo" else Severity.ERROR

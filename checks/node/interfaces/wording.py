@@ -195,7 +195,7 @@ def draft(recording: Recording, group: Group, title: str, severity: Severity | N
 def reproduced_by(severity: Severity, mended: Sequence[Remedy]) -> Reproducer | None:
     """Ranks that do not meet show the fault, where it stops them and a setting may mend it."""
     stops = severity is Severity.ERROR
-    return Reproducer(kind="meet") if stops and any(one.settings for one in mended) else None
+    return Reproducer(kind="meet") if stops and any(remedy.settings for remedy in mended) else None
 
 
 def culprits(recording: Recording, offers: Sequence[Offer]) -> tuple[Culprit, ...]:
@@ -284,7 +284,7 @@ def offers_of(recording: Recording, backend: str | None = None) -> list[Offer]:
     world = recording.world
     if world is None or world.nnodes < 2:
         return []
-    return [offer_of(seen, backend or world.backend) for seen in recording.facts(InterfacesFact)]
+    return [offer_of(node, backend or world.backend) for node in recording.facts(InterfacesFact)]
 
 
 def severity_unless_used(recording: Recording, group: Group) -> Severity | None:

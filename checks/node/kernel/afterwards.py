@@ -153,12 +153,12 @@ def _new(recording: Recording, *kinds: str) -> list[Hit]:
     """Events of the second log which the first, read from the same place, did not have."""
     before = {view.node: view for view in views(recording)}
     found = []
-    for seen in recording.facts(KernelAfterFact):
-        view = before.get(seen.node)
-        if view is None or view.fact.log_source != seen.fact.log_source:
+    for node in recording.facts(KernelAfterFact):
+        view = before.get(node.node)
+        if view is None or view.fact.log_source != node.fact.log_source:
             continue
         known = {_key(event): event for event in view.fact.events}
-        for event in seen.fact.events:
+        for event in node.fact.events:
             old = known.get(_key(event))
             if event.kind in kinds and (old is None or (event.last_at_s or 0.0) > (old.last_at_s or 0.0)):
                 found.append(Hit(view, event.device, event))

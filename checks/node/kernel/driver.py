@@ -67,12 +67,12 @@ def versions_differ(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _nvml_said_so(recording: Recording, seen: FactAt[KernelFact]) -> bool:
+def _nvml_said_so(recording: Recording, node: FactAt[KernelFact]) -> bool:
     """Whether a rule about NVML names the same cause."""
-    for gpus in recording.at(GpusFact, seen.node):
+    for gpus in recording.at(GpusFact, node.node):
         library = (gpus.nvml_version or "").partition(".")[2]  # after CUDA's major version
         refused = gpus.nvml_error is not None and gpus.nvml_error.code == "lib_rm_version_mismatch"
-        if refused or library in _versions(seen.fact):
+        if refused or library in _versions(node.fact):
             return True
     return False
 

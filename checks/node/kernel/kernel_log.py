@@ -128,7 +128,9 @@ class _Groups:
 
     def pass_over(self, kinds: tuple[Kind, ...], device: str | None = None) -> None:
         """What was said so far of these kinds is over, of one device or of all."""
-        for said in [one for one in self.groups if one.kind in kinds and device in (None, one.device)]:
+        for said in [
+            group for group in self.groups if group.kind in kinds and device in (None, group.device)
+        ]:
             self.groups[said._replace(past=True)] = self.groups.pop(said)
 
     def events(self) -> tuple[KernelEvent, ...]:

@@ -74,13 +74,13 @@ def _cache(ctx: Context) -> Mapping[str, str]:
 
 
 def _found(
-    ctx: Context, one: nccl_plugins.Wanted, cache: Mapping[str, str], *, look_further: bool
+    ctx: Context, wanted: nccl_plugins.Wanted, cache: Mapping[str, str], *, look_further: bool
 ) -> str | None:
     """The file that dlopen takes, in its order; first the RPATHs of a conda environment."""
     conda = ctx.env.get("CONDA_PREFIX")
     first = (f"{conda}/lib",) if conda else ()
     folders = (*first, *libraries.entries(ctx.env, "LD_LIBRARY_PATH"))
-    for name in one.names:
+    for name in wanted.names:
         if "/" in name:
             return name if posixpath.basename(name) in _listing(ctx, posixpath.dirname(name)) else None
         for folder in folders:
@@ -102,9 +102,9 @@ def _beside_torch(ctx: Context) -> Iterator[str]:
         yield f"{posixpath.dirname(torch)}/nvidia/nccl/lib"
 
 
-def _elsewhere(ctx: Context, one: nccl_plugins.Wanted) -> tuple[str, ...]:
+def _elsewhere(ctx: Context, wanted: nccl_plugins.Wanted) -> tuple[str, ...]:
     return tuple(
-        folder for folder in nccl_plugins.USUAL_FOLDERS if set(one.names) & set(_listing(ctx, folder))
+        folder for folder in nccl_plugins.USUAL_FOLDERS if set(wanted.names) & set(_listing(ctx, folder))
     )
 
 

@@ -165,23 +165,23 @@ def _fault(line: ConfLine, before: Mapping[str, str]) -> str | None:
 
 def _by_problem(recording: Recording) -> Iterator[tuple[str, list[FactAt[NcclFact]]]]:
     groups: dict[str, list[FactAt[NcclFact]]] = {}
-    for seen in recording.facts(NcclFact):
-        read = files_read(recording, seen)
-        for file in seen.fact.conf:
+    for node in recording.facts(NcclFact):
+        read = files_read(recording, node)
+        for file in node.fact.conf:
             if file.reason == "named" and file not in read:
                 since = dotted(CONF_FILE_SINCE)
-                groups.setdefault(f"NCCL reads it since {since}", []).append(seen)
+                groups.setdefault(f"NCCL reads it since {since}", []).append(node)
             elif file.reason == "named" and file.problem and not file.lines:
-                groups.setdefault(f"{file.path} {file.problem}", []).append(seen)
+                groups.setdefault(f"{file.path} {file.problem}", []).append(node)
     yield from groups.items()
 
 
 def _alike(recording: Recording, tell: _Teller) -> Iterator[tuple[tuple[str, ...], list[FactAt[NcclFact]]]]:
     """What ``tell`` says of each node's files, with the nodes of which it says the same."""
     groups: dict[tuple[str, ...], list[FactAt[NcclFact]]] = {}
-    for seen in recording.facts(NcclFact):
-        for told in tell(files_read(recording, seen), seen.fact):
-            groups.setdefault(told, []).append(seen)
+    for node in recording.facts(NcclFact):
+        for told in tell(files_read(recording, node), node.fact):
+            groups.setdefault(told, []).append(node)
     yield from groups.items()
 
 
@@ -196,8 +196,8 @@ def _draft(
     lines = list(told)
     more = [f"and {len(lines) - _LINES_SHOWN} more"] if len(lines) > _LINES_SHOWN else []
     culprits = tuple(
-        Culprit(kind="file", node=one.node, node_rank=one.node_rank, name="nccl.conf")
-        for one in node_culprits(recording, group)
+        Culprit(kind="file", node=culprit.node, node_rank=culprit.node_rank, name="nccl.conf")
+        for culprit in node_culprits(recording, group)
     )
     return likely(
         Who(culprits, node_names(recording, group)),
@@ -250,9 +250,9 @@ def nccl_conf_differs(recording: Recording) -> Iterator[Draft]:
     world = recording.world
     if world is None or world.nnodes < 2 or world.backend != "nccl":
         return
-    environments = {seen.node: seen.fact for seen in recording.facts(EnvVars)}
-    facts = [seen for seen in recording.facts(NcclFact) if seen.node in environments]
-    in_files = {seen.node: set_by_files(files_read(recording, seen)) for seen in facts}
+    environments = {node.node: node.fact for node in recording.facts(EnvVars)}
+    facts = [node for node in recording.facts(NcclFact) if node.node in environments]
+    in_files = {node.node: set_by_files(files_read(recording, node)) for node in facts}
     names = {name for found in in_files.values() for name in found}
     for name in sorted(names - _forbids_rdma(recording)):
         has = {
@@ -260,9 +260,9 @@ def nccl_conf_differs(recording: Recording) -> Iterator[Draft]:
             for node, found in in_files.items()
         }
         from_file = [
-            seen
-            for seen in facts
-            if name in in_files[seen.node] and name not in environments[seen.node].variables
+            node
+            for node in facts
+            if name in in_files[node.node] and name not in environments[node.node].variables
         ]
         does = frozenset(effective(name, value) for value in has.values())
         if len(does) < 2 or not from_file:
@@ -274,7 +274,7 @@ def nccl_conf_differs(recording: Recording) -> Iterator[Draft]:
 
 def _forbids_rdma(recording: Recording) -> set[str]:
     """The settings that keep some node from RDMA ports that it has."""
-    facts = (seen.fact for seen in recording.facts(RdmaFact) if seen.fact.candidates())
+    facts = (node.fact for node in recording.facts(RdmaFact) if node.fact.candidates())
     return {(fact.unused_by or "").partition("=")[0] for fact in facts}
 
 

@@ -58,8 +58,8 @@ def nccl_plugin_missing(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _is_missing(one: Plugin) -> bool:
-    return one.setting is not None and one.path is None and not one.unclear
+def _is_missing(plugin: Plugin) -> bool:
+    return plugin.setting is not None and plugin.path is None and not plugin.unclear
 
 
 @rule("DD232", "nccl-plugin-lacks-library", Severity.WARNING, NcclFact)
@@ -129,22 +129,22 @@ def nccl_network_that_none_has(recording: Recording) -> Iterator[Draft]:
                 undo="set NCCL_NET again",
             ),
             detail="NCCL takes no other network than this one, and the job ends where its ranks connect.",
-        ).model_copy(update={"reproduced_by": meeting(recording, [seen.node for seen in group])})
+        ).model_copy(update={"reproduced_by": meeting(recording, [node.node for node in group])})
 
 
 def _nobodys_network(fact: NcclFact) -> tuple[str, str | None] | None:
     if fact.network is None or fact.network.lower() in OWN_NETWORKS:
         return None
-    if any(one.works for one in fact.networks()):
+    if any(network.works for network in fact.networks()):
         return None
-    return fact.network, next((folder for one in fact.networks() for folder in one.elsewhere), None)
+    return fact.network, next((folder for network in fact.networks() for folder in network.elsewhere), None)
 
 
 def _plugins(recording: Recording, chosen: Callable[[Plugin], bool]) -> dict[Plugin, list[FactAt[NcclFact]]]:
     groups: dict[Plugin, list[FactAt[NcclFact]]] = {}
-    for seen in nccl_of_gpu_nodes(recording):
-        for one in filter(chosen, seen.fact.plugins):
-            groups.setdefault(one, []).append(seen)
+    for node in nccl_of_gpu_nodes(recording):
+        for one in filter(chosen, node.fact.plugins):
+            groups.setdefault(one, []).append(node)
     return groups
 
 
@@ -214,9 +214,11 @@ def efa_without_plugin(recording: Recording) -> Iterator[Draft]:
 def _idle_efa(fact: NcclFact) -> tuple[int, str | None] | None:
     if not fact.efa_devices or (fact.network or "").lower() == "socket":
         return None
-    if any(one.works for one in fact.networks()):
+    if any(network.works for network in fact.networks()):
         return None
-    return len(fact.efa_devices), next((folder for one in fact.networks() for folder in one.elsewhere), None)
+    return len(fact.efa_devices), next(
+        (folder for network in fact.networks() for folder in network.elsewhere), None
+    )
 
 
 _INSTALL = remedy(
@@ -247,13 +249,13 @@ def network_plugin_on_some_nodes(recording: Recording) -> Iterator[Draft]:
         NCCL src/plugin/net.cc, ncclNetInit
     """
     asked = [
-        seen for seen in nccl_of_gpu_nodes(recording) if (seen.fact.network or "").lower() not in OWN_NETWORKS
+        node for node in nccl_of_gpu_nodes(recording) if (node.fact.network or "").lower() not in OWN_NETWORKS
     ]
-    having = [seen for seen in asked if any(one.works for one in seen.fact.networks())]
-    without = [seen for seen in asked if seen not in having]
+    having = [node for node in asked if any(network.works for network in node.fact.networks())]
+    without = [node for node in asked if node not in having]
     if not having or not without:
         return
-    path = next(one.path for seen in having for one in seen.fact.networks() if one.works) or "it"
+    path = next(network.path for node in having for network in node.fact.networks() if network.works) or "it"
     fewer = min(having, without, key=len)
     yield likely(
         of_nodes(recording, fewer),

@@ -64,14 +64,14 @@ def acs_redirects(recording: Recording) -> Iterator[Draft]:
         Linux drivers/pci/p2pdma.c, pci_bridge_has_acs_redir
     """
     groups: dict[tuple[tuple[str, ...], tuple[str, ...], Severity], list[FactAt[PcieFact]]] = {}
-    for seen in recording.facts(PcieFact):
-        pairs = [pair for pair in _pairs(recording, seen) if seen.fact.redirecting(pair[2])]
-        if pairs and not seen.fact.virtual:
-            bridges = dict.fromkeys(bus for pair in pairs for bus in seen.fact.redirecting(pair[2]))
-            numbers = gpu_numbers(recording, seen.node)
+    for node in recording.facts(PcieFact):
+        pairs = [pair for pair in _pairs(recording, node) if node.fact.redirecting(pair[2])]
+        if pairs and not node.fact.virtual:
+            bridges = dict.fromkeys(bus for pair in pairs for bus in node.fact.redirecting(pair[2]))
+            numbers = gpu_numbers(recording, node.node)
             ends = dict.fromkeys(device_name(one, numbers) for pair in pairs for one in pair[:2])
             cause = (tuple(bridges), tuple(ends), _severity(recording, pairs))
-            groups.setdefault(cause, []).append(seen)
+            groups.setdefault(cause, []).append(node)
     for (bridges_of, ends_of, severity), group in groups.items():
         fact = group[0].fact
         iommu = iommu_evidence(fact)
@@ -93,13 +93,13 @@ def _severity(recording: Recording, pairs: list[Pair]) -> Severity:
     return Severity.WARNING if gpus or several else Severity.INFO
 
 
-def _pairs(recording: Recording, seen: FactAt[PcieFact]) -> list[Pair]:
+def _pairs(recording: Recording, node: FactAt[PcieFact]) -> list[Pair]:
     """Neighbours that would talk over PCIe, of the job's own GPUs."""
-    mine = jobs_gpus(recording, seen.node)
-    linked = _nvlinked(recording, seen.node)
+    mine = jobs_gpus(recording, node.node)
+    linked = _nvlinked(recording, node.node)
     return [
         (one, two, ports)
-        for one, two, ports in seen.fact.neighbours()
+        for one, two, ports in node.fact.neighbours()
         if frozenset((one.bus_id, two.bus_id)) not in linked
         and all(end.kind != "gpu" or mine is None or end.bus_id in mine for end in (one, two))
     ]
@@ -153,10 +153,12 @@ def iommu_translates(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _translates(recording: Recording, seen: FactAt[PcieFact]) -> bool:
-    mine, linked = jobs_gpus(recording, seen.node), _nvlinked(recording, seen.node)
+def _translates(recording: Recording, node: FactAt[PcieFact]) -> bool:
+    mine, linked = jobs_gpus(recording, node.node), _nvlinked(recording, node.node)
     gpus = [
-        one for one in seen.fact.endpoints() if one.kind == "gpu" and (mine is None or one.bus_id in mine)
+        device
+        for device in node.fact.endpoints()
+        if device.kind == "gpu" and (mine is None or device.bus_id in mine)
     ]
     return any(
         translated(one) and translated(two) and frozenset((one.bus_id, two.bus_id)) not in linked
@@ -243,7 +245,7 @@ def links_short(recording: Recording) -> Iterator[Draft]:
         https://docs.kernel.org/PCI/sysfs-pci.html
         Linux Documentation/ABI/testing/sysfs-bus-pci, current_link_width and max_link_width
     """
-    everywhere = [link for seen in recording.facts(PcieFact) for link in _links(recording, seen)]
+    everywhere = [link for node in recording.facts(PcieFact) for link in _links(recording, node)]
     for link in everywhere:
         if not link.is_short:
             continue
@@ -291,22 +293,26 @@ def _culprit(recording: Recording, link: _Link, name: str) -> Culprit:
     return Culprit(kind="nic" if kind == "nic" else "node", node=where, node_rank=link.node, name=name)
 
 
-def _alike(one: PcieDevice, two: PcieDevice) -> bool:
+def _alike(device: PcieDevice, two: PcieDevice) -> bool:
     """Whether two devices are of one model and stand in the same place: as many bridges above."""
-    return (one.kind, one.model, len(one.above)) == (two.kind, two.model, len(two.above))
+    return (device.kind, device.model, len(device.above)) == (two.kind, two.model, len(two.above))
 
 
-def _links(recording: Recording, seen: FactAt[PcieFact]) -> Iterator[_Link]:
+def _links(recording: Recording, node: FactAt[PcieFact]) -> Iterator[_Link]:
     """The links up from the job's GPUs and the RDMA devices, and those of the bridges above them."""
-    if seen.fact.virtual:
+    if node.fact.virtual:
         return
-    mine = jobs_gpus(recording, seen.node)
-    ends = [one for one in seen.fact.endpoints() if one.kind != "gpu" or mine is None or one.bus_id in mine]
+    mine = jobs_gpus(recording, node.node)
+    ends = [
+        device
+        for device in node.fact.endpoints()
+        if device.kind != "gpu" or mine is None or device.bus_id in mine
+    ]
     bridges = {bus for one in ends for bus in one.above}
-    for device in (*ends, *(device for device in seen.fact.devices if device.bus_id in bridges)):
-        port = seen.fact.device(device.above[-1]) if device.above else None
+    for device in (*ends, *(device for device in node.fact.devices if device.bus_id in bridges)):
+        port = node.fact.device(device.above[-1]) if device.above else None
         if port is not None:
-            yield from _link(device, port, seen.node)
+            yield from _link(device, port, node.node)
 
 
 def _link(device: PcieDevice, port: PcieDevice, node: int) -> Iterator[_Link]:

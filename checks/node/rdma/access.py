@@ -31,7 +31,7 @@ def _works(fact: RdmaFact) -> bool:
 
 def _graded(recording: Recording) -> Severity:
     """An error where other nodes do have RDMA, and so cannot be reached by TCP; else the job is merely slow."""
-    return Severity.ERROR if any(_works(seen.fact) for seen in users(recording)) else Severity.WARNING
+    return Severity.ERROR if any(_works(node.fact) for node in users(recording)) else Severity.WARNING
 
 
 @rule("DD572", "rdma-on-some-nodes-only", Severity.ERROR, RdmaFact)
@@ -54,15 +54,15 @@ def on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-disable
     """
     facts = users(recording)
-    with_rdma = [seen.node for seen in facts if _works(seen.fact)]
-    if not with_rdma or any(hca.is_efa for seen in facts for hca in seen.fact.hcas):
+    with_rdma = [node.node for node in facts if _works(node.fact)]
+    if not with_rdma or any(hca.is_efa for node in facts for hca in node.fact.hcas):
         return
     lacking = {
         reading.node: reading.reason or "no RDMA device"
         for reading in recording.of_check("rdma")
         if reading.status is Status.ABSENT
     }
-    lacking |= {seen.node: "no port is up" for seen in facts if _is_all_down(seen.fact)}
+    lacking |= {node.node: "no port is up" for node in facts if _is_all_down(node.fact)}
     if lacking:
         nodes = sorted(lacking)
         yield likely(

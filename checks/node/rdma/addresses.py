@@ -79,12 +79,12 @@ def entries(recording: Recording) -> list[Entry]:
 
 def _entries(recording: Recording) -> list[Entry]:
     found = []
-    for seen in users(recording):
-        nccl = nccl_version(recording, seen.node)
-        for hca, port in fast_and_others(seen.fact.chosen())[0]:
+    for node in users(recording):
+        nccl = nccl_version(recording, node.node)
+        for hca, port in fast_and_others(node.fact.chosen())[0]:
             if port.is_roce and hca.bus_id is not None and any(gid.roce for gid in port.gids):
-                choice = roce_gids.nccl_choice(port.gids, nccl or PASSES_HIDDEN_SINCE, seen.fact.settings)
-                found.append(Entry((seen.node, hca, port), seen.fact, nccl, choice))
+                choice = roce_gids.nccl_choice(port.gids, nccl or PASSES_HIDDEN_SINCE, node.fact.settings)
+                found.append(Entry((node.node, hca, port), node.fact, nccl, choice))
     return found
 
 

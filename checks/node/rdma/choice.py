@@ -44,15 +44,15 @@ def different_kinds(recording: Recording) -> Iterator[Draft]:
     """
     fast: dict[int, list[tuple[Hca, Port]]] = {}
     others: list[Hit] = []
-    for seen in users(recording):
-        if seen.fact.settings.get(HCA):
+    for node in users(recording):
+        if node.fact.settings.get(HCA):
             continue
-        best, others_here = fast_and_others(seen.fact.chosen())
+        best, others_here = fast_and_others(node.fact.chosen())
         models = {hca.model for hca, _ in best}
         rest = [(hca, port) for hca, port in others_here if hca.model not in models]
-        fast[seen.node] = [*best, *(one for one in others_here if one not in rest)]
-        if rest and not _is_well_chosen(recording, seen, best, rest):
-            others += [(seen.node, hca, port) for hca, port in rest]
+        fast[node.node] = [*best, *(one for one in others_here if one not in rest)]
+        if rest and not _is_well_chosen(recording, node, best, rest):
+            others += [(node.node, hca, port) for hca, port in rest]
     if not others:
         return
     remedy = use_ports(recording, fast, "only ports of the fabric between the nodes")
@@ -72,14 +72,14 @@ def different_kinds(recording: Recording) -> Iterator[Draft]:
 
 def _is_well_chosen(
     recording: Recording,
-    seen: FactAt[RdmaFact],
+    node: FactAt[RdmaFact],
     best: Sequence[tuple[Hca, Port]],
     rest: Sequence[tuple[Hca, Port]],
 ) -> bool:
     """Whether NCCL will leave the others alone: they are of one kind with the best, and farther from all GPUs."""
     if {port.link_layer for _, port in best} != {port.link_layer for _, port in rest}:
         return False
-    fact = next(iter(recording.at(TopologyFact, seen.node)), None)
+    fact = next(iter(recording.at(TopologyFact, node.node)), None)
     near, far = {hca.name for hca, _ in best}, {hca.name for hca, _ in rest}
     return fact is not None and all(distance(fact, gpu, near) < distance(fact, gpu, far) for gpu in fact.gpus)
 
@@ -114,17 +114,17 @@ def matches_nothing(recording: Recording) -> Iterator[Draft]:
             if fatal
             else "NCCL does with the others, without a word."
         )
-        best = {seen.node: fast_and_others(seen.fact.candidates()) for seen in group}
+        best = {node.node: fast_and_others(node.fact.candidates()) for node in group}
         fast = {node: ports for node, (ports, _) in best.items()}
         unneeded = not any(rest for _, rest in best.values())  # NCCL takes these and no others by itself
         instead = None if unneeded else use_ports(recording, fast, "the fast ports that are up here")
         yield proved(
             (
-                one.model_copy(update={"kind": "setting", "name": HCA})
-                for one in node_culprits(recording, group)
+                culprit.model_copy(update={"kind": "setting", "name": HCA})
+                for culprit in node_culprits(recording, group)
             ),
             title,
-            (_devices_seen(recording, seen) for seen in group[:8]),
+            (_devices_seen(recording, node) for node in group[:8]),
             unset({HCA: value}, "NCCL finds active ports itself", proof=NO_TRIAL),
             *([instead] if instead else []),
             detail=detail,
@@ -147,10 +147,10 @@ def _unmatched(fact: RdmaFact) -> tuple[str, tuple[str, ...], bool] | None:
     return (value, missing, fatal) if missing or fatal else None
 
 
-def _devices_seen(recording: Recording, seen: FactAt[RdmaFact]) -> Evidence:
-    ports = [port_name(hca, port) for hca, port in seen.fact.candidates()]
+def _devices_seen(recording: Recording, node: FactAt[RdmaFact]) -> Evidence:
+    ports = [port_name(hca, port) for hca, port in node.fact.candidates()]
     more = f" and {len(ports) - 12} more" if ports[12:] else ""
-    text = f"active on {host(recording, seen.node)}: {', '.join(ports[:12])}{more}"
+    text = f"active on {host(recording, node.node)}: {', '.join(ports[:12])}{more}"
     return Evidence(text=text, expected_from=_DOCS)
 
 
@@ -172,14 +172,14 @@ def takes_more(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
     """
     groups: dict[tuple[str, Severity], list[Hit]] = {}
-    for seen in users(recording):
-        value = seen.fact.settings.get(HCA, "")
-        named, extra = _named_and_extra(seen.fact, value)
+    for node in users(recording):
+        value = node.fact.settings.get(HCA, "")
+        named, extra = _named_and_extra(node.fact, value)
         if extra:
             _, slow = fast_and_others([*named, *extra])
             worse = any(one in extra for one in slow)
             key = (value, Severity.WARNING if worse else Severity.INFO)
-            groups.setdefault(key, []).extend((seen.node, hca, port) for hca, port in extra)
+            groups.setdefault(key, []).extend((node.node, hca, port) for hca, port in extra)
     for (value, severity), hits in groups.items():
         yield port_draft(
             recording,
@@ -214,7 +214,7 @@ def _named_and_extra(fact: RdmaFact, value: str) -> tuple[list[tuple[Hca, Port]]
 def _with_equals(recording: Recording, value: str, hits: Sequence[Hit]) -> list[Remedy]:
     nodes = {node for node, _, _ in hits}
     ports = {
-        seen.node: _named_and_extra(seen.fact, value)[0] for seen in users(recording) if seen.node in nodes
+        node.node: _named_and_extra(node.fact, value)[0] for node in users(recording) if node.node in nodes
     }
     remedy = use_ports(recording, ports, "the names stand for themselves")
     return [remedy] if remedy else []
@@ -241,7 +241,7 @@ def leaves_out_nearest(recording: Recording) -> Iterator[Draft]:
     """
     if not is_between_nodes(recording):
         return
-    topologies = {seen.node: seen.fact for seen in recording.facts(TopologyFact)}
+    topologies = {node.node: node.fact for node in recording.facts(TopologyFact)}
     groups: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[FactAt[RdmaFact]]] = {}
     for seen in users(recording):
         value, fact = seen.fact.settings.get(HCA), topologies.get(seen.node)
@@ -252,8 +252,8 @@ def leaves_out_nearest(recording: Recording) -> Iterator[Draft]:
     for (value, gpus, names), group in groups.items():
         yield likely(
             (
-                one.model_copy(update={"kind": "setting", "name": HCA})
-                for one in node_culprits(recording, group)
+                culprit.model_copy(update={"kind": "setting", "name": HCA})
+                for culprit in node_culprits(recording, group)
             ),
             f"{shown(HCA, value)} on {node_names(recording, group)} leaves out {name_list(names)},"
             f" the nearest to {name_list(gpus)}",

@@ -30,7 +30,7 @@ def users(recording: Recording) -> list[FactAt[RdmaFact]]:
     """The nodes on which NCCL would use RDMA, settings that turn it off aside."""
     if not is_between_nodes(recording):
         return []
-    return [seen for seen in recording.facts(RdmaFact) if seen.fact.unused_by is None]
+    return [node for node in recording.facts(RdmaFact) if node.fact.unused_by is None]
 
 
 def for_later_jobs(recording: Recording, severity: Severity) -> Severity:
@@ -49,7 +49,7 @@ def nccl_version(recording: Recording, node: int) -> Version | None:
 
 
 def _versions(recording: Recording) -> dict[int, Version]:
-    found = {seen.node: _version(seen.fact) for seen in of_the_job(recording)}
+    found = {node.node: _version(node.fact) for node in of_the_job(recording)}
     return {node: version for node, version in found.items() if version}
 
 
@@ -60,9 +60,9 @@ def _version(fact: Software) -> Version:
 def hits_of(recording: Recording, keep: Callable[[Hca, Port], bool]) -> list[Hit]:
     """The ports of all nodes that ``keep`` chooses."""
     return [
-        (seen.node, hca, port)
-        for seen in recording.facts(RdmaFact)
-        for hca, port in seen.fact.ports()
+        (node.node, hca, port)
+        for node in recording.facts(RdmaFact)
+        for hca, port in node.fact.ports()
         if keep(hca, port)
     ]
 
@@ -125,8 +125,8 @@ def is_cut_off(recording: Recording, node: int) -> bool:
 
 def _cut_off(recording: Recording) -> set[int]:
     layers = {
-        seen.node: {port.link_layer for _, port in fast_and_others(seen.fact.chosen())[0]}
-        for seen in users(recording)
+        node.node: {port.link_layer for _, port in fast_and_others(node.fact.chosen())[0]}
+        for node in users(recording)
     }
     usual = {layer for found in layers.values() for layer in found}
     return {node for node, found in layers.items() if not found or (len(usual) > 1 and found == {"Ethernet"})}
@@ -247,8 +247,8 @@ def changes(recording: Recording) -> list[Change]:
 
 
 def _changes(recording: Recording) -> list[Change]:
-    used = {identity((seen.node, hca, port)) for seen in users(recording) for hca, port in seen.fact.chosen()}
-    before = {seen.node: seen for seen in recording.facts(RdmaFact)}
+    used = {identity((node.node, hca, port)) for node in users(recording) for hca, port in node.fact.chosen()}
+    before = {node.node: node for node in recording.facts(RdmaFact)}
     return [
         change
         for after in recording.facts(RdmaAfterFact)

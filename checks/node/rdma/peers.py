@@ -58,11 +58,11 @@ def mtu_smaller(recording: Recording) -> Iterator[Draft]:
     """
     mtus: dict[tuple[int, str, int], NetDevice] = {}
     hits: list[Hit] = []
-    for seen in users(recording):
-        for hca, port in seen.fact.chosen():
-            netdev = seen.fact.netdev(port) if port.is_roce and is_of_a_card(hca) else None
+    for node in users(recording):
+        for hca, port in node.fact.chosen():
+            netdev = node.fact.netdev(port) if port.is_roce and is_of_a_card(hca) else None
             if netdev is not None and netdev.mtu_bytes is not None:
-                hits.append((seen.node, hca, port))
+                hits.append((node.node, hca, port))
                 mtus[identity(hits[-1])] = netdev
     odd = odd_ones(hits, lambda hit: verbs_mtu(mtus[identity(hit)].mtu_bytes or 0))
     if not odd:
@@ -110,15 +110,15 @@ def rails_differ(recording: Recording) -> Iterator[Draft]:
     """
     told_already = {one.hit[0] for one in (*odd_by_state(recording), *odd_by_rate(recording))}
     compared = {
-        seen.node: _rails(seen.fact)
-        for seen in users(recording)
-        if seen.node not in told_already and _uses_all_it_has(seen.fact)
+        node.node: _rails(node.fact)
+        for node in users(recording)
+        if node.node not in told_already and _uses_all_it_has(node.fact)
     }
     apart = split({node: (rails, _in_words(rails)) for node, rails in compared.items()})
     if apart is None:
         return
     layers = {frozenset(layer for layer, _ in rails) for rails in compared.values()}
-    strangers = any(not one & other for one in layers for other in layers)
+    strangers = any(not layer & other for layer in layers for other in layers)
     yield likely(
         odd_culprits(recording, apart),
         f"The nodes have different RDMA ports: {told(recording, apart)}",
@@ -227,9 +227,9 @@ def link_flaps(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-timeout
     """
     flapping = {
-        identity(hit): (hit, downs, seen)
-        for seen in recording.facts(RdmaFact)
-        for hit, downs in _flapping(seen)
+        identity(hit): (hit, downs, node)
+        for node in recording.facts(RdmaFact)
+        for hit, downs in _flapping(node)
     }
     hits = [hit for hit, _, _ in flapping.values()]
     if hits:
@@ -245,10 +245,10 @@ def link_flaps(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _flapping(seen: FactAt[RdmaFact]) -> list[tuple[Hit, float]]:
-    fact = seen.fact
+def _flapping(node: FactAt[RdmaFact]) -> list[tuple[Hit, float]]:
+    fact = node.fact
     active = [(hca, port) for hca, port in fact.ports() if port.is_active and is_of_a_card(hca)]
-    counted = [((seen.node, hca, port), _downs(fact, port)) for hca, port in active]
+    counted = [((node.node, hca, port), _downs(fact, port)) for hca, port in active]
     known = [(hit, downs) for hit, downs in counted if downs is not None]
     if fact.uptime_s is None:
         return []
@@ -269,6 +269,6 @@ def _downs(fact: RdmaFact, port: Port) -> float | None:
     return max(counted or 0, netdev.carrier_changes // 2)
 
 
-def _told(downs: float, seen: FactAt[RdmaFact]) -> str:
-    days = (seen.fact.uptime_s or 0.0) / DAY_S
+def _told(downs: float, node: FactAt[RdmaFact]) -> str:
+    days = (node.fact.uptime_s or 0.0) / DAY_S
     return f"went down {downs:g} times; the node has been up for {days:.1f} days"

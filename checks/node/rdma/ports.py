@@ -72,10 +72,10 @@ def port_down(recording: Recording) -> Iterator[Draft]:
 def _named_and_down(recording: Recording) -> dict[tuple[int, str, int], tuple[Hit, bool]]:
     """The ports that NCCL_IB_HCA asks for and that are down, and whether the node has another one."""
     return {
-        (seen.node, hca.name, port.number): ((seen.node, hca, port), bool(seen.fact.chosen()))
-        for seen in users(recording)
-        for hca, port in seen.fact.ports()
-        if port.state == "DOWN" and named_by_setting(seen.fact, hca, port)
+        (node.node, hca.name, port.number): ((node.node, hca, port), bool(node.fact.chosen()))
+        for node in users(recording)
+        for hca, port in node.fact.ports()
+        if port.state == "DOWN" and named_by_setting(node.fact, hca, port)
     }
 
 
@@ -230,7 +230,7 @@ def lost_a_link(recording: Recording) -> Iterator[Draft]:
         https://docs.kernel.org/networking/bonding.html
         drivers/net/bonding/bond_sysfs_slave.c of the kernel: mii_status
     """
-    bonds = [bond for seen in recording.facts(RdmaFact) for bond in _bonds(seen.node, seen.fact)]
+    bonds = [bond for node in recording.facts(RdmaFact) for bond in _bonds(node.node, node.fact)]
     whole = any(len(bond.slaves) > 1 and not bond.lost() for bond in bonds)
     grades: dict[Severity, list[_Bond]] = {}
     for bond in bonds:
@@ -259,7 +259,7 @@ def _draft(recording: Recording, bonds: Sequence[_Bond], severity: Severity) -> 
 
 
 def _bonds(node: int, fact: RdmaFact) -> Iterator[_Bond]:
-    netdevs = {one.name: one for one in fact.netdevs}
+    netdevs = {netdev.name: netdev for netdev in fact.netdevs}
     for hca, port in fact.ports():
         if port.is_active and is_of_a_card(hca):
             over = (netdevs[name] for name in port.netdevs if name in netdevs)
@@ -270,7 +270,7 @@ def _bonds(node: int, fact: RdmaFact) -> Iterator[_Bond]:
 
 
 def _names(netdevs: Sequence[NetDevice]) -> str:
-    return " and ".join(one.name for one in netdevs)
+    return " and ".join(netdev.name for netdev in netdevs)
 
 
 def _state(bond: _Bond) -> str:

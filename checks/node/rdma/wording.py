@@ -130,7 +130,7 @@ def look_at_link(hits: Sequence[Hit], why: str) -> Remedy:
     """Find out why a link is down, slow or unsteady."""
     _, hca, port = hits[0]
     name = hca.name if nccl_hca.is_name(hca.name) else "DEVICE"
-    ethernet = [f"ethtool {one}" for one in port.netdevs[:1] if nccl_hca.is_name(one)]
+    ethernet = [f"ethtool {netdev}" for netdev in port.netdevs[:1] if nccl_hca.is_name(netdev)]
     infiniband = [f"ibstat {name}", f"sudo mlxlink -d {name} -c -e   # from mft; the cable's own readings"]
     return by_administrator(
         f"{why}: look at the cable, the transceiver and the switch port at its other end",

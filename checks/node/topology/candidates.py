@@ -75,7 +75,7 @@ _ANY = (
 
 def topology_file(clusters: Sequence[Cluster]) -> Remedy:
     """NCCL's topology file for this kind of machine, from whoever ships it."""
-    kinds = {one.kind for one in clusters}
+    kinds = {cluster.kind for cluster in clusters}
     who, command = _TOPOLOGY_FILES.get(kinds.pop(), _ANY) if len(kinds) == 1 else _ANY
     return remedy(
         f"Point NCCL_TOPO_FILE at NCCL's topology file of this kind of machine: {who}",
@@ -122,7 +122,7 @@ def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
         return
     told = nodes_nccl_ran_on(recording.trials) | hosts_crossing_sockets(recording)
     seen = [
-        one for one in recording.facts(TopologyFact) if one.node not in told and not tree_hidden(one.fact)
+        node for node in recording.facts(TopologyFact) if node.node not in told and not tree_hidden(node.fact)
     ]
     open_paths = {one.node: _open_paths(recording, one) for one in seen}
     groups: dict[_Paths, list[FactAt[TopologyFact]]] = {}
@@ -133,12 +133,12 @@ def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
         yield _unproved(recording, paths, group)
 
 
-def _open_paths(recording: Recording, seen: FactAt[TopologyFact]) -> _Paths:
+def _open_paths(recording: Recording, node: FactAt[TopologyFact]) -> _Paths:
     """The pairs over which NCCL may use P2P without NVLink, by code from near to far."""
-    fact = seen.fact
+    fact = node.fact
     if fact.nccl_settings.get("NCCL_P2P_DISABLE") == "1":
         return ()
-    refused = pairs_without_p2p(recording, seen.node)
+    refused = pairs_without_p2p(recording, node.node)
     on_amd = fact.cpu_vendor in {None, link_codes.SYS_BY_DEFAULT_VENDOR}
     bridged = connected(
         fact.gpus, [(one, two) for one, two, code in fact.gpu_pairs() if link_codes.nvlinks(code)]
@@ -214,7 +214,7 @@ def pcietree_hidden(recording: Recording) -> Iterator[Draft]:
                 *([Evidence(text=f"all belong to NUMA nodes {ranges}")] if ranges else []),
                 *evidence(recording, group[0].node),
             ),
-            topology_file([cluster(recording, seen.node) for seen in group]),
+            topology_file([cluster(recording, node.node) for node in group]),
             confidence=Confidence.LIKELY if "-" in ranges else Confidence.POSSIBLE,
             detail="NCCL cannot know then which GPUs are near each other. Nothing is wrong as long as it is fast.",
         )
@@ -225,7 +225,7 @@ def tree_hidden(fact: TopologyFact) -> bool:
     return (
         len(fact.gpus) >= _LEAST_HIDDEN
         and fact.source != "nccl-xml"  # which calls NODE PHB too
-        and all(fact.links[one][two] == "PHB" for one in fact.gpus for two in fact.gpus if one != two)
+        and all(fact.links[gpu][two] == "PHB" for gpu in fact.gpus for two in fact.gpus if gpu != two)
         and len(set(fact.cpu_affinity.values())) == 1
     )
 

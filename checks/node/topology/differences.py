@@ -73,7 +73,11 @@ def p2p_not_used(recording: Recording) -> Iterator[Draft]:
     References
         NCCL src/graph/paths.cc, ncclTopoCheckP2p; src/transport/p2p.cc, p2pCanConnect
     """
-    found = [one for one in _differences(recording) if one.expected.choice.kind == "P2P" and not _nvlink(one)]
+    found = [
+        difference
+        for difference in _differences(recording)
+        if difference.expected.choice.kind == "P2P" and not _nvlink(difference)
+    ]
     yield from _drafts(recording, found, "are in reach of P2P")
 
 
@@ -95,7 +99,11 @@ def nvlink_not_used(recording: Recording) -> Iterator[Draft]:
     References
         NCCL src/graph/paths.cc, ncclTopoCheckP2p; src/graph/topo.h, SM90_NVLINK_BW and its like
     """
-    found = [one for one in _differences(recording) if one.expected.choice.kind == "P2P" and _nvlink(one)]
+    found = [
+        difference
+        for difference in _differences(recording)
+        if difference.expected.choice.kind == "P2P" and _nvlink(difference)
+    ]
     yield from _drafts(recording, found, "are joined by NVLink")
 
 
@@ -118,7 +126,9 @@ def network_within_host(recording: Recording) -> Iterator[Draft]:
         NCCL src/misc/utils.cc, getHostHash; src/transport/shm.cc, shmCanConnect
     """
     found = [
-        one for one in _differences(recording) if one.expected.choice.kind == "SHM" and one.kind == "NET"
+        difference
+        for difference in _differences(recording)
+        if difference.expected.choice.kind == "SHM" and difference.kind == "NET"
     ]
     yield from _drafts(recording, found, "share a host")
 
@@ -145,7 +155,9 @@ def p2p_beyond_limit(recording: Recording) -> Iterator[Draft]:
         settings = {name: value for name, value in place.node.settings.items() if name != "NCCL_P2P_LEVEL"}
         if len(settings) == len(place.node.settings):
             continue
-        default = {one.gpus: one for one in place.expected(replace(place.node, settings=settings))}
+        default = {
+            expected.gpus: expected for expected in place.expected(replace(place.node, settings=settings))
+        }
         for used in used_within(recording, place):
             expected = default.get(used.gpus)
             if (
@@ -172,8 +184,8 @@ def p2p_beyond_limit(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _nvlink(one: Difference) -> bool:
-    return link_codes.nvlinks(one.expected.code) > 0
+def _nvlink(difference: Difference) -> bool:
+    return link_codes.nvlinks(difference.expected.code) > 0
 
 
 def _differences(recording: Recording) -> list[Difference]:
@@ -187,7 +199,7 @@ def _found(recording: Recording) -> Iterator[Difference]:
         expected: dict[tuple[str, str], Expected] = {}
         for used in used_within(recording, place):
             kinds = used.kinds() & {"P2P", "SHM", "NET"}
-            expected = expected or {one.gpus: one for one in place.expected()}
+            expected = expected or {expected.gpus: expected for expected in place.expected()}
             should = expected.get(used.gpus)
             if should and should.choice.sure and should.choice.kind not in {"NET", *kinds}:
                 kind = next((kind for kind in ("NET", "SHM") if kind in kinds), None)
@@ -218,18 +230,21 @@ def _explained(recording: Recording, place: Place, used: Used) -> tuple[str, Rem
 
 def _drafts(recording: Recording, found: Sequence[Difference], what: str) -> Iterator[Draft]:
     groups: dict[tuple[str, ...], list[Difference]] = {}
-    for one in found:
-        groups.setdefault(one.cause, []).append(one)
+    for difference in found:
+        groups.setdefault(difference.cause, []).append(difference)
     for group in groups.values():
         first = group[0]
-        hosts = hosts_of(recording, [one.place.seen for one in group])
-        pairs = wording.pair_names([one.used.gpus for one in group])
+        hosts = hosts_of(recording, [difference.place.seen for difference in group])
+        pairs = wording.pair_names([difference.used.gpus for difference in group])
         should = first.expected.choice
         unexplained = first.remedy is wording.SHOW_CHOICE
         yield finding(
-            (culprit(recording, one.place.seen.node, one.used.gpus, one.used.ranks) for one in group),
+            (
+                culprit(recording, difference.place.seen.node, difference.used.gpus, difference.used.ranks)
+                for difference in group
+            ),
             f"GPUs that {what} talk over {wording.NAMES[first.kind]} on {hosts}: {pairs}",
-            (_evidence(one) for one in group[: wording.MOST_PAIRS]),
+            (_evidence(difference) for difference in group[: wording.MOST_PAIRS]),
             first.remedy,
             confidence=Confidence.POSSIBLE if unexplained else Confidence.LIKELY,
             detail=f"Expected: {wording.NAMES[should.kind]}, for {should.why}."
@@ -238,11 +253,12 @@ def _drafts(recording: Recording, found: Sequence[Difference], what: str) -> Ite
         )
 
 
-def _evidence(one: Difference) -> Evidence:
-    said = next(it.via for it in one.used.transports if it.kind == one.kind)
-    path = f"{'-'.join(one.used.gpus)} is {one.expected.code}{wording.rate(one.expected.rate_gb_per_s)}"
-    ranks = f"ranks {one.used.ranks[0]} and {one.used.ranks[1]}"
-    return Evidence(text=f"{path}; NCCL's log: {ranks} via {said}{wording.rate(one.instead())}")
+def _evidence(difference: Difference) -> Evidence:
+    said = next(it.via for it in difference.used.transports if it.kind == difference.kind)
+    expected = difference.expected
+    path = f"{'-'.join(difference.used.gpus)} is {expected.code}{wording.rate(expected.rate_gb_per_s)}"
+    ranks = f"ranks {difference.used.ranks[0]} and {difference.used.ranks[1]}"
+    return Evidence(text=f"{path}; NCCL's log: {ranks} via {said}{wording.rate(difference.instead())}")
 
 
 @rule("DD434", "setting-forbids-a-faster-way", Severity.WARNING, TopologyFact)
@@ -330,9 +346,12 @@ def one_machine(recording: Recording) -> Iterator[Draft]:
     shared = [group for group in machines.values() if len(group) > 1]
     speaking = set(nodes_that_say(recording, _NETWORK)) if shared else set()
     for group in shared:
-        here = {seen.node for seen in group}
+        here = {node.node for node in group}
         found = [
-            one for node in sorted(here & speaking) for one in crossings(recording, node) if one.other in here
+            crossing
+            for node in sorted(here & speaking)
+            for crossing in crossings(recording, node)
+            if crossing.other in here
         ]
         if found:
             yield _one_machine_draft(recording, group, found)
@@ -349,8 +368,8 @@ def _one_machine_draft(
         (
             Evidence(check="interfaces", text="they have one boot id"),
             *(
-                Evidence(text=f"NCCL's log: {ranks_at(recording, one.ranks)} via {one.transport.via}")
-                for one in found[: wording.MOST_PAIRS]
+                Evidence(text=f"NCCL's log: {ranks_at(recording, crossing.ranks)} via {crossing.transport.via}")
+                for crossing in found[: wording.MOST_PAIRS]
             ),
         ),
         wording.ONE_HOST_ID,
@@ -359,12 +378,12 @@ def _one_machine_draft(
 
 
 def _by_name(group: Sequence[FactAt[InterfacesFact]]) -> str | None:
-    names = list(dict.fromkeys(seen.fact.hostname for seen in group))
+    names = list(dict.fromkeys(node.fact.hostname for node in group))
     return f"their host names differ ({name_list(names)})" if len(names) > 1 else None
 
 
 def _by_memory(recording: Recording, group: Sequence[FactAt[InterfacesFact]]) -> str | None:
     """Ranks of one node are the agent's children and see one /dev/shm; only nodes can differ in it."""
-    here = {seen.node for seen in group}
-    devices = {one.fact.shm_device for one in recording.facts(Host) if one.node in here} - {None}
+    here = {node.node for node in group}
+    devices = {node.fact.shm_device for node in recording.facts(Host) if node.node in here} - {None}
     return "each has a /dev/shm of its own" if len(devices) > 1 else None

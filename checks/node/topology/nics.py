@@ -84,13 +84,13 @@ def _reason(recording: Recording, found: Staged) -> tuple[str, Remedy]:
     return "Nothing that is recorded explains it", wording.SHOW_NETWORK
 
 
-def _culprit(recording: Recording, one: Crossing, nic: str) -> Culprit:
+def _culprit(recording: Recording, crossing: Crossing, nic: str) -> Culprit:
     return Culprit(
         kind="nic",
-        node=host(recording, one.node),
-        node_rank=one.node,
-        rank=one.ranks[0],
-        gpu=one.gpu,
+        node=host(recording, crossing.node),
+        node_rank=crossing.node,
+        rank=crossing.ranks[0],
+        gpu=crossing.gpu,
         name=nic,
     )
 
@@ -148,7 +148,7 @@ def _candidate(recording: Recording, place: Place) -> str | None:
     node, rdma = place.seen.node, rdma_of(recording).get(place.seen.node)
     if GDR_LEVEL in place.node.settings or rdma is None or not rdma.chosen():
         return None
-    networks = (one.network for one in log_of(recording, node).transports)
+    networks = (transport.network for transport in log_of(recording, node).transports)
     if any(network is not None and network[2] for network in networks):  # in use already
         return None
     if any(name in (gpu.name or "") for gpu in place.gpus.values() for name in OS_MANAGED_MEMORY):
@@ -194,7 +194,7 @@ def far_from_every_nic(recording: Recording) -> Iterator[Draft]:
     for gpus, group in by_cause(recording.facts(TopologyFact), _far_from_nics).items():
         fact = group[0].fact
         yield proved(
-            (culprit(recording, seen.node, [gpu]) for seen in group for gpu in gpus),
+            (culprit(recording, node.node, [gpu]) for node in group for gpu in gpus),
             f"{name_list(gpus)} of {hosts_of(recording, group)} reach every RDMA NIC across the sockets",
             (Evidence(text=text) for text in fact.nearest_in_words()),
             detail=_nic_detail(fact, gpus),
@@ -239,7 +239,7 @@ def pinned_away(recording: Recording) -> Iterator[Draft]:
         return
     for (gpus, some), group in by_cause(recording.facts(TopologyFact), _far_from_cpus).items():
         yield proved(
-            (culprit(recording, seen.node, [gpu]) for seen in group for gpu in gpus),
+            (culprit(recording, node.node, [gpu]) for node in group for gpu in gpus),
             f"The job on {hosts_of(recording, group)} may run on no CPU near {name_list(gpus)}",
             _cpu_evidence(group[0], gpus),
             _near_cpus(group[0].fact, gpus),
@@ -256,10 +256,10 @@ def _far_from_cpus(fact: TopologyFact) -> tuple[tuple[str, ...], bool] | None:
     return (far, len(far) < len(job)) if far else None
 
 
-def _cpu_evidence(seen: FactAt[TopologyFact], gpus: Sequence[str]) -> Iterator[Evidence]:
-    yield Evidence(text=f"CPUs that the job may use: {seen.fact.allowed_cpus}")
+def _cpu_evidence(node: FactAt[TopologyFact], gpus: Sequence[str]) -> Iterator[Evidence]:
+    yield Evidence(text=f"CPUs that the job may use: {node.fact.allowed_cpus}")
     for gpu in gpus:
-        yield Evidence(text=f"CPUs near {gpu}: {seen.fact.near_cpus[gpu]}")
+        yield Evidence(text=f"CPUs near {gpu}: {node.fact.near_cpus[gpu]}")
 
 
 def _near_cpus(fact: TopologyFact, gpus: Sequence[str]) -> Remedy:

@@ -185,7 +185,7 @@ def nvlinks_down(recording: Recording) -> Iterator[Draft]:
     for (down, sure), group in _by_sureness(recording).items():
         expected, names = down[0].expected, [one.gpu for one in down]
         yield finding(
-            (culprit(recording, seen.node, [name]) for seen in group for name in names),
+            (culprit(recording, node.node, [name]) for node in group for name in names),
             f"NVLinks are down on {hosts_of(recording, group)}: {', '.join(map(_in_words, down))}"
             f" where the others have {expected}",
             (_state(one) for one in down),
@@ -328,7 +328,7 @@ def _shortfall_draft(recording: Recording, group: Sequence[FactAt[TopologyFact]]
     text, peers = f"NVLinks of {names}", "the other GPUs of the same matrix"
     evidence = Evidence(text=text, value=short.links, expected=short.expected, expected_from=peers)
     return finding(
-        (culprit(recording, seen.node, [gpu]) for seen in group for gpu in short.gpus),
+        (culprit(recording, node.node, [gpu]) for node in group for gpu in short.gpus),
         f"NVLinks are missing on {where}: {names} {have} where the others have {short.expected}",
         evidence,
         look_at_nvlinks(short.gpus),

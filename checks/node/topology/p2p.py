@@ -49,11 +49,13 @@ def p2p_stalls(recording: Recording) -> Iterator[Draft]:
     found = stalls(recording)
     if not found:
         return
-    hosts = [seen for seen in recording.facts(TopologyFact) if seen.node in {one.node for one in found}]
+    hosts = [node for node in recording.facts(TopologyFact) if node.node in {stall.node for stall in found}]
     fact = hosts[0].fact
-    pairs = ", ".join(dict.fromkeys(f"{'-'.join(one.gpus)} ({one.via} over {one.code})" for one in found))
+    pairs = ", ".join(
+        dict.fromkeys(f"{'-'.join(stall.gpus)} ({stall.via} over {stall.code})" for stall in found)
+    )
     yield finding(
-        (culprit(recording, one.node, one.gpus, one.ranks) for one in found),
+        (culprit(recording, stall.node, stall.gpus, stall.ranks) for stall in found),
         f"GPUs on {hosts_of(recording, hosts)} stall when NCCL copies directly between them: {pairs}",
         (*_stall_evidence(found, fact), *what_bends_the_path(recording, found[0].node)),
         *_nearer_level(fact, found),
@@ -63,19 +65,19 @@ def p2p_stalls(recording: Recording) -> Iterator[Draft]:
         confidence=Confidence.LIKELY if len(found) == 1 or found[0].isolated else Confidence.POSSIBLE,
         detail="Every rank entered the step and none left it, so no rank is late; NCCL's log says that these"
         " GPUs talk by P2P. The machine announces that path and does not carry it.",
-        reproduced_by=between(recording, found[0].ranks, [one.ranks for one in found]),
+        reproduced_by=between(recording, found[0].ranks, [stall.ranks for stall in found]),
     )
 
 
 def _nearer_level(fact: TopologyFact, stalls: Sequence[Stall]) -> list[Remedy]:
     """NCCL's own limit of today, where P2P goes farther: by a setting, or as on AMD CPUs before NCCL 2.23."""
     limit = _own_limit(fact)
-    if all(link_codes.allowed(one.code, limit) for one in stalls):
+    if all(link_codes.allowed(stall.code, limit) for stall in stalls):
         return []
     if stalls[0].log.p2p_level or "NCCL_P2P_LEVEL" in fact.nccl_settings:
         return [UNSET_LEVEL]
     near = any(link_codes.allowed(code, limit) for _, _, code in fact.gpu_pairs())
-    far = not any(link_codes.allowed(one.code, limit) for one in stalls)
+    far = not any(link_codes.allowed(stall.code, limit) for stall in stalls)
     return [keep_near_p2p(limit)] if near and far else []
 
 
@@ -87,22 +89,22 @@ def _own_limit(fact: TopologyFact) -> str:
 def _stall_evidence(stalls: Sequence[Stall], fact: TopologyFact) -> Iterator[Evidence]:
     trial = stalls[0].trial
     check = trial.judged_check or ""
-    text = f"{rank_list([rank for one in stalls for rank in one.ranks])} entered and did not leave"
+    text = f"{rank_list([rank for stall in stalls for rank in stall.ranks])} entered and did not leave"
     yield Evidence(check=check, text=text, value=trial.waited_s, unit="s")
     for one in stalls:
         yield Evidence(check=check, text=f"NCCL's log: ranks {one.ranks[0]} and {one.ranks[1]} via {one.via}")
         yield _path_evidence(one.gpus, one.code)
     limit, why = fact.p2p_limit(stalls[0].log)
-    if all(link_codes.allowed(one.code, limit) for one in stalls):
+    if all(link_codes.allowed(stall.code, limit) for stall in stalls):
         yield Evidence(text=f"P2P is allowed up to {limit}: {why}")
 
 
-def _hca(recording: Recording, seen: FactAt[TopologyFact]) -> list[Remedy]:
+def _hca(recording: Recording, node: FactAt[TopologyFact]) -> list[Remedy]:
     """The candidate for NCCL_IB_HCA, where the matrix has one: bonded, else nearest to each GPU."""
-    fact = seen.fact
+    fact = node.fact
     devices = fact.candidate_hcas()
     others = tuple(name for name in fact.hcas().values() if name not in devices)
-    index = gid_index_in_words(recording, seen.node, devices)
+    index = gid_index_in_words(recording, node.node, devices)
     return [use_hca(devices, others, "; ".join(fact.nearest_in_words()), index)] if devices else []
 
 
@@ -158,7 +160,7 @@ _Cause = tuple[tuple[tuple[str, str], ...], str, tuple[str, ...]]
 def _crossing(recording: Recording) -> dict[_Cause, list[FactAt[TopologyFact]]]:
     groups: dict[_Cause, list[FactAt[TopologyFact]]] = {}
     settled = nodes_nccl_ran_on(recording.trials) | {stall.node for stall in stalls(recording)}
-    unsettled = [seen for seen in recording.facts(TopologyFact) if seen.node not in settled]
+    unsettled = [node for node in recording.facts(TopologyFact) if node.node not in settled]
     logs = logs_by_node(recording.trials) if unsettled else {}
     for seen in unsettled:
         fact, log = seen.fact, logs.get(seen.node, NcclTransportFact())
@@ -176,7 +178,7 @@ def _crossing(recording: Recording) -> dict[_Cause, list[FactAt[TopologyFact]]]:
 
 def hosts_crossing_sockets(recording: Recording) -> set[int]:
     """The nodes that DD402 tells of."""
-    return {seen.node for group in _crossing(recording).values() for seen in group}
+    return {node.node for group in _crossing(recording).values() for node in group}
 
 
 def _path_evidence(gpus: tuple[str, str], code: str) -> Evidence:

@@ -96,7 +96,7 @@ def hosts(recording: Recording) -> list[Host]:
 
 
 def _make_hosts(recording: Recording) -> Iterator[Host]:
-    matrices = {seen.node: seen.fact for seen in recording.facts(TopologyFact)}
+    matrices = {node.node: node.fact for node in recording.facts(TopologyFact)}
     by_node: dict[int, list[_Table]] = {}
     for table in _tables(recording):
         by_node.setdefault(table.seen.node, []).append(table)
@@ -134,8 +134,8 @@ def _refused(host: Host) -> tuple[_Refused, ...]:
     return tuple(_Refused(pair, word, host.codes.get(pair)) for pair, word in host.refused().items())
 
 
-def _by_nvlink(one: _Refused) -> bool:
-    return link_codes.nvlinks(one.code or "") > 0
+def _by_nvlink(pair: _Refused) -> bool:
+    return link_codes.nvlinks(pair.code or "") > 0
 
 
 # --- DD410 ----------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def nvlink_without_p2p(recording: Recording) -> Iterator[Draft]:
     settled = nodes_nccl_ran_on(recording.trials)
     groups: dict[tuple[_Refused, ...], list[Host]] = {}
     for host in hosts(recording):
-        broken = tuple(one for one in _refused(host) if _by_nvlink(one))
+        broken = tuple(pair for pair in _refused(host) if _by_nvlink(pair))
         off = {"NCCL_IGNORE_DISABLED_P2P", "NCCL_P2P_DISABLE"} & set(host.settings)
         if broken and host.asked and not off and host.seen.node not in settled:
             groups.setdefault(broken, []).append(host)
@@ -216,7 +216,7 @@ def p2p_not_available(recording: Recording) -> Iterator[Draft]:
         if lack is not None:
             groups.setdefault(lack, []).append(host)
     for lack, group in groups.items():
-        words = dict.fromkeys(one.word for one in lack.shown)
+        words = dict.fromkeys(pair.word for pair in lack.shown)
         meanings = name_list([f"{word}: {p2p_status(word).meaning}" for word in words])
         yield finding(
             _culprits(recording, group, lack.shown) if lack.matters else (),
@@ -246,12 +246,12 @@ class _Lack:
 
 
 def _lack(recording: Recording, host: Host) -> _Lack | None:
-    refused = tuple(one for one in _refused(host) if not _by_nvlink(one))
+    refused = tuple(pair for pair in _refused(host) if not _by_nvlink(pair))
     near = [pair for pair, code in host.codes.items() if _within_reach(code)]
-    near_refused = tuple(one for one in refused if one.code and _within_reach(one.code))
+    near_refused = tuple(pair for pair in refused if pair.code and _within_reach(pair.code))
     if not refused or (near and not near_refused):
         return None
-    by_setting = host.asked and any(one.word == "DR" for one in near_refused)
+    by_setting = host.asked and any(pair.word == "DR" for pair in near_refused)
     uneven = host.asked and 0 < len(near_refused) < len(near) and not _models_differ(recording, host)
     shown = near_refused if by_setting or uneven else refused
     return _Lack(shown, host.asked, by_setting, uneven)
@@ -300,19 +300,19 @@ def _names(recording: Recording, group: Sequence[Host]) -> str:
 def _culprits(
     recording: Recording, group: Sequence[Host], refused: Sequence[_Refused]
 ) -> tuple[Culprit, ...]:
-    return tuple(culprit(recording, host.seen.node, one.pair) for host in group for one in refused)
+    return tuple(culprit(recording, host.seen.node, pair.pair) for host in group for pair in refused)
 
 
 def _listed(refused: Sequence[_Refused]) -> str:
-    names = ["-".join(one.pair) for one in refused]
+    names = ["-".join(pair.pair) for pair in refused]
     return ", ".join(names) if len(names) <= _MOST_TOLD else f"{len(names)} pairs, {names[0]} first"
 
 
 def _evidence(refused: Sequence[_Refused]) -> tuple[Evidence, ...]:
     return tuple(
         Evidence(
-            text=f"P2P between {'-'.join(one.pair)} is {one.word} to the driver"
-            + (f", joined by {one.code}" if one.code else "")
+            text=f"P2P between {'-'.join(pair.pair)} is {pair.word} to the driver"
+            + (f", joined by {pair.code}" if pair.code else "")
         )
-        for one in refused[:_MOST_TOLD]
+        for pair in refused[:_MOST_TOLD]
     )

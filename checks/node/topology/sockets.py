@@ -90,7 +90,7 @@ def _alone(recording: Recording) -> bool:
     """Whether each rank has a GPU of its own, known, whole and used by nobody else."""
     world = recording.world
     assert world is not None
-    gpus = {(seen.node, gpu.index): gpu for seen in recording.facts(GpusFact) for gpu in seen.fact.gpus}
+    gpus = {(node.node, gpu.index): gpu for node in recording.facts(GpusFact) for gpu in node.fact.gpus}
     used = [(world.node_of(rank), gpu_of(recording, rank)) for rank in range(world.world_size)]
     found = [gpus.get((node, index)) for node, index in used if index is not None]
     whole = all(
@@ -105,7 +105,7 @@ def _alone(recording: Recording) -> bool:
 
 def _slowest_link(recording: Recording, place: Place) -> Expected | None:
     """The slowest pair that the log joins; None where one is not joined by P2P, or its rate is not known."""
-    expected = {one.gpus: one for one in place.expected()}
+    expected = {expected.gpus: expected for expected in place.expected()}
     ways = []
     for used in used_within(recording, place):
         one, kinds = expected.get(used.gpus), used.kinds()
@@ -118,8 +118,8 @@ def _slowest_link(recording: Recording, place: Place) -> Expected | None:
 def best_of_large(recording: Recording) -> SizeResult | None:
     """The best of the large sizes, of each the slowest rank."""
     by_size: dict[int, list[SizeResult]] = {}
-    for seen in recording.facts(AllReduceFact):
-        for result in seen.fact.sizes:
+    for rank in recording.facts(AllReduceFact):
+        for result in rank.fact.sizes:
             if result.size_bytes >= LEAST_BYTES:
                 by_size.setdefault(result.size_bytes, []).append(result)
     slowest = [min(results, key=lambda one: one.busbw_gb_per_s) for results in by_size.values()]
@@ -227,7 +227,7 @@ def rdma_forbidden(recording: Recording) -> Iterator[Draft]:
             f"{setting} keeps NCCL from the RDMA ports of {node_names(recording, group)}: {_names(ports)}",
             (
                 Evidence(check="rdma", text=f"active: {_names(ports)}{_rate(ports)}"),
-                *_in_files(recording, name, {seen.node for seen in group}),
+                *_in_files(recording, name, {node.node for node in group}),
             ),
             wording.unset_setting(name, value, "NCCL then uses RDMA between nodes"),
             detail="Ranks on TCP cannot connect to the ranks of the other nodes, which use RDMA."
@@ -240,19 +240,21 @@ def rdma_forbidden(recording: Recording) -> Iterator[Draft]:
 
 def _in_files(recording: Recording, name: str, nodes: Container[int]) -> Iterator[Evidence]:
     """Where a file, and no environment, sets it."""
-    for seen in recording.facts(NcclFact):
-        place = set_by_files(files_read(recording, seen)).get(name)
-        if place is not None and seen.node in nodes and name not in seen.fact.overruled:
-            text = f"{host(recording, seen.node)}: {place[1]} sets {name}, and no environment"
+    for node in recording.facts(NcclFact):
+        place = set_by_files(files_read(recording, node)).get(name)
+        if place is not None and node.node in nodes and name not in node.fact.overruled:
+            text = f"{host(recording, node.node)}: {place[1]} sets {name}, and no environment"
             yield Evidence(check="nccl", text=text)
 
 
-def _price(recording: Recording, seen: FactAt[RdmaFact]) -> str:
+def _price(recording: Recording, node: FactAt[RdmaFact]) -> str:
     """What one port carries beside what the interface does that NCCL then takes."""
-    fast = max((port.rate_gbit_per_s or 0.0 for _, port in seen.fact.candidates()), default=0.0)
-    interfaces = next(iter(recording.at(InterfacesFact, seen.node)), None)
+    fast = max((port.rate_gbit_per_s or 0.0 for _, port in node.fact.candidates()), default=0.0)
+    interfaces = next(iter(recording.at(InterfacesFact, node.node)), None)
     name = chosen(interfaces, "nccl").interface if interfaces else None
-    speeds = {one.name: one.speed_mbps for one in interfaces.interfaces} if interfaces else {}
+    speeds = (
+        {interface.name: interface.speed_mbps for interface in interfaces.interfaces} if interfaces else {}
+    )
     return wording.price(fast / 8 or None, network(speeds.get(name or "")))
 
 
@@ -326,11 +328,12 @@ def _interface(recording: Recording, node: int) -> float | None:
     )
     several = log.sockets is not None or {"NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"} & set(settings)
     plain = any(
-        one.transport.network and one.transport.network[0] == "Socket" for one in crossings(recording, node)
+        crossing.transport.network and crossing.transport.network[0] == "Socket"
+        for crossing in crossings(recording, node)
     )
     fact = next(iter(recording.at(InterfacesFact, node)), None)
     if several or not plain or fact is None or (rdma is not None and rdma.chosen()):
         return None
-    speeds = {one.name: one.speed_mbps for one in fact.interfaces}
+    speeds = {interface.name: interface.speed_mbps for interface in fact.interfaces}
     speed = speeds.get(chosen(fact, "nccl").interface or "")
     return network(speed) if speed is not None and speed >= FAST_ETHERNET_MBPS else None

@@ -95,8 +95,8 @@ def amd_not_supported(recording: Recording) -> Iterator[Draft]:
     References
         ROCm/rocm_smi_lib, python_smi_tools/rocm_smi.py; ROCm/rccl-tests
     """
-    for seen in recording.facts(RocmTopologyFact):
-        fact = seen.fact
+    for node in recording.facts(RocmTopologyFact):
+        fact = node.fact
         counts = Counter(row[two] for one, row in fact.link_type.items() for two in row if one < two)
         links = ", ".join(
             f"{number} {'pair' if number == 1 else 'pairs'} over {kind}" for kind, number in counts.items()
@@ -153,7 +153,7 @@ def driver_and_sysfs_disagree(recording: Recording) -> Iterator[Draft]:
         )
         more = f" and {len(pairs) - _PAIRS_IN_A_TITLE} more" if len(pairs) > _PAIRS_IN_A_TITLE else ""
         yield proved(
-            (culprit(recording, seen.node, (one, two)) for seen in group for one, two, _, _ in pairs),
+            (culprit(recording, node.node, (one, two)) for node in group for one, two, _, _ in pairs),
             f"The driver and /sys place GPUs of {hosts_of(recording, group)} differently: {shown}{more}",
             (
                 Evidence(text=f"{one}-{two} is {driver} to the driver, {tree} in /sys")
@@ -195,7 +195,7 @@ def topology_never_answered(recording: Recording) -> Iterator[Draft]:
         NVIDIA Xid catalog (79, 119, 120)
     """
     for call, group in by_cause(recording.facts(TopologyHangFact), _call).items():
-        hung = {seen.node for seen in recording.facts(GpusFact) if _hangs(seen.fact)}
+        hung = {node.node for node in recording.facts(GpusFact) if _hangs(node.fact)}
         seen = [one for one in group if one.node not in hung]
         if not seen:
             continue

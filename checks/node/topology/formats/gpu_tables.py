@@ -195,7 +195,7 @@ def _fact(table: Table, capability: str | None) -> P2pStatusFact:
         capability=capability,
         gpus=table.gpus,
         statuses={
-            one: {two: word for two, word in table.cells[one].items() if two != one} for one in table.gpus
+            gpu: {two: word for two, word in table.cells[gpu].items() if two != gpu} for gpu in table.gpus
         },
         warnings=tuple(table.warnings),
     )
@@ -272,7 +272,7 @@ def _table(lines: Sequence[str], title: int, part: str) -> Table:
 
 
 def _others(table: Table) -> dict[str, dict[str, str]]:
-    return {one: {two: cell for two, cell in table.cells[one].items() if two != one} for one in table.gpus}
+    return {gpu: {two: cell for two, cell in table.cells[gpu].items() if two != gpu} for gpu in table.gpus}
 
 
 def _told(host: _Host) -> tuple[range, RocmTopologyFact]:

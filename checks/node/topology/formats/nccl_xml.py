@@ -59,8 +59,8 @@ class NcclTopology:
         """What rocm-smi calls the way between two GPUs."""
         gpus = self.matrix.gpus
         return {
-            one: {two: "XGMI" if (one, two) in self.xgmi else "PCIE" for two in gpus if two != one}
-            for one in gpus
+            gpu: {two: "XGMI" if (gpu, two) in self.xgmi else "PCIE" for two in gpus if two != gpu}
+            for gpu in gpus
         }
 
     def numa_nodes(self) -> dict[str, int]:
@@ -194,7 +194,8 @@ class _Host:
     def _matrix(self, gpus: Sequence[_Gpu], nics: Sequence[PciDevice]) -> TopologyMatrix:
         columns = [*(gpu.device for gpu in gpus), *nics]
         links = {
-            one.name: {two.name: link_code(one, two) for two in columns if two is not one} for one in columns
+            column.name: {two.name: link_code(column, two) for two in columns if two is not column}
+            for column in columns
         }
         for one, two, count in _bonded(gpus):
             links[one][two] = f"NV{count}"
@@ -268,12 +269,12 @@ def _is_plain(net: Tag) -> bool:
 
 def _bonded(gpus: Sequence[_Gpu]) -> Iterator[tuple[str, str, int]]:
     """Ordered pairs of GPUs and the NVLinks of the first that lead to the other, or with it to NVSwitch."""
-    for one in gpus:
+    for gpu in gpus:
         for two in gpus:
-            straight = one.links.get(two.device.bus_id, 0)
-            switched = min(one.links.get("switch", 0), two.links.get("switch", 0))
-            if one is not two and not one.amd and (straight or switched):
-                yield one.device.name, two.device.name, straight or switched
+            straight = gpu.links.get(two.device.bus_id, 0)
+            switched = min(gpu.links.get("switch", 0), two.links.get("switch", 0))
+            if gpu is not two and not gpu.amd and (straight or switched):
+                yield gpu.device.name, two.device.name, straight or switched
 
 
 def _to_themselves(gpus: Sequence[_Gpu]) -> list[str]:
@@ -281,10 +282,10 @@ def _to_themselves(gpus: Sequence[_Gpu]) -> list[str]:
 
 
 def _joined(gpus: Sequence[_Gpu]) -> Iterator[tuple[str, str]]:
-    for one in gpus:
+    for gpu in gpus:
         for two in gpus:
-            if one is not two and two.device.bus_id in one.links:
-                yield one.device.name, two.device.name
+            if gpu is not two and two.device.bus_id in gpu.links:
+                yield gpu.device.name, two.device.name
 
 
 def _cpus(mask: str) -> str | None:

@@ -51,7 +51,7 @@ def find_nvlinks(lines: Sequence[str]) -> Iterator[tuple[range, NvlinksFact]]:
     sections: list[_Section] = []
     end = 0
     for section, section_end in _sections(lines):
-        if section.number in {one.number for one in sections}:
+        if section.number in {section.number for section in sections}:
             yield range(sections[0].line, end), _fact(sections)
             sections = []
         sections.append(section)
@@ -108,14 +108,16 @@ def _take(section: _Section, text: str, index: int) -> bool:
 def _fact(sections: Sequence[_Section]) -> NvlinksFact:
     gpus = tuple(
         GpuNvlinks(
-            gpu=f"GPU{one.number}", name=one.name, links=tuple(one.links[n] for n in sorted(one.links))
+            gpu=f"GPU{section.number}",
+            name=section.name,
+            links=tuple(section.links[n] for n in sorted(section.links)),
         )
-        for one in sections
+        for section in sections
     )
     shortened = [
-        f"the links of GPU{one.number} are not all there: the text leaves some out"
-        for one in sections
-        if one.is_shortened
+        f"the links of GPU{section.number} are not all there: the text leaves some out"
+        for section in sections
+        if section.is_shortened
     ]
     return NvlinksFact(gpus=gpus, warnings=(*shortened, *_doubts(gpus)))
 
